@@ -1,0 +1,1 @@
+"""Ready deployment files. Copy one, name your population in it, and `fedcore serve` it."""

@@ -1,0 +1,165 @@
+"""Statistics that add. Each kind carries its own law of addition, so that the answer to a round does not
+depend on the size of the blocks, the number of workers, the order of arrival, or a retry.
+
+A *leaf* is a run of L consecutive clients (L is fixed in the population's manifest). Clients are answered leaf
+by leaf; everything above the leaves is done here.
+
+    FloatSum     float64 sums over a fixed binary tree of leaves: same bits for every partition into blocks
+    IntegerSum   exact int64 sums: any order gives the same bits (private releases use only this one)
+    KeyedIntegerSum   exact int64 sums, one for each key
+    Stack        one row for each client, in client order
+    ArgMax       the client with the largest score; ties go to the lowest client index
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+import numpy as np
+
+INT64_SAFE = 2**62
+
+
+class Statistic(Protocol):
+    def merge(self, other: Self) -> Self:
+        """The statistic of both groups of clients together. May reuse the memory of `self`."""
+
+    def value(self):
+        """The finished value, once every leaf of the population is in."""
+
+
+Statistics = dict[str, Statistic]
+
+
+class FloatSum:
+    """A float64 sum over a fixed binary tree.
+
+    The tree's node (level, j) is the sum over leaves j*2**level ... (j+1)*2**level - 1. Two siblings are added as
+    soon as both are known, left + right; which block they came from does not matter. At the end the remaining
+    maximal nodes are folded from the right (smallest) to the left (largest).
+    """
+
+    __slots__ = ("nodes",)
+
+    def __init__(self, nodes: dict[tuple[int, int], np.ndarray]):
+        self.nodes = nodes
+
+    @classmethod
+    def at(cls, leaf: int, array) -> FloatSum:
+        """The contribution of one leaf. array: any shape, converted to float64."""
+        return cls({(0, int(leaf)): np.asarray(array, np.float64)})
+
+    def merge(self, other: FloatSum) -> FloatSum:
+        nodes = self.nodes
+        for (level, j), array in other.nodes.items():
+            while True:
+                if (level, j) in nodes:
+                    raise ValueError(f"leaf range {(level, j)} was added twice")
+                sibling = nodes.pop((level, j ^ 1), None)
+                if sibling is None:
+                    break
+                left, right = (sibling, array) if j & 1 else (array, sibling)
+                array = left + right
+                level, j = level + 1, j >> 1
+            nodes[level, j] = array
+        return self
+
+    def value(self) -> np.ndarray:
+        ordered = [self.nodes[key] for key in sorted(self.nodes, key=lambda node: node[1] << node[0])]
+        total = ordered[-1]
+        for array in reversed(ordered[:-1]):
+            total = array + total
+        return total
+
+
+@dataclass(slots=True)
+class IntegerSum:
+    """An exact int64 sum. total: any shape, int64. Raises OverflowError rather than wrap around."""
+
+    total: np.ndarray
+
+    def __post_init__(self):
+        self.total = np.asarray(self.total)
+        if self.total.dtype != np.int64:
+            raise TypeError(f"an exact sum needs int64, not {self.total.dtype}")
+
+    def merge(self, other: IntegerSum) -> IntegerSum:
+        total = self.total + other.total
+        if total.size and max(-int(total.min()), int(total.max())) >= INT64_SAFE:
+            raise OverflowError("an exact integer sum left the safe range of int64")
+        return IntegerSum(total)
+
+    def value(self) -> np.ndarray:
+        return self.total
+
+
+@dataclass(slots=True)
+class KeyedIntegerSum:
+    """Exact int64 sums, one for each key (int or str); a key that a group lacks counts as zero."""
+
+    totals: dict[int | str, np.ndarray]
+
+    def merge(self, other: KeyedIntegerSum) -> KeyedIntegerSum:
+        totals = dict(self.totals)
+        for key, array in other.totals.items():
+            mine = totals.get(key)
+            totals[key] = array if mine is None else IntegerSum(mine).merge(IntegerSum(array)).total
+        return KeyedIntegerSum(totals)
+
+    def value(self) -> dict[int | str, np.ndarray]:
+        return {key: self.totals[key] for key in sorted(self.totals, key=lambda key: (isinstance(key, str), key))}
+
+
+@dataclass(slots=True)
+class Stack:
+    """Rows kept by client: parts maps the index of a part's first client to its rows (clients, ...)."""
+
+    parts: dict[int, np.ndarray]
+
+    def merge(self, other: Stack) -> Stack:
+        if self.parts.keys() & other.parts.keys():
+            raise ValueError("the same clients were stacked twice")
+        return Stack({**self.parts, **other.parts})
+
+    def value(self) -> np.ndarray:
+        return np.concatenate([self.parts[first] for first in sorted(self.parts)])
+
+
+@dataclass(slots=True)
+class ArgMax:
+    """The client with the largest score, and what came with it. A tie goes to the lowest client index."""
+
+    score: float
+    client: int
+    payload: dict[str, np.ndarray]
+
+    def merge(self, other: ArgMax) -> ArgMax:
+        return self if (self.score, -self.client) >= (other.score, -other.client) else other
+
+    def value(self) -> ArgMax:
+        return self
+
+
+def merge(left: Statistics | None, right: Statistics | None) -> Statistics | None:
+    """Name by name; None is the statistic of nobody. The names of both sides must agree."""
+    if left is None:
+        return right
+    if right is None:
+        return left
+    if left.keys() != right.keys():
+        raise ValueError(f"statistics differ in their names: {sorted(left)} and {sorted(right)}")
+    return {name: statistic.merge(right[name]) for name, statistic in left.items()}
+
+
+def merge_all(parts: Iterable[Statistics | None]) -> Statistics | None:
+    total = None
+    for part in parts:
+        total = merge(total, part)
+    return total
+
+
+def values(statistics: Statistics) -> Mapping[str, object]:
+    """The finished values, by name."""
+    return {name: statistic.value() for name, statistic in statistics.items()}

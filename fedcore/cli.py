@@ -1,0 +1,566 @@
+"""The command line. The only file of fedcore that loads `flows` and `tasks`, by name and only when a command needs
+them, so that `--help` is quick.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tomllib
+from datetime import UTC, datetime
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedcore.errors import ConfigError, FedcoreError
+
+app = typer.Typer(name="fedcore", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+                  help="Federated, private, unsupervised learning over populations too large for memory.")  # fmt: skip
+population_app = typer.Typer(no_args_is_help=True, help="Make and inspect populations of clients.")
+runs_app = typer.Typer(no_args_is_help=True, help="List, show and give up runs.")
+budget_app = typer.Typer(no_args_is_help=True, help="The privacy budget of a population.")
+app.add_typer(population_app, name="population")
+app.add_typer(runs_app, name="runs")
+app.add_typer(budget_app, name="budget")
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else.")]
+Runs = Annotated[Path, typer.Option("--runs", help="Folder of the runs.")]
+Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting; repeatable.")]
+Cache = Annotated[str, typer.Option("--cache", help="Decoded blocks that each process may keep, e.g. 512MiB.")]
+Ledger = Annotated[str | None, typer.Option("--ledger", help="URL of the ledger, if it was moved; else FEDCORE_LEDGER "
+                                            "or what the population names.")]  # fmt: skip
+PopulationArgument = Annotated[Path, typer.Argument(metavar="POPULATION", help="Folder of the population.")]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")]
+Workers = Annotated[int | None, typer.Option("--workers", min=1, max=256, help="Dask worker processes (default 2).")]
+Dask = Annotated[str | None, typer.Option("--dask", metavar="ADDRESS", help="A running Dask scheduler.")]
+Local = Annotated[bool, typer.Option("--local", help="The same rounds without Prefect; in this process unless "
+                                     "--workers or --dask is given.")]  # fmt: skip
+
+
+def main() -> None:
+    """Run the command line. A user's mistake is one message and exit code 2."""
+    try:
+        app()
+    except FedcoreError as error:
+        fail(error, "--json" in sys.argv)
+
+
+def fail(error: FedcoreError, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"error": type(error).__name__, "message": error.message, "remedy": error.remedy}))
+    print(f"{type(error).__name__}: {error.message}", file=sys.stderr)
+    if error.remedy:
+        print(error.remedy, file=sys.stderr)
+    raise SystemExit(2)
+
+
+# --- small helpers --------------------------------------------------------------------------------------------------
+
+
+def say(value: dict, as_json: bool) -> None:
+    """One JSON object, or the same as aligned lines."""
+    if as_json:
+        print(json.dumps(value))
+        return
+    width = max((len(str(key)) for key in value), default=0)
+    for key, item in value.items():
+        print(f"{key:<{width}}  {item if not isinstance(item, (dict, list)) else json.dumps(item)}")
+
+
+def table(title: str, rows: list[dict]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    drawn = Table(title=title, title_justify="left")
+    for name in rows[0] if rows else []:
+        drawn.add_column(name, overflow="fold")
+    for row in rows:
+        drawn.add_row(*("" if cell is None else f"{cell:.5g}" if isinstance(cell, float) else str(cell)
+                        for cell in row.values()))  # fmt: skip
+    Console().print(drawn)
+
+
+def parse_bytes(text: str) -> int:
+    """`512MiB`, `2GB`, `1000` to bytes."""
+    units = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+    number = text.strip().rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
+    try:
+        return int(float(number) * units[text.strip()[len(number) :].lower()])
+    except (KeyError, ValueError):
+        raise ConfigError(f"{text!r} is not a size.", "Write it like 512MiB or 2GB.") from None
+
+
+def read_settings(config: Path | None, pairs: list[str] | None) -> dict[str, Any]:
+    """A TOML file and --set pairs, the latter winning."""
+    settings: dict[str, Any] = {}
+    if config is not None:
+        try:
+            settings = tomllib.loads(config.read_text())
+        except OSError as error:
+            raise ConfigError(f"cannot read {str(config)!r}: {error.strerror}.") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{str(config)!r} is not valid TOML: {error}.") from None
+    for pair in pairs or []:
+        name, equals, text = pair.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"--set {pair!r} is not of the form key=value.")
+        try:
+            settings[name] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            settings[name] = text
+    return settings
+
+
+def stamp() -> str:
+    return datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
+
+
+def open_population(path: Path, version: int | None = None):
+    from fedcore.population.store import Population
+
+    return Population.open(path, version=version)
+
+
+def use_ledger(url: str | None) -> None:
+    """Name the ledger for this process and its children."""
+    if url is not None:
+        os.environ["FEDCORE_LEDGER"] = url
+
+
+# --- populations ----------------------------------------------------------------------------------------------------
+
+
+@population_app.command("ingest")
+def population_ingest(
+    source: Annotated[str, typer.Argument(help="File, folder or pattern to read.")],
+    dest: Annotated[Path, typer.Argument(help="Folder of the population to make.")],
+    format: Annotated[str | None, typer.Option(help="csv, parquet, npz, npy, or text; guessed by default.")] = None,
+    kind: Annotated[str | None, typer.Option(help="counts or rows; guessed by default.")] = None,
+    client: Annotated[str | None, typer.Option(help="Column (or array) that names the client.")] = None,
+    token: Annotated[str | None, typer.Option(help="Column of the token (counts).")] = None,
+    count: Annotated[str | None, typer.Option(help="Column of the count (counts).")] = None,
+    vocabulary: Annotated[Path | None, typer.Option(help="File with one token a line.")] = None,
+    option: Annotated[list[str] | None, typer.Option("--option", metavar="KEY=VALUE", help="Option of the format, "
+                      "such as prefix=train or heldout_prefix=test; repeatable.")] = None,
+    append: Annotated[bool, typer.Option("--append", help="Add to an existing population: a new version.")] = False,
+    memory: Annotated[str, typer.Option(help="Peak memory to stay below.")] = "512MiB",
+    tolerance: Annotated[int, typer.Option(min=0, help="Bad rows to drop before giving up.")] = 0,
+    nominal_clients: Annotated[int | None, typer.Option(min=1, help="Public size to plan private runs with.")] = None,
+    public_for_evaluation: Annotated[str | None, typer.Option(metavar="REASON", help="Declare that this population is "
+                                     "public and may be evaluated on, and why.")] = None,
+    ledger: Ledger = None,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Turn files into a population: whole clients in blocks, whatever the order and size of the input."""
+    from fedcore.population.ingest import describe, ingest
+    from fedcore.session import ledger_name
+
+    made = ingest(
+        source, dest, format=format, kind=kind, client=client, token=token, count=count, vocabulary=vocabulary,
+        append=append, memory=parse_bytes(memory), tolerance=tolerance, nominal_clients=nominal_clients,
+        public_for_evaluation=public_for_evaluation, ledger=None if append else ledger_name(ledger),
+        progress=_lines(as_json), **read_settings(None, option),
+    )  # fmt: skip
+    register(made, ledger)
+    say(describe(made), as_json)
+
+
+def register(population, ledger: str | None) -> None:
+    from fedcore.session import ledger_of
+
+    ledger_of(population, ledger).register(population.id)
+
+
+def _lines(quiet: bool):
+    """A progress callback: one line on stderr for each step."""
+    if quiet:
+        return None
+    return lambda text: print(text, file=sys.stderr)
+
+
+@population_app.command("generate")
+def population_generate(
+    preset: Annotated[str, typer.Argument(help="Name of the preset, e.g. reddit-like.")],
+    dest: Annotated[Path, typer.Argument(help="Folder of the population to make.")],
+    clients: Annotated[int | None, typer.Option(min=1, help="Number of clients.")] = None,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    settings: Settings = None,
+    ledger: Ledger = None,
+    as_json: Json = False,
+) -> None:
+    """Generate a synthetic population, block by block."""
+    from fedcore.population.ingest import describe
+    from fedcore.population.synthetic import generate
+    from fedcore.session import ledger_name
+
+    chosen = read_settings(None, settings) | ({} if clients is None else {"clients": clients})
+    made = generate(preset, dest, seed=seed, settings=chosen, ledger=ledger_name(ledger), progress=_lines(as_json))
+    register(made, ledger)
+    say(describe(made), as_json)
+
+
+@population_app.command("describe")
+def population_describe(population: PopulationArgument, version: int | None = None, as_json: Json = False) -> None:
+    """What a population holds, from its manifest."""
+    from fedcore.population.ingest import describe
+
+    say(describe(open_population(population, version)), as_json)
+
+
+@population_app.command("verify")
+def population_verify(population: PopulationArgument, version: int | None = None, as_json: Json = False) -> None:
+    """Read every block and compare it with its checksum."""
+    report = open_population(population, version).verify()
+    say({"ok": report.ok, "blocks": report.blocks, "bytes": report.bytes, "problems": list(report.problems)}, as_json)
+    if not report.ok:
+        raise SystemExit(2)
+
+
+# --- methods --------------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def methods(name: Annotated[str | None, typer.Argument(help="One method, for its settings.")] = None,
+            as_json: Json = False) -> None:  # fmt: skip
+    """List the methods; or one method's settings with ranges, defaults and privacy."""
+    from fedcore.methods import METHODS, method_class
+
+    if name is None:
+        rows = [{"method": n, "reads": method_class(n).kind, "what": summary(method_class(n))} for n in METHODS]
+        return say({"methods": rows}, True) if as_json else table("Methods", rows)
+    schema = method_class(name).Config.model_json_schema()
+    if as_json:
+        return say({"method": name, "schema": schema}, True)
+    rows = [
+        {"setting": field, "type": _type(item), "default": str(item.get("default")), "range": _range(item),
+         "what": item.get("description", "")}
+        for field, item in schema["properties"].items()
+    ]  # fmt: skip
+    table(f"{name}: {summary(method_class(name))}", rows)
+
+
+def summary(cls: type) -> str:
+    return (cls.__doc__ or "").strip().splitlines()[0]
+
+
+def _type(item: dict) -> str:
+    if "enum" in item:
+        return " | ".join(map(str, item["enum"]))
+    if "anyOf" in item:
+        return " | ".join(_type(part) for part in item["anyOf"]).replace("null", "none")
+    return item.get("const") or item.get("type", "")
+
+
+def _range(item: dict) -> str:
+    words = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+    found = [f"{words[key]} {part[key]:g}" for part in [item, *item.get("anyOf", [])] for key in words if key in part]
+    return ", ".join(found)
+
+
+# --- training -------------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def train(
+    method: Annotated[str, typer.Argument(help="Name of the method; `fedcore methods` lists them.")],
+    population: PopulationArgument,
+    config: Annotated[Path | None, typer.Option(help="TOML file of settings.")] = None,
+    settings: Settings = None,
+    runs: Runs = Path("runs"),
+    run_id: Annotated[str | None, typer.Option(help="Name of the run.")] = None,
+    version: Annotated[int | None, typer.Option(min=1, help="Version of the population; the newest by default.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Names the simulation's random streams; protects nobody.")] = 0,
+    workers: Workers = None,
+    dask: Dask = None,
+    local: Local = False,
+    cache: Cache = "512MiB",
+    ledger: Ledger = None,
+    test_noise: Annotated[str | None, typer.Option(help="Key of pseudo-random noise, for tests with a test ledger; "
+                          "the run is not private.")] = None,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Train a model; with Prefect and Dask by default, in this process with --local."""
+    from fedcore.methods import make_method
+    from fedcore.session import TrainRequest, check, start
+
+    use_ledger(ledger)
+    request = TrainRequest(method=method, population=str(population), settings=read_settings(config, settings),
+                           runs=str(runs), run_id=run_id, version=version, seed=seed, cache_bytes=parse_bytes(cache),
+                           test_noise=test_noise)  # fmt: skip
+    check(request)  # a mistake is told at once, not after a server has started
+    if local:
+        private = make_method(method, request.settings).private
+        path = in_process(lambda backend: start(request, backend, stamp=stamp()), workers, dask, private, as_json)
+    else:
+        flows = import_module("flows.train")
+        path = flows.FLOWS[method](
+            population=str(population), config=make_method(method, request.settings).config, runs=str(runs),
+            compute=flows.Compute(workers=workers or 2, dask=dask, cache_bytes=request.cache_bytes), seed=seed,
+            run_id=run_id, version=version, test_noise=test_noise,
+        )  # fmt: skip
+    show_run(Path(path), as_json)
+
+
+@app.command()
+def resume(
+    run: RunArgument,
+    workers: Workers = None,
+    dask: Dask = None,
+    local: Local = False,
+    cache: Cache = "512MiB",
+    take_over: Annotated[bool, typer.Option("--take-over", help="Take the run from a holder that seems alive.")] = False,
+    population: Annotated[Path | None, typer.Option(help="Where the population is now, if it was moved.")] = None,
+    ledger: Ledger = None,
+    as_json: Json = False,
+) -> None:
+    """Go on with a run after its last committed round."""
+    from fedcore.runs import Run
+    from fedcore.session import check_resumable
+    from fedcore.session import resume as reopen
+
+    use_ledger(ledger)
+    opened = Run.open(run)
+    check_resumable(opened)
+    moved = None if population is None else str(population)
+    if local:
+        path = in_process(lambda backend: reopen(run, backend, cache_bytes=parse_bytes(cache), take_over=take_over,
+                                                 population=moved),
+                          workers, dask, opened.info["private"], as_json)  # fmt: skip
+    else:
+        flows = import_module("flows.train")
+        compute = flows.Compute(workers=workers or 2, dask=dask, cache_bytes=parse_bytes(cache))
+        path = flows.resume_run(run=str(run), compute=compute, take_over=take_over, population=moved)
+    show_run(Path(path), as_json)
+
+
+def in_process(begin, workers: int | None, dask: str | None, private: bool, quiet: bool) -> Path:
+    """Rounds without Prefect; on a Dask cluster if workers or an address were given."""
+    from fedcore.engine import InProcessBackend
+
+    if workers is None and dask is None:
+        return _rounds(begin(InProcessBackend()), quiet, lambda: [])
+    cluster = import_module("tasks.dask_backend")
+    with cluster.dask_client(workers or 2, dask, private) as client:
+        backend = cluster.DaskBackend(client)
+        return _rounds(begin(backend), quiet, backend.memory_of_workers)
+
+
+def _rounds(session, quiet: bool, memory_of_workers) -> Path:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from fedcore.engine import peak_memory
+    from fedcore.evaluation.report import write_report
+    from fedcore.session import ending
+
+    with Progress(console=Console(stderr=True), disable=quiet) as progress, ending(session):
+        total = session.method.total_rounds(session.training.state)
+        shown = progress.add_task(f"run {session.run.id}", total=total, completed=session.run.round)
+        while (info := session.training.step()) is not None:
+            total = session.method.total_rounds(session.training.state)
+            progress.update(shown, completed=session.run.round, total=total)
+            if info.note:
+                progress.console.print(f"round {session.run.round}: {info.note}")
+        session.run.note(peak_memory_of_workers=memory_of_workers(), peak_memory_of_flow=peak_memory())
+        progress.update(shown, completed=session.run.round, total=session.run.round)
+    write_report(session.run, session.population.vocabulary())
+    return session.run.path
+
+
+def show_run(path: Path, as_json: bool) -> None:
+    from fedcore.evaluation.report import run_summary
+    from fedcore.runs import Run
+
+    value = run_summary(Run.open(path)) | {"run": str(path)}
+    if as_json:
+        return say(value, True)
+    statement = value.pop("privacy", None) or {}
+    value.pop("metrics", None)
+    say(value, False)
+    print(f"\n{statement.get('text', '')}")
+
+
+# --- runs -----------------------------------------------------------------------------------------------------------
+
+
+@runs_app.command("list")
+def runs_list(runs: Runs = Path("runs"), as_json: Json = False) -> None:
+    """The runs of a folder."""
+    from fedcore.runs import list_runs
+
+    rows = [
+        {"run": str(run.path), "method": run.info["method"], "population": run.info["population"]["name"],
+         "version": run.info["population"]["version"], "status": run.status, "rounds": max(run.round, 0),
+         "private": run.info["private"] and run.info["test_noise"] is None, "started": run.info["started"]}
+        for run in list_runs(runs)
+    ]  # fmt: skip
+    if as_json:
+        return say({"runs": rows}, True)
+    table(f"Runs in {runs}", rows) if rows else print(f"no runs in {runs}")
+
+
+@runs_app.command("show")
+def runs_show(run: RunArgument, as_json: Json = False) -> None:
+    """One run: settings, status, last metrics, privacy statement."""
+    show_run(run, as_json)
+
+
+@runs_app.command("abandon")
+def runs_abandon(run: RunArgument, ledger: Ledger = None, as_json: Json = False) -> None:
+    """Give a run up for good: what it reserved and never charged goes back to the budget."""
+    from fedcore.session import abandon
+
+    say({"run": str(abandon(run, ledger_url=ledger).path), "status": "abandoned"}, as_json)
+
+
+@app.command()
+def report(run: RunArgument, as_json: Json = False) -> None:
+    """Write the run's report.html again and print where it is."""
+    from fedcore.evaluation.report import write_report
+    from fedcore.runs import Run
+    from fedcore.session import vocabulary_of
+
+    opened = Run.open(run)
+    say({"report": str(write_report(opened, vocabulary_of(opened)))}, as_json)
+
+
+@app.command()
+def personalise(
+    run: RunArgument,
+    population: PopulationArgument,
+    dest: Annotated[Path, typer.Argument(help="Folder to make; one row for each client.")],
+    as_json: Json = False,
+) -> None:
+    """Write each client's own output: sensitive, for that client only, not differentially private."""
+    from fedcore.personalise import personalise as write
+
+    say(write(run, population, dest, progress=_lines(as_json)), as_json)
+
+
+@app.command()
+def evaluate(
+    run: RunArgument,
+    population: PopulationArgument,
+    not_private: Annotated[Path | None, typer.Option(metavar="FILE", help="Evaluate a population that is not public; "
+                           "the result goes into this file only, marked not private.")] = None,
+    workers: Workers = None,
+    dask: Dask = None,
+    local: Local = False,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Score a run on held-out data, with the baselines beside it."""
+    from fedcore.evaluation.evaluate import check_public, evaluate_run, write_not_private
+
+    store = open_population(population)
+    if not_private is not None:
+        result = evaluate_run(run, store)
+        write_not_private(result, not_private)
+    else:
+        check_public(store)
+        if local:
+            result = evaluate_run(run, store, keep=True)
+        else:
+            flows = import_module("flows.evaluate")
+            result = flows.evaluate_run_flow(run=str(run), population=str(population), workers=workers or 2, dask=dask)
+    if as_json:
+        return say(result, True)
+    table(result["title"], result["rows"])
+
+
+# --- budgets --------------------------------------------------------------------------------------------------------
+
+Epsilon = Annotated[float, typer.Option("--epsilon", help="Total epsilon of everything ever released.")]
+Delta = Annotated[float, typer.Option("--delta", help="Total delta; well below 1 / number of clients.")]
+
+
+@budget_app.command("set")
+def budget_set(
+    population: PopulationArgument,
+    epsilon: Epsilon,
+    delta: Delta,
+    delta_extra: Annotated[float | None, typer.Option(help="Part of delta kept for thresholding steps (10 % by "
+                           "default).")] = None,
+    ledger: Ledger = None,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Set the budget of a population: once, for all runs to come."""
+    from fedcore.session import ledger_of, remember_head
+
+    use_ledger(ledger)
+    store = open_population(population)
+    found = ledger_of(store)
+    found.set_budget(store.id, epsilon, delta, delta_extra=delta_extra)
+    remember_head(store, found)
+    budget_show(population, None, as_json)
+
+
+@budget_app.command("raise")
+def budget_raise(population: PopulationArgument, epsilon: Epsilon, delta: Delta, ledger: Ledger = None,
+                 as_json: Json = False) -> None:  # fmt: skip
+    """Raise the budget; the raise is kept and shown for ever."""
+    from fedcore.session import ledger_of, remember_head
+
+    use_ledger(ledger)
+    store = open_population(population)
+    found = ledger_of(store)
+    found.raise_budget(store.id, epsilon, delta)
+    remember_head(store, found)
+    budget_show(population, None, as_json)
+
+
+@budget_app.command("show")
+def budget_show(population: PopulationArgument, ledger: Ledger = None, as_json: Json = False) -> None:
+    """What is spent, reserved and left, with the history; verifies the chain first."""
+    from fedcore.session import ledger_of
+
+    use_ledger(ledger)
+    store = open_population(population)
+    found = ledger_of(store)
+    found.verify(store.id)
+    balance, history = found.balance(store.id), found.history(store.id)
+    if as_json:
+        return say({"population": str(population), **balance.to_json(), "history": history}, True)
+    say({"population": str(population), **balance.to_json()}, False)
+    table("History", [{"seq": row["seq"], "what": row["kind"], "run": row.get("run_id"), "release": row.get("name")}
+                      for row in history])  # fmt: skip
+
+
+# --- everything else ------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def serve(file: Annotated[Path, typer.Argument(help="TOML file of deployments.")]) -> None:
+    """Serve scheduled training runs until stopped; starts a Prefect server here if PREFECT_API_URL names none."""
+    from fedcore.deployment import read_deployments
+
+    deployments = read_deployments(file)
+    with import_module("flows.server").server() as base:
+        print(f"Prefect UI: {base}", file=sys.stderr)
+        import_module("flows.serve").serve(deployments)
+
+
+@app.command()
+def demo(
+    dir: Annotated[Path, typer.Option("--dir", help="Folder for everything the demo makes.")] = Path("fedcore-demo"),
+    local: Local = False,
+    workers: Workers = None,
+) -> None:
+    """A private training run over real data that this machine has: the source files of its Python packages."""
+    from fedcore.demo import prepare
+
+    if (dir / "runs").exists():
+        raise ConfigError(f"{str(dir)!r} holds a demo already.", "Choose another --dir, or delete that folder.")
+    prepare(dir, say=lambda text: print(text, file=sys.stderr))
+    use_ledger(f"sqlite:///{(dir / 'ledger.sqlite').resolve()}")
+    train("histograms", dir / "population", runs=dir / "runs", run_id="demo", workers=workers, local=local)
+    evaluate(dir / "runs" / "demo", dir / "evaluation", workers=workers, local=local)
+    print(f"\nReport:  {dir / 'runs' / 'demo' / 'report.html'}\n"
+          f"Budget:  fedcore budget show {dir / 'population'}\n"
+          f"Run:     fedcore runs show {dir / 'runs' / 'demo'}")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

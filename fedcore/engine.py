@@ -1,0 +1,264 @@
+"""The engine: runs a method round by round, on any backend, and is the only place that charges, draws and publishes.
+
+One round:
+
+    message -> [map blocks -> reduce] -> (private: quantise -> charge -> draw -> publish) -> server_update -> commit
+
+The engine knows nothing of Prefect or Dask; `tasks/` gives it a Dask backend and calls `answer` and `move` as tasks.
+"""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from fedcore.aggregation import IntegerSum, KeyedIntegerSum, Statistics, merge, values
+from fedcore.errors import FedcoreError, SensitivityError, UnplannedRelease, WorkerFailed
+from fedcore.population.blocks import ClientBlock, leaves
+from fedcore.population.store import Population
+from fedcore.privacy.plan import PlannedRelease
+from fedcore.rounds import FederatedMethod, Memory, Message, RoundInfo
+from fedcore.runs import Run, read_values, write_values
+
+DEFAULT_CACHE_BYTES = 512 * 2**20
+
+
+# --- where clients are answered -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a worker finds the data of a round: paths and versions, never data.
+
+    memory_in, memory_out: folders of the clients' memories before and after this round, or None
+    cache_bytes: how much of the decoded blocks a process may keep
+    """
+
+    population: str
+    version: int
+    memory_in: str | None = None
+    memory_out: str | None = None
+    cache_bytes: int = DEFAULT_CACHE_BYTES
+
+
+class BlockCache:
+    """Decoded blocks of this process, least recently used out first, bounded by bytes."""
+
+    def __init__(self):
+        self.blocks: OrderedDict[tuple, ClientBlock] = OrderedDict()
+        self.bytes = 0
+
+    def get(self, key: tuple, read: Callable[[], ClientBlock], limit: int) -> ClientBlock:
+        block = self.blocks.get(key)
+        if block is not None:
+            self.blocks.move_to_end(key)
+            return block
+        block = read()
+        if block.nbytes <= limit:
+            # A scan larger than the cache would evict every block just before its next use: then keep what is there.
+            if self.bytes + block.nbytes <= limit:
+                self.blocks[key] = block
+                self.bytes += block.nbytes
+        return block
+
+    def clear(self) -> None:
+        self.blocks.clear()
+        self.bytes = 0
+
+
+def peak_memory() -> int:
+    """Peak resident bytes of this process."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+CACHE = BlockCache()
+_populations: dict[tuple[str, int], Population] = {}
+
+
+def _population(source: Source) -> Population:
+    key = (source.population, source.version)
+    if key not in _populations:
+        _populations[key] = Population.open(source.population, version=source.version)
+    return _populations[key]
+
+
+@contextmanager
+def answering(method: FederatedMethod, index: int) -> Iterator[None]:
+    """One BLAS thread, so that results have the same bits everywhere; and in a private run an error that is not one of
+    ours is renamed without its text, because a traceback could show what must not be seen.
+    """
+    try:
+        with threadpool_limits(1):
+            yield
+    except FedcoreError:
+        raise
+    except Exception as error:
+        if not method.private:
+            raise
+        raise WorkerFailed(f"block {index} failed with {type(error).__name__}; its details are withheld, because "
+                           "the run is private.", "Verify the population, then resume.") from None  # fmt: skip
+
+
+def answer_block(method: FederatedMethod, source: Source, message: Message, index: int) -> Statistics:
+    """The statistics of one block: leaf by leaf, in order. Idempotent: a block may be computed twice."""
+    with answering(method, index):
+        population = _population(source)
+        key = (population.id, source.version, index)
+        block = CACHE.get(key, partial(population.read, index), source.cache_bytes)
+        memory = read_values(_memory_folder(source.memory_in, index)) if source.memory_in else None
+        total, kept = None, []
+        for leaf in leaves(block, population.clients_per_leaf):
+            start = leaf.first - block.first
+            mine = None if memory is None else {k: v[start : start + leaf.clients] for k, v in memory.items()}
+            statistics, new = method.client_update(message, leaf, mine)
+            total = merge(total, statistics)
+            if new is not None:
+                kept.append(new)
+        if source.memory_out and kept:
+            together = {name: np.concatenate([part[name] for part in kept]) for name in kept[0]}
+            write_values(_memory_folder(source.memory_out, index), together)
+        return total
+
+
+def _memory_folder(folder: str, index: int) -> Path:
+    return Path(folder) / f"{index:06d}"
+
+
+class Backend(Protocol):
+    def map_blocks(self, function: Callable[[Message, int], Statistics], message: Message,
+                   blocks: Sequence[int]) -> Statistics:  # fmt: skip
+        """function(message, block) for every block, merged in any order."""
+
+
+class InProcessBackend:
+    """One block after the other in this process."""
+
+    def map_blocks(self, function, message, blocks: Iterable[int]) -> Statistics:
+        total = None
+        for block in blocks:
+            total = merge(total, function(message, block))
+        return total
+
+
+# --- what a private run needs ---------------------------------------------------------------------------------------
+
+
+class Publisher(Protocol):
+    """Charges, draws, publishes; see `fedcore.session.LedgerPublisher`."""
+
+    def published(self, planned: PlannedRelease) -> np.ndarray | None: ...
+
+    def release(self, planned: PlannedRelease, grid_values: np.ndarray) -> np.ndarray: ...
+
+    def head(self) -> dict: ...
+
+
+# --- the driver -----------------------------------------------------------------------------------------------------
+
+
+class Training:
+    """A run in progress. `step` makes one round; `answer` and `move` are its two halves.
+
+    publisher: None for a run that is not private. plan: the planned releases of the run.
+    """
+
+    def __init__(self, method: FederatedMethod, run: Run, state: Any, source: Source, blocks: Sequence[int],
+                 backend: Backend, plan: Sequence[PlannedRelease] = (), publisher: Publisher | None = None):  # fmt: skip
+        self.method = method
+        self.run = run
+        self.state = state
+        self.source = source
+        self.blocks = blocks
+        self.backend = backend
+        self.plan = {planned.name: planned for planned in plan}
+        self.publisher = publisher
+        self.pending: Mapping[str, Any] | None = None  # what `answer` got and `move` has not used yet
+        self.seconds: dict[str, float] = {}
+
+    @property
+    def round(self) -> int:
+        """The round that comes next, counted from 1."""
+        return self.run.round + 1
+
+    def step(self) -> RoundInfo | None:
+        """One whole round, committed; None when the method has finished."""
+        return self.move() if self.answer() else None
+
+    def answer(self) -> bool:
+        """Get what the server will see: statistics, or published values if the method is private. False: finished.
+
+        In a private run nothing raw outlives this call.
+        """
+        message = self.method.message(self.state)
+        if message is None:
+            return False
+        if not self.method.private:
+            self.pending = values(self._timed("clients", self._map, message))
+            return True
+        planned = [release for release in self.plan.values() if release.round == self.round]
+        stored = {release.name: self.publisher.published(release) for release in planned}
+        if not planned or any(value is None for value in stored.values()):
+            statistics = self._timed("clients", self._map, message)
+            stored = self._timed("release", self._publish, message, statistics, planned)
+        for name, value in stored.items():
+            self.run.keep_release(name, value)
+        self.pending = stored
+        return True
+
+    def move(self) -> RoundInfo:
+        """server_update on what `answer` got, and the commit of the round."""
+        state, info = self._timed("server", self.method.server_update, self.state, self.pending)
+        row = {name: float(value) for name, value in info.scalars.items()}
+        row |= {f"seconds_{name}": round(value, 4) for name, value in self.seconds.items()}
+        head = {} if self.publisher is None else {"ledger_head": self.publisher.head()}
+        self.run.commit(self.round, state, row, **head)
+        self.state, self.pending, self.seconds = state, None, {}
+        return info
+
+    def _timed(self, name: str, function: Callable, *arguments):
+        started = time.perf_counter()
+        result = function(*arguments)
+        self.seconds[name] = time.perf_counter() - started
+        return result
+
+    def _map(self, message: Message) -> Statistics:
+        before, after = self.run.memory_folder(self.run.round), self.run.memory_folder(self.round)
+        shutil.rmtree(after, ignore_errors=True)  # of an attempt that was not committed
+        source = replace(self.source, memory_in=str(before) if before.exists() else None, memory_out=str(after))
+        return self.backend.map_blocks(partial(answer_block, self.method, source), message, self.blocks)
+
+    def _publish(self, message, statistics: Statistics, planned: Sequence[PlannedRelease]) -> dict[str, np.ndarray]:
+        grid = self._quantise(message, statistics)
+        if grid.keys() != {release.name for release in planned}:
+            raise UnplannedRelease(
+                f"round {self.round} wants to release {sorted(grid)}, the plan has {[p.name for p in planned]}."
+            )
+        for release in planned:
+            value = grid[release.name]
+            if not isinstance(value, np.ndarray) or value.dtype != np.int64 or value.shape != release.shape:
+                raise SensitivityError(f"release {release.name!r} is not an int64 array of shape {release.shape}.")
+        return {release.name: self.publisher.release(release, grid[release.name]) for release in planned}
+
+    def _quantise(self, message, statistics: Statistics) -> dict[str, np.ndarray]:
+        inexact = [n for n, s in statistics.items() if not isinstance(s, (IntegerSum, KeyedIntegerSum))]
+        if inexact:
+            raise SensitivityError(f"a private round may only use exact integer sums; {inexact} are not.")
+        try:
+            return self.method.quantise(message, statistics)
+        except FedcoreError:
+            raise
+        except Exception as error:
+            raise WorkerFailed(f"the sums of round {self.round} could not be put on the grid "
+                               f"({type(error).__name__}); details are withheld, because the run is private."
+                               ) from None  # fmt: skip

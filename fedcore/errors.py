@@ -1,0 +1,111 @@
+"""Every error that a user can meet: named, with what happened, to what, and what to do.
+
+The command line prints one of these as a single message and exits with code 2. None of them ever carries a
+raw statistic of a private run.
+"""
+
+from __future__ import annotations
+
+
+class FedcoreError(Exception):
+    """Base of all errors that a user's data, settings or environment can cause.
+
+    message: what happened, and to what.
+    remedy: what to do about it; empty when the message already says it.
+    """
+
+    def __init__(self, message: str, remedy: str = ""):
+        super().__init__(message, remedy)
+        self.message = message
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.remedy}".strip()
+
+
+class ConfigError(FedcoreError):
+    """A setting is unknown, of the wrong type, or out of range."""
+
+
+class PopulationError(FedcoreError):
+    """A population cannot be used as it is."""
+
+
+class PopulationNotFound(PopulationError):
+    """There is no population, or no such version of it, at this place."""
+
+
+class ManifestError(PopulationError):
+    """A manifest is unreadable, of an unknown schema version, or contradicts itself."""
+
+
+class ChunkError(PopulationError):
+    """Stored data of a block are missing, truncated, or do not match their checksum. Names the block."""
+
+
+class WrongKind(PopulationError):
+    """The method needs another kind of population."""
+
+
+class IngestError(PopulationError):
+    """The source cannot be turned into a population: unreadable file, missing column, bad rows."""
+
+
+class PrivacyError(FedcoreError):
+    """A privacy rule would be broken; nothing was released."""
+
+
+class UnplannedRelease(PrivacyError):
+    """A method asked to release something that its plan does not contain."""
+
+
+class SensitivityError(PrivacyError):
+    """A planned release is not of the declared shape, integer type, or sensitivity."""
+
+
+class BudgetMissing(PrivacyError):
+    """A private run needs a budget, and the population has none."""
+
+
+class BudgetExceeded(PrivacyError):
+    """The plan does not fit into what is left of the budget; or the run's spare releases are used up."""
+
+
+class BudgetExists(PrivacyError):
+    """The budget of a population is set once."""
+
+
+class LedgerError(PrivacyError):
+    """The ledger cannot be used."""
+
+
+class LedgerMissing(LedgerError):
+    """The ledger that the population names is not where it should be, or is another one."""
+
+
+class LedgerTampered(LedgerError):
+    """The hash chain of the ledger does not verify."""
+
+
+class LedgerRolledBack(LedgerError):
+    """The ledger does not contain a record that was seen before: an old copy was restored."""
+
+
+class LeaseLost(PrivacyError):
+    """Another process took over this run; this one may not charge or publish any more."""
+
+
+class RunError(FedcoreError):
+    """A run cannot be opened, resumed or read."""
+
+
+class RunNotFound(RunError):
+    """There is no run at this place."""
+
+
+class RunBusy(RunError):
+    """Another live process is working on this run."""
+
+
+class WorkerFailed(FedcoreError):
+    """A block could not be computed. Names the block and the kind of error, never a value."""

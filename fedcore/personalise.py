@@ -1,0 +1,86 @@
+"""Per-client outputs, written on request: one row for each client, outside the run.
+
+They contain each client's own data and are not differentially private: they are for that client only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import zarr
+
+from fedcore.engine import answering
+from fedcore.errors import PopulationError, RunError, WrongKind
+from fedcore.files import sync_folder
+from fedcore.methods import make_method
+from fedcore.population.blocks import leaves
+from fedcore.population.store import Population
+from fedcore.runs import Run, read_values
+
+NOTE = ("Personalised outputs contain each client's own data. They are not differentially private: give each client its "
+        "own row and nobody else's.")  # fmt: skip
+
+
+def personalise(run_path: str | Path, population_path: str | Path, dest: str | Path, progress=None) -> dict:
+    """Write `dest`: a Zarr group with one array for each output, first axis = clients, and clients.jsonl with their ids.
+
+    Memory stays at one block. Raises RunError, WrongKind if run and population do not fit, PopulationError if `dest`
+    exists. Returns {"dest", "clients", "outputs", "sensitive", "note"}.
+    """
+    run, population, dest = Run.open(run_path), Population.open(population_path), Path(dest)
+    method = make_method(run.info["method"], run.info["config"])
+    check_fits(run, population)
+    if dest.exists():
+        raise PopulationError(f"{str(dest)!r} exists already.", "Name a folder that does not exist.")
+    state = method.State(**run.read_state())
+    memory = run.memory_folder(run.round) if run.memory_folder(run.round).exists() else None
+    partial = dest.with_name(f".{dest.name}.{os.getpid()}.partial")
+    try:
+        partial.mkdir(parents=True, mode=0o700)
+        group = zarr.open_group(partial, mode="a", zarr_format=3)
+        group.attrs.update({"sensitive": True, "note": NOTE, "run": run.id, "method": method.name})
+        with open(partial / "clients.jsonl", "w") as ids:
+            for index in range(len(population.blocks)):
+                kept = None if memory is None else read_values(memory / f"{index:06d}")
+                _write_block(group, method, state, population, index, kept)
+                ids.writelines(json.dumps(str(client)) + "\n" for client in population.client_ids(index))
+                if progress is not None:
+                    progress(f"block {index + 1} of {len(population.blocks)}")
+        partial.rename(dest)
+        sync_folder(dest.parent)
+    except OSError as error:
+        raise PopulationError(f"cannot write {str(dest)!r}: {error.strerror}.", "Nothing was kept.") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    outputs = sorted(zarr.open_group(dest, mode="r").array_keys())
+    return {"dest": str(dest), "clients": population.n_clients, "outputs": outputs, "sensitive": True, "note": NOTE}
+
+
+def _write_block(group, method, state, population: Population, index: int, memory) -> None:
+    block = population.read(index)
+    with answering(method, index):
+        for leaf in leaves(block, population.clients_per_leaf):
+            start = leaf.first - block.first
+            mine = None if memory is None else {k: v[start : start + leaf.clients] for k, v in memory.items()}
+            for name, values in method.personalise(state, leaf, mine).items():
+                if name not in group:
+                    # A chunk is a leaf, so blocks never share one.
+                    group.create_array(name, shape=(population.n_clients, *values.shape[1:]), dtype=values.dtype,
+                                       chunks=(population.clients_per_leaf, *values.shape[1:]),
+                                       config={"write_empty_chunks": True})  # fmt: skip
+                group[name][leaf.first : leaf.first + leaf.clients] = values
+
+
+def check_fits(run: Run, population: Population) -> None:
+    """Raises unless the run's model can be applied to this population."""
+    kind = make_method(run.info["method"], run.info["config"]).kind
+    if population.kind != kind or population.features != run.info["features"]:
+        raise WrongKind(
+            f"run {run.id!r} needs {kind} with {run.info['features']} features; population {population.path.name!r} "
+            f"holds {population.kind} with {population.features}.", "Ingest it with the same vocabulary or columns.",
+        )  # fmt: skip
+    if run.round < 1:
+        raise RunError(f"run {run.id!r} has not finished a round yet.", "Resume it first.")

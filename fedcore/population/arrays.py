@@ -1,0 +1,158 @@
+"""Zarr v3 arrays of a block: written piece by piece, read whole or by rows, never with silent fill values.
+
+Codecs: counts and pointers blosc lz4 + shuffle, then crc32c; dense rows crc32c alone (random floats do not
+compress). Zarr returns fill values for a chunk that is not there, so every read first looks for the files.
+zarr is imported when it is first needed: it would slow down the command line's start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+CHUNK_BYTES = 8 << 20  # of a chunk of an array that has several
+STREAM_BYTES = 32 << 20  # an array is buffered up to here; beyond, it is written chunk by chunk
+OPEN_ARRAYS = 4096  # handles kept for each process
+
+
+class ArrayDamaged(Exception):
+    """What is stored is not the array that was expected. Turned into ChunkError by the reader, who knows the block."""
+
+
+def _create(folder: Path, shape: tuple[int, ...], chunk: int, dtype: np.dtype):
+    import zarr
+    from zarr.codecs import BloscCodec, Crc32cCodec
+
+    dense = dtype.kind == "f"
+    blosc = BloscCodec(cname="lz4", clevel=5, shuffle="shuffle", typesize=dtype.itemsize)
+    return zarr.create_array(
+        str(folder),
+        shape=shape,
+        chunks=(max(chunk, 1), *shape[1:]),
+        dtype=dtype,
+        filters=None,
+        compressors=[Crc32cCodec()] if dense else [blosc, Crc32cCodec()],
+        fill_value=np.nan if dense else 0,
+        zarr_format=3,
+        config={"write_empty_chunks": True},
+    )
+
+
+@dataclass
+class ArrayWriter:
+    """Appends along the first axis, holding at most STREAM_BYTES, and writes the array at `close`.
+
+    dtype: of the stored array; None for counts: int32, or int64 if a value needs it or the array was streamed
+    tail:  shape of one entry, () for vectors
+    """
+
+    folder: Path
+    dtype: np.dtype | None
+    tail: tuple[int, ...] = ()
+    length: int = 0
+    _pieces: list[np.ndarray] = field(default_factory=list)
+    _held: int = 0  # bytes in _pieces
+    _array: object = None  # of zarr, once streaming
+    _chunk: int = 0
+    _written: int = 0
+
+    def append(self, values: np.ndarray) -> None:
+        if not len(values):
+            return
+        if self.dtype is not None:
+            values = np.asarray(values, self.dtype)
+        self._pieces.append(values)
+        self._held += values.nbytes
+        self.length += len(values)
+        if self._held > STREAM_BYTES:
+            self._stream()
+
+    def _stream(self) -> None:
+        """Writes all whole chunks that are held."""
+        dtype = np.dtype(self.dtype or np.int64)
+        if self._array is None:
+            entry = dtype.itemsize * int(np.prod(self.tail))
+            self._chunk = max(CHUNK_BYTES // max(entry, 1), 1)
+            self._array = _create(self.folder, (0, *self.tail), self._chunk, dtype)
+        held = np.concatenate(self._pieces)
+        whole = len(held) // self._chunk * self._chunk
+        self._put(held[:whole])
+        rest = held[whole:].copy()
+        self._pieces, self._held = [rest], rest.nbytes
+
+    def _put(self, values: np.ndarray) -> None:
+        if len(values):
+            self._array.resize((self._written + len(values), *self.tail))
+            self._array[self._written : self._written + len(values)] = values
+            self._written += len(values)
+
+    def close(self) -> np.dtype:
+        """Writes what is held; returns the stored dtype."""
+        held = np.concatenate(self._pieces) if self._pieces else np.zeros((0, *self.tail), self.dtype or np.int32)
+        self._pieces = []
+        if self._array is not None:
+            self._put(held)
+            return np.dtype(self._array.dtype)
+        dtype = np.dtype(self.dtype or (np.int64 if len(held) and held.max() > np.iinfo(np.int32).max else np.int32))
+        chunk = len(held)
+        if dtype.kind == "f":  # equal chunks, so that the last one is not mostly padding
+            chunk = -(-len(held) // max(-(-len(held) * dtype.itemsize * int(np.prod(self.tail)) // CHUNK_BYTES), 1))
+        array = _create(self.folder, held.shape, chunk, dtype)
+        if len(held):
+            array[...] = held.astype(dtype, copy=False)
+        return dtype
+
+
+@lru_cache(maxsize=OPEN_ARRAYS)
+def _open(folder: str, sha256: str):
+    """sha256 of the block is part of the key: another population at the same path is another array."""
+    import zarr
+
+    return zarr.open_array(folder, mode="r")
+
+
+def _chunk_files(array, folder: Path, start: int, stop: int) -> Iterable[Path]:
+    rows = array.chunks[0]
+    tail = (0,) * (len(array.shape) - 1)
+    for chunk in range(start // rows, -(-stop // rows)):
+        yield folder / array.metadata.encode_chunk_key((chunk, *tail))
+
+
+def open_array(folder: Path, sha256: str, shape: tuple[int, ...], dtype: str):
+    """The stored array, checked against the manifest's shape and dtype. Raises ArrayDamaged."""
+    try:
+        array = _open(str(folder), sha256)
+    except Exception as error:  # zarr raises many kinds for unreadable metadata
+        raise ArrayDamaged(f"{folder.parent.name}/{folder.name} cannot be opened ({type(error).__name__})") from error
+    if array.shape != shape or array.dtype != np.dtype(dtype) or array.chunks[1:] != shape[1:]:
+        raise ArrayDamaged(
+            f"{folder.parent.name}/{folder.name} is {array.dtype}{array.shape}, the manifest says {dtype}{shape}"
+        )
+    return array
+
+
+def read(
+    folder: Path, sha256: str, shape: tuple[int, ...], dtype: str, start: int = 0, stop: int | None = None
+) -> np.ndarray:
+    """Entries start .. stop - 1 (default: all). Raises ArrayDamaged if a chunk is missing, truncated or altered."""
+    array = open_array(folder, sha256, shape, dtype)
+    stop = shape[0] if stop is None else stop
+    if start >= stop:
+        return np.empty((0, *shape[1:]), dtype)
+    name = f"{folder.parent.name}/{folder.name}"
+    for file in _chunk_files(array, folder, start, stop):
+        if not file.is_file():
+            raise ArrayDamaged(f"{name}: the chunk {file.relative_to(folder)} is missing")
+    try:
+        return array[...] if stop - start == shape[0] else array[start:stop]
+    except Exception as error:  # each codec has its own error for damaged bytes
+        raise ArrayDamaged(f"{name}: a chunk is truncated or altered ({type(error).__name__})") from error
+
+
+def chunk_length(folder: Path, sha256: str, shape: tuple[int, ...], dtype: str) -> int:
+    """Entries in one chunk."""
+    return open_array(folder, sha256, shape, dtype).chunks[0]

@@ -1,0 +1,103 @@
+"""One block while it is being written: whole clients go in, an immutable slot and its manifest entry come out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import scipy.sparse as sp
+
+from fedcore.population import identifiers, layout
+from fedcore.population.arrays import ArrayWriter
+from fedcore.population.blocks import Kind
+from fedcore.population.manifest import BlockEntry, PartEntry
+from fedcore.population.store import HELDOUT, TRAIN
+
+
+class PartWriter:
+    """The arrays of train/ or heldout/ of one open block."""
+
+    def __init__(self, folder: Path, kind: Kind, features: int, dtype: str | None):
+        self.folder, self.kind = folder, kind
+        layout.write_group(folder)
+        self.lengths: list[np.ndarray] = []
+        self.total = 0
+        if kind == "counts":
+            self.indices = ArrayWriter(folder / "indices", np.dtype(np.int32))
+            self.values = ArrayWriter(folder / "counts", None)
+        else:
+            self.values = ArrayWriter(folder / "x", np.dtype(dtype), (features,))
+
+    def empty_clients(self, clients: int) -> None:
+        if clients:
+            self.lengths.append(np.zeros(clients, np.int64))
+
+    def append_counts(self, matrix: sp.csr_matrix) -> None:
+        self.lengths.append(np.diff(matrix.indptr).astype(np.int64))
+        self.indices.append(matrix.indices.astype(np.int32, copy=False))
+        self.values.append(_narrowed(matrix.data))
+        self.total += int(matrix.data.sum(dtype=np.int64))
+
+    def append_rows(self, lengths: np.ndarray, x: np.ndarray) -> None:
+        self.lengths.append(lengths)
+        self.values.append(x)
+        self.total += len(x)
+
+    def close(self) -> PartEntry:
+        ptr = np.concatenate([[0], *self.lengths]).astype(np.int64)
+        np.cumsum(ptr, out=ptr)
+        pointers = ArrayWriter(self.folder / ("indptr" if self.kind == "counts" else "ptr"), np.dtype(np.int64))
+        pointers.append(ptr)
+        pointers.close()
+        if self.kind == "counts":
+            self.indices.close()
+        dtype = self.values.close()
+        return PartEntry(entries=int(ptr[-1]), total=self.total, dtype=str(dtype))
+
+
+class BlockWriter:
+    """One open block: receives whole clients (or one client's rows in tiles) and becomes a BlockEntry."""
+
+    def __init__(self, folder: Path, first: int, kind: Kind, features: int, dtype: str | None):
+        self.folder, self.first = folder, first
+        self.kind, self.features, self.dtype = kind, features, dtype
+        layout.write_group(folder)
+        layout.write_group(folder / "ids")
+        self.train = PartWriter(folder / TRAIN, kind, features, dtype)
+        self.heldout: PartWriter | None = None
+        self.clients, self.bytes = 0, 0
+        self.id_lengths: list[np.ndarray] = []
+        self.id_bytes = ArrayWriter(folder / "ids" / "bytes", np.dtype(np.uint8))
+
+    def heldout_part(self) -> PartWriter:
+        """The held-out part, made when it is first needed; the clients before have none."""
+        if self.heldout is None:
+            self.heldout = PartWriter(self.folder / HELDOUT, self.kind, self.features, self.dtype)
+            self.heldout.empty_clients(self.clients)
+        return self.heldout
+
+    def add_ids(self, texts: list[str]) -> None:
+        data, lengths = identifiers.encode(texts)
+        self.id_bytes.append(data)
+        self.id_lengths.append(lengths)
+        self.clients += len(texts)
+
+    def close(self) -> BlockEntry:
+        ptr = np.cumsum(np.concatenate([[0], *self.id_lengths]).astype(np.int64))
+        pointers = ArrayWriter(self.folder / "ids" / "ptr", np.dtype(np.int64))
+        pointers.append(ptr)
+        pointers.close()
+        self.id_bytes.close()
+        train = self.train.close()
+        heldout = None if self.heldout is None else self.heldout.close()
+        sha256, size = layout.digest(self.folder, durable=True)
+        return BlockEntry(
+            slot=self.folder.name, first=self.first, clients=self.clients, train=train, heldout=heldout,
+            id_bytes=int(ptr[-1]), bytes=size, sha256=sha256,
+        )  # fmt: skip
+
+
+def _narrowed(values: np.ndarray) -> np.ndarray:
+    """int32 if every value fits, else int64."""
+    small = not len(values) or values.max() <= np.iinfo(np.int32).max
+    return values.astype(np.int32 if small else np.int64)

@@ -1,0 +1,133 @@
+"""What a block of clients looks like in memory. A block holds whole clients; a leaf is a slice of one.
+
+Two kinds of population:
+
+    counts   one sparse vector of token counts for each client (CSR): `CountsBlock`
+    rows     dense rows for each client, NaN = missing: `RowsBlock`
+
+Both know `first`, the index of their first client in the population, and `leaf`, the index of their first leaf.
+`heldout` is the part of the same clients kept for evaluation; training never reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import scipy.sparse as sp
+
+Kind = Literal["counts", "rows"]
+FLOAT32_EXACT = 2**24  # integers up to here are exact in float32
+
+
+@dataclass(frozen=True, slots=True)
+class CountsBlock:
+    """Token counts of C consecutive clients in CSR form.
+
+    first:   index of the first client in the population
+    leaf:    index of the first leaf (first == leaf * clients per leaf)
+    indptr:  (C + 1,) int32 or int64, indptr[0] == 0
+    indices: (nnz,) int32, increasing within a client
+    data:    (nnz,) float32, or float64 when a count exceeds 2**24; whole numbers > 0
+    totals:  (C,) float64, tokens of each client (m_u); 0 for an empty client
+    features: d, size of the vocabulary
+    heldout: the same clients' held-out counts, or None
+    """
+
+    first: int
+    leaf: int
+    indptr: np.ndarray
+    indices: np.ndarray
+    data: np.ndarray
+    totals: np.ndarray
+    features: int
+    heldout: CountsBlock | None = None
+
+    @property
+    def clients(self) -> int:
+        return len(self.indptr) - 1
+
+    @property
+    def nbytes(self) -> int:
+        own = self.indptr.nbytes + self.indices.nbytes + self.data.nbytes + self.totals.nbytes
+        return own + (self.heldout.nbytes if self.heldout is not None else 0)
+
+    @property
+    def csr(self) -> sp.csr_matrix:
+        """(C, d) view of the counts; shares memory."""
+        matrix = sp.csr_matrix((self.clients, self.features), dtype=self.data.dtype)
+        matrix.data, matrix.indices, matrix.indptr = self.data, self.indices, self.indptr
+        return matrix
+
+    def rows_of_entries(self) -> np.ndarray:
+        """(nnz,) int32: the client (0 .. C - 1) of every stored entry."""
+        return np.repeat(np.arange(self.clients, dtype=np.int32), np.diff(self.indptr))
+
+    def slice(self, start: int, stop: int, leaf: int) -> CountsBlock:
+        """Clients start .. stop - 1 of this block."""
+        low, high = self.indptr[start], self.indptr[stop]
+        return CountsBlock(
+            self.first + start, leaf, self.indptr[start : stop + 1] - low, self.indices[low:high],
+            self.data[low:high], self.totals[start:stop], self.features,
+            None if self.heldout is None else self.heldout.slice(start, stop, leaf),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RowsBlock:
+    """Dense rows of C consecutive clients.
+
+    x:   (N, D) float32 or float64, NaN = missing
+    ptr: (C + 1,) int64; client i owns rows ptr[i] .. ptr[i + 1] - 1
+    """
+
+    first: int
+    leaf: int
+    ptr: np.ndarray
+    x: np.ndarray
+    heldout: RowsBlock | None = None
+
+    @property
+    def clients(self) -> int:
+        return len(self.ptr) - 1
+
+    @property
+    def features(self) -> int:
+        return self.x.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        return self.ptr.nbytes + self.x.nbytes + (self.heldout.nbytes if self.heldout is not None else 0)
+
+    def slice(self, start: int, stop: int, leaf: int) -> RowsBlock:
+        """Clients start .. stop - 1 of this block."""
+        low, high = self.ptr[start], self.ptr[stop]
+        return RowsBlock(
+            self.first + start, leaf, self.ptr[start : stop + 1] - low, self.x[low:high],
+            None if self.heldout is None else self.heldout.slice(start, stop, leaf),
+        )  # fmt: skip
+
+
+ClientBlock = CountsBlock | RowsBlock
+
+
+def leaves(block: ClientBlock, clients_per_leaf: int) -> Iterator[ClientBlock]:
+    """The block cut into its leaves, in order."""
+    for number, start in enumerate(range(0, block.clients, clients_per_leaf)):
+        stop = min(start + clients_per_leaf, block.clients)
+        yield block.slice(start, stop, block.leaf + number)
+
+
+def counts_block(first: int, leaf: int, matrix: sp.csr_matrix, heldout: sp.csr_matrix | None = None) -> CountsBlock:
+    """A block from a CSR matrix of whole counts (clients, d)."""
+    matrix = sp.csr_matrix(matrix)
+    matrix.sort_indices()
+    largest = float(matrix.data.max()) if matrix.nnz else 0.0
+    data = matrix.data.astype(np.float32 if largest < FLOAT32_EXACT else np.float64)
+    totals = np.asarray(matrix.sum(axis=1, dtype=np.float64)).ravel()
+    return CountsBlock(
+        first, leaf, matrix.indptr, matrix.indices.astype(np.int32, copy=False), data, totals, matrix.shape[1],
+        None if heldout is None else counts_block(first, leaf, heldout),
+    )  # fmt: skip

@@ -1,0 +1,81 @@
+"""What may be written into a population: the values that a writer accepts, in canonical form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import scipy.sparse as sp
+
+from fedcore.errors import PopulationError
+
+LARGEST_COUNT = 2**53  # whole numbers up to here are exact in float64
+
+Rows = tuple[np.ndarray, np.ndarray]  # (ptr (C + 1,), x (N, D)): client i owns rows ptr[i] .. ptr[i + 1] - 1
+
+
+def bytes_of(data: sp.csr_matrix | Rows) -> np.ndarray:
+    """(C,) decoded bytes of each client."""
+    if isinstance(data, tuple):
+        ptr, x = data
+        return np.diff(ptr) * (x.dtype.itemsize * x.shape[1])
+    return np.diff(data.indptr).astype(np.int64) * 8
+
+
+def checked_counts(matrix, clients: int, features: int, dtype: None) -> sp.csr_matrix:
+    """Canonical int64 CSR: sorted, no duplicates, no stored zeros."""
+    if isinstance(matrix, tuple) or not hasattr(matrix, "tocsr"):
+        raise PopulationError(
+            "Counts must come as a SciPy sparse matrix.", "Convert them with scipy.sparse.csr_matrix."
+        )
+    matrix = sp.csr_matrix(matrix)
+    if matrix.shape != (clients, features):
+        raise PopulationError(f"The counts have shape {matrix.shape}, expected {(clients, features)}.")
+    data = matrix.data
+    if data.dtype.kind not in "iufb":
+        raise PopulationError(f"Counts of type {data.dtype} are not numbers.")
+    if len(data):
+        low, high = data.min(), data.max()
+        if not (low >= 0 and high <= LARGEST_COUNT) or (data.dtype.kind == "f" and (data != np.floor(data)).any()):
+            raise PopulationError(
+                "Counts must be whole numbers from 0 to 2**53.", "Look for negative, fractional or NaN values."
+            )
+    result = sp.csr_matrix((data.astype(np.int64), matrix.indices.copy(), matrix.indptr.copy()), shape=matrix.shape)
+    result.sum_duplicates()
+    result.eliminate_zeros()
+    totals = np.asarray(result.sum(axis=1, dtype=np.float64))  # float64 cannot wrap around
+    if result.nnz and totals.max() > LARGEST_COUNT:
+        raise PopulationError(
+            "The counts of a client add up to more than 2**53.", "Check the source; scale the counts down."
+        )
+    return result
+
+
+def checked_rows(data, clients: int, features: int, dtype: str) -> Rows:
+    if not isinstance(data, tuple) or len(data) != 2:
+        raise PopulationError("Dense rows must come as (ptr, x).", "ptr has one more entry than there are clients.")
+    ptr, x = np.asarray(data[0]).astype(np.int64), np.asarray(data[1])
+    if ptr.shape != (clients + 1,) or ptr[0] != 0 or (np.diff(ptr) < 0).any() or ptr[-1] != len(x):
+        raise PopulationError(
+            "ptr must run from 0 to the number of rows, one step for each client, without going back."
+        )
+    if x.ndim != 2 or x.shape[1] != features or x.dtype.kind not in "iufb":
+        raise PopulationError(f"The rows are {x.dtype}{x.shape}, expected numbers of shape (rows, {features}).")
+    with np.errstate(over="ignore"):
+        x = x.astype(dtype, copy=False)
+    if np.isinf(x).any():
+        raise PopulationError(
+            "A row holds an infinite value (or one too large for the dtype).", "Use NaN for missing values."
+        )
+    return ptr, x
+
+
+def checked_vocabulary(tokens: Sequence[str], features: int) -> tuple[str, ...]:
+    tokens = tuple(str(token) for token in tokens)
+    if len(tokens) != features:
+        raise PopulationError(f"The vocabulary has {len(tokens)} tokens for {features} features.")
+    if len(set(tokens)) != len(tokens) or any(not token or "\n" in token or "\r" in token for token in tokens):
+        raise PopulationError(
+            "The vocabulary holds a token twice, an empty token, or a line break.", "Write one token a line."
+        )
+    return tokens

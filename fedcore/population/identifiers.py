@@ -1,0 +1,52 @@
+"""Client ids: how they are checked, stored (UTF-8 bytes and pointers) and hashed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedcore.errors import PopulationError
+
+
+def as_text(ids: Sequence | np.ndarray) -> list[str]:
+    """Ids as text. Whole numbers become their decimal digits. Raises PopulationError for an empty or unusable id."""
+    array = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
+    texts = [one if type(one) is str else _one(one) for one in array]
+    if not all(texts) or any("\0" in text for text in texts):
+        raise PopulationError("A client id is empty or contains a NUL character.", "Give every client an id.")
+    return texts
+
+
+def _one(value) -> str:
+    if isinstance(value, bool) or not isinstance(value, (str, int, np.integer, np.str_)):
+        raise PopulationError(
+            f"A client id is of type {type(value).__name__}.", "Use text or whole numbers as client ids."
+        )
+    return str(value)
+
+
+def encode(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    """(bytes (B,) uint8, length of each id (C,) int64)."""
+    joined = "".join(texts)
+    if joined.isascii():
+        lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+        return np.frombuffer(joined.encode("ascii"), np.uint8), lengths
+    encoded = [text.encode("utf-8") for text in texts]
+    lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
+    return np.frombuffer(b"".join(encoded), np.uint8), lengths
+
+
+def decode(data: np.ndarray, ptr: np.ndarray) -> np.ndarray:
+    """The ids as a (C,) array of str."""
+    joined = data.tobytes()
+    bounds = ptr.tolist()
+    pairs = zip(bounds[:-1], bounds[1:], strict=True)
+    return np.array([joined[low:high].decode("utf-8") for low, high in pairs], dtype=np.str_)
+
+
+def hashes(texts: Sequence[str]) -> np.ndarray:
+    """(C,) uint64, a stable hash of each id (BLAKE2b, 8 bytes). Not a secret: do not use it to hide ids."""
+    digests = b"".join(hashlib.blake2b(text.encode("utf-8"), digest_size=8).digest() for text in texts)
+    return np.frombuffer(digests, "<u8")

@@ -1,0 +1,187 @@
+"""Where the files of a population are, and the few file operations that its safety rests on.
+
+    <path>/zarr.json                    root group, marked as a fedcore population
+    <path>/blocks/<slot>/...            one Zarr group for each block slot
+    <path>/vocabularies/<sha256>.txt    one token a line
+    <path>/versions/000001.json         the manifest of a version; what no manifest names does not exist
+    <path>/.writer.lock                 held by the one process that writes
+
+All paths are local. Other storage would replace the functions of this file and `arrays.py`.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fedcore.errors import PopulationError
+
+BLOCKS, VERSIONS, VOCABULARIES = "blocks", "versions", "vocabularies"
+LOCK, SPILL = ".writer.lock", ".spill"
+ROOT = "zarr.json"
+HASH_PIECE = 1 << 20
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+
+
+def block_folder(path: Path, slot: str) -> Path:
+    return path / BLOCKS / slot
+
+
+def version_file(path: Path, version: int) -> Path:
+    return path / VERSIONS / f"{version:06d}.json"
+
+
+def vocabulary_file(path: Path, sha256: str) -> Path:
+    return path / VOCABULARIES / f"{sha256}.txt"
+
+
+def versions(path: Path) -> list[int]:
+    """The committed versions, in order; empty if there is none."""
+    folder = path / VERSIONS
+    if not folder.is_dir():
+        return []
+    return sorted(int(file.stem) for file in folder.glob("*.json") if file.stem.isdigit())
+
+
+def is_population_root(path: Path) -> bool:
+    """Whether the root group carries our mark."""
+    try:
+        attributes = json.loads((path / ROOT).read_text("utf-8")).get("attributes", {})
+    except (OSError, ValueError, AttributeError):
+        return False
+    return isinstance(attributes, dict) and "fedcore" in attributes
+
+
+def write_group(folder: Path, attributes: dict | None = None) -> None:
+    """A Zarr v3 group at this folder (Zarr specification v3, "group metadata")."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"zarr_format": 3, "node_type": "group", "attributes": attributes or {}}, indent=2)
+    (folder / ROOT).write_text(text + "\n", "utf-8")
+
+
+def sync_file(file: Path) -> None:
+    handle = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_folder(folder: Path) -> None:
+    sync_file(folder)  # a directory can be opened and fsynced like a file on POSIX
+
+
+def create_exclusively(file: Path, data: bytes) -> None:
+    """Makes `file` with this content, whole and durable, or raises FileExistsError and leaves it as it was."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
+    try:
+        with open(partial, "wb") as handle:
+            handle.write(data)
+            handle.flush()
+            os.fsync(handle.fileno())
+        try:
+            os.link(partial, file)
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
+            # A file system without hard links: the writer lock makes test-then-rename safe.
+            if file.exists():
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(file)) from error
+            os.rename(partial, file)
+    finally:
+        partial.unlink(missing_ok=True)
+    sync_folder(file.parent)
+
+
+def files_of(folder: Path) -> list[Path]:
+    """Every file below the folder, in the order of its relative path."""
+    found = [Path(where) / name for where, _, names in os.walk(folder) for name in names]
+    return sorted(found, key=lambda file: file.relative_to(folder).as_posix())
+
+
+def digest(folder: Path, durable: bool = False) -> tuple[str, int]:
+    """(sha256 over the names, lengths and contents of all files below the folder, bytes in them).
+
+    durable: also fsync every file and folder, so that a manifest written afterwards never names lost data.
+    """
+    total, result = 0, hashlib.sha256()
+    for file in files_of(folder):
+        with open(file, "rb") as handle:
+            length = os.fstat(handle.fileno()).st_size
+            result.update(f"{file.relative_to(folder).as_posix()}\0{length}\0".encode())
+            while piece := handle.read(HASH_PIECE):
+                result.update(piece)
+            if durable:
+                os.fsync(handle.fileno())
+        total += length
+    if durable:
+        for where, _, _ in os.walk(folder):
+            sync_folder(Path(where))
+        sync_folder(folder.parent)
+    return result.hexdigest(), total
+
+
+@contextmanager
+def writer_lock(path: Path) -> Iterator[None]:
+    """Holds the population's writer lock, or raises PopulationError at once: another process is writing."""
+    handle = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise
+            raise PopulationError(
+                f"Another process is writing to the population {path}.", "Wait until it has finished, then try again."
+            ) from error
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def named_os_errors(path: Path) -> Iterator[None]:
+    """Turns a full disk, or any other OSError met while writing, into a PopulationError. Nothing became visible."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL:
+            raise PopulationError(
+                f"There is no room left to write the population {path}; nothing of this version is visible.",
+                "Free some space (or write elsewhere), then run the same command again.",
+            ) from error
+        reason = error.strerror or type(error).__name__
+        raise PopulationError(
+            f"The population {path} could not be written: {reason}; nothing of this version is visible.",
+            "Check the path and its permissions.",
+        ) from error
+
+
+def sweep(path: Path, named_slots: Iterable[str], named_vocabularies: Iterable[str]) -> None:
+    """Removes what a dead writer left: slots and vocabularies that no manifest names, spill files, partial files.
+
+    Call with the writer lock held: then no live writer owns any of it.
+    """
+    keep = set(named_slots)
+    if (path / BLOCKS).is_dir():
+        for folder in (path / BLOCKS).iterdir():
+            if folder.is_dir() and folder.name not in keep:
+                shutil.rmtree(folder)
+    names = {f"{sha256}.txt" for sha256 in named_vocabularies}
+    if (path / VOCABULARIES).is_dir():
+        for file in (path / VOCABULARIES).iterdir():
+            if file.name not in names:
+                file.unlink()
+    if (path / VERSIONS).is_dir():
+        for file in (path / VERSIONS).glob(".*.partial"):
+            file.unlink()
+    shutil.rmtree(path / SPILL, ignore_errors=True)

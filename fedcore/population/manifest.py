@@ -1,0 +1,211 @@
+"""The manifest of one version of a population: everything a reader needs to know before it opens a block."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
+
+from fedcore.errors import ManifestError, PopulationNotFound
+from fedcore.population import layout
+from fedcore.population.blocks import Kind
+
+SCHEMA_VERSION = 1
+Sha256 = Field(pattern=r"^[0-9a-f]{64}$")
+SLOT = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # one folder name: a manifest can never point outside its population
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Ledger(_Frozen):
+    """The privacy ledger that this population is charged to."""
+
+    id: str
+    url: str
+
+
+class Vocabulary(_Frozen):
+    """sha256 of the vocabulary file (one token a line, UTF-8) and its number of tokens."""
+
+    sha256: str = Sha256
+    size: int = Field(ge=1)
+
+
+class PartEntry(_Frozen):
+    """The arrays of one part (train or held-out) of a block.
+
+    entries: length of the data arrays: stored non-zeros for counts, rows for rows
+    total:   tokens for counts, rows for rows
+    dtype:   of the counts, or of x
+    """
+
+    entries: int = Field(ge=0)
+    total: int = Field(ge=0)
+    dtype: Literal["int32", "int64", "float32", "float64"]
+
+
+class BlockEntry(_Frozen):
+    """One block: whole clients first .. first + clients - 1.
+
+    slot:    folder below blocks/; immutable
+    bytes:   of all files in the slot
+    sha256:  over all files in the slot (see `fedcore.population.layout.digest`)
+    id_bytes: length of the array of client ids
+    heldout: None if no client of the block has a held-out part
+    """
+
+    slot: str = Field(pattern=SLOT)
+    first: int = Field(ge=0)
+    clients: int = Field(ge=1)
+    train: PartEntry
+    heldout: PartEntry | None = None
+    id_bytes: int = Field(ge=0)
+    bytes: int = Field(ge=0)
+    sha256: str = Sha256
+
+
+class Provenance(_Frozen):
+    """Where the data came from. sources are base names only: a manifest tells nothing about the machine.
+
+    dropped_tokens: out-of-vocabulary tokens that were left out; bad_rows: rows that a tolerance let pass
+    parent: the version that this one was made from, None for the first
+    """
+
+    sources: tuple[str, ...] = ()
+    options: dict[str, JsonValue] = Field(default_factory=dict)
+    dropped_tokens: int = Field(default=0, ge=0)
+    bad_rows: int = Field(default=0, ge=0)
+    parent: int | None = None
+
+
+class Manifest(_Frozen):
+    """See the fields. `checksum` is the sha256 of the manifest's own canonical JSON without that field.
+
+    n_rows: rows, or tokens for counts, of the training part; dtype: of dense rows, None for counts;
+    nominal_clients: the size that the owner declares in public, None if not declared;
+    public_for_evaluation: may be evaluated without a budget, and public_reason why.
+    """
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    population_id: str = Field(pattern=r"^[0-9a-f]{32}$")
+    ledger: Ledger | None = None
+    version: int = Field(ge=1)
+    kind: Kind
+    dtype: Literal["float32", "float64"] | None = None
+    n_clients: int = Field(ge=1)
+    n_rows: int = Field(ge=0)
+    features: int = Field(ge=1)
+    clients_per_leaf: int = Field(ge=1)
+    clients_per_block: int = Field(ge=1)
+    vocabulary: Vocabulary | None = None
+    nominal_clients: int | None = Field(default=None, ge=1)
+    public_for_evaluation: bool = False
+    public_reason: str = ""
+    provenance: Provenance = Provenance()
+    blocks: tuple[BlockEntry, ...]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        following = 0
+        for number, block in enumerate(self.blocks):
+            if block.first != following:
+                raise ValueError(f"block {number} starts at client {block.first}, not {following}")
+            if number < len(self.blocks) - 1 and block.clients % self.clients_per_leaf:
+                raise ValueError(f"block {number} does not hold whole leaves")
+            following += block.clients
+        if following != self.n_clients:
+            raise ValueError(f"the blocks hold {following} clients, not {self.n_clients}")
+        if sum(block.train.total for block in self.blocks) != self.n_rows:
+            raise ValueError("the blocks do not hold n_rows rows")
+        if len({block.slot for block in self.blocks}) != len(self.blocks):
+            raise ValueError("a slot is named twice")
+        if (self.dtype is None) != (self.kind == "counts"):
+            raise ValueError("dtype goes with kind 'rows'")
+        if self.vocabulary is not None and self.vocabulary.size != self.features:
+            raise ValueError("the vocabulary does not have one token for each feature")
+        if self.public_for_evaluation and not self.public_reason.strip():
+            raise ValueError("a population is public for evaluation for a stated reason")
+        return self
+
+    @property
+    def has_heldout(self) -> bool:
+        return any(block.heldout is not None for block in self.blocks)
+
+
+def _canonical(content: dict) -> bytes:
+    return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def encode(manifest: Manifest) -> bytes:
+    """The bytes of the manifest file."""
+    content = manifest.model_dump(mode="json")
+    content["checksum"] = hashlib.sha256(_canonical(content)).hexdigest()
+    return json.dumps(content, indent=1, ensure_ascii=False).encode() + b"\n"
+
+
+def _first_of(error: ValidationError) -> str:
+    first = error.errors()[0]
+    return " ".join([".".join(str(step) for step in first["loc"]), first["msg"]]).strip()
+
+
+def decode(data: bytes, where: str) -> Manifest:
+    """The manifest in these bytes. Raises ManifestError, naming `where`, if there is none."""
+    remedy = "Restore this file from a backup, open an earlier version, or ingest the population again."
+    try:
+        content = json.loads(data)
+    except ValueError as error:
+        raise ManifestError(f"The manifest {where} is not readable JSON.", remedy) from error
+    if not isinstance(content, dict):
+        raise ManifestError(f"The manifest {where} is not a JSON object.", remedy)
+    schema = content.get("schema_version")
+    if schema != SCHEMA_VERSION:
+        raise ManifestError(
+            f"The manifest {where} has schema version {schema!r}; this fedcore reads {SCHEMA_VERSION}.",
+            "Use the fedcore version that wrote it, or ingest the population again.",
+        )
+    checksum = content.pop("checksum", None)
+    if checksum != hashlib.sha256(_canonical(content)).hexdigest():
+        raise ManifestError(f"The manifest {where} does not match its own checksum: it was changed or damaged.", remedy)
+    try:
+        return Manifest.model_validate_json(json.dumps(content))
+    except ValidationError as error:
+        raise ManifestError(f"The manifest {where} contradicts itself: {_first_of(error)}.", remedy) from error
+
+
+def build(**fields) -> Manifest:
+    """A manifest from its fields. Raises ManifestError instead of pydantic's error."""
+    try:
+        return Manifest(**fields)
+    except ValidationError as error:
+        raise ManifestError(f"The population cannot be described: {_first_of(error)}.") from error
+
+
+def load(path: Path, version: int | None = None) -> Manifest:
+    """The manifest of a version, the newest by default. Raises PopulationNotFound or ManifestError."""
+    known = layout.versions(path)
+    if not known:
+        raise PopulationNotFound(
+            f"There is no population at {path}.", "Check the path, or make one with `fedcore ingest`."
+        )
+    if version is None:
+        version = known[-1]
+    if version not in known:
+        raise PopulationNotFound(
+            f"The population {path} has no version {version}.", f"It has {', '.join(map(str, known))}."
+        )
+    file = layout.version_file(path, version)
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise ManifestError(
+            f"The manifest {file} cannot be read: {error.strerror}.", "Check its permissions."
+        ) from error
+    manifest = decode(data, str(file))
+    if manifest.version != version:
+        raise ManifestError(f"The manifest {file} says it is version {manifest.version}.", "Restore it from a backup.")
+    return manifest

@@ -1,0 +1,294 @@
+"""Reading a population: open a version by its manifest, read one block without touching its neighbours."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedcore.errors import ChunkError, ManifestError, PopulationError
+from fedcore.population import arrays, identifiers, layout
+from fedcore.population import manifest as manifests
+from fedcore.population.blocks import FLOAT32_EXACT, ClientBlock, CountsBlock, Kind, RowsBlock
+from fedcore.population.manifest import BlockEntry, Manifest, PartEntry
+
+TRAIN, HELDOUT = "train", "heldout"
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What `Population.verify` found. problems: one line for each damaged block or file; empty if all is well."""
+
+    blocks: int
+    bytes: int
+    problems: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+
+@dataclass(frozen=True, slots=True)
+class Population:
+    """One version of a population. Open it with `Population.open`; it holds no file handles and pickles small.
+
+    path: the population's folder; manifest: of this version
+    """
+
+    path: Path
+    manifest: Manifest
+
+    @classmethod
+    def open(cls, path: str | Path, version: int | None = None) -> Population:
+        """The newest version, or the one asked for.
+
+        Raises PopulationNotFound if there is none, ManifestError if its manifest cannot be trusted.
+        """
+        path = Path(path)
+        return cls(path, manifests.load(path, version))
+
+    @property
+    def version(self) -> int:
+        return self.manifest.version
+
+    @property
+    def id(self) -> str:
+        """The population id: the same in every version; the privacy budget belongs to it."""
+        return self.manifest.population_id
+
+    @property
+    def kind(self) -> Kind:
+        return self.manifest.kind
+
+    @property
+    def n_clients(self) -> int:
+        return self.manifest.n_clients
+
+    @property
+    def n_rows(self) -> int:
+        return self.manifest.n_rows
+
+    @property
+    def features(self) -> int:
+        return self.manifest.features
+
+    @property
+    def clients_per_leaf(self) -> int:
+        return self.manifest.clients_per_leaf
+
+    @property
+    def blocks(self) -> tuple[BlockEntry, ...]:
+        return self.manifest.blocks
+
+    @property
+    def has_heldout(self) -> bool:
+        """Whether any client has held-out data."""
+        return self.manifest.has_heldout
+
+    def versions(self) -> list[int]:
+        """All committed versions at this path."""
+        return layout.versions(self.path)
+
+    def vocabulary(self) -> tuple[str, ...] | None:
+        """The tokens, one for each feature; None if the population has no vocabulary. Raises ManifestError."""
+        named = self.manifest.vocabulary
+        if named is None:
+            return None
+        file = layout.vocabulary_file(self.path, named.sha256)
+        remedy = "Restore it from a backup, or ingest the population again."
+        try:
+            data = file.read_bytes()
+        except OSError as error:
+            raise ManifestError(f"The vocabulary {file} cannot be read: {error.strerror}.", remedy) from error
+        if hashlib.sha256(data).hexdigest() != named.sha256:
+            raise ManifestError(f"The vocabulary {file} does not match its checksum.", remedy)
+        return tuple(data.decode("utf-8").split("\n")[:-1])
+
+    def read(self, index: int, heldout: bool = False) -> ClientBlock:
+        """Block `index`, decoded. With heldout=True its `heldout` holds the same clients' held-out data.
+
+        Training reads without: the held-out files are then not touched. Raises ChunkError if stored data are
+        missing, truncated or altered; PopulationError if there is no such block or nothing is held out.
+        """
+        entry = self._entry(index)
+        if heldout and not self.has_heldout:
+            raise PopulationError(
+                f"The population {self.path} has no held-out part.",
+                "Ingest it with one, or evaluate on the training part.",
+            )
+        try:
+            other = self._part(entry, HELDOUT, entry.heldout, None) if heldout else None
+            return self._part(entry, TRAIN, entry.train, other)
+        except arrays.ArrayDamaged as damage:
+            raise self._damaged(index, str(damage)) from damage
+
+    def client_ids(self, index: int) -> np.ndarray:
+        """(C,) str, the ids of the clients of block `index`. Raises ChunkError."""
+        entry = self._entry(index)
+        folder = layout.block_folder(self.path, entry.slot) / "ids"
+        try:
+            ptr = arrays.read(folder / "ptr", entry.sha256, (entry.clients + 1,), "int64")
+            _check_pointers(ptr, entry.id_bytes, "ids/ptr")
+            data = arrays.read(folder / "bytes", entry.sha256, (entry.id_bytes,), "uint8")
+            return identifiers.decode(data, ptr)
+        except (arrays.ArrayDamaged, UnicodeDecodeError) as damage:
+            raise self._damaged(index, str(damage)) from damage
+
+    def tiles(self, index: int, max_bytes: int, heldout: bool = False) -> Iterator[RowsBlock]:
+        """Block `index` of dense rows in tiles of about max_bytes (at least one stored chunk is held in memory).
+
+        Every tile is a RowsBlock with *all* clients of the block, of which it holds only some rows: sums over
+        tiles are sums over the block. heldout=True yields the held-out rows instead, each tile by itself.
+        """
+        entry = self._entry(index)
+        if self.kind != "rows":
+            raise PopulationError("Only dense rows are read in tiles.", "Read a block of counts with `read`.")
+        part = entry.heldout if heldout else entry.train
+        if part is None:
+            return
+        name, leaf = (HELDOUT if heldout else TRAIN), entry.first // self.clients_per_leaf
+        folder = layout.block_folder(self.path, entry.slot) / name
+        try:
+            ptr = self._pointers(entry, name, part)
+            shape = (part.entries, self.features)
+            chunk = arrays.chunk_length(folder / "x", entry.sha256, shape, part.dtype)
+            row_bytes = np.dtype(part.dtype).itemsize * self.features
+            held = max(max_bytes // row_bytes // chunk, 1) * chunk
+            step = max(min(held, max_bytes // row_bytes), 1)
+            for low in range(0, part.entries, held):
+                rows = arrays.read(folder / "x", entry.sha256, shape, part.dtype, low, min(low + held, part.entries))
+                for start in range(0, len(rows), step):
+                    tile = rows[start : start + step]
+                    inside = np.clip(ptr - (low + start), 0, len(tile))
+                    yield RowsBlock(entry.first, leaf, inside, tile)
+        except arrays.ArrayDamaged as damage:
+            raise self._damaged(index, str(damage)) from damage
+
+    def verify(self, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
+        """Reads everything again: vocabulary, every slot's sha256, every block and every id.
+
+        progress: called with (blocks done, blocks). Damage is reported, not raised.
+        """
+        problems: list[str] = []
+        total = 0
+        try:
+            self.vocabulary()
+        except ManifestError as error:
+            problems.append(error.message)
+        for index, entry in enumerate(self.blocks):
+            problem, size = self._verify_block(index, entry)
+            total += size
+            if problem:
+                problems.append(problem)
+            if progress is not None:
+                progress(index + 1, len(self.blocks))
+        return VerifyReport(len(self.blocks), total, tuple(problems))
+
+    def _verify_block(self, index: int, entry: BlockEntry) -> tuple[str, int]:
+        try:
+            sha256, size = layout.digest(layout.block_folder(self.path, entry.slot))
+        except OSError as error:
+            return f"Block {index} (slot {entry.slot}) cannot be read: {error.strerror}.", 0
+        if sha256 != entry.sha256:
+            # Reading may still tell *which* array is damaged.
+            try:
+                self._read_everything(index, entry)
+            except ChunkError as error:
+                return error.message, size
+            return f"Block {index} (slot {entry.slot}): the stored files do not match their checksum.", size
+        try:
+            self._read_everything(index, entry)
+        except ChunkError as error:
+            return error.message, size
+        return "", size
+
+    def _read_everything(self, index: int, entry: BlockEntry) -> None:
+        self.client_ids(index)
+        if self.kind == "counts":
+            block = self.read(index, heldout=entry.heldout is not None)
+            for part, expected in ((block, entry.train), (block.heldout, entry.heldout)):
+                if part is not None and not _increasing_within_clients(part):
+                    raise self._damaged(index, "the token ids of a client are not increasing")
+                if part is not None and int(part.totals.sum()) != expected.total:
+                    raise self._damaged(index, "the tokens do not add up to the number in the manifest")
+        else:
+            for part in (False, True):
+                for _ in self.tiles(index, arrays.STREAM_BYTES, heldout=part):
+                    pass
+
+    def _entry(self, index: int) -> BlockEntry:
+        if not 0 <= index < len(self.blocks):
+            raise PopulationError(
+                f"The population {self.path} has no block {index}.", f"It has {len(self.blocks)} blocks."
+            )
+        return self.blocks[index]
+
+    def _damaged(self, index: int, what: str) -> ChunkError:
+        slot = self.blocks[index].slot
+        return ChunkError(
+            f"Block {index} (slot {slot}) of {self.path}, version {self.version}: {what}.",
+            f"Restore the folder {layout.block_folder(self.path, slot)} from a backup, or ingest the population again.",
+        )
+
+    def _pointers(self, entry: BlockEntry, name: str, part: PartEntry) -> np.ndarray:
+        pointers = "indptr" if self.kind == "counts" else "ptr"
+        folder = layout.block_folder(self.path, entry.slot) / name / pointers
+        ptr = arrays.read(folder, entry.sha256, (entry.clients + 1,), "int64")
+        _check_pointers(ptr, part.entries, f"{name}/{pointers}")
+        return ptr
+
+    def _part(self, entry: BlockEntry, name: str, part: PartEntry | None, heldout: ClientBlock | None) -> ClientBlock:
+        leaf = entry.first // self.clients_per_leaf
+        folder = layout.block_folder(self.path, entry.slot) / name
+        counts = self.kind == "counts"
+        if part is None:  # no client of this block has held-out data
+            ptr = np.zeros(entry.clients + 1, np.int32 if counts else np.int64)
+            if not counts:
+                return RowsBlock(entry.first, leaf, ptr, np.empty((0, self.features), self.manifest.dtype))
+            none = np.empty(0, np.float32)
+            return CountsBlock(
+                entry.first, leaf, ptr, np.empty(0, np.int32), none, np.zeros(entry.clients), self.features
+            )
+        ptr = self._pointers(entry, name, part)
+        if not counts:
+            x = arrays.read(folder / "x", entry.sha256, (part.entries, self.features), part.dtype)
+            return RowsBlock(entry.first, leaf, ptr, x, heldout)
+        indices = arrays.read(folder / "indices", entry.sha256, (part.entries,), "int32")
+        data = arrays.read(folder / "counts", entry.sha256, (part.entries,), part.dtype)
+        largest = 0
+        if part.entries:
+            if indices.min() < 0 or indices.max() >= self.features:
+                raise arrays.ArrayDamaged(f"{name}/indices holds a token outside the vocabulary")
+            if data.min() <= 0:
+                raise arrays.ArrayDamaged(f"{name}/counts holds a count below one")
+            largest = int(data.max())
+        totals = _segment_sums(data, ptr)
+        if part.entries <= np.iinfo(np.int32).max:
+            ptr = ptr.astype(np.int32)  # SciPy copies the indices when their type differs from that of indptr
+        data = data.astype(np.float32 if largest < FLOAT32_EXACT else np.float64)
+        return CountsBlock(entry.first, leaf, ptr, indices, data, totals, self.features, heldout)
+
+
+def _check_pointers(ptr: np.ndarray, entries: int, name: str) -> None:
+    if ptr[0] != 0 or ptr[-1] != entries or (np.diff(ptr) < 0).any():
+        raise arrays.ArrayDamaged(f"{name} does not run from 0 to {entries} without going back")
+
+
+def _segment_sums(data: np.ndarray, ptr: np.ndarray) -> np.ndarray:
+    """(C,) float64 sums of the segments; exact, since a client's tokens stay below 2**53."""
+    sums = np.zeros(len(ptr) - 1)
+    filled = ptr[1:] > ptr[:-1]
+    if filled.any():
+        sums[filled] = np.add.reduceat(data, ptr[:-1][filled], dtype=np.int64)
+    return sums
+
+
+def _increasing_within_clients(block: CountsBlock) -> bool:
+    steps = np.diff(block.indices) > 0
+    starts = block.indptr[1:-1]
+    starts = starts[(starts > 0) & (starts < len(block.indices))]
+    steps[starts - 1] = True  # the first token of a client may be anything
+    return bool(steps.all())

@@ -1,0 +1,402 @@
+"""Writing a population: whole clients go in, immutable slots come out; a version appears at once or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import scipy.sparse as sp
+
+from fedcore.errors import PopulationError, PopulationNotFound
+from fedcore.population import identifiers, layout
+from fedcore.population import manifest as manifests
+from fedcore.population.block_writer import BlockWriter, PartWriter
+from fedcore.population.blocks import Kind
+from fedcore.population.checks import Rows, bytes_of, checked_counts, checked_rows, checked_vocabulary
+from fedcore.population.manifest import BlockEntry, Manifest, Provenance
+from fedcore.population.store import Population
+
+CLIENTS_PER_LEAF = 1024
+CLIENTS_PER_BLOCK = 8192
+BLOCK_BYTES = 256 << 20  # decoded; a block that reaches this closes at its next leaf boundary
+
+
+@dataclass
+class _Batch:
+    """Checked clients on their way into blocks. counts: CSR; rows: (ptr, x)."""
+
+    ids: list[str]
+    train: sp.csr_matrix | Rows
+    heldout: sp.csr_matrix | Rows | None
+    bytes_before: np.ndarray  # (C + 1,) int64: decoded bytes of the clients before each
+
+
+class PopulationWriter:
+    """Makes one version of a population. Use it as a context manager:
+
+        with PopulationWriter(path, "counts", features=1000) as writer:
+            writer.write(ids, matrix)          # as often as needed, any number of whole clients each time
+            population = writer.commit(Provenance(sources=("clicks.csv",)))
+
+    Until `commit` nothing is visible; leaving without it removes everything that was written. Holds the population's
+    writer lock: a second writer raises PopulationError on entry. Leftovers of a writer that died are swept on entry.
+
+    kind, features: as in the manifest; dtype: of dense rows, "float32" or "float64"
+    clients_per_leaf: L; clients_per_block: rounded up to a multiple of L
+    vocabulary: the tokens, one for each feature, or None
+    nominal_clients: the size that the owner declares in public
+    public_for_evaluation: the reason why anybody may evaluate on these data, or None if nobody may
+    ledger: {"id": ..., "url": ...} or None
+    parent: the version to make a new version of (see `extending`); None makes a new population
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        kind: Kind,
+        features: int,
+        *,
+        dtype: str = "float32",
+        clients_per_leaf: int = CLIENTS_PER_LEAF,
+        clients_per_block: int = CLIENTS_PER_BLOCK,
+        block_bytes: int = BLOCK_BYTES,
+        vocabulary: Sequence[str] | None = None,
+        nominal_clients: int | None = None,
+        public_for_evaluation: str | None = None,
+        ledger: dict[str, str] | None = None,
+        parent: Population | None = None,
+    ):
+        if kind not in ("counts", "rows"):
+            raise PopulationError(f"There is no population kind {kind!r}.", "Use 'counts' or 'rows'.")
+        if kind == "rows" and dtype not in ("float32", "float64"):
+            raise PopulationError(f"Dense rows cannot be stored as {dtype}.", "Use float32 or float64.")
+        if min(features, clients_per_leaf, clients_per_block) < 1:
+            raise PopulationError("features, clients_per_leaf and clients_per_block must be at least 1.")
+        if kind == "counts" and features > np.iinfo(np.int32).max:
+            raise PopulationError(f"A vocabulary of {features} tokens is too large.", "Use at most 2**31 - 1.")
+        self.path, self.kind, self.features, self.parent = Path(path), kind, int(features), parent
+        self.dtype = dtype if kind == "rows" else None
+        self.clients_per_leaf = int(clients_per_leaf)
+        self.clients_per_block = -(-int(clients_per_block) // self.clients_per_leaf) * self.clients_per_leaf
+        self.block_bytes = block_bytes
+        self.tokens = None if vocabulary is None else checked_vocabulary(vocabulary, self.features)
+        self.public = {
+            "nominal_clients": nominal_clients,
+            "public_for_evaluation": public_for_evaluation is not None,
+            "public_reason": public_for_evaluation or "",
+            "ledger": ledger,
+        }
+        self.version = 1 if parent is None else parent.version + 1
+        self.clients = 0
+        self._blocks: list[BlockEntry] = []
+        self._hashes: list[np.ndarray] = []
+        self._open: BlockWriter | None = None
+        self._slots = 0
+        self._made: list[Path] = []  # what disappears again without a commit
+        self._stack: ExitStack | None = None
+        self._committed = self._failed = False
+
+    @classmethod
+    def extending(cls, parent: Population, **changes) -> PopulationWriter:
+        """A writer of the next version of `parent`: same id, kind, features, leaf size, vocabulary, ledger...
+
+        The new version must hold the parent's clients at their old indices: pass on its blocks in order with `keep`,
+        or write their clients anew. changes: clients_per_block, block_bytes, nominal_clients, ledger.
+        """
+        old = parent.manifest
+        settings = {
+            "dtype": old.dtype or "float32", "clients_per_leaf": old.clients_per_leaf,
+            "clients_per_block": old.clients_per_block, "vocabulary": parent.vocabulary(),
+            "nominal_clients": old.nominal_clients,
+            "public_for_evaluation": old.public_reason if old.public_for_evaluation else None,
+            "ledger": None if old.ledger is None else old.ledger.model_dump(), **changes,
+        }  # fmt: skip
+        return cls(parent.path, old.kind, old.features, parent=parent, **settings)
+
+    # ---- life cycle
+
+    def __enter__(self) -> PopulationWriter:
+        with ExitStack() as stack, layout.named_os_errors(self.path):
+            fresh = not self.path.exists()
+            if not fresh and not self.path.is_dir():
+                raise PopulationError(f"{self.path} is a file.", "Name a folder for the population.")
+            if not fresh and not layout.is_population_root(self.path):
+                if any(entry.name != layout.LOCK for entry in self.path.iterdir()):
+                    raise PopulationError(
+                        f"The folder {self.path} is not empty and holds no population.", "Name a new or empty folder."
+                    )
+            self.path.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(layout.writer_lock(self.path))
+            self._check_place()
+            if not layout.is_population_root(self.path):
+                mark = {"fedcore": {"population": True, "schema_version": manifests.SCHEMA_VERSION}}
+                layout.write_group(self.path, mark)
+                layout.write_group(self.path / layout.BLOCKS)
+            if self.parent is None:
+                self._made.append(self.path)
+            self._stack = stack.pop_all()
+        return self
+
+    def _check_place(self) -> None:
+        """With the lock held: the place is as the writer needs it, and leftovers of dead writers are gone."""
+        known = layout.versions(self.path)
+        if self.parent is None and known:
+            raise PopulationError(
+                f"There is a population at {self.path} already.", "Append to it, or name another folder."
+            )
+        if self.parent is not None:
+            if not known:
+                raise PopulationNotFound(f"The population {self.path} is gone.", "Restore it from a backup.")
+            if known[-1] != self.parent.version:
+                raise PopulationError(
+                    f"The population {self.path} has moved on to version {known[-1]}.", "Run the same command again."
+                )
+        named = [manifests.load(self.path, version) for version in known]
+        slots = {block.slot for one in named for block in one.blocks}
+        layout.sweep(self.path, slots, [one.vocabulary.sha256 for one in named if one.vocabulary])
+
+    def __exit__(self, kind, error, traceback) -> None:
+        try:
+            if not self._committed:
+                self._open = None
+                for folder in reversed(self._made):
+                    shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            self._stack.close()
+
+    # ---- clients in
+
+    def write(
+        self, client_ids: Sequence, matrix: sp.spmatrix | Rows, heldout: sp.spmatrix | Rows | None = None
+    ) -> None:
+        """Adds whole clients, in this order.
+
+        client_ids: C ids, text or whole numbers, unique in the population
+        matrix: kind counts: (C, features) sparse matrix of whole numbers >= 0
+                kind rows:   (ptr (C + 1,), x (N, features)), NaN = missing
+        heldout: the same clients' held-out data, in the same form, or None
+
+        Raises PopulationError if ids, shapes or values are unusable; nothing of this call is then added.
+        """
+        self._ready()
+        texts = identifiers.as_text(client_ids)
+        if not texts:
+            return
+        train = self._checked(matrix, len(texts))
+        other = None if heldout is None else self._checked(heldout, len(texts))
+        sizes = bytes_of(train) + (bytes_of(other) if other is not None else 0)
+        batch = _Batch(texts, train, other, np.concatenate([[0], np.cumsum(sizes)]))
+        self._hashes.append(identifiers.hashes(texts))
+        with self._writing():
+            done = 0
+            while done < len(texts):
+                block = self._current_block()
+                stop = self._stop(block, batch, done)
+                self._append(block, batch, done, stop)
+                done = stop
+                self._close_if_full(block)
+
+    def write_large(self, client_id, tiles: Iterable[np.ndarray], heldout: Iterable[np.ndarray] | None = None) -> None:
+        """Adds one client with dense rows that need not fit in memory: tiles are arrays (n, features)."""
+        self._ready()
+        if self.kind != "rows":
+            raise PopulationError("Only dense rows are written in tiles.", "Write counts with `write`.")
+        texts = identifiers.as_text([client_id])
+        self._hashes.append(identifiers.hashes(texts))
+        with self._writing():
+            block = self._current_block()
+            self._stream_rows(block, block.train, tiles)
+            if heldout is not None:
+                self._stream_rows(block, block.heldout_part(), heldout)
+            elif block.heldout is not None:
+                block.heldout.empty_clients(1)
+            block.add_ids(texts)
+            self.clients += 1
+            self._close_if_full(block)
+
+    def keep(self, entry: BlockEntry) -> None:
+        """Takes over a block of the parent as it is. Call in client order, at the client where it starts."""
+        self._ready()
+        self.close_block()
+        if self.parent is None or entry not in self.parent.blocks or entry.first != self.clients:
+            raise PopulationError(f"The slot {entry.slot} does not follow client {self.clients - 1} of this version.")
+        ids = self.parent.client_ids(self.parent.blocks.index(entry))
+        self._hashes.append(identifiers.hashes(ids.tolist()))
+        self._blocks.append(entry)
+        self.clients += entry.clients
+
+    def close_block(self) -> None:
+        """Ends the open block here: on a leaf boundary, or after the last client."""
+        if self._open is not None:
+            with self._writing():
+                self._blocks.append(self._open.close())
+            self._open = None
+
+    def commit(self, provenance: Provenance | None = None) -> Population:
+        """Makes the version visible, durably and at once, and returns it.
+
+        Raises PopulationError if there is no client, an id came twice, or another writer was first.
+        """
+        self._ready()
+        self.close_block()
+        if not self._blocks:
+            raise PopulationError(f"No client was written to {self.path}.", "A population has at least one client.")
+        self._refuse_duplicates()
+        provenance = provenance or Provenance()
+        old = None if self.parent is None else self.parent.manifest
+        provenance = provenance.model_copy(update={"parent": None if old is None else old.version})
+        made = manifests.build(
+            population_id=uuid.uuid4().hex if old is None else old.population_id,
+            version=self.version, kind=self.kind, dtype=self.dtype, n_clients=self.clients,
+            n_rows=sum(block.train.total for block in self._blocks), features=self.features,
+            clients_per_leaf=self.clients_per_leaf, clients_per_block=self.clients_per_block,
+            vocabulary=self._store_vocabulary(), provenance=provenance, blocks=tuple(self._blocks), **self.public,
+        )  # fmt: skip
+        with layout.named_os_errors(self.path):
+            self._store_manifest(made)
+        self._committed = True
+        return Population(self.path, made)
+
+    # ---- inside
+
+    def _ready(self) -> None:
+        if self._stack is None or self._committed:
+            raise PopulationError("This writer is not open.", "Use it inside its `with` statement, before the commit.")
+        if self._failed:
+            raise PopulationError("An earlier write of this writer failed half-way.", "Start again with a new writer.")
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """A block that fails half-way is never committed."""
+        before, self._failed = self._failed, True
+        with layout.named_os_errors(self.path):
+            yield
+        self._failed = before
+
+    def _current_block(self) -> BlockWriter:
+        if self._open is None:
+            folder = layout.block_folder(self.path, f"v{self.version:06d}-{self._slots:06d}")
+            self._slots += 1
+            if self.parent is not None:
+                self._made.append(folder)
+            self._open = BlockWriter(folder, self.clients, self.kind, self.features, self.dtype)
+        return self._open
+
+    def _stop(self, block: BlockWriter, batch: _Batch, start: int) -> int:
+        """Where in the batch the open block ends: full, or at the first leaf boundary with enough bytes."""
+        stop = min(len(batch.ids), start + self.clients_per_block - block.clients)
+        leaf = self.clients_per_leaf
+        boundaries = np.arange(start + (-block.clients) % leaf, stop + 1, leaf)
+        boundaries = boundaries[boundaries > start]
+        room = self.block_bytes - block.bytes
+        enough = boundaries[batch.bytes_before[boundaries] - batch.bytes_before[start] >= room]
+        return int(enough[0]) if len(enough) else stop
+
+    def _append(self, block: BlockWriter, batch: _Batch, start: int, stop: int) -> None:
+        parts = [(block.train, batch.train)]
+        if batch.heldout is not None:
+            parts.append((block.heldout_part(), batch.heldout))
+        elif block.heldout is not None:
+            block.heldout.empty_clients(stop - start)
+        for part, data in parts:
+            if self.kind == "counts":
+                part.append_counts(data[start:stop])
+            else:
+                ptr, x = data
+                part.append_rows(np.diff(ptr[start : stop + 1]), x[ptr[start] : ptr[stop]])
+        block.add_ids(batch.ids[start:stop])
+        block.bytes += int(batch.bytes_before[stop] - batch.bytes_before[start])
+        self.clients += stop - start
+
+    def _stream_rows(self, block: BlockWriter, part: PartWriter, tiles: Iterable[np.ndarray]) -> None:
+        rows = 0
+        for tile in tiles:
+            ptr, x = self._checked((np.array([0, len(tile)]), tile), 1)
+            part.append_rows(np.zeros(0, np.int64), x)
+            rows += len(x)
+            block.bytes += x.nbytes
+        part.lengths.append(np.array([rows], np.int64))
+
+    def _close_if_full(self, block: BlockWriter) -> None:
+        whole = block.clients % self.clients_per_leaf == 0
+        if block.clients >= self.clients_per_block or (whole and block.bytes >= self.block_bytes):
+            self.close_block()
+
+    def _checked(self, data: sp.spmatrix | Rows, clients: int) -> sp.csr_matrix | Rows:
+        return (checked_counts if self.kind == "counts" else checked_rows)(data, clients, self.features, self.dtype)
+
+    def _store_vocabulary(self) -> dict | None:
+        if self.tokens is None:
+            return None
+        data = "".join(f"{token}\n" for token in self.tokens).encode("utf-8")
+        sha256 = hashlib.sha256(data).hexdigest()
+        file = layout.vocabulary_file(self.path, sha256)
+        if not file.exists():
+            with layout.named_os_errors(self.path):
+                layout.create_exclusively(file, data)
+        return {"sha256": sha256, "size": len(self.tokens)}
+
+    def _store_manifest(self, made: Manifest) -> None:
+        for name in (layout.ROOT, f"{layout.BLOCKS}/{layout.ROOT}"):
+            layout.sync_file(self.path / name)
+        layout.sync_folder(self.path)
+        file = layout.version_file(self.path, made.version)
+        try:
+            layout.create_exclusively(file, manifests.encode(made))
+        except FileExistsError as error:
+            raise PopulationError(
+                f"Another writer was first to make version {made.version} of {self.path}.",
+                "Run the same command again.",
+            ) from error
+        layout.sync_folder(self.path)
+
+    def _refuse_duplicates(self) -> None:
+        hashes = np.concatenate(self._hashes)
+        values, counts = np.unique(hashes, return_counts=True)
+        suspects = values[counts > 1]
+        if not len(suspects):
+            return
+        # Equal hashes are nearly always equal ids; look at the ids themselves to be sure.
+        seen: set[str] = set()
+        preview = Population(self.path, _preview(self))
+        for position in np.flatnonzero(np.isin(hashes, suspects)).tolist():
+            index = next(i for i, block in enumerate(self._blocks) if position < block.first + block.clients)
+            one = str(preview.client_ids(index)[position - self._blocks[index].first])
+            if one in seen:
+                raise PopulationError(
+                    f"The client id {one!r} was written twice.", "Give all data of a client in one call of `write`."
+                )
+            seen.add(one)
+
+
+def name_ledger(population: Population, ledger: dict[str, str]) -> Population:
+    """A new version, with the same data, that names its ledger. Naming the same ledger again changes nothing.
+
+    Raises PopulationError if the population names another ledger already: budgets cannot be reset.
+    """
+    old = population.manifest.ledger
+    if old is not None:
+        if old.model_dump() == ledger:
+            return population
+        raise PopulationError(
+            f"The population {population.path} names the ledger {old.id} already.",
+            "A population keeps its ledger for good.",
+        )
+    with PopulationWriter.extending(population, ledger=ledger) as writer:
+        for entry in population.blocks:
+            writer.keep(entry)
+        return writer.commit(population.manifest.provenance)
+
+
+def _preview(writer: PopulationWriter) -> Manifest:
+    """An unchecked manifest, good for nothing but reading the ids of the blocks just written."""
+    return Manifest.model_construct(
+        version=writer.version, kind=writer.kind, features=writer.features, blocks=tuple(writer._blocks),
+        clients_per_leaf=writer.clients_per_leaf,
+    )  # fmt: skip

@@ -1,0 +1,280 @@
+"""The run store: one folder for each run, committed round by round.
+
+    run.json         what was asked: method, config, seed, population, plan; written once
+    head.json        where the run is; the rename of this small file commits a round
+    state/000007/    server state after round 7: a Zarr group of arrays, scalars as attributes
+    memory/000007/   per-client memory after round 7, one group for each block
+    releases/        copies of the published values (private runs)
+    metrics.jsonl    one row for each committed round
+    report.html
+
+Arrays and JSON only: loading a run executes nothing, and names and sizes are checked first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import math
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+
+from fedcore.errors import RunBusy, RunError, RunNotFound
+from fedcore.files import sync_folder, sync_tree, write_json
+
+SCHEMA = 1
+STATES_KEPT = 2
+MAX_STATE_BYTES = 16 * 2**30
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+STATUSES = ("running", "finished", "failed", "budget exhausted", "abandoned")
+
+
+# --- values on disk -------------------------------------------------------------------------------------------------
+
+
+def write_values(folder: Path, values: Mapping[str, Any]) -> None:
+    """Arrays to Zarr, scalars (str, bool, int, float, None) to attributes; durable when it returns.
+
+    The folder appears whole or not at all; one that exists already is replaced (it was never committed).
+    """
+    partial = folder.with_name(f".{folder.name}.partial")
+    for leftover in (partial, folder):
+        if leftover.exists():
+            shutil.rmtree(leftover)
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    group = zarr.open_group(partial, mode="w-", zarr_format=3)
+    scalars = {}
+    for name, value in values.items():
+        if not NAME.fullmatch(name):
+            raise RunError(f"{name!r} cannot be the name of a stored value.")
+        if isinstance(value, np.ndarray):
+            array = group.create_array(
+                name, shape=value.shape, chunks=tuple(max(1, n) for n in value.shape), dtype=value.dtype,
+                compressors=[zarr.codecs.BloscCodec(cname="zstd", clevel=3), zarr.codecs.Crc32cCodec()],
+                config={"write_empty_chunks": True},
+            )  # fmt: skip
+            if value.size:
+                array[...] = value
+        else:
+            scalars[name] = _scalar(name, value)
+    group.attrs.update({"schema": SCHEMA, "scalars": scalars, "arrays": _shapes(values)})
+    sync_tree(partial)
+    partial.rename(folder)
+    sync_folder(folder.parent)
+
+
+def _shapes(values: Mapping[str, Any]) -> dict[str, list[int]]:
+    return {name: list(value.shape) for name, value in values.items() if isinstance(value, np.ndarray)}
+
+
+def _scalar(name: str, value: Any) -> Any:
+    if isinstance(value, (bool, str)) or value is None:
+        return value
+    if isinstance(value, (int, np.integer)):
+        return int(value)
+    if isinstance(value, (float, np.floating)) and math.isfinite(value):
+        return float(value)
+    raise RunError(f"{name!r} cannot be stored: a {type(value).__name__} is neither an array nor a finite scalar.")
+
+
+def read_values(folder: Path) -> dict[str, Any]:
+    """What `write_values` wrote. Raises RunError if anything is missing, torn or too large."""
+    try:
+        group = zarr.open_group(folder, mode="r", zarr_format=3)
+        attributes = dict(group.attrs)
+        arrays, values = attributes["arrays"], dict(attributes["scalars"])
+        if attributes["schema"] != SCHEMA or not all(NAME.fullmatch(name) for name in [*arrays, *values]):
+            raise ValueError("unknown schema or names")
+        for name, shape in arrays.items():
+            array = group[name]
+            if list(array.shape) != shape or array.nbytes > MAX_STATE_BYTES or array.dtype.kind not in "biuf":
+                raise ValueError(f"array {name!r} is not as declared")
+            if array.size and array.nchunks_initialized != array.nchunks:
+                raise ValueError(f"array {name!r} lacks chunks")
+            values[name] = np.asarray(array[...])
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, zarr.errors.BaseZarrError) as error:
+        raise RunError(
+            f"stored values at {folder.name!r} are unreadable ({type(error).__name__}: {error}).",
+            "Restore this folder of the run from a backup, or train again.",
+        ) from error
+    return values
+
+
+def state_values(state: Any) -> dict[str, Any]:
+    """The fields of a state dataclass."""
+    return {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+
+
+# --- one run --------------------------------------------------------------------------------------------------------
+
+
+class Run:
+    """A run's folder. Open with `Run.create` or `Run.open`; `lock` before writing."""
+
+    def __init__(self, path: Path, info: dict, head: dict):
+        self.path = path
+        self.info = info
+        self.head = head
+        self._lock = None
+
+    @property
+    def id(self) -> str:
+        return self.info["run_id"]
+
+    @property
+    def round(self) -> int:
+        """Rounds committed."""
+        return self.head["round"]
+
+    @property
+    def status(self) -> str:
+        return self.head["status"]
+
+    @classmethod
+    def create(cls, folder: Path, info: dict) -> Run:
+        """A new run below `folder`, named by info["run_id"]; locked by this process. It has no state yet."""
+        path = Path(folder) / info["run_id"]
+        try:
+            path.mkdir(parents=True, exist_ok=False)
+        except FileExistsError:
+            raise RunError(f"a run named {info['run_id']!r} exists already.", "Choose another name.") from None
+        except OSError as error:
+            raise RunError(f"cannot create a run in {str(folder)!r}: {error.strerror}.") from error
+        run = cls(path, {"schema": SCHEMA, **info}, {"round": -1, "status": "running", "metrics_bytes": 0})
+        run.lock()
+        write_json(path / "run.json", run.info)
+        return run
+
+    @classmethod
+    def open(cls, path: str | Path) -> Run:
+        """Raises RunNotFound, or RunError for unreadable or foreign files."""
+        path = Path(path)
+        if not (path / "run.json").is_file():
+            raise RunNotFound(f"there is no run at {str(path)!r}.", "`fedcore runs list` shows the runs of a folder.")
+        info, head = _read_json(path / "run.json"), {"round": -1, "status": "running", "metrics_bytes": 0}
+        if info.get("schema") != SCHEMA:
+            raise RunError(f"run {path.name!r} has the unknown schema {info.get('schema')!r}.", "Upgrade fedcore.")
+        if (path / "head.json").exists():
+            head = _read_json(path / "head.json")
+        if not isinstance(head.get("round"), int) or head.get("status") not in STATUSES:
+            raise RunError(f"the head of run {path.name!r} is not valid.", "Restore head.json from a backup.")
+        return cls(path, info, head)
+
+    def lock(self) -> None:
+        """Held until the process ends. Raises RunBusy if another live process holds it."""
+        file = open(self.path / "lock", "w")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise RunBusy(f"another process is working on run {self.path.name!r}.", "Wait for it, or stop it.") from None
+        self._lock = file
+
+    def unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def state_folder(self, round: int) -> Path:
+        return self.path / "state" / f"{round:06d}"
+
+    def memory_folder(self, round: int) -> Path:
+        return self.path / "memory" / f"{round:06d}"
+
+    def read_state(self) -> dict[str, Any]:
+        if self.round < 0:
+            raise RunError(f"run {self.id!r} has no committed state yet.", "`fedcore resume` it first.")
+        return read_values(self.state_folder(self.round))
+
+    def commit(self, round: int, state: Any, row: Mapping[str, Any] | None, **head: Any) -> None:
+        """Make a round current: state, then the metrics row, then the head. Old states and memories are dropped."""
+        write_values(self.state_folder(round), state_values(state))
+        metrics = self.path / "metrics.jsonl"
+        with open(metrics, "ab") as file:
+            file.truncate(self.head["metrics_bytes"])
+            file.seek(0, 2)
+            if row is not None:
+                file.write((json.dumps({"round": round, **row}, allow_nan=False) + "\n").encode())
+            file.flush()
+            size = file.tell()
+        self._write_head({**self.head, **head, "round": round, "metrics_bytes": size})
+        for kind in ("state", "memory"):
+            for folder in sorted(self.path.glob(f"{kind}/[0-9]*")):
+                if int(folder.name) <= round - STATES_KEPT or int(folder.name) > round:
+                    shutil.rmtree(folder)
+
+    def finish(self, status: str) -> None:
+        self._write_head({**self.head, "status": status})
+
+    def note(self, **facts: Any) -> None:
+        """Keep facts about the run's execution (memory, seconds) in its head."""
+        self._write_head({**self.head, **facts})
+
+    def _write_head(self, head: dict) -> None:
+        write_json(self.path / "head.json", head)
+        self.head = head
+
+    def keep_release(self, name: str, array: np.ndarray) -> None:
+        write_values(self.path / "releases" / name, {"values": array})
+
+    def releases(self) -> dict[str, np.ndarray]:
+        """The run's copies of its published values, by name."""
+        folder = self.path / "releases"
+        return {p.name: read_values(p)["values"] for p in sorted(folder.glob("[!.]*"))}
+
+    def metrics(self) -> list[dict]:
+        """One row for each committed round."""
+        path = self.path / "metrics.jsonl"
+        if not path.exists():
+            return []
+        text = path.read_bytes()[: self.head["metrics_bytes"]].decode()
+        return [json.loads(line) for line in text.splitlines()]
+
+
+def _read_json(path: Path) -> dict:
+    try:
+        value = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path.parent.name}/{path.name} is unreadable ({type(error).__name__}).",
+                       "Restore it from a backup.") from error  # fmt: skip
+    if not isinstance(value, dict):
+        raise RunError(f"{path.parent.name}/{path.name} does not hold an object.", "Restore it from a backup.")
+    return value
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedRun:
+    """A trained model as values: info (what was asked), state (arrays and scalars by name), metrics, head."""
+
+    path: Path
+    info: dict
+    head: dict
+    state: dict[str, Any]
+    metrics: list[dict]
+
+
+def load_run(path: str | Path) -> LoadedRun:
+    """Read a run without executing anything from it; safe on files from elsewhere.
+
+    Raises RunNotFound or RunError.
+    """
+    run = Run.open(path)
+    return LoadedRun(run.path, run.info, run.head, run.read_state(), run.metrics())
+
+
+def list_runs(folder: str | Path) -> list[Run]:
+    """Every readable run below a folder, oldest name first."""
+    runs = []
+    for path in sorted(Path(folder).glob("*/run.json")):
+        try:
+            runs.append(Run.open(path.parent))
+        except RunError:
+            continue
+    return runs

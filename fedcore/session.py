@@ -1,0 +1,391 @@
+"""Starting, resuming and ending a run: where method, population, ledger and run store meet.
+
+`start` and `resume` give a `Session` whose `training` is stepped by the command line (`--local`) or by a flow.
+Order matters for people's privacy: the plan is made from the config and the manifest, the budget is reserved, and only
+then are data opened.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+import fedcore
+from fedcore.engine import DEFAULT_CACHE_BYTES, Backend, Source, Training
+from fedcore.errors import (
+    BudgetExceeded,
+    BudgetMissing,
+    ConfigError,
+    FedcoreError,
+    LeaseLost,
+    LedgerMissing,
+    LedgerRolledBack,
+    PopulationError,
+    RunError,
+    WrongKind,
+)
+from fedcore.files import write_json
+from fedcore.methods import make_method
+from fedcore.population.store import Population
+from fedcore.privacy.accounting import epsilon_of, fits, rho_of
+from fedcore.privacy.ledger import Balance, ChainHead, Lease, Ledger, create_ledger, default_ledger_url, open_ledger
+from fedcore.privacy.mechanisms import NoiseSource, SecureNoise, TestNoise
+from fedcore.privacy.plan import PlannedRelease
+from fedcore.privacy.statement import PrivacyStatement, no_privacy, private_statement
+from fedcore.rounds import FederatedMethod, PublicFacts
+from fedcore.runs import Run
+
+WITNESS = "ledger-head.json"
+UNIT, RELATION = "client", "add_or_remove_one"
+ENDED = ("finished", "budget exhausted", "abandoned")
+
+
+class TrainRequest(BaseModel):
+    """What a training run is asked to do; the same for the command line, a flow and a deployment."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    method: str = Field(description="name of the method")
+    population: str = Field(description="folder of the population")
+    settings: dict = Field(default_factory=dict, description="settings of the method; unset ones take their defaults")
+    runs: str = Field("runs", description="folder of the runs")
+    run_id: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$", description="name of the run")
+    version: int | None = Field(None, ge=1, description="version of the population; the newest by default")
+    seed: int = Field(0, ge=0, description="names the streams of simulation randomness; never protects anybody")
+    cache_bytes: int = Field(DEFAULT_CACHE_BYTES, ge=0, description="decoded blocks that each process may keep, bytes")
+    test_noise: str | None = Field(None, min_length=1, description="key of pseudo-random noise; makes the run not "
+                                   "private, and needs a test ledger")  # fmt: skip
+
+
+# --- the ledger of a population -------------------------------------------------------------------------------------
+
+
+def ledger_name(url: str | None = None) -> dict:
+    """{"id", "url"} of the ledger that new populations name: `url`, else FEDCORE_LEDGER, else the user's own.
+
+    Made if it does not exist yet. A ledger of test noise is taken as it is.
+    """
+    url = url or default_ledger_url()
+    try:
+        ledger = open_ledger(url)
+    except LedgerMissing:
+        ledger = create_ledger(url)
+    return {"id": ledger.id, "url": ledger.url}
+
+
+def ledger_of(population: Population, url: str | None = None) -> Ledger:
+    """The ledger that the population's manifest names; `url` or FEDCORE_LEDGER may say where it now is.
+
+    Raises LedgerMissing if it is absent or another one, LedgerRolledBack if it lacks a record seen before.
+    """
+    named = population.manifest.ledger
+    if named is None:
+        raise LedgerMissing(f"population {population.path.name!r} names no ledger: it was made without one.",
+                            "Ingest it again with a ledger.")  # fmt: skip
+    where = url or (default_ledger_url() if os.environ.get("FEDCORE_LEDGER") else named.url)
+    ledger = open_ledger(where, expected_id=named.id)
+    witness = population.path / WITNESS
+    if witness.exists():
+        try:
+            seen = ChainHead(**json.loads(witness.read_text()))
+        except (ValueError, TypeError):
+            raise LedgerRolledBack(
+                f"{WITNESS} of population {population.path.name!r} is damaged, so the ledger cannot be checked.",
+                "Restore it from a backup.",
+            ) from None
+        ledger.check_not_rolled_back(population.id, seen)
+    return ledger
+
+
+def remember_head(population: Population, ledger: Ledger) -> None:
+    """Keep the newest record of the ledger beside the population, so that a restored old ledger is noticed."""
+    head = ledger.head(population.id)
+    write_json(population.path / WITNESS, {"ledger_id": head.ledger_id, "seq": head.seq, "hash": head.hash})
+
+
+class LedgerPublisher:
+    """Charges the ledger, draws the noise, publishes; one release at a time (the `Publisher` of the engine)."""
+
+    def __init__(self, ledger: Ledger, population: Population, run: Run, lease: Lease, noise: NoiseSource):
+        self.ledger = ledger
+        self.population = population
+        self.run = run
+        self.lease = lease
+        self.noise = noise
+
+    def published(self, planned: PlannedRelease) -> np.ndarray | None:
+        return self.ledger.published(self.run.id, planned.name)
+
+    def release(self, planned: PlannedRelease, grid_values: np.ndarray) -> np.ndarray:
+        stored = self.published(planned)
+        if stored is not None:
+            return stored
+        charge = self.ledger.charge(self.lease, planned)
+        return self.ledger.publish(self.lease, charge, self.noise.draw(planned, self.run.id, grid_values))
+
+    def head(self) -> dict:
+        self.ledger.renew(self.lease)
+        head = self.ledger.head(self.population.id)
+        return {"ledger_id": head.ledger_id, "seq": head.seq, "hash": head.hash}
+
+
+# --- a session ------------------------------------------------------------------------------------------------------
+
+
+class Session:
+    """A run that this process holds: what the command line or a flow steps through."""
+
+    def __init__(self, method: FederatedMethod, population: Population, run: Run, training: Training,
+                 ledger: Ledger | None, lease: Lease | None):  # fmt: skip
+        self.method = method
+        self.population = population
+        self.run = run
+        self.training = training
+        self.ledger = ledger
+        self.lease = lease
+
+    def finish(self, status: str) -> None:
+        """End the run: return what was reserved and never charged, write the statement and the head."""
+        if self.ledger is not None:
+            self.ledger.finish(self.lease, status)
+            remember_head(self.population, self.ledger)
+        write_json(self.run.path / "statement.json", self.statement().to_json())
+        self.run.finish(status)
+
+    def statement(self) -> PrivacyStatement:
+        return statement_of(self.run, self.method, self.ledger, self.population)
+
+    def balance(self) -> Balance | None:
+        return None if self.ledger is None else self.ledger.balance(self.population.id)
+
+    def close(self) -> None:
+        self.run.unlock()
+
+
+def statement_of(run: Run, method: FederatedMethod, ledger: Ledger | None, population: Population) -> PrivacyStatement:
+    """What the run may claim, from its ledger; `none` with the reason if it may claim nothing."""
+    if not method.private:
+        return no_privacy(method.not_private_because)
+    if run.info["test_noise"] is not None:
+        return no_privacy("the noise was pseudo-random test noise, which anyone who knows its key can subtract")
+    return private_statement(ledger, population.id, run.id)
+
+
+def _noise(test_noise: str | None) -> NoiseSource:
+    return SecureNoise() if test_noise is None else TestNoise(test_noise)
+
+
+def nominal_clients(method: FederatedMethod, population: Population) -> int | None:
+    """The size that the owner declared: in the settings of the run, else in the manifest."""
+    return getattr(method.config, "nominal_clients", None) or population.manifest.nominal_clients
+
+
+def check(request: TrainRequest) -> None:
+    """Everything that can be refused before a run is made: settings, population, budget. Raises what `start` raises."""
+    _prepare(request, None)
+
+
+def _prepare(request: TrainRequest, ledger_url: str | None):
+    """(method, population, ledger, plan, rho) of a new run; opens no data and reserves nothing."""
+    method = make_method(request.method, request.settings)
+    population = Population.open(request.population, version=request.version)
+    if population.kind != method.kind:
+        raise WrongKind(f"method {method.name!r} needs a population of {method.kind}, and {population.path.name!r} holds "
+                        f"{population.kind}.", "Ingest the data as the other kind, or choose another method.")  # fmt: skip
+    if not method.private:
+        return method, population, None, [], None
+    ledger = ledger_of(population, ledger_url)
+    plan, rho = plan_within_budget(method, population, ledger, request.seed)
+    return method, population, ledger, plan, rho
+
+
+def start(request: TrainRequest, backend: Backend, *, stamp: str, ledger_url: str | None = None) -> Session:
+    """A new run, reserved and with its first state committed.
+
+    stamp: a time as text, for the run's name. Raises ConfigError, WrongKind, the population's and the ledger's
+    errors, BudgetMissing, BudgetExceeded. If it raises, nothing was reserved and no run is left behind.
+    """
+    method, population, ledger, plan, rho = _prepare(request, ledger_url)
+    run_id = request.run_id or f"{request.method}-{population.path.name}-{stamp}-{secrets.token_hex(2)}"
+    run = Run.create(Path(request.runs), {
+        "run_id": run_id,
+        "method": request.method,
+        "config": method.config.model_dump(mode="json"),
+        "seed": request.seed,
+        "code_version": fedcore.__version__,
+        "kernel": method.kernel,
+        "population": {"path": str(population.path.resolve()), "name": population.path.name, "id": population.id,
+                       "version": population.version, "clients_per_leaf": population.clients_per_leaf},
+        "features": population.features,
+        "nominal_clients": nominal_clients(method, population),
+        "private": method.private,
+        "rho": rho,
+        "plan": [planned.to_json() for planned in plan],
+        "test_noise": request.test_noise,
+        "started": stamp,
+    })  # fmt: skip
+    try:
+        return _open(method, population, run, backend, request.cache_bytes, ledger, plan)
+    except BaseException:
+        if run.round < 0 and (ledger is None or not ledger.has_reservation(run.id)):
+            shutil.rmtree(run.path, ignore_errors=True)
+        run.unlock()
+        raise
+
+
+def resume(path: str | Path, backend: Backend, *, cache_bytes: int = DEFAULT_CACHE_BYTES, take_over: bool = False,
+           ledger_url: str | None = None, population: str | None = None) -> Session:  # fmt: skip
+    """Go on with a run after its last committed round.
+
+    population: where the population is now, if it was moved. Raises RunError if the run has ended or was made with
+    another kernel or leaf size, RunBusy, LedgerRolledBack, and what `start` raises.
+    """
+    run = Run.open(path)
+    check_resumable(run)
+    run.lock()
+    info = run.info
+    method = make_method(info["method"], info["config"])
+    store = Population.open(population or info["population"]["path"], version=info["population"]["version"])
+    if store.id != info["population"]["id"]:
+        raise RunError(f"run {run.id!r} belongs to another population than {str(store.path)!r}.",
+                       "Name the right one with --population.")  # fmt: skip
+    if method.kernel != info["kernel"] or store.clients_per_leaf != info["population"]["clients_per_leaf"]:
+        raise RunError(f"run {run.id!r} was made with kernel {info['kernel']!r} and leaves of "
+                       f"{info['population']['clients_per_leaf']} clients; going on with others would change its result.",
+                       "Resume it with the version that started it, or train again.")  # fmt: skip
+    ledger, plan = None, [PlannedRelease(**_planned(item)) for item in info["plan"]]
+    if method.private:
+        ledger = ledger_of(store, ledger_url)
+        if "ledger_head" in run.head:
+            ledger.check_not_rolled_back(store.id, ChainHead(**run.head["ledger_head"]))
+    return _open(method, store, run, backend, cache_bytes, ledger, plan, take_over=take_over)
+
+
+def check_resumable(run: Run) -> None:
+    """Raises RunError if the run has ended."""
+    if run.status in ENDED:
+        raise RunError(f"run {run.id!r} has ended ({run.status}); there is nothing to resume.")
+
+
+def vocabulary_of(run: Run) -> list[str] | None:
+    """The vocabulary of the population that the run was trained on; None if it has none or is not there any more."""
+    try:
+        return Population.open(run.info["population"]["path"], version=run.info["population"]["version"]).vocabulary()
+    except PopulationError:
+        return None
+
+
+def _planned(item: dict) -> dict:
+    return {**{k: v for k, v in item.items() if k != "rho"}, "shape": tuple(item["shape"])}
+
+
+def _open(method: FederatedMethod, population: Population, run: Run, backend: Backend, cache_bytes: int,
+          ledger: Ledger | None, plan: Sequence[PlannedRelease], take_over: bool = False) -> Session:  # fmt: skip
+    publisher = lease = None
+    if ledger is not None:
+        ledger.reserve(population.id, run.id, plan, method.config.spare_releases, unit=UNIT, relation=RELATION,
+                       secure=run.info["test_noise"] is None)  # fmt: skip
+        remember_head(population, ledger)
+        lease = ledger.acquire(run.id, take_over=take_over)
+        publisher = LedgerPublisher(ledger, population, run, lease, _noise(run.info["test_noise"]))
+    if run.round < 0:
+        state = method.init(facts(method, population, run.info["rho"], run.info["seed"]))
+        run.commit(0, state, None)
+    else:
+        state = method.State(**run.read_state())
+    if run.status != "running":
+        run.finish("running")
+    source = Source(str(population.path.resolve()), population.version, cache_bytes=cache_bytes)
+    training = Training(method, run, state, source, range(len(population.blocks)), backend, plan, publisher)
+    return Session(method, population, run, training, ledger, lease)
+
+
+def facts(method: FederatedMethod, population: Population, rho: float | None, seed: int) -> PublicFacts:
+    """What the method may know; the exact number of clients only if it is not private."""
+    return PublicFacts(population.kind, population.features, population.clients_per_leaf,
+                       nominal_clients(method, population), None if method.private else population.n_clients, rho,
+                       seed)  # fmt: skip
+
+
+def plan_within_budget(method: FederatedMethod, population: Population, ledger: Ledger,
+                       seed: int) -> tuple[list[PlannedRelease], float]:  # fmt: skip
+    """The plan whose price, with its spare releases, is this run's share of the budget; and the rho it was made for.
+
+    The share is config.epsilon at the population's delta, or all that is left.
+    """
+    balance = ledger.balance(population.id)
+    if balance.budget is None:
+        raise BudgetMissing(f"population {population.path.name!r} has no privacy budget.",
+                            f"Set one: fedcore budget set {population.path} --epsilon E --delta D")  # fmt: skip
+    share = balance.rho_left
+    if method.config.epsilon is not None:
+        share = rho_of(method.config.epsilon, balance.budget.delta_conv)
+        if share > balance.rho_left:
+            left = epsilon_of(balance.rho_left, balance.budget.delta_conv) if balance.rho_left > 0 else 0.0
+            raise BudgetExceeded(
+                f"population {population.path.name!r} has rho = {balance.rho_left:.6g} left of "
+                f"{balance.budget.rho_max:.6g} (a run of epsilon = {left:.4g}), and this run asks for epsilon = "
+                f"{method.config.epsilon:g} (rho = {share:.6g}). Nothing was released.",
+                f"Lower epsilon to {left:.4g} or less, or raise the budget.",
+            )
+    if share <= 0:
+        raise BudgetExceeded(f"the budget of population {population.path.name!r} is used up: rho = 0 left of "
+                             f"{balance.budget.rho_max:.6g}. Nothing was released.",
+                             "Raise it with `fedcore budget raise`, if you can justify that to the people in it.")  # fmt: skip
+    spares, rho = method.config.spare_releases, share
+    for _ in range(60):
+        plan = list(method.plan(facts(method, population, rho, seed)))
+        prices = [planned.rho for planned in plan]
+        prices += [max(prices)] * spares
+        if fits([], prices, share):
+            return plan, rho
+        rho *= min(share / sum(prices), 1.0) * (1 - 1e-9)
+    raise ConfigError("the plan of this configuration does not settle within the budget.",
+                      "Name rounds and clusters instead of leaving them automatic.")  # fmt: skip
+
+
+@contextmanager
+def ending(session: Session) -> Iterator[None]:
+    """Records how the steps inside ended. A run whose process was interrupted stays "running" and can be resumed."""
+    try:
+        yield
+    except BudgetExceeded:
+        session.finish("budget exhausted")
+        raise
+    except LeaseLost:  # the run belongs to somebody else now
+        raise
+    except FedcoreError:
+        session.run.finish("failed")
+        raise
+    else:
+        session.finish("finished")
+    finally:
+        session.close()
+
+
+def abandon(path: str | Path, *, ledger_url: str | None = None) -> Run:
+    """Give a run up: what was reserved and never charged goes back to the budget; it cannot be resumed any more.
+
+    Raises RunBusy if another process works on it, and RunError if it has ended.
+    """
+    run = Run.open(path)
+    if run.status in ENDED:
+        raise RunError(f"run {run.id!r} has ended ({run.status}).")
+    run.lock()
+    if run.info["private"]:
+        population = Population.open(run.info["population"]["path"], version=run.info["population"]["version"])
+        ledger = ledger_of(population, ledger_url)
+        if ledger.has_reservation(run.id):
+            ledger.finish(ledger.acquire(run.id), "abandoned")
+            remember_head(population, ledger)
+    run.finish("abandoned")
+    run.unlock()
+    return run

@@ -1,0 +1,35 @@
+"""The evaluation flow: a run scored on held-out data of a public population, baselines beside it."""
+
+from prefect import flow, get_run_logger, task
+from prefect.artifacts import create_table_artifact
+from prefect.cache_policies import NO_CACHE
+
+from fedcore.evaluation.evaluate import check_public, evaluate_run
+from fedcore.population.store import Population
+from tasks.artifacts import key
+from tasks.dask_backend import DaskBackend, dask_client
+
+
+@task(task_run_name="score-clients", cache_policy=NO_CACHE, persist_result=False)
+def score_clients(run: str, population: Population, backend: DaskBackend) -> dict:
+    """The table of scores; kept in the run's folder and its report."""
+    return evaluate_run(run, population, backend, keep=True)
+
+
+@flow(name="evaluate", persist_result=False)
+def evaluate_run_flow(run: str, population: str, workers: int = 2, dask: str | None = None) -> dict:
+    """Score a run on held-out data.
+
+    Args:
+        run: folder of the run
+        population: folder of a population that its owner declared public for evaluation
+        workers: processes of the local cluster
+        dask: address of a running Dask scheduler, instead of a local cluster
+    """
+    store = Population.open(population)
+    check_public(store)
+    with dask_client(workers, dask) as client:
+        table = score_clients(run, store, DaskBackend(client))
+    create_table_artifact(table=table["rows"], key=key("evaluation", table["run"]), description=table["title"])
+    get_run_logger().info("%s", table["title"])
+    return table

@@ -1,0 +1,43 @@
+"""The ingest flow: files to a population, or to a new version of one."""
+
+from pathlib import Path
+
+from prefect import flow, get_run_logger, task
+from prefect.artifacts import create_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+
+from fedcore.population.ingest import describe, ingest
+from fedcore.session import ledger_name, ledger_of
+from tasks.artifacts import key
+
+
+@task(cache_policy=NO_CACHE, persist_result=False)
+def ingest_files(source: str, dest: str, options: dict) -> int:
+    """The version that was made."""
+    logger = get_run_logger()
+    return ingest(source, Path(dest), progress=logger.info, **options).version
+
+
+@flow(name="ingest", flow_run_name="{dest}", persist_result=False)
+def ingest_flow(source: str, dest: str, append: bool = False, options: dict | None = None) -> str:
+    """Turn files into a population: whole clients in blocks, whatever the order and size of the input.
+
+    Args:
+        source: file, folder or pattern to read
+        dest: folder of the population
+        append: add to an existing population as a new version
+        options: as for `fedcore population ingest`, e.g. {"format": "csv", "client": "user"}
+    """
+    from fedcore.population.store import Population
+
+    chosen = dict(options or {}) | {"append": append}
+    if not append:
+        chosen["ledger"] = ledger_name()
+    ingest_files(source, dest, chosen)
+    population = Population.open(dest)
+    if not append:
+        ledger_of(population).register(population.id)
+    rows = "\n".join(f"| {name} | {value} |" for name, value in describe(population).items())
+    create_markdown_artifact(markdown=f"| | |\n|---|---|\n{rows}", key=key("population", Path(dest).name),
+                             description=f"Population {Path(dest).name}")  # fmt: skip
+    return dest

@@ -1,0 +1,21 @@
+"""Prefect's settings, made before it is first imported: no telemetry, and a patient first start.
+
+A setting that the user made wins.
+"""
+
+import os
+
+DEFAULTS = {
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "DO_NOT_TRACK": "1",
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",  # the first start makes a database
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",  # task runs reach the UI sooner
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "100",
+    "PREFECT_RESULTS_PERSIST_BY_DEFAULT": "false",
+    "DASK_LOGGING__DISTRIBUTED": "error",
+}
+
+
+def apply() -> None:
+    for name, value in DEFAULTS.items():
+        os.environ.setdefault(name, value)

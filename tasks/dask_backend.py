@@ -1,0 +1,183 @@
+"""The Dask backend: blocks are plain futures, pinned to the worker that has them decoded; partial answers are added
+on the workers as a tree, so that only one answer travels to the flow process.
+
+Which worker answers, in what order, and what is computed twice after a worker's death makes no difference to the
+result: that is the law of `fedcore.aggregation`.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice, zip_longest
+from urllib.parse import urlparse
+from uuid import uuid4
+
+import dask
+from distributed import Client, KilledWorker, LocalCluster, as_completed
+from distributed.client import FutureCancelledError
+
+from fedcore.aggregation import Statistics, merge_all
+from fedcore.engine import peak_memory
+from fedcore.errors import ConfigError, PrivacyError, WorkerFailed
+
+FAN_IN = 8
+TARGET_SECONDS = 0.1  # work in one future; Dask's own cost is 2 to 3 ms for each
+FUTURES_PER_WORKER = 8  # in flight
+ATTEMPTS = 3  # of a whole round, when the scheduler or all copies of something were lost
+
+# Partial sums of people's data must not reach a disk, and blocks are cached by us: no spilling, ever.
+WORKER_MEMORY = {
+    "distributed.worker.memory.target": False,
+    "distributed.worker.memory.spill": False,
+    "distributed.worker.memory.pause": False,
+    "distributed.worker.memory.terminate": 0.95,
+}
+
+
+def hold(message):
+    """Keeps the message of a round on the cluster; can be recomputed if the worker that has it dies."""
+    return message
+
+
+@dataclass
+class Part:
+    """The merged answer of some blocks, and the seconds of work in it."""
+
+    statistics: Statistics | None
+    seconds: float
+    blocks: int
+
+
+def answer_group(function: Callable, message, blocks: Sequence[int]) -> Part:
+    started = time.perf_counter()
+    statistics = merge_all(function(message, block) for block in blocks)
+    return Part(statistics, time.perf_counter() - started, len(blocks))
+
+
+def add_up(parts: Sequence[Part]) -> Part:
+    started = time.perf_counter()
+    statistics = merge_all(part.statistics for part in parts)
+    seconds = sum(part.seconds for part in parts) + time.perf_counter() - started
+    return Part(statistics, seconds, sum(part.blocks for part in parts))
+
+
+@contextmanager
+def dask_client(workers: int = 2, address: str | None = None, private: bool = False) -> Iterator[Client]:
+    """One Dask client for a whole run: a local cluster of single-threaded processes, or the scheduler at `address`.
+
+    Raises ConfigError if the scheduler does not answer, PrivacyError if a private run would send raw sums unencrypted
+    to another host or let a worker spill them to disk.
+    """
+    if address is not None:
+        if private and not _encrypted_or_local(address):
+            raise PrivacyError(f"a private run sends raw sums between workers, and {address} is not encrypted.",
+                               "Use a tls:// scheduler, or one on this host.")  # fmt: skip
+        try:
+            client = Client(address, timeout="10s", set_as_default=False)
+        except (OSError, TimeoutError, ValueError) as error:
+            raise ConfigError(f"no Dask scheduler answers at {address} ({type(error).__name__}).",
+                              "Start one with `dask scheduler`, or leave --dask out.") from error  # fmt: skip
+        with client:
+            if private:
+                _refuse_spilling(client)
+            yield client
+        return
+    with dask.config.set(WORKER_MEMORY), LocalCluster(
+        n_workers=workers, threads_per_worker=1, dashboard_address="127.0.0.1:0", silence_logs=logging.ERROR
+    ) as cluster, Client(cluster, set_as_default=False) as client:
+        yield client
+
+
+def _encrypted_or_local(address: str) -> bool:
+    parts = urlparse(address if "//" in address else f"tcp://{address}")
+    return parts.scheme == "tls" or parts.scheme == "inproc" or parts.hostname in ("127.0.0.1", "localhost", "::1")
+
+
+def _spills() -> bool:
+    return dask.config.get("distributed.worker.memory.spill", 0.7) is not False or (
+        dask.config.get("distributed.worker.memory.target", 0.6) is not False
+    )
+
+
+def _refuse_spilling(client: Client) -> None:
+    spilling = [worker for worker, spills in client.run(_spills).items() if spills]
+    if spilling:
+        raise PrivacyError(f"{len(spilling)} Dask workers may spill partial sums of a private run to disk.",
+                           "Start them with DASK_DISTRIBUTED__WORKER__MEMORY__SPILL=False and "
+                           "DASK_DISTRIBUTED__WORKER__MEMORY__TARGET=False.")  # fmt: skip
+
+
+class DaskBackend:
+    """Maps blocks over the workers of one client (`fedcore.engine.Backend`)."""
+
+    def __init__(self, client: Client):
+        self.client = client
+        self.block_seconds: float | None = None  # of the last round; sizes the groups of the next
+
+    def map_blocks(self, function: Callable, message, blocks: Sequence[int]) -> Statistics:
+        for attempt in range(ATTEMPTS):
+            try:
+                return self._round(function, message, list(blocks))
+            except (FutureCancelledError, TimeoutError) as error:
+                if attempt == ATTEMPTS - 1 or self.client.status != "running":
+                    raise WorkerFailed("the Dask scheduler was lost in the middle of a round.",
+                                       "Resume the run; committed rounds are kept.") from error  # fmt: skip
+            except KilledWorker as error:
+                raise WorkerFailed(f"every worker that tried {error.task} died; this block may need more memory than a "
+                                   "worker has.", "Use fewer or larger workers, then resume.") from None  # fmt: skip
+
+    def memory_of_workers(self) -> list[int]:
+        """Peak resident bytes of each worker process."""
+        return list(self.client.run(peak_memory).values())
+
+    def _round(self, function: Callable, message, blocks: list[int]) -> Statistics:
+        workers = self._workers()
+        held = self.client.submit(hold, message, pure=False)
+        waiting = self._groups(blocks, workers)
+        live, partial, finished = {held}, [], as_completed(loop=self.client.loop)
+
+        def submit(function, *arguments, **options):
+            future = self.client.submit(function, *arguments, pure=False, **options)
+            live.add(future)
+            return future
+
+        def submit_group():
+            for home, group in islice(waiting, 1):
+                key = f"blocks-{group[0]}-{group[-1]}-{uuid4().hex[:12]}"
+                finished.add(submit(answer_group, function, held, group, key=key,
+                                    workers=[home], allow_other_workers=True))  # fmt: skip
+
+        try:
+            for _ in range(FUTURES_PER_WORKER * len(workers)):
+                submit_group()
+            for future in finished:
+                if future.status != "finished":
+                    future.result()  # raises what went wrong
+                partial.append(future)
+                if len(partial) == FAN_IN:
+                    total = submit(add_up, partial)
+                    live.difference_update(partial)
+                    partial = [total]
+                submit_group()
+            total = (submit(add_up, partial) if len(partial) > 1 else partial[0]).result()
+        finally:
+            self.client.cancel(list(live), force=True)  # also on a cluster that we did not start
+        self.block_seconds = total.seconds / max(total.blocks, 1)
+        return total.statistics
+
+    def _workers(self) -> list[str]:
+        self.client.wait_for_workers(1, timeout=60)
+        return sorted(self.client.scheduler_info(n_workers=-1)["workers"])
+
+    def _groups(self, blocks: list[int], workers: list[str]) -> Iterator[tuple[str, list[int]]]:
+        """(home worker, blocks). A block keeps its home from round to round, whatever the size of the groups."""
+        share = math.ceil(len(blocks) / len(workers))
+        homes = [blocks[i : i + share] for i in range(0, len(blocks), share)]
+        size = 1 if not self.block_seconds else max(1, round(TARGET_SECONDS / self.block_seconds))
+        size = min(size, max(1, share // 2))  # two futures for each worker at least, so that a late one costs little
+        queues = [[mine[i : i + size] for i in range(0, len(mine), size)] for mine in homes]
+        for turn in zip_longest(*queues):
+            yield from ((home, group) for home, group in zip(workers, turn, strict=False) if group)

@@ -1,0 +1,58 @@
+"""The tasks of a training run. A session holds the run; tasks return references (round numbers, paths), never data.
+
+Nothing here is cached or persisted as a Prefect result: what a task makes is in the run store, and what is sensitive
+is nowhere.
+"""
+
+import time
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from fedcore.errors import WorkerFailed
+from fedcore.session import Session
+
+CHEAP_SECONDS = 0.5  # rounds quicker than this share a task run
+BATCH_SECONDS = 2.0
+
+OPTIONS = {"cache_policy": NO_CACHE, "persist_result": False}
+
+
+def _lost_workers(task, task_run, state) -> bool:
+    """Retry only what a fresh set of workers can mend; the ledger makes a second release impossible."""
+    return isinstance(state.result(raise_on_failure=False), WorkerFailed)
+
+
+@task(task_run_name="clients-r{number}", retries=2, retry_delay_seconds=2, retry_condition_fn=_lost_workers, **OPTIONS)
+def answer_clients(session: Session, number: int) -> bool:
+    """All clients of round `number`: map, reduce; if private also charge, draw and publish. False: finished."""
+    return session.training.answer()
+
+
+@task(task_run_name="server-r{number}", **OPTIONS)
+def move_server(session: Session, number: int) -> str:
+    """The server's step of round `number` and its commit. Returns the folder of the new state."""
+    session.training.move()
+    return str(session.run.state_folder(session.run.round))
+
+
+@task(task_run_name="rounds-r{number}-r{last}", **OPTIONS)
+def several_rounds(session: Session, number: int, last: int) -> bool:
+    """Cheap rounds `number` .. `last` in one task run. False: finished."""
+    for _ in range(number, last + 1):
+        if session.training.step() is None:
+            return False
+    return True
+
+
+def next_rounds(session: Session, seconds: float | None) -> tuple[bool, float]:
+    """The next round, or several if the last took less than CHEAP_SECONDS. (goes on, seconds for each round)"""
+    started, number = time.perf_counter(), session.training.round
+    if seconds is not None and seconds < CHEAP_SECONDS:
+        goes_on = several_rounds(session, number, number + max(1, int(BATCH_SECONDS / max(seconds, 0.01))) - 1)
+    else:
+        goes_on = answer_clients(session, number)
+        if goes_on:
+            move_server(session, number)
+    rounds = max(1, session.training.round - number)
+    return goes_on, (time.perf_counter() - started) / rounds

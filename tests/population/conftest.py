@@ -1,0 +1,39 @@
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from fedcore.population.writer import PopulationWriter
+
+
+def some_counts(clients: int, features: int = 7, seed: int = 0) -> sp.csr_matrix:
+    generator = np.random.default_rng(seed)
+    dense = generator.integers(1, 9, (clients, features)) * (generator.random((clients, features)) < 0.4)
+    return sp.csr_matrix(dense.astype(np.int64))
+
+
+def some_rows(clients: int, features: int = 3, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(seed)
+    lengths = generator.integers(0, 6, clients)
+    x = generator.normal(size=(int(lengths.sum()), features)).astype(np.float32)
+    x[generator.random(x.shape) < 0.1] = np.nan
+    return np.concatenate([[0], np.cumsum(lengths)]), x
+
+
+def names(first: int, clients: int) -> list[str]:
+    return [f"user {number}" for number in range(first, first + clients)]
+
+
+@pytest.fixture
+def counts_population(tmp_path):
+    """23 clients in leaves of 4 and blocks of 8, with held-out counts."""
+    with PopulationWriter(tmp_path / "p", "counts", 7, clients_per_leaf=4, clients_per_block=8) as writer:
+        writer.write(names(0, 23), some_counts(23), some_counts(23, seed=1))
+        return writer.commit()
+
+
+@pytest.fixture
+def rows_population(tmp_path):
+    """10 clients with dense rows, in leaves and blocks of 4."""
+    with PopulationWriter(tmp_path / "p", "rows", 3, clients_per_leaf=4, clients_per_block=4) as writer:
+        writer.write(names(0, 10), some_rows(10))
+        return writer.commit()

@@ -1,0 +1,319 @@
+"""Writing: a version appears whole or not at all, blocks obey the manifest's invariants, bad input is refused."""
+
+import errno
+import json
+import multiprocessing
+import os
+import signal
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedcore.errors import ManifestError, PopulationError, PopulationNotFound
+from fedcore.population import arrays, layout
+from fedcore.population.manifest import Provenance
+from fedcore.population.store import Population
+from fedcore.population.writer import PopulationWriter, name_ledger
+
+from .conftest import names, some_counts, some_rows
+from .test_store import all_counts
+
+LEDGER = {"id": "l1", "url": "sqlite:///ledger.db"}
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    cuts=st.lists(st.integers(0, 37), max_size=5),
+    leaf=st.integers(1, 9),
+    block=st.integers(1, 20),
+    block_bytes=st.sampled_from([1, 60, 300, 10**9]),
+)
+def test_any_cut_of_the_input_gives_the_same_population(tmp_path_factory, cuts, leaf, block, block_bytes):
+    matrix, heldout, bounds = some_counts(37), some_counts(37, seed=5), [0, *sorted(cuts), 37]
+    path = tmp_path_factory.mktemp("cut") / "p"
+    sizes = {"clients_per_leaf": leaf, "clients_per_block": block, "block_bytes": block_bytes}
+    with PopulationWriter(path, "counts", 7, **sizes) as writer:
+        for low, high in zip(bounds[:-1], bounds[1:], strict=True):
+            writer.write(names(low, high - low), matrix[low:high], heldout[low:high])
+        population = writer.commit()
+    np.testing.assert_array_equal(all_counts(population), matrix.toarray())
+    np.testing.assert_array_equal(all_counts(population, heldout=True), heldout.toarray())
+    clients = [entry.clients for entry in population.blocks]
+    assert all(number % leaf == 0 for number in clients[:-1]) and sum(clients) == 37
+    assert max(clients) <= -(-block // leaf) * leaf
+    if block_bytes == 1 and leaf < 37:
+        assert clients[0] == leaf or matrix[:leaf].nnz + heldout[:leaf].nnz == 0
+
+
+def test_nothing_is_visible_without_a_commit(tmp_path):
+    path = tmp_path / "p"
+    with (
+        pytest.raises(ZeroDivisionError),
+        PopulationWriter(path, "counts", 7, clients_per_leaf=1, clients_per_block=1) as writer,
+    ):
+        writer.write(names(0, 3), some_counts(3))
+        assert len(list((path / "blocks").iterdir())) >= 3
+        with pytest.raises(PopulationNotFound):
+            Population.open(path)
+        raise ZeroDivisionError
+    assert not path.exists()
+
+
+def test_a_population_is_not_overwritten(counts_population, tmp_path):
+    with pytest.raises(PopulationError, match="already"):
+        PopulationWriter(counts_population.path, "counts", 7).__enter__()
+    assert counts_population.verify().ok
+    other = tmp_path / "mine"
+    other.mkdir()
+    (other / "thesis.txt").write_text("x")
+    with pytest.raises(PopulationError, match="not empty"):
+        PopulationWriter(other, "counts", 7).__enter__()
+    assert (other / "thesis.txt").exists()
+    with pytest.raises(PopulationError, match="is a file"):
+        PopulationWriter(other / "thesis.txt", "counts", 7).__enter__()
+
+
+def test_a_second_writer_loses(tmp_path):
+    with PopulationWriter(tmp_path / "p", "counts", 7) as first:
+        with pytest.raises(PopulationError, match="Another process is writing"):
+            PopulationWriter(tmp_path / "p", "counts", 7).__enter__()
+        first.write(names(0, 3), some_counts(3))
+        population = first.commit()
+    assert population.verify().ok
+
+
+def test_a_version_is_made_once(counts_population):
+    """Even if the lock failed (some network file systems), the manifest's link decides."""
+    with pytest.raises(PopulationError, match="first to make version 2"):
+        with PopulationWriter.extending(counts_population) as writer:
+            for entry in counts_population.blocks:
+                writer.keep(entry)
+            layout.version_file(counts_population.path, 2).write_text("{}")
+            writer.commit()
+    assert layout.version_file(counts_population.path, 2).read_text() == "{}"
+    assert Population.open(counts_population.path, 1).verify().ok
+
+
+def test_a_stale_parent_is_refused(counts_population):
+    name_ledger(counts_population, LEDGER)
+    with pytest.raises(PopulationError, match="moved on to version 2"):
+        PopulationWriter.extending(counts_population).__enter__()
+
+
+def _die_while_writing(path, parent):
+    writer = PopulationWriter.extending(parent) if parent else PopulationWriter(path, "counts", 7, clients_per_leaf=1)
+    writer.__enter__()
+    if parent:
+        for entry in parent.blocks[:-1]:
+            writer.keep(entry)
+    writer.write(names(100, 8), some_counts(8))
+    writer.close_block()
+    (path / layout.SPILL).mkdir()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("extend", [False, True])
+def test_leftovers_of_a_dead_writer_are_swept(tmp_path, counts_population, extend):
+    path = counts_population.path if extend else tmp_path / "q"
+    parent = counts_population if extend else None
+    child = multiprocessing.get_context("spawn").Process(target=_die_while_writing, args=(path, parent))
+    child.start()
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
+    left = {folder.name for folder in (path / "blocks").iterdir() if folder.is_dir()}
+    if extend:
+        assert left > {block.slot for block in counts_population.blocks} and Population.open(path).version == 1
+        with PopulationWriter.extending(counts_population) as writer:
+            for entry in counts_population.blocks:
+                writer.keep(entry)
+            population = writer.commit()
+    else:
+        assert left
+        with PopulationWriter(path, "counts", 7) as writer:
+            writer.write(names(0, 2), some_counts(2))
+            population = writer.commit()
+    left = {folder.name for folder in (path / "blocks").iterdir() if folder.is_dir()}
+    assert left == {block.slot for block in population.blocks} and not (path / layout.SPILL).exists()
+
+
+@pytest.mark.parametrize("where", ["chunk", "manifest"])
+def test_a_full_disk(tmp_path, monkeypatch, where):
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = tmp_path / "p"
+    with pytest.raises(PopulationError, match="no room left") as caught, PopulationWriter(path, "counts", 7) as writer:
+        writer.write(names(0, 3), some_counts(3))
+        if where == "chunk":
+            monkeypatch.setattr(arrays, "_create", full)
+        else:
+            monkeypatch.setattr(os, "link", full)
+        writer.commit()
+    assert "Free some space" in caught.value.remedy and not path.exists()
+
+
+def test_a_failed_write_is_never_committed(tmp_path, monkeypatch):
+    with PopulationWriter(tmp_path / "p", "rows", 2, clients_per_leaf=1) as writer:
+        with pytest.raises(PopulationError, match="expected numbers of shape"):
+            writer.write_large("a", iter([np.zeros((3, 2)), np.zeros((3, 5))]))
+        with pytest.raises(PopulationError, match="failed half-way"):
+            writer.commit()
+    assert not (tmp_path / "p").exists()
+
+
+def test_new_version_shares_blocks(counts_population):
+    old = counts_population
+    with PopulationWriter.extending(old) as writer:
+        writer.keep(old.blocks[0])
+        writer.keep(old.blocks[1])
+        last = old.read(2, heldout=True)
+        ids = [*old.client_ids(2), *names(23, 4)]
+        extra = sp.vstack([last.csr.astype(np.int64), some_counts(4, seed=9)])
+        writer.write(ids, extra)
+        new = writer.commit(Provenance(sources=("more",)))
+    assert (new.version, new.id, new.n_clients, new.manifest.provenance.parent) == (2, old.id, 27, 1)
+    assert [block.slot for block in new.blocks[:2]] == [block.slot for block in old.blocks[:2]]
+    np.testing.assert_array_equal(all_counts(new)[:23], some_counts(23).toarray())
+    assert Population.open(old.path).version == 2 and Population.open(old.path, 1).verify().ok and new.verify().ok
+
+
+def test_extending_without_commit_leaves_the_old_version(counts_population):
+    before = [file for file in layout.files_of(counts_population.path)]
+    with PopulationWriter.extending(counts_population) as writer:
+        writer.write(names(0, 4), some_counts(4))
+        writer.close_block()
+    assert layout.files_of(counts_population.path) == before
+
+
+def test_keep_out_of_order(counts_population):
+    with PopulationWriter.extending(counts_population) as writer:
+        with pytest.raises(PopulationError, match="does not follow"):
+            writer.keep(counts_population.blocks[1])
+
+
+def test_a_ledger_is_named_once(counts_population):
+    named = name_ledger(counts_population, LEDGER)
+    assert named.version == 2 and named.manifest.ledger.model_dump() == LEDGER and named.id == counts_population.id
+    assert name_ledger(named, LEDGER) is named
+    with pytest.raises(PopulationError, match="already"):
+        name_ledger(named, {"id": "l2", "url": "elsewhere"})
+
+
+def counts_with(value, dtype=np.float64):
+    matrix = some_counts(3).astype(dtype)
+    matrix.data[1] = value
+    return matrix
+
+
+@pytest.mark.parametrize(
+    ("ids", "matrix", "what"),
+    [
+        (["a", "b", ""], some_counts(3), "empty"),
+        (["a", "b", "c\0"], some_counts(3), "NUL"),
+        (["a", "b", 1.5], some_counts(3), "type float"),
+        (["a", "b", True], some_counts(3), "type bool"),
+        (["a", "b"], some_counts(3), "shape"),
+        (["a", "b", "c"], some_counts(3, 8), "shape"),
+        (["a", "b", "c"], np.ones((3, 7)), "SciPy sparse"),
+        (["a", "b", "c"], counts_with(np.nan), "whole numbers"),
+        (["a", "b", "c"], counts_with(np.inf), "whole numbers"),
+        (["a", "b", "c"], counts_with(-1), "whole numbers"),
+        (["a", "b", "c"], counts_with(0.5), "whole numbers"),
+        (["a", "b", "c"], counts_with(2**54, np.int64), "whole numbers"),
+        (["a", "b", "c"], some_counts(3).astype(complex), "not numbers"),
+        (["a"], sp.csr_matrix(np.array([[2**52, 2**52, 2**52, 0, 0, 0, 0]])), "add up to more"),
+    ],
+)
+def test_bad_counts(tmp_path, ids, matrix, what):
+    with PopulationWriter(tmp_path / "p", "counts", 7) as writer:
+        with pytest.raises(PopulationError, match=what):
+            writer.write(ids, matrix)
+        writer.write(names(0, 2), some_counts(2))  # a refused call adds nothing
+        assert writer.commit().n_clients == 2
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (np.zeros((2, 3)), "ptr, x"),
+        ((np.array([0, 1]), np.zeros((2, 3))), "ptr must run"),
+        ((np.array([0, 2, 1]), np.zeros((2, 3))), "ptr must run"),
+        ((np.array([0, 1, 2]), np.zeros((2, 4))), "expected numbers"),
+        ((np.array([0, 1, 2]), np.full((2, 3), np.inf)), "infinite"),
+        ((np.array([0, 1, 2]), np.full((2, 3), 1e300)), "infinite"),
+        ((np.array([0, 1, 2]), np.full((2, 3), "x")), "expected numbers"),
+    ],
+)
+def test_bad_rows(tmp_path, data, what):
+    with PopulationWriter(tmp_path / "p", "rows", 3) as writer:
+        with pytest.raises(PopulationError, match=what):
+            writer.write(["a", "b"], data)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"kind": "text"}, "no population kind"),
+        ({"features": 0}, "at least 1"),
+        ({"clients_per_leaf": 0}, "at least 1"),
+        ({"kind": "rows", "dtype": "int8"}, "cannot be stored"),
+        ({"vocabulary": ["a"]}, "1 tokens for 7"),
+        ({"vocabulary": list("abcdefa")[:6] + ["a"]}, "twice"),
+        ({"vocabulary": list("abcdef") + ["x\ny"]}, "line break"),
+    ],
+)
+def test_bad_settings(tmp_path, change, what):
+    with pytest.raises(PopulationError, match=what):
+        PopulationWriter(**{"path": tmp_path / "p", "kind": "counts", "features": 7, **change})
+
+
+def test_duplicate_ids_are_refused(tmp_path):
+    with pytest.raises(PopulationError, match="'user 3' was written twice"):
+        with PopulationWriter(tmp_path / "p", "counts", 7, clients_per_leaf=2, clients_per_block=2) as writer:
+            writer.write(names(0, 5), some_counts(5))
+            writer.write(names(3, 1), some_counts(1))
+            writer.commit()
+
+
+def test_a_hash_collision_is_no_duplicate(tmp_path, monkeypatch):
+    from fedcore.population import identifiers
+
+    monkeypatch.setattr(identifiers, "hashes", lambda texts: np.zeros(len(texts), np.uint64))
+    with PopulationWriter(tmp_path / "p", "counts", 7, clients_per_leaf=2, clients_per_block=2) as writer:
+        writer.write(names(0, 5), some_counts(5))
+        assert writer.commit().n_clients == 5
+
+
+def test_no_clients(tmp_path):
+    with pytest.raises(PopulationError, match="No client"), PopulationWriter(tmp_path / "p", "counts", 7) as writer:
+        writer.commit()
+
+
+def test_public_for_evaluation_needs_a_reason(tmp_path):
+    with PopulationWriter(tmp_path / "p", "counts", 7, public_for_evaluation="published corpus") as writer:
+        writer.write(["a"], some_counts(1))
+        made = writer.commit().manifest
+    assert made.public_for_evaluation and made.public_reason == "published corpus" and made.nominal_clients is None
+    with pytest.raises(ManifestError, match="stated reason"):
+        with PopulationWriter(tmp_path / "q", "counts", 7, public_for_evaluation=" ") as writer:
+            writer.write(["a"], some_counts(1))
+            writer.commit()
+
+
+def test_stored_form(rows_population, counts_population=None):
+    """The stored metadata are what the format page promises, readable by any Zarr v3 reader."""
+    slot = layout.block_folder(rows_population.path, rows_population.blocks[0].slot)
+    meta = json.loads((slot / "train/x/zarr.json").read_text())
+    assert meta["zarr_format"] == 3 and [codec["name"] for codec in meta["codecs"]] == ["bytes", "crc32c"]
+    assert meta["fill_value"] == "NaN"
+    meta = json.loads((slot / "train/ptr/zarr.json").read_text())
+    assert [codec["name"] for codec in meta["codecs"]] == ["bytes", "blosc", "crc32c"]
+    import zarr
+
+    group = zarr.open_group(str(rows_population.path), mode="r")
+    assert group.attrs["fedcore"]["population"]
+    x = group[f"blocks/{rows_population.blocks[0].slot}/train/x"][:]
+    np.testing.assert_array_equal(x, some_rows(10)[1][: len(x)])

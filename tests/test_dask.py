@@ -1,0 +1,101 @@
+"""Dask: the same bits as in one process, for 1, 2 and 4 workers; a dead worker changes nothing."""
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from fedcore.errors import ChunkError, ConfigError, PrivacyError, WorkerFailed
+from tasks.dask_backend import DaskBackend, _encrypted_or_local, dask_client
+from tests.conftest import small_counts, write_counts
+from tests.test_engine import Chatty, Recorder, begin, to_end
+from tests.toy import Toy, ToyConfig
+
+MATRIX = small_counts(400)
+
+
+@pytest.fixture(scope="module", params=[1, 2, 4])
+def cluster(request):
+    with dask_client(request.param) as client:
+        yield client
+
+
+def test_the_number_of_workers_changes_no_bit(tmp_path, cluster):
+    population = write_counts(tmp_path / "p", MATRIX, block=16)
+    reference = to_end(begin(tmp_path, Toy(ToyConfig(rounds=4)), matrix=MATRIX, population=population, name="one"))
+    training = begin(tmp_path, Toy(ToyConfig(rounds=4)), matrix=MATRIX, population=population, name="many")
+    training.backend = DaskBackend(cluster)
+    assert to_end(training).centre.tobytes() == reference.centre.tobytes()
+    assert training.backend.block_seconds > 0 and training.backend.memory_of_workers()
+
+
+def test_errors_keep_their_names_and_private_ones_their_silence(tmp_path, cluster):
+    population = write_counts(tmp_path / "p", MATRIX, block=16)
+    training = begin(tmp_path, Chatty(ToyConfig(private=True)), matrix=MATRIX, population=population, name="chatty",
+                     publisher=Recorder())  # fmt: skip
+    training.backend = DaskBackend(cluster)
+    with pytest.raises(WorkerFailed) as caught:
+        training.step()
+    assert "tokens" not in str(caught.value)
+    next((tmp_path / "p" / "blocks").glob("*/train/indices/c/0")).unlink()
+    training = begin(tmp_path, Toy(), matrix=MATRIX, population=population, name="torn")
+    training.backend = DaskBackend(cluster)
+    with pytest.raises(ChunkError, match="[Bb]lock"):
+        training.step()
+
+
+class Slow(Toy):
+    def client_update(self, message, block, memory):
+        time.sleep(0.01)
+        return super().client_update(message, block, memory)
+
+
+class Deadly(Toy):
+    def client_update(self, message, block, memory):
+        if block.leaf == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().client_update(message, block, memory)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_worker_killed_in_a_round_changes_no_bit(tmp_path, workers):
+    population = write_counts(tmp_path / "p", MATRIX, block=16)
+    config = ToyConfig(rounds=3)
+    reference = to_end(begin(tmp_path, Slow(config), matrix=MATRIX, population=population, name="calm"))
+    with dask_client(workers) as client:
+        training = begin(tmp_path, Slow(config), matrix=MATRIX, population=population, name="killed")
+        training.backend = DaskBackend(client)
+        training.step()
+        victim = list(client.run(os.getpid).values())[0]
+        killer = threading.Timer(0.3, os.kill, (victim, signal.SIGKILL))
+        killer.start()
+        state = to_end(training)
+        killer.join()
+        assert victim not in client.run(os.getpid).values()
+    assert state.centre.tobytes() == reference.centre.tobytes()
+
+
+@pytest.mark.slow
+def test_a_block_that_kills_every_worker_is_named(tmp_path):
+    population = write_counts(tmp_path / "p", MATRIX, block=16)
+    with dask_client(2) as client:
+        training = begin(tmp_path, Deadly(), matrix=MATRIX, population=population, name="deadly")
+        training.backend = DaskBackend(client)
+        with pytest.raises(WorkerFailed, match="blocks-1"):
+            training.step()
+
+
+def test_private_sums_do_not_cross_hosts_in_the_clear():
+    for address in ("tcp://127.0.0.1:8786", "localhost:1", "tls://far.example:8786", "inproc://1/2"):
+        assert _encrypted_or_local(address)
+    assert not _encrypted_or_local("tcp://far.example:8786")
+    with pytest.raises(PrivacyError, match="not encrypted"), dask_client(address="tcp://far.example:1", private=True):
+        pass
+
+
+def test_no_scheduler_there():
+    with pytest.raises(ConfigError, match="scheduler"), dask_client(address="tcp://127.0.0.1:9"):
+        pass

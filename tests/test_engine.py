@@ -1,0 +1,174 @@
+"""The engine on a toy method: the same bits for every block size; only planned grid values are published."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedcore.aggregation import FloatSum
+from fedcore.engine import CACHE, BlockCache, InProcessBackend, Source, Training
+from fedcore.errors import ChunkError, SensitivityError, UnplannedRelease, WorkerFailed
+from fedcore.rounds import PublicFacts
+from fedcore.runs import Run, read_values
+from tests.conftest import small_counts, write_counts
+from tests.toy import Toy, ToyConfig
+
+
+class Recorder:
+    """A publisher without a ledger or noise; remembers what it was asked to release."""
+
+    def __init__(self, stored=None):
+        self.stored = stored or {}
+        self.released = []
+
+    def published(self, planned):
+        return self.stored.get(planned.name)
+
+    def release(self, planned, grid_values):
+        self.released.append(planned.name)
+        self.stored[planned.name] = grid_values
+        return grid_values
+
+    def head(self):
+        return {"ledger_id": "x", "seq": len(self.stored), "hash": "0"}
+
+
+def begin(tmp_path, method, *, block=8, name="r", publisher=None, matrix=None, population=None):
+    matrix = small_counts() if matrix is None else matrix
+    population = population or write_counts(tmp_path / f"p-{name}", matrix, block=block)
+    public = PublicFacts("counts", matrix.shape[1], 4, 50, None if method.private else 50, 1.0, 0)
+    run = Run.create(tmp_path / "runs", {"run_id": name})
+    state = method.init(public)
+    run.commit(0, state, None)
+    source = Source(str(population.path), population.version)
+    plan = method.plan(public)
+    return Training(method, run, state, source, range(len(population.blocks)), InProcessBackend(), plan, publisher)
+
+
+def to_end(training):
+    while training.step() is not None:
+        pass
+    return training.state
+
+
+@pytest.mark.parametrize("block", [4, 12, 64])
+def test_the_block_size_changes_no_bit(tmp_path, block):
+    reference = to_end(begin(tmp_path, Toy(), block=8, name="reference"))
+    assert to_end(begin(tmp_path, Toy(), block=block, name="other")).centre.tobytes() == reference.centre.tobytes()
+
+
+def test_the_mean_is_the_mean(tmp_path):
+    matrix = small_counts()
+    dense = matrix.toarray() / np.maximum(matrix.toarray().sum(axis=1, keepdims=True), 1)
+    state = to_end(begin(tmp_path, Toy(ToyConfig(rounds=1)), matrix=matrix))
+    assert np.allclose(state.centre, dense.mean(axis=0) / 2, rtol=1e-12)
+
+
+def test_memory_moves_with_the_round_and_a_torn_attempt_leaves_no_trace(tmp_path):
+    training = begin(tmp_path, Toy())
+    training.step()
+    training.answer()  # round 2 was answered, and memory 2 written, when the process died
+    resumed = Training(training.method, training.run, training.state, training.source, training.blocks,
+                       training.backend)  # fmt: skip
+    assert resumed.round == 2
+    to_end(resumed)
+    memory = read_values(training.run.memory_folder(3) / "000000")
+    assert memory["asked"].tolist() == [3.0] * 8
+    assert not training.run.memory_folder(1).exists()
+
+
+def test_a_published_round_is_not_computed_again(tmp_path, monkeypatch):
+    method = Toy(ToyConfig(private=True))
+    publisher = Recorder({"mean-1": np.arange(7, dtype=np.int64)})
+    training = begin(tmp_path, method, publisher=publisher)
+    monkeypatch.setattr(training.backend, "map_blocks", lambda *a: pytest.fail("data were read again"))
+    training.step()
+    assert publisher.released == [] and training.state.step == 1
+    assert (training.run.releases()["mean-1"] == np.arange(7)).all()
+
+
+def test_a_private_run_publishes_each_planned_release_once(tmp_path):
+    publisher = Recorder()
+    to_end(begin(tmp_path, Toy(ToyConfig(private=True)), publisher=publisher))
+    assert publisher.released == ["mean-1", "mean-2", "mean-3"]
+
+
+class Greedy(Toy):
+    def quantise(self, message, statistics):
+        return super().quantise(message, statistics) | {"extra": np.zeros(3, np.int64)}
+
+
+class Floating(Toy):
+    def quantise(self, message, statistics):
+        return {name: value.astype(float) for name, value in super().quantise(message, statistics).items()}
+
+
+class Inexact(Toy):
+    def client_update(self, message, block, memory):
+        return {"mean": FloatSum.at(block.leaf, np.zeros(7))}, None
+
+
+class Chatty(Toy):
+    def client_update(self, message, block, memory):
+        raise ValueError(f"the first client has {block.data[0]} tokens")
+
+
+class ChattyServer(Toy):
+    def quantise(self, message, statistics):
+        raise ValueError(f"the sum is {statistics['mean'].value()}")
+
+
+@pytest.mark.parametrize(
+    ("cls", "error"),
+    [(Greedy, UnplannedRelease), (Floating, SensitivityError), (Inexact, SensitivityError), (Chatty, WorkerFailed),
+     (ChattyServer, WorkerFailed)],
+)  # fmt: skip
+def test_a_private_method_that_breaks_the_rules_releases_nothing_and_says_no_value(tmp_path, cls, error):
+    publisher = Recorder()
+    training = begin(tmp_path, cls(ToyConfig(private=True)), publisher=publisher)
+    with pytest.raises(error) as caught:
+        training.step()
+    assert publisher.released == [] and not training.run.releases() and training.run.round == 0
+    assert "tokens" not in str(caught.value) and "sum is" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+def test_a_non_private_method_shows_its_own_errors(tmp_path):
+    with pytest.raises(ValueError, match="first client"):
+        begin(tmp_path, Chatty()).step()
+
+
+def test_a_damaged_block_stops_the_round_by_name(tmp_path):
+    training = begin(tmp_path, Toy())
+    victim = next((tmp_path / "p-r" / "blocks").glob("*/train/counts/c/0"))
+    victim.unlink()
+    with pytest.raises(ChunkError, match="[Bb]lock"):
+        training.step()
+    assert training.run.round == 0
+
+
+def test_the_cache_is_bounded_by_bytes_and_keeps_what_it_has(tmp_path):
+    cache = BlockCache()
+    population = write_counts(tmp_path / "p", small_counts(64))
+    size = population.read(0).nbytes
+    reads = []
+
+    def get(index, limit):
+        return cache.get(index, lambda: (reads.append(index), population.read(index))[1], limit)
+
+    for _ in range(3):
+        for index in range(8):
+            get(index, int(2.5 * size))
+    assert cache.bytes <= 2.5 * size and len(cache.blocks) == 2
+    assert reads.count(0) == 1 and reads.count(7) == 3
+    cache.clear()
+    get(0, 0)
+    assert not cache.blocks
+
+
+def test_cached_and_uncached_runs_agree(tmp_path):
+    CACHE.clear()
+    warm = begin(tmp_path, Toy(), name="warm")
+    cold = begin(tmp_path, Toy(), name="cold")
+    cold.source = replace(cold.source, cache_bytes=0)
+    assert to_end(warm).centre.tobytes() == to_end(cold).centre.tobytes()

@@ -1,0 +1,130 @@
+"""The run store: commits are whole or absent; loading is safe."""
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from fedcore.errors import RunBusy, RunError, RunNotFound
+from fedcore.runs import Run, load_run, read_values, write_values
+
+
+@dataclass(frozen=True)
+class State:
+    centres: np.ndarray
+    phase: str
+    step: int
+    weight: float
+
+
+def state(step: int) -> State:
+    return State(np.arange(6, dtype=np.float64).reshape(2, 3) + step, "rounds", step, 0.5)
+
+
+def new_run(folder, **extra) -> Run:
+    return Run.create(folder, {"run_id": "r1", "method": "toy", **extra})
+
+
+def test_a_committed_round_reads_back(tmp_path):
+    run = new_run(tmp_path)
+    run.commit(0, state(0), None)
+    run.commit(1, state(1), {"movement": 0.25})
+    loaded = load_run(run.path)
+    assert (loaded.state["centres"] == state(1).centres).all()
+    assert loaded.state["phase"] == "rounds" and loaded.state["step"] == 1 and loaded.state["weight"] == 0.5
+    assert loaded.metrics == [{"round": 1, "movement": 0.25}]
+
+
+def test_what_was_written_without_a_head_does_not_exist(tmp_path):
+    run = new_run(tmp_path)
+    run.commit(0, state(0), None)
+    run.commit(1, state(1), {"movement": 1.0})
+    # A process that died after state and metrics of round 2 but before the head:
+    write_values(run.state_folder(2), {"centres": np.zeros(3)})
+    with open(run.path / "metrics.jsonl", "a") as file:
+        file.write('{"round": 2, "mov')
+    run.unlock()
+    again = Run.open(run.path)
+    assert again.round == 1 and again.read_state()["step"] == 1 and len(again.metrics()) == 1
+    again.lock()
+    again.commit(2, state(2), {"movement": 2.0})
+    assert [row["round"] for row in again.metrics()] == [1, 2]
+    assert load_run(run.path).state["step"] == 2
+
+
+def test_old_states_are_dropped_and_two_are_kept(tmp_path):
+    run = new_run(tmp_path)
+    for round in range(5):
+        run.commit(round, state(round), None)
+    assert sorted(p.name for p in (run.path / "state").iterdir()) == ["000003", "000004"]
+
+
+def test_a_run_has_one_writer(tmp_path):
+    run = new_run(tmp_path)
+    with pytest.raises(RunBusy):
+        Run.open(run.path).lock()
+    run.unlock()
+    Run.open(run.path).lock()
+
+
+def test_a_name_is_used_once(tmp_path):
+    new_run(tmp_path)
+    with pytest.raises(RunError, match="exists"):
+        new_run(tmp_path)
+
+
+def test_no_run_here(tmp_path):
+    with pytest.raises(RunNotFound):
+        load_run(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"schema": 99}', "\xff"])
+def test_a_damaged_run_file_is_a_named_error(tmp_path, content):
+    run = new_run(tmp_path)
+    (run.path / "run.json").write_text(content)
+    with pytest.raises(RunError):
+        Run.open(run.path)
+
+
+def _chunk(folder):
+    return max((p for p in folder.rglob("c/**/*") if p.is_file()), key=lambda p: p.stat().st_size)
+
+
+def _flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize(
+    "damage", [_flip, lambda p: p.unlink(), lambda p: p.write_bytes(p.read_bytes()[:-3]), lambda p: p.write_bytes(b"")]
+)
+def test_a_damaged_state_is_a_named_error(tmp_path, damage):
+    write_values(tmp_path / "state", {"centres": np.random.Generator(np.random.Philox(1)).random((40, 30))})
+    damage(_chunk(tmp_path / "state"))
+    with pytest.raises(RunError, match="unreadable"):
+        read_values(tmp_path / "state")
+
+
+def test_a_state_with_a_name_that_leaves_the_folder_is_refused(tmp_path):
+    write_values(tmp_path / "s", {"a": np.zeros(2)})
+    meta = json.loads((tmp_path / "s" / "zarr.json").read_text())
+    meta["attributes"]["arrays"] = {"../../secret": [2]}
+    (tmp_path / "s" / "zarr.json").write_text(json.dumps(meta))
+    with pytest.raises(RunError):
+        read_values(tmp_path / "s")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), object(), [1, 2]])
+def test_only_arrays_and_finite_scalars_are_stored(tmp_path, value):
+    with pytest.raises(RunError):
+        write_values(tmp_path / "s", {"bad": value})
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize("array", [np.zeros((0, 3)), np.array(3.5), np.arange(5, dtype=np.int64), np.array([True, False])])
+def test_arrays_of_every_shape_round_trip(tmp_path, array):
+    write_values(tmp_path / "s", {"a": array})
+    back = read_values(tmp_path / "s")["a"]
+    assert back.dtype == array.dtype and back.shape == array.shape and (back == array).all()
