@@ -185,6 +185,7 @@ class Training:
         self.publisher = publisher
         self.pending: Mapping[str, Any] | None = None  # what `answer` got and `move` has not used yet
         self.seconds: dict[str, float] = {}
+        self.marked = time.perf_counter()
 
     @property
     def round(self) -> int:
@@ -220,6 +221,8 @@ class Training:
         """server_update on what `answer` got, and the commit of the round."""
         state, info = self._timed("server", self.method.server_update, self.state, self.pending)
         row = {name: float(value) for name, value in info.scalars.items()}
+        now = time.perf_counter()  # a round lasts from mark to mark, whatever the shell does in between
+        self.seconds["round"], self.marked = now - self.marked, now
         row |= {f"seconds_{name}": round(value, 4) for name, value in self.seconds.items()}
         head = {} if self.publisher is None else {"ledger_head": self.publisher.head()}
         self.run.commit(self.round, state, row, **head)

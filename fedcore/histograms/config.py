@@ -1,0 +1,101 @@
+"""Settings of the method `histograms`: one validated model for the TOML file, the command line and the flow."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+DEFAULT_CLUSTERS = 10
+DEFAULT_ROUNDS = 50  # non-private; private runs take theirs from `fedcore.histograms.sizes`
+
+
+class HistogramsConfig(BaseModel):
+    """Private personalised histograms (Setlur, Feldman, Talwar 2023), its private pipeline and its baselines.
+
+    None means "choose by the size rules" (private) or the default named in the description (not private).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    algorithm: Literal["private", "algorithm2", "fedavg"] = Field(
+        "private",
+        description="private: clustering with noised, whitened releases; algorithm2: the paper's clustering without "
+        "privacy; fedavg: the plain mean without privacy",
+    )
+
+    # the budget of a private run
+    epsilon: float | None = Field(
+        None, gt=0, le=100, description="this run's share of the population's budget; None: all that is left"
+    )
+    nominal_clients: int | None = Field(
+        None, ge=1, description="size of the population that the size rules assume; None: as declared in the manifest"
+    )
+    spare_releases: int = Field(
+        1, ge=0, le=10, description="releases that are reserved beyond the plan, to redo one lost in a crash"
+    )
+
+    # sizes
+    clusters: int | None = Field(
+        None, ge=1, le=1000,
+        description=f"clusters K; None: {DEFAULT_CLUSTERS}, or fewer where a private budget cannot pay for them",
+    )  # fmt: skip
+    rounds: int | None = Field(
+        None, ge=1, le=1000,
+        description=f"clustering rounds T; None: by the size rules if private, at most {DEFAULT_ROUNDS} if not",
+    )  # fmt: skip
+    overseed: int | None = Field(
+        None, ge=1, le=1000,
+        description="cells K' >= K of the first rounds, merged to K later; None: by the size rules if private, "
+        "3 K from the perturbed mean, K from Algorithm 1",
+    )  # fmt: skip
+    merge_after: int | None = Field(
+        None, ge=1, le=998, description="round T1 after which K' cells are merged to K, at most T - 2; None: about T / 2"
+    )
+
+    # start
+    start: Literal["algorithm1", "perturbed_mean"] = Field(
+        "algorithm1",
+        description="first centres of algorithm2: rows of clients (the paper's Algorithm 1) or perturbed copies of the "
+        "mean; a private run always starts from the perturbed noised mean",
+    )
+    temperature: float = Field(
+        0.5, ge=0, le=1e6, description="tau of Algorithm 1: 0 draws clients uniformly, a large value the worst served one"
+    )
+    perturbation: float | None = Field(
+        None, gt=0, le=3, description="standard deviation p of the log of the factors that perturb the mean; None: by the "
+        "size rules if private, else 0.3",
+    )  # fmt: skip
+
+    # releases
+    clip: float = Field(3.0, gt=0, le=1e3, description="L2 clip C of whitened histograms")
+    first_clip: float = Field(0.2, gt=0, le=1.0, description="L2 clip of plain histograms in the first, flat release")
+    first_share: float = Field(0.04, gt=0, lt=0.5, description="share of the budget for the first, flat release")
+    second_share: float = Field(0.04, gt=0, lt=0.5, description="share of the budget for the whitened release of the mean")
+    effective_tokens: float = Field(
+        150.0, gt=0, description="m_eff of the metric w ~ P sqrt(1/m_eff + P): a public guess of tokens per client, "
+        "discounted for burstiness",
+    )  # fmt: skip
+    first_metric_floor: float = Field(1e-4, gt=0, lt=1, description="floor of the mean in the first metric")
+    metric_floor: float = Field(3e-5, gt=0, lt=1, description="floor of the mean in the metric of the rounds")
+    centre_floor: float = Field(1e-5, gt=0, lt=1, description="floor of a noised centre before it is renormalised")
+
+    # scores and personalisation
+    assignment_smoothing: float = Field(
+        1e-6, gt=0, lt=1, description="added to every entry of a centre before the logarithm of the assignment"
+    )
+    start_smoothing: float = Field(
+        1e-4, gt=0, lt=1, description="added to every entry of a client's row when it is compared in Algorithm 1"
+    )
+    prior_tokens: float = Field(
+        1500.0, gt=0, description="a in the centre's weight a / (a + m) for a client with m tokens of its own"
+    )
+
+    @model_validator(mode="after")
+    def _sizes_agree(self) -> Self:
+        if self.overseed is not None and self.overseed < (self.clusters or 1):
+            raise ValueError(f"overseed ({self.overseed}) must be at least clusters ({self.clusters})")
+        if self.merge_after is not None and self.rounds is not None and self.merge_after > self.rounds - 2:
+            raise ValueError(f"merge_after ({self.merge_after}) must be at most rounds - 2 ({self.rounds - 2}), because the "
+                             "last two rounds are pooled")  # fmt: skip
+        return self

@@ -1,0 +1,108 @@
+"""How many rounds and cells a private budget can pay for: rules tuned on the synthetic preset, never on data of people.
+
+What matters is the norm of an average cell's sum against the norm of its noise,
+
+    SNR = n mu / (K C sqrt(T d)),   mu = sqrt(2 rho),
+
+n the *nominal* number of clients, a public fact. Too many rounds or cells lose even at large budgets.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fedcore.errors import ConfigError
+from fedcore.histograms.config import DEFAULT_CLUSTERS, DEFAULT_ROUNDS, HistogramsConfig
+from fedcore.rounds import PublicFacts
+
+REFERENCE_ROUNDS = 8
+CLUSTERS_PER_STRENGTH = 0.24  # a cluster needs an SNR of at least about 4 at 8 rounds
+LARGE_PERTURBATION, SMALL_PERTURBATION = 0.5, 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """rounds T, clusters K, cells K' >= K of the first merge_after rounds (0: no merge), perturbation p."""
+
+    rounds: int
+    clusters: int
+    overseed: int
+    merge_after: int
+    perturbation: float
+
+    def cells(self, round: int) -> int:
+        """Cells of clustering round 1 .. T."""
+        return self.overseed if round <= self.merge_after else self.clusters
+
+
+def strength(nominal_clients: int, features: int, rho: float, clip: float) -> float:
+    """n mu / (C sqrt(8 d)): the SNR of 8 rounds with a single cell."""
+    return nominal_clients * math.sqrt(2 * rho) / (clip * math.sqrt(REFERENCE_ROUNDS * features))
+
+
+def size_rules(nominal_clients: int, features: int, rho: float, clip: float = 3.0, clusters: int | None = None) -> Sizes:
+    """The sizes of a private run. Pure; every size except p grows (never falls) with nominal_clients and with rho.
+
+    rho: zCDP budget of the run. clusters: K if it is given, else 1 to 10, as many as have an SNR of about 4.
+
+    Rounds and over-seeding depend on the SNR and, between the points where they were tuned, on the budget itself.
+    """
+    b = strength(nominal_clients, features, rho, clip)
+    mu = math.sqrt(2 * rho)
+    k = clusters or min(DEFAULT_CLUSTERS, max(1, math.ceil(CLUSTERS_PER_STRENGTH * b)))
+    if k == 1:
+        return Sizes(1, 1, 1, 0, SMALL_PERTURBATION)
+    if b >= 250 or (b >= 50 and mu >= 0.5):
+        rounds = 8
+    elif b >= 50:
+        rounds = 6
+    elif b >= 18:
+        rounds = 5
+    else:
+        rounds = 4 if b >= 8 else 3
+    snr = b / k
+    if snr >= 40 or (snr >= 10 and mu >= 1.2):
+        overseed, p = 3 * k, SMALL_PERTURBATION
+    elif snr >= 10 or (snr >= 5 and mu >= 0.5):
+        overseed, p = math.ceil(1.6 * k), LARGE_PERTURBATION
+    else:
+        overseed, p = k, LARGE_PERTURBATION
+    return Sizes(rounds, k, overseed, rounds // 2 if overseed > k else 0, p)
+
+
+def sizes_of(config: HistogramsConfig, public: PublicFacts) -> Sizes:
+    """The sizes of a run: what the config names, the rest by rule. Raises ConfigError if they do not fit together."""
+    if config.algorithm == "private":
+        chosen = size_rules(_nominal(config, public), public.features, _rho(public), config.clip, config.clusters)
+    else:
+        k = config.clusters or DEFAULT_CLUSTERS
+        overseed = 3 * k if config.start == "perturbed_mean" else k
+        chosen = Sizes(DEFAULT_ROUNDS, k, overseed, 0, SMALL_PERTURBATION)
+    k = chosen.clusters if config.overseed is None else min(chosen.clusters, config.overseed)
+    overseed = chosen.overseed if config.overseed is None else config.overseed
+    rounds = config.rounds or chosen.rounds
+    merge_after = 0
+    if overseed > k:
+        merge_after = config.merge_after or min(4, rounds // 2)
+        if merge_after > rounds - 2:
+            if config.overseed is not None or config.merge_after is not None:
+                raise ConfigError(f"{overseed} cells cannot be merged to {k} after round {merge_after} of {rounds}: the "
+                                  "last two rounds are pooled.", "Raise rounds, or lower merge_after or overseed.")  # fmt: skip
+            overseed, merge_after = k, 0
+    return Sizes(rounds, k, overseed, merge_after, config.perturbation or chosen.perturbation)
+
+
+def _rho(public: PublicFacts) -> float:
+    if public.rho is None or not public.rho > 0:
+        raise ConfigError("a private histograms run needs a zCDP budget.",
+                          "Set a budget for the population, or choose algorithm = \"algorithm2\".")  # fmt: skip
+    return public.rho
+
+
+def _nominal(config: HistogramsConfig, public: PublicFacts) -> int:
+    nominal = config.nominal_clients or public.nominal_clients
+    if nominal is None:
+        raise ConfigError("a private histograms run needs a nominal number of clients, because the exact one is not public.",
+                          "Set nominal_clients in the settings, or declare it when the population is made.")  # fmt: skip
+    return nominal

@@ -1,0 +1,56 @@
+"""What the next round of a histograms run needs; arrays and scalars only, so that a checkpoint is Zarr and JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramsState:
+    """State after a round. d tokens, k cells; k changes when over-seeded cells are merged.
+
+    phase:    private: "flat", "whitened", "rounds", "done"; else "mean", "start", "rounds", "reseed", "done"
+    round:    clustering rounds finished
+    seed:     of the streams of simulation randomness
+    rounds, clusters, overseed, merge_after, perturbation: the sizes of the run (`fedcore.histograms.sizes.Sizes`)
+    multipliers: (T + 2,) noise multiplier of every planned release in order; (0,) if not private
+    mean:     (d,) F, the (noised) mean histogram; uniform until it is known
+    metric:   (d,) w, positive, sums to 1; of the whitened releases and of Ward merges
+    centres:  (k, d) on the simplex; during Algorithm 1 the rows chosen so far
+    counts:   (k,) clients of each cell; noised, weighted by their clips and possibly negative in a private run
+    sums:     (k, d) unnormalised sums of the last round, kept for pooling; (0, d) if not private
+    reseed:   (e,) int64 empty cells that wait for a client's row (never in a private run)
+    entropy:  sum over clients of sum q ln q, nats; 0 in a private run
+    clients:  clients with at least one token; 0 in a private run, which does not know it
+    """
+
+    phase: str
+    round: int
+    seed: int
+    rounds: int
+    clusters: int
+    overseed: int
+    merge_after: int
+    perturbation: float
+    multipliers: np.ndarray
+    mean: np.ndarray
+    metric: np.ndarray
+    centres: np.ndarray
+    counts: np.ndarray
+    sums: np.ndarray
+    reseed: np.ndarray
+    entropy: float
+    clients: float
+
+    def usable_centres(self) -> tuple[np.ndarray, np.ndarray]:
+        """Centres (k, d) and their non-negative weights (k,), sum 1: those of a run that may have stopped early.
+
+        Before the first clustering round the centres are starting points, which the mean serves better.
+        """
+        if self.round == 0:
+            return self.mean[None, :], np.ones(1)
+        weights = np.maximum(self.counts, 0.0)
+        total = weights.sum()
+        return self.centres, weights / total if total > 0 else np.full(len(weights), 1.0 / len(weights))
