@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from fedcore.population.store import Population
-from fedcore.population.synthetic import generate
+from fedcore.population.synthetic import synthesise
 from fedcore.session import ledger_name, ledger_of, remember_head
 
 
@@ -14,7 +14,7 @@ def reddit_like(folder: Path, clients: int) -> Population:
     os.environ["FEDCORE_LEDGER"] = f"sqlite:///{(folder / 'ledger.sqlite').resolve()}"
     path = folder / f"reddit-like-{clients}"
     if not path.exists():
-        made = generate("reddit-like", path, seed=1, settings={"clients": clients}, ledger=ledger_name())
+        made = synthesise(path, "reddit-like", 1, {"clients": clients}, ledger=ledger_name())
         ledger = ledger_of(made)
         ledger.register(made.id)
         ledger.set_budget(made.id, 1e6, 1e-10)

@@ -8,6 +8,8 @@ import json
 import os
 import sys
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
@@ -114,6 +116,19 @@ def read_settings(config: Path | None, pairs: list[str] | None) -> dict[str, Any
     return settings
 
 
+OPTIONS = ("columns", "features", "heldout", "dtype", "array", "prefix", "heldout_prefix", "tokeniser", "delimiter",
+           "clients_per_leaf", "clients_per_block")  # fmt: skip
+
+
+def format_options(pairs: list[str] | None) -> dict[str, Any]:
+    """--option pairs of `population ingest`. Raises ConfigError for one that there is not."""
+    options = read_settings(None, pairs)
+    unknown = sorted(options.keys() - set(OPTIONS))
+    if unknown:
+        raise ConfigError(f"there is no option {unknown[0]!r}.", f"Options are {', '.join(OPTIONS)}.")
+    return options
+
+
 def stamp() -> str:
     return datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
 
@@ -158,12 +173,13 @@ def population_ingest(
     from fedcore.population.ingest import describe, ingest
     from fedcore.session import ledger_name
 
-    made = ingest(
-        source, dest, format=format, kind=kind, client=client, token=token, count=count, vocabulary=vocabulary,
-        append=append, memory=parse_bytes(memory), tolerance=tolerance, nominal_clients=nominal_clients,
-        public_for_evaluation=public_for_evaluation, ledger=None if append else ledger_name(ledger),
-        progress=_lines(as_json), **read_settings(None, option),
-    )  # fmt: skip
+    with bar(f"ingest {source}", as_json) as progress:
+        made = ingest(
+            source, dest, format=format, kind=kind, client=client, token=token, count=count, vocabulary=vocabulary,
+            append=append, memory=parse_bytes(memory), tolerance=tolerance, nominal_clients=nominal_clients,
+            public_for_evaluation=public_for_evaluation, ledger=None if append else ledger_name(ledger),
+            progress=progress, **format_options(option),
+        )  # fmt: skip
     register(made, ledger)
     say(describe(made), as_json)
 
@@ -174,11 +190,18 @@ def register(population, ledger: str | None) -> None:
     ledger_of(population, ledger).register(population.id)
 
 
-def _lines(quiet: bool):
-    """A progress callback: one line on stderr for each step."""
+@contextmanager
+def bar(what: str, quiet: bool) -> Iterator[Any]:
+    """A progress bar on stderr, as a callback (done, total); None if quiet."""
+    from rich.console import Console
+    from rich.progress import Progress
+
     if quiet:
-        return None
-    return lambda text: print(text, file=sys.stderr)
+        yield None
+        return
+    with Progress(console=Console(stderr=True)) as progress:
+        shown = progress.add_task(what, total=None)
+        yield lambda done, total: progress.update(shown, completed=done, total=total)
 
 
 @population_app.command("generate")
@@ -193,11 +216,12 @@ def population_generate(
 ) -> None:
     """Generate a synthetic population, block by block."""
     from fedcore.population.ingest import describe
-    from fedcore.population.synthetic import generate
+    from fedcore.population.synthetic import synthesise
     from fedcore.session import ledger_name
 
     chosen = read_settings(None, settings) | ({} if clients is None else {"clients": clients})
-    made = generate(preset, dest, seed=seed, settings=chosen, ledger=ledger_name(ledger), progress=_lines(as_json))
+    with bar(f"generate {preset}", as_json) as progress:
+        made = synthesise(dest, preset, seed, chosen, ledger=ledger_name(ledger), progress=progress)
     register(made, ledger)
     say(describe(made), as_json)
 
@@ -213,7 +237,8 @@ def population_describe(population: PopulationArgument, version: int | None = No
 @population_app.command("verify")
 def population_verify(population: PopulationArgument, version: int | None = None, as_json: Json = False) -> None:
     """Read every block and compare it with its checksum."""
-    report = open_population(population, version).verify()
+    with bar(f"verify {population}", as_json) as progress:
+        report = open_population(population, version).verify(progress)
     say({"ok": report.ok, "blocks": report.blocks, "bytes": report.bytes, "problems": list(report.problems)}, as_json)
     if not report.ok:
         raise SystemExit(2)
@@ -437,7 +462,9 @@ def personalise(
     """Write each client's own output: sensitive, for that client only, not differentially private."""
     from fedcore.personalise import personalise as write
 
-    say(write(run, population, dest, progress=_lines(as_json)), as_json)
+    with bar(f"personalise {population}", as_json) as progress:
+        written = write(run, population, dest, progress=progress)
+    say(written, as_json)
 
 
 @app.command()
@@ -492,6 +519,7 @@ def budget_set(
     use_ledger(ledger)
     store = open_population(population)
     found = ledger_of(store)
+    found.register(store.id)  # in case the process that ingested died just before it did
     found.set_budget(store.id, epsilon, delta, delta_extra=delta_extra)
     remember_head(store, found)
     budget_show(population, None, as_json)

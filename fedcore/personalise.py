@@ -48,7 +48,7 @@ def personalise(run_path: str | Path, population_path: str | Path, dest: str | P
                 _write_block(group, method, state, population, index, kept)
                 ids.writelines(json.dumps(str(client)) + "\n" for client in population.client_ids(index))
                 if progress is not None:
-                    progress(f"block {index + 1} of {len(population.blocks)}")
+                    progress(index + 1, len(population.blocks))
         partial.rename(dest)
         sync_folder(dest.parent)
     except OSError as error:

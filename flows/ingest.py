@@ -14,8 +14,10 @@ from tasks.artifacts import key
 @task(cache_policy=NO_CACHE, persist_result=False)
 def ingest_files(source: str, dest: str, options: dict) -> int:
     """The version that was made."""
-    logger = get_run_logger()
-    return ingest(source, Path(dest), progress=logger.info, **options).version
+    made = ingest(source, Path(dest), **options)
+    get_run_logger().info("population %s: version %d with %d clients in %d blocks", made.path.name, made.version,
+                          made.n_clients, len(made.blocks))  # fmt: skip
+    return made.version
 
 
 @flow(name="ingest", flow_run_name="{dest}", persist_result=False)

@@ -33,6 +33,7 @@ from fedcore.rounds import PublicFacts, RoundInfo
 
 ARGUMENT = "docs/privacy/histograms.md"
 DEAD = 6.0  # a cell whose noised count is below this many standard deviations of its noise is taken for empty
+FLAT, WHITENED = "flat_mean", "whitened_mean"
 START, RESEED = "histograms/start", "histograms/reseed"
 
 
@@ -57,7 +58,7 @@ class ReleaseMessage:
 def plan(config: HistogramsConfig, public: PublicFacts) -> list[PlannedRelease]:
     """T + 2 releases whose prices, rounded up, sum to at most public.rho."""
     sizes = sizes_of(config, public)
-    names = ["flat_mean", "whitened_mean", *(f"clusters_{t:03d}" for t in range(1, sizes.rounds + 1))]
+    names = [FLAT, WHITENED, *(_cluster_release(t) for t in range(1, sizes.rounds + 1))]
     cells = [1, 1, *(sizes.cells(t) for t in range(1, sizes.rounds + 1))]
     left = 1.0 - config.first_share - config.second_share
     shares = [config.first_share, config.second_share, *([left / sizes.rounds] * sizes.rounds)]
@@ -87,22 +88,30 @@ def init(config: HistogramsConfig, public: PublicFacts) -> HistogramsState:
         phase="flat", round=0, seed=public.seed, rounds=sizes.rounds, clusters=sizes.clusters, overseed=sizes.overseed,
         merge_after=sizes.merge_after, perturbation=sizes.perturbation,
         multipliers=np.array([release.noise_multiplier for release in plan(config, public)]),
-        mean=uniform, metric=uniform, centres=uniform[None, :], counts=np.zeros(1), sums=np.zeros((0, d)),
+        mean=uniform, mean_precision=0.0, metric=uniform, centres=uniform[None, :], counts=np.zeros(1), sums=np.zeros((0, d)),
         reseed=np.zeros(0, np.int64), entropy=0.0, clients=0.0,
     )  # fmt: skip
+
+
+def release_name(state: HistogramsState) -> str:
+    """Planned name of the release that comes next."""
+    return {"flat": FLAT, "whitened": WHITENED}.get(state.phase, _cluster_release(state.round + 1))
+
+
+def _cluster_release(t: int) -> str:
+    return f"clusters_{t:03d}"
 
 
 def message(config: HistogramsConfig, state: HistogramsState) -> ReleaseMessage | None:
     if state.phase == "done":
         return None
-    d = len(state.mean)
+    d, name = len(state.mean), release_name(state)
     if state.phase == "flat":
-        return ReleaseMessage("flat_mean", 1, np.zeros((d, 1), np.float32), np.ones(d), config.first_clip)
+        return ReleaseMessage(name, 1, np.zeros((d, 1), np.float32), np.ones(d), config.first_clip)
     whitening = 1.0 / np.sqrt(state.metric)
     if state.phase == "whitened":
-        return ReleaseMessage("whitened_mean", 1, np.zeros((d, 1), np.float32), whitening, config.clip)
+        return ReleaseMessage(name, 1, np.zeros((d, 1), np.float32), whitening, config.clip)
     logs = np.log(smooth(state.centres, config.assignment_smoothing)).T.astype(np.float32)
-    name = f"clusters_{state.round + 1:03d}"
     return ReleaseMessage(name, len(state.centres), np.ascontiguousarray(logs), whitening, config.clip)
 
 
@@ -146,7 +155,8 @@ def _whitened(config, state, published):
     cells = state.overseed if state.merge_after else state.clusters
     centres = perturbed(mean, cells, state.perturbation, stream(state.seed, START))
     w = metric(mean, config.metric_floor, config.effective_tokens)
-    return replace(state, phase="rounds", mean=mean, metric=w, centres=centres, counts=np.zeros(cells)), \
+    precision = (count / noise) ** 2 if reliable else 0.0
+    return replace(state, phase="rounds", mean=mean, mean_precision=precision, metric=w, centres=centres, counts=np.zeros(cells)), \
         _info(config, state, count, reliable, moved)  # fmt: skip
 
 
@@ -157,8 +167,10 @@ def _clusters(config, state, published):
     sums = published * grid_step(config.clip) * np.sqrt(state.metric)
     counts = sums.sum(axis=1)
     total = counts.sum()
+    state = _refined_mean(config, state, sums, total, len(sums) * noise**2)
     kept, draws = sums, np.ones(len(sums))  # draws: how many noise arrays are in each row of `sums`
-    if last and len(state.sums) == len(sums):
+    pooled = last and len(state.sums) == len(sums)
+    if pooled:
         sums, counts, draws = sums + state.sums, counts + state.counts, draws * 2
     alive = counts >= DEAD * noise * np.sqrt(draws)
     moved = _movement(sums, counts, alive, state.centres, config.centre_floor)
@@ -173,8 +185,24 @@ def _clusters(config, state, published):
     if t <= state.rounds - 2 and not alive.all():
         fresh = perturbed(state.mean, len(sums), state.perturbation, stream(state.seed, RESEED, t))
         centres[~alive] = fresh[~alive]
+    if last:
+        kept, counts = np.zeros((0, sums.shape[1])), counts / (2 if pooled else 1)
     phase = "done" if last else "rounds"
     return replace(state, phase=phase, round=t, centres=centres, counts=counts, sums=kept), info
+
+
+def _refined_mean(config, state, sums, total, variance):
+    """F averaged with the mean that the cells of this round add up to, each weighted by (count / noise)**2.
+
+    Free, because it only uses what is released; the metric stays frozen.
+    """
+    precision = max(total, 0.0) ** 2 / variance
+    if total < DEAD * math.sqrt(variance):
+        return state
+    all_cells = project(sums.sum(axis=0) / total, config.centre_floor)
+    known = state.mean_precision
+    mean = (known * state.mean + precision * all_cells) / (known + precision)
+    return replace(state, mean=mean, mean_precision=known + precision)
 
 
 def _merge(config, state, sums, counts, draws, alive):

@@ -17,7 +17,8 @@ from fedcore.histograms.config import DEFAULT_CLUSTERS, DEFAULT_ROUNDS, Histogra
 from fedcore.rounds import PublicFacts
 
 REFERENCE_ROUNDS = 8
-CLUSTERS_PER_STRENGTH = 0.24  # a cluster needs an SNR of at least about 4 at 8 rounds
+CLUSTERS_PER_STRENGTH = 0.45
+ROUNDS = ((50.0, 8), (18.0, 6), (8.0, 5), (3.0, 4), (0.0, 3))  # least strength, rounds
 LARGE_PERTURBATION, SMALL_PERTURBATION = 0.5, 0.3
 
 
@@ -44,30 +45,21 @@ def strength(nominal_clients: int, features: int, rho: float, clip: float) -> fl
 def size_rules(nominal_clients: int, features: int, rho: float, clip: float = 3.0, clusters: int | None = None) -> Sizes:
     """The sizes of a private run. Pure; every size except p grows (never falls) with nominal_clients and with rho.
 
-    rho: zCDP budget of the run. clusters: K if it is given, else 1 to 10, as many as have an SNR of about 4.
+    rho: zCDP budget of the run. clusters: K if it is given, else 1 to 10, as many as keep an SNR of about 2.
 
-    Rounds and over-seeding depend on the SNR and, between the points where they were tuned, on the budget itself.
+    Below 8 rounds' worth of SNR there are fewer rounds, then fewer clusters; above it, more cells to merge from. The
+    thresholds come from `docs/privacy/histograms.md`, which also says where they leave the published configurations.
     """
     b = strength(nominal_clients, features, rho, clip)
-    mu = math.sqrt(2 * rho)
     k = clusters or min(DEFAULT_CLUSTERS, max(1, math.ceil(CLUSTERS_PER_STRENGTH * b)))
     if k == 1:
         return Sizes(1, 1, 1, 0, SMALL_PERTURBATION)
-    if b >= 250 or (b >= 50 and mu >= 0.5):
-        rounds = 8
-    elif b >= 50:
-        rounds = 6
-    elif b >= 18:
-        rounds = 5
-    else:
-        rounds = 4 if b >= 8 else 3
-    snr = b / k
-    if snr >= 40 or (snr >= 10 and mu >= 1.2):
+    rounds = next(rounds for least, rounds in ROUNDS if b >= least)
+    overseed, p = k, LARGE_PERTURBATION
+    if b >= 13 * k:
         overseed, p = 3 * k, SMALL_PERTURBATION
-    elif snr >= 10 or (snr >= 5 and mu >= 0.5):
-        overseed, p = math.ceil(1.6 * k), LARGE_PERTURBATION
-    else:
-        overseed, p = k, LARGE_PERTURBATION
+    elif b >= 18 and b >= 2 * k:
+        overseed = math.ceil(1.6 * k)
     return Sizes(rounds, k, overseed, rounds // 2 if overseed > k else 0, p)
 
 

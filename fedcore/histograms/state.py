@@ -17,6 +17,7 @@ class HistogramsState:
     rounds, clusters, overseed, merge_after, perturbation: the sizes of the run (`fedcore.histograms.sizes.Sizes`)
     multipliers: (T + 2,) noise multiplier of every planned release in order; (0,) if not private
     mean:     (d,) F, the (noised) mean histogram; uniform until it is known
+    mean_precision: squared ratio of F's noised count to the noise in it; 0 in a run that is not private
     metric:   (d,) w, positive, sums to 1; of the whitened releases and of Ward merges
     centres:  (k, d) on the simplex; during Algorithm 1 the rows chosen so far
     counts:   (k,) clients of each cell; noised, weighted by their clips and possibly negative in a private run
@@ -36,6 +37,7 @@ class HistogramsState:
     perturbation: float
     multipliers: np.ndarray
     mean: np.ndarray
+    mean_precision: float
     metric: np.ndarray
     centres: np.ndarray
     counts: np.ndarray

@@ -44,15 +44,17 @@ def _create(folder: Path, shape: tuple[int, ...], chunk: int, dtype: np.dtype):
 
 @dataclass
 class ArrayWriter:
-    """Appends along the first axis, holding at most STREAM_BYTES, and writes the array at `close`.
+    """Appends along the first axis, holding at most stream_bytes, and writes the array at `close`.
 
     dtype: of the stored array; None for counts: int32, or int64 if a value needs it or the array was streamed
     tail:  shape of one entry, () for vectors
+    stream_bytes: an array that outgrows this is written chunk by chunk
     """
 
     folder: Path
     dtype: np.dtype | None
     tail: tuple[int, ...] = ()
+    stream_bytes: int = STREAM_BYTES
     length: int = 0
     _pieces: list[np.ndarray] = field(default_factory=list)
     _held: int = 0  # bytes in _pieces
@@ -68,7 +70,7 @@ class ArrayWriter:
         self._pieces.append(values)
         self._held += values.nbytes
         self.length += len(values)
-        if self._held > STREAM_BYTES:
+        if self._held > self.stream_bytes:
             self._stream()
 
     def _stream(self) -> None:
@@ -76,7 +78,7 @@ class ArrayWriter:
         dtype = np.dtype(self.dtype or np.int64)
         if self._array is None:
             entry = dtype.itemsize * int(np.prod(self.tail))
-            self._chunk = max(CHUNK_BYTES // max(entry, 1), 1)
+            self._chunk = max(min(CHUNK_BYTES, self.stream_bytes // 2) // max(entry, 1), 1)
             self._array = _create(self.folder, (0, *self.tail), self._chunk, dtype)
         held = np.concatenate(self._pieces)
         whole = len(held) // self._chunk * self._chunk

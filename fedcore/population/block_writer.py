@@ -17,16 +17,16 @@ from fedcore.population.store import HELDOUT, TRAIN
 class PartWriter:
     """The arrays of train/ or heldout/ of one open block."""
 
-    def __init__(self, folder: Path, kind: Kind, features: int, dtype: str | None):
+    def __init__(self, folder: Path, kind: Kind, features: int, dtype: str | None, stream_bytes: int):
         self.folder, self.kind = folder, kind
         layout.write_group(folder)
         self.lengths: list[np.ndarray] = []
         self.total = 0
         if kind == "counts":
-            self.indices = ArrayWriter(folder / "indices", np.dtype(np.int32))
-            self.values = ArrayWriter(folder / "counts", None)
+            self.indices = ArrayWriter(folder / "indices", np.dtype(np.int32), (), stream_bytes)
+            self.values = ArrayWriter(folder / "counts", None, (), stream_bytes)
         else:
-            self.values = ArrayWriter(folder / "x", np.dtype(dtype), (features,))
+            self.values = ArrayWriter(folder / "x", np.dtype(dtype), (features,), stream_bytes)
 
     def empty_clients(self, clients: int) -> None:
         if clients:
@@ -58,12 +58,12 @@ class PartWriter:
 class BlockWriter:
     """One open block: receives whole clients (or one client's rows in tiles) and becomes a BlockEntry."""
 
-    def __init__(self, folder: Path, first: int, kind: Kind, features: int, dtype: str | None):
+    def __init__(self, folder: Path, first: int, kind: Kind, features: int, dtype: str | None, stream_bytes: int):
         self.folder, self.first = folder, first
-        self.kind, self.features, self.dtype = kind, features, dtype
+        self.part = (kind, features, dtype, stream_bytes)
         layout.write_group(folder)
         layout.write_group(folder / "ids")
-        self.train = PartWriter(folder / TRAIN, kind, features, dtype)
+        self.train = PartWriter(folder / TRAIN, *self.part)
         self.heldout: PartWriter | None = None
         self.clients, self.bytes = 0, 0
         self.id_lengths: list[np.ndarray] = []
@@ -72,7 +72,7 @@ class BlockWriter:
     def heldout_part(self) -> PartWriter:
         """The held-out part, made when it is first needed; the clients before have none."""
         if self.heldout is None:
-            self.heldout = PartWriter(self.folder / HELDOUT, self.kind, self.features, self.dtype)
+            self.heldout = PartWriter(self.folder / HELDOUT, *self.part)
             self.heldout.empty_clients(self.clients)
         return self.heldout
 

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import scipy.sparse as sp
 
 from fedcore.errors import ChunkError, ManifestError, PopulationError
 from fedcore.population import arrays, identifiers, layout
 from fedcore.population import manifest as manifests
 from fedcore.population.blocks import FLOAT32_EXACT, ClientBlock, CountsBlock, Kind, RowsBlock
+from fedcore.population.checks import Rows
 from fedcore.population.manifest import BlockEntry, Manifest, PartEntry
 
 TRAIN, HELDOUT = "train", "heldout"
@@ -167,6 +169,51 @@ class Population:
         except arrays.ArrayDamaged as damage:
             raise self._damaged(index, str(damage)) from damage
 
+    def client_bytes(self, index: int) -> np.ndarray:
+        """(C,) int64: decoded bytes of each client of block `index`, held-out data included."""
+        entry = self._entry(index)
+        total = np.zeros(entry.clients, np.int64)
+        for name, part in ((TRAIN, entry.train), (HELDOUT, entry.heldout)):
+            if part is not None:
+                width = 8 if self.kind == "counts" else np.dtype(part.dtype).itemsize * self.features
+                total += np.diff(self._in_block(index, self._pointers, entry, name, part)) * width
+        return total
+
+    def read_clients(self, index: int, start: int, stop: int, heldout: bool = False) -> sp.csr_matrix | Rows | None:
+        """Clients start .. stop - 1 of block `index` as they can be written again: int64 CSR counts, or (ptr, x).
+
+        None if the block has no held-out data and they were asked for. Raises ChunkError.
+        """
+        entry = self._entry(index)
+        name, part = (HELDOUT, entry.heldout) if heldout else (TRAIN, entry.train)
+        if part is None:
+            return None
+        ptr = self._in_block(index, self._pointers, entry, name, part)[start : stop + 1]
+        folder, low, high = layout.block_folder(self.path, entry.slot) / name, int(ptr[0]), int(ptr[-1])
+
+        def values(array: str, dtype: str, *tail: int) -> np.ndarray:
+            shape = (part.entries, *tail)
+            return self._in_block(index, arrays.read, folder / array, entry.sha256, shape, dtype, low, high)
+
+        if self.kind == "rows":
+            return ptr - low, values("x", part.dtype, self.features)
+        counts = values("counts", part.dtype).astype(np.int64)
+        return sp.csr_matrix((counts, values("indices", "int32"), ptr - low), shape=(stop - start, self.features))
+
+    def client_tiles(self, index: int, client: int, max_bytes: int, heldout: bool = False) -> Iterator[np.ndarray]:
+        """The dense rows of one client of block `index`, in tiles of about max_bytes. Raises ChunkError."""
+        entry = self._entry(index)
+        name, part = (HELDOUT, entry.heldout) if heldout else (TRAIN, entry.train)
+        if part is None:
+            return
+        low, high = self._in_block(index, self._pointers, entry, name, part)[client : client + 2].tolist()
+        folder = layout.block_folder(self.path, entry.slot) / name / "x"
+        shape = (part.entries, self.features)
+        step = max(max_bytes // (np.dtype(part.dtype).itemsize * self.features), 1)
+        for start in range(low, high, step):
+            stop = min(start + step, high)
+            yield self._in_block(index, arrays.read, folder, entry.sha256, shape, part.dtype, start, stop)
+
     def verify(self, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
         """Reads everything again: vocabulary, every slot's sha256, every block and every id.
 
@@ -225,6 +272,13 @@ class Population:
                 f"The population {self.path} has no block {index}.", f"It has {len(self.blocks)} blocks."
             )
         return self.blocks[index]
+
+    def _in_block(self, index: int, function, *arguments):
+        """Calls the function; damage is reported as that of block `index`."""
+        try:
+            return function(*arguments)
+        except arrays.ArrayDamaged as damage:
+            raise self._damaged(index, str(damage)) from damage
 
     def _damaged(self, index: int, what: str) -> ChunkError:
         slot = self.blocks[index].slot

@@ -126,8 +126,9 @@ def _multinomial(tokens: int, probabilities: np.ndarray, generator: np.random.Ge
     draws.sort(axis=1)  # neighbouring look-ups are then near each other in memory
     draws += np.arange(clients)[:, None]
     found = np.searchsorted(table, draws.ravel(), side="right")
-    # u + draw may round up to u + 1: such a draw belongs to the last feature of its row.
-    last = np.repeat((np.arange(clients) + 1) * features - 1, tokens)
+    # u + draw may round up to u + 1: such a draw belongs to the last feature of its row with any probability.
+    ends = np.arange(1, clients + 1)
+    last = np.repeat(np.searchsorted(table, ends, side="left"), tokens)
     cells, counts = np.unique(np.minimum(found, last), return_counts=True)
     indptr = np.searchsorted(cells, np.arange(clients + 1) * features)
     return sp.csr_matrix(

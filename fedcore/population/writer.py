@@ -16,6 +16,7 @@ import scipy.sparse as sp
 from fedcore.errors import PopulationError, PopulationNotFound
 from fedcore.population import identifiers, layout
 from fedcore.population import manifest as manifests
+from fedcore.population.arrays import STREAM_BYTES
 from fedcore.population.block_writer import BlockWriter, PartWriter
 from fedcore.population.blocks import Kind
 from fedcore.population.checks import Rows, bytes_of, checked_counts, checked_rows, checked_vocabulary
@@ -49,6 +50,8 @@ class PopulationWriter:
 
     kind, features: as in the manifest; dtype: of dense rows, "float32" or "float64"
     clients_per_leaf: L; clients_per_block: rounded up to a multiple of L
+    block_bytes: a block that holds so many decoded bytes closes at its next leaf boundary
+    stream_bytes: what an array may hold in memory while it is written; larger ones are written chunk by chunk
     vocabulary: the tokens, one for each feature, or None
     nominal_clients: the size that the owner declares in public
     public_for_evaluation: the reason why anybody may evaluate on these data, or None if nobody may
@@ -66,6 +69,7 @@ class PopulationWriter:
         clients_per_leaf: int = CLIENTS_PER_LEAF,
         clients_per_block: int = CLIENTS_PER_BLOCK,
         block_bytes: int = BLOCK_BYTES,
+        stream_bytes: int = STREAM_BYTES,
         vocabulary: Sequence[str] | None = None,
         nominal_clients: int | None = None,
         public_for_evaluation: str | None = None,
@@ -84,7 +88,7 @@ class PopulationWriter:
         self.dtype = dtype if kind == "rows" else None
         self.clients_per_leaf = int(clients_per_leaf)
         self.clients_per_block = -(-int(clients_per_block) // self.clients_per_leaf) * self.clients_per_leaf
-        self.block_bytes = block_bytes
+        self.block_bytes, self.stream_bytes = block_bytes, stream_bytes
         self.tokens = None if vocabulary is None else checked_vocabulary(vocabulary, self.features)
         self.public = {
             "nominal_clients": nominal_clients,
@@ -107,7 +111,7 @@ class PopulationWriter:
         """A writer of the next version of `parent`: same id, kind, features, leaf size, vocabulary, ledger...
 
         The new version must hold the parent's clients at their old indices: pass on its blocks in order with `keep`,
-        or write their clients anew. changes: clients_per_block, block_bytes, nominal_clients, ledger.
+        or write their clients anew. changes: any of the writer's other settings.
         """
         old = parent.manifest
         settings = {
@@ -285,7 +289,7 @@ class PopulationWriter:
             self._slots += 1
             if self.parent is not None:
                 self._made.append(folder)
-            self._open = BlockWriter(folder, self.clients, self.kind, self.features, self.dtype)
+            self._open = BlockWriter(folder, self.clients, self.kind, self.features, self.dtype, self.stream_bytes)
         return self._open
 
     def _stop(self, block: BlockWriter, batch: _Batch, start: int) -> int:

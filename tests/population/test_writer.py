@@ -24,7 +24,7 @@ from .test_store import all_counts
 LEDGER = {"id": "l1", "url": "sqlite:///ledger.db"}
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     cuts=st.lists(st.integers(0, 37), max_size=5),
     leaf=st.integers(1, 9),

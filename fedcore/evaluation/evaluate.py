@@ -1,0 +1,87 @@
+"""Scoring a run on held-out data, block by block, on any backend; the baselines stand beside it.
+
+What a run's report shows may come from data that their owner declared public, and from nothing else: a population that
+is not public is scored only into a separate local file that says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+
+from fedcore.aggregation import Statistics, merge, values
+from fedcore.engine import Backend, InProcessBackend
+from fedcore.errors import PopulationError, PrivacyError
+from fedcore.evaluation.report import write_report
+from fedcore.files import write_json
+from fedcore.methods import make_method
+from fedcore.personalise import check_fits
+from fedcore.population.blocks import leaves
+from fedcore.population.store import Population
+from fedcore.runs import Run
+from fedcore.session import vocabulary_of
+
+SCORES = {"histograms": "fedcore.evaluation.histograms"}  # evaluate_block(config, state, leaf), table(config, values)
+
+
+def check_public(population: Population) -> None:
+    """Raises PrivacyError unless the owner declared the population public for evaluation."""
+    if not population.manifest.public_for_evaluation:
+        raise PrivacyError(
+            f"population {population.path.name!r} is not declared public for evaluation, so its scores may not be shown.",
+            "Declare it at ingest with --public-for-evaluation REASON, or keep the scores in a file of your own with "
+            "--not-private FILE.",
+        )
+
+
+def score_block(method: str, config, path: str, version: int, state, index: int) -> Statistics:
+    """The scores of one block, leaf by leaf."""
+    population = Population.open(path, version=version)
+    scores = import_module(SCORES[method])
+    total = None
+    for leaf in leaves(population.read(index, heldout=True), population.clients_per_leaf):
+        total = merge(total, scores.evaluate_block(config, state, leaf))
+    return total
+
+
+def evaluate_run(run_path: str | Path, population: Population, backend: Backend | None = None, *,
+                 keep: bool = False) -> dict:  # fmt: skip
+    """The table of scores: {"run", "population", "title", "rows", ...}, rows one dict for each method.
+
+    keep: write it into the run's folder and its report; only for public populations (`check_public`).
+    Raises WrongKind if run and population do not fit, PopulationError if nothing is held out.
+    """
+    run = Run.open(run_path)
+    check_fits(run, population)
+    if not population.has_heldout:
+        raise PopulationError(f"population {population.path.name!r} has no held-out part.",
+                              "Ingest it with one.")  # fmt: skip
+    method = make_method(run.info["method"], run.info["config"])
+    state = method.State(**run.read_state())
+    function = partial(score_block, method.name, method.config, str(population.path.resolve()), population.version)
+    statistics = (backend or InProcessBackend()).map_blocks(function, state, range(len(population.blocks)))
+    table = asdict(import_module(SCORES[method.name]).table(method.config, values(statistics)))
+    rows = [{"method": row["method"], "kl": row["kl"], "se": row["standard_error"], "prior_tokens": row["prior_tokens"],
+             "chosen_on": "validation clients" if row["chosen"] else "", "smoothing": row["smoothing"]}
+            for row in table.pop("rows")]  # fmt: skip
+    result = {"run": run.id, "population": population.path.name, "version": population.version,
+              "public": population.manifest.public_reason, "title": _title(run, population, table), **table,
+              "rows": list(rows)}  # fmt: skip
+    if keep:
+        check_public(population)
+        write_json(run.path / "evaluation.json", result)
+        write_report(run, vocabulary_of(run))
+    return result
+
+
+def _title(run: Run, population: Population, table: dict) -> str:
+    return (f"Mean KL(held out || estimate) in nats over {table['clients']} clients of {population.path.name}; run {run.id}"
+            )  # fmt: skip
+
+
+def write_not_private(result: dict, file: Path) -> None:
+    """Scores of a population that is not public, in a file that says so."""
+    warning = "NOT PRIVATE: computed from held-out data of people without noise. Do not publish or send."
+    write_json(Path(file), {"privacy": "none", "warning": warning, **result})

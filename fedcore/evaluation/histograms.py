@@ -1,0 +1,168 @@
+"""How well histogram estimates predict the tokens that were held out: mean over clients of KL(held out || estimate).
+
+    KL(t || smooth(p, e)) = sum over held-out tokens of t_i (ln t_i - ln smooth(p, e)_i),   smooth(p, e) = (p + e) / (1 + d e)
+
+The estimate is smoothed after mixing, the held-out histogram never. Only tokens that were held out matter, so the cost
+is that of the stored entries. Estimates: the client's own histogram (Local), the run's mean F (FedAvg), the centre of
+the client's cluster (Algorithm 2), and mixtures a / (a + m) with the own histogram (+ FT), on a grid of a.
+
+Local depends on e alone through ln(1/e) with slope U, the held-out mass on tokens that the client never used before:
+its value is a statement about e. The other estimates cover the vocabulary.
+
+A fixed share of the clients, chosen by hashing the client's index, serves to choose a and is never evaluated.
+Source of the table: Setlur, Feldman, Talwar 2023, Table 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedcore.aggregation import FloatSum, Statistics
+from fedcore.errors import PopulationError
+from fedcore.histograms.config import HistogramsConfig
+from fedcore.histograms.leaf import inverse_totals, segment_sums
+from fedcore.histograms.personal import centre_weights, clusters_of
+from fedcore.histograms.state import HistogramsState
+from fedcore.population.blocks import CountsBlock
+from fedcore.randomness import client_uniforms
+
+SMOOTHING = 1e-10
+SECOND_SMOOTHING = 1e-8
+VALIDATION_SHARE = 0.2
+PRIOR_TOKENS = tuple(float(a) for a in (50, 100, 200, 350, 500, 700, 1000, 1400, 2000, 2800, 4000, 6000, 10000, 20000))
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table: mean KL in nats over the evaluated clients, and its standard error.
+
+    prior_tokens: a of the mixture; None if the estimate does not mix. chosen: a was chosen on the validation clients.
+    smoothing: e.
+    """
+
+    method: str
+    kl: float
+    standard_error: float
+    smoothing: float
+    prior_tokens: float | None = None
+    chosen: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """clients: evaluated. validation_clients: those that chose a. unseen_mass: U. skipped: clients without held-out tokens."""
+
+    rows: tuple[Row, ...]
+    clients: int
+    validation_clients: int
+    skipped: int
+    unseen_mass: float
+
+    def row(self, method: str, **wanted) -> Row:
+        """The only row of this method with these fields."""
+        (found,) = [r for r in self.rows if r.method == method and all(getattr(r, k) == v for k, v in wanted.items())]
+        return found
+
+
+def validation_clients(first: int, clients: int) -> np.ndarray:
+    """(clients,) bool: whether client first + i serves validation; a function of its index alone."""
+    return client_uniforms(0, "evaluation/validation", 0, first, clients)[:, 0] < VALIDATION_SHARE
+
+
+def evaluate_block(config: HistogramsConfig, state: HistogramsState, block: CountsBlock,
+                   prior_tokens: Sequence[float] = PRIOR_TOKENS,
+                   smoothing: tuple[float, float] = (SMOOTHING, SECOND_SMOOTHING)) -> Statistics:  # fmt: skip
+    """Sums over the clients of one leaf that have held-out tokens; those of all leaves together make the table.
+
+    block: one leaf, with `heldout`. prior_tokens: grid of a, to which the config's own a is added in front.
+    A client without training tokens has the uniform histogram for Local, F for FedAvg, and the mixture of the
+    centres by their counts for Algorithm 2, with and without FT.
+
+    Raises ValueError if the block has no held-out part.
+    """
+    if block.heldout is None:
+        raise ValueError("the block has no held-out counts")
+    losses, unseen = _losses(config, state, block, [config.prior_tokens, *prior_tokens], smoothing)
+    validation = validation_clients(block.first, block.clients)
+    usable = block.heldout.totals > 0
+    statistics: Statistics = {"skipped": FloatSum.at(block.leaf, np.sum(~usable))}
+    for name, chosen in (("validation", usable & validation), ("evaluated", usable & ~validation)):
+        statistics[f"{name}_clients"] = FloatSum.at(block.leaf, chosen.sum())
+        statistics[f"{name}_kl"] = FloatSum.at(block.leaf, losses[:, chosen].sum(axis=1))
+        statistics[f"{name}_kl_squared"] = FloatSum.at(block.leaf, (losses[:, chosen] ** 2).sum(axis=1))
+    statistics["unseen_mass"] = FloatSum.at(block.leaf, unseen[usable & ~validation].sum())
+    return statistics
+
+
+def table(config: HistogramsConfig, statistics: Mapping[str, np.ndarray],
+          prior_tokens: Sequence[float] = PRIOR_TOKENS,
+          smoothing: tuple[float, float] = (SMOOTHING, SECOND_SMOOTHING)) -> Table:  # fmt: skip
+    """The table from the finished statistics (`fedcore.aggregation.values`) of all leaves, same grid and smoothing.
+
+    Rows: Local at both smoothings, FedAvg, FedAvg + FT and, unless the run is plain FedAvg, Algorithm 2 and
+    Algorithm 2 + FT; each FT at the config's a and at the a that serves the validation clients best.
+    Raises PopulationError if nobody was evaluated.
+    """
+    n = float(statistics["evaluated_clients"])
+    if n == 0:
+        raise PopulationError("no client that could be evaluated has held-out tokens.",
+                              "Hold out tokens for more clients; a fixed fifth of them only chooses a.")  # fmt: skip
+    means = statistics["evaluated_kl"] / n
+    variances = np.maximum(statistics["evaluated_kl_squared"] / n - means**2, 0.0)
+    errors = np.sqrt(variances / max(n - 1, 1))
+    grid = [config.prior_tokens, *prior_tokens]
+    e = smoothing[0]
+
+    def row(method, line, e=e, **more):
+        return Row(method, float(means[line]), float(errors[line]), e, **more)
+
+    rows = [row("Local", 0), row("Local", 1, smoothing[1])]
+    names = ["FedAvg"] if config.algorithm == "fedavg" else ["FedAvg", "Algorithm 2"]
+    for number, name in enumerate(names):
+        base = 2 + number * (1 + len(grid))
+        rows += [row(name, base), row(f"{name} + FT", base + 1, prior_tokens=grid[0])]
+        if float(statistics["validation_clients"]) > 0:
+            best = int(np.argmin(statistics["validation_kl"][base + 1 : base + 1 + len(grid)]))
+            rows.append(row(f"{name} + FT", base + 1 + best, prior_tokens=grid[best], chosen=True))
+    return Table(tuple(rows), int(n), int(statistics["validation_clients"]), int(statistics["skipped"]),
+                 float(statistics["unseen_mass"]) / n)  # fmt: skip
+
+
+def _losses(config, state, block, grid, smoothing) -> tuple[np.ndarray, np.ndarray]:
+    """(lines, C) KL of every estimate for every client, and (C,) unseen mass.
+
+    Lines: Local at both smoothings; for FedAvg and for Algorithm 2 the base and one line for each a of the grid.
+    """
+    heldout = block.heldout
+    d, lengths = block.features, np.diff(heldout.indptr)
+    client = np.repeat(np.arange(block.clients), lengths)
+    test = heldout.data * inverse_totals(heldout)[client]
+    own = own_values(block, client, heldout.indices)
+    constant = segment_sums(test * np.log(test), heldout.indptr)
+
+    def kl(p, e):
+        return constant - segment_sums(test * np.log((p + e) / (1 + d * e)), heldout.indptr)
+
+    local = np.where(block.totals[client] > 0, own, 1.0 / d)
+    lines = [kl(local, e) for e in smoothing]
+    centres, shares = state.usable_centres()
+    rows = np.vstack([centres, shares @ centres])  # row -1: for clients without tokens
+    cells = clusters_of(centres, block, config.assignment_smoothing)
+    weights = [centre_weights(block.totals, a)[client] for a in grid]
+    for base in (state.mean[heldout.indices], rows[cells[client], heldout.indices]):
+        lines.append(kl(base, smoothing[0]))
+        lines += [kl(weight * base + (1.0 - weight) * own, smoothing[0]) for weight in weights]
+    return np.stack(lines), segment_sums(test * (own == 0), heldout.indptr)
+
+
+def own_values(block: CountsBlock, client: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """(len(tokens),) float64: q of client[i] at tokens[i], 0 where it has none. Searches the stored entries."""
+    if len(block.indices) == 0:
+        return np.zeros(len(tokens))
+    keys = block.rows_of_entries().astype(np.int64) * block.features + block.indices
+    wanted = client.astype(np.int64) * block.features + tokens
+    place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    return np.where(keys[place] == wanted, block.data[place] * inverse_totals(block)[client], 0.0)

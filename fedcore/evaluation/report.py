@@ -1,0 +1,368 @@
+"""The report of a run: a summary, figures, one self-contained HTML page, a short markdown for an artifact.
+
+Everything is computed from what is committed and may be seen: metrics, published values, the privacy statement, and
+scores on data that their owner declared public. In a private run a column that would follow raw statistics (an
+objective, a likelihood) is never shown, whoever wrote it.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcore.errors import ConfigError, RunError
+from fedcore.evaluation.figures import (
+    PARTS,
+    budget_figure,
+    data_uri,
+    distinguishing,
+    evaluation_figure,
+    heaviest,
+    printable,
+    profiles_figure,
+    rounds_figure,
+    seconds_figure,
+)
+from fedcore.files import write_whole
+from fedcore.runs import Run
+
+RAW = re.compile(r"objective|likelihood|loss|inertia|entropy|misfit|distortion|residual", re.IGNORECASE)
+UNITS = {"histograms": {"objective": "nats per client", "movement": "total variation"}}
+CAPTIONS = {
+    "objective": "Objective of the training data after each round.",
+    "movement": "How far the centres moved in each round.",
+    "budget": "What is spent after each release; dotted: planned and not made.",
+    "profiles": "The tokens whose share of a centre exceeds their share of the mean the most.",
+    "evaluation": "Scores on held-out data that their owner declared public.",
+    "seconds": "Where the time went.",
+}
+FILES = {
+    "run.json": "what was asked: method, settings, population, plan",
+    "head.json": "where the run is: its last committed round",
+    "metrics.jsonl": "one row for each committed round",
+    "statement.json": "the privacy statement",
+    "evaluation.json": "scores on public held-out data",
+    "report.html": "this page",
+    "state": "state of the server after the last rounds",
+    "memory": "memories of the clients; their own data may follow from them, so keep them where the data are",
+    "releases": "copies of the published values",
+}
+SCORES = ("method", "kl", "se")  # first columns of the evaluation
+TOP = 8  # tokens of a profile
+
+
+# --- what is known of a run -----------------------------------------------------------------------------------------
+
+
+def run_summary(run: Run) -> dict[str, Any]:
+    """What is known of a run, as JSON: parts that do not exist are left out.
+
+    run_id, status, method, rounds, private (whether it may claim privacy), population {name, version, id}, started,
+    code_version, seed, seconds (wall, of all rounds), metrics (the last row), peak_memory_bytes {flow, workers},
+    privacy (`privacy_of`), evaluation (title, rows). Raises RunError for unreadable files.
+    """
+    info, rows, privacy = run.info, shown_metrics(run), privacy_of(run)
+    summary = {"run_id": run.id, "status": run.status, "method": info.get("method"), "rounds": max(run.round, 0),
+               "private": privacy["private"]}  # fmt: skip
+    population = info.get("population") or {}
+    if population:
+        summary["population"] = {key: population[key] for key in ("name", "version", "id") if key in population}
+    summary |= {key: info[key] for key in ("started", "code_version", "seed") if info.get(key) is not None}
+    if rows:
+        summary["seconds"] = round(sum(row.get(part, 0.0) for row in rows for part in PARTS), 3)
+        summary["metrics"] = rows[-1]
+    memory = {"flow": run.head.get("peak_memory_of_flow"), "workers": run.head.get("peak_memory_of_workers")}
+    if any(memory.values()):
+        summary["peak_memory_bytes"] = {key: value for key, value in memory.items() if value}
+    evaluation = evaluation_of(run)
+    if evaluation is not None:
+        summary["evaluation"] = {key: evaluation[key] for key in ("title", "rows") if key in evaluation}
+    return summary | {"privacy": privacy}
+
+
+def privacy_of(run: Run) -> dict[str, Any]:
+    """The run's statement, with "private" (whether it claims anything) and "text" in plain words.
+
+    A claim needs three things: a private method, no test noise, and a statement that does not say "none".
+    """
+    statement = _read(run.path / "statement.json") or {}
+    none = statement.get("privacy") == "none" or statement.get("private") is False
+    if run.info.get("private") is True and not run.info.get("test_noise") and not none:
+        if not statement:
+            text = ("No statement yet: one is written when a run finishes or its budget is exhausted. What the run "
+                    "charged counts against the budget of its population, whatever becomes of the run.")  # fmt: skip
+            return {"private": False, "pending": True, "text": text}
+        return {"text": "", **statement, "private": True}
+    if run.info.get("test_noise"):
+        default = "the noise was pseudo-random test noise, which anyone who knows its key can subtract"
+    elif run.info.get("private") is True:
+        default = "its statement says so"
+    else:
+        default = "this configuration of the method adds no noise that protects people"
+    reason = str(statement.get("reason") or default).rstrip(".")
+    return {"text": f"privacy: none, because {reason}.", **statement, "private": False, "reason": reason}
+
+
+def shown_metrics(run: Run) -> list[dict]:
+    """The committed metrics; of a private run without columns that would follow raw statistics."""
+    rows = run.metrics()
+    if not _withholds(run):
+        return rows
+    return [{name: value for name, value in row.items() if not RAW.search(name)} for row in rows]
+
+
+def evaluation_of(run: Run) -> dict | None:
+    """The run's scores, if they are of data that their owner declared public, with the reason."""
+    evaluation = _read(run.path / "evaluation.json")
+    if evaluation is None or evaluation.get("privacy") == "none" or not evaluation.get("public"):
+        return None
+    rows = evaluation.get("rows")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise RunError(f"the rows of {run.path.name}/evaluation.json are not a table.", "Evaluate the run again.")
+    return evaluation
+
+
+def _withholds(run: Run) -> bool:
+    """Whether raw statistics must not be shown; so also when nobody said."""
+    return run.info.get("private") is not False
+
+
+def _read(path: Path) -> dict | None:
+    """A JSON object, or None if there is no such file. Raises RunError for an unreadable one."""
+    try:
+        value = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path.parent.name}/{path.name} is unreadable ({type(error).__name__}).",
+                       "Restore it from a backup, or remove it.") from error  # fmt: skip
+    if not isinstance(value, dict):
+        raise RunError(f"{path.parent.name}/{path.name} does not hold an object.", "Restore it, or remove it.")
+    return value
+
+
+# --- figures --------------------------------------------------------------------------------------------------------
+
+
+def run_figures(run: Run, vocabulary: Sequence[str] | None = None) -> dict[str, bytes]:
+    """The figures that this run has, as PNG by name: evaluation, profiles, objective, movement, budget, seconds.
+
+    vocabulary: tokens of the population, for profiles. Columns used: "movement", "objective" (never in a private run),
+    "seconds_clients", "seconds_release", "seconds_server".
+    """
+    rows, units, figures = shown_metrics(run), UNITS.get(run.info.get("method"), {}), {}
+    evaluation, profiles = evaluation_of(run), _profiles(run)
+    if evaluation is not None and evaluation["rows"]:
+        figures["evaluation"] = evaluation_figure(evaluation["rows"])
+    if profiles is not None:
+        figures["profiles"] = profiles_figure(*profiles, vocabulary, TOP)
+    for name, title in (("objective", "Objective"), ("movement", "Movement of the centres")):
+        if any(name in row for row in rows):
+            figures[name] = rounds_figure(rows, [name], title, units.get(name, ""))
+    plan = run.info.get("plan") or []
+    if plan and _withholds(run):
+        figures["budget"] = budget_figure(plan, _published(run), *_limits(run))
+    if any(part in row for row in rows for part in PARTS):
+        figures["seconds"] = seconds_figure(rows)
+    return figures
+
+
+def _profiles(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray | None] | None:
+    """(centres, mean, weights) of a state whose centres are histograms and have been trained for a round."""
+    if run.round < 0:
+        return None
+    state = run.read_state()
+    centres, mean = state.get("centres"), state.get("mean")
+    if not (isinstance(centres, np.ndarray) and isinstance(mean, np.ndarray)) or state.get("round") == 0:
+        return None
+    if centres.ndim != 2 or not centres.size or mean.shape != centres.shape[1:]:
+        return None
+    if not (np.isfinite(centres).all() and np.isfinite(mean).all() and centres.min() >= 0 and mean.min() >= 0):
+        return None
+    counts = state.get("counts")
+    if not isinstance(counts, np.ndarray) or counts.shape != centres.shape[:1]:
+        return centres, mean, None
+    counts = np.maximum(counts, 0.0)  # noised counts may be negative
+    return centres, mean, counts / counts.sum() if counts.sum() > 0 else None
+
+
+def _published(run: Run) -> set[str]:
+    return {path.name for path in (run.path / "releases").glob("[!.]*")}
+
+
+def _limits(run: Run) -> tuple[float | None, float]:
+    """(rho_max of the population, rho spent before the run) as the statement says; (None, 0) if it does not."""
+    statement = _read(run.path / "statement.json") or {}
+    budget = statement.get("budget") or {}
+    return budget.get("rho_max"), float(statement.get("rho_spent_before") or 0.0)
+
+
+# --- the page -------------------------------------------------------------------------------------------------------
+
+
+def write_report(run: Run, vocabulary: Sequence[str] | None = None) -> Path:
+    """Write report.html into the run's folder, whole or not at all; needs nothing from elsewhere. Returns its path."""
+    import jinja2
+
+    source = resources.files("fedcore.evaluation").joinpath("report.html").read_text(encoding="utf-8")
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
+                                     lstrip_blocks=True)  # fmt: skip
+    environment.filters |= {"show": show, "bytes": show_bytes, "words": _words}
+    figures = {name: data_uri(png) for name, png in run_figures(run, vocabulary).items()}
+    path, evaluation = run.path / "report.html", evaluation_of(run)
+    page = environment.from_string(source).render(
+        summary=run_summary(run), figures=figures, captions=CAPTIONS, settings=_settings(run),
+        profiles=_profile_rows(run, vocabulary), metrics=_table(shown_metrics(run), ["round"], list(PARTS)),
+        releases=_releases(run), facts=_facts(privacy_of(run)), evaluation=evaluation,
+        scores=_table((evaluation or {}).get("rows", []), SCORES), asked=run.info, files=_files(run.path),
+    )  # fmt: skip
+    write_whole(path, page.encode("utf-8", "backslashreplace"))
+    return path
+
+
+def _settings(run: Run) -> list[dict]:
+    """One row for each setting; "given" where it is not the default, and those come first."""
+    from fedcore.methods import method_class
+
+    config = run.info.get("config") or {}
+    try:
+        fields = method_class(run.info.get("method")).Config.model_fields
+    except (ConfigError, ImportError):  # a method of another installation: defaults unknown
+        fields = {}
+    rows = []
+    for name in sorted(config, key=lambda name: list(fields).index(name) if name in fields else len(fields)):
+        value = config[name]
+        default = fields[name].get_default(call_default_factory=True) if name in fields else value
+        meaning = fields[name].description if name in fields else None
+        rows.append({"name": name, "value": value, "default": default, "meaning": meaning or "",
+                     "given": value != default})  # fmt: skip
+    return sorted(rows, key=lambda row: not row["given"])
+
+
+def _table(rows: Sequence[Mapping], first: Sequence[str] = (), last: Sequence[str] = ()) -> dict:
+    """Rows with the same cells in the same order. columns: (name, whether it holds numbers)."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    names.sort(key=lambda name: first.index(name) if name in first else len(first) + (name in last))
+    cells = [[row.get(name) for name in names] for row in rows]
+    numeric = [all(isinstance(row.get(name), (int, float, type(None))) for row in rows) for name in names]
+    return {"columns": list(zip(names, numeric, strict=True)), "cells": cells}
+
+
+def _profile_rows(run: Run, vocabulary: Sequence[str] | None) -> list[dict]:
+    """The profiles as text: full tokens, which the figure shortens or cannot draw."""
+    found = _profiles(run)
+    if found is None:
+        return []
+    centres, mean, weights = found
+    rows = []
+    for k in heaviest(len(centres), weights, len(centres)):
+        tokens, _ = distinguishing(centres[k], mean, TOP)
+        names = [printable(str(vocabulary[i])) if vocabulary is not None and i < len(vocabulary) else f"token {i}"
+                 for i in tokens]  # fmt: skip
+        rows.append({"centre": k + 1, "share": None if weights is None else float(weights[k]), "tokens": names})
+    return rows
+
+
+def _releases(run: Run) -> list[dict]:
+    published = _published(run)
+    return [{**item, "state": "published" if item["name"] in published else "not published"}
+            for item in run.info.get("plan") or []]  # fmt: skip
+
+
+def _facts(privacy: Mapping) -> list[tuple[str, Any]]:
+    """The statement's scalars, one level deep, as labelled rows."""
+    facts = []
+    for name, value in privacy.items():
+        if name in ("text", "private", "pending", "reason"):
+            continue
+        nested = value.items() if isinstance(value, dict) else [("", value)]
+        facts += [(_words(f"{name} {inner}".strip()), item) for inner, item in nested
+                  if isinstance(item, (str, int, float))]  # fmt: skip
+    return facts
+
+
+def _files(folder: Path) -> list[dict]:
+    rows = []
+    for name, meaning in FILES.items():
+        path = folder / name
+        if path.exists() or name == "report.html":
+            rows.append({"name": name, "meaning": meaning, "bytes": path.stat().st_size
+                         if path.is_file() and name != "report.html" else None})  # fmt: skip
+    return rows
+
+
+# --- markdown -------------------------------------------------------------------------------------------------------
+
+
+def markdown_report(run: Run, figures: Mapping[str, bytes]) -> str:
+    """Short markdown for an artifact: a table, the privacy statement in three lines, the figures as data URIs."""
+    summary = run_summary(run)
+    privacy, population = summary["privacy"], summary.get("population", {})
+    lines = [f"# Run {_md(summary['run_id'])}", ""]
+    if not privacy["private"]:
+        lines += [f"> **{'privacy: not stated yet' if privacy.get('pending') else 'privacy: none'}**", ""]
+    table = {
+        "status": summary["status"], "method": summary["method"], "rounds": summary["rounds"],
+        "population": f"{population['name']}, version {population.get('version')}" if "name" in population else None,
+        "started": summary.get("started"), "seconds": summary.get("seconds"),
+        **{_words(name): value for name, value in summary.get("metrics", {}).items()
+           if name != "round" and name not in PARTS},
+        **{f"peak memory, {name}": show_bytes(max(np.atleast_1d(value)))
+           for name, value in summary.get("peak_memory_bytes", {}).items()},
+    }  # fmt: skip
+    lines += ["| | |", "|---|---|"]
+    lines += [f"| {_md(name)} | {_md(show(value))} |" for name, value in table.items() if value is not None]
+    lines += ["", "## Privacy", "", *_three_lines(privacy), ""]
+    for name, png in figures.items():
+        lines += [f"![{_md(name)}]({data_uri(png)})", "", CAPTIONS.get(name, ""), ""]
+    return "\n".join(lines)
+
+
+def _three_lines(privacy: Mapping) -> list[str]:
+    sentences = [part.strip() for part in re.split(r"(?<=[.!?])\s+", str(privacy["text"])) if part.strip()]
+    facts = "; ".join(f"{name} {show(value)}" for name, value in _facts(privacy)[:8])
+    return [f"- {_md(line)}" for line in (*sentences[:2], facts) if line]
+
+
+def _md(text: Any) -> str:
+    """Text that markdown and HTML leave as it is."""
+    return re.sub(r"([\\`*_{}\[\]()#!|~$])", r"\\\1", html.escape(" ".join(str(text).split()), quote=False))
+
+
+# --- how values are written -----------------------------------------------------------------------------------------
+
+
+def show(value: Any) -> str:
+    """A value for a table: five significant digits, thousands apart, a dash for nothing."""
+    if value is None or value == "":
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}".replace(",", "\u202f")
+    if isinstance(value, float):
+        whole = math.isfinite(value) and value == int(value) and abs(value) < 1e15
+        return show(int(value)) if whole else f"{value:.5g}"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def show_bytes(value: float | None) -> str:
+    if value is None:
+        return "–"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, "TiB"
+    return f"{value:.4g} {unit}"
+
+
+def _words(name: str) -> str:
+    return str(name).replace("_", " ")

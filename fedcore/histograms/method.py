@@ -1,0 +1,83 @@
+"""The method `histograms`: private personalised histogram estimation and its non-private baselines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fedcore.aggregation import Statistics
+from fedcore.histograms import baselines, private
+from fedcore.histograms.config import HistogramsConfig
+from fedcore.histograms.personal import personalise
+from fedcore.histograms.state import HistogramsState
+from fedcore.population.blocks import ClientBlock, Kind
+from fedcore.privacy.plan import PlannedRelease
+from fedcore.rounds import ClientOutputs, Memory, Message, PublicFacts, RoundInfo
+
+NOT_PRIVATE = {
+    "algorithm2": "Algorithm 2 publishes exact cluster means, and its start may publish clients' rows",
+    "fedavg": "the exact mean of the clients' histograms is published",
+}
+
+
+@dataclass(frozen=True)
+class Histograms:
+    """K histograms that clients share, one for each cluster, and each client's mixture of its own with the cluster's.
+
+    Source: Setlur, Feldman, Talwar, "Private and Personalized Histogram Estimation in a Federated Setting" (2023).
+    `algorithm = "private"` is the pipeline of `fedcore.histograms.private`, which replaces the paper's start and
+    centring; its argument is `docs/privacy/histograms.md`. See `fedcore.rounds.FederatedMethod` for the functions.
+    """
+
+    config: HistogramsConfig = HistogramsConfig()
+
+    name: ClassVar[str] = "histograms"
+    kind: ClassVar[Kind] = "counts"
+    kernel: ClassVar[str] = "histograms-1"
+    Config: ClassVar[type[HistogramsConfig]] = HistogramsConfig
+    State: ClassVar[type[HistogramsState]] = HistogramsState
+
+    @property
+    def private(self) -> bool:
+        return self.config.algorithm == "private"
+
+    @property
+    def not_private_because(self) -> str:
+        return NOT_PRIVATE.get(self.config.algorithm, "")
+
+    def plan(self, public: PublicFacts) -> Sequence[PlannedRelease]:
+        """Raises ConfigError if a private run has no budget or no nominal number of clients."""
+        return private.plan(self.config, public) if self.private else []
+
+    def init(self, public: PublicFacts) -> HistogramsState:
+        return (private if self.private else baselines).init(self.config, public)
+
+    def total_rounds(self, state: HistogramsState) -> int:
+        """Releases of a private run; otherwise the mean, the start and at most T rounds (reseeding comes on top)."""
+        if self.private:
+            return len(state.multipliers)
+        return baselines.total_rounds(self.config, state)
+
+    def message(self, state: HistogramsState) -> Message | None:
+        return (private if self.private else baselines).message(self.config, state)
+
+    def client_update(
+        self, message: Message, block: ClientBlock, memory: Memory | None
+    ) -> tuple[Statistics, Memory | None]:
+        return (private if self.private else baselines).client_update(message, block), None
+
+    def quantise(self, message: Message, statistics: Statistics) -> dict[str, np.ndarray]:
+        """The sums are whole grid steps already: (cells, d) int64 under the planned name."""
+        return {name: statistic.value() for name, statistic in statistics.items()}
+
+    def server_update(self, state: HistogramsState, result: Mapping[str, Any]) -> tuple[HistogramsState, RoundInfo]:
+        if self.private:
+            return private.server_update(self.config, state, result[private.release_name(state)])
+        return baselines.server_update(self.config, state, result)
+
+    def personalise(self, state: HistogramsState, block: ClientBlock, memory: Memory | None) -> ClientOutputs:
+        """Per client: estimate (C, d) float32, cluster (C,) int32 (-1: no tokens), weight (C,) float64."""
+        return personalise(self.config, state, block)

@@ -1,0 +1,155 @@
+"""What a source hands to the ingest, and the account of what was wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import scipy.sparse as sp
+
+from fedcore.errors import IngestError
+from fedcore.population.blocks import Kind
+from fedcore.population.checks import LARGEST_COUNT
+
+SHOWN = 10  # bad rows that an error message quotes
+
+
+@dataclass
+class Account:
+    """Bad rows and dropped tokens of one ingest. tolerance: bad rows that are let pass (they are left out)."""
+
+    tolerance: int = 0
+    bad: int = 0
+    dropped_tokens: int = 0
+    examples: list[str] = field(default_factory=list)
+
+    def reject(self, where: str, what: str) -> None:
+        """Counts one bad row. where: file and line or row."""
+        self.bad += 1
+        if len(self.examples) < SHOWN:
+            self.examples.append(f"{where}: {what}")
+
+    def reject_all(self, rows: np.ndarray, where: Callable[[int], str], what: Callable[[int], str]) -> None:
+        """Counts many; rows: positions that `where` and `what` understand."""
+        shown = max(SHOWN - len(self.examples), 0)
+        for row in rows[:shown].tolist():
+            self.examples.append(f"{where(row)}: {what(row)}")
+        self.bad += len(rows)
+
+    def settle(self) -> None:
+        """Raises IngestError if there were more bad rows than are tolerated."""
+        if self.bad <= self.tolerance:
+            return
+        more = "" if self.bad <= len(self.examples) else f"\n  ... and {self.bad - len(self.examples)} more"
+        listed = "".join(f"\n  {example}" for example in self.examples)
+        allowed = f"; {self.tolerance} are tolerated" if self.tolerance else ""
+        raise IngestError(
+            f"The source has {self.bad} bad row{'s' if self.bad > 1 else ''}{allowed}:{listed}{more}\n",
+            "Correct them, or allow so many bad rows to be left out (tolerance).",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows of clients in the order of the source.
+
+    ids:    the clients of this batch, each once; codes: (n,) position in ids of each row
+    counts: tokens (n,) int32 and amounts (n,) int64 > 0;  rows: x (n, D) of the population's dtype
+    A client in `ids` without any row is an empty client.
+    """
+
+    heldout: bool
+    ids: list[str]
+    codes: np.ndarray
+    tokens: np.ndarray | None = None
+    amounts: np.ndarray | None = None
+    x: np.ndarray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixBatch:
+    """Consecutive rows of a count matrix in which every row is a client: ids (C), train and held-out (C, d) CSR."""
+
+    ids: list[str]
+    train: sp.csr_matrix
+    heldout: sp.csr_matrix | None
+
+
+class Source(Protocol):
+    """keyed: clients are known by an id and may come in pieces (`Batch`); else every row is a client (`MatrixBatch`).
+
+    names: base names of the files; dtype: of dense rows, None for counts; vocabulary: that the source itself brings
+    """
+
+    kind: Kind
+    features: int
+    dtype: str | None
+    keyed: bool
+    names: tuple[str, ...]
+    vocabulary: tuple[str, ...] | None
+
+    def batches(self, account: Account) -> Iterator[Batch | MatrixBatch]: ...
+
+
+def unique_ids(ids: Iterable[str]) -> tuple[list[str], np.ndarray]:
+    """(ids in the order of their first appearance, position of each)."""
+    seen: dict[str, int] = {}
+    codes = np.fromiter((seen.setdefault(one, len(seen)) for one in ids), np.int64)
+    return list(seen), codes
+
+
+def unusable(one: str | None) -> str:
+    """Why this cannot be a client id; empty if it can."""
+    if not one:
+        return "the client id is empty"
+    if "\0" in one:
+        return "the client id contains a NUL character"
+    return ""
+
+
+def count_fault(value: float) -> str:
+    """Why this cannot be a count; empty if it can."""
+    if not np.isfinite(value):
+        return f"the count is {value}"
+    if value < 0:
+        return f"the count {value:g} is negative"
+    if value != np.floor(value):
+        return f"the count {value:g} is not a whole number"
+    if value > LARGEST_COUNT:
+        return f"the count {value:g} is above 2**53"
+    return ""
+
+
+def bad_counts(values: np.ndarray) -> np.ndarray:
+    """(n,) bool: which values cannot be counts; the vectorised `count_fault`."""
+    if values.dtype.kind != "f":
+        return (values < 0) | (values > LARGEST_COUNT)
+    with np.errstate(invalid="ignore"):
+        return ~((values >= 0) & (values <= LARGEST_COUNT) & (values == np.floor(values)))
+
+
+def read_vocabulary(vocabulary: str | Path | Iterable[str]) -> tuple[str, ...]:
+    """The tokens of a vocabulary file (one a line, UTF-8), or of a sequence. Raises IngestError."""
+    where = "The vocabulary"
+    if isinstance(vocabulary, (str, Path)):
+        where = f"The vocabulary {vocabulary}"
+        try:
+            tokens = Path(vocabulary).read_text("utf-8-sig").splitlines()
+        except UnicodeDecodeError as error:
+            raise IngestError(f"{where} is not UTF-8 text.", "Save it as UTF-8, one token a line.") from error
+        except OSError as error:
+            raise IngestError(f"{where} cannot be read: {error.strerror}.", "Check the path.") from error
+    else:
+        tokens = [str(token) for token in vocabulary]
+    if not tokens:
+        raise IngestError(f"{where} is empty.", "Write one token a line.")
+    seen: set[str] = set()
+    for number, token in enumerate(tokens, 1):
+        if not token or token in seen:
+            what = f"has the token {token!r} twice" if token else "has an empty token"
+            raise IngestError(f"{where} {what} (token {number}).", "Write every token once, one a line.")
+        seen.add(token)
+    return tuple(tokens)

@@ -1,0 +1,128 @@
+"""CSV files cut into blocks of whole records, so that a file of any size is read in bounded memory.
+
+A block without quotation marks is parsed by Arrow; anything that Arrow does not take without complaint is parsed again
+record by record, which tells exactly which line is bad and why.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedcore.errors import IngestError
+
+MISSING = ("", "NA", "NaN", "nan", "null")  # of a number
+LONGEST_RECORD = 64 << 20  # bytes; a longer one is taken for a lost quotation mark
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Raw bytes of whole records. line: number of the first line in the file, from 1."""
+
+    line: int
+    data: bytes
+
+    @property
+    def lines(self) -> int:
+        return self.data.count(b"\n") + (not self.data.endswith(b"\n"))
+
+
+def blocks(file: Path, size: int) -> Iterator[Block]:
+    """The file in blocks of about `size` bytes; a quoted line break never ends a block. Raises IngestError."""
+    line, rest = 1, b""
+    try:
+        with open(file, "rb") as handle:
+            if handle.read(3) != b"\xef\xbb\xbf":  # UTF-8 byte order mark
+                handle.seek(0)
+            while True:
+                piece = handle.read(size)
+                rest += piece
+                cut = len(rest) if not piece else _last_record_end(rest)
+                if cut:
+                    block = Block(line, rest[:cut])
+                    yield block
+                    line, rest = line + block.data.count(b"\n"), rest[cut:]
+                if not piece:
+                    return
+                if len(rest) > LONGEST_RECORD + size:
+                    raise IngestError(f"{file}, line {line}: the record does not end.", "Look for a lost quote.")
+    except OSError as error:
+        raise IngestError(f"{file} cannot be read: {error.strerror}.", "Check the path and its permissions.") from error
+
+
+def _last_record_end(data: bytes) -> int:
+    """Position after the last line break outside quotation marks; 0 if there is none."""
+    quotes = data.count(b'"')
+    end = len(data)
+    while True:
+        end = data.rfind(b"\n", 0, end)
+        if end < 0:
+            return 0
+        if not quotes or data.count(b'"', 0, end) % 2 == 0:
+            return end + 1
+
+
+def records(file: Path, block: Block, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """(line on which the record starts, fields) of every record that is not an empty line. Raises IngestError."""
+    try:
+        text = block.data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = block.line + block.data.count(b"\n", 0, error.start)
+        raise IngestError(f"{file}, line {line}: not UTF-8 text.", "Save the file as UTF-8.") from error
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    before = 0
+    try:
+        for fields in reader:
+            if fields:
+                yield block.line + before, fields
+            before = reader.line_num
+    except csv.Error as error:
+        raise IngestError(f"{file}, line {block.line + before}: {error}.", "Look for a stray quote.") from error
+
+
+def header(file: Path, delimiter: str) -> list[str]:
+    """The names in the first record. Raises IngestError if the file is empty or a name comes twice."""
+    for block in blocks(file, 1 << 16):
+        for _, fields in records(file, block, delimiter):
+            if len(set(fields)) != len(fields):
+                raise IngestError(f"{file} names a column twice in its header.", "Give every column its own name.")
+            return fields
+    raise IngestError(f"{file} is empty.", "Give a file with a header line and rows.")
+
+
+def number(text: str) -> float:
+    """A number, NaN where it is missing. Raises ValueError (also for digits grouped by underscores)."""
+    text = text.strip()
+    if text in MISSING:
+        return np.nan
+    if "_" in text:
+        raise ValueError(text)
+    return float(text)
+
+
+def parse_quickly(block: Block, names: list[str], types: dict, delimiter: str, skip_header: bool):
+    """The columns in `types` as an Arrow table with one row for each line, or None if Arrow cannot take all of it."""
+    import pyarrow as pa
+    import pyarrow.csv as arrow_csv
+
+    if b'"' in block.data:
+        return None
+    try:
+        table = arrow_csv.read_csv(
+            pa.BufferReader(block.data),
+            read_options=arrow_csv.ReadOptions(
+                column_names=names, skip_rows=int(skip_header), use_threads=False, block_size=max(len(block.data), 1)
+            ),
+            parse_options=arrow_csv.ParseOptions(delimiter=delimiter, quote_char=False, ignore_empty_lines=False),
+            convert_options=arrow_csv.ConvertOptions(
+                column_types=types, include_columns=list(types), null_values=list(MISSING), strings_can_be_null=False
+            ),
+        )
+    except pa.ArrowInvalid:
+        return None
+    return table if table.num_rows == block.lines - skip_header else None

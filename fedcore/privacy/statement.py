@@ -1,0 +1,135 @@
+"""The privacy statement of a run: what is promised, to whom, at what price, and what is not covered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from fedcore.privacy.accounting import epsilon_of, exact_sum, rounded_up
+from fedcore.privacy.chain import OPEN, SPENT, Account, RunAccount
+from fedcore.privacy.mechanisms import SecureNoise, TestNoise
+
+if TYPE_CHECKING:
+    from fedcore.privacy.ledger import Ledger
+
+RELATIONS = {
+    ("client", "add_or_remove_one"): "the presence or absence of one client, with everything that client holds",
+    ("client", "replace_one"): "everything that one client holds, against anything else that it might hold",
+    ("record", "add_or_remove_one"): "the presence or absence of one record",
+    ("record", "replace_one"): "one record, against any other in its place",
+}
+TRUST_MODEL = (
+    "Central curator: raw sums exist in the memory of the workers and of the flow process, and on the wire between "
+    "them; noise is added there, and only noised values are stored or shown."
+)
+NOT_COVERED = (
+    "Numbers of clients, rows, blocks and bytes, and times, which the operator sees: they are exact.",
+    "Personalised outputs: they contain the client's own data, are for that client only, and are not differentially "
+    "private.",
+    "Side channels: how long a run takes, and what an observer of the machines can measure.",
+    "The same people ingested again under another population id: each population has a budget of its own.",
+    "Several records or clients that belong to one person, beyond the unit named above.",
+    "Whoever can read the memory of the workers or the data themselves.",
+)
+NOT_PRIVATE = ("Everything: nothing in this run protects the people in the data.",)
+
+
+@dataclass(frozen=True, slots=True)
+class PrivacyStatement:
+    """private: whether a promise is made; reason: why not, if not.
+
+    unit, relation: what is hidden. epsilon, delta, rho: what the run's charged releases cost, forfeited ones included,
+    at the delta of the population's budget. releases: one entry for each charged release. population: the budget of the
+    population, and what all runs together have spent of it. ended: whether the run may still spend more.
+    """
+
+    private: bool
+    reason: str = ""
+    unit: str = ""
+    relation: str = ""
+    epsilon: float | None = None
+    delta: float | None = None
+    rho: float | None = None
+    releases: tuple[Mapping, ...] = ()
+    mechanism: str = ""
+    population: Mapping = field(default_factory=dict)
+    ended: bool = True
+    trust_model: str = TRUST_MODEL
+    not_covered: tuple[str, ...] = NOT_COVERED
+
+    def to_json(self) -> dict:
+        value = {**asdict(self), "privacy": "differential privacy" if self.private else "none", "text": self.text()}
+        return {**value, "releases": [dict(entry) for entry in self.releases], "not_covered": list(self.not_covered)}
+
+    def text(self) -> str:
+        """For a person: a few paragraphs."""
+        if not self.private:
+            return f"privacy: none\nReason: {self.reason}."
+        share = self.population
+        lines = [
+            f"privacy: ({self.epsilon:.4g}, {self.delta:.3g})-differential privacy per {self.unit}",
+            f"Hidden: {RELATIONS[self.unit, self.relation]} ({self.relation}).",
+            f"Price of this run{'' if self.ended else ' so far'}: rho = {self.rho:.6g} of zero-concentrated "
+            f"differential privacy, which is epsilon = {self.epsilon:.4g} at delta = {self.delta:.3g}. Releases that were "
+            "charged and lost are included.",
+            f"Whoever sees what several runs published needs the total of the population: at most epsilon = "
+            f"{share['epsilon']:g}, delta = {share['delta']:g} over all runs; spent so far: rho = "
+            f"{share['rho_spent']:.6g} of {share['rho_max']:.6g} (epsilon = {share['epsilon_spent']:.4g}).",
+            f"Noise: {self.mechanism}.",
+            f"Trust: {self.trust_model}",
+            f"Releases ({len(self.releases)}):" if self.releases else "Releases: none yet.",
+            *(_line(entry) for entry in self.releases),
+            "Not covered:",
+            *(f"  - {item}" for item in self.not_covered),
+        ]
+        return "\n".join(lines)
+
+
+def _line(entry: Mapping) -> str:
+    attempts = "" if entry["attempts"] == 1 else f", drawn {entry['attempts']} times"
+    return (f"  - round {entry['round']}, {entry['name']}: sensitivity {entry['sensitivity']} grid units, noise "
+            f"multiplier {entry['noise_multiplier']:.6g}, rho = {entry['rho']:.6g}{attempts}; {entry['composition']} "
+            f"({entry['argument']})")  # fmt: skip
+
+
+def no_privacy(reason: str) -> PrivacyStatement:
+    """Of a run that protects nobody, and why."""
+    return PrivacyStatement(False, reason, not_covered=NOT_PRIVATE, trust_model="")
+
+
+def private_statement(ledger: Ledger, population_id: str, run_id: str) -> PrivacyStatement:
+    """What the ledger's chain says that this run may claim. Raises the ledger's errors."""
+    account = ledger.account(population_id)
+    if run_id not in account.runs:
+        return no_privacy("the ledger knows nothing of this run")
+    return statement_of_account(account, account.runs[run_id], test_ledger=ledger.is_test)
+
+
+def statement_of_account(account: Account, run: RunAccount, *, test_ledger: bool = False) -> PrivacyStatement:
+    """The statement of one run of an account; `none` if its noise, or its ledger, was for tests."""
+    if not run.secure:
+        return no_privacy(TestNoise.label)
+    if test_ledger:
+        return no_privacy("its ledger is a test ledger, which bounds nothing")
+    releases = []
+    for planned in run.plan:
+        attempts = [attempt for (round, name, _), attempt in run.attempts.items()
+                    if (round, name) == (planned["round"], planned["name"]) and attempt.state in SPENT]  # fmt: skip
+        if attempts:
+            cost = rounded_up(exact_sum(attempt.rho for attempt in attempts))
+            releases.append({**planned, "attempts": len(attempts), "rho": cost})
+    rho, delta = _price(run.spent(), account.budget.delta_conv)
+    balance = account.balance()
+    population = {**account.budget.to_json(), "rho_spent": balance.rho_spent, "epsilon_spent": balance.epsilon_spent}
+    return PrivacyStatement(
+        True, "", account.unit, account.relation, epsilon_of(rho, account.budget.delta_conv), delta, rho,
+        tuple(releases), SecureNoise.label, population, run.status != OPEN,
+    )  # fmt: skip
+
+
+def _price(spent: Sequence, delta_conv: float) -> tuple[float, float]:
+    """(rho, delta) of charged attempts, rounded up."""
+    delta = exact_sum(attempt.delta for attempt in spent) + Fraction(delta_conv)
+    return rounded_up(exact_sum(attempt.rho for attempt in spent)), rounded_up(delta)

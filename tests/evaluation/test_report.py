@@ -1,0 +1,329 @@
+"""The report: right content, nothing from elsewhere, nothing executed, and nothing raw in a private run."""
+
+import base64
+import json
+import re
+from dataclasses import dataclass
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from fedcore.errors import RunError
+from fedcore.evaluation import report
+from fedcore.evaluation.report import markdown_report, run_figures, run_summary, show, show_bytes, write_report
+from fedcore.files import write_json
+from fedcore.runs import Run
+
+EVIL = '<script>alert("x")</script><img src="http://evil.example/x.png">'
+VOCABULARY = ["the", EVIL, "$x$", "| pipe", "中文", "z"]
+STATEMENT = {
+    "privacy": "zCDP", "text": "Unit: one client, added or removed. Epsilon is 5 at delta 1e-10. Not covered: times.",
+    "epsilon": 5.0, "delta": 1e-10, "budget": {"epsilon": 15.0, "rho_max": 2.03},
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class State:
+    centres: np.ndarray
+    mean: np.ndarray
+    counts: np.ndarray
+    round: int
+
+
+def state(round: int) -> State:
+    centres = np.array([[0.6, 0.2, 0.05, 0.05, 0.05, 0.05], [0.05, 0.05, 0.3, 0.2, 0.2, 0.2]])
+    return State(centres, centres.mean(axis=0), np.array([30.0, -1.0]), round)
+
+
+def make(folder, *, private, rounds=3, statement=None, status="finished", **info) -> Run:
+    """A run that committed `rounds` rounds; its metrics name an objective in any case."""
+    plan = [{"name": f"clusters_{r:03d}", "round": r, "shape": [2, 6], "sensitivity": 65536, "noise_multiplier": 2.5,
+             "argument": "docs/privacy/histograms.md", "composition": "one cell per client", "delta": 0.0, "rho": 0.08}
+            for r in range(1, 5)]  # fmt: skip
+    run = Run.create(folder, {
+        "run_id": "run-1", "method": "histograms", "config": {"epsilon": 5.0, "clip": 3.0, "mystery": "kept"}, "seed": 12345,
+        "code_version": "0.1.0", "kernel": "k1", "population": {"path": "/secret/place", "name": "authors", "version": 2,
+        "id": "p-77"}, "features": 6, "nominal_clients": 1000, "private": private, "rho": 0.3,
+        "plan": plan if private else [], "test_noise": None, "started": "20260102-0304", **info,
+    })  # fmt: skip
+    run.commit(0, state(0), None)
+    for r in range(1, rounds + 1):
+        if private:
+            run.keep_release(f"clusters_{r:03d}", np.zeros(3, np.int64))
+        run.commit(r, state(r), {"movement": 0.5**r, "objective": 777.125 + r, "log_likelihood": -888.25,
+                                 "seconds_clients": 1.5, "seconds_server": 0.25})  # fmt: skip
+    run.note(peak_memory_of_workers=[2**20, 3 * 2**20], peak_memory_of_flow=5 * 2**20)
+    if statement is not None:
+        write_json(run.path / "statement.json", statement)
+    run.finish(status)
+    return run
+
+
+def evaluate(run: Run, **more) -> None:
+    rows = [{"method": "Local", "kl": 5.5, "se": 0.1, "smoothing": 1e-10},
+            {"method": "FedAvg", "kl": 1.0625, "se": 0.01, "smoothing": 1e-10}]  # fmt: skip
+    write_json(run.path / "evaluation.json", {"title": "Mean KL", "public": "its authors published it", "rows": rows, **more})
+
+
+class Page(HTMLParser):
+    """Tags, attributes and text; fails on a tag that is closed in the wrong place."""
+
+    VOID = {"meta", "img", "br", "link", "input", "hr"}
+
+    def __init__(self, html: str):
+        super().__init__()
+        self.open, self.tags, self.text = [], [], ""
+        self.feed(html)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if not self.open or self.open[-1] != "style":
+            self.text += " " + " ".join(data.split())
+
+
+def page(run: Run, vocabulary=VOCABULARY) -> Page:
+    path = write_report(run, vocabulary)
+    assert path == run.path / "report.html"
+    return Page(path.read_text())
+
+
+@pytest.fixture
+def private(tmp_path):
+    return make(tmp_path, private=True, statement=STATEMENT)
+
+
+@pytest.fixture
+def open_run(tmp_path):
+    return make(tmp_path, private=False, statement={"privacy": "none", "reason": "it adds no noise"})
+
+
+# --- figures --------------------------------------------------------------------------------------------------------
+
+
+def test_figures_of_a_private_run(private):
+    figures = run_figures(private, VOCABULARY)
+    assert set(figures) == {"profiles", "movement", "budget", "seconds"}
+    assert all(png.startswith(b"\x89PNG") for png in figures.values())
+
+
+def test_figures_of_a_run_that_is_not_private(open_run):
+    evaluate(open_run)
+    assert set(run_figures(open_run, None)) == {"evaluation", "profiles", "objective", "movement", "seconds"}
+
+
+def test_a_run_before_its_first_round_has_a_report(tmp_path):
+    run = make(tmp_path, private=False, rounds=0, status="running")
+    assert run_figures(run, None) == {}
+    assert "No round is committed yet" in page(run).text
+
+
+def test_a_run_without_any_commit_has_a_report(tmp_path):
+    run = Run.create(tmp_path, {"run_id": "bare", "method": "unheard-of", "private": False})
+    assert run_figures(run, None) == {}
+    assert "unheard-of" in page(run).text
+    assert run_summary(run)["rounds"] == 0
+
+
+def test_centres_that_are_no_histograms_have_no_profiles(tmp_path):
+    run = Run.create(tmp_path, {"run_id": "r", "method": "m", "private": False})
+    run.commit(1, State(np.array([[-1.0, 2.0]]), np.zeros(2), np.ones(1), 1), None)
+    assert "profiles" not in run_figures(run, None)
+
+
+# --- what must never be shown ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("said", [True, None])
+def test_no_objective_is_shown_of_a_private_run_or_one_that_does_not_say(tmp_path, said):
+    run = make(tmp_path, private=True, statement=STATEMENT)
+    run.info["private"] = said
+    shown = page(run).text + json.dumps(run_summary(run)) + markdown_report(run, run_figures(run, None))
+    assert "objective" not in shown and "777" not in shown and "780.1" not in shown
+    assert "likelihood" not in shown and "888" not in shown
+    assert "movement" in shown and "objective" not in run_figures(run, None)
+
+
+def test_the_objective_is_shown_of_a_run_that_is_not_private(open_run):
+    assert "780.12" in page(open_run).text and run_summary(open_run)["metrics"]["objective"] == 780.125
+
+
+@pytest.mark.parametrize("mark", [{"public": None}, {"public": ""}, {"privacy": "none", "warning": "NOT PRIVATE"}])
+def test_scores_of_data_that_are_not_public_are_not_shown(private, mark):
+    evaluate(private, **mark)
+    assert "1.0625" not in page(private).text + json.dumps(run_summary(private))
+    assert "evaluation" not in run_figures(private, None)
+
+
+def test_scores_of_public_data_are_shown_with_the_reason(private):
+    evaluate(private)
+    text = page(private).text
+    assert "1.0625" in text and "its authors published it" in text
+    assert run_summary(private)["evaluation"]["rows"][0]["method"] == "Local"
+
+
+def test_the_report_does_not_tell_where_the_data_are(private):
+    assert "/secret/place" not in page(private).text + json.dumps(run_summary(private))
+
+
+# --- privacy --------------------------------------------------------------------------------------------------------
+
+
+def test_a_private_run_states_its_privacy(private):
+    found = page(private)
+    assert "privacy: none" not in found.text
+    for part in ("one client, added or removed", "1e-10", "rho max", "2.03", "clusters_004", "one cell per client",
+                 "docs/privacy/histograms.md", "Not covered", "numbers of clients"):  # fmt: skip
+        assert part in found.text, part
+    assert found.text.count("not published") == 1  # three of four releases were
+    assert run_summary(private)["privacy"]["private"] is True and run_summary(private)["private"] is True
+
+
+@pytest.mark.parametrize(("info", "statement", "reason"), [
+    ({"private": False}, {"privacy": "none", "reason": "it adds no noise"}, "it adds no noise"),
+    ({"private": False}, None, "adds no noise that protects people"),
+    ({"private": True, "test_noise": "key"}, None, "pseudo-random test noise"),
+    ({"private": True, "test_noise": "key"}, STATEMENT, "pseudo-random test noise"),  # whatever a statement claims
+    ({"private": False}, STATEMENT, "adds no noise that protects people"),
+    ({"private": True}, {"privacy": "none", "reason": "somebody revoked it"}, "somebody revoked it"),
+])  # fmt: skip
+def test_no_privacy_is_said_first_and_with_the_reason(tmp_path, info, statement, reason):
+    run = make(tmp_path, statement=statement, **info)
+    html = write_report(run, None).read_text()
+    body = html[html.index("<body>") :]
+    assert body.index("privacy: none") < body.index("<h1>") and reason in body[: body.index("<h1>")]
+    text = markdown_report(run, {})
+    assert text.index("privacy: none") < text.index("| status")
+    summary = run_summary(run)
+    assert summary["private"] is False and "privacy: none" in summary["privacy"]["text"]
+
+
+def test_a_private_run_without_a_statement_claims_nothing(tmp_path):
+    run = make(tmp_path, private=True, status="running")
+    text = page(run).text
+    assert "not stated yet" in text and "privacy: none" not in text
+    assert run_summary(run)["private"] is False and "not stated yet" in markdown_report(run, {})
+
+
+# --- content --------------------------------------------------------------------------------------------------------
+
+
+def test_the_summary_is_json_and_complete(private):
+    summary = json.loads(json.dumps(run_summary(private)))
+    assert summary["run_id"] == "run-1" and summary["status"] == "finished" and summary["rounds"] == 3
+    assert summary["method"] == "histograms" and summary["started"] == "20260102-0304"
+    assert summary["population"] == {"name": "authors", "version": 2, "id": "p-77"}
+    assert summary["seconds"] == 3 * 1.75
+    assert summary["metrics"] == {"round": 3, "movement": 0.125, "seconds_clients": 1.5, "seconds_server": 0.25}
+    assert summary["peak_memory_bytes"] == {"flow": 5 * 2**20, "workers": [2**20, 3 * 2**20]}
+    assert "evaluation" not in summary
+
+
+def test_the_page_tells_what_was_run_and_what_it_used(private):
+    found = page(private)
+    for part in ("Run run-1", "authors", "version 2", "finished after 3 rounds", "epsilon", "mystery", "kept", "12345",
+                 "3 MiB", "5 MiB", "5.25 s", "load_run", "metrics.jsonl", "the"):  # fmt: skip
+        assert part in found.text, part
+    given = [attributes for tag, attributes in found.tags if tag == "tr" and attributes.get("class") == "given"]
+    assert len(given) == 1  # epsilon has no default value; clip is given as its default
+
+
+def test_a_missing_vocabulary_leaves_indices(private):
+    assert "token 0" in page(private, None).text
+
+
+def test_the_markdown_holds_the_figures(private):
+    figures = run_figures(private, VOCABULARY)
+    text = markdown_report(private, figures)
+    embedded = dict(re.findall(r"!\[(\w+)\]\(data:image/png;base64,([A-Za-z0-9+/=]+)\)", text))
+    assert {name: base64.b64decode(body) for name, body in embedded.items()} == figures
+    privacy = text[text.index("## Privacy") : text.index("![")]
+    assert len([line for line in privacy.splitlines() if line.startswith("- ")]) == 3
+    assert "Epsilon is 5 at delta 1e-10" in privacy
+
+
+# --- safety ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_needs_nothing_from_elsewhere(private):
+    evaluate(private)
+    found = page(private)
+    links = [value for _, attributes in found.tags for name, value in attributes.items() if name in ("src", "href")]
+    assert len(links) == 5 and all(link.startswith("data:image/png;base64,") for link in links)
+    for link in links:
+        assert base64.b64decode(link.split(",")[1]).startswith(b"\x89PNG")
+    assert not {"script", "link", "iframe", "object"} & {tag for tag, _ in found.tags}
+    html = (private.path / "report.html").read_text()
+    assert "@import" not in html and "url(" not in html and "default-src 'none'" in html
+
+
+def test_markup_in_any_text_is_shown_as_text(tmp_path):
+    statement = {"privacy": EVIL, "text": EVIL, "note": EVIL, EVIL: EVIL, "budget": {EVIL: EVIL}}
+    run = make(tmp_path, private=True, statement=statement, config={EVIL: EVIL, "epsilon": EVIL},
+               population={"name": EVIL, "version": EVIL, "id": EVIL}, started=EVIL, code_version=EVIL, seed=EVIL,
+               kernel=EVIL, features=EVIL, nominal_clients=EVIL, method=EVIL)  # fmt: skip
+    run.info["run_id"] = EVIL
+    for item in run.info["plan"]:
+        item |= {"composition": EVIL, "argument": EVIL, "shape": [EVIL]}
+    evaluate(run, title=EVIL, public=EVIL, rows=[{"method": EVIL, "kl": 1.0, "se": 0.1, EVIL: EVIL}])
+    found = page(run)
+    assert "script" not in {tag for tag, _ in found.tags}
+    assert all(attributes["src"].startswith("data:") for tag, attributes in found.tags if tag == "img")
+    assert found.text.count('<script>alert("x")</script>') > 20
+    markdown = re.sub(r"!\[\w+\]\(data:[^)]*\)", "", markdown_report(run, run_figures(run, VOCABULARY)))
+    assert "<script" not in markdown and "<img" not in markdown
+
+
+def test_markup_in_the_reason_of_the_banner(tmp_path):
+    run = make(tmp_path, private=False, statement={"privacy": "none", "reason": EVIL})
+    assert "script" not in {tag for tag, _ in page(run).tags}
+    assert "<script" not in markdown_report(run, {})
+
+
+def test_text_that_is_no_unicode_does_not_stop_the_report(private):
+    assert "\\udc80" in page(private, ["\udc80"] * 6).text
+
+
+def test_a_pipe_does_not_break_the_markdown_table(tmp_path):
+    run = make(tmp_path, private=False, population={"name": "a|b\nc", "version": 1, "id": "p"})
+    assert "| population | a\\|b c, version 1 |" in markdown_report(run, {})
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", '{"public": "yes", "rows": 3}', '{"public": "yes", "rows": [3]}'])
+def test_a_damaged_evaluation_is_a_named_error(private, content):
+    (private.path / "evaluation.json").write_text(content)
+    with pytest.raises(RunError, match="evaluation.json"):
+        write_report(private, None)
+
+
+def test_a_report_that_fails_leaves_the_old_one(private, monkeypatch):
+    before = write_report(private, None).read_bytes()
+    monkeypatch.setattr(report, "run_figures", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        write_report(private, None)
+    assert (private.path / "report.html").read_bytes() == before
+
+
+# --- numbers --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("value", "text"), [
+    (None, "–"), ("", "–"), (True, "yes"), (0.123456789, "0.12346"), (1e-10, "1e-10"), (3.0, "3"), (1234567, "1\u202f234\u202f567"),
+    (float("inf"), "inf"), ([1, "a"], '[1, "a"]'), ("word", "word"),
+])  # fmt: skip
+def test_numbers_for_people(value, text):
+    assert show(value) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(None, "–"), (0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"),
+                                             (2**30, "1 GiB"), (3 * 2**40, "3 TiB")])  # fmt: skip
+def test_bytes_for_people(value, text):
+    assert show_bytes(value) == text

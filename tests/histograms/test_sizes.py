@@ -1,0 +1,91 @@
+"""Settings and size rules."""
+
+import itertools
+import math
+
+import pytest
+from pydantic import ValidationError
+
+from fedcore.errors import ConfigError
+from fedcore.histograms.config import HistogramsConfig
+from fedcore.histograms.sizes import Sizes, size_rules, sizes_of
+from tests.histograms.run_in_memory import facts
+
+RHO = {15: 2.030, 5: 0.2808, 2: 0.0500, 1: 0.0132}  # optimal conversion at delta = 1e-10
+
+
+@pytest.mark.parametrize("nominal, epsilon, expected", [
+    (100_000, 15, Sizes(8, 10, 30, 4, 0.3)),
+    (100_000, 5, Sizes(8, 10, 30, 4, 0.3)),
+    (100_000, 2, Sizes(8, 10, 16, 4, 0.5)),
+    (100_000, 1, Sizes(8, 10, 16, 4, 0.5)),
+    (20_000, 15, Sizes(8, 10, 30, 4, 0.3)),
+    (20_000, 5, Sizes(8, 10, 16, 4, 0.5)),
+    (20_000, 2, Sizes(6, 10, 16, 3, 0.5)),
+    (20_000, 1, Sizes(5, 6, 6, 0, 0.5)),
+    (2_000, 2, Sizes(3, 2, 2, 0, 0.5)),
+    (2_000, 1, Sizes(1, 1, 1, 0, 0.3)),
+])  # fmt: skip
+def test_sizes_of_the_tuned_points(nominal, epsilon, expected):
+    assert size_rules(nominal, 1000, RHO[epsilon]) == expected
+
+
+@pytest.mark.parametrize("clusters", [None, 2, 10, 40])
+def test_sizes_grow_with_clients_and_budget(clusters):
+    nominals = [int(10 ** (x / 8)) for x in range(0, 57)]
+    rhos = [10 ** (x / 8 - 5) for x in range(0, 57)]
+    sizes = {(n, r): size_rules(n, 1000, r, clusters=clusters) for n in nominals for r in rhos}
+    for (a, b) in itertools.chain(
+        (((n, r), (m, r)) for n, m in itertools.pairwise(nominals) for r in rhos),
+        (((n, r), (n, s)) for n in nominals for r, s in itertools.pairwise(rhos)),
+    ):
+        for field in ("rounds", "clusters", "overseed", "merge_after"):
+            assert getattr(sizes[a], field) <= getattr(sizes[b], field), (a, b, field)
+    for chosen in sizes.values():
+        assert chosen.overseed >= chosen.clusters >= 1
+        assert (chosen.merge_after == 0) == (chosen.overseed == chosen.clusters)
+        assert chosen.merge_after <= max(chosen.rounds - 2, 0)
+
+
+def test_what_the_config_names_is_kept():
+    config = HistogramsConfig(clusters=4, rounds=7, overseed=9, merge_after=2, perturbation=0.1)
+    assert sizes_of(config, facts(1000, rho=1.0, nominal=1000)) == Sizes(7, 4, 9, 2, 0.1)
+    assert sizes_of(HistogramsConfig(nominal_clients=100_000), facts(1000, rho=2.0, nominal=10)).clusters == 10
+
+
+def test_sizes_without_privacy():
+    assert sizes_of(HistogramsConfig(algorithm="algorithm2"), facts(9)) == Sizes(50, 10, 10, 0, 0.3)
+    config = HistogramsConfig(algorithm="algorithm2", start="perturbed_mean", clusters=4)
+    assert sizes_of(config, facts(9)) == Sizes(50, 4, 12, 4, 0.3)
+
+
+def test_too_few_rounds_to_merge():
+    few = HistogramsConfig(rounds=2, clusters=3, overseed=6)
+    with pytest.raises(ConfigError, match="cannot be merged") as error:
+        sizes_of(few, facts(1000, rho=1.0, nominal=1000))
+    assert error.value.remedy
+    automatic = HistogramsConfig(rounds=2)
+    sizes = sizes_of(automatic, facts(1000, rho=2.0, nominal=100_000))
+    assert sizes.overseed == sizes.clusters and sizes.merge_after == 0
+
+
+@pytest.mark.parametrize("public", [
+    facts(10, rho=1.0), facts(10, nominal=5), facts(10, rho=0.0, nominal=5), facts(10, rho=math.nan, nominal=5)
+])  # fmt: skip
+def test_a_private_run_needs_a_budget_and_a_nominal_size(public):
+    with pytest.raises(ConfigError) as error:
+        sizes_of(HistogramsConfig(), public)
+    assert error.value.remedy
+
+
+@pytest.mark.parametrize("settings", [
+    {"clusters": 0}, {"clip": 0}, {"colour": 1}, {"algorithm": "magic"}, {"clusters": 5, "overseed": 4},
+    {"rounds": 5, "merge_after": 4}, {"first_share": 0.6}, {"epsilon": -1.0}, {"prior_tokens": 0},
+])  # fmt: skip
+def test_bad_settings_are_refused(settings):
+    with pytest.raises(ValidationError):
+        HistogramsConfig(**settings)
+
+
+def test_every_setting_is_described():
+    assert all(field.description for field in HistogramsConfig.model_fields.values())

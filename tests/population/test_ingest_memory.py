@@ -1,0 +1,63 @@
+"""Memory is bounded by the limit, not by the input: measured in processes of their own."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+MIB = 1 << 20
+LIMIT = 64 * MIB
+
+CHILD = """
+import json, resource, sys
+from fedcore.population.ingest import ingest
+import pyarrow.csv, pyarrow.parquet, zarr
+source, dest, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for step in options.pop("steps"):
+    population = ingest(source, dest, **options, **step)
+after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(json.dumps({"grown": (after - before) * 1024, "clients": population.n_clients, "rows": population.n_rows}))
+"""
+
+
+def run(source, dest, steps=({},), **options):
+    options = json.dumps({**options, "memory": LIMIT, "steps": steps})
+    command = [sys.executable, "-c", CHILD, str(source), str(dest), options]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("append", [False, True])
+def test_dense_rows(tmp_path, append):
+    """320 MB of rows, one client of five with 60 % of them."""
+    rows, features = 400_000, 200
+    generator = np.random.default_rng(0)
+    who = np.where(generator.random(rows) < 0.6, 0, generator.integers(1, 3000, rows))
+    x = generator.standard_normal((rows, features), np.float32)
+    np.savez(tmp_path / "a.npz", x=x, client=who)
+    steps = [{}, {"append": True}] if append else [{}]
+    told = run(tmp_path / "a.npz", tmp_path / "p", steps, clients_per_leaf=1)
+    assert told["rows"] == rows * len(steps) and x.nbytes >= 4 * LIMIT
+    assert told["grown"] < 1.5 * LIMIT
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("append", [False, True])
+def test_long_counts(tmp_path, append):
+    """8 million rows: 224 MB of records, 100,000 clients in random order."""
+    rows = 8_000_000
+    generator = np.random.default_rng(0)
+    import pyarrow as pa
+    import pyarrow.csv as arrow_csv
+
+    table = pa.table({"client": generator.integers(0, 100_000, rows), "token": generator.integers(0, 1000, rows)})
+    arrow_csv.write_csv(table, tmp_path / "a.csv")
+    steps = [{}, {"append": True}] if append else [{}]
+    told = run(tmp_path / "a.csv", tmp_path / "p", steps, features=1000)
+    assert told == {"grown": told["grown"], "clients": 100_000, "rows": rows * len(steps)}
+    assert told["grown"] < 1.5 * LIMIT
