@@ -395,7 +395,8 @@ def _rounds(session, quiet: bool, memory_of_workers) -> Path:
     return session.run.path
 
 
-def show_run(path: Path, as_json: bool) -> None:
+def show_run(path: Path, as_json: bool, whole: bool = False) -> None:
+    """A run and its privacy statement; the whole statement with every release, or its first lines."""
     from fedcore.evaluation.report import run_summary
     from fedcore.runs import Run
 
@@ -405,7 +406,8 @@ def show_run(path: Path, as_json: bool) -> None:
     statement = value.pop("privacy", None) or {}
     value.pop("metrics", None)
     say(value, False)
-    print(f"\n{statement.get('text', '')}")
+    text = statement.get("text", "")
+    print("\n" + (text if whole else text.split("\nReleases")[0]))
 
 
 # --- runs -----------------------------------------------------------------------------------------------------------
@@ -430,7 +432,7 @@ def runs_list(runs: Runs = Path("runs"), as_json: Json = False) -> None:
 @runs_app.command("show")
 def runs_show(run: RunArgument, as_json: Json = False) -> None:
     """One run: settings, status, last metrics, privacy statement."""
-    show_run(run, as_json)
+    show_run(run, as_json, whole=True)
 
 
 @runs_app.command("abandon")

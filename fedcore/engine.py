@@ -16,12 +16,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 from fedcore.aggregation import IntegerSum, KeyedIntegerSum, Statistics, merge, values
 from fedcore.errors import FedcoreError, SensitivityError, UnplannedRelease, WorkerFailed
@@ -93,13 +93,19 @@ def _population(source: Source) -> Population:
     return _populations[key]
 
 
+@cache
+def _blas() -> ThreadpoolController:
+    """The BLAS of this process; looking for it takes as long as a small block's work, so it is done once."""
+    return ThreadpoolController()
+
+
 @contextmanager
 def answering(method: FederatedMethod, index: int) -> Iterator[None]:
     """One BLAS thread, so that results have the same bits everywhere; and in a private run an error that is not one of
     ours is renamed without its text, because a traceback could show what must not be seen.
     """
     try:
-        with threadpool_limits(1):
+        with _blas().limit(limits=1):
             yield
     except FedcoreError:
         raise
@@ -116,7 +122,7 @@ def answer_block(method: FederatedMethod, source: Source, message: Message, inde
         population = _population(source)
         key = (population.id, source.version, index)
         block = CACHE.get(key, partial(population.read, index), source.cache_bytes)
-        memory = read_values(_memory_folder(source.memory_in, index)) if source.memory_in else None
+        memory = read_values(memory_file(source.memory_in, index)) if source.memory_in else None
         total, kept = None, []
         for leaf in leaves(block, population.clients_per_leaf):
             start = leaf.first - block.first
@@ -127,12 +133,13 @@ def answer_block(method: FederatedMethod, source: Source, message: Message, inde
                 kept.append(new)
         if source.memory_out and kept:
             together = {name: np.concatenate([part[name] for part in kept]) for name in kept[0]}
-            write_values(_memory_folder(source.memory_out, index), together)
+            write_values(memory_file(source.memory_out, index), together)
         return total
 
 
-def _memory_folder(folder: str, index: int) -> Path:
-    return Path(folder) / f"{index:06d}"
+def memory_file(folder: str | Path, index: int) -> Path:
+    """Where the memories of the clients of one block are."""
+    return Path(folder) / f"{index:06d}.zip"
 
 
 class Backend(Protocol):

@@ -35,13 +35,12 @@ def write_json(path: Path, value: Any) -> None:
     write_whole(path, (json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n").encode())
 
 
-def sync_tree(folder: Path) -> None:
-    """Flush every file and folder below `folder`, so that a later rename of it publishes whole content."""
-    for root, _, names in os.walk(folder):
-        for name in names:
-            descriptor = os.open(os.path.join(root, name), os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-        sync_folder(Path(root))
+def replace_durably(partial: Path, path: Path) -> None:
+    """Flush a finished file and rename it to its name."""
+    descriptor = os.open(partial, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    os.replace(partial, path)
+    sync_folder(path.parent)

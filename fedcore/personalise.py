@@ -12,7 +12,7 @@ from pathlib import Path
 
 import zarr
 
-from fedcore.engine import answering
+from fedcore.engine import answering, memory_file
 from fedcore.errors import PopulationError, RunError, WrongKind
 from fedcore.files import sync_folder
 from fedcore.methods import make_method
@@ -44,7 +44,7 @@ def personalise(run_path: str | Path, population_path: str | Path, dest: str | P
         group.attrs.update({"sensitive": True, "note": NOTE, "run": run.id, "method": method.name})
         with open(partial / "clients.jsonl", "w") as ids:
             for index in range(len(population.blocks)):
-                kept = None if memory is None else read_values(memory / f"{index:06d}")
+                kept = None if memory is None else read_values(memory_file(memory, index))
                 _write_block(group, method, state, population, index, kept)
                 ids.writelines(json.dumps(str(client)) + "\n" for client in population.client_ids(index))
                 if progress is not None:

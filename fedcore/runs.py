@@ -2,8 +2,8 @@
 
     run.json         what was asked: method, config, seed, population, plan; written once
     head.json        where the run is; the rename of this small file commits a round
-    state/000007/    server state after round 7: a Zarr group of arrays, scalars as attributes
-    memory/000007/   per-client memory after round 7, one group for each block
+    state/000007.zip server state after round 7: a zipped Zarr group of arrays, scalars as attributes
+    memory/000007/   per-client memory after round 7, one such file for each block
     releases/        copies of the published values (private runs)
     metrics.jsonl    one row for each committed round
     report.html
@@ -17,8 +17,11 @@ import dataclasses
 import fcntl
 import json
 import math
+import os
 import re
+import secrets
 import shutil
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,7 +30,7 @@ import numpy as np
 import zarr
 
 from fedcore.errors import RunBusy, RunError, RunNotFound
-from fedcore.files import sync_folder, sync_tree, write_json
+from fedcore.files import replace_durably, write_json
 
 SCHEMA = 1
 STATES_KEPT = 2
@@ -39,39 +42,36 @@ STATUSES = ("running", "finished", "failed", "budget exhausted", "abandoned")
 # --- values on disk -------------------------------------------------------------------------------------------------
 
 
-def write_values(folder: Path, values: Mapping[str, Any]) -> None:
-    """Arrays to Zarr, scalars (str, bool, int, float, None) to attributes; durable when it returns.
+def write_values(path: Path, values: Mapping[str, Any]) -> None:
+    """Arrays to Zarr, scalars (str, bool, int, float, None) to its attributes, in one zip file; durable on return.
 
-    The folder appears whole or not at all; one that exists already is replaced (it was never committed).
+    The file appears whole or not at all. One that exists already is replaced: it was never committed.
     """
-    partial = folder.with_name(f".{folder.name}.partial")
-    for leftover in (partial, folder):
-        if leftover.exists():
-            shutil.rmtree(leftover)
-    partial.parent.mkdir(parents=True, exist_ok=True)
-    group = zarr.open_group(partial, mode="w-", zarr_format=3)
-    scalars = {}
-    for name, value in values.items():
-        if not NAME.fullmatch(name):
-            raise RunError(f"{name!r} cannot be the name of a stored value.")
-        if isinstance(value, np.ndarray):
+    arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
+    scalars = {name: _scalar(name, value) for name, value in values.items() if name not in arrays}
+    bad = [name for name in values if not NAME.fullmatch(name)]
+    if bad:
+        raise RunError(f"{bad[0]!r} cannot be the name of a stored value.")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        store = zarr.storage.ZipStore(partial, mode="w")
+        shapes = {name: list(value.shape) for name, value in arrays.items()}
+        group = zarr.create_group(store, zarr_format=3, attributes={"schema": SCHEMA, "scalars": scalars, "arrays": shapes})
+        for name, value in arrays.items():
             array = group.create_array(
                 name, shape=value.shape, chunks=tuple(max(1, n) for n in value.shape), dtype=value.dtype,
-                compressors=[zarr.codecs.BloscCodec(cname="zstd", clevel=3), zarr.codecs.Crc32cCodec()],
-                config={"write_empty_chunks": True},
+                compressors=[zarr.codecs.Crc32cCodec()], config={"write_empty_chunks": True},
             )  # fmt: skip
             if value.size:
                 array[...] = value
-        else:
-            scalars[name] = _scalar(name, value)
-    group.attrs.update({"schema": SCHEMA, "scalars": scalars, "arrays": _shapes(values)})
-    sync_tree(partial)
-    partial.rename(folder)
-    sync_folder(folder.parent)
-
-
-def _shapes(values: Mapping[str, Any]) -> dict[str, list[int]]:
-    return {name: list(value.shape) for name, value in values.items() if isinstance(value, np.ndarray)}
+        store.close()
+        replace_durably(partial, path)
+    except OSError as error:
+        raise RunError(f"cannot write {path.name!r} of the run: {error.strerror or error}.",
+                       "Free some space or mend the disk, then resume: committed rounds are kept.") from error  # fmt: skip
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _scalar(name: str, value: Any) -> Any:
@@ -84,25 +84,27 @@ def _scalar(name: str, value: Any) -> Any:
     raise RunError(f"{name!r} cannot be stored: a {type(value).__name__} is neither an array nor a finite scalar.")
 
 
-def read_values(folder: Path) -> dict[str, Any]:
+def read_values(path: Path) -> dict[str, Any]:
     """What `write_values` wrote. Raises RunError if anything is missing, torn or too large."""
     try:
-        group = zarr.open_group(folder, mode="r", zarr_format=3)
-        attributes = dict(group.attrs)
-        arrays, values = attributes["arrays"], dict(attributes["scalars"])
-        if attributes["schema"] != SCHEMA or not all(NAME.fullmatch(name) for name in [*arrays, *values]):
-            raise ValueError("unknown schema or names")
-        for name, shape in arrays.items():
-            array = group[name]
-            if list(array.shape) != shape or array.nbytes > MAX_STATE_BYTES or array.dtype.kind not in "biuf":
-                raise ValueError(f"array {name!r} is not as declared")
-            if array.size and array.nchunks_initialized != array.nchunks:
-                raise ValueError(f"array {name!r} lacks chunks")
-            values[name] = np.asarray(array[...])
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, zarr.errors.BaseZarrError) as error:
+        zipfile.ZipFile(path).close()  # Zarr's store cannot close what it could not open
+        with zarr.storage.ZipStore(path, mode="r") as store:
+            group = zarr.open_group(store, mode="r", zarr_format=3)
+            attributes = dict(group.attrs)
+            arrays, values = attributes["arrays"], dict(attributes["scalars"])
+            if attributes["schema"] != SCHEMA or not all(NAME.fullmatch(name) for name in [*arrays, *values]):
+                raise ValueError("unknown schema or names")
+            for name, shape in arrays.items():
+                array = group[name]
+                if list(array.shape) != shape or array.nbytes > MAX_STATE_BYTES or array.dtype.kind not in "biuf":
+                    raise ValueError(f"array {name!r} is not as declared")
+                if array.size and array.nchunks_initialized != array.nchunks:
+                    raise ValueError(f"array {name!r} lacks chunks")
+                values[name] = np.asarray(array[...])
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, zipfile.BadZipFile, zarr.errors.BaseZarrError) as error:
         raise RunError(
-            f"stored values at {folder.name!r} are unreadable ({type(error).__name__}: {error}).",
-            "Restore this folder of the run from a backup, or train again.",
+            f"stored values {path.name!r} are unreadable ({type(error).__name__}: {error}).",
+            "Restore this file of the run from a backup, or train again.",
         ) from error
     return values
 
@@ -182,8 +184,8 @@ class Run:
             self._lock.close()
             self._lock = None
 
-    def state_folder(self, round: int) -> Path:
-        return self.path / "state" / f"{round:06d}"
+    def state_file(self, round: int) -> Path:
+        return self.path / "state" / f"{round:06d}.zip"
 
     def memory_folder(self, round: int) -> Path:
         return self.path / "memory" / f"{round:06d}"
@@ -191,11 +193,11 @@ class Run:
     def read_state(self) -> dict[str, Any]:
         if self.round < 0:
             raise RunError(f"run {self.id!r} has no committed state yet.", "`fedcore resume` it first.")
-        return read_values(self.state_folder(self.round))
+        return read_values(self.state_file(self.round))
 
     def commit(self, round: int, state: Any, row: Mapping[str, Any] | None, **head: Any) -> None:
         """Make a round current: state, then the metrics row, then the head. Old states and memories are dropped."""
-        write_values(self.state_folder(round), state_values(state))
+        write_values(self.state_file(round), state_values(state))
         metrics = self.path / "metrics.jsonl"
         with open(metrics, "ab") as file:
             file.truncate(self.head["metrics_bytes"])
@@ -205,10 +207,9 @@ class Run:
             file.flush()
             size = file.tell()
         self._write_head({**self.head, **head, "round": round, "metrics_bytes": size})
-        for kind in ("state", "memory"):
-            for folder in sorted(self.path.glob(f"{kind}/[0-9]*")):
-                if int(folder.name) <= round - STATES_KEPT or int(folder.name) > round:
-                    shutil.rmtree(folder)
+        for old in [*self.path.glob("state/[0-9]*.zip"), *self.path.glob("memory/[0-9]*")]:
+            if not round - STATES_KEPT < int(old.stem) <= round:
+                shutil.rmtree(old) if old.is_dir() else old.unlink()
 
     def finish(self, status: str) -> None:
         self._write_head({**self.head, "status": status})
@@ -222,12 +223,11 @@ class Run:
         self.head = head
 
     def keep_release(self, name: str, array: np.ndarray) -> None:
-        write_values(self.path / "releases" / name, {"values": array})
+        write_values(self.path / "releases" / f"{name}.zip", {"values": array})
 
     def releases(self) -> dict[str, np.ndarray]:
         """The run's copies of its published values, by name."""
-        folder = self.path / "releases"
-        return {p.name: read_values(p)["values"] for p in sorted(folder.glob("[!.]*"))}
+        return {p.stem: read_values(p)["values"] for p in sorted(self.path.glob("releases/[!.]*.zip"))}
 
     def metrics(self) -> list[dict]:
         """One row for each committed round."""

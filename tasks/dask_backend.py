@@ -163,8 +163,9 @@ class DaskBackend:
                     partial = [total]
                 submit_group()
             total = (submit(add_up, partial) if len(partial) > 1 else partial[0]).result()
-        finally:
+        except BaseException:
             self.client.cancel(list(live), force=True)  # also on a cluster that we did not start
+            raise
         self.block_seconds = total.seconds / max(total.blocks, 1)
         return total.statistics
 

@@ -31,9 +31,9 @@ def answer_clients(session: Session, number: int) -> bool:
 
 @task(task_run_name="server-r{number}", **OPTIONS)
 def move_server(session: Session, number: int) -> str:
-    """The server's step of round `number` and its commit. Returns the folder of the new state."""
+    """The server's step of round `number` and its commit. Returns the file of the new state."""
     session.training.move()
-    return str(session.run.state_folder(session.run.round))
+    return str(session.run.state_file(session.run.round))
 
 
 @task(task_run_name="rounds-r{number}-r{last}", **OPTIONS)

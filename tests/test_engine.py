@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedcore.aggregation import FloatSum
-from fedcore.engine import CACHE, BlockCache, InProcessBackend, Source, Training
+from fedcore.engine import CACHE, BlockCache, InProcessBackend, Source, Training, memory_file
 from fedcore.errors import ChunkError, SensitivityError, UnplannedRelease, WorkerFailed
 from fedcore.rounds import PublicFacts
 from fedcore.runs import Run, read_values
@@ -72,7 +72,7 @@ def test_memory_moves_with_the_round_and_a_torn_attempt_leaves_no_trace(tmp_path
                        training.backend)  # fmt: skip
     assert resumed.round == 2
     to_end(resumed)
-    memory = read_values(training.run.memory_folder(3) / "000000")
+    memory = read_values(memory_file(training.run.memory_folder(3), 0))
     assert memory["asked"].tolist() == [3.0] * 8
     assert not training.run.memory_folder(1).exists()
 

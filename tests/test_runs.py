@@ -1,6 +1,7 @@
 """The run store: commits are whole or absent; loading is safe."""
 
 import json
+import zipfile
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,7 +42,7 @@ def test_what_was_written_without_a_head_does_not_exist(tmp_path):
     run.commit(0, state(0), None)
     run.commit(1, state(1), {"movement": 1.0})
     # A process that died after state and metrics of round 2 but before the head:
-    write_values(run.state_folder(2), {"centres": np.zeros(3)})
+    write_values(run.state_file(2), {"centres": np.zeros(3)})
     with open(run.path / "metrics.jsonl", "a") as file:
         file.write('{"round": 2, "mov')
     run.unlock()
@@ -57,7 +58,7 @@ def test_old_states_are_dropped_and_two_are_kept(tmp_path):
     run = new_run(tmp_path)
     for round in range(5):
         run.commit(round, state(round), None)
-    assert sorted(p.name for p in (run.path / "state").iterdir()) == ["000003", "000004"]
+    assert sorted(p.name for p in (run.path / "state").iterdir()) == ["000003.zip", "000004.zip"]
 
 
 def test_a_run_has_one_writer(tmp_path):
@@ -87,44 +88,57 @@ def test_a_damaged_run_file_is_a_named_error(tmp_path, content):
         Run.open(run.path)
 
 
-def _chunk(folder):
-    return max((p for p in folder.rglob("c/**/*") if p.is_file()), key=lambda p: p.stat().st_size)
-
-
-def _flip(path):
+def _flip(path, where=0.5):
     data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
+    data[int(len(data) * where)] ^= 1
     path.write_bytes(bytes(data))
 
 
 @pytest.mark.parametrize(
-    "damage", [_flip, lambda p: p.unlink(), lambda p: p.write_bytes(p.read_bytes()[:-3]), lambda p: p.write_bytes(b"")]
-)
+    "damage",
+    [_flip, lambda p: _flip(p, 0.1), lambda p: p.unlink(), lambda p: p.write_bytes(p.read_bytes()[:-3]),
+     lambda p: p.write_bytes(b""), lambda p: p.write_bytes(b"garbage" * 1000)],
+)  # fmt: skip
 def test_a_damaged_state_is_a_named_error(tmp_path, damage):
-    write_values(tmp_path / "state", {"centres": np.random.Generator(np.random.Philox(1)).random((40, 30))})
-    damage(_chunk(tmp_path / "state"))
+    write_values(tmp_path / "s.zip", {"centres": np.random.Generator(np.random.Philox(1)).random((40, 30))})
+    damage(tmp_path / "s.zip")
     with pytest.raises(RunError, match="unreadable"):
-        read_values(tmp_path / "state")
+        read_values(tmp_path / "s.zip")
 
 
-def test_a_state_with_a_name_that_leaves_the_folder_is_refused(tmp_path):
-    write_values(tmp_path / "s", {"a": np.zeros(2)})
-    meta = json.loads((tmp_path / "s" / "zarr.json").read_text())
-    meta["attributes"]["arrays"] = {"../../secret": [2]}
-    (tmp_path / "s" / "zarr.json").write_text(json.dumps(meta))
+def _rewritten(path, change):
+    """The same zip with the root's attributes changed."""
+    with zipfile.ZipFile(path) as old:
+        content = {name: old.read(name) for name in old.namelist()}
+    meta = json.loads(content["zarr.json"])
+    change(meta["attributes"], content)
+    content["zarr.json"] = json.dumps(meta).encode()
+    with zipfile.ZipFile(path, "w") as new:
+        for name, data in content.items():
+            new.writestr(name, data)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda a, c: a.update(arrays={"../../secret": [2]}), lambda a, c: a.update(schema=99),
+     lambda a, c: a.update(arrays={"a": [3]}), lambda a, c: c.pop("a/c/0"), lambda a, c: a.update(arrays={"b": [2]})],
+)  # fmt: skip
+def test_a_state_that_is_not_as_declared_is_refused(tmp_path, change):
+    write_values(tmp_path / "s.zip", {"a": np.zeros(2)})
+    _rewritten(tmp_path / "s.zip", change)
     with pytest.raises(RunError):
-        read_values(tmp_path / "s")
+        read_values(tmp_path / "s.zip")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), object(), [1, 2]])
 def test_only_arrays_and_finite_scalars_are_stored(tmp_path, value):
     with pytest.raises(RunError):
-        write_values(tmp_path / "s", {"bad": value})
-    assert not (tmp_path / "s").exists()
+        write_values(tmp_path / "s.zip", {"bad": value})
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("array", [np.zeros((0, 3)), np.array(3.5), np.arange(5, dtype=np.int64), np.array([True, False])])
 def test_arrays_of_every_shape_round_trip(tmp_path, array):
-    write_values(tmp_path / "s", {"a": array})
-    back = read_values(tmp_path / "s")["a"]
+    write_values(tmp_path / "s.zip", {"a": array})
+    back = read_values(tmp_path / "s.zip")["a"]
     assert back.dtype == array.dtype and back.shape == array.shape and (back == array).all()
