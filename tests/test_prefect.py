@@ -1,10 +1,18 @@
 """Guards of the pins in pyproject.toml: the server can be made, and its scheduler makes runs."""
 
+import json
 import os
+import signal
 import subprocess
 import sys
+import time
+import urllib.request
 
+import numpy as np
 import pytest
+
+from fedcore.runs import list_runs, load_run
+from tests.conftest import small_counts, write_counts
 
 
 @pytest.fixture(scope="module")
@@ -34,32 +42,78 @@ def test_the_server_application_can_be_created():
     assert out.stdout.strip().endswith("True"), out.stderr[-2000:]
 
 
+FILE = """
+[[deployment]]
+name = "often"
+method = "histograms"
+population = "population"
+runs = "runs"
+schedule = { interval = 20 }
+tags = ["test"]
+
+[deployment.config]
+algorithm = "algorithm2"
+clusters = 2
+rounds = 3
+
+[deployment.compute]
+workers = 1
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.prefect
-def test_a_schedule_gets_scheduled_runs(prefect_server):
-    """In a process of its own, because Prefect reads its settings once."""
-    code = """
-import asyncio, time
-from datetime import timedelta
-from prefect import flow
-from prefect.client.orchestration import get_client
-from prefect.schedules import Interval
+def test_a_served_schedule_makes_a_run_that_finishes(prefect_server, tmp_path):
+    """Guards the SQLAlchemy pin too: without it the scheduler makes no run."""
+    write_counts(tmp_path / "population", small_counts(200))
+    (tmp_path / "deployments.toml").write_text(FILE)
+    command = [sys.executable, "-m", "fedcore.cli", "serve", str(tmp_path / "deployments.toml")]
+    with open(tmp_path / "log", "w") as log:
+        serving = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | {"PREFECT_API_URL": prefect_server + "/api"})
+        try:
+            seen = _first(lambda: [run for run in _ask(prefect_server, "/flow_runs/filter", {})
+                                   if run["state_type"] == "COMPLETED"], 150)  # fmt: skip
+        finally:
+            serving.send_signal(signal.SIGINT)
+            serving.wait(60)
+    assert seen, (tmp_path / "log").read_text()[-3000:]
+    assert seen[0]["auto_scheduled"] and "test" in seen[0]["tags"]
+    finished = [run for run in list_runs(tmp_path / "runs") if run.status == "finished"]
+    assert finished and (finished[0].path / "report.html").exists()
+    keys = {item["key"].split("-")[0] for item in _ask(prefect_server, "/artifacts/filter", {})}
+    assert {"progress", "metrics", "report"} <= keys
 
-@flow
-def nothing(): pass
 
-async def main():
-    deployment = await nothing.ato_deployment("often", schedule=Interval(timedelta(seconds=60)))
-    await deployment.apply()
-    async with get_client() as client:
-        for _ in range(90):
-            runs = await client.read_flow_runs()
-            if runs:
-                print("STATE", runs[0].state.type.value)
-                return
-            await asyncio.sleep(1)
+def _first(look, seconds):
+    """What `look` finds, as soon as it finds something."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found = look()
+        if found:
+            return found
+        time.sleep(1)
+    return look()
 
-asyncio.run(main())
-"""
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
-    assert "STATE SCHEDULED" in out.stdout, out.stderr[-2000:]
+
+def _ask(base, path, body):
+    request = urllib.request.Request(f"{base}/api{path}", json.dumps(body).encode(), {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        return json.load(answer)
+
+
+@pytest.mark.slow
+@pytest.mark.prefect
+def test_a_flow_and_a_local_run_end_in_the_same_bits(prefect_server, tmp_path):
+    population = write_counts(tmp_path / "population", small_counts(200))
+    arguments = ["train", "histograms", str(population.path), "--runs", str(tmp_path / "runs"), "--json",
+                 "--set", "algorithm=algorithm2", "--set", "clusters=3", "--set", "rounds=6"]  # fmt: skip
+    environment = os.environ | {"PREFECT_API_URL": prefect_server + "/api"}
+    for name, more in (("flow", ["--workers", "2"]), ("local", ["--local"])):
+        command = [sys.executable, "-m", "fedcore.cli", *arguments, "--run-id", name, *more]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, done.stderr[-3000:]
+        answer = json.loads(done.stdout)
+        assert answer["status"] == "finished" and answer["peak_memory_bytes"]["flow"] > 0
+    flow, local = (load_run(tmp_path / "runs" / name).state for name in ("flow", "local"))
+    assert flow.keys() == local.keys()
+    assert all(np.asarray(flow[name]).tobytes() == np.asarray(local[name]).tobytes() for name in flow)
