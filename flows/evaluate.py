@@ -1,8 +1,11 @@
 """The evaluation flow: a run scored on held-out data of a public population, baselines beside it."""
 
+from pathlib import Path
+
 from prefect import flow, get_run_logger, task
 from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
+from prefect.runtime import flow_run
 
 from fedcore.evaluation.evaluate import check_public, evaluate_run
 from fedcore.population.store import Population
@@ -16,7 +19,12 @@ def score_clients(run: str, population: Population, backend: DaskBackend) -> dic
     return evaluate_run(run, population, backend, keep=True)
 
 
-@flow(name="evaluate", persist_result=False)
+def _name() -> str:
+    given = flow_run.parameters
+    return f"{Path(str(given['run'])).name}-on-{Path(str(given['population'])).name}"
+
+
+@flow(name="evaluate", flow_run_name=_name, persist_result=False)
 def evaluate_run_flow(run: str, population: str, workers: int = 2, dask: str | None = None) -> dict:
     """Score a run on held-out data.
 

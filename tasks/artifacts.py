@@ -16,6 +16,7 @@ from fedcore.evaluation.report import markdown_report, run_figures, write_report
 from fedcore.session import Session
 
 SECONDS_BETWEEN = 5.0
+SECONDS_BETWEEN_FIGURES = 30.0  # drawing takes a second or two
 
 
 def key(kind: str, name: str) -> str:
@@ -29,6 +30,7 @@ class Showcase:
     def __init__(self, session: Session):
         self.session = session
         self.shown = 0.0
+        self.drawn = time.monotonic()
         self.progress_id = create_progress_artifact(progress=0.0, key=key("progress", session.run.id),
                                                     description=f"Rounds of run {session.run.id}")  # fmt: skip
 
@@ -38,17 +40,23 @@ class Showcase:
             return
         self._progress(100.0 * self.session.run.round / max(1, self._total()))
         self._tables()
+        if time.monotonic() - self.drawn > SECONDS_BETWEEN_FIGURES:
+            self._figures()
         self.shown = time.monotonic()
 
     def report(self) -> str:
         """At the end: the last tables, the figures, and report.html in the run's folder. Returns its path."""
         self._progress(100.0)
         self._tables()
+        self._figures()
+        return str(write_report(self.session.run, self.session.population.vocabulary()))
+
+    def _figures(self) -> None:
         run = self.session.run
-        vocabulary = self.session.population.vocabulary()
-        create_markdown_artifact(markdown=markdown_report(run, run_figures(run, vocabulary)),
-                                 key=key("report", run.id), description=f"Report of run {run.id}")  # fmt: skip
-        return str(write_report(run, vocabulary))
+        figures = run_figures(run, self.session.population.vocabulary())
+        create_markdown_artifact(markdown=markdown_report(run, figures), key=key("report", run.id),
+                                 description=f"Report of run {run.id}")  # fmt: skip
+        self.drawn = time.monotonic()
 
     def _total(self) -> int:
         return self.session.method.total_rounds(self.session.training.state)
@@ -63,9 +71,9 @@ class Showcase:
             create_table_artifact(table=rows, key=key("metrics", run.id), description=f"Metrics of run {run.id}")
         balance = self.session.balance()
         if balance is not None:
-            create_table_artifact(table=budget_rows(balance), key=key("budget", self.session.population.path.name),
-                                  description=f"Privacy budget of population {self.session.population.path.name}"
-                                  )  # fmt: skip
+            population = self.session.population
+            create_table_artifact(table=budget_rows(balance), key=key("budget", f"{population.path.name}-{population.id[:8]}"),
+                                  description=f"Privacy budget of population {population.path.name}")  # fmt: skip
 
 
 def budget_rows(balance) -> list[dict]:

@@ -25,6 +25,7 @@ PANELS, COLUMNS = 12, 3
 FAR = 2.5  # an evaluated method this many times worse than the best one would squeeze the others: it becomes text
 Z95 = 1.959964  # 97.5 % quantile of the normal distribution
 PARTS = {"seconds_clients": "clients", "seconds_release": "release", "seconds_server": "server"}
+WHOLE = "seconds_round"  # all of a round; what no part covers is drawn as "rest"
 
 
 def data_uri(png: bytes) -> str:
@@ -66,7 +67,7 @@ def budget_figure(plan: Sequence[Mapping], published: Set[str], rho_max: float |
     """What is spent of the budget after each release of the run, in rho (zCDP).
 
     plan: releases in order, with "name", "round" and "rho" (`PlannedRelease.to_json`); published: names of those that
-    were paid for. rho_max: the budget of the population; None leaves the limit out.
+    were paid for. rho_max: the budget of the population; None leaves the limit out. rho_spent_before: by other runs.
     """
     figure, axes = _figure()
     axes.set_title("Privacy budget over the run's releases", **_title())
@@ -84,7 +85,7 @@ def budget_figure(plan: Sequence[Mapping], published: Set[str], rho_max: float |
         axes.axhspan(0, rho_spent_before, color=GRID, linewidth=0)
         roomy = rho_spent_before > 0.12 * top  # then the text fits into the band, else it stands on it
         axes.text(end, rho_spent_before / 2 if roomy else rho_spent_before,
-                  f"before this run {_brief(float(rho_spent_before))} ", ha="right", va="center" if roomy else "bottom",
+                  f"by other runs {_brief(float(rho_spent_before))} ", ha="right", va="center" if roomy else "bottom",
                   **_text(SOFT))  # fmt: skip
     stop = done + 1 if ahead else done + 2
     axes.fill_between(x[:stop], rho_spent_before, y[:stop], step="post", color=COLOURS[0], alpha=0.15, linewidth=0)
@@ -112,7 +113,8 @@ def profiles_figure(centres: np.ndarray, mean: np.ndarray, weights: np.ndarray |
     """A panel for each centre: the tokens that most distinguish it from the mean, as bars of p ln(p / mean) in nats.
 
     centres: (K, d) and mean: (d,), non-negative. weights: (K,) non-negative shares, for titles and order; the heaviest
-    12 are shown. vocabulary: d tokens; without one a token is shown by its index.
+    12 are shown, each on its own scale, since one odd centre would flatten the others. vocabulary: d tokens; without
+    one a token is shown by its index.
     """
     chosen = heaviest(len(centres), weights)
     tops = [distinguishing(centres[k], mean, top) for k in chosen]
@@ -121,7 +123,6 @@ def profiles_figure(centres: np.ndarray, mean: np.ndarray, weights: np.ndarray |
     longest = max((len(scores) for _, scores in tops), default=0)
     size = (3.2 * columns if columns > 1 else 5.0, 0.55 + rows * (0.75 + 0.19 * longest))
     figure, grid = _figure(size, rows, columns)
-    widest = max((float(scores[0]) for _, scores in tops if len(scores)), default=0.0)
     for axes in grid.flat[len(chosen) :]:
         axes.set_visible(False)
     for place, (k, (tokens, scores)) in enumerate(zip(chosen, tops, strict=True)):
@@ -135,7 +136,7 @@ def profiles_figure(centres: np.ndarray, mean: np.ndarray, weights: np.ndarray |
         axes.barh(np.arange(len(tokens)), scores, color=COLOURS[0], height=0.66)
         axes.set_yticks(np.arange(len(tokens)), [_token(int(i), vocabulary) for i in tokens], parse_math=False)
         axes.set_ylim(longest - 0.4, -0.6)
-        axes.set_xlim(0, 1.04 * widest)
+        axes.set_xlim(0, 1.04 * scores[0])
         axes.xaxis.set_major_locator(_ticks(3))
         axes.grid(False, axis="y")
         axes.tick_params(axis="y", labelcolor=INK)
@@ -155,9 +156,10 @@ def evaluation_figure(rows: Sequence[Mapping]) -> bytes:
     is beyond the axis and written as a number.
     """
     rows = [row for row in rows if _is_number(row.get("kl"))]
-    labels = dict(zip(map(id, rows), row_labels(rows), strict=True))
-    rows = sorted(rows, key=lambda row: row["kl"])
-    figure, axes = _figure((SIZE[0], 1.0 + 0.3 * max(2, len(rows))))
+    order = sorted(range(len(rows)), key=lambda i: rows[i]["kl"])
+    labels = ["\n".join(_label(part, 44) for part in label if part) for label in row_labels(rows)]
+    rows, labels = [rows[i] for i in order], [labels[i] for i in order]
+    figure, axes = _figure((SIZE[0], 1.0 + 0.36 * max(2, len(rows))))
     axes.set_title("Held-out KL by method, 95 % intervals", **_title())
     if not rows:
         return _nothing(figure, axes, "nothing was evaluated")
@@ -174,7 +176,7 @@ def evaluation_figure(rows: Sequence[Mapping]) -> bytes:
     for y in place[~near]:
         axes.text(0.995, y, f"{kl[y]:.3g} ± {half[y]:.2g}, beyond the axis →", transform=axes.get_yaxis_transform(),
                   ha="right", va="center", **_text(COLOURS[1]))  # fmt: skip
-    axes.set_yticks(place, [_label(labels[id(row)], 44) for row in rows], parse_math=False)
+    axes.set_yticks(place, labels, parse_math=False, linespacing=1.0)
     axes.tick_params(axis="y", labelcolor=INK)
     axes.set_ylim(len(rows) - 0.5, -0.7)
     axes.set_xlabel("mean KL(held out ‖ estimate) over clients (nats); lower is better", **_text())
@@ -184,19 +186,21 @@ def evaluation_figure(rows: Sequence[Mapping]) -> bytes:
 def seconds_figure(metrics: Sequence[Mapping]) -> bytes:
     """Wall seconds of each round, stacked: clients (map and reduce), release (charge, draw, publish), server.
 
-    metrics: rows with "round" and any of "seconds_clients", "seconds_release", "seconds_server".
+    metrics: rows with "round" and any of "seconds_clients", "seconds_release", "seconds_server"; where "seconds_round"
+    is longer than all of them, the rest (waiting, storing) is drawn too.
     """
     figure, axes = _figure()
     axes.set_title("Seconds of each round", **_title())
-    rows = [row for row in metrics if any(_is_number(row.get(part)) for part in PARTS)]
+    rows = [row for row in metrics if any(_is_number(row.get(part)) for part in (*PARTS, WHOLE))]
     if not rows:
         return _nothing(figure, axes, "no round yet")
     x = np.array([row["round"] for row in rows])
+    parts = {label: np.array([_seconds(row, part) for row in rows]) for part, label in PARTS.items()}
+    parts["rest"] = np.maximum(0.0, np.array([_seconds(row, WHOLE) for row in rows]) - sum(parts.values()))
     base = np.zeros(len(rows))
-    for colour, (part, label) in zip(_colours(), PARTS.items(), strict=False):
-        if not any(_is_number(row.get(part)) for row in rows):
+    for colour, (label, y) in zip((*COLOURS[:3], "#bdbdbd"), parts.items(), strict=True):
+        if not y.any():
             continue
-        y = np.array([row[part] if _is_number(row.get(part)) else 0.0 for row in rows])
         if len(rows) <= MARKED:
             axes.bar(x, y, 0.8, base, color=colour, label=label)
         else:
@@ -205,8 +209,9 @@ def seconds_figure(metrics: Sequence[Mapping]) -> bytes:
     axes.set_ylim(0, 1.05 * base.max() or 1.0)
     axes.set_ylabel("wall time (s)", **_text())
     _rounds_axis(axes, x, pad=0.6 if len(rows) <= MARKED else 0.0)
-    axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=3, frameon=False, fontsize=8.5, labelcolor=INK,
-                handlelength=1.0, borderaxespad=0.1)  # fmt: skip
+    if base.any():
+        axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=4, frameon=False, fontsize=8.5, labelcolor=INK,
+                    handlelength=1.0, borderaxespad=0.1)  # fmt: skip
     return _png(figure)
 
 
@@ -233,8 +238,8 @@ def distinguishing(centre: np.ndarray, mean: np.ndarray, top: int) -> tuple[np.n
     return order, scores[order]
 
 
-def row_labels(rows: Sequence[Mapping]) -> list[str]:
-    """The method of each row; rows of the same method get the columns in which they differ."""
+def row_labels(rows: Sequence[Mapping]) -> list[tuple[str, str]]:
+    """(method, detail) of each row; the detail names what differs between rows of the same method, numbers first."""
     names = [str(row.get("method", "")) for row in rows]
     labels = []
     for row, name in zip(rows, names, strict=True):
@@ -242,8 +247,9 @@ def row_labels(rows: Sequence[Mapping]) -> list[str]:
         keys = [key for key in row if key not in ("method", "kl", "se", "standard_error")]
         differ = [key for key in keys if len({repr(other.get(key)) for other in same}) > 1]
         details = [key.replace("_", " ") if row[key] is True else f"{key.replace('_', ' ')} {_brief(row[key])}"
-                   for key in differ if row.get(key) not in (None, False, "")]  # fmt: skip
-        labels.append(f"{name} ({', '.join(details)})" if details else name)
+                   for key in sorted(differ, key=lambda key: not _is_number(row[key]))
+                   if row[key] not in (None, False, "")]  # fmt: skip
+        labels.append((name, ", ".join(details)))
     return labels
 
 
@@ -343,6 +349,10 @@ def _column(metrics: Sequence[Mapping], name: str) -> tuple[np.ndarray, np.ndarr
 
 def _is_number(value) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _seconds(row: Mapping, name: str) -> float:
+    return float(row[name]) if _is_number(row.get(name)) else 0.0
 
 
 def _standard_error(row: Mapping) -> float:

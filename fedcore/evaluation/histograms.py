@@ -1,6 +1,7 @@
 """How well histogram estimates predict the tokens that were held out: mean over clients of KL(held out || estimate).
 
-    KL(t || smooth(p, e)) = sum over held-out tokens of t_i (ln t_i - ln smooth(p, e)_i),   smooth(p, e) = (p + e) / (1 + d e)
+    KL(t || smooth(p, e)) = sum over held-out tokens of t_i (ln t_i - ln smooth(p, e)_i)
+    smooth(p, e) = (p + e) / (1 + d e)
 
 The estimate is smoothed after mixing, the held-out histogram never. Only tokens that were held out matter, so the cost
 is that of the stored entries. Estimates: the client's own histogram (Local), the run's mean F (FedAvg), the centre of
@@ -53,7 +54,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """clients: evaluated. validation_clients: those that chose a. unseen_mass: U. skipped: clients without held-out tokens."""
+    """The scores of a run, ready to print.
+
+    clients: evaluated. validation_clients: those that chose a. skipped: clients without held-out tokens.
+    unseen_mass: U, mean held-out mass on tokens that the client's training part lacks.
+    """
 
     rows: tuple[Row, ...]
     clients: int
@@ -85,6 +90,7 @@ def evaluate_block(config: HistogramsConfig, state: HistogramsState, block: Coun
     """
     if block.heldout is None:
         raise ValueError("the block has no held-out counts")
+    config = config.for_vocabulary(block.features)
     losses, unseen = _losses(config, state, block, [config.prior_tokens, *prior_tokens], smoothing)
     validation = validation_clients(block.first, block.clients)
     usable = block.heldout.totals > 0

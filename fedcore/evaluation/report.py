@@ -21,6 +21,7 @@ import numpy as np
 from fedcore.errors import ConfigError, RunError
 from fedcore.evaluation.figures import (
     PARTS,
+    WHOLE,
     budget_figure,
     data_uri,
     distinguishing,
@@ -39,7 +40,7 @@ UNITS = {"histograms": {"objective": "nats per client", "movement": "total varia
 CAPTIONS = {
     "objective": "Objective of the training data after each round.",
     "movement": "How far the centres moved in each round.",
-    "budget": "What is spent after each release; dotted: planned and not made.",
+    "budget": "What is spent after each release; dotted: planned, but not released.",
     "profiles": "The tokens whose share of a centre exceeds their share of the mean the most.",
     "evaluation": "Scores on held-out data that their owner declared public.",
     "seconds": "Where the time went.",
@@ -55,6 +56,12 @@ FILES = {
     "memory": "memories of the clients; their own data may follow from them, so keep them where the data are",
     "releases": "copies of the published values",
 }
+OF_RUN = {"unit": "unit", "relation": "relation", "epsilon": "ε of this run", "delta": "at δ", "rho": "ρ of this run"}
+OF_POPULATION = {
+    "epsilon": "ε of the population, all runs", "delta": "at δ", "rho_max": "ρ of the population, all runs",
+    "rho_spent": "ρ spent by all runs", "epsilon_spent": "ε spent by all runs",
+}  # fmt: skip
+SECONDS = (*PARTS, WHOLE)
 SCORES = ("method", "kl", "se")  # first columns of the evaluation
 TOP = 8  # tokens of a profile
 
@@ -77,7 +84,7 @@ def run_summary(run: Run) -> dict[str, Any]:
         summary["population"] = {key: population[key] for key in ("name", "version", "id") if key in population}
     summary |= {key: info[key] for key in ("started", "code_version", "seed") if info.get(key) is not None}
     if rows:
-        summary["seconds"] = round(sum(row.get(part, 0.0) for row in rows for part in PARTS), 3)
+        summary["seconds"] = round(sum(row.get(WHOLE, sum(row.get(part, 0.0) for part in PARTS)) for row in rows), 3)
         summary["metrics"] = rows[-1]
     memory = {"flow": run.head.get("peak_memory_of_flow"), "workers": run.head.get("peak_memory_of_workers")}
     if any(memory.values()):
@@ -89,26 +96,35 @@ def run_summary(run: Run) -> dict[str, Any]:
 
 
 def privacy_of(run: Run) -> dict[str, Any]:
-    """The run's statement, with "private" (whether it claims anything) and "text" in plain words.
+    """The run's statement (`PrivacyStatement.to_json`); "private" tells whether it claims anything, "text" says it.
 
-    A claim needs three things: a private method, no test noise, and a statement that does not say "none".
+    A claim needs three things: a private method, no test noise, and a statement that claims. Where one is missing,
+    nothing else of the statement is returned than the reason; "pending" marks a private run that has none yet.
     """
+    statement = _statement(run)
+    if statement.get("private") is True:
+        return {"text": "", **statement}
+    if run.info.get("private") is True and not run.info.get("test_noise") and not statement:
+        text = ("No statement yet: one is written when a run finishes or its budget is exhausted. What the run charged "
+                "counts against the budget of its population, whatever becomes of the run.")  # fmt: skip
+        return {"private": False, "pending": True, "text": text}
+    reason = str(statement["reason"]).rstrip(".")
+    return {"private": False, "privacy": "none", "reason": reason, "text": f"privacy: none, because {reason}."}
+
+
+def _statement(run: Run) -> dict[str, Any]:
+    """statement.json, or {} if there is none; without its claims where method or noise cannot bear them."""
     statement = _read(run.path / "statement.json") or {}
-    none = statement.get("privacy") == "none" or statement.get("private") is False
-    if run.info.get("private") is True and not run.info.get("test_noise") and not none:
-        if not statement:
-            text = ("No statement yet: one is written when a run finishes or its budget is exhausted. What the run "
-                    "charged counts against the budget of its population, whatever becomes of the run.")  # fmt: skip
-            return {"private": False, "pending": True, "text": text}
-        return {"text": "", **statement, "private": True}
-    if run.info.get("test_noise"):
-        default = "the noise was pseudo-random test noise, which anyone who knows its key can subtract"
-    elif run.info.get("private") is True:
-        default = "its statement says so"
+    if run.info.get("private") is True and not run.info.get("test_noise"):
+        if not statement or (statement.get("private") is True and statement.get("privacy") != "none"):
+            return statement
+        reason = statement.get("reason") or "its statement claims nothing"
+    elif run.info.get("test_noise"):
+        reason = "the noise was pseudo-random test noise, which anyone who knows its key can subtract"
     else:
-        default = "this configuration of the method adds no noise that protects people"
-    reason = str(statement.get("reason") or default).rstrip(".")
-    return {"text": f"privacy: none, because {reason}.", **statement, "private": False, "reason": reason}
+        reason = (not statement.get("private") and statement.get("reason")
+                  or "this configuration of the method adds no noise that protects people")  # fmt: skip
+    return {"private": False, "reason": reason}
 
 
 def shown_metrics(run: Run) -> list[dict]:
@@ -156,7 +172,7 @@ def run_figures(run: Run, vocabulary: Sequence[str] | None = None) -> dict[str, 
     """The figures that this run has, as PNG by name: evaluation, profiles, objective, movement, budget, seconds.
 
     vocabulary: tokens of the population, for profiles. Columns used: "movement", "objective" (never in a private run),
-    "seconds_clients", "seconds_release", "seconds_server".
+    "seconds_clients", "seconds_release", "seconds_server", "seconds_round".
     """
     rows, units, figures = shown_metrics(run), UNITS.get(run.info.get("method"), {}), {}
     evaluation, profiles = evaluation_of(run), _profiles(run)
@@ -167,10 +183,13 @@ def run_figures(run: Run, vocabulary: Sequence[str] | None = None) -> dict[str, 
     for name, title in (("objective", "Objective"), ("movement", "Movement of the centres")):
         if any(name in row for row in rows):
             figures[name] = rounds_figure(rows, [name], title, units.get(name, ""))
-    plan = run.info.get("plan") or []
-    if plan and _withholds(run):
-        figures["budget"] = budget_figure(plan, _published(run), *_limits(run))
-    if any(part in row for row in rows for part in PARTS):
+    releases, privacy = _releases(run), privacy_of(run)
+    if releases:
+        population = privacy.get("population") or {}
+        others = max(0.0, population.get("rho_spent", 0.0) - privacy.get("rho", 0.0))
+        paid = {release["name"] for release in releases if release["paid"]}
+        figures["budget"] = budget_figure(releases, paid, population.get("rho_max"), others)
+    if any(part in row for row in rows for part in SECONDS):
         figures["seconds"] = seconds_figure(rows)
     return figures
 
@@ -195,14 +214,8 @@ def _profiles(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray | None] | No
 
 
 def _published(run: Run) -> set[str]:
-    return {path.name for path in (run.path / "releases").glob("[!.]*")}
-
-
-def _limits(run: Run) -> tuple[float | None, float]:
-    """(rho_max of the population, rho spent before the run) as the statement says; (None, 0) if it does not."""
-    statement = _read(run.path / "statement.json") or {}
-    budget = statement.get("budget") or {}
-    return budget.get("rho_max"), float(statement.get("rho_spent_before") or 0.0)
+    """Names of the releases of which the run keeps a copy; the copies themselves are not read."""
+    return {path.stem for path in run.path.glob("releases/[!.]*.zip")}
 
 
 # --- the page -------------------------------------------------------------------------------------------------------
@@ -220,8 +233,9 @@ def write_report(run: Run, vocabulary: Sequence[str] | None = None) -> Path:
     path, evaluation = run.path / "report.html", evaluation_of(run)
     page = environment.from_string(source).render(
         summary=run_summary(run), figures=figures, captions=CAPTIONS, settings=_settings(run),
-        profiles=_profile_rows(run, vocabulary), metrics=_table(shown_metrics(run), ["round"], list(PARTS)),
-        releases=_releases(run), facts=_facts(privacy_of(run)), evaluation=evaluation,
+        profiles=_profile_rows(run, vocabulary), metrics=_table(shown_metrics(run), ["round"], SECONDS),
+        releases=_releases(run), facts=_facts(privacy_of(run)),
+        paragraphs=_paragraphs(privacy_of(run)), evaluation=evaluation,
         scores=_table((evaluation or {}).get("rows", []), SCORES), asked=run.info, files=_files(run.path),
     )  # fmt: skip
     write_whole(path, page.encode("utf-8", "backslashreplace"))
@@ -272,21 +286,33 @@ def _profile_rows(run: Run, vocabulary: Sequence[str] | None) -> list[dict]:
 
 
 def _releases(run: Run) -> list[dict]:
-    published = _published(run)
-    return [{**item, "state": "published" if item["name"] in published else "not published"}
-            for item in run.info.get("plan") or []]  # fmt: skip
+    """The planned releases, with the price that was charged, "state" in words and "paid"; [] if nothing is claimed."""
+    privacy = privacy_of(run)
+    if not (privacy["private"] or privacy.get("pending")):
+        return []
+    charged = {release["name"]: release for release in privacy.get("releases", ())}
+    published, rows = _published(run), []
+    for planned in run.info.get("plan") or []:
+        name, attempts = planned["name"], charged.get(planned["name"], {}).get("attempts", 1)
+        state = "published" if name in published else "charged and lost" if name in charged else "not made"
+        rows.append({**planned, **charged.get(name, {}), "paid": state != "not made",
+                     "state": state if attempts == 1 else f"{state}; drawn {attempts} times"})  # fmt: skip
+    return rows
 
 
 def _facts(privacy: Mapping) -> list[tuple[str, Any]]:
-    """The statement's scalars, one level deep, as labelled rows."""
-    facts = []
-    for name, value in privacy.items():
-        if name in ("text", "private", "pending", "reason"):
-            continue
-        nested = value.items() if isinstance(value, dict) else [("", value)]
-        facts += [(_words(f"{name} {inner}".strip()), item) for inner, item in nested
-                  if isinstance(item, (str, int, float))]  # fmt: skip
-    return facts
+    """The numbers of a statement, labelled."""
+    population = privacy.get("population") or {}
+    facts = [(label, privacy.get(name)) for name, label in OF_RUN.items()]
+    facts += [(label, population.get(name)) for name, label in OF_POPULATION.items()]
+    return [(label, value) for label, value in facts if value is not None]
+
+
+def _paragraphs(privacy: Mapping) -> list[str]:
+    """The statement's text without its lists, which are shown as tables."""
+    lines = [line for line in str(privacy["text"]).splitlines() if line.strip()]
+    following = [*lines[1:], ""]
+    return [line for line, after in zip(lines, following, strict=True) if line[0] != " " and after[:1] != " "]
 
 
 def _files(folder: Path) -> list[dict]:
@@ -314,7 +340,7 @@ def markdown_report(run: Run, figures: Mapping[str, bytes]) -> str:
         "population": f"{population['name']}, version {population.get('version')}" if "name" in population else None,
         "started": summary.get("started"), "seconds": summary.get("seconds"),
         **{_words(name): value for name, value in summary.get("metrics", {}).items()
-           if name != "round" and name not in PARTS},
+           if name != "round" and name not in SECONDS},
         **{f"peak memory, {name}": show_bytes(max(np.atleast_1d(value)))
            for name, value in summary.get("peak_memory_bytes", {}).items()},
     }  # fmt: skip
@@ -327,9 +353,12 @@ def markdown_report(run: Run, figures: Mapping[str, bytes]) -> str:
 
 
 def _three_lines(privacy: Mapping) -> list[str]:
-    sentences = [part.strip() for part in re.split(r"(?<=[.!?])\s+", str(privacy["text"])) if part.strip()]
-    facts = "; ".join(f"{name} {show(value)}" for name, value in _facts(privacy)[:8])
-    return [f"- {_md(line)}" for line in (*sentences[:2], facts) if line]
+    """What is promised; what it cost; what is not covered."""
+    paragraphs = _paragraphs(privacy)
+    lines = [" — ".join(paragraphs[:2]), " ".join(paragraphs[2:4])]
+    if privacy.get("not_covered"):
+        lines.append("Not covered: " + " ".join(privacy["not_covered"]))
+    return [f"- {_md(line)}" for line in lines if line]
 
 
 def _md(text: Any) -> str:

@@ -23,7 +23,7 @@ from fedcore.errors import PopulationError
 from fedcore.histograms.config import HistogramsConfig
 from fedcore.histograms.leaf import inverse_totals, scores, segment_sums, sums_by_cell
 from fedcore.histograms.private import START
-from fedcore.histograms.simplex import metric, perturbed, smooth, ward_merge
+from fedcore.histograms.simplex import assignment_logs, metric, perturbed, smooth, ward_merge
 from fedcore.histograms.sizes import sizes_of
 from fedcore.histograms.state import HistogramsState
 from fedcore.population.blocks import CountsBlock
@@ -171,9 +171,8 @@ def message(config: HistogramsConfig, state: HistogramsState) -> BaselineMessage
     centres = state.centres
     if state.phase == "reseed":
         centres = np.delete(centres, state.reseed, axis=0)
-    logs = np.log(smooth(centres, config.assignment_smoothing)).T.astype(np.float32)
     kind = WorstMessage if state.phase == "reseed" else AssignMessage
-    return kind(np.ascontiguousarray(logs))
+    return kind(assignment_logs(centres, config.assignment_smoothing))
 
 
 def server_update(config: HistogramsConfig, state: HistogramsState, result: Mapping):

@@ -7,13 +7,17 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 DEFAULT_CLUSTERS = 10
+REFERENCE_FEATURES = 1000  # vocabulary for which floors and smoothing are meant
+SCALED = ("first_metric_floor", "metric_floor", "centre_floor", "assignment_smoothing", "start_smoothing")
 DEFAULT_ROUNDS = 50  # non-private; private runs take theirs from `fedcore.histograms.sizes`
 
 
 class HistogramsConfig(BaseModel):
     """Private personalised histograms (Setlur, Feldman, Talwar 2023), its private pipeline and its baselines.
 
-    None means "choose by the size rules" (private) or the default named in the description (not private).
+    None means "choose by the size rules" (private) or the default named in the description (not private). Floors and
+    smoothing hold for vocabularies of up to 1000 tokens; a larger one divides them by d / 1000 (`for_vocabulary`),
+    because d times a floor is the mass that it takes from the tokens that occur.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -50,7 +54,7 @@ class HistogramsConfig(BaseModel):
         "3 K from the perturbed mean, K from Algorithm 1",
     )  # fmt: skip
     merge_after: int | None = Field(
-        None, ge=1, le=998, description="round T1 after which K' cells are merged to K, at most T - 2; None: about T / 2"
+        None, ge=1, le=998, description="round T1 after which K' cells are merged to K, at most T - 2; None: T / 2 or 4"
     )
 
     # start
@@ -60,18 +64,19 @@ class HistogramsConfig(BaseModel):
         "mean; a private run always starts from the perturbed noised mean",
     )
     temperature: float = Field(
-        0.5, ge=0, le=1e6, description="tau of Algorithm 1: 0 draws clients uniformly, a large value the worst served one"
+        0.5, ge=0, le=1e6, description="tau of Algorithm 1: 0 draws clients uniformly, a large value the farthest one"
     )
     perturbation: float | None = Field(
-        None, gt=0, le=3, description="standard deviation p of the log of the factors that perturb the mean; None: by the "
-        "size rules if private, else 0.3",
+        None, gt=0, le=3,
+        description="standard deviation p of the log of the factors that perturb the mean; None: by the size rules if "
+        "private, else 0.3",
     )  # fmt: skip
 
     # releases
     clip: float = Field(3.0, gt=0, le=1e3, description="L2 clip C of whitened histograms")
     first_clip: float = Field(0.2, gt=0, le=1.0, description="L2 clip of plain histograms in the first, flat release")
     first_share: float = Field(0.04, gt=0, lt=0.5, description="share of the budget for the first, flat release")
-    second_share: float = Field(0.04, gt=0, lt=0.5, description="share of the budget for the whitened release of the mean")
+    second_share: float = Field(0.04, gt=0, lt=0.5, description="share of the budget for the whitened mean")
     effective_tokens: float = Field(
         150.0, gt=0, description="m_eff of the metric w ~ P sqrt(1/m_eff + P): a public guess of tokens per client, "
         "discounted for burstiness",
@@ -96,6 +101,14 @@ class HistogramsConfig(BaseModel):
         if self.overseed is not None and self.overseed < (self.clusters or 1):
             raise ValueError(f"overseed ({self.overseed}) must be at least clusters ({self.clusters})")
         if self.merge_after is not None and self.rounds is not None and self.merge_after > self.rounds - 2:
-            raise ValueError(f"merge_after ({self.merge_after}) must be at most rounds - 2 ({self.rounds - 2}), because the "
-                             "last two rounds are pooled")  # fmt: skip
+            raise ValueError(
+                f"merge_after ({self.merge_after}) must be at most rounds - 2 ({self.rounds - 2}), because the last "
+                "two rounds are pooled"
+            )
         return self
+
+    def for_vocabulary(self, features: int) -> Self:
+        """This config with its floors and smoothing scaled to a vocabulary of so many tokens."""
+        if features <= REFERENCE_FEATURES:
+            return self
+        return self.model_copy(update={name: getattr(self, name) * REFERENCE_FEATURES / features for name in SCALED})

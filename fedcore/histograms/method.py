@@ -62,7 +62,7 @@ class Histograms:
         return baselines.total_rounds(self.config, state)
 
     def message(self, state: HistogramsState) -> Message | None:
-        return (private if self.private else baselines).message(self.config, state)
+        return (private if self.private else baselines).message(self._config(state), state)
 
     def client_update(
         self, message: Message, block: ClientBlock, memory: Memory | None
@@ -75,9 +75,12 @@ class Histograms:
 
     def server_update(self, state: HistogramsState, result: Mapping[str, Any]) -> tuple[HistogramsState, RoundInfo]:
         if self.private:
-            return private.server_update(self.config, state, result[private.release_name(state)])
-        return baselines.server_update(self.config, state, result)
+            return private.server_update(self._config(state), state, result[private.release_name(state)])
+        return baselines.server_update(self._config(state), state, result)
 
     def personalise(self, state: HistogramsState, block: ClientBlock, memory: Memory | None) -> ClientOutputs:
         """Per client: estimate (C, d) float32, cluster (C,) int32 (-1: no tokens), weight (C,) float64."""
-        return personalise(self.config, state, block)
+        return personalise(self._config(state), state, block)
+
+    def _config(self, state: HistogramsState) -> HistogramsConfig:
+        return self.config.for_vocabulary(len(state.mean))

@@ -6,7 +6,7 @@ import numpy as np
 
 from fedcore.histograms.config import HistogramsConfig
 from fedcore.histograms.leaf import assign, inverse_totals
-from fedcore.histograms.simplex import smooth
+from fedcore.histograms.simplex import assignment_logs
 from fedcore.histograms.state import HistogramsState
 from fedcore.population.blocks import CountsBlock
 
@@ -18,8 +18,7 @@ def centre_weights(totals: np.ndarray, prior_tokens: float) -> np.ndarray:
 
 def clusters_of(centres: np.ndarray, block: CountsBlock, smoothing: float) -> np.ndarray:
     """(C,) int64: argmin_k KL(q_u || P_k); -1 for a client without tokens, which belongs nowhere."""
-    logs = np.log(smooth(centres, smoothing)).T.astype(np.float32)
-    return np.where(block.totals > 0, assign(block, np.ascontiguousarray(logs)), -1)
+    return np.where(block.totals > 0, assign(block, assignment_logs(centres, smoothing)), -1)
 
 
 def personalise(config: HistogramsConfig, state: HistogramsState, block: CountsBlock) -> dict[str, np.ndarray]:

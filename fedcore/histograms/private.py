@@ -1,4 +1,4 @@
-"""The sound private pipeline: every value that leaves the clients is one exact integer sum with discrete Gaussian noise.
+"""The sound private pipeline: all that leaves the clients are exact integer sums with discrete Gaussian noise.
 
     release 1        plain histograms, L2 clip 0.2, one cell       -> rough mean, first metric
     release 2        whitened by the first metric, one cell        -> mean F, metric w, frozen from here on
@@ -23,7 +23,7 @@ import numpy as np
 from fedcore.aggregation import IntegerSum, Statistics
 from fedcore.histograms.config import HistogramsConfig
 from fedcore.histograms.leaf import GRID_NORM, assign, clipped_on_grid, grid_step, integer_sums_by_cell
-from fedcore.histograms.simplex import metric, perturbed, project, shrink, smooth, ward_merge
+from fedcore.histograms.simplex import assignment_logs, metric, perturbed, project, shrink, ward_merge
 from fedcore.histograms.sizes import sizes_of
 from fedcore.histograms.state import HistogramsState
 from fedcore.population.blocks import CountsBlock
@@ -88,8 +88,8 @@ def init(config: HistogramsConfig, public: PublicFacts) -> HistogramsState:
         phase="flat", round=0, seed=public.seed, rounds=sizes.rounds, clusters=sizes.clusters, overseed=sizes.overseed,
         merge_after=sizes.merge_after, perturbation=sizes.perturbation,
         multipliers=np.array([release.noise_multiplier for release in plan(config, public)]),
-        mean=uniform, mean_precision=0.0, metric=uniform, centres=uniform[None, :], counts=np.zeros(1), sums=np.zeros((0, d)),
-        reseed=np.zeros(0, np.int64), entropy=0.0, clients=0.0,
+        mean=uniform, mean_precision=0.0, metric=uniform, centres=uniform[None, :], counts=np.zeros(1),
+        sums=np.zeros((0, d)), reseed=np.zeros(0, np.int64), entropy=0.0, clients=0.0,
     )  # fmt: skip
 
 
@@ -111,8 +111,8 @@ def message(config: HistogramsConfig, state: HistogramsState) -> ReleaseMessage 
     whitening = 1.0 / np.sqrt(state.metric)
     if state.phase == "whitened":
         return ReleaseMessage(name, 1, np.zeros((d, 1), np.float32), whitening, config.clip)
-    logs = np.log(smooth(state.centres, config.assignment_smoothing)).T.astype(np.float32)
-    return ReleaseMessage(name, len(state.centres), np.ascontiguousarray(logs), whitening, config.clip)
+    logs = assignment_logs(state.centres, config.assignment_smoothing)
+    return ReleaseMessage(name, len(state.centres), logs, whitening, config.clip)
 
 
 def client_update(message: ReleaseMessage, block: CountsBlock) -> Statistics:
@@ -141,8 +141,8 @@ def _flat(config, state, published):
     reliable = count >= DEAD * noise * math.sqrt(len(sums))
     mean = project(sums / max(count, 1.0), config.centre_floor) if reliable else state.mean
     w = metric(mean, config.first_metric_floor, config.effective_tokens)
-    return replace(state, phase="whitened", mean=mean, metric=w, centres=mean[None, :], counts=np.array([count])), \
-        _info(config, state, count, reliable, 0.0)  # fmt: skip
+    info = _info(state, count, reliable, 0.0)
+    return replace(state, phase="whitened", mean=mean, metric=w, centres=mean[None, :], counts=np.array([count])), info
 
 
 def _whitened(config, state, published):
@@ -155,9 +155,10 @@ def _whitened(config, state, published):
     cells = state.overseed if state.merge_after else state.clusters
     centres = perturbed(mean, cells, state.perturbation, stream(state.seed, START))
     w = metric(mean, config.metric_floor, config.effective_tokens)
-    precision = (count / noise) ** 2 if reliable else 0.0
-    return replace(state, phase="rounds", mean=mean, mean_precision=precision, metric=w, centres=centres, counts=np.zeros(cells)), \
-        _info(config, state, count, reliable, moved)  # fmt: skip
+    precision = float(count / noise) ** 2 if reliable else 0.0
+    info = _info(state, count, reliable, moved)
+    state = replace(state, phase="rounds", mean=mean, mean_precision=precision, metric=w)
+    return replace(state, centres=centres, counts=np.zeros(cells)), info
 
 
 def _clusters(config, state, published):
@@ -167,16 +168,16 @@ def _clusters(config, state, published):
     sums = published * grid_step(config.clip) * np.sqrt(state.metric)
     counts = sums.sum(axis=1)
     total = counts.sum()
-    state = _refined_mean(config, state, sums, total, len(sums) * noise**2)
+    state = _refined_mean(state, sums, total, len(sums) * noise**2, config.centre_floor)
     kept, draws = sums, np.ones(len(sums))  # draws: how many noise arrays are in each row of `sums`
     pooled = last and len(state.sums) == len(sums)
     if pooled:
         sums, counts, draws = sums + state.sums, counts + state.counts, draws * 2
     alive = counts >= DEAD * noise * np.sqrt(draws)
     moved = _movement(sums, counts, alive, state.centres, config.centre_floor)
-    info = _info(config, state, total, int(alive.sum()), moved)
+    info = _info(state, total, int(alive.sum()), moved)
     if t == state.merge_after:
-        sums, counts, draws, alive = _merge(config, state, sums, counts, draws, alive)
+        sums, counts, draws, alive = _merge(state, sums, counts, draws, alive, config.centre_floor)
         kept = sums
     centres = np.tile(state.mean, (len(sums), 1))
     energy = sums.shape[1] * draws[alive] * (noise / counts[alive]) ** 2
@@ -191,26 +192,26 @@ def _clusters(config, state, published):
     return replace(state, phase=phase, round=t, centres=centres, counts=counts, sums=kept), info
 
 
-def _refined_mean(config, state, sums, total, variance):
+def _refined_mean(state, sums, total, variance, floor):
     """F averaged with the mean that the cells of this round add up to, each weighted by (count / noise)**2.
 
     Free, because it only uses what is released; the metric stays frozen.
     """
-    precision = max(total, 0.0) ** 2 / variance
     if total < DEAD * math.sqrt(variance):
         return state
-    all_cells = project(sums.sum(axis=0) / total, config.centre_floor)
+    precision = float(total**2 / variance)
+    all_cells = project(sums.sum(axis=0) / total, floor)
     known = state.mean_precision
     mean = (known * state.mean + precision * all_cells) / (known + precision)
     return replace(state, mean=mean, mean_precision=known + precision)
 
 
-def _merge(config, state, sums, counts, draws, alive):
+def _merge(state, sums, counts, draws, alive, floor):
     """K' cells to K: dead ones dropped, the others merged by Ward cost; sums and noise of a group add."""
     live = np.flatnonzero(alive)
     groups = []
     if len(live):
-        rows = project(sums[live] / counts[live, None], config.centre_floor)
+        rows = project(sums[live] / counts[live, None], floor)
         groups = [live[group] for group in ward_merge(rows, counts[live], state.metric, state.clusters)]
     merged = np.zeros((state.clusters, sums.shape[1]))
     new_counts, new_draws, new_alive = np.zeros(state.clusters), np.ones(state.clusters), np.zeros(state.clusters, bool)
@@ -228,7 +229,7 @@ def _movement(sums, counts, alive, centres, floor) -> float:
     return float(np.average(0.5 * np.abs(new - centres[alive]).sum(axis=1), weights=counts[alive]))
 
 
-def _info(config, state, count: float, live: int, moved: float) -> RoundInfo:
+def _info(state, count: float, live: int, moved: float) -> RoundInfo:
     release = {"flat": 0, "whitened": 1}.get(state.phase, state.round + 2)
     return RoundInfo({
         "noise_multiplier": float(state.multipliers[release]),

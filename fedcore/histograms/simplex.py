@@ -13,6 +13,11 @@ def smooth(p: np.ndarray, e: float) -> np.ndarray:
     return (p + e) / (1 + p.shape[-1] * e)
 
 
+def assignment_logs(centres: np.ndarray, e: float) -> np.ndarray:
+    """(d, k) float32, contiguous: ln of the smoothed centres, what clients need to find their nearest one."""
+    return np.ascontiguousarray(np.log(smooth(centres, e)).T.astype(np.float32))
+
+
 def project(p: np.ndarray, floor: float) -> np.ndarray:
     """Onto the simplex: every entry at least `floor`, then each row divided by its sum."""
     p = np.maximum(p, floor)

@@ -42,13 +42,15 @@ def strength(nominal_clients: int, features: int, rho: float, clip: float) -> fl
     return nominal_clients * math.sqrt(2 * rho) / (clip * math.sqrt(REFERENCE_ROUNDS * features))
 
 
-def size_rules(nominal_clients: int, features: int, rho: float, clip: float = 3.0, clusters: int | None = None) -> Sizes:
+def size_rules(
+    nominal_clients: int, features: int, rho: float, clip: float = 3.0, clusters: int | None = None
+) -> Sizes:
     """The sizes of a private run. Pure; every size except p grows (never falls) with nominal_clients and with rho.
 
     rho: zCDP budget of the run. clusters: K if it is given, else 1 to 10, as many as keep an SNR of about 2.
 
-    Below 8 rounds' worth of SNR there are fewer rounds, then fewer clusters; above it, more cells to merge from. The
-    thresholds come from `docs/privacy/histograms.md`, which also says where they leave the published configurations.
+    Where the SNR is small there are fewer rounds, then fewer clusters; where it is large, more cells to merge from.
+    What the thresholds give on the preset is in `docs/privacy/histograms.md`.
     """
     b = strength(nominal_clients, features, rho, clip)
     k = clusters or min(DEFAULT_CLUSTERS, max(1, math.ceil(CLUSTERS_PER_STRENGTH * b)))
@@ -79,22 +81,29 @@ def sizes_of(config: HistogramsConfig, public: PublicFacts) -> Sizes:
         merge_after = config.merge_after or min(4, rounds // 2)
         if merge_after > rounds - 2:
             if config.overseed is not None or config.merge_after is not None:
-                raise ConfigError(f"{overseed} cells cannot be merged to {k} after round {merge_after} of {rounds}: the "
-                                  "last two rounds are pooled.", "Raise rounds, or lower merge_after or overseed.")  # fmt: skip
+                raise ConfigError(
+                    f"{overseed} cells cannot be merged to {k} after round {merge_after} of {rounds}: the last two "
+                    "rounds are pooled.",
+                    "Raise rounds, or lower merge_after or overseed.",
+                )
             overseed, merge_after = k, 0
     return Sizes(rounds, k, overseed, merge_after, config.perturbation or chosen.perturbation)
 
 
 def _rho(public: PublicFacts) -> float:
     if public.rho is None or not public.rho > 0:
-        raise ConfigError("a private histograms run needs a zCDP budget.",
-                          "Set a budget for the population, or choose algorithm = \"algorithm2\".")  # fmt: skip
+        raise ConfigError(
+            "a private histograms run needs a zCDP budget.",
+            'Set a budget for the population, or choose algorithm = "algorithm2".',
+        )
     return public.rho
 
 
 def _nominal(config: HistogramsConfig, public: PublicFacts) -> int:
     nominal = config.nominal_clients or public.nominal_clients
     if nominal is None:
-        raise ConfigError("a private histograms run needs a nominal number of clients, because the exact one is not public.",
-                          "Set nominal_clients in the settings, or declare it when the population is made.")  # fmt: skip
+        raise ConfigError(
+            "a private histograms run needs a nominal number of clients, because the exact one is not public.",
+            "Set nominal_clients in the settings, or declare it when the population is made.",
+        )
     return nominal

@@ -23,7 +23,7 @@ from fedcore.population.spill import Clients, LargeClient, Layout, Spill, keys_o
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
 
-RANGE_SHARE, SPILL_SHARE = 12, 12
+RANGE_SHARE, SPILL_SHARE = 16, 20  # three spills are alive at once
 
 
 def completed(options: Options, parent: Population) -> Options:

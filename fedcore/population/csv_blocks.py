@@ -67,6 +67,29 @@ def _last_record_end(data: bytes) -> int:
             return end + 1
 
 
+def without_header(blocks: Iterator[Block]) -> Iterator[Block]:
+    """The blocks without the first record that is not an empty line."""
+    for block in blocks:
+        end = 0
+        while end < len(block.data):
+            start, end = end, _first_record_end(block.data, end)
+            if block.data[start:end].strip(b"\r\n"):
+                if end < len(block.data):
+                    yield Block(block.line + block.data.count(b"\n", 0, end), block.data[end:])
+                yield from blocks
+                return
+
+
+def _first_record_end(data: bytes, start: int) -> int:
+    end = start
+    while True:
+        end = data.find(b"\n", end) + 1
+        if not end:
+            return len(data)
+        if data.count(b'"', start, end) % 2 == 0:
+            return end
+
+
 def records(file: Path, block: Block, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """(line on which the record starts, fields) of every record that is not an empty line. Raises IngestError."""
     try:
@@ -105,18 +128,19 @@ def number(text: str) -> float:
     return float(text)
 
 
-def parse_quickly(block: Block, names: list[str], types: dict, delimiter: str, skip_header: bool):
+def parse_quickly(block: Block, names: list[str], types: dict, delimiter: str):
     """The columns in `types` as an Arrow table with one row for each line, or None if Arrow cannot take all of it."""
     import pyarrow as pa
     import pyarrow.csv as arrow_csv
 
-    if b'"' in block.data:
+    blank = block.data.startswith((b"\n", b"\r\n")) or b"\n\n" in block.data or b"\n\r\n" in block.data
+    if blank or b'"' in block.data:
         return None
     try:
         table = arrow_csv.read_csv(
             pa.BufferReader(block.data),
             read_options=arrow_csv.ReadOptions(
-                column_names=names, skip_rows=int(skip_header), use_threads=False, block_size=max(len(block.data), 1)
+                column_names=names, use_threads=False, block_size=max(len(block.data), 1)
             ),
             parse_options=arrow_csv.ParseOptions(delimiter=delimiter, quote_char=False, ignore_empty_lines=False),
             convert_options=arrow_csv.ConvertOptions(
@@ -125,4 +149,4 @@ def parse_quickly(block: Block, names: list[str], types: dict, delimiter: str, s
         )
     except pa.ArrowInvalid:
         return None
-    return table if table.num_rows == block.lines - skip_header else None
+    return table if table.num_rows == block.lines else None

@@ -30,7 +30,7 @@ MEMORY = 512 << 20
 LEAST_MEMORY = 16 << 20
 # Shares of `memory`: what a batch, the spill's buffer and an array that is being written may hold. Sorting a full
 # buffer takes several times its size, which is why the shares are small.
-BATCH_SHARE, SPILL_SHARE, STREAM_SHARE = 8, 12, 16
+BATCH_SHARE, SPILL_SHARE, STREAM_SHARE = 12, 16, 16
 
 
 def ingest(

@@ -106,20 +106,18 @@ class TableSource:
     def _csv(self, account: Account, heldout: bool, file: Path) -> Iterator[Batch]:
         delimiter = delimiter_of(file, self.delimiter)
         names = csv_blocks.header(file, delimiter)
-        first = True
-        for block in csv_blocks.blocks(file, max(self.memory // 24, 1 << 12)):
-            table = csv_blocks.parse_quickly(block, names, self._types(), delimiter, skip_header=first)
+        size = max(self.memory // 24, 1 << 12)
+        for block in csv_blocks.without_header(csv_blocks.blocks(file, size)):
+            table = csv_blocks.parse_quickly(block, names, self._types(), delimiter)
             if table is None:
-                yield self._slow_csv(account, heldout, file, block, names, delimiter, skip_header=first)
-            else:
-                line = block.line + first
-                columns = [table.column(name).combine_chunks() for name in (self.client, *self.columns)]
+                yield self._slow_csv(account, heldout, file, block, names, delimiter)
+                continue
+            columns = [table.column(name).combine_chunks() for name in (self.client, *self.columns)]
 
-                def where(row: int, line=line) -> str:
-                    return f"{file.name}, line {line + row}"
+            def where(row: int, line=block.line) -> str:
+                return f"{file.name}, line {line + row}"
 
-                yield self._checked(account, heldout, columns[0], columns[1:], where)
-            first = False
+            yield self._checked(account, heldout, columns[0], columns[1:], where)
 
     def _types(self) -> dict:
         import pyarrow as pa
@@ -131,7 +129,7 @@ class TableSource:
             types[self.count] = pa.float64()
         return types
 
-    def _slow_csv(self, account, heldout, file, block, names, delimiter, skip_header) -> Batch:
+    def _slow_csv(self, account, heldout, file, block, names, delimiter) -> Batch:
         import pyarrow as pa
 
         places = [names.index(name) for name in (self.client, *self.columns)]
@@ -139,9 +137,6 @@ class TableSource:
         lines: list[int] = []
         columns: list[list] = [[] for _ in places]
         for line, fields in csv_blocks.records(file, block, delimiter):
-            if skip_header:
-                skip_header = False
-                continue
             if len(fields) != len(names):
                 account.reject(f"{file.name}, line {line}", f"{len(fields)} columns instead of {len(names)}")
                 continue

@@ -24,7 +24,7 @@ from fedcore.population.checks import LARGEST_COUNT, Rows
 from fedcore.population.writer import PopulationWriter
 
 FAN_OUT = 64
-ID_COST = 120  # bytes that one id costs in memory, beside its text
+ID_COST = 48  # bytes that one logged id costs while it is sorted, beside its record and text
 KEY = [("k1", "<u8"), ("k2", "<u8")]
 ID = np.dtype([*KEY, ("length", "<i8")])
 LAST_KEY = 2**64 - 1
@@ -117,8 +117,10 @@ class Spill:
     low: int = 0
     high: int = LAST_KEY
     heldout: bool = False  # whether there is a held-out part, if only an empty one
+    fan_out: int = FAN_OUT
     _held: dict[str, list] = field(default_factory=lambda: {log: [] for log in LOGS})
     _size: int = 0
+    _named: np.ndarray | None = None
     _buckets: list[_Bucket] | None = None
 
     # ---- in
@@ -127,11 +129,26 @@ class Spill:
         """Names clients: keys (C, 2), ids (C). Every client must be named at least once."""
         if not len(ids):
             return
+        fresh = self._fresh(keys)
+        if not fresh.all():
+            keys, ids = keys[fresh], [ids[place] for place in np.flatnonzero(fresh).tolist()]
+            if not ids:
+                return
         text, lengths = identifiers.encode(list(ids))
         record = np.empty(len(ids), ID)
         record["k1"], record["k2"], record["length"] = keys[:, 0], keys[:, 1], lengths
         self._hold("ids", record)
         self._hold("text", text)
+
+    def _fresh(self, keys: np.ndarray) -> np.ndarray:
+        """(C,) bool: False only for clients that were named before; a small cache, so some are named again."""
+        if self._named is None:
+            size = 1 << max((self.memory // 64).bit_length() - 1, 4)
+            self._named = np.full((size, 2), LAST_KEY, np.uint64)
+        slot = (keys[:, 0] & np.uint64(len(self._named) - 1)).astype(np.int64)
+        fresh = (self._named[slot] != keys).any(axis=1)
+        self._named[slot] = keys
+        return fresh
 
     def add_counts(self, heldout: bool, keys: np.ndarray, tokens: np.ndarray, amounts: np.ndarray) -> None:
         """keys (n, 2), tokens (n,), amounts (n,) int64: one count each."""
@@ -160,7 +177,7 @@ class Spill:
     def _distribute(self) -> None:
         """Empties the buffer into the files of the buckets."""
         if self._buckets is None:
-            self._buckets = [_Bucket(self.folder / f"{number:02d}") for number in range(FAN_OUT)]
+            self._buckets = [_Bucket(self.folder / f"{number:02d}") for number in range(self.fan_out)]
             for bucket in self._buckets:
                 bucket.folder.mkdir(parents=True, exist_ok=True)
         for log in ("train", "heldout"):
@@ -177,18 +194,18 @@ class Spill:
             if high > low:
                 chosen = order[low:high]
                 _append(bucket.file("ids"), ids[chosen])
-                _append(bucket.file("text"), np.concatenate([text[starts[i] : starts[i + 1]] for i in chosen.tolist()]))
+                _append(bucket.file("text"), text[_spans(starts[chosen], ids["length"][chosen])])
                 bucket.note(ids[chosen])
                 bucket.size += len(chosen) * (ID.itemsize + ID_COST)
         self._size = 0
 
     def _ranges(self, k1: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(stable order by bucket, bounds (FAN_OUT + 1,) of the buckets in that order)."""
-        width = np.uint64((self.high - self.low) // FAN_OUT + 1)
+        """(stable order by bucket, bounds (fan_out + 1,) of the buckets in that order)."""
+        width = np.uint64((self.high - self.low) // self.fan_out + 1)
         inside = np.clip(k1, np.uint64(self.low), np.uint64(self.high)) - np.uint64(self.low)
         number = (inside // width).astype(np.uint8)
         order = np.argsort(number, kind="stable")
-        return order, np.concatenate([[0], np.cumsum(np.bincount(number, minlength=FAN_OUT))])
+        return order, np.concatenate([[0], np.cumsum(np.bincount(number, minlength=self.fan_out))])
 
     # ---- out
 
@@ -216,7 +233,9 @@ class Spill:
 
     def _again(self, bucket: _Bucket) -> Iterator[Clients | LargeClient]:
         """Distributes a bucket that is too large over a finer range."""
-        finer = Spill(bucket.folder / "finer", self.layout, self.memory, bucket.low, bucket.high, self.heldout)
+        parts = min(2 * bucket.size // max(self.memory, 1) + 2, FAN_OUT)
+        place = bucket.folder / "finer"
+        finer = Spill(place, self.layout, self.memory, bucket.low, bucket.high, self.heldout, parts)
         step = max(self.memory // 4, 1)
         for log in ("train", "heldout"):
             for records in _pieces(bucket.file(log), self.layout.record, max(step // self.layout.record.itemsize, 1)):
@@ -279,6 +298,12 @@ class Spill:
             raise _too_many(names[int(totals.argmax())])
         shape = (clients, self.layout.features)
         return sp.coo_matrix((records["amount"], (position, records["token"])), shape=shape).tocsr()
+
+
+def _spans(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Positions of several spans, one after another."""
+    before = np.cumsum(lengths) - lengths
+    return np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))
 
 
 def _too_many(name: str) -> IngestError:

@@ -25,7 +25,7 @@ from fedcore.population.store import Population
 
 CLIENTS_PER_LEAF = 1024
 CLIENTS_PER_BLOCK = 8192
-BLOCK_BYTES = 256 << 20  # decoded; a block that reaches this closes at its next leaf boundary
+BLOCK_BYTES = 32 << 20  # decoded; a block that reaches this closes at its next leaf boundary
 
 
 @dataclass

@@ -111,10 +111,10 @@ def refusal(balance: Balance, run_id: str, rho: Fraction, delta: Fraction, spare
         f"{left:.6g} left of {budget.rho_max:.6g} (spent {balance.rho_spent:.6g}, reserved by open runs "
         f"{balance.rho_reserved:.6g}). Nothing was released."
     )
-    raised = f"raise the budget to epsilon = {_above(needed / (1 - 1e-4)):.4g} or more"
+    raised = f"raise the budget to epsilon = {_above(needed * (1 + 2e-4)):.4g} or more"
     if left <= 0:
         return message, f"Nothing is left: {raised}."
-    factor = _above(math.sqrt(cost / left))
+    factor = _above(math.sqrt(cost / left) * (1 + 1e-9))
     share = _below(epsilon_of(left, budget.delta_conv))
     return message, f"Multiply the noise by {factor:.4g}, or give the run epsilon = {share:.4g} or less, or {raised}."
 

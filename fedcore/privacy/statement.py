@@ -72,8 +72,8 @@ class PrivacyStatement:
             f"privacy: ({self.epsilon:.4g}, {self.delta:.3g})-differential privacy per {self.unit}",
             f"Hidden: {RELATIONS[self.unit, self.relation]} ({self.relation}).",
             f"Price of this run{'' if self.ended else ' so far'}: rho = {self.rho:.6g} of zero-concentrated "
-            f"differential privacy, which is epsilon = {self.epsilon:.4g} at delta = {self.delta:.3g}. Releases that were "
-            "charged and lost are included.",
+            f"differential privacy, which is epsilon = {self.epsilon:.4g} at delta = {self.delta:.3g}. Releases that "
+            "were charged and lost are included.",
             f"Whoever sees what several runs published needs the total of the population: at most epsilon = "
             f"{share['epsilon']:g}, delta = {share['delta']:g} over all runs; spent so far: rho = "
             f"{share['rho_spent']:.6g} of {share['rho_max']:.6g} (epsilon = {share['epsilon_spent']:.4g}).",

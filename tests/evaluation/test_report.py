@@ -11,16 +11,20 @@ import pytest
 
 from fedcore.errors import RunError
 from fedcore.evaluation import report
+from fedcore.evaluation.figures import seconds_figure
 from fedcore.evaluation.report import markdown_report, run_figures, run_summary, show, show_bytes, write_report
 from fedcore.files import write_json
+from fedcore.privacy.statement import NOT_COVERED, PrivacyStatement, no_privacy
 from fedcore.runs import Run
 
 EVIL = '<script>alert("x")</script><img src="http://evil.example/x.png">'
 VOCABULARY = ["the", EVIL, "$x$", "| pipe", "中文", "z"]
-STATEMENT = {
-    "privacy": "zCDP", "text": "Unit: one client, added or removed. Epsilon is 5 at delta 1e-10. Not covered: times.",
-    "epsilon": 5.0, "delta": 1e-10, "budget": {"epsilon": 15.0, "rho_max": 2.03},
-}  # fmt: skip
+RELEASES = tuple({"name": f"clusters_{r:03d}", "round": r, "sensitivity": 65536, "noise_multiplier": 2.5, "attempts": r,
+                  "argument": "docs/privacy/histograms.md", "composition": "one cell per client", "rho": 0.08 * r}
+                 for r in (1, 2, 3))  # fmt: skip
+BUDGET = {"epsilon": 15.0, "delta": 1e-9, "rho_max": 2.03, "rho_spent": 0.9, "epsilon_spent": 9.5}
+STATEMENT = PrivacyStatement(True, "", "client", "add_or_remove_one", 5.25, 1e-10, 0.48, RELEASES, "exact noise",
+                             BUDGET).to_json()  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -42,9 +46,10 @@ def make(folder, *, private, rounds=3, statement=None, status="finished", **info
              "argument": "docs/privacy/histograms.md", "composition": "one cell per client", "delta": 0.0, "rho": 0.08}
             for r in range(1, 5)]  # fmt: skip
     run = Run.create(folder, {
-        "run_id": "run-1", "method": "histograms", "config": {"epsilon": 5.0, "clip": 3.0, "mystery": "kept"}, "seed": 12345,
-        "code_version": "0.1.0", "kernel": "k1", "population": {"path": "/secret/place", "name": "authors", "version": 2,
-        "id": "p-77"}, "features": 6, "nominal_clients": 1000, "private": private, "rho": 0.3,
+        "run_id": "run-1", "method": "histograms", "config": {"epsilon": 5.0, "clip": 3.0, "mystery": "kept"},
+        "seed": 12345, "code_version": "0.1.0", "kernel": "k1", "features": 6, "nominal_clients": 1000,
+        "private": private, "rho": 0.3,
+        "population": {"path": "/secret/place", "name": "authors", "version": 2, "id": "p-77"},
         "plan": plan if private else [], "test_noise": None, "started": "20260102-0304", **info,
     })  # fmt: skip
     run.commit(0, state(0), None)
@@ -63,7 +68,8 @@ def make(folder, *, private, rounds=3, statement=None, status="finished", **info
 def evaluate(run: Run, **more) -> None:
     rows = [{"method": "Local", "kl": 5.5, "se": 0.1, "smoothing": 1e-10},
             {"method": "FedAvg", "kl": 1.0625, "se": 0.01, "smoothing": 1e-10}]  # fmt: skip
-    write_json(run.path / "evaluation.json", {"title": "Mean KL", "public": "its authors published it", "rows": rows, **more})
+    table = {"title": "Mean KL", "public": "its authors published it", "rows": rows}
+    write_json(run.path / "evaluation.json", table | more)
 
 
 class Page(HTMLParser):
@@ -97,25 +103,39 @@ def page(run: Run, vocabulary=VOCABULARY) -> Page:
 
 
 @pytest.fixture
+def drawn():
+    """Asked for by tests that need real figures."""
+
+
+@pytest.fixture(autouse=True)
+def quick(request, monkeypatch):
+    """The other tests get one picture for all figures."""
+    if "drawn" not in request.fixturenames:
+        png = seconds_figure([])
+        for name in ("budget", "evaluation", "profiles", "rounds", "seconds"):
+            monkeypatch.setattr(report, f"{name}_figure", lambda *_: png)
+
+
+@pytest.fixture
 def private(tmp_path):
     return make(tmp_path, private=True, statement=STATEMENT)
 
 
 @pytest.fixture
 def open_run(tmp_path):
-    return make(tmp_path, private=False, statement={"privacy": "none", "reason": "it adds no noise"})
+    return make(tmp_path, private=False, statement=no_privacy("it adds no noise").to_json())
 
 
 # --- figures --------------------------------------------------------------------------------------------------------
 
 
-def test_figures_of_a_private_run(private):
+def test_figures_of_a_private_run(private, drawn):
     figures = run_figures(private, VOCABULARY)
     assert set(figures) == {"profiles", "movement", "budget", "seconds"}
     assert all(png.startswith(b"\x89PNG") for png in figures.values())
 
 
-def test_figures_of_a_run_that_is_not_private(open_run):
+def test_figures_of_a_run_that_is_not_private(open_run, drawn):
     evaluate(open_run)
     assert set(run_figures(open_run, None)) == {"evaluation", "profiles", "objective", "movement", "seconds"}
 
@@ -146,9 +166,10 @@ def test_centres_that_are_no_histograms_have_no_profiles(tmp_path):
 def test_no_objective_is_shown_of_a_private_run_or_one_that_does_not_say(tmp_path, said):
     run = make(tmp_path, private=True, statement=STATEMENT)
     run.info["private"] = said
-    shown = page(run).text + json.dumps(run_summary(run)) + markdown_report(run, run_figures(run, None))
-    assert "objective" not in shown and "777" not in shown and "780.1" not in shown
-    assert "likelihood" not in shown and "888" not in shown
+    shown = page(run).text + json.dumps(run_summary(run)) + markdown_report(run, {})
+    assert "777.1" not in shown and "780.1" not in shown and "888.2" not in shown
+    assert "log likelihood" not in shown and "log_likelihood" not in shown
+    assert "objective" not in run_summary(run)["metrics"]
     assert "movement" in shown and "objective" not in run_figures(run, None)
 
 
@@ -180,20 +201,43 @@ def test_the_report_does_not_tell_where_the_data_are(private):
 def test_a_private_run_states_its_privacy(private):
     found = page(private)
     assert "privacy: none" not in found.text
-    for part in ("one client, added or removed", "1e-10", "rho max", "2.03", "clusters_004", "one cell per client",
-                 "docs/privacy/histograms.md", "Not covered", "numbers of clients"):  # fmt: skip
+    for part in ("(5.25, 1e-10)-differential privacy per client", "the presence or absence of one client",
+                 "add_or_remove_one", "ε of this run 5.25", "ρ of this run 0.48", "ε of the population, all runs 15",
+                 "ρ of the population, all runs 2.03", "exact noise", "clusters_004", "one cell per client",
+                 "docs/privacy/histograms.md", "Not covered", *NOT_COVERED):  # fmt: skip
         assert part in found.text, part
-    assert found.text.count("not published") == 1  # three of four releases were
+    assert found.text.count("not made") == 1 and found.text.count("drawn 3 times") == 1
+    assert "0.24" in found.text  # three draws of the third release, not one
     assert run_summary(private)["privacy"]["private"] is True and run_summary(private)["private"] is True
 
 
+def test_what_was_charged_and_lost_counts_as_spent(tmp_path, monkeypatch):
+    run = make(tmp_path, private=True, rounds=2, statement=STATEMENT, status="budget exhausted")
+    asked = []
+    monkeypatch.setattr(report, "budget_figure", lambda *arguments: asked.append(arguments) or b"")
+    run_figures(run)
+    ((releases, paid, rho_max, others),) = asked
+    assert paid == {"clusters_001", "clusters_002", "clusters_003"} and rho_max == 2.03
+    assert [release["rho"] for release in releases] == [0.08, 0.16, 0.24, 0.08]
+    assert others == pytest.approx(0.9 - 0.48)
+    assert [release["state"] for release in releases] == [
+        "published", "published; drawn 2 times", "charged and lost; drawn 3 times", "not made",
+    ]  # fmt: skip
+    assert "charged and lost; drawn 3 times" in page(run).text
+
+
+def test_a_run_that_claims_nothing_shows_no_budget(tmp_path):
+    run = make(tmp_path, private=True, test_noise="key", statement=STATEMENT)
+    assert "budget" not in run_figures(run) and "sensitivity (grid units)" not in page(run).text
+
+
 @pytest.mark.parametrize(("info", "statement", "reason"), [
-    ({"private": False}, {"privacy": "none", "reason": "it adds no noise"}, "it adds no noise"),
+    ({"private": False}, no_privacy("it adds no noise").to_json(), "it adds no noise"),
     ({"private": False}, None, "adds no noise that protects people"),
     ({"private": True, "test_noise": "key"}, None, "pseudo-random test noise"),
     ({"private": True, "test_noise": "key"}, STATEMENT, "pseudo-random test noise"),  # whatever a statement claims
     ({"private": False}, STATEMENT, "adds no noise that protects people"),
-    ({"private": True}, {"privacy": "none", "reason": "somebody revoked it"}, "somebody revoked it"),
+    ({"private": True}, no_privacy("somebody revoked it").to_json(), "somebody revoked it"),
 ])  # fmt: skip
 def test_no_privacy_is_said_first_and_with_the_reason(tmp_path, info, statement, reason):
     run = make(tmp_path, statement=statement, **info)
@@ -203,12 +247,14 @@ def test_no_privacy_is_said_first_and_with_the_reason(tmp_path, info, statement,
     text = markdown_report(run, {})
     assert text.index("privacy: none") < text.index("| status")
     summary = run_summary(run)
-    assert summary["private"] is False and "privacy: none" in summary["privacy"]["text"]
+    assert summary["private"] is False and summary["privacy"]["private"] is False
+    assert "privacy: none" in summary["privacy"]["text"] and "epsilon" not in summary["privacy"]
 
 
 def test_a_private_run_without_a_statement_claims_nothing(tmp_path):
     run = make(tmp_path, private=True, status="running")
     text = page(run).text
+    assert text.count(" published ") == 3 and text.count("not made") == 1  # what copies say without a ledger
     assert "not stated yet" in text and "privacy: none" not in text
     assert run_summary(run)["private"] is False and "not stated yet" in markdown_report(run, {})
 
@@ -227,6 +273,13 @@ def test_the_summary_is_json_and_complete(private):
     assert "evaluation" not in summary
 
 
+def test_whole_rounds_count_where_they_were_timed(tmp_path):
+    run = Run.create(tmp_path, {"run_id": "r", "method": "m", "private": False})
+    run.commit(1, state(1), {"seconds_clients": 1.0, "seconds_server": 0.5})
+    run.commit(2, state(2), {"seconds_clients": 1.0, "seconds_server": 0.5, "seconds_round": 2.25})
+    assert run_summary(run)["seconds"] == 3.75
+
+
 def test_the_page_tells_what_was_run_and_what_it_used(private):
     found = page(private)
     for part in ("Run run-1", "authors", "version 2", "finished after 3 rounds", "epsilon", "mystery", "kept", "12345",
@@ -240,20 +293,20 @@ def test_a_missing_vocabulary_leaves_indices(private):
     assert "token 0" in page(private, None).text
 
 
-def test_the_markdown_holds_the_figures(private):
+def test_the_markdown_holds_the_figures(private, drawn):
     figures = run_figures(private, VOCABULARY)
     text = markdown_report(private, figures)
     embedded = dict(re.findall(r"!\[(\w+)\]\(data:image/png;base64,([A-Za-z0-9+/=]+)\)", text))
     assert {name: base64.b64decode(body) for name, body in embedded.items()} == figures
     privacy = text[text.index("## Privacy") : text.index("![")]
     assert len([line for line in privacy.splitlines() if line.startswith("- ")]) == 3
-    assert "Epsilon is 5 at delta 1e-10" in privacy
+    assert "differential privacy per client" in privacy and "rho = 0.48" in privacy and "Not covered" in privacy
 
 
 # --- safety ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_page_needs_nothing_from_elsewhere(private):
+def test_the_page_needs_nothing_from_elsewhere(private, drawn):
     evaluate(private)
     found = page(private)
     links = [value for _, attributes in found.tags for name, value in attributes.items() if name in ("src", "href")]
@@ -265,8 +318,9 @@ def test_the_page_needs_nothing_from_elsewhere(private):
     assert "@import" not in html and "url(" not in html and "default-src 'none'" in html
 
 
-def test_markup_in_any_text_is_shown_as_text(tmp_path):
-    statement = {"privacy": EVIL, "text": EVIL, "note": EVIL, EVIL: EVIL, "budget": {EVIL: EVIL}}
+def test_markup_in_any_text_is_shown_as_text(tmp_path, drawn):
+    statement = {"private": True, "privacy": EVIL, "text": EVIL, "unit": EVIL, "relation": EVIL, "not_covered": [EVIL],
+                 "population": {"epsilon": EVIL}, "releases": [{**RELEASES[0], "attempts": EVIL}]}  # fmt: skip
     run = make(tmp_path, private=True, statement=statement, config={EVIL: EVIL, "epsilon": EVIL},
                population={"name": EVIL, "version": EVIL, "id": EVIL}, started=EVIL, code_version=EVIL, seed=EVIL,
                kernel=EVIL, features=EVIL, nominal_clients=EVIL, method=EVIL)  # fmt: skip
@@ -283,7 +337,7 @@ def test_markup_in_any_text_is_shown_as_text(tmp_path):
 
 
 def test_markup_in_the_reason_of_the_banner(tmp_path):
-    run = make(tmp_path, private=False, statement={"privacy": "none", "reason": EVIL})
+    run = make(tmp_path, private=False, statement={"private": False, "reason": EVIL})
     assert "script" not in {tag for tag, _ in page(run).tags}
     assert "<script" not in markdown_report(run, {})
 
@@ -316,8 +370,8 @@ def test_a_report_that_fails_leaves_the_old_one(private, monkeypatch):
 
 
 @pytest.mark.parametrize(("value", "text"), [
-    (None, "–"), ("", "–"), (True, "yes"), (0.123456789, "0.12346"), (1e-10, "1e-10"), (3.0, "3"), (1234567, "1\u202f234\u202f567"),
-    (float("inf"), "inf"), ([1, "a"], '[1, "a"]'), ("word", "word"),
+    (None, "–"), ("", "–"), (True, "yes"), (0.123456789, "0.12346"), (1e-10, "1e-10"), (3.0, "3"),
+    (1234567, "1\u202f234\u202f567"), (float("inf"), "inf"), ([1, "a"], '[1, "a"]'), ("word", "word"),
 ])  # fmt: skip
 def test_numbers_for_people(value, text):
     assert show(value) == text

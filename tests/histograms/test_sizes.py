@@ -89,3 +89,11 @@ def test_bad_settings_are_refused(settings):
 
 def test_every_setting_is_described():
     assert all(field.description for field in HistogramsConfig.model_fields.values())
+
+
+def test_floors_shrink_with_a_large_vocabulary():
+    config = HistogramsConfig()
+    assert config.for_vocabulary(1000) == config.for_vocabulary(3) == config
+    large = config.for_vocabulary(50_000)
+    assert large.centre_floor == pytest.approx(config.centre_floor / 50)
+    assert large.clip == config.clip and large.prior_tokens == config.prior_tokens

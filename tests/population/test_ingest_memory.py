@@ -11,15 +11,19 @@ MIB = 1 << 20
 LIMIT = 64 * MIB
 
 CHILD = """
-import json, resource, sys
+import json, sys
 from fedcore.population.ingest import ingest
 import pyarrow.csv, pyarrow.parquet, zarr
 source, dest, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+def peak():  # of this program alone; ru_maxrss would include what the parent held before the exec
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
+
+before = peak()
 for step in options.pop("steps"):
     population = ingest(source, dest, **options, **step)
-after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(json.dumps({"grown": (after - before) * 1024, "clients": population.n_clients, "rows": population.n_rows}))
+print(json.dumps({"grown": (peak() - before) * 1024, "clients": population.n_clients, "rows": population.n_rows}))
 """
 
 
@@ -43,21 +47,23 @@ def test_dense_rows(tmp_path, append):
     steps = [{}, {"append": True}] if append else [{}]
     told = run(tmp_path / "a.npz", tmp_path / "p", steps, clients_per_leaf=1)
     assert told["rows"] == rows * len(steps) and x.nbytes >= 4 * LIMIT
-    assert told["grown"] < 1.5 * LIMIT
+    assert 0.1 * LIMIT < told["grown"] < 1.2 * LIMIT
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("append", [False, True])
 def test_long_counts(tmp_path, append):
-    """8 million rows: 224 MB of records, 100,000 clients in random order."""
-    rows = 8_000_000
+    """5 million rows, 170 MB of text, 100,000 clients in random order."""
+    rows = 5_000_000
     generator = np.random.default_rng(0)
     import pyarrow as pa
     import pyarrow.csv as arrow_csv
 
-    table = pa.table({"client": generator.integers(0, 100_000, rows), "token": generator.integers(0, 1000, rows)})
+    names = pa.array([f"client number {i:010d} of many" for i in range(100_000)])
+    clients = names.take(pa.array(generator.integers(0, 100_000, rows)))
+    table = pa.table({"client": clients, "token": generator.integers(0, 1000, rows)})
     arrow_csv.write_csv(table, tmp_path / "a.csv")
     steps = [{}, {"append": True}] if append else [{}]
     told = run(tmp_path / "a.csv", tmp_path / "p", steps, features=1000)
     assert told == {"grown": told["grown"], "clients": 100_000, "rows": rows * len(steps)}
-    assert told["grown"] < 1.5 * LIMIT
+    assert 0.1 * LIMIT < told["grown"] < 1.2 * LIMIT

@@ -303,7 +303,7 @@ def test_public_for_evaluation_needs_a_reason(tmp_path):
             writer.commit()
 
 
-def test_stored_form(rows_population, counts_population=None):
+def test_stored_form(rows_population):
     """The stored metadata are what the format page promises, readable by any Zarr v3 reader."""
     slot = layout.block_folder(rows_population.path, rows_population.blocks[0].slot)
     meta = json.loads((slot / "train/x/zarr.json").read_text())

@@ -1,0 +1,139 @@
+"""What other processes do in the tests of faults: train, resume, and die by SIGKILL at a chosen step.
+
+Every call of a step leaves a line in the file `tally` of the workplace ("before draw 2", "after draw 2"), written
+before anything else happens, so that what killed processes did can be counted afterwards.
+"""
+
+import json
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+
+import fedcore.runs
+import fedcore.session
+from fedcore.engine import InProcessBackend, Training
+from fedcore.errors import FedcoreError
+from fedcore.privacy.ledger import Ledger
+from fedcore.privacy.mechanisms import SecureNoise, TestNoise
+from fedcore.runs import Run
+from fedcore.session import TrainRequest, ending, resume, start
+
+PROCESSES = multiprocessing.get_context("forkserver")  # children without the threads of the test process
+PROCESSES.set_forkserver_preload(["tests.faults.driver", "fedcore.histograms", "opendp.prelude", "dp_accounting.rdp"])
+PATIENCE = 120.0  # of a test for one of its processes, seconds
+
+
+def _round_of_file(path: Path) -> int:
+    return int(path.stem) if path.parent.name == "state" else -1
+
+
+# step -> (where it is looked up, its name, the round of a call from its arguments); 0 is the start or the end of a run.
+STEPS: dict[str, list[tuple[object, str, Callable[..., int]]]] = {
+    "create": [(Run, "create", lambda *_: 0)],
+    "reserve": [(Ledger, "reserve", lambda *_, **__: 0)],
+    "witness": [(fedcore.session, "remember_head", lambda *_: 0)],
+    "acquire": [(Ledger, "acquire", lambda *_, **__: 0)],
+    "map": [(Training, "_map", lambda training, _: training.round)],
+    "charge": [(Ledger, "charge", lambda _, __, planned: planned.round)],
+    "draw": [(noise, "draw", lambda _, planned, *__: planned.round) for noise in (SecureNoise, TestNoise)],
+    "publish": [(Ledger, "publish", lambda _, __, charge, ___: charge.round)],
+    "keep": [(Run, "keep_release", lambda run, *_: run.round + 1)],
+    "commit": [(Run, "commit", lambda _, round, *__, **___: round)],
+    "state": [(fedcore.runs, "write_values", lambda path, _: _round_of_file(path))],
+    "rename": [(fedcore.runs, "replace_durably", lambda _, path: _round_of_file(path))],
+    "head": [(Run, "_write_head", lambda _, head: head["round"])],
+    "settle": [(Ledger, "finish", lambda *_: 0)],
+    "statement": [(fedcore.session, "statement_of", lambda *_: 0)],
+    "finish": [(Run, "finish", lambda *_: 0)],
+}
+
+
+@dataclass(frozen=True)
+class Kill:
+    """SIGKILL "before" or "after" the first call of a step in a round."""
+
+    step: str
+    when: str
+    round: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.when}-{self.step}-{self.round}"
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def count_steps(tally: Path, kill: Kill | None = None, hooks: dict[Kill, Callable[[], None]] | None = None) -> None:
+    """Wrap every step in this process, for good. hooks: what else happens at a point."""
+    points = dict(hooks or {}) | ({kill: die} if kill else {})
+
+    def reached(point: Kill) -> None:
+        descriptor = os.open(tally, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(descriptor, f"{point.when} {point.step} {point.round}\n".encode())
+        os.close(descriptor)
+        if point in points:
+            points[point]()
+
+    def wrap(step, place, name, round_of):
+        original = getattr(place, name)
+
+        @wraps(original)
+        def counted(*arguments, **options):
+            round = round_of(*arguments, **options)
+            reached(Kill(step, "before", round))
+            result = original(*arguments, **options)
+            reached(Kill(step, "after", round))
+            return result
+
+        setattr(place, name, staticmethod(counted) if step == "create" else counted)
+
+    for step, places in STEPS.items():
+        for place, name, round_of in places:
+            wrap(step, place, name, round_of)
+
+
+def train(request: dict | str, ledger: str, tally: Path, outcome: Path, kill: Kill | None = None, workers: int = 0,
+          take_over: bool = False, wait_for: Path | None = None) -> None:  # fmt: skip
+    """A whole run: from its start if `request` is one, else resumed at that path. Writes how it ended to `outcome`.
+
+    workers: of a local Dask cluster; 0: in this process. wait_for: a file that must be there before it begins.
+    """
+    os.environ["FEDCORE_LEDGER"] = ledger
+    count_steps(tally, kill)
+    while wait_for is not None and not wait_for.exists():
+        time.sleep(0.001)
+    try:
+        with _backend(workers) as backend:
+            if isinstance(request, dict):
+                session = start(TrainRequest(**request), backend, stamp="then")
+            else:
+                session = resume(request, backend, take_over=take_over)
+            with ending(session):
+                while session.training.step() is not None:
+                    pass
+        answer = {"error": None}
+    except FedcoreError as error:
+        answer = {"error": type(error).__name__, "message": error.message, "remedy": error.remedy}
+    outcome.write_text(json.dumps(answer))
+
+
+def _backend(workers: int):
+    if not workers:
+        return nullcontext(InProcessBackend())
+    from contextlib import contextmanager
+
+    from tasks.dask_backend import DaskBackend, dask_client
+
+    @contextmanager
+    def cluster():
+        with dask_client(workers, private=True) as client:
+            yield DaskBackend(client)
+
+    return cluster()

@@ -1,0 +1,140 @@
+"""What clients are given, and how it is scored."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedcore.aggregation import merge, values
+from fedcore.errors import PopulationError
+from fedcore.evaluation.histograms import evaluate_block, own_values, table, validation_clients
+from fedcore.histograms import Histograms, HistogramsConfig
+from fedcore.population.blocks import leaves
+from tests.histograms.example_clients import block_of, counts_arrays, dense_histograms, random_counts
+from tests.histograms.run_in_memory import facts, run
+
+CONFIG = HistogramsConfig(algorithm="algorithm2", clusters=3, prior_tokens=40.0)
+
+
+@pytest.fixture
+def trained():
+    generator = np.random.default_rng(7)
+    train, test = random_counts(generator, 80, 11), random_counts(generator, 80, 11)
+    block = block_of(train, heldout=test)
+    return block, run(Histograms(CONFIG), block, facts(11))[0]
+
+
+def estimates(block, state, a):
+    """Dense and client by client: centre of the least KL, mixed with the client's own histogram."""
+    rows = []
+    for q, m in zip(dense_histograms(block), block.totals, strict=True):
+        if m == 0:
+            rows.append(state.counts @ state.centres / state.counts.sum())
+            continue
+        fit = q @ np.log((state.centres + 1e-6) / (1 + 11e-6)).T
+        weight = a / (a + m)
+        rows.append(weight * state.centres[fit.argmax()] + (1 - weight) * q)
+    return np.array(rows)
+
+
+def test_every_client_gets_its_mixture(trained):
+    block, state = trained
+    outputs = Histograms(CONFIG).personalise(state, block, None)
+    np.testing.assert_allclose(outputs["estimate"], estimates(block, state, 40.0), atol=1e-6)
+    np.testing.assert_allclose(outputs["weight"], 40 / (40 + block.totals))
+    assert {name: array.dtype for name, array in outputs.items()} == {
+        "estimate": np.float32, "cluster": np.int32, "weight": np.float64}  # fmt: skip
+    assert np.all((outputs["cluster"] == -1) == (block.totals == 0))
+
+
+def test_a_run_that_stopped_before_its_first_round_gives_the_mean(trained):
+    block, state = trained
+    early = dataclasses.replace(state, round=0)
+    outputs = Histograms(CONFIG).personalise(early, block, None)
+    empty = block.totals == 0
+    np.testing.assert_allclose(outputs["estimate"][empty], np.tile(state.mean, (empty.sum(), 1)), atol=1e-7)
+
+
+@given(counts_arrays())
+def test_own_values_are_looked_up_in_the_stored_entries(counts):
+    block = block_of(counts)
+    client, token = np.divmod(np.arange(block.clients * block.features), block.features)
+    np.testing.assert_allclose(own_values(block, client, token), dense_histograms(block).ravel(), rtol=1e-15)
+
+
+def dense_kl(block, p, e):
+    """KL of every client with held-out tokens, from dense matrices."""
+    d = block.features
+    t = dense_histograms(block.heldout)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.sum(np.where(t > 0, t * (np.log(t) - np.log((p + e) / (1 + d * e))), 0.0), axis=1)
+
+
+def scored(block, state, clients_per_leaf=16, grid=(10.0, 200.0)):
+    total = None
+    for leaf in leaves(block, clients_per_leaf):
+        total = merge(total, evaluate_block(CONFIG, state, leaf, prior_tokens=grid))
+    return table(CONFIG, values(total), prior_tokens=grid)
+
+
+def test_the_table_is_that_of_the_dense_matrices(trained):
+    block, state = trained
+    validation = validation_clients(0, block.clients)
+    usable = block.heldout.totals > 0
+    chosen, tuned = usable & ~validation, usable & validation
+    assert chosen.sum() > 20 and tuned.sum() > 3
+    scores = scored(block, state)
+    q = dense_histograms(block)
+    local = np.where(block.totals[:, None] > 0, q, 1 / 11)
+    mean = np.tile(state.mean, (block.clients, 1))
+
+    def mixed_mean(a):
+        weight = (a / (a + block.totals))[:, None]
+        return weight * mean + (1 - weight) * q
+
+    expected = {
+        ("Local", 1e-10): dense_kl(block, local, 1e-10), ("Local", 1e-8): dense_kl(block, local, 1e-8),
+        "FedAvg": dense_kl(block, mean, 1e-10), "FedAvg + FT": dense_kl(block, mixed_mean(40.0), 1e-10),
+        "Algorithm 2": dense_kl(block, estimates(block, state, 1e300), 1e-10),
+        "Algorithm 2 + FT": dense_kl(block, estimates(block, state, 40.0), 1e-10),
+    }  # fmt: skip
+    for name, losses in expected.items():
+        method, wanted = (name[0], {"smoothing": name[1]}) if isinstance(name, tuple) else (name, {"chosen": False})
+        row = scores.row(method, **wanted)
+        assert row.kl == pytest.approx(losses[chosen].mean(), rel=1e-9), name
+        assert row.standard_error == pytest.approx(losses[chosen].std(ddof=1) / np.sqrt(chosen.sum()), rel=1e-6)
+    by_a = {a: dense_kl(block, estimates(block, state, a), 1e-10) for a in (40.0, 10.0, 200.0)}
+    best = min(by_a, key=lambda a: by_a[a][tuned].mean())
+    row = scores.row("Algorithm 2 + FT", chosen=True)
+    assert row.prior_tokens == best and row.kl == pytest.approx(by_a[best][chosen].mean(), rel=1e-9)
+    assert (scores.clients, scores.validation_clients) == (chosen.sum(), tuned.sum())
+    assert scores.skipped == np.sum(~usable) > 0
+
+
+def test_local_depends_on_the_smoothing_through_the_unseen_mass(trained):
+    """Local is affine in ln(1/e) with slope U, up to d e."""
+    block, state = trained
+    keep = block.totals > 0
+    block = block_of(block.csr.toarray()[keep], heldout=block.heldout.csr.toarray()[keep])
+    scores = scored(block, state)
+    low, high = scores.row("Local", smoothing=1e-8).kl, scores.row("Local", smoothing=1e-10).kl
+    assert high - low == pytest.approx(scores.unseen_mass * np.log(100), abs=1e-4)
+    t, q = dense_histograms(block.heldout), dense_histograms(block)
+    evaluated = (block.heldout.totals > 0) & ~validation_clients(0, block.clients)
+    assert scores.unseen_mass == pytest.approx(t[(q == 0) & evaluated[:, None]].sum() / evaluated.sum())
+
+
+@given(st.integers(0, 10**6), st.integers(2, 50), st.integers(1, 49))
+def test_validation_clients_depend_on_their_index_alone(first, clients, cut):
+    cut = min(cut, clients - 1)
+    parts = [validation_clients(first, cut), validation_clients(first + cut, clients - cut)]
+    assert np.array_equal(validation_clients(first, clients), np.concatenate(parts))
+
+
+def test_nobody_to_evaluate_is_an_error_with_a_name(trained):
+    _, state = trained
+    block = block_of(np.ones((2, 11)), heldout=np.zeros((2, 11)))
+    with pytest.raises(PopulationError):
+        scored(block, state)

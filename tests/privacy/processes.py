@@ -1,0 +1,58 @@
+"""What other processes do in the tests of the ledger: race, and die at chosen points."""
+
+import os
+import signal
+
+import numpy as np
+
+from fedcore.errors import FedcoreError
+from fedcore.privacy.ledger import open_ledger
+from fedcore.privacy.ledger_writer import Writer
+
+
+def reserve_at_barrier(url, population, run, plan, barrier, answers):
+    ledger = open_ledger(url)
+    barrier.wait()
+    try:
+        ledger.reserve(population, run, plan, 0, secure=True)
+        answers.put((run, "reserved"))
+    except FedcoreError as error:
+        answers.put((run, type(error).__name__))
+
+
+def publish_at_barrier(url, lease, charge, value, barrier, answers):
+    ledger = open_ledger(url)
+    barrier.wait()
+    answers.put((value, ledger.publish(lease, charge, np.full(3, value)).tolist()))
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_before_record(kind):
+    """SIGKILL inside the transaction, after its other rows were written and before its record is."""
+    append = Writer.append
+
+    def dying(self, appended, run_id, payload):
+        if appended == kind:
+            die()
+        append(self, appended, run_id, payload)
+
+    Writer.append = dying
+
+
+def work_and_die(url, population, run, plan, spares, when):
+    """The first release of a run, killed at `when`."""
+    ledger = open_ledger(url)
+    ledger.reserve(population, run, plan, spares, secure=True)
+    if when == "reserved":
+        die()
+    lease = ledger.acquire(run)
+    if when in ("charge", "publish"):
+        die_before_record(when)
+    charge = ledger.charge(lease, plan[0])
+    if when == "charged":
+        die()
+    ledger.publish(lease, charge, np.full(3, 7))
+    die()

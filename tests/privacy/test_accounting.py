@@ -1,0 +1,135 @@
+"""The currency: against the specification's constants, an independent conversion, and exact sums."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import brentq, minimize_scalar
+from scipy.stats import norm
+
+from fedcore.errors import ConfigError
+from fedcore.privacy.accounting import (
+    SAFETY,
+    epsilon_of,
+    exact_sum,
+    fits,
+    noise_multiplier_for,
+    rho_of,
+    rounded_down,
+    rounded_up,
+    zcdp_budget,
+)
+from fedcore.privacy.plan import PlannedRelease
+
+
+def optimal_epsilon(rho, delta):
+    """The same conversion by continuous minimisation over the order a (Canonne, Kamath, Steinke 2020, Cor. 13)."""
+
+    def at(log_distance):
+        a = 1 + np.exp(log_distance)
+        return rho * a + np.log1p(-1 / a) - np.log(delta * a) / (a - 1)
+
+    return minimize_scalar(at, bounds=(-12, 25), method="bounded", options={"xatol": 1e-10}).fun
+
+
+def gaussian_epsilon(sigma, delta):
+    """Exact epsilon of one continuous Gaussian of noise multiplier sigma (Balle, Wang 2018, Thm 8)."""
+
+    def excess(epsilon):
+        upper = norm.cdf(0.5 / sigma - epsilon * sigma)
+        return upper - np.exp(epsilon + norm.logcdf(-0.5 / sigma - epsilon * sigma)) - delta
+
+    return brentq(excess, 0, 1e4)
+
+
+@pytest.mark.parametrize(("epsilon", "rho"), [(15, 2.030), (5, 0.2808), (2, 0.0500), (1, 0.0132)])
+def test_the_constants_of_the_specification(epsilon, rho):
+    digits = 5e-5 if rho < 1 else 5e-4
+    assert rho_of(epsilon, 1e-10) == pytest.approx(rho, abs=digits + 2 * SAFETY * rho)
+
+
+@pytest.mark.parametrize("delta", [1e-12, 1e-10, 1e-6, 1e-3])
+@pytest.mark.parametrize("epsilon", [0.01, 0.5, 1, 5, 15, 100])
+def test_rho_of_is_just_under_the_requested_epsilon(epsilon, delta):
+    rho = rho_of(epsilon, delta)
+    assert epsilon_of(rho, delta) <= epsilon * (1 - SAFETY) < epsilon_of(rho * (1 + 1e-7), delta)
+    independent = optimal_epsilon(rho, delta)
+    assert independent <= epsilon
+    assert epsilon_of(rho, delta) == pytest.approx(independent, rel=1e-5)
+    assert epsilon_of(rho, delta) >= independent * (1 - 1e-9)  # the grid of orders gives an upper bound
+
+
+@pytest.mark.parametrize("sigma", [0.5, 1.0, 5.0, 50.0])
+def test_epsilon_is_an_upper_bound_for_the_gaussian(sigma):
+    assert gaussian_epsilon(sigma, 1e-10) <= epsilon_of(0.5 / sigma**2, 1e-10) <= 1.1 * gaussian_epsilon(sigma, 1e-10)
+
+
+@given(st.floats(1e-12, 1e3), st.floats(1.0, 3.0))
+@settings(max_examples=40, deadline=None)
+def test_epsilon_grows_with_rho(rho, factor):
+    assert epsilon_of(rho, 1e-9) <= epsilon_of(rho * factor, 1e-9) * (1 + 1e-5)
+
+
+def test_nothing_spent_is_epsilon_zero():
+    assert epsilon_of(0.0, 1e-10) == 0.0
+
+
+@given(st.floats(1e-9, 100))
+@settings(max_examples=200)
+def test_a_calibrated_multiplier_costs_at_most_rho_and_no_less_noise_would_do(rho):
+    sigma = noise_multiplier_for(rho)
+    price = PlannedRelease("x", 1, (1,), 1, sigma, "", "").rho
+    assert rho * (1 - 4e-15) <= price <= rho
+
+
+@given(st.floats(1e-14, 0.5), st.floats(0, 0.99))
+@settings(max_examples=15, deadline=None)
+def test_the_parts_of_delta_never_exceed_it(delta, share):
+    budget = zcdp_budget(1.0, delta, share * delta)
+    assert Fraction(budget.delta_conv) + Fraction(budget.delta_extra) <= Fraction(delta)
+    assert budget.rho_max == rho_of(1.0, budget.delta_conv)
+
+
+def test_ten_per_cent_of_delta_is_kept_for_thresholds_by_default():
+    budget = zcdp_budget(2, 1e-10)
+    assert budget.delta_extra == pytest.approx(1e-11) and budget.delta_conv == pytest.approx(9e-11)
+    assert zcdp_budget(2, 1e-10, 0.0).delta_conv == 1e-10
+
+
+@pytest.mark.parametrize("epsilon", [0, -1, float("inf"), float("nan"), "2"])
+def test_a_bad_epsilon_is_refused(epsilon):
+    with pytest.raises(ConfigError, match="epsilon"):
+        zcdp_budget(epsilon, 1e-10)
+
+
+@pytest.mark.parametrize(("delta", "extra"), [(0, None), (1, None), (-1e-9, None), (float("nan"), None),
+                                              (1e-9, 1e-9), (1e-9, -1e-12), (1e-9, float("nan"))])  # fmt: skip
+def test_a_bad_delta_is_refused(delta, extra):
+    with pytest.raises(ConfigError, match="delta"):
+        zcdp_budget(1, delta, extra)
+
+
+@pytest.mark.parametrize("rho", [-1e-9, float("nan"), float("inf")])
+def test_a_bad_rho_is_refused(rho):
+    with pytest.raises(ConfigError, match="rho"):
+        epsilon_of(rho, 1e-10)
+    with pytest.raises(ConfigError, match="rho"):
+        noise_multiplier_for(rho)
+
+
+def test_the_filter_does_not_round():
+    """Ten times the float 0.1 is more than 1 (the float lies above one tenth), although floats add up to less."""
+    assert sum([0.1] * 10) < 1.0
+    assert not fits([0.1] * 9, [0.1], 1.0)
+    assert fits([0.125] * 7, [0.125], 1.0)
+    assert not fits([0.125] * 7, [0.125, 5e-324], 1.0)
+    assert fits([], [], 0.0)
+
+
+@given(st.lists(st.floats(1e-20, 1e3), max_size=20))
+def test_rounded_sums_enclose_the_exact_one(values):
+    exact = exact_sum(values)
+    assert Fraction(rounded_down(exact)) <= exact <= Fraction(rounded_up(exact))
+    assert rounded_up(exact) <= np.nextafter(rounded_down(exact), np.inf)

@@ -1,0 +1,309 @@
+"""The ledger in war: races, processes killed at the worst moment, damaged, edited, deleted and restored databases."""
+
+import hashlib
+import multiprocessing
+import shutil
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedcore.errors import LedgerError, LedgerMissing, LedgerRolledBack, LedgerTampered
+from fedcore.privacy import ledger_schema
+from fedcore.privacy.chain import ChainHead, link
+from fedcore.privacy.ledger import create_ledger, open_ledger
+from tests.privacy import processes
+from tests.privacy.conftest import open_books, release, total
+
+VALUE = np.array([1, -2, 3])
+spawn = multiprocessing.get_context("spawn")
+
+
+def together(target, *arguments):
+    """Two processes at once, each with its own arguments; their answers."""
+    barrier, answers = spawn.Barrier(2), spawn.Queue()
+    children = [spawn.Process(target=target, args=(*mine, barrier, answers)) for mine in arguments]
+    for child in children:
+        child.start()
+    got = [answers.get(timeout=60) for _ in children]
+    for child in children:
+        child.join(60)
+        assert child.exitcode == 0
+    return got
+
+
+# --- races ----------------------------------------------------------------------------------------------------------
+
+
+def test_of_two_runs_that_fit_singly_exactly_one_is_refused(books):
+    left = books.ledger.balance(books.population).rho_left
+    plan = [release(sigma=(0.5 / (0.6 * left)) ** 0.5)]
+    runs = [books.run(), books.run()]
+    answers = together(processes.reserve_at_barrier, *((books.url, books.population, run, plan) for run in runs))
+    assert sorted(answer for _, answer in answers) == ["BudgetExceeded", "reserved"]
+    assert books.spent() == (0, total(*plan))
+
+
+def test_of_two_publications_one_holds_and_both_return_it(books):
+    run = books.reserve([release()])
+    lease = books.ledger.acquire(run)
+    charge = books.ledger.charge(lease, release())
+    answers = together(processes.publish_at_barrier, *((books.url, lease, charge, value) for value in (1, 2)))
+    stored = books.ledger.published(run, "sums-1").tolist()
+    assert stored in ([1, 1, 1], [2, 2, 2])
+    assert [returned for _, returned in answers] == [stored, stored]
+    assert books.spent() == (total(release()), 0)
+    published = [row for row in books.ledger.history(books.population) if row["kind"] == "publish"]
+    assert len(published) == 1
+
+
+def test_two_processes_that_both_charged_publish_one_value(books):
+    """The second charge forfeits the first; whichever value is published, both were paid for."""
+    run = books.reserve([release()], spares=1)
+    lease = books.ledger.acquire(run)
+    first, second = books.ledger.charge(lease, release()), books.ledger.charge(lease, release())
+    books.ledger.publish(lease, second, VALUE)
+    assert np.array_equal(books.ledger.publish(lease, first, VALUE + 1), VALUE)
+    assert books.spent() == (total(release(), release()), 0)
+
+
+# --- death ----------------------------------------------------------------------------------------------------------
+
+FIRST, SECOND = release(1, 15.0), release(2, 20.0)  # the spare costs as much as the dearer one
+
+
+@pytest.mark.parametrize(
+    ("when", "spent", "reserved", "in_the_end"),
+    [
+        ("reserved", (), (FIRST, SECOND, FIRST), (FIRST, SECOND)),
+        ("charge", (), (FIRST, SECOND, FIRST), (FIRST, SECOND)),  # inside the transaction: nothing was charged
+        ("charged", (FIRST,), (SECOND, FIRST), (FIRST, FIRST, SECOND)),  # noise may have been drawn: paid again
+        ("publish", (FIRST,), (SECOND, FIRST), (FIRST, FIRST, SECOND)),  # inside the transaction: the value is lost
+        ("published", (FIRST,), (SECOND, FIRST), (FIRST, SECOND)),
+    ],
+)
+def test_a_killed_process_leaves_an_exact_balance_and_the_run_goes_on(books, when, spent, reserved, in_the_end):
+    run, plan = books.run(), [FIRST, SECOND]
+    child = spawn.Process(target=processes.work_and_die, args=(books.url, books.population, run, plan, 1, when))
+    child.start()
+    child.join(60)
+    assert child.exitcode == -9
+    assert books.spent() == (total(*spent), total(*reserved))
+    stored = books.ledger.published(run, FIRST.name)
+    assert (stored is not None) == (when == "published")
+
+    books.reserve(plan, spares=1, run=run)  # as a resumed run does
+    lease = books.ledger.acquire(run)  # the holder is dead
+    for planned in plan:
+        charge = books.ledger.charge(lease, planned)
+        if charge.stored is None:
+            books.ledger.publish(lease, charge, VALUE)
+    books.ledger.finish(lease, "finished")
+    assert books.spent() == (total(*in_the_end), 0)
+    assert books.ledger.published(run, FIRST.name).tolist() == ([7, 7, 7] if when == "published" else VALUE.tolist())
+
+
+# --- edited databases -----------------------------------------------------------------------------------------------
+
+
+def used(books):
+    """A population with two open runs, one of which published; returns the first run."""
+    run = books.reserve([release(1), release(2)], spares=1)
+    lease = books.ledger.acquire(run)
+    books.ledger.publish(lease, books.ledger.charge(lease, release(1)), VALUE)
+    books.reserve([release(3)])
+    books.ledger.verify(books.population)
+    return run
+
+
+def edit(books, *statements):
+    with sqlite3.connect(books.url.removeprefix("sqlite:///")) as connection:
+        for statement in statements:
+            assert connection.execute(statement).rowcount > 0, statement
+    connection.close()
+
+
+LAST = "SELECT max(seq) FROM fedcore_records"
+ZEROS = hashlib.sha256(b"[3]" + bytes(24)).hexdigest()
+EDITS = {  # what is done -> (statements, what the error names, whether a new reservation notices)
+    "a charge made cheaper": (
+        ["UPDATE fedcore_records SET payload = replace(payload, '0.00125', '0.0') WHERE kind = 'charge'"],
+        r"record 5 \(charge\).*hash", True),
+    "a budget made larger in the chain": (
+        ["UPDATE fedcore_records SET payload = replace(payload, '\"rho_max\":0.0', '\"rho_max\":9.0') WHERE seq = 2"],
+        r"record 2 \(budget set\).*hash", True),
+    "the last record edited": (
+        [f"UPDATE fedcore_records SET payload = replace(payload, '\"spares\":0', '\"spares\":1') WHERE seq = ({LAST})"],
+        r"record 7 \(reserve\).*hash", True),
+    "a record's kind edited": (["UPDATE fedcore_records SET kind = 'acquire' WHERE seq = 5"], "record 5", True),
+    "a record removed": (["DELETE FROM fedcore_records WHERE seq = 5"], "record 5 should stand here", True),
+    "two records exchanged": (
+        ["UPDATE fedcore_records SET seq = 100 WHERE seq = 5", "UPDATE fedcore_records SET seq = 5 WHERE seq = 4",
+         "UPDATE fedcore_records SET seq = 4 WHERE seq = 100"],
+        r"record 4 \(charge\).*does not follow", True),
+    "the chain cut": ([f"DELETE FROM fedcore_records WHERE seq = ({LAST})"], "last", True),
+    "the chain and its head cut": (
+        ["DELETE FROM fedcore_records WHERE seq = 7",
+         "UPDATE fedcore_accounts SET seq = 6, hash = (SELECT hash FROM fedcore_records WHERE seq = 6)"],
+        "the runs are", True),
+    "the budget raised in the table": (["UPDATE fedcore_accounts SET rho_max = 9"], "the budget is", True),
+    "another relation": (["UPDATE fedcore_accounts SET relation = 'replace_one'"], "unit or relation", True),
+    "a publication given back": (
+        ["UPDATE fedcore_releases SET state = 'returned' WHERE state = 'published'"], "release 'sums-1'", True),
+    "a price lowered": (["UPDATE fedcore_releases SET rho = 0 WHERE state = 'published'"], "release 'sums-1'", True),
+    "a release removed": (["DELETE FROM fedcore_releases WHERE state = 'reserved'"], "the list of releases", True),
+    "spares added": (["UPDATE fedcore_runs SET spares = 5"], "the entry of run", True),
+    "a run closed": (["UPDATE fedcore_runs SET status = 'finished'"], "the entry of run", True),
+    "a token lowered": (["UPDATE fedcore_runs SET token = 0 WHERE token = 1"], "the entry of run", True),
+    "a plan edited": (["UPDATE fedcore_runs SET plan = replace(plan, 'sums-2', 'sums-x')"], "the entry of run", True),
+    "a published value edited": (["UPDATE fedcore_published SET data = zeroblob(24)"], "published value", False),
+    "a published value reshaped": (["UPDATE fedcore_published SET shape = '[3,1]'"], "published value", False),
+    "a published value and its checksum edited": (
+        [f"UPDATE fedcore_published SET data = zeroblob(24), sha256 = '{ZEROS}'"],
+        "published value", True),
+    "a published value removed": (["DELETE FROM fedcore_published"], "published value of 'sums-1'.*is missing", True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("edited", EDITS)
+def test_an_edited_ledger_is_refused(file_books, edited):
+    statements, named, reservation = EDITS[edited]
+    run = used(file_books)
+    edit(file_books, *statements)
+    with pytest.raises(LedgerTampered, match=named):
+        file_books.ledger.verify(file_books.population)
+    if reservation:
+        with pytest.raises(LedgerTampered):
+            file_books.reserve([release(4)])
+    if edited.startswith("a published value") and "removed" not in edited:
+        with pytest.raises(LedgerTampered, match="published value"):
+            file_books.ledger.published(run, "sums-1")
+
+
+def test_a_chain_forged_from_its_start_is_caught_by_whoever_saw_it_before(file_books):
+    """Hashes have no key: who can write the database can rewrite a whole chain. A head kept elsewhere tells."""
+    ledger, population = file_books.ledger, file_books.population
+    used(file_books)
+    seen = ledger.head(population)
+    first = link(ledger.id, population, 1, "register", None, {"at": 0}, "0" * 64)
+    edit(file_books, "DELETE FROM fedcore_published", "DELETE FROM fedcore_releases", "DELETE FROM fedcore_runs",
+         "DELETE FROM fedcore_records WHERE seq > 1",
+         f"UPDATE fedcore_records SET payload = '{first.payload}', hash = '{first.hash}'",
+         f"UPDATE fedcore_accounts SET seq = 1, hash = '{first.hash}', rho_max = NULL, unit = NULL, relation = NULL"
+         )  # fmt: skip
+    ledger.verify(population)
+    assert not ledger.contains(population, seen)
+    with pytest.raises(LedgerRolledBack, match=f"record {seen.seq}"):
+        ledger.check_not_rolled_back(population, seen)
+
+
+def test_a_restored_old_copy_is_noticed(file_books, tmp_path):
+    ledger, population, path = file_books.ledger, file_books.population, Path(file_books.url[len("sqlite:///") :])
+    old = ledger.head(population)
+    shutil.copy(path, tmp_path / "backup")
+    used(file_books)
+    new = ledger.head(population)
+    ledger.check_not_rolled_back(population, old)
+    ledger.check_not_rolled_back(population, new)
+    assert not ledger.contains(population, ChainHead("another ledger", new.seq, new.hash))
+    shutil.copy(tmp_path / "backup", path)
+    ledger.verify(population)
+    ledger.check_not_rolled_back(population, old)
+    with pytest.raises(LedgerRolledBack):
+        ledger.check_not_rolled_back(population, new)
+
+
+# --- missing and unusable databases ---------------------------------------------------------------------------------
+
+
+def test_a_deleted_ledger_is_noticed_at_once_and_not_made_again(file_books):
+    path = Path(file_books.url[len("sqlite:///") :])
+    lease = file_books.ledger.acquire(file_books.reserve([release()]))
+    path.unlink()
+    with pytest.raises(LedgerMissing):
+        file_books.ledger.charge(lease, release())
+    with pytest.raises(LedgerMissing):
+        open_ledger(file_books.url)
+    assert not path.exists()
+
+
+def test_a_ledger_exchanged_for_another_is_noticed_at_once(file_books, tmp_path):
+    path, other = Path(file_books.url[len("sqlite:///") :]), tmp_path / "other.sqlite"
+    create_ledger(f"sqlite:///{other}").register(file_books.population)
+    shutil.copy(other, path)
+    with pytest.raises(LedgerMissing, match="is not ledger"):
+        file_books.ledger.balance(file_books.population)
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path):
+    path = tmp_path / "ledger.sqlite"
+    path.write_bytes(b"this is not a database, but long enough to be taken for one" * 100)
+    for function in (open_ledger, create_ledger):
+        with pytest.raises(LedgerError, match="is not a ledger, or is damaged"):
+            function(f"sqlite:///{path}")
+    assert path.read_bytes().startswith(b"this is not")
+
+
+def test_a_newer_schema_is_refused(file_books):
+    edit(file_books, "UPDATE fedcore_ledger SET schema = 99")
+    with pytest.raises(LedgerError, match="schema 99"):
+        open_ledger(file_books.url)
+
+
+def limit_pages(monkeypatch, pages):
+    """Every new connection believes that the disk ends after `pages` pages."""
+    connect = sqlite3.connect
+
+    def limited(*arguments, **options):
+        connection = connect(*arguments, **options)
+        connection.execute(f"PRAGMA max_page_count = {pages}")
+        return connection
+
+    monkeypatch.setattr(ledger_schema.sqlite3, "connect", limited)
+
+
+def test_a_full_disk_is_one_clear_message_and_the_charge_can_still_be_published(file_books, monkeypatch):
+    large = release(shape=(200_000,))
+    run = file_books.reserve([large])
+    lease = file_books.ledger.acquire(run)
+    charge = file_books.ledger.charge(lease, large)
+    with monkeypatch.context() as patch:
+        limit_pages(patch, 40)
+        with pytest.raises(LedgerError, match="the disk is full") as caught:
+            file_books.ledger.publish(lease, charge, np.zeros(200_000, np.int64))
+        assert caught.value.remedy and caught.value.__suppress_context__
+    assert file_books.spent() == (total(large), 0)
+    file_books.ledger.publish(lease, charge, np.ones(200_000, np.int64))
+    assert file_books.ledger.published(run, large.name).sum() == 200_000
+
+
+def test_a_locked_ledger_is_one_clear_message(tmp_path, monkeypatch):
+    monkeypatch.setattr(ledger_schema, "BUSY_SECONDS", 0.05)
+    books = open_books(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
+    other = sqlite3.connect(tmp_path / "ledger.sqlite", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(LedgerError, match="locked by another process"):
+        books.reserve([release()])
+    assert books.ledger.balance(books.population).rho_reserved == 0  # reading goes on
+    other.execute("ROLLBACK")
+    other.close()
+    books.reserve([release()])
+
+
+def test_a_read_only_ledger_is_one_clear_message(file_books, monkeypatch):
+    connect = sqlite3.connect
+
+    def read_only(address, **options):
+        return connect(address.replace("mode=rw", "mode=ro"), **options)
+
+    monkeypatch.setattr(ledger_schema.sqlite3, "connect", read_only)
+    with pytest.raises(LedgerError, match="may not be written") as caught:
+        file_books.reserve([release()])
+    assert "permission" in caught.value.remedy
+
+
+def test_a_ledger_in_an_impossible_place_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(LedgerError):
+        create_ledger(f"sqlite:///{tmp_path / 'file' / 'ledger.sqlite'}")
