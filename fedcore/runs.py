@@ -22,7 +22,8 @@ import re
 import secrets
 import shutil
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,22 @@ from fedcore.files import replace_durably, write_json
 
 SCHEMA = 1
 STATES_KEPT = 2
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, RuntimeError, zipfile.BadZipFile, zarr.errors.BaseZarrError)
 MAX_STATE_BYTES = 16 * 2**30
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 STATUSES = ("running", "finished", "failed", "budget exhausted", "abandoned")
+
+
+@contextmanager
+def writing(what: str) -> Iterator[None]:
+    """A full or broken disk, or a missing permission, met inside becomes a RunError that names what was written."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"cannot write {what} of the run: {error.strerror or error}.",
+            "Free some space or mend the disk, then resume: committed rounds are kept.",
+        ) from error
 
 
 # --- values on disk -------------------------------------------------------------------------------------------------
@@ -53,23 +67,22 @@ def write_values(path: Path, values: Mapping[str, Any]) -> None:
     if bad:
         raise RunError(f"{bad[0]!r} cannot be the name of a stored value.")
     partial = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.partial")
+    shapes = {name: list(value.shape) for name, value in arrays.items()}
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        store = zarr.storage.ZipStore(partial, mode="w")
-        shapes = {name: list(value.shape) for name, value in arrays.items()}
-        group = zarr.create_group(store, zarr_format=3, attributes={"schema": SCHEMA, "scalars": scalars, "arrays": shapes})
-        for name, value in arrays.items():
-            array = group.create_array(
-                name, shape=value.shape, chunks=tuple(max(1, n) for n in value.shape), dtype=value.dtype,
-                compressors=[zarr.codecs.Crc32cCodec()], config={"write_empty_chunks": True},
-            )  # fmt: skip
-            if value.size:
-                array[...] = value
-        store.close()
-        replace_durably(partial, path)
-    except OSError as error:
-        raise RunError(f"cannot write {path.name!r} of the run: {error.strerror or error}.",
-                       "Free some space or mend the disk, then resume: committed rounds are kept.") from error  # fmt: skip
+        with writing(repr(path.name)):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial.touch()  # Zarr's store cannot close what it could not make
+            with closing(zarr.storage.ZipStore(partial, mode="w")) as store:
+                attributes = {"schema": SCHEMA, "scalars": scalars, "arrays": shapes}
+                group = zarr.create_group(store, zarr_format=3, attributes=attributes)
+                for name, value in arrays.items():
+                    array = group.create_array(
+                        name, shape=value.shape, chunks=tuple(max(1, n) for n in value.shape), dtype=value.dtype,
+                        compressors=[zarr.codecs.Crc32cCodec()], config={"write_empty_chunks": True},
+                    )  # fmt: skip
+                    if value.size:
+                        array[...] = value
+            replace_durably(partial, path)
     finally:
         partial.unlink(missing_ok=True)
 
@@ -101,7 +114,7 @@ def read_values(path: Path) -> dict[str, Any]:
                 if array.size and array.nchunks_initialized != array.nchunks:
                     raise ValueError(f"array {name!r} lacks chunks")
                 values[name] = np.asarray(array[...])
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, zipfile.BadZipFile, zarr.errors.BaseZarrError) as error:
+    except UNREADABLE as error:
         raise RunError(
             f"stored values {path.name!r} are unreadable ({type(error).__name__}: {error}).",
             "Restore this file of the run from a backup, or train again.",
@@ -150,34 +163,53 @@ class Run:
         except OSError as error:
             raise RunError(f"cannot create a run in {str(folder)!r}: {error.strerror}.") from error
         run = cls(path, {"schema": SCHEMA, **info}, {"round": -1, "status": "running", "metrics_bytes": 0})
-        run.lock()
-        write_json(path / "run.json", run.info)
+        try:
+            run.lock()
+            with writing("run.json"):
+                write_json(path / "run.json", run.info)
+        except BaseException:
+            run.unlock()
+            shutil.rmtree(path, ignore_errors=True)
+            raise
         return run
 
     @classmethod
     def open(cls, path: str | Path) -> Run:
-        """Raises RunNotFound, or RunError for unreadable or foreign files."""
+        """Raises RunNotFound, or RunError for unreadable, foreign or lost files."""
         path = Path(path)
         if not (path / "run.json").is_file():
             raise RunNotFound(f"there is no run at {str(path)!r}.", "`fedcore runs list` shows the runs of a folder.")
         info, head = _read_json(path / "run.json"), {"round": -1, "status": "running", "metrics_bytes": 0}
         if info.get("schema") != SCHEMA:
             raise RunError(f"run {path.name!r} has the unknown schema {info.get('schema')!r}.", "Upgrade fedcore.")
+        if not isinstance(info.get("run_id"), str):
+            raise RunError(f"run.json of run {path.name!r} is not valid.", "Restore it from a backup.")
         if (path / "head.json").exists():
             head = _read_json(path / "head.json")
-        if not isinstance(head.get("round"), int) or head.get("status") not in STATUSES:
+        elif any(int(state.stem) > 0 for state in path.glob("state/[0-9]*.zip")):
+            # Without a head a run has no state yet, and would begin again over the states that it has.
+            raise RunError(f"the head of run {path.name!r} is missing.", "Restore head.json from a backup.")
+        if (not _is_count(head.get("round"), -1) or not _is_count(head.get("metrics_bytes"), 0)
+                or head.get("status") not in STATUSES):  # fmt: skip
             raise RunError(f"the head of run {path.name!r} is not valid.", "Restore head.json from a backup.")
         return cls(path, info, head)
 
     def lock(self) -> None:
-        """Held until the process ends. Raises RunBusy if another live process holds it."""
-        file = open(self.path / "lock", "w")
+        """Held until the process ends; what a dead holder left half-written is removed. Raises RunBusy if another live
+        process holds it, RunError if it cannot be written.
+        """
+        with writing("the lock"):
+            file = open(self.path / "lock", "w")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.close()
-            raise RunBusy(f"another process is working on run {self.path.name!r}.", "Wait for it, or stop it.") from None
+            raise RunBusy(
+                f"another process is working on run {self.path.name!r}.", "Wait for it, or stop it."
+            ) from None
         self._lock = file
+        for partial in self.path.rglob(".*.partial"):
+            partial.unlink(missing_ok=True)
 
     def unlock(self) -> None:
         if self._lock is not None:
@@ -198,18 +230,21 @@ class Run:
     def commit(self, round: int, state: Any, row: Mapping[str, Any] | None, **head: Any) -> None:
         """Make a round current: state, then the metrics row, then the head. Old states and memories are dropped."""
         write_values(self.state_file(round), state_values(state))
-        metrics = self.path / "metrics.jsonl"
-        with open(metrics, "ab") as file:
-            file.truncate(self.head["metrics_bytes"])
-            file.seek(0, 2)
+        size = self.head["metrics_bytes"]
+        with writing("metrics.jsonl"), open(self.path / "metrics.jsonl", "ab") as file:
+            if file.tell() < size:
+                raise _lost_metrics(self.id)
+            file.truncate(size)
             if row is not None:
                 file.write((json.dumps({"round": round, **row}, allow_nan=False) + "\n").encode())
             file.flush()
-            size = file.tell()
+            os.fsync(file.fileno())
+            size = os.fstat(file.fileno()).st_size
         self._write_head({**self.head, **head, "round": round, "metrics_bytes": size})
-        for old in [*self.path.glob("state/[0-9]*.zip"), *self.path.glob("memory/[0-9]*")]:
-            if not round - STATES_KEPT < int(old.stem) <= round:
-                shutil.rmtree(old) if old.is_dir() else old.unlink()
+        with writing("state and memory"):
+            for old in [*self.path.glob("state/[0-9]*.zip"), *self.path.glob("memory/[0-9]*")]:
+                if not round - STATES_KEPT < int(old.stem) <= round:
+                    shutil.rmtree(old) if old.is_dir() else old.unlink()
 
     def finish(self, status: str) -> None:
         self._write_head({**self.head, "status": status})
@@ -219,7 +254,8 @@ class Run:
         self._write_head({**self.head, **facts})
 
     def _write_head(self, head: dict) -> None:
-        write_json(self.path / "head.json", head)
+        with writing("head.json"):
+            write_json(self.path / "head.json", head)
         self.head = head
 
     def keep_release(self, name: str, array: np.ndarray) -> None:
@@ -230,12 +266,26 @@ class Run:
         return {p.stem: read_values(p)["values"] for p in sorted(self.path.glob("releases/[!.]*.zip"))}
 
     def metrics(self) -> list[dict]:
-        """One row for each committed round."""
-        path = self.path / "metrics.jsonl"
-        if not path.exists():
+        """One row for each committed round. Raises RunError if they are damaged or lost."""
+        size = self.head["metrics_bytes"]
+        if size == 0:
             return []
-        text = path.read_bytes()[: self.head["metrics_bytes"]].decode()
-        return [json.loads(line) for line in text.splitlines()]
+        try:
+            text = (self.path / "metrics.jsonl").read_bytes()
+            if len(text) < size:
+                raise _lost_metrics(self.id)
+            return [json.loads(line) for line in text[:size].decode().splitlines()]
+        except (OSError, ValueError) as error:
+            raise RunError(f"metrics.jsonl of run {self.id!r} is unreadable ({type(error).__name__}).",
+                           "Restore it from a backup.") from error  # fmt: skip
+
+
+def _is_count(value: Any, least: int) -> bool:
+    return type(value) is int and value >= least
+
+
+def _lost_metrics(run_id: str) -> RunError:
+    return RunError(f"metrics.jsonl of run {run_id!r} is shorter than its head says.", "Restore it from a backup.")
 
 
 def _read_json(path: Path) -> dict:

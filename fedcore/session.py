@@ -12,7 +12,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +26,7 @@ from fedcore.errors import (
     ConfigError,
     FedcoreError,
     LeaseLost,
+    LedgerError,
     LedgerMissing,
     LedgerRolledBack,
     PopulationError,
@@ -41,10 +42,11 @@ from fedcore.privacy.mechanisms import NoiseSource, SecureNoise, TestNoise
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.privacy.statement import PrivacyStatement, no_privacy, private_statement
 from fedcore.rounds import FederatedMethod, PublicFacts
-from fedcore.runs import Run
+from fedcore.runs import Run, writing
 
 WITNESS = "ledger-head.json"
 UNIT, RELATION = "client", "add_or_remove_one"
+ASKED = {"method", "config", "kernel", "private", "population", "plan", "rho", "seed", "test_noise"}  # of run.json
 ENDED = ("finished", "budget exhausted", "abandoned")
 
 
@@ -106,9 +108,19 @@ def ledger_of(population: Population, url: str | None = None) -> Ledger:
 
 
 def remember_head(population: Population, ledger: Ledger) -> None:
-    """Keep the newest record of the ledger beside the population, so that a restored old ledger is noticed."""
+    """Keep the newest record of the ledger beside the population, so that a restored old ledger is noticed.
+
+    Raises PopulationError if it cannot be written.
+    """
     head = ledger.head(population.id)
-    write_json(population.path / WITNESS, {"ledger_id": head.ledger_id, "seq": head.seq, "hash": head.hash})
+    try:
+        write_json(population.path / WITNESS, {"ledger_id": head.ledger_id, "seq": head.seq, "hash": head.hash})
+    except OSError as error:
+        raise PopulationError(
+            f"cannot write {WITNESS} of population {population.path.name!r}: {error.strerror or error}.",
+            "A private run keeps there what it saw of the ledger. Free some space or give permission to write; then try "
+            "again, or resume.",
+        ) from error
 
 
 class LedgerPublisher:
@@ -157,7 +169,9 @@ class Session:
         if self.ledger is not None:
             self.ledger.finish(self.lease, status)
             remember_head(self.population, self.ledger)
-        write_json(self.run.path / "statement.json", self.statement().to_json())
+        statement = self.statement().to_json()
+        with writing("statement.json"):
+            write_json(self.run.path / "statement.json", statement)
         self.run.finish(status)
 
     def statement(self) -> PrivacyStatement:
@@ -167,7 +181,16 @@ class Session:
         return None if self.ledger is None else self.ledger.balance(self.population.id)
 
     def close(self) -> None:
+        """Let other processes have the run. Nothing happens if somebody else has it already."""
+        if self.ledger is not None:
+            _give_back(self.ledger, self.lease)
         self.run.unlock()
+
+
+def _give_back(ledger: Ledger, lease: Lease) -> None:
+    # A lease that cannot be given back is one of a dead process soon, or runs out; the error that matters is another.
+    with suppress(LedgerError):
+        ledger.release(lease)
 
 
 def statement_of(run: Run, method: FederatedMethod, ledger: Ledger | None, population: Population) -> PrivacyStatement:
@@ -211,7 +234,8 @@ def start(request: TrainRequest, backend: Backend, *, stamp: str, ledger_url: st
     """A new run, reserved and with its first state committed.
 
     stamp: a time as text, for the run's name. Raises ConfigError, WrongKind, the population's and the ledger's
-    errors, BudgetMissing, BudgetExceeded. If it raises, nothing was reserved and no run is left behind.
+    errors, BudgetMissing, BudgetExceeded. If it raises, nothing stays reserved and no run is left behind, unless the
+    ledger failed after it had reserved: then the run can be resumed or abandoned.
     """
     method, population, ledger, plan, rho = _prepare(request, ledger_url)
     run_id = request.run_id or f"{request.method}-{population.path.name}-{stamp}-{secrets.token_hex(2)}"
@@ -233,10 +257,8 @@ def start(request: TrainRequest, backend: Backend, *, stamp: str, ledger_url: st
         "started": stamp,
     })  # fmt: skip
     try:
-        return _open(method, population, run, backend, request.cache_bytes, ledger, plan)
+        return _open(method, population, run, backend, request.cache_bytes, ledger, plan, new=True)
     except BaseException:
-        if run.round < 0 and (ledger is None or not ledger.has_reservation(run.id)):
-            shutil.rmtree(run.path, ignore_errors=True)
         run.unlock()
         raise
 
@@ -249,23 +271,52 @@ def resume(path: str | Path, backend: Backend, *, cache_bytes: int = DEFAULT_CAC
     another kernel or leaf size, RunBusy, LedgerRolledBack, and what `start` raises.
     """
     run = Run.open(path)
-    check_resumable(run)
     run.lock()
+    try:
+        run = _reread(run)
+        check_resumable(run)
+        return _reopen(run, backend, cache_bytes, take_over, ledger_url, population)
+    except BaseException:
+        run.unlock()
+        raise
+
+
+def _reread(run: Run) -> Run:
+    """The locked run as it is now: another process may have gone on with it between opening and locking."""
+    now = Run.open(run.path)
+    run.info, run.head = now.info, now.head
+    return run
+
+
+def _reopen(run: Run, backend: Backend, cache_bytes: int, take_over: bool, ledger_url: str | None,
+            population: str | None) -> Session:  # fmt: skip
     info = run.info
-    method = make_method(info["method"], info["config"])
-    store = Population.open(population or info["population"]["path"], version=info["population"]["version"])
-    if store.id != info["population"]["id"]:
+    missing = ASKED - info.keys()
+    if missing:
+        raise RunError(f"run.json of run {run.path.name!r} lacks {sorted(missing)[0]!r}.", "Restore it from a backup.")
+    try:
+        config, kernel, private = info["config"], info["kernel"], info["private"]
+        path, version, id = (info["population"][name] for name in ("path", "version", "id"))
+        clients_per_leaf = info["population"]["clients_per_leaf"]
+        plan = [PlannedRelease(**_planned(item)) for item in info["plan"]]
+        method = make_method(info["method"], config)
+        seen = ChainHead(**run.head["ledger_head"]) if "ledger_head" in run.head else None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RunError(f"run.json or head.json of run {run.path.name!r} is damaged ({type(error).__name__}: {error}).",
+                       "Restore them from a backup.") from error  # fmt: skip
+    store = Population.open(population or path, version=version)
+    if store.id != id:
         raise RunError(f"run {run.id!r} belongs to another population than {str(store.path)!r}.",
                        "Name the right one with --population.")  # fmt: skip
-    if method.kernel != info["kernel"] or store.clients_per_leaf != info["population"]["clients_per_leaf"]:
-        raise RunError(f"run {run.id!r} was made with kernel {info['kernel']!r} and leaves of "
-                       f"{info['population']['clients_per_leaf']} clients; going on with others would change its result.",
+    if method.kernel != kernel or store.clients_per_leaf != clients_per_leaf or method.private != private:
+        raise RunError(f"run {run.id!r} was made with kernel {kernel!r} and leaves of {clients_per_leaf} clients; "
+                       "going on with others would change its result.",
                        "Resume it with the version that started it, or train again.")  # fmt: skip
-    ledger, plan = None, [PlannedRelease(**_planned(item)) for item in info["plan"]]
+    ledger = None
     if method.private:
         ledger = ledger_of(store, ledger_url)
-        if "ledger_head" in run.head:
-            ledger.check_not_rolled_back(store.id, ChainHead(**run.head["ledger_head"]))
+        if seen is not None:
+            ledger.check_not_rolled_back(store.id, seen)
     return _open(method, store, run, backend, cache_bytes, ledger, plan, take_over=take_over)
 
 
@@ -288,19 +339,68 @@ def _planned(item: dict) -> dict:
 
 
 def _open(method: FederatedMethod, population: Population, run: Run, backend: Backend, cache_bytes: int,
-          ledger: Ledger | None, plan: Sequence[PlannedRelease], take_over: bool = False) -> Session:  # fmt: skip
-    publisher = lease = None
-    if ledger is not None:
-        ledger.reserve(population.id, run.id, plan, method.config.spare_releases, unit=UNIT, relation=RELATION,
-                       secure=run.info["test_noise"] is None)  # fmt: skip
+          ledger: Ledger | None, plan: Sequence[PlannedRelease], *, take_over: bool = False,
+          new: bool = False) -> Session:  # fmt: skip
+    """new: if it raises, what was reserved goes back and the run's folder is removed."""
+    lease = None
+    try:
+        if ledger is not None:
+            ledger.reserve(population.id, run.id, plan, method.config.spare_releases, unit=UNIT, relation=RELATION,
+                           secure=run.info["test_noise"] is None)  # fmt: skip
+            lease = ledger.acquire(run.id, take_over=take_over)
+            remember_head(population, ledger)
+        return _session(method, population, run, backend, cache_bytes, ledger, lease, plan)
+    except BaseException as error:
+        if not new:
+            if lease is not None:
+                _give_back(ledger, lease)
+        elif lease is not None:
+            _undo(run, population, ledger, lease)
+        elif ledger is None or _refused(error) or not _may_be_reserved(ledger, run.id):
+            shutil.rmtree(run.path, ignore_errors=True)
+        raise
+
+
+def _refused(error: BaseException) -> bool:
+    """Whether nothing was reserved for sure: the plan was refused, or another process holds a run of this name."""
+    return isinstance(error, FedcoreError) and not isinstance(error, LedgerError)
+
+
+def _may_be_reserved(ledger: Ledger, run_id: str) -> bool:
+    try:
+        return ledger.has_reservation(run_id)
+    except LedgerError:
+        return True
+
+
+def _undo(run: Run, population: Population, ledger: Ledger, lease: Lease) -> None:
+    """Take a start back. If the ledger cannot take the reservation back now, the run stays: it can be abandoned later."""
+    try:
+        ledger.finish(lease, "abandoned")
+    except (LedgerError, LeaseLost):
+        return
+    with suppress(PopulationError, LedgerError):  # an older record stays there, which the ledger contains as well
         remember_head(population, ledger)
-        lease = ledger.acquire(run.id, take_over=take_over)
+    shutil.rmtree(run.path, ignore_errors=True)
+
+
+def _session(method: FederatedMethod, population: Population, run: Run, backend: Backend, cache_bytes: int,
+             ledger: Ledger | None, lease: Lease | None, plan: Sequence[PlannedRelease]) -> Session:  # fmt: skip
+    publisher = None
+    if ledger is not None:
         publisher = LedgerPublisher(ledger, population, run, lease, _noise(run.info["test_noise"]))
     if run.round < 0:
         state = method.init(facts(method, population, run.info["rho"], run.info["seed"]))
         run.commit(0, state, None)
     else:
-        state = method.State(**run.read_state())
+        values = run.read_state()
+        try:
+            state = method.State(**values)
+        except TypeError as error:
+            raise RunError(
+                f"the state of run {run.id!r} is not one of method {method.name!r} ({error}).",
+                "Restore it from a backup, or resume with the version that wrote it.",
+            ) from error
     if run.status != "running":
         run.finish("running")
     source = Source(str(population.path.resolve()), population.version, cache_bytes=cache_bytes)
@@ -363,7 +463,8 @@ def ending(session: Session) -> Iterator[None]:
     except LeaseLost:  # the run belongs to somebody else now
         raise
     except FedcoreError:
-        session.run.finish("failed")
+        with suppress(RunError):  # a disk that refused the round may refuse this too; the run can still be resumed
+            session.run.finish("failed")
         raise
     else:
         session.finish("finished")
@@ -377,15 +478,18 @@ def abandon(path: str | Path, *, ledger_url: str | None = None) -> Run:
     Raises RunBusy if another process works on it, and RunError if it has ended.
     """
     run = Run.open(path)
-    if run.status in ENDED:
-        raise RunError(f"run {run.id!r} has ended ({run.status}).")
     run.lock()
-    if run.info["private"]:
-        population = Population.open(run.info["population"]["path"], version=run.info["population"]["version"])
-        ledger = ledger_of(population, ledger_url)
-        if ledger.has_reservation(run.id):
-            ledger.finish(ledger.acquire(run.id), "abandoned")
-            remember_head(population, ledger)
-    run.finish("abandoned")
-    run.unlock()
+    try:
+        run = _reread(run)
+        if run.status in ENDED:
+            raise RunError(f"run {run.id!r} has ended ({run.status}).")
+        if run.info["private"]:
+            population = Population.open(run.info["population"]["path"], version=run.info["population"]["version"])
+            ledger = ledger_of(population, ledger_url)
+            if ledger.has_reservation(run.id):
+                ledger.finish(ledger.acquire(run.id), "abandoned")
+                remember_head(population, ledger)
+        run.finish("abandoned")
+    finally:
+        run.unlock()
     return run

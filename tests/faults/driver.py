@@ -4,6 +4,7 @@ Every call of a step leaves a line in the file `tally` of the workplace ("before
 before anything else happens, so that what killed processes did can be counted afterwards.
 """
 
+import ctypes
 import json
 import multiprocessing
 import os
@@ -99,16 +100,30 @@ def count_steps(tally: Path, kill: Kill | None = None, hooks: dict[Kill, Callabl
             wrap(step, place, name, round_of)
 
 
-def train(request: dict | str, ledger: str, tally: Path, outcome: Path, kill: Kill | None = None, workers: int = 0,
-          take_over: bool = False, wait_for: Path | None = None) -> None:  # fmt: skip
+def pause(until: Path) -> None:
+    """Say that this process is here, and wait for the test: `until` with .here is made, then `until` awaited."""
+    until.with_suffix(".here").touch()
+    while not until.exists():
+        time.sleep(0.002)
+
+
+def train(request: dict | str, ledger: str, tally: Path, outcome: Path, kill: Kill | None = None, *, workers: int = 0,
+          take_over: bool = False, wait_at: Kill | None = None, until: Path | None = None, locks: bool = True,
+          not_root: bool = False) -> None:  # fmt: skip
     """A whole run: from its start if `request` is one, else resumed at that path. Writes how it ended to `outcome`.
 
-    workers: of a local Dask cluster; 0: in this process. wait_for: a file that must be there before it begins.
+    workers: of a local Dask cluster; 0: in this process. wait_at, until: see `pause`; None: before it begins.
+    locks: False on a file system whose locks do not reach the other host. not_root: file permissions are heeded.
     """
     os.environ["FEDCORE_LEDGER"] = ledger
-    count_steps(tally, kill)
-    while wait_for is not None and not wait_for.exists():
-        time.sleep(0.001)
+    hooks = {wait_at: lambda: pause(until)} if wait_at else {}
+    count_steps(tally, kill, hooks)
+    if not locks:
+        Run.lock = lambda run: None
+    if until is not None and wait_at is None:
+        pause(until)
+    if not_root:
+        heed_permissions()
     try:
         with _backend(workers) as backend:
             if isinstance(request, dict):
@@ -122,6 +137,14 @@ def train(request: dict | str, ledger: str, tally: Path, outcome: Path, kill: Ki
     except FedcoreError as error:
         answer = {"error": type(error).__name__, "message": error.message, "remedy": error.remedy}
     outcome.write_text(json.dumps(answer))
+
+
+def heed_permissions() -> None:
+    """Give up this process's right to write where a file's mode forbids it, if it has that right."""
+    if os.geteuid() == 0:
+        header, data = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()  # version 3: no capabilities
+        if ctypes.CDLL(None, use_errno=True).capset(header, data) != 0:
+            raise OSError(ctypes.get_errno(), "capset")
 
 
 def _backend(workers: int):

@@ -1,0 +1,61 @@
+"""Reading a population's blocks, and writing them, against the same bytes as raw files."""
+
+import shutil
+import tempfile
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+
+from benchmarks.populations import reddit_like
+from fedcore.population.manifest import Provenance
+from fedcore.population.writer import PopulationWriter
+
+
+def measure(options) -> dict:
+    population = reddit_like(options.dir, options.clients)
+    numbers = range(len(population.blocks))
+    blocks = [population.read(index) for index in numbers]
+    decoded = sum(block.nbytes for block in blocks)
+    stored = sum(entry.bytes for entry in population.blocks)
+
+    def read():
+        for index in numbers:
+            population.read(index)
+
+    with tempfile.TemporaryDirectory() as folder:
+        raw = Path(folder) / "raw"
+
+        def write_raw():
+            with open(raw, "wb") as file:
+                for block in blocks:
+                    for array in (block.indptr, block.indices, block.data):
+                        array.tofile(file)
+
+        def read_raw():
+            np.fromfile(raw, np.uint8)
+
+        def write():
+            shutil.rmtree(Path(folder) / "population", ignore_errors=True)
+            with PopulationWriter(Path(folder) / "population", "counts", population.features) as writer:
+                for block in blocks:
+                    names = [str(number) for number in range(block.first, block.first + block.clients)]
+                    writer.write(names, block.csr)
+                writer.commit(Provenance(sources=("benchmark",)))
+
+        rows = []
+        for what, ours, floor in (("write", write, write_raw), ("read", read, read_raw)):
+            seconds, raw_seconds = _seconds(ours, options.repeats), _seconds(floor, options.repeats)
+            rows.append({"what": what, "seconds": seconds, "raw_file_s": raw_seconds, "ratio": seconds / raw_seconds,
+                         "decoded_MB_per_s": decoded / seconds / 1e6, "stored_over_decoded": stored / decoded})  # fmt: skip
+    return {"benchmark": "store", "clients": options.clients, "rows": rows}
+
+
+def _seconds(function, repeats: int) -> float:
+    taken = []
+    for _ in range(repeats):
+        started = perf_counter()
+        function()
+        taken.append(perf_counter() - started)
+    return median(taken)

@@ -1,0 +1,89 @@
+"""Two processes and one run: one proceeds, the other is told; who lost the run cannot publish."""
+
+import time
+
+import pytest
+
+from fedcore.errors import LeaseLost, RunBusy
+from fedcore.runs import Run, load_run
+from tests.faults.driver import PATIENCE, Kill
+from tests.faults.place import PRIVATE_ROUNDS, same_result, to_end
+
+
+def soon(condition) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("mode", ["plain", "test noise"])
+@pytest.mark.parametrize("processes", [2, 4])
+def test_of_many_that_resume_exactly_one_proceeds(place, undisturbed, mode, processes):
+    here = place(mode)
+    here.kill_at(Kill("head", "after", 2))
+    on = here.folder / "on"
+    racing = [here.launch(resuming=True, wait_at=Kill("map", "before", 4), until=on) for _ in range(processes)]
+    soon(lambda: on.with_suffix(".here").exists())
+    soon(lambda: sum(child.outcome.exists() for child in racing) == processes - 1)
+    on.touch()
+    outcomes = [here.wait(child)["error"] for child in racing]
+    assert sorted(outcomes, key=str) == [None, *["RunBusy"] * (processes - 1)]
+    assert same_result(load_run(here.run_path), undisturbed[mode])
+    assert all(here.tally()[f"after commit {r}"] == 1 for r in range(3, PRIVATE_ROUNDS + 1))
+    if here.private:
+        here.check_ledger(forfeited=0)
+
+
+def test_a_run_whose_host_died_waits_for_its_lease_or_is_taken_over(place, undisturbed, monkeypatch):
+    here = place("test noise")
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("fedcore.privacy.leases.this_host", lambda: "elsewhere 1")
+        session = here.start()
+        session.training.step()
+    session.run.unlock()  # that host is gone; nobody gave the lease back
+    with pytest.raises(RunBusy, match="elsewhere"):
+        here.resume()
+    to_end(here.resume(take_over=True))
+    assert same_result(load_run(here.run_path), undisturbed["test noise"])
+    here.check_ledger(forfeited=0)
+
+
+# Where the first process stands when the second takes its run -> releases of it that are lost.
+STALE = [(Kill("charge", "before", 3), 0), (Kill("charge", "after", 3), 1), (Kill("draw", "after", 3), 1),
+         (Kill("publish", "before", 3), 1), (Kill("publish", "after", 3), 0), (Kill("keep", "after", 3), 0),
+         (Kill("map", "after", 1), 0), (Kill("publish", "before", PRIVATE_ROUNDS), 1)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("point", "forfeited"), STALE, ids=str)
+def test_a_process_that_lost_its_run_cannot_publish(place, point, forfeited):
+    """The first process hangs, on a host whose file locks do not reach here; the second takes over and finishes."""
+    here = place("secure")
+    on = here.folder / "on"
+    stale = here.launch(wait_at=point, until=on, locks=False)
+    soon(lambda: on.with_suffix(".here").exists())
+    before = here.published()
+    to_end(here.resume(take_over=True))
+    result, values = load_run(here.run_path), here.published()
+    assert before.items() <= values.items()
+    on.touch()
+    assert here.wait(stale)["error"] == LeaseLost.__name__
+    assert here.published() == values and same_result(load_run(here.run_path), result)
+    here.check_ledger(forfeited=forfeited)
+    here.check_state_follows_from_releases()
+
+
+@pytest.mark.parametrize("point", [Kill("commit", "before", 3), Kill("head", "before", 3)], ids=str)
+def test_a_process_that_lost_its_run_while_it_commits_loses_nothing_of_it(place, undisturbed, point):
+    """Where locks do not reach, its late commit may set the folder back; the ledger has all, and resuming mends it."""
+    here = place("test noise")
+    on = here.folder / "on"
+    stale = here.launch(wait_at=point, until=on, locks=False)
+    soon(lambda: on.with_suffix(".here").exists())
+    to_end(here.resume(take_over=True))
+    on.touch()
+    assert here.wait(stale)["error"] == LeaseLost.__name__
+    if Run.open(here.run_path).status != "finished":
+        to_end(here.resume())
+    assert same_result(load_run(here.run_path), undisturbed["test noise"])
+    here.check_ledger(forfeited=0)
