@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import zarr
 
-from fedcore.errors import RunBusy, RunError, RunNotFound
+from fedcore.errors import LeaseLost, RunBusy, RunError, RunNotFound
 from fedcore.files import replace_durably, write_json
 
 SCHEMA = 1
@@ -131,12 +131,13 @@ def state_values(state: Any) -> dict[str, Any]:
 
 
 class Run:
-    """A run's folder. Open with `Run.create` or `Run.open`; `lock` before writing."""
+    """A run's folder. Made with `Run.create`, opened with `Run.open` to read or with `Run.open_locked` to write."""
 
     def __init__(self, path: Path, info: dict, head: dict):
         self.path = path
         self.info = info
         self.head = head
+        self._stored_head = head if (path / "head.json").exists() else None
         self._lock = None
 
     @property
@@ -194,6 +195,19 @@ class Run:
             raise RunError(f"the head of run {path.name!r} is not valid.", "Restore head.json from a backup.")
         return cls(path, info, head)
 
+    @classmethod
+    def open_locked(cls, path: str | Path) -> Run:
+        """The run as it is once it is locked: another process may have gone on with it until then."""
+        waiting = cls.open(path)
+        waiting.lock()
+        try:
+            run = cls.open(path)
+        except BaseException:
+            waiting.unlock()
+            raise
+        run._lock, waiting._lock = waiting._lock, None
+        return run
+
     def lock(self) -> None:
         """Held until the process ends; what a dead holder left half-written is removed. Raises RunBusy if another live
         process holds it, RunError if it cannot be written.
@@ -229,6 +243,7 @@ class Run:
 
     def commit(self, round: int, state: Any, row: Mapping[str, Any] | None, **head: Any) -> None:
         """Make a round current: state, then the metrics row, then the head. Old states and memories are dropped."""
+        self._check_current()
         write_values(self.state_file(round), state_values(state))
         size = self.head["metrics_bytes"]
         with writing("metrics.jsonl"), open(self.path / "metrics.jsonl", "ab") as file:
@@ -253,10 +268,18 @@ class Run:
         """Keep facts about the run's execution (memory, seconds) in its head."""
         self._write_head({**self.head, **facts})
 
+    def _check_current(self) -> None:
+        """Raises LeaseLost if another process has gone on with the run: where locks do not reach, on another host."""
+        stored = self.path / "head.json"
+        if (_read_json(stored) if stored.exists() else None) != self._stored_head:
+            raise LeaseLost(f"another process has gone on with run {self.id!r}.", "This process stops; the other one "
+                            "goes on.")  # fmt: skip
+
     def _write_head(self, head: dict) -> None:
+        self._check_current()
         with writing("head.json"):
             write_json(self.path / "head.json", head)
-        self.head = head
+        self.head, self._stored_head = head, json.loads(json.dumps(head))
 
     def keep_release(self, name: str, array: np.ndarray) -> None:
         write_values(self.path / "releases" / f"{name}.zip", {"values": array})

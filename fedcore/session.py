@@ -118,8 +118,8 @@ def remember_head(population: Population, ledger: Ledger) -> None:
     except OSError as error:
         raise PopulationError(
             f"cannot write {WITNESS} of population {population.path.name!r}: {error.strerror or error}.",
-            "A private run keeps there what it saw of the ledger. Free some space or give permission to write; then try "
-            "again, or resume.",
+            "A private run keeps there what it saw of the ledger. Free some space or give permission to write; then "
+            "try again, or resume.",
         ) from error
 
 
@@ -270,22 +270,13 @@ def resume(path: str | Path, backend: Backend, *, cache_bytes: int = DEFAULT_CAC
     population: where the population is now, if it was moved. Raises RunError if the run has ended or was made with
     another kernel or leaf size, RunBusy, LedgerRolledBack, and what `start` raises.
     """
-    run = Run.open(path)
-    run.lock()
+    run = Run.open_locked(path)
     try:
-        run = _reread(run)
         check_resumable(run)
         return _reopen(run, backend, cache_bytes, take_over, ledger_url, population)
     except BaseException:
         run.unlock()
         raise
-
-
-def _reread(run: Run) -> Run:
-    """The locked run as it is now: another process may have gone on with it between opening and locking."""
-    now = Run.open(run.path)
-    run.info, run.head = now.info, now.head
-    return run
 
 
 def _reopen(run: Run, backend: Backend, cache_bytes: int, take_over: bool, ledger_url: str | None,
@@ -477,10 +468,8 @@ def abandon(path: str | Path, *, ledger_url: str | None = None) -> Run:
 
     Raises RunBusy if another process works on it, and RunError if it has ended.
     """
-    run = Run.open(path)
-    run.lock()
+    run = Run.open_locked(path)
     try:
-        run = _reread(run)
         if run.status in ENDED:
             raise RunError(f"run {run.id!r} has ended ({run.status}).")
         if run.info["private"]:

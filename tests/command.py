@@ -1,4 +1,6 @@
-"""The command line in this process, through `main`: exit code, stdout and stderr as a shell would see them."""
+"""The command line in this process, through `main`: exit code, stdout and stderr as a shell would see them; and small
+populations with a budget.
+"""
 
 import contextlib
 import io
@@ -8,6 +10,8 @@ from dataclasses import dataclass
 from unittest import mock
 
 from fedcore.cli import main
+from fedcore.privacy.ledger import create_ledger, default_ledger_url
+from tests.conftest import write_counts
 
 
 @dataclass(frozen=True)
@@ -41,3 +45,15 @@ def works(*arguments) -> Outcome:
     outcome = fedcore(*arguments)
     assert outcome.code == 0, outcome.err
     return outcome
+
+
+def private_population(path, matrix, *, epsilon: float | None = 8.0, delta: float = 1e-6, nominal: int | None = 1000,
+                       test: bool = False, heldout=None, **options):  # fmt: skip
+    """(population, ledger): counts with a budget in the ledger that FEDCORE_LEDGER names. test: a ledger of test noise."""
+    ledger = create_ledger(default_ledger_url(), test=test)
+    population = write_counts(path, matrix, heldout=heldout, nominal_clients=nominal,
+                              ledger={"id": ledger.id, "url": ledger.url}, **options)  # fmt: skip
+    ledger.register(population.id)
+    if epsilon is not None:
+        ledger.set_budget(population.id, epsilon, delta)
+    return population, ledger

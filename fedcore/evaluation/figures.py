@@ -102,7 +102,7 @@ def budget_figure(plan: Sequence[Mapping], published: Set[str], rho_max: float |
                       va="bottom", **_text(COLOURS[1]))  # fmt: skip
     axes.set_ylim(0, 1.14 * top)
     axes.set_xlim(-0.02 * len(plan), end)
-    axes.set_xlabel(f"releases published ({done} of {len(plan)} planned)", **_text())
+    axes.set_xlabel(f"releases charged ({done} of {len(plan)} planned)", **_text())
     _whole_numbers(axes.xaxis)
     _label_ends(axes, [(y[-1], f"{'planned' if ahead else 'spent'} {_brief(float(y[-1]))}")], COLOURS[0])
     return _png(figure)
@@ -157,7 +157,7 @@ def evaluation_figure(rows: Sequence[Mapping]) -> bytes:
     """
     rows = [row for row in rows if _is_number(row.get("kl"))]
     order = sorted(range(len(rows)), key=lambda i: rows[i]["kl"])
-    labels = ["\n".join(_label(part, 44) for part in label if part) for label in row_labels(rows)]
+    labels = ["\n".join(_label(part, 56) for part in label if part) for label in row_labels(rows)]
     rows, labels = [rows[i] for i in order], [labels[i] for i in order]
     figure, axes = _figure((SIZE[0], 1.0 + 0.36 * max(2, len(rows))))
     axes.set_title("Held-out KL by method, 95 % intervals", **_title())
@@ -175,7 +175,8 @@ def evaluation_figure(rows: Sequence[Mapping]) -> bytes:
         axes.annotate(f"{kl[y]:.3f}", (kl[y], y), xytext=(0, 5), textcoords="offset points", ha="center", **_text(SOFT))
     for y in place[~near]:
         axes.text(0.995, y, f"{kl[y]:.3g} ± {half[y]:.2g}, beyond the axis →", transform=axes.get_yaxis_transform(),
-                  ha="right", va="center", **_text(COLOURS[1]))  # fmt: skip
+                  ha="right", va="center", bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5},
+                  **_text(COLOURS[1]))  # fmt: skip
     axes.set_yticks(place, labels, parse_math=False, linespacing=1.0)
     axes.tick_params(axis="y", labelcolor=INK)
     axes.set_ylim(len(rows) - 0.5, -0.7)

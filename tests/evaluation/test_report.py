@@ -203,7 +203,7 @@ def test_a_private_run_states_its_privacy(private):
     assert "privacy: none" not in found.text
     for part in ("(5.25, 1e-10)-differential privacy per client", "the presence or absence of one client",
                  "add_or_remove_one", "ε of this run 5.25", "ρ of this run 0.48", "ε of the population, all runs 15",
-                 "ρ of the population, all runs 2.03", "exact noise", "clusters_004", "one cell per client",
+                 "ρ of the population, all runs 2.03", "exact noise", "clusters_004", "One cell per client",
                  "docs/privacy/histograms.md", "Not covered", *NOT_COVERED):  # fmt: skip
         assert part in found.text, part
     assert found.text.count("not made") == 1 and found.text.count("drawn 3 times") == 1
@@ -254,7 +254,7 @@ def test_no_privacy_is_said_first_and_with_the_reason(tmp_path, info, statement,
 def test_a_private_run_without_a_statement_claims_nothing(tmp_path):
     run = make(tmp_path, private=True, status="running")
     text = page(run).text
-    assert text.count(" published ") == 3 and text.count("not made") == 1  # what copies say without a ledger
+    assert text.count(" 0 published ") == 3 and text.count("not made") == 1  # what copies say without a ledger
     assert "not stated yet" in text and "privacy: none" not in text
     assert run_summary(run)["private"] is False and "not stated yet" in markdown_report(run, {})
 

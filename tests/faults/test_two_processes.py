@@ -4,10 +4,19 @@ import time
 
 import pytest
 
-from fedcore.errors import LeaseLost, RunBusy
+from fedcore.errors import ConfigError, LeaseLost, PopulationNotFound, RunBusy, RunError
 from fedcore.runs import Run, load_run
+from fedcore.session import abandon, ending
 from tests.faults.driver import PATIENCE, Kill
 from tests.faults.place import PRIVATE_ROUNDS, same_result, to_end
+
+
+def resume_it(here):
+    here.resume()
+
+
+def abandon_it(here):
+    abandon(here.run_path, ledger_url=here.url)
 
 
 def soon(condition) -> None:
@@ -74,16 +83,49 @@ def test_a_process_that_lost_its_run_cannot_publish(place, point, forfeited):
 
 
 @pytest.mark.parametrize("point", [Kill("commit", "before", 3), Kill("head", "before", 3)], ids=str)
-def test_a_process_that_lost_its_run_while_it_commits_loses_nothing_of_it(place, undisturbed, point):
-    """Where locks do not reach, its late commit may set the folder back; the ledger has all, and resuming mends it."""
-    here = place("test noise")
+@pytest.mark.parametrize("mode", ["plain", "test noise"])
+def test_a_process_that_lost_its_run_cannot_commit(place, undisturbed, mode, point):
+    here = place(mode)
     on = here.folder / "on"
     stale = here.launch(wait_at=point, until=on, locks=False)
     soon(lambda: on.with_suffix(".here").exists())
     to_end(here.resume(take_over=True))
     on.touch()
     assert here.wait(stale)["error"] == LeaseLost.__name__
-    if Run.open(here.run_path).status != "finished":
-        to_end(here.resume())
+    assert same_result(load_run(here.run_path), undisturbed[mode])
+    if here.private:
+        here.check_ledger(forfeited=0)
+
+
+@pytest.mark.parametrize("give_up", [resume_it, abandon_it])
+def test_a_run_that_ended_between_opening_and_locking_is_not_begun_again(place, undisturbed, monkeypatch, give_up):
+    here = place("test noise")
+    session = here.start()
+    session.training.step()
+    session.close()
+    lock = Run.lock
+
+    def late(run):
+        monkeypatch.undo()
+        to_end(here.resume())  # another process, quicker than this one
+        lock(run)
+
+    monkeypatch.setattr(Run, "lock", late)
+    with pytest.raises(RunError, match="ended"):
+        give_up(here)
     assert same_result(load_run(here.run_path), undisturbed["test noise"])
     here.check_ledger(forfeited=0)
+
+
+@pytest.mark.parametrize("mode", ["plain", "test noise"])
+def test_a_session_that_was_closed_or_failed_can_be_resumed_in_the_same_process(place, undisturbed, mode):
+    here = place(mode)
+    session = here.start()
+    with pytest.raises(ConfigError), ending(session):
+        session.training.step()
+        raise ConfigError("for a test")
+    assert load_run(here.run_path).head["status"] == "failed"
+    with pytest.raises(PopulationNotFound):  # a resumption that is refused keeps nobody out either
+        here.resume(population=str(here.folder / "elsewhere"))
+    to_end(here.resume())
+    assert same_result(load_run(here.run_path), undisturbed[mode])

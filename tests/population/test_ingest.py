@@ -370,6 +370,21 @@ def test_two_ids_with_one_hash(tmp_path, monkeypatch):
     assert counts_of(ingest(tmp_path / "a.csv", tmp_path / "p", append=True)) == summed(rows * 2)
 
 
+@pytest.mark.parametrize("column", [0, 1])
+def test_no_client_is_taken_for_another_with_half_its_key(tmp_path, column):
+    spilled = spill.Spill(tmp_path / "s", spill.Layout("counts", 2, None), memory=200)
+    for number in range(40):
+        keys = np.zeros((1, 2), np.uint64)
+        keys[0, column] = number
+        for _ in range(2):  # the second time it is known
+            spilled.add(keys, [f"{number:02d}"])
+            spilled.add_counts(False, keys, np.array([1]), np.array([number + 1]))
+    found = {}
+    for clients in spilled.clients():
+        found.update(zip(clients.ids, clients.train.toarray()[:, 1].tolist(), strict=True))
+    assert found == {f"{number:02d}": 2 * (number + 1) for number in range(40)}
+
+
 def test_nothing_remains_of_a_failed_ingest(tmp_path):
     write_csv(tmp_path / "a.csv", LONG, [("ann", 0, 2)] * 3)
     write_csv(tmp_path / "b.csv", LONG, [("ann", 0, 2), ("bob", 0, -1)])
