@@ -38,6 +38,7 @@ STATES_KEPT = 2
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, RuntimeError, zipfile.BadZipFile, zarr.errors.BaseZarrError)
 MAX_STATE_BYTES = 16 * 2**30
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+NO_HEAD = {"round": -1, "status": "running", "metrics_bytes": 0}  # before the first state
 STATUSES = ("running", "finished", "failed", "budget exhausted", "abandoned")
 
 
@@ -163,7 +164,7 @@ class Run:
             raise RunError(f"a run named {info['run_id']!r} exists already.", "Choose another name.") from None
         except OSError as error:
             raise RunError(f"cannot create a run in {str(folder)!r}: {error.strerror}.") from error
-        run = cls(path, {"schema": SCHEMA, **info}, {"round": -1, "status": "running", "metrics_bytes": 0})
+        run = cls(path, {"schema": SCHEMA, **info}, dict(NO_HEAD))
         try:
             run.lock()
             with writing("run.json"):
@@ -175,33 +176,34 @@ class Run:
         return run
 
     @classmethod
-    def open(cls, path: str | Path) -> Run:
-        """Raises RunNotFound, or RunError for unreadable, foreign or lost files."""
+    def open(cls, path: str | Path, *, without_head: bool = False) -> Run:
+        """Raises RunNotFound, or RunError for unreadable, foreign or lost files.
+
+        without_head: the head is lost and is not looked at; the run is as if it had no state yet.
+        """
         path = Path(path)
         if not (path / "run.json").is_file():
             raise RunNotFound(f"there is no run at {str(path)!r}.", "`fedcore runs list` shows the runs of a folder.")
-        info, head = _read_json(path / "run.json"), {"round": -1, "status": "running", "metrics_bytes": 0}
+        info = _read_json(path / "run.json")
         if info.get("schema") != SCHEMA:
             raise RunError(f"run {path.name!r} has the unknown schema {info.get('schema')!r}.", "Upgrade fedcore.")
         if not isinstance(info.get("run_id"), str):
             raise RunError(f"run.json of run {path.name!r} is not valid.", "Restore it from a backup.")
-        if (path / "head.json").exists():
-            head = _read_json(path / "head.json")
-        elif any(int(state.stem) > 0 for state in path.glob("state/[0-9]*.zip")):
-            # Without a head a run has no state yet, and would begin again over the states that it has.
-            raise RunError(f"the head of run {path.name!r} is missing.", "Restore head.json from a backup.")
-        if (not _is_count(head.get("round"), -1) or not _is_count(head.get("metrics_bytes"), 0)
-                or head.get("status") not in STATUSES):  # fmt: skip
-            raise RunError(f"the head of run {path.name!r} is not valid.", "Restore head.json from a backup.")
-        return cls(path, info, head)
+        return cls(path, info, dict(NO_HEAD) if without_head else _read_head(path))
 
     @classmethod
-    def open_locked(cls, path: str | Path) -> Run:
-        """The run as it is once it is locked: another process may have gone on with it until then."""
-        waiting = cls.open(path)
+    def open_locked(cls, path: str | Path, *, without_head: bool = False) -> Run:
+        """The run as it is once it is locked: another process may have gone on with it until then.
+
+        without_head: as in `open`; a damaged head is moved out of the way.
+        """
+        waiting = cls.open(path, without_head=without_head)
         waiting.lock()
         try:
-            run = cls.open(path)
+            if without_head and (waiting.path / "head.json").exists():
+                with writing("head.json"):
+                    os.replace(waiting.path / "head.json", waiting.path / "head.json.damaged")
+            run = cls.open(path, without_head=without_head)
         except BaseException:
             waiting.unlock()
             raise
@@ -301,6 +303,19 @@ class Run:
         except (OSError, ValueError) as error:
             raise RunError(f"metrics.jsonl of run {self.id!r} is unreadable ({type(error).__name__}).",
                            "Restore it from a backup.") from error  # fmt: skip
+
+
+def _read_head(path: Path) -> dict:
+    lost = "Restore head.json from a backup. Without one the run can only be given up: fedcore runs abandon."
+    head = dict(NO_HEAD)
+    if (path / "head.json").exists():
+        head = _read_json(path / "head.json")
+    elif any(int(state.stem) > 0 for state in path.glob("state/[0-9]*.zip")):  # it would begin again over its states
+        raise RunError(f"the head of run {path.name!r} is missing.", lost)
+    if (not _is_count(head.get("round"), -1) or not _is_count(head.get("metrics_bytes"), 0)
+            or head.get("status") not in STATUSES):  # fmt: skip
+        raise RunError(f"the head of run {path.name!r} is not valid.", lost)
+    return head
 
 
 def _is_count(value: Any, least: int) -> bool:

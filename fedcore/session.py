@@ -30,7 +30,9 @@ from fedcore.errors import (
     LedgerMissing,
     LedgerRolledBack,
     PopulationError,
+    RunBusy,
     RunError,
+    RunNotFound,
     WrongKind,
 )
 from fedcore.files import write_json
@@ -466,9 +468,15 @@ def ending(session: Session) -> Iterator[None]:
 def abandon(path: str | Path, *, ledger_url: str | None = None) -> Run:
     """Give a run up: what was reserved and never charged goes back to the budget; it cannot be resumed any more.
 
-    Raises RunBusy if another process works on it, and RunError if it has ended.
+    A run whose head is lost can be given up too. Raises RunBusy if another process works on it, and RunError if it has
+    ended or run.json is damaged.
     """
-    run = Run.open_locked(path)
+    try:
+        run = Run.open_locked(path)
+    except (RunNotFound, RunBusy):
+        raise
+    except RunError:
+        run = Run.open_locked(path, without_head=True)
     try:
         if run.status in ENDED:
             raise RunError(f"run {run.id!r} has ended ({run.status}).")

@@ -157,9 +157,9 @@ def evaluation_figure(rows: Sequence[Mapping]) -> bytes:
     """
     rows = [row for row in rows if _is_number(row.get("kl"))]
     order = sorted(range(len(rows)), key=lambda i: rows[i]["kl"])
-    labels = ["\n".join(_label(part, 56) for part in label if part) for label in row_labels(rows)]
+    labels = ["\n".join(_label(part, 48) for part in label if part) for label in row_labels(rows)]
     rows, labels = [rows[i] for i in order], [labels[i] for i in order]
-    figure, axes = _figure((SIZE[0], 1.0 + 0.36 * max(2, len(rows))))
+    figure, axes = _figure((SIZE[0] + 1.0, 1.0 + 0.36 * max(2, len(rows))))
     axes.set_title("Held-out KL by method, 95 % intervals", **_title())
     if not rows:
         return _nothing(figure, axes, "nothing was evaluated")
