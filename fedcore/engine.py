@@ -28,7 +28,7 @@ from fedcore.errors import FedcoreError, SensitivityError, UnplannedRelease, Wor
 from fedcore.population.blocks import ClientBlock, leaves
 from fedcore.population.store import Population
 from fedcore.privacy.plan import PlannedRelease
-from fedcore.rounds import FederatedMethod, Memory, Message, RoundInfo
+from fedcore.rounds import FederatedMethod, Message, RoundInfo
 from fedcore.runs import Run, read_values, write_values
 
 DEFAULT_CACHE_BYTES = 512 * 2**20
@@ -60,6 +60,8 @@ class BlockCache:
         self.bytes = 0
 
     def get(self, key: tuple, read: Callable[[], ClientBlock], limit: int) -> ClientBlock:
+        if limit <= 0:
+            return read()
         block = self.blocks.get(key)
         if block is not None:
             self.blocks.move_to_end(key)

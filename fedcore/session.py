@@ -40,6 +40,7 @@ from fedcore.methods import make_method
 from fedcore.population.store import Population
 from fedcore.privacy.accounting import epsilon_of, fits, rho_of
 from fedcore.privacy.ledger import Balance, ChainHead, Lease, Ledger, create_ledger, default_ledger_url, open_ledger
+from fedcore.privacy.ledger_schema import parse_url
 from fedcore.privacy.mechanisms import NoiseSource, SecureNoise, TestNoise
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.privacy.statement import PrivacyStatement, no_privacy, private_statement
@@ -48,7 +49,7 @@ from fedcore.runs import Run, writing
 
 WITNESS = "ledger-head.json"
 UNIT, RELATION = "client", "add_or_remove_one"
-ASKED = {"method", "config", "kernel", "private", "population", "plan", "rho", "seed", "test_noise"}  # of run.json
+ASKED = {"method", "config", "kernel", "private", "population", "plan", "rho", "seed", "test_noise", "features"}  # of run.json
 ENDED = ("finished", "budget exhausted", "abandoned")
 
 
@@ -77,12 +78,20 @@ def ledger_name(url: str | None = None) -> dict:
 
     Made if it does not exist yet. A ledger of test noise is taken as it is.
     """
-    url = url or default_ledger_url()
+    url = _from_the_root(url or default_ledger_url())
     try:
         ledger = open_ledger(url)
     except LedgerMissing:
         ledger = create_ledger(url)
     return {"id": ledger.id, "url": ledger.url}
+
+
+def _from_the_root(url: str) -> str:
+    """A SQLite address with its whole path: populations are used from other folders than the one they were made in."""
+    parsed = parse_url(url)
+    if parsed.get_backend_name() != "sqlite":
+        return url
+    return parsed.set(database=str(Path(parsed.database).expanduser().absolute())).render_as_string()
 
 
 def ledger_of(population: Population, url: str | None = None) -> Ledger:
@@ -241,6 +250,10 @@ def start(request: TrainRequest, backend: Backend, *, stamp: str, ledger_url: st
     """
     method, population, ledger, plan, rho = _prepare(request, ledger_url)
     run_id = request.run_id or f"{request.method}-{population.path.name}-{stamp}-{secrets.token_hex(2)}"
+    if ledger is not None and ledger.run_status(run_id) is not None:
+        # Its published values would be taken for those of this run.
+        raise RunError(f"ledger {ledger.id} knows a run named {run_id!r} already.",
+                       "Choose another name. A run that was interrupted is resumed, not started again.")  # fmt: skip
     run = Run.create(Path(request.runs), {
         "run_id": run_id,
         "method": request.method,
@@ -283,10 +296,7 @@ def resume(path: str | Path, backend: Backend, *, cache_bytes: int = DEFAULT_CAC
 
 def _reopen(run: Run, backend: Backend, cache_bytes: int, take_over: bool, ledger_url: str | None,
             population: str | None) -> Session:  # fmt: skip
-    info = run.info
-    missing = ASKED - info.keys()
-    if missing:
-        raise RunError(f"run.json of run {run.path.name!r} lacks {sorted(missing)[0]!r}.", "Restore it from a backup.")
+    info = asked(run)
     try:
         config, kernel, private = info["config"], info["kernel"], info["private"]
         path, version, id = (info["population"][name] for name in ("path", "version", "id"))
@@ -313,6 +323,14 @@ def _reopen(run: Run, backend: Backend, cache_bytes: int, take_over: bool, ledge
     return _open(method, store, run, backend, cache_bytes, ledger, plan, take_over=take_over)
 
 
+def asked(run: Run) -> dict:
+    """What run.json says that was asked. Raises RunError if something is missing."""
+    missing = ASKED - run.info.keys()
+    if missing:
+        raise RunError(f"run.json of run {run.path.name!r} lacks {sorted(missing)[0]!r}.", "Restore it from a backup.")
+    return run.info
+
+
 def check_resumable(run: Run) -> None:
     """Raises RunError if the run has ended."""
     if run.status in ENDED:
@@ -322,7 +340,8 @@ def check_resumable(run: Run) -> None:
 def vocabulary_of(run: Run) -> list[str] | None:
     """The vocabulary of the population that the run was trained on; None if it has none or is not there any more."""
     try:
-        return Population.open(run.info["population"]["path"], version=run.info["population"]["version"]).vocabulary()
+        where = asked(run)["population"]
+        return Population.open(where["path"], version=where["version"]).vocabulary()
     except PopulationError:
         return None
 
@@ -480,12 +499,17 @@ def abandon(path: str | Path, *, ledger_url: str | None = None) -> Run:
     try:
         if run.status in ENDED:
             raise RunError(f"run {run.id!r} has ended ({run.status}).")
-        if run.info["private"]:
-            population = Population.open(run.info["population"]["path"], version=run.info["population"]["version"])
+        info, ledger, population = asked(run), None, None
+        method = make_method(info["method"], info["config"])
+        if method.private:
+            population = Population.open(info["population"]["path"], version=info["population"]["version"])
             ledger = ledger_of(population, ledger_url)
             if ledger.has_reservation(run.id):
                 ledger.finish(ledger.acquire(run.id), "abandoned")
                 remember_head(population, ledger)
+        statement = statement_of(run, method, ledger, population).to_json()
+        with writing("statement.json"):
+            write_json(run.path / "statement.json", statement)
         run.finish("abandoned")
     finally:
         run.unlock()

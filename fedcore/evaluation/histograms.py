@@ -24,10 +24,10 @@ import numpy as np
 from fedcore.aggregation import FloatSum, Statistics
 from fedcore.errors import PopulationError
 from fedcore.histograms.config import HistogramsConfig
-from fedcore.histograms.leaf import inverse_totals, segment_sums
+from fedcore.histograms.leaf import inverse_totals
 from fedcore.histograms.personal import centre_weights, clusters_of
 from fedcore.histograms.state import HistogramsState
-from fedcore.population.blocks import CountsBlock
+from fedcore.population.blocks import CountsBlock, segment_sums
 from fedcore.randomness import client_uniforms
 
 SMOOTHING = 1e-10

@@ -21,12 +21,12 @@ import numpy as np
 from fedcore.aggregation import ArgMax, FloatSum, Statistics
 from fedcore.errors import PopulationError
 from fedcore.histograms.config import HistogramsConfig
-from fedcore.histograms.leaf import inverse_totals, scores, segment_sums, sums_by_cell
+from fedcore.histograms.leaf import inverse_totals, scores, sums_by_cell
 from fedcore.histograms.private import START
 from fedcore.histograms.simplex import assignment_logs, metric, perturbed, smooth, ward_merge
 from fedcore.histograms.sizes import sizes_of
 from fedcore.histograms.state import HistogramsState
-from fedcore.population.blocks import CountsBlock
+from fedcore.population.blocks import CountsBlock, segment_sums
 from fedcore.randomness import client_uniforms, stream
 from fedcore.rounds import PublicFacts, RoundInfo
 

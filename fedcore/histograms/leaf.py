@@ -9,15 +9,8 @@ from __future__ import annotations
 import numpy as np
 import scipy.sparse as sp
 
-from fedcore.population.blocks import CountsBlock
-
-GRID_BITS = 16
-GRID_NORM = 2**GRID_BITS  # the clip, in grid steps: the sensitivity of every release, a whole number by construction
-
-
-def grid_step(clip: float) -> float:
-    """Width of a grid step: clip / 2**16."""
-    return clip / GRID_NORM
+from fedcore.population.blocks import CountsBlock, segment_sums
+from fedcore.privacy.grid import bound_norms, grid_step
 
 
 def inverse_totals(block: CountsBlock) -> np.ndarray:
@@ -36,16 +29,6 @@ def assign(block: CountsBlock, log_centres: np.ndarray) -> np.ndarray:
     if log_centres.shape[1] == 1:
         return np.zeros(block.clients, np.int64)
     return scores(block, log_centres).argmax(axis=1)
-
-
-def segment_sums(values: np.ndarray, indptr: np.ndarray) -> np.ndarray:
-    """(C,) sums of the entries of each client; 0 for a client without entries."""
-    sums = np.zeros(len(indptr) - 1, values.dtype)
-    filled = indptr[1:] > indptr[:-1]
-    if filled.any():
-        # reduceat yields the *next* entry for an empty segment, hence only segments with entries are given to it
-        sums[filled] = np.add.reduceat(values, indptr[:-1][filled])
-    return sums
 
 
 def _keys(block: CountsBlock, cells: np.ndarray, k: int) -> np.ndarray:
@@ -94,18 +77,3 @@ def clipped_on_grid(block: CountsBlock, whitening: np.ndarray, clip: float) -> n
         whitened[np.repeat(~usable, lengths)] = 0.0  # 0 * inf is not 0
     grid = np.trunc(whitened, out=whitened)
     return bound_norms(grid, block.indptr)
-
-
-def bound_norms(grid: np.ndarray, indptr: np.ndarray) -> np.ndarray:
-    """Scales down, in exact integer arithmetic, every client whose grid values exceed the norm 2**16.
-
-    grid: (nnz,) float64 whole numbers with squared norms below 2**53; changed in place and returned. With r a whole
-    number above the norm, |z| becomes floor(|z| 2**16 / r), which cannot leave a norm above 2**16.
-    """
-    squares = segment_sums(grid * grid, indptr)
-    for client in np.flatnonzero(squares > GRID_NORM**2):
-        entries = slice(indptr[client], indptr[client + 1])
-        whole = grid[entries].astype(np.int64)
-        above = int(np.sqrt(squares[client])) + 1
-        grid[entries] = np.sign(whole) * (np.abs(whole) * GRID_NORM // above)
-    return grid

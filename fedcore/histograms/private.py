@@ -22,11 +22,12 @@ import numpy as np
 
 from fedcore.aggregation import IntegerSum, Statistics
 from fedcore.histograms.config import HistogramsConfig
-from fedcore.histograms.leaf import GRID_NORM, assign, clipped_on_grid, grid_step, integer_sums_by_cell
+from fedcore.histograms.leaf import assign, clipped_on_grid, integer_sums_by_cell
 from fedcore.histograms.simplex import assignment_logs, metric, perturbed, project, shrink, ward_merge
 from fedcore.histograms.sizes import sizes_of
 from fedcore.histograms.state import HistogramsState
 from fedcore.population.blocks import CountsBlock
+from fedcore.privacy.grid import GRID_NORM, grid_step
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.randomness import stream
 from fedcore.rounds import PublicFacts, RoundInfo

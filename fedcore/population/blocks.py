@@ -120,6 +120,16 @@ def leaves(block: ClientBlock, clients_per_leaf: int) -> Iterator[ClientBlock]:
         yield block.slice(start, stop, block.leaf + number)
 
 
+def segment_sums(values: np.ndarray, ptr: np.ndarray, dtype=None) -> np.ndarray:
+    """(C,) sums of values[ptr[i] : ptr[i + 1]]; 0 for an empty segment. dtype: of the sums, by default that of values."""
+    sums = np.zeros(len(ptr) - 1, dtype or values.dtype)
+    filled = ptr[1:] > ptr[:-1]
+    if filled.any():
+        # reduceat yields the *next* entry for an empty segment, hence only segments with entries are given to it
+        sums[filled] = np.add.reduceat(values, ptr[:-1][filled], dtype=dtype)
+    return sums
+
+
 def counts_block(first: int, leaf: int, matrix: sp.csr_matrix, heldout: sp.csr_matrix | None = None) -> CountsBlock:
     """A block from a CSR matrix of whole counts (clients, d)."""
     matrix = sp.csr_matrix(matrix)

@@ -13,7 +13,7 @@ import scipy.sparse as sp
 from fedcore.errors import ChunkError, ManifestError, PopulationError
 from fedcore.population import arrays, identifiers, layout
 from fedcore.population import manifest as manifests
-from fedcore.population.blocks import FLOAT32_EXACT, ClientBlock, CountsBlock, Kind, RowsBlock
+from fedcore.population.blocks import FLOAT32_EXACT, ClientBlock, CountsBlock, Kind, RowsBlock, segment_sums
 from fedcore.population.checks import Rows
 from fedcore.population.manifest import BlockEntry, Manifest, PartEntry
 
@@ -319,7 +319,7 @@ class Population:
             if data.min() <= 0:
                 raise arrays.ArrayDamaged(f"{name}/counts holds a count below one")
             largest = int(data.max())
-        totals = _segment_sums(data, ptr)
+        totals = segment_sums(data, ptr, np.int64).astype(np.float64)  # exact: a client's tokens stay below 2**53
         if part.entries <= np.iinfo(np.int32).max:
             ptr = ptr.astype(np.int32)  # SciPy copies the indices when their type differs from that of indptr
         data = data.astype(np.float32 if largest < FLOAT32_EXACT else np.float64)
@@ -329,15 +329,6 @@ class Population:
 def _check_pointers(ptr: np.ndarray, entries: int, name: str) -> None:
     if ptr[0] != 0 or ptr[-1] != entries or (np.diff(ptr) < 0).any():
         raise arrays.ArrayDamaged(f"{name} does not run from 0 to {entries} without going back")
-
-
-def _segment_sums(data: np.ndarray, ptr: np.ndarray) -> np.ndarray:
-    """(C,) float64 sums of the segments; exact, since a client's tokens stay below 2**53."""
-    sums = np.zeros(len(ptr) - 1)
-    filled = ptr[1:] > ptr[:-1]
-    if filled.any():
-        sums[filled] = np.add.reduceat(data, ptr[:-1][filled], dtype=np.int64)
-    return sums
 
 
 def _increasing_within_clients(block: CountsBlock) -> bool:

@@ -1,10 +1,8 @@
-"""Noise, and the integer grid that it is added on.
+"""Noise. What it is added to is made in `fedcore.privacy.grid`.
 
     SecureNoise          exact discrete Gaussian from a cryptographic generator: the only noise that protects people
     TestNoise            pseudo-random, repeatable, anyone with the key can subtract it: a run with it is not private
     simulated_gaussian   continuous, for the experiments of papers; protects nobody
-
-    truncate_to_grid, check_l2_rows    floats of clients -> integers whose L2 norm holds exactly
 
 The argument is docs/privacy/discrete-gaussian.md.
 """
@@ -18,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from fedcore.errors import ConfigError, PrivacyError, SensitivityError
+from fedcore.errors import PrivacyError, SensitivityError
 from fedcore.privacy.plan import PlannedRelease
 
 # Values stay below 2**62 (aggregation.IntegerSum refuses more), and noise of this scale reaches 2**62 only at 128
@@ -28,9 +26,6 @@ LARGEST_SCALE = 2.0**55
 LARGEST_SENSITIVITY = 2**53  # exact as a float
 SCALE_STEPS = 64
 
-LARGEST_GRID_VALUE = 2.0**53
-LARGEST_ROW_BOUND = 2**31
-LOW_BITS = 32
 
 
 class NoiseSource(Protocol):
@@ -139,76 +134,3 @@ def simulated_gaussian(rng: np.random.Generator, values: np.ndarray, scale: floa
     Floating-point Gaussians leak through their low bits (Mironov 2012); results of this are never called private.
     """
     return values + rng.normal(0.0, scale, np.shape(values))
-
-
-# --- the grid -------------------------------------------------------------------------------------------------------
-
-
-def truncate_to_grid(y: np.ndarray, step: float) -> np.ndarray:
-    """The grid values z, |z| * step <= |y|: y / step truncated toward zero, exactly. Any shape; returns int64.
-
-    Truncation toward zero cannot raise a norm; rounding to nearest can. NaN becomes 0, and anything beyond 2**53 steps
-    saturates there (nothing that a client holds may make the run fail). Raises ConfigError for a step that is not in
-    [2**-500, 2**500].
-    """
-    if not 2.0**-500 <= step <= 2.0**500:
-        raise ConfigError(f"a grid step must be between 2**-500 and 2**500, not {step!r}.")
-    y = np.asarray(y, np.float64)
-    with np.errstate(over="ignore", invalid="ignore"):
-        quotient = np.nan_to_num(y / step, nan=0.0, posinf=LARGEST_GRID_VALUE, neginf=-LARGEST_GRID_VALUE)
-    steps = np.minimum(np.trunc(np.abs(quotient)), LARGEST_GRID_VALUE)
-    # The quotient is rounded, so it may lie on the next integer; then one step less. Compare without rounding.
-    product, error = _two_product(steps, step)
-    magnitude = np.abs(y)
-    steps = np.where((product > magnitude) | ((product == magnitude) & (error > 0)), steps - 1, steps)
-    return np.copysign(steps, y).astype(np.int64)
-
-
-def _two_product(a: np.ndarray, b: float) -> tuple[np.ndarray, np.ndarray]:
-    """a * b = product + error exactly (Dekker 1971), barring over- and underflow."""
-    product = a * b
-    a_high, b_high = a * 134217729.0, b * 134217729.0  # 2**27 + 1 splits 53 bits into 26 + 26
-    a_high = a_high - (a_high - a)
-    b_high = b_high - (b_high - b)
-    a_low, b_low = a - a_high, b - b_high
-    return product, ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
-
-
-def check_l2_rows(values: np.ndarray, rows: np.ndarray, n_rows: int, bound: int) -> np.ndarray:
-    """The same grid values, with every row whose L2 norm exceeds `bound` scaled down until it does not.
-
-    values: (nnz,) int64 entries of a sparse matrix; rows: (nnz,) the row of each; bound: whole number of grid units,
-    at most 2**31. Norms are compared in integer arithmetic: sum z**2 <= bound**2 holds exactly in the result, whatever
-    came in. A row's result depends on that row only. Raises ConfigError for a bad bound, TypeError for non-integers.
-    """
-    if type(bound) is not int or not 0 < bound <= LARGEST_ROW_BOUND:
-        raise ConfigError(f"the bound on a row must be a whole number in 1 .. 2**31, not {bound!r}.")
-    if values.dtype != np.int64:
-        raise TypeError(f"grid values are int64, not {values.dtype}")
-    values = np.clip(values, -bound, bound)  # an entry beyond the bound breaks it alone; and squares now fit
-    while True:
-        high, low = _squared_norms(values, rows, n_rows)
-        over = (high > bound**2 >> LOW_BITS) | ((high == bound**2 >> LOW_BITS) & (low > bound**2 % 2**LOW_BITS))
-        if not over.any():
-            return values
-        factor = np.ones(n_rows)
-        factor[over] = bound / np.sqrt(high[over] * 2.0**LOW_BITS + low[over]) * (1 - 2.0**-40)
-        values = np.trunc(values * factor[rows]).astype(np.int64)  # exact where the factor is 1
-
-
-def check_l2_dense(values: np.ndarray, bound: int) -> np.ndarray:
-    """`check_l2_rows` for (rows, columns) int64."""
-    n, d = values.shape
-    return check_l2_rows(values.ravel(), np.repeat(np.arange(n), d), n, bound).reshape(n, d)
-
-
-def _squared_norms(values: np.ndarray, rows: np.ndarray, n_rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """(high, low), each (n_rows,) int64 with sum z**2 = high * 2**32 + low exactly, for |z| <= 2**31."""
-    squares = values * values
-    if len(squares) == 0 or len(squares) * int(squares.max()) < 2**53:  # then float64 sums are exact, and faster
-        total = np.bincount(rows, squares, n_rows).astype(np.int64)
-        return total >> LOW_BITS, total & (2**LOW_BITS - 1)
-    high, low = np.zeros(n_rows, np.int64), np.zeros(n_rows, np.int64)
-    np.add.at(high, rows, squares >> LOW_BITS)
-    np.add.at(low, rows, squares & (2**LOW_BITS - 1))
-    return high + (low >> LOW_BITS), low & (2**LOW_BITS - 1)

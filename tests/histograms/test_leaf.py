@@ -6,17 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcore.histograms.leaf import (
-    GRID_NORM,
     assign,
-    bound_norms,
     clipped_on_grid,
-    grid_step,
     integer_sums_by_cell,
     inverse_totals,
-    segment_sums,
     sums_by_cell,
 )
-from fedcore.population.blocks import leaves
+from fedcore.population.blocks import leaves, segment_sums
+from fedcore.privacy.grid import GRID_NORM, bound_norms, grid_step
 from tests.histograms.example_clients import block_of, counts_arrays, dense_histograms, random_counts
 
 

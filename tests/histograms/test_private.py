@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from fedcore.aggregation import IntegerSum, values
 from fedcore.histograms import Histograms, HistogramsConfig, HistogramsState
-from fedcore.histograms.leaf import GRID_NORM, grid_step
 from fedcore.histograms.private import ReleaseMessage
+from fedcore.privacy.grid import GRID_NORM, grid_step
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.runs import read_values, state_values, write_values
 from tests.histograms.example_clients import block_of, counts_arrays, random_counts
