@@ -90,9 +90,12 @@ def parse_bytes(text: str) -> int:
     units = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
     number = text.strip().rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
     try:
-        return int(float(number) * units[text.strip()[len(number) :].lower()])
-    except (KeyError, ValueError):
-        raise ConfigError(f"{text!r} is not a size.", "Write it like 512MiB or 2GB.") from None
+        size = int(float(number) * units[text.strip()[len(number) :].lower()])
+    except (KeyError, ValueError, OverflowError):
+        size = -1
+    if size < 0:
+        raise ConfigError(f"{text!r} is not a size.", "Write it like 512MiB or 2GB.")
+    return size
 
 
 def read_settings(config: Path | None, pairs: list[str] | None) -> dict[str, Any]:
@@ -116,16 +119,30 @@ def read_settings(config: Path | None, pairs: list[str] | None) -> dict[str, Any
     return settings
 
 
-OPTIONS = ("columns", "features", "heldout", "dtype", "array", "prefix", "heldout_prefix", "tokeniser", "delimiter",
-           "clients_per_leaf", "clients_per_block")  # fmt: skip
+TEXT_OPTIONS = ("columns", "heldout", "dtype", "array", "prefix", "heldout_prefix", "tokeniser", "delimiter")
+NUMBER_OPTIONS = ("features", "clients_per_leaf", "clients_per_block")
 
 
 def format_options(pairs: list[str] | None) -> dict[str, Any]:
-    """--option pairs of `population ingest`. Raises ConfigError for one that there is not."""
+    """--option pairs of `population ingest`; columns are separated by commas.
+
+    Raises ConfigError for an option that there is not, or that is of the wrong type.
+    """
     options = read_settings(None, pairs)
-    unknown = sorted(options.keys() - set(OPTIONS))
-    if unknown:
-        raise ConfigError(f"there is no option {unknown[0]!r}.", f"Options are {', '.join(OPTIONS)}.")
+    known = (*TEXT_OPTIONS, *NUMBER_OPTIONS)
+    for name, value in options.items():
+        if name not in known:
+            raise ConfigError(f"there is no option {name!r}.", f"Options are {', '.join(known)}.")
+        if name in NUMBER_OPTIONS and (type(value) is not int or value < 1):
+            raise ConfigError(f"the option {name!r} is a whole number from 1, not {value!r}.")
+        if name in TEXT_OPTIONS and name != "columns" and not isinstance(value, str):
+            raise ConfigError(f"the option {name!r} is text, not {value!r}.", f"Quote it: '{name}=\"{value}\"'.")
+    if isinstance(columns := options.get("columns"), str):
+        options["columns"] = [name.strip() for name in columns.split(",")]
+    elif columns is not None and not (isinstance(columns, list) and all(isinstance(name, str) for name in columns)):
+        raise ConfigError(f"the option 'columns' is a list of names, not {columns!r}.", "Write columns=one,two.")
+    if len(options.get("delimiter", ",")) != 1:
+        raise ConfigError(f"a delimiter is one character, not {options['delimiter']!r}.")
     return options
 
 
@@ -296,7 +313,7 @@ def train(
     settings: Settings = None,
     runs: Runs = Path("runs"),
     run_id: Annotated[str | None, typer.Option(help="Name of the run.")] = None,
-    version: Annotated[int | None, typer.Option(min=1, help="Version of the population; the newest by default.")] = None,
+    version: Annotated[int | None, typer.Option(min=1, help="Version of the population; default: the newest.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Names the simulation's random streams; protects nobody.")] = 0,
     workers: Workers = None,
     dask: Dask = None,
@@ -308,13 +325,18 @@ def train(
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Train a model; with Prefect and Dask by default, in this process with --local."""
-    from fedcore.methods import make_method
+    from pydantic import ValidationError
+
+    from fedcore.methods import explain, make_method
     from fedcore.session import TrainRequest, check, start
 
     use_ledger(ledger)
-    request = TrainRequest(method=method, population=str(population), settings=read_settings(config, settings),
-                           runs=str(runs), run_id=run_id, version=version, seed=seed, cache_bytes=parse_bytes(cache),
-                           test_noise=test_noise)  # fmt: skip
+    try:
+        request = TrainRequest(method=method, population=str(population), settings=read_settings(config, settings),
+                               runs=str(runs), run_id=run_id, version=version, seed=seed,
+                               cache_bytes=parse_bytes(cache), test_noise=test_noise)  # fmt: skip
+    except ValidationError as error:
+        raise ConfigError(f"the run cannot be made: {explain(error)}", "See `fedcore train --help`.") from None
     check(request)  # a mistake is told at once, not after a server has started
     if local:
         private = make_method(method, request.settings).private
@@ -336,24 +358,25 @@ def resume(
     dask: Dask = None,
     local: Local = False,
     cache: Cache = "512MiB",
-    take_over: Annotated[bool, typer.Option("--take-over", help="Take the run from a holder that seems alive.")] = False,
+    take_over: Annotated[bool, typer.Option("--take-over", help="Take it from a holder that seems alive.")] = False,
     population: Annotated[Path | None, typer.Option(help="Where the population is now, if it was moved.")] = None,
     ledger: Ledger = None,
     as_json: Json = False,
 ) -> None:
     """Go on with a run after its last committed round."""
     from fedcore.runs import Run
-    from fedcore.session import check_resumable
+    from fedcore.session import asked, check_resumable
     from fedcore.session import resume as reopen
 
     use_ledger(ledger)
     opened = Run.open(run)
     check_resumable(opened)
+    asked(opened)
     moved = None if population is None else str(population)
     if local:
         path = in_process(lambda backend: reopen(run, backend, cache_bytes=parse_bytes(cache), take_over=take_over,
                                                  population=moved),
-                          workers, dask, opened.info["private"], as_json)  # fmt: skip
+                          workers, dask, asked(opened)["private"], as_json)  # fmt: skip
     else:
         flows = import_module("flows.train")
         compute = flows.Compute(workers=workers or 2, dask=dask, cache_bytes=parse_bytes(cache))
@@ -418,12 +441,13 @@ def runs_list(runs: Runs = Path("runs"), as_json: Json = False) -> None:
     """The runs of a folder."""
     from fedcore.runs import list_runs
 
-    rows = [
-        {"run": str(run.path), "method": run.info["method"], "population": run.info["population"]["name"],
-         "version": run.info["population"]["version"], "status": run.status, "rounds": max(run.round, 0),
-         "private": run.info["private"] and run.info["test_noise"] is None, "started": run.info["started"]}
-        for run in list_runs(runs)
-    ]  # fmt: skip
+    rows = []
+    for run in list_runs(runs):
+        info, population = run.info, run.info.get("population") or {}
+        rows.append({"run": str(run.path), "method": info.get("method"), "population": population.get("name"),
+                     "version": population.get("version"), "status": run.status, "rounds": max(run.round, 0),
+                     "private": bool(info.get("private")) and not info.get("test_noise"),
+                     "started": info.get("started")})  # fmt: skip
     if as_json:
         return say({"runs": rows}, True)
     table(f"Runs in {runs}", rows) if rows else print(f"no runs in {runs}")
@@ -485,15 +509,14 @@ def evaluate(
 
     store = open_population(population)
     if not_private is not None:
-        result = evaluate_run(run, store)
-        write_not_private(result, not_private)
+        write_not_private(evaluate_run(run, store), not_private)
+        return say({"not_private": str(not_private)}, as_json)  # the scores go into the file and nowhere else
+    check_public(store)
+    if local:
+        result = evaluate_run(run, store, keep=True)
     else:
-        check_public(store)
-        if local:
-            result = evaluate_run(run, store, keep=True)
-        else:
-            flows = import_module("flows.evaluate")
-            result = flows.evaluate_run_flow(run=str(run), population=str(population), workers=workers or 2, dask=dask)
+        flows = import_module("flows.evaluate")
+        result = flows.evaluate_run_flow(run=str(run), population=str(population), workers=workers or 2, dask=dask)
     if as_json:
         return say(result, True)
     table(result["title"], result["rows"])

@@ -55,8 +55,10 @@ def prepare(folder: Path, say: Callable[[str], None]) -> tuple[Population, Popul
     account.register(private.id)
     account.set_budget(private.id, EPSILON, DELTA)
     remember_head(private, account)
-    say(f"{private.n_clients} files are private clients (the run is planned for a declared {NOMINAL_CLIENTS}); "
-        f"{evaluation.n_clients} others are public: their first halves are known, their second halves held out.")  # fmt: skip
+    say(
+        f"{private.n_clients} files are private clients (the run is planned for a declared {NOMINAL_CLIENTS}); "
+        f"{evaluation.n_clients} others are public: their first halves are known, their second halves held out."
+    )
     say(f"Budget: epsilon = {EPSILON:g} at delta = {DELTA:g}, for each file, for ever.")
     return private, evaluation
 

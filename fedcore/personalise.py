@@ -18,24 +18,25 @@ from fedcore.files import sync_folder
 from fedcore.methods import make_method
 from fedcore.population.blocks import leaves
 from fedcore.population.store import Population
+from fedcore.rounds import FederatedMethod, State
 from fedcore.runs import Run, read_values
+from fedcore.session import asked
 
-NOTE = ("Personalised outputs contain each client's own data. They are not differentially private: give each client its "
-        "own row and nobody else's.")  # fmt: skip
+NOTE = ("Personalised outputs contain each client's own data. They are not differentially private: give each client "
+        "its own row and nobody else's.")  # fmt: skip
 
 
 def personalise(run_path: str | Path, population_path: str | Path, dest: str | Path, progress=None) -> dict:
-    """Write `dest`: a Zarr group with one array for each output, first axis = clients, and clients.jsonl with their ids.
+    """Write `dest`: a Zarr group with an array for each output, first axis = clients, and clients.jsonl with their ids.
 
     Memory stays at one block. Raises RunError, WrongKind if run and population do not fit, PopulationError if `dest`
     exists. Returns {"dest", "clients", "outputs", "sensitive", "note"}.
     """
     run, population, dest = Run.open(run_path), Population.open(population_path), Path(dest)
-    method = make_method(run.info["method"], run.info["config"])
     check_fits(run, population)
     if dest.exists():
         raise PopulationError(f"{str(dest)!r} exists already.", "Name a folder that does not exist.")
-    state = method.State(**run.read_state())
+    method, state = trained(run)
     memory = run.memory_folder(run.round) if run.memory_folder(run.round).exists() else None
     partial = dest.with_name(f".{dest.name}.{os.getpid()}.partial")
     try:
@@ -45,7 +46,7 @@ def personalise(run_path: str | Path, population_path: str | Path, dest: str | P
         with open(partial / "clients.jsonl", "w") as ids:
             for index in range(len(population.blocks)):
                 kept = None if memory is None else read_values(memory_file(memory, index))
-                _write_block(group, method, state, population, index, kept)
+                outputs = _write_block(group, method, state, population, index, kept)
                 ids.writelines(json.dumps(str(client)) + "\n" for client in population.client_ids(index))
                 if progress is not None:
                     progress(index + 1, len(population.blocks))
@@ -55,11 +56,13 @@ def personalise(run_path: str | Path, population_path: str | Path, dest: str | P
         raise PopulationError(f"cannot write {str(dest)!r}: {error.strerror}.", "Nothing was kept.") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    outputs = sorted(zarr.open_group(dest, mode="r").array_keys())
-    return {"dest": str(dest), "clients": population.n_clients, "outputs": outputs, "sensitive": True, "note": NOTE}
+    return {"dest": str(dest), "clients": population.n_clients, "outputs": sorted(outputs), "sensitive": True,
+            "note": NOTE}  # fmt: skip
 
 
-def _write_block(group, method, state, population: Population, index: int, memory) -> None:
+def _write_block(group, method, state, population: Population, index: int, memory) -> set[str]:
+    """Returns the names of the outputs."""
+    names: set[str] = set()
     block = population.read(index)
     with answering(method, index):
         for leaf in leaves(block, population.clients_per_leaf):
@@ -72,14 +75,28 @@ def _write_block(group, method, state, population: Population, index: int, memor
                                        chunks=(population.clients_per_leaf, *values.shape[1:]),
                                        config={"write_empty_chunks": True})  # fmt: skip
                 group[name][leaf.first : leaf.first + leaf.clients] = values
+                names.add(name)
+    return names
+
+
+def trained(run: Run) -> tuple[FederatedMethod, State]:
+    """The run's method and its last committed state. Raises RunError, also for a state of another version's."""
+    info = asked(run)
+    method, values = make_method(info["method"], info["config"]), run.read_state()
+    try:
+        return method, method.State(**values)
+    except TypeError as error:
+        raise RunError(f"the state of run {run.id!r} is not one of method {method.name!r} ({error}).",
+                       "Restore it from a backup, or use the version that wrote it.") from error  # fmt: skip
 
 
 def check_fits(run: Run, population: Population) -> None:
     """Raises unless the run's model can be applied to this population."""
-    kind = make_method(run.info["method"], run.info["config"]).kind
-    if population.kind != kind or population.features != run.info["features"]:
+    info = asked(run)
+    kind = make_method(info["method"], info["config"]).kind
+    if population.kind != kind or population.features != info["features"]:
         raise WrongKind(
-            f"run {run.id!r} needs {kind} with {run.info['features']} features; population {population.path.name!r} "
+            f"run {run.id!r} needs {kind} with {info['features']} features; population {population.path.name!r} "
             f"holds {population.kind} with {population.features}.", "Ingest it with the same vocabulary or columns.",
         )  # fmt: skip
     if run.round < 1:

@@ -48,8 +48,9 @@ from fedcore.rounds import FederatedMethod, PublicFacts
 from fedcore.runs import Run, writing
 
 WITNESS = "ledger-head.json"
+CRUMB = 1e-6  # what rounding leaves of a budget that was given to a run whole, as a share of it; it buys noise only
 UNIT, RELATION = "client", "add_or_remove_one"
-ASKED = {"method", "config", "kernel", "private", "population", "plan", "rho", "seed", "test_noise", "features"}  # of run.json
+ASKED = {"method", "config", "kernel", "private", "population", "features", "plan", "rho", "seed", "test_noise"}
 ENDED = ("finished", "budget exhausted", "abandoned")
 
 
@@ -232,8 +233,10 @@ def _prepare(request: TrainRequest, ledger_url: str | None):
     method = make_method(request.method, request.settings)
     population = Population.open(request.population, version=request.version)
     if population.kind != method.kind:
-        raise WrongKind(f"method {method.name!r} needs a population of {method.kind}, and {population.path.name!r} holds "
-                        f"{population.kind}.", "Ingest the data as the other kind, or choose another method.")  # fmt: skip
+        raise WrongKind(
+            f"method {method.name!r} needs a population of {method.kind}, and {population.path.name!r} holds "
+            f"{population.kind}.", "Ingest the data as the other kind, or choose another method.",
+        )  # fmt: skip
     if not method.private:
         return method, population, None, [], None
     ledger = ledger_of(population, ledger_url)
@@ -307,6 +310,7 @@ def _reopen(run: Run, backend: Backend, cache_bytes: int, take_over: bool, ledge
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RunError(f"run.json or head.json of run {run.path.name!r} is damaged ({type(error).__name__}: {error}).",
                        "Restore them from a backup.") from error  # fmt: skip
+    run.metrics()  # damage is told before anything is charged
     store = Population.open(population or path, version=version)
     if store.id != id:
         raise RunError(f"run {run.id!r} belongs to another population than {str(store.path)!r}.",
@@ -386,7 +390,7 @@ def _may_be_reserved(ledger: Ledger, run_id: str) -> bool:
 
 
 def _undo(run: Run, population: Population, ledger: Ledger, lease: Lease) -> None:
-    """Take a start back. If the ledger cannot take the reservation back now, the run stays: it can be abandoned later."""
+    """Take a start back. If the ledger cannot take the reservation back now, the run stays, and can be abandoned."""
     try:
         ledger.finish(lease, "abandoned")
     except (LedgerError, LeaseLost):
@@ -448,10 +452,13 @@ def plan_within_budget(method: FederatedMethod, population: Population, ledger: 
                 f"{method.config.epsilon:g} (rho = {share:.6g}). Nothing was released.",
                 f"Lower epsilon to {left:.4g} or less, or raise the budget.",
             )
-    if share <= 0:
-        raise BudgetExceeded(f"the budget of population {population.path.name!r} is used up: rho = 0 left of "
-                             f"{balance.budget.rho_max:.6g}. Nothing was released.",
-                             "Raise it with `fedcore budget raise`, if you can justify that to the people in it.")  # fmt: skip
+    elif share <= CRUMB * balance.budget.rho_max:
+        left = max(share, 0.0)
+        raise BudgetExceeded(
+            f"the budget of population {population.path.name!r} is used up: rho = {left:.3g} left of "
+            f"{balance.budget.rho_max:.6g}. Nothing was released.",
+            "Raise it with `fedcore budget raise`, if you can justify that to the people in it.",
+        )
     spares, rho = method.config.spare_releases, share
     for _ in range(60):
         plan = list(method.plan(facts(method, population, rho, seed)))

@@ -16,7 +16,7 @@ from urllib.parse import urlparse
 from uuid import uuid4
 
 import dask
-from distributed import Client, KilledWorker, LocalCluster, as_completed
+from distributed import Client, Future, KilledWorker, LocalCluster, as_completed
 from distributed.client import FutureCancelledError
 
 from fedcore.aggregation import Statistics, merge_all
@@ -26,6 +26,7 @@ from fedcore.errors import ConfigError, PrivacyError, WorkerFailed
 FAN_IN = 8
 TARGET_SECONDS = 0.1  # work in one future; Dask's own cost is 2 to 3 ms for each
 FUTURES_PER_WORKER = 8  # in flight
+WORKERLESS_SECONDS = 60.0  # without any worker, until a round is given up
 ATTEMPTS = 3  # of a whole round, when the scheduler or all copies of something were lost
 
 # Partial sums of people's data must not reach a disk, and blocks are cached by us: no spilling, ever.
@@ -110,6 +111,11 @@ def _refuse_spilling(client: Client) -> None:
                            "DASK_DISTRIBUTED__WORKER__MEMORY__TARGET=False.")  # fmt: skip
 
 
+def _no_worker() -> WorkerFailed:
+    return WorkerFailed(f"the Dask cluster has had no worker for {WORKERLESS_SECONDS:.0f} s.",
+                        "Start some, then resume the run; committed rounds are kept.")  # fmt: skip
+
+
 class DaskBackend:
     """Maps blocks over the workers of one client (`fedcore.engine.Backend`)."""
 
@@ -153,7 +159,7 @@ class DaskBackend:
         try:
             for _ in range(FUTURES_PER_WORKER * len(workers)):
                 submit_group()
-            for future in finished:
+            for future in self._as_finished(finished):
                 if future.status != "finished":
                     future.result()  # raises what went wrong
                 partial.append(future)
@@ -162,15 +168,34 @@ class DaskBackend:
                     live.difference_update(partial)
                     partial = [total]
                 submit_group()
-            total = (submit(add_up, partial) if len(partial) > 1 else partial[0]).result()
+            finished.add(submit(add_up, partial) if len(partial) > 1 else partial[0])
+            total = next(self._as_finished(finished)).result()
         except BaseException:
             self.client.cancel(list(live), force=True)  # also on a cluster that we did not start
             raise
         self.block_seconds = total.seconds / max(total.blocks, 1)
         return total.statistics
 
+    def _as_finished(self, futures: as_completed) -> Iterator[Future]:
+        """The futures as they finish. Raises WorkerFailed when a cluster that others run has lost all its workers."""
+        seen = time.monotonic()
+        while not futures.is_empty():
+            with futures.thread_condition:
+                if not futures.has_ready():
+                    futures.thread_condition.wait(WORKERLESS_SECONDS / 20)
+            if futures.has_ready():
+                yield next(futures)
+                seen = time.monotonic()
+            elif self.client.scheduler_info(n_workers=1)["workers"]:
+                seen = time.monotonic()
+            elif time.monotonic() - seen > WORKERLESS_SECONDS:
+                raise _no_worker()
+
     def _workers(self) -> list[str]:
-        self.client.wait_for_workers(1, timeout=60)
+        try:
+            self.client.wait_for_workers(1, timeout=WORKERLESS_SECONDS)
+        except TimeoutError:
+            raise _no_worker() from None
         return sorted(self.client.scheduler_info(n_workers=-1)["workers"])
 
     def _groups(self, blocks: list[int], workers: list[str]) -> Iterator[tuple[str, list[int]]]:

@@ -49,7 +49,7 @@ def works(*arguments) -> Outcome:
 
 def private_population(path, matrix, *, epsilon: float | None = 8.0, delta: float = 1e-6, nominal: int | None = 1000,
                        test: bool = False, heldout=None, **options):  # fmt: skip
-    """(population, ledger): counts with a budget in the ledger that FEDCORE_LEDGER names. test: a ledger of test noise."""
+    """(population, ledger): counts with a budget in the ledger that FEDCORE_LEDGER names. test: one of test noise."""
     ledger = create_ledger(default_ledger_url(), test=test)
     population = write_counts(path, matrix, heldout=heldout, nominal_clients=nominal,
                               ledger={"id": ledger.id, "url": ledger.url}, **options)  # fmt: skip

@@ -16,8 +16,7 @@ from fedcore.engine import Backend, InProcessBackend
 from fedcore.errors import PopulationError, PrivacyError
 from fedcore.evaluation.report import write_report
 from fedcore.files import write_json
-from fedcore.methods import make_method
-from fedcore.personalise import check_fits
+from fedcore.personalise import check_fits, trained
 from fedcore.population.blocks import leaves
 from fedcore.population.store import Population
 from fedcore.runs import Run
@@ -30,7 +29,8 @@ def check_public(population: Population) -> None:
     """Raises PrivacyError unless the owner declared the population public for evaluation."""
     if not population.manifest.public_for_evaluation:
         raise PrivacyError(
-            f"population {population.path.name!r} is not declared public for evaluation, so its scores may not be shown.",
+            f"population {population.path.name!r} is not declared public for evaluation, so its scores may not be "
+            "shown.",
             "Declare it at ingest with --public-for-evaluation REASON, or keep the scores in a file of your own with "
             "--not-private FILE.",
         )
@@ -58,8 +58,7 @@ def evaluate_run(run_path: str | Path, population: Population, backend: Backend 
     if not population.has_heldout:
         raise PopulationError(f"population {population.path.name!r} has no held-out part.",
                               "Ingest it with one.")  # fmt: skip
-    method = make_method(run.info["method"], run.info["config"])
-    state = method.State(**run.read_state())
+    method, state = trained(run)
     function = partial(score_block, method.name, method.config, str(population.path.resolve()), population.version)
     statistics = (backend or InProcessBackend()).map_blocks(function, state, range(len(population.blocks)))
     table = asdict(import_module(SCORES[method.name]).table(method.config, values(statistics)))
@@ -77,11 +76,17 @@ def evaluate_run(run_path: str | Path, population: Population, backend: Backend 
 
 
 def _title(run: Run, population: Population, table: dict) -> str:
-    return (f"Mean KL(held out || estimate) in nats over {table['clients']} clients of {population.path.name}; run {run.id}"
-            )  # fmt: skip
+    where = f"{table['clients']} clients of {population.path.name}"
+    return f"Mean KL(held out || estimate) in nats over {where}; run {run.id}"
 
 
 def write_not_private(result: dict, file: Path) -> None:
-    """Scores of a population that is not public, in a file that says so."""
+    """Scores of a population that is not public, in a file that says so. Raises PopulationError if it cannot be
+    written.
+    """
     warning = "NOT PRIVATE: computed from held-out data of people without noise. Do not publish or send."
-    write_json(Path(file), {"privacy": "none", "warning": warning, **result})
+    try:
+        write_json(Path(file), {"privacy": "none", "warning": warning, **result})
+    except OSError as error:
+        raise PopulationError(f"cannot write {str(file)!r}: {error.strerror}.", "Name a file in a folder that exists."
+                              ) from error  # fmt: skip

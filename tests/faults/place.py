@@ -31,11 +31,11 @@ SETTINGS = {
 PRIVATE_ROUNDS = 5
 
 
-def template(folder: Path, test: bool) -> Path:
-    """A population of 400 clients in 7 blocks and a ledger with a budget, to be copied."""
+def template(folder: Path, test: bool, clients_per_block: int = 64) -> Path:
+    """A population of 400 clients in leaves of 16 and a ledger with a budget, to be copied."""
     ledger = create_ledger(f"sqlite:///{folder / 'ledger.sqlite'}", test=test)
-    made = synthesise(folder / "population", "reddit-like", 1, SIZES, clients_per_leaf=16, clients_per_block=64,
-                      ledger={"id": ledger.id, "url": ledger.url})  # fmt: skip
+    made = synthesise(folder / "population", "reddit-like", 1, SIZES, clients_per_leaf=16,
+                      clients_per_block=clients_per_block, ledger={"id": ledger.id, "url": ledger.url})  # fmt: skip
     ledger.register(made.id)
     ledger.set_budget(made.id, 20.0, 1e-6)
     return folder

@@ -85,11 +85,14 @@ def test_a_disk_that_fills_in_a_round(place, undisturbed, disk, mode, file):
         here.check_ledger(forfeited=0)
 
 
-@pytest.mark.parametrize("file", ["statement.json", "head.json", "ledger-head.json"])
-@pytest.mark.parametrize("mode", ["plain", "test noise"])
+def in_both_modes(*files: str) -> list[tuple[str, str]]:
+    """Cases of (mode, file); a run that is not private has no ledger, and keeps no head of one."""
+    return [(mode, file) for mode in ("plain", "test noise") for file in (*files, "ledger-head.json")
+            if (mode, file) != ("plain", "ledger-head.json")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("mode", "file"), in_both_modes("statement.json", "head.json"))
 def test_a_disk_that_is_full_at_the_end(place, undisturbed, disk, mode, file):
-    if mode == "plain" and file == "ledger-head.json":
-        pytest.skip("a run that is not private has no ledger")
     here = place(mode)
     session = here.start()
     while session.training.step() is not None:
@@ -106,12 +109,9 @@ def test_a_disk_that_is_full_at_the_end(place, undisturbed, disk, mode, file):
         here.check_ledger(forfeited=0)
 
 
-@pytest.mark.parametrize("mode", ["plain", "test noise"])
-@pytest.mark.parametrize("file", ["run.json", "state/", "head.json", "ledger-head.json"])
-def test_a_start_on_a_full_disk_leaves_nothing_behind(place, undisturbed, disk, mode, file):
+@pytest.mark.parametrize(("mode", "file"), in_both_modes("run.json", "state/", "head.json"))
+def test_a_start_on_a_full_disk_leaves_nothing_behind(place, disk, mode, file):
     here = place(mode)
-    if mode == "plain" and file == "ledger-head.json":
-        pytest.skip("a run that is not private has no ledger")
     left = here.ledger().balance(here.population().id).rho_left
     disk.full = file
     with pytest.raises(FedcoreError, match="No space left") as caught:

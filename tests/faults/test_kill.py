@@ -60,6 +60,8 @@ def test_what_was_published_stays_and_every_release_is_paid_once(place, kill):
     here.check_no_litter()
     tally = here.tally()
     drawn = {r: tally[f"before draw {r}"] for r in range(1, PRIVATE_ROUNDS + 1)}
+    if len(before) >= kill.round > 0:  # what is published needs no client any more
+        assert tally[f"before map {kill.round}"] == 1
     again = lost and kill != Kill("charge", "after", kill.round) and kill != Kill("draw", "before", kill.round)
     assert sum(drawn.values()) <= PRIVATE_ROUNDS + lost and all(drawn.values())
     assert not again or drawn[kill.round] == 2

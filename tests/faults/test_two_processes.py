@@ -82,6 +82,26 @@ def test_a_process_that_lost_its_run_cannot_publish(place, point, forfeited):
     here.check_state_follows_from_releases()
 
 
+OPENED = [Kill("charge", "before", 3), Kill("charge", "after", 3), Kill("publish", "before", 3)]
+
+
+@pytest.mark.parametrize("point", OPENED, ids=str)
+def test_a_process_that_lost_its_run_cannot_publish_before_the_new_one_does(place, point):
+    """The token alone decides: the second process has the run and has done nothing with it yet."""
+    here = place("secure")
+    on = here.folder / "on"
+    stale = here.launch(wait_at=point, until=on, locks=False)
+    soon(lambda: on.with_suffix(".here").exists())
+    owner, before = here.resume(take_over=True), here.published()
+    balance = here.ledger().balance(here.population().id)
+    on.touch()
+    assert here.wait(stale)["error"] == LeaseLost.__name__
+    assert here.published() == before and here.ledger().balance(here.population().id) == balance
+    to_end(owner)
+    here.check_ledger(forfeited=point.when == "after" or point.step == "publish")
+    here.check_state_follows_from_releases()
+
+
 @pytest.mark.parametrize("point", [Kill("commit", "before", 3), Kill("head", "before", 3)], ids=str)
 @pytest.mark.parametrize("mode", ["plain", "test noise"])
 def test_a_process_that_lost_its_run_cannot_commit(place, undisturbed, mode, point):
@@ -111,7 +131,7 @@ def test_a_run_that_ended_between_opening_and_locking_is_not_begun_again(place, 
         lock(run)
 
     monkeypatch.setattr(Run, "lock", late)
-    with pytest.raises(RunError, match="ended"):
+    with pytest.raises(RunError, match="has ended"):
         give_up(here)
     assert same_result(load_run(here.run_path), undisturbed["test noise"])
     here.check_ledger(forfeited=0)

@@ -1,0 +1,223 @@
+"""SIGKILL of workers, of the scheduler, and of the process of a run on a cluster: the same bits in the end.
+
+The undisturbed runs were made in one process, on a population cut into other blocks.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fedcore.errors import WorkerFailed
+from fedcore.runs import load_run
+from tasks.dask_backend import DaskBackend, dask_client
+from tests.faults.driver import Kill
+from tests.faults.place import same_result, to_end
+from tests.faults.test_two_processes import soon
+
+BLOCKS = 25
+ANSWERED = [0]  # blocks that this worker process has answered
+
+
+@dataclass(frozen=True)
+class Deadly:
+    """What the workers compute, and the death of one of them, once. Leaves a file when it strikes.
+
+    when: "before" or "after" the work on `block`; or "holding" the sums of `block` blocks.
+    """
+
+    function: object
+    when: str
+    block: int
+    struck: Path
+
+    def __call__(self, message, index):
+        if self.when == "before" and index == self.block:
+            self.strike()
+        statistics = self.function(message, index)
+        ANSWERED[0] += 1
+        if (self.when == "after" and index == self.block) or (self.when == "holding" and ANSWERED[0] >= self.block):
+            self.strike()
+        return statistics
+
+    def strike(self):
+        try:
+            self.struck.touch(exist_ok=False)
+        except FileExistsError:
+            return
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """What the workers compute; `block` says that it is being answered and then takes a long time."""
+
+    function: object
+    block: int
+    here: Path
+
+    def __call__(self, message, index):
+        if index == self.block:
+            self.here.touch()
+            time.sleep(600)
+        return self.function(message, index)
+
+
+class Disturbed(DaskBackend):
+    """disturb: what to make of the function in round `round`, counted in calls of this backend."""
+
+    def __init__(self, client, disturb, round=3):
+        super().__init__(client)
+        self.disturb, self.left = disturb, round
+
+    def map_blocks(self, function, message, blocks):
+        self.left -= 1
+        return super().map_blocks(self.disturb(function) if self.left == 0 else function, message, blocks)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with dask_client(2, private=True) as client:
+        yield client
+
+
+WORKERS = [("before", 0), ("after", 0), ("before", 12), ("after", 12), ("before", BLOCKS - 1), ("after", BLOCKS - 1),
+           ("holding", 20)]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["plain", "test noise"])
+@pytest.mark.parametrize(("when", "block"), WORKERS)
+def test_a_worker_killed_in_a_round_changes_no_bit(place, undisturbed, cluster, mode, when, block):
+    here = place(mode, 16)
+    assert len(here.population().blocks) == BLOCKS
+    struck = here.folder / "struck"
+    to_end(here.start(Disturbed(cluster, lambda function: Deadly(function, when, block, struck))))
+    assert struck.exists()
+    assert same_result(load_run(here.run_path), undisturbed[mode])
+    if here.private:
+        here.check_ledger(forfeited=0)
+
+
+@pytest.mark.slow
+def test_workers_killed_in_a_run_with_real_noise(place, cluster):
+    here = place("secure", 16)
+    struck = here.folder / "struck"
+    to_end(here.start(Disturbed(cluster, lambda function: Deadly(function, "after", 12, struck))))
+    assert struck.exists()
+    here.check_ledger(forfeited=0)
+    here.check_state_follows_from_releases()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "point", "forfeited"), [
+    ("plain", Kill("map", "after", 3), 0), ("test noise", Kill("map", "before", 3), 0),
+    ("test noise", Kill("draw", "after", 3), 1), ("secure", Kill("publish", "before", 3), 1),
+    ("secure", Kill("publish", "after", 3), 0),
+], ids=str)  # fmt: skip
+def test_the_process_of_a_run_on_a_cluster_killed(place, undisturbed, mode, point, forfeited):
+    """Its workers end with it, and the run goes on, on another cluster."""
+    here = place(mode, 16)
+    on = here.folder / "on"
+    child = here.launch(workers=2, wait_at=point, until=on)
+    soon(lambda: on.with_suffix(".here").exists())
+    workers = psutil.Process(child.pid).children(recursive=True)
+    before = here.published()
+    child.kill()
+    child.join()
+    assert workers
+    soon(lambda: not any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers))
+    here.finish(workers=2)
+    assert before.items() <= here.published().items()
+    if mode != "secure":
+        assert same_result(load_run(here.run_path), undisturbed[mode])
+    if here.private:
+        here.check_ledger(forfeited=forfeited)
+        here.check_state_follows_from_releases()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextmanager
+def separate_cluster():
+    """A scheduler and two workers in processes of their own: (address, scheduler, workers)."""
+    address = f"tcp://127.0.0.1:{free_port()}"
+    environment = os.environ | {"DASK_DISTRIBUTED__WORKER__MEMORY__SPILL": "False",
+                                "DASK_DISTRIBUTED__WORKER__MEMORY__TARGET": "False"}  # fmt: skip
+    options = {"env": environment, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    port = address.rsplit(":", 1)[1]
+    scheduler = subprocess.Popen([sys.executable, "-m", "dask", "scheduler", "--host", "127.0.0.1", "--port", port,
+                                  "--no-dashboard"], **options)  # fmt: skip
+    workers = subprocess.Popen([sys.executable, "-m", "dask", "worker", address, "--nworkers", "2", "--nthreads", "1",
+                                "--no-dashboard"], **options)  # fmt: skip
+    try:
+        yield address, scheduler, workers
+    finally:
+        for process in (workers, scheduler):
+            family = [process, *psutil.Process(process.pid).children(recursive=True)] if process.poll() is None else []
+            for member in family:
+                member.kill()
+            process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["plain", "test noise"])
+def test_a_scheduler_killed_in_a_round(place, undisturbed, mode):
+    here = place(mode, 16)
+    waiting = here.folder / "waiting"
+    with separate_cluster() as (address, scheduler, _), pytest.raises(WorkerFailed) as caught:
+        with dask_client(address=address, private=here.private) as client:
+            session = here.start(Disturbed(client, lambda function: Waiting(function, 12, waiting)))
+
+            def kill():
+                soon(waiting.exists)
+                killed.append(time.monotonic())
+                scheduler.send_signal(signal.SIGKILL)
+
+            killed = []
+            threading.Thread(target=kill).start()
+            to_end(session)
+    assert caught.value.remedy and "scheduler" in caught.value.message
+    print("named after", time.monotonic() - killed[0])
+    run = load_run(here.run_path)
+    assert (run.head["status"], run.head["round"]) == ("failed", 2)
+    to_end(here.resume())
+    assert same_result(load_run(here.run_path), undisturbed[mode])
+    if here.private:
+        here.check_ledger(forfeited=0)
+
+
+@pytest.mark.slow
+def test_a_cluster_that_lost_all_workers(place, undisturbed, monkeypatch):
+    """Nobody starts them again: the run ends with a named error and does not wait for ever."""
+    monkeypatch.setattr("tasks.dask_backend.WORKERLESS_SECONDS", 3.0)
+    here = place("test noise", 16)
+    waiting = here.folder / "waiting"
+    with separate_cluster() as (address, _, workers), dask_client(address=address, private=True) as client:
+        session = here.start(Disturbed(client, lambda function: Waiting(function, 12, waiting)))
+
+        def kill():
+            soon(waiting.exists)
+            for process in [psutil.Process(workers.pid), *psutil.Process(workers.pid).children(recursive=True)]:
+                process.kill()
+
+        threading.Thread(target=kill).start()
+        with pytest.raises(WorkerFailed, match="no worker") as caught:
+            to_end(session)
+    assert caught.value.remedy
+    to_end(here.resume())
+    assert same_result(load_run(here.run_path), undisturbed["test noise"])
+    here.check_ledger(forfeited=0)

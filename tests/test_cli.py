@@ -1,0 +1,389 @@
+"""The command line: every command, what it prints, and that a reading command's --json is one object on stdout."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import zarr
+
+from fedcore.cli import format_options, parse_bytes, read_settings
+from fedcore.engine import InProcessBackend
+from fedcore.errors import ConfigError
+from fedcore.population.store import Population
+from fedcore.privacy.ledger import default_ledger_url, open_ledger
+from fedcore.runs import Run
+from fedcore.session import TrainRequest, ending, start
+from tests.command import fedcore, private_population, works
+from tests.conftest import small_counts, write_counts
+
+SMALL = ("--set", "clusters=2", "--set", "rounds=2")
+COMMANDS = [
+    (), ("population",), ("population", "generate"), ("population", "ingest"), ("population", "describe"),
+    ("population", "verify"), ("methods",), ("train",), ("resume",), ("runs",), ("runs", "list"), ("runs", "show"),
+    ("runs", "abandon"), ("report",), ("personalise",), ("evaluate",), ("budget",), ("budget", "set"),
+    ("budget", "raise"), ("budget", "show"), ("serve",), ("demo",),
+]  # fmt: skip
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def texts(place):
+    """A small folder of text and a vocabulary."""
+    (place / "texts").mkdir()
+    for number in range(30):
+        words = "the cat sat " * (number % 5 + 1) + "on mat " * (number % 3)
+        (place / "texts" / f"author-{number:02d}.txt").write_text(words)
+    (place / "words.txt").write_text("the\ncat\nsat\non\nmat\n")
+    return place
+
+
+@pytest.fixture
+def trained(place):
+    """A population of counts with a held-out part, public for evaluation, and a run over it that is not private."""
+    write_counts(place / "p", small_counts(), heldout=small_counts(seed=1), public_for_evaluation="made up")
+    works("train", "histograms", "p", "--local", "--run-id", "open", "--set", "algorithm=algorithm2", *SMALL)
+    return place
+
+
+# --- help and mistakes ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_has_help(command):
+    outcome = works(*command, "--help")
+    assert "Usage:" in outcome.out and len(outcome.out.splitlines()) > 4
+
+
+def test_help_loads_nothing_heavy():
+    code = ("import sys; sys.argv = ['fedcore', '--help']\nfrom fedcore.cli import app\n"
+            "try: app()\nexcept SystemExit: pass\n"
+            "print([m for m in ('numpy', 'prefect', 'dask', 'sqlalchemy', 'opendp') if m in sys.modules])")  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+def test_exit_codes_of_the_process(place):
+    """A user's mistake: exit code 2, one message, no traceback; with --json also one object on stdout."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+    def run(*arguments):
+        command = [sys.executable, "-m", "fedcore.cli", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, cwd=place)
+
+    failed = run("population", "describe", "nowhere", "--json")
+    assert failed.returncode == 2 and "Traceback" not in failed.stderr
+    assert failed.stderr.startswith("PopulationNotFound: ")
+    answer = json.loads(failed.stdout)
+    assert answer["error"] == "PopulationNotFound" and answer["message"] and answer["remedy"]
+    assert run("no-such-command").returncode == 2
+    listed = run("methods", "--json")
+    assert listed.returncode == 0 and json.loads(listed.stdout)["methods"][0]["method"] == "histograms"
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes"),
+    [("512MiB", 512 * 2**20), ("2GB", 2 * 10**9), ("1000", 1000), ("1.5KiB", 1536), (" 3 kb", 3000), ("0", 0)],
+)
+def test_sizes(text, bytes):
+    assert parse_bytes(text) == bytes
+
+
+@pytest.mark.parametrize("text", ["", "lots", "12XB", "MiB", "-1MiB", "1e999", "nan", "inf", "1 2"])
+def test_no_sizes(text):
+    with pytest.raises(ConfigError, match="not a size"):
+        parse_bytes(text)
+
+
+def test_settings_from_a_file_and_pairs(place):
+    (place / "run.toml").write_text('algorithm = "fedavg"\nclip = 2.5\n')
+    found = read_settings(place / "run.toml", ["clip=1", "start=algorithm1", "name=a b", 'quoted="7"'])
+    assert found == {"algorithm": "fedavg", "clip": 1, "start": "algorithm1", "name": "a b", "quoted": "7"}
+
+
+def test_options_of_the_format():
+    found = format_options(["columns=x, y", "features=3", r'delimiter="\t"', "prefix=train"])
+    assert found == {"columns": ["x", "y"], "features": 3, "delimiter": "\t", "prefix": "train"}
+    assert format_options(['columns=["a,b", "c"]']) == {"columns": ["a,b", "c"]}
+
+
+# --- the order of the README ----------------------------------------------------------------------------------------
+
+
+def test_the_commands_of_the_readme(texts):
+    ingested = works("population", "ingest", "texts/", "blogs", "--vocabulary", "words.txt", "--nominal-clients",
+                     "10000", "--json").json  # fmt: skip
+    assert (ingested["clients"], ingested["features"], ingested["nominal_clients"]) == (30, 5, 10000)
+    assert ingested["ledger"]["url"] == default_ledger_url()
+
+    budget = works("budget", "set", "blogs", "--epsilon", "8", "--delta", "1e-8", "--json").json
+    assert budget["budget"]["epsilon"] == 8 and budget["rho_spent"] == 0 and budget["unit"] == "client"
+
+    shown = works("train", "histograms", "blogs", "--set", "epsilon=2", "--local", "--run-id", "first", *SMALL)
+    assert "finished" in shown.out and "differential privacy per client" in shown.out
+    assert "flat_mean" not in shown.out  # the whole statement is shown by `runs show`
+
+    balance = works("budget", "show", "blogs", "--json").json
+    assert 0 < balance["epsilon_spent"] <= 2 and balance["rho_reserved"] == 0 and balance["open_runs"] == []
+    assert balance["releases"] == {"published": 4}
+    kinds = [record["kind"] for record in balance["history"]]
+    assert kinds == ["register", "budget set", "reserve", "acquire", *["charge", "publish"] * 4, "finish"]
+
+    refused = fedcore("evaluate", "runs/first", "blogs", "--local")
+    assert refused.code == 2 and refused.err.startswith("PrivacyError") and "--public-for-evaluation" in refused.err
+
+    assert "runs/first" in works("runs", "list", "--json").json["runs"][0]["run"]
+    assert works("report", "runs/first", "--json").json == {"report": "runs/first/report.html"}
+    assert (texts / "runs" / "first" / "report.html").stat().st_size > 10_000
+
+    told = works("personalise", "runs/first", "blogs", "personal/", "--json").json
+    assert told["sensitive"] and told["clients"] == 30 and told["outputs"] == ["cluster", "estimate", "weight"]
+    assert zarr.open_group("personal", mode="r")["estimate"].shape == (30, 5)
+
+
+# --- populations ----------------------------------------------------------------------------------------------------
+
+
+def test_generate_describe_verify(place):
+    small = [part for pair in ("features=12", "heldout_clients=10", "tokens=20", "test_tokens=20")
+             for part in ("--set", pair)]  # fmt: skip
+    made = works("population", "generate", "pure", "p", "--clients", "40", "--seed", "3", *small, "--json").json
+    assert (made["clients"], made["features"], made["tokens"], made["heldout_tokens"]) == (40, 12, 800, 200)
+    assert made["nominal_clients"] == 40 and "synthetic" in made["public_for_evaluation"]
+    assert works("population", "describe", "p", "--json").json == made
+    assert open_ledger(default_ledger_url()).balance(made["population_id"]).budget is None  # registered
+    found = works("population", "verify", "p", "--json").json
+    assert found["ok"] and found["blocks"] == 1 and found["problems"] == []
+    aligned = works("population", "describe", "p")
+    assert "clients   " in aligned.out and "40" in aligned.out
+
+
+def test_verify_names_the_damaged_block(place):
+    write_counts(place / "p", small_counts())
+    victim = sorted((place / "p" / "blocks").glob("*/train/counts/c/0"))[1]
+    victim.write_bytes(victim.read_bytes()[:-3])
+    outcome = fedcore("population", "verify", "p", "--json")
+    assert outcome.code == 2 and not outcome.json["ok"] and "Block 1 " in outcome.json["problems"][0]
+
+
+def test_append_makes_a_version_under_the_same_budget(texts):
+    ingest = ("population", "ingest", "texts", "p", "--vocabulary", "words.txt", "--json")
+    first = works(*ingest).json
+    works("budget", "set", "p", "--epsilon", "2", "--delta", "1e-6")
+    (texts / "more").mkdir()
+    (texts / "more" / "late.txt").write_text("the mat")
+    second = works("population", "ingest", "more", "p", "--append", "--json").json
+    assert second["population_id"] == first["population_id"] and second["versions"] == [1, 2]
+    assert second["clients"] == 31 and second["ledger"] == first["ledger"]
+    assert works("budget", "show", "p", "--json").json["budget"]["epsilon"] == 2
+    assert works("population", "describe", "p", "--version", "1", "--json").json["clients"] == 30
+
+
+def test_columns_are_separated_by_commas(place):
+    (place / "a.csv").write_text("client,x,y,z\nann,1,2,3\nbob,4,5,6\n")
+    made = works("population", "ingest", "a.csv", "p", "--kind", "rows", "--option", "columns=x,z", "--json").json
+    assert made["features"] == 2
+    assert sorted(Population.open("p").read(0).x.tolist()) == [[1, 3], [4, 6]]
+
+
+# --- methods --------------------------------------------------------------------------------------------------------
+
+
+def test_methods_and_their_settings(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert works("methods", "--json").json["methods"][0]["reads"] == "counts"
+    assert "histograms" in works("methods").out
+    shown = works("methods", "histograms").out
+    for words in ("epsilon", "> 0, <= 100", "spare_releases", ">= 0, <= 10", "private | algorithm2 | fedavg", "None"):
+        assert words in shown, words
+    schema = works("methods", "histograms", "--json").json["schema"]
+    assert schema["properties"]["clusters"]["default"] is None and schema["additionalProperties"] is False
+
+
+# --- training -------------------------------------------------------------------------------------------------------
+
+
+def check_facts(answer, *, rounds):
+    assert answer["status"] == "finished" and answer["rounds"] == rounds
+    assert answer["metrics"]["round"] == rounds and answer["seconds"] > 0
+    assert answer["population"]["name"] == "p" and answer["population"]["version"] == 1
+    assert answer["peak_memory_bytes"]["flow"] > 2**20
+
+
+def test_train_json_of_a_private_run(place):
+    private_population(place / "p", small_counts())
+    outcome = works("train", "histograms", "p", "--local", "--json", "--set", "epsilon=2", *SMALL)
+    answer = outcome.json
+    check_facts(answer, rounds=4)
+    assert outcome.err == "" and answer["private"] and answer["run"].startswith("runs/histograms-p-")
+    assert Run.open(answer["run"]).id == answer["run_id"]
+    privacy = answer["privacy"]
+    assert (privacy["unit"], privacy["relation"]) == ("client", "add_or_remove_one")
+    assert 0 < privacy["epsilon"] <= 2 and 0 < privacy["delta"] <= 1e-6 and privacy["rho"] > 0
+    assert [entry["round"] for entry in privacy["releases"]] == [1, 2, 3, 4]
+    assert abs(sum(entry["rho"] for entry in privacy["releases"]) - privacy["rho"]) < 1e-12
+    assert len(privacy["not_covered"]) >= 4 and privacy["population"]["epsilon"] == 8
+    assert works("runs", "show", answer["run"], "--json").json == answer
+    whole = works("runs", "show", answer["run"]).out
+    assert "Not covered:" in whole and "clusters_002" in whole
+
+
+@pytest.mark.parametrize(("algorithm", "rounds", "reason"), [("fedavg", 1, "mean"), ("algorithm2", None, "exact")])
+def test_train_json_of_a_run_that_is_not_private(place, algorithm, rounds, reason):
+    write_counts(place / "p", small_counts())
+    answer = works("train", "histograms", "p", "--local", "--json", "--set", f"algorithm={algorithm}", *SMALL).json
+    check_facts(answer, rounds=rounds or answer["rounds"])
+    assert not answer["private"] and answer["privacy"]["privacy"] == "none" and reason in answer["privacy"]["reason"]
+
+
+def test_test_noise_is_said_to_be_none(place):
+    private_population(place / "p", small_counts(), test=True)
+    answer = works("train", "histograms", "p", "--local", "--json", "--test-noise", "key", *SMALL).json
+    assert not answer["private"] and answer["privacy"]["privacy"] == "none"
+    assert "test noise" in answer["privacy"]["reason"]
+
+
+def test_settings_of_a_file_reach_the_run(place):
+    write_counts(place / "p", small_counts())
+    (place / "run.toml").write_text('algorithm = "algorithm2"\nclusters = 4\nrounds = 3\n')
+    answer = works("train", "histograms", "p", "--local", "--json", "--config", "run.toml", "--set", "clusters=3",
+                   "--seed", "5", "--runs", "kept", "--run-id", "mine").json  # fmt: skip
+    run = Run.open(place / "kept" / "mine")
+    assert answer["run"] == "kept/mine" and run.info["seed"] == 5
+    assert (run.info["config"]["clusters"], run.info["config"]["rounds"]) == (3, 3)
+
+
+def test_an_older_version_can_be_trained_on(texts):
+    works("population", "ingest", "texts", "p", "--vocabulary", "words.txt")
+    works("population", "ingest", "texts", "p", "--append")
+    answer = works("train", "histograms", "p", "--local", "--json", "--version", "1", "--set", "algorithm=fedavg").json
+    assert answer["population"]["version"] == 1
+
+
+@pytest.mark.slow
+def test_workers_answer_the_same_and_report_their_memory(place):
+    write_counts(place / "p", small_counts(200))
+    common = ("train", "histograms", "p", "--local", "--json", "--set", "algorithm=algorithm2", *SMALL)
+    alone = works(*common, "--run-id", "alone").json
+    many = works(*common, "--run-id", "many", "--workers", "2").json
+    check_facts(many, rounds=alone["rounds"])
+    assert len(many["peak_memory_bytes"]["workers"]) == 2 and min(many["peak_memory_bytes"]["workers"]) > 2**20
+    states = [Run.open(place / "runs" / name).read_state() for name in ("alone", "many")]
+    assert all(np.asarray(states[0][name]).tobytes() == np.asarray(states[1][name]).tobytes() for name in states[0])
+
+
+def interrupt(place, run_id="half", **changes):
+    """A run whose process was interrupted after its first round."""
+    request = TrainRequest(method="histograms", population=str(place / "p"), runs=str(place / "runs"), run_id=run_id,
+                           settings={"clusters": 2, "rounds": 2, **changes})  # fmt: skip
+    session = start(request, InProcessBackend(), stamp="then")
+    with pytest.raises(KeyboardInterrupt), ending(session):
+        session.training.step()
+        raise KeyboardInterrupt
+
+
+def test_resume_and_abandon(place):
+    private_population(place / "p", small_counts())
+    interrupt(place, "half", epsilon=2.0)
+    interrupt(place, "left", epsilon=2.0)
+    listed = works("runs", "list", "--json").json["runs"]
+    assert [(row["status"], row["rounds"]) for row in listed] == [("running", 1)] * 2
+    pending = works("runs", "show", "runs/half", "--json").json
+    assert pending["privacy"]["pending"] and not pending["private"]
+
+    answer = works("resume", "runs/half", "--local", "--json").json
+    assert answer["status"] == "finished" and answer["rounds"] == 4 and len(answer["privacy"]["releases"]) == 4
+
+    reserved = works("budget", "show", "p", "--json").json["rho_reserved"]
+    assert reserved > 0
+    assert works("runs", "abandon", "runs/left", "--json").json == {"run": "runs/left", "status": "abandoned"}
+    assert works("budget", "show", "p", "--json").json["rho_reserved"] == 0
+    shown = works("runs", "show", "runs/left", "--json").json
+    assert shown["status"] == "abandoned" and len(shown["privacy"]["releases"]) == 1
+
+
+def test_a_moved_population_is_named_on_resuming(place):
+    write_counts(place / "p", small_counts())
+    interrupt(place, algorithm="algorithm2")
+    (place / "p").rename(place / "moved")
+    lost = fedcore("resume", "runs/half", "--local")
+    assert lost.code == 2 and lost.err.startswith("PopulationNotFound")
+    assert works("resume", "runs/half", "--local", "--population", "moved", "--json").json["status"] == "finished"
+
+
+def test_runs_list(trained, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert works("runs", "list", "--runs", "nowhere").out == "no runs in nowhere\n"
+    assert works("runs", "list", "--runs", "nowhere", "--json").json == {"runs": []}
+    (row,) = works("runs", "list", "--json").json["runs"]
+    assert row["method"] == "histograms" and row["population"] == "p" and row["private"] is False
+    assert "runs/open" in works("runs", "list").out
+
+
+def test_a_foreign_folder_among_the_runs_is_no_obstacle(trained):
+    (trained / "runs" / "odd").mkdir()
+    (trained / "runs" / "odd" / "run.json").write_text('{"schema": 1, "run_id": "odd"}')
+    rows = works("runs", "list", "--json").json["runs"]
+    assert [row["run"] for row in rows] == ["runs/odd", "runs/open"]
+    for command in (("resume", "runs/odd", "--local"), ("runs", "abandon", "runs/odd"),
+                    ("personalise", "runs/odd", "p", "out"), ("evaluate", "runs/odd", "p", "--local"),
+                    ("report", "runs/odd")):  # fmt: skip
+        outcome = fedcore(*command)
+        assert outcome.code == 2 and "RunError: run.json" in outcome.err, (command, outcome.err)
+
+
+# --- evaluation -----------------------------------------------------------------------------------------------------
+
+
+def test_evaluate_keeps_the_scores_in_the_run_and_its_report(trained):
+    result = works("evaluate", "runs/open", "p", "--local", "--json").json
+    assert result["public"] == "made up"
+    assert {row["method"] for row in result["rows"]} >= {"Local", "FedAvg", "Algorithm 2"}
+    assert result == json.loads((trained / "runs" / "open" / "evaluation.json").read_text())
+    assert works("runs", "show", "runs/open", "--json").json["evaluation"]["rows"] == result["rows"]
+    assert "Algorithm 2" in (trained / "runs" / "open" / "report.html").read_text()
+    assert "Algorithm 2" in works("evaluate", "runs/open", "p", "--local").out
+
+
+def test_scores_that_are_not_private_go_into_their_file_only(trained):
+    write_counts(trained / "own", small_counts(seed=4), heldout=small_counts(seed=5))
+    report = (trained / "runs" / "open" / "report.html").read_bytes()
+    for more in ((), ("--json",)):
+        outcome = works("evaluate", "runs/open", "own", "--not-private", "scores.json", *more)
+        scores = json.loads((trained / "scores.json").read_text())
+        assert scores["privacy"] == "none" and scores["warning"].startswith("NOT PRIVATE") and scores["rows"]
+        assert "scores.json" in outcome.out and "FedAvg" not in outcome.out + outcome.err
+    assert not (trained / "runs" / "open" / "evaluation.json").exists()
+    assert (trained / "runs" / "open" / "report.html").read_bytes() == report
+
+
+# --- budgets --------------------------------------------------------------------------------------------------------
+
+
+def test_budget_set_raise_show(place):
+    private_population(place / "p", small_counts(), epsilon=None)
+    none = works("budget", "show", "p", "--json").json
+    assert none["budget"] is None and [record["kind"] for record in none["history"]] == ["register"]
+    first = works("budget", "set", "p", "--epsilon", "1", "--delta", "1e-6", "--delta-extra", "1e-7", "--json").json
+    assert first["budget"]["delta_extra"] == 1e-7 and first["population"] == "p"
+    raised = works("budget", "raise", "p", "--epsilon", "2", "--delta", "1e-6", "--json").json
+    assert raised["budget"]["rho_max"] > first["budget"]["rho_max"]
+    assert [record["kind"] for record in raised["history"]] == ["register", "budget set", "budget raise"]
+    shown = works("budget", "show", "p")
+    assert "budget raise" in shown.out and "rho_left" in shown.out
+    assert (place / "p" / "ledger-head.json").exists()
+
+
+def test_the_ledger_may_be_named_on_the_command_line(place):
+    private_population(place / "p", small_counts(), epsilon=None)
+    (place / "ledger.sqlite").rename(place / "moved.sqlite")
+    lost = fedcore("budget", "show", "p")
+    assert lost.code == 2 and lost.err.startswith("LedgerMissing")
+    works("budget", "set", "p", "--epsilon", "1", "--delta", "1e-6", "--ledger", f"sqlite:///{place / 'moved.sqlite'}")

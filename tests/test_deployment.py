@@ -1,0 +1,118 @@
+"""Deployment files: read, checked, and their folders found wherever the command runs."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fedcore.deployment import read_deployments
+from fedcore.errors import ConfigError
+
+WHOLE = """
+[[deployment]]
+name = "nightly"
+method = "histograms"
+population = "populations/blogs"
+runs = "kept"
+seed = 3
+schedule = { cron = "0 3 * * *", timezone = "Europe/Berlin" }
+tags = ["private", "blogs"]
+
+[deployment.config]
+epsilon = 0.5
+
+[deployment.compute]
+workers = 4
+
+[[deployment]]
+name = "by-hand"
+method = "histograms"
+population = "/data/blogs"
+
+[deployment.config]
+algorithm = "fedavg"
+"""
+ENTRY = '[[deployment]]\nname = "a"\nmethod = "histograms"\npopulation = "p"\n'
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(text: str) -> Path:
+        (tmp_path / "deployments.toml").write_text(text)
+        return tmp_path / "deployments.toml"
+
+    return write
+
+
+def test_everything_that_can_be_said(file, tmp_path, monkeypatch):
+    path = file(WHOLE)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    nightly, by_hand = read_deployments("../" + path.name)
+    assert nightly.name == "nightly" and nightly.seed == 3 and nightly.tags == ["private", "blogs"]
+    assert Path(nightly.population) == tmp_path / "populations" / "blogs" and Path(nightly.runs) == tmp_path / "kept"
+    assert (nightly.schedule.cron, nightly.schedule.timezone) == ("0 3 * * *", "Europe/Berlin")
+    assert nightly.config == {"epsilon": 0.5} and nightly.compute == {"workers": 4}
+    assert by_hand.population == "/data/blogs" and Path(by_hand.runs) == tmp_path / "runs"
+    assert by_hand.schedule is None and by_hand.seed == 0 and by_hand.compute == {}
+
+
+@pytest.mark.parametrize("schedule", ['cron = "0 3 * * *"', "interval = 3600", 'rrule = "FREQ=DAILY"'],
+                         ids=lambda text: text.split()[0])  # fmt: skip
+def test_each_kind_of_schedule(file, schedule):
+    (item,) = read_deployments(file(ENTRY + f"schedule = {{ {schedule} }}\n"))
+    given = item.schedule.model_dump(exclude_none=True)
+    assert given.pop("timezone") == "UTC" and given.keys() == {schedule.split()[0]}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[[deployment", "not valid TOML"),
+        ("", "'deployment'"),
+        ("deployment = []", "'deployment'"),
+        (ENTRY + "colour = 1", "'deployment.0.colour' is not a setting"),
+        ("colour = 1\n" + ENTRY, "'colour' is not a setting"),
+        (ENTRY.replace('"a"', '"a b"'), "deployment.0.name"),
+        (ENTRY.replace('"a"', '""'), "deployment.0.name"),
+        (ENTRY.replace('name = "a"\n', ""), "deployment.0.name"),
+        (ENTRY + "seed = -1", "deployment.0.seed"),
+        (ENTRY + 'tags = "a"', "deployment.0.tags"),
+        (ENTRY + 'schedule = { cron = "0 3 * * *", rrule = "FREQ=DAILY" }', "exactly one of cron, interval and rrule"),
+        (ENTRY + 'schedule = { timezone = "UTC" }', "exactly one of cron, interval and rrule"),
+        (ENTRY + "schedule = { interval = 0 }", "deployment.0.schedule.interval"),
+        (ENTRY + 'schedule = { cron = "0 3 * * *", colour = 1 }', "schedule.colour' is not a setting"),
+        (ENTRY + ENTRY, "the same name"),
+        (ENTRY.replace("histograms", "magic"), "no method 'magic'"),
+        (ENTRY + "[deployment.config]\ncolour = 1", "'colour' is not a setting"),
+        (ENTRY + "[deployment.config]\nepsilon = 0", "'epsilon'"),
+    ],
+)
+def test_what_is_refused(file, text, words):
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        read_deployments(file(text))
+
+
+@pytest.mark.parametrize("path", ["missing.toml", "."])
+def test_a_file_that_cannot_be_read(tmp_path, path):
+    with pytest.raises(ConfigError, match="cannot read"):
+        read_deployments(tmp_path / path)
+
+
+def test_a_file_that_is_no_text(tmp_path):
+    (tmp_path / "d.toml").write_bytes(b"name = '\xff'")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        read_deployments(tmp_path / "d.toml")
+
+
+def test_the_file_that_comes_with_the_package_is_good():
+    import deployments
+
+    (item,) = read_deployments(Path(deployments.__file__).with_name("histograms.toml"))
+    assert item.method == "histograms" and item.schedule.cron and item.config["epsilon"] > 0
+
+
+def test_the_example_of_the_documentation_is_good(file):
+    text = (Path(__file__).parent.parent / "docs" / "deployments.md").read_text()
+    (item,) = read_deployments(file(re.search(r"```toml\n(.*?)```", text, re.DOTALL)[1]))
+    assert item.schedule is not None and item.compute

@@ -1,0 +1,160 @@
+"""Per-client outputs: a row for each client, from the committed state and, where there is one, the client's memory."""
+
+import json
+import stat
+import warnings
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import zarr
+
+from fedcore.engine import InProcessBackend
+from fedcore.errors import PopulationError, RunError, WorkerFailed, WrongKind
+from fedcore.histograms import Histograms
+from fedcore.personalise import NOTE, personalise
+from fedcore.runs import Run, write_values
+from fedcore.session import TrainRequest, ending, start
+from tests.conftest import small_counts, write_counts
+from tests.toy import Toy
+
+
+def train(population, tmp_path, method="histograms", **settings):
+    request = TrainRequest(method=method, population=str(population.path), runs=str(tmp_path / "runs"), run_id="r",
+                           settings=settings)  # fmt: skip
+    with ending(session := start(request, InProcessBackend(), stamp="then")):
+        while session.training.step() is not None:
+            pass
+    return session.run
+
+
+def test_fedavg_by_hand(tmp_path):
+    """Mean F = ((1/2, 1/2) + (1, 0)) / 2 of the two clients that have tokens; a client with m tokens gets
+    a / (a + m) F + m / (a + m) q with a = 6, and one without tokens F itself.
+    """
+    population = write_counts(tmp_path / "p", sp.csr_matrix([[1, 1], [2, 0], [0, 0]]), leaf=2, block=2)
+    run = train(population, tmp_path, algorithm="fedavg", prior_tokens=6.0)
+    told = personalise(run.path, population.path, tmp_path / "out")
+    assert told == {"dest": str(tmp_path / "out"), "clients": 3, "outputs": ["cluster", "estimate", "weight"],
+                    "sensitive": True, "note": NOTE}  # fmt: skip
+    out = zarr.open_group(tmp_path / "out", mode="r")
+    expected = [[0.75 * 0.75 + 0.25 * 0.5, 0.75 * 0.25 + 0.25 * 0.5], [0.8125, 0.1875], [0.75, 0.25]]
+    assert np.allclose(out["estimate"], expected, atol=1e-6)
+    assert out["weight"][:].tolist() == [0.75, 0.75, 1.0] and out["cluster"][:].tolist() == [0, 0, -1]
+    assert out["estimate"].dtype == np.float32
+    lines = (tmp_path / "out" / "clients.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == ["c0", "c1", "c2"]
+
+
+def test_the_outputs_are_marked_and_for_their_owner_only(tmp_path):
+    population = write_counts(tmp_path / "p", small_counts())
+    run = train(population, tmp_path, algorithm="fedavg")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing that a person would have to puzzle over
+        personalise(run.path, population.path, tmp_path / "below" / "out")
+    out = zarr.open_group(tmp_path / "below" / "out", mode="r")
+    assert out.attrs["sensitive"] is True and "not differentially private" in out.attrs["note"]
+    assert (out.attrs["run"], out.attrs["method"]) == ("r", "histograms")
+    assert stat.S_IMODE((tmp_path / "below" / "out").stat().st_mode) == 0o700
+    assert not list((tmp_path / "below").glob(".*")) and not list(run.path.rglob("*.partial"))
+    before = sorted(path.relative_to(run.path) for path in run.path.rglob("*"))
+    assert all("estimate" not in str(path) for path in before)  # nothing of it is in the run
+
+
+@pytest.mark.parametrize("block", [4, 12, 64])
+def test_blocks_change_nothing(tmp_path, block):
+    outputs = []
+    for name, size in (("one", 8), ("other", block)):
+        population = write_counts(tmp_path / name / "p", small_counts(), block=size)
+        run = train(population, tmp_path / name, algorithm="algorithm2", clusters=3, rounds=3)
+        personalise(run.path, population.path, tmp_path / name / "out")
+        group = zarr.open_group(tmp_path / name / "out", mode="r")
+        outputs.append({key: group[key][:].tobytes() for key in ("cluster", "estimate", "weight")})
+    assert outputs[0] == outputs[1]
+
+
+def test_rows_are_distributions_and_fit_their_clients(tmp_path):
+    matrix = small_counts()
+    population = write_counts(tmp_path / "p", matrix)
+    run = train(population, tmp_path, algorithm="algorithm2", clusters=3, rounds=3, prior_tokens=1e-3)
+    personalise(run.path, population.path, tmp_path / "out")
+    out = zarr.open_group(tmp_path / "out", mode="r")
+    totals = np.asarray(matrix.sum(axis=1)).ravel()
+    assert np.allclose(out["estimate"][:].sum(axis=1), 1, atol=1e-5)
+    assert ((out["cluster"][:] == -1) == (totals == 0)).all()
+    own = matrix.toarray()[totals > 0] / totals[totals > 0, None]
+    assert np.allclose(out["estimate"][:][totals > 0], own, atol=2e-3)  # almost no prior: nearly the client's own
+
+
+def test_a_method_with_memory_is_given_each_clients_own(tmp_path, toy, monkeypatch):
+    monkeypatch.setattr(Toy, "personalise", lambda self, state, block, memory: {
+        "asked": memory["asked"] * 100 + np.arange(block.first, block.first + block.clients)})  # fmt: skip
+    population = write_counts(tmp_path / "p", small_counts(), leaf=4, block=8)
+    run = train(population, tmp_path, method="toy", rounds=3)
+    personalise(run.path, population.path, tmp_path / "out")
+    asked = zarr.open_group(tmp_path / "out", mode="r")["asked"][:]
+    assert asked.tolist() == [300 + client for client in range(50)]
+
+
+def test_progress_counts_blocks(tmp_path):
+    population = write_counts(tmp_path / "p", small_counts())
+    run = train(population, tmp_path, algorithm="fedavg")
+    seen = []
+    personalise(run.path, population.path, tmp_path / "out", progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(done, 7) for done in range(1, 8)]
+
+
+def test_newer_versions_of_the_population_may_be_served(tmp_path):
+    """The model is applied to whoever is there now, also to clients that it has never seen."""
+    population = write_counts(tmp_path / "p", small_counts())
+    run = train(population, tmp_path, algorithm="fedavg")
+    other = write_counts(tmp_path / "q", small_counts(9, seed=3))
+    assert personalise(run.path, other.path, tmp_path / "out")["clients"] == 9
+
+
+# --- refusals -------------------------------------------------------------------------------------------------------
+
+
+def test_an_existing_folder_is_not_touched(tmp_path):
+    population = write_counts(tmp_path / "p", small_counts())
+    run = train(population, tmp_path, algorithm="fedavg")
+    personalise(run.path, population.path, tmp_path / "out")
+    before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    with pytest.raises(PopulationError, match="exists already"):
+        personalise(run.path, population.path, tmp_path / "out")
+    assert before == {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+
+
+def test_another_width_is_refused(tmp_path):
+    run = train(write_counts(tmp_path / "p", small_counts()), tmp_path, algorithm="fedavg")
+    with pytest.raises(WrongKind, match="7 features"):
+        personalise(run.path, write_counts(tmp_path / "q", small_counts(features=8)).path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_state_of_another_version_is_refused(tmp_path):
+    population = write_counts(tmp_path / "p", small_counts())
+    run = train(population, tmp_path, algorithm="fedavg")
+    write_values(run.state_file(run.round), {"centres": np.ones((1, 7))})
+    with pytest.raises(RunError, match="is not one of method"):
+        personalise(run.path, population.path, tmp_path / "out")
+    assert Run.open(run.path).status == "finished" and not (tmp_path / "out").exists()
+
+
+def test_a_failure_half_way_leaves_nothing_and_withholds_values(tmp_path, monkeypatch):
+    """Also where the method is private: the text of its error could quote a client's data."""
+    population = write_counts(tmp_path / "p", small_counts())
+    run = train(population, tmp_path, algorithm="fedavg")
+    original = Histograms.personalise
+
+    def fails_later(self, state, block, memory):
+        if block.first >= 16:
+            raise ValueError(f"client {block.first} has {block.data[0]} tokens")
+        return original(self, state, block, memory)
+
+    monkeypatch.setattr(Histograms, "personalise", fails_later)
+    monkeypatch.setattr(Histograms, "private", property(lambda self: True))
+    with pytest.raises(WorkerFailed, match="block 2 failed with ValueError") as caught:
+        personalise(run.path, population.path, tmp_path / "out")
+    assert "tokens" not in str(caught.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["p", "runs"]
