@@ -31,7 +31,8 @@ def main() -> None:
         print(json.dumps(result))
         return
     for row in result["rows"]:
-        print("  ".join(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in row.items()))
+        shown = (f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in row.items())
+        print("  ".join(shown))
 
 
 if __name__ == "__main__":

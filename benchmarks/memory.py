@@ -15,8 +15,9 @@ def measure(options) -> dict:
     for clients in (options.clients, 10 * options.clients):
         population = reddit_like(options.dir, clients)
         with tempfile.TemporaryDirectory() as folder:
-            command = [sys.executable, "-m", "fedcore.cli", "train", "histograms", str(population.path), "--runs", folder,
-                       "--workers", str(options.workers), "--cache", f"{CACHE}MiB", "--set", "epsilon=2", "--json"]  # fmt: skip
+            what = ["train", "histograms", str(population.path), "--runs", folder, "--set", "epsilon=2", "--json"]
+            how = ["--workers", str(options.workers), "--cache", f"{CACHE}MiB"]
+            command = [sys.executable, "-m", "fedcore.cli", *what, *how]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
         answer = json.loads(done.stdout)
         peak = answer["peak_memory_bytes"]

@@ -3,9 +3,9 @@
 import os
 from pathlib import Path
 
+from fedcore.budgets import ledger_name, ledger_of, remember_head
 from fedcore.population.store import Population
 from fedcore.population.synthetic import synthesise
-from fedcore.session import ledger_name, ledger_of, remember_head
 
 
 def reddit_like(folder: Path, clients: int) -> Population:

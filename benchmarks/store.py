@@ -47,8 +47,9 @@ def measure(options) -> dict:
         rows = []
         for what, ours, floor in (("write", write, write_raw), ("read", read, read_raw)):
             seconds, raw_seconds = _seconds(ours, options.repeats), _seconds(floor, options.repeats)
-            rows.append({"what": what, "seconds": seconds, "raw_file_s": raw_seconds, "ratio": seconds / raw_seconds,
-                         "decoded_MB_per_s": decoded / seconds / 1e6, "stored_over_decoded": stored / decoded})  # fmt: skip
+            rows.append({"what": what, "seconds": seconds, "raw_file_s": raw_seconds,
+                         "ratio": seconds / raw_seconds, "decoded_MB_per_s": decoded / seconds / 1e6,
+                         "stored_over_decoded": stored / decoded})  # fmt: skip
     return {"benchmark": "store", "clients": options.clients, "rows": rows}
 
 

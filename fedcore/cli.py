@@ -7,17 +7,15 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tomllib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from fedcore.errors import ConfigError, FedcoreError
+from fedcore.terminal import bar, format_options, parse_bytes, read_settings, say, table
 
 app = typer.Typer(name="fedcore", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
                   help="Federated, private, unsupervised learning over populations too large for memory.")  # fmt: skip
@@ -62,90 +60,6 @@ def fail(error: FedcoreError, as_json: bool) -> None:
 # --- small helpers --------------------------------------------------------------------------------------------------
 
 
-def say(value: dict, as_json: bool) -> None:
-    """One JSON object, or the same as aligned lines."""
-    if as_json:
-        print(json.dumps(value))
-        return
-    width = max((len(str(key)) for key in value), default=0)
-    for key, item in value.items():
-        print(f"{key:<{width}}  {item if not isinstance(item, (dict, list)) else json.dumps(item)}")
-
-
-def table(title: str, rows: list[dict]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    drawn = Table(title=title, title_justify="left")
-    for name in rows[0] if rows else []:
-        drawn.add_column(name, overflow="fold")
-    for row in rows:
-        drawn.add_row(*("" if cell is None else f"{cell:.5g}" if isinstance(cell, float) else str(cell)
-                        for cell in row.values()))  # fmt: skip
-    Console().print(drawn)
-
-
-def parse_bytes(text: str) -> int:
-    """`512MiB`, `2GB`, `1000` to bytes."""
-    units = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
-    number = text.strip().rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
-    try:
-        size = int(float(number) * units[text.strip()[len(number) :].lower()])
-    except (KeyError, ValueError, OverflowError):
-        size = -1
-    if size < 0:
-        raise ConfigError(f"{text!r} is not a size.", "Write it like 512MiB or 2GB.")
-    return size
-
-
-def read_settings(config: Path | None, pairs: list[str] | None) -> dict[str, Any]:
-    """A TOML file and --set pairs, the latter winning."""
-    settings: dict[str, Any] = {}
-    if config is not None:
-        try:
-            settings = tomllib.loads(config.read_text())
-        except OSError as error:
-            raise ConfigError(f"cannot read {str(config)!r}: {error.strerror}.") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{str(config)!r} is not valid TOML: {error}.") from None
-    for pair in pairs or []:
-        name, equals, text = pair.partition("=")
-        if not equals or not name:
-            raise ConfigError(f"--set {pair!r} is not of the form key=value.")
-        try:
-            settings[name] = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            settings[name] = text
-    return settings
-
-
-TEXT_OPTIONS = ("columns", "heldout", "dtype", "array", "prefix", "heldout_prefix", "tokeniser", "delimiter")
-NUMBER_OPTIONS = ("features", "clients_per_leaf", "clients_per_block")
-
-
-def format_options(pairs: list[str] | None) -> dict[str, Any]:
-    """--option pairs of `population ingest`; columns are separated by commas.
-
-    Raises ConfigError for an option that there is not, or that is of the wrong type.
-    """
-    options = read_settings(None, pairs)
-    known = (*TEXT_OPTIONS, *NUMBER_OPTIONS)
-    for name, value in options.items():
-        if name not in known:
-            raise ConfigError(f"there is no option {name!r}.", f"Options are {', '.join(known)}.")
-        if name in NUMBER_OPTIONS and (type(value) is not int or value < 1):
-            raise ConfigError(f"the option {name!r} is a whole number from 1, not {value!r}.")
-        if name in TEXT_OPTIONS and name != "columns" and not isinstance(value, str):
-            raise ConfigError(f"the option {name!r} is text, not {value!r}.", f"Quote it: '{name}=\"{value}\"'.")
-    if isinstance(columns := options.get("columns"), str):
-        options["columns"] = [name.strip() for name in columns.split(",")]
-    elif columns is not None and not (isinstance(columns, list) and all(isinstance(name, str) for name in columns)):
-        raise ConfigError(f"the option 'columns' is a list of names, not {columns!r}.", "Write columns=one,two.")
-    if len(options.get("delimiter", ",")) != 1:
-        raise ConfigError(f"a delimiter is one character, not {options['delimiter']!r}.")
-    return options
-
-
 def stamp() -> str:
     return datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
 
@@ -187,8 +101,8 @@ def population_ingest(
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Turn files into a population: whole clients in blocks, whatever the order and size of the input."""
+    from fedcore.budgets import ledger_name
     from fedcore.population.ingest import describe, ingest
-    from fedcore.session import ledger_name
 
     with bar(f"ingest {source}", as_json) as progress:
         made = ingest(
@@ -202,23 +116,9 @@ def population_ingest(
 
 
 def register(population, ledger: str | None) -> None:
-    from fedcore.session import ledger_of
+    from fedcore.budgets import ledger_of
 
     ledger_of(population, ledger).register(population.id)
-
-
-@contextmanager
-def bar(what: str, quiet: bool) -> Iterator[Any]:
-    """A progress bar on stderr, as a callback (done, total); None if quiet."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    if quiet:
-        yield None
-        return
-    with Progress(console=Console(stderr=True)) as progress:
-        shown = progress.add_task(what, total=None)
-        yield lambda done, total: progress.update(shown, completed=done, total=total)
 
 
 @population_app.command("generate")
@@ -232,9 +132,9 @@ def population_generate(
     as_json: Json = False,
 ) -> None:
     """Generate a synthetic population, block by block."""
+    from fedcore.budgets import ledger_name
     from fedcore.population.ingest import describe
     from fedcore.population.synthetic import synthesise
-    from fedcore.session import ledger_name
 
     chosen = read_settings(None, settings) | ({} if clients is None else {"clients": clients})
     with bar(f"generate {preset}", as_json) as progress:
@@ -539,7 +439,7 @@ def budget_set(
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Set the budget of a population: once, for all runs to come."""
-    from fedcore.session import ledger_of, remember_head
+    from fedcore.budgets import ledger_of, remember_head
 
     use_ledger(ledger)
     store = open_population(population)
@@ -554,7 +454,7 @@ def budget_set(
 def budget_raise(population: PopulationArgument, epsilon: Epsilon, delta: Delta, ledger: Ledger = None,
                  as_json: Json = False) -> None:  # fmt: skip
     """Raise the budget; the raise is kept and shown for ever."""
-    from fedcore.session import ledger_of, remember_head
+    from fedcore.budgets import ledger_of, remember_head
 
     use_ledger(ledger)
     store = open_population(population)
@@ -567,7 +467,7 @@ def budget_raise(population: PopulationArgument, epsilon: Epsilon, delta: Delta,
 @budget_app.command("show")
 def budget_show(population: PopulationArgument, ledger: Ledger = None, as_json: Json = False) -> None:
     """What is spent, reserved and left, with the history; verifies the chain first."""
-    from fedcore.session import ledger_of
+    from fedcore.budgets import ledger_of
 
     use_ledger(ledger)
     store = open_population(population)

@@ -18,11 +18,11 @@ from pathlib import Path
 import numpy as np
 import scipy.sparse as sp
 
+from fedcore.budgets import ledger_name, ledger_of, remember_head
 from fedcore.errors import IngestError
 from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
-from fedcore.session import ledger_name, ledger_of, remember_head
 
 VOCABULARY = 1000
 NOMINAL_CLIENTS = 8000  # declared, not counted: about what an installation of this package brings

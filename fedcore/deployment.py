@@ -21,6 +21,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from fedcore.engine import DEFAULT_CACHE_BYTES
 from fedcore.errors import ConfigError
 from fedcore.methods import explain, make_method
 
@@ -42,8 +43,18 @@ class Schedule(BaseModel):
         return self
 
 
+class Compute(BaseModel):
+    """Where the clients are answered."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    workers: int = Field(2, ge=1, le=256, description="worker processes of the local cluster")
+    dask: str | None = Field(None, description="address of a running Dask scheduler, instead of a local cluster")
+    cache_bytes: int = Field(DEFAULT_CACHE_BYTES, ge=0, description="decoded blocks that each worker may keep, bytes")
+
+
 class Deployment(BaseModel):
-    """One scheduled training. compute: see `flows.train.Compute`."""
+    """One scheduled training."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -54,7 +65,7 @@ class Deployment(BaseModel):
     seed: int = Field(0, ge=0)
     schedule: Schedule | None = None
     config: dict = Field(default_factory=dict)
-    compute: dict = Field(default_factory=dict)
+    compute: Compute = Compute()
     tags: list[str] = Field(default_factory=list)
 
 

@@ -164,7 +164,7 @@ class InProcessBackend:
 
 
 class Publisher(Protocol):
-    """Charges, draws, publishes; see `fedcore.session.LedgerPublisher`."""
+    """Charges, draws, publishes; see `fedcore.budgets.LedgerPublisher`."""
 
     def published(self, planned: PlannedRelease) -> np.ndarray | None: ...
 
@@ -183,7 +183,8 @@ class Training:
     """
 
     def __init__(self, method: FederatedMethod, run: Run, state: Any, source: Source, blocks: Sequence[int],
-                 backend: Backend, plan: Sequence[PlannedRelease] = (), publisher: Publisher | None = None):  # fmt: skip
+                 backend: Backend, plan: Sequence[PlannedRelease] = (),
+                 publisher: Publisher | None = None):  # fmt: skip
         self.method = method
         self.run = run
         self.state = state

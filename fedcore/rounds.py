@@ -94,7 +94,9 @@ class FederatedMethod(Protocol):
     def message(self, state: State) -> Message | None:
         """What the server says in this round; None when the run is finished."""
 
-    def client_update(self, message: Message, block: ClientBlock, memory: Memory | None) -> tuple[Statistics, Memory | None]:
+    def client_update(
+        self, message: Message, block: ClientBlock, memory: Memory | None
+    ) -> tuple[Statistics, Memory | None]:
         """The answer of one leaf of clients. Called leaf by leaf; may be called again for the same leaf."""
 
     def quantise(self, message: Message, statistics: Statistics) -> dict[str, np.ndarray]:

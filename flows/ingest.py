@@ -6,8 +6,8 @@ from prefect import flow, get_run_logger, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
+from fedcore.budgets import ledger_name, ledger_of
 from fedcore.population.ingest import describe, ingest
-from fedcore.session import ledger_name, ledger_of
 from tasks.artifacts import key
 
 

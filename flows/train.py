@@ -6,9 +6,9 @@ from pathlib import Path
 
 from prefect import flow, get_run_logger
 from prefect.runtime import flow_run
-from pydantic import BaseModel, ConfigDict, Field
 
-from fedcore.engine import DEFAULT_CACHE_BYTES, peak_memory
+from fedcore.deployment import Compute
+from fedcore.engine import peak_memory
 from fedcore.histograms.config import HistogramsConfig
 from fedcore.methods import make_method
 from fedcore.runs import Run
@@ -16,16 +16,6 @@ from fedcore.session import Session, TrainRequest, ending, resume, start
 from tasks.artifacts import Showcase
 from tasks.dask_backend import DaskBackend, dask_client
 from tasks.training import next_rounds
-
-
-class Compute(BaseModel):
-    """Where the clients are answered."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    workers: int = Field(2, ge=1, le=256, description="worker processes of the local cluster")
-    dask: str | None = Field(None, description="address of a running Dask scheduler, instead of a local cluster")
-    cache_bytes: int = Field(DEFAULT_CACHE_BYTES, ge=0, description="decoded blocks that each worker may keep, bytes")
 
 
 def stamp() -> str:

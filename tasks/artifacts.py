@@ -72,7 +72,8 @@ class Showcase:
         balance = self.session.balance()
         if balance is not None:
             population = self.session.population
-            create_table_artifact(table=budget_rows(balance), key=key("budget", f"{population.path.name}-{population.id[:8]}"),
+            name = f"{population.path.name}-{population.id[:8]}"
+            create_table_artifact(table=budget_rows(balance), key=key("budget", name),
                                   description=f"Privacy budget of population {population.path.name}")  # fmt: skip
 
 

@@ -131,9 +131,10 @@ class DaskBackend:
                 if attempt == ATTEMPTS - 1 or self.client.status != "running":
                     raise WorkerFailed("the Dask scheduler was lost in the middle of a round.",
                                        "Resume the run; committed rounds are kept.") from error  # fmt: skip
-            except KilledWorker as error:
-                raise WorkerFailed(f"every worker that tried {error.task} died; this block may need more memory than a "
-                                   "worker has.", "Use fewer or larger workers, then resume.") from None  # fmt: skip
+            except KilledWorker as error:  # although each of its blocks can be computed alone
+                if attempt == ATTEMPTS - 1:
+                    raise WorkerFailed(f"workers died again and again, at last with {error.task}.",
+                                       "Find out what ends them, then resume the run.") from None  # fmt: skip
 
     def memory_of_workers(self) -> list[int]:
         """Peak resident bytes of each worker process."""
@@ -144,6 +145,7 @@ class DaskBackend:
         held = self.client.submit(hold, message, pure=False)
         waiting = self._groups(blocks, workers)
         live, partial, finished = {held}, [], as_completed(loop=self.client.loop)
+        in_flight: dict[str, list[int]] = {}  # blocks by key
 
         def submit(function, *arguments, **options):
             future = self.client.submit(function, *arguments, pure=False, **options)
@@ -153,6 +155,7 @@ class DaskBackend:
         def submit_group():
             for home, group in islice(waiting, 1):
                 key = f"blocks-{group[0]}-{group[-1]}-{uuid4().hex[:12]}"
+                in_flight[key] = group
                 finished.add(submit(answer_group, function, held, group, key=key,
                                     workers=[home], allow_other_workers=True))  # fmt: skip
 
@@ -162,6 +165,7 @@ class DaskBackend:
             for future in self._as_finished(finished):
                 if future.status != "finished":
                     future.result()  # raises what went wrong
+                in_flight.pop(future.key)
                 partial.append(future)
                 if len(partial) == FAN_IN:
                     total = submit(add_up, partial)
@@ -170,11 +174,24 @@ class DaskBackend:
                 submit_group()
             finished.add(submit(add_up, partial) if len(partial) > 1 else partial[0])
             total = next(self._as_finished(finished)).result()
-        except BaseException:
+        except BaseException as error:
             self.client.cancel(list(live), force=True)  # also on a cluster that we did not start
+            if isinstance(error, KilledWorker):
+                self._name_deadly_block(function, message, sorted(b for group in in_flight.values() for b in group))
             raise
         self.block_seconds = total.seconds / max(total.blocks, 1)
         return total.statistics
+
+    def _name_deadly_block(self, function: Callable, message, blocks: list[int]) -> None:
+        """Dask blames everything that waited on a dead worker; so each block is tried alone. Raises WorkerFailed."""
+        for block in blocks:
+            future = self.client.submit(answer_group, function, message, [block], pure=False,
+                                        key=f"blocks-{block}-{block}-{uuid4().hex[:12]}")  # fmt: skip
+            try:
+                next(self._as_finished(as_completed([future], loop=self.client.loop))).result()
+            except KilledWorker as error:
+                raise WorkerFailed(f"every worker that tried {error.task} died; this block may need more memory than a "
+                                   "worker has.", "Use fewer or larger workers, then resume.") from None  # fmt: skip
 
     def _as_finished(self, futures: as_completed) -> Iterator[Future]:
         """The futures as they finish. Raises WorkerFailed when a cluster that others run has lost all its workers."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedcore.deployment import read_deployments
+from fedcore.deployment import Compute, read_deployments
 from fedcore.errors import ConfigError
 
 WHOLE = """
@@ -52,9 +52,9 @@ def test_everything_that_can_be_said(file, tmp_path, monkeypatch):
     assert nightly.name == "nightly" and nightly.seed == 3 and nightly.tags == ["private", "blogs"]
     assert Path(nightly.population) == tmp_path / "populations" / "blogs" and Path(nightly.runs) == tmp_path / "kept"
     assert (nightly.schedule.cron, nightly.schedule.timezone) == ("0 3 * * *", "Europe/Berlin")
-    assert nightly.config == {"epsilon": 0.5} and nightly.compute == {"workers": 4}
+    assert nightly.config == {"epsilon": 0.5} and nightly.compute == Compute(workers=4)
     assert by_hand.population == "/data/blogs" and Path(by_hand.runs) == tmp_path / "runs"
-    assert by_hand.schedule is None and by_hand.seed == 0 and by_hand.compute == {}
+    assert by_hand.schedule is None and by_hand.seed == 0 and by_hand.compute == Compute()
 
 
 @pytest.mark.parametrize("schedule", ['cron = "0 3 * * *"', "interval = 3600", 'rrule = "FREQ=DAILY"'],
@@ -86,6 +86,8 @@ def test_each_kind_of_schedule(file, schedule):
         (ENTRY.replace("histograms", "magic"), "no method 'magic'"),
         (ENTRY + "[deployment.config]\ncolour = 1", "'colour' is not a setting"),
         (ENTRY + "[deployment.config]\nepsilon = 0", "'epsilon'"),
+        (ENTRY + "[deployment.compute]\nworkers = 0", "deployment.0.compute.workers"),
+        (ENTRY + "[deployment.compute]\nthreads = 2", "'deployment.0.compute.threads' is not a setting"),
     ],
 )
 def test_what_is_refused(file, text, words):

@@ -69,7 +69,8 @@ def test_a_served_schedule_makes_a_run_that_finishes(prefect_server, tmp_path):
     (tmp_path / "deployments.toml").write_text(FILE)
     command = [sys.executable, "-m", "fedcore.cli", "serve", str(tmp_path / "deployments.toml")]
     with open(tmp_path / "log", "w") as log:
-        serving = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | {"PREFECT_API_URL": prefect_server + "/api"})
+        environment = os.environ | {"PREFECT_API_URL": prefect_server + "/api"}
+        serving = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
         try:
             seen = _first(lambda: [run for run in _ask(prefect_server, "/flow_runs/filter", {})
                                    if run["state_type"] == "COMPLETED"], 150)  # fmt: skip
@@ -96,7 +97,8 @@ def _first(look, seconds):
 
 
 def _ask(base, path, body):
-    request = urllib.request.Request(f"{base}/api{path}", json.dumps(body).encode(), {"content-type": "application/json"})
+    headers = {"content-type": "application/json"}
+    request = urllib.request.Request(f"{base}/api{path}", json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=20) as answer:
         return json.load(answer)
 

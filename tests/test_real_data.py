@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from fedcore.budgets import ledger_name, ledger_of
 from fedcore.engine import InProcessBackend
 from fedcore.evaluation.evaluate import evaluate_run
 from fedcore.population.ingest import ingest
-from fedcore.session import TrainRequest, ending, ledger_name, ledger_of, start
+from fedcore.session import TrainRequest, ending, start
 
 FOLDER = os.environ.get("FEDCORE_DATA")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not FOLDER, reason="FEDCORE_DATA names no folder of data sets")]

@@ -137,7 +137,9 @@ def test_only_arrays_and_finite_scalars_are_stored(tmp_path, value):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("array", [np.zeros((0, 3)), np.array(3.5), np.arange(5, dtype=np.int64), np.array([True, False])])
+@pytest.mark.parametrize(
+    "array", [np.zeros((0, 3)), np.array(3.5), np.arange(5, dtype=np.int64), np.array([True, False])]
+)
 def test_arrays_of_every_shape_round_trip(tmp_path, array):
     write_values(tmp_path / "s.zip", {"a": array})
     back = read_values(tmp_path / "s.zip")["a"]

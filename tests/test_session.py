@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcore.aggregation import values
+from fedcore.budgets import facts, ledger_name, ledger_of, plan_within_budget
 from fedcore.engine import InProcessBackend
 from fedcore.errors import BudgetExceeded, BudgetMissing, ConfigError, RunBusy, RunError, WorkerFailed
 from fedcore.histograms import Histograms
@@ -22,18 +23,7 @@ from fedcore.privacy.chain import make_balance
 from fedcore.privacy.mechanisms import SecureNoise
 from fedcore.rounds import PublicFacts
 from fedcore.runs import Run, load_run
-from fedcore.session import (
-    TrainRequest,
-    abandon,
-    check,
-    ending,
-    facts,
-    ledger_name,
-    ledger_of,
-    plan_within_budget,
-    resume,
-    start,
-)
+from fedcore.session import TrainRequest, abandon, check, ending, resume, start
 from tests.command import private_population
 from tests.conftest import small_counts, write_counts
 

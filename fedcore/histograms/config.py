@@ -78,8 +78,9 @@ class HistogramsConfig(BaseModel):
     first_share: float = Field(0.04, gt=0, lt=0.5, description="share of the budget for the first, flat release")
     second_share: float = Field(0.04, gt=0, lt=0.5, description="share of the budget for the whitened mean")
     effective_tokens: float = Field(
-        150.0, gt=0, description="m_eff of the metric w ~ P sqrt(1/m_eff + P): a public guess of tokens per client, "
-        "discounted for burstiness",
+        150.0, gt=0, allow_inf_nan=False,
+        description="m_eff of the metric w ~ P sqrt(1/m_eff + P): a public guess of tokens per client, discounted for "
+        "burstiness",
     )  # fmt: skip
     first_metric_floor: float = Field(1e-4, gt=0, lt=1, description="floor of the mean in the first metric")
     metric_floor: float = Field(3e-5, gt=0, lt=1, description="floor of the mean in the metric of the rounds")
@@ -93,8 +94,9 @@ class HistogramsConfig(BaseModel):
         1e-4, gt=0, lt=1, description="added to every entry of a client's row when it is compared in Algorithm 1"
     )
     prior_tokens: float = Field(
-        1500.0, gt=0, description="a in the centre's weight a / (a + m) for a client with m tokens of its own"
-    )
+        1500.0, gt=0, allow_inf_nan=False,
+        description="a in the centre's weight a / (a + m) for a client with m tokens of its own",
+    )  # fmt: skip
 
     @model_validator(mode="after")
     def _sizes_agree(self) -> Self:

@@ -121,7 +121,7 @@ def leaves(block: ClientBlock, clients_per_leaf: int) -> Iterator[ClientBlock]:
 
 
 def segment_sums(values: np.ndarray, ptr: np.ndarray, dtype=None) -> np.ndarray:
-    """(C,) sums of values[ptr[i] : ptr[i + 1]]; 0 for an empty segment. dtype: of the sums, by default that of values."""
+    """(C,) sums of values[ptr[i] : ptr[i + 1]]; 0 for an empty segment. dtype: of the sums; default: that of values."""
     sums = np.zeros(len(ptr) - 1, dtype or values.dtype)
     filled = ptr[1:] > ptr[:-1]
     if filled.any():

@@ -190,7 +190,7 @@ def load(path: Path, version: int | None = None) -> Manifest:
     known = layout.versions(path)
     if not known:
         raise PopulationNotFound(
-            f"There is no population at {path}.", "Check the path, or make one with `fedcore ingest`."
+            f"There is no population at {path}.", "Check the path, or make one with `fedcore population ingest`."
         )
     if version is None:
         version = known[-1]

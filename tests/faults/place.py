@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedcore.budgets import facts
 from fedcore.engine import InProcessBackend
 from fedcore.methods import make_method
 from fedcore.population.store import Population
@@ -18,7 +19,7 @@ from fedcore.privacy.accounting import exact_sum, rounded_up
 from fedcore.privacy.ledger import Ledger, create_ledger, open_ledger
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.runs import LoadedRun, Run, load_run
-from fedcore.session import Session, TrainRequest, _planned, ending, facts, resume, start
+from fedcore.session import Session, TrainRequest, _planned, ending, resume, start
 from tests.faults.driver import PATIENCE, PROCESSES, Kill, train
 
 KILLED = -9

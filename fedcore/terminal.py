@@ -1,0 +1,110 @@
+"""What the command line reads and prints: sizes, settings and options in; tables, JSON and progress out."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fedcore.errors import ConfigError
+
+
+def say(value: dict, as_json: bool) -> None:
+    """One JSON object, or the same as aligned lines."""
+    if as_json:
+        print(json.dumps(value))
+        return
+    width = max((len(str(key)) for key in value), default=0)
+    for key, item in value.items():
+        print(f"{key:<{width}}  {item if not isinstance(item, (dict, list)) else json.dumps(item)}")
+
+
+def table(title: str, rows: list[dict]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    drawn = Table(title=title, title_justify="left")
+    for name in rows[0] if rows else []:
+        drawn.add_column(name, overflow="fold")
+    for row in rows:
+        drawn.add_row(*("" if cell is None else f"{cell:.5g}" if isinstance(cell, float) else str(cell)
+                        for cell in row.values()))  # fmt: skip
+    Console().print(drawn)
+
+
+def parse_bytes(text: str) -> int:
+    """`512MiB`, `2GB`, `1000` to bytes."""
+    units = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+    number = text.strip().rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
+    try:
+        size = int(float(number) * units[text.strip()[len(number) :].lower()])
+    except (KeyError, ValueError, OverflowError):
+        size = -1
+    if size < 0:
+        raise ConfigError(f"{text!r} is not a size.", "Write it like 512MiB or 2GB.")
+    return size
+
+
+def read_settings(config: Path | None, pairs: list[str] | None) -> dict[str, Any]:
+    """A TOML file and --set pairs, the latter winning."""
+    settings: dict[str, Any] = {}
+    if config is not None:
+        try:
+            settings = tomllib.loads(config.read_text())
+        except OSError as error:
+            raise ConfigError(f"cannot read {str(config)!r}: {error.strerror}.") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{str(config)!r} is not valid TOML: {error}.") from None
+    for pair in pairs or []:
+        name, equals, text = pair.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"--set {pair!r} is not of the form key=value.")
+        try:
+            settings[name] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            settings[name] = text
+    return settings
+
+
+TEXT_OPTIONS = ("columns", "heldout", "dtype", "array", "prefix", "heldout_prefix", "tokeniser", "delimiter")
+NUMBER_OPTIONS = ("features", "clients_per_leaf", "clients_per_block")
+
+
+def format_options(pairs: list[str] | None) -> dict[str, Any]:
+    """--option pairs of `population ingest`; columns are separated by commas.
+
+    Raises ConfigError for an option that there is not, or that is of the wrong type.
+    """
+    options = read_settings(None, pairs)
+    known = (*TEXT_OPTIONS, *NUMBER_OPTIONS)
+    for name, value in options.items():
+        if name not in known:
+            raise ConfigError(f"there is no option {name!r}.", f"Options are {', '.join(known)}.")
+        if name in NUMBER_OPTIONS and (type(value) is not int or value < 1):
+            raise ConfigError(f"the option {name!r} is a whole number from 1, not {value!r}.")
+        if name in TEXT_OPTIONS and name != "columns" and not isinstance(value, str):
+            raise ConfigError(f"the option {name!r} is text, not {value!r}.", f"Quote it: '{name}=\"{value}\"'.")
+    if isinstance(columns := options.get("columns"), str):
+        options["columns"] = [name.strip() for name in columns.split(",")]
+    elif columns is not None and not (isinstance(columns, list) and all(isinstance(name, str) for name in columns)):
+        raise ConfigError(f"the option 'columns' is a list of names, not {columns!r}.", "Write columns=one,two.")
+    if len(options.get("delimiter", ",")) != 1:
+        raise ConfigError(f"a delimiter is one character, not {options['delimiter']!r}.")
+    return options
+
+
+@contextmanager
+def bar(what: str, quiet: bool) -> Iterator[Any]:
+    """A progress bar on stderr, as a callback (done, total); None if quiet."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    if quiet:
+        yield None
+        return
+    with Progress(console=Console(stderr=True)) as progress:
+        shown = progress.add_task(what, total=None)
+        yield lambda done, total: progress.update(shown, completed=done, total=total)
