@@ -144,7 +144,7 @@ class DaskBackend:
         workers = self._workers()
         held = self.client.submit(hold, message, pure=False)
         waiting = self._groups(blocks, workers)
-        live, partial, finished = {held}, [], as_completed(loop=self.client.loop)
+        live, partial, finished = set(), [], as_completed(loop=self.client.loop)
         in_flight: dict[str, list[int]] = {}  # blocks by key
 
         def submit(function, *arguments, **options):
@@ -175,7 +175,10 @@ class DaskBackend:
             finished.add(submit(add_up, partial) if len(partial) > 1 else partial[0])
             total = next(self._as_finished(finished)).result()
         except BaseException as error:
-            self.client.cancel(list(live), force=True)  # also on a cluster that we did not start
+            # Work that nobody waits for is dropped, also on a cluster that we did not start. Not `client.cancel`: with
+            # dependents that are released already it trips an assertion of the scheduler, which then drops this client.
+            for future in live:
+                future.release()
             if isinstance(error, KilledWorker):
                 self._name_deadly_block(function, message, sorted(b for group in in_flight.values() for b in group))
             raise
