@@ -219,7 +219,11 @@ class Ledger(Books):
         with self._writing_run(run_id) as writer:
             run = writer.run(run_id)
             if run.holder is not None and not take_over:
-                holder = Holder(**json.loads(run.holder))
+                try:
+                    holder = Holder(**json.loads(run.holder))
+                except (ValueError, TypeError):
+                    raise LedgerTampered(f"the holder of run {run_id!r} in ledger {self.id} is garbled.",
+                                         f"{RESTORE} Or take the run over.") from None  # fmt: skip
                 if holder.alive(expired=self.clock() > run.expires):
                     raise RunBusy(f"process {holder.pid} on {holder.host.split()[0]} is working on run {run_id!r}.",
                                   "Wait for it, or stop it; take the run over only if it hangs.")  # fmt: skip
@@ -260,6 +264,9 @@ class Ledger(Books):
                 kind = BudgetExceeded if run.status == "budget exhausted" else RunError
                 raise kind(f"run {run_id!r} has ended ({run.status}).", "Start a new run.")
             last = writer.attempts(run_id, round, name)[-1]
+            if last.state == PUBLISHED:
+                raise LedgerTampered(f"the published value of release {name!r} of run {run_id!r} is gone from ledger "
+                                     f"{self.id}; it is not drawn a second time.", RESTORE)  # fmt: skip
             if last.state == RESERVED:
                 writer.set_state(run_id, round, name, 0, CHARGED)
                 attempt = 0

@@ -181,6 +181,22 @@ def test_an_edited_ledger_is_refused(file_books, edited):
             file_books.ledger.published(run, "sums-1")
 
 
+def test_a_published_value_that_is_gone_is_not_drawn_again(file_books):
+    run = used(file_books)
+    edit(file_books, "DELETE FROM fedcore_published")
+    lease = file_books.ledger.acquire(run, take_over=True)
+    with pytest.raises(LedgerTampered, match="gone"):
+        file_books.ledger.charge(lease, release(1))
+
+
+@pytest.mark.parametrize("holder", ["nobody", "[]", '{"pid": 1}'])
+def test_a_garbled_holder_is_a_named_error(file_books, holder):
+    run = used(file_books)
+    edit(file_books, f"UPDATE fedcore_runs SET holder = '{holder}'")
+    with pytest.raises(LedgerTampered, match="holder"):
+        file_books.ledger.acquire(run)
+
+
 def test_a_chain_forged_from_its_start_is_caught_by_whoever_saw_it_before(file_books):
     """Hashes have no key: who can write the database can rewrite a whole chain. A head kept elsewhere tells."""
     ledger, population = file_books.ledger, file_books.population
