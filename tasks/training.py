@@ -49,7 +49,9 @@ def next_rounds(session: Session, seconds: float | None) -> tuple[bool, float]:
     """The next round, or several if the last took less than CHEAP_SECONDS. (goes on, seconds for each round)"""
     started, number = time.perf_counter(), session.training.round
     if seconds is not None and seconds < CHEAP_SECONDS:
-        goes_on = several_rounds(session, number, number + max(1, int(BATCH_SECONDS / max(seconds, 0.01))) - 1)
+        last = number + max(1, int(BATCH_SECONDS / max(seconds, 0.01))) - 1
+        total = session.method.total_rounds(session.training.state)
+        goes_on = several_rounds(session, number, max(number, min(last, total)))
     else:
         goes_on = answer_clients(session, number)
         if goes_on:
