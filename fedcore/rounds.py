@@ -36,6 +36,8 @@ class PublicFacts:
     clients:  the exact number of clients; always None for a private run
     rho:      zCDP budget of this run without its spares; None for a non-private run
     seed:     names the streams of simulation randomness (never of noise that protects people)
+    relation: neighbouring relation of the population's budget: "add_or_remove_one" or "replace_one"
+    start:    public arrays by name that the run starts from (released earlier, or declared public); None: no start
     """
 
     kind: Kind
@@ -45,6 +47,8 @@ class PublicFacts:
     clients: int | None
     rho: float | None
     seed: int
+    relation: str = "add_or_remove_one"
+    start: Mapping[str, np.ndarray] | None = None
 
 
 @dataclass(frozen=True, slots=True)

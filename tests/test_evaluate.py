@@ -34,7 +34,7 @@ def kl(t, p, e=1e-10) -> float:
 
 
 def rows_of(result) -> dict:
-    return {(row["method"], row["chosen_on"], row["smoothing"]): row for row in result["rows"]}
+    return {(row["method"], row["chosen_by"], row["smoothing"]): row for row in result["rows"]}
 
 
 def test_fedavg_by_hand(tmp_path):
@@ -78,7 +78,8 @@ def test_blocks_change_no_bit(tmp_path, block):
         results.append(evaluate_run(run.path, population))
     assert results[0] == results[1]
     assert {row["method"] for row in results[0]["rows"]} == {
-        "Local", "FedAvg", "FedAvg + FT", "Algorithm 2", "Algorithm 2 + FT",
+        "Local", "FedAvg", "FedAvg + FT", "Algorithm 2", "Algorithm 2 + FT", "Local mixture",
+        "Local mixture + FT",
     }  # fmt: skip
 
 

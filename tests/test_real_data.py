@@ -23,7 +23,7 @@ def scores(tmp_path, population, **settings) -> dict[str, float]:
         while session.training.step() is not None:
             pass
     rows = evaluate_run(session.run.path, population)["rows"]
-    return {row["method"] + (" chosen" if row["chosen_on"] else ""): row["kl"] for row in rows}
+    return {row["method"] + {"": "", "validation clients": " chosen", "each client": " own"}[row["chosen_by"]]: row["kl"] for row in rows}
 
 
 @pytest.mark.parametrize("name", ["text_blogs", "text_blogs_by_post"])

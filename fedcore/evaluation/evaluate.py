@@ -63,7 +63,7 @@ def evaluate_run(run_path: str | Path, population: Population, backend: Backend 
     statistics = (backend or InProcessBackend()).map_blocks(function, state, range(len(population.blocks)))
     table = asdict(import_module(SCORES[method.name]).table(method.config, values(statistics)))
     rows = [{"method": row["method"], "kl": row["kl"], "se": row["standard_error"], "prior_tokens": row["prior_tokens"],
-             "chosen_on": "validation clients" if row["chosen"] else "", "smoothing": row["smoothing"]}
+             "chosen_by": row["chosen"], "smoothing": row["smoothing"]}
             for row in table.pop("rows")]  # fmt: skip
     result = {"run": run.id, "population": population.path.name, "version": population.version,
               "public": population.manifest.public_reason, "title": _title(run, population, table), **table,

@@ -5,7 +5,8 @@
 
 The estimate is smoothed after mixing, the held-out histogram never. Only tokens that were held out matter, so the cost
 is that of the stored entries. Estimates: the client's own histogram (Local), the run's mean F (FedAvg), the centre of
-the client's cluster (Algorithm 2), and mixtures a / (a + m) with the own histogram (+ FT), on a grid of a.
+the client's cluster (Algorithm 2), the client's own mixture of all centres and F (Local mixture), and each of them
+mixed with the own histogram, weight a / (a + m) (+ FT), on a grid of a and with an a that every client chooses itself.
 
 Local depends on e alone through ln(1/e) with slope U, the held-out mass on tokens that the client never used before:
 its value is a statement about e. The other estimates cover the vocabulary.
@@ -25,7 +26,7 @@ from fedcore.aggregation import FloatSum, Statistics
 from fedcore.errors import PopulationError
 from fedcore.histograms.config import HistogramsConfig
 from fedcore.histograms.leaf import inverse_totals
-from fedcore.histograms.personal import centre_weights, clusters_of
+from fedcore.histograms.personal import base_of, centre_weights, local_prior_tokens
 from fedcore.histograms.state import HistogramsState
 from fedcore.population.blocks import CountsBlock, segment_sums
 from fedcore.randomness import client_uniforms
@@ -40,7 +41,8 @@ PRIOR_TOKENS = tuple(float(a) for a in (50, 100, 200, 350, 500, 700, 1000, 1400,
 class Row:
     """One line of the table: mean KL in nats over the evaluated clients, and its standard error.
 
-    prior_tokens: a of the mixture; None if the estimate does not mix. chosen: a was chosen on the validation clients.
+    prior_tokens: a of the mixture; None if the estimate does not mix, or if every client chose its own.
+    chosen: who chose a: "" (the settings, or nothing to choose), "validation clients", "each client".
     smoothing: e.
     """
 
@@ -49,7 +51,7 @@ class Row:
     standard_error: float
     smoothing: float
     prior_tokens: float | None = None
-    chosen: bool = False
+    chosen: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +110,8 @@ def table(config: HistogramsConfig, statistics: Mapping[str, np.ndarray],
           smoothing: tuple[float, float] = (SMOOTHING, SECOND_SMOOTHING)) -> Table:  # fmt: skip
     """The table from the finished statistics (`fedcore.aggregation.values`) of all leaves, same grid and smoothing.
 
-    Rows: Local at both smoothings, FedAvg, FedAvg + FT and, unless the run is plain FedAvg, Algorithm 2 and
-    Algorithm 2 + FT; each FT at the config's a and at the a that serves the validation clients best.
+    Rows: Local at both smoothings; FedAvg and, unless the run is plain FedAvg, Algorithm 2 and Local mixture, each also
+    with + FT: at the config's a, at the a that serves the validation clients best, and at every client's own choice.
     Raises PopulationError if nobody was evaluated.
     """
     n = float(statistics["evaluated_clients"])
@@ -126,13 +128,14 @@ def table(config: HistogramsConfig, statistics: Mapping[str, np.ndarray],
         return Row(method, float(means[line]), float(errors[line]), e, **more)
 
     rows = [row("Local", 0), row("Local", 1, smoothing[1])]
-    names = ["FedAvg"] if config.algorithm == "fedavg" else ["FedAvg", "Algorithm 2"]
-    for number, name in enumerate(names):
-        base = 2 + number * (1 + len(grid))
+    for number, name in enumerate(_estimates(config)):
+        base = 2 + number * (2 + len(grid))
+        tuned = slice(base + 1, base + 1 + len(grid))
         rows += [row(name, base), row(f"{name} + FT", base + 1, prior_tokens=grid[0])]
         if float(statistics["validation_clients"]) > 0:
-            best = int(np.argmin(statistics["validation_kl"][base + 1 : base + 1 + len(grid)]))
-            rows.append(row(f"{name} + FT", base + 1 + best, prior_tokens=grid[best], chosen=True))
+            best = int(np.argmin(statistics["validation_kl"][tuned]))
+            rows.append(row(f"{name} + FT", base + 1 + best, prior_tokens=grid[best], chosen="validation clients"))
+        rows.append(row(f"{name} + FT", base + 1 + len(grid), chosen="each client"))
     return Table(tuple(rows), int(n), int(statistics["validation_clients"]), int(statistics["skipped"]),
                  float(statistics["unseen_mass"]) / n)  # fmt: skip
 
@@ -140,7 +143,8 @@ def table(config: HistogramsConfig, statistics: Mapping[str, np.ndarray],
 def _losses(config, state, block, grid, smoothing) -> tuple[np.ndarray, np.ndarray]:
     """(lines, C) KL of every estimate for every client, and (C,) unseen mass.
 
-    Lines: Local at both smoothings; for FedAvg and for Algorithm 2 the base and one line for each a of the grid.
+    Lines: Local at both smoothings; for each estimate the base, one line for each a of the grid, and one for the a that
+    each client chooses.
     """
     heldout = block.heldout
     d, lengths = block.features, np.diff(heldout.indptr)
@@ -154,14 +158,37 @@ def _losses(config, state, block, grid, smoothing) -> tuple[np.ndarray, np.ndarr
 
     local = np.where(block.totals[client] > 0, own, 1.0 / d)
     lines = [kl(local, e) for e in smoothing]
-    centres, shares = state.usable_centres()
-    rows = np.vstack([centres, shares @ centres])  # row -1: for clients without tokens
-    cells = clusters_of(centres, block, config.assignment_smoothing)
-    weights = [centre_weights(block.totals, a)[client] for a in grid]
-    for base in (state.mean[heldout.indices], rows[cells[client], heldout.indices]):
+    shares = [centre_weights(block.totals, a)[client] for a in grid]
+    mine = block.rows_of_entries()
+    for name in _estimates(config):
+        weights, rows = _base(name, config, state, block)
+        base = values_at(weights, rows, client, heldout.indices)
         lines.append(kl(base, smoothing[0]))
-        lines += [kl(weight * base + (1.0 - weight) * own, smoothing[0]) for weight in weights]
+        lines += [kl(share * base + (1.0 - share) * own, smoothing[0]) for share in shares]
+        chosen = local_prior_tokens(block, values_at(weights, rows, mine, block.indices), grid[1:] or grid)
+        share = centre_weights(block.totals, chosen)[client]
+        lines.append(kl(share * base + (1.0 - share) * own, smoothing[0]))
     return np.stack(lines), segment_sums(test * (own == 0), heldout.indptr)
+
+
+def _estimates(config: HistogramsConfig) -> list[str]:
+    return ["FedAvg"] if config.algorithm == "fedavg" else ["FedAvg", "Algorithm 2", "Local mixture"]
+
+
+def _base(name, config, state, block) -> tuple[np.ndarray, np.ndarray]:
+    """(C, r) weights and (r, d) rows of an estimate's base."""
+    if name == "FedAvg":
+        return np.ones((block.clients, 1)), state.mean[None, :]
+    personalisation = {"Algorithm 2": "centre", "Local mixture": "mixture"}[name]
+    return base_of(config.model_copy(update={"personalisation": personalisation}), state, block)
+
+
+def values_at(weights: np.ndarray, rows: np.ndarray, client: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """(len(tokens),): (weights @ rows)[client[i], tokens[i]], row after row so that memory stays at a few vectors."""
+    total = np.zeros(len(tokens))
+    for weight, row in zip(weights.T, rows, strict=True):
+        total += weight[client] * row[tokens]
+    return total
 
 
 def own_values(block: CountsBlock, client: np.ndarray, tokens: np.ndarray) -> np.ndarray:

@@ -93,10 +93,24 @@ class HistogramsConfig(BaseModel):
     start_smoothing: float = Field(
         1e-4, gt=0, lt=1, description="added to every entry of a client's row when it is compared in Algorithm 1"
     )
+    personalisation: Literal["mixture", "centre"] = Field(
+        "mixture",
+        description="what is mixed with a client's own histogram: its own mixture of all released centres and the mean, "
+        "or the centre of its cluster (the paper's)",
+    )
+    mixture_prior: float = Field(
+        1.0, gt=0, le=1e6, description="pseudo-tokens, spread evenly, of the prior on a client's mixture weights"
+    )
+    mixture_steps: int = Field(30, ge=1, le=1000, description="EM steps for a client's mixture weights")
     prior_tokens: float = Field(
         1500.0, gt=0, allow_inf_nan=False,
-        description="a in the centre's weight a / (a + m) for a client with m tokens of its own",
+        description="a in the base's weight a / (a + m) for a client with m tokens of its own",
     )  # fmt: skip
+    weights: Literal["shared", "local"] = Field(
+        "shared",
+        description="a is prior_tokens for all clients, or each client chooses its own between 1/8 and 8 times that by "
+        "leaving out its own tokens in turn; costs no privacy",
+    )
 
     @model_validator(mode="after")
     def _sizes_agree(self) -> Self:
@@ -108,6 +122,10 @@ class HistogramsConfig(BaseModel):
                 "two rounds are pooled"
             )
         return self
+
+    def weight_factors(self) -> tuple[float, ...]:
+        """What a client may multiply prior_tokens by where weights are local."""
+        return tuple(2.0**power for power in range(-3, 4))
 
     def for_vocabulary(self, features: int) -> Self:
         """This config with its floors and smoothing scaled to a vocabulary of so many tokens."""

@@ -168,15 +168,15 @@ def test_odd_evaluations(table):
 
 def test_rows_of_one_method_are_told_apart_by_what_differs():
     table = [
-        {"method": "Local", "kl": 5.5, "smoothing": 1e-10, "chosen_on": ""},
-        {"method": "Local", "kl": 4.1, "smoothing": 1e-8, "chosen_on": ""},
-        {"method": "FT", "kl": 0.9, "smoothing": 1e-10, "prior_tokens": 500.0, "chosen_on": ""},
-        {"method": "FT", "chosen_on": "validation clients", "kl": 0.8, "smoothing": 1e-10, "prior_tokens": 1000.0},
-        {"method": "FedAvg", "kl": 1.0, "smoothing": 1e-10, "chosen_on": ""},
+        {"method": "Local", "kl": 5.5, "smoothing": 1e-10, "chosen_by": ""},
+        {"method": "Local", "kl": 4.1, "smoothing": 1e-8, "chosen_by": ""},
+        {"method": "FT", "kl": 0.9, "smoothing": 1e-10, "prior_tokens": 500.0, "chosen_by": ""},
+        {"method": "FT", "chosen_by": "validation clients", "kl": 0.8, "smoothing": 1e-10, "prior_tokens": 1000.0},
+        {"method": "FedAvg", "kl": 1.0, "smoothing": 1e-10, "chosen_by": ""},
     ]
     assert row_labels(table) == [
         ("Local", "smoothing 1e-10"), ("Local", "smoothing 1e-08"), ("FT", "prior tokens 500"),
-        ("FT", "prior tokens 1000, chosen on validation clients"), ("FedAvg", ""),
+        ("FT", "prior tokens 1000, chosen by validation clients"), ("FedAvg", ""),
     ]  # fmt: skip
 
 

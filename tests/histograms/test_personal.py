@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from fedcore.aggregation import merge, values
 from fedcore.errors import PopulationError
 from fedcore.evaluation.histograms import evaluate_block, own_values, table, validation_clients
-from fedcore.histograms import Histograms, HistogramsConfig
+from fedcore.histograms import Histograms, HistogramsConfig, personal
 from fedcore.population.blocks import leaves
 from tests.histograms.example_clients import block_of, counts_arrays, dense_histograms, random_counts
 from tests.histograms.run_in_memory import facts, run
 
-CONFIG = HistogramsConfig(algorithm="algorithm2", clusters=3, prior_tokens=40.0)
+MIXTURE = HistogramsConfig(algorithm="algorithm2", clusters=3, prior_tokens=40.0, mixture_prior=2.0)
+CONFIG = MIXTURE.model_copy(update={"personalisation": "centre"})
 
 
 @pytest.fixture
@@ -47,6 +48,69 @@ def test_every_client_gets_its_mixture(trained):
     assert {name: array.dtype for name, array in outputs.items()} == {
         "estimate": np.float32, "cluster": np.int32, "weight": np.float64}  # fmt: skip
     assert np.all((outputs["cluster"] == -1) == (block.totals == 0))
+
+
+def slow_mixture(q, m, rows, prior, steps):
+    """One client, dense, as the formula stands."""
+    weights = np.full(len(rows), 1 / len(rows))
+    for _ in range(steps):
+        weights = weights * ((m * q / (weights @ rows)) @ rows.T) + prior / len(rows)
+        weights /= weights.sum()
+    return weights
+
+
+def test_every_client_fits_its_own_mixture_of_all_centres(trained):
+    block, state = trained
+    outputs = Histograms(MIXTURE).personalise(state, block, None)
+    rows = np.vstack([state.centres, state.mean])
+    rows = np.maximum(rows, 1e-7) / np.maximum(rows, 1e-7).sum(axis=1, keepdims=True)
+    blend = state.counts @ state.centres / state.counts.sum()
+    for u, (q, m) in enumerate(zip(dense_histograms(block), block.totals, strict=True)):
+        if m == 0:
+            np.testing.assert_allclose(outputs["estimate"][u], blend, atol=1e-6)
+            assert not outputs["mixture"][u].any() and outputs["weight"][u] == 1.0 and outputs["cluster"][u] == -1
+            continue
+        weights = slow_mixture(q, m, rows, 2.0, 30)
+        np.testing.assert_allclose(outputs["mixture"][u], weights, atol=1e-6)
+        lam = 40 / (40 + m)
+        np.testing.assert_allclose(outputs["estimate"][u], lam * weights @ rows + (1 - lam) * q, atol=1e-6)
+    np.testing.assert_allclose(outputs["estimate"].sum(axis=1), 1.0, atol=1e-5)
+
+
+@given(counts_arrays(), st.integers(1, 40))
+def test_a_mixture_does_not_depend_on_how_much_is_fitted_at_once(counts, gathered):
+    block = block_of(counts)
+    rows = np.random.default_rng(1).dirichlet(np.ones(block.features), 3) + 1e-3
+    whole = personal.mixture_weights(block, rows, 1.0, 5)
+    before, personal.GATHERED = personal.GATHERED, gathered
+    try:
+        np.testing.assert_allclose(personal.mixture_weights(block, rows, 1.0, 5), whole, rtol=1e-12)
+    finally:
+        personal.GATHERED = before
+    np.testing.assert_allclose(whole.sum(axis=1), 1.0)
+
+
+def test_a_client_chooses_its_weight_by_leaving_its_own_tokens_out():
+    # A client with its own habit trusts itself; one whose tokens are all different learns nothing from itself.
+    block = block_of(np.array([[30, 30, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1], [1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0]]))
+    base = np.full(len(block.data), 1 / 6)
+    np.testing.assert_array_equal(personal.local_prior_tokens(block, base, [50.0, 5.0, 500.0]), [5.0, 500.0, 50, 50])
+    # by hand, client 0, a = 5: lam = 5 / 64; 60 times ln(5/64/6 + 59/64 * 29/59)
+    lam = 5 / 64
+    by_hand = 60 * np.log(lam / 6 + (1 - lam) * 29 / 59)
+    other = 60 * np.log(50 / 109 / 6 + (1 - 50 / 109) * 29 / 59)
+    assert by_hand > other
+
+
+def test_local_weights_are_what_personalise_uses(trained):
+    block, state = trained
+    local = MIXTURE.model_copy(update={"weights": "local"})
+    weight = Histograms(local).personalise(state, block, None)["weight"]
+    filled = block.totals > 0
+    a = weight[filled] * block.totals[filled] / (1 - weight[filled])
+    allowed = 40.0 * np.array(local.weight_factors())
+    assert np.abs(a[:, None] / allowed - 1).min(axis=1).max() < 1e-9
+    assert len(np.unique(np.round(a, 6))) > 1 and (weight[~filled] == 1).all()
 
 
 def test_a_run_that_stopped_before_its_first_round_gives_the_mean(trained):
@@ -99,15 +163,16 @@ def test_the_table_is_that_of_the_dense_matrices(trained):
         "FedAvg": dense_kl(block, mean, 1e-10), "FedAvg + FT": dense_kl(block, mixed_mean(40.0), 1e-10),
         "Algorithm 2": dense_kl(block, estimates(block, state, 1e300), 1e-10),
         "Algorithm 2 + FT": dense_kl(block, estimates(block, state, 40.0), 1e-10),
+        "Local mixture + FT": dense_kl(block, Histograms(MIXTURE).personalise(state, block, None)["estimate"], 1e-10),
     }  # fmt: skip
     for name, losses in expected.items():
-        method, wanted = (name[0], {"smoothing": name[1]}) if isinstance(name, tuple) else (name, {"chosen": False})
+        method, wanted = (name[0], {"smoothing": name[1]}) if isinstance(name, tuple) else (name, {"chosen": ""})
         row = scores.row(method, **wanted)
-        assert row.kl == pytest.approx(losses[chosen].mean(), rel=1e-9), name
-        assert row.standard_error == pytest.approx(losses[chosen].std(ddof=1) / np.sqrt(chosen.sum()), rel=1e-6)
+        assert row.kl == pytest.approx(losses[chosen].mean(), rel=1e-5 if "mixture" in name else 1e-9), name
+        assert row.standard_error == pytest.approx(losses[chosen].std(ddof=1) / np.sqrt(chosen.sum()), rel=1e-4)
     by_a = {a: dense_kl(block, estimates(block, state, a), 1e-10) for a in (40.0, 10.0, 200.0)}
     best = min(by_a, key=lambda a: by_a[a][tuned].mean())
-    row = scores.row("Algorithm 2 + FT", chosen=True)
+    row = scores.row("Algorithm 2 + FT", chosen="validation clients")
     assert row.prior_tokens == best and row.kl == pytest.approx(by_a[best][chosen].mean(), rel=1e-9)
     assert (scores.clients, scores.validation_clients) == (chosen.sum(), tuned.sum())
     assert scores.skipped == np.sum(~usable) > 0

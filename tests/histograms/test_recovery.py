@@ -74,4 +74,4 @@ def test_the_reddit_like_preset_meets_its_targets():
         mean = np.mean([t.row("Algorithm 2").kl for t in runs])
         assert mean <= target
         assert mean < np.mean([t.row("FedAvg").kl for t in runs])
-        assert np.mean([t.row("Algorithm 2 + FT", chosen=False).kl for t in runs]) < mean
+        assert np.mean([t.row("Algorithm 2 + FT", chosen="").kl for t in runs]) < mean
