@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,8 @@ from fedcore.errors import (
     LedgerRolledBack,
     PopulationError,
 )
-from fedcore.files import write_json
+from fedcore.files import json_bytes
+from fedcore.population import layout
 from fedcore.population.store import Population
 from fedcore.privacy.accounting import epsilon_of, fits, rho_of
 from fedcore.privacy.ledger import ChainHead, Lease, Ledger, create_ledger, default_ledger_url, open_ledger
@@ -30,7 +32,7 @@ from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds import FederatedMethod, PublicFacts
 from fedcore.runs import Run
 
-WITNESS = "ledger-head.json"
+WITNESS = layout.WITNESS
 CRUMB = 1e-6  # what rounding leaves of a budget that was given to a run whole, as a share of it; it buys noise only
 
 def ledger_name(url: str | None = None) -> dict:
@@ -64,10 +66,10 @@ def ledger_of(population: Population, url: str | None = None) -> Ledger:
         raise LedgerMissing(f"population {population.path.name!r} names no ledger: it was made without one.",
                             "Ingest it again with a ledger.")  # fmt: skip
     ledger = _find(named, url)
-    witness = population.path / WITNESS
-    if witness.exists():
+    witness = layout.read_beside(population.path, WITNESS)
+    if witness is not None:
         try:
-            seen = ChainHead(**json.loads(witness.read_text()))
+            seen = ChainHead(**json.loads(witness))
         except (ValueError, TypeError):
             raise LedgerRolledBack(
                 f"{WITNESS} of population {population.path.name!r} is damaged, so the ledger cannot be checked.",
@@ -99,7 +101,8 @@ def remember_head(population: Population, ledger: Ledger) -> None:
     """
     head = ledger.head(population.id)
     try:
-        write_json(population.path / WITNESS, {"ledger_id": head.ledger_id, "seq": head.seq, "hash": head.hash})
+        layout.write_beside(population.path, WITNESS, json_bytes(
+            {"ledger_id": head.ledger_id, "seq": head.seq, "hash": head.hash}))  # fmt: skip
     except OSError as error:
         raise PopulationError(
             f"cannot write {WITNESS} of population {population.path.name!r}: {error.strerror or error}.",
@@ -142,18 +145,24 @@ def nominal_clients(method: FederatedMethod, population: Population) -> int | No
     return getattr(method.config, "nominal_clients", None) or population.manifest.nominal_clients
 
 
-def facts(method: FederatedMethod, population: Population, rho: float | None, seed: int) -> PublicFacts:
-    """What the method may know; the exact number of clients only if it is not private."""
+def facts(method: FederatedMethod, population: Population, rho: float | None, seed: int,
+          relation: str = "add_or_remove_one",
+          start: Mapping[str, np.ndarray] | None = None) -> PublicFacts:  # fmt: skip
+    """What the method may know; the exact number of clients only if it is not private.
+
+    relation: of the population's budget. start: public arrays that the run starts from.
+    """
     return PublicFacts(population.kind, population.features, population.clients_per_leaf,
                        nominal_clients(method, population), None if method.private else population.n_clients, rho,
-                       seed)  # fmt: skip
+                       seed, relation, start)  # fmt: skip
 
 
-def plan_within_budget(method: FederatedMethod, population: Population, ledger: Ledger,
-                       seed: int) -> tuple[list[PlannedRelease], float]:  # fmt: skip
+def plan_within_budget(method: FederatedMethod, population: Population, ledger: Ledger, seed: int,
+                       start: Mapping[str, np.ndarray] | None = None,
+                       ) -> tuple[list[PlannedRelease], float]:  # fmt: skip
     """The plan whose price, with its spare releases, is this run's share of the budget; and the rho it was made for.
 
-    The share is config.epsilon at the population's delta, or all that is left.
+    The share is config.epsilon at the population's delta, or all that is left; the relation is that of the budget.
     """
     balance = ledger.balance(population.id)
     if balance.budget is None:
@@ -178,11 +187,20 @@ def plan_within_budget(method: FederatedMethod, population: Population, ledger: 
             f"{balance.budget.rho_max:.6g}. Nothing was released.",
             "Raise it with `fedcore budget raise`, if you can justify that to the people in it.",
         )
-    spares, rho = method.config.spare_releases, share
+    return settle(method, lambda rho: facts(method, population, rho, seed, balance.relation, start), share)
+
+
+def settle(method: FederatedMethod, facts_for: Callable[[float], PublicFacts],
+           share: float) -> tuple[list[PlannedRelease], float]:  # fmt: skip
+    """The plan whose price with its spares is at most `share`, and the rho that it was made for.
+
+    facts_for: public facts with this rho. Raises ConfigError if no plan is found.
+    """
+    rho = share
     for _ in range(60):
-        plan = list(method.plan(facts(method, population, rho, seed)))
+        plan = list(method.plan(facts_for(rho)))
         prices = [planned.rho for planned in plan]
-        prices += [max(prices)] * spares
+        prices += [max(prices)] * method.config.spare_releases
         if fits([], prices, share):
             return plan, rho
         rho *= min(share / sum(prices), 1.0) * (1 - 1e-9)

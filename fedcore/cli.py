@@ -222,6 +222,10 @@ def train(
     ledger: Ledger = None,
     test_noise: Annotated[str | None, typer.Option(help="Key of pseudo-random noise, for tests with a test ledger; "
                           "the run is not private.")] = None,
+    start_from: Annotated[str | None, typer.Option(metavar="RUN_OR_FILE", help="Start from the centres of a run, of an "
+                          ".npz file, or of the 'previous' run on this population.")] = None,
+    public_start: Annotated[str | None, typer.Option(metavar="REASON", help="Why that start is public, if it is not a "
+                            "private run.")] = None,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Train a model; with Prefect and Dask by default, in this process with --local."""
@@ -234,7 +238,8 @@ def train(
     try:
         request = TrainRequest(method=method, population=str(population), settings=read_settings(config, settings),
                                runs=str(runs), run_id=run_id, version=version, seed=seed,
-                               cache_bytes=parse_bytes(cache), test_noise=test_noise)  # fmt: skip
+                               cache_bytes=parse_bytes(cache), test_noise=test_noise, start_from=start_from,
+                               public_start_because=public_start)  # fmt: skip
     except ValidationError as error:
         raise ConfigError(f"the run cannot be made: {explain(error)}", "See `fedcore train --help`.") from None
     check(request)  # a mistake is told at once, not after a server has started
@@ -246,7 +251,8 @@ def train(
         path = flows.FLOWS[method](
             population=str(population), config=make_method(method, request.settings).config, runs=str(runs),
             compute=flows.Compute(workers=workers or 2, dask=dask, cache_bytes=request.cache_bytes), seed=seed,
-            run_id=run_id, version=version, test_noise=test_noise,
+            run_id=run_id, version=version, test_noise=test_noise, start_from=start_from,
+            public_start_because=public_start,
         )  # fmt: skip
     show_run(Path(path), as_json)
 
@@ -435,6 +441,8 @@ def budget_set(
     delta: Delta,
     delta_extra: Annotated[float | None, typer.Option(help="Part of delta kept for thresholding steps (10 % by "
                            "default).")] = None,
+    relation: Annotated[str, typer.Option(help="Against what a client is protected: add_or_remove_one, or replace_one, "
+                        "which costs more noise.")] = "add_or_remove_one",
     ledger: Ledger = None,
     as_json: Json = False,
 ) -> None:  # fmt: skip
@@ -445,7 +453,7 @@ def budget_set(
     store = open_population(population)
     found = ledger_of(store)
     found.register(store.id)  # in case the process that ingested died just before it did
-    found.set_budget(store.id, epsilon, delta, delta_extra=delta_extra)
+    found.set_budget(store.id, epsilon, delta, delta_extra=delta_extra, relation=relation)
     remember_head(store, found)
     budget_show(population, None, as_json)
 
@@ -481,6 +489,35 @@ def budget_show(population: PopulationArgument, ledger: Ledger = None, as_json: 
                       for row in history])  # fmt: skip
 
 
+@budget_app.command("plan")
+def budget_plan(
+    population: PopulationArgument,
+    runs: Annotated[int, typer.Option(min=1, help="Equal runs to share what is left.")],
+    epsilon: Annotated[float | None, typer.Option(help="What each run would ask for; default: all that fits.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file of settings.")] = None,
+    settings: Settings = None,
+    ledger: Ledger = None,
+    as_json: Json = False,
+) -> None:
+    """What each of some equal runs of `histograms` may spend, and what that buys: a run without a start (cold) and one
+    from the centres of the run before (warm). The loss from noise is an estimate, before shrinkage, from the nominal
+    number of clients and clusters of equal size. Nothing is reserved and no data are opened.
+    """
+    from fedcore.budget_plan import equal_runs, histograms
+    from fedcore.budgets import ledger_of
+
+    use_ledger(ledger)
+    store = open_population(population)
+    method = histograms(read_settings(config, settings))
+    planned = equal_runs(method, store, ledger_of(store).balance(store.id), runs, epsilon)
+    planned = {"population": str(population), **planned}
+    if as_json:
+        return say(planned, True)
+    sketches = [{"run": name, **planned.pop(name)} for name in ("cold", "warm")]
+    say(planned, False)
+    table("Each run", sketches)
+
+
 # --- everything else ------------------------------------------------------------------------------------------------
 
 
@@ -493,6 +530,60 @@ def serve(file: Annotated[Path, typer.Argument(help="TOML file of deployments.")
     with import_module("flows.server").server() as base:
         print(f"Prefect UI: {base}", file=sys.stderr)
         import_module("flows.serve").serve(deployments)
+
+
+@app.command()
+def reproduce(
+    name: Annotated[str | None, typer.Argument(help="Name of the experiment; without one they are listed.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A smaller version of the same table.")] = False,
+    seeds: Annotated[int | None, typer.Option(min=1, max=100, help="Repetitions, for intervals (default 3).")] = None,
+    population: Annotated[Path | None, typer.Option(help="A population instead of the experiment's own data.")] = None,
+    dir: Annotated[Path | None, typer.Option("--dir", help="Folder of the experiment; the same one goes on with what "
+                                             "is missing. Default: reproduce-NAME.")] = None,
+    workers: Workers = None,
+    dask: Dask = None,
+    local: Local = False,
+    cache: Cache = "512MiB",
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Rebuild a table or a figure of a paper: its column beside ours. Nothing in it is private."""
+    from fedcore.reproduce import EXPERIMENTS, experiment
+    from fedcore.reproduce.experiment import Options
+
+    if name is None:
+        rows = [{"name": n, "what": experiment(n).title} for n in EXPERIMENTS]
+        return say({"experiments": rows}, True) if as_json else table("Experiments", rows)
+    found = experiment(name)
+    options = Options(quick=quick, seeds=seeds, population=None if population is None else str(population))
+    folder = dir or Path(f"reproduce-{name}")
+    if local:
+        result = reproduce_here(found, options, folder, workers, dask, parse_bytes(cache), as_json)
+    else:
+        flow = import_module("flows.reproduce").reproduce_flow
+        result = flow(name=name, options=options, folder=str(folder),
+                      compute={"workers": workers or 2, "dask": dask, "cache_bytes": parse_bytes(cache)})  # fmt: skip
+    if as_json:
+        return say({"title": result.title, "rows": list(result.rows), "notes": list(result.notes),
+                    "folder": str(folder)}, True)  # fmt: skip
+    table(result.title, result.rows)
+    print("\n".join(["", *(f"- {note}" for note in result.notes), f"- Also in {folder} as table.md and figure.png."]))
+
+
+def reproduce_here(found, options, folder: Path, workers: int | None, dask: str | None, cache: int, quiet: bool):
+    """An experiment without Prefect."""
+    from fedcore.engine import InProcessBackend
+    from fedcore.reproduce.experiment import Place
+    from fedcore.reproduce.experiment import reproduce as run
+
+    with bar(f"reproduce {found.name}", quiet) as progress:
+        def tell(done: int, cells: int, title: str) -> None:
+            progress(done, cells)
+
+        if workers is None and dask is None:
+            return run(found, options, Place(folder, InProcessBackend(), cache), tell)
+        cluster = import_module("tasks.dask_backend")
+        with cluster.dask_client(workers or 2, dask) as client:
+            return run(found, options, Place(folder, cluster.DaskBackend(client), cache), tell)
 
 
 @app.command()

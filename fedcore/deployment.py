@@ -5,6 +5,7 @@
     method = "histograms"
     population = "populations/blogs"
     runs = "runs"
+    start_from = "previous"    # optional: the newest finished run of this deployment; or a run's folder, an .npz file
     schedule = { cron = "0 3 * * *", timezone = "UTC" }    # or { interval = 3600 } seconds, or { rrule = "FREQ=DAILY" }
 
     [deployment.config]        # settings of the method
@@ -24,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from fedcore.engine import DEFAULT_CACHE_BYTES
 from fedcore.errors import ConfigError
 from fedcore.methods import explain, make_method
+from fedcore.starts import PREVIOUS
 
 
 class Schedule(BaseModel):
@@ -63,6 +65,8 @@ class Deployment(BaseModel):
     population: str
     runs: str = "runs"
     seed: int = Field(0, ge=0)
+    start_from: str | None = Field(None, min_length=1, description='run or .npz file to start from, or "previous"')
+    public_start_because: str | None = Field(None, min_length=1, description="why that start is public")
     schedule: Schedule | None = None
     config: dict = Field(default_factory=dict)
     compute: Compute = Compute()
@@ -95,5 +99,12 @@ def read_deployments(path: str | Path) -> list[Deployment]:
     for item in content.deployment:
         make_method(item.method, item.config)
     here = path.resolve().parent
-    return [item.model_copy(update={"population": str(here / item.population), "runs": str(here / item.runs)})
-            for item in content.deployment]  # fmt: skip
+    return [_placed(item, here) for item in content.deployment]
+
+
+def _placed(item: Deployment, here: Path) -> Deployment:
+    """With its folders taken from the folder `here`."""
+    places = {"population": str(here / item.population), "runs": str(here / item.runs)}
+    if item.start_from is not None and item.start_from != PREVIOUS:
+        places["start_from"] = str(here / item.start_from)
+    return item.model_copy(update=places)

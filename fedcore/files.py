@@ -31,8 +31,12 @@ def write_whole(path: Path, content: bytes) -> None:
     sync_folder(path.parent)
 
 
+def json_bytes(value: Any) -> bytes:
+    return (json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
+
+
 def write_json(path: Path, value: Any) -> None:
-    write_whole(path, (json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n").encode())
+    write_whole(path, json_bytes(value))
 
 
 def replace_durably(partial: Path, path: Path) -> None:

@@ -37,9 +37,12 @@ from fedcore.privacy.mechanisms import NoiseSource, SecureNoise, TestNoise
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.privacy.statement import PrivacyStatement, no_privacy, private_statement
 from fedcore.rounds import FederatedMethod
-from fedcore.runs import Run, writing
+from fedcore.runs import Run, read_values, write_values, writing
+from fedcore.starts import digest_of, find_start, in_words
 
-UNIT, RELATION = "client", "add_or_remove_one"
+UNIT = "client"
+USUAL_RELATION = "add_or_remove_one"  # of runs that were made before run.json named it
+START_FILE = "start.zip"  # the run's own copy of the arrays that it started from
 ASKED = {"method", "config", "kernel", "private", "population", "features", "plan", "rho", "seed", "test_noise"}
 ENDED = ("finished", "budget exhausted", "abandoned")
 
@@ -55,6 +58,14 @@ class TrainRequest(BaseModel):
     runs: str = Field("runs", description="folder of the runs")
     run_id: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$", description="name of the run")
     version: int | None = Field(None, ge=1, description="version of the population; the newest by default")
+    start_from: str | None = Field(
+        None, min_length=1, description="folder of a run, or .npz file of arrays, whose centres the run starts from; "
+        '"previous": the newest finished run of the same method, population and deployment in the folder of the runs'
+    )  # fmt: skip
+    public_start_because: str | None = Field(
+        None, min_length=1, description="why the start is public, if it is not the outcome of a private run"
+    )
+    deployment: str | None = Field(None, description="name of the deployment that asks for the run")
     seed: int = Field(0, ge=0, description="names the streams of simulation randomness; never protects anybody")
     cache_bytes: int = Field(DEFAULT_CACHE_BYTES, ge=0, description="decoded blocks that each process may keep, bytes")
     test_noise: str | None = Field(None, min_length=1, description="key of pseudo-random noise; makes the run not "
@@ -111,7 +122,8 @@ def statement_of(run: Run, method: FederatedMethod, ledger: Ledger | None, popul
         return no_privacy(method.not_private_because)
     if run.info["test_noise"] is not None:
         return no_privacy("the noise was pseudo-random test noise, which anyone who knows its key can subtract")
-    return private_statement(ledger, population.id, run.id)
+    started = run.info.get("start")
+    return private_statement(ledger, population.id, run.id, start="" if started is None else in_words(started))
 
 
 def _noise(test_noise: str | None) -> NoiseSource:
@@ -124,7 +136,7 @@ def check(request: TrainRequest) -> None:
 
 
 def _prepare(request: TrainRequest, ledger_url: str | None):
-    """(method, population, ledger, plan, rho) of a new run; opens no data and reserves nothing."""
+    """(method, population, ledger, plan, rho, start) of a new run; opens no data and reserves nothing."""
     method = make_method(request.method, request.settings)
     population = Population.open(request.population, version=request.version)
     if population.kind != method.kind:
@@ -132,11 +144,17 @@ def _prepare(request: TrainRequest, ledger_url: str | None):
             f"method {method.name!r} needs a population of {method.kind}, and {population.path.name!r} holds "
             f"{population.kind}.", "Ingest the data as the other kind, or choose another method.",
         )  # fmt: skip
-    if not method.private:
-        return method, population, None, [], None
-    ledger = ledger_of(population, ledger_url)
-    plan, rho = plan_within_budget(method, population, ledger, request.seed)
-    return method, population, ledger, plan, rho
+    ledger = ledger_of(population, ledger_url) if method.private else None
+    start = find_start(
+        request.start_from, request.public_start_because, method=request.method, population=population, ledger=ledger,
+        private=method.private and request.test_noise is None, runs=request.runs, deployment=request.deployment,
+    )  # fmt: skip
+    if ledger is None:
+        if start is not None:  # what it cannot start from is refused now
+            method.init(facts(method, population, None, request.seed, start=start.arrays))
+        return method, population, None, [], None, start
+    plan, rho = plan_within_budget(method, population, ledger, request.seed, None if start is None else start.arrays)
+    return method, population, ledger, plan, rho, start
 
 
 def start(request: TrainRequest, backend: Backend, *, stamp: str, ledger_url: str | None = None) -> Session:
@@ -146,7 +164,7 @@ def start(request: TrainRequest, backend: Backend, *, stamp: str, ledger_url: st
     errors, BudgetMissing, BudgetExceeded. If it raises, nothing stays reserved and no run is left behind, unless the
     ledger failed after it had reserved: then the run can be resumed or abandoned.
     """
-    method, population, ledger, plan, rho = _prepare(request, ledger_url)
+    method, population, ledger, plan, rho, given = _prepare(request, ledger_url)
     run_id = request.run_id or f"{request.method}-{population.path.name}-{stamp}-{secrets.token_hex(2)}"
     if ledger is not None and ledger.run_status(run_id) is not None:
         # Its published values would be taken for those of this run.
@@ -167,13 +185,41 @@ def start(request: TrainRequest, backend: Backend, *, stamp: str, ledger_url: st
         "rho": rho,
         "plan": [planned.to_json() for planned in plan],
         "test_noise": request.test_noise,
+        "relation": None if ledger is None else ledger.balance(population.id).relation,
+        "start": None if given is None else given.record,
+        "deployment": request.deployment,
         "started": stamp,
     })  # fmt: skip
     try:
+        if given is not None:
+            _keep_start(run, given.arrays)
         return _open(method, population, run, backend, request.cache_bytes, ledger, plan, new=True)
     except BaseException:
         run.unlock()
         raise
+
+
+def _keep_start(run: Run, arrays: dict) -> None:
+    try:
+        write_values(run.path / START_FILE, arrays)
+    except BaseException:
+        shutil.rmtree(run.path, ignore_errors=True)
+        raise
+
+
+def _kept_start(run: Run) -> dict | None:
+    """The arrays that the run starts from. Raises RunError if they are not those that it was asked to start from."""
+    if run.info.get("start") is None:
+        return None
+    arrays = read_values(run.path / START_FILE)
+    if digest_of(arrays) != run.info["start"].get("sha256"):
+        raise RunError(f"{START_FILE} of run {run.id!r} does not hold what the run was asked to start from.",
+                       "Restore it from a backup.")  # fmt: skip
+    return arrays
+
+
+def _relation(run: Run) -> str:
+    return run.info.get("relation") or USUAL_RELATION
 
 
 def resume(path: str | Path, backend: Backend, *, cache_bytes: int = DEFAULT_CACHE_BYTES, take_over: bool = False,
@@ -256,8 +302,8 @@ def _open(method: FederatedMethod, population: Population, run: Run, backend: Ba
     lease = None
     try:
         if ledger is not None:
-            ledger.reserve(population.id, run.id, plan, method.config.spare_releases, unit=UNIT, relation=RELATION,
-                           secure=run.info["test_noise"] is None)  # fmt: skip
+            ledger.reserve(population.id, run.id, plan, method.config.spare_releases, unit=UNIT,
+                           relation=_relation(run), secure=run.info["test_noise"] is None)  # fmt: skip
             lease = ledger.acquire(run.id, take_over=take_over)
             remember_head(population, ledger)
         return _session(method, population, run, backend, cache_bytes, ledger, lease, plan)
@@ -301,7 +347,8 @@ def _session(method: FederatedMethod, population: Population, run: Run, backend:
     if ledger is not None:
         publisher = LedgerPublisher(ledger, population, run, lease, _noise(run.info["test_noise"]))
     if run.round < 0:
-        state = method.init(facts(method, population, run.info["rho"], run.info["seed"]))
+        state = method.init(facts(method, population, run.info["rho"], run.info["seed"], _relation(run),
+                                  _kept_start(run)))  # fmt: skip
         run.commit(0, state, None)
     else:
         values = run.read_state()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,9 @@ def say(value: dict, as_json: bool) -> None:
         print(f"{key:<{width}}  {item if not isinstance(item, (dict, list)) else json.dumps(item)}")
 
 
+WIDE = 200  # columns of a table that goes into a file or a pipe
+
+
 def table(title: str, rows: list[dict]) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -32,7 +36,7 @@ def table(title: str, rows: list[dict]) -> None:
     for row in rows:
         drawn.add_row(*("" if cell is None else f"{cell:.5g}" if isinstance(cell, float) else str(cell)
                         for cell in row.values()))  # fmt: skip
-    Console().print(drawn)
+    Console(width=None if sys.stdout.isatty() else WIDE).print(drawn)
 
 
 def parse_bytes(text: str) -> int:

@@ -24,7 +24,8 @@ def to_deployment(item: Deployment):
         return FLOWS[item.method].to_deployment(
             name=item.name, schedule=schedule, tags=[item.method, *item.tags], concurrency_limit=1,
             parameters={"population": item.population, "runs": item.runs, "seed": item.seed, "config": item.config,
-                        "compute": item.compute.model_dump()},
+                        "compute": item.compute.model_dump(), "start_from": item.start_from,
+                        "public_start_because": item.public_start_because},
         )  # fmt: skip
     except ValueError as error:
         raise ConfigError(f"deployment {item.name!r}: {error}") from None

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from prefect import flow, get_run_logger
-from prefect.runtime import flow_run
+from prefect.runtime import deployment, flow_run
 
 from fedcore.deployment import Compute
 from fedcore.engine import peak_memory
@@ -30,7 +30,8 @@ def _name() -> str:
 @flow(name="train-histograms", flow_run_name=_name, persist_result=False, validate_parameters=True)
 def train_histograms(population: str, config: HistogramsConfig = HistogramsConfig(), runs: str = "runs",
                      compute: Compute = Compute(), seed: int = 0, run_id: str | None = None,
-                     version: int | None = None, test_noise: str | None = None) -> str:  # fmt: skip
+                     version: int | None = None, test_noise: str | None = None, start_from: str | None = None,
+                     public_start_because: str | None = None) -> str:  # fmt: skip
     """Private (or non-private) personalised histograms of a population of counts.
 
     Args:
@@ -42,10 +43,14 @@ def train_histograms(population: str, config: HistogramsConfig = HistogramsConfi
         run_id: name of the run; made from method, population and time by default
         version: version of the population; the newest by default
         test_noise: key of pseudo-random noise for tests; such a run is not private
+        start_from: folder of a run, or .npz file, whose centres it starts from; or "previous", the newest finished run
+            of the same deployment on the population
+        public_start_because: why that start is public, if it is not a private run
     """
     request = TrainRequest(method="histograms", population=population, settings=config.model_dump(mode="json"),
                            runs=runs, run_id=run_id, version=version, seed=seed, cache_bytes=compute.cache_bytes,
-                           test_noise=test_noise)  # fmt: skip
+                           test_noise=test_noise, start_from=start_from, public_start_because=public_start_because,
+                           deployment=deployment.name)  # fmt: skip
     private = make_method(request.method, request.settings).private
     with dask_client(compute.workers, compute.dask, private) as client:
         backend = DaskBackend(client)

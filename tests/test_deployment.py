@@ -95,6 +95,28 @@ def test_what_is_refused(file, text, words):
         read_deployments(file(text))
 
 
+@pytest.mark.parametrize("given, expected", [("previous", "previous"), ("./previous", "HERE/previous"),
+                                             ("runs/first", "HERE/runs/first"), ("/data/start.npz", "/data/start.npz")])
+def test_where_a_deployment_starts_from(file, tmp_path, given, expected):
+    """A series of runs goes on from run to run; any other start is a place, relative to the file."""
+    text = ENTRY + f'start_from = "{given}"\npublic_start_because = "it is a dictionary"\n'
+    (item,) = read_deployments(file(text))
+    where = Path(expected.replace("HERE", str(tmp_path)))
+    assert item.start_from == given == expected or Path(item.start_from) == where
+    assert item.public_start_because == "it is a dictionary"
+    assert read_deployments(file(ENTRY))[0].start_from is None
+
+
+def test_the_flow_of_a_deployment_is_told_where_to_start(file):
+    """Every parameter that is handed over is one of the flow's."""
+    from flows.serve import to_deployment
+
+    (item,) = read_deployments(file(ENTRY + 'start_from = "previous"\n'))
+    deployed = to_deployment(item)
+    assert deployed.parameters["start_from"] == "previous" and deployed.parameters["public_start_because"] is None
+    assert set(deployed.parameters) <= set(deployed._parameter_openapi_schema.properties)
+
+
 @pytest.mark.parametrize("path", ["missing.toml", "."])
 def test_a_file_that_cannot_be_read(tmp_path, path):
     with pytest.raises(ConfigError, match="cannot read"):

@@ -5,16 +5,22 @@ minimum over the k - 1 centres that are already chosen. Algorithm 2 assigns to t
 clusters that clients are given at the end belong to the centres that are returned. An empty cluster takes the row of
 the client that the other centres serve worst, where the paper puts the uniform histogram.
 
-    mean     one pass: F, the number of clients; the first row of Algorithm 1
-    start    K' - 1 passes of Algorithm 1 (start = "algorithm1" only)
-    rounds   passes of Algorithm 2, until no centre moves or T are done
-    reseed   one pass for each empty cluster
+    mean        one pass: F, the number of clients; the first row of Algorithm 1
+    covariance  one pass: what the eigenvectors are taken of (reduction = "eigenvectors" only)
+    start       K' - 1 passes of Algorithm 1 (start = "algorithm1" only)
+    rounds      passes of Algorithm 2, until no centre moves or T are done
+    reseed      one pass for each empty cluster
+
+With a reduction (`fedcore.histograms.reduction`) clients compare and add up reduced histograms. The centres in the
+state are lifted ones all the same, (k, d), so that a run may end after any round.
+
+The pass of the mean, the reduction and the starts also serve `fedcore.histograms.ifca` and `.published`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -22,7 +28,19 @@ from fedcore.aggregation import ArgMax, FloatSum, Statistics
 from fedcore.errors import PopulationError
 from fedcore.histograms.config import HistogramsConfig
 from fedcore.histograms.leaf import inverse_totals, scores, sums_by_cell
-from fedcore.histograms.private import START
+from fedcore.histograms.private_start import START
+from fedcore.histograms.reduction import (
+    check_matrix,
+    kept_by_eigenvectors,
+    kept_by_frequency,
+    lift_log_likelihood,
+    lifted,
+    reduced,
+    reduced_block,
+    second_moment,
+    tokens_kept,
+    whitened_covariance,
+)
 from fedcore.histograms.simplex import assignment_logs, metric, perturbed, smooth, ward_merge
 from fedcore.histograms.sizes import sizes_of
 from fedcore.histograms.state import HistogramsState
@@ -31,6 +49,10 @@ from fedcore.randomness import client_uniforms, stream
 from fedcore.rounds import PublicFacts, RoundInfo
 
 PICK = "histograms/algorithm1"
+
+
+def _all_tokens() -> np.ndarray:
+    return np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,33 +64,43 @@ class MeanMessage:
 
 
 @dataclass(frozen=True, slots=True)
+class CovarianceMessage:
+    """Asks for the sum of q q^T."""
+
+
+@dataclass(frozen=True, slots=True)
 class StartMessage:
     """Asks for a client drawn with weight exp(tau D_u) (Algorithm 1, line 5).
 
-    rows: (j, d) float64 the rows chosen so far. smoothing: e. temperature: tau.
+    rows: (j, d) float64 the rows chosen so far, reduced to the tokens `kept`. smoothing: e. temperature: tau.
     """
 
     rows: np.ndarray
     smoothing: float
     temperature: float
     seed: int
+    kept: np.ndarray = field(default_factory=_all_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class AssignMessage:
-    """Asks for the sums of the clusters. log_centres: (d, k) float32, ln of the smoothed centres."""
+    """Asks for the sums of the clusters. log_centres: (d, k) float32, ln of the smoothed centres; of reduced ones if
+    `kept` is not empty, and then d stands for r + 1.
+    """
 
     log_centres: np.ndarray
+    kept: np.ndarray = field(default_factory=_all_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class WorstMessage:
-    """Asks for the client with the largest min_k KL(q_u || P_k). log_centres: (d, k) float32."""
+    """Asks for the client with the largest min_k KL(q_u || P_k). log_centres and kept: as for the sums."""
 
     log_centres: np.ndarray
+    kept: np.ndarray = field(default_factory=_all_tokens)
 
 
-BaselineMessage = MeanMessage | StartMessage | AssignMessage | WorstMessage
+BaselineMessage = MeanMessage | CovarianceMessage | StartMessage | AssignMessage | WorstMessage
 
 
 # --- clients --------------------------------------------------------------------------------------------------------
@@ -78,12 +110,15 @@ def client_update(message: BaselineMessage, block: CountsBlock) -> Statistics:
     """The leaf's float64 sums; clients without tokens take no part."""
     inverse = inverse_totals(block)
     filled = inverse > 0
+    if isinstance(message, CovarianceMessage):
+        return {"second_moment": FloatSum.at(block.leaf, second_moment(block))}
     if isinstance(message, StartMessage):
-        distances = start_distances(block, message.rows, message.smoothing)
+        distances = start_distances(reduced_block(block, message.kept), message.rows, message.smoothing)
         return {"pick": _pick(block, message.seed, len(message.rows), message.temperature * distances, filled)}
     if isinstance(message, WorstMessage):
-        fit = scores(block, message.log_centres).max(axis=1) * inverse
-        misfit = np.where(filled, entropies(block) - fit, -np.inf)
+        few = reduced_block(block, message.kept)
+        fit = scores(few, message.log_centres).max(axis=1) * inverse
+        misfit = np.where(filled, entropies(few) - fit, -np.inf)
         return {"worst": _arg_max(block, misfit)}
     if isinstance(message, MeanMessage):
         sums = sums_by_cell(block, np.zeros(block.clients, np.int64), 1, inverse)
@@ -95,6 +130,7 @@ def client_update(message: BaselineMessage, block: CountsBlock) -> Statistics:
         if message.pick:
             statistics["pick"] = _pick(block, message.seed, 0, np.zeros(block.clients), filled)
         return statistics
+    block = reduced_block(block, message.kept)
     k = message.log_centres.shape[1]
     fit = scores(block, message.log_centres)
     cells = fit.argmax(axis=1)
@@ -145,6 +181,10 @@ def _arg_max(block: CountsBlock, score: np.ndarray) -> ArgMax:
 
 def init(config: HistogramsConfig, public: PublicFacts) -> HistogramsState:
     sizes, d = sizes_of(config, public), public.features
+    if config.reduction != "none":
+        tokens_kept(config.keep, d)
+    if config.reduction == "eigenvectors":
+        check_matrix(d)
     uniform = np.full(d, 1.0 / d)
     return HistogramsState(
         phase="mean", round=0, seed=public.seed, rounds=sizes.rounds, clusters=sizes.clusters, overseed=sizes.overseed,
@@ -156,9 +196,12 @@ def init(config: HistogramsConfig, public: PublicFacts) -> HistogramsState:
 
 def total_rounds(config: HistogramsConfig, state: HistogramsState) -> int:
     """The passes of a run in which no cluster becomes empty."""
-    if config.algorithm == "fedavg":
-        return 1
-    return 1 + (state.overseed - 1 if _starts_from_rows(config) else 0) + state.rounds
+    return passes_before_rounds(config, state) + (0 if config.algorithm == "fedavg" else state.rounds)
+
+
+def passes_before_rounds(config: HistogramsConfig, state: HistogramsState) -> int:
+    """The mean, the covariance and the start."""
+    return 1 + (config.reduction == "eigenvectors") + (state.overseed - 1 if _starts_from_rows(config) else 0)
 
 
 def message(config: HistogramsConfig, state: HistogramsState) -> BaselineMessage | None:
@@ -166,19 +209,29 @@ def message(config: HistogramsConfig, state: HistogramsState) -> BaselineMessage
         return None
     if state.phase == "mean":
         return MeanMessage(_starts_from_rows(config), state.seed)
+    if state.phase == "covariance":
+        return CovarianceMessage()
     if state.phase == "start":
-        return StartMessage(state.centres, config.start_smoothing, config.temperature, state.seed)
+        rows = reduced(state.centres, state.kept)
+        return StartMessage(rows, config.start_smoothing, config.temperature, state.seed, state.kept)
     centres = state.centres
     if state.phase == "reseed":
         centres = np.delete(centres, state.reseed, axis=0)
     kind = WorstMessage if state.phase == "reseed" else AssignMessage
-    return kind(assignment_logs(centres, config.assignment_smoothing))
+    return kind(reduced_logs(config, state, centres), state.kept)
+
+
+def reduced_logs(config: HistogramsConfig, state: HistogramsState, centres: np.ndarray) -> np.ndarray:
+    """(d or r + 1, k) float32: ln of the smoothed, reduced centres, for the assignment."""
+    return assignment_logs(reduced(centres, state.kept), config.assignment_smoothing)
 
 
 def server_update(config: HistogramsConfig, state: HistogramsState, result: Mapping):
     """result: finished statistics of the pass. Returns the next state and its RoundInfo."""
     if state.phase == "mean":
         return _mean(config, state, result)
+    if state.phase == "covariance":
+        return _covariance(config, state, result)
     if state.phase == "start":
         return _start(config, state, result)
     if state.phase == "reseed":
@@ -187,7 +240,7 @@ def server_update(config: HistogramsConfig, state: HistogramsState, result: Mapp
 
 
 def _starts_from_rows(config: HistogramsConfig) -> bool:
-    return config.algorithm == "algorithm2" and config.start == "algorithm1"
+    return config.algorithm != "fedavg" and config.start == "algorithm1"
 
 
 def _mean(config, state, result):
@@ -197,14 +250,35 @@ def _mean(config, state, result):
     mean = result["sums"][0] / clients
     w = metric(mean, config.metric_floor, config.effective_tokens)
     state = replace(state, mean=mean, metric=w, clients=clients, entropy=float(result["entropy"]))
+    info = RoundInfo({"clients": clients, "entropy": -state.entropy / clients})
     if config.algorithm == "fedavg":
         state = replace(state, phase="done", round=1, centres=mean[None, :], counts=np.array([clients]))
-    elif _starts_from_rows(config):
-        state = _with_rows(config, state, result["pick"].payload["row"][None, :])
-    else:
-        centres = perturbed(mean, state.overseed, state.perturbation, stream(state.seed, START))
-        state = replace(state, phase="rounds", centres=centres, counts=np.zeros(len(centres)))
-    return state, RoundInfo({"clients": clients, "entropy": -state.entropy / clients})
+        return state, info
+    if _starts_from_rows(config):
+        state = replace(state, centres=result["pick"].payload["row"][None, :])
+    if config.reduction == "eigenvectors":
+        return replace(state, phase="covariance"), info
+    if config.reduction == "frequency":
+        state = replace(state, kept=kept_by_frequency(mean, tokens_kept(config.keep, len(mean))))
+    return _begin(config, state), info
+
+
+def _covariance(config, state, result):
+    matrix = whitened_covariance(result["second_moment"], state.mean, state.clients)
+    keep = tokens_kept(config.keep, len(state.mean))
+    kept = kept_by_eigenvectors(matrix, state.clusters - 1, keep)  # centred: K clusters differ in K - 1 directions
+    info = RoundInfo({"kept_tokens": float(keep), "kept_mass": float(state.mean[kept].sum())})
+    return _begin(config, replace(state, kept=kept)), info
+
+
+def _begin(config, state):
+    """The first centres; or the first row of Algorithm 1, which came with the mean."""
+    if _starts_from_rows(config):
+        return _with_rows(config, state, state.centres)
+    around = state.mean if config.start == "perturbed_mean" else np.full(len(state.mean), 1.0 / len(state.mean))
+    centres = perturbed(around, state.overseed, state.perturbation, stream(state.seed, START))
+    centres = lifted(reduced(centres, state.kept), state.kept, state.mean)
+    return replace(state, phase="rounds", centres=centres, counts=np.zeros(len(centres)))
 
 
 def _start(config, state, result):
@@ -216,7 +290,11 @@ def _with_rows(config, state, rows):
     if len(rows) < state.overseed:
         return replace(state, phase="start", centres=rows, counts=np.zeros(len(rows)))
     # a raw row has no mass on most tokens; smoothed as it was compared, it can win clients
-    return replace(state, phase="rounds", centres=smooth(rows, config.start_smoothing), counts=np.zeros(len(rows)))
+    return replace(state, phase="rounds", centres=_usable_rows(config, state, rows), counts=np.zeros(len(rows)))
+
+
+def _usable_rows(config, state, rows):
+    return lifted(smooth(reduced(rows, state.kept), config.start_smoothing), state.kept, state.mean)
 
 
 def _round(config, state, result):
@@ -224,12 +302,11 @@ def _round(config, state, result):
     counts = np.asarray(result["counts"], np.float64)
     filled = counts > 0
     centres = state.centres.copy()
-    centres[filled] = result["sums"][filled] / counts[filled, None]
+    centres[filled] = lifted(result["sums"][filled] / counts[filled, None], state.kept, state.mean)
     moved = 0.5 * np.abs(centres - state.centres).sum(axis=1)
     still = t > state.merge_after and not moved.any()
-    objective = (state.entropy - float(result["log_likelihood"])) / state.clients
     info = RoundInfo({
-        "objective": objective,
+        "objective": objective(state, result),
         "movement": float(np.average(moved, weights=counts)),
         "empty_clusters": float(np.sum(~filled)),
     })  # fmt: skip
@@ -243,6 +320,14 @@ def _round(config, state, result):
     return replace(state, phase=phase, round=t, centres=centres, counts=counts, reseed=empty), info
 
 
+def objective(state: HistogramsState, result: Mapping) -> float:
+    """Mean over the clients of min_k KL(q_u || P_k), nats, of the centres that the clients were given; lifted ones if
+    the vocabulary is reduced.
+    """
+    value = (state.entropy - float(result["log_likelihood"])) / state.clients
+    return value - lift_log_likelihood(state.kept, state.mean) if len(state.kept) else value
+
+
 def _merge(state, centres, counts):
     """K' clusters to K by Ward cost; rows beyond the merged ones are empty clusters."""
     merged, new_counts = np.tile(state.mean, (state.clusters, 1)), np.zeros(state.clusters)
@@ -254,7 +339,7 @@ def _merge(state, centres, counts):
 def _reseed(config, state, result):
     cell, waiting = int(state.reseed[0]), state.reseed[1:]
     centres = state.centres.copy()
-    centres[cell] = smooth(result["worst"].payload["row"], config.start_smoothing)
+    centres[cell] = _usable_rows(config, state, result["worst"].payload["row"][None, :])[0]
     phase = "reseed" if len(waiting) else "rounds"
     info = RoundInfo({"misfit": result["worst"].score, "cell": float(cell)})
     return replace(state, phase=phase, centres=centres, reseed=waiting), info

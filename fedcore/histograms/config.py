@@ -8,7 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 DEFAULT_CLUSTERS = 10
 REFERENCE_FEATURES = 1000  # vocabulary for which floors and smoothing are meant
-SCALED = ("first_metric_floor", "metric_floor", "centre_floor", "assignment_smoothing", "start_smoothing")
+SCALED = ("first_metric_floor", "metric_floor", "centre_floor", "assignment_smoothing", "start_smoothing",
+          "published_floor")  # fmt: skip
 DEFAULT_ROUNDS = 50  # non-private; private runs take theirs from `fedcore.histograms.sizes`
 
 
@@ -22,10 +23,11 @@ class HistogramsConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    algorithm: Literal["private", "algorithm2", "fedavg"] = Field(
+    algorithm: Literal["private", "algorithm2", "fedavg", "ifca", "published"] = Field(
         "private",
         description="private: clustering with noised, whitened releases; algorithm2: the paper's clustering without "
-        "privacy; fedavg: the plain mean without privacy",
+        "privacy; fedavg: the plain mean without privacy; ifca: gradient steps instead of cluster means, without "
+        "privacy; published: the paper's Algorithm 3 as printed, with simulated noise, which protects nobody",
     )
 
     # the budget of a private run
@@ -58,10 +60,11 @@ class HistogramsConfig(BaseModel):
     )
 
     # start
-    start: Literal["algorithm1", "perturbed_mean"] = Field(
+    start: Literal["algorithm1", "perturbed_mean", "uniform"] = Field(
         "algorithm1",
-        description="first centres of algorithm2: rows of clients (the paper's Algorithm 1) or perturbed copies of the "
-        "mean; a private run always starts from the perturbed noised mean",
+        description="first centres of algorithm2, ifca and published: rows of clients (the paper's Algorithm 1), "
+        "perturbed copies of the mean, or of the uniform histogram; a private run always starts from the perturbed "
+        "noised mean",
     )
     temperature: float = Field(
         0.5, ge=0, le=1e6, description="tau of Algorithm 1: 0 draws clients uniformly, a large value the farthest one"
@@ -72,11 +75,69 @@ class HistogramsConfig(BaseModel):
         "private, else 0.3",
     )  # fmt: skip
 
+    # dimensionality reduction
+    reduction: Literal["none", "eigenvectors", "frequency"] = Field(
+        "none",
+        description="cluster on fewer tokens, all others together as one: keep those that are largest in the leading "
+        "eigenvectors of the clients' covariance (the paper's), or the most frequent ones; the others are filled from "
+        "the mean",
+    )
+    keep: int | None = Field(
+        None, ge=1, description="tokens that a reduction keeps; None: two fifths of the vocabulary"
+    )
+
+    # variants of the paper without privacy
+    learning_rate: float = Field(
+        3.0, gt=0, le=1e3,
+        description="eta of ifca: a centre moves eta times its cluster's share of all clients of the way to their mean",
+    )  # fmt: skip
+    published_step: Literal["centring", "ifca"] = Field(
+        "centring", description="step of published: Algorithm 3, or one noised gradient step of ifca a round"
+    )
+    published_noise: Literal["sum", "mean"] = Field(
+        "sum",
+        description="where Algorithm 3 adds its first noise: to a cluster's sum, or to its mean, as line 4 is printed",
+    )
+    published_clip: float = Field(
+        3.0, gt=0, le=1e3, description="c of Algorithm 3: every coordinate is clipped at c / sqrt(d)"
+    )
+    published_floor: float = Field(1e-3, gt=0, lt=1, description="s of Algorithm 3: floor of the first estimate b1")
+    accounting: Literal["kov", "exact"] = Field(
+        "kov",
+        description="noise of published from advanced composition, as in the paper's appendix B, or from the exact "
+        "composition of its Gaussians",
+    )
+    published_epsilon: float = Field(15.0, gt=0, le=1e3, description="epsilon that the noise of published is made for")
+    published_delta: float = Field(1e-10, gt=0, lt=1, description="delta that the noise of published is made for")
+    published_rounds: int = Field(
+        DEFAULT_ROUNDS, ge=1, le=10_000,
+        description="rounds that the noise of published is made for, however many are run",
+    )  # fmt: skip
+
     # releases
     clip: float = Field(3.0, gt=0, le=1e3, description="L2 clip C of whitened histograms")
     first_clip: float = Field(0.2, gt=0, le=1.0, description="L2 clip of plain histograms in the first, flat release")
     first_share: float = Field(0.04, gt=0, lt=0.5, description="share of the budget for the first, flat release")
     second_share: float = Field(0.04, gt=0, lt=0.5, description="share of the budget for the whitened mean")
+    votes_share: float = Field(
+        0.04, gt=0, lt=0.5,
+        description="share of the budget for the votes that choose among more given centres than cells",
+    )
+    moment_share: float = Field(
+        0.3, gt=0, lt=0.9,
+        description="share of the budget for the second moments of reduction = eigenvectors, if private",
+    )
+    adaptive_clip: bool = Field(
+        False, description="move the clip C towards the median norm, from one more noised count in every round but the "
+        "last two"
+    )  # fmt: skip
+    clip_share: float = Field(
+        0.05, gt=0, lt=0.5, description="share of a round's budget for the count of norms of adaptive_clip"
+    )
+    half_weight_tokens: float = Field(
+        0.0, ge=0, allow_inf_nan=False,
+        description="m_0: a private run weights a client with m tokens by m / (m + m_0), after the clip; 0: all alike",
+    )  # fmt: skip
     effective_tokens: float = Field(
         150.0, gt=0, allow_inf_nan=False,
         description="m_eff of the metric w ~ P sqrt(1/m_eff + P): a public guess of tokens per client, discounted for "
@@ -95,8 +156,8 @@ class HistogramsConfig(BaseModel):
     )
     personalisation: Literal["mixture", "centre"] = Field(
         "mixture",
-        description="what is mixed with a client's own histogram: its own mixture of all released centres and the mean, "
-        "or the centre of its cluster (the paper's)",
+        description="what is mixed with a client's own histogram: its own mixture of all released centres and the "
+        "mean, or the centre of its cluster (the paper's)",
     )
     mixture_prior: float = Field(
         1.0, gt=0, le=1e6, description="pseudo-tokens, spread evenly, of the prior on a client's mixture weights"
@@ -113,7 +174,18 @@ class HistogramsConfig(BaseModel):
     )
 
     @model_validator(mode="after")
+    def _shares_agree(self) -> Self:
+        moments = self.moment_share if self.reduction == "eigenvectors" else 0.0
+        if max(self.first_share + self.second_share, self.votes_share) + moments >= 1:
+            raise ValueError("the shares of the releases before the rounds leave nothing for the rounds")
+        return self
+
+    @model_validator(mode="after")
     def _sizes_agree(self) -> Self:
+        if self.algorithm in ("ifca", "published") and (self.overseed or self.merge_after):
+            raise ValueError(f"{self.algorithm} has no cells to merge: overseed and merge_after do not apply")
+        if self.algorithm == "fedavg" and self.reduction != "none":
+            raise ValueError("fedavg has nothing to reduce: the mean is the mean of all tokens")
         if self.overseed is not None and self.overseed < (self.clusters or 1):
             raise ValueError(f"overseed ({self.overseed}) must be at least clusters ({self.clusters})")
         if self.merge_after is not None and self.rounds is not None and self.merge_after > self.rounds - 2:

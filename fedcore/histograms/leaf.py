@@ -77,3 +77,22 @@ def clipped_on_grid(block: CountsBlock, whitening: np.ndarray, clip: float) -> n
         whitened[np.repeat(~usable, lengths)] = 0.0  # 0 * inf is not 0
     grid = np.trunc(whitened, out=whitened)
     return bound_norms(grid, block.indptr)
+
+
+def clipped_deviations_by_cell(block: CountsBlock, cells: np.ndarray, first: np.ndarray, bound: float) -> np.ndarray:
+    """(k, d) float64: sum over the clients of each cell of clip((q_u - b1) / sqrt(b1)), every coordinate to +-bound.
+
+    first: (k, d) b1, positive. Clients without tokens take no part. Sparse: a token that a client lacks contributes
+    z = clip(-sqrt(b1)) whoever the client is, so a cell's sum is its number of clients times z, and the stored entries
+    add what they differ from z by.
+    """
+    k, d = first.shape
+    roots = np.sqrt(first)
+    absent = np.maximum(-roots, -bound)
+    keys = _keys(block, cells, k)
+    b, root = first.ravel()[keys], roots.ravel()[keys]
+    q = block.data * np.repeat(inverse_totals(block), np.diff(block.indptr))
+    differences = np.clip((q - b) / root, -bound, bound) - absent.ravel()[keys]
+    sums = np.bincount(keys, weights=differences, minlength=k * d).reshape(k, d)
+    counts = np.bincount(cells[block.totals > 0], minlength=k)
+    return sums + counts[:, None] * absent

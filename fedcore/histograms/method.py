@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedcore.aggregation import Statistics
-from fedcore.histograms import baselines, private
+from fedcore.errors import ConfigError
+from fedcore.histograms import baselines, ifca, private, published, warm
 from fedcore.histograms.config import HistogramsConfig
 from fedcore.histograms.personal import personalise
 from fedcore.histograms.state import HistogramsState
@@ -17,9 +18,14 @@ from fedcore.population.blocks import ClientBlock, Kind
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds import ClientOutputs, Memory, Message, PublicFacts, RoundInfo
 
+PIPELINES = {
+    "private": private, "algorithm2": warm, "fedavg": baselines, "ifca": ifca, "published": published
+}  # fmt: skip
+STARTS = ("private", "algorithm2")  # from given centres
 NOT_PRIVATE = {
     "algorithm2": "Algorithm 2 publishes exact cluster means, and its start may publish clients' rows",
     "fedavg": "the exact mean of the clients' histograms is published",
+    "ifca": "IFCA publishes centres made from exact sums, and its start may publish clients' rows",
 }
 
 
@@ -29,7 +35,8 @@ class Histograms:
 
     Source: Setlur, Feldman, Talwar, "Private and Personalized Histogram Estimation in a Federated Setting" (2023).
     `algorithm = "private"` is the pipeline of `fedcore.histograms.private`, which replaces the paper's start and
-    centring; its argument is `docs/privacy/histograms.md`. See `fedcore.rounds.FederatedMethod` for the functions.
+    centring; its argument is `docs/privacy/histograms.md`. The other algorithms are the paper's own and its baselines.
+    See `fedcore.rounds.FederatedMethod` for the functions.
     """
 
     config: HistogramsConfig = HistogramsConfig()
@@ -46,37 +53,45 @@ class Histograms:
 
     @property
     def not_private_because(self) -> str:
+        if self.config.algorithm == "published":
+            return published.reasons(self.config)
         return NOT_PRIVATE.get(self.config.algorithm, "")
+
+    @property
+    def _pipeline(self):
+        return PIPELINES[self.config.algorithm]
 
     def plan(self, public: PublicFacts) -> Sequence[PlannedRelease]:
         """Raises ConfigError if a private run has no budget or no nominal number of clients."""
         return private.plan(self.config, public) if self.private else []
 
     def init(self, public: PublicFacts) -> HistogramsState:
-        return (private if self.private else baselines).init(self.config, public)
+        """Raises ConfigError for given centres (public.start) that the algorithm cannot start from."""
+        if public.start is not None and self.config.algorithm not in STARTS:
+            raise ConfigError(f"algorithm {self.config.algorithm!r} does not start from given centres.",
+                              f"Algorithms that do: {', '.join(STARTS)}.")  # fmt: skip
+        return self._pipeline.init(self.config, public)
 
     def total_rounds(self, state: HistogramsState) -> int:
         """Releases of a private run; otherwise the mean, the start and at most T rounds (reseeding comes on top)."""
         if self.private:
             return len(state.multipliers)
-        return baselines.total_rounds(self.config, state)
+        return self._pipeline.total_rounds(self.config, state)
 
     def message(self, state: HistogramsState) -> Message | None:
-        return (private if self.private else baselines).message(self._config(state), state)
+        return self._pipeline.message(self._config(state), state)
 
     def client_update(
         self, message: Message, block: ClientBlock, memory: Memory | None
     ) -> tuple[Statistics, Memory | None]:
-        return (private if self.private else baselines).client_update(message, block), None
+        return self._pipeline.client_update(message, block), None
 
     def quantise(self, message: Message, statistics: Statistics) -> dict[str, np.ndarray]:
         """The sums are whole grid steps already: (cells, d) int64 under the planned name."""
         return {name: statistic.value() for name, statistic in statistics.items()}
 
     def server_update(self, state: HistogramsState, result: Mapping[str, Any]) -> tuple[HistogramsState, RoundInfo]:
-        if self.private:
-            return private.server_update(self._config(state), state, result[private.release_name(state)])
-        return baselines.server_update(self._config(state), state, result)
+        return self._pipeline.server_update(self._config(state), state, result)
 
     def personalise(self, state: HistogramsState, block: ClientBlock, memory: Memory | None) -> ClientOutputs:
         """Per client: estimate (C, d) float32, cluster (C,) int32 (-1: no tokens), weight (C,) float64."""

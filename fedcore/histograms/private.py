@@ -1,41 +1,64 @@
 """The sound private pipeline: all that leaves the clients are exact integer sums with discrete Gaussian noise.
 
-    release 1        plain histograms, L2 clip 0.2, one cell       -> rough mean, first metric
-    release 2        whitened by the first metric, one cell        -> mean F, metric w, frozen from here on
-    releases 3..T+2  clients in the cell of their nearest centre, whitened by w, L2 clip C -> centres
+    flat_mean       plain histograms, L2 clip 0.2, one cell       -> rough mean, first metric
+    whitened_mean   whitened by the first metric, one cell        -> mean F, metric w, frozen from here on
+    clusters_t      clients in the cell of their nearest centre, whitened by w, L2 clip C -> centres;  t = 1 .. T
+
+Given centres (a *start*: released by an earlier run, or public) replace the first two releases. On request there are
+more:
+
+    votes           one vote per client for its nearest given centre, if more are given than the budget pays cells for
+    second_moment   products of whitened histograms -> the tokens to cluster on (`fedcore.histograms.moments`)
+    norms_t         clients within and beyond the clip, beside clusters_t -> the clip of the next round
 
 Each release costs 1 / (2 sigma**2) of zCDP for *all* its cells, because a client is in one cell (argument in
 `docs/privacy/histograms.md`). There is no count and no second pass: a histogram sums to 1, so the sum of a released
-cell is its noised number of clients. Everything the server decides (metric, dead cells, merging, shrinkage) depends on
-released values alone; the number of rounds is fixed beforehand.
+cell is its noised number of clients. Everything the server decides (metric, dead cells, merging, shrinkage, tokens,
+clip) depends on released values alone; the number of rounds is fixed beforehand.
 
 Sources: Setlur, Feldman, Talwar 2023, Algorithms 2 and 3, whose start and centring are replaced; Canonne, Kamath,
-Steinke 2020 for the discrete Gaussian.
+Steinke 2020 for the discrete Gaussian; Andrew, Thakkar, McMahan, Ramaswamy 2021 for the clip.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
 from fedcore.aggregation import IntegerSum, Statistics
+from fedcore.histograms import moments, sensitivities
 from fedcore.histograms.config import HistogramsConfig
 from fedcore.histograms.leaf import assign, clipped_on_grid, integer_sums_by_cell
+from fedcore.histograms.private_plan import (
+    FLAT,
+    MOMENT,
+    NORMS,
+    VOTES,
+    WHITENED,
+    cluster_release,
+    counts_norms,
+    elects,
+    norms_release,
+    plan,
+)
+from fedcore.histograms.private_start import elected, filled_up, given_mean
+from fedcore.histograms.reduction import kept_by_frequency, lifted, reduced, reduced_block, tokens_kept
 from fedcore.histograms.simplex import assignment_logs, metric, perturbed, project, shrink, ward_merge
 from fedcore.histograms.sizes import sizes_of
 from fedcore.histograms.state import HistogramsState
-from fedcore.population.blocks import CountsBlock
-from fedcore.privacy.grid import GRID_NORM, grid_step
-from fedcore.privacy.plan import PlannedRelease
+from fedcore.population.blocks import CountsBlock, segment_sums
+from fedcore.privacy.grid import grid_step
 from fedcore.randomness import stream
 from fedcore.rounds import PublicFacts, RoundInfo
 
-ARGUMENT = "docs/privacy/histograms.md"
 DEAD = 6.0  # a cell whose noised count is below this many standard deviations of its noise is taken for empty
-FLAT, WHITENED = "flat_mean", "whitened_mean"
-START, RESEED = "histograms/start", "histograms/reseed"
+STAGES = {"flat": FLAT, "whitened": WHITENED, "votes": VOTES, "moment": MOMENT}  # phases before the clustering rounds
+RESEED = "histograms/reseed"
+CLIP_RATE, CLIP_TARGET = 0.2, 0.5  # of the geometric update towards the median norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +66,10 @@ class ReleaseMessage:
     """What clients need to contribute to a release; all of it published or public.
 
     release: planned name. cells: k. log_centres: (d, k) float32, ln of the smoothed centres; (d, 1) zeros for one cell.
-    whitening: (d,) float64, 1 / sqrt(w). clip: L2 clip of the whitened histogram.
+    whitening: (d,) float64, 1 / sqrt(w). clip: L2 clip of the whitened histogram. kind: sums of clipped histograms,
+    votes, or second moments. kept: (r,) tokens of a reduced problem, in which d is r + 1; (0,) or None without one.
+    half_weight: m_0 of the clients' weights, 0: none. norms: planned name of the count of norms that goes with it, or
+    empty.
     """
 
     release: str
@@ -51,92 +77,161 @@ class ReleaseMessage:
     log_centres: np.ndarray
     whitening: np.ndarray
     clip: float
-
-
-# --- plan -----------------------------------------------------------------------------------------------------------
-
-
-def plan(config: HistogramsConfig, public: PublicFacts) -> list[PlannedRelease]:
-    """T + 2 releases whose prices, rounded up, sum to at most public.rho."""
-    sizes = sizes_of(config, public)
-    names = [FLAT, WHITENED, *(_cluster_release(t) for t in range(1, sizes.rounds + 1))]
-    cells = [1, 1, *(sizes.cells(t) for t in range(1, sizes.rounds + 1))]
-    left = 1.0 - config.first_share - config.second_share
-    shares = [config.first_share, config.second_share, *([left / sizes.rounds] * sizes.rounds)]
-    rho = public.rho
-    while True:
-        # Prices round up, hence a hair is kept back; the loop ends because the hair grows.
-        rho *= 1.0 - 1e-12
-        releases = [
-            PlannedRelease(
-                name, number, (k, public.features), GRID_NORM, math.sqrt(0.5 / (share * rho)), ARGUMENT,
-                "one cell per client: all cells cost one release" if k > 1 else "one sum over all clients",
-            )
-            for number, (name, k, share) in enumerate(zip(names, cells, shares, strict=True), start=1)
-        ]  # fmt: skip
-        prices = [release.rho for release in releases]
-        if max(sum(prices), math.fsum(prices)) <= public.rho:
-            return releases
+    kind: Literal["sums", "votes", "moment"] = "sums"
+    kept: np.ndarray | None = None
+    half_weight: float = 0.0
+    norms: str = ""
 
 
 # --- states and messages --------------------------------------------------------------------------------------------
 
 
 def init(config: HistogramsConfig, public: PublicFacts) -> HistogramsState:
-    sizes, d = sizes_of(config, public), public.features
+    sizes, d, releases = sizes_of(config, public), public.features, plan(config, public)
     uniform = np.full(d, 1.0 / d)
-    return HistogramsState(
+    firsts = {release.round: release.noise_multiplier for release in reversed(releases)}
+    norms = [release.noise_multiplier for release in releases if release.name.startswith(NORMS)]
+    state = HistogramsState(
         phase="flat", round=0, seed=public.seed, rounds=sizes.rounds, clusters=sizes.clusters, overseed=sizes.overseed,
         merge_after=sizes.merge_after, perturbation=sizes.perturbation,
-        multipliers=np.array([release.noise_multiplier for release in plan(config, public)]),
+        multipliers=np.array([firsts[number] for number in sorted(firsts)]),
         mean=uniform, mean_precision=0.0, metric=uniform, centres=uniform[None, :], counts=np.zeros(1),
-        sums=np.zeros((0, d)), reseed=np.zeros(0, np.int64), entropy=0.0, clients=0.0,
+        sums=np.zeros((0, d)), reseed=np.zeros(0, np.int64), entropy=0.0, clients=0.0, clip=config.clip,
+        spread=sensitivities.spread(public.relation), norms_multiplier=norms[0] if norms else 0.0,
     )  # fmt: skip
+    if public.start is None:
+        return state
+    config = config.for_vocabulary(d)
+    mean, given = given_mean(public.start, config.centre_floor), np.asarray(public.start["centres"], np.float64)
+    w = metric(mean, config.metric_floor, config.effective_tokens)
+    state = replace(state, mean=mean, metric=w, centres=given, counts=np.zeros(len(given)))
+    return replace(state, phase="votes") if elects(public, sizes) else _with_cells(config, state)
+
+
+def _with_cells(config, state) -> HistogramsState:
+    """F, w and the first centres are there: fill up the cells, choose the tokens, or ask for what the choice needs."""
+    cells = state.overseed if state.merge_after else state.clusters
+    centres = filled_up(state.centres, cells, state.mean, state.perturbation, state.seed)
+    state = replace(state, phase="rounds", centres=centres, counts=np.zeros(len(centres)))
+    if config.reduction == "eigenvectors":
+        return replace(state, phase="moment")
+    if config.reduction == "frequency":
+        return _on_tokens(config, state, kept_by_frequency(state.mean, tokens_kept(config.keep, len(state.mean))))
+    return state
+
+
+def _on_tokens(config, state, kept) -> HistogramsState:
+    """The rounds go on with these tokens; w is that of the reduced mean."""
+    w = metric(reduced(state.mean[None, :], kept)[0], config.metric_floor, config.effective_tokens)
+    return replace(state, phase="rounds", kept=kept, metric=w, sums=np.zeros((0, len(w))))
 
 
 def release_name(state: HistogramsState) -> str:
-    """Planned name of the release that comes next."""
-    return {"flat": FLAT, "whitened": WHITENED}.get(state.phase, _cluster_release(state.round + 1))
-
-
-def _cluster_release(t: int) -> str:
-    return f"clusters_{t:03d}"
+    """Planned name of the release that comes next, the first of its round."""
+    return STAGES.get(state.phase, cluster_release(state.round + 1))
 
 
 def message(config: HistogramsConfig, state: HistogramsState) -> ReleaseMessage | None:
     if state.phase == "done":
         return None
-    d, name = len(state.mean), release_name(state)
+    d, name, weight = len(state.mean), release_name(state), config.half_weight_tokens
+    one_cell = np.zeros((d, 1), np.float32)
     if state.phase == "flat":
-        return ReleaseMessage(name, 1, np.zeros((d, 1), np.float32), np.ones(d), config.first_clip)
+        return ReleaseMessage(name, 1, one_cell, np.ones(d), config.first_clip, half_weight=weight)
     whitening = 1.0 / np.sqrt(state.metric)
-    if state.phase == "whitened":
-        return ReleaseMessage(name, 1, np.zeros((d, 1), np.float32), whitening, config.clip)
-    logs = assignment_logs(state.centres, config.assignment_smoothing)
-    return ReleaseMessage(name, len(state.centres), logs, whitening, config.clip)
+    if state.phase in ("whitened", "moment"):
+        kind = "moment" if state.phase == "moment" else "sums"
+        return ReleaseMessage(name, 1, one_cell, whitening, config.clip, kind, half_weight=weight)
+    centres = reduced(state.centres, state.kept)
+    logs = assignment_logs(centres, config.assignment_smoothing)
+    if state.phase == "votes":
+        return ReleaseMessage(name, len(centres), logs, whitening, config.clip, "votes")
+    t = state.round + 1
+    norms = norms_release(t) if counts_norms(config, t, state.rounds) else ""
+    return ReleaseMessage(name, len(centres), logs, whitening, _clip(config, state), "sums", state.kept, weight, norms)
+
+
+def _clip(config, state) -> float:
+    return state.clip or config.clip
+
+
+# --- clients --------------------------------------------------------------------------------------------------------
 
 
 def client_update(message: ReleaseMessage, block: CountsBlock) -> Statistics:
-    """The leaf's exact sum on the grid, (cells, d) int64, and nothing else: no count and no objective leaves."""
-    cells = assign(block, message.log_centres)
+    """The leaf's exact sums on the grid under their planned names; no count that is not planned, and no objective."""
+    if message.kept is not None:
+        block = reduced_block(block, message.kept)
+    if message.kind == "votes":
+        return {message.release: IntegerSum(votes(block, message.log_centres))}
     grid = clipped_on_grid(block, message.whitening, message.clip)
-    return {message.release: IntegerSum(integer_sums_by_cell(block, cells, message.cells, grid))}
+    if message.half_weight > 0:
+        grid = weighted(block, grid, message.half_weight)
+    if message.kind == "moment":
+        return {message.release: IntegerSum(moments.moment_on_grid(block, grid))}
+    cells = own_cells(block, message.log_centres)
+    statistics = {message.release: IntegerSum(integer_sums_by_cell(block, cells, message.cells, grid))}
+    if message.norms:
+        statistics[message.norms] = IntegerSum(count_norms(block, message.whitening, message.clip))
+    return statistics
+
+
+def own_cells(block: CountsBlock, log_centres: np.ndarray) -> np.ndarray:
+    """(C,) int64: `assign` in single precision, whatever the block's counts are stored in.
+
+    A block stores double precision as soon as *one* of its clients has a huge count. Scores in that precision could
+    send the other clients elsewhere, and then one client would change more than its own contribution.
+    """
+    if block.data.dtype != np.float32:
+        block = replace(block, data=block.data.astype(np.float32))
+    return assign(block, log_centres)
+
+
+def weighted(block: CountsBlock, grid: np.ndarray, half_weight: float) -> np.ndarray:
+    """(nnz,) whole numbers: grid values times m / (m + m_0), cut towards zero.
+
+    The factor is at most 1, also as a float, and rounding is monotone: no entry grows, so no client's norm does.
+    """
+    factors = block.totals / (block.totals + half_weight)
+    return np.trunc(grid * np.repeat(factors, np.diff(block.indptr)))
+
+
+def votes(block: CountsBlock, log_centres: np.ndarray) -> np.ndarray:
+    """(k,) int64: how many clients with tokens are nearest to each centre."""
+    cells = own_cells(block, log_centres)[block.totals > 0]
+    return np.bincount(cells, minlength=log_centres.shape[1]).astype(np.int64)
+
+
+def count_norms(block: CountsBlock, whitening: np.ndarray, clip: float) -> np.ndarray:
+    """(2,) int64: clients with tokens whose whitened histogram has a norm within the clip, and beyond it."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        whitened = whitening[block.indices] * block.data
+        squares = segment_sums(whitened * whitened, block.indptr)
+        within = np.sqrt(squares) <= clip * block.totals  # beyond, if the floats overflow
+    filled = block.totals > 0
+    return np.array([np.sum(within & filled), np.sum(~within & filled)], np.int64)
 
 
 # --- what the server makes of a release -----------------------------------------------------------------------------
 
 
-def server_update(config: HistogramsConfig, state: HistogramsState, published: np.ndarray):
-    """published: (cells, d) int64 noised grid sums of the round. Returns the next state and its RoundInfo."""
-    if state.phase == "flat":
-        return _flat(config, state, published)
-    if state.phase == "whitened":
-        return _whitened(config, state, published)
-    return _clusters(config, state, published)
+def server_update(config: HistogramsConfig, state: HistogramsState, result: Mapping[str, np.ndarray]):
+    """result: the round's noised int64 arrays by planned name. Returns the next state and its RoundInfo."""
+    published = result[release_name(state)]
+    steps = {"flat": _flat, "whitened": _whitened, "votes": _votes, "moment": _moment}
+    if state.phase in steps:
+        return steps[state.phase](config, state, published)
+    after, info = _clusters(config, state, published)
+    if not config.adaptive_clip:
+        return after, info
+    clip = _clip(config, state)
+    if (norms := result.get(norms_release(state.round + 1))) is not None:
+        after = replace(after, clip=_moved_clip(state, clip, norms))
+    return after, RoundInfo({**info.scalars, "clip": clip}, info.note)
 
 
 def _flat(config, state, published):
-    noise = config.first_clip * float(state.multipliers[0])
+    noise = config.first_clip * state.spread * float(state.multipliers[0])
     sums = published[0] * grid_step(config.first_clip)
     count = sums.sum()
     reliable = count >= DEAD * noise * math.sqrt(len(sums))
@@ -147,26 +242,65 @@ def _flat(config, state, published):
 
 
 def _whitened(config, state, published):
-    noise = config.clip * float(state.multipliers[1])
+    noise = config.clip * state.spread * float(state.multipliers[1])
     sums = published[0] * grid_step(config.clip) * np.sqrt(state.metric)
     count = sums.sum()
     reliable = count >= DEAD * noise
     mean = project(sums / max(count, 1.0), config.centre_floor) if reliable else state.mean
     moved = 0.5 * np.abs(mean - state.mean).sum()
-    cells = state.overseed if state.merge_after else state.clusters
-    centres = perturbed(mean, cells, state.perturbation, stream(state.seed, START))
     w = metric(mean, config.metric_floor, config.effective_tokens)
     precision = float(count / noise) ** 2 if reliable else 0.0
     info = _info(state, count, reliable, moved)
-    state = replace(state, phase="rounds", mean=mean, mean_precision=precision, metric=w)
-    return replace(state, centres=centres, counts=np.zeros(cells)), info
+    state = replace(state, mean=mean, mean_precision=precision, metric=w, centres=np.zeros((0, len(mean))))
+    return _with_cells(config, state), info
+
+
+def _votes(config, state, published):
+    """One release for all given centres: those with too few votes go, the rest is merged to the cells of the run."""
+    noise = float(state.multipliers[0]) * sensitivities.one_hot(_relation(state))
+    cells = state.overseed if state.merge_after else state.clusters
+    chosen, live = elected(state.centres, published.astype(np.float64), DEAD * noise, state.metric, cells)
+    info = _info(state, published.sum(), len(live), 0.0)
+    return _with_cells(config, replace(state, centres=chosen)), info
+
+
+def _moment(config, state, published):
+    d, number = len(state.mean), _number(state)
+    bound = sensitivities.second_moment(_relation(state))
+    matrix = moments.covariance(published, state.metric, state.mean, config.clip)
+    noise = moments.noise_norm(float(state.multipliers[number]) * bound, config.clip, d)
+    keep = tokens_kept(config.keep, d)
+    kept, clear = moments.choose_tokens(matrix, state.mean, noise, state.clusters - 1, keep)
+    note = "" if clear else "no eigenvector stands above the noise: the most frequent tokens are kept"
+    info = RoundInfo({
+        "noise_multiplier": float(state.multipliers[number]),
+        "clear_eigenvectors": float(clear),
+        "kept_tokens": float(len(kept)),
+    }, note)  # fmt: skip
+    return _on_tokens(config, state, kept), info
+
+
+def _relation(state) -> str:
+    return "add_or_remove_one" if state.spread == 1.0 else "replace_one"
+
+
+def _moved_clip(state, clip: float, norms: np.ndarray) -> float:
+    """C exp(-0.2 (b - 1/2)), b the noised share of clients within the clip; C where noise explains their number."""
+    total = float(norms.sum())
+    if total < DEAD * math.sqrt(2) * state.norms_multiplier * sensitivities.one_hot(_relation(state)):
+        return clip
+    within = min(max(float(norms[0]) / total, 0.0), 1.0)
+    return clip * math.exp(-CLIP_RATE * (within - CLIP_TARGET))
 
 
 def _clusters(config, state, published):
     """One clustering round: normalise, find dead cells, shrink; merge after round T1, pool the last two rounds."""
+    if len(state.kept):
+        return _clusters_on_tokens(config, state, published)
     t, last = state.round + 1, state.round + 1 == state.rounds
-    noise = config.clip * float(state.multipliers[t + 1])
-    sums = published * grid_step(config.clip) * np.sqrt(state.metric)
+    clip = _clip(config, state)
+    noise = clip * state.spread * float(state.multipliers[_number(state)])
+    sums = published * grid_step(clip) * np.sqrt(state.metric)
     counts = sums.sum(axis=1)
     total = counts.sum()
     state = _refined_mean(state, sums, total, len(sums) * noise**2, config.centre_floor)
@@ -191,6 +325,15 @@ def _clusters(config, state, published):
         kept, counts = np.zeros((0, sums.shape[1])), counts / (2 if pooled else 1)
     phase = "done" if last else "rounds"
     return replace(state, phase=phase, round=t, centres=centres, counts=counts, sums=kept), info
+
+
+def _clusters_on_tokens(config, state, published):
+    """The round of the reduced problem, its centres and mean lifted again: a run that stops early serves all tokens."""
+    kept, mean = state.kept, state.mean
+    small = replace(state, kept=kept[:0], mean=reduced(mean[None, :], kept)[0], centres=reduced(state.centres, kept))
+    after, info = _clusters(config, small, published)
+    whole = lifted(np.vstack([after.mean, after.centres]), kept, mean)
+    return replace(after, kept=kept, mean=whole[0], centres=whole[1:]), info
 
 
 def _refined_mean(state, sums, total, variance, floor):
@@ -230,13 +373,16 @@ def _movement(sums, counts, alive, centres, floor) -> float:
     return float(np.average(0.5 * np.abs(new - centres[alive]).sum(axis=1), weights=counts[alive]))
 
 
+def _number(state) -> int:
+    """Which of the run's rounds comes next, from 0."""
+    stages = len(state.multipliers) - state.rounds
+    return {"flat": 0, "whitened": 1, "votes": 0, "moment": stages - 1}.get(state.phase, stages + state.round)
+
+
 def _info(state, count: float, live: int, moved: float) -> RoundInfo:
-    release = {"flat": 0, "whitened": 1}.get(state.phase, state.round + 2)
     return RoundInfo({
-        "noise_multiplier": float(state.multipliers[release]),
+        "noise_multiplier": float(state.multipliers[_number(state)]),
         "released_count": float(count),
         "live_cells": float(live),
         "movement": float(moved),
     })  # fmt: skip
-
-

@@ -14,11 +14,14 @@ from dataclasses import dataclass
 
 from fedcore.errors import ConfigError
 from fedcore.histograms.config import DEFAULT_CLUSTERS, DEFAULT_ROUNDS, HistogramsConfig
+from fedcore.histograms.reduction import tokens_kept
+from fedcore.histograms.sensitivities import spread
 from fedcore.rounds import PublicFacts
 
 REFERENCE_ROUNDS = 8
 CLUSTERS_PER_STRENGTH = 0.45
 ROUNDS = ((50.0, 8), (18.0, 6), (8.0, 5), (3.0, 4), (0.0, 3))  # least strength, rounds
+WARM_ROUNDS = 2  # from centres of an earlier run; the last two rounds are pooled, so both count
 LARGE_PERTURBATION, SMALL_PERTURBATION = 0.5, 0.3
 
 
@@ -66,13 +69,20 @@ def size_rules(
 
 
 def sizes_of(config: HistogramsConfig, public: PublicFacts) -> Sizes:
-    """The sizes of a run: what the config names, the rest by rule. Raises ConfigError if they do not fit together."""
+    """The sizes of a run: what the config names, the rest by rule. Raises ConfigError if they do not fit together.
+
+    Another relation than add_or_remove_one costs noise, which counts as a smaller budget; fewer tokens count as a
+    smaller vocabulary. Given centres (public.start): see `_with_start`.
+    """
     if config.algorithm == "private":
-        chosen = size_rules(_nominal(config, public), public.features, _rho(public), config.clip, config.clusters)
+        chosen = size_rules(*bought(config, public), config.clip, config.clusters)
     else:
         k = config.clusters or DEFAULT_CLUSTERS
-        overseed = 3 * k if config.start == "perturbed_mean" else k
+        merges = config.algorithm == "algorithm2" and config.start == "perturbed_mean"
+        overseed = 3 * k if merges else k
         chosen = Sizes(DEFAULT_ROUNDS, k, overseed, 0, SMALL_PERTURBATION)
+    if public.start is not None:
+        chosen = _with_start(config, chosen, len(public.start["centres"]))
     k = chosen.clusters if config.overseed is None else min(chosen.clusters, config.overseed)
     overseed = chosen.overseed if config.overseed is None else config.overseed
     rounds = config.rounds or chosen.rounds
@@ -88,6 +98,30 @@ def sizes_of(config: HistogramsConfig, public: PublicFacts) -> Sizes:
                 )
             overseed, merge_after = k, 0
     return Sizes(rounds, k, overseed, merge_after, config.perturbation or chosen.perturbation)
+
+
+def bought(config: HistogramsConfig, public: PublicFacts) -> tuple[int, int, float]:
+    """(nominal clients, features, rho) that the size rules of a private run reckon with. Raises ConfigError."""
+    features = public.features
+    if config.reduction != "none":
+        features = tokens_kept(config.keep, features) + 1
+    return _nominal(config, public), features, _rho(public) / spread(public.relation) ** 2
+
+
+def _with_start(config: HistogramsConfig, chosen: Sizes, given: int) -> Sizes:
+    """The sizes of a run that starts from `given` centres.
+
+    As many as clusters, or fewer where the config names no number: every centre goes on, and a private run needs two
+    rounds only. Fewer than the clusters that the config names: the others start from the perturbed mean, with the
+    rounds of a start without any. More: they are over-seeded cells, as many as the size rules allow; if there are more
+    still, the votes of a private run choose among them.
+    """
+    k = chosen.clusters if config.clusters is not None else min(chosen.clusters, given)
+    rounds = chosen.rounds
+    if given == k and config.algorithm == "private":
+        rounds = min(rounds, WARM_ROUNDS)
+    cells = min(given, chosen.overseed) if config.algorithm == "private" else given
+    return Sizes(rounds, k, max(cells, k), 0, chosen.perturbation)
 
 
 def _rho(public: PublicFacts) -> float:

@@ -1,7 +1,8 @@
 """Zarr v3 arrays of a block: written piece by piece, read whole or by rows, never with silent fill values.
 
 Codecs: counts and pointers blosc lz4 + shuffle, then crc32c; dense rows crc32c alone (random floats do not
-compress). Zarr returns fill values for a chunk that is not there, so every read first looks for the files.
+compress). Zarr returns fill values for a chunk that is not there, so every read first looks for the files; behind a
+URL the store itself raises for what is missing, which saves a request for each chunk.
 zarr is imported when it is first needed: it would slow down the command line's start.
 """
 
@@ -13,6 +14,9 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+
+from fedcore.errors import PopulationError
+from fedcore.population import layout, object_storage
 
 CHUNK_BYTES = 8 << 20  # of a chunk of an array that has several
 STREAM_BYTES = 32 << 20  # an array is buffered up to here; beyond, it is written chunk by chunk
@@ -112,6 +116,8 @@ class ArrayWriter:
 @lru_cache(maxsize=OPEN_ARRAYS)
 def _open(folder: str, sha256: str):
     """sha256 of the block is part of the key: another population at the same path is another array."""
+    if layout.is_url(folder):
+        return object_storage.open_array(folder)
     import zarr
 
     return zarr.open_array(folder, mode="r")
@@ -124,10 +130,15 @@ def _chunk_files(array, folder: Path, start: int, stop: int) -> Iterable[Path]:
         yield folder / array.metadata.encode_chunk_key((chunk, *tail))
 
 
-def open_array(folder: Path, sha256: str, shape: tuple[int, ...], dtype: str):
-    """The stored array, checked against the manifest's shape and dtype. Raises ArrayDamaged."""
+def open_array(folder: layout.Place, sha256: str, shape: tuple[int, ...], dtype: str):
+    """The stored array, checked against the manifest's shape and dtype.
+
+    Raises ArrayDamaged, and PopulationError if its storage cannot be reached.
+    """
     try:
         array = _open(str(folder), sha256)
+    except PopulationError:
+        raise
     except Exception as error:  # zarr raises many kinds for unreadable metadata
         raise ArrayDamaged(f"{folder.parent.name}/{folder.name} cannot be opened ({type(error).__name__})") from error
     if array.shape != shape or array.dtype != np.dtype(dtype) or array.chunks[1:] != shape[1:]:
@@ -138,23 +149,32 @@ def open_array(folder: Path, sha256: str, shape: tuple[int, ...], dtype: str):
 
 
 def read(
-    folder: Path, sha256: str, shape: tuple[int, ...], dtype: str, start: int = 0, stop: int | None = None
+    folder: layout.Place, sha256: str, shape: tuple[int, ...], dtype: str, start: int = 0, stop: int | None = None
 ) -> np.ndarray:
-    """Entries start .. stop - 1 (default: all). Raises ArrayDamaged if a chunk is missing, truncated or altered."""
+    """Entries start .. stop - 1 (default: all).
+
+    Raises ArrayDamaged if a chunk is missing, truncated or altered, PopulationError if its storage cannot be reached.
+    """
     array = open_array(folder, sha256, shape, dtype)
     stop = shape[0] if stop is None else stop
     if start >= stop:
         return np.empty((0, *shape[1:]), dtype)
     name = f"{folder.parent.name}/{folder.name}"
-    for file in _chunk_files(array, folder, start, stop):
-        if not file.is_file():
-            raise ArrayDamaged(f"{name}: the chunk {file.relative_to(folder)} is missing")
+    if not layout.is_remote(folder):
+        for file in _chunk_files(array, folder, start, stop):
+            if not file.is_file():
+                raise ArrayDamaged(f"{name}: the chunk {file.relative_to(folder)} is missing")
     try:
         return array[...] if stop - start == shape[0] else array[start:stop]
+    except PopulationError:
+        raise
+    except FileNotFoundError as error:
+        chunk = str(error.filename).rpartition(f"{name}/")[2]
+        raise ArrayDamaged(f"{name}: the chunk {chunk} is missing") from error
     except Exception as error:  # each codec has its own error for damaged bytes
         raise ArrayDamaged(f"{name}: a chunk is truncated or altered ({type(error).__name__})") from error
 
 
-def chunk_length(folder: Path, sha256: str, shape: tuple[int, ...], dtype: str) -> int:
+def chunk_length(folder: layout.Place, sha256: str, shape: tuple[int, ...], dtype: str) -> int:
     """Entries in one chunk."""
     return open_array(folder, sha256, shape, dtype).chunks[0]

@@ -94,7 +94,7 @@ def ingest(
         raise IngestError(f"The memory limit of {memory} bytes is too small.", f"Allow at least {LEAST_MEMORY} bytes.")
     if tolerance < 0:
         raise IngestError("The tolerance is a number of bad rows.", "Use 0 or more.")
-    path = Path(dest)
+    path = layout.writable(dest)
     options = Options(
         format, kind, client, token, count, columns, features, vocabulary, heldout, dtype, array,
         prefix, heldout_prefix, tokeniser, delimiter,

@@ -4,9 +4,10 @@
     <path>/blocks/<slot>/...            one Zarr group for each block slot
     <path>/vocabularies/<sha256>.txt    one token a line
     <path>/versions/000001.json         the manifest of a version; what no manifest names does not exist
+    <path>/ledger-head.json             the newest record of the privacy ledger that was seen
     <path>/.writer.lock                 held by the one process that writes
 
-All paths are local. Other storage would replace the functions of this file and `arrays.py`.
+A population is written in a local folder. It is read from there, or from behind a URL through `object_storage.py`.
 """
 
 from __future__ import annotations
@@ -16,36 +17,113 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+from urllib.parse import unquote
 
-from fedcore.errors import PopulationError
+from fedcore.errors import ConfigError, PopulationError
+from fedcore.files import write_whole
+from fedcore.population import object_storage
+
+if TYPE_CHECKING:
+    from upath import UPath
+
+Place: TypeAlias = "Path | UPath"  # both have /, name, parent and str(); everything else goes by the functions below
 
 BLOCKS, VERSIONS, VOCABULARIES = "blocks", "versions", "vocabularies"
 LOCK, SPILL = ".writer.lock", ".spill"
 ROOT = "zarr.json"
+WITNESS = "ledger-head.json"  # the newest record of the ledger that was seen
 HASH_PIECE = 1 << 20
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+LOST_SLASH = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/]")  # what pathlib makes of a URL
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
-def block_folder(path: Path, slot: str) -> Path:
+def is_url(location: str) -> bool:
+    """Whether this is a URL, and not a local path."""
+    return "://" in location
+
+
+def is_remote(path: Place) -> bool:
+    return not isinstance(path, Path)
+
+
+def place(location: str | Place) -> Place:
+    """Where a population is: a local path (also for file:// URLs), or a path behind any other URL.
+
+    Nothing is contacted. Raises ConfigError if the URL cannot be used.
+    """
+    if not isinstance(location, (str, Path)):
+        return location
+    text = str(location)
+    if text.startswith("file://"):
+        host, slash, path = text.removeprefix("file://").partition("/")
+        if host not in ("", "localhost") or not slash:
+            raise ConfigError(f"{text} names a host.", "Write file:/// and then the whole path.")
+        return Path("/" + unquote(path))
+    if is_url(text):
+        return object_storage.place(text)
+    path = Path(location)
+    if LOST_SLASH.match(text) and not path.exists():
+        raise ConfigError(f"{text} looks like a URL that lost a slash.", "Give a URL as text, with :// in it.")
+    return path
+
+
+def writable(location: str | Place) -> Path:
+    """The local folder to write a population in. Raises ConfigError for a URL."""
+    path = place(location)
+    if is_remote(path):
+        raise ConfigError(
+            f"A population cannot be written straight to {path}.",
+            "Write it to a local folder, then: fedcore population copy FOLDER URL",
+        )
+    return path
+
+
+def block_folder(path: Place, slot: str) -> Place:
     return path / BLOCKS / slot
 
 
-def version_file(path: Path, version: int) -> Path:
+def version_file(path: Place, version: int) -> Place:
     return path / VERSIONS / f"{version:06d}.json"
 
 
-def vocabulary_file(path: Path, sha256: str) -> Path:
+def vocabulary_file(path: Place, sha256: str) -> Place:
     return path / VOCABULARIES / f"{sha256}.txt"
 
 
-def versions(path: Path) -> list[int]:
+def read_bytes(file: Place) -> bytes:
+    """Raises OSError, or PopulationError if the storage cannot be reached."""
+    return object_storage.read_bytes(file) if is_remote(file) else file.read_bytes()
+
+
+def read_beside(path: Place, name: str) -> bytes | None:
+    """A small file kept beside the population's own; None if there is none. Raises PopulationError."""
+    try:
+        return read_bytes(path / name)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise PopulationError(f"{path / name} cannot be read: {reason}.", "Check its permissions.") from error
+
+
+def write_beside(path: Place, name: str, content: bytes) -> None:
+    """Replaces a small file beside the population's own, whole. Raises OSError, PopulationError."""
+    (object_storage.write_bytes if is_remote(path) else write_whole)(path / name, content)
+
+
+def versions(path: Place) -> list[int]:
     """The committed versions, in order; empty if there is none."""
     folder = path / VERSIONS
+    if is_remote(path):
+        stems = [name.removesuffix(".json") for name in object_storage.names(folder) if name.endswith(".json")]
+        return sorted(int(stem) for stem in stems if stem.isdigit())
     if not folder.is_dir():
         return []
     return sorted(int(file.stem) for file in folder.glob("*.json") if file.stem.isdigit())
@@ -108,26 +186,58 @@ def files_of(folder: Path) -> list[Path]:
     return sorted(found, key=lambda file: file.relative_to(folder).as_posix())
 
 
-def digest(folder: Path, durable: bool = False) -> tuple[str, int]:
+def contents(folder: Place) -> Iterator[tuple[str, bytes]]:
+    """(relative path, content) of every file below the folder, in the order of the relative paths."""
+    if is_remote(folder):
+        yield from object_storage.contents(folder)
+    else:
+        for file in files_of(folder):
+            yield file.relative_to(folder).as_posix(), file.read_bytes()
+
+
+class Hasher:
+    """Takes the files of a slot, in order, and gives `digest`'s result."""
+
+    def __init__(self):
+        self.total = 0
+        self.sha256 = hashlib.sha256()
+
+    def begin(self, relative: str, length: int) -> None:
+        self.sha256.update(f"{relative}\0{length}\0".encode())
+        self.total += length
+
+    def add(self, relative: str, content: bytes) -> None:
+        self.begin(relative, len(content))
+        self.sha256.update(content)
+
+    def result(self) -> tuple[str, int]:
+        return self.sha256.hexdigest(), self.total
+
+
+def digest(folder: Place, durable: bool = False) -> tuple[str, int]:
     """(sha256 over the names, lengths and contents of all files below the folder, bytes in them).
 
-    durable: also fsync every file and folder, so that a manifest written afterwards never names lost data.
+    durable: also fsync every file and folder, so that a manifest written afterwards never names lost data; for local
+    folders. Raises OSError, PopulationError.
     """
-    total, result = 0, hashlib.sha256()
+    hasher = Hasher()
+    if is_remote(folder):
+        for relative, content in object_storage.contents(folder):
+            hasher.add(relative, content)
+        return hasher.result()
     for file in files_of(folder):
         with open(file, "rb") as handle:
             length = os.fstat(handle.fileno()).st_size
-            result.update(f"{file.relative_to(folder).as_posix()}\0{length}\0".encode())
+            hasher.begin(file.relative_to(folder).as_posix(), length)
             while piece := handle.read(HASH_PIECE):
-                result.update(piece)
+                hasher.sha256.update(piece)
             if durable:
                 os.fsync(handle.fileno())
-        total += length
     if durable:
         for where, _, _ in os.walk(folder):
             sync_folder(Path(where))
         sync_folder(folder.parent)
-    return result.hexdigest(), total
+    return hasher.result()
 
 
 @contextmanager
@@ -164,6 +274,14 @@ def named_os_errors(path: Path) -> Iterator[None]:
             f"The population {path} could not be written: {reason}; nothing of this version is visible.",
             "Check the path and its permissions.",
         ) from error
+
+
+def remove(path: Path) -> None:
+    """Removes a file, or a folder with all below it; nothing happens if there is none."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def sweep(path: Path, named_slots: Iterable[str], named_vocabularies: Iterable[str]) -> None:

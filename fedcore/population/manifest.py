@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
@@ -185,12 +184,18 @@ def build(**fields) -> Manifest:
         raise ManifestError(f"The population cannot be described: {_first_of(error)}.") from error
 
 
-def load(path: Path, version: int | None = None) -> Manifest:
-    """The manifest of a version, the newest by default. Raises PopulationNotFound or ManifestError."""
+def load(path: layout.Place, version: int | None = None) -> Manifest:
+    """The manifest of a version, the newest by default.
+
+    Raises PopulationNotFound or ManifestError, and PopulationError if the storage cannot be reached.
+    """
     known = layout.versions(path)
     if not known:
         raise PopulationNotFound(
-            f"There is no population at {path}.", "Check the path, or make one with `fedcore population ingest`."
+            f"There is no population at {path}.",
+            "Check bucket and path, or bring one there with `fedcore population copy`."
+            if layout.is_remote(path)
+            else "Check the path, or make one with `fedcore population ingest`.",
         )
     if version is None:
         version = known[-1]
@@ -200,7 +205,7 @@ def load(path: Path, version: int | None = None) -> Manifest:
         )
     file = layout.version_file(path, version)
     try:
-        data = file.read_bytes()
+        data = layout.read_bytes(file)
     except OSError as error:
         raise ManifestError(
             f"The manifest {file} cannot be read: {error.strerror}.", "Check its permissions."

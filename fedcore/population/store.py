@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import scipy.sparse as sp
@@ -37,20 +36,26 @@ class VerifyReport:
 class Population:
     """One version of a population. Open it with `Population.open`; it holds no file handles and pickles small.
 
-    path: the population's folder; manifest: of this version
+    path: the population's folder, a Path or the UPath of a URL; manifest: of this version
     """
 
-    path: Path
+    path: layout.Place
     manifest: Manifest
 
     @classmethod
-    def open(cls, path: str | Path, version: int | None = None) -> Population:
-        """The newest version, or the one asked for.
+    def open(cls, path: str | layout.Place, version: int | None = None) -> Population:
+        """The newest version, or the one asked for. path: a folder, or a URL such as s3://bucket/folder.
 
-        Raises PopulationNotFound if there is none, ManifestError if its manifest cannot be trusted.
+        Raises PopulationNotFound if there is none, ManifestError if its manifest cannot be trusted, PopulationError
+        if a URL cannot be reached, ConfigError if it cannot be used.
         """
-        path = Path(path)
+        path = layout.place(path)
         return cls(path, manifests.load(path, version))
+
+    @property
+    def location(self) -> str:
+        """The absolute path of the folder, or the URL: what another process opens."""
+        return str(self.path if layout.is_remote(self.path) else self.path.resolve())
 
     @property
     def version(self) -> int:
@@ -102,7 +107,7 @@ class Population:
         file = layout.vocabulary_file(self.path, named.sha256)
         remedy = "Restore it from a backup, or ingest the population again."
         try:
-            data = file.read_bytes()
+            data = layout.read_bytes(file)
         except OSError as error:
             raise ManifestError(f"The vocabulary {file} cannot be read: {error.strerror}.", remedy) from error
         if hashlib.sha256(data).hexdigest() != named.sha256:
@@ -217,7 +222,8 @@ class Population:
     def verify(self, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
         """Reads everything again: vocabulary, every slot's sha256, every block and every id.
 
-        progress: called with (blocks done, blocks). Damage is reported, not raised.
+        progress: called with (blocks done, blocks). Damage is reported, not raised; storage that cannot be reached
+        raises PopulationError.
         """
         problems: list[str] = []
         total = 0

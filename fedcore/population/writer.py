@@ -84,7 +84,7 @@ class PopulationWriter:
             raise PopulationError("features, clients_per_leaf and clients_per_block must be at least 1.")
         if kind == "counts" and features > np.iinfo(np.int32).max:
             raise PopulationError(f"A vocabulary of {features} tokens is too large.", "Use at most 2**31 - 1.")
-        self.path, self.kind, self.features, self.parent = Path(path), kind, int(features), parent
+        self.path, self.kind, self.features, self.parent = layout.writable(path), kind, int(features), parent
         self.dtype = dtype if kind == "rows" else None
         self.clients_per_leaf = int(clients_per_leaf)
         self.clients_per_block = -(-int(clients_per_block) // self.clients_per_leaf) * self.clients_per_leaf

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -42,7 +42,8 @@ class PrivacyStatement:
 
     unit, relation: what is hidden. epsilon, delta, rho: what the run's charged releases cost, forfeited ones included,
     at the delta of the population's budget. releases: one entry for each charged release. population: the budget of the
-    population, and what all runs together have spent of it. ended: whether the run may still spend more.
+    population, and what all runs together have spent of it. ended: whether the run may still spend more. start: what
+    the run started from, treated as public; empty if from nothing.
     """
 
     private: bool
@@ -56,6 +57,7 @@ class PrivacyStatement:
     mechanism: str = ""
     population: Mapping = field(default_factory=dict)
     ended: bool = True
+    start: str = ""
     trust_model: str = TRUST_MODEL
     not_covered: tuple[str, ...] = NOT_COVERED
 
@@ -78,6 +80,7 @@ class PrivacyStatement:
             f"{share['epsilon']:g}, delta = {share['delta']:g} over all runs; spent so far: rho = "
             f"{share['rho_spent']:.6g} of {share['rho_max']:.6g} (epsilon = {share['epsilon_spent']:.4g}).",
             f"Noise: {self.mechanism}.",
+            *([f"Start: {self.start}. This promise is on top of what that start tells."] if self.start else []),
             f"Trust: {self.trust_model}",
             f"Releases ({len(self.releases)}):" if self.releases else "Releases: none yet.",
             *(_line(entry) for entry in self.releases),
@@ -99,12 +102,13 @@ def no_privacy(reason: str) -> PrivacyStatement:
     return PrivacyStatement(False, reason, not_covered=NOT_PRIVATE, trust_model="")
 
 
-def private_statement(ledger: Ledger, population_id: str, run_id: str) -> PrivacyStatement:
-    """What the ledger's chain says that this run may claim. Raises the ledger's errors."""
+def private_statement(ledger: Ledger, population_id: str, run_id: str, *, start: str = "") -> PrivacyStatement:
+    """What the ledger's chain says that this run may claim. start: what it started from. Raises the ledger's errors."""
     account = ledger.account(population_id)
     if run_id not in account.runs:
         return no_privacy("the ledger knows nothing of this run")
-    return statement_of_account(account, account.runs[run_id], test_ledger=ledger.is_test)
+    statement = statement_of_account(account, account.runs[run_id], test_ledger=ledger.is_test)
+    return replace(statement, start=start) if statement.private else statement
 
 
 def statement_of_account(account: Account, run: RunAccount, *, test_ledger: bool = False) -> PrivacyStatement:

@@ -1,0 +1,271 @@
+"""Populations behind a URL: the few operations on object storage that reading and copying need.
+
+Everything goes through fsspec, and universal-pathlib gives its paths the look of `pathlib`. Both are imported when the
+first URL is met: a local population never waits for them.
+
+What fsspec raises depends on the store (OSError, botocore's and aiohttp's own errors, ...). Here FileNotFoundError
+means that there is no such object; everything else becomes a PopulationError that says which environment variables to
+look at.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from fedcore.errors import ConfigError, FedcoreError, PopulationError
+
+if TYPE_CHECKING:
+    from upath import UPath
+
+BATCH_BYTES = 32 << 20  # objects that are fetched or stored at the same time
+REASON_LENGTH = 200  # characters of a foreign error's text
+EXTRA = 'pip install "fedcore[object-storage]"'
+PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs"}  # beside the extra
+VARIABLES = {
+    "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE, AWS_ENDPOINT_URL",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_CONNECTION_STRING",
+}
+# One request for each object, and no answers from an old listing. Without the former s3fs asks for the size first.
+OPTIONS = {
+    "s3": {"max_concurrency": 1, "use_listings_cache": False},
+    "gs": {"use_listings_cache": False},
+}
+SAME_STORE = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az"}
+
+
+def place(url: str) -> UPath:
+    """The folder at this URL; nothing is contacted.
+
+    Raises ConfigError for an unknown scheme, a missing package, or a password in the URL.
+    """
+    scheme = url.partition("://")[0].lower()
+    if "::" in url:
+        raise ConfigError(f"{url} is a chain of URLs.", "Give the URL of the population itself.")
+    if _password(url):
+        raise ConfigError(
+            f"A {scheme}:// URL of a population holds a password, which runs would write down.",
+            f"Take it out and use the environment: {_variables(scheme)}.",
+        )
+    try:
+        from upath import UPath
+    except ImportError as error:
+        raise ConfigError(f"Reading {url} needs packages for object storage.", f"Install them: {EXTRA}") from error
+    try:
+        found = UPath(url, **_options(scheme))
+        with reaching(found, ImportError, ValueError):
+            found.fs.invalidate_cache()  # makes the file system: a package may be missing
+    except ImportError as error:
+        package = PACKAGES.get(scheme)
+        more = f" and: pip install {package}" if package else ""
+        raise ConfigError(f"{url} needs another package ({error}).", f"Install {EXTRA}{more}") from error
+    except ValueError as error:
+        raise ConfigError(
+            f"There is no storage for {scheme}:// URLs ({error}).", "Use s3://, gs://, az:// or a folder."
+        ) from error
+    return found
+
+
+def _password(url: str) -> bool:
+    try:
+        return urlsplit(url).password is not None
+    except ValueError:  # not an address of the usual form: then it holds no password of the usual form
+        return False
+
+
+def _options(scheme: str) -> dict:
+    return OPTIONS.get(SAME_STORE.get(scheme, scheme), {})
+
+
+def _variables(scheme: str) -> str:
+    scheme = SAME_STORE.get(scheme, scheme)
+    general = f"FSSPEC_{scheme.upper()}_<OPTION>"
+    return f"{VARIABLES[scheme]} or {general}" if scheme in VARIABLES else general
+
+
+def _unreachable(path: object, error: Exception) -> PopulationError:
+    text = (getattr(error, "strerror", None) or str(error) or type(error).__name__).splitlines()[0]
+    named = text if isinstance(error, OSError) else f"{type(error).__name__}: {text}"
+    scheme = str(path).partition("://")[0]
+    return PopulationError(
+        f"{path} cannot be reached: {named[:REASON_LENGTH].rstrip('.')}.",
+        f"Check network, permissions and credentials ({_variables(scheme)}), here and on the workers; then try again.",
+    )
+
+
+@contextmanager
+def reaching(path: object, *allowed: type[Exception]) -> Iterator[None]:
+    """Foreign errors become a PopulationError that names `path`; a missing or existing object stays what it is."""
+    try:
+        yield
+    except (FedcoreError, FileNotFoundError, FileExistsError, *allowed):
+        raise
+    except Exception as error:  # each store has its own kinds
+        raise _unreachable(path, error) from error
+
+
+def _missing(path: object) -> FileNotFoundError:
+    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+
+
+# --- objects ----------------------------------------------------------------------------------------------------------
+
+
+def read_bytes(path: UPath) -> bytes:
+    """Raises FileNotFoundError, PopulationError. Asks the store itself, never a cached listing."""
+    path.fs.invalidate_cache()
+    try:
+        with reaching(path):
+            return path.fs.cat_file(path.path)
+    except FileNotFoundError:
+        raise _missing(path) from None
+
+
+def write_bytes(path: UPath, content: bytes) -> None:
+    """Puts a whole object: readers see the old or the new one. Raises PopulationError."""
+    write_many(path.parent, {path.name: content})
+
+
+def create(path: UPath, content: bytes) -> None:
+    """Puts a whole object unless there is one (a conditional put where the store has it). Raises FileExistsError."""
+    if exists(path):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+    try:
+        with reaching(path):
+            path.fs.pipe_file(path.path, content, mode="create")
+    except FileNotFoundError as error:  # no such bucket
+        raise _unreachable(path, error) from error
+
+
+def write_many(folder: UPath, contents: Mapping[str, bytes]) -> None:
+    """Puts objects below the folder by their relative names, several at a time. Raises PopulationError."""
+    try:
+        with reaching(folder):
+            folder.fs.pipe({(folder / name).path: content for name, content in contents.items()})
+    except FileNotFoundError as error:  # no such bucket
+        raise _unreachable(folder, error) from error
+
+
+def exists(path: UPath) -> bool:
+    path.fs.invalidate_cache()
+    try:
+        with reaching(path):
+            return path.fs.info(path.path)["type"] == "file"
+    except FileNotFoundError:
+        return False
+
+
+def names(folder: UPath) -> list[str]:
+    """Names directly in the folder, in order; empty if there is no such folder or bucket."""
+    folder.fs.invalidate_cache()
+    try:
+        with reaching(folder):
+            found = folder.fs.ls(folder.path, detail=False)
+    except FileNotFoundError:
+        return []
+    own = folder.path.strip("/")
+    return sorted(name.rstrip("/").rpartition("/")[2] for name in found if name.strip("/") != own)
+
+
+def sizes(folder: UPath) -> dict[str, int]:
+    """{relative name: bytes} of every object below the folder, in the order of the names."""
+    folder.fs.invalidate_cache()
+    try:
+        with reaching(folder):
+            found = folder.fs.find(folder.path, detail=True)
+    except FileNotFoundError:
+        return {}
+    start = len(folder.path.strip("/")) + 1
+    return dict(sorted((name.lstrip("/")[start:], int(info["size"])) for name, info in found.items()))
+
+
+def contents(folder: UPath) -> Iterator[tuple[str, bytes]]:
+    """(relative name, content) of every object below the folder, in the order of the names.
+
+    Fetches several at a time, and holds at most one batch. Raises FileNotFoundError if one vanishes meanwhile.
+    """
+    batch: list[str] = []
+    held = 0
+    for name, size in sizes(folder).items():
+        if batch and held + size > BATCH_BYTES:
+            yield from _fetch(folder, batch)
+            batch, held = [], 0
+        batch.append(name)
+        held += size
+    yield from _fetch(folder, batch)
+
+
+def _fetch(folder: UPath, batch: list[str]) -> Iterator[tuple[str, bytes]]:
+    paths = [(folder / name).path for name in batch]
+    if not paths:
+        return
+    try:
+        with reaching(folder):
+            found = folder.fs.cat(paths)  # a dictionary, by names that may lack the leading slash
+    except FileNotFoundError:
+        raise _missing(folder) from None
+    by_path = {path.strip("/"): content for path, content in found.items()}
+    for name, path in zip(batch, paths, strict=True):
+        yield name, by_path[path.strip("/")]
+
+
+def remove(path: UPath) -> None:
+    """Removes an object, or a folder with all below it; nothing happens if there is none."""
+    path.fs.invalidate_cache()
+    try:
+        with reaching(path):
+            path.fs.rm(path.path, recursive=True)
+    except FileNotFoundError:
+        return
+
+
+# --- arrays -----------------------------------------------------------------------------------------------------------
+
+
+@cache
+def _strict_store():
+    from zarr.storage import FsspecStore
+
+    class StrictStore(FsspecStore):
+        """A store in which what is missing is an error: Zarr would read it as fill values, without a word."""
+
+        async def get(self, key, prototype, byte_range=None):
+            with reaching(f"{self.url}/{key}"):
+                try:
+                    return await super().get(key, prototype, byte_range)
+                except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+                    raise _missing(key) from None
+
+    return StrictStore
+
+
+@lru_cache(maxsize=64)
+def _store(bucket: str):
+    """One store, with its connections, for each bucket and process; `bucket` is a URL.
+
+    It is another than that of the paths: Zarr's event loop runs in a thread of its own.
+    """
+    options = _options(bucket.partition("://")[0])
+    store = _strict_store().from_url(bucket, storage_options=options, read_only=True, allowed_exceptions=())
+    store.url = bucket
+    return store
+
+
+def open_array(url: str):
+    """The Zarr array at this URL; every read of a chunk that is not there raises FileNotFoundError.
+
+    Also raises PopulationError if the store cannot be reached.
+    """
+    import zarr
+
+    scheme, _, rest = url.partition("://")
+    bucket, _, below = rest.partition("/")
+    with reaching(url, ValueError, TypeError, KeyError):  # the latter three: metadata that are no array's
+        store = _store(f"{scheme}://{bucket}")
+        return zarr.open_array(store=store, path=below, mode="r", zarr_format=3)

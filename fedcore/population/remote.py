@@ -1,0 +1,279 @@
+"""Copying a version of a population between folders and object storage, in either direction.
+
+What no manifest names does not exist, so the order is everything: slots, vocabulary and groups first, the manifest
+last. A copy that was interrupted is taken up again by the same command. It keeps the population id, hence the budget.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from fedcore.errors import ChunkError, ManifestError, PopulationError
+from fedcore.population import layout, object_storage
+from fedcore.population import manifest as manifests
+from fedcore.population.manifest import BlockEntry, Manifest
+from fedcore.population.store import Population
+
+CLAIM = ".copying"  # names the population that is being copied to a place; gone when the manifest is there
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """What `copy_population` did. kept: blocks that were there already; bytes: of the blocks that were copied."""
+
+    dest: str
+    population_id: str
+    version: int
+    blocks: int
+    kept: int
+    bytes: int
+
+
+def copy_population(
+    source: str | layout.Place,
+    dest: str | layout.Place,
+    version: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Copied:
+    """Copies one version (default: the newest) with everything that it names.
+
+    source, dest: folders or URLs. Blocks that are there with the right size and checksum are not copied again; each
+    block that is copied is compared with the manifest's checksum while it is read. Holds at most about 32 MiB, or one
+    stored file. progress: called with (blocks done, blocks).
+
+    Raises ChunkError or ManifestError if the source is damaged, and PopulationError if `dest` holds anything else, is
+    another branch of the same population, cannot be written, or cannot be reached. The version is then not visible.
+    """
+    store, target = Population.open(source, version), layout.place(dest)
+    made = store.manifest
+    here = str(target if layout.is_remote(target) else target.resolve())
+    if here == store.location:
+        raise PopulationError(f"{target} cannot be copied onto itself.", "Name another place.")
+    with _held(target):
+        fresh = _refuse_others(store, target)
+        _claim(target, made)
+        kept, size = 0, 0
+        for index, entry in enumerate(made.blocks):
+            if not fresh and _is_there(target, entry):
+                kept += 1
+            else:
+                if not fresh:
+                    _remove(layout.block_folder(target, entry.slot))
+                size += _copy_slot(store, index, entry, target)
+            if progress is not None:
+                progress(index + 1, len(made.blocks))
+        _copy_vocabulary(store, target)
+        for name in (f"{layout.BLOCKS}/{layout.ROOT}", layout.ROOT):
+            _put(target, name, _group(store, name))
+        _copy_witness(store, target)
+        _commit(target, made)
+        _remove(target / CLAIM)
+    return Copied(here, made.population_id, made.version, len(made.blocks), kept, size)
+
+
+@contextmanager
+def _held(target: layout.Place) -> Iterator[None]:
+    """The place exists and, if it is local, its writer lock is held: object storage has none, hence the claim."""
+    with ExitStack() as stack:
+        if not layout.is_remote(target):
+            with layout.named_os_errors(target):
+                target.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(layout.writer_lock(target))
+        yield
+
+
+def _refuse_others(store: Population, target: layout.Place) -> bool:
+    """Raises PopulationError unless the copy may go there. True: the place is empty."""
+    made = store.manifest
+    remedy = "Name another place."
+    slots: dict[str, str] = {}
+    known = layout.versions(target)
+    for version in known:
+        there = manifests.load(target, version)
+        if there.population_id != made.population_id:
+            raise PopulationError(f"There is another population at {target} (id {there.population_id}).", remedy)
+        if version == made.version and there != made:
+            raise PopulationError(f"{target} has another version {version} of this population.", remedy)
+        slots |= {block.slot: block.sha256 for block in there.blocks}
+    for block in made.blocks:
+        if slots.get(block.slot, block.sha256) != block.sha256:
+            raise PopulationError(
+                f"{target} was appended to on its own: its slot {block.slot} is another than that of {store.path}.",
+                remedy,
+            )
+    claim = layout.read_beside(target, CLAIM)
+    if claim is not None and claim.decode("ascii", "replace") != made.population_id:
+        raise PopulationError(
+            f"Another population is being copied to {target}, or was and was left unfinished.",
+            f"Name another place; or, if nobody copies there, delete {target} first.",
+        )
+    if known or claim is not None:
+        return False
+    there = (
+        object_storage.names(target)
+        if layout.is_remote(target)
+        else [entry.name for entry in target.iterdir() if entry.name != layout.LOCK]
+    )
+    if there:
+        raise PopulationError(f"{target} is not empty and holds no population.", "Name a new or empty place.")
+    return True
+
+
+def _claim(target: layout.Place, made: Manifest) -> None:
+    content = made.population_id.encode()
+    try:
+        _create(target / CLAIM, content)
+    except FileExistsError:
+        if layout.read_beside(target, CLAIM) != content:
+            raise PopulationError(f"Another population is being copied to {target}.", "Name another place.") from None
+
+
+def _is_there(target: layout.Place, entry: BlockEntry) -> bool:
+    """Whether the slot is there, by its size and then, which means reading it, by its checksum."""
+    folder = layout.block_folder(target, entry.slot)
+    with layout.named_os_errors(target):
+        return _size(folder) == entry.bytes and layout.digest(folder) == (entry.sha256, entry.bytes)
+
+
+def _size(folder: layout.Place) -> int:
+    if layout.is_remote(folder):
+        return sum(object_storage.sizes(folder).values())
+    return sum(file.stat().st_size for file in layout.files_of(folder))
+
+
+def _copy_slot(store: Population, index: int, entry: BlockEntry, target: layout.Place) -> int:
+    """Into a slot that is not there. Returns the bytes copied."""
+    folder = layout.block_folder(target, entry.slot)
+    hasher, batch, held = layout.Hasher(), {}, 0
+    for name, content in _source_files(store, index, entry):
+        hasher.add(name, content)
+        if batch and held + len(content) > object_storage.BATCH_BYTES:
+            _write_files(folder, batch)
+            batch, held = {}, 0
+        batch[name] = content
+        held += len(content)
+    _write_files(folder, batch)
+    if hasher.result() != (entry.sha256, entry.bytes):
+        raise ChunkError(
+            f"Block {index} (slot {entry.slot}) of {store.path}, version {store.version}: the stored files do not "
+            "match their checksum. The version was not copied.",
+            "Restore it from a backup, then copy again.",
+        )
+    with layout.named_os_errors(target):
+        if layout.is_remote(folder):
+            arrived = _size(folder) == entry.bytes
+        else:
+            arrived = layout.digest(folder, durable=True) == (entry.sha256, entry.bytes)
+    if not arrived:
+        raise PopulationError(f"What was written to {folder} is not there as it was written.", "Copy again.")
+    return entry.bytes
+
+
+def _source_files(store: Population, index: int, entry: BlockEntry) -> Iterator[tuple[str, bytes]]:
+    try:
+        yield from layout.contents(layout.block_folder(store.path, entry.slot))
+    except OSError as error:
+        raise ChunkError(
+            f"Block {index} (slot {entry.slot}) of {store.path}, version {store.version}, cannot be read: "
+            f"{error.strerror or type(error).__name__}. The version was not copied.",
+            "Restore it from a backup, then copy again.",
+        ) from error
+
+
+def _write_files(folder: layout.Place, batch: dict[str, bytes]) -> None:
+    if layout.is_remote(folder):
+        if batch:
+            object_storage.write_many(folder, batch)
+        return
+    with layout.named_os_errors(folder):
+        for name, content in batch.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
+
+
+def _copy_vocabulary(store: Population, target: layout.Place) -> None:
+    named, tokens = store.manifest.vocabulary, store.vocabulary()
+    if tokens is not None:
+        content = "".join(f"{token}\n" for token in tokens).encode()
+        _put(target, f"{layout.VOCABULARIES}/{named.sha256}.txt", content)
+
+
+def _group(store: Population, name: str) -> bytes:
+    try:
+        return layout.read_bytes(store.path / name)
+    except OSError as error:
+        raise ManifestError(
+            f"{store.path / name} cannot be read: {error.strerror or type(error).__name__}.",
+            "Restore it from a backup.",
+        ) from error
+
+
+def _copy_witness(store: Population, target: layout.Place) -> None:
+    """What the source saw of the ledger comes along, unless the target saw more: a witness never goes back."""
+    content = layout.read_beside(store.path, layout.WITNESS)
+    if content is None:
+        return
+    there = layout.read_beside(target, layout.WITNESS)
+    if there is None or (_seen(there) is not None and _seen(content) is not None and _seen(content) > _seen(there)):
+        _put(target, layout.WITNESS, content)
+
+
+def _seen(witness: bytes) -> int | None:
+    """How many records; None if it is damaged, which the next private run will say."""
+    try:
+        return int(json.loads(witness)["seq"])
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def _commit(target: layout.Place, made: Manifest) -> None:
+    """The manifest, unless the same is there already."""
+    try:
+        _create(layout.version_file(target, made.version), manifests.encode(made))
+    except FileExistsError:
+        if manifests.load(target, made.version) != made:
+            raise PopulationError(
+                f"Another process was first to make version {made.version} of {target}.", "Name another place."
+            ) from None
+    if not layout.is_remote(target):
+        with layout.named_os_errors(target):
+            layout.sync_folder(target)
+
+
+# --- one file, at either kind of place -------------------------------------------------------------------------------
+
+
+def _create(file: layout.Place, content: bytes) -> None:
+    """Raises FileExistsError."""
+    if layout.is_remote(file):
+        object_storage.create(file, content)
+        return
+    try:
+        layout.create_exclusively(file, content)
+    except FileExistsError:
+        raise
+    except OSError:
+        with layout.named_os_errors(file.parent):
+            raise
+
+
+def _put(target: layout.Place, name: str, content: bytes) -> None:
+    """Whole and durable; nothing is written if it is there already."""
+    folder, _, last = name.rpartition("/")
+    with layout.named_os_errors(target):
+        if layout.read_beside(target, name) == content:
+            return
+        if not layout.is_remote(target):
+            (target / folder).mkdir(parents=True, exist_ok=True)
+        layout.write_beside(target / folder if folder else target, last, content)
+
+
+def _remove(path: layout.Place) -> None:
+    if layout.is_remote(path):
+        object_storage.remove(path)
+        return
+    with layout.named_os_errors(path):
+        layout.remove(path)

@@ -1,0 +1,92 @@
+"""A training as a simulation: the same method, engine and noise distribution, but no ledger and no claim.
+
+Noise is pseudo-random (`TestNoise`), so that a table can be computed again to the same numbers. What comes out is not
+private, whatever the method's configuration says.
+"""
+
+from __future__ import annotations
+
+import shutil
+from functools import partial
+
+import numpy as np
+
+from fedcore.aggregation import Statistics, merge, values
+from fedcore.budgets import settle
+from fedcore.engine import Source, Training
+from fedcore.methods import make_method
+from fedcore.population.blocks import leaves
+from fedcore.population.store import Population
+from fedcore.privacy.accounting import rho_of, zcdp_budget
+from fedcore.privacy.mechanisms import TestNoise
+from fedcore.privacy.plan import PlannedRelease
+from fedcore.reproduce.experiment import Place
+from fedcore.rounds import FederatedMethod, PublicFacts, State
+from fedcore.runs import Run
+
+
+class SimulatedPublisher:
+    """Draws test noise and charges nothing; a `Publisher` of the engine for simulations only."""
+
+    def __init__(self, key: str):
+        self.noise = TestNoise(key)
+
+    def published(self, planned: PlannedRelease) -> np.ndarray | None:
+        return None
+
+    def release(self, planned: PlannedRelease, grid_values: np.ndarray) -> np.ndarray:
+        return self.noise.draw(planned, "", grid_values)
+
+    def head(self) -> dict:
+        return {}
+
+
+def simulate(place: Place, key: str, name: str, settings: dict, population: Population, *, seed: int,
+             budget: tuple[float, float] | None = None, start: dict | None = None
+             ) -> tuple[FederatedMethod, State]:  # fmt: skip
+    """Train a method to its end; (method, last state).
+
+    key: of the run's folder, made afresh. budget: (epsilon, delta) of a private configuration; what of delta a
+    population keeps for thresholds, and the spare releases, are taken off as in a real run. start: public arrays.
+    """
+    method = make_method(name, settings)
+    plan, rho = [], None
+
+    def facts(rho: float | None) -> PublicFacts:
+        return PublicFacts(population.kind, population.features, population.clients_per_leaf,
+                           population.manifest.nominal_clients or population.n_clients,
+                           None if method.private else population.n_clients, rho, seed, start=start)  # fmt: skip
+
+    if method.private:
+        epsilon, delta = budget
+        plan, rho = settle(method, facts, rho_of(epsilon, zcdp_budget(epsilon, delta).delta_conv))
+    shutil.rmtree(place.folder / "runs" / key, ignore_errors=True)  # of an attempt that was interrupted
+    run = Run.create(place.folder / "runs", {"run_id": key, "method": name, "config": method.config.model_dump(),
+                                             "private": False, "simulation": True})  # fmt: skip
+    try:
+        state = method.init(facts(rho))
+        run.commit(0, state, None)
+        source = Source(population.location, population.version, cache_bytes=place.cache_bytes)
+        publisher = SimulatedPublisher(f"{key}|{seed}") if method.private else None
+        training = Training(method, run, state, source, range(len(population.blocks)), place.backend, plan, publisher)
+        while training.step() is not None:
+            pass
+        return method, training.state
+    finally:
+        run.unlock()
+
+
+def score_heldout_block(function, path: str, version: int, message, index: int) -> Statistics:
+    """function(message, leaf with its held-out part), merged over the leaves of a block."""
+    population = Population.open(path, version=version)
+    total = None
+    for leaf in leaves(population.read(index, heldout=True), population.clients_per_leaf):
+        total = merge(total, function(message, leaf))
+    return total
+
+
+def over_heldout(place: Place, population: Population, function, message) -> dict:
+    """Finished statistics of function(message, leaf) over all leaves of blocks that have held-out data."""
+    blocks = [i for i, entry in enumerate(population.blocks) if entry.heldout is not None]
+    mapped = partial(score_heldout_block, function, population.location, population.version)
+    return values(place.backend.map_blocks(mapped, message, blocks))

@@ -1,0 +1,241 @@
+"""What a run may start from: centres that an earlier run released, or arrays that somebody declares public.
+
+A private run treats its start as public: it is in the messages to the clients from the first round on and costs no
+budget. So it must be either the outcome of a private run, paid for in that run, or public for a reason that a person
+states and the privacy statement repeats.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcore.errors import ConfigError, PopulationError, PrivacyError, RunError
+from fedcore.population.store import Population
+from fedcore.privacy.ledger import Ledger
+from fedcore.runs import LoadedRun, Run, list_runs, load_run
+
+PREVIOUS = "previous"
+METHODS = ("histograms",)  # that start from given centres
+NAMES = ("centres", "mean", "counts")
+SUM_TOLERANCE = 1e-5  # of a row's sum from 1: single precision of a large vocabulary
+MOST_CENTRES = 10_000
+LARGEST_FILE = 2**31  # bytes of arrays
+
+
+@dataclass(frozen=True)
+class Start:
+    """arrays: (k, d) centres, perhaps a (d,) mean and (k,) counts, all float64. record: what run.json says of them."""
+
+    arrays: dict[str, np.ndarray]
+    record: dict[str, Any]
+
+
+def find_start(start_from: str | None, public_because: str | None, *, method: str, private: bool,
+               population: Population, ledger: Ledger | None, runs: str | Path,
+               deployment: str | None = None) -> Start | None:  # fmt: skip
+    """The start that was asked for; None: none was, or the first of a series of runs has no previous one.
+
+    start_from: a run's folder, an .npz file, or "previous": the newest finished run in `runs` of the same method and
+    population, and of the same deployment if it has one. Raises ConfigError for arrays that do not fit, PrivacyError
+    for a private run whose start is neither private nor declared public, RunError for a run that cannot be read.
+    """
+    if public_because is not None and not public_because.strip():
+        raise ConfigError("the reason why a start is public is empty.", "Say why, in words that others can check.")
+    if start_from is None:
+        if public_because is not None:
+            raise ConfigError("a reason for a public start is given, and no start.", "Name it with --start-from.")
+        return None
+    if method not in METHODS:
+        raise ConfigError(f"method {method!r} does not start from given values.", f"Methods that do: {METHODS[0]}.")
+    if start_from == PREVIOUS:
+        found = previous_run(runs, method, private, population, deployment)
+        if found is None:
+            return None
+        path = found.path
+    else:
+        path = Path(start_from)
+    if path.suffix == ".npz":
+        return _from_file(path, public_because, private, population)
+    return _from_run(path, public_because, private, population, ledger)
+
+
+def previous_run(runs: str | Path, method: str, private: bool, population: Population,
+                 deployment: str | None = None) -> Run | None:  # fmt: skip
+    """The newest finished run of the same method on the same population; a private one if `private`."""
+    found = []
+    for run in list_runs(runs):
+        info, where = run.info, run.info.get("population") or {}
+        same = info.get("method") == method and where.get("id") == population.id and run.status == "finished"
+        if same and (deployment is None or info.get("deployment") == deployment) and (not private or _secure(info)):
+            found.append(run)
+    return max(found, key=lambda run: (str(run.info.get("started")), run.id), default=None)
+
+
+def _secure(info: Mapping) -> bool:
+    return info.get("private") is True and info.get("test_noise") is None
+
+
+# --- runs -----------------------------------------------------------------------------------------------------------
+
+
+def _from_run(path: Path, public_because: str | None, private: bool, population: Population,
+              ledger: Ledger | None) -> Start:  # fmt: skip
+    run = load_run(path)
+    where = run.info.get("population") or {}
+    name = run.info.get("run_id", path.name)
+    if run.info.get("method") not in METHODS or "centres" not in run.state:
+        raise ConfigError(f"run {name!r} has no centres to start from.", "Name a run of the method histograms.")
+    if not run.state.get("round", 0) >= 1:
+        raise _refusal(private, f"run {name!r} has not finished a round that gives centres.", "Name one that has.")
+    if private and public_because is None:
+        _check_private(run, name, population, ledger)
+    _check_vocabulary(name, where, population)
+    arrays = {key: np.asarray(run.state[key], np.float64) for key in NAMES if key in run.state}
+    noised = arrays.get("counts", np.zeros(len(arrays["centres"])))
+    arrays["counts"] = np.maximum(noised, 0.0)
+    return _start(arrays, f"run {name!r}", population.features, {
+        "kind": "run", "from": str(path.resolve()), "name": name, "population_id": where.get("id"),
+        "private": _secure(run.info), "public_because": public_because,
+    })  # fmt: skip
+
+
+def _check_private(run: LoadedRun, name: str, population: Population, ledger: Ledger | None) -> None:
+    """Raises PrivacyError unless what the run released is private: by its statement, and by its ledger if that is at
+    hand.
+    """
+    remedy = "Start from a private run, or say with --public-start why what it released is public."
+    if not _secure(run.info):
+        raise PrivacyError(f"run {name!r} is not private, and a private run cannot start from its centres: they may "
+                           "tell anything about the people that it was trained on.", remedy)  # fmt: skip
+    try:
+        statement = json.loads((run.path / "statement.json").read_text())
+        claims = isinstance(statement, dict) and statement.get("private") is True
+    except FileNotFoundError:
+        raise PrivacyError(f"run {name!r} has not ended, so its privacy statement is not made.",
+                           "Let it finish, or give it up with `fedcore runs abandon`; then start from it.") from None
+    except (OSError, ValueError) as error:
+        raise RunError(f"the privacy statement of run {name!r} is unreadable ({type(error).__name__}).",
+                       "Restore statement.json from a backup.") from error  # fmt: skip
+    if not claims:
+        raise PrivacyError(f"the statement of run {name!r} claims no privacy.", remedy)
+    own = (run.info.get("population") or {}).get("id") == population.id
+    if own and ledger is not None and ledger.run_status(name) is None:
+        raise PrivacyError(f"ledger {ledger.id} knows no run {name!r} of this population: what it released was not "
+                           "charged here.", remedy)  # fmt: skip
+
+
+def _check_vocabulary(name: str, where: Mapping, population: Population) -> None:
+    """Raises ConfigError if the run's tokens are known to be others. The versions of a population share theirs."""
+    if where.get("id") == population.id:
+        return
+    mine = population.vocabulary()
+    try:
+        theirs = Population.open(where["path"], version=where.get("version")).vocabulary()
+    except (PopulationError, KeyError, TypeError):
+        theirs = None
+    if mine is not None and theirs is not None and list(mine) != list(theirs):
+        raise ConfigError(f"run {name!r} was trained on another vocabulary than that of population "
+                          f"{population.path.name!r}.", "Start from a run with the same tokens in the same order.")
+
+
+def _refusal(private: bool, message: str, remedy: str):
+    return (PrivacyError if private else ConfigError)(message, remedy)
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+def _from_file(path: Path, public_because: str | None, private: bool, population: Population) -> Start:
+    if private and public_because is None:
+        raise PrivacyError(f"a private run cannot start from {str(path)!r}: nothing says that it is public.",
+                           "Say with --public-start why it tells nothing about the people in this population.")
+    return _start(_read_arrays(path), repr(path.name), population.features, {
+        "kind": "file", "from": str(path.resolve()), "name": path.name, "population_id": None, "private": False,
+        "public_because": public_because,
+    })  # fmt: skip
+
+
+def _read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Plain arrays only: nothing in the file is executed. Raises ConfigError."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if sum(item.file_size for item in archive.infolist()) > LARGEST_FILE:
+                raise ConfigError(f"{str(path)!r} holds more than {LARGEST_FILE} bytes.", "Give fewer centres.")
+        with np.load(path, allow_pickle=False) as archive:
+            unknown = sorted(set(archive.files) - set(NAMES))
+            if unknown or "centres" not in archive.files:
+                raise ConfigError(f"{str(path)!r} holds the arrays {', '.join(archive.files) or 'none'}.",
+                                  "It needs centres (k, d), and may have a mean (d,) and counts (k,); no others.")
+            return {name: archive[name] for name in archive.files}
+    except OSError as error:
+        raise ConfigError(f"cannot read {str(path)!r}: {error.strerror or error}.") from None
+    except (ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+        raise ConfigError(f"{str(path)!r} is not a readable .npz of plain arrays ({type(error).__name__}).",
+                          "Write it with numpy.savez.") from None  # fmt: skip
+
+
+# --- what both must be ----------------------------------------------------------------------------------------------
+
+
+def _start(arrays: Mapping[str, np.ndarray], what: str, features: int, record: dict) -> Start:
+    checked = checked_arrays(arrays, what, features)
+    shapes = {name: list(value.shape) for name, value in checked.items()}
+    return Start(checked, {**record, "arrays": shapes, "sha256": digest_of(checked)})
+
+
+def checked_arrays(arrays: Mapping[str, np.ndarray], what: str, features: int) -> dict[str, np.ndarray]:
+    """The arrays as float64, rows renormalised. Raises ConfigError unless they are histograms over so many tokens."""
+    for name, value in arrays.items():
+        if value.dtype.kind not in "iuf":
+            raise ConfigError(f"{name} of {what} are {value.dtype}, not numbers.")
+    values = {name: np.asarray(value, np.float64) for name, value in arrays.items()}
+    k = len(values["centres"]) if values["centres"].ndim == 2 else 0
+    shapes = {"centres": (k, features), "mean": (features,), "counts": (k,)}
+    for name, value in values.items():
+        if value.shape != shapes[name] or not 1 <= k <= MOST_CENTRES:
+            raise ConfigError(
+                f"{name} of {what} have the shape {value.shape}; the population has {features} tokens.",
+                f"centres are (k, {features}) with k from 1 to {MOST_CENTRES}, the mean ({features},), counts (k,).",
+            )
+        if not np.all(np.isfinite(value)) or np.any(value < 0):
+            raise ConfigError(f"{name} of {what} have entries that are negative, infinite or not numbers.")
+        if name != "counts":
+            sums = value.sum(axis=-1)
+            if np.any(np.abs(sums - 1) > SUM_TOLERANCE):
+                raise ConfigError(f"{name} of {what} are no histograms: a row sums to {_worst(sums):.6g}, not to 1.",
+                                  "Divide every row by its sum.")  # fmt: skip
+            values[name] = value / sums[..., None]
+    return values
+
+
+def _worst(sums: np.ndarray) -> float:
+    sums = np.atleast_1d(sums)
+    return float(sums[np.argmax(np.abs(sums - 1))])
+
+
+def digest_of(arrays: Mapping[str, np.ndarray]) -> str:
+    """SHA-256 of names, shapes and little-endian bytes."""
+    sha256 = hashlib.sha256()
+    for name in sorted(arrays):
+        value = np.ascontiguousarray(arrays[name], "<f8")
+        sha256.update(f"{name}{value.shape}".encode() + value.tobytes())
+    return sha256.hexdigest()
+
+
+def in_words(record: Mapping) -> str:
+    """One sentence for the privacy statement."""
+    source = f"the centres of run {record['name']!r}" if record["kind"] == "run" else f"the file {record['name']!r}"
+    source += f" (SHA-256 {record['sha256'][:16]})"
+    if record["public_because"] is not None:
+        return f"{source}, declared public because: {record['public_because']}"
+    if record["private"]:
+        return f"{source}, which were paid for in that run, from the budget of population {record['population_id']}"
+    return source

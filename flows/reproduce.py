@@ -1,0 +1,64 @@
+"""The reproduction flow: a table of a paper, one task run for each training with its scores."""
+
+from pathlib import Path
+
+from prefect import flow, get_run_logger, task
+from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.runtime import flow_run
+
+from fedcore.deployment import Compute
+from fedcore.evaluation.figures import data_uri
+from fedcore.reproduce import experiment
+from fedcore.reproduce.experiment import (
+    Cell,
+    Experiment,
+    Options,
+    Place,
+    ResultTable,
+    compute,
+    conclude,
+    markdown,
+    open_folder,
+)
+from tasks.artifacts import key
+from tasks.dask_backend import DaskBackend, dask_client
+
+
+@task(task_run_name="{cell.key}", cache_policy=NO_CACHE, persist_result=False)
+def compute_cell(found: Experiment, cell: Cell, options: Options, place: Place) -> dict:
+    """Results of one cell; stored ones are used again."""
+    return compute(found, cell, options, place)
+
+
+def _name() -> str:
+    given = flow_run.parameters
+    return f"{given['name']}-{Path(str(given['folder'])).name}"
+
+
+@flow(name="reproduce", flow_run_name=_name, persist_result=False)
+def reproduce_flow(name: str, options: Options = Options(), folder: str = "reproduce",
+                   compute: Compute = Compute()) -> ResultTable:  # fmt: skip
+    """Rebuild a table of a paper. Nothing in it is private.
+
+    Args:
+        name: the experiment
+        options: how large, how often, on which data
+        folder: where finished cells and the table are kept; the same folder goes on with what is missing
+        compute: where the clients are answered
+    """
+    found, where = experiment(name), Path(folder)
+    open_folder(found, options, where)
+    shown = create_progress_artifact(progress=0.0, key=key("reproduce", name), description=found.title)
+    with dask_client(compute.workers, compute.dask) as client:
+        place = Place(where, DaskBackend(client), compute.cache_bytes)
+        cells, results = found.cells(options, place), {}
+        for number, cell in enumerate(cells):
+            get_run_logger().info("%s (%d of %d)", cell.title, number + 1, len(cells))
+            results[cell.key] = compute_cell(found, cell, options, place)
+            update_progress_artifact(shown, progress=100.0 * (number + 1) / len(cells))
+    table = conclude(found, options, results, where)
+    figure = data_uri((where / "figure.png").read_bytes())
+    create_markdown_artifact(markdown=f"{markdown(table)}\n![{table.title}]({figure})\n", key=key("table", name),
+                             description=table.title)  # fmt: skip
+    return table

@@ -1,0 +1,165 @@
+"""Budget planning: what it says fits, and its estimates agree with the plans that runs are made of."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedcore.budget_plan import equal_runs, histograms, noise_loss, rounded_down, sketch_of, strength_in_words
+from fedcore.engine import InProcessBackend
+from fedcore.errors import BudgetExceeded, BudgetMissing, ConfigError
+from fedcore.histograms.simplex import metric
+from fedcore.privacy.accounting import epsilon_of, rho_of
+from fedcore.session import TrainRequest, ending, start
+from tests.command import fedcore, private_population, works
+from tests.conftest import small_counts
+
+
+@pytest.fixture
+def place(tmp_path):
+    """(population, ledger) of 50 clients that the owner calls a hundred thousand."""
+    return private_population(tmp_path / "p", small_counts(), epsilon=8.0, nominal=100_000)
+
+
+def planned(place, runs, epsilon=None, **settings):
+    population, ledger = place
+    return equal_runs(histograms(settings), population, ledger.balance(population.id), runs, epsilon)
+
+
+def test_equal_runs_fit_and_one_more_would_not(place, tmp_path):
+    """The runs are made: each asks for the epsilon that the plan names."""
+    population, ledger = place
+    said = planned(place, 3, clusters=2, rounds=2, spare_releases=0)
+    assert said["fits"] and said["runs_that_fit"] == 3
+    settings = {"epsilon": said["epsilon_per_run"], "clusters": 2, "rounds": 2, "spare_releases": 0}
+    for number in range(4):
+        request = TrainRequest(method="histograms", population=str(population.path), settings=settings,
+                               run_id=f"r{number}", runs=str(tmp_path / "runs"))  # fmt: skip
+        if number == 3:
+            with pytest.raises(BudgetExceeded):
+                start(request, InProcessBackend(), stamp="then")
+            break
+        session = start(request, InProcessBackend(), stamp="then")
+        assert sum(item["rho"] for item in session.run.info["plan"]) == pytest.approx(said["rho_if_no_spare"])
+        with ending(session):
+            while session.training.step() is not None:
+                pass
+    left = ledger.balance(population.id)
+    assert 0 <= left.rho_left < said["rho_per_run"]
+
+
+def test_spares_come_back_and_leave_room(place):
+    said = planned(place, 4, spare_releases=1)
+    assert said["rho_if_no_spare"] < said["rho_per_run"] and said["epsilon_if_no_spare"] < said["epsilon_per_run"]
+    none = planned(place, 4, spare_releases=0)
+    assert none["rho_if_no_spare"] == pytest.approx(none["rho_per_run"], rel=1e-6)
+
+
+def test_an_epsilon_that_does_not_fit_so_often(place):
+    said = planned(place, 10, epsilon=4.0)
+    delta = place[1].balance(place[0].id).budget.delta_conv
+    assert not said["fits"] and said["rho_per_run"] == rho_of(4.0, delta)
+    assert said["runs_that_fit"] == math.floor(said["rho_left"] / said["rho_per_run"])
+    assert planned(place, said["runs_that_fit"], epsilon=4.0)["fits"]
+
+
+def test_the_sizes_are_those_of_the_runs(place):
+    population, ledger = place
+    said = planned(place, 2)
+    method = histograms({})
+    plan, sketch = sketch_of(method, population, ledger.balance(population.id), said["rho_per_run"], warm=False)
+    assert said["cold"]["releases"] == len(plan) == said["cold"]["rounds"] + 2
+    assert said["warm"] == {**said["warm"], "rounds": 2, "releases": 2, "clusters": said["cold"]["clusters"]}
+    assert said["warm"]["first_cells"] == said["warm"]["clusters"] and said["cold"]["first_cells"] == plan[2].shape[0]
+    assert said["warm"]["loss_nats"] < said["cold"]["loss_nats"], "fewer rounds, less noise in each"
+    assert sketch.strength == said["cold"]["strength"] and sketch.in_words == strength_in_words(sketch.strength)
+
+
+def test_more_runs_buy_less(place):
+    series = [planned(place, runs) for runs in (1, 4, 16, 64)]
+    for fewer, more in zip(series, series[1:], strict=False):
+        assert more["epsilon_per_run"] < fewer["epsilon_per_run"]
+        assert more["cold"]["strength"] < fewer["cold"]["strength"]
+        assert more["cold"]["clusters"] <= fewer["cold"]["clusters"]
+
+
+def test_replace_one_buys_less(tmp_path):
+    losses = []
+    for relation in ("add_or_remove_one", "replace_one"):
+        population, ledger = private_population(tmp_path / relation, small_counts(), epsilon=None, nominal=100_000)
+        ledger.set_budget(population.id, 8.0, 1e-6, relation=relation)
+        losses.append(planned((population, ledger), 1, clusters=3, rounds=4, overseed=3)["cold"])
+    assert losses[1]["loss_nats"] == pytest.approx(2 * losses[0]["loss_nats"], rel=1e-3)
+    assert losses[1]["strength"] == pytest.approx(losses[0]["strength"] / math.sqrt(2), rel=1e-3)
+
+
+def test_the_loss_by_hand():
+    """C sigma = 6, d = 100, N = 600: 36 * 100 / (2 * 360 000) = 0.005; pooled half of it."""
+    assert noise_loss(2.0, 3.0, 100, 600, pooled=False) == pytest.approx(0.005)
+    assert noise_loss(2.0, 3.0, 100, 600, pooled=True) == pytest.approx(0.0025)
+
+
+@given(st.integers(2, 40), st.integers(0, 1000), st.floats(0.05, 5.0))
+def test_the_loss_takes_the_largest_sum_that_the_metric_allows(d, seed, concentration):
+    p = np.random.default_rng(seed).dirichlet(np.full(d, concentration))
+    p = np.maximum(p, 1e-9) / np.maximum(p, 1e-9).sum()
+    assert np.sum(metric(p, 0.0, 150.0) / p) <= d * (1 + 1e-9)
+
+
+def test_the_loss_is_what_noise_does():
+    """KL of a noised histogram, by simulation: the formula of the spec, with its own sum(w / P)."""
+    generator = np.random.default_rng(0)
+    p = generator.dirichlet(np.full(50, 2.0))
+    w, clip, sigma, clients = metric(p, 1e-6, 150.0), 3.0, 5.0, 20_000
+    noise = clip * sigma * np.sqrt(w) * generator.standard_normal((4000, 50))
+    noised = clients * p + noise
+    noised = noised / noised.sum(axis=1, keepdims=True)
+    kept = (noised > 0).all(axis=1)
+    kl = np.sum(p * np.log(p / noised[kept]), axis=1).mean()
+    # the self-normalisation takes away the one direction in which the counts move
+    expected = noise_loss(sigma, clip, 50, clients, pooled=False) * (np.sum(w / p) - 1) / 50
+    assert kl == pytest.approx(expected, rel=0.05)
+
+
+@given(st.floats(1e-6, 100))
+def test_rounding_down(value):
+    rounded = rounded_down(value)
+    assert rounded <= value * (1 + 1e-15) and rounded >= value * (1 - 1.1e-3)
+    assert float(f"{rounded:.4g}") == rounded
+
+
+@given(st.floats(1e-9, 1e6))
+def test_every_strength_has_words(b):
+    assert strength_in_words(b)
+
+
+def test_the_share_converts_to_no_more_than_it_may(place):
+    said = planned(place, 7)
+    budget = place[1].balance(place[0].id).budget
+    assert 7 * rho_of(said["epsilon_per_run"], budget.delta_conv) <= said["rho_left"]
+    assert said["epsilon_left"] == epsilon_of(said["rho_left"], budget.delta_conv)
+
+
+def test_what_cannot_be_planned(place, tmp_path):
+    with pytest.raises(ConfigError, match="not private"):
+        histograms({"algorithm": "algorithm2"})
+    with pytest.raises(ConfigError, match="at least 1"):
+        planned(place, 0)
+    with pytest.raises(BudgetMissing):
+        planned(private_population(tmp_path / "q", small_counts(), epsilon=None), 3)
+
+
+def test_the_command(place):
+    population, ledger = place
+    before = ledger.head(population.id)
+    said = works("budget", "plan", population.path, "--runs", 5, "--json").json
+    assert said["runs"] == 5 and said["fits"] and {"cold", "warm"} <= said.keys()
+    text = works("budget", "plan", population.path, "--runs", 5, "--epsilon", 1, "--set", "clusters=4").out
+    assert "epsilon_per_run" in text and "cold" in text and "warm" in text
+    help = works("budget", "plan", "--help").out
+    assert "estimate" in help and "shrinkage" in help
+    refused = fedcore("budget", "plan", population.path, "--runs", 5, "--set", "algorithm=fedavg")
+    assert refused.code == 2 and "not private" in refused.err
+    assert ledger.head(population.id) == before, "nothing is reserved"

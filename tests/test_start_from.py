@@ -1,0 +1,415 @@
+"""Runs that start from given centres: what is accepted, what is refused, and what the run says of it."""
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+
+from fedcore.engine import InProcessBackend
+from fedcore.errors import ConfigError, PrivacyError, RunError, RunNotFound
+from fedcore.methods import METHODS
+from fedcore.runs import Run, load_run, read_values, write_values
+from fedcore.session import START_FILE, TrainRequest, abandon, check, ending, resume, start
+from fedcore.starts import checked_arrays, in_words, previous_run
+from tests.command import fedcore, private_population, works
+from tests.conftest import small_counts, write_counts
+
+SMALL = {"epsilon": 1.0, "clusters": 2, "rounds": 2}
+OPEN = {"algorithm": "algorithm2", "clusters": 2, "rounds": 4}
+BECAUSE = "counted from a published dictionary"
+FEATURES = 7
+
+
+def request_for(population, tmp_path, **changes) -> TrainRequest:
+    given = {"method": "histograms", "population": str(population.path), "runs": str(tmp_path / "runs"), "run_id": "r",
+             "settings": SMALL}  # fmt: skip
+    return TrainRequest(**{**given, **changes})
+
+
+def begin(population, tmp_path, stamp="then", **changes):
+    return start(request_for(population, tmp_path, **changes), InProcessBackend(), stamp=stamp)
+
+
+def to_end(session):
+    with ending(session):
+        while session.training.step() is not None:
+            pass
+    return session.run
+
+
+def train(population, tmp_path, stamp="then", **changes):
+    return to_end(begin(population, tmp_path, stamp, **changes))
+
+
+def statement(run) -> dict:
+    return json.loads((run.path / "statement.json").read_text())
+
+
+@pytest.fixture
+def private(tmp_path):
+    """(population, ledger, a finished private run)."""
+    population, ledger = private_population(tmp_path / "p", small_counts(400), epsilon=60.0)
+    first = train(population, tmp_path, run_id="first", settings={**SMALL, "epsilon": 12.0})
+    centres = load_run(first.path).state["centres"]
+    assert np.abs(centres[0] - centres[1]).sum() > 0.05, "what it released is not just the mean"
+    return population, ledger, first
+
+
+@pytest.fixture
+def centres():
+    return np.random.default_rng(0).dirichlet(np.ones(FEATURES), 2)
+
+
+@pytest.fixture
+def file(tmp_path, centres):
+    np.savez(tmp_path / "start.npz", centres=centres)
+    return tmp_path / "start.npz"
+
+
+# --- from a private run ---------------------------------------------------------------------------------------------
+
+
+def test_a_private_run_goes_on_where_a_private_run_ended(private, tmp_path):
+    population, ledger, first = private
+    run = train(population, tmp_path, run_id="second", start_from=str(first.path))
+    assert run.status == "finished" and [item["name"] for item in run.info["plan"]] == ["clusters_001", "clusters_002"]
+    kept = read_values(run.path / START_FILE)
+    np.testing.assert_allclose(kept["centres"], load_run(first.path).state["centres"], rtol=1e-14)
+    assert kept.keys() == {"centres", "mean", "counts"}
+    said = run.info["start"]
+    assert (said["kind"], said["name"], said["private"], said["population_id"]) == ("run", "first", True, population.id)
+    assert said["public_because"] is None and said["arrays"]["centres"] == [2, FEATURES]
+    text = statement(run)["text"]
+    assert "Start: the centres of run 'first'" in text and "paid for in that run" in text
+    assert statement(run)["private"] and "Start" not in statement(first)["text"]
+    assert ledger.verify(population.id).rho_reserved == 0
+
+
+def test_the_start_is_that_of_the_first_round_and_survives_the_loss_of_its_run(private, tmp_path):
+    population, _, first = private
+    expected = load_run(first.path).state["centres"]
+    session = begin(population, tmp_path, run_id="second", start_from=str(first.path))
+    np.testing.assert_allclose(session.training.state.centres, expected, rtol=1e-14)
+    with pytest.raises(KeyboardInterrupt), ending(session):
+        raise KeyboardInterrupt
+    for path in sorted(first.path.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    assert to_end(resume(session.run.path, InProcessBackend())).status == "finished"
+
+
+def forget_first_state(run):
+    """As if the process had died before its first state was committed."""
+    (run.path / "head.json").unlink()
+    for state in run.path.glob("state/*.zip"):
+        state.unlink()
+
+
+def test_a_run_that_died_before_its_first_state_starts_from_its_own_copy(private, tmp_path):
+    population, _, first = private
+    session = begin(population, tmp_path, run_id="second", start_from=str(first.path))
+    session.close()
+    forget_first_state(session.run)
+    again = resume(session.run.path, InProcessBackend())
+    np.testing.assert_allclose(again.training.state.centres, load_run(first.path).state["centres"], rtol=1e-14)
+    again.close()
+
+
+def test_another_copy_is_noticed(private, tmp_path, centres):
+    population, _, first = private
+    session = begin(population, tmp_path, run_id="second", start_from=str(first.path))
+    session.close()
+    forget_first_state(session.run)
+    write_values(session.run.path / START_FILE, {"centres": centres})
+    with pytest.raises(RunError, match="does not hold what the run was asked"):
+        resume(session.run.path, InProcessBackend())
+
+
+def test_an_abandoned_private_run_with_a_round_will_do(private, tmp_path):
+    population, _, _ = private
+    session = begin(population, tmp_path, run_id="half")
+    with pytest.raises(KeyboardInterrupt), ending(session):
+        for _ in range(3):
+            session.training.step()
+        raise KeyboardInterrupt
+    with pytest.raises(PrivacyError, match="has not ended"):
+        check(request_for(population, tmp_path, start_from=str(session.run.path)))
+    abandon(session.run.path)
+    check(request_for(population, tmp_path, start_from=str(session.run.path)))
+
+
+def test_a_run_without_a_clustering_round_will_not_do(private, tmp_path):
+    population, _, _ = private
+    session = begin(population, tmp_path, run_id="early")
+    session.training.step()
+    session.close()
+    abandon(session.run.path)
+    with pytest.raises(PrivacyError, match="has not finished a round"):
+        check(request_for(population, tmp_path, start_from=str(session.run.path)))
+
+
+# --- what a private run may not start from --------------------------------------------------------------------------
+
+
+def test_a_run_that_is_not_private_needs_a_reason(private, tmp_path):
+    population, ledger, _ = private
+    open_run = train(population, tmp_path, run_id="open", settings=OPEN)
+    before = ledger.head(population.id)
+    with pytest.raises(PrivacyError, match="'open' is not private") as refused:
+        begin(population, tmp_path, run_id="second", start_from=str(open_run.path))
+    assert refused.value.remedy and ledger.head(population.id) == before
+    assert not (tmp_path / "runs" / "second").exists()
+    run = train(population, tmp_path, run_id="second", start_from=str(open_run.path), public_start_because=BECAUSE)
+    assert BECAUSE in statement(run)["text"] and run.info["start"]["public_because"] == BECAUSE
+    assert run.info["start"]["private"] is False
+
+
+def test_test_noise_does_not_count_as_private(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDCORE_LEDGER", f"sqlite:///{tmp_path / 'tests'}.sqlite")
+    other, _ = private_population(tmp_path / "q", small_counts(), test=True)
+    noisy = train(other, tmp_path, run_id="noisy", test_noise="key")
+    silent = train(other, tmp_path, run_id="silent")  # secure noise, but a test ledger bounds nothing
+    monkeypatch.setenv("FEDCORE_LEDGER", f"sqlite:///{tmp_path / 'people'}.sqlite")
+    population, _ = private_population(tmp_path / "p", small_counts())
+    with pytest.raises(PrivacyError, match="'noisy' is not private"):
+        check(request_for(population, tmp_path, start_from=str(noisy.path)))
+    with pytest.raises(PrivacyError, match="claims no privacy"):
+        check(request_for(population, tmp_path, start_from=str(silent.path)))
+    # a run of test noise protects nobody, and may start from anything
+    monkeypatch.setenv("FEDCORE_LEDGER", f"sqlite:///{tmp_path / 'tests'}.sqlite")
+    assert train(other, tmp_path, test_noise="key", start_from=str(noisy.path)).status == "finished"
+
+
+def test_a_run_that_the_ledger_of_its_population_does_not_know(private, tmp_path, monkeypatch):
+    population, ledger, first = private
+    monkeypatch.setattr(type(ledger), "run_status", lambda self, run_id: None)
+    with pytest.raises(PrivacyError, match="knows no run 'first'"):
+        check(request_for(population, tmp_path, start_from=str(first.path)))
+
+
+def test_a_damaged_statement_is_told(private, tmp_path):
+    population, _, first = private
+    (first.path / "statement.json").write_text("{")
+    with pytest.raises(RunError, match="privacy statement of run 'first'"):
+        check(request_for(population, tmp_path, start_from=str(first.path)))
+
+
+def test_a_file_needs_a_reason(private, tmp_path, file, centres):
+    population, _, _ = private
+    with pytest.raises(PrivacyError, match="nothing says that it is public"):
+        check(request_for(population, tmp_path, start_from=str(file)))
+    run = train(population, tmp_path, run_id="second", start_from=str(file), public_start_because=BECAUSE)
+    said = statement(run)
+    assert said["start"].endswith(BECAUSE) and "'start.npz'" in said["text"]
+    np.testing.assert_allclose(read_values(run.path / START_FILE)["centres"], centres)
+
+
+@pytest.mark.parametrize("because, words", [("  ", "is empty"), (BECAUSE, "and no start")])
+def test_a_reason_without_sense(private, tmp_path, because, words):
+    population, _, first = private
+    given = {} if because == BECAUSE else {"start_from": str(first.path)}
+    with pytest.raises(ConfigError, match=words):
+        check(request_for(population, tmp_path, public_start_because=because, **given))
+
+
+# --- runs that are not private --------------------------------------------------------------------------------------
+
+
+def test_a_run_that_is_not_private_starts_from_anything(private, tmp_path, file):
+    population, _, first = private
+    for number, start_from in enumerate((first.path, file)):
+        run = train(population, tmp_path, run_id=f"open{number}", settings=OPEN, start_from=str(start_from))
+        assert run.status == "finished" and statement(run)["privacy"] == "none"
+    again = train(population, tmp_path, run_id="again", settings=OPEN, start_from=str(run.path))
+    assert again.info["start"]["name"] == "open1" and len(load_run(again.path).metrics) <= 5
+
+
+def test_what_cannot_start_is_refused_before_a_run_is_made(private, tmp_path, file, toy):
+    population, _, _ = private
+    with pytest.raises(ConfigError, match="fedavg"):
+        check(request_for(population, tmp_path, settings={"algorithm": "fedavg"}, start_from=str(file)))
+    with pytest.raises(ConfigError, match="'toy' does not start"):
+        check(request_for(population, tmp_path, method="toy", settings={}, start_from=str(file)))
+    assert "toy" in METHODS
+
+
+# --- what the arrays must be ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arrays, words", [
+    ({}, "holds the arrays none"),
+    ({"mean": np.full(7, 1 / 7)}, "holds the arrays mean"),
+    ({"centres": np.full((2, 7), 1 / 7), "labels": np.zeros(3)}, "labels"),
+    ({"centres": np.full((2, 6), 1 / 6)}, "the shape (2, 6)"),
+    ({"centres": np.full(7, 1 / 7)}, "the shape (7,)"),
+    ({"centres": np.zeros((0, 7))}, "the shape (0, 7)"),
+    ({"centres": np.full((2, 7), 1 / 7), "counts": np.ones(3)}, "counts of"),
+    ({"centres": np.full((2, 7), 1 / 7), "mean": np.full((1, 7), 1 / 7)}, "mean of"),
+    ({"centres": np.full((2, 7), np.nan)}, "not numbers"),
+    ({"centres": np.full((2, 7), 1 / 7), "counts": np.array([-1.0, 1])}, "negative"),
+    ({"centres": np.tile([1.2, -0.2, 0, 0, 0, 0, 0], (2, 1))}, "negative"),
+    ({"centres": np.full((2, 7), 1 / 6)}, "sums to 1.16667, not to 1"),
+    ({"centres": np.full((2, 7), "x")}, "not numbers"),
+], ids=lambda value: value if isinstance(value, str) else "")  # fmt: skip
+def test_arrays_that_do_not_fit(private, tmp_path, arrays, words):
+    population, _, _ = private
+    np.savez(tmp_path / "bad.npz", **arrays)
+    with pytest.raises(ConfigError) as refused:
+        check(request_for(population, tmp_path, start_from=str(tmp_path / "bad.npz"), public_start_because=BECAUSE))
+    assert words in str(refused.value)
+
+
+def test_nothing_in_a_file_is_executed(private, tmp_path):
+    population, _, _ = private
+
+    class Trap:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "sprung"), "w"))
+
+    objects = np.empty(1, object)
+    objects[0] = Trap()
+    np.savez(tmp_path / "trap.npz", centres=objects)
+    (tmp_path / "raw.npz").write_bytes(pickle.dumps(Trap()))
+    (tmp_path / "torn.npz").write_bytes((tmp_path / "trap.npz").read_bytes()[:50])
+    for name, words in (("trap", "not a readable"), ("raw", "not a readable"), ("torn", "not a readable"),
+                        ("missing", "cannot read")):  # fmt: skip
+        with pytest.raises(ConfigError, match=words):
+            check(request_for(population, tmp_path, start_from=str(tmp_path / f"{name}.npz"),
+                              public_start_because=BECAUSE))  # fmt: skip
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_rows_are_made_to_sum_to_one_exactly(centres):
+    rounded = centres.astype(np.float32)
+    checked = checked_arrays({"centres": rounded, "counts": np.array([1, 2])}, "it", FEATURES)
+    assert checked["centres"].dtype == checked["counts"].dtype == np.float64
+    np.testing.assert_allclose(checked["centres"].sum(axis=1), 1.0, rtol=1e-15)
+
+
+def test_a_run_of_other_tokens(private, tmp_path):
+    _, _, first = private
+    other, _ = private_population(tmp_path / "wide", small_counts(features=9))
+    with pytest.raises(ConfigError, match="the population has 9 tokens"):
+        check(request_for(other, tmp_path, start_from=str(first.path)))
+    words = [f"word{i}" for i in range(FEATURES)]
+    spoken, _ = private_population(tmp_path / "spoken", small_counts(), vocabulary=words)
+    reordered, _ = private_population(tmp_path / "reordered", small_counts(), vocabulary=words[::-1])
+    run = train(spoken, tmp_path, run_id="spoken")
+    with pytest.raises(ConfigError, match="another vocabulary"):
+        check(request_for(reordered, tmp_path, start_from=str(run.path)))
+    check(request_for(spoken, tmp_path, start_from=str(run.path)))
+
+
+def test_a_folder_that_is_no_run(private, tmp_path):
+    population, _, _ = private
+    with pytest.raises(RunNotFound):
+        check(request_for(population, tmp_path, start_from=str(tmp_path / "nothing")))
+
+
+# --- the previous run -----------------------------------------------------------------------------------------------
+
+
+def test_the_first_run_of_a_series_is_cold_and_the_next_ones_are_warm(tmp_path):
+    population, _ = private_population(tmp_path / "p", small_counts())
+    names = []
+    for number in range(3):
+        run = train(population, tmp_path, f"2030010{number + 1}T000000", run_id=f"r{2 - number}", start_from="previous")
+        names.append(None if run.info["start"] is None else run.info["start"]["name"])
+    assert names == [None, "r2", "r1"]  # by time, not by name
+
+
+def test_which_run_is_the_previous_one(private, tmp_path):
+    population, _, first = private
+    runs = tmp_path / "runs"
+    train(population, tmp_path, "zzz", run_id="open", settings=OPEN)
+    assert previous_run(runs, "histograms", True, population).id == "first"
+    assert previous_run(runs, "histograms", False, population).id == "open"
+    assert previous_run(runs, "toy", False, population) is None
+    assert previous_run(runs, "histograms", True, population, deployment="nightly") is None
+    assert previous_run(tmp_path / "nowhere", "histograms", True, population) is None
+    other = write_counts(tmp_path / "other", small_counts())
+    assert previous_run(runs, "histograms", False, other) is None
+    train(population, tmp_path, "aaa", run_id="nightly", deployment="nightly")
+    assert previous_run(runs, "histograms", True, population, deployment="nightly").id == "nightly"
+    session = begin(population, tmp_path, "zzzz", run_id="going")
+    assert previous_run(runs, "histograms", True, population).id == "first"
+    session.close()
+
+
+# --- the relation of the budget -------------------------------------------------------------------------------------
+
+
+def test_a_run_is_planned_in_the_relation_of_the_budget(tmp_path):
+    population, ledger = private_population(tmp_path / "p", small_counts(), epsilon=None)
+    works("budget", "set", population.path, "--epsilon", "8", "--delta", "1e-6", "--relation", "replace_one")
+    session = begin(population, tmp_path)
+    assert session.run.info["relation"] == "replace_one"
+    assert {item["sensitivity"] for item in session.run.info["plan"]} == {92682}
+    with pytest.raises(KeyboardInterrupt), ending(session):
+        session.training.step()
+        raise KeyboardInterrupt
+    run = to_end(resume(session.run.path, InProcessBackend()))
+    assert statement(run)["relation"] == "replace_one" and statement(run)["private"]
+    assert "against anything else" in statement(run)["text"]
+    assert ledger.balance(population.id).relation == "replace_one"
+
+
+def test_a_plan_in_another_relation_is_refused_by_the_ledger(tmp_path, monkeypatch):
+    population, ledger = private_population(tmp_path / "p", small_counts(), epsilon=None)
+    ledger.set_budget(population.id, 8.0, 1e-6, relation="replace_one")
+    monkeypatch.setattr("fedcore.session._relation", lambda run: "add_or_remove_one")
+    with pytest.raises(PrivacyError, match="under replace_one"):
+        begin(population, tmp_path)
+
+
+def test_an_unknown_relation(tmp_path):
+    population, _ = private_population(tmp_path / "p", small_counts(), epsilon=None)
+    refused = fedcore("budget", "set", population.path, "--epsilon", "8", "--delta", "1e-6", "--relation", "other")
+    assert refused.code == 2 and "replace_one" in refused.err
+
+
+# --- the command line -----------------------------------------------------------------------------------------------
+
+
+def test_the_command_line_starts_from_runs_and_files(private, tmp_path, file):
+    population, _, first = private
+    base = ["train", "histograms", population.path, "--local", "--runs", tmp_path / "runs", "--json",
+            "--set", "epsilon=1", "--set", "clusters=2"]  # fmt: skip
+    made = works(*base, "--start-from", first.path).json
+    assert made["rounds"] == 2 and "first" in made["privacy"]["start"]
+    made = works(*base, "--start-from", "previous", "--run-id", "next").json
+    assert made["rounds"] == 2
+    refused = fedcore(*base, "--start-from", file)
+    assert refused.code == 2 and refused.json["error"] == "PrivacyError"
+    made = works(*base, "--start-from", file, "--public-start", BECAUSE).json
+    assert BECAUSE in made["privacy"]["text"]
+
+
+def test_in_words():
+    record = {"kind": "run", "name": "a", "sha256": "0" * 64, "private": False, "public_because": None,
+              "population_id": "p"}  # fmt: skip
+    assert in_words(record) == f"the centres of run 'a' (SHA-256 {'0' * 16})"
+
+
+def test_old_runs_resume_without_start_and_relation(private, tmp_path):
+    """run.json of a run that was made before it named them."""
+    population, _, _ = private
+    session = begin(population, tmp_path, run_id="old")
+    session.training.step()
+    session.close()
+    path = session.run.path / "run.json"
+    info = json.loads(path.read_text())
+    for name in ("start", "relation", "deployment"):
+        del info[name]
+    path.write_text(json.dumps(info))
+    assert to_end(resume(session.run.path, InProcessBackend())).status == "finished"
+
+
+def test_the_run_is_unchanged_when_nothing_is_asked_for(private):
+    _, _, first = private
+    assert Run.open(first.path).info["start"] is None and not (first.path / START_FILE).exists()
+    assert first.info["relation"] == "add_or_remove_one"
+
+
+def test_every_field_of_a_request_is_described():
+    assert all(field.description for field in TrainRequest.model_fields.values())
