@@ -32,7 +32,7 @@ Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE"
 Cache = Annotated[str, typer.Option("--cache", help="Decoded blocks that each process may keep, e.g. 512MiB.")]
 Ledger = Annotated[str | None, typer.Option("--ledger", help="URL of the ledger, if it was moved; else FEDCORE_LEDGER "
                                             "or what the population names.")]  # fmt: skip
-PopulationArgument = Annotated[Path, typer.Argument(metavar="POPULATION", help="Folder of the population.")]
+PopulationArgument = Annotated[str, typer.Argument(metavar="POPULATION", help="Folder or URL of the population.")]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")]
 Workers = Annotated[int | None, typer.Option("--workers", min=1, max=256, help="Dask worker processes (default 2).")]
 Dask = Annotated[str | None, typer.Option("--dask", metavar="ADDRESS", help="A running Dask scheduler.")]
@@ -64,7 +64,7 @@ def stamp() -> str:
     return datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
 
 
-def open_population(path: Path, version: int | None = None):
+def open_population(path: str, version: int | None = None):
     from fedcore.population.store import Population
 
     return Population.open(path, version=version)
@@ -82,7 +82,7 @@ def use_ledger(url: str | None) -> None:
 @population_app.command("ingest")
 def population_ingest(
     source: Annotated[str, typer.Argument(help="File, folder or pattern to read.")],
-    dest: Annotated[Path, typer.Argument(help="Folder of the population to make.")],
+    dest: Annotated[str, typer.Argument(help="Folder of the population to make.")],
     format: Annotated[str | None, typer.Option(help="csv, parquet, npz, npy, or text; guessed by default.")] = None,
     kind: Annotated[str | None, typer.Option(help="counts or rows; guessed by default.")] = None,
     client: Annotated[str | None, typer.Option(help="Column (or array) that names the client.")] = None,
@@ -124,7 +124,7 @@ def register(population, ledger: str | None) -> None:
 @population_app.command("generate")
 def population_generate(
     preset: Annotated[str, typer.Argument(help="Name of the preset, e.g. reddit-like.")],
-    dest: Annotated[Path, typer.Argument(help="Folder of the population to make.")],
+    dest: Annotated[str, typer.Argument(help="Folder of the population to make.")],
     clients: Annotated[int | None, typer.Option(min=1, help="Number of clients.")] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     settings: Settings = None,
@@ -159,6 +159,23 @@ def population_verify(population: PopulationArgument, version: int | None = None
     say({"ok": report.ok, "blocks": report.blocks, "bytes": report.bytes, "problems": list(report.problems)}, as_json)
     if not report.ok:
         raise SystemExit(2)
+
+
+@population_app.command("copy")
+def population_copy(
+    source: Annotated[str, typer.Argument(help="Folder or URL of the population.")],
+    dest: Annotated[str, typer.Argument(help="Folder or URL to copy it to.")],
+    version: Annotated[int | None, typer.Option(min=1, help="Version to copy; default: the newest.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Copy a version between folders and object storage; run it again to go on after an interruption."""
+    from dataclasses import asdict
+
+    from fedcore.population.remote import copy_population
+
+    with bar(f"copy {source}", as_json) as progress:
+        copied = copy_population(source, dest, version=version, progress=progress)
+    say(asdict(copied), as_json)
 
 
 # --- methods --------------------------------------------------------------------------------------------------------
@@ -265,7 +282,7 @@ def resume(
     local: Local = False,
     cache: Cache = "512MiB",
     take_over: Annotated[bool, typer.Option("--take-over", help="Take it from a holder that seems alive.")] = False,
-    population: Annotated[Path | None, typer.Option(help="Where the population is now, if it was moved.")] = None,
+    population: Annotated[str | None, typer.Option(help="Where the population is now, if it was moved.")] = None,
     ledger: Ledger = None,
     as_json: Json = False,
 ) -> None:

@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from fedcore.engine import DEFAULT_CACHE_BYTES
 from fedcore.errors import ConfigError
 from fedcore.methods import explain, make_method
+from fedcore.population.layout import is_url
 from fedcore.starts import PREVIOUS
 
 
@@ -104,7 +105,8 @@ def read_deployments(path: str | Path) -> list[Deployment]:
 
 def _placed(item: Deployment, here: Path) -> Deployment:
     """With its folders taken from the folder `here`."""
-    places = {"population": str(here / item.population), "runs": str(here / item.runs)}
+    population = item.population if is_url(item.population) else str(here / item.population)
+    places = {"population": population, "runs": str(here / item.runs)}
     if item.start_from is not None and item.start_from != PREVIOUS:
         places["start_from"] = str(here / item.start_from)
     return item.model_copy(update=places)

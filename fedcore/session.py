@@ -177,7 +177,7 @@ def start(request: TrainRequest, backend: Backend, *, stamp: str, ledger_url: st
         "seed": request.seed,
         "code_version": fedcore.__version__,
         "kernel": method.kernel,
-        "population": {"path": str(population.path.resolve()), "name": population.path.name, "id": population.id,
+        "population": {"path": population.location, "name": population.path.name, "id": population.id,
                        "version": population.version, "clients_per_leaf": population.clients_per_leaf},
         "features": population.features,
         "nominal_clients": nominal_clients(method, population),
@@ -361,7 +361,7 @@ def _session(method: FederatedMethod, population: Population, run: Run, backend:
             ) from error
     if run.status != "running":
         run.finish("running")
-    source = Source(str(population.path.resolve()), population.version, cache_bytes=cache_bytes)
+    source = Source(population.location, population.version, cache_bytes=cache_bytes)
     training = Training(method, run, state, source, range(len(population.blocks)), backend, plan, publisher)
     return Session(method, population, run, training, ledger, lease)
 

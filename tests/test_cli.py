@@ -114,6 +114,17 @@ def test_options_of_the_format():
     assert format_options(['columns=["a,b", "c"]']) == {"columns": ["a,b", "c"]}
 
 
+def test_a_population_is_copied_and_a_url_is_not_written_to_directly(texts):
+    works("population", "ingest", "texts/", "blogs", "--vocabulary", "words.txt", "--json")
+    copied = works("population", "copy", "blogs", "elsewhere", "--json").json
+    assert copied["blocks"] == 1 and copied["bytes"] > 0
+    assert works("population", "verify", "elsewhere", "--json").json["ok"]
+    first, second = (works("population", "describe", name, "--json").json for name in ("blogs", "elsewhere"))
+    assert first["population_id"] == second["population_id"] and first["clients"] == second["clients"]
+    refused = fedcore("population", "generate", "pure", "s3://bucket/population")
+    assert refused.code == 2 and "ConfigError" in refused.err and "population copy" in refused.err
+
+
 # --- the order of the README ----------------------------------------------------------------------------------------
 
 

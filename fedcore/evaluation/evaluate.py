@@ -59,7 +59,7 @@ def evaluate_run(run_path: str | Path, population: Population, backend: Backend 
         raise PopulationError(f"population {population.path.name!r} has no held-out part.",
                               "Ingest it with one.")  # fmt: skip
     method, state = trained(run)
-    function = partial(score_block, method.name, method.config, str(population.path.resolve()), population.version)
+    function = partial(score_block, method.name, method.config, population.location, population.version)
     statistics = (backend or InProcessBackend()).map_blocks(function, state, range(len(population.blocks)))
     table = asdict(import_module(SCORES[method.name]).table(method.config, values(statistics)))
     rows = [{"method": row["method"], "kl": row["kl"], "se": row["standard_error"], "prior_tokens": row["prior_tokens"],
