@@ -6,7 +6,6 @@ is not public is scored only into a separate local file that says so.
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -22,7 +21,11 @@ from fedcore.population.store import Population
 from fedcore.runs import Run
 from fedcore.session import vocabulary_of
 
-SCORES = {"histograms": "fedcore.evaluation.histograms"}  # evaluate_block(config, state, leaf), table(config, values)
+# Modules with evaluate_block(config, state, leaf) and table(config, values), whose result has to_json(where).
+SCORES = {
+    "histograms": "fedcore.evaluation.histograms",
+    "federated_em": "fedcore.evaluation.federated_em",
+}
 
 
 def check_public(population: Population) -> None:
@@ -61,23 +64,16 @@ def evaluate_run(run_path: str | Path, population: Population, backend: Backend 
     method, state = trained(run)
     function = partial(score_block, method.name, method.config, population.location, population.version)
     statistics = (backend or InProcessBackend()).map_blocks(function, state, range(len(population.blocks)))
-    table = asdict(import_module(SCORES[method.name]).table(method.config, values(statistics)))
-    rows = [{"method": row["method"], "kl": row["kl"], "se": row["standard_error"], "prior_tokens": row["prior_tokens"],
-             "chosen_by": row["chosen"], "smoothing": row["smoothing"]}
-            for row in table.pop("rows")]  # fmt: skip
+    scores = import_module(SCORES[method.name])
+    table = scores.table(method.config, values(statistics)).to_json(population.path.name)
+    title = f"{table.pop('title')}; run {run.id}"
     result = {"run": run.id, "population": population.path.name, "version": population.version,
-              "public": population.manifest.public_reason, "title": _title(run, population, table), **table,
-              "rows": list(rows)}  # fmt: skip
+              "public": population.manifest.public_reason, "title": title, **table}  # fmt: skip
     if keep:
         check_public(population)
         write_json(run.path / "evaluation.json", result)
         write_report(run, vocabulary_of(run))
     return result
-
-
-def _title(run: Run, population: Population, table: dict) -> str:
-    where = f"{table['clients']} clients of {population.path.name}"
-    return f"Mean KL(held out || estimate) in nats over {where}; run {run.id}"
 
 
 def write_not_private(result: dict, file: Path) -> None:

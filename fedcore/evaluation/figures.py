@@ -149,38 +149,40 @@ def profiles_figure(centres: np.ndarray, mean: np.ndarray, weights: np.ndarray |
     return _png(figure)
 
 
-def evaluation_figure(rows: Sequence[Mapping]) -> bytes:
-    """A dot for each method's mean KL in nats, with its 95 % interval (1.96 standard errors).
+def evaluation_figure(rows: Sequence[Mapping], column: str = "kl",
+                      axis: str = "mean KL(held out ‖ estimate) over clients (nats)") -> bytes:  # fmt: skip
+    """A dot for each method's mean loss, with its 95 % interval (1.96 standard errors).
 
-    rows: "method", "kl", "se" (or "standard_error"); best at the top. A method more than 2.5 times worse than the best
-    is beyond the axis and written as a number.
+    rows: "method", the loss in `column`, "se" (or "standard_error"); best at the top. A method more than 2.5 times
+    worse than the best is beyond the axis and written as a number. axis: what the loss is.
     """
-    rows = [row for row in rows if _is_number(row.get("kl"))]
-    order = sorted(range(len(rows)), key=lambda i: rows[i]["kl"])
+    rows = [row for row in rows if _is_number(row.get(column))]
+    order = sorted(range(len(rows)), key=lambda i: rows[i][column])
     labels = ["\n".join(_label(part, 48) for part in label if part) for label in row_labels(rows)]
     rows, labels = [rows[i] for i in order], [labels[i] for i in order]
     figure, axes = _figure((SIZE[0] + 1.0, 1.0 + 0.36 * max(2, len(rows))))
-    axes.set_title("Held-out KL by method, 95 % intervals", **_title())
+    axes.set_title("Held-out loss by method, 95 % intervals", **_title())
     if not rows:
         return _nothing(figure, axes, "nothing was evaluated")
-    kl = np.array([row["kl"] for row in rows], np.float64)
+    loss = np.array([row[column] for row in rows], np.float64)
     half = Z95 * np.array([_standard_error(row) for row in rows])
-    near = kl <= FAR * kl[0] if kl[0] > 0 else np.ones(len(kl), bool)
-    low, high = float((kl - half)[near].min()), float((kl + half)[near].max())
+    near = loss <= FAR * loss[0] if loss[0] > 0 else np.ones(len(loss), bool)
+    low, high = float((loss - half)[near].min()), float((loss + half)[near].max())
     pad = 0.08 * (high - low) or 0.05 * abs(high) or 1.0
     axes.set_xlim(low - pad, high + (1 if near.all() else 2) * pad)
     place = np.arange(len(rows))
-    axes.errorbar(kl[near], place[near], xerr=half[near], fmt="o", color=COLOURS[0], markersize=5, elinewidth=1.6)
+    axes.errorbar(loss[near], place[near], xerr=half[near], fmt="o", color=COLOURS[0], markersize=5, elinewidth=1.6)
     for y in place[near]:
-        axes.annotate(f"{kl[y]:.3f}", (kl[y], y), xytext=(0, 5), textcoords="offset points", ha="center", **_text(SOFT))
+        axes.annotate(f"{loss[y]:.3f}", (loss[y], y), xytext=(0, 5), textcoords="offset points", ha="center",
+                      **_text(SOFT))  # fmt: skip
     for y in place[~near]:
-        axes.text(0.995, y, f"{kl[y]:.3g} ± {half[y]:.2g}, beyond the axis →", transform=axes.get_yaxis_transform(),
+        axes.text(0.995, y, f"{loss[y]:.3g} ± {half[y]:.2g}, beyond the axis →", transform=axes.get_yaxis_transform(),
                   ha="right", va="center", bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5},
                   **_text(COLOURS[1]))  # fmt: skip
     axes.set_yticks(place, labels, parse_math=False, linespacing=1.0)
     axes.tick_params(axis="y", labelcolor=INK)
     axes.set_ylim(len(rows) - 0.5, -0.7)
-    axes.set_xlabel("mean KL(held out ‖ estimate) over clients (nats); lower is better", **_text())
+    axes.set_xlabel(f"{axis}; lower is better", **_text())
     return _png(figure)
 
 

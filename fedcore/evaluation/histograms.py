@@ -68,6 +68,17 @@ class Table:
     skipped: int
     unseen_mass: float
 
+    def to_json(self, where: str) -> dict:
+        """For the run's evaluation. where: of the population, for the title."""
+        rows = [{"method": row.method, "kl": row.kl, "se": row.standard_error, "prior_tokens": row.prior_tokens,
+                 "chosen_by": row.chosen, "smoothing": row.smoothing} for row in self.rows]  # fmt: skip
+        return {
+            "title": f"Mean KL(held out || estimate) in nats over {self.clients} clients of {where}", "loss": "kl",
+            "axis": "mean KL(held out ‖ estimate) over clients (nats)", "clients": self.clients,
+            "validation_clients": self.validation_clients, "skipped": self.skipped, "unseen_mass": self.unseen_mass,
+            "rows": rows,
+        }  # fmt: skip
+
     def row(self, method: str, **wanted) -> Row:
         """The only row of this method with these fields."""
         (found,) = [r for r in self.rows if r.method == method and all(getattr(r, k) == v for k, v in wanted.items())]

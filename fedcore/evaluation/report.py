@@ -36,10 +36,25 @@ from fedcore.files import write_whole
 from fedcore.runs import Run
 
 RAW = re.compile(r"objective|likelihood|loss|inertia|entropy|misfit|distortion|residual", re.IGNORECASE)
-UNITS = {"histograms": {"objective": "nats per client", "movement": "total variation"}}
+CURVES = {  # by method: column of the metrics, title, unit
+    "histograms": [
+        ("objective", "Objective", "nats per client"),
+        ("movement", "Movement of the centres", "total variation"),
+    ],
+    "federated_em": [
+        ("objective", "Negative log-likelihood", "nats per row"),
+        ("field_norm", "Squared norm of the field H", ""),
+        ("active_clients", "Active clients", ""),
+        ("bits_up", "Bits from clients, so far", "bits"),
+        ("movement", "Movement of the parameters", ""),
+    ],
+}
 CAPTIONS = {
     "objective": "Objective of the training data after each round.",
-    "movement": "How far the centres moved in each round.",
+    "movement": "How far centres or parameters moved in each round.",
+    "field_norm": "How far the statistics still are from a fixed point of EM; compression and batches add noise to it.",
+    "active_clients": "Clients that took part in each round.",
+    "bits_up": "Encoded messages of all active clients, added up.",
     "budget": "What is spent after each release; dotted: planned, but not released.",
     "profiles": "The tokens whose share of a centre exceeds their share of the mean the most.",
     "evaluation": "Scores on held-out data that their owner declared public.",
@@ -62,7 +77,7 @@ OF_POPULATION = {
     "rho_spent": "ρ spent by all runs", "epsilon_spent": "ε spent by all runs",
 }  # fmt: skip
 SECONDS = (*PARTS, WHOLE)
-SCORES = ("method", "kl", "se")  # first columns of the evaluation
+LOSS, AXIS = "kl", "mean KL(held out ‖ estimate) over clients (nats)"  # unless the scores say other
 TOP = 8  # tokens of a profile
 
 
@@ -174,15 +189,16 @@ def run_figures(run: Run, vocabulary: Sequence[str] | None = None) -> dict[str, 
     vocabulary: tokens of the population, for profiles. Columns used: "movement", "objective" (never in a private run),
     "seconds_clients", "seconds_release", "seconds_server", "seconds_round".
     """
-    rows, units, figures = shown_metrics(run), UNITS.get(run.info.get("method"), {}), {}
+    rows, figures = shown_metrics(run), {}
     evaluation, profiles = evaluation_of(run), _profiles(run)
     if evaluation is not None and evaluation["rows"]:
-        figures["evaluation"] = evaluation_figure(evaluation["rows"])
+        figures["evaluation"] = evaluation_figure(evaluation["rows"], evaluation.get("loss", LOSS),
+                                                  evaluation.get("axis", AXIS))  # fmt: skip
     if profiles is not None:
         figures["profiles"] = profiles_figure(*profiles, vocabulary, TOP)
-    for name, title in (("objective", "Objective"), ("movement", "Movement of the centres")):
+    for name, title, unit in CURVES.get(run.info.get("method"), []):
         if any(name in row for row in rows):
-            figures[name] = rounds_figure(rows, [name], title, units.get(name, ""))
+            figures[name] = rounds_figure(rows, [name], title, unit)
     releases, privacy = _releases(run), privacy_of(run)
     if releases:
         population = privacy.get("population") or {}
@@ -236,7 +252,8 @@ def write_report(run: Run, vocabulary: Sequence[str] | None = None) -> Path:
         profiles=_profile_rows(run, vocabulary), metrics=_table(shown_metrics(run), ["round"], SECONDS),
         releases=_releases(run), facts=_facts(privacy_of(run)),
         paragraphs=_paragraphs(privacy_of(run)), evaluation=evaluation,
-        scores=_table((evaluation or {}).get("rows", []), SCORES), asked=run.info, files=_files(run.path),
+        scores=_table((evaluation or {}).get("rows", []), ("method", (evaluation or {}).get("loss", LOSS), "se")),
+        curves=[name for name, *_ in CURVES.get(run.info.get("method"), [])], asked=run.info, files=_files(run.path),
     )  # fmt: skip
     write_whole(path, page.encode("utf-8", "backslashreplace"))
     return path
