@@ -111,3 +111,13 @@ class FederatedMethod(Protocol):
 
     def personalise(self, state: State, block: ClientBlock, memory: Memory | None) -> ClientOutputs:
         """One row for each client of the block, from the state and the client's own data."""
+
+
+class StartsFromGiven(FederatedMethod, Protocol):
+    """A method whose runs may start from public arrays (`PublicFacts.start`)."""
+
+    def as_start(self, state: State) -> dict[str, np.ndarray]:
+        """What a later run may start from. Raises ConfigError ("has not ...") if the run is not far enough."""
+
+    def checked_start(self, arrays: Mapping[str, np.ndarray], what: str, features: int) -> dict[str, np.ndarray]:
+        """The arrays as float64. Raises ConfigError, naming `what`, unless a run over so many features can use them."""

@@ -146,7 +146,7 @@ def _prepare(request: TrainRequest, ledger_url: str | None):
         )  # fmt: skip
     ledger = ledger_of(population, ledger_url) if method.private else None
     start = find_start(
-        request.start_from, request.public_start_because, method=request.method, population=population, ledger=ledger,
+        request.start_from, request.public_start_because, method=method, population=population, ledger=ledger,
         private=method.private and request.test_noise is None, runs=request.runs, deployment=request.deployment,
     )  # fmt: skip
     if ledger is None:

@@ -1,4 +1,4 @@
-"""What a run may start from: centres that an earlier run released, or arrays that somebody declares public.
+"""What a run may start from: what an earlier run of the method ended with, or arrays that somebody declares public.
 
 A private run treats its start as public: it is in the messages to the clients from the first round on and costs no
 budget. So it must be either the outcome of a private run, paid for in that run, or public for a reason that a person
@@ -18,27 +18,25 @@ from typing import Any
 import numpy as np
 
 from fedcore.errors import ConfigError, PopulationError, PrivacyError, RunError
+from fedcore.methods import make_method
 from fedcore.population.store import Population
 from fedcore.privacy.ledger import Ledger
+from fedcore.rounds import FederatedMethod
 from fedcore.runs import LoadedRun, Run, list_runs, load_run
 
 PREVIOUS = "previous"
-METHODS = ("histograms",)  # that start from given centres
-NAMES = ("centres", "mean", "counts")
-SUM_TOLERANCE = 1e-5  # of a row's sum from 1: single precision of a large vocabulary
-MOST_CENTRES = 10_000
 LARGEST_FILE = 2**31  # bytes of arrays
 
 
 @dataclass(frozen=True)
 class Start:
-    """arrays: (k, d) centres, perhaps a (d,) mean and (k,) counts, all float64. record: what run.json says of them."""
+    """arrays: by name, float64, as the method wants them. record: what run.json says of them."""
 
     arrays: dict[str, np.ndarray]
     record: dict[str, Any]
 
 
-def find_start(start_from: str | None, public_because: str | None, *, method: str, private: bool,
+def find_start(start_from: str | None, public_because: str | None, *, method: FederatedMethod, private: bool,
                population: Population, ledger: Ledger | None, runs: str | Path,
                deployment: str | None = None) -> Start | None:  # fmt: skip
     """The start that was asked for; None: none was, or the first of a series of runs has no previous one.
@@ -53,18 +51,18 @@ def find_start(start_from: str | None, public_because: str | None, *, method: st
         if public_because is not None:
             raise ConfigError("a reason for a public start is given, and no start.", "Name it with --start-from.")
         return None
-    if method not in METHODS:
-        raise ConfigError(f"method {method!r} does not start from given values.", f"Methods that do: {METHODS[0]}.")
+    if not hasattr(method, "as_start"):
+        raise ConfigError(f"method {method.name!r} does not start from given values.", "Leave the start out.")
     if start_from == PREVIOUS:
-        found = previous_run(runs, method, private, population, deployment)
+        found = previous_run(runs, method.name, private, population, deployment)
         if found is None:
             return None
         path = found.path
     else:
         path = Path(start_from)
     if path.suffix == ".npz":
-        return _from_file(path, public_because, private, population)
-    return _from_run(path, public_because, private, population, ledger)
+        return _from_file(path, public_because, method, private, population)
+    return _from_run(path, public_because, method, private, population, ledger)
 
 
 def previous_run(runs: str | Path, method: str, private: bool, population: Population,
@@ -86,25 +84,36 @@ def _secure(info: Mapping) -> bool:
 # --- runs -----------------------------------------------------------------------------------------------------------
 
 
-def _from_run(path: Path, public_because: str | None, private: bool, population: Population,
+def _from_run(path: Path, public_because: str | None, method: FederatedMethod, private: bool, population: Population,
               ledger: Ledger | None) -> Start:  # fmt: skip
     run = load_run(path)
     where = run.info.get("population") or {}
     name = run.info.get("run_id", path.name)
-    if run.info.get("method") not in METHODS or "centres" not in run.state:
-        raise ConfigError(f"run {name!r} has no centres to start from.", "Name a run of the method histograms.")
-    if not run.state.get("round", 0) >= 1:
-        raise _refusal(private, f"run {name!r} has not finished a round that gives centres.", "Name one that has.")
+    if run.info.get("method") != method.name:
+        raise ConfigError(f"run {name!r} is one of method {run.info.get('method')!r}, not {method.name!r}.",
+                          f"Name a run of the method {method.name}.")  # fmt: skip
+    arrays = _of_state(run, name)
     if private and public_because is None:
         _check_private(run, name, population, ledger)
     _check_vocabulary(name, where, population)
-    arrays = {key: np.asarray(run.state[key], np.float64) for key in NAMES if key in run.state}
-    noised = arrays.get("counts", np.zeros(len(arrays["centres"])))
-    arrays["counts"] = np.maximum(noised, 0.0)
-    return _start(arrays, f"run {name!r}", population.features, {
+    return _start(arrays, f"run {name!r}", method, population, {
         "kind": "run", "from": str(path.resolve()), "name": name, "population_id": where.get("id"),
         "private": _secure(run.info), "public_because": public_because,
     })  # fmt: skip
+
+
+def _of_state(run: LoadedRun, name: str) -> dict[str, np.ndarray]:
+    """What its method says that a later run may start from."""
+    try:
+        earlier = make_method(run.info["method"], run.info["config"])
+        state = earlier.State(**run.state)
+    except (KeyError, TypeError) as error:
+        raise RunError(f"the state of run {name!r} is not one of its method ({error}).",
+                       "Restore it from a backup.") from error  # fmt: skip
+    try:
+        return earlier.as_start(state)
+    except ConfigError as error:
+        raise ConfigError(f"run {name!r} {error.message}", error.remedy) from None
 
 
 def _check_private(run: LoadedRun, name: str, population: Population, ledger: Ledger | None) -> None:
@@ -146,18 +155,15 @@ def _check_vocabulary(name: str, where: Mapping, population: Population) -> None
                           f"{population.path.name!r}.", "Start from a run with the same tokens in the same order.")
 
 
-def _refusal(private: bool, message: str, remedy: str):
-    return (PrivacyError if private else ConfigError)(message, remedy)
-
-
 # --- files ----------------------------------------------------------------------------------------------------------
 
 
-def _from_file(path: Path, public_because: str | None, private: bool, population: Population) -> Start:
+def _from_file(path: Path, public_because: str | None, method: FederatedMethod, private: bool,
+               population: Population) -> Start:  # fmt: skip
     if private and public_because is None:
         raise PrivacyError(f"a private run cannot start from {str(path)!r}: nothing says that it is public.",
                            "Say with --public-start why it tells nothing about the people in this population.")
-    return _start(_read_arrays(path), repr(path.name), population.features, {
+    return _start(_read_arrays(path), repr(path.name), method, population, {
         "kind": "file", "from": str(path.resolve()), "name": path.name, "population_id": None, "private": False,
         "public_because": public_because,
     })  # fmt: skip
@@ -168,12 +174,8 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
     try:
         with zipfile.ZipFile(path) as archive:
             if sum(item.file_size for item in archive.infolist()) > LARGEST_FILE:
-                raise ConfigError(f"{str(path)!r} holds more than {LARGEST_FILE} bytes.", "Give fewer centres.")
+                raise ConfigError(f"{str(path)!r} holds more than {LARGEST_FILE} bytes.", "Give smaller ones.")
         with np.load(path, allow_pickle=False) as archive:
-            unknown = sorted(set(archive.files) - set(NAMES))
-            if unknown or "centres" not in archive.files:
-                raise ConfigError(f"{str(path)!r} holds the arrays {', '.join(archive.files) or 'none'}.",
-                                  "It needs centres (k, d), and may have a mean (d,) and counts (k,); no others.")
             return {name: archive[name] for name in archive.files}
     except OSError as error:
         raise ConfigError(f"cannot read {str(path)!r}: {error.strerror or error}.") from None
@@ -185,40 +187,11 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
 # --- what both must be ----------------------------------------------------------------------------------------------
 
 
-def _start(arrays: Mapping[str, np.ndarray], what: str, features: int, record: dict) -> Start:
-    checked = checked_arrays(arrays, what, features)
+def _start(arrays: Mapping[str, np.ndarray], what: str, method: FederatedMethod, population: Population,
+           record: dict) -> Start:  # fmt: skip
+    checked = method.checked_start(arrays, what, population.features)
     shapes = {name: list(value.shape) for name, value in checked.items()}
     return Start(checked, {**record, "arrays": shapes, "sha256": digest_of(checked)})
-
-
-def checked_arrays(arrays: Mapping[str, np.ndarray], what: str, features: int) -> dict[str, np.ndarray]:
-    """The arrays as float64, rows renormalised. Raises ConfigError unless they are histograms over so many tokens."""
-    for name, value in arrays.items():
-        if value.dtype.kind not in "iuf":
-            raise ConfigError(f"{name} of {what} are {value.dtype}, not numbers.")
-    values = {name: np.asarray(value, np.float64) for name, value in arrays.items()}
-    k = len(values["centres"]) if values["centres"].ndim == 2 else 0
-    shapes = {"centres": (k, features), "mean": (features,), "counts": (k,)}
-    for name, value in values.items():
-        if value.shape != shapes[name] or not 1 <= k <= MOST_CENTRES:
-            raise ConfigError(
-                f"{name} of {what} have the shape {value.shape}; the population has {features} tokens.",
-                f"centres are (k, {features}) with k from 1 to {MOST_CENTRES}, the mean ({features},), counts (k,).",
-            )
-        if not np.all(np.isfinite(value)) or np.any(value < 0):
-            raise ConfigError(f"{name} of {what} have entries that are negative, infinite or not numbers.")
-        if name != "counts":
-            sums = value.sum(axis=-1)
-            if np.any(np.abs(sums - 1) > SUM_TOLERANCE):
-                raise ConfigError(f"{name} of {what} are no histograms: a row sums to {_worst(sums):.6g}, not to 1.",
-                                  "Divide every row by its sum.")  # fmt: skip
-            values[name] = value / sums[..., None]
-    return values
-
-
-def _worst(sums: np.ndarray) -> float:
-    sums = np.atleast_1d(sums)
-    return float(sums[np.argmax(np.abs(sums - 1))])
 
 
 def digest_of(arrays: Mapping[str, np.ndarray]) -> str:
@@ -232,10 +205,10 @@ def digest_of(arrays: Mapping[str, np.ndarray]) -> str:
 
 def in_words(record: Mapping) -> str:
     """One sentence for the privacy statement."""
-    source = f"the centres of run {record['name']!r}" if record["kind"] == "run" else f"the file {record['name']!r}"
+    source = f"what run {record['name']!r} released" if record["kind"] == "run" else f"the file {record['name']!r}"
     source += f" (SHA-256 {record['sha256'][:16]})"
     if record["public_because"] is not None:
         return f"{source}, declared public because: {record['public_because']}"
     if record["private"]:
-        return f"{source}, which were paid for in that run, from the budget of population {record['population_id']}"
+        return f"{source}, which was paid for in that run, from the budget of population {record['population_id']}"
     return source

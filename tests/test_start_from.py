@@ -8,10 +8,11 @@ import pytest
 
 from fedcore.engine import InProcessBackend
 from fedcore.errors import ConfigError, PrivacyError, RunError, RunNotFound
+from fedcore.histograms.given import checked_arrays
 from fedcore.methods import METHODS
 from fedcore.runs import Run, load_run, read_values, write_values
 from fedcore.session import START_FILE, TrainRequest, abandon, check, ending, resume, start
-from fedcore.starts import checked_arrays, in_words, previous_run
+from fedcore.starts import in_words, previous_run
 from tests.command import fedcore, private_population, works
 from tests.conftest import small_counts, write_counts
 
@@ -81,7 +82,7 @@ def test_a_private_run_goes_on_where_a_private_run_ended(private, tmp_path):
     assert (said["kind"], said["name"], said["private"], said["population_id"]) == ("run", "first", True, population.id)
     assert said["public_because"] is None and said["arrays"]["centres"] == [2, FEATURES]
     text = statement(run)["text"]
-    assert "Start: the centres of run 'first'" in text and "paid for in that run" in text
+    assert "Start: what run 'first' released" in text and "paid for in that run" in text
     assert statement(run)["private"] and "Start" not in statement(first)["text"]
     assert ledger.verify(population.id).rho_reserved == 0
 
@@ -144,7 +145,7 @@ def test_a_run_without_a_clustering_round_will_not_do(private, tmp_path):
     session.training.step()
     session.close()
     abandon(session.run.path)
-    with pytest.raises(PrivacyError, match="has not finished a round"):
+    with pytest.raises(ConfigError, match="has not finished a round"):
         check(request_for(population, tmp_path, start_from=str(session.run.path)))
 
 
@@ -388,7 +389,7 @@ def test_the_command_line_starts_from_runs_and_files(private, tmp_path, file):
 def test_in_words():
     record = {"kind": "run", "name": "a", "sha256": "0" * 64, "private": False, "public_because": None,
               "population_id": "p"}  # fmt: skip
-    assert in_words(record) == f"the centres of run 'a' (SHA-256 {'0' * 16})"
+    assert in_words(record) == f"what run 'a' released (SHA-256 {'0' * 16})"
 
 
 def test_old_runs_resume_without_start_and_relation(private, tmp_path):

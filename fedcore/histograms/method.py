@@ -10,7 +10,7 @@ import numpy as np
 
 from fedcore.aggregation import Statistics
 from fedcore.errors import ConfigError
-from fedcore.histograms import baselines, ifca, private, published, warm
+from fedcore.histograms import baselines, given, ifca, private, published, warm
 from fedcore.histograms.config import HistogramsConfig
 from fedcore.histograms.personal import personalise
 from fedcore.histograms.state import HistogramsState
@@ -92,6 +92,14 @@ class Histograms:
 
     def server_update(self, state: HistogramsState, result: Mapping[str, Any]) -> tuple[HistogramsState, RoundInfo]:
         return self._pipeline.server_update(self._config(state), state, result)
+
+    def as_start(self, state: HistogramsState) -> dict[str, np.ndarray]:
+        """Centres, mean and counts."""
+        return given.start_of(state)
+
+    def checked_start(self, arrays: Mapping[str, np.ndarray], what: str, features: int) -> dict[str, np.ndarray]:
+        """Histograms over so many tokens, renormalised."""
+        return given.checked_arrays(arrays, what, features)
 
     def personalise(self, state: HistogramsState, block: ClientBlock, memory: Memory | None) -> ClientOutputs:
         """Per client: estimate (C, d) float32, cluster (C,) int32 (-1: no tokens), weight (C,) float64."""

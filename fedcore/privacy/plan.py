@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
+from fractions import Fraction
 from typing import Literal
 
 import numpy as np
@@ -51,8 +52,10 @@ class PlannedRelease:
 
     @property
     def scale(self) -> float:
-        """Scale of the noise in grid units."""
-        return self.noise_multiplier * self.sensitivity
+        """Scale of the noise in grid units, rounded up: never less noise than the price is for."""
+        product = self.noise_multiplier * self.sensitivity
+        exact = Fraction(self.noise_multiplier) * self.sensitivity
+        return product if Fraction(product) >= exact else math.nextafter(product, math.inf)
 
     @property
     def cells(self) -> int:

@@ -2,7 +2,9 @@
 
 import itertools
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
@@ -97,3 +99,32 @@ def test_floors_shrink_with_a_large_vocabulary():
     large = config.for_vocabulary(50_000)
     assert large.centre_floor == pytest.approx(config.centre_floor / 50)
     assert large.clip == config.clip and large.prior_tokens == config.prior_tokens
+
+
+@pytest.mark.parametrize("given, config, expected", [
+    (10, {}, Sizes(2, 10, 10, 0, 0.3)),  # a warm start
+    (4, {}, Sizes(2, 4, 4, 0, 0.3)),  # what is given goes on
+    (4, {"clusters": 6}, Sizes(8, 6, 6, 0, 0.3)),  # two have to find their place
+    (12, {}, Sizes(8, 10, 12, 4, 0.3)),
+    (500, {}, Sizes(8, 10, 30, 4, 0.3)),  # votes choose
+    (500, {"overseed": 20}, Sizes(8, 10, 20, 4, 0.3)),
+    (500, {"rounds": 2}, Sizes(2, 10, 10, 0, 0.3)),  # no time to merge, so votes choose ten
+    (10, {"rounds": 5}, Sizes(5, 10, 10, 0, 0.3)),
+])  # fmt: skip
+def test_sizes_of_a_run_from_given_centres(given, config, expected):
+    public = replace(facts(1000, rho=2.0, nominal=100_000), start={"centres": np.full((given, 1000), 1e-3)})
+    assert sizes_of(HistogramsConfig(**config), public) == expected
+
+
+def test_fewer_tokens_count_as_a_smaller_vocabulary():
+    public = facts(10_000, rho=0.05, nominal=20_000)
+    assert sizes_of(HistogramsConfig(reduction="frequency", keep=999), public) == sizes_of(
+        HistogramsConfig(), facts(1000, rho=0.05, nominal=20_000)
+    )
+
+
+def test_replace_one_counts_as_half_the_budget():
+    public = facts(1000, rho=0.05, nominal=20_000)
+    assert sizes_of(HistogramsConfig(), replace(public, relation="replace_one")) == sizes_of(
+        HistogramsConfig(), replace(public, rho=0.025)
+    )

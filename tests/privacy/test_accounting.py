@@ -133,3 +133,10 @@ def test_rounded_sums_enclose_the_exact_one(values):
     exact = exact_sum(values)
     assert Fraction(rounded_down(exact)) <= exact <= Fraction(rounded_up(exact))
     assert rounded_up(exact) <= np.nextafter(rounded_down(exact), np.inf)
+
+
+@given(st.floats(1e-3, 1e6), st.integers(1, 2**40))
+def test_the_noise_of_a_planned_release_is_never_less_than_its_price(multiplier, sensitivity):
+    planned = PlannedRelease("r", 1, (1,), sensitivity, multiplier, "", "")
+    assert Fraction(planned.scale) >= Fraction(multiplier) * sensitivity
+    assert Fraction(sensitivity) ** 2 / (2 * Fraction(planned.scale) ** 2) <= Fraction(planned.rho)

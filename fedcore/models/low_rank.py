@@ -1,0 +1,181 @@
+"""Nuclear-norm penalised M-steps: argmin over theta (J, L) of sum Psi(theta) - <s, theta> + lam ||theta||_*.
+
+Psi is the log-partition function of a natural exponential family, elementwise. For the Gaussian the minimiser is a
+soft-thresholded singular value decomposition (Cai, Candes, Shen 2010, theorem 2.1). For Poisson and Bernoulli the
+curvature exp(theta) of the cells may differ by orders of magnitude, and proximal gradient steps alone would crawl. So
+two things alternate until a proximal step moves nothing any more:
+
+- accelerated proximal gradient steps with backtracking (Beck, Teboulle 2009), restarted where the momentum points
+  uphill (O'Donoghue, Candes 2015). They find the rank;
+- Newton steps on the factors of theta = U V', where the norm is (|U|^2 + |V|^2) / 2 (Srebro, Rennie, Jaakkola 2004),
+  by truncated conjugate gradients, preconditioned by the ridge regressions of one row or column at a time.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from scipy.special import expit
+
+Family = Literal["gaussian", "poisson", "bernoulli"]
+FAMILIES = ("gaussian", "poisson", "bernoulli")
+TOLERANCE = 1e-10  # of the gradient mapping, relative to the statistic
+CYCLES = 60
+PROXIMAL_STEPS = (8, 16, 32)  # in the first cycle, the second, and every later one
+NEWTON_STEPS = 15  # in a cycle, at most
+INNER_STEPS = 200  # of conjugate gradients in a Newton step, at most
+
+
+def log_partition(family: Family, theta: np.ndarray) -> np.ndarray:
+    """Psi(theta), elementwise: theta^2/2, exp theta, ln(1 + exp theta)."""
+    if family == "gaussian":
+        return 0.5 * theta * theta
+    if family == "poisson":
+        return np.exp(theta)
+    return np.logaddexp(0.0, theta)
+
+
+def mean(family: Family, theta: np.ndarray) -> np.ndarray:
+    """Psi'(theta): the expected entry."""
+    if family == "gaussian":
+        return np.array(theta, np.float64)
+    return np.exp(theta) if family == "poisson" else expit(theta)
+
+
+def soft_threshold(x: np.ndarray, threshold: float, rank: int | None = None) -> np.ndarray:
+    """U (D - threshold)_+ V' of x = U D V', at most `rank` singular values kept."""
+    u, values, v = np.linalg.svd(x, full_matrices=False)
+    kept = np.maximum(values[:rank] - threshold, 0.0)
+    k = int(np.count_nonzero(kept))
+    return (u[:, :k] * kept[:k]) @ v[:k]
+
+
+def nuclear_norm(x: np.ndarray) -> float:
+    return float(np.linalg.svd(x, compute_uv=False).sum())
+
+
+def minimise(family: Family, s: np.ndarray, lam: float, rank: int | None, start: np.ndarray | None) -> np.ndarray:
+    """The minimiser (J, L). start: a first guess, or None. lam > 0 unless Gaussian.
+
+    Stops when the gradient mapping (theta - prox(theta)) / step is TOLERANCE times the norm of (s, Psi'(theta)), or
+    after CYCLES. With `rank` smaller than the rank of the minimiser the problem is no longer convex, and the result may
+    depend on `start`.
+    """
+    if family == "gaussian":
+        return soft_threshold(s, lam, rank)
+    theta, step = np.zeros_like(s) if start is None else np.array(start, np.float64), 1.0
+    for cycle in range(CYCLES):
+        if cycle or start is not None:
+            theta = _newton_steps(family, s, lam, theta)
+        count = PROXIMAL_STEPS[min(cycle, len(PROXIMAL_STEPS) - 1)]
+        theta, step, done = _proximal_steps(family, s, lam, rank, theta, step, count)
+        if done:
+            break
+    return theta
+
+
+def _smooth(family: Family, s: np.ndarray, theta: np.ndarray) -> float:
+    with np.errstate(over="ignore"):
+        return float((log_partition(family, theta) - s * theta).sum())
+
+
+def _proximal_steps(family, s, lam, rank, theta, step, count) -> tuple[np.ndarray, float, bool]:
+    ahead, momentum = theta, 1.0
+    for _ in range(count):
+        expected = mean(family, ahead)
+        gradient, value = expected - s, _smooth(family, s, ahead)
+        while True:
+            new = soft_threshold(ahead - step * gradient, step * lam, rank)
+            move = new - ahead
+            square = float(np.vdot(move, move))
+            bound = value + float(np.vdot(gradient, move)) + 0.5 * square / step
+            # near the minimiser both sides agree to rounding, which must not halve the step for ever
+            if _smooth(family, s, new) <= bound + 1e-14 * (abs(value) + abs(bound)):
+                break
+            step *= 0.5
+        scale = float(np.sqrt(np.vdot(s, s) + np.vdot(expected, expected)))
+        if np.sqrt(square) <= step * TOLERANCE * scale:
+            return new, step, True
+        if float(np.vdot(move, new - theta)) < 0.0:
+            momentum, ahead = 1.0, new
+        else:
+            following = 0.5 * (1.0 + np.sqrt(1.0 + 4.0 * momentum * momentum))
+            ahead = new + ((momentum - 1.0) / following) * (new - theta)
+            momentum = following
+        theta = new
+        step *= 1.1  # curvature may be smaller here than where the step was found
+    return theta, step, False
+
+
+def _newton_steps(family: Family, s: np.ndarray, lam: float, theta: np.ndarray) -> np.ndarray:
+    """Minimises over the factors of theta, its rank at most that of the start."""
+    u, values, v = np.linalg.svd(theta, full_matrices=False)
+    k = int(np.count_nonzero(values > 1e-14 * max(float(values[0]), 1.0)))
+    if not k:
+        return theta
+    rows = len(theta)
+    root = np.sqrt(values[:k])
+    factors = np.concatenate([u[:, :k] * root, v[:k].T * root])  # U above V
+
+    def objective(x):
+        return _smooth(family, s, x[:rows] @ x[rows:].T) + 0.5 * lam * float(np.vdot(x, x))
+
+    value = objective(factors)
+    for _ in range(NEWTON_STEPS):
+        left, right = factors[:rows], factors[rows:]
+        product = left @ right.T
+        expected = mean(family, product)
+        residual = expected - s
+        gradient = lam * factors + np.concatenate([residual @ right, residual.T @ left])
+        size = float(np.linalg.norm(gradient))
+        if size <= 0.01 * TOLERANCE * lam * float(np.linalg.norm(factors)):
+            break
+        curvature = expected if family == "poisson" else expected * (1.0 - expected)
+        direction = _newton_direction(curvature, residual, left, right, lam, gradient, size)
+        slope, length = float(np.vdot(gradient, direction)), 1.0
+        while length > 1e-10:
+            new = factors + length * direction
+            new_value = objective(new)
+            if new_value <= value + 1e-4 * length * slope + 1e-14 * abs(value):
+                break
+            length *= 0.5
+        else:
+            break
+        factors, value = new, new_value
+    return factors[:rows] @ factors[rows:].T
+
+
+def _newton_direction(curvature, residual, left, right, lam, gradient, size) -> np.ndarray:
+    """Truncated conjugate gradients on the Hessian of the factored objective; stops at negative curvature."""
+    rows, k = len(left), left.shape[1]
+    ridge = lam * np.eye(k)
+    outer_right = (right[:, :, None] * right[:, None, :]).reshape(-1, k * k)
+    outer_left = (left[:, :, None] * left[:, None, :]).reshape(-1, k * k)
+    blocks = np.concatenate([curvature @ outer_right, curvature.T @ outer_left]).reshape(-1, k, k) + ridge
+    inverse = np.linalg.inv(blocks)
+
+    def hessian(x):
+        a, b = x[:rows], x[rows:]
+        weighted = curvature * (a @ right.T + left @ b.T)
+        return lam * x + np.concatenate([weighted @ right + residual @ b, weighted.T @ left + residual.T @ a])
+
+    direction, rest = np.zeros_like(gradient), -gradient
+    solved = (inverse @ rest[:, :, None])[:, :, 0]
+    search, inner = solved, float(np.vdot(rest, solved))
+    # the forcing term makes the outer steps converge quadratically without solving the first ones to no purpose
+    forcing = min(0.1, size / (1.0 + size)) * size
+    for step in range(INNER_STEPS):
+        image = hessian(search)
+        bend = float(np.vdot(search, image))
+        if bend <= 0.0:
+            return search if step == 0 else direction
+        length = inner / bend
+        direction = direction + length * search
+        rest = rest - length * image
+        if float(np.linalg.norm(rest)) <= forcing:
+            break
+        solved = (inverse @ rest[:, :, None])[:, :, 0]
+        following = float(np.vdot(rest, solved))
+        search, inner = solved + (following / inner) * search, following
+    return direction

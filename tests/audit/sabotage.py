@@ -1,0 +1,133 @@
+"""Builds that break a promise, for the audits to catch. Each wraps or replaces product code from outside."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+
+from fedcore.aggregation import IntegerSum
+from fedcore.histograms import Histograms, private
+from fedcore.population.blocks import segment_sums
+from fedcore.privacy.grid import grid_step
+from fedcore.rounds import RoundInfo
+
+
+@contextmanager
+def no_clip():
+    """Clients contribute their whole whitened histogram, whatever its norm."""
+
+    def unclipped(block, whitening, clip):
+        totals = np.repeat(np.maximum(block.totals, 1.0), np.diff(block.indptr))
+        return np.trunc(block.data / totals * whitening[block.indices] / grid_step(clip))
+
+    with mock.patch.object(private, "clipped_on_grid", unclipped):
+        yield
+
+
+@contextmanager
+def clip_of_the_leaf():
+    """The clip is shared out over a leaf: a client's part depends on who else is there."""
+    kept = private.clipped_on_grid
+
+    def shared(block, whitening, clip):
+        return np.trunc(kept(block, whitening, clip) / max(1, np.count_nonzero(block.totals)))
+
+    with mock.patch.object(private, "clipped_on_grid", shared):
+        yield
+
+
+@contextmanager
+def balanced_cells():
+    """Clients go to cells in turn, so that a newcomer moves those after it."""
+    with mock.patch.object(private, "assign", lambda block, logs: np.arange(block.clients) % logs.shape[1]):
+        yield
+
+
+@contextmanager
+def rounded_up():
+    """Grid values are rounded away from zero, so that a row at the clip leaves the bound by a hair."""
+
+    def away(block, whitening, clip):
+        kept = whitening[block.indices] * block.data
+        norms = np.sqrt(np.repeat(segment_sums(kept * kept, block.indptr), np.diff(block.indptr)))
+        return np.ceil(kept / norms * clip / grid_step(clip)) if len(kept) else kept
+
+    with mock.patch.object(private, "clipped_on_grid", away):
+        yield
+
+
+@contextmanager
+def precision_of_the_block():
+    """Scores in the precision that the block is stored in, which one client with a huge count changes for all."""
+    with mock.patch.object(private, "own_cells", private.assign):
+        yield
+
+
+KERNELS = {
+    "no clip": no_clip, "clip of the leaf": clip_of_the_leaf, "balanced cells": balanced_cells,
+    "rounded up": rounded_up, "precision of the block": precision_of_the_block,
+}  # fmt: skip
+
+
+class Counting(Histograms):
+    """Tells the exact number of clients with every round: a count released without noise, by a side door."""
+
+    clients = 0
+
+    def client_update(self, message, block, memory):
+        statistics, memory = super().client_update(message, block, memory)
+        return {**statistics, "clients": IntegerSum(np.array([block.clients]))}, memory
+
+    def quantise(self, message, statistics):
+        statistics = dict(statistics)
+        Counting.clients = int(statistics.pop("clients").value()[0])
+        return super().quantise(message, statistics)
+
+    def server_update(self, state, result):
+        state, info = super().server_update(state, result)
+        return state, RoundInfo({**info.scalars, "clients": float(Counting.clients)})
+
+
+class Careless(Histograms):
+    """Client code with a forgotten print, and a forgotten file beside other temporary ones."""
+
+    def client_update(self, message, block, memory):
+        statistics, memory = super().client_update(message, block, memory)
+        exact = [statistic.value() for statistic in statistics.values()]
+        print("sums of the leaf:", *(value.ravel().tolist() for value in exact))
+        np.savez(Path(tempfile.gettempdir()) / f"{message.release}-{block.leaf}.npz", *exact)
+        return statistics, memory
+
+
+class Telling(Histograms):
+    """Writes the largest raw sum of the round into the metrics row, as an objective would be."""
+
+    largest = 0
+
+    def quantise(self, message, statistics):
+        grid = super().quantise(message, statistics)
+        Telling.largest = max(int(value.max()) for value in grid.values())
+        return grid
+
+    def server_update(self, state, result):
+        state, info = super().server_update(state, result)
+        return state, RoundInfo({**info.scalars, "largest": float(Telling.largest)})
+
+
+class Keeping(Histograms):
+    """Keeps the raw sums in the server's state, beside the noised ones."""
+
+    sums = None
+
+    def quantise(self, message, statistics):
+        Keeping.sums = next(iter(super().quantise(message, statistics).values()))
+        return super().quantise(message, statistics)
+
+    def server_update(self, state, result):
+        state, info = super().server_update(state, result)
+        return replace(state, reseed=Keeping.sums.ravel()), info

@@ -1,0 +1,181 @@
+"""Audits of the ledger by somebody who trusts none of its code: prices are added up again from the records alone, and
+compared with other accountants.
+"""
+
+import json
+import math
+import sqlite3
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from dp_accounting import ComposedDpEvent, GaussianDpEvent, SelfComposedDpEvent
+from dp_accounting.pld import PLDAccountant
+from scipy.optimize import minimize_scalar
+
+from fedcore.engine import InProcessBackend
+from fedcore.errors import BudgetExceeded, FedcoreError, PrivacyError
+from fedcore.population.ingest import ingest
+from fedcore.population.store import Population
+from fedcore.privacy.ledger import create_ledger, default_ledger_url
+from fedcore.runs import Run
+from fedcore.session import TrainRequest, abandon, ending, resume, start
+from tests.command import private_population
+from tests.conftest import small_counts
+
+SMALL = {"clusters": 2, "rounds": 2, "nominal_clients": 1000}
+EPSILON, DELTA = 6.0, 1e-6
+
+
+def request_for(population, tmp_path, run_id, **settings) -> TrainRequest:
+    return TrainRequest(method="histograms", population=str(population.path), runs=str(tmp_path / "runs"),
+                        run_id=run_id, settings={**SMALL, **settings})  # fmt: skip
+
+
+def begin(population, tmp_path, run_id, **settings):
+    return start(request_for(population, tmp_path, run_id, **settings), InProcessBackend(), stamp="then")
+
+
+def to_end(session):
+    with ending(session):
+        while session.training.step() is not None:
+            pass
+
+
+def records_of(population) -> list[dict]:
+    """The chain as it lies in the database, read without fedcore."""
+    path = default_ledger_url().removeprefix("sqlite:///")
+    with sqlite3.connect(path) as connection:
+        columns = [row[1] for row in connection.execute("PRAGMA table_info(fedcore_records)")]
+        query = "SELECT * FROM fedcore_records WHERE population_id = ? ORDER BY seq"
+        rows = connection.execute(query, (population.id,))
+        named = [dict(zip(columns, row, strict=True)) for row in rows]
+    return [{**json.loads(row["payload"]), "kind": row["kind"], "run": row["run_id"]} for row in named]
+
+
+def epsilon_by_hand(rho: float, delta: float) -> float:
+    """min over a > 1 of a rho + (ln(1/delta) + (a - 1) ln(1 - 1/a) - ln a) / (a - 1): Canonne et al. 2020, Prop. 12."""
+
+    def at(log_excess):
+        a = 1 + math.exp(log_excess)
+        return a * rho + (math.log(1 / delta) + (a - 1) * math.log1p(-1 / a) - math.log(a)) / (a - 1)
+
+    return minimize_scalar(at, bounds=(-8, 12), method="bounded", options={"xatol": 1e-10}).fun
+
+
+def test_the_whole_life_of_a_population_adds_up(tmp_path):
+    """Runs, an interrupted one that redraws, an abandoned one, appended clients, and a refusal at the end: the charges
+    in the chain, added up in fractions, stay within what (epsilon, delta) allows by an independent conversion.
+    """
+    population, ledger = private_population(tmp_path / "p", small_counts(), epsilon=EPSILON, delta=DELTA)
+    to_end(begin(population, tmp_path, "first", epsilon=2.0))
+    session = begin(population, tmp_path, "broken", epsilon=1.0)
+    draw = session.training.publisher.noise.draw
+    session.training.publisher.noise.draw = lambda *arguments: (draw(*arguments), 1 / 0)  # drawn, and then a crash
+    with pytest.raises(ZeroDivisionError), ending(session):
+        session.training.step()
+    to_end(resume(tmp_path / "runs" / "broken", InProcessBackend()))
+    session = begin(population, tmp_path, "given-up", epsilon=1.0)
+    session.training.step()
+    session.close()
+    abandon(tmp_path / "runs" / "given-up")
+    np.save(tmp_path / "ids.npy", np.arange(3))
+    (tmp_path / "more.csv").write_text("client,token,count\nc1,2,1000000\nnew,3,5\n")
+    grown = ingest(tmp_path / "more.csv", population.path, append=True)
+    assert grown.id == population.id and grown.version == 2 and grown.n_clients == population.n_clients + 1
+    to_end(begin(grown, tmp_path, "second-version", epsilon=3.0))
+    with pytest.raises(BudgetExceeded):
+        begin(grown, tmp_path, "too-much", epsilon=5.0)
+    to_end(begin(grown, tmp_path, "the-rest"))
+
+    records = records_of(population)
+    charges = [record for record in records if record["kind"] == "charge"]
+    spent = sum((Fraction(record["rho"]) for record in charges), Fraction(0))
+    balance = ledger.verify(population.id)
+    assert Fraction(balance.rho_spent) - spent < Fraction(1, 10**15) and Fraction(balance.rho_spent) >= spent
+    assert balance.rho_reserved == 0
+    assert epsilon_by_hand(float(spent), DELTA) <= EPSILON
+    assert epsilon_by_hand(float(spent), balance.budget.delta_conv) <= EPSILON
+    assert len([record for record in charges if record["run"] == "broken"]) == 5, "the lost draw stays paid"
+    assert len([record for record in charges if record["run"] == "given-up"]) == 1, "only what was drawn is paid"
+    assert not [record for record in records if record["run"] == "too-much"]
+    published = [(record["run"], record["name"]) for record in records if record["kind"] == "publish"]
+    assert len(published) == len(set(published)) == len(charges) - 1
+    paid = [(record["run"], record["round"], record["name"]) for record in charges]
+    for number, record in enumerate(records):
+        if record["kind"] == "publish":
+            before = [r for r in records[:number] if r["kind"] == "charge" and r["name"] == record["name"]
+                      and (r["run"], r["attempt"]) == (record["run"], record["attempt"])]  # fmt: skip
+            assert len(before) == 1, "every publication was charged before, once"
+    assert len(paid) == len(set(paid)) + 1
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 5.0])
+def test_other_accountants_agree_with_the_recorded_events(tmp_path, epsilon):
+    """PLD of the recorded list (exact for the continuous normal law) is below the promise, and below our epsilon; the
+    zCDP epsilon of the statement is that of an independent conversion.
+    """
+    population, ledger = private_population(tmp_path / "p", small_counts(), epsilon=epsilon, delta=DELTA)
+    to_end(begin(population, tmp_path, "run", spare_releases=0))
+    (reserved,) = [record for record in records_of(population) if record["kind"] == "reserve"]
+    sigmas = [item["noise_multiplier"] for item in reserved["plan"]]
+    accountant = PLDAccountant()
+    accountant.compose(ComposedDpEvent([SelfComposedDpEvent(GaussianDpEvent(sigma), 1) for sigma in sigmas]))
+    pld = accountant.get_epsilon(DELTA)
+    statement = json.loads((tmp_path / "runs" / "run" / "statement.json").read_text())
+    rho = sum(1 / (2 * sigma**2) for sigma in sigmas)
+    delta = ledger.balance(population.id).budget.delta_conv
+    assert statement["rho"] == pytest.approx(rho, rel=1e-12)
+    assert statement["epsilon"] == pytest.approx(epsilon_by_hand(rho, delta), rel=1e-4)
+    assert pld < statement["epsilon"] <= epsilon
+    assert pld > 0.8 * epsilon, "and the budget is used, not merely respected"
+
+
+def test_no_data_are_opened_before_the_plan_is_reserved(tmp_path, monkeypatch):
+    population, ledger = private_population(tmp_path / "p", small_counts(), epsilon=1.0)
+    read, seen = Population.read, []
+
+    def watched(self, index, *arguments, **options):
+        seen.append(ledger.run_status("run"))
+        return read(self, index, *arguments, **options)
+
+    monkeypatch.setattr(Population, "read", watched)
+    with pytest.raises(BudgetExceeded):
+        begin(population, tmp_path, "run", epsilon=2.0)
+    assert seen == []
+    session = begin(population, tmp_path, "run")
+    assert seen == []
+    to_end(session)
+    assert seen and set(seen) == {"open"}
+
+
+def test_a_budget_for_replacement_is_not_spent_at_the_price_of_presence(tmp_path):
+    """Refused; or planned for replacement, and then with the sensitivity that replacement has."""
+    ledger = create_ledger(default_ledger_url())
+    population, _ = private_population(tmp_path / "p", small_counts(), epsilon=None)
+    ledger.set_budget(population.id, EPSILON, DELTA, relation="replace_one")
+    try:
+        session = begin(population, tmp_path, "run")
+    except PrivacyError as refusal:
+        assert "replace_one" in str(refusal)
+        assert not [record for record in records_of(population) if record["kind"] == "reserve"]
+        return
+    session.close()
+    (reserved,) = [record for record in records_of(population) if record["kind"] == "reserve"]
+    assert reserved["relation"] == "replace_one"
+    assert all(item["sensitivity"] ** 2 >= 2 * 2**32 for item in reserved["plan"] if item["name"] == "flat_mean")
+
+
+def test_nothing_is_refunded_because_a_result_was_looked_at(tmp_path):
+    """After all rounds, and before the end, the run is given up: everything that was published stays paid."""
+    population, ledger = private_population(tmp_path / "p", small_counts(), epsilon=EPSILON, delta=DELTA)
+    session = begin(population, tmp_path, "run", epsilon=2.0)
+    while session.training.step() is not None:
+        pass
+    session.close()
+    before = ledger.balance(population.id).rho_spent
+    abandon(tmp_path / "runs" / "run")
+    assert ledger.balance(population.id).rho_spent == before > 0
+    with pytest.raises(FedcoreError):
+        resume(tmp_path / "runs" / "run", InProcessBackend())
+    assert Run.open(tmp_path / "runs" / "run").status == "abandoned"

@@ -1,0 +1,122 @@
+"""Nothing raw leaves a private run: a flow with Dask workers runs in a world of its own, and everything written there
+is searched for the canary's name, its number of tokens, and the exact sums of every round.
+
+What is searched: Prefect's database and result store, its logs, stdout and stderr of flow and workers, Dask's worker
+folders (kept before every step of the server), the run's folder with its report, the ledger. Not searched: the
+population, where the data are.
+"""
+
+import base64
+import gzip
+import io
+import json
+import struct
+import zipfile
+import zlib
+
+import numpy as np
+import pytest
+from numcodecs.zstd import Zstd
+
+from fedcore.runs import Run
+from tests.audit.search import Secrets, search
+from tests.audit.world import TOKENS, canary_name, make_worlds, secrets_of
+
+METHODS = {
+    "honest": "fedcore.histograms:Histograms",
+    "careless": "tests.audit.sabotage:Careless",
+    "telling": "tests.audit.sabotage:Telling",
+    "keeping": "tests.audit.sabotage:Keeping",
+}
+DATABASE, LEDGER = "home/prefect/prefect.db", "ledger.sqlite"
+
+
+# --- the search itself ----------------------------------------------------------------------------------------------
+
+NUMBER = 1234567890123
+
+
+def zipped(data: bytes) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("member", data)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("packed", [
+    lambda data: data, lambda data: b"abc" + data + b"abc", zipped, zlib.compress, gzip.compress,
+    lambda data: bytes(Zstd().encode(data)), lambda data: b"x" * 13 + zlib.compress(data) + b"after",
+    lambda data: b'{"a": "' + base64.b64encode(zlib.compress(data + bytes(range(99)))) + b'"}',
+    lambda data: zipped(zipped(data)), lambda data: zlib.compress(data * 2000)[:-8],
+], ids=["plain", "inside", "zip", "zlib", "gzip", "zstd", "zlib inside", "base64 of zlib", "zip of zip", "cut"])
+@pytest.mark.parametrize("form", [
+    b"a person's name", b'{"x": 1234567890123}', b"[1.2e3, 1234567890123.0, 7]", b"total=1.234567890123e12;",
+    struct.pack("<q", NUMBER), struct.pack(">q", NUMBER), struct.pack("<d", NUMBER), b"-" + struct.pack(">d", NUMBER),
+])  # fmt: skip
+def test_the_search_finds_every_form_however_it_is_packed(packed, form):
+    secrets = Secrets({b"person's"}, {NUMBER})
+    assert secrets.found_in(packed(form + b"          "))
+    assert not Secrets({b"nobody"}, {NUMBER + 1}, {7.5e99}).found_in(packed(form + b"          "))
+
+
+def test_random_bytes_and_random_text_hold_no_secret():
+    """5 MB of each against 1000 numbers: a search that alarms by chance would be switched off."""
+    generator = np.random.default_rng(0)
+    secrets = Secrets({b"canary"}, set(generator.integers(2**26, 2**33, 1000).tolist()),
+                      set(generator.uniform(100, 40_000, 200).tolist()))  # fmt: skip
+    assert not secrets.found_in(generator.bytes(5_000_000))
+    assert not secrets.found_in(json.dumps(generator.uniform(0, 1e6, 250_000).tolist()).encode())
+
+
+# --- a whole world --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("worlds")
+    make_worlds(folder, METHODS)
+    return folder
+
+
+def found(worlds, world) -> dict[str, set[str]]:
+    return search(worlds, secrets_of(worlds, world), ("populations",))
+
+
+@pytest.mark.slow
+@pytest.mark.prefect
+def test_an_honest_run_leaves_nothing_raw_anywhere(worlds):
+    secrets = secrets_of(worlds, "honest")
+    assert len(secrets.in_bytes) > 50 and TOKENS in secrets.in_bytes and len(secrets.units) > 30
+    assert found(worlds, "honest") == {}
+
+
+@pytest.mark.slow
+@pytest.mark.prefect
+def test_the_search_reaches_every_place(worlds):
+    """What may be there is found by the same search: published values, and names that each place is bound to hold."""
+    run = Run.open(worlds / "runs" / "honest")
+    values = {int(value) for array in run.releases().values() for value in array.ravel()}
+    places = search(worlds, Secrets(set(), values), ("populations",))
+    assert {f"runs/honest/releases/{name}.zip" for name in run.releases()} <= places.keys()
+    assert any(name.startswith(LEDGER) for name in places)
+    places = search(worlds, Secrets({b"honest"}), ("populations",))
+    assert {"err", "runs/honest/run.json", "runs/honest/report.html"} <= places.keys()
+    assert any(name.startswith(DATABASE) for name in places)
+    assert any("worker" in path.name for path in (worlds / "kept").iterdir()), "Dask's folders of workers were seen"
+    row = run.metrics()[-1]["released_count"]
+    places = search(worlds, Secrets(real={row}), ("populations",))
+    assert {"runs/honest/metrics.jsonl"} <= places.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.prefect
+@pytest.mark.parametrize(("world", "places"), [
+    ("careless", ["out", "kept", "temporary"]),
+    ("telling", ["runs/telling/metrics.jsonl", DATABASE]),
+    ("keeping", ["runs/keeping/state"]),
+])  # fmt: skip
+def test_what_a_sabotaged_method_leaves_is_found(worlds, world, places):
+    leaks = found(worlds, world)
+    for place in places:
+        assert any(name.startswith(place) for name in leaks), (place, leaks.keys())
+    assert not any(canary_name(world) in word for words in leaks.values() for word in words)

@@ -1,0 +1,109 @@
+"""What a private run leaves depends on the data through its published values only.
+
+Two populations that differ in one client, and a noise source that publishes the same arrays for both: everything else
+that the runs leave (state, metrics, statement, report, ledger records) must then be the same, to the byte. So there is
+no branch, stopping rule, number or text that follows raw values.
+"""
+
+import hashlib
+import json
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import fedcore.engine
+import fedcore.session
+from fedcore.engine import CACHE, InProcessBackend
+from fedcore.evaluation.report import write_report
+from fedcore.methods import METHODS
+from fedcore.privacy.mechanisms import SecureNoise
+from fedcore.runs import Run, read_values
+from fedcore.session import TrainRequest, ending, start
+from tests.command import private_population
+from tests.conftest import small_counts
+
+SETTINGS = {"clusters": 2, "rounds": 4, "overseed": 4, "merge_after": 2, "epsilon": 4.0}
+IDENTIFIER = re.compile(rb"[0-9a-f]{32,64}|\"(at|started|expires|pid)\": ?[\d.]+")
+
+
+class Puppet(SecureNoise):
+    """Publishes an array that depends on the release's name alone, as if the noise had wanted it so."""
+
+    def draw(self, planned, run_key, values):
+        seed = int.from_bytes(hashlib.blake2b(planned.name.encode(), digest_size=8).digest(), "little")
+        generator = np.random.default_rng(seed)
+        return generator.integers(2**18, 2**22, values.shape) + np.rint(
+            generator.normal(0, planned.scale, values.shape)).astype(np.int64)  # fmt: skip
+
+
+def traces(folder, counts, monkeypatch) -> dict[str, object]:
+    """Everything a run on these counts leaves, by name; identifiers, times and places blanked out.
+
+    folder: its name has three letters, because the report tells the size of run.json, which holds it.
+    """
+    folder.mkdir()
+    monkeypatch.setenv("FEDCORE_LEDGER", f"sqlite:///{folder / 'ledger.sqlite'}")
+    monkeypatch.setattr(fedcore.session, "_noise", lambda test_noise: Puppet())
+    ticks = iter(range(10**6))
+    monkeypatch.setattr(fedcore.engine, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
+    CACHE.clear()
+    population, ledger = private_population(folder / "population", sp.csr_matrix(counts), leaf=4, block=64)
+    request = TrainRequest(method="histograms", population=str(population.path), runs=str(folder / "runs"),
+                           run_id="run", settings=SETTINGS)  # fmt: skip
+    session = start(request, InProcessBackend(), stamp="then")
+    with ending(session):
+        while session.training.step() is not None:
+            pass
+    write_report(Run.open(folder / "runs" / "run"), None)
+    left = {}
+    for path in sorted((folder / "runs" / "run").rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.suffix == ".zip":
+            left |= {f"{name}:{key}": _bits(value) for key, value in read_values(path).items()}
+        elif path.is_file():
+            left[name] = IDENTIFIER.sub(b"*", path.read_bytes().replace(str(folder).encode(), b"*"))
+    for record in ledger.history(population.id):
+        left[f"record {record['seq']}"] = IDENTIFIER.sub(b"*", json.dumps(record, sort_keys=True).encode())
+    left["budget"] = IDENTIFIER.sub(b"*", repr(ledger.balance(population.id)).encode())
+    return left
+
+
+def _bits(value):
+    return (value.dtype.str, value.shape, value.tobytes()) if isinstance(value, np.ndarray) else value
+
+
+def differences(one: dict, other: dict) -> set[str]:
+    return {name for name in one.keys() | other.keys() if one.get(name) != other.get(name)}
+
+
+BASE = small_counts(60, 7).toarray()
+HUGE = np.array([0, 0, 2**40, 0, 0, 1, 0])
+NEIGHBOURS = {
+    "one client more": np.vstack([BASE, HUGE]),
+    "one client fewer": BASE[:-1],
+    "another client in its place": np.vstack([BASE[:30], HUGE, BASE[31:]]),
+    "an empty client in its place": np.vstack([BASE[:30], 0 * HUGE, BASE[31:]]),
+    "another population": small_counts(57, 7, seed=9).toarray()[::-1],
+}
+
+
+@pytest.mark.parametrize("neighbour", NEIGHBOURS)
+def test_the_same_publications_leave_the_same_traces(tmp_path, monkeypatch, neighbour):
+    reference = traces(tmp_path / "one", BASE, monkeypatch)
+    assert {"runs/run/metrics.jsonl", "runs/run/report.html", "runs/run/statement.json"} <= reference.keys()
+    assert len([name for name in reference if name.startswith("record")]) > 2 * 6
+    other = traces(tmp_path / "two", NEIGHBOURS[neighbour], monkeypatch)
+    assert differences(reference, other) == set()
+
+
+@pytest.mark.parametrize(("method", "where"), [
+    ("Telling", "runs/run/metrics.jsonl"), ("Keeping", "runs/run/state/000006.zip:reseed"),
+])  # fmt: skip
+def test_a_method_that_lets_raw_values_through_is_noticed(tmp_path, monkeypatch, method, where):
+    monkeypatch.setitem(METHODS, "histograms", f"tests.audit.sabotage:{method}")
+    one, other = (traces(tmp_path / name, counts, monkeypatch)
+                  for name, counts in (("one", BASE), ("two", NEIGHBOURS["one client more"])))  # fmt: skip
+    assert where in differences(one, other)

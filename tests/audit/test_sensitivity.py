@@ -1,0 +1,122 @@
+"""One client moves no release by more than its planned sensitivity: property tests in Python's own integers.
+
+Every release of every configuration in `tests.audit.releases`, with messages of runs whose published values are
+usual, absurd, zero, or as bad for the whitening as they can be.
+"""
+
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedcore.privacy.mechanisms import _measurement
+from tests.audit.releases import CASES, PUBLISHED, in_one_cell, rounds_of, squared_distance, sums, whole
+from tests.audit.sabotage import KERNELS
+from tests.histograms.example_clients import block_of, random_counts
+
+COUNTS = st.sampled_from([0, 0, 0, 1, 1, 2, 7, 500, 2**24 + 1, 2**40, 2**50])
+
+
+@st.composite
+def neighbours(draw):
+    """(counts of the others, one client, another client in its place, where it stands, cut into leaves)."""
+    features = draw(st.integers(3, 12))  # sums of 8 and more terms are added in another order
+    even = st.sampled_from([1, 7, 500]).map(lambda count: [count] * features)  # a tie between turned centres
+    row = st.lists(COUNTS, min_size=features, max_size=features) | even
+    others = draw(st.lists(row, min_size=1, max_size=6))
+    place = draw(st.integers(0, len(others)))
+    return np.array(others), np.array(draw(row)), np.array(draw(row)), place, draw(st.integers(1, 8))
+
+
+def check(case, people, published, seed):
+    others, one, instead, place, leaf = people
+    without, alone = block_of(others), block_of(one[None])
+    with_one, replaced = (block_of(np.insert(others, place, row, axis=0)) for row in (one, instead))
+    for round in rounds_of(case, without, seed, published):
+        before, after, exchanged, own = (sums(case, round.message, b) for b in (without, with_one, replaced, alone))
+        cut = sums(case, round.message, with_one, leaf)
+        for planned in round.planned:
+            name = planned.name
+            assert squared_distance(after[name], before[name]) <= case.allowed(planned, "add_or_remove_one")
+            assert squared_distance(after[name], exchanged[name]) <= case.allowed(planned, "replace_one")
+            # what it adds depends on itself alone: nobody else moves, and its own part is the same in any company
+            assert whole(after[name] - before[name]) == whole(own[name])
+            assert whole(cut[name]) == whole(after[name]), "the cut into leaves changes nothing"
+            if in_one_cell(planned):
+                assert np.count_nonzero((after[name] != before[name]).reshape(len(after[name]), -1).any(axis=1)) <= 1
+            if not one.any():
+                assert not any(whole(own[name])), "an empty client adds nothing"
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@given(neighbours(), st.sampled_from(list(PUBLISHED)), st.integers(0, 2**31))
+@settings(max_examples=200, deadline=None)
+def test_one_client_moves_no_release_by_more_than_planned(case, people, published, seed):
+    check(case, people, published, seed)
+
+
+@pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
+def test_a_sabotaged_kernel_breaks_the_bound(kernel):
+    generator = np.random.default_rng(0)
+    with kernel(), pytest.raises(AssertionError):
+        for seed in range(200):
+            others, (one, instead) = random_counts(generator, 6, 4), random_counts(generator, 2, 4)
+            others = np.vstack([np.minimum(others, 1000), [seed + 1] * 4])
+            for case in ("clusters", "given"):
+                check(CASES[case], (others, one * 2 ** (seed % 40), instead, 2, 2), "as planned", seed)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_the_bound_is_reached_so_a_smaller_whole_number_would_be_wrong(case):
+    """By clients with one token, under addition and under replacement by clients without a common token.
+
+    With a narrow clip, which all of them reach, or with published values that leave most tokens at the metric's floor.
+    """
+    d, near = 6, {}
+    others, rows = block_of(random_counts(np.random.default_rng(0), 12, d)), np.eye(d, dtype=np.int64) * 2**40
+    narrow = replace(case, config=case.config.model_copy(update={"clip": 0.5}))
+    for shape, published in ((case, "one-sided"), (narrow, "as planned")):
+        for round in rounds_of(shape, others, published=published):
+            parts = [sums(shape, round.message, block_of([row])) for row in rows]
+            for planned in round.planned:
+                own = [part[planned.name] for part in parts]
+                exchanged = max(squared_distance(a, b) for a in own for b in own)
+                added = max(squared_distance(a, 0 * a) for a in own)
+                reached = exchanged if case.relation == "replace_one" else min(added, exchanged / case.replaced)
+                enough = min(0.999 * planned.sensitivity**2, (planned.sensitivity - 1) ** 2)
+                near[planned.name] = near.get(planned.name, False) or reached > enough
+    assert all(near.values()), near
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_a_client_that_switches_cells_moves_two_of_them_within_the_bound_for_replacement(case):
+    others, moved = random_counts(np.random.default_rng(1), 12, 6), []
+    rows = np.eye(6, dtype=np.int64) * 9 + 1
+    for seed in range(3):
+        for round in rounds_of(case, block_of(others), seed):
+            parts = [sums(case, round.message, block_of(row[None])) for row in rows]
+            for planned in round.planned:
+                for part in parts:
+                    change = part[planned.name] - parts[0][planned.name]
+                    assert squared_distance(change, 0 * change) <= case.allowed(planned, "replace_one")
+                    if in_one_cell(planned):
+                        moved.append(np.count_nonzero(change.reshape(len(change), -1).any(axis=1)))
+    most = max(p.shape[0] for p in case.method.plan(case.public(6)) if in_one_cell(p) or p.shape[0] == 1)
+    assert max(moved, default=1) == min(2, most), "some pair of rows lies in two cells, and none in more"
+
+
+@given(st.sampled_from(list(CASES)), st.floats(1e-8, 1e3))
+@settings(max_examples=50, deadline=None)
+def test_the_charged_price_covers_the_noise_that_is_drawn(name, rho):
+    """The planned scale, in fractions, costs the charged rho up to its own rounding; and what is drawn with costs no
+    more than the charge by OpenDP's map, which rounds upwards: the mechanism widens the scale by its last digits.
+    """
+    case = CASES[name]
+    for planned in case.method.plan(case.public(5, rho)):
+        exact = Fraction(planned.sensitivity) ** 2 / (2 * Fraction(planned.scale) ** 2)
+        assert exact <= Fraction(planned.rho) * (1 + Fraction(1, 2**50))
+        drawn = _measurement(planned.name, planned.sensitivity, planned.scale, planned.rho)
+        assert drawn.map(float(planned.sensitivity)) <= planned.rho
