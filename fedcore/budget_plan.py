@@ -110,7 +110,8 @@ def noise_loss(sigma: float, clip: float, features: int, clients: float, pooled:
 
     Before shrinkage, which saves a part of it. sum(w / P) is not known beforehand and set to its largest value, d: for
     w ~ P sqrt(1 / m_eff + P) it is d where all tokens are equally frequent, and less otherwise (Chebyshev's sum
-    inequality). sigma: noise multiplier times the spread of the relation. pooled: two rounds are added, which halves it.
+    inequality). sigma: noise multiplier times the spread of the relation. pooled: two rounds are added, which halves
+    the loss.
     """
     return (clip * sigma) ** 2 * features / (2 * clients**2) / (2 if pooled else 1)
 

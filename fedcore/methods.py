@@ -11,6 +11,7 @@ from fedcore.rounds import FederatedMethod
 
 METHODS = {
     "histograms": "fedcore.histograms:Histograms",
+    "federated_em": "fedcore.federated_em:FederatedEM",
 }
 
 

@@ -1,0 +1,254 @@
+"""Settings of the method `federated_em`: one validated model for the TOML file, the command line and the flow."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+COUNT_MODELS = ("poisson", "multinomial", "bernoulli")
+TABLES = ("gaussian_tables", "poisson_tables", "bernoulli_tables")
+ROUNDS, PRIVATE_ROUNDS = 100, 30
+PRIVATE_GAMMA = 0.5
+BATCH_GAMMA = 0.3  # an upper bound: the noise of a batch does not die with the compression's
+
+
+class FederatedEMConfig(BaseModel):
+    """FedEM and VR-FedEM (Dieuleveut, Fort, Moulines, Robin 2021), their special cases, and a private variant.
+
+    None means "by the algorithm"; each description says what that is.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    algorithm: Literal["fedem", "vr-fedem", "em", "naive", "private"] = Field(
+        "fedem",
+        description="fedem: compressed differences to client memories (Algorithm 1); vr-fedem: with variance reduction "
+        "(Algorithm 2); em: exact, uncompressed; naive: compressed without memories, a baseline; private: clipped "
+        "statistics with noise, without memories",
+    )
+
+    # the model
+    model: Literal["gaussian", "regression", "poisson", "multinomial", "bernoulli", "gaussian_imputer",
+                   "gaussian_tables", "poisson_tables", "bernoulli_tables"] = Field(
+        "gaussian",
+        description="mixture of Gaussians, of linear regressions (the response is the last column), or of Poisson, "
+        "multinomial or Bernoulli counts; one Gaussian with missing entries; one low-rank table behind incomplete ones",
+    )  # fmt: skip
+    kind: Literal["rows", "counts"] = Field(
+        "rows", description="population that is read; counts (a client's token counts are its only row) is for "
+        "poisson, multinomial and bernoulli",
+    )  # fmt: skip
+    components: int = Field(3, ge=1, le=1000, description="components G of a mixture")
+    covariance: Literal["full", "tied", "diag", "spherical", "known"] = Field(
+        "full", description="covariances of the model gaussian: one each, one for all, only variances, one variance; "
+        "known: the identity, for rows that are whitened already",
+    )  # fmt: skip
+    regularisation: float = Field(
+        1e-3, ge=0, le=10,
+        description="penalty of the model, as a share of the data: of the pooled variances, added to scatters; of rows "
+        "with the mean counts, added to count models; ridge of regressions",
+    )  # fmt: skip
+    pseudo_counts: float = Field(
+        0.0, ge=0, le=1e6, description="a of the penalty -a log of the weights of Gaussians and regressions"
+    )
+    rank: int | None = Field(
+        None, ge=1, le=10_000, description="largest rank of the table behind tables, or factors of gaussian_imputer; "
+        "None: no limit",
+    )  # fmt: skip
+    table_rows: int | None = Field(
+        None, ge=1, description="rows of a table: so many consecutive rows of the population are one table"
+    )
+    nuclear_penalty: float = Field(0.5, gt=0, le=1e9, description="lambda of the tables' penalty lambda ||theta||_*")
+    standardise: bool = Field(
+        True, description="subtract the column means and divide by the standard deviations before the model sees rows "
+        "(gaussian, regression, gaussian_imputer); in a private run by the public centre and scale of the start",
+    )  # fmt: skip
+
+    # messages
+    codec: Literal["identity", "dithering", "block", "rand-k"] | None = Field(
+        None, description="compressor of messages; block: one level and a norm for each part of the statistic; None: "
+        "dithering, but identity for em and private",
+    )  # fmt: skip
+    norm: Literal["1", "2", "inf"] = Field("2", description="norm r of dithering and of block quantisation")
+    levels: int = Field(4, ge=1, le=2**20, description="levels s of dithering")
+    norms_by_part: bool = Field(
+        True, description="dithering: a norm for each part of the statistic (weights; means ...), not one for all of it"
+    )
+    kept: int | None = Field(None, ge=1, description="entries k that rand-k keeps; None: an eighth")
+
+    # clients
+    participation: float = Field(1.0, gt=0, le=1, description="expected share p of clients in a round")
+    sampling: Literal["bernoulli", "fixed"] = Field(
+        "bernoulli", description="every client by its own coin, or exactly the share p of all clients, drawn uniformly"
+    )
+    batch: int | None = Field(
+        None, ge=1, le=1_000_000, description="rows that a client draws in a round, with replacement; None: all its "
+        "rows, for vr-fedem the square root of half its mean rows over 1 + omega",
+    )  # fmt: skip
+    inner_rounds: int | None = Field(
+        None, ge=2, le=1_000_000, description="vr-fedem: rounds between two full passes; None: batch (1 + omega)^2"
+    )
+    weights: Literal["rows", "clients"] | None = Field(
+        None, description="weight of a client in the objective: its share of the rows, or one vote each; None: rows, "
+        "in a private run clients",
+    )  # fmt: skip
+
+    # steps
+    rounds: int | None = Field(
+        None, ge=1, le=1_000_000, description=f"rounds; None: {ROUNDS}, in a private run {PRIVATE_ROUNDS}"
+    )
+    alpha: float | None = Field(
+        None, ge=0, le=1, description="rate at which memories follow the messages; None: 1 / (1 + omega)"
+    )
+    gamma: float | None = Field(
+        None, gt=0, le=2,
+        description="step in the space of statistics; None: min(1, p sqrt(n) / (2 (1 + omega) sqrt(omega_p))), at most "
+        f"{BATCH_GAMMA} with batches, halved when steps are often cut back; {PRIVATE_GAMMA} in a private run",
+    )  # fmt: skip
+    gamma_decay: float | None = Field(
+        None, gt=0, description="k0 of the decreasing step gamma / (1 + k / k0); None: constant"
+    )
+    memory_start: Literal["zero", "full"] | None = Field(
+        None, description="first memories: zero, or the exact field at the start (one uncompressed message for each "
+        "client); None: full where there are memories",
+    )  # fmt: skip
+    margin: float = Field(
+        1e-9, ge=0, lt=1, description="a step is halved until the statistic is inside the model's domain by this margin"
+    )
+
+    # start and end
+    start: Literal["kmeans++", "random", "given"] | None = Field(
+        None, description="first centres: rows drawn far from each other, rows drawn uniformly, or parameters given "
+        "from outside; None: kmeans++, in a private run given",
+    )  # fmt: skip
+    cluster_rounds: int = Field(
+        3, ge=1, le=1000, description="passes of k-means from those rows before the mixture starts from the clusters"
+    )
+    restarts: int = Field(1, ge=1, le=100, description="starts that are tried side by side by plain EM steps")
+    trial_rounds: int = Field(10, ge=1, le=1000, description="EM steps of each start before the best one is taken")
+    monitor_every: int | None = Field(
+        None, ge=1, description="rounds between two looks at the objective, which cost a pass each; None: 10, or never "
+        "in a private run",
+    )  # fmt: skip
+    tolerance: float = Field(
+        0.0, ge=0, description="the run ends when the objective falls by less than this per round between two looks at "
+        "it; 0: all rounds are made",
+    )  # fmt: skip
+
+    # privacy
+    epsilon: float | None = Field(
+        None, gt=0, le=100, description="this run's share of the population's budget; None: all that is left"
+    )
+    nominal_clients: int | None = Field(
+        None, ge=1, description="private: the public number of clients that sums are divided by; None: as declared"
+    )
+    spare_releases: int = Field(
+        1, ge=0, le=10, description="releases that are reserved beyond the plan, to redo one lost in a crash"
+    )
+    clip: float = Field(3.0, gt=0, le=1e6, description="private: L2 clip C of a client's scaled statistic minus S_k")
+    record_bound: float | None = Field(
+        None, gt=0, le=1e9, description="private: L2 bound of a standardised row; None: 3 sqrt(columns)"
+    )
+
+    @property
+    def private(self) -> bool:
+        return self.algorithm == "private"
+
+    @property
+    def variance_reduced(self) -> bool:
+        return self.algorithm == "vr-fedem"
+
+    @property
+    def unit(self) -> int:
+        """Rows of the population that are one observation: those of a table, else 1."""
+        return self.table_rows or 1
+
+    @property
+    def all_rounds(self) -> int:
+        return self.rounds or (PRIVATE_ROUNDS if self.private else ROUNDS)
+
+    @property
+    def codec_name(self) -> str:
+        return self.codec or ("identity" if self.algorithm in ("em", "private") else "dithering")
+
+    @property
+    def start_name(self) -> str:
+        return self.start or ("given" if self.private else "kmeans++")
+
+    @property
+    def look_every(self) -> int:
+        return self.monitor_every or 10
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether a client weighs as much as its rows."""
+        return self.weights != "clients" and not self.private
+
+    @property
+    def memories(self) -> bool:
+        """Whether a pass gives the memories their first values, if there are memories."""
+        return self.memory_start != "zero" and self.algorithm in ("fedem", "vr-fedem")
+
+    def memory_rate(self, omega: float) -> float:
+        """alpha."""
+        if self.algorithm == "naive":
+            return 0.0
+        return 1 / (1 + omega) if self.alpha is None else self.alpha
+
+    def step(self, omega: float, effective_clients: float) -> float:
+        """gamma_0: the given one, or the practical rule with omega_p = omega + (1 + omega)(1 - p) / p."""
+        if self.gamma is not None:
+            return self.gamma
+        if self.private:
+            return PRIVATE_GAMMA
+        p = self.participation
+        omega_p = omega + (1 + omega) * (1 - p) / p
+        rule = 1.0
+        if omega_p > 0:
+            rule = min(1.0, 0.5 * p * math.sqrt(effective_clients) / ((1 + omega) * math.sqrt(omega_p)))
+        return min(rule, BATCH_GAMMA) if self.batch is not None and not self.variance_reduced else rule
+
+    @model_validator(mode="after")
+    def _settings_agree(self) -> Self:
+        for wrong, text in (*self._of_the_model(), *self._of_the_algorithm(), *self._of_privacy()):
+            if wrong:
+                raise ValueError(text)
+        return self
+
+    def _of_the_model(self):
+        tables = self.model in TABLES
+        return (
+            (self.kind == "counts" and self.model not in COUNT_MODELS,
+             f'kind = "counts" is for {", ".join(COUNT_MODELS)}; {self.model} reads rows'),
+            (tables != (self.table_rows is not None), "table_rows is needed for tables, and for nothing else"),
+        )  # fmt: skip
+
+    def _of_the_algorithm(self):
+        exact = self.algorithm == "em"
+        return (
+            (exact and (self.codec_name != "identity" or self.participation < 1 or self.batch is not None),
+             'algorithm = "em" is exact: it takes no codec, participation or batch; choose "fedem"'),
+            (self.variance_reduced and self.participation < 1, "vr-fedem needs all clients in every round"),
+            (self.inner_rounds is not None and not self.variance_reduced, "inner_rounds is for vr-fedem"),
+            (self.kept is not None and self.codec_name != "rand-k", 'kept is for codec = "rand-k"'),
+            (self.algorithm == "naive" and (self.alpha or self.memory_start == "full"),
+             "the naive variant keeps no memories: it takes neither alpha nor memory_start"),
+        )  # fmt: skip
+
+    def _of_privacy(self):
+        if not self.private:
+            return ((self.epsilon is not None, f'epsilon is for algorithm = "private", not {self.algorithm!r}'),)
+        return (
+            (self.kind != "rows" or self.model in TABLES, "a private run reads rows, not counts or tables"),
+            (self.start_name != "given", 'a private run starts from public parameters: start = "given"'),
+            (self.codec_name != "identity", "a private run sends sums, not compressed messages: no codec"),
+            (self.participation < 1, "a private run asks all clients: sampling is not accounted for"),
+            (self.batch is not None, "a private run uses all rows of a client: no batch"),
+            (self.memory_start == "full" or bool(self.alpha), "a private run keeps no memories"),
+            (self.monitor_every is not None or self.tolerance > 0,
+             "a private run may not look at the objective: no monitor_every, no tolerance"),
+            (self.restarts > 1, "a private run cannot compare starts"),
+            (self.weights == "rows", 'a private run counts each client once: weights = "clients"'),
+        )  # fmt: skip

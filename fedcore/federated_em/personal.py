@@ -1,0 +1,51 @@
+"""What each client is given: the components of its own rows, or its completed rows, under the shared parameters."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedcore.errors import RunError
+from fedcore.federated_em import families
+from fedcore.federated_em.config import FederatedEMConfig
+from fedcore.federated_em.leaf import LeafRows, rows_of
+from fedcore.federated_em.server import scaling
+from fedcore.federated_em.state import FederatedEMState
+from fedcore.population.blocks import ClientBlock, segment_sums
+from fedcore.rounds import ClientOutputs
+
+
+def personalise(config: FederatedEMConfig, state: FederatedEMState, block: ClientBlock) -> ClientOutputs:
+    """One row for each client of a leaf.
+
+    log_likelihood: (C,) float64 mean over its rows, nats, in standardised units; NaN without rows
+    mixtures:       responsibilities (C, G) float64, the mean over its rows, NaN without rows; component (C,) int32, the
+                    largest of them, -1 without rows
+    other models:   imputed, the mean of its completed rows in the units of the data, NaN without rows: (C, d) float64,
+                    or (C, J, L) of its completed tables
+    """
+    if not len(state.theta):
+        raise RunError("the run stopped before it had parameters.", "Resume it first.")
+    leaf = rows_of(block, scaling(state), config.unit)
+    theta, model = state.parameters(), families.model_of(config, scaling(state))
+    filled = leaf.sizes > 0
+    outputs = {"log_likelihood": _means(model.log_likelihood(theta, leaf.y), leaf)}
+    rows = model.personalise(theta, leaf.y)
+    if "responsibilities" in rows:
+        responsibilities = _means(np.asarray(rows["responsibilities"]), leaf)
+        component = np.where(filled, np.nan_to_num(responsibilities).argmax(axis=1), -1)
+        return {**outputs, "responsibilities": responsibilities, "component": component.astype(np.int32)}
+    imputed = np.asarray(rows["imputed"])
+    if len(state.centre):
+        imputed = imputed * state.scale + state.centre
+    if config.unit > 1:
+        imputed = imputed.reshape(-1, config.unit, imputed.shape[1])
+    return {**outputs, "imputed": _means(imputed, leaf)}
+
+
+def _means(values: np.ndarray, leaf: LeafRows) -> np.ndarray:
+    """(C, ...) mean over the observations of each client; NaN without any."""
+    columns, ptr = values.reshape(len(values), int(np.prod(values.shape[1:]))), leaf.ptr // leaf.unit
+    sums = np.stack([segment_sums(column, ptr) for column in columns.T], axis=1)
+    with np.errstate(invalid="ignore"):
+        means = sums / np.where(leaf.sizes > 0, leaf.sizes, np.nan)[:, None]
+    return means.reshape(len(leaf.sizes), *values.shape[1:])

@@ -1,0 +1,105 @@
+"""What the next round of a federated EM run needs; arrays and scalars only, so that a checkpoint is Zarr and JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class FederatedEMState:
+    """State after a round. q: length of the statistic; P: of all parameters; d: columns.
+
+    phase:    "moments", "pick", "clusters", "trials", "memory", "rounds", "last", "done"; private: "rounds", "done"
+    round:    rounds of Algorithm 1 or 2 finished
+    step:     passes finished within the phase
+    seed:     of the streams of simulation randomness
+    population: clients of the population; 0 in a private run, which does not know it
+    clients, rows: clients that have rows, and their rows; nominal clients and 0 in a private run
+    effective_clients: 1 / sum w_i^2
+    centre, scale: (d,) what rows are standardised by; (0,) if they are not
+    variance, mean, seen: (d,) of the columns after that, and their entries; (0,) while they are not known
+    picked:   (R, j, d) rows chosen so far for R starts, then the centres of their clusters
+    starts:   (R, q) statistics of the starts that are tried
+    statistic: (q,) S_k. theta: (P,) T(S_k), and previous: (P,) T(S_{k-1}), packed in the order of `layout`
+    layout:   JSON, name and shape of every parameter array; see `parameters`
+    memory:   (q,) V_k, the weighted sum of all memories; zeros where there are none
+    gamma:    step of the next round, before it decreases and before it is cut back
+    cut_back: steps that were cut back within the present window
+    batch, inner_rounds: rows of a client's batch (0: all), rounds between full passes (0: not VR-FedEM)
+    objective: when last looked at, at round `looked`; None before
+    expectations, bits_up, bits_down: costs so far: conditional expectations of rows, and bits
+    multipliers: (T,) noise multipliers of the planned releases; (0,) if not private
+    part_scales: (q,) the diagonal of D of a private run; (0,) if not private
+    """
+
+    phase: str
+    round: int
+    step: int
+    seed: int
+    population: int
+    clients: float
+    rows: float
+    effective_clients: float
+    centre: np.ndarray
+    scale: np.ndarray
+    variance: np.ndarray
+    mean: np.ndarray
+    seen: np.ndarray
+    picked: np.ndarray
+    starts: np.ndarray
+    statistic: np.ndarray
+    theta: np.ndarray
+    previous: np.ndarray
+    layout: str
+    memory: np.ndarray
+    gamma: float
+    cut_back: int
+    batch: int
+    inner_rounds: int
+    objective: float | None
+    looked: int
+    expectations: float
+    bits_up: float
+    bits_down: float
+    multipliers: np.ndarray
+    part_scales: np.ndarray
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        """T(S_k) by name; empty before there is a start."""
+        return unpack(self.theta, self.layout)
+
+
+def empty(**fields) -> FederatedEMState:
+    """A state before anything is known, with these fields set."""
+    none = np.zeros(0)
+    defaults = dict(
+        phase="moments", round=0, step=0, seed=0, population=0, clients=0.0, rows=0.0, effective_clients=0.0,
+        centre=none, scale=none, variance=none, mean=none, seen=none, picked=np.zeros((0, 0, 0)),
+        starts=np.zeros((0, 0)), statistic=none, theta=none, previous=none, layout="{}", memory=none, gamma=0.0,
+        cut_back=0, batch=0, inner_rounds=0, objective=None, looked=0, expectations=0.0, bits_up=0.0, bits_down=0.0,
+        multipliers=none, part_scales=none,
+    )  # fmt: skip
+    return FederatedEMState(**{**defaults, **fields})
+
+
+def pack(theta: Mapping[str, np.ndarray]) -> tuple[np.ndarray, str]:
+    """All parameters as one float64 vector, and the layout to take it apart."""
+    arrays = {name: np.asarray(theta[name], np.float64) for name in theta}
+    flat = np.concatenate([array.ravel() for array in arrays.values()]) if arrays else np.zeros(0)
+    return flat, json.dumps({name: list(array.shape) for name, array in arrays.items()})
+
+
+def unpack(flat: np.ndarray, layout: str) -> dict[str, np.ndarray]:
+    """The parameters by name. Raises ValueError if vector and layout do not fit."""
+    shapes, theta, start = json.loads(layout), {}, 0
+    for name, shape in shapes.items():
+        stop = start + int(np.prod(shape))
+        theta[name] = flat[start:stop].reshape(shape)
+        start = stop
+    if start != len(flat):
+        raise ValueError(f"{len(flat)} parameters do not fit the layout {layout}")
+    return theta

@@ -1,0 +1,232 @@
+"""Whole runs through session, engine and run store: memories on disk, interruption, outputs, models, settings."""
+
+import hashlib
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from fedcore.engine import InProcessBackend
+from fedcore.errors import ConfigError, RunError, WrongKind
+from fedcore.federated_em import FederatedEM, FederatedEMConfig, FederatedEMState, server
+from fedcore.methods import make_method, method_class
+from fedcore.personalise import personalise
+from fedcore.population.blocks import counts_block
+from fedcore.population.manifest import Provenance
+from fedcore.population.writer import PopulationWriter
+from fedcore.runs import load_run, read_values, state_values, write_values
+from fedcore.session import TrainRequest, ending, resume, start
+from tests.conftest import write_counts
+from tests.federated_em.direct_em import three_components
+from tests.federated_em.run_in_memory import block_of, facts, run
+
+FEDEM = {"codec": "dithering", "participation": 0.5, "rounds": 8, "monitor_every": 3}
+VR = {"algorithm": "vr-fedem", "batch": 4, "inner_rounds": 3, "rounds": 8}
+
+
+def rows_population(path, *, leaf=4, block=8):
+    """60 clients of 0 .. 40 rows."""
+    y, _ = three_components(1500)
+    cuts = np.sort(np.random.default_rng(0).choice(1500, 58, replace=False))
+    ptr = np.concatenate([[0, 0], cuts, [1500]]).astype(np.int64)
+    with PopulationWriter(path, "rows", 4, clients_per_leaf=leaf, clients_per_block=block) as writer:
+        writer.write([f"c{number}" for number in range(60)], (ptr, y.astype(np.float32)))
+        return writer.commit(Provenance(sources=("test",)))
+
+
+def begin(population, tmp_path, settings, **changes):
+    request = TrainRequest(method="federated_em", population=str(population.path), settings=settings,
+                           runs=str(tmp_path / "runs"), **{"run_id": "r", **changes})  # fmt: skip
+    return start(request, InProcessBackend(), stamp="then")
+
+
+def to_end(session):
+    with ending(session):
+        while session.training.step() is not None:
+            pass
+    return session.run
+
+
+def digest(path) -> str:
+    state = load_run(path).state
+    parts = [v.tobytes() if isinstance(v, np.ndarray) else repr(v).encode() for _, v in sorted(state.items())]
+    return hashlib.sha256(b"".join(parts)).hexdigest()
+
+
+@pytest.mark.parametrize("settings", [FEDEM, VR, {"algorithm": "em", "rounds": 5, "restarts": 2, "trial_rounds": 2}])
+def test_a_run_in_pieces_has_the_bits_of_a_whole_one(tmp_path, settings):
+    """Interrupted after every round and resumed, and on blocks of another size: state and metrics are the same."""
+    population = rows_population(tmp_path / "p")
+    whole = to_end(begin(population, tmp_path, settings, run_id="whole"))
+    session = begin(population, tmp_path, settings, run_id="pieces")
+    while True:
+        goes_on = session.training.step() is not None
+        if not goes_on:
+            break
+        session.close()
+        session = resume(session.run.path, InProcessBackend())
+    with ending(session):
+        pass
+    larger = to_end(begin(rows_population(tmp_path / "q", block=32), tmp_path, settings, run_id="larger"))
+    assert digest(whole.path) == digest(session.run.path) == digest(larger.path)
+    assert load_run(whole.path).head["status"] == "finished"
+    columns = [{k: v for k, v in row.items() if not k.startswith("seconds")} for row in load_run(whole.path).metrics]
+    assert columns == [{k: v for k, v in row.items() if not k.startswith("seconds")} for row in session.run.metrics()]
+
+
+def test_a_run_in_memory_has_the_same_bits(tmp_path):
+    population = rows_population(tmp_path / "p")
+    stored = load_run(to_end(begin(population, tmp_path, FEDEM)).path).state
+    blocks = [population.read(index) for index in range(len(population.blocks))]
+    rows = [block.x[a:b] for block in blocks for a, b in zip(block.ptr[:-1], block.ptr[1:], strict=True)]
+    block = block_of(rows)
+    ran = run(FederatedEMConfig(**FEDEM), block, facts(block), clients_per_leaf=4)
+    for name, value in state_values(ran.state).items():
+        assert np.array_equal(stored[name], value), name
+
+
+def test_memories_are_on_disk_for_every_client(tmp_path):
+    session = begin(rows_population(tmp_path / "p"), tmp_path, FEDEM)
+    while session.training.state.round < 3:
+        session.training.step()
+    folder = session.run.memory_folder(session.run.round)
+    v = np.concatenate([read_values(file)["V"] for file in sorted(folder.iterdir())])
+    assert v.shape == (60, len(session.training.state.statistic)) and not v[0].any() and v[1:].any(axis=1).all()
+    session.close()
+
+
+def test_memories_of_another_round_stop_the_run(tmp_path, monkeypatch):
+    """The audit meets what a person changed."""
+    monkeypatch.setattr(server, "AUDIT_EVERY", 4)
+    session = begin(rows_population(tmp_path / "p"), tmp_path, FEDEM)
+    while session.training.state.round < 3:
+        session.training.step()
+    file = sorted(session.run.memory_folder(session.run.round).iterdir())[2]
+    write_values(file, {name: value + 1e-6 for name, value in read_values(file).items()})
+    with pytest.raises(RunError, match="memories add up"), ending(session):
+        session.training.step()
+    assert session.run.status == "failed"
+
+
+@pytest.mark.parametrize("settings", [FEDEM, VR, {"algorithm": "em", "start": "random", "restarts": 2, "rounds": 3}])
+def test_every_state_survives_the_run_store(tmp_path, settings):
+    y, _ = three_components(300)
+    block = block_of(np.array_split(y, 20))
+    for number, state in enumerate(run(FederatedEMConfig(**settings), block, facts(block)).states):
+        write_values(tmp_path / f"{number}.zip", state_values(state))
+        again = FederatedEMState(**read_values(tmp_path / f"{number}.zip"))
+        for name, value in state_values(state).items():
+            assert np.array_equal(getattr(again, name), value) and type(getattr(again, name)) is type(value), name
+
+
+# --- outputs --------------------------------------------------------------------------------------------------------
+
+
+def test_what_clients_are_given(tmp_path):
+    import zarr
+
+    population = rows_population(tmp_path / "p")
+    ran = to_end(begin(population, tmp_path, {"algorithm": "em", "rounds": 30}))
+    personalise(ran.path, population.path, tmp_path / "out")
+    out = zarr.open_group(tmp_path / "out", mode="r")
+    responsibilities, component, fit = (out[name][...] for name in ("responsibilities", "component", "log_likelihood"))
+    assert responsibilities.shape == (60, 3) and np.isnan(responsibilities[0]).all() and np.isnan(fit[0])
+    np.testing.assert_allclose(responsibilities[1:].sum(axis=1), 1.0)
+    assert component[0] == -1 and np.array_equal(component[1:], responsibilities[1:].argmax(axis=1))
+    state = FederatedEMState(**load_run(ran.path).state)
+    sizes = np.concatenate([np.diff(population.read(index).ptr) for index in range(len(population.blocks))])
+    np.testing.assert_allclose(np.nansum(sizes * fit) / sizes.sum(), -state.objective, rtol=0.05)
+    assert len(set(component[1:20])) == 1, "clients hold runs of rows sorted by component"
+
+
+def test_a_run_without_parameters_gives_nothing():
+    y, _ = three_components(300)
+    block = block_of(np.array_split(y, 20))
+    method = FederatedEM(FederatedEMConfig())
+    with pytest.raises(RunError, match="before it had parameters"):
+        method.personalise(method.init(facts(block)), block, None)
+
+
+def test_a_run_goes_on_from_another():
+    y, _ = three_components(1500)
+    block = block_of(np.array_split(y, 30))
+    config = FederatedEMConfig(algorithm="em", rounds=10)
+    one = run(config, block, facts(block))
+    arrays = FederatedEM(config).as_start(one.state)
+    two = run(config.model_copy(update={"start": "given"}), block, facts(block, start=arrays))
+    once = run(config.model_copy(update={"rounds": 20}), block, facts(block))
+    np.testing.assert_allclose(two.state.statistic, once.state.statistic, rtol=1e-8, atol=1e-10)
+
+
+# --- other models ---------------------------------------------------------------------------------------------------
+
+
+def test_regressions():
+    generator = np.random.default_rng(0)
+    u = generator.normal(size=(3000, 2)) * [1.0, 10.0] + [0.0, 5.0]
+    truth = np.array([[3.0, 0.2, 1.0], [-2.0, 0.1, -4.0]])
+    which = generator.integers(0, 2, 3000)
+    v = np.sum(np.column_stack([u, np.ones(3000)]) * truth[which], axis=1) + 0.2 * generator.normal(size=3000)
+    block = block_of(np.array_split(np.column_stack([u, v]), 60))
+    config = FederatedEMConfig(model="regression", components=2, restarts=8, regularisation=1e-6, rounds=80)
+    ran = run(config, block, facts(block))
+    theta = FederatedEM(config).parameters(ran.state)
+    order = np.argsort(-theta["coefficients"][:, 0])
+    np.testing.assert_allclose(theta["coefficients"][order], truth, atol=0.1)
+    np.testing.assert_allclose(theta["variances"], 0.04, rtol=0.2)
+
+
+def counts_of(model, clients=600):
+    generator = np.random.default_rng(1)
+    which = generator.integers(0, 2, clients)
+    if model == "poisson":
+        return generator.poisson(np.array([[8.0, 1, 1, 4], [1, 6, 2, 4]])[which])
+    if model == "bernoulli":
+        shares = np.array([[0.9, 0.1, 0.2, 0.5], [0.1, 0.8, 0.9, 0.5]])[which]
+        return (generator.random((clients, 4)) < shares).astype(int)
+    return generator.multinomial(30, np.array([[0.6, 0.1, 0.1, 0.2], [0.1, 0.5, 0.2, 0.2]])[which])
+
+
+@pytest.mark.parametrize("model", ["poisson", "multinomial", "bernoulli"])
+def test_counts(model):
+    """Clients' counts as sparse rows and the same numbers as dense rows of 30 clients: one fixed point."""
+    counts = counts_of(model)
+    sparse, dense = counts_block(0, 0, sp.csr_matrix(counts)), block_of(np.array_split(counts.astype(float), 30))
+    config = FederatedEMConfig(model=model, kind="counts", components=2, rounds=60)
+    ran = run(config, sparse, facts(sparse))
+    other = run(config.model_copy(update={"kind": "rows", "algorithm": "em", "codec": None}), dense, facts(dense))
+    assert ran.state.clients == 600 and other.state.clients == 30
+    name = "rates" if model == "poisson" else "probabilities"
+    mine, theirs = (np.sort(one.state.parameters()[name], axis=0) for one in (ran, other))
+    np.testing.assert_allclose(mine, theirs, atol=0.02 * theirs.max())
+    assert abs(ran.state.objective - other.state.objective) < 1e-3
+
+
+def test_a_population_of_another_kind_is_refused(tmp_path):
+    counts = write_counts(tmp_path / "p", sp.csr_matrix(counts_of("poisson", 40)))
+    with pytest.raises(WrongKind, match="needs a population of rows"):
+        begin(counts, tmp_path, {})
+    finished = to_end(begin(counts, tmp_path, {"model": "poisson", "kind": "counts", "components": 2, "rounds": 3}))
+    assert load_run(finished.path).head["status"] == "finished"
+    assert method_class("federated_em").kind == "rows"
+
+
+# --- settings -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", [
+    {"algorithm": "em", "codec": "dithering"}, {"algorithm": "em", "participation": 0.5}, {"kept": 3},
+    {"algorithm": "em", "batch": 3}, {"algorithm": "vr-fedem", "participation": 0.5}, {"inner_rounds": 5},
+    {"algorithm": "naive", "alpha": 0.5}, {"epsilon": 1.0}, {"kind": "counts"},
+    {"participation": 0.0}, {"levels": 0}, {"unknown": 1}, {"gamma": 3.0}, {"model": "poisson_tables"},
+    {"table_rows": 3}, {"components": 0},
+])  # fmt: skip
+def test_settings_that_do_not_go_together(wrong):
+    with pytest.raises(ConfigError):
+        make_method("federated_em", wrong)
+
+
+def test_settings_survive_the_run_store():
+    for settings in ({}, {"algorithm": "em"}, {"algorithm": "naive"}, VR, FEDEM, {"algorithm": "private"}):
+        config = FederatedEMConfig(**settings)
+        assert FederatedEMConfig(**config.model_dump(mode="json")) == config
