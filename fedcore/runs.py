@@ -101,7 +101,8 @@ def _scalar(name: str, value: Any) -> Any:
 def read_values(path: Path) -> dict[str, Any]:
     """What `write_values` wrote. Raises RunError if anything is missing, torn or too large."""
     try:
-        zipfile.ZipFile(path).close()  # Zarr's store cannot close what it could not open
+        with zipfile.ZipFile(path) as archive:  # Zarr's store cannot close what it could not open
+            stored = archive.namelist()
         with zarr.storage.ZipStore(path, mode="r") as store:
             group = zarr.open_group(store, mode="r", zarr_format=3)
             attributes = dict(group.attrs)
@@ -112,7 +113,8 @@ def read_values(path: Path) -> dict[str, Any]:
                 array = group[name]
                 if list(array.shape) != shape or array.nbytes > MAX_STATE_BYTES or array.dtype.kind not in "biuf":
                     raise ValueError(f"array {name!r} is not as declared")
-                if array.size and array.nchunks_initialized != array.nchunks:
+                # Zarr's own count of chunks fails on a zip when one name is the beginning of another.
+                if array.size and sum(f"{entry}/".startswith(f"{name}/c/") for entry in stored) != array.nchunks:
                     raise ValueError(f"array {name!r} lacks chunks")
                 values[name] = np.asarray(array[...])
     except UNREADABLE as error:

@@ -144,3 +144,12 @@ def test_arrays_of_every_shape_round_trip(tmp_path, array):
     write_values(tmp_path / "s.zip", {"a": array})
     back = read_values(tmp_path / "s.zip")["a"]
     assert back.dtype == array.dtype and back.shape == array.shape and (back == array).all()
+
+
+def test_a_name_may_be_the_beginning_of_another(tmp_path):
+    values = {"s": np.arange(3.0), "scale": np.ones((2, 2)), "mean": np.zeros(4), "means": np.float64(2.0) * np.ones(())}
+    write_values(tmp_path / "v.zip", values)
+    found = read_values(tmp_path / "v.zip")
+    assert found.keys() == values.keys()
+    for name, value in values.items():
+        np.testing.assert_array_equal(found[name], value)
