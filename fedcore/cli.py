@@ -185,7 +185,7 @@ def population_copy(
 def methods(name: Annotated[str | None, typer.Argument(help="One method, for its settings.")] = None,
             as_json: Json = False) -> None:  # fmt: skip
     """List the methods; or one method's settings with ranges, defaults and privacy."""
-    from fedcore.methods import METHODS, method_class
+    from fedcore.methods import METHODS, method_class, summary
 
     if name is None:
         rows = [{"method": n, "reads": method_class(n).kind, "what": summary(method_class(n))} for n in METHODS]
@@ -199,10 +199,6 @@ def methods(name: Annotated[str | None, typer.Argument(help="One method, for its
         for field, item in schema["properties"].items()
     ]  # fmt: skip
     table(f"{name}: {summary(method_class(name))}", rows)
-
-
-def summary(cls: type) -> str:
-    return (cls.__doc__ or "").strip().splitlines()[0]
 
 
 def _type(item: dict) -> str:
@@ -265,7 +261,7 @@ def train(
         path = in_process(lambda backend: start(request, backend, stamp=stamp()), workers, dask, private, as_json)
     else:
         flows = import_module("flows.train")
-        path = flows.FLOWS[method](
+        path = flows.FLOWS[request.method](
             population=str(population), config=make_method(method, request.settings).config, runs=str(runs),
             compute=flows.Compute(workers=workers or 2, dask=dask, cache_bytes=request.cache_bytes), seed=seed,
             run_id=run_id, version=version, test_noise=test_noise, start_from=start_from,

@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedcore.engine import DEFAULT_CACHE_BYTES
 from fedcore.errors import ConfigError
-from fedcore.methods import explain, make_method
+from fedcore.methods import canonical, explain, make_method
 from fedcore.population.layout import is_url
 from fedcore.starts import PREVIOUS
 
@@ -62,7 +63,7 @@ class Deployment(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")
-    method: str
+    method: Annotated[str, AfterValidator(canonical)]
     population: str
     runs: str = "runs"
     seed: int = Field(0, ge=0)

@@ -15,8 +15,19 @@ METHODS = {
 }
 
 
+def canonical(name: str) -> str:
+    """The name as it is in METHODS: federated-em is federated_em."""
+    return name.replace("-", "_")
+
+
+def summary(cls: type) -> str:
+    """The first line of what a method says of itself."""
+    return (cls.__doc__ or "").strip().splitlines()[0]
+
+
 def method_class(name: str) -> type[FederatedMethod]:
     """The class of a method. Raises ConfigError for a name that is none."""
+    name = canonical(name)
     if name not in METHODS:
         raise ConfigError(f"there is no method {name!r}.", f"Known methods: {', '.join(sorted(METHODS))}.")
     module, attribute = METHODS[name].split(":")

@@ -18,16 +18,20 @@ from fedcore.files import sync_folder
 from fedcore.methods import make_method
 from fedcore.population.blocks import leaves
 from fedcore.population.store import Population
-from fedcore.rounds import FederatedMethod, State
+from fedcore.rounds import ROWS, FederatedMethod, State
 from fedcore.runs import Run, read_values
 from fedcore.session import asked
 
+ROWS_PER_CHUNK = 16_384
 NOTE = ("Personalised outputs contain each client's own data. They are not differentially private: give each client "
         "its own row and nobody else's.")  # fmt: skip
 
 
 def personalise(run_path: str | Path, population_path: str | Path, dest: str | Path, progress=None) -> dict:
     """Write `dest`: a Zarr group with an array for each output, first axis = clients, and clients.jsonl with their ids.
+
+    An output whose name begins with "rows_" has a row for each row of the population instead; client i then owns the
+    rows ptr[i] .. ptr[i + 1] - 1, in the order in which the population stores them.
 
     Memory stays at one block. Raises RunError, WrongKind if run and population do not fit, PopulationError if `dest`
     exists. Returns {"dest", "clients", "outputs", "sensitive", "note"}.
@@ -44,9 +48,11 @@ def personalise(run_path: str | Path, population_path: str | Path, dest: str | P
         group = zarr.open_group(partial, mode="a", zarr_format=3)
         group.attrs.update({"sensitive": True, "note": NOTE, "run": run.id, "method": method.name})
         with open(partial / "clients.jsonl", "w") as ids:
+            first_row = 0
             for index in range(len(population.blocks)):
                 kept = None if memory is None else read_values(memory_file(memory, index))
-                outputs = _write_block(group, method, state, population, index, kept)
+                outputs = _write_block(group, method, state, population, index, kept, first_row)
+                first_row += population.blocks[index].train.entries
                 ids.writelines(json.dumps(str(client)) + "\n" for client in population.client_ids(index))
                 if progress is not None:
                     progress(index + 1, len(population.blocks))
@@ -60,23 +66,34 @@ def personalise(run_path: str | Path, population_path: str | Path, dest: str | P
             "note": NOTE}  # fmt: skip
 
 
-def _write_block(group, method, state, population: Population, index: int, memory) -> set[str]:
-    """Returns the names of the outputs."""
+def _write_block(group, method, state, population: Population, index: int, memory, first_row: int) -> set[str]:
+    """first_row: of the block, counted over the population. Returns the names of the outputs."""
     names: set[str] = set()
     block = population.read(index)
     with answering(method, index):
         for leaf in leaves(block, population.clients_per_leaf):
             start = leaf.first - block.first
             mine = None if memory is None else {k: v[start : start + leaf.clients] for k, v in memory.items()}
-            for name, values in method.personalise(state, leaf, mine).items():
-                if name not in group:
-                    # A chunk is a leaf, so blocks never share one.
-                    group.create_array(name, shape=(population.n_clients, *values.shape[1:]), dtype=values.dtype,
-                                       chunks=(population.clients_per_leaf, *values.shape[1:]),
-                                       config={"write_empty_chunks": True})  # fmt: skip
-                group[name][leaf.first : leaf.first + leaf.clients] = values
+            outputs = method.personalise(state, leaf, mine)
+            if any(name.startswith(ROWS) for name in outputs):
+                ends = leaf.ptr[1:] + first_row
+                _put(group, "ptr", ends, leaf.first + 1, population.n_clients + 1, population.clients_per_leaf)
+            for name, values in outputs.items():
+                if name.startswith(ROWS):
+                    _put(group, name, values, first_row, population.n_rows, ROWS_PER_CHUNK)
+                else:
+                    _put(group, name, values, leaf.first, population.n_clients, population.clients_per_leaf)
                 names.add(name)
+            first_row += 0 if population.kind == "counts" else int(leaf.ptr[-1])
     return names
+
+
+def _put(group, name: str, values, first: int, length: int, chunk: int) -> None:
+    """values to entries first ... of the array of this name, which is made if it is not there."""
+    if name not in group:
+        group.create_array(name, shape=(length, *values.shape[1:]), dtype=values.dtype,
+                           chunks=(chunk, *values.shape[1:]), config={"write_empty_chunks": True})  # fmt: skip
+    group[name][first : first + len(values)] = values
 
 
 def trained(run: Run) -> tuple[FederatedMethod, State]:

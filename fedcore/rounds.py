@@ -24,7 +24,9 @@ from fedcore.privacy.plan import PlannedRelease
 Message = Any  # a frozen dataclass of arrays and scalars
 State = Any  # likewise; what the next round needs, and what a checkpoint holds
 Memory = dict[str, np.ndarray]  # per-client state of a block; first axis = clients
-ClientOutputs = dict[str, np.ndarray]  # personalised outputs; first axis = clients
+# Personalised outputs. First axis = clients; of those whose name begins with ROWS, the rows of the clients.
+ClientOutputs = dict[str, np.ndarray]
+ROWS = "rows_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,7 @@ class FederatedMethod(Protocol):
         """result: published noised values by planned name if private, else the finished statistics by name."""
 
     def personalise(self, state: State, block: ClientBlock, memory: Memory | None) -> ClientOutputs:
-        """One row for each client of the block, from the state and the client's own data."""
+        """Outputs for each client of the block (and for its rows), from the state and the client's own data."""
 
 
 class StartsFromGiven(FederatedMethod, Protocol):

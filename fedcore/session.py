@@ -12,8 +12,9 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 import fedcore
 from fedcore.budgets import LedgerPublisher, facts, ledger_of, nominal_clients, plan_within_budget, remember_head
@@ -30,7 +31,7 @@ from fedcore.errors import (
     WrongKind,
 )
 from fedcore.files import write_json
-from fedcore.methods import make_method
+from fedcore.methods import canonical, make_method
 from fedcore.population.store import Population
 from fedcore.privacy.ledger import Balance, ChainHead, Lease, Ledger
 from fedcore.privacy.mechanisms import NoiseSource, SecureNoise, TestNoise
@@ -52,7 +53,7 @@ class TrainRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    method: str = Field(description="name of the method")
+    method: Annotated[str, AfterValidator(canonical)] = Field(description="name of the method")
     population: str = Field(description="folder of the population")
     settings: dict = Field(default_factory=dict, description="settings of the method; unset ones take their defaults")
     runs: str = Field("runs", description="folder of the runs")
@@ -149,11 +150,13 @@ def _prepare(request: TrainRequest, ledger_url: str | None):
         request.start_from, request.public_start_because, method=method, population=population, ledger=ledger,
         private=method.private and request.test_noise is None, runs=request.runs, deployment=request.deployment,
     )  # fmt: skip
-    if ledger is None:
-        if start is not None:  # what it cannot start from is refused now
-            method.init(facts(method, population, None, request.seed, start=start.arrays))
-        return method, population, None, [], None, start
-    plan, rho = plan_within_budget(method, population, ledger, request.seed, None if start is None else start.arrays)
+    given, plan, rho = None if start is None else start.arrays, [], None
+    relation = USUAL_RELATION
+    if ledger is not None:
+        plan, rho = plan_within_budget(method, population, ledger, request.seed, given)
+        relation = ledger.balance(population.id).relation
+    # What the method cannot do with this population, budget and start is refused now.
+    method.init(facts(method, population, rho, request.seed, relation, given))
     return method, population, ledger, plan, rho, start
 
 

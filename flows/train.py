@@ -9,8 +9,7 @@ from prefect.runtime import deployment, flow_run
 
 from fedcore.deployment import Compute
 from fedcore.engine import peak_memory
-from fedcore.histograms.config import HistogramsConfig
-from fedcore.methods import make_method
+from fedcore.methods import make_method, method_class, summary
 from fedcore.runs import Run
 from fedcore.session import Session, TrainRequest, ending, resume, start
 from tasks.artifacts import Showcase
@@ -27,15 +26,28 @@ def _name() -> str:
     return f"{Path(str(given.get('population') or given.get('run'))).name}-{stamp()}"
 
 
-@flow(name="train-histograms", flow_run_name=_name, persist_result=False, validate_parameters=True)
-def train_histograms(population: str, config: HistogramsConfig = HistogramsConfig(), runs: str = "runs",
+def training_flow(method: str):
+    """The training flow of a method; its settings are a form in the UI, because they are the type of `config`."""
+    settings = method_class(method).Config
+
+    def train_method(population: str, config: settings = settings(), runs: str = "runs",
                      compute: Compute = Compute(), seed: int = 0, run_id: str | None = None,
                      version: int | None = None, test_noise: str | None = None, start_from: str | None = None,
                      public_start_because: str | None = None) -> str:  # fmt: skip
-    """Private (or non-private) personalised histograms of a population of counts.
+        request = TrainRequest(method=method, population=population, settings=config.model_dump(mode="json"),
+                               runs=runs, run_id=run_id, version=version, seed=seed, cache_bytes=compute.cache_bytes,
+                               test_noise=test_noise, start_from=start_from,
+                               public_start_because=public_start_because, deployment=deployment.name)  # fmt: skip
+        private = make_method(request.method, request.settings).private
+        with dask_client(compute.workers, compute.dask, private) as client:
+            backend = DaskBackend(client)
+            return train(start(request, backend, stamp=stamp()), backend)
+
+    train_method.__name__ = train_method.__qualname__ = f"train_{method}"
+    train_method.__doc__ = f"""{summary(method_class(method))}
 
     Args:
-        population: folder of the population
+        population: folder or URL of the population
         config: settings of the method
         runs: folder in which the run's folder is made
         compute: where the clients are answered
@@ -43,18 +55,12 @@ def train_histograms(population: str, config: HistogramsConfig = HistogramsConfi
         run_id: name of the run; made from method, population and time by default
         version: version of the population; the newest by default
         test_noise: key of pseudo-random noise for tests; such a run is not private
-        start_from: folder of a run, or .npz file, whose centres it starts from; or "previous", the newest finished run
+        start_from: folder of a run, or .npz file of arrays, that it starts from; or "previous", the newest finished run
             of the same deployment on the population
         public_start_because: why that start is public, if it is not a private run
     """
-    request = TrainRequest(method="histograms", population=population, settings=config.model_dump(mode="json"),
-                           runs=runs, run_id=run_id, version=version, seed=seed, cache_bytes=compute.cache_bytes,
-                           test_noise=test_noise, start_from=start_from, public_start_because=public_start_because,
-                           deployment=deployment.name)  # fmt: skip
-    private = make_method(request.method, request.settings).private
-    with dask_client(compute.workers, compute.dask, private) as client:
-        backend = DaskBackend(client)
-        return train(start(request, backend, stamp=stamp()), backend)
+    return flow(name=f"train-{method.replace('_', '-')}", flow_run_name=_name, persist_result=False,
+                validate_parameters=True)(train_method)  # fmt: skip
 
 
 @flow(name="resume-run", flow_run_name=_name, persist_result=False)
@@ -93,4 +99,6 @@ def train(session: Session, backend: DaskBackend) -> str:
     return str(session.run.path)
 
 
-FLOWS = {"histograms": train_histograms}
+train_histograms = training_flow("histograms")
+train_federated_em = training_flow("federated_em")
+FLOWS = {"histograms": train_histograms, "federated_em": train_federated_em}

@@ -13,6 +13,7 @@ import pytest
 
 from fedcore.runs import list_runs, load_run
 from tests.conftest import small_counts, write_counts
+from tests.federated_em.test_run import rows_population
 
 
 @pytest.fixture(scope="module")
@@ -117,10 +118,15 @@ def _ask(base, path, body):
 
 @pytest.mark.slow
 @pytest.mark.prefect
-def test_a_flow_and_a_local_run_end_in_the_same_bits(prefect_server, tmp_path):
-    population = write_counts(tmp_path / "population", small_counts(200))
-    arguments = ["train", "histograms", str(population.path), "--runs", str(tmp_path / "runs"), "--json",
-                 "--set", "algorithm=algorithm2", "--set", "clusters=3", "--set", "rounds=6"]  # fmt: skip
+@pytest.mark.parametrize("method", ["histograms", "federated-em"])
+def test_a_flow_and_a_local_run_end_in_the_same_bits(prefect_server, tmp_path, method):
+    if method == "histograms":
+        population = write_counts(tmp_path / "population", small_counts(200))
+        settings = ["--set", "algorithm=algorithm2", "--set", "clusters=3", "--set", "rounds=6"]
+    else:
+        population = rows_population(tmp_path / "population")
+        settings = ["--set", "participation=0.5", "--set", "rounds=6"]
+    arguments = ["train", method, str(population.path), "--runs", str(tmp_path / "runs"), "--json", *settings]
     environment = os.environ | {"PREFECT_API_URL": prefect_server + "/api"}
     for name, more in (("flow", ["--workers", "2"]), ("local", ["--local"])):
         command = [sys.executable, "-m", "fedcore.cli", *arguments, "--run-id", name, *more]

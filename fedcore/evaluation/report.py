@@ -45,7 +45,7 @@ CURVES = {  # by method: column of the metrics, title, unit
         ("objective", "Negative log-likelihood", "nats per row"),
         ("field_norm", "Squared norm of the field H", ""),
         ("active_clients", "Active clients", ""),
-        ("bits_up", "Bits from clients, so far", "bits"),
+        ("bits_up", "Bits from clients", "bits"),
         ("movement", "Movement of the parameters", ""),
     ],
 }
@@ -54,7 +54,7 @@ CAPTIONS = {
     "movement": "How far centres or parameters moved in each round.",
     "field_norm": "How far the statistics still are from a fixed point of EM; compression and batches add noise to it.",
     "active_clients": "Clients that took part in each round.",
-    "bits_up": "Encoded messages of all active clients, added up.",
+    "bits_up": "Encoded messages of all active clients in each round.",
     "budget": "What is spent after each release; dotted: planned, but not released.",
     "profiles": "The tokens whose share of a centre exceeds their share of the mean the most.",
     "evaluation": "Scores on held-out data that their owner declared public.",

@@ -1,4 +1,4 @@
-"""What each client is given: the components of its own rows, or its completed rows, under the shared parameters."""
+"""What each client is given: the components of its own rows, or its rows completed, under the shared parameters."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from fedcore.rounds import ClientOutputs
 
 
 def personalise(config: FederatedEMConfig, state: FederatedEMState, block: ClientBlock) -> ClientOutputs:
-    """One row for each client of a leaf.
+    """For each client of a leaf, and for its rows.
 
-    log_likelihood: (C,) float64 mean over its rows, nats, in standardised units; NaN without rows
+    log_likelihood: (C,) float64 mean over its rows (tables), nats, in standardised units; NaN without rows
     mixtures:       responsibilities (C, G) float64, the mean over its rows, NaN without rows; component (C,) int32, the
-                    largest of them, -1 without rows
-    other models:   imputed, the mean of its completed rows in the units of the data, NaN without rows: (C, d) float64,
-                    or (C, J, L) of its completed tables
+                    largest of them, -1 without rows; and for every row rows_responsibilities (N, G) float32
+    other models:   rows_imputed (N, d) float64: every row completed, in the units of the data
     """
     if not len(state.theta):
         raise RunError("the run stopped before it had parameters.", "Resume it first.")
@@ -31,15 +30,16 @@ def personalise(config: FederatedEMConfig, state: FederatedEMState, block: Clien
     outputs = {"log_likelihood": _means(model.log_likelihood(theta, leaf.y), leaf)}
     rows = model.personalise(theta, leaf.y)
     if "responsibilities" in rows:
-        responsibilities = _means(np.asarray(rows["responsibilities"]), leaf)
-        component = np.where(filled, np.nan_to_num(responsibilities).argmax(axis=1), -1)
-        return {**outputs, "responsibilities": responsibilities, "component": component.astype(np.int32)}
+        every = np.asarray(rows["responsibilities"])
+        mean = _means(every, leaf)
+        component = np.where(filled, np.nan_to_num(mean).argmax(axis=1), -1)
+        outputs |= {"responsibilities": mean, "component": component.astype(np.int32)}
+        # A client of counts has one row, which is what the arrays above say of it.
+        return outputs if config.kind == "counts" else outputs | {"rows_responsibilities": every.astype(np.float32)}
     imputed = np.asarray(rows["imputed"])
     if len(state.centre):
         imputed = imputed * state.scale + state.centre
-    if config.unit > 1:
-        imputed = imputed.reshape(-1, config.unit, imputed.shape[1])
-    return {**outputs, "imputed": _means(imputed, leaf)}
+    return {**outputs, "rows_imputed": np.where(np.isfinite(block.x), block.x, imputed)}  # what was seen, to the bit
 
 
 def _means(values: np.ndarray, leaf: LeafRows) -> np.ndarray:

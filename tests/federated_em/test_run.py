@@ -7,13 +7,14 @@ import pytest
 import scipy.sparse as sp
 
 from fedcore.engine import InProcessBackend
-from fedcore.errors import ConfigError, RunError, WrongKind
+from fedcore.errors import ConfigError, PrivacyError, RunError, WrongKind
 from fedcore.federated_em import FederatedEM, FederatedEMConfig, FederatedEMState, server
 from fedcore.methods import make_method, method_class
 from fedcore.personalise import personalise
 from fedcore.population.blocks import counts_block
 from fedcore.population.manifest import Provenance
 from fedcore.population.writer import PopulationWriter
+from fedcore.privacy.ledger import create_ledger, default_ledger_url
 from fedcore.runs import load_run, read_values, state_values, write_values
 from fedcore.session import TrainRequest, ending, resume, start
 from tests.conftest import write_counts
@@ -24,12 +25,12 @@ FEDEM = {"codec": "dithering", "participation": 0.5, "rounds": 8, "monitor_every
 VR = {"algorithm": "vr-fedem", "batch": 4, "inner_rounds": 3, "rounds": 8}
 
 
-def rows_population(path, *, leaf=4, block=8):
+def rows_population(path, *, leaf=4, block=8, **options):
     """60 clients of 0 .. 40 rows."""
     y, _ = three_components(1500)
     cuts = np.sort(np.random.default_rng(0).choice(1500, 58, replace=False))
     ptr = np.concatenate([[0, 0], cuts, [1500]]).astype(np.int64)
-    with PopulationWriter(path, "rows", 4, clients_per_leaf=leaf, clients_per_block=block) as writer:
+    with PopulationWriter(path, "rows", 4, clients_per_leaf=leaf, clients_per_block=block, **options) as writer:
         writer.write([f"c{number}" for number in range(60)], (ptr, y.astype(np.float32)))
         return writer.commit(Provenance(sources=("test",)))
 
@@ -132,11 +133,46 @@ def test_what_clients_are_given(tmp_path):
     responsibilities, component, fit = (out[name][...] for name in ("responsibilities", "component", "log_likelihood"))
     assert responsibilities.shape == (60, 3) and np.isnan(responsibilities[0]).all() and np.isnan(fit[0])
     np.testing.assert_allclose(responsibilities[1:].sum(axis=1), 1.0)
+    every, ptr = out["rows_responsibilities"][...], out["ptr"][...]
+    assert every.shape == (population.n_rows, 3) and ptr[0] == 0 and ptr[-1] == population.n_rows and ptr[1] == 0
+    for client in (1, 7, 59):
+        mine = every[ptr[client] : ptr[client + 1]].mean(axis=0)
+        np.testing.assert_allclose(mine, responsibilities[client], atol=1e-5)
     assert component[0] == -1 and np.array_equal(component[1:], responsibilities[1:].argmax(axis=1))
     state = FederatedEMState(**load_run(ran.path).state)
     sizes = np.concatenate([np.diff(population.read(index).ptr) for index in range(len(population.blocks))])
     np.testing.assert_allclose(np.nansum(sizes * fit) / sizes.sum(), -state.objective, rtol=0.05)
     assert len(set(component[1:20])) == 1, "clients hold runs of rows sorted by component"
+
+
+def test_a_private_run_starts_from_public_parameters_and_is_charged(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDCORE_LEDGER", f"sqlite:///{tmp_path / 'ledger.sqlite'}")
+    ledger = create_ledger(default_ledger_url())
+    population = rows_population(tmp_path / "p", nominal_clients=60, ledger={"id": ledger.id, "url": ledger.url})
+    ledger.register(population.id)
+    ledger.set_budget(population.id, 8.0, 1e-6)
+    start = {"weights": np.full(3, 1 / 3), "means": np.eye(3, 4), "covariances": np.ones((3, 4)),
+             "centre": np.zeros(4), "scale": np.full(4, 3.0)}  # fmt: skip
+    np.savez(tmp_path / "start.npz", **start)
+    settings = {"algorithm": "private", "covariance": "diag", "rounds": 3, "epsilon": 2.0}
+    with pytest.raises(ConfigError, match="needs parameters"):
+        begin(population, tmp_path, settings)
+    with pytest.raises(PrivacyError, match="public"):
+        begin(population, tmp_path, settings, start_from=str(tmp_path / "start.npz"))
+    public = {"start_from": str(tmp_path / "start.npz"), "public_start_because": "made up"}
+    with pytest.raises(ConfigError):
+        begin(population, tmp_path, settings | {"components": 2}, **public)
+    ran = to_end(begin(population, tmp_path, settings, **public))
+    assert ran.status == "finished" and ran.round == 3
+    balance = ledger.balance(population.id)
+    assert 0 < balance.rho_spent < balance.budget.rho_max and balance.rho_reserved == 0
+    # A second run goes on from what the first one released; a run that is not private may not be gone on from.
+    again = to_end(begin(population, tmp_path, settings, run_id="again", start_from=str(ran.path)))
+    first, second = (FederatedEMState(**load_run(path).state) for path in (ran.path, again.path))
+    assert not np.array_equal(first.theta, second.theta)
+    raw = to_end(begin(population, tmp_path, {"algorithm": "em", "covariance": "diag", "rounds": 3}, run_id="raw"))
+    with pytest.raises(PrivacyError, match="not private"):
+        begin(population, tmp_path, settings, run_id="bad", start_from=str(raw.path))
 
 
 def test_a_run_without_parameters_gives_nothing():
