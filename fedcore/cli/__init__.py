@@ -1,0 +1,44 @@
+"""The command line. With its commands the only part of fedcore that loads `flows` and `tasks`, by name and only when a
+command needs them, so that `--help` is quick.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import typer
+
+from fedcore.cli.budgets import budget_app
+from fedcore.cli.experiments import demo, reproduce
+from fedcore.cli.methods import methods
+from fedcore.cli.populations import population_app
+from fedcore.cli.runs import evaluate, personalise, report, runs_app
+from fedcore.cli.serving import serve
+from fedcore.cli.training import resume, train
+from fedcore.errors import FedcoreError
+
+app = typer.Typer(name="fedcore", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+                  help="Federated, private, unsupervised learning over populations too large for memory.")  # fmt: skip
+app.add_typer(population_app, name="population")
+app.add_typer(runs_app, name="runs")
+app.add_typer(budget_app, name="budget")
+for command in (methods, train, resume, report, personalise, evaluate, serve, reproduce, demo):
+    app.command()(command)
+
+
+def main() -> None:
+    """Run the command line. A user's mistake is one message and exit code 2."""
+    try:
+        app()
+    except FedcoreError as error:
+        fail(error, "--json" in sys.argv)
+
+
+def fail(error: FedcoreError, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"error": type(error).__name__, "message": error.message, "remedy": error.remedy}))
+    print(f"{type(error).__name__}: {error.message}", file=sys.stderr)
+    if error.remedy:
+        print(error.remedy, file=sys.stderr)
+    raise SystemExit(2)

@@ -1,0 +1,100 @@
+"""`fedcore budget`: the privacy budget of a population."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedcore.cli.options import Json, Ledger, PopulationArgument, Settings, open_population, use_ledger
+from fedcore.terminal import read_settings, say, table
+
+budget_app = typer.Typer(no_args_is_help=True, help="The privacy budget of a population.")
+
+Epsilon = Annotated[float, typer.Option("--epsilon", help="Total epsilon of everything ever released.")]
+Delta = Annotated[float, typer.Option("--delta", help="Total delta; well below 1 / number of clients.")]
+
+
+@budget_app.command("set")
+def budget_set(
+    population: PopulationArgument,
+    epsilon: Epsilon,
+    delta: Delta,
+    delta_extra: Annotated[float | None, typer.Option(help="Part of delta kept for thresholding steps (10 % by "
+                           "default).")] = None,
+    relation: Annotated[str, typer.Option(help="Against what a client is protected: add_or_remove_one, or replace_one, "
+                        "which costs more noise.")] = "add_or_remove_one",
+    ledger: Ledger = None,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Set the budget of a population: once, for all runs to come."""
+    from fedcore.budgets import ledger_of, remember_head
+
+    use_ledger(ledger)
+    store = open_population(population)
+    found = ledger_of(store)
+    found.register(store.id)  # in case the process that ingested died just before it did
+    found.set_budget(store.id, epsilon, delta, delta_extra=delta_extra, relation=relation)
+    remember_head(store, found)
+    budget_show(population, None, as_json)
+
+
+@budget_app.command("raise")
+def budget_raise(population: PopulationArgument, epsilon: Epsilon, delta: Delta, ledger: Ledger = None,
+                 as_json: Json = False) -> None:  # fmt: skip
+    """Raise the budget; the raise is kept and shown for ever."""
+    from fedcore.budgets import ledger_of, remember_head
+
+    use_ledger(ledger)
+    store = open_population(population)
+    found = ledger_of(store)
+    found.raise_budget(store.id, epsilon, delta)
+    remember_head(store, found)
+    budget_show(population, None, as_json)
+
+
+@budget_app.command("show")
+def budget_show(population: PopulationArgument, ledger: Ledger = None, as_json: Json = False) -> None:
+    """What is spent, reserved and left, with the history; verifies the chain first."""
+    from fedcore.budgets import ledger_of
+
+    use_ledger(ledger)
+    store = open_population(population)
+    found = ledger_of(store)
+    found.verify(store.id)
+    balance, history = found.balance(store.id), found.history(store.id)
+    if as_json:
+        return say({"population": str(population), **balance.to_json(), "history": history}, True)
+    say({"population": str(population), **balance.to_json()}, False)
+    table("History", [{"seq": row["seq"], "what": row["kind"], "run": row.get("run_id"), "release": row.get("name")}
+                      for row in history])  # fmt: skip
+
+
+@budget_app.command("plan")
+def budget_plan(
+    population: PopulationArgument,
+    runs: Annotated[int, typer.Option(min=1, help="Equal runs to share what is left.")],
+    epsilon: Annotated[float | None, typer.Option(help="What each run would ask for; default: all that fits.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file of settings.")] = None,
+    settings: Settings = None,
+    ledger: Ledger = None,
+    as_json: Json = False,
+) -> None:
+    """What each of some equal runs of `histograms` may spend, and what that buys: a run without a start (cold) and one
+    from the centres of the run before (warm). The loss from noise is an estimate, before shrinkage, from the nominal
+    number of clients and clusters of equal size. Nothing is reserved and no data are opened.
+    """
+    from fedcore.budget_plan import equal_runs, histograms
+    from fedcore.budgets import ledger_of
+
+    use_ledger(ledger)
+    store = open_population(population)
+    method = histograms(read_settings(config, settings))
+    planned = equal_runs(method, store, ledger_of(store).balance(store.id), runs, epsilon)
+    planned = {"population": str(population), **planned}
+    if as_json:
+        return say(planned, True)
+    sketches = [{"run": name, **planned.pop(name)} for name in ("cold", "warm")]
+    say(planned, False)
+    table("Each run", sketches)

@@ -1,0 +1,89 @@
+"""`fedcore reproduce`: tables of the papers; `fedcore demo`."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedcore.cli.options import Cache, Dask, Json, Local, Workers, use_ledger
+from fedcore.cli.runs import evaluate
+from fedcore.cli.training import train
+from fedcore.errors import ConfigError
+from fedcore.terminal import bar, parse_bytes, say, table
+
+
+def reproduce(
+    name: Annotated[str | None, typer.Argument(help="Name of the experiment; without one they are listed.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A smaller version of the same table.")] = False,
+    seeds: Annotated[int | None, typer.Option(min=1, max=100, help="Repetitions, for intervals (default 3).")] = None,
+    population: Annotated[str | None, typer.Option(help="A population instead of the experiment's own data.")] = None,
+    dir: Annotated[Path | None, typer.Option("--dir", help="Folder of the experiment; the same one goes on with what "
+                                             "is missing. Default: reproduce-NAME.")] = None,
+    workers: Workers = None,
+    dask: Dask = None,
+    local: Local = False,
+    cache: Cache = "512MiB",
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Rebuild a table or a figure of a paper: its column beside ours. Nothing in it is private."""
+    from fedcore.reproduce import EXPERIMENTS, experiment
+    from fedcore.reproduce.experiment import Options
+
+    if name is None:
+        rows = [{"name": n, "what": experiment(n).title} for n in EXPERIMENTS]
+        return say({"experiments": rows}, True) if as_json else table("Experiments", rows)
+    found = experiment(name)
+    options = Options(quick=quick, seeds=seeds, population=population)
+    folder = dir or Path(f"reproduce-{name}")
+    if local:
+        result = reproduce_here(found, options, folder, workers, dask, parse_bytes(cache), as_json)
+    else:
+        flow = import_module("flows.reproduce").reproduce_flow
+        result = flow(name=name, options=options, folder=str(folder),
+                      compute={"workers": workers or 2, "dask": dask, "cache_bytes": parse_bytes(cache)})  # fmt: skip
+    if as_json:
+        return say({"title": result.title, "rows": list(result.rows), "notes": list(result.notes),
+                    "folder": str(folder)}, True)  # fmt: skip
+    table(result.title, result.rows)
+    print("\n".join(["", *(f"- {note}" for note in result.notes), f"- Also in {folder} as table.md and figure.png."]))
+
+
+def reproduce_here(found, options, folder: Path, workers: int | None, dask: str | None, cache: int, quiet: bool):
+    """An experiment without Prefect."""
+    from fedcore.engine import InProcessBackend
+    from fedcore.reproduce.experiment import Place
+    from fedcore.reproduce.experiment import reproduce as run
+
+    with bar(f"reproduce {found.name}", quiet) as progress:
+        def tell(done: int, cells: int, title: str) -> None:
+            progress(done, cells)
+
+        if workers is None and dask is None:
+            return run(found, options, Place(folder, InProcessBackend(), cache), tell)
+        cluster = import_module("tasks.dask_backend")
+        with cluster.dask_client(workers or 2, dask) as client:
+            return run(found, options, Place(folder, cluster.DaskBackend(client), cache), tell)
+
+
+def demo(
+    dir: Annotated[Path, typer.Option("--dir", help="Folder for everything the demo makes.")] = Path("fedcore-demo"),
+    local: Local = False,
+    workers: Workers = None,
+) -> None:
+    """A private training run over real data that this machine has: the source files of its Python packages."""
+    from fedcore.demo import prepare
+
+    if (dir / "runs").exists():
+        raise ConfigError(f"{str(dir)!r} holds a demo already.", "Choose another --dir, or delete that folder.")
+    prepare(dir, say=lambda text: print(text, file=sys.stderr))
+    use_ledger(f"sqlite:///{(dir / 'ledger.sqlite').resolve()}")
+    train("histograms", dir / "population", runs=dir / "runs", run_id="demo", workers=workers, local=local)
+    evaluate(dir / "runs" / "demo", dir / "evaluation", workers=workers, local=local)
+    print(f"\nReport:  {dir / 'runs' / 'demo' / 'report.html'}\n"
+          f"Budget:  fedcore budget show {dir / 'population'}\n"
+          f"Run:     fedcore runs show {dir / 'runs' / 'demo'}")  # fmt: skip
+

@@ -1,0 +1,39 @@
+"""Options that commands share, and what most commands do first."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else.")]
+Runs = Annotated[Path, typer.Option("--runs", help="Folder of the runs.")]
+Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting; repeatable.")]
+Cache = Annotated[str, typer.Option("--cache", help="Decoded blocks that each process may keep, e.g. 512MiB.")]
+Ledger = Annotated[str | None, typer.Option("--ledger", help="URL of the ledger, if it was moved; else FEDCORE_LEDGER "
+                                            "or what the population names.")]  # fmt: skip
+PopulationArgument = Annotated[str, typer.Argument(metavar="POPULATION", help="Folder or URL of the population.")]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")]
+Workers = Annotated[int | None, typer.Option("--workers", min=1, max=256, help="Dask worker processes (default 2).")]
+Dask = Annotated[str | None, typer.Option("--dask", metavar="ADDRESS", help="A running Dask scheduler.")]
+Local = Annotated[bool, typer.Option("--local", help="The same rounds without Prefect; in this process unless "
+                                     "--workers or --dask is given.")]  # fmt: skip
+
+
+def stamp() -> str:
+    return datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
+
+
+def open_population(path: str, version: int | None = None):
+    from fedcore.population.store import Population
+
+    return Population.open(path, version=version)
+
+
+def use_ledger(url: str | None) -> None:
+    """Name the ledger for this process and its children."""
+    if url is not None:
+        os.environ["FEDCORE_LEDGER"] = url

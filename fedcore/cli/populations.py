@@ -1,0 +1,112 @@
+"""`fedcore population`: make, inspect and copy populations of clients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedcore.cli.options import Json, Ledger, PopulationArgument, Settings, open_population
+from fedcore.terminal import bar, format_options, parse_bytes, read_settings, say
+
+population_app = typer.Typer(no_args_is_help=True, help="Make and inspect populations of clients.")
+
+
+@population_app.command("ingest")
+def population_ingest(
+    source: Annotated[str, typer.Argument(help="File, folder or pattern to read.")],
+    dest: Annotated[str, typer.Argument(help="Folder of the population to make.")],
+    format: Annotated[str | None, typer.Option(help="csv, parquet, npz, npy, or text; guessed by default.")] = None,
+    kind: Annotated[str | None, typer.Option(help="counts or rows; guessed by default.")] = None,
+    client: Annotated[str | None, typer.Option(help="Column (or array) that names the client.")] = None,
+    token: Annotated[str | None, typer.Option(help="Column of the token (counts).")] = None,
+    count: Annotated[str | None, typer.Option(help="Column of the count (counts).")] = None,
+    vocabulary: Annotated[Path | None, typer.Option(help="File with one token a line.")] = None,
+    option: Annotated[list[str] | None, typer.Option("--option", metavar="KEY=VALUE", help="Option of the format, "
+                      "such as prefix=train or heldout_prefix=test; repeatable.")] = None,
+    append: Annotated[bool, typer.Option("--append", help="Add to an existing population: a new version.")] = False,
+    memory: Annotated[str, typer.Option(help="Peak memory to stay below.")] = "512MiB",
+    tolerance: Annotated[int, typer.Option(min=0, help="Bad rows to drop before giving up.")] = 0,
+    nominal_clients: Annotated[int | None, typer.Option(min=1, help="Public size to plan private runs with.")] = None,
+    public_for_evaluation: Annotated[str | None, typer.Option(metavar="REASON", help="Declare that this population is "
+                                     "public and may be evaluated on, and why.")] = None,
+    ledger: Ledger = None,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Turn files into a population: whole clients in blocks, whatever the order and size of the input."""
+    from fedcore.budgets import ledger_name
+    from fedcore.population.ingest import describe, ingest
+
+    with bar(f"ingest {source}", as_json) as progress:
+        made = ingest(
+            source, dest, format=format, kind=kind, client=client, token=token, count=count, vocabulary=vocabulary,
+            append=append, memory=parse_bytes(memory), tolerance=tolerance, nominal_clients=nominal_clients,
+            public_for_evaluation=public_for_evaluation, ledger=None if append else ledger_name(ledger),
+            progress=progress, **format_options(option),
+        )  # fmt: skip
+    register(made, ledger)
+    say(describe(made), as_json)
+
+
+def register(population, ledger: str | None) -> None:
+    from fedcore.budgets import ledger_of
+
+    ledger_of(population, ledger).register(population.id)
+
+
+@population_app.command("generate")
+def population_generate(
+    preset: Annotated[str, typer.Argument(help="Name of the preset, e.g. reddit-like.")],
+    dest: Annotated[str, typer.Argument(help="Folder of the population to make.")],
+    clients: Annotated[int | None, typer.Option(min=1, help="Number of clients.")] = None,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    settings: Settings = None,
+    ledger: Ledger = None,
+    as_json: Json = False,
+) -> None:
+    """Generate a synthetic population, block by block."""
+    from fedcore.budgets import ledger_name
+    from fedcore.population.ingest import describe
+    from fedcore.population.synthetic import synthesise
+
+    chosen = read_settings(None, settings) | ({} if clients is None else {"clients": clients})
+    with bar(f"generate {preset}", as_json) as progress:
+        made = synthesise(dest, preset, seed, chosen, ledger=ledger_name(ledger), progress=progress)
+    register(made, ledger)
+    say(describe(made), as_json)
+
+
+@population_app.command("describe")
+def population_describe(population: PopulationArgument, version: int | None = None, as_json: Json = False) -> None:
+    """What a population holds, from its manifest."""
+    from fedcore.population.ingest import describe
+
+    say(describe(open_population(population, version)), as_json)
+
+
+@population_app.command("verify")
+def population_verify(population: PopulationArgument, version: int | None = None, as_json: Json = False) -> None:
+    """Read every block and compare it with its checksum."""
+    with bar(f"verify {population}", as_json) as progress:
+        report = open_population(population, version).verify(progress)
+    say({"ok": report.ok, "blocks": report.blocks, "bytes": report.bytes, "problems": list(report.problems)}, as_json)
+    if not report.ok:
+        raise SystemExit(2)
+
+
+@population_app.command("copy")
+def population_copy(
+    source: Annotated[str, typer.Argument(help="Folder or URL of the population.")],
+    dest: Annotated[str, typer.Argument(help="Folder or URL to copy it to.")],
+    version: Annotated[int | None, typer.Option(min=1, help="Version to copy; default: the newest.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Copy a version between folders and object storage; run it again to go on after an interruption."""
+    from dataclasses import asdict
+
+    from fedcore.population.remote import copy_population
+
+    with bar(f"copy {source}", as_json) as progress:
+        copied = copy_population(source, dest, version=version, progress=progress)
+    say(asdict(copied), as_json)

@@ -1,0 +1,158 @@
+"""`fedcore train` and `fedcore resume`, with Prefect or in this process."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedcore.cli.options import (
+    Cache,
+    Dask,
+    Json,
+    Ledger,
+    Local,
+    PopulationArgument,
+    RunArgument,
+    Runs,
+    Settings,
+    Workers,
+    stamp,
+    use_ledger,
+)
+from fedcore.errors import ConfigError
+from fedcore.terminal import parse_bytes, read_settings, say
+
+
+def train(
+    method: Annotated[str, typer.Argument(help="Name of the method; `fedcore methods` lists them.")],
+    population: PopulationArgument,
+    config: Annotated[Path | None, typer.Option(help="TOML file of settings.")] = None,
+    settings: Settings = None,
+    runs: Runs = Path("runs"),
+    run_id: Annotated[str | None, typer.Option(help="Name of the run.")] = None,
+    version: Annotated[int | None, typer.Option(min=1, help="Version of the population; default: the newest.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Names the simulation's random streams; protects nobody.")] = 0,
+    workers: Workers = None,
+    dask: Dask = None,
+    local: Local = False,
+    cache: Cache = "512MiB",
+    ledger: Ledger = None,
+    test_noise: Annotated[str | None, typer.Option(help="Key of pseudo-random noise, for tests with a test ledger; "
+                          "the run is not private.")] = None,
+    start_from: Annotated[str | None, typer.Option(metavar="RUN_OR_FILE", help="Start from the centres of a run, of an "
+                          ".npz file, or of the 'previous' run on this population.")] = None,
+    public_start: Annotated[str | None, typer.Option(metavar="REASON", help="Why that start is public, if it is not a "
+                            "private run.")] = None,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Train a model; with Prefect and Dask by default, in this process with --local."""
+    from pydantic import ValidationError
+
+    from fedcore.methods import explain, make_method
+    from fedcore.session import TrainRequest, check, start
+
+    use_ledger(ledger)
+    try:
+        request = TrainRequest(method=method, population=str(population), settings=read_settings(config, settings),
+                               runs=str(runs), run_id=run_id, version=version, seed=seed,
+                               cache_bytes=parse_bytes(cache), test_noise=test_noise, start_from=start_from,
+                               public_start_because=public_start)  # fmt: skip
+    except ValidationError as error:
+        raise ConfigError(f"the run cannot be made: {explain(error)}", "See `fedcore train --help`.") from None
+    check(request)  # a mistake is told at once, not after a server has started
+    if local:
+        private = make_method(method, request.settings).private
+        path = in_process(lambda backend: start(request, backend, stamp=stamp()), workers, dask, private, as_json)
+    else:
+        flows = import_module("flows.train")
+        path = flows.FLOWS[request.method](
+            population=str(population), config=make_method(method, request.settings).config, runs=str(runs),
+            compute=flows.Compute(workers=workers or 2, dask=dask, cache_bytes=request.cache_bytes), seed=seed,
+            run_id=run_id, version=version, test_noise=test_noise, start_from=start_from,
+            public_start_because=public_start,
+        )  # fmt: skip
+    show_run(Path(path), as_json)
+
+
+def resume(
+    run: RunArgument,
+    workers: Workers = None,
+    dask: Dask = None,
+    local: Local = False,
+    cache: Cache = "512MiB",
+    take_over: Annotated[bool, typer.Option("--take-over", help="Take it from a holder that seems alive.")] = False,
+    population: Annotated[str | None, typer.Option(help="Where the population is now, if it was moved.")] = None,
+    ledger: Ledger = None,
+    as_json: Json = False,
+) -> None:
+    """Go on with a run after its last committed round."""
+    from fedcore.runs import Run
+    from fedcore.session import asked, check_resumable
+    from fedcore.session import resume as reopen
+
+    use_ledger(ledger)
+    opened = Run.open(run)
+    check_resumable(opened)
+    asked(opened)
+    moved = None if population is None else str(population)
+    if local:
+        path = in_process(lambda backend: reopen(run, backend, cache_bytes=parse_bytes(cache), take_over=take_over,
+                                                 population=moved),
+                          workers, dask, asked(opened)["private"], as_json)  # fmt: skip
+    else:
+        flows = import_module("flows.train")
+        compute = flows.Compute(workers=workers or 2, dask=dask, cache_bytes=parse_bytes(cache))
+        path = flows.resume_run(run=str(run), compute=compute, take_over=take_over, population=moved)
+    show_run(Path(path), as_json)
+
+
+def in_process(begin, workers: int | None, dask: str | None, private: bool, quiet: bool) -> Path:
+    """Rounds without Prefect; on a Dask cluster if workers or an address were given."""
+    from fedcore.engine import InProcessBackend
+
+    if workers is None and dask is None:
+        return _rounds(begin(InProcessBackend()), quiet, lambda: [])
+    cluster = import_module("tasks.dask_backend")
+    with cluster.dask_client(workers or 2, dask, private) as client:
+        backend = cluster.DaskBackend(client)
+        return _rounds(begin(backend), quiet, backend.memory_of_workers)
+
+
+def _rounds(session, quiet: bool, memory_of_workers) -> Path:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from fedcore.engine import peak_memory
+    from fedcore.evaluation.report import write_report
+    from fedcore.session import ending
+
+    with Progress(console=Console(stderr=True), disable=quiet) as progress, ending(session):
+        total = session.method.total_rounds(session.training.state)
+        shown = progress.add_task(f"run {session.run.id}", total=total, completed=session.run.round)
+        while (info := session.training.step()) is not None:
+            total = session.method.total_rounds(session.training.state)
+            progress.update(shown, completed=session.run.round, total=total)
+            if info.note:
+                progress.console.print(f"round {session.run.round}: {info.note}")
+        session.run.note(peak_memory_of_workers=memory_of_workers(), peak_memory_of_flow=peak_memory())
+        progress.update(shown, completed=session.run.round, total=session.run.round)
+    write_report(session.run, session.population.vocabulary())
+    return session.run.path
+
+
+def show_run(path: Path, as_json: bool, whole: bool = False) -> None:
+    """A run and its privacy statement; the whole statement with every release, or its first lines."""
+    from fedcore.evaluation.report import run_summary
+    from fedcore.runs import Run
+
+    value = run_summary(Run.open(path)) | {"run": str(path)}
+    if as_json:
+        return say(value, True)
+    statement = value.pop("privacy", None) or {}
+    value.pop("metrics", None)
+    say(value, False)
+    text = statement.get("text", "")
+    print("\n" + (text if whole else text.split("\nReleases")[0]))
