@@ -22,6 +22,7 @@ REFERENCE_ROUNDS = 8
 CLUSTERS_PER_STRENGTH = 0.45
 ROUNDS = ((50.0, 8), (18.0, 6), (8.0, 5), (3.0, 4), (0.0, 3))  # least strength, rounds
 WARM_ROUNDS = 2  # from centres of an earlier run; the last two rounds are pooled, so both count
+WARM_CELLS = 2  # times the clusters of the rules
 LARGE_PERTURBATION, SMALL_PERTURBATION = 0.5, 0.3
 
 
@@ -111,12 +112,14 @@ def bought(config: HistogramsConfig, public: PublicFacts) -> tuple[int, int, flo
 def _with_start(config: HistogramsConfig, chosen: Sizes, given: int) -> Sizes:
     """The sizes of a run that starts from `given` centres.
 
-    As many as clusters, or fewer where the config names no number: every centre goes on, and a private run needs two
-    rounds only. Fewer than the clusters that the config names: the others start from the perturbed mean, with the
+    As many as clusters, or up to twice the clusters of the rules where the config names no number (two rounds in place
+    of eight leave half the noise): every centre goes on, and a private run needs two rounds only. Fewer than the clusters that the config names: the others start from the perturbed mean, with the
     rounds of a start without any. More: they are over-seeded cells, as many as the size rules allow; if there are more
     still, the votes of a private run choose among them.
     """
-    k = chosen.clusters if config.clusters is not None else min(chosen.clusters, given)
+    k = chosen.clusters
+    if config.clusters is None and given <= WARM_CELLS * k:
+        k = given
     rounds = chosen.rounds
     if given == k and config.algorithm == "private":
         rounds = min(rounds, WARM_ROUNDS)
