@@ -12,6 +12,7 @@ from fedcore.rounds import FederatedMethod
 METHODS = {
     "histograms": "fedcore.histograms:Histograms",
     "federated_em": "fedcore.federated_em:FederatedEM",
+    "gradient_em": "fedcore.gradient_em:GradientEM",
 }
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fedcore.aggregation import Statistics, merge, values
 from fedcore.engine import Backend, InProcessBackend
-from fedcore.errors import PopulationError, PrivacyError
+from fedcore.errors import ConfigError, PopulationError, PrivacyError
 from fedcore.evaluation.report import write_report
 from fedcore.files import write_json
 from fedcore.personalise import check_fits, trained
@@ -26,6 +26,14 @@ SCORES = {
     "histograms": "fedcore.evaluation.histograms",
     "federated_em": "fedcore.evaluation.federated_em",
 }
+
+
+def scores_of(method: str):
+    """The module that scores runs of this method. Raises ConfigError if there is none."""
+    if method not in SCORES:
+        raise ConfigError(f"runs of method {method!r} cannot be scored on held-out data.",
+                          f"Methods that can: {', '.join(SCORES)}.")  # fmt: skip
+    return import_module(SCORES[method])
 
 
 def check_public(population: Population) -> None:
@@ -42,7 +50,7 @@ def check_public(population: Population) -> None:
 def score_block(method: str, config, path: str, version: int, state, index: int) -> Statistics:
     """The scores of one block, leaf by leaf."""
     population = Population.open(path, version=version)
-    scores = import_module(SCORES[method])
+    scores = scores_of(method)
     total = None
     for leaf in leaves(population.read(index, heldout=True), population.clients_per_leaf):
         total = merge(total, scores.evaluate_block(config, state, leaf))
@@ -62,9 +70,9 @@ def evaluate_run(run_path: str | Path, population: Population, backend: Backend 
         raise PopulationError(f"population {population.path.name!r} has no held-out part.",
                               "Ingest it with one.")  # fmt: skip
     method, state = trained(run)
+    scores = scores_of(method.name)  # before anybody works
     function = partial(score_block, method.name, method.config, population.location, population.version)
     statistics = (backend or InProcessBackend()).map_blocks(function, state, range(len(population.blocks)))
-    scores = import_module(SCORES[method.name])
     table = scores.table(method.config, values(statistics)).to_json(population.path.name)
     title = f"{table.pop('title')}; run {run.id}"
     result = {"run": run.id, "population": population.path.name, "version": population.version,

@@ -48,10 +48,16 @@ CURVES = {  # by method: column of the metrics, title, unit
         ("bits_up", "Bits from clients", "bits"),
         ("movement", "Movement of the parameters", ""),
     ],
+    "gradient_em": [
+        ("movement", "Movement of the common centres", ""),
+        ("apart", "Clients that the penalty leaves apart", ""),
+        ("active_clients", "Active clients", ""),
+    ],
 }
 CAPTIONS = {
     "objective": "Objective of the training data after each round.",
     "movement": "How far centres or parameters moved in each round.",
+    "apart": "Clients whose parameters stay further from the common centre than the penalty reaches.",
     "field_norm": "How far the statistics still are from a fixed point of EM; compression and batches add noise to it.",
     "active_clients": "Clients that took part in each round.",
     "bits_up": "Encoded messages of all active clients in each round.",

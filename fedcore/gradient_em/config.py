@@ -1,0 +1,173 @@
+"""Settings of the method `gradient_em`: one model for the TOML file, the command line, the flow and its form."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+LOCAL = ("local-fit", "local-em", "local-grem", "tgmm")  # every client keeps its own parameters
+SHARED = ("fedem", "fedem-w", "fedgmm")  # common centres, own weights
+POOLED = ("pooled-em", "pooled-grem")
+GAUSSIAN_ONLY = ("tgmm",)
+
+
+class GradientEMConfig(BaseModel):
+    """Settings of penalised federated gradient EM and of its baselines. Ranges stand beside the fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    algorithm: Literal["fedgrem", "local-fit", "local-em", "local-grem", "fedem", "fedem-w", "tgmm", "fedgmm",
+                       "pooled-em", "pooled-grem"] = Field(
+        "fedgrem",
+        description="fedgrem: penalised gradient EM; local-fit: every client's start, with its own covariance; "
+        "local-em, local-grem: (gradient) EM of every client alone; fedem: full M-steps, averaged; "
+        "fedem-w: one M-step on all rows, own weights; tgmm: others' starts as sources; fedgmm: joint mixture of "
+        "inputs and regressions; pooled-em, pooled-grem: all rows as if of one client",
+    )  # fmt: skip
+
+    # the model
+    model: Literal["gaussian", "regression"] = Field(
+        "gaussian", description="mixture of Gaussians, or of linear regressions (the response is the last column)"
+    )
+    components: int = Field(5, ge=1, le=200, description="components R of every client's mixture")
+    intercept: bool = Field(False, description="regression: a further input that is 1")
+    covariance: Literal["identity", "known", "shared"] = Field(
+        "identity", description="of the rows within a component, or noise variance of a regression; shared: one for "
+        "all clients, estimated",
+    )  # fmt: skip
+    known: float | tuple[float, ...] | tuple[tuple[float, ...], ...] | None = Field(
+        None, description='covariance = "known": a variance, the variances of the columns, or the matrix; of a '
+        "regression the noise variance",
+    )  # fmt: skip
+    standardise: Literal["none", "columns", "clients"] = Field(
+        "none", description="Gaussians: divide by the columns' standard deviations over all clients, or over each "
+        "client's own rows, after their mean is taken off; the model presumes components of about unit variance",
+    )  # fmt: skip
+
+    # the central update
+    penalty: float = Field(2.0, ge=0, le=1e12, description="C of lambda <- kappa0 lambda + C sqrt(p + ln K)")
+    penalty_decay: float = Field(0.1, ge=0, lt=1, description="kappa0 of that recursion")
+    first_penalty: float = Field(1.0, ge=0, le=1e12, description="lambda before the first round")
+    central: Literal["step", "exact", "authors"] = Field(
+        "step", description="step: one warm reweighting step a round, from two sums; exact: solved in every round, "
+        "from all clients' centres; authors: one sweep, for comparison with published figures",
+    )  # fmt: skip
+    by_component: bool = Field(
+        False, description="thresholds by the rows of a component, lambda / sqrt(n R w), not lambda / sqrt(n)"
+    )
+    share_weights: bool = Field(False, description="pull the clients' weights towards a common centre as well")
+    weights_penalty: float = Field(
+        0.5, ge=0, le=1e12, description="C of the weights' lambda = C sqrt(R + ln K), if they are shared"
+    )
+
+    # clients' steps
+    step: Literal["current", "paper"] = Field(
+        "current", description="step sizes C / w: of the present weights, or of those of the start (paper)"
+    )
+    step_size: float = Field(
+        1.0, gt=0, lt=2, description="C; 1 is an EM step. The result depends on penalty / C: tune one of the two"
+    )
+    gradient_step: float = Field(0.1, gt=0, le=10, description="constant step of local-grem and pooled-grem")
+    weight_floor: float = Field(1e-3, gt=0, le=1, description="least weight that a step is divided by")
+    cap_steps: bool = Field(
+        True, description="regression: no step above 1.8 / the largest curvature, looked at every 20 rounds"
+    )
+    local_steps: int = Field(1, ge=1, le=1000, description="gradient steps of a client in a round; scales the penalty")
+    gradient_clip: float | None = Field(
+        None, gt=0, description="largest L2 norm of a row's distance from a centre (residual of a regression) in a "
+        "gradient; None: no limit",
+    )  # fmt: skip
+    smallest_cluster: float = Field(
+        5.0, ge=0, description="a client's component of fewer rows is left out and takes the common centre"
+    )
+
+    # who takes part
+    participation: float = Field(1.0, gt=0, le=1, description="expected share of clients in a round")
+    batch: int | None = Field(
+        None, ge=1, le=1_000_000, description="rows that a client draws in a round, with replacement; None: all"
+    )
+    batch_decay: float = Field(
+        20.0, gt=0, description="k0: steps (and penalty) with batches decrease as 1 / (1 + t / k0)"
+    )
+    batch_weight: float = Field(0.2, gt=0, le=1, description="share of a batch in the running average of the weights")
+
+    # start
+    start: Literal["local", "given"] = Field(
+        "local", description="every client's own fit, aligned; or common centres given from outside"
+    )
+    starts: int = Field(10, ge=1, le=1000, description="random beginnings of a client's own fit")
+    ward: bool = Field(True, description="Gaussians: Ward's hierarchy as one more beginning")
+    start_steps: int = Field(15, ge=1, le=10_000, description="EM steps of each; five times as many from the best")
+    alignment: Literal["auto", "exhaustive", "stepwise", "shuffles", "majority", "centres"] = Field(
+        "auto", description="of components: all alignments; client after client; of several random sequences the best, "
+        "or the most frequent; to common centres; auto: shuffles up to 200 clients, then centres",
+    )  # fmt: skip
+    shuffles: int = Field(50, ge=1, le=10_000, description="random sequences")
+    aligned_clients: int = Field(
+        1000, ge=2, le=100_000, description="clients whose centres are compared; the others align to what comes out"
+    )
+
+    # baselines
+    average: Literal["rows", "clients"] = Field("rows", description="fedem, fedgmm: what clients count in the mean")
+    tgmm_penalty: float = Field(0.4, ge=0, description="weight of each source in tgmm")
+    covariates: int = Field(3, ge=1, le=50, description="fedgmm: Gaussians of the inputs")
+
+    # end
+    rounds: int = Field(100, ge=1, le=1_000_000, description="rounds T")
+    tolerance: float = Field(
+        1e-6, ge=0, description="the run ends when no centre moves by more; not with batches or sampled clients"
+    )
+
+    @property
+    def local(self) -> bool:
+        return self.algorithm in LOCAL
+
+    @property
+    def common(self) -> bool:
+        """Whether all clients have the same centres."""
+        return self.algorithm in SHARED or self.algorithm in POOLED
+
+    @property
+    def exact_rounds(self) -> bool:
+        """Whether a round is a function of the one before: all clients, all rows."""
+        return self.participation == 1 and self.batch is None
+
+    def inputs(self, features: int) -> int:
+        """p, the numbers of a centre."""
+        return features if self.model == "gaussian" else features - 1 + self.intercept
+
+    def known_covariance(self, features: int) -> np.ndarray:
+        """(d, d), or (1, 1) of a regression. Raises ValueError if it is not one."""
+        width = features if self.model == "gaussian" else 1
+        matrix = np.asarray(self.known, np.float64)
+        if matrix.ndim < 2 and matrix.size in (1, width):
+            matrix = np.diag(np.broadcast_to(matrix, width))
+        if matrix.shape != (width, width) or not np.allclose(matrix, matrix.T):
+            raise ValueError(f"known must be a number, {width} variances, or a symmetric {width} x {width} matrix")
+        if np.linalg.eigvalsh(matrix)[0] <= 0:
+            raise ValueError("known must be positive definite")
+        return matrix
+
+    @model_validator(mode="after")
+    def _settings_agree(self) -> Self:
+        gaussian, fedgrem = self.model == "gaussian", self.algorithm == "fedgrem"
+        for wrong, text in (
+            ((self.known is not None) != (self.covariance == "known"), 'known goes with covariance = "known"'),
+            (not gaussian and self.standardise != "none", "standardise is for Gaussians: the noise of a regression has "
+             'its own scale, covariance = "known" or "shared"'),
+            (gaussian and self.intercept, "intercept is for regressions"),
+            (gaussian and self.algorithm == "fedgmm", "fedgmm is for regressions"),
+            (not gaussian and self.algorithm in GAUSSIAN_ONLY, f"{self.algorithm} is for Gaussians"),
+            (not fedgrem and self.covariance == "shared", "covariance = \"shared\" is for fedgrem"),
+            (not fedgrem and not self.exact_rounds, "participation and batch are for fedgrem"),
+            (self.central != "step" and self.participation < 1,
+             "sampled clients send sums: central = \"step\""),
+            (self.start == "given" and (self.algorithm in ("local-fit", "tgmm", "fedgmm")),
+             f"{self.algorithm} starts from the clients' own fits"),
+            (self.share_weights and not fedgrem, "share_weights is for fedgrem"),
+        ):  # fmt: skip
+            if wrong:
+                raise ValueError(text)
+        return self

@@ -1,0 +1,350 @@
+"""FedGrEM's rounds: limits, laws, variants, robustness."""
+
+import numpy as np
+import pytest
+
+from fedcore.gradient_em import central, leaf, simulation
+from fedcore.gradient_em.contamination import contaminated
+from fedcore.gradient_em.local_steps import Rows, e_step, full_m_step
+from fedcore.gradient_em.metrics import errors
+from tests.gradient_em.run_in_memory import block_of, run
+
+FAST = {"starts": 3, "start_steps": 10}
+
+
+def small(seed=0, h=0.5, clients=10, outliers=1, **options):
+    return simulation.tasks(seed, clients=clients, outliers=outliers, h=h, **options)
+
+
+def direct_fedgrem(block, theta, w, rounds, penalty, step, mode="current"):
+    """Algorithm 1 as written, one client after the other, with the central update solved exactly in every round."""
+    clients, n = block.clients, np.diff(block.ptr).astype(float)
+    theta, w, start, lam, v = theta.copy(), w.copy(), w.copy(), 1.0, None
+    for _ in range(rounds):
+        tilde = np.empty_like(theta)
+        for k in range(clients):
+            x = block.x[block.ptr[k] : block.ptr[k + 1]]
+            logs = np.log(w[k]) - 0.5 * ((x[:, None] - theta[k]) ** 2).sum(axis=2)
+            g = np.exp(logs - logs.max(axis=1, keepdims=True))
+            g /= g.sum(axis=1, keepdims=True)
+            slope = np.einsum("ir,irp->rp", g, x[:, None] - theta[k]) / len(x)
+            w[k] = g.mean(axis=0)
+            tilde[k] = theta[k] + step / (w[k] if mode == "current" else start[k])[:, None] * slope
+        lam = 0.1 * lam + penalty * np.sqrt(theta.shape[2] + np.log(clients))
+        found = central.solve(tilde, n, lam, v, tolerance=1e-13, most_steps=5000)
+        v, theta = found.v, found.theta
+    return theta, w, v
+
+
+def starts_of(block, **settings):
+    """Aligned starts: theta and w of a run of local fits."""
+    ran = run(block, algorithm="local-fit", **FAST, **settings)
+    return ran.memory["theta"], ran.memory["w"]
+
+
+@pytest.mark.parametrize("mode", ["current", "paper"])
+def test_exact_rounds_are_algorithm_1(mode):
+    block = block_of(small(h=1.0).rows)
+    ran = run(block, rounds=15, central="exact", step=mode, step_size=0.9, smallest_cluster=0.0, tolerance=0.0, **FAST)
+    theta, w, v = direct_fedgrem(block, *starts_of(block), 15, 2.0, 0.9, mode)
+    np.testing.assert_allclose(ran.outputs()["centres"], theta, atol=1e-5)
+    np.testing.assert_allclose(ran.outputs()["weights"], w, atol=1e-6)
+    np.testing.assert_allclose(ran.state.centres, v, atol=1e-5)
+
+
+@pytest.mark.parametrize("h", [0.0, 2.0])
+def test_one_warm_step_a_round_comes_to_the_same_as_exact_solves(h):
+    block = block_of(small(seed=2, h=h).rows)
+    common = {"rounds": 200, "tolerance": 0.0, **FAST}
+    exact, warm = run(block, central="exact", **common), run(block, **common)
+    np.testing.assert_allclose(warm.outputs()["centres"], exact.outputs()["centres"], atol=1e-5)
+    assert exact.column("central_gradient").max() < 1e-7
+
+
+def test_without_a_penalty_a_round_is_local_em():
+    block = block_of(small().rows)
+    theta, w = starts_of(block)
+    sums = e_step(Rows(block.x, None, block.ptr), theta, w)
+    ran = run(block, rounds=1, penalty=0.0, first_penalty=0.0, smallest_cluster=0.0, **FAST)
+    np.testing.assert_allclose(ran.outputs()["centres"], full_m_step(theta, sums), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(ran.outputs()["weights"], sums.mass / 150, rtol=1e-12)
+
+
+@pytest.mark.parametrize("model", ["gaussian", "regression"])
+def test_with_an_infinite_penalty_it_is_fedem(model):
+    block = block_of(small(model=model, rows=200, outliers=0).rows)
+    common = {"rounds": 20, "tolerance": 0.0, "model": model, **FAST}
+    if model == "regression":  # a gradient step is not an M-step there: the limits are compared
+        common |= {"rounds": 400}
+    mine = run(block, penalty=1e9, smallest_cluster=0.0, **common)
+    fedem = run(block, algorithm="fedem", **common)
+    np.testing.assert_array_equal(mine.outputs()["centres"][0], mine.outputs()["centres"][5])
+    if model == "gaussian":
+        np.testing.assert_allclose(mine.state.centres, fedem.state.centres, atol=1e-10)
+        np.testing.assert_allclose(mine.outputs()["weights"], fedem.outputs()["weights"], atol=1e-10)
+    else:
+        assert np.isfinite(mine.state.centres).all()
+
+
+def given(block, **settings):
+    """A run from the true common centres."""
+    return run(block, given={"centres": simulation.CENTRES}, start="given", **settings)
+
+
+def test_the_result_depends_on_penalty_over_step_size():
+    block = block_of(small(seed=1, h=1.0, outliers=0).rows)
+    found = []
+    for c in (0.4, 1.0, 1.3):
+        ran = given(block, rounds=700, tolerance=0.0, step_size=c, penalty=2.0 * c, penalty_decay=0.0,
+                    smallest_cluster=0.0)  # fmt: skip
+        found.append(ran.outputs()["centres"])
+    assert np.ptp(found[0], axis=0).max() > 1.0, "clients differ"
+    np.testing.assert_allclose(found[1], found[0], atol=1e-6)
+    np.testing.assert_allclose(found[2], found[0], atol=1e-6)
+    other = given(block, rounds=700, tolerance=0.0, step_size=0.4, penalty=2.0, penalty_decay=0.0, smallest_cluster=0.0)
+    assert np.abs(other.outputs()["centres"] - found[0]).max() > 0.1
+
+
+def test_fixed_points_are_at_the_threshold_from_the_full_m_step():
+    block = block_of(small(seed=1, h=2.0, outliers=0).rows)
+    ran = given(block, rounds=700, tolerance=0.0, smallest_cluster=0.0)
+    out = ran.outputs()
+    sums = e_step(Rows(block.x, None, block.ptr), out["centres"], out["weights"])
+    pull = np.linalg.norm(full_m_step(out["centres"], sums) - out["centres"], axis=2)
+    apart = out["apart"].astype(bool)
+    assert apart.mean() > 0.8
+    np.testing.assert_allclose(pull[apart], ran.state.penalty / np.sqrt(150), rtol=1e-6)
+    np.testing.assert_array_equal(out["apart"], (out["distance"] > 1).astype(np.int8))
+
+
+@pytest.mark.parametrize("central_update", ["step", "exact"])
+def test_local_steps_keep_the_fixed_point(central_update):
+    """With C = 1 several steps need no other penalty; with C = 0.5 it is scaled."""
+    block = block_of(small(seed=1, h=0.0, outliers=0).rows)
+    common = {"rounds": 300, "smallest_cluster": 0.0, "central": central_update, "tolerance": 0.0}
+    for c, tolerance in ((1.0, 0.06), (0.5, 0.06)):
+        one, three = given(block, step_size=c, **common), given(block, step_size=c, local_steps=3, **common)
+        assert np.abs(one.outputs()["centres"] - three.outputs()["centres"]).max() < tolerance
+
+
+def test_names_of_components_do_not_matter():
+    """A client whose start comes in another order gives everybody the same result."""
+    block = block_of(small(seed=3, h=1.0).rows)
+
+    def rename(memory, number):
+        if number > 0:
+            return memory
+        order = np.array([3, 1, 0, 4, 2])
+        return {name: np.concatenate([value[:4], value[4:5, order], value[5:]]) if value.ndim > 1 else value
+                for name, value in memory.items()}  # fmt: skip
+
+    common = {"rounds": 30, "alignment": "centres", "aligned_clients": 5, **FAST}
+    one, other = run(block, **common), run(block, change=rename, **common)
+    np.testing.assert_allclose(one.outputs()["centres"], other.outputs()["centres"], atol=1e-9)
+
+
+def test_clients_beyond_those_compared_align_themselves():
+    tasks = small(seed=4, clients=40, outliers=4, h=1.0)
+    few = run(block_of(tasks.rows), aligned_clients=12, rounds=60, **FAST)
+    all_compared = run(block_of(tasks.rows), rounds=60, **FAST)
+    assert few.state.orders.shape[0] == 0
+    a = errors(few.outputs()["centres"], tasks.theta, tasks.inlier)
+    b = errors(all_compared.outputs()["centres"], tasks.theta, tasks.inlier)
+    assert a.rms < b.rms + 0.02
+
+
+def test_leaves_change_nothing_but_rounding():
+    tasks = small(seed=5, clients=13)
+    one, other = (run(block_of(tasks.rows), rounds=40, clients_per_leaf=leaf, **FAST) for leaf in (1024, 3))
+    np.testing.assert_allclose(one.outputs()["centres"], other.outputs()["centres"], rtol=1e-6, atol=1e-6)
+
+
+def test_ragged_and_empty_clients():
+    sizes = np.array([150, 0, 40, 3, 300, 150, 1, 80, 500, 150, 90, 11])
+    tasks = small(seed=6, clients=12, outliers=0, rows=sizes)
+    ran = run(block_of(tasks.rows), rounds=60, **FAST)
+    out = ran.outputs()
+    assert ran.infos[0].scalars["clients"] == 11 and ran.infos[0].scalars["fitted"] == 9
+    for client in (1, 3, 6):  # too few rows to count: they are given the common centres
+        assert np.isnan(out["distance"][client]).all() or client == 3
+        np.testing.assert_allclose(out["centres"][client], ran.state.centres, atol=0 if client != 3 else 10)
+    assert np.isnan(out["log_likelihood"][1]) and (out["labels"][1] == -1).all()
+    assert (out["labels"][4, :300] >= 0).all() and (out["labels"][4, 300:] == -1).all()
+    np.testing.assert_allclose(out["weights"].sum(axis=1), 1.0)
+    large = sizes >= 80
+    assert errors(out["centres"], tasks.theta, large).rms < 0.5
+
+
+# --- what the method is for -----------------------------------------------------------------------------------------
+
+
+def test_robust_where_the_mean_is_not():
+    """Three replications with 3 outliers of 10 (specification: 1.0 and 1.8 for the mean over 20)."""
+    mine, fedem = [], []
+    for seed in range(3):
+        tasks = small(seed=seed, outliers=3)
+        block = block_of(tasks.rows)
+        for found, algorithm in ((mine, "fedgrem"), (fedem, "fedem")):
+            centres = run(block, algorithm=algorithm, **FAST).outputs()["centres"]
+            found.append(errors(centres, tasks.theta, tasks.inlier).largest)
+    assert np.mean(mine) < 1.1 and np.mean(fedem) > 1.8
+
+
+def test_better_than_local_where_clients_are_alike():
+    mine, local, fedem = [], [], []
+    for seed in range(3):
+        tasks = small(seed=seed, h=0.0)
+        block = block_of(tasks.rows)
+        for found, algorithm in ((mine, "fedgrem"), (local, "local-em"), (fedem, "fedem")):
+            ran = run(block, algorithm=algorithm, **FAST)
+            found.append(errors(ran.outputs()["centres"], tasks.theta, tasks.inlier).rms)
+    assert np.mean(mine) < 0.35 and np.mean(fedem) > np.mean(mine) + 0.3 and np.mean(local) > np.mean(mine) + 0.3
+
+
+@pytest.mark.parametrize("kind", ["outlier", "flipped", "shifted", "random"])
+def test_every_contamination_moves_the_others_little(kind):
+    tasks = small(seed=8, h=0.0, outliers=0)
+    clean = block_of(tasks.rows)
+    bad = block_of([contaminated(clean.x, clean.ptr, [8, 9], kind, 0)[a:b]
+                    for a, b in zip(clean.ptr[:-1], clean.ptr[1:], strict=True)])  # fmt: skip
+    good = np.arange(10) < 8
+    before, after = (errors(run(block, **FAST).outputs()["centres"], tasks.theta, good).rms for block in (clean, bad))
+    assert after < before + 0.15
+
+
+def test_regressions_recover_from_bad_local_optima():
+    tasks = simulation.tasks(1, model="regression", preset="code")
+    block = block_of(tasks.rows)
+    found = {}
+    for algorithm in ("fedgrem", "fedem", "local-fit"):
+        ran = run(block, model="regression", algorithm=algorithm, starts=8)
+        found[algorithm] = errors(ran.outputs()["centres"], tasks.theta, tasks.inlier).largest
+    assert found["fedgrem"] < 0.6 and found["fedgrem"] < found["fedem"] / 4 and found["local-fit"] > 2.0
+
+
+# --- variants -------------------------------------------------------------------------------------------------------
+
+
+def rms(tasks, **settings):
+    return errors(run(block_of(tasks.rows), **FAST, **settings).outputs()["centres"], tasks.theta, tasks.inlier).rms
+
+
+def test_sampled_clients():
+    tasks = small(seed=0, clients=40, outliers=4, h=0.0)
+    all_clients, some = rms(tasks, rounds=60), rms(tasks, rounds=150, participation=0.4)
+    assert some < all_clients + 0.1
+    ran = run(block_of(tasks.rows), rounds=40, participation=0.4, **FAST)
+    active = ran.column("active_clients")
+    assert 0.3 < active.mean() / 40 < 0.5 and active.std() > 0 and len(active) == 40
+
+
+def test_batches():
+    tasks = small(seed=0, clients=20, outliers=2, h=0.0, rows=300)
+    assert rms(tasks, rounds=200, batch=60) < rms(tasks, rounds=60) + 0.2
+
+
+def test_shared_weights_are_nearer_where_weights_are_alike():
+    tasks = small(seed=0, clients=20, outliers=0, h=0.0, concentration=5000.0)
+    alone, together = (run(block_of(tasks.rows), share_weights=shared, **FAST).outputs() for shared in (False, True))
+    np.testing.assert_allclose(together["weights"].sum(axis=1), 1.0)
+    before, after = (errors(out["weights"], tasks.w, tasks.inlier).rms for out in (alone, together))
+    assert after < 0.6 * before
+
+
+def test_a_shared_covariance_is_estimated():
+    scale = np.array([3.0, 0.5, 1.0, 2.0, 1.0, 1.0, 0.2, 1.0, 5.0, 1.0])
+    tasks = small(seed=0, h=0.0)
+    block = block_of([rows * scale for rows in tasks.rows])
+    ran = run(block, covariance="shared", **FAST)
+    np.testing.assert_allclose(np.sqrt(np.diag(ran.state.covariance)), scale, rtol=0.15)
+    found = errors(ran.outputs()["centres"] / scale, tasks.theta, tasks.inlier).rms
+    assert found < rms(tasks) + 0.1
+
+
+def test_a_known_covariance_is_whitened_away():
+    tasks = small(seed=0, h=1.0)
+    matrix = np.diag(np.arange(1.0, 11.0)) + 0.5
+    factor = np.linalg.cholesky(matrix)
+    coloured = block_of([rows @ factor.T for rows in tasks.rows])
+    plain = run(block_of(tasks.rows), rounds=30, **FAST).outputs()["centres"]
+    known = run(coloured, rounds=30, covariance="known", known=tuple(map(tuple, matrix)), **FAST).outputs()["centres"]
+    np.testing.assert_allclose(known, plain @ factor.T, atol=1e-6)
+
+
+def test_a_known_noise_of_regressions():
+    tasks = simulation.tasks(0, model="regression", rows=200)
+    scaled = block_of([np.column_stack([rows[:, :-1], 3.0 * rows[:, -1]]) for rows in tasks.rows])
+    common = {"model": "regression", "rounds": 20, "starts": 3}
+    plain = run(block_of(tasks.rows), **common).outputs()["centres"]
+    known = run(scaled, covariance="known", known=9.0, **common).outputs()["centres"]
+    np.testing.assert_allclose(known, 3.0 * plain, atol=1e-5)
+
+
+@pytest.mark.parametrize("standardise", ["columns", "clients"])
+def test_standardised_rows_give_centres_in_the_units_of_the_data(standardise):
+    tasks = small(seed=0, h=0.0)
+    far = block_of([100.0 + 7.0 * rows for rows in tasks.rows])
+    plain = run(block_of(tasks.rows), standardise=standardise, rounds=30, **FAST)
+    moved = run(far, standardise=standardise, rounds=30, **FAST)
+    np.testing.assert_allclose(moved.outputs()["centres"], 100.0 + 7.0 * plain.outputs()["centres"], atol=1e-4)
+
+
+def test_steps_that_diverge_are_halved():
+    """Estimates that are not finite, or absurdly far, go back to the common centre."""
+    tasks = small(seed=0, h=0.0)
+
+    def spoil(memory, number):
+        if number == 3:
+            memory["theta"][2, 1] = 1e12
+        return memory
+
+    ran = run(block_of(tasks.rows), change=spoil, rounds=60, **FAST)
+    diverged = ran.column("diverged")
+    assert diverged.sum() == 1 and ran.memory["halvings"].sum() == 1 and ran.memory["halvings"][2, 1] == 1
+    assert errors(ran.outputs()["centres"], tasks.theta, tasks.inlier).rms < rms(tasks) + 0.02
+    new, memory = np.array([[[np.nan, 1.0]]]), {"halvings": np.full((1, 1), 5, np.int8)}
+    back, count = leaf._restored(new, np.array([[3.0, 4.0]]), memory)
+    assert count == 1 and np.array_equal(back, [[[3.0, 4.0]]]) and memory["halvings"][0, 0] == 5
+
+
+def test_caps_of_regression_steps():
+    """40 rows of a line in 10 dimensions: C = 1.9 / w is unstable without the cap."""
+    tasks = simulation.tasks(0, model="regression", rows=150)
+    common = {"model": "regression", "step_size": 1.9, "starts": 3, "rounds": 60}
+    capped, free = (run(block_of(tasks.rows), cap_steps=cap, **common) for cap in (True, False))
+    assert capped.column("movement")[-5:].max() < 0.1 and free.column("movement")[-5:].max() > 1.0
+
+
+def test_an_intercept():
+    tasks = simulation.tasks(0, model="regression", clients=6, outliers=0, rows=300, centres=4.0 * np.eye(3, 4))
+    moved = block_of([np.column_stack([rows[:, :-1], rows[:, -1] + 10.0]) for rows in tasks.rows])
+    out = run(moved, model="regression", intercept=True, components=3, starts=10, rounds=80).outputs()["centres"]
+    assert out.shape == (6, 3, 5)
+    np.testing.assert_allclose(out[:, :, -1], 10.0, atol=0.5)
+    assert errors(out[:, :, :-1], tasks.theta, tasks.inlier).rms < 0.3
+
+
+def test_thresholds_by_component_and_gradients_that_are_clipped():
+    tasks = small(seed=0, h=0.0)
+    plain = rms(tasks)
+    assert rms(tasks, by_component=True) < plain + 0.1
+    # 10 % of the rows of every client far away
+    block = block_of(tasks.rows)
+    spoilt = contaminated(block.x, block.ptr, range(9), "shifted", 0, share=0.05, length=40.0)
+    bad = block_of([spoilt[a:b] for a, b in zip(block.ptr[:-1], block.ptr[1:], strict=True)])
+    start = {"given": {"centres": simulation.CENTRES}, "start": "given"}
+    clipped, free = (errors(run(bad, gradient_clip=c, **start).outputs()["centres"], tasks.theta, tasks.inlier).rms
+                     for c in (6.3, None))  # fmt: skip
+    assert clipped < 0.7 * free
+
+
+@pytest.mark.parametrize("standardise", ["none", "columns"])
+def test_runs_start_from_given_centres(standardise):
+    """The common centres of a finished run, in the units of the data, are nearly where the next one ends."""
+    tasks = small(seed=0, h=0.0)
+    block = block_of([50.0 + 3.0 * rows for rows in tasks.rows] if standardise == "columns" else tasks.rows)
+    first = run(block, standardise=standardise, penalty=1.0, **FAST)
+    arrays = first.method.as_start(first.state)
+    again = run(block, given=first.method.checked_start(arrays, "it", 10), start="given", standardise=standardise,
+                penalty=1.0)  # fmt: skip
+    np.testing.assert_allclose(again.state.centres, first.state.centres, atol=0.2)

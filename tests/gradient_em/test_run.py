@@ -1,0 +1,213 @@
+"""Whole runs through session, engine and run store: memories on disk, interruption, outputs, diagnosis, settings."""
+
+import hashlib
+
+import numpy as np
+import pytest
+import zarr
+
+from fedcore.engine import InProcessBackend
+from fedcore.errors import ConfigError, PopulationError, RunError
+from fedcore.gradient_em import GradientEM, GradientEMConfig, simulation
+from fedcore.gradient_em.diagnosis import deviations, diagnose, scores, suspected
+from fedcore.gradient_em.metrics import errors
+from fedcore.methods import make_method
+from fedcore.personalise import personalise
+from fedcore.population.manifest import Provenance
+from fedcore.population.writer import PopulationWriter
+from fedcore.runs import load_run, read_values, state_values, write_values
+from fedcore.session import TrainRequest, ending, resume, start
+from tests.gradient_em.run_in_memory import block_of, facts, run
+
+FAST = {"starts": 2, "start_steps": 5, "rounds": 8}
+
+
+def population_of(path, tasks, *, leaf=3, block=6):
+    rows = block_of(tasks.rows)
+    with PopulationWriter(path, "rows", rows.features, clients_per_leaf=leaf, clients_per_block=block) as writer:
+        writer.write([f"c{number}" for number in range(rows.clients)], (rows.ptr, rows.x))
+        return writer.commit(Provenance(sources=("test",)))
+
+
+def tasks_of(model="gaussian"):
+    sizes = np.array([60, 0, 80, 45, 7, 90, 60, 60, 75, 50, 60, 60, 60, 66])
+    return simulation.tasks(0, model=model, clients=14, outliers=2, rows=sizes, h=0.5)
+
+
+def begin(population, tmp_path, settings, **changes):
+    request = TrainRequest(method="gradient_em", population=str(population.path), settings=settings,
+                           runs=str(tmp_path / "runs"), **{"run_id": "r", **changes})  # fmt: skip
+    return start(request, InProcessBackend(), stamp="then")
+
+
+def to_end(session):
+    with ending(session):
+        while session.training.step() is not None:
+            pass
+    return session.run
+
+
+def digest(path) -> str:
+    """Of the state and of the clients' memories."""
+    ran = load_run(path)
+    parts = [ran.state]
+    folder = ran.path / "memory" / f"{ran.head['round']:06d}"
+    files = [read_values(file) for file in sorted(folder.iterdir())]
+    parts.append({name: np.concatenate([values[name] for values in files]) for name in files[0]})
+    data = [v.tobytes() if isinstance(v, np.ndarray) else repr(v).encode() for p in parts for _, v in sorted(p.items())]
+    return hashlib.sha256(b"".join(data)).hexdigest()
+
+
+@pytest.mark.parametrize("settings", [
+    {}, {"central": "exact", "step": "paper"}, {"participation": 0.5, "batch": 20, "share_weights": True},
+    {"covariance": "shared", "standardise": "columns"}, {"algorithm": "tgmm"}, {"algorithm": "fedem"},
+    {"model": "regression"}, {"model": "regression", "algorithm": "fedgmm"},
+], ids=str)  # fmt: skip
+def test_a_run_in_pieces_has_the_bits_of_a_whole_one(tmp_path, settings):
+    """Interrupted after every pass and resumed, and on blocks of another size: state and memories are the same."""
+    settings, tasks = {**FAST, "rounds": 5, **settings}, tasks_of(settings.get("model", "gaussian"))
+    population = population_of(tmp_path / "p", tasks)
+    whole = to_end(begin(population, tmp_path, settings, run_id="whole"))
+    session = begin(population, tmp_path, settings, run_id="pieces")
+    while session.training.step() is not None:
+        session.close()
+        session = resume(session.run.path, InProcessBackend())
+    with ending(session):
+        pass
+    larger = to_end(begin(population_of(tmp_path / "q", tasks, block=12), tmp_path, settings, run_id="larger"))
+    assert digest(whole.path) == digest(session.run.path) == digest(larger.path)
+    assert load_run(whole.path).head["status"] == "finished"
+    assert load_run(whole.path).head["round"] == GradientEM(GradientEMConfig(**settings)).total_rounds(None)
+
+
+def test_a_run_in_memory_has_the_same_bits(tmp_path):
+    tasks = tasks_of()
+    population = population_of(tmp_path / "p", tasks)
+    stored = load_run(to_end(begin(population, tmp_path, FAST)).path).state
+    ran = run(block_of([rows.astype(np.float32) for rows in tasks.rows]), clients_per_leaf=3, **FAST)
+    for name, value in state_values(ran.state).items():
+        assert np.array_equal(stored[name], value), name
+
+
+@pytest.mark.parametrize("algorithm", ["fedgrem", "local-fit", "local-em", "local-grem", "fedem", "fedem-w", "tgmm",
+                                       "pooled-em", "pooled-grem"])  # fmt: skip
+def test_every_algorithm_gives_outputs_of_every_client(tmp_path, algorithm):
+    tasks = tasks_of()
+    population = population_of(tmp_path / "p", tasks)
+    ran = to_end(begin(population, tmp_path, {**FAST, "algorithm": algorithm}))
+    personalise(ran.path, population.path, tmp_path / "out")
+    out = zarr.open_group(tmp_path / "out", mode="r")
+    centres, weights, labels = (out[name][...] for name in ("centres", "weights", "labels"))
+    assert centres.shape == (14, 5, 10) and weights.shape == (14, 5) and labels.shape == (14, 90)
+    np.testing.assert_allclose(weights.sum(axis=1), 1.0)
+    sizes = np.array([len(rows) for rows in tasks.rows])
+    assert np.array_equal((labels >= 0).sum(axis=1), sizes) and labels.max() == 4
+    assert ("apart" in out) == (algorithm == "fedgrem")
+    assert errors(centres, tasks.theta, tasks.inlier & (sizes > 40)).rms < 2.5
+    statement = ran.path / "statement.json"
+    assert "without noise" in statement.read_text()
+
+
+def test_suspected_outliers_are_listed(tmp_path):
+    tasks = simulation.tasks(3, clients=12, outliers=2, h=1.0)
+    population = population_of(tmp_path / "p", tasks)
+    ran = to_end(begin(population, tmp_path, {**FAST, "rounds": 30}))
+    found = diagnose(ran.path, population.path)
+    assert [task.client for task in found if task.suspected] == [task.client for task in found][:2]
+    assert {task.client for task in found[:2]} == {"c10", "c11"}
+    assert all(task.score >= other.score for task, other in zip(found, found[1:], strict=False))
+    assert len(found) == 12 and all(task.apart <= task.counted <= 5 for task in found)
+    fedem = to_end(begin(population, tmp_path, {**FAST, "algorithm": "fedem"}, run_id="fedem"))
+    with pytest.raises(ConfigError, match="no penalty"):
+        diagnose(fedem.path, population.path)
+
+
+def test_nobody_is_suspected_among_equals():
+    assert not suspected(np.full((10, 3), 2.5)).any(), "all are apart"
+    assert not suspected(np.vstack([np.full((9, 3), 0.1), np.full((1, 3), 0.9)])).any(), "not apart"
+    assert suspected(np.vstack([np.full((9, 3), 0.1), np.full((1, 3), 4.0)])).tolist() == [False] * 9 + [True]
+    empty = np.full((2, 3), np.nan)
+    assert np.isnan(scores(empty)).all() and np.isnan(deviations(scores(empty))).all() and not suspected(empty).any()
+
+
+def test_every_state_survives_the_run_store(tmp_path):
+    variants = ({}, {"algorithm": "tgmm"}, {"algorithm": "pooled-em"}, {"covariance": "shared"})
+    for number, settings in enumerate(variants):
+        state = run(block_of(tasks_of().rows), **FAST, **settings).state
+        write_values(tmp_path / f"{number}.zip", state_values(state))
+        again = type(state)(**read_values(tmp_path / f"{number}.zip"))
+        for name, value in state_values(state).items():
+            assert np.array_equal(getattr(again, name), value) and type(getattr(again, name)) is type(value), name
+
+
+def test_a_run_starts_from_another(tmp_path):
+    population = population_of(tmp_path / "p", tasks_of())
+    first = to_end(begin(population, tmp_path, FAST))
+    second = to_end(begin(population, tmp_path, {**FAST, "start": "given"}, run_id="s", start_from=str(first.path)))
+    assert load_run(second.path).head["status"] == "finished"
+    with pytest.raises(ConfigError, match="has shape"):
+        begin(population, tmp_path, {**FAST, "start": "given", "components": 4}, run_id="t", start_from=str(first.path))
+
+
+def test_a_run_without_a_round_gives_nothing():
+    block, method = block_of(tasks_of().rows), GradientEM()
+    with pytest.raises(RunError, match="before its first round"):
+        method.personalise(method.init(facts(block)), block, None)
+    with pytest.raises(ConfigError, match="before it had centres"):
+        method.as_start(method.init(facts(block)))
+
+
+# --- faults ---------------------------------------------------------------------------------------------------------
+
+
+def test_rows_that_are_not_finite_are_named():
+    tasks = tasks_of()
+    tasks.rows[3][5, 7] = np.nan
+    with pytest.raises(PopulationError, match="row 5 of client 3 .* column 7"):
+        run(block_of(tasks.rows), **FAST)
+
+
+def test_populations_that_cannot_be_fitted():
+    nobody = block_of([np.zeros((0, 3)), np.zeros((0, 3))])
+    for standardise in ("none", "columns"):
+        with pytest.raises(PopulationError, match="any rows"):
+            run(nobody, standardise=standardise)
+    with pytest.raises(PopulationError, match="no client has the rows"):
+        run(block_of([np.ones((4, 3)), np.ones((2, 3))]))
+    with pytest.raises(ConfigError, match="needs an input"):
+        run(block_of([np.ones((40, 1))]), model="regression")
+
+
+def test_constant_rows_break_nothing():
+    ran = run(block_of([np.ones((40, 3)), np.ones((30, 3))]), rounds=6, components=2)
+    assert np.isfinite(ran.outputs()["centres"]).all()
+    ran = run(block_of([np.ones((40, 3)), np.ones((30, 3))]), rounds=6, components=2, model="regression")
+    assert np.isfinite(ran.outputs()["centres"]).all()
+
+
+@pytest.mark.parametrize("wrong", [
+    {"covariance": "known"}, {"known": 2.0}, {"model": "regression", "standardise": "columns"}, {"intercept": True},
+    {"algorithm": "fedgmm"}, {"algorithm": "tgmm", "model": "regression"},
+    {"algorithm": "fedem", "covariance": "shared"}, {"algorithm": "fedem", "participation": 0.5},
+    {"central": "exact", "participation": 0.5}, {"step_size": 2.0},
+    {"algorithm": "local-fit", "start": "given"}, {"share_weights": True, "algorithm": "fedem"}, {"components": 0},
+    {"unknown": 1}, {"participation": 0.0}, {"penalty": -1.0},
+])  # fmt: skip
+def test_settings_that_do_not_go_together(wrong):
+    with pytest.raises(ConfigError):
+        make_method("gradient_em", wrong)
+
+
+@pytest.mark.parametrize("known", [-1.0, (1.0, 2.0), ((1.0, 2.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)),
+                                   ((1.0, 2.0, 0.0), (2.0, 1.0, 0.0), (0.0, 0.0, 1.0))])  # fmt: skip
+def test_a_covariance_that_is_none(known):
+    method, block = make_method("gradient_em", {"covariance": "known", "known": known}), block_of([np.ones((3, 3))])
+    with pytest.raises(ConfigError, match="known must be"):
+        method.init(facts(block))
+
+
+def test_settings_survive_the_run_store():
+    for settings in ({}, {"covariance": "known", "known": (1.0, 2.0)}, {"covariance": "known", "known": 2.0},
+                     {"covariance": "known", "known": ((1.0, 0.5), (0.5, 1.0))}, {"model": "regression"}):  # fmt: skip
+        config = GradientEMConfig(**settings)
+        assert GradientEMConfig(**config.model_dump(mode="json")) == config
