@@ -50,14 +50,14 @@ CURVES = {  # by method: column of the metrics, title, unit
     ],
     "gradient_em": [
         ("movement", "Movement of the common centres", ""),
-        ("apart", "Clients that the penalty leaves apart", ""),
+        ("apart", "Share of estimates that the penalty leaves apart", ""),
         ("active_clients", "Active clients", ""),
     ],
 }
 CAPTIONS = {
     "objective": "Objective of the training data after each round.",
     "movement": "How far centres or parameters moved in each round.",
-    "apart": "Clients whose parameters stay further from the common centre than the penalty reaches.",
+    "apart": "Estimates of clients that stay further from the common centre than the penalty reaches.",
     "field_norm": "How far the statistics still are from a fixed point of EM; compression and batches add noise to it.",
     "active_clients": "Clients that took part in each round.",
     "bits_up": "Encoded messages of all active clients in each round.",
