@@ -1,4 +1,5 @@
-"""A file that says what is trained, when, and on which machine: read and checked here, scheduled by `flows.serve`.
+"""A file that says what is trained, when, and on which machine: read and checked here, scheduled by `flows.serve`
+and `flows.deploy`.
 
     [[deployment]]
     name = "nightly"
@@ -7,6 +8,9 @@
     runs = "runs"
     start_from = "previous"    # optional: the newest finished run of this deployment; or a run's folder, an .npz file
     schedule = { cron = "0 3 * * *", timezone = "UTC" }    # or { interval = 3600 } seconds, or { rrule = "FREQ=DAILY" }
+    evaluate_on = "populations/public"                     # optional, and what follows: see `Series`
+    promote = "if_better"
+    retention = 10
 
     [deployment.config]        # settings of the method
     epsilon = 0.5
@@ -19,7 +23,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -57,10 +61,35 @@ class Compute(BaseModel):
     cache_bytes: int = Field(DEFAULT_CACHE_BYTES, ge=0, description="decoded blocks that each worker may keep, bytes")
 
 
-class Deployment(BaseModel):
-    """One scheduled training."""
+class Series(BaseModel):
+    """What becomes of the runs of a deployment once they have finished (`fedcore.operations`)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    retention: int | None = Field(None, ge=1, description="finished runs whose model is kept; None: all of them")
+    evaluate_on: str | None = Field(
+        None, min_length=1, description="a population with a held-out part that its owner declared public for "
+        "evaluation; the new run and the latest one are scored on it"
+    )  # fmt: skip
+    promote: Literal["always", "if_better", "never"] = Field(
+        "always", description="when a finished run becomes the latest one of its deployment"
+    )
+    tolerance: float = Field(
+        0.0, ge=0, allow_inf_nan=False, description="by how much of the score (nats; lower is better) a new run may be "
+        "worse and still count as no worse"
+    )  # fmt: skip
+
+    @model_validator(mode="after")
+    def _has_a_score(self):
+        if self.promote == "if_better" and self.evaluate_on is None:
+            raise ValueError('promote = "if_better" needs evaluate_on, the public population to compare on')
+        if self.tolerance and self.promote != "if_better":
+            raise ValueError('tolerance goes with promote = "if_better"')
+        return self
+
+
+class Deployment(Series):
+    """One scheduled training."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")
     method: Annotated[str, AfterValidator(canonical)]
@@ -74,15 +103,43 @@ class Deployment(BaseModel):
     compute: Compute = Compute()
     tags: list[str] = Field(default_factory=list)
 
+    @property
+    def series(self) -> Series:
+        return Series(**{name: getattr(self, name) for name in Series.model_fields})
+
+
+class Notify(BaseModel):
+    """Who is told when a run of the file's deployments ends badly; `fedcore deploy` sees to it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    webhook: str | None = Field(None, pattern=r"^https?://", description="URL that is sent a JSON object with `text`")
+    block: str | None = Field(None, min_length=1, description="or the name of a Webhook block on the Prefect server")
+    states: list[str] = Field(
+        ["Failed", "Refused", "Crashed"], min_length=1, description="names of states of flow runs"
+    )
+
+    @model_validator(mode="after")
+    def _one(self):
+        if (self.webhook is None) == (self.block is None):
+            raise ValueError("give exactly one of webhook and block")
+        return self
+
 
 class DeploymentFile(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     deployment: list[Deployment] = Field(min_length=1)
+    notify: Notify | None = None
 
 
 def read_deployments(path: str | Path) -> list[Deployment]:
-    """The deployments of a file; relative folders are taken from the file's own folder.
+    """The deployments of a file, as `read_file` reads it."""
+    return read_file(path).deployment
+
+
+def read_file(path: str | Path) -> DeploymentFile:
+    """A deployment file; relative folders are taken from the file's own folder.
 
     Raises ConfigError for a file that cannot be read, an unknown key, or settings that the method refuses.
     """
@@ -101,13 +158,15 @@ def read_deployments(path: str | Path) -> list[Deployment]:
     for item in content.deployment:
         make_method(item.method, item.config)
     here = path.resolve().parent
-    return [_placed(item, here) for item in content.deployment]
+    return content.model_copy(update={"deployment": [_placed(item, here) for item in content.deployment]})
 
 
 def _placed(item: Deployment, here: Path) -> Deployment:
     """With its folders taken from the folder `here`."""
-    population = item.population if is_url(item.population) else str(here / item.population)
-    places = {"population": population, "runs": str(here / item.runs)}
+    places = {"runs": str(here / item.runs)}
+    for name in ("population", "evaluate_on"):
+        where = getattr(item, name)
+        places[name] = where if where is None or is_url(where) else str(here / where)
     if item.start_from is not None and item.start_from != PREVIOUS:
         places["start_from"] = str(here / item.start_from)
     return item.model_copy(update=places)

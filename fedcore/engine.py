@@ -10,7 +10,6 @@ The engine knows nothing of Prefect or Dask; `tasks/` gives it a Dask backend an
 from __future__ import annotations
 
 import resource
-import shutil
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,14 +23,15 @@ import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from fedcore.aggregation import IntegerSum, KeyedIntegerSum, Statistics, merge, values
-from fedcore.errors import FedcoreError, SensitivityError, UnplannedRelease, WorkerFailed
+from fedcore.errors import FedcoreError, RunError, SensitivityError, UnplannedRelease, WorkerFailed
 from fedcore.population.blocks import ClientBlock, leaves
 from fedcore.population.store import Population
 from fedcore.privacy.plan import PlannedRelease
-from fedcore.rounds import FederatedMethod, Message, RoundInfo
+from fedcore.rounds import FederatedMethod, Memory, Message, RoundInfo
 from fedcore.runs import Run, read_values, write_values
 
 DEFAULT_CACHE_BYTES = 512 * 2**20
+DEFAULT_WHOLE_BYTES = 512 * 2**20
 
 
 # --- where clients are answered -------------------------------------------------------------------------------------
@@ -43,6 +43,7 @@ class Source:
 
     memory_in, memory_out: folders of the clients' memories before and after this round, or None
     cache_bytes: how much of the decoded blocks a process may keep
+    whole_bytes: a block of dense rows that is larger, decoded, is read while it is used, if the method can do with that
     """
 
     population: str
@@ -50,6 +51,7 @@ class Source:
     memory_in: str | None = None
     memory_out: str | None = None
     cache_bytes: int = DEFAULT_CACHE_BYTES
+    whole_bytes: int = DEFAULT_WHOLE_BYTES
 
 
 class BlockCache:
@@ -118,22 +120,32 @@ def answering(method: FederatedMethod, index: int) -> Iterator[None]:
                            "the run is private.", "Verify the population, then resume.") from None  # fmt: skip
 
 
+def _block(method: FederatedMethod, source: Source, population: Population, index: int) -> ClientBlock:
+    """Methods that say `streams_rows` take rows of which only slices become arrays; the others get every block whole."""
+    if getattr(method, "streams_rows", False) and population.kind == "rows" and (
+        population.decoded_bytes(index) > source.whole_bytes
+    ):
+        return population.stream(index)
+    key = (population.id, source.version, index)
+    return CACHE.get(key, partial(population.read, index), source.cache_bytes)
+
+
 def answer_block(method: FederatedMethod, source: Source, message: Message, index: int) -> Statistics:
     """The statistics of one block: leaf by leaf, in order. Idempotent: a block may be computed twice."""
     with answering(method, index):
         population = _population(source)
-        key = (population.id, source.version, index)
-        block = CACHE.get(key, partial(population.read, index), source.cache_bytes)
-        memory = read_values(memory_file(source.memory_in, index)) if source.memory_in else None
+        block = _block(method, source, population, index)
+        memory = read_memory(source.memory_in, index, block.clients) if source.memory_in else None
         total, kept = None, []
         for leaf in leaves(block, population.clients_per_leaf):
             start = leaf.first - block.first
             mine = None if memory is None else {k: v[start : start + leaf.clients] for k, v in memory.items()}
             statistics, new = method.client_update(message, leaf, mine)
             total = merge(total, statistics)
-            if new is not None:
-                kept.append(new)
-        if source.memory_out and kept:
+            kept.append({} if new is None else new)
+        if any(part.keys() != kept[0].keys() for part in kept):
+            raise ValueError(f"leaves of block {index} remember different things")
+        if source.memory_out and any(kept):
             together = {name: np.concatenate([part[name] for part in kept]) for name in kept[0]}
             write_values(memory_file(source.memory_out, index), together)
         return total
@@ -142,6 +154,21 @@ def answer_block(method: FederatedMethod, source: Source, message: Message, inde
 def memory_file(folder: str | Path, index: int) -> Path:
     """Where the memories of the clients of one block are."""
     return Path(folder) / f"{index:06d}.zip"
+
+
+def read_memory(folder: str | Path, index: int, clients: int) -> Memory:
+    """The memories of the clients of one block. Raises RunError that names the block if its file is missing, damaged,
+    or holds another number of clients.
+    """
+    try:
+        memory = read_values(memory_file(folder, index))
+        wrong = [name for name, array in memory.items() if np.shape(array)[:1] != (clients,)]
+        if wrong:
+            raise RunError(f"{wrong[0]!r} is not that of {clients} clients.", "Restore this file from a backup.")
+    except RunError as error:
+        raise RunError(f"the memories of the clients of block {index} after round {int(Path(folder).name)} are lost: "
+                       f"{error.message}", error.remedy) from error  # fmt: skip
+    return memory
 
 
 class Backend(Protocol):
@@ -246,9 +273,10 @@ class Training:
         return result
 
     def _map(self, message: Message) -> Statistics:
-        before, after = self.run.memory_folder(self.run.round), self.run.memory_folder(self.round)
-        shutil.rmtree(after, ignore_errors=True)  # of an attempt that was not committed
-        source = replace(self.source, memory_in=str(before) if before.exists() else None, memory_out=str(after))
+        # What an attempt left that was not committed is written again, file by file, to the same values. It is not
+        # removed: if another process has gone on with the run meanwhile, these are its clients' memories now.
+        before, after = self.run.memories(), self.run.memory_folder(self.round)
+        source = replace(self.source, memory_in=None if before is None else str(before), memory_out=str(after))
         return self.backend.map_blocks(partial(answer_block, self.method, source), message, self.blocks)
 
     def _publish(self, message, statistics: Statistics, planned: Sequence[PlannedRelease]) -> dict[str, np.ndarray]:

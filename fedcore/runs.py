@@ -23,7 +23,7 @@ import secrets
 import shutil
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ import numpy as np
 import zarr
 
 from fedcore.errors import LeaseLost, RunBusy, RunError, RunNotFound
-from fedcore.files import replace_durably, write_json
+from fedcore.files import replace_durably, sync_folder, write_json
 
 SCHEMA = 1
 STATES_KEPT = 2
@@ -156,6 +156,11 @@ class Run:
     def status(self) -> str:
         return self.head["status"]
 
+    @property
+    def pruned(self) -> bool:
+        """Whether its model was removed (`fedcore.operations.prune`)."""
+        return "pruned" in self.head
+
     @classmethod
     def create(cls, folder: Path, info: dict) -> Run:
         """A new run below `folder`, named by info["run_id"]; locked by this process. It has no state yet."""
@@ -183,7 +188,7 @@ class Run:
 
         without_head: the head is lost and is not looked at; the run is as if it had no state yet.
         """
-        path = Path(path)
+        path = pointed(Path(path))
         if not (path / "run.json").is_file():
             raise RunNotFound(f"there is no run at {str(path)!r}.", "`fedcore runs list` shows the runs of a folder.")
         info = _read_json(path / "run.json")
@@ -226,8 +231,13 @@ class Run:
                 f"another process is working on run {self.path.name!r}.", "Wait for it, or stop it."
             ) from None
         self._lock = file
-        for partial in self.path.rglob(".*.partial"):
-            partial.unlink(missing_ok=True)
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Remove what writers that died left half-written, as far as possible: it is in nobody's way."""
+        with suppress(OSError):
+            for partial in self.path.rglob(".*.partial"):
+                partial.unlink(missing_ok=True)
 
     def unlock(self) -> None:
         if self._lock is not None:
@@ -240,9 +250,23 @@ class Run:
     def memory_folder(self, round: int) -> Path:
         return self.path / "memory" / f"{round:06d}"
 
+    def memories(self) -> Path | None:
+        """The folder of the clients' memories after the last committed round; None: they have none. Raises RunError if
+        they had some.
+        """
+        folder = self.memory_folder(self.round)
+        kept = self.head.get("memories", folder.is_dir())  # runs that were made before heads told
+        if kept and not folder.is_dir():
+            raise RunError(f"the clients' memories after round {self.round} of run {self.id!r} are lost: there is no "
+                           f"folder memory/{folder.name}.", "Restore it from a backup, or train again.")  # fmt: skip
+        return folder if kept else None
+
     def read_state(self) -> dict[str, Any]:
         if self.round < 0:
             raise RunError(f"run {self.id!r} has no committed state yet.", "`fedcore resume` it first.")
+        if self.pruned:
+            raise RunError(f"the model of run {self.id!r} was removed on {self.head['pruned']} as newer ones are kept.",
+                           "Its metrics, statement and report are still there.")  # fmt: skip
         return read_values(self.state_file(self.round))
 
     def commit(self, round: int, state: Any, row: Mapping[str, Any] | None, **head: Any) -> None:
@@ -259,14 +283,25 @@ class Run:
             file.flush()
             os.fsync(file.fileno())
             size = os.fstat(file.fileno()).st_size
-        self._write_head({**self.head, **head, "round": round, "metrics_bytes": size})
+        memories = self.memory_folder(round).is_dir()
+        if memories:
+            with writing("memory"):
+                sync_folder(self.path / "memory")
+        self._write_head({**self.head, **head, "round": round, "metrics_bytes": size, "memories": memories})
+        self._prune()
+
+    def _prune(self) -> None:
+        """Drop states and memories that are not those of the last rounds. A folder that a worker of a dead process
+        still writes to stays until the next time: nobody reads it.
+        """
         with writing("state and memory"):
             for old in [*self.path.glob("state/[0-9]*.zip"), *self.path.glob("memory/[0-9]*")]:
-                if not round - STATES_KEPT < int(old.stem) <= round:
-                    shutil.rmtree(old) if old.is_dir() else old.unlink()
+                if not self.round - STATES_KEPT < int(old.stem) <= self.round:
+                    shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink(missing_ok=True)
 
     def finish(self, status: str) -> None:
         self._write_head({**self.head, "status": status})
+        self._sweep()
 
     def note(self, **facts: Any) -> None:
         """Keep facts about the run's execution (memory, seconds) in its head."""
@@ -315,7 +350,7 @@ def _read_head(path: Path) -> dict:
     elif any(int(state.stem) > 0 for state in path.glob("state/[0-9]*.zip")):  # it would begin again over its states
         raise RunError(f"the head of run {path.name!r} is missing.", lost)
     if (not _is_count(head.get("round"), -1) or not _is_count(head.get("metrics_bytes"), 0)
-            or head.get("status") not in STATUSES):  # fmt: skip
+            or type(head.get("memories", False)) is not bool or head.get("status") not in STATUSES):  # fmt: skip
         raise RunError(f"the head of run {path.name!r} is not valid.", lost)
     return head
 
@@ -350,10 +385,24 @@ class LoadedRun:
     metrics: list[dict]
 
 
+def pointed(path: Path) -> Path:
+    """The run that the file `latest-NAME.json` names (`fedcore.operations`); any other path as it is.
+
+    Raises RunError for a file that names none.
+    """
+    if path.suffix != ".json" or not path.is_file():
+        return path
+    name = _read_json(path).get("run")
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise RunError(f"{path.name} names no run.", "Name the folder of a run, or a file latest-NAME.json.")
+    return path.parent / name
+
+
 def load_run(path: str | Path) -> LoadedRun:
     """Read a run without executing anything from it; safe on files from elsewhere.
 
-    Raises RunNotFound or RunError.
+    path: the run's folder, or the file latest-NAME.json that says which run is the latest of a deployment. Raises
+    RunNotFound or RunError.
     """
     run = Run.open(path)
     return LoadedRun(run.path, run.info, run.head, run.read_state(), run.metrics())

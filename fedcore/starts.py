@@ -72,7 +72,8 @@ def previous_run(runs: str | Path, method: str, private: bool, population: Popul
     for run in list_runs(runs):
         info, where = run.info, run.info.get("population") or {}
         same = info.get("method") == method and where.get("id") == population.id and run.status == "finished"
-        if same and (deployment is None or info.get("deployment") == deployment) and (not private or _secure(info)):
+        mine = deployment is None or info.get("deployment") == deployment
+        if same and mine and not run.pruned and (not private or _secure(info)):
             found.append(run)
     return max(found, key=lambda run: (str(run.info.get("started")), run.id), default=None)
 

@@ -3,14 +3,22 @@
 from collections.abc import Sequence
 
 import prefect
+from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
 
 from fedcore.deployment import Deployment
 from fedcore.errors import ConfigError
 from flows.train import FLOWS
 
+# A start that comes while a run of the deployment goes on is left out. If it waited, all the starts that were missed
+# while nobody served the deployment would follow one another, and each would spend of the budget.
+ONE_AT_A_TIME = ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW)
 
-def to_deployment(item: Deployment):
-    """A Prefect deployment of one entry of the file. Raises ConfigError for a schedule that Prefect refuses."""
+
+def to_deployment(item: Deployment, **where):
+    """A Prefect deployment of one entry of the file. where: of its work pool, if it is not served by this process.
+
+    Raises ConfigError for a schedule that Prefect refuses.
+    """
     from prefect.schedules import Cron, Interval, RRule
 
     schedule = None
@@ -22,10 +30,11 @@ def to_deployment(item: Deployment):
         elif item.schedule is not None:
             schedule = RRule(item.schedule.rrule, timezone=item.schedule.timezone)
         return FLOWS[item.method].to_deployment(
-            name=item.name, schedule=schedule, tags=[item.method, *item.tags], concurrency_limit=1,
+            name=item.name, schedule=schedule, tags=[item.method, *item.tags], concurrency_limit=ONE_AT_A_TIME,
             parameters={"population": item.population, "runs": item.runs, "seed": item.seed, "config": item.config,
                         "compute": item.compute.model_dump(), "start_from": item.start_from,
-                        "public_start_because": item.public_start_because},
+                        "public_start_because": item.public_start_because, "series": item.series.model_dump()},
+            **where,
         )  # fmt: skip
     except ValueError as error:
         raise ConfigError(f"deployment {item.name!r}: {error}") from None

@@ -45,6 +45,16 @@ def server(port: int | None = None) -> Iterator[str]:
         _stop(process)
 
 
+def check_reachable(address: str) -> None:
+    """Raises ConfigError if no Prefect server answers at this address (which ends in /api)."""
+    try:
+        with urllib.request.urlopen(f"{address.rstrip('/')}/health", timeout=10):
+            return
+    except (urllib.error.URLError, OSError, ValueError) as error:
+        raise ConfigError(f"no Prefect server answers at {address} ({getattr(error, 'reason', error)}).",
+                          "Start it, or correct PREFECT_API_URL.") from None  # fmt: skip
+
+
 def _wait(base: str, process: subprocess.Popen) -> None:
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:

@@ -1,19 +1,27 @@
 """Training flows: one flow run for each training run, one Dask client for all its rounds."""
 
 import os
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from prefect import flow, get_run_logger
+from prefect import flow, get_client, get_run_logger
 from prefect.runtime import deployment, flow_run
+from pydantic import ValidationError
 
-from fedcore.deployment import Compute
+from fedcore.deployment import Compute, Series
 from fedcore.engine import peak_memory
-from fedcore.methods import make_method, method_class, summary
+from fedcore.errors import ConfigError, FedcoreError, PopulationError
+from fedcore.methods import METHODS, explain, make_method, method_class, summary
+from fedcore.operations import public_population
+from fedcore.population.store import Population
+from fedcore.rounds import FederatedMethod
 from fedcore.runs import Run
-from fedcore.session import Session, TrainRequest, ending, resume, start
-from tasks.artifacts import Showcase
+from fedcore.session import Session, TrainRequest, asked, ending, resume, start
+from flows.states import ended, without_tracebacks
+from tasks.artifacts import Showcase, show_comparison, show_population
 from tasks.dask_backend import DaskBackend, dask_client
+from tasks.operations import conclude_series
 from tasks.training import next_rounds
 
 
@@ -21,9 +29,31 @@ def stamp() -> str:
     return datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
 
 
-def _name() -> str:
-    given = flow_run.parameters
-    return f"{Path(str(given.get('population') or given.get('run'))).name}-{stamp()}"
+def _last(place: object) -> str:
+    """The name of a folder or of what a URL points to."""
+    return Path(str(place).rstrip("/")).name
+
+
+def _namer(method: str) -> Callable[[], str]:
+    """Names of flow runs: the name that the run was given, or method, population and time."""
+
+    def name() -> str:
+        given = flow_run.parameters
+        return str(given.get("run_id") or f"{method}-{_last(given['population'])}-{stamp()}")
+
+    return name
+
+
+def _resumed() -> str:
+    return f"resume-{_last(flow_run.parameters['run'])}-{stamp()}"
+
+
+def _tag(method: str, population: str, private: bool) -> None:
+    """Add tags to this flow run, however it was started; lists in the UI are filtered by them."""
+    with get_client(sync_client=True) as client:
+        mine = client.read_flow_run(flow_run.id)
+        tags = {*mine.tags, method, _last(population), "private" if private else "not-private"}
+        client.update_flow_run(mine.id, tags=sorted(tags))
 
 
 def training_flow(method: str):
@@ -33,15 +63,25 @@ def training_flow(method: str):
     def train_method(population: str, config: settings = settings(), runs: str = "runs",
                      compute: Compute = Compute(), seed: int = 0, run_id: str | None = None,
                      version: int | None = None, test_noise: str | None = None, start_from: str | None = None,
-                     public_start_because: str | None = None) -> str:  # fmt: skip
-        request = TrainRequest(method=method, population=population, settings=config.model_dump(mode="json"),
-                               runs=runs, run_id=run_id, version=version, seed=seed, cache_bytes=compute.cache_bytes,
-                               test_noise=test_noise, start_from=start_from,
-                               public_start_because=public_start_because, deployment=deployment.name)  # fmt: skip
-        private = make_method(request.method, request.settings).private
-        with dask_client(compute.workers, compute.dask, private) as client:
-            backend = DaskBackend(client)
-            return train(start(request, backend, stamp=stamp()), backend)
+                     public_start_because: str | None = None, series: Series | None = None) -> str:  # fmt: skip
+        def work(begun: list[Session]) -> str:
+            request = _request(
+                method=method, population=population, settings=config.model_dump(mode="json"), runs=runs,
+                run_id=run_id, version=version, seed=seed, cache_bytes=compute.cache_bytes, test_noise=test_noise,
+                start_from=start_from, public_start_because=public_start_because, deployment=deployment.name,
+            )  # fmt: skip
+            made = make_method(method, request.settings)
+            _tag(method, population, made.private and test_noise is None)
+            store = _compared_on(series, made, Population.open(population, version=version))
+            with dask_client(compute.workers, compute.dask, made.private) as client:
+                backend = DaskBackend(client)
+                begun.append(session := start(request, backend, stamp=stamp()))
+                train(session, backend)
+                if series is not None:
+                    _conclude(session, series, store, backend)
+            return str(session.run.path)
+
+        return _carried_out(work, population, runs)
 
     train_method.__name__ = train_method.__qualname__ = f"train_{method}"
     train_method.__doc__ = f"""{summary(method_class(method))}
@@ -58,12 +98,13 @@ def training_flow(method: str):
         start_from: folder of a run, or .npz file of arrays, that it starts from; or "previous", the newest finished run
             of the same deployment on the population
         public_start_because: why that start is public, if it is not a private run
+        series: of a deployment: what the run is compared on, when it becomes the latest one, how many are kept
     """
-    return flow(name=f"train-{method.replace('_', '-')}", flow_run_name=_name, persist_result=False,
-                validate_parameters=True)(train_method)  # fmt: skip
+    return flow(name=f"train-{method.replace('_', '-')}", flow_run_name=_namer(method), persist_result=False,
+                validate_parameters=True, retries=0)(train_method)  # fmt: skip
 
 
-@flow(name="resume-run", flow_run_name=_name, persist_result=False)
+@flow(name="resume-run", flow_run_name=_resumed, persist_result=False, retries=0)
 def resume_run(run: str, compute: Compute = Compute(), take_over: bool = False, population: str | None = None) -> str:
     """Go on with a run after its last committed round.
 
@@ -73,32 +114,102 @@ def resume_run(run: str, compute: Compute = Compute(), take_over: bool = False, 
         take_over: take the run from a holder that seems alive
         population: where the population is now, if it was moved
     """
-    private = Run.open(run).info["private"]
-    with dask_client(compute.workers, compute.dask, private) as client:
-        backend = DaskBackend(client)
-        return train(resume(run, backend, cache_bytes=compute.cache_bytes, take_over=take_over,
-                            population=population), backend)  # fmt: skip
+    opened = Run.open(run)
+    info = asked(opened)
+    place = population or info["population"]["path"]
+
+    def work(begun: list[Session]) -> str:
+        _tag(info["method"], place, info["private"] and info["test_noise"] is None)
+        with dask_client(compute.workers, compute.dask, info["private"]) as client:
+            backend = DaskBackend(client)
+            begun.append(session := resume(run, backend, cache_bytes=compute.cache_bytes, take_over=take_over,
+                                           population=population))  # fmt: skip
+            train(session, backend)
+        return str(session.run.path)
+
+    return _carried_out(work, place, str(opened.path.parent))
 
 
-def train(session: Session, backend: DaskBackend) -> str:
-    """Rounds to the end; artifacts while it runs; the report. Returns the folder of the run."""
-    logger = get_run_logger()
-    logger.info("run %s: %s on population %s version %d, process %d", session.run.id, session.method.name,
-                session.population.path.name, session.population.version, os.getpid())  # fmt: skip
+def train(session: Session, backend: DaskBackend) -> None:
+    """Rounds to the end; artifacts while it runs; the report."""
+    logger, said, run = get_run_logger(), in_a_line(session), session.run
+    logger.info("%s: begins with round %d of at most %d, process %d, kept in %s", said, max(run.round, 0) + 1,
+                session.method.total_rounds(session.training.state), os.getpid(), run.path)  # fmt: skip
     show = Showcase(session)
     with ending(session):
         goes_on, seconds = True, None
         while goes_on:
+            before = run.round
             goes_on, seconds = next_rounds(session, seconds)
             show.progress()
-            logger.info("run %s: round %d of at most %d, %.2f s each", session.run.id, session.run.round,
-                        session.method.total_rounds(session.training.state), seconds)  # fmt: skip
-        session.run.note(peak_memory_of_workers=backend.memory_of_workers(), peak_memory_of_flow=peak_memory())
-    logger.info("run %s: %s after %d rounds; report: %s", session.run.id, session.run.status, session.run.round,
-                show.report())  # fmt: skip
-    return str(session.run.path)
+            if run.round > before:
+                logger.info("%s: round %d of at most %d, %.2f s each", said, run.round,
+                            session.method.total_rounds(session.training.state), seconds)  # fmt: skip
+        run.note(peak_memory_of_workers=backend.memory_of_workers(), peak_memory_of_flow=peak_memory())
+    logger.info("%s: %s after %d rounds; report: %s", said, run.status, run.round, show.report())
 
 
-train_histograms = training_flow("histograms")
-train_federated_em = training_flow("federated_em")
-FLOWS = {"histograms": train_histograms, "federated_em": train_federated_em}
+def in_a_line(session: Session) -> str:
+    """Which run this is, for a line of log that is read alone."""
+    private = session.method.private and session.run.info["test_noise"] is None
+    return (f"run {session.run.id} ({session.method.name} on population {session.population.path.name} version "
+            f"{session.population.version}, {'private' if private else 'not private'})")  # fmt: skip
+
+
+# --- around the rounds ----------------------------------------------------------------------------------------------
+
+
+def _carried_out(work: Callable[[list[Session]], str], population: str, runs: str):
+    """The folder of the run; or, after a named error, the state of the flow run that says what was wrong.
+
+    work: appends the session to its argument once the run has begun. The page of the population is brought up to date
+    in either case.
+    """
+    begun: list[Session] = []
+    without_tracebacks()
+    try:
+        result = work(begun)
+    except FedcoreError as error:
+        said = in_a_line(begun[0]) if begun else f"nothing was trained on population {_last(population)}"
+        get_run_logger().error("%s: %s: %s", said, type(error).__name__, error)
+        result = ended(error, refused=not begun)
+        if isinstance(error, PopulationError) and not begun:
+            return result
+    try:
+        show_population(Population.open(population), runs)
+    except FedcoreError as error:  # the outcome of the run is what matters
+        get_run_logger().warning("the page of population %s was not brought up to date: %s", _last(population), error)
+    return result
+
+
+def _request(**given) -> TrainRequest:
+    try:
+        return TrainRequest(**given)
+    except ValidationError as error:
+        raise ConfigError(f"the run cannot be made: {explain(error)}") from None
+
+
+def _compared_on(series: Series | None, method: FederatedMethod, population: Population) -> Population | None:
+    """The public population of the series, checked before anything is spent; None if runs are not compared."""
+    if series is None:
+        return None
+    if deployment.name is None:
+        raise ConfigError("what becomes of a series of runs was given, and no deployment that they belong to.",
+                          "Leave `series` out, or start the run from a deployment.")  # fmt: skip
+    return public_population(series, method, population)
+
+
+def _conclude(session: Session, series: Series, store: Population | None, backend: DaskBackend) -> None:
+    """Compare, promote, prune; and say so."""
+    logger, said = get_run_logger(), in_a_line(session)
+    told = conclude_series(session.run, deployment.name, series, store, stamp(), backend)
+    show_comparison(told)
+    outcome = "is now the latest run" if told["promoted"] else "does not become the latest run"
+    logger.info("%s: %s of deployment %s, because %s", said, outcome, deployment.name, told["because"])
+    if told["pruned"]:
+        logger.info("%s: removed the models of %d older runs of deployment %s: %s", said, len(told["pruned"]),
+                    deployment.name, ", ".join(told["pruned"]))  # fmt: skip
+
+
+FLOWS = {name: training_flow(name) for name in METHODS}
+globals().update({f"train_{name}": made for name, made in FLOWS.items()})  # where a worker finds them, by name

@@ -1,5 +1,6 @@
 """What the Prefect UI shows of a run: progress, a table of metrics, the budget and figures while it runs, the report
-at the end. Everything comes from committed metrics and published values.
+at the end; how it compares with the latest run of its deployment; and the page of its population. Everything comes from
+committed metrics, published values, scores on public data and what is for operators.
 """
 
 import re
@@ -13,6 +14,8 @@ from prefect.artifacts import (
 )
 
 from fedcore.evaluation.report import markdown_report, run_figures, write_report
+from fedcore.population.store import Population
+from fedcore.population_page import budget_rows, population_page
 from fedcore.session import Session
 
 SECONDS_BETWEEN = 5.0
@@ -24,12 +27,40 @@ def key(kind: str, name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", f"{kind}-{name}".lower()).strip("-")
 
 
+def key_of(population: Population) -> str:
+    """Of the artifacts of a population: the same for all its versions and runs, and of no other population."""
+    return key("population", f"{population.path.name}-{population.id[:8]}")
+
+
+def show_population(population: Population, runs: str) -> None:
+    """The page of a population: a new version of one artifact."""
+    create_markdown_artifact(markdown=population_page(population.location, runs), key=key_of(population),
+                             description=f"Population {population.path.name}: versions, runs, budget")  # fmt: skip
+
+
+def show_comparison(told: dict) -> None:
+    """How a run compared with the latest one of its deployment: a new version of one artifact."""
+    if told["rows"]:
+        outcome = "promoted" if told["promoted"] else "not promoted"
+        create_table_artifact(table=told["rows"], key=key("comparison", told["deployment"]),
+                              description=f"Run {told['run']} of {told['deployment']} on {told['population']}: "
+                              f"{outcome}, because {told['because']}")  # fmt: skip
+
+
+def time_left(seconds: float) -> str:
+    """In words, rounded: a guess from the rounds so far."""
+    if seconds < 90:
+        return f"about {max(1, round(seconds))} s left"
+    return f"about {round(seconds / 60)} min left" if seconds < 5400 else f"about {seconds / 3600:.1f} h left"
+
+
 class Showcase:
     """The artifacts of one run; kept up to date at most every few seconds."""
 
     def __init__(self, session: Session):
         self.session = session
         self.shown = 0.0
+        self.begun, self.first = time.monotonic(), session.run.round
         self.drawn = time.monotonic()
         self.progress_id = create_progress_artifact(progress=0.0, key=key("progress", session.run.id),
                                                     description=f"Rounds of run {session.run.id}")  # fmt: skip
@@ -38,7 +69,9 @@ class Showcase:
         """After some rounds: progress, metrics and budget, unless they were shown a moment ago."""
         if time.monotonic() - self.shown < SECONDS_BETWEEN:
             return
-        self._progress(100.0 * self.session.run.round / max(1, self._total()))
+        done, total = self.session.run.round, max(1, self._total())
+        each = (time.monotonic() - self.begun) / max(1, done - self.first)
+        self._progress(100.0 * done / total, f"{done} of at most {total} rounds, {time_left(each * (total - done))}")
         self._tables()
         if time.monotonic() - self.drawn > SECONDS_BETWEEN_FIGURES:
             self._figures()
@@ -46,7 +79,7 @@ class Showcase:
 
     def report(self) -> str:
         """At the end: the last tables, the figures, and report.html in the run's folder. Returns its path."""
-        self._progress(100.0)
+        self._progress(100.0, f"{self.session.run.status} after {self.session.run.round} rounds")
         self._tables()
         self._figures()
         return str(write_report(self.session.run, self.session.population.vocabulary()))
@@ -61,8 +94,9 @@ class Showcase:
     def _total(self) -> int:
         return self.session.method.total_rounds(self.session.training.state)
 
-    def _progress(self, percent: float) -> None:
-        update_progress_artifact(self.progress_id, progress=min(100.0, percent))
+    def _progress(self, percent: float, words: str) -> None:
+        update_progress_artifact(self.progress_id, progress=min(100.0, percent),
+                                 description=f"Run {self.session.run.id}: {words}")  # fmt: skip
 
     def _tables(self) -> None:
         run = self.session.run
@@ -76,13 +110,3 @@ class Showcase:
             create_table_artifact(table=budget_rows(balance), key=key("budget", name),
                                   description=f"Privacy budget of population {population.path.name}")  # fmt: skip
 
-
-def budget_rows(balance) -> list[dict]:
-    """A balance as a table of spent, reserved and left."""
-    budget = balance.budget
-    return [
-        {"": "budget", "rho": budget.rho_max, "epsilon": budget.epsilon, "delta": budget.delta},
-        {"": "spent", "rho": balance.rho_spent, "epsilon": balance.epsilon_spent, "delta": budget.delta_conv},
-        {"": "reserved", "rho": balance.rho_reserved, "epsilon": None, "delta": None},
-        {"": "left", "rho": balance.rho_left, "epsilon": None, "delta": None},
-    ]

@@ -1,12 +1,14 @@
 """Deployment files: read, checked, and their folders found wherever the command runs."""
 
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from fedcore.deployment import Compute, read_deployments
+from fedcore.deployment import Compute, Series, read_deployments
 from fedcore.errors import ConfigError
+from tests.command import fedcore
 
 WHOLE = """
 [[deployment]]
@@ -87,6 +89,16 @@ def test_each_kind_of_schedule(file, schedule):
         (ENTRY + "[deployment.config]\ncolour = 1", "'colour' is not a setting"),
         (ENTRY + "[deployment.config]\nepsilon = 0", "'epsilon'"),
         (ENTRY + "[deployment.compute]\nworkers = 0", "deployment.0.compute.workers"),
+        (ENTRY + "retention = 0", "deployment.0.retention"),
+        (ENTRY + 'promote = "sometimes"', "deployment.0.promote"),
+        (ENTRY + 'promote = "if_better"', "needs evaluate_on"),
+        (ENTRY + "tolerance = 0.1", "goes with promote"),
+        (ENTRY + 'promote = "if_better"\nevaluate_on = "q"\ntolerance = -1', "deployment.0.tolerance"),
+        (ENTRY + 'promote = "if_better"\nevaluate_on = "q"\ntolerance = inf', "deployment.0.tolerance"),
+        ("[notify]\n" + ENTRY, "exactly one of webhook and block"),
+        ("[notify]\nwebhook = 'http://a'\nblock = 'b'\n" + ENTRY, "exactly one of webhook and block"),
+        ("[notify]\nwebhook = 'file:///etc/passwd'\n" + ENTRY, "notify.webhook"),
+        ("[notify]\nblock = 'b'\nstates = []\n" + ENTRY, "notify.states"),
         (ENTRY + "[deployment.compute]\nthreads = 2", "'deployment.0.compute.threads' is not a setting"),
     ],
 )
@@ -117,6 +129,60 @@ def test_the_flow_of_a_deployment_is_told_where_to_start(file):
     assert set(deployed.parameters) <= set(deployed._parameter_openapi_schema.properties)
 
 
+def test_what_becomes_of_the_runs(file, tmp_path):
+    more = 'evaluate_on = "public"\npromote = "if_better"\ntolerance = 0.5\nretention = 3\n'
+    (item,) = read_deployments(file(ENTRY + more))
+    where = str(tmp_path / "public")
+    assert item.series == Series(evaluate_on=where, promote="if_better", tolerance=0.5, retention=3)
+    assert read_deployments(file(ENTRY))[0].series == Series(promote="always", retention=None)
+    (item,) = read_deployments(file(ENTRY + 'evaluate_on = "s3://bucket/public"\n'))
+    assert item.evaluate_on == "s3://bucket/public"
+
+
+def test_served_and_deployed_are_the_same_but_for_the_place(file):
+    """A deployment for workers names its flow by module: no file of code is fetched."""
+    from flows.deploy import flow_by_name
+    from flows.serve import to_deployment
+
+    (item,) = read_deployments(file(ENTRY + "retention = 3\nschedule = { interval = 60 }\n"))
+    served, deployed = to_deployment(item), flow_by_name(item, "pool")
+    assert served.parameters == deployed.parameters and deployed.parameters["series"]["retention"] == 3
+    assert deployed.entrypoint == "flows.train.train_histograms" and deployed.work_pool_name == "pool"
+    assert [len(each.schedules) for each in (served, deployed)] == [1, 1]
+    module, name = deployed.entrypoint.rsplit(".", 1)
+    assert getattr(import_module(module), name).name == "train-histograms"
+
+
+def test_a_start_that_comes_too_early_is_left_out(file):
+    """If it waited, the starts that were missed would follow one another and each spend of the budget."""
+    from flows.serve import to_deployment
+
+    (item,) = read_deployments(file(ENTRY))
+    deployed = to_deployment(item)
+    assert (deployed.concurrency_limit, deployed.concurrency_options.collision_strategy.value) == (1, "CANCEL_NEW")
+
+
+@pytest.mark.parametrize("schedule", ['cron = "every night"', 'rrule = "FREQ=SOMETIMES"',
+                                      'cron = "0 3 * * *", timezone = "Mars/Olympus"'])
+def test_a_schedule_that_prefect_refuses(file, schedule):
+    from flows.serve import to_deployment
+
+    (item,) = read_deployments(file(ENTRY + f"schedule = {{ {schedule} }}\n"))
+    with pytest.raises(ConfigError, match="deployment 'a'"):
+        to_deployment(item)
+
+
+@pytest.mark.parametrize("address, words", [(None, "names no Prefect server"),
+                                            ("http://127.0.0.1:9/api", "no Prefect server answers"),
+                                            ("nonsense", "no Prefect server answers")])  # fmt: skip
+def test_deploying_needs_a_server(file, monkeypatch, address, words):
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    if address is not None:
+        monkeypatch.setenv("PREFECT_API_URL", address)
+    refused = fedcore("deploy", file(ENTRY), "--json")
+    assert refused.code == 2 and refused.json["error"] == "ConfigError" and words in refused.json["message"]
+
+
 @pytest.mark.parametrize("path", ["missing.toml", "."])
 def test_a_file_that_cannot_be_read(tmp_path, path):
     with pytest.raises(ConfigError, match="cannot read"):
@@ -129,11 +195,20 @@ def test_a_file_that_is_no_text(tmp_path):
         read_deployments(tmp_path / "d.toml")
 
 
-def test_the_file_that_comes_with_the_package_is_good():
+@pytest.mark.parametrize("name", ["histograms", "federated_em"])
+def test_the_files_that_come_with_the_package_are_good(name):
+    import deployments
+    from flows.serve import to_deployment
+
+    (item,) = read_deployments(Path(deployments.__file__).with_name(f"{name}.toml"))
+    assert item.method == name and item.schedule is not None and item.retention
+    assert to_deployment(item).name == item.name
+
+
+def test_every_file_of_the_package_is_tested():
     import deployments
 
-    (item,) = read_deployments(Path(deployments.__file__).with_name("histograms.toml"))
-    assert item.method == "histograms" and item.schedule.cron and item.config["epsilon"] > 0
+    assert {path.stem for path in Path(deployments.__file__).parent.glob("*.toml")} == {"histograms", "federated_em"}
 
 
 def test_the_example_of_the_documentation_is_good(file):

@@ -1,17 +1,24 @@
-"""Guards of the pins in pyproject.toml: the server can be made, and its scheduler makes runs."""
+"""A real Prefect server: guards of the pins in pyproject.toml, schedules that fire, what an operator sees of runs."""
 
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytest
 
 from fedcore.runs import list_runs, load_run
+from tests.command import private_population
 from tests.conftest import small_counts, write_counts
 from tests.federated_em.test_run import rows_population
 
@@ -114,6 +121,176 @@ def _ask(base, path, body):
     request = urllib.request.Request(f"{base}/api{path}", json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=20) as answer:
         return json.load(answer)
+
+
+DEPLOYED = """
+[notify]
+webhook = "WEBHOOK"
+
+[[deployment]]
+name = "broken"
+method = "histograms"
+population = "missing \\"one\\""
+config = { algorithm = "algorithm2" }
+
+[[deployment]]
+name = "recurring"
+method = "histograms"
+population = "population"
+schedule = { interval = 5 }
+evaluate_on = "public"
+promote = "if_better"
+retention = 1
+config = { algorithm = "algorithm2", clusters = 2, rounds = 2 }
+compute = { workers = 1 }
+
+[[deployment]]
+name = "nightly"
+method = "histograms"
+population = "population"
+schedule = { cron = "30 3 * * *", timezone = "Europe/Berlin" }
+
+[[deployment]]
+name = "weekly"
+method = "histograms"
+population = "population"
+schedule = { rrule = "FREQ=WEEKLY;BYDAY=MO;BYHOUR=4;BYMINUTE=15;BYSECOND=0" }
+"""
+HERE = Path(__file__).parent.parent
+
+
+@contextmanager
+def listening():
+    """(URL, what was sent to it so far)."""
+    told = []
+
+    class Receiver(BaseHTTPRequestHandler):
+        def do_POST(self):
+            told.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *arguments):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as receiver:
+        threading.Thread(target=receiver.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{receiver.server_port}/", told
+        receiver.shutdown()
+
+
+@contextmanager
+def process(log, *command, **environment):
+    with open(log, "w") as file:
+        running = subprocess.Popen(command, stdout=file, stderr=file, cwd=log.parent,
+                                   env=os.environ | {"PYTHONPATH": str(HERE), **environment})  # fmt: skip
+        try:
+            yield running
+        finally:
+            _end(running)
+
+
+@pytest.mark.slow
+@pytest.mark.prefect
+def test_deployments_of_every_kind_of_schedule_are_run_by_a_worker(prefect_server, tmp_path):
+    """interval: seen to fire, twice, so that the second run is compared with the first and the first is pruned. cron
+    and rrule: the times that the scheduler has made runs for. By hand: one that is refused, which a webhook is told.
+    """
+    with listening() as (webhook, told):
+        deployments_on_a_worker(prefect_server, tmp_path, webhook, told)
+
+
+def deployments_on_a_worker(prefect_server, tmp_path, webhook, told):
+    write_counts(tmp_path / "population", small_counts(100))
+    write_counts(tmp_path / "public", small_counts(40), heldout=small_counts(40, seed=2),
+                 public_for_evaluation="made up")  # fmt: skip
+    (tmp_path / "deployed.toml").write_text(DEPLOYED.replace("WEBHOOK", webhook))
+    server = {"PREFECT_API_URL": prefect_server + "/api"}
+    done = subprocess.run([sys.executable, "-m", "fedcore.cli", "deploy", str(tmp_path / "deployed.toml"), "--json",
+                           "--pool", "tests"], env=os.environ | server, capture_output=True, text=True,
+                          timeout=120)  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    ids = {row["deployment"].split("/")[1]: row["id"] for row in json.loads(done.stdout)["deployments"]}
+
+    def runs_of(name, state):
+        return _ask(prefect_server, "/flow_runs/filter", {"deployments": {"id": {"any_": [ids[name]]}}, "flow_runs": {
+            "state": {"type": {"any_": [state]}}}, "sort": "EXPECTED_START_TIME_ASC"})  # fmt: skip
+
+    _ask(prefect_server, f"/deployments/{ids['broken']}/create_flow_run", {})
+    prefect = [sys.executable, "-m", "prefect", "worker", "start", "--pool", "tests"]
+    with process(tmp_path / "log", *prefect, **server):
+        _first(lambda: told and len(runs_of("recurring", "COMPLETED")) > 1, 150)
+    completed, log = runs_of("recurring", "COMPLETED"), (tmp_path / "log").read_text()
+    assert len(completed) > 1, log[-3000:]
+    assert completed[0]["auto_scheduled"] and completed[0]["name"].startswith("histograms-population-")
+    assert {"histograms", "population", "not-private"} <= set(completed[0]["tags"])
+
+    assert len(told) == 1 and told[0]["text"].startswith("broken: flow run histograms-missing ")
+    assert 'is Refused. There is no population at' in told[0]["text"] and 'missing "one"' in told[0]["text"]
+
+    finished = sorted((run for run in list_runs(tmp_path / "runs") if run.status == "finished"),
+                      key=lambda run: run.info["started"])  # fmt: skip
+    assert finished[0].pruned and load_run(tmp_path / "runs" / "latest-recurring.json").info["deployment"] == "recurring"
+    assert "is now the latest run of deployment recurring, because it is the first one" in log
+    assert f"removed the models of 1 older runs of deployment recurring: {finished[0].id}" in log
+    artifacts = {item["key"]: item for item in _ask(prefect_server, "/artifacts/latest/filter", {"limit": 200})}
+    assert finished[1].id in json.dumps(artifacts["comparison-recurring"]["data"])
+    page = artifacts[f"population-population-{finished[0].info['population']['id'][:8]}"]["data"]
+    assert finished[0].id in page and "| recurring |" in page
+    assert "rounds" in artifacts[f"progress-{finished[0].id.lower()}"]["description"]
+
+    now = datetime.now(UTC)
+    for name, zone, clock in (("nightly", "Europe/Berlin", (3, 30)), ("weekly", "UTC", (4, 15))):
+        starts = _first(lambda name=name: runs_of(name, "SCHEDULED"), 60)
+        times = [datetime.fromisoformat(run["expected_start_time"]) for run in starts]
+        assert len(times) >= 2 and times[0] > now
+        local = [time.astimezone(ZoneInfo(zone)) for time in times]
+        assert {(time.hour, time.minute) for time in local} == {clock}
+        step = timedelta(days=1 if name == "nightly" else 7)
+        assert all(b.date() - a.date() == step for a, b in zip(local, local[1:], strict=False))
+        assert name == "nightly" or local[0].weekday() == 0
+
+
+REFUSED = """
+import json, sys
+from fedcore.errors import FedcoreError
+from fedcore.histograms.config import HistogramsConfig
+from flows.train import FLOWS, Compute
+
+settings = HistogramsConfig(clusters=2, rounds=2, epsilon=0.9, spare_releases=0)
+for population in sys.argv[2:]:
+    try:
+        FLOWS["histograms"](population=population, runs=sys.argv[1], config=settings, compute=Compute(workers=1))
+    except FedcoreError as error:
+        print(type(error).__name__)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.prefect
+def test_a_refused_run_says_why_in_its_state(prefect_server, tmp_path):
+    spent, _ = private_population(tmp_path / "spent", small_counts(100), epsilon=1.0)
+    bare, _ = private_population(tmp_path / "bare", small_counts(100), epsilon=None)
+    command = [sys.executable, "-c", REFUSED, str(tmp_path / "runs"), *[str(population.path) for population in
+               (spent, spent, bare)], str(tmp_path / "missing")]  # fmt: skip
+    environment = os.environ | {"PREFECT_API_URL": prefect_server + "/api", "PYTHONPATH": str(HERE)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.stdout.split() == ["BudgetExceeded", "BudgetMissing", "PopulationNotFound"], done.stderr[-3000:]
+    assert "Traceback" not in done.stderr
+    runs = _ask(prefect_server, "/flow_runs/filter", {"flow_runs": {"tags": {"any_": ["spent", "bare", "missing"]}},
+                                                     "sort": "EXPECTED_START_TIME_ASC"})  # fmt: skip
+    first, again, none, missing = runs
+    assert first["state_type"] == "COMPLETED" and "private" in first["tags"]
+    assert first["name"].startswith("histograms-spent-")
+    for run, words, remedy in ((again, "and this run asks for epsilon = 0.9", "or raise the budget"),
+                               (none, "has no privacy budget", "fedcore budget set"),
+                               (missing, "no population at", "fedcore population ingest")):  # fmt: skip
+        assert (run["state_type"], run["state_name"], run["run_count"]) == ("FAILED", "Refused", 1)
+        assert words in run["state"]["message"] and remedy in run["state"]["message"]
+    assert [run.status for run in list_runs(tmp_path / "runs")] == ["finished"]
+    artifacts = {item["key"]: item for item in _ask(prefect_server, "/artifacts/latest/filter", {"limit": 200})}
+    assert "| spent | 0." in artifacts[f"population-spent-{spent.id[:8]}"]["data"]
+    assert "No budget is set" in artifacts[f"population-bare-{bare.id[:8]}"]["data"]
 
 
 @pytest.mark.slow

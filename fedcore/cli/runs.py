@@ -18,25 +18,21 @@ from fedcore.cli.options import (
     Runs,
     Workers,
     open_population,
+    stamp,
 )
 from fedcore.cli.training import show_run
 from fedcore.terminal import bar, say, table
 
-runs_app = typer.Typer(no_args_is_help=True, help="List, show and give up runs.")
+runs_app = typer.Typer(no_args_is_help=True, help="List, show, promote, prune and give up runs.")
 
 
 @runs_app.command("list")
 def runs_list(runs: Runs = Path("runs"), as_json: Json = False) -> None:
     """The runs of a folder."""
+    from fedcore.operations import summary_row
     from fedcore.runs import list_runs
 
-    rows = []
-    for run in list_runs(runs):
-        info, population = run.info, run.info.get("population") or {}
-        rows.append({"run": str(run.path), "method": info.get("method"), "population": population.get("name"),
-                     "version": population.get("version"), "status": run.status, "rounds": max(run.round, 0),
-                     "private": bool(info.get("private")) and not info.get("test_noise"),
-                     "started": info.get("started")})  # fmt: skip
+    rows = [summary_row(run) | {"run": str(run.path)} for run in list_runs(runs)]
     if as_json:
         return say({"runs": rows}, True)
     table(f"Runs in {runs}", rows) if rows else print(f"no runs in {runs}")
@@ -54,6 +50,71 @@ def runs_abandon(run: RunArgument, ledger: Ledger = None, as_json: Json = False)
     from fedcore.session import abandon
 
     say({"run": str(abandon(run, ledger_url=ledger).path), "status": "abandoned"}, as_json)
+
+
+Deployment = Annotated[str | None, typer.Option("--deployment", metavar="NAME", help="Of this deployment only.")]
+
+
+@runs_app.command("latest")
+def runs_latest(deployment: Deployment = None, runs: Runs = Path("runs"), as_json: Json = False) -> None:
+    """The latest run of each deployment: the one that is in use, which need not be the newest."""
+    from fedcore.errors import RunNotFound
+    from fedcore.operations import all_latest, latest
+
+    if deployment is None:
+        found = all_latest(runs)
+    elif (one := latest(runs, deployment)) is not None:
+        found = [one]
+    else:
+        raise RunNotFound(f"deployment {deployment!r} has no latest run in {str(runs)!r}.",
+                          "`fedcore runs promote RUN` makes a finished run its latest one.")  # fmt: skip
+    rows = [{"deployment": item.deployment, "run": str(runs / item.run), "since": item.since, "because": item.because,
+             "file": str(item.path)} for item in found]  # fmt: skip
+    if as_json:
+        return say({"latest": rows}, True)
+    table(f"Latest runs in {runs}", rows) if rows else print(f"no latest runs in {runs}")
+
+
+@runs_app.command("promote")
+def runs_promote(
+    run: RunArgument,
+    deployment: Annotated[str | None, typer.Option("--deployment", metavar="NAME", help="By default the one that made "
+                          "the run.")] = None,
+    because: Annotated[str, typer.Option(help="The reason, for those who read it later.")] = "promoted by hand",
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Make a finished run the latest one of its deployment, whatever its scores."""
+    from fedcore.errors import ConfigError
+    from fedcore.operations import promote
+    from fedcore.runs import Run
+
+    opened = Run.open(run)
+    name = deployment or opened.info.get("deployment")
+    if name is None:
+        raise ConfigError(f"run {opened.id!r} was made by no deployment.", "Name one with --deployment.")
+    made = promote(opened, name, because, stamp())
+    say({"deployment": name, "run": str(opened.path), "file": str(made.path)}, as_json)
+
+
+@runs_app.command("prune")
+def runs_prune(
+    keep: Annotated[int, typer.Option("--keep", min=1, help="Newest finished runs whose model stays.")],
+    deployment: Deployment = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be removed; remove nothing.")] = False,
+    runs: Runs = Path("runs"),
+    as_json: Json = False,
+) -> None:
+    """Remove the models (states, memories, released values) of older finished runs; metrics, statement and report
+    stay. Counted for each deployment by itself; runs that no deployment made, by method and population. The latest run
+    of a deployment stays, and so does every run that has not finished.
+    """
+    from fedcore.operations import prune
+
+    rows = prune(runs, keep, stamp(), deployment, dry_run=dry_run)
+    if as_json:
+        return say({"pruned": rows, "dry_run": dry_run}, True)
+    title = "Would be removed" if dry_run else "Removed"
+    table(f"{title} in {runs}", rows) if rows else print(f"nothing to remove in {runs}")
 
 
 def report(run: RunArgument, as_json: Json = False) -> None:

@@ -1,7 +1,8 @@
-"""`fedcore serve`."""
+"""`fedcore serve` and `fedcore deploy`."""
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -9,8 +10,14 @@ from typing import Annotated
 
 import typer
 
+from fedcore.cli.options import Json
+from fedcore.errors import ConfigError
+from fedcore.terminal import say, table
 
-def serve(file: Annotated[Path, typer.Argument(help="TOML file of deployments.")]) -> None:
+File = Annotated[Path, typer.Argument(help="TOML file of deployments.")]
+
+
+def serve(file: File) -> None:
     """Serve scheduled training runs until stopped; starts a Prefect server here if PREFECT_API_URL names none."""
     from fedcore.deployment import read_deployments
 
@@ -18,3 +25,28 @@ def serve(file: Annotated[Path, typer.Argument(help="TOML file of deployments.")
     with import_module("flows.server").server() as base:
         print(f"Prefect UI: {base}", file=sys.stderr)
         import_module("flows.serve").serve(deployments)
+
+
+def deploy(
+    file: File,
+    pool: Annotated[str, typer.Option(help="Work pool of processes; made if there is none.")] = "fedcore",
+    as_json: Json = False,
+) -> None:
+    """Register scheduled training runs with the server that PREFECT_API_URL names, for its workers to run."""
+    from fedcore.deployment import read_file
+
+    content = read_file(file)
+    if not os.environ.get("PREFECT_API_URL"):
+        raise ConfigError("PREFECT_API_URL names no Prefect server to register deployments with.",
+                          "Start one that stays (`prefect server start`) and set PREFECT_API_URL to its address and "
+                          "/api; or use `fedcore serve`, which needs none.")  # fmt: skip
+    import_module("flows.server").check_reachable(os.environ["PREFECT_API_URL"])
+    flows = import_module("flows.deploy")
+    rows = flows.deploy(content.deployment, pool)
+    if content.notify is not None:
+        flows.notify(content.notify, file.stem, rows)
+    command = f"prefect worker start --pool {pool}"
+    if as_json:
+        return say({"deployments": rows, "pool": pool, "worker": command}, True)
+    table(f"Deployments in work pool {pool}", rows)
+    print(f"They are run by:  {command}")

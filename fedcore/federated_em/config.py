@@ -147,7 +147,7 @@ class FederatedEMConfig(BaseModel):
     spare_releases: int = Field(
         1, ge=0, le=10, description="releases that are reserved beyond the plan, to redo one lost in a crash"
     )
-    clip: float = Field(3.0, gt=0, le=1e6, description="private: L2 clip C of a client's scaled statistic minus S_k")
+    clip: float = Field(3.0, ge=1e-6, le=1e6, description="private: L2 clip C of a client's scaled statistic minus S_k")
     record_bound: float | None = Field(
         None, gt=0, le=1e9, description="private: L2 bound of a standardised row; None: 3 sqrt(columns)"
     )

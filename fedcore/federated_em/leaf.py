@@ -8,70 +8,29 @@ Source: Dieuleveut, Fort, Moulines, Robin 2021, Algorithms 1 and 2.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import scipy.sparse as sp
 
 from fedcore.aggregation import FloatSum, Statistics
+from fedcore.errors import PopulationError
 from fedcore.federated_em.codecs import Codec, Identity, check_finite
 from fedcore.federated_em.config import FederatedEMConfig
 from fedcore.federated_em.messages import (
     FieldMessage,
     ObjectiveMessage,
     RoundMessage,
-    Scaling,
     TrialMessage,
 )
-from fedcore.models.contract import CurvedEM, Rows
-from fedcore.population.blocks import ClientBlock, CountsBlock
+from fedcore.federated_em.rows import LeafRows, client_means, rows_of
+from fedcore.models.contract import CurvedEM
+from fedcore.population.blocks import ClientBlock
 from fedcore.randomness import client_uniforms
 from fedcore.rounds import Memory
 
 PARTICIPATION, BATCH, CODEC = "federated_em/participation", "federated_em/batch", "federated_em/codec"
 
 
-# --- rows and weights -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class LeafRows:
-    """The rows of C clients. y: (N, d); ptr: (C + 1,); sizes: (C,) float64 observations of each client.
-
-    unit: rows of an observation: 1, or those of a table.
-    """
-
-    y: Rows
-    ptr: np.ndarray
-    sizes: np.ndarray
-    unit: int = 1
-
-    def of(self, chosen: np.ndarray) -> LeafRows:
-        """The rows of some clients. chosen: (C,) bool."""
-        if chosen.all():
-            return self
-        rows = np.diff(self.ptr)
-        ptr = np.concatenate([[0], np.cumsum(rows[chosen])])
-        return LeafRows(self.y[np.repeat(chosen, rows)], ptr, self.sizes[chosen], self.unit)
-
-    def batch(self, uniforms: np.ndarray) -> LeafRows:
-        """b observations of each client, drawn with replacement. uniforms: (C, b); no client may be without rows."""
-        clients, b = uniforms.shape
-        own = np.minimum((uniforms * self.sizes[:, None]).astype(np.int64), self.sizes[:, None].astype(np.int64) - 1)
-        at = (self.ptr[:-1, None] + own * self.unit)[:, :, None] + np.arange(self.unit)
-        ptr = np.arange(clients + 1) * (b * self.unit)
-        return LeafRows(self.y[at.ravel()], ptr, np.full(clients, float(b)), self.unit)
-
-
-def rows_of(block: ClientBlock, scaling: Scaling | None = None, unit: int = 1) -> LeafRows:
-    """A client of a population of counts has one row: its counts."""
-    if isinstance(block, CountsBlock):
-        ptr = np.arange(block.clients + 1)
-        return LeafRows(sp.csr_matrix(block.csr, dtype=np.float64), ptr, np.ones(block.clients))
-    y = block.x.astype(np.float64)
-    if scaling is not None and len(scaling.centre):
-        y = (y - scaling.centre) / scaling.scale
-    return LeafRows(y, block.ptr, np.diff(block.ptr) / unit, unit)
+# --- weights --------------------------------------------------------------------------------------------------------
 
 
 def client_weights(config: FederatedEMConfig, sizes: np.ndarray, clients: float, rows: float) -> np.ndarray:
@@ -79,28 +38,34 @@ def client_weights(config: FederatedEMConfig, sizes: np.ndarray, clients: float,
     return sizes / rows if config.by_rows else (sizes > 0) / clients
 
 
-def row_weights(config: FederatedEMConfig, leaf: LeafRows, clients: float, rows: float) -> np.ndarray | None:
-    """(observations,) w_i / m_i of every one's client, up to the factor 1 / N; None if all are equal."""
+def row_weights(config: FederatedEMConfig, leaf: LeafRows, observations: slice, clients: float,
+                rows: float) -> np.ndarray | None:  # fmt: skip
+    """w_i / m_i of the client of each of these observations, up to the factor 1 / N; None if all are equal."""
     if config.by_rows:
         return None
     each = rows / (clients * np.maximum(leaf.sizes, 1.0))
-    return np.repeat(each, leaf.sizes.astype(np.int64))
+    ends = leaf.ptr // leaf.unit
+    first, last = np.searchsorted(ends, [observations.start, observations.stop - 1], "right") - 1
+    counts = np.diff(np.clip(ends[first : last + 2], observations.start, observations.stop))
+    return np.repeat(each[first : last + 1], counts)
 
 
 def weighted_total(config, model: CurvedEM, theta, leaf: LeafRows, clients: float, rows: float) -> np.ndarray:
     """(q,) sum of w_i s_bar_i(theta): no client is told apart."""
-    if not leaf.sizes.any():
-        return np.zeros(model.q)
-    return model.e_total(theta, leaf.y, row_weights(config, leaf, clients, rows)) / rows
+    total = np.zeros(model.q)
+    for observations, y in leaf.pieces():
+        total += model.e_total(theta, y, row_weights(config, leaf, observations, clients, rows))
+    return total / rows
 
 
 def weighted_loss(config, model: CurvedEM, theta, leaf: LeafRows, clients: float, rows: float) -> float:
     """Sum of -w_i / m_i ln p(y_ij; theta), nats."""
-    if not leaf.sizes.any():
-        return 0.0
-    losses = -model.log_likelihood(theta, leaf.y)
-    weights = row_weights(config, leaf, clients, rows)
-    return float(losses.sum() if weights is None else losses @ weights) / rows
+    total = 0.0
+    for observations, y in leaf.pieces():
+        losses = -model.log_likelihood(theta, y)
+        weights = row_weights(config, leaf, observations, clients, rows)
+        total += float(losses.sum() if weights is None else losses @ weights)
+    return total / rows
 
 
 # --- passes before the rounds ---------------------------------------------------------------------------------------
@@ -111,18 +76,37 @@ def moments(config, model: CurvedEM, block: ClientBlock) -> Statistics:
     column (in tables: every cell).
     """
     leaf = rows_of(block, unit=config.unit)
-    model.check_rows(leaf.y)
+    check_rows(model, block, leaf)
     sizes = np.array([np.count_nonzero(leaf.sizes), leaf.sizes.sum(), np.sum(leaf.sizes**2)])
     if sp.issparse(leaf.y):
         total, squares = leaf.y.sum(axis=0), leaf.y.multiply(leaf.y).sum(axis=0)
         columns = np.vstack([np.full(leaf.y.shape[1], leaf.y.shape[0]), np.asarray(total), np.asarray(squares)])
     else:
-        entries = leaf.y.reshape(-1, config.unit * leaf.y.shape[1])
-        seen = np.isfinite(entries)
-        y = np.where(seen, entries, 0.0)
-        with np.errstate(over="ignore"):  # the server refuses an infinite sum
-            columns = np.vstack([seen.sum(axis=0), y.sum(axis=0), np.sum(y * y, axis=0)])
+        columns = np.zeros((3, config.unit * leaf.y.shape[1]))
+        for _, rows in leaf.pieces():
+            entries = np.asarray(rows, np.float64).reshape(-1, columns.shape[1])
+            seen = np.isfinite(entries)
+            y = np.where(seen, entries, 0.0)
+            with np.errstate(over="ignore"):  # the server refuses an infinite sum
+                columns += np.vstack([seen.sum(axis=0), y.sum(axis=0), np.sum(y * y, axis=0)])
     return {"sizes": FloatSum.at(block.leaf, sizes), "moments": FloatSum.at(block.leaf, columns)}
+
+
+def check_rows(model: CurvedEM, block: ClientBlock, leaf: LeafRows) -> None:
+    """Raises PopulationError that names the client, and the row among its own."""
+    torn = np.flatnonzero(np.diff(leaf.ptr) % leaf.unit)
+    if len(torn):  # rows of two clients would make one table
+        raise PopulationError(f"client {block.first + torn[0]}: its rows do not make whole tables of {leaf.unit} rows.",
+                              "Pad missing rows with NaN.")  # fmt: skip
+    try:
+        model.check_rows(leaf.y)
+    except PopulationError as wrong:
+        for client, (low, high) in enumerate(zip(leaf.ptr[:-1], leaf.ptr[1:], strict=True)):
+            try:
+                model.check_rows(leaf.y[low:high])
+            except PopulationError as error:
+                raise PopulationError(f"client {block.first + client}: {error.message}", error.remedy) from None
+        raise wrong
 
 
 def trials(config, model: CurvedEM, message: TrialMessage, block: ClientBlock) -> Statistics:
@@ -136,7 +120,9 @@ def trials(config, model: CurvedEM, message: TrialMessage, block: ClientBlock) -
 def field(config, model: CurvedEM, message: FieldMessage, block: ClientBlock) -> tuple[Statistics, Memory]:
     """V_{0,i} = h_i(S_0), and its weighted sum."""
     leaf = rows_of(block, message.scaling, config.unit)
-    v = np.where(leaf.sizes[:, None] > 0, model.e_mean(message.theta, leaf.y, leaf.ptr) - message.s, 0.0)
+    v = client_means(model, message.theta, leaf, np.ones(block.clients, bool))
+    v -= message.s
+    v[leaf.sizes == 0] = 0.0
     check_finite(v, block.first + np.arange(block.clients))
     weights = client_weights(config, leaf.sizes, message.clients, message.rows)
     return {"sum": FloatSum.at(block.leaf, weights @ v)}, {"V": v}
@@ -172,7 +158,8 @@ def round_answer(config: FederatedEMConfig, model: CurvedEM, codec: Codec, messa
         memory = None
     if message.monitor:
         loss = weighted_loss(config, model, message.theta, leaf, *sizes)
-        total = weighted_total(config, model, message.theta, leaf, *sizes)
+        if per_client(config, codec):
+            total = weighted_total(config, model, message.theta, leaf, *sizes)
         statistics |= {"loss": FloatSum.at(block.leaf, loss), "total": FloatSum.at(block.leaf, total)}
     return statistics, memory
 
@@ -199,6 +186,8 @@ def _clients(config, model, codec, message: RoundMessage, block, leaf: LeafRows,
     memory = {} if memory is None else dict(memory)
     if remembers(config, codec):
         memory.setdefault("V", np.zeros((clients, q)))
+    if config.variance_reduced:  # also where nobody has rows: all leaves of a block remember the same
+        memory.setdefault("S", np.zeros((clients, q)))
     weights = client_weights(config, leaf.sizes, message.clients, message.rows)
     statistics = {}
     if message.audit:
@@ -209,7 +198,7 @@ def _clients(config, model, codec, message: RoundMessage, block, leaf: LeafRows,
         active &= _uniforms(message, PARTICIPATION, block)[:, 0] <= message.threshold
     total, costs = np.zeros(q), np.zeros(3)
     if active.any():
-        means, evaluations = _oracle(config, model, message, block, leaf.of(active), active, memory)
+        means, evaluations = _oracle(config, model, message, block, leaf, active, memory)
         delta = means - message.s
         if "V" in memory:
             delta -= memory["V"][active]
@@ -228,15 +217,15 @@ def _clients(config, model, codec, message: RoundMessage, block, leaf: LeafRows,
 def _oracle(config, model: CurvedEM, message: RoundMessage, block, leaf: LeafRows, active, memory: Memory):
     """(A, q) s_i of the active clients and the conditional expectations it took. VR-FedEM keeps s_i in the memory."""
     if message.oracle == "full":
-        means, evaluations = model.e_mean(message.theta, leaf.y, leaf.ptr), leaf.sizes.sum()
+        means, evaluations = client_means(model, message.theta, leaf, active), leaf.sizes[active].sum()
     else:
-        batch = leaf.batch(_uniforms(message, BATCH, block, message.batch)[active])
+        batch = leaf.batch(_uniforms(message, BATCH, block, message.batch)[active], active)
         means, evaluations = model.e_mean(message.theta, batch.y, batch.ptr), batch.sizes.sum()
         if message.oracle == "recursive":
             means = memory["S"][active] + (means - model.e_mean(message.previous, batch.y, batch.ptr))
             evaluations *= 2
     if config.variance_reduced:
-        kept = memory["S"].copy() if "S" in memory else np.zeros((len(active), model.q))
+        kept = memory["S"].copy()
         kept[active] = means
         memory["S"] = kept
     return means, evaluations

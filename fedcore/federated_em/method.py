@@ -58,9 +58,10 @@ class FederatedEM:
 
     name: ClassVar[str] = "federated_em"
     kind: ClassVar[Kind] = KindOfModel()
-    kernel: ClassVar[str] = "federated-em-1"
+    kernel: ClassVar[str] = "federated-em-2"
     Config: ClassVar[type[FederatedEMConfig]] = FederatedEMConfig
     State: ClassVar[type[FederatedEMState]] = FederatedEMState
+    streams_rows: ClassVar[bool] = True
 
     @property
     def private(self) -> bool:

@@ -21,17 +21,20 @@ from fedcore.aggregation import IntegerSum, Statistics
 from fedcore.errors import ConfigError
 from fedcore.federated_em import families, given
 from fedcore.federated_em.config import FederatedEMConfig
-from fedcore.federated_em.leaf import LeafRows, rows_of
 from fedcore.federated_em.messages import ReleaseMessage
+from fedcore.federated_em.rows import LeafRows, rows_of
 from fedcore.federated_em.server import advance, scaling
 from fedcore.federated_em.state import FederatedEMState, empty, pack
 from fedcore.models.contract import CurvedEM
+from fedcore.models.mixture import Mixture
+from fedcore.models.views import RowView
 from fedcore.population.blocks import ClientBlock
 from fedcore.privacy.grid import GRID_NORM, bound_norms, grid_step
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds import PublicFacts, RoundInfo
 
 ARGUMENT = "docs/privacy/federated-em.md"
+CLIPPED_TOGETHER = 2**14  # numbers of the clients that are clipped at a time, so that they stay in the cache
 
 
 # --- plan and state -------------------------------------------------------------------------------------------------
@@ -106,22 +109,31 @@ def message(config: FederatedEMConfig, state: FederatedEMState) -> ReleaseMessag
 def client_update(config, model: CurvedEM, message: ReleaseMessage, block: ClientBlock) -> Statistics:
     """The leaf's exact sum on the grid, (q,) int64, and nothing else.
 
-    Clients are answered one by one. Together they would share matrix products, whose last bits depend on how many rows
-    there are: then a client could move, by a grid step, what its neighbours contribute, and the sensitivity would not
-    hold exactly.
+    What a client contributes is a function of its own rows, to the last bit: if it moved, by a grid step, what its
+    neighbours contribute, the sensitivity would not hold exactly. Mixtures answer all clients at once and keep them
+    apart (`fedcore.models.client_sums`); other models answer them one by one. No rows make this fail or warn: that
+    would be seen, and would not be noised.
     """
+    model.e_mean(message.theta, np.zeros((0, block.features)), np.zeros(2, np.int64))  # parameters that nobody can use
     total, missing = np.zeros(model.q, np.int64), families.family(config).missing
-    for client in range(block.clients):
-        leaf = rows_of(block.slice(client, client + 1, block.leaf), message.scaling)
-        grid = clipped_on_grid(model, message, bounded_rows(leaf, message.bound, missing))
-        total += grid[0].astype(np.int64)
+    with np.errstate(all="ignore"):
+        if isinstance(model, Mixture):
+            view = RowView(block.x, message.scaling.centre, message.scaling.scale, message.bound)
+            for _, part in LeafRows(view, block.ptr, np.diff(block.ptr).astype(np.float64)).portions():
+                total += clipped_on_grid(model, message, part).sum(axis=0).astype(np.int64)
+            return {message.release: IntegerSum(total)}
+        for client in range(block.clients):
+            leaf = rows_of(block.slice(client, client + 1, block.leaf), message.scaling)
+            grid = clipped_on_grid(model, message, bounded_rows(leaf, message.bound, missing))
+            total += grid[0].astype(np.int64)
     return {message.release: IntegerSum(total)}
 
 
 def bounded_rows(leaf: LeafRows, bound: float, missing: bool) -> LeafRows:
     """The rows cut to L2 norm `bound`, without those that are infinite or, unless they may be missing, hold a NaN."""
-    usable = ~(np.isinf(leaf.y) if missing else ~np.isfinite(leaf.y)).any(axis=1)
-    y = leaf.y[usable]
+    y = np.asarray(leaf.y)
+    usable = ~(np.isinf(y) if missing else ~np.isfinite(y)).any(axis=1)
+    y = y[usable]
     with np.errstate(over="ignore"):
         norms = np.sqrt(np.nansum(y * y, axis=1))
     y = y * np.minimum(1.0, bound / np.maximum(norms, bound))[:, None]
@@ -132,17 +144,40 @@ def bounded_rows(leaf: LeafRows, bound: float, missing: bool) -> LeafRows:
 def clipped_on_grid(model: CurvedEM, message: ReleaseMessage, leaf: LeafRows) -> np.ndarray:
     """(C, q) float64 whole numbers z with sum z**2 <= 2**32 exactly, for every client: D^-1 (s_i - S_k), scaled down to
     norm C where it is longer, in grid steps and truncated towards zero. 0 for a client without rows, and for one whose
-    statistic is not finite.
+    statistic is not finite or cannot be computed.
     """
-    means = model.e_mean(message.theta, leaf.y, leaf.ptr) - message.s
-    scaled = means / message.part_scales
-    with np.errstate(over="ignore", invalid="ignore"):
-        norms = np.sqrt(np.sum(scaled * scaled, axis=1))
-    usable = np.isfinite(norms) & (leaf.sizes > 0)
-    factors = np.minimum(1.0, message.clip / np.maximum(norms, message.clip)) / grid_step(message.clip)
-    grid = np.where(usable[:, None], np.trunc(np.where(usable[:, None], scaled, 0.0) * factors[:, None]), 0.0)
-    clients, q = grid.shape
-    return bound_norms(grid.ravel(), np.arange(clients + 1) * q).reshape(clients, q)
+    grid, rows = _client_means(model, message, leaf)
+    step = max(1, CLIPPED_TOGETHER // model.q)
+    for low in range(0, len(grid), step):
+        _clip(grid[low : low + step], rows[low : low + step] > 0, message)
+    return grid
+
+
+def _client_means(model: CurvedEM, message: ReleaseMessage, leaf: LeafRows) -> tuple[np.ndarray, np.ndarray]:
+    """(C, q) means of the clients' usable rows, and how many rows these are."""
+    if isinstance(model, Mixture):
+        return model.client_means(message.theta, leaf.y, leaf.ptr)
+    try:
+        return model.e_mean(message.theta, leaf.y, leaf.ptr), leaf.sizes
+    except np.linalg.LinAlgError:  # a covariance of the columns that this client has, singular by rounding
+        return np.full((len(leaf.sizes), model.q), np.nan), leaf.sizes
+
+
+def _clip(means: np.ndarray, filled: np.ndarray, message: ReleaseMessage) -> None:
+    """`clipped_on_grid` in place; filled: (C,) bool. Every operation is of one entry or along one row."""
+    means -= message.s
+    if (message.part_scales != 1.0).any():
+        means /= message.part_scales
+    norms = np.sqrt(np.sum(means * means, axis=1))
+    usable = np.isfinite(norms) & filled
+    means *= (np.minimum(1.0, message.clip / np.maximum(norms, message.clip)) / grid_step(message.clip))[:, None]
+    np.trunc(means, out=means)
+    if not usable.all():
+        means[~usable] = 0.0
+    long = np.flatnonzero(np.einsum("ij,ij->i", means, means) > GRID_NORM**2)  # exact: whole numbers below 2**53
+    if len(long):
+        q = means.shape[1]
+        means[long] = bound_norms(means[long].ravel(), np.arange(len(long) + 1) * q).reshape(-1, q)
 
 
 # --- server ---------------------------------------------------------------------------------------------------------

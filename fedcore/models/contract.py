@@ -16,7 +16,24 @@ import numpy as np
 import scipy.sparse as sp
 
 Theta = Mapping[str, np.ndarray]  # parameters by name, float64, as they are published and stored
-Rows = np.ndarray | sp.csr_matrix  # (N, d) observations; the models of counts take CSR as well
+
+
+class LazyRows(Protocol):
+    """Dense rows (N, d) float64 that are computed or read when they are used. Slices and selections are lazy again;
+    `np.asarray` of a part gives its rows, and `fill` writes them as columns: see `fedcore.models.client_sums.fill`."""
+
+    shape: tuple[int, int]
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: slice | np.ndarray) -> LazyRows: ...
+
+    def __array__(self, dtype=None, copy=None) -> np.ndarray: ...
+
+    def fill(self, out: np.ndarray, own: int, each: int) -> np.ndarray | None: ...
+
+
+Rows = np.ndarray | sp.csr_matrix | LazyRows  # (N, d) observations; the models of counts take CSR as well
 
 
 class CurvedEM(Protocol):

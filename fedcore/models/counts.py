@@ -23,9 +23,17 @@ import scipy.sparse as sp
 from scipy.special import gammaln
 
 from fedcore.errors import ConfigError
-from fedcore.models.client_sums import Tile
+from fedcore.models.client_sums import Space, client_tiles, take
 from fedcore.models.contract import Rows, Theta
-from fedcore.models.mixture import Mixture, alive, check_weights, floored_counts, log_weights, require_finite
+from fedcore.models.mixture import (
+    Mixture,
+    alive,
+    check_weights,
+    floored_counts,
+    log_weights,
+    require_finite,
+    responsibilities,
+)
 from fedcore.models.packing import Layout, check_array, check_columns, refuse
 
 RATE_FLOOR = 1e-10  # of a rate or probability
@@ -71,20 +79,23 @@ class CountMixture(Mixture):
         intercepts, slopes = self._linear(theta)
         return _Prepared((log_weights(theta) + intercepts)[:, None], np.ascontiguousarray(slopes))
 
-    def _features(self, y: Rows) -> Any:
+    def _features(self, y: Rows, space: Space, joint_only: bool = False) -> Any:
         """Dense: (1 + V, n) with ones first. Sparse: the CSR rows themselves, float64."""
-        if sp.issparse(y):
-            return y.astype(np.float64, copy=False)
-        z = np.empty((1 + self.features, len(y)))
+        return y.astype(np.float64, copy=False) if sp.issparse(y) else super()._features(y, space)
+
+    def _columns(self, space: Space, n: int) -> np.ndarray:
+        return space.array("features", 1 + self.features)[1:, :n]
+
+    def _expand(self, space: Space, n: int, joint_only: bool = False) -> np.ndarray:
+        z = space.array("features", 1 + self.features)[:, :n]
         z[0] = 1.0
-        z[1:] = y.T
         return z
 
-    def _log_joint(self, prepared: _Prepared, z: Any) -> np.ndarray:
+    def _log_joint(self, prepared: _Prepared, z: Any, space: Space | None, each: int | None = None) -> np.ndarray:
         if sp.issparse(z):
             # products with a CSR matrix want the dense factor row by row
             return np.ascontiguousarray((z @ np.ascontiguousarray(prepared.slopes.T)).T) + prepared.intercepts
-        log_joint = prepared.slopes @ z[1:]
+        log_joint = space.product("log joint", prepared.slopes, z[1:], each)
         log_joint += prepared.intercepts
         return log_joint
 
@@ -96,10 +107,25 @@ class CountMixture(Mixture):
             return super()._total(r, z)
         return np.concatenate([r.sum(axis=1)[:, None], (z.T @ np.ascontiguousarray(r.T)).T], axis=1)
 
-    def _by_client(self, r: np.ndarray, z: Any, tile: Tile) -> np.ndarray:
-        if not sp.issparse(z):
-            return super()._by_client(r, z, tile)
-        sizes = np.concatenate([np.full(count, each) for _, count, each in tile.runs])
+    def client_means(self, theta: Theta, y: Rows, ptr: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if not sp.issparse(y):
+            return super().client_means(theta, y, ptr)
+        prepared = self._prepare(theta)
+        means = np.zeros((len(ptr) - 1, self.q))
+        counts = np.diff(ptr).astype(np.float64)
+        for tile in client_tiles(ptr, self._tile(y)):
+            z = self._features(take(y, tile.rows), None)
+            r = responsibilities(self._log_joint(prepared, z, None))
+            sizes = np.concatenate([np.full(count, each) for _, count, each in tile.runs])
+            sums = self.layout.pack(self._sparse_sums(r, z, sizes)) / counts[tile.clients, None]
+            if tile.whole:
+                means[tile.clients] = sums
+            else:
+                means[tile.clients] += sums
+        return means, counts
+
+    def _sparse_sums(self, r: np.ndarray, z: sp.csr_matrix, sizes: np.ndarray) -> np.ndarray:
+        """(c, G, 1 + V): sum of r_g z over the rows of every client; sizes: (c,) their rows."""
         ptr = np.concatenate([[0], np.cumsum(sizes)])
         sums = np.empty((len(sizes), self.components, 1 + self.features))
         for g in range(self.components):

@@ -31,7 +31,7 @@ import numpy as np
 from scipy.linalg import solve_triangular
 
 from fedcore.errors import ConfigError
-from fedcore.models.client_sums import Tile, products_by_client
+from fedcore.models.client_sums import PaddedTile, Space
 from fedcore.models.contract import Rows, Theta
 from fedcore.models.mixture import Mixture, alive, check_weights, floored_counts, log_weights, require_finite
 from fedcore.models.packing import (
@@ -108,17 +108,19 @@ class GaussianMixture(Mixture):
 
     # --- E-step -------------------------------------------------------------------------------------------------------
 
-    def _features(self, y: Rows) -> np.ndarray:
-        d = self.features
-        z = np.empty((sum(self.layout.kinds), len(y)))
-        z[0] = 1.0
-        x = z[1 : 1 + d]
-        np.subtract(y.T, self.centre[:, None], out=x)
+    def _columns(self, space: Space, n: int) -> np.ndarray:
+        return space.array("features", sum(self.layout.kinds))[1 : 1 + self.features, :n]
+
+    def _expand(self, space: Space, n: int, joint_only: bool = False) -> np.ndarray:
+        d, z = self.features, space.array("features", sum(self.layout.kinds))[:, :n]
+        x, z[0] = z[1 : 1 + d], 1.0
+        if self.centre.any():
+            x -= self.centre[:, None]
         if self.covariance == "diag":
             np.multiply(x, x, out=z[1 + d :])
         elif self.covariance == "spherical":
             np.einsum("ij,ij->j", x, x, out=z[1 + d])
-        elif self.covariance == "full":
+        elif self.covariance == "full" and not joint_only:
             products(x, z[1 + d :])
         return z
 
@@ -141,10 +143,10 @@ class GaussianMixture(Mixture):
         logs = log_weights(theta) + np.log(np.diagonal(inverse, axis1=1, axis2=2)).sum(axis=1)
         return _Whitening(inverse.reshape(-1, self.features), offset.reshape(-1, 1), logs[:, None])
 
-    def _log_joint(self, prepared: _Linear | _Whitening, z: np.ndarray) -> np.ndarray:
+    def _log_joint(self, prepared, z: np.ndarray, space: Space, each: int | None = None) -> np.ndarray:
         if isinstance(prepared, _Linear):
-            return prepared.phi @ z
-        white = prepared.factors @ z[1 : 1 + self.features]
+            return space.product("log joint", prepared.phi, z, each)
+        white = space.product("white", prepared.factors, z[1 : 1 + self.features], each)
         white -= prepared.offset
         white *= white
         log_joint = white.reshape(self.components, self.features, -1).sum(axis=1)
@@ -166,10 +168,13 @@ class GaussianMixture(Mixture):
         x = z[1:]
         return pack_symmetric((x if weights is None else x * weights) @ x.T)
 
-    def _shared_by_client(self, z: np.ndarray, tile: Tile) -> np.ndarray | None:
+    def _shared_by_client(self, z: np.ndarray, space: Space, tile: PaddedTile, without: np.ndarray | None):
         if self.covariance != "tied":
             return None
-        return pack_symmetric(products_by_client(z[1:], np.ascontiguousarray(z[1:].T), tile.runs))
+        x = space.array("counted", self.features)[:, : z.shape[1]]
+        np.copyto(x, z[1:])
+        tile.leave_out(x, without)
+        return pack_symmetric(space.client_products("squares", x, x, tile.each))
 
     # --- natural parameters -------------------------------------------------------------------------------------------
 

@@ -145,7 +145,7 @@ class GaussianImputer:
     def e_total(self, theta: Theta, y: Rows, weights: np.ndarray | None = None) -> np.ndarray:
         total = np.zeros(self.q)
         for low in range(0, len(y), self._tile()):
-            x, patterns = self._completed(theta, y[low : low + self._tile()])
+            x, patterns = self._completed(theta, np.asarray(y[low : low + self._tile()]))
             w = np.ones(len(x)) if weights is None else np.asarray(weights[low : low + len(x)], np.float64)
             masses = np.bincount(patterns.of_rows(), w, len(patterns.counts))
             second = (x * w[:, None]).T @ x + np.tensordot(masses, patterns.residual, 1)
@@ -156,7 +156,7 @@ class GaussianImputer:
         d, counts = self.features, np.diff(ptr).astype(np.float64)
         means = np.zeros((len(counts), self.q))
         for tile in client_tiles(ptr, self._tile()):
-            x, patterns = self._completed(theta, take(y, tile.rows))
+            x, patterns = self._completed(theta, np.asarray(take(y, tile.rows)))
             sizes = np.concatenate([np.full(count, each) for _, count, each in tile.runs])
             local = np.concatenate([[0], np.cumsum(sizes)])
             # row i of the selector has a 1 for every row of client i, at its pattern
@@ -233,7 +233,7 @@ class GaussianImputer:
         """(N,) of the observed entries of every row; 0 for a row without any."""
         values = np.empty(len(y))
         for low in range(0, len(y), self._tile()):
-            rows = y[low : low + self._tile()]
+            rows = np.asarray(y[low : low + self._tile()])
             missing = np.isnan(rows)
             patterns = self._patterns(theta, missing)
             white = patterns.apply(patterns.whiten, np.where(missing, 0.0, rows - theta["mean"]))
@@ -249,7 +249,7 @@ class GaussianImputer:
         imputed = np.empty(y.shape)
         deviation = np.empty(y.shape)
         for low in range(0, len(y), self._tile()):
-            rows = y[low : low + self._tile()]
+            rows = np.asarray(y[low : low + self._tile()])
             x, patterns = self._completed(theta, rows)
             imputed[low : low + len(rows)] = np.where(np.isnan(rows), x + self.centre, rows)
             variances = np.maximum(np.diagonal(patterns.residual, axis1=1, axis2=2), 0.0)

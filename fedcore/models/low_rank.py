@@ -24,6 +24,7 @@ TOLERANCE = 1e-10  # of the gradient mapping, relative to the statistic
 CYCLES = 60
 PROXIMAL_STEPS = (8, 16, 32)  # in the first cycle, the second, and every later one
 NEWTON_STEPS = 15  # in a cycle, at most
+SMALLEST_FACTORS = 1e-12  # norm below which theta, at most half its square, is 0 to all purposes
 INNER_STEPS = 200  # of conjugate gradients in a Newton step, at most
 
 
@@ -129,7 +130,9 @@ def _newton_steps(family: Family, s: np.ndarray, lam: float, theta: np.ndarray) 
         residual = expected - s
         gradient = lam * factors + np.concatenate([residual @ right, residual.T @ left])
         size = float(np.linalg.norm(gradient))
-        if size <= 0.01 * TOLERANCE * lam * float(np.linalg.norm(factors)):
+        norm = float(np.linalg.norm(factors))
+        # factors that vanish shrink by a constant share for ever; the proximal step makes them 0
+        if size <= 0.01 * TOLERANCE * lam * norm or norm <= SMALLEST_FACTORS:
             break
         curvature = expected if family == "poisson" else expected * (1.0 - expected)
         direction = _newton_direction(curvature, residual, left, right, lam, gradient, size)

@@ -73,12 +73,15 @@ class LowRankTables:
 
     def _tables(self, y: np.ndarray) -> np.ndarray:
         """(tables, J L) view. Raises PopulationError unless the rows make whole tables."""
+        self._check_tables(y)
+        return np.asarray(y).reshape(-1, self.q)
+
+    def _check_tables(self, y: Rows) -> None:
         check_columns(y, self.columns)
         if len(y) % self.rows:
             raise PopulationError(
                 f"{len(y)} rows do not make whole tables of {self.rows} rows.", "Pad missing rows with NaN."
             )
-        return y.reshape(-1, self.q)
 
     def _table_ptr(self, ptr: np.ndarray) -> np.ndarray:
         if (np.diff(ptr) % self.rows).any():
@@ -103,17 +106,19 @@ class LowRankTables:
         return total
 
     def e_mean(self, theta: Theta, y: Rows, ptr: np.ndarray) -> np.ndarray:
-        tables, expected, ptr = self._tables(y), self._expected(theta), self._table_ptr(ptr)
+        self._check_tables(y)
+        expected, ptr = self._expected(theta), self._table_ptr(ptr)
         means = np.zeros((len(ptr) - 1, self.q))
         counts = np.diff(ptr)
         if (counts == 1).all():
-            means[:] = _completed(tables, expected)
+            means[:] = _completed(self._tables(y), expected)
             return means
         step = max(1, TILE_NUMBERS // self.q)
         for client in np.flatnonzero(counts):  # heavy: a client is whole tables
             for low in range(int(ptr[client]), int(ptr[client + 1]), step):
                 high = min(low + step, int(ptr[client + 1]))
-                means[client] += _completed(tables[low:high], expected).sum(axis=0)
+                tables = self._tables(y[low * self.rows : high * self.rows])
+                means[client] += _completed(tables, expected).sum(axis=0)
         means /= np.maximum(counts, 1)[:, None]
         return means
 
@@ -212,7 +217,7 @@ class LowRankTables:
     # --- checks -------------------------------------------------------------------------------------------------------
 
     def check_rows(self, y: Rows) -> None:
-        self._tables(y)
+        self._check_tables(y)
         missing = "Use NaN for missing values."
         refuse(y, np.isinf, "is infinite", missing)
         if self.family == "poisson":
@@ -232,14 +237,23 @@ def _completed(tables: np.ndarray, expected: np.ndarray) -> np.ndarray:
 def observed_start(model: LowRankTables, total: np.ndarray, visits: np.ndarray) -> Theta:
     """theta from sums over the population: total (J, L) of observed values, visits (J, L) how often a cell was seen.
 
-    The link of a shrunken mean: a cell's mean with one visit's worth of the overall mean added, cut to max_rank.
+    The link of a shrunken mean: a cell's mean with one visit's worth of the overall mean added, cut to max_rank. Where
+    the penalty is so large that the statistic of this table lies outside the domain, the link of the overall mean in
+    all cells: its statistic never does.
     """
     visits = np.asarray(visits, np.float64)
     overall = float(total.sum() / max(visits.sum(), 1.0))
-    means = (total + overall) / (visits + 1.0)
-    if model.family == "poisson":
-        means = np.log(np.maximum(means, 1e-3))
-    elif model.family == "bernoulli":
-        means = np.clip(means, 0.01, 0.99)
-        means = np.log(means) - np.log1p(-means)
-    return {"natural": soft_threshold(means, 0.0, model.max_rank)}
+    cells = {"natural": soft_threshold(_link(model.family, (total + overall) / (visits + 1.0)), 0.0, model.max_rank)}
+    if model.admissible(model.statistic_of(cells)):
+        return cells
+    return {"natural": _link(model.family, np.full(visits.shape, overall))}
+
+
+def _link(family: Family, means: np.ndarray) -> np.ndarray:
+    """theta with Psi'(theta) = means, kept off the edge of their range."""
+    if family == "gaussian":
+        return means
+    if family == "poisson":
+        return np.log(np.maximum(means, 1e-3))
+    means = np.clip(means, 0.01, 0.99)
+    return np.log(means) - np.log1p(-means)

@@ -14,7 +14,19 @@ from typing import Any
 import numpy as np
 
 from fedcore.errors import ConfigError
-from fedcore.models.client_sums import Tile, client_tiles, products_by_client, row_tiles, rows_at, take, tile_rows
+from fedcore.models.client_sums import (
+    LANES,
+    PaddedTile,
+    Space,
+    fill,
+    padded_tiles,
+    row_tiles,
+    rows_at,
+    take,
+    taken,
+    tile_rows,
+    working_memory,
+)
 from fedcore.models.contract import Rows, Theta
 from fedcore.models.packing import WEIGHT_FLOOR, Layout, check_array
 
@@ -40,12 +52,18 @@ class Mixture(ABC):
         """What `_log_joint` needs of theta, computed once for a leaf."""
 
     @abstractmethod
-    def _features(self, y: Rows) -> Any:
-        """Features of some rows: (F, n) float64, first row ones."""
+    def _columns(self, space: Space, n: int) -> np.ndarray:
+        """(d, n): where in the working memory the rows go, as columns."""
 
     @abstractmethod
-    def _log_joint(self, prepared: Any, z: Any) -> np.ndarray:
-        """(G, n) fresh array: ln(pi_g f_g(y_j)), up to a number that is the same for all g."""
+    def _expand(self, space: Space, n: int, joint_only: bool = False) -> Any:
+        """Features of the rows that are there: (F, n) float64, first row ones. joint_only: those that `_log_joint`
+        needs will do."""
+
+    @abstractmethod
+    def _log_joint(self, prepared: Any, z: Any, space: Space, each: int | None = None) -> np.ndarray:
+        """(G, n) working memory: ln(pi_g f_g(y_j)), up to a number that is the same for all g. each: columns of a
+        client, see `fedcore.models.client_sums.Space.product`; None: no client is told apart."""
 
     def _log_constant(self, prepared: Any, z: Any) -> np.ndarray | float:
         """(n,): what `_log_joint` leaves out."""
@@ -55,16 +73,29 @@ class Mixture(ABC):
         """Statistics that do not depend on theta, summed over the rows."""
         return None
 
-    def _shared_by_client(self, z: Any, tile: Tile) -> np.ndarray | None:
+    def _shared_by_client(self, z: Any, space: Space, tile: PaddedTile, without: np.ndarray | None):
+        """The same for every client of a padded tile, without the rows that are left out."""
         return None
 
     def _total(self, r: np.ndarray, z: Any) -> np.ndarray:
         """(G, F): sum over rows of r_g z."""
         return r @ z.T
 
-    def _by_client(self, r: np.ndarray, z: Any, tile: Tile) -> np.ndarray:
-        """(c, G, F): the same for every client of a tile."""
-        return products_by_client(r, np.ascontiguousarray(z.T), tile.runs)
+    def _by_client(self, r: np.ndarray, z: Any, space: Space, each: int) -> np.ndarray:
+        """(c, G, F): the same for every client of a padded tile."""
+        return space.client_products("sums", r, z, each)
+
+    def _features(self, y: Rows, space: Space, joint_only: bool = False) -> Any:
+        """Features of a tile's rows."""
+        n = y.shape[0]
+        fill(y, self._columns(space, n))
+        return self._expand(space, n, joint_only)
+
+    def _padded_features(self, y: Rows, space: Space, own: int, each: int) -> tuple[Any, np.ndarray | None]:
+        """Features with `each` columns for every `own` rows, and which are to be left out: (n,) bool, None for none."""
+        n = len(y) // own * each
+        without = fill(y, self._columns(space, n), own, each)
+        return self._expand(space, n), without
 
     @cached_property
     def layout(self) -> Layout:
@@ -85,31 +116,48 @@ class Mixture(ABC):
     # --- E-step -------------------------------------------------------------------------------------------------------
 
     def e_total(self, theta: Theta, y: Rows, weights: np.ndarray | None = None) -> np.ndarray:
-        prepared = self._prepare(theta)
+        prepared, size = self._prepare(theta), self._tile(y)
         total = np.zeros(self.q)
-        for rows in row_tiles(y.shape[0], self._tile(y)):
-            z = self._features(y[rows])
-            r = responsibilities(self._log_joint(prepared, z))
-            w = None if weights is None else np.asarray(weights, np.float64)[rows]
-            if w is not None:
-                r *= w
-            total += self.layout.pack(self._total(r, z), self._shared_total(z, w))
+        with working_memory(size) as space:
+            for rows in row_tiles(y.shape[0], size):
+                z = self._features(y[rows], space)
+                r = responsibilities(self._log_joint(prepared, z, space))
+                w = None if weights is None else np.asarray(weights, np.float64)[rows]
+                if w is not None:
+                    r *= w
+                total += self.layout.pack(self._total(r, z), self._shared_total(z, w))
         return total
 
     def e_mean(self, theta: Theta, y: Rows, ptr: np.ndarray) -> np.ndarray:
-        prepared = self._prepare(theta)
-        means = np.zeros((len(ptr) - 1, self.q))
+        return self.client_means(theta, y, ptr)[0]
+
+    def client_means(self, theta: Theta, y: Rows, ptr: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """`e_mean`, and the rows (C,) float64 of every client that are in it: all, but those that `y` leaves out. For
+        dense rows every client's part is a function of its own rows, to the last bit (`fedcore.models.client_sums`).
+        """
+        prepared, size = self._prepare(theta), self._tile(y)
+        sums = np.zeros((len(ptr) - 1, self.q))
         counts = np.diff(ptr).astype(np.float64)
-        for tile in client_tiles(ptr, self._tile(y)):
-            z = self._features(take(y, tile.rows))
-            r = responsibilities(self._log_joint(prepared, z))
-            sums = self.layout.pack(self._by_client(r, z, tile), self._shared_by_client(z, tile))
-            sums /= counts[tile.clients, None]
-            if tile.whole:
-                means[tile.clients] = sums
-            else:
-                means[tile.clients] += sums
-        return means
+        with working_memory(size) as space:
+            for tile in padded_tiles(ptr, size):
+                each, rows = tile.each, taken(y, tile.rows, space)
+                z, without = self._padded_features(rows, space, tile.own or each, each)
+                r = responsibilities(self._log_joint(prepared, z, space, each))
+                missing = tile.leave_out(r, without)
+                if missing is not None:
+                    counts[tile.clients] -= missing
+                shared = self._shared_by_client(z, space, tile, without)
+                own = self._by_client(r, z, space, each)
+                if tile.whole and isinstance(tile.clients, slice):
+                    self.layout.pack(own, shared, out=sums[tile.clients])
+                    continue
+                own = self.layout.pack(own, shared, out=space.array("packed", space.columns // LANES, self.q)[: len(own)])
+                if tile.whole:
+                    sums[tile.clients] = own
+                else:
+                    sums[tile.clients] += own
+        sums /= np.maximum(counts, 1.0)[:, None]
+        return sums, counts
 
     def e_mean_at(self, theta: Theta, y: Rows, ptr: np.ndarray, at: np.ndarray) -> np.ndarray:
         means = np.zeros((len(ptr) - 1, self.q))
@@ -121,21 +169,26 @@ class Mixture(ABC):
     # --- likelihood and outputs ---------------------------------------------------------------------------------------
 
     def log_likelihood(self, theta: Theta, y: Rows) -> np.ndarray:
-        prepared = self._prepare(theta)
+        prepared, size = self._prepare(theta), self._tile(y)
         values = np.empty(y.shape[0])
-        for rows in row_tiles(y.shape[0], self._tile(y)):
-            z = self._features(y[rows])
-            log_joint = self._log_joint(prepared, z)
-            top = log_joint.max(axis=0)
-            values[rows] = top + np.log(np.exp(log_joint - top).sum(axis=0)) + self._log_constant(prepared, z)
+        with working_memory(size) as space:
+            for rows in row_tiles(y.shape[0], size):
+                z = self._features(y[rows], space, joint_only=True)
+                log_joint = self._log_joint(prepared, z, space)
+                top = log_joint.max(axis=0)
+                log_joint -= top
+                np.exp(log_joint, out=log_joint)
+                values[rows] = top + np.log(log_joint.sum(axis=0)) + self._log_constant(prepared, z)
         return values
 
     def personalise(self, theta: Theta, y: Rows) -> dict[str, Any]:
         """responsibilities (N, G) float64; label (N,) int64, the lowest of equals."""
-        prepared = self._prepare(theta)
+        prepared, size = self._prepare(theta), self._tile(y)
         r = np.empty((y.shape[0], self.components))
-        for rows in row_tiles(y.shape[0], self._tile(y)):
-            r[rows] = responsibilities(self._log_joint(prepared, self._features(y[rows]))).T
+        with working_memory(size) as space:
+            for rows in row_tiles(y.shape[0], size):
+                z = self._features(y[rows], space, joint_only=True)
+                r[rows] = responsibilities(self._log_joint(prepared, z, space)).T
         return {"responsibilities": r, "label": r.argmax(axis=1)}
 
     # --- weights ------------------------------------------------------------------------------------------------------

@@ -16,8 +16,10 @@ import numpy as np
 import scipy.sparse as sp
 
 from fedcore.errors import ConfigError, PopulationError
+from fedcore.models.client_sums import row_tiles
 from fedcore.models.contract import Rows
 
+ROWS_CHECKED = 2**16  # at a time
 RELATIVE_FLOOR = 1e-12  # of a variance, relative to the second moment about the centre: below it is rounding
 SMALLEST_MOMENT = 1e-12  # a second moment is taken to be at least this when it serves as that scale
 WEIGHT_FLOOR = 1e-12  # of a component's weight, whose sum is 1
@@ -47,10 +49,10 @@ class Layout:
             blocks.append(slice(low, low + self.shared))
         return tuple(blocks)
 
-    def pack(self, sums: np.ndarray, shared: np.ndarray | None = None) -> np.ndarray:
-        """(..., q) from sums (..., G, sum of kinds) and shared (..., shared)."""
+    def pack(self, sums: np.ndarray, shared: np.ndarray | None = None, out: np.ndarray | None = None) -> np.ndarray:
+        """(..., q) from sums (..., G, sum of kinds) and shared (..., shared); out: where to, contiguous along q."""
         head = sums.shape[:-2]
-        packed = np.empty((*head, self.q))
+        packed = np.empty((*head, self.q)) if out is None else out
         low, column = 0, 0
         for size in self.kinds:
             high = low + size * self.components
@@ -160,10 +162,11 @@ def refuse(y: Rows, bad: Callable[[np.ndarray], np.ndarray], why: str, remedy: s
             row, column = int(np.searchsorted(y.indptr, at, "right")) - 1, int(y.indices[at])
             raise PopulationError(f"Row {row}, column {column} {why}.", remedy)
         return
-    found = bad(np.asarray(y))
-    if found.any():
-        row, column = (int(i) for i in np.unravel_index(np.argmax(found), found.shape))
-        raise PopulationError(f"Row {row}, column {column} {why}.", remedy)
+    for rows in row_tiles(len(y), ROWS_CHECKED):
+        found = bad(np.asarray(y[rows]))
+        if found.any():
+            row, column = (int(i) for i in np.unravel_index(np.argmax(found), found.shape))
+            raise PopulationError(f"Row {rows.start + row}, column {column} {why}.", remedy)
 
 
 def check_columns(y: Rows, columns: int) -> None:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedcore.errors import ConfigError
-from fedcore.models.client_sums import Tile
+from fedcore.models.client_sums import Space
 from fedcore.models.contract import Rows, Theta
 from fedcore.models.mixture import Mixture, alive, check_weights, floored_counts, log_weights, require_finite
 from fedcore.models.packing import (
@@ -95,22 +95,24 @@ class RegressionMixture(Mixture):
 
     # --- E-step -------------------------------------------------------------------------------------------------------
 
-    def _features(self, y: Rows) -> _Features:
-        p, t = self.inputs, triangle(self.inputs)
-        u = np.empty((p, len(y)))
-        u[: self.features - 1] = y[:, :-1].T
+    def _columns(self, space: Space, n: int) -> np.ndarray:
+        return space.array("rows", self.features)[:, :n]
+
+    def _expand(self, space: Space, n: int, joint_only: bool = False) -> _Features:
+        p, t, rows = self.inputs, triangle(self.inputs), self._columns(space, n)
+        u, z, v = space.array("inputs", p)[:, :n], space.array("features", sum(self.layout.kinds))[:, :n], rows[-1]
+        u[: self.features - 1], z[0] = rows[:-1], 1.0
         if self.intercept:
             u[-1] = 1.0
-        v = y[:, -1].astype(np.float64)
-        z = np.empty((2 + t + p, len(y)))
-        z[0] = 1.0
+        if joint_only:
+            return _Features(u, v, z)
         products(u, z[1 : 1 + t])
         np.multiply(u, v, out=z[1 + t : -1])
         np.multiply(v, v, out=z[-1])
         return _Features(u, v, z)
 
-    def _log_joint(self, prepared: _Prepared, z: _Features) -> np.ndarray:
-        log_joint = prepared.coefficients @ z.inputs
+    def _log_joint(self, prepared: _Prepared, z: _Features, space: Space, each: int | None = None) -> np.ndarray:
+        log_joint = space.product("log joint", prepared.coefficients, z.inputs, each)
         log_joint -= z.response
         log_joint *= log_joint
         log_joint *= prepared.half_precisions
@@ -120,8 +122,8 @@ class RegressionMixture(Mixture):
     def _total(self, r: np.ndarray, z: _Features) -> np.ndarray:
         return super()._total(r, z.statistics)
 
-    def _by_client(self, r: np.ndarray, z: _Features, tile: Tile) -> np.ndarray:
-        return super()._by_client(r, z.statistics, tile)
+    def _by_client(self, r: np.ndarray, z: _Features, space: Space, each: int) -> np.ndarray:
+        return super()._by_client(r, z.statistics, space, each)
 
     def _prepare(self, theta: Theta) -> _Prepared:
         variances = theta["variances"][:, None]

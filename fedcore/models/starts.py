@@ -15,6 +15,7 @@ import scipy.sparse as sp
 
 from fedcore.aggregation import ArgMax
 from fedcore.errors import ConfigError, PopulationError
+from fedcore.models.client_sums import row_tiles
 from fedcore.models.contract import Rows, Theta
 from fedcore.models.counts import BernoulliMixture, CountMixture, MultinomialMixture, PoissonMixture
 from fedcore.models.gaussian import GaussianMixture
@@ -25,6 +26,7 @@ from fedcore.randomness import client_uniforms, stream
 
 START = "em/start"
 PICK = "em/start/pick"
+NUMBERS_TOGETHER = 2**20  # in the rows whose differences from the centres are in memory
 OWN_ROWS = 5.0  # rows' worth of the pooled variance in a cluster's variance; of the pooled mean in its rates: 1
 
 
@@ -88,7 +90,12 @@ def random_start(model, mean: np.ndarray, variance: np.ndarray, seed: int, sprea
 
 def nearest_squares(y: Rows, centres: np.ndarray, scale: np.ndarray | None = None) -> np.ndarray:
     """(N,) squared Euclidean distance of every row to its nearest centre (k, d), columns divided by scale (d,)."""
-    return _squares(y, centres, scale).min(axis=0)
+    if sp.issparse(y):
+        return _squares(y, centres, scale).min(axis=0)
+    nearest = np.empty(y.shape[0])
+    for rows in row_tiles(y.shape[0], _rows_together(y)):
+        nearest[rows] = _squares(np.asarray(y[rows]), centres, scale).min(axis=0)
+    return nearest
 
 
 def pick_row(y: Rows, ptr: np.ndarray, first: int, log_weights: np.ndarray, seed: int, step: int) -> ArgMax:
@@ -120,8 +127,9 @@ def pick_row(y: Rows, ptr: np.ndarray, first: int, log_weights: np.ndarray, seed
     rows = slice(int(ptr[client]), int(ptr[client + 1]))
     cumulative = np.cumsum(np.exp(log_weights[rows] - top[client]))
     chosen = rows.start + int(np.searchsorted(cumulative, uniforms[client, 1] * cumulative[-1], "right"))
-    row = y[min(chosen, rows.stop - 1)]
-    row = row.toarray()[0] if sp.issparse(row) else row
+    chosen = min(chosen, rows.stop - 1)
+    row = y[chosen : chosen + 1]
+    row = row.toarray()[0] if sp.issparse(row) else np.asarray(row)[0]
     return ArgMax(float(scores[client]), first + client, {"row": np.asarray(row, np.float64)})
 
 
@@ -135,6 +143,11 @@ def cluster_sums(y: Rows, centres: np.ndarray, scale: np.ndarray | None = None) 
     sums = np.zeros((k, 1 + 2 * d))
     if not y.shape[0]:
         return sums
+    if not sp.issparse(y) and y.shape[0] > _rows_together(y):
+        for rows in row_tiles(y.shape[0], _rows_together(y)):
+            sums += cluster_sums(y[rows], centres, scale)
+        return sums
+    y = y if sp.issparse(y) else np.asarray(y)
     labels = _squares(y, centres, scale).argmin(axis=0)
     member = np.zeros((k, y.shape[0]))
     member[labels, np.arange(len(labels))] = 1.0
@@ -192,6 +205,10 @@ def _squares(y: Rows, centres: np.ndarray, scale: np.ndarray | None) -> np.ndarr
         x = (y - centre) / scale
         squares[i] = np.einsum("ij,ij->i", x, x)
     return squares
+
+
+def _rows_together(y: Rows) -> int:
+    return max(NUMBERS_TOGETHER // max(y.shape[1], 1), 1)
 
 
 def _equal(model) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import scipy.sparse as sp
@@ -15,6 +16,7 @@ from fedcore.population import manifest as manifests
 from fedcore.population.blocks import FLOAT32_EXACT, ClientBlock, CountsBlock, Kind, RowsBlock, segment_sums
 from fedcore.population.checks import Rows
 from fedcore.population.manifest import BlockEntry, Manifest, PartEntry
+from fedcore.population.streaming import StoredRows
 
 TRAIN, HELDOUT = "train", "heldout"
 
@@ -173,6 +175,27 @@ class Population:
                     yield RowsBlock(entry.first, leaf, inside, tile)
         except arrays.ArrayDamaged as damage:
             raise self._damaged(index, str(damage)) from damage
+
+    def decoded_bytes(self, index: int) -> int:
+        """Bytes of the training part of block `index` once decoded: rows, or counts with their tokens."""
+        part = self._entry(index).train
+        if self.kind == "counts":
+            return part.entries * 8
+        return part.entries * np.dtype(part.dtype).itemsize * self.features
+
+    def stream(self, index: int) -> RowsBlock:
+        """Block `index` of dense rows, none of which is read before it is used: see `StoredRows`. Using them raises
+        ChunkError."""
+        if self.kind != "rows":
+            raise PopulationError("Only dense rows are streamed.", "Read a block of counts with `read`.")
+        entry = self._entry(index)
+        part, folder = entry.train, layout.block_folder(self.path, entry.slot) / TRAIN
+        ptr = self._in_block(index, self._pointers, entry, TRAIN, part)
+        stored = (folder / "x", entry.sha256, (part.entries, self.features), part.dtype)
+        chunk = self._in_block(index, arrays.chunk_length, *stored)
+        read = partial(self._in_block, index, arrays.read, *stored)
+        rows = StoredRows(read, part.entries, self.features, part.dtype, chunk)
+        return RowsBlock(entry.first, entry.first // self.clients_per_leaf, ptr, rows)
 
     def client_bytes(self, index: int) -> np.ndarray:
         """(C,) int64: decoded bytes of each client of block `index`, held-out data included."""

@@ -9,6 +9,10 @@ from fedcore.reproduce.experiment import Experiment
 
 EXPERIMENTS = {
     "histograms-table1": "fedcore.reproduce.histograms_table1:HistogramsTable1",
+    "fedem-synthetic": "fedcore.reproduce.fedem_synthetic:FedEMSynthetic",
+    "fedem-mnist": "fedcore.reproduce.fedem_mnist:FedEMMnist",
+    "fedem-missing": "fedcore.reproduce.fedem_missing:FedEMMissing",
+    "fedem-tabular": "fedcore.reproduce.fedem_tabular:FedEMTabular",
 }
 
 

@@ -7,7 +7,9 @@ private, whatever the method's configuration says.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +23,7 @@ from fedcore.privacy.accounting import rho_of, zcdp_budget
 from fedcore.privacy.mechanisms import TestNoise
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.reproduce.experiment import Place
-from fedcore.rounds import FederatedMethod, PublicFacts, State
+from fedcore.rounds import FederatedMethod, PublicFacts, RoundInfo, State
 from fedcore.runs import Run
 
 
@@ -41,13 +43,25 @@ class SimulatedPublisher:
         return {}
 
 
+class SimulatedRun(Run):
+    """A run that keeps no states and no metrics, only what the next round needs of the clients' memories: a simulation
+    that was interrupted starts afresh, and durable rounds would take longer than small experiments compute.
+    """
+
+    def commit(self, round: int, state: Any, row: Mapping[str, Any] | None, **head: Any) -> None:
+        self.head = {**self.head, **head, "round": round, "memories": self.memory_folder(round).is_dir()}
+        self._prune()
+
+
 def simulate(place: Place, key: str, name: str, settings: dict, population: Population, *, seed: int,
-             budget: tuple[float, float] | None = None, start: dict | None = None
+             budget: tuple[float, float] | None = None, start: dict | None = None,
+             on_round: Callable[[State, RoundInfo], None] | None = None
              ) -> tuple[FederatedMethod, State]:  # fmt: skip
     """Train a method to its end; (method, last state).
 
     key: of the run's folder, made afresh. budget: (epsilon, delta) of a private configuration; what of delta a
     population keeps for thresholds, and the spare releases, are taken off as in a real run. start: public arrays.
+    on_round: told the state after every round, and what the round said.
     """
     method = make_method(name, settings)
     plan, rho = [], None
@@ -61,16 +75,17 @@ def simulate(place: Place, key: str, name: str, settings: dict, population: Popu
         epsilon, delta = budget
         plan, rho = settle(method, facts, rho_of(epsilon, zcdp_budget(epsilon, delta).delta_conv))
     shutil.rmtree(place.folder / "runs" / key, ignore_errors=True)  # of an attempt that was interrupted
-    run = Run.create(place.folder / "runs", {"run_id": key, "method": name, "config": method.config.model_dump(),
-                                             "private": False, "simulation": True})  # fmt: skip
+    info = {"run_id": key, "method": name, "config": method.config.model_dump(), "private": False, "simulation": True}
+    run = SimulatedRun.create(place.folder / "runs", info)
     try:
         state = method.init(facts(rho))
         run.commit(0, state, None)
         source = Source(population.location, population.version, cache_bytes=place.cache_bytes)
         publisher = SimulatedPublisher(f"{key}|{seed}") if method.private else None
         training = Training(method, run, state, source, range(len(population.blocks)), place.backend, plan, publisher)
-        while training.step() is not None:
-            pass
+        while (info := training.step()) is not None:
+            if on_round is not None:
+                on_round(training.state, info)
         return method, training.state
     finally:
         run.unlock()

@@ -12,25 +12,24 @@ from types import SimpleNamespace
 import numpy as np
 
 from fedcore.budgets import LedgerPublisher
-from fedcore.histograms import Histograms
-from fedcore.population.blocks import CountsBlock
+from fedcore.population.blocks import ClientBlock
 from fedcore.privacy.ledger import Charge
 from fedcore.privacy.mechanisms import NoiseSource, SecureNoise, TestNoise
 from fedcore.privacy.plan import PlannedRelease
+from fedcore.rounds import FederatedMethod
+from tests.audit.em_releases import Rows
 from tests.audit.releases import Case, Round, sums
-from tests.audit.sabotage import Counting, no_clip
-from tests.histograms.example_clients import block_of
+from tests.audit.sabotage import counting, no_clip
 from tests.privacy.test_mechanisms import DrawnTwice, QuarterScale
 
 CLIENTS = np.array([[3, 1, 0, 0], [0, 2, 2, 0], [1, 1, 1, 0], [0, 0, 3, 0], [5, 0, 0, 0]])
 CANARY, INSTEAD = np.array([0, 0, 0, 4]), np.array([2, 0, 0, 0])
-PRESENT = block_of(np.vstack([CLIENTS, CANARY]))
-ABSENT = {"add_or_remove_one": block_of(CLIENTS), "replace_one": block_of(np.vstack([CLIENTS, INSTEAD]))}
+ABSENT = {"add_or_remove_one": CLIENTS, "replace_one": np.vstack([CLIENTS, INSTEAD])}
 
 
-def worlds_of(case: Case) -> tuple[CountsBlock, CountsBlock]:
+def worlds_of(case: Case | Rows) -> tuple[ClientBlock, ClientBlock]:
     """D without and with the canary, neighbours in the relation of the plan."""
-    return ABSENT[case.relation], PRESENT
+    return case.block(ABSENT[case.relation]), case.block(np.vstack([CLIENTS, CANARY]))
 
 
 class Shelf:
@@ -63,11 +62,12 @@ class ForgetfulShelf(Shelf):
 class Build:
     """The product, or a sabotaged version of it.
 
-    noise: of the n-th run. attempts: how often a round is published, as by retries after a crash; all are seen.
+    method: makes the method under audit of the product's. noise: of the n-th run. attempts: how often a round is
+    published, as by retries after a crash; all are seen.
     peel: what the attacker makes of a published value first, in the n-th run. pairs: of runs that catch it for sure.
     """
 
-    method: type[Histograms] = Histograms
+    method: Callable[[FederatedMethod], FederatedMethod] = lambda method: method
     noise: Callable[[int], NoiseSource] = lambda number: SecureNoise()
     shelf: type[Shelf] = Shelf
     attempts: int = 2
@@ -85,7 +85,7 @@ SABOTAGES = {
     "sigma / 4": Build(noise=lambda number: QuarterScale()),
     "no clip": Build(sabotage=no_clip),
     "two draws averaged": Build(noise=lambda number: DrawnTwice(), pairs=2000),
-    "a count without noise": Build(method=Counting),
+    "a count without noise": Build(method=counting),
     "a retry that draws again": Build(shelf=ForgetfulShelf, pairs=2000),
     "noise of a known seed": Build(noise=lambda number: TestNoise(f"seed {number}"), peel=_known_noise),
 }
@@ -102,9 +102,9 @@ def evidence(seen: Sequence[np.ndarray], absent: np.ndarray, present: np.ndarray
     return float((residual * canary).sum()) / scale**2
 
 
-def whole_run(build: Build, case: Case, rho: float, world: int, number: int) -> float:
+def whole_run(build: Build, case: Case | Rows, rho: float, world: int, number: int) -> float:
     """The attacker's statistic after one run on `worlds_of(case)[world]`."""
-    method, worlds = build.method(case.config), worlds_of(case)
+    method, worlds = build.method(case.method), worlds_of(case)
     public = case.public(CLIENTS.shape[1], rho, seed=number)
     publisher = LedgerPublisher(build.shelf(), None, SimpleNamespace(id="run"), None, build.noise(number))
     state, total = method.init(public), 0.0
@@ -130,7 +130,7 @@ def whole_run(build: Build, case: Case, rho: float, world: int, number: int) -> 
     return total
 
 
-def attack_runs(build: Build, case: Case, rho: float, runs: int) -> tuple[np.ndarray, np.ndarray]:
+def attack_runs(build: Build, case: Case | Rows, rho: float, runs: int) -> tuple[np.ndarray, np.ndarray]:
     """(runs,) statistics of runs without, and of runs with the canary."""
     with build.sabotage():
         made = [[whole_run(build, case, rho, world, number) for world in (0, 1)] for number in range(runs)]
@@ -138,7 +138,7 @@ def attack_runs(build: Build, case: Case, rho: float, runs: int) -> tuple[np.nda
     return absent, present
 
 
-def attack_release(build: Build, case: Case, round: Round, planned: PlannedRelease,
+def attack_release(build: Build, case: Case | Rows, round: Round, planned: PlannedRelease,
                    runs: int) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """The same for one release whose message stands."""
     with build.sabotage():

@@ -8,7 +8,7 @@ The audits use the public functions of the method only: `plan`, `init`, `message
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 
@@ -18,6 +18,8 @@ from fedcore.histograms import Histograms, HistogramsConfig
 from fedcore.population.blocks import CountsBlock
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds import PublicFacts
+from tests.audit import em_releases
+from tests.histograms.example_clients import block_of
 from tests.histograms.run_in_memory import answer
 
 
@@ -52,6 +54,14 @@ class Case:
         start = None if self.start is None else self.start(features)
         return PublicFacts("counts", features, 1024, 60, None, rho, seed, self.relation, start)
 
+    def block(self, vectors) -> CountsBlock:
+        """A block of these clients."""
+        return block_of(vectors)
+
+    def narrow(self, clip: float) -> Case:
+        """The same with a clip that all clients reach."""
+        return replace(self, config=self.config.model_copy(update={"clip": clip}))
+
     def allowed(self, planned: PlannedRelease, relation: str) -> int:
         """Largest squared L2 change of the array, in grid steps, when one client is added, or replaced."""
         if self.relation == relation or relation == "add_or_remove_one":
@@ -80,6 +90,9 @@ CASES = {
     "frequency": Case(_small(reduction="frequency", keep=2)),
     "weights": Case(_small(half_weight_tokens=50.0, adaptive_clip=True, rounds=3)),
 }
+
+
+ALL = CASES | em_releases.CASES
 
 
 # --- published values that a run may meet ---------------------------------------------------------------------------

@@ -14,7 +14,8 @@ from fedcore.aggregation import IntegerSum
 from fedcore.histograms import Histograms, private
 from fedcore.population.blocks import segment_sums
 from fedcore.privacy.grid import grid_step
-from fedcore.rounds import RoundInfo
+from fedcore.rounds import FederatedMethod, RoundInfo
+from tests.audit import em_releases
 
 
 @contextmanager
@@ -25,7 +26,7 @@ def no_clip():
         totals = np.repeat(np.maximum(block.totals, 1.0), np.diff(block.indptr))
         return np.trunc(block.data / totals * whitening[block.indices] / grid_step(clip))
 
-    with mock.patch.object(private, "clipped_on_grid", unclipped):
+    with mock.patch.object(private, "clipped_on_grid", unclipped), em_releases.no_clip():
         yield
 
 
@@ -74,23 +75,26 @@ KERNELS = {
 }  # fmt: skip
 
 
-class Counting(Histograms):
+def counting(method: FederatedMethod) -> FederatedMethod:
     """Tells the exact number of clients with every round: a count released without noise, by a side door."""
 
-    clients = 0
+    class Counting(type(method)):
+        clients = 0
 
-    def client_update(self, message, block, memory):
-        statistics, memory = super().client_update(message, block, memory)
-        return {**statistics, "clients": IntegerSum(np.array([block.clients]))}, memory
+        def client_update(self, message, block, memory):
+            statistics, memory = super().client_update(message, block, memory)
+            return {**statistics, "clients": IntegerSum(np.array([block.clients]))}, memory
 
-    def quantise(self, message, statistics):
-        statistics = dict(statistics)
-        Counting.clients = int(statistics.pop("clients").value()[0])
-        return super().quantise(message, statistics)
+        def quantise(self, message, statistics):
+            statistics = dict(statistics)
+            Counting.clients = int(statistics.pop("clients").value()[0])
+            return super().quantise(message, statistics)
 
-    def server_update(self, state, result):
-        state, info = super().server_update(state, result)
-        return state, RoundInfo({**info.scalars, "clients": float(Counting.clients)})
+        def server_update(self, state, result):
+            state, info = super().server_update(state, result)
+            return state, RoundInfo({**info.scalars, "clients": float(Counting.clients)})
+
+    return Counting(method.config)
 
 
 class Careless(Histograms):

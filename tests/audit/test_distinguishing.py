@@ -11,9 +11,10 @@ import pytest
 
 from fedcore.histograms import HistogramsConfig
 from fedcore.privacy.accounting import epsilon_of
-from tests.audit.attack import ABSENT, CLIENTS, PRODUCT, SABOTAGES, attack_release, attack_runs
+from tests.audit.attack import CLIENTS, PRODUCT, SABOTAGES, attack_release, attack_runs, worlds_of
 from tests.audit.bounds import epsilon_lower_bound, mu_lower_bound, mu_of, upper_rate
-from tests.audit.releases import CASES, Case, rounds_of, ties
+from tests.audit.em_releases import CASES as EM_CASES
+from tests.audit.releases import ALL, Case, rounds_of, ties
 
 MU = 1.5  # claimed, of every audited run and release
 RHO = MU**2 / 2
@@ -24,6 +25,7 @@ RUN = Case(HistogramsConfig(clusters=2, rounds=2, overseed=2, clip=0.5))
 # votes, second moments, counts of norms, for people who are replaced: every kind of release in one run
 ALL_KINDS = Case(HistogramsConfig(clusters=2, rounds=3, clip=0.5, reduction="eigenvectors", keep=3, adaptive_clip=True),
                  "replace_one", ties)
+EM_RUN = EM_CASES["em, known"].narrow(0.5)
 
 
 # --- the audit itself -----------------------------------------------------------------------------------------------
@@ -67,7 +69,7 @@ def priced(case: Case, name: str):
     """The round and the release of this name, planned with a budget that makes its own mu equal to MU."""
     public = case.public(CLIENTS.shape[1], 1.0)
     share = next(planned.rho for planned in case.method.plan(public) if planned.name == name)
-    for round in rounds_of(case, ABSENT[case.relation], rho=RHO / share):
+    for round in rounds_of(case, worlds_of(case)[0], rho=RHO / share):
         for planned in round.planned:
             if planned.name == name:
                 return round, planned
@@ -75,22 +77,24 @@ def priced(case: Case, name: str):
 
 
 LATER = re.compile(r"_0*[2-9]\d*$")  # rounds after the first repeat its releases with other messages
-PLANS = {name: case.method.plan(case.public(CLIENTS.shape[1])) for name, case in CASES.items()}
+PLANS = {name: case.method.plan(case.public(CLIENTS.shape[1])) for name, case in ALL.items()}
 RELEASES = [(name, planned.name) for name, plan in PLANS.items() for planned in plan if not LATER.search(planned.name)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("case", "release"), RELEASES)
 def test_a_release_gives_away_no_more_than_its_price(case, release):
-    round, planned = priced(CASES[case], release)
+    round, planned = priced(ALL[case], release)
     claim = math.sqrt(2 * planned.rho)
     assert claim == pytest.approx(MU, rel=1e-3)
-    absent, present = attack_release(PRODUCT, CASES[case], round, planned, 2000)
+    absent, present = attack_release(PRODUCT, ALL[case], round, planned, 2000)
     assert mu_lower_bound(absent, present) <= claim
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("run", "pairs", "sharp"), [(RUN, PAIRS, 0.85), (ALL_KINDS, 2000, 0.5)], ids=["usual", "all"])
+@pytest.mark.parametrize(("run", "pairs", "sharp"), [
+    (RUN, PAIRS, 0.85), (ALL_KINDS, 2000, 0.5), (EM_RUN, 600, 0.4),
+], ids=["usual", "all", "em"])  # fmt: skip
 def test_a_whole_run_gives_away_no_more_than_its_price(run, pairs, sharp):
     """10 000 pairs of the usual run. The attack is sharp: it shows at least 85 % of what was paid for."""
     plan = run.method.plan(run.public(CLIENTS.shape[1], RHO))
@@ -112,6 +116,19 @@ def test_a_sabotaged_run_is_caught(build):
     shown = mu_lower_bound(absent, present)
     print(f"mu >= {shown:.3f}")
     assert shown > MU
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SABOTAGES)
+def test_a_sabotaged_run_of_em_is_caught(name):
+    """Runs for what leaks much. What leaks a little is wrong with the publisher: there one release is enough."""
+    build = SABOTAGES[name]
+    if build.pairs > 600:
+        round, planned = priced(EM_RUN, "field_0001")
+        found = attack_release(build, EM_RUN, round, planned, build.pairs)
+    else:
+        found = attack_runs(build, EM_RUN, RHO, 150)
+    assert mu_lower_bound(*found) > MU
 
 
 @pytest.mark.parametrize("name", ["sigma / 4", "no clip", "noise of a known seed"])

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 
+import fedcore.engine
 import fedcore.runs
 import fedcore.session
 from fedcore.engine import InProcessBackend, Training
@@ -26,11 +27,19 @@ from fedcore.runs import Run
 from fedcore.session import TrainRequest, ending, resume, start
 
 PROCESSES = multiprocessing.get_context("forkserver")  # children without the threads of the test process
-PROCESSES.set_forkserver_preload(["tests.faults.driver", "fedcore.histograms", "opendp.prelude", "dp_accounting.rdp"])
+PROCESSES.set_forkserver_preload(["tests.faults.driver", "fedcore.histograms", "fedcore.federated_em",
+                                  "opendp.prelude", "dp_accounting.rdp"])  # fmt: skip
 PATIENCE = 120.0  # of a test for one of its processes, seconds
 
 
+def of_memory(round: int, block: int) -> int:
+    """What stands for the round in the steps "memory" and "rename" of a file of clients' memories."""
+    return 1000 * round + block
+
+
 def _round_of_file(path: Path) -> int:
+    if path.parent.parent.name == "memory":
+        return of_memory(int(path.parent.name), int(path.stem))
     return int(path.stem) if path.parent.name == "state" else -1
 
 
@@ -47,6 +56,7 @@ STEPS: dict[str, list[tuple[object, str, Callable[..., int]]]] = {
     "keep": [(Run, "keep_release", lambda run, *_: run.round + 1)],
     "commit": [(Run, "commit", lambda _, round, *__, **___: round)],
     "state": [(fedcore.runs, "write_values", lambda path, _: _round_of_file(path))],
+    "memory": [(fedcore.engine, "write_values", lambda path, _: _round_of_file(path))],
     "rename": [(fedcore.runs, "replace_durably", lambda _, path: _round_of_file(path))],
     "head": [(Run, "_write_head", lambda _, head: head["round"])],
     "settle": [(Ledger, "finish", lambda *_: 0)],

@@ -1,0 +1,101 @@
+"""Deployments for a worker (`fedcore deploy FILE`): registered with a server that stays, run by `prefect worker start`.
+
+The worker's host has fedcore installed, and flows are found by the name of their module: no repository and no file of
+code is fetched.
+"""
+
+import re
+from collections.abc import Sequence
+from uuid import UUID
+
+from prefect import get_client
+from prefect.blocks.webhook import Webhook
+from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.events.actions import CallWebhook
+from prefect.events.schemas.automations import AutomationCore, EventTrigger
+from prefect.exceptions import ObjectAlreadyExists
+from prefect.flows import EntrypointType
+from prefect.workers.process import ProcessWorker
+
+from fedcore.deployment import Deployment, Notify
+from fedcore.errors import ConfigError
+from flows.serve import to_deployment
+
+POOL = "fedcore"
+
+
+def make_pool(name: str) -> None:
+    """A pool of processes of this name, unless there is one. Raises ConfigError if there is one of another type."""
+    with get_client(sync_client=True) as client:
+        try:
+            client.create_work_pool(WorkPoolCreate(
+                name=name, type=ProcessWorker.type,
+                base_job_template=ProcessWorker.get_default_base_job_template()))  # fmt: skip
+        except ObjectAlreadyExists:
+            pool = client.read_work_pool(name)
+            if pool.type != ProcessWorker.type:
+                raise ConfigError(f"work pool {name!r} is of type {pool.type!r}, not {ProcessWorker.type!r}.",
+                                  "Name another one with --pool.") from None  # fmt: skip
+
+
+def flow_by_name(item: Deployment, pool: str):
+    return to_deployment(item, work_pool_name=pool, entrypoint_type=EntrypointType.MODULE_PATH)
+
+
+def deploy(deployments: Sequence[Deployment], pool: str = POOL) -> list[dict]:
+    """Register the deployments with their schedules in a pool of processes; those of the same name are replaced.
+
+    Returns name, schedule and id of each. Raises ConfigError for a schedule that Prefect refuses, before anything is
+    registered.
+    """
+    made = [flow_by_name(item, pool) for item in deployments]
+    make_pool(pool)
+    return [{"deployment": ready.full_name, "schedule": _in_words(item), "id": str(ready.apply())}
+            for item, ready in zip(deployments, made, strict=True)]  # fmt: skip
+
+
+MESSAGE = ('{"text": {{ (deployment.name ~ ": flow run " ~ flow_run.name ~ " is " ~ flow_run.state.name ~ ". " ~ '
+           'flow_run.state.message) | tojson }}}')  # fmt: skip
+
+
+def notify(given: Notify, name: str, deployed: Sequence[dict]) -> None:
+    """An automation of the server: it calls a webhook when a run of one of the deployments gets into one of the states.
+
+    name: tells the automations of several files apart; one of the same name is replaced. deployed: from `deploy`.
+    Raises ConfigError if the server has no such block.
+    """
+    block = _webhook(given, f"fedcore-{_slug(name)}")
+    mine = {"prefect.resource.role": "deployment",
+            "prefect.resource.id": [f"prefect.deployment.{row['id']}" for row in deployed]}  # fmt: skip
+    automation = AutomationCore(
+        name=f"fedcore: {name}", description="Calls a webhook when a scheduled training ends badly.",
+        trigger=EventTrigger(expect={f"prefect.flow-run.{state}" for state in given.states},
+                             match={"prefect.resource.id": "prefect.flow-run.*"}, match_related=mine,
+                             for_each={"prefect.resource.id"}),
+        actions=[CallWebhook(block_document_id=block, payload=MESSAGE)],
+    )  # fmt: skip
+    with get_client(sync_client=True) as client:
+        for old in client.read_automations_by_name(automation.name):
+            client.delete_automation(old.id)
+        client.create_automation(automation)
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "file"
+
+
+def _webhook(given: Notify, name: str) -> UUID:
+    if given.webhook is not None:
+        return Webhook(url=given.webhook).save(name, overwrite=True)
+    try:
+        return Webhook.load(given.block)._block_document_id
+    except ValueError:
+        raise ConfigError(f"the Prefect server has no Webhook block named {given.block!r}.",
+                          "Make it in the UI, or give the URL as `webhook`.") from None  # fmt: skip
+
+
+def _in_words(item: Deployment) -> str:
+    if item.schedule is None:
+        return "by hand"
+    given = item.schedule
+    return f"every {given.interval:g} s" if given.interval else f"{given.cron or given.rrule} ({given.timezone})"
