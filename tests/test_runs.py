@@ -147,7 +147,7 @@ def test_arrays_of_every_shape_round_trip(tmp_path, array):
 
 
 def test_a_name_may_be_the_beginning_of_another(tmp_path):
-    values = {"s": np.arange(3.0), "scale": np.ones((2, 2)), "mean": np.zeros(4), "means": np.float64(2.0) * np.ones(())}
+    values = {"s": np.arange(3.0), "scale": np.ones((2, 2)), "mean": np.zeros(4), "means": np.full((), 2.0)}
     write_values(tmp_path / "v.zip", values)
     found = read_values(tmp_path / "v.zip")
     assert found.keys() == values.keys()
