@@ -23,7 +23,8 @@ SMALL = ("--set", "clusters=2", "--set", "rounds=2")
 COMMANDS = [
     (), ("population",), ("population", "generate"), ("population", "ingest"), ("population", "describe"),
     ("population", "verify"), ("methods",), ("train",), ("resume",), ("runs",), ("runs", "list"), ("runs", "show"),
-    ("runs", "abandon"), ("report",), ("personalise",), ("evaluate",), ("budget",), ("budget", "set"),
+    ("runs", "abandon"), ("runs", "latest"), ("runs", "promote"), ("runs", "prune"), ("deploy",), ("reproduce",),
+    ("population", "copy"), ("budget", "plan"), ("report",), ("personalise",), ("evaluate",), ("budget",), ("budget", "set"),
     ("budget", "raise"), ("budget", "show"), ("serve",), ("demo",),
 ]  # fmt: skip
 

@@ -230,7 +230,8 @@ def deployments_on_a_worker(prefect_server, tmp_path, webhook, told):
 
     finished = sorted((run for run in list_runs(tmp_path / "runs") if run.status == "finished"),
                       key=lambda run: run.info["started"])  # fmt: skip
-    assert finished[0].pruned and load_run(tmp_path / "runs" / "latest-recurring.json").info["deployment"] == "recurring"
+    assert finished[0].pruned
+    assert load_run(tmp_path / "runs" / "latest-recurring.json").info["deployment"] == "recurring"
     assert "is now the latest run of deployment recurring, because it is the first one" in log
     assert f"removed the models of 1 older runs of deployment recurring: {finished[0].id}" in log
     artifacts = {item["key"]: item for item in _ask(prefect_server, "/artifacts/latest/filter", {"limit": 200})}

@@ -23,9 +23,11 @@ from typing import Literal, Protocol
 import numpy as np
 
 from fedcore.errors import ConfigError, WorkerFailed
-from fedcore.federated_em.bits import BitReader, BitWriter, gamma_length
+from fedcore.federated_em.bits import BitReader, BitWriter, gamma_length, gamma_lengths
+from fedcore.population.blocks import segment_sums
 
 NORM_BITS = 32
+TABLE = 2**12  # the largest number whose length of code is looked up
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
 
@@ -222,16 +224,28 @@ class Dithering:
 
 def sparse_bits(levels: np.ndarray) -> np.ndarray:
     """(C,) int64: length of the sparse code of integer levels (C, q)."""
-    rows, columns = np.nonzero(levels)
-    before = np.where(np.diff(rows, prepend=-1) == 0, np.roll(columns, 1), -1)
-    each = gamma_length(columns - before) + 1 + gamma_length(np.abs(levels[rows, columns]))
-    nonzeros = np.bincount(rows, minlength=len(levels))
-    return gamma_length(nonzeros + 1) + np.bincount(rows, weights=each, minlength=len(levels)).astype(np.int64)
+    clients, q = levels.shape
+    at = np.flatnonzero(levels)
+    ends = np.searchsorted(at, np.arange(1, clients + 1) * q)
+    nonzeros = np.diff(ends, prepend=0)
+    gaps = np.diff(at, prepend=-1)
+    first = ends[nonzeros > 0] - nonzeros[nonzeros > 0]
+    gaps[first] = at[first] - np.flatnonzero(nonzeros) * q + 1
+    each = gamma_lengths(q)[gaps]
+    each += _gamma_of(np.abs(levels.ravel()[at]))
+    each += 1
+    return gamma_lengths(q + 1)[nonzeros + 1] + segment_sums(each, np.concatenate([[0], ends]))
 
 
 def dense_bits(levels: np.ndarray) -> np.ndarray:
     """(C,) int64: length of the dense code of integer levels (C, q)."""
-    return gamma_length(np.abs(levels.astype(np.int64)) + 1).sum(axis=1) + np.count_nonzero(levels, axis=1)
+    return _gamma_of(np.abs(levels.astype(np.int64)) + 1).sum(axis=1) + np.count_nonzero(levels, axis=1)
+
+
+def _gamma_of(numbers: np.ndarray) -> np.ndarray:
+    """`gamma_length`, looked up where that is possible."""
+    largest = int(numbers.max(initial=0))
+    return gamma_lengths(TABLE)[numbers] if largest <= TABLE else gamma_length(numbers)
 
 
 def fixed_bits(codec: Dithering) -> int:
