@@ -24,8 +24,8 @@ COMMANDS = [
     (), ("population",), ("population", "generate"), ("population", "ingest"), ("population", "describe"),
     ("population", "verify"), ("methods",), ("train",), ("resume",), ("runs",), ("runs", "list"), ("runs", "show"),
     ("runs", "abandon"), ("runs", "latest"), ("runs", "promote"), ("runs", "prune"), ("deploy",), ("reproduce",),
-    ("population", "copy"), ("budget", "plan"), ("report",), ("personalise",), ("evaluate",), ("budget",), ("budget", "set"),
-    ("budget", "raise"), ("budget", "show"), ("serve",), ("demo",),
+    ("population", "copy"), ("budget", "plan"), ("report",), ("personalise",), ("evaluate",), ("budget",),
+    ("budget", "set"), ("budget", "raise"), ("budget", "show"), ("serve",), ("demo",),
 ]  # fmt: skip
 
 

@@ -43,10 +43,11 @@ CLIENTS, OWN, Q = 5, 8, 6  # two weights and two means in the plane
 MODEL = {**fedem_synthetic.COMMON, "rounds": 4, "levels": 1}
 
 
-def traced(tmp_path, **settings):
+def traced(tmp_path, every=1, **settings):
     rows = np.split(np.random.default_rng(0).normal(size=(CLIENTS * OWN, 2)), CLIENTS)
     population = fedem_runs.rows_population(here(tmp_path), "p", lambda: rows, "drawn")
-    return fedem_runs.traced(here(tmp_path), "run", {**MODEL, **settings}, population, 1, fedem_synthetic.start())
+    return fedem_runs.traced(here(tmp_path), "run", {**MODEL, **settings}, population, 1, fedem_synthetic.start(),
+                             every)  # fmt: skip
 
 
 def test_em_costs_an_epoch_and_a_whole_statistic_a_round(tmp_path):
@@ -97,6 +98,12 @@ def test_the_traced_field_is_the_one_that_the_method_monitors(tmp_path):
     monitored = [value for value in told if value is not None]
     assert len(monitored) == 4 and trace.mean_field[0] > 1e-3
     np.testing.assert_allclose(monitored, trace.mean_field[:4], rtol=1e-9)
+
+
+def test_looking_less_often_changes_nothing_else(tmp_path):
+    often, seldom = (traced(tmp_path, every=every, gamma=0.5) for every in (1, 4))
+    np.testing.assert_array_equal(np.isnan(seldom.trace.mean_field), [False, True, True, True, False])
+    assert seldom.trace.mean_field[-1] == often.trace.mean_field[-1] and seldom.trace.bits_up == often.trace.bits_up
 
 
 def test_rounds_of_so_many_epochs():
@@ -269,7 +276,8 @@ def test_tables_with_gaps(tmp_path, monkeypatch, small_data):
     for name, value in {"OBSERVERS": 20, "SITES": 15, "MONTHS": 10, "ROUNDS": 30, "TREND_ROUNDS": 10,
                         "SPREAD": 1.0, "TRENDS": {"each": (10, 30, 24, 0.9)}}.items():  # fmt: skip
         monkeypatch.setattr(fedem_missing, name, value)
-    monkeypatch.setattr(fedem_hidden_cells, "ROUNDS", 8)
+    monkeypatch.setattr(fedem_hidden_cells, "TABLE_ROUNDS", 8)
+    monkeypatch.setattr(fedem_hidden_cells, "IMPUTER_ROUNDS", 6)
     monkeypatch.setattr(fedem_hidden_cells, "PENALTIES", (8.0, 16.0))
     table = finished(tmp_path, "fedem-missing")
     rows = {(row["data"], row["method"]): row for row in table.rows}

@@ -26,7 +26,7 @@ HIDDEN, VALIDATION = 0.2, 0.1
 PENALTIES = (4.0, 8.0, 16.0, 32.0)  # of all sites together; a fifth of it is the penalty of the mean of clients
 SOFT_PENALTIES = (1.0, 2.0, 4.0, 8.0)
 RANKS = (1, 2, 3, 5)
-ROUNDS = 100
+TABLE_ROUNDS, IMPUTER_ROUNDS = 100, 40
 SOFT_STEPS = 300
 COLUMN_MEANS = "column means"
 
@@ -79,13 +79,13 @@ def compute(place: Place, key: str, name: str, seed: int, options: Options) -> d
 
     def poisson_tables(settings: Mapping, penalty: float) -> tuple[np.ndarray, runs.Ran]:
         ran = runs.traced(place, key, {**settings, "model": "poisson_tables", "table_rows": len(counts),
-                                       "nuclear_penalty": penalty / CLIENTS, "rounds": ROUNDS},
-                          own_tables, seed)  # fmt: skip
+                                       "nuclear_penalty": penalty / CLIENTS, "rounds": TABLE_ROUNDS},
+                          own_tables, seed, every=TABLE_ROUNDS)  # fmt: skip
         return expected_log(np.exp(ran.state.parameters()["natural"])), ran
 
     def gaussian_imputer(settings: Mapping, rank: int) -> tuple[np.ndarray, runs.Ran]:
-        ran = runs.traced(place, key, {**settings, "model": "gaussian_imputer", "rank": rank, "rounds": ROUNDS},
-                          own_rows, seed)  # fmt: skip
+        ran = runs.traced(place, key, {**settings, "model": "gaussian_imputer", "rank": rank, "rounds": IMPUTER_ROUNDS},
+                          own_rows, seed, every=IMPUTER_ROUNDS)  # fmt: skip
         rows = runs.model_of(ran.method, ran.state).personalise(ran.state.parameters(), ran.trace.rows)["imputed"]
         estimate = np.empty_like(log)
         estimate[np.concatenate(dealt)] = rows * ran.state.scale + ran.state.centre

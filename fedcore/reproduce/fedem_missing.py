@@ -116,9 +116,9 @@ NOTES = (
     f"other one by an observer with probability {OBSERVED:g}; nuclear penalty {PENALTY:g}; FedEM with γ .5, p .75, "
     f"dithering with s levels and one 2-norm for all {SITES * MONTHS} cells, {ROUNDS} rounds. error: on the cells that "
     "nobody saw, root mean square of estimated less true natural parameters, relative to that of their true mean.",
-    "‖h‖²: median over the last fifth of the rounds. θ off EM's: largest difference of a natural parameter to EM's "
-    "after as many rounds. MB up: of all messages with their real code, first memories included and uncompressed; raw: "
-    "without a codec. Messages to the clients are not compressed.",
+    "‖h‖²: median over the last fifth of the rounds; where it is not small, the run has not converged. θ off EM's: "
+    "largest difference of a natural parameter to EM's after as many rounds. MB up: of all messages with their real "
+    "code, first memories included and uncompressed; raw: without a codec. Messages to the clients are not compressed.",
     f"trend: 10 groups of observers, log-intensity {LEVEL:g} + a site's N(0, {SITE_SPREAD:g}²) + {SEASON:g} sin(2 π "
     f"month / 12) + {GROWTH:g} month, visits at random, rank at most 2, {TREND_ROUNDS} rounds; correlation of the "
     "estimated monthly totals over all sites with the true ones; after so few rounds the seasons are flatter than the "
@@ -264,7 +264,7 @@ def claims(results: Mapping[str, dict], options: Options) -> list[str]:
         f"{optimal['poisson']:.1e}, asked < {OPTIMAL:.0e}, {runs.verdict(max(optimal.values()) < OPTIMAL)}.",
         f"Trends: correlation {listed}; asked > {CORRELATION:g}, "
         f"{runs.verdict(min(trends.values()) > CORRELATION)}. With visits at random the mean observed count of a month "
-        "does nearly as well, so this asks little.",
+        "does about as well, so this asks little.",
     ]  # fmt: skip
 
 

@@ -6,6 +6,7 @@ pass over all rows at fixed parameters, made here directly, not by the clients; 
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -81,10 +82,12 @@ class Trace:
 
     epochs: conditional expectations so far over rows; mean_field: ||h(S)||^2; bits_up: sent by all clients so far;
     raw_up: what these messages would have been without a codec; cut_back: rounds whose step was halved
+    every: rounds between two looks at ||h||^2, each a pass; NaN where nobody looked
     """
 
     method: FederatedEM
     population: Population
+    every: int = 1
     epochs: list[float] = field(default_factory=list)
     mean_field: list[float] = field(default_factory=list)
     bits_up: list[float] = field(default_factory=list)
@@ -109,7 +112,8 @@ class Trace:
             return
         self.epochs.append(state.expectations / state.rows)
         self.bits_up.append(state.bits_up)
-        self.mean_field.append(mean_field(self.method, state, self._rows(state)))
+        looks = state.round % self.every == 0
+        self.mean_field.append(mean_field(self.method, state, self._rows(state)) if looks else math.nan)
 
     def _rows(self, state: FederatedEMState) -> np.ndarray:
         if self.rows is None:
@@ -150,11 +154,11 @@ class Ran:
                 "cut_back": int(trace.cut_back), "nll": float(np.mean(losses)), "q": len(state.statistic)}  # fmt: skip
 
 
-def traced(place: Place, key: str, settings: Mapping, population: Population, seed: int,
-           start: dict | None = None) -> Ran:  # fmt: skip
-    """Train with these settings of the method federated_em; see `simulate`."""
+def traced(place: Place, key: str, settings: Mapping, population: Population, seed: int, start: dict | None = None,
+           every: int = 1) -> Ran:  # fmt: skip
+    """Train with these settings of the method federated_em; see `simulate` and `Trace`."""
     settings = {"monitor_every": NEVER_LOOKED_AT, **settings}
-    trace = Trace(FederatedEM(FederatedEM.Config(**settings)), population)
+    trace = Trace(FederatedEM(FederatedEM.Config(**settings)), population, every)
     method, state = simulate(place, key, "federated_em", settings, population, seed=seed, start=start, on_round=trace)
     return Ran(method, state, trace)
 
