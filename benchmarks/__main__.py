@@ -6,6 +6,7 @@ from importlib import import_module
 from pathlib import Path
 
 NAMES = {
+    "em": "client updates of federated EM per CPU-second, against NumPy in memory and a peer",
     "round": "one histogram round: whole flow on 2 workers against SciPy in memory",
     "memory": "peak memory of every process against the number of clients",
     "noise": "secure noise: seconds for each 10,000 cells",

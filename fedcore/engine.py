@@ -121,7 +121,7 @@ def answering(method: FederatedMethod, index: int) -> Iterator[None]:
 
 
 def _block(method: FederatedMethod, source: Source, population: Population, index: int) -> ClientBlock:
-    """Methods that say `streams_rows` take rows of which only slices become arrays; the others get every block whole."""
+    """Methods that say `streams_rows` take rows of which only parts become arrays; the others get every block whole."""
     if getattr(method, "streams_rows", False) and population.kind == "rows" and (
         population.decoded_bytes(index) > source.whole_bytes
     ):

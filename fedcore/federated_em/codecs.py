@@ -59,9 +59,8 @@ class Codec(Protocol):
 
 def check_finite(x: np.ndarray, clients: np.ndarray | None = None, largest: float = math.inf) -> None:
     """Raises WorkerFailed naming the first client of which a message has an entry that is no number or too large."""
-    bad = ~(np.isfinite(x) & (np.abs(x) <= largest)).all(axis=1)
-    if bad.any():
-        row = int(np.argmax(bad))
+    if x.size and not (x.max() <= largest and x.min() >= -largest and np.isfinite(x).all()):
+        row = int(np.argmax(~(np.isfinite(x) & (np.abs(x) <= largest)).all(axis=1)))
         raise WorkerFailed(
             f"the message of client {row if clients is None else clients[row]} is not finite, or too large to be sent.",
             "Standardise the columns, look for extreme values, or lower gamma.",
@@ -152,16 +151,16 @@ class Dithering:
                  clients: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
         """norms (C, B) float32 and signed levels (C, q) int32, as they are sent."""
         check_finite(x, clients, LARGEST_FLOAT32)
-        size = np.abs(x)
-        norms = self._norms(size)
+        scaled = np.abs(x)
+        norms = self._norms(scaled)
         check_finite(norms, clients)
-        wide = np.repeat(norms.astype(np.float64), self._lengths(), axis=1)
-        with np.errstate(invalid="ignore"):
-            scaled = np.where(wide > 0, size * self.levels / wide, 0.0)
+        scaled *= self.levels
+        scaled /= np.repeat(np.where(norms > 0, norms, 1.0).astype(np.float64), self._lengths(), axis=1)
         whole = np.floor(scaled)
         # the fraction against xi, not floor(scaled + xi): that sum may round up to the next whole number
-        levels = (whole + (uniforms < scaled - whole)).astype(np.int32)
-        return norms, np.where(x < 0, -levels, levels)
+        scaled -= whole
+        whole += uniforms < scaled
+        return norms, np.copysign(whole, x, out=whole).astype(np.int32)
 
     def decode(self, norms: np.ndarray, levels: np.ndarray) -> np.ndarray:
         """(C, q) float64; the same operations on both sides, hence the same bits."""
@@ -213,9 +212,10 @@ class Dithering:
         top = np.maximum.reduceat(size, starts, axis=1)
         norms = top
         if self.norm != "inf":  # relative to the largest entry, so that no square under- or overflows
-            divisor = np.repeat(np.where(top > 0, top, 1.0), self._lengths(), axis=1)
-            ratio = size / divisor
-            sums = np.add.reduceat(ratio * ratio if self.norm == "2" else ratio, starts, axis=1)
+            ratio = size / np.repeat(np.where(top > 0, top, 1.0), self._lengths(), axis=1)
+            if self.norm == "2":
+                ratio *= ratio
+            sums = np.add.reduceat(ratio, starts, axis=1)
             norms = np.maximum(top * (np.sqrt(sums) if self.norm == "2" else sums), top)
         with np.errstate(over="ignore"):
             single = norms.astype(np.float32)

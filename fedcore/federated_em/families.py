@@ -41,9 +41,16 @@ def family(config: FederatedEMConfig) -> Family:
     return FAMILIES[config.model]
 
 
+_latest: tuple[FederatedEMConfig, Scaling, CurvedEM] | None = None
+
+
 def model_of(config: FederatedEMConfig, scaling: Scaling) -> CurvedEM:
-    """scaling.variance: (d,), its length is the number of columns."""
-    return family(config).build(config, scaling)
+    """scaling.variance: (d,), its length is the number of columns. The leaves of a round ask for the same one."""
+    global _latest
+    latest = _latest
+    if latest is None or latest[1] is not scaling or latest[0] != config:
+        latest = _latest = (config, scaling, family(config).build(config, scaling))
+    return latest[2]
 
 
 def standardises(config: FederatedEMConfig) -> bool:

@@ -198,17 +198,17 @@ def _clients(config, model, codec, message: RoundMessage, block, leaf: LeafRows,
         active &= _uniforms(message, PARTICIPATION, block)[:, 0] <= message.threshold
     total, costs = np.zeros(q), np.zeros(3)
     if active.any():
-        means, evaluations = _oracle(config, model, message, block, leaf, active, memory)
-        delta = means - message.s
+        chosen = slice(None) if active.all() else active  # a slice copies nothing
+        delta, evaluations = _oracle(config, model, message, block, leaf, active, memory)
+        delta -= message.s
         if "V" in memory:
-            delta -= memory["V"][active]
-        decoded, bits = codec.transmit(delta, _uniforms(message, CODEC, block, codec.draws)[active],
+            delta -= memory["V"][chosen]
+        decoded, bits = codec.transmit(delta, _uniforms(message, CODEC, block, codec.draws)[chosen],
                                        block.first + np.flatnonzero(active))  # fmt: skip
+        total = weights[chosen] @ decoded
         if "V" in memory:
-            v = memory["V"].copy()
-            v[active] += config.memory_rate(codec.omega) * decoded
-            memory["V"] = v
-        total = weights[active] @ decoded
+            moved = config.memory_rate(codec.omega) * decoded
+            memory["V"] = _changed(memory["V"], chosen, moved + memory["V"][chosen])
         costs = np.array([np.count_nonzero(active), evaluations, bits.sum()], np.float64)
     statistics |= {"sum": FloatSum.at(block.leaf, total), "costs": FloatSum.at(block.leaf, costs)}
     return statistics, memory or None
@@ -225,10 +225,18 @@ def _oracle(config, model: CurvedEM, message: RoundMessage, block, leaf: LeafRow
             means = memory["S"][active] + (means - model.e_mean(message.previous, batch.y, batch.ptr))
             evaluations *= 2
     if config.variance_reduced:
-        kept = memory["S"].copy()
-        kept[active] = means
-        memory["S"] = kept
+        memory["S"] = _changed(memory["S"], slice(None) if active.all() else active, means)
+        means = means.copy()  # the caller goes on with them
     return means, evaluations
+
+
+def _changed(kept: np.ndarray, chosen: slice | np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """kept (C, q) with these rows in place of the chosen ones; never changed in place."""
+    if isinstance(chosen, slice):
+        return rows
+    changed = kept.copy()
+    changed[chosen] = rows
+    return changed
 
 
 def _uniforms(message: RoundMessage, purpose: str, block, draws: int = 1) -> np.ndarray:

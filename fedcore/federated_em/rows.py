@@ -16,7 +16,7 @@ from fedcore.models.contract import CurvedEM, Rows
 from fedcore.models.views import RowView
 from fedcore.population.blocks import ClientBlock, CountsBlock
 
-PIECE_NUMBERS = 2**20  # in the rows of a piece: what is computed for each row, or of each number, is made piece by piece
+PIECE_NUMBERS = 2**20  # in the rows of a piece: what is as long as the rows is made piece by piece
 PORTION_NUMBERS = 2**23  # float64 numbers in the rows of the clients that are told apart at a time, 64 MiB
 
 
@@ -99,4 +99,6 @@ def client_means(model: CurvedEM, theta, leaf: LeafRows, chosen: np.ndarray) -> 
         if chosen[clients].any():
             some = part.of(chosen[clients])
             means.append(model.e_mean(theta, some.y, some.ptr))
+    if len(means) == 1:
+        return means[0]
     return np.concatenate(means) if means else np.zeros((0, model.q))

@@ -151,7 +151,8 @@ class Mixture(ABC):
                 if tile.whole and isinstance(tile.clients, slice):
                     self.layout.pack(own, shared, out=sums[tile.clients])
                     continue
-                own = self.layout.pack(own, shared, out=space.array("packed", space.columns // LANES, self.q)[: len(own)])
+                together = space.array("packed", space.columns // LANES, self.q)[: len(own)]
+                own = self.layout.pack(own, shared, out=together)
                 if tile.whole:
                     sums[tile.clients] = own
                 else:

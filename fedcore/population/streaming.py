@@ -31,8 +31,9 @@ class _Window:
 class StoredRows:
     """(N, D) rows `start` .. `stop` - 1 of an array in the store, read-only.
 
-    A slice is rows of the same kind, a selection by numbers or by a mask is an array, and np.asarray reads all rows. Only
-    a window of rows is held, which all slices share: rows should be used in order. Reading raises what `read` raises.
+    A slice is rows of the same kind, a selection by numbers or by a mask is an array, and np.asarray reads all rows.
+    Only a window of rows is held, which all slices share: rows should be used in order. Reading raises what `read`
+    raises.
 
     read: (first, stop) -> rows of the stored array; entries: how many it has; chunk: entries of one stored chunk
     """

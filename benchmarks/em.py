@@ -1,0 +1,188 @@
+"""Client updates of federated EM per CPU-second, as ratios to hand-written NumPy in the same run.
+
+K = 5 components, D = 10 columns, diagonal covariances, full participation; 20 rows for each client, or 1 .. 39. Floors
+have all rows in memory, standardised, float64: `plain` is written as one writes it, `tiled` as fast as we could; both
+give the sums over all rows, and `apart` the means of every client. Rounds of ours start from the float32 rows of the
+store (in memory, or not: the flows) and standardise them. A ratio of 1 is the floor's speed, 0.5 half of it.
+
+FEDCORE_PEERS names an interpreter that has pfl (https://pypi.org/project/pfl/); without it that row is skipped.
+"""
+
+import json
+import os
+import resource
+import subprocess
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from time import process_time
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from benchmarks import floors
+from benchmarks.populations import COLUMNS, COMPONENTS, ROWS, mixture_means, mixture_rows
+from fedcore.engine import InProcessBackend
+from fedcore.federated_em import FederatedEM, FederatedEMConfig
+from fedcore.federated_em.rows import rows_of
+from fedcore.federated_em.server import scaling
+from fedcore.models.gaussian import GaussianMixture
+from fedcore.population.blocks import leaves
+from fedcore.rounds import PublicFacts
+from fedcore.runs import Run
+from fedcore.session import TrainRequest, ending, start
+
+os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
+
+FLOW_ROUNDS = (10, 60)
+WARM_UP = 3  # rounds that size the futures
+PEER_CLIENTS = 50
+SETTINGS = {"components": COMPONENTS, "covariance": "diag", "monitor_every": 1000}
+
+
+def measure(options) -> dict:
+    equal = mixture_rows(options.dir, options.clients)
+    ragged = mixture_rows(options.dir, options.clients, ragged=True)
+    with threadpool_limits(1):
+        rows, per_row = _in_memory(equal, options.repeats)
+        rows += _in_memory(ragged, options.repeats, per_row)[0]
+        rows += _run_store(equal, per_row)
+    rows += [_flow(equal, workers, per_row) for workers in (1, 2)]
+    rows.append(_peer(equal, rows[0]["updates_per_cpu_s"]))
+    return {"benchmark": "em", "clients": options.clients, "rows": rows}
+
+
+# --- one process, rows in memory ------------------------------------------------------------------------------------
+
+
+def _given(population) -> dict:
+    """Public parameters, centre and scale to start from, which are near the truth."""
+    first = population.read(0).x.astype(np.float64)
+    centre, scale = first.mean(axis=0), first.std(axis=0)
+    return {"weights": np.full(COMPONENTS, 1 / COMPONENTS), "means": (mixture_means() + 0.1 - centre) / scale,
+            "covariances": np.tile(1 / scale**2, (COMPONENTS, 1)), "centre": centre, "scale": scale}  # fmt: skip
+
+
+def _in_memory(population, repeats: int, per_row: dict | None = None) -> tuple[list[dict], dict]:
+    """Floors (unless their seconds for each row are given) and ours, in turns; medians of CPU-seconds."""
+    blocks = [population.read(index) for index in range(len(population.blocks))]
+    parts = [leaf for block in blocks for leaf in leaves(block, population.clients_per_leaf)]
+    given, clients, n = _given(population), population.n_clients, population.n_rows
+    theta = {name: given[name] for name in ("weights", "means", "covariances")}
+    public = PublicFacts("rows", COLUMNS, population.clients_per_leaf, clients, None, 1.0, 0, start=given)
+    em = FederatedEM(FederatedEMConfig(algorithm="em", start="given", standardise=False, **SETTINGS))
+    private = FederatedEM(FederatedEMConfig(algorithm="private", components=COMPONENTS, covariance="diag"))
+    state = private.init(public)
+    model, scale, released = GaussianMixture(COMPONENTS, COLUMNS, "diag"), scaling(state), private.message(state)
+    round_message = em.message(replace(em.init(replace(public, rho=None, clients=clients)), phase="rounds", **{
+        name: getattr(state, name) for name in ("theta", "previous", "layout", "statistic", "centre", "scale")
+    }, variance=np.ones(COLUMNS), clients=float(clients), rows=float(n), effective_clients=float(clients)))  # fmt: skip
+    round_message = replace(round_message, monitor=False)
+
+    def core():
+        return [em.client_update(round_message, leaf, None) for leaf in parts]
+
+    def apart():
+        for leaf in parts:
+            own = rows_of(leaf, scale)
+            model.e_mean(theta, own.y, own.ptr)
+
+    def clipped():
+        return [private.client_update(released, leaf, None) for leaf in parts]
+
+    ours = {"core": core, "clients apart": apart, "clipped, private": clipped}
+    if per_row is None:
+        x = (np.concatenate([block.x for block in blocks]).astype(np.float64) - given["centre"]) / given["scale"]
+        arguments = (theta["weights"], theta["means"], theta["covariances"])
+        ours = {"floor plain": floors.mixture(x, *arguments), "floor tiled": floors.mixture_in_tiles(x, *arguments),
+                "floor apart": floors.mixture_by_client(x, ROWS, *arguments), **ours}  # fmt: skip
+    taken = {name: [] for name in ours}
+    for turn in range(repeats + 1):
+        for name, function in ours.items():
+            started = process_time()
+            function()
+            if turn:
+                taken[name].append(process_time() - started)
+    middle = {name: median(times) for name, times in taken.items()}
+    per_row = per_row or {name.removeprefix("floor "): middle[name] / n for name in middle if name.startswith("floor")}
+    kind = "equal" if n == ROWS * clients else "1 to 39 rows"
+    return [_row(name, kind, clients, n, spent, per_row) for name, spent in middle.items()], per_row
+
+
+def _row(name: str, kind: str, clients: int, rows: int, cpu: float, per_row: dict, **more) -> dict:
+    ratios = {f"of_{floor}": spent * rows / cpu for floor, spent in per_row.items()}
+    speed = {"updates_per_cpu_s": clients / cpu, "ns_per_row": cpu / rows * 1e9}
+    return {"what": name, "rows": kind, **speed, **ratios, **more}
+
+
+# --- through the engine and the run store ---------------------------------------------------------------------------
+
+
+def _run_store(population, per_row: dict) -> list[dict]:
+    """EM, and FedEM whose memories are written and read in every round, in this process; CPU- and wall seconds."""
+    found = []
+    for name, settings in (("em, run store", {"algorithm": "em"}), ("fedem, run store", {"algorithm": "fedem"})):
+        with tempfile.TemporaryDirectory() as folder:
+            request = TrainRequest(method="federated_em", population=str(population.path), runs=folder, run_id="r",
+                                   settings={**SETTINGS, **settings, "rounds": 8}, cache_bytes=8 * 2**30)  # fmt: skip
+            session, spent = start(request, InProcessBackend(), stamp=""), []
+            with ending(session):
+                goes_on = True
+                while goes_on:
+                    started, phase = process_time(), session.training.state.phase
+                    goes_on = session.training.step() is not None
+                    if phase == "rounds":
+                        spent.append(process_time() - started)
+            wall = [row["seconds_round"] for row in session.run.metrics()][-len(spent) - 1 : -1]
+        found.append(_row(name, "equal", population.n_clients, population.n_rows, median(spent[2:]), per_row,
+                          wall_s=median(wall[2:])))  # fmt: skip
+    return found
+
+
+def _flow(population, workers: int, per_row: dict) -> dict:
+    """Prefect, Dask and Zarr: CPU-seconds of all processes for each round, from a short and a long run."""
+    short, long = (_whole_flow(population, workers, rounds) for rounds in FLOW_ROUNDS)
+    cpu = (long["cpu"] - short["cpu"]) / (FLOW_ROUNDS[1] - FLOW_ROUNDS[0])
+    return _row(f"em, flow, {workers} workers", "equal", population.n_clients, population.n_rows, cpu, per_row,
+                wall_s=long["wall"], clients_s=long["clients"])  # fmt: skip
+
+
+def _whole_flow(population, workers: int, rounds: int) -> dict:
+    """cpu: seconds of this process and all its children; wall, clients: medians of a round's."""
+    from flows.train import Compute, train_federated_em
+
+    config, before = FederatedEMConfig(algorithm="em", rounds=rounds, **SETTINGS), _cpu()
+    with tempfile.TemporaryDirectory() as folder:
+        path = train_federated_em(population=str(population.path), config=config, runs=folder,
+                                  compute=Compute(workers=workers, cache_bytes=4 * 2**30))  # fmt: skip
+        metrics = Run.open(Path(path)).metrics()[-rounds - 1 : -1][WARM_UP:]
+    wall, clients = (median(row[name] for row in metrics) for name in ("seconds_round", "seconds_clients"))
+    return {"cpu": _cpu() - before, "wall": wall, "clients": clients}
+
+
+def _cpu() -> float:
+    spent = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in spent)
+
+
+# --- peers ----------------------------------------------------------------------------------------------------------
+
+
+def _peer(population, floor: float) -> dict:
+    """Client updates of pfl on some of the clients. floor: updates of the plain floor per CPU-second."""
+    interpreter = os.environ.get("FEDCORE_PEERS")
+    if not interpreter:
+        return {"what": "pfl", "skipped": "FEDCORE_PEERS names no interpreter"}
+    block, given = population.read(0), _given(population)
+    x = block.x[: PEER_CLIENTS * ROWS].astype(np.float64).reshape(PEER_CLIENTS, ROWS, COLUMNS)
+    with tempfile.TemporaryDirectory() as folder:
+        np.savez(Path(folder) / "given.npz", rows=(x - given["centre"]) / given["scale"], weights=given["weights"],
+                 means=given["means"], variances=given["covariances"])  # fmt: skip
+        command = [interpreter, str(Path(__file__).with_name("peer_pfl.py")), str(Path(folder) / "given.npz")]
+        done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        return {"what": "pfl", "skipped": (done.stderr.strip().splitlines() or ["it failed"])[-1]}
+    answer = json.loads(done.stdout)
+    speed = PEER_CLIENTS / answer["seconds"]
+    return {"what": f"pfl {answer['version']}", "rows": "equal", "updates_per_cpu_s": speed, "of_plain": speed / floor}
