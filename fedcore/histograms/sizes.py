@@ -112,15 +112,17 @@ def bought(config: HistogramsConfig, public: PublicFacts) -> tuple[int, int, flo
 def _with_start(config: HistogramsConfig, chosen: Sizes, given: int) -> Sizes:
     """The sizes of a run that starts from `given` centres.
 
-    As many as clusters, or up to twice the clusters of the rules where the config names no number (two rounds in place
-    of eight leave half the noise): every centre goes on, and a private run needs two rounds only. Fewer than the
+    As many as clusters, or fewer, or in a private run up to twice the clusters of the rules where the config names no
+    number (two rounds in place of eight leave half the noise): every centre goes on, and a private run needs two
+    rounds only. Fewer than the
     clusters that the config names: the others start from the perturbed mean, with the rounds of a start without any.
     More: they are over-seeded cells, as many as the size rules allow; if there are more still, the votes of a private
     run choose among them.
     """
     k = chosen.clusters
-    if config.clusters is None and given <= WARM_CELLS * k:
-        k = given
+    if config.clusters is None:
+        private = config.algorithm == "private"
+        k = given if private and given <= WARM_CELLS * k else min(k, given)
     rounds = chosen.rounds
     if given == k and config.algorithm == "private":
         rounds = min(rounds, WARM_ROUNDS)
