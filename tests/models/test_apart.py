@@ -58,9 +58,10 @@ sizes_of_clients = st.lists(st.one_of(st.integers(0, 50), st.sampled_from([7, 8,
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), sizes_of_clients, st.integers(1, 7), st.integers(1, 12),
-       st.sampled_from([0.0, 0.02]), st.sampled_from([None, 2.0, 1e6]), st.sampled_from([None, 24]), st.booleans())  # fmt: skip
+       st.sampled_from([0.0, 0.02]), st.sampled_from([None, 2.0, 1e6]), st.sampled_from([None, 24]),
+       st.booleans())  # fmt: skip
 def test_no_bit_depends_on_the_neighbours(name, seed, sizes, g, d, wild, bound, tile, equal):
-    """Alone, in the leaf, in another order, beside clients whose rows are absurd; the whole client in one tile or not."""
+    """Alone, in the leaf, in another order, beside clients whose rows are absurd; the client in one tile or not."""
     rng = np.random.default_rng(seed)
     sizes = [sizes[0]] * len(sizes) if equal else sizes
     d = max(d, 2)

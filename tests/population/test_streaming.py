@@ -33,8 +33,8 @@ def test_what_is_read_is_what_is_stored(n, chunk, data):
     assert part.shape == expected.shape and len(part) == len(expected) and part.dtype == np.float32
     assert np.array_equal(np.asarray(part), expected)
     assert np.array_equal(np.asarray(part[1:]), expected[1:])
-    numbers = np.array(data.draw(st.lists(st.integers(0, max(len(expected) - 1, 0)), max_size=8 if len(expected) else 0)),
-                       np.int64)  # fmt: skip
+    some = st.lists(st.integers(0, max(len(expected) - 1, 0)), max_size=8 if len(expected) else 0)
+    numbers = np.array(data.draw(some), np.int64)
     assert np.array_equal(part[numbers], expected[numbers])
     mask = np.arange(len(expected)) % 2 == 0
     assert np.array_equal(part[mask], expected[mask])
@@ -51,7 +51,8 @@ def test_rows_in_order_are_read_once():
 
 def test_what_is_not_there():
     _, rows, _ = stored(10, 3)
-    for wrong in (np.array([10]), np.array([-1]), np.ones(3, bool), slice(0, 5, 2), np.zeros((2, 2), int), np.array([0.5])):
+    wrongs = (np.array([10]), np.array([-1]), np.ones(3, bool), slice(0, 5, 2), np.zeros((2, 2), int), np.array([0.5]))
+    for wrong in wrongs:
         with pytest.raises(IndexError):
             rows[wrong]
 
