@@ -120,10 +120,11 @@ class FederatedEM:
         return dict(families.in_data_units(self.config, state.parameters(), server.scaling(state)))
 
     def as_start(self, state: FederatedEMState) -> dict[str, np.ndarray]:
-        """What another run may start from: parameters, and what the rows were standardised by."""
+        """What another run may start from: parameters, and what rows and clipped parts were scaled by."""
         if not len(state.theta):
             raise ConfigError("stopped before it had parameters.", "Name a run that has.")
-        arrays = {"centre": state.centre, "scale": state.scale, "column_means": state.mean}
+        arrays = {"centre": state.centre, "scale": state.scale, "column_means": state.mean,
+                  "part_scales": state.part_scales}  # fmt: skip
         return {**state.parameters(), **{name: array for name, array in arrays.items() if len(array)}}
 
     def checked_start(self, arrays: Mapping[str, np.ndarray], what: str, features: int) -> dict[str, np.ndarray]:

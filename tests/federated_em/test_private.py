@@ -242,6 +242,8 @@ def test_public_scaling_and_part_scales():
     np.testing.assert_allclose(ran.state.statistic, plain.state.statistic, atol=1e-1)
     means, scaled = (FederatedEM(config).parameters(one.state)["means"] for one in (plain, ran))
     np.testing.assert_allclose((scaled - shift) / scale, means, atol=0.1)
+    again = FederatedEM(config).as_start(ran.state)
+    np.testing.assert_array_equal(again["part_scales"], given["part_scales"])
     for bad in ({"centre": shift}, {"centre": shift, "scale": -scale}, {"part_scales": np.zeros(q)}):
         with pytest.raises(ConfigError):
             FederatedEM(config).init(facts(moved, start={**start, **bad}, rho=1.0, nominal=50))
