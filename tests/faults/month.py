@@ -222,7 +222,8 @@ def affordable(folder: Path, population: Population) -> bool:
 def request_of(folder: Path, day: Day, before: Day | None) -> dict:
     warm = {} if before is None else {"start_from": str(folder / "runs" / before.run_id), "public_start_because": WARM}
     return {"population": str(folder / "population"), "settings": SETTINGS, "runs": str(folder / "runs"),
-            "run_id": day.run_id, "seed": day.number, "version": day.version, "test_noise": "a key", **warm}  # fmt: skip
+            "run_id": day.run_id, "seed": day.number, "version": day.version, "test_noise": "a key",
+            **warm}  # fmt: skip
 
 
 def disturb(folder: Path, settings, seed: int, day: Day, child: subprocess.Popen, server: Server) -> None:
