@@ -1,0 +1,1 @@
+"""Private learning of separated Gaussian mixtures (Kamath, Sheffet, Singhal, Ullman 2019)."""
