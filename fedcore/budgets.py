@@ -146,15 +146,24 @@ def nominal_clients(method: FederatedMethod, population: Population) -> int | No
 
 
 def facts(method: FederatedMethod, population: Population, rho: float | None, seed: int,
-          relation: str = "add_or_remove_one",
-          start: Mapping[str, np.ndarray] | None = None) -> PublicFacts:  # fmt: skip
+          relation: str = "add_or_remove_one", start: Mapping[str, np.ndarray] | None = None,
+          unit: str = "client") -> PublicFacts:  # fmt: skip
     """What the method may know; the exact number of clients only if it is not private.
 
-    relation: of the population's budget. start: public arrays that the run starts from.
+    relation, unit: of the population's budget. start: public arrays that the run starts from.
     """
     return PublicFacts(population.kind, population.features, population.clients_per_leaf,
                        nominal_clients(method, population), None if method.private else population.n_clients, rho,
-                       seed, relation, start)  # fmt: skip
+                       seed, relation, start, unit)  # fmt: skip
+
+
+def unit_of(method: FederatedMethod, ledger: Ledger, population: Population) -> str:
+    """The unit that a run is planned in: that of the population's budget, if the method has arguments for it (`units`).
+
+    Otherwise "client", which a budget for records refuses when the plan is reserved.
+    """
+    unit = ledger.balance(population.id).unit
+    return unit if unit in getattr(method, "units", ("client",)) else "client"
 
 
 def plan_within_budget(method: FederatedMethod, population: Population, ledger: Ledger, seed: int,
@@ -187,7 +196,8 @@ def plan_within_budget(method: FederatedMethod, population: Population, ledger: 
             f"{balance.budget.rho_max:.6g}. Nothing was released.",
             "Raise it with `fedcore budget raise`, if you can justify that to the people in it.",
         )
-    return settle(method, lambda rho: facts(method, population, rho, seed, balance.relation, start), share)
+    unit = unit_of(method, ledger, population)
+    return settle(method, lambda rho: facts(method, population, rho, seed, balance.relation, start, unit), share)
 
 
 def settle(method: FederatedMethod, facts_for: Callable[[float], PublicFacts],

@@ -29,8 +29,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from fedcore.engine import DEFAULT_CACHE_BYTES
 from fedcore.errors import ConfigError
+from fedcore.files import is_url
 from fedcore.methods import canonical, explain, make_method
-from fedcore.population.layout import is_url
 from fedcore.starts import PREVIOUS
 
 
@@ -163,10 +163,8 @@ def read_file(path: str | Path) -> DeploymentFile:
 
 def _placed(item: Deployment, here: Path) -> Deployment:
     """With its folders taken from the folder `here`."""
-    places = {"runs": str(here / item.runs)}
-    for name in ("population", "evaluate_on"):
-        where = getattr(item, name)
-        places[name] = where if where is None or is_url(where) else str(here / where)
-    if item.start_from is not None and item.start_from != PREVIOUS:
-        places["start_from"] = str(here / item.start_from)
-    return item.model_copy(update=places)
+    given = {name: getattr(item, name) for name in ("population", "runs", "evaluate_on", "start_from")}
+    return item.model_copy(update={
+        name: where if where is None or is_url(where) or (name, where) == ("start_from", PREVIOUS)
+        else str(here / where) for name, where in given.items()
+    })  # fmt: skip

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,6 +23,7 @@ from threadpoolctl import ThreadpoolController
 
 from fedcore.aggregation import IntegerSum, KeyedIntegerSum, Statistics, merge, values
 from fedcore.errors import FedcoreError, RunError, SensitivityError, UnplannedRelease, WorkerFailed
+from fedcore.files import Place, place
 from fedcore.population.blocks import ClientBlock, leaves
 from fedcore.population.store import Population
 from fedcore.privacy.plan import PlannedRelease
@@ -41,7 +41,7 @@ DEFAULT_WHOLE_BYTES = 512 * 2**20
 class Source:
     """Where a worker finds the data of a round: paths and versions, never data.
 
-    memory_in, memory_out: folders of the clients' memories before and after this round, or None
+    memory_in, memory_out: folders or URLs of the clients' memories before and after this round, or None
     cache_bytes: how much of the decoded blocks a process may keep
     whole_bytes: a block of dense rows that is larger, decoded, is read while it is used, if the method can do with that
     """
@@ -151,12 +151,12 @@ def answer_block(method: FederatedMethod, source: Source, message: Message, inde
         return total
 
 
-def memory_file(folder: str | Path, index: int) -> Path:
+def memory_file(folder: str | Place, index: int) -> Place:
     """Where the memories of the clients of one block are."""
-    return Path(folder) / f"{index:06d}.zip"
+    return place(folder) / f"{index:06d}.zip"
 
 
-def read_memory(folder: str | Path, index: int, clients: int) -> Memory:
+def read_memory(folder: str | Place, index: int, clients: int) -> Memory:
     """The memories of the clients of one block. Raises RunError that names the block if its file is missing, damaged,
     or holds another number of clients.
     """
@@ -166,7 +166,7 @@ def read_memory(folder: str | Path, index: int, clients: int) -> Memory:
         if wrong:
             raise RunError(f"{wrong[0]!r} is not that of {clients} clients.", "Restore this file from a backup.")
     except RunError as error:
-        raise RunError(f"the memories of the clients of block {index} after round {int(Path(folder).name)} are lost: "
+        raise RunError(f"the memories of the clients of block {index} after round {int(place(folder).name)} are lost: "
                        f"{error.message}", error.remedy) from error  # fmt: skip
     return memory
 

@@ -13,6 +13,8 @@ METHODS = {
     "histograms": "fedcore.histograms:Histograms",
     "federated_em": "fedcore.federated_em:FederatedEM",
     "gradient_em": "fedcore.gradient_em:GradientEM",
+    "private_gmm": "fedcore.private_gmm:PrivateGMM",
+    "dictionaries": "fedcore.dictionaries:Dictionaries",
 }
 
 

@@ -1,6 +1,6 @@
 """What becomes of the runs of a deployment: which one is the latest, how a new one compares with it, which are kept.
 
-    runs/latest-NAME.json     the run that the deployment NAME stands for; replaced by one rename
+    runs/latest-NAME.json     the run that the deployment NAME stands for; replaced by one rename, or one put
     runs/RUN/comparison.json  how RUN compared with the run that was the latest before it
 
 The latest run of a deployment is the one that others should use; `fedcore.runs.load_run` takes the file in place of a
@@ -12,36 +12,61 @@ from __future__ import annotations
 
 import fcntl
 import json
-import shutil
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
+from fedcore import files
+from fedcore.claims import Claim
 from fedcore.deployment import Series
 from fedcore.engine import Backend
 from fedcore.errors import ConfigError, FedcoreError, PopulationError, RunBusy, RunError, RunNotFound, WrongKind
 from fedcore.evaluation.evaluate import SCORES, check_public, evaluate_run
-from fedcore.files import write_json
+from fedcore.files import Place, is_remote, place, write_json
+from fedcore.methods import explain
 from fedcore.population.store import Population
 from fedcore.rounds import FederatedMethod
 from fedcore.runs import NAME, Run, list_runs, pointed, writing
 
 SCHEMA = 1
 LOCK = ".operations.lock"
+HOLDER = ".operations.json"  # stands for the lock behind a URL
+PATIENCE = 60.0  # for another process that moves pointers or prunes behind a URL, seconds
 MODEL = ("state", "memory", "releases", "start.zip")  # what a pruned run loses
 NO_DEPLOYMENT = "-"  # in tables
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """One process at a time moves pointers or prunes, so that none prunes what another has just promoted."""
+def _alone(folder: Place) -> Iterator[None]:
+    """One process at a time moves pointers or prunes, so that none prunes what another has just promoted.
+
+    Raises RunBusy behind a URL, where it is not waited for a process without end.
+    """
+    if is_remote(folder):
+        with closing(_waited_for(Claim(folder / HOLDER, f"which runs of {folder} are in use and kept"))):
+            yield
+        return
     with writing("the lock of the runs folder"):
         file = open(folder / LOCK, "w")
     with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def _waited_for(claim: Claim) -> Claim:
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            claim.take()
+            return claim
+        except RunBusy:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
 
 
 # --- the latest run -------------------------------------------------------------------------------------------------
@@ -51,7 +76,7 @@ def _alone(folder: Path) -> Iterator[None]:
 class Latest:
     """deployment: by name; run: by id, in the same folder; since: when it was promoted, as text; because: why."""
 
-    path: Path
+    path: Place
     deployment: str
     run: str
     since: str
@@ -62,24 +87,26 @@ class Latest:
         return Run.open(self.path.parent / self.run)
 
 
-def pointer(folder: str | Path, deployment: str) -> Path:
-    return Path(folder) / f"latest-{deployment}.json"
+def pointer(folder: str | Place, deployment: str) -> Place:
+    return place(folder) / f"latest-{deployment}.json"
 
 
-def latest(folder: str | Path, deployment: str) -> Latest | None:
+def latest(folder: str | Place, deployment: str) -> Latest | None:
     """Which run is the latest of a deployment; None before one is. Raises RunError if its file is damaged."""
     path = pointer(folder, deployment)
-    return _read(path) if path.is_file() else None
+    return _read(path) if files.is_file(path) else None
 
 
-def all_latest(folder: str | Path) -> list[Latest]:
+def all_latest(folder: str | Place) -> list[Latest]:
     """The latest run of every deployment of the folder. Raises RunError if a file is damaged."""
-    return [_read(path) for path in sorted(Path(folder).glob("latest-*.json"))]
+    folder = place(folder)
+    names = [name for name in files.listing(folder) if name.startswith("latest-") and name.endswith(".json")]
+    return [_read(folder / name) for name in names]
 
 
-def _read(path: Path) -> Latest:
+def _read(path: Place) -> Latest:
     run = pointed(path).name
-    value = json.loads(path.read_text())
+    value = json.loads(files.read_bytes(path))
     return Latest(path, path.stem.removeprefix("latest-"), run, str(value.get("since", "")),
                   str(value.get("because", "")))  # fmt: skip
 
@@ -194,15 +221,46 @@ def decide(series: Series, mine: Score | None, theirs: Score | None, why_not: st
     return Decision(worse <= series.tolerance, words)
 
 
+@dataclass(frozen=True, slots=True)
+class Conclusion:
+    """How a run of a deployment ends. store: what it is compared on, if it is; why_not: why it cannot be."""
+
+    deployment: str
+    series: Series
+    store: Population | None
+    why_not: str = ""
+
+
+def conclusion_of(run: Run, method: FederatedMethod, population: Population) -> Conclusion | None:
+    """How a run that was begun by a deployment ends, wherever it goes on; None if it was begun by none.
+
+    What it would be compared on may be gone by now: that keeps nobody from finishing a run that was paid for. Raises
+    RunError if run.json is damaged.
+    """
+    deployment, asked = run.info.get("deployment"), run.info.get("series")
+    if deployment is None or asked is None:  # or by an earlier version, which did not keep the series
+        return None
+    try:
+        series = Series.model_validate(asked)
+    except ValidationError as error:
+        raise RunError(f"the series in run.json of run {run.id!r} is damaged: {explain(error)}",
+                       "Restore it from a backup.") from None  # fmt: skip
+    try:
+        return Conclusion(deployment, series, public_population(series, method, population))
+    except FedcoreError as error:
+        return Conclusion(deployment, series, None, str(error))
+
+
 def conclude(run: Run, deployment: str, series: Series, store: Population | None, stamp: str,
-             backend: Backend | None = None) -> dict[str, Any]:  # fmt: skip
+             backend: Backend | None = None, why_not: str = "") -> dict[str, Any]:  # fmt: skip
     """Compare a finished run with the latest one of its deployment, promote it or not, and prune what is old.
 
-    store: as `public_population` gave it. Returns what comparison.json holds, and "pruned": names of runs.
-    Raises what `score` raises of the new run; then nothing was promoted or pruned.
+    store: as `public_population` gave it. why_not: why it gave none, though there should be one. Returns what
+    comparison.json holds, and "pruned": names of runs. Raises what `score` raises of the new run; then nothing was
+    promoted or pruned.
     """
     folder = run.path.parent
-    rival, theirs, why_not = _rival(folder, deployment, run), None, ""
+    rival, theirs = _rival(folder, deployment, run), None
     mine = None if store is None else score(run, store, backend, keep=True)
     if store is not None and rival is not None:
         try:
@@ -225,7 +283,7 @@ def conclude(run: Run, deployment: str, series: Series, store: Population | None
     return {**told, "pruned": [item["run"] for item in pruned if item["removed"]]}
 
 
-def _rival(folder: Path, deployment: str, run: Run) -> Run | None:
+def _rival(folder: Place, deployment: str, run: Run) -> Run | None:
     """The latest run of the deployment, if it is there and is another one."""
     found = latest(folder, deployment)
     try:
@@ -237,7 +295,7 @@ def _rival(folder: Path, deployment: str, run: Run) -> Run | None:
 # --- retention ------------------------------------------------------------------------------------------------------
 
 
-def prune(folder: str | Path, keep: int, stamp: str, deployment: str | None = None, *,
+def prune(folder: str | Place, keep: int, stamp: str, deployment: str | None = None, *,
           dry_run: bool = False) -> list[dict[str, Any]]:  # fmt: skip
     """Remove the models of all but the newest `keep` finished runs of a deployment; oldest first.
 
@@ -248,21 +306,20 @@ def prune(folder: str | Path, keep: int, stamp: str, deployment: str | None = No
     process holds. Returns one dict for each run that was or would be pruned: run, deployment, bytes, removed (False in
     a dry run, or if it is held). Raises ConfigError if keep < 1, RunError if a file latest-NAME.json is damaged.
     """
-    folder = Path(folder)
+    folder = place(folder)
     if keep < 1:
         raise ConfigError(f"at least one run is kept, not {keep}.")
-    if not folder.is_dir():
+    if not files.is_folder(folder):
         return []
     with _alone(folder):
         protected = {item.run for item in all_latest(folder)}
         old = [run for series in _series(folder, deployment) for run in series[:-keep]]
-        old = [run for run in old if run.path.name not in protected and any((run.path / name).exists()
-                                                                            for name in MODEL)]  # fmt: skip
+        old = [run for run in old if run.path.name not in protected and set(MODEL) & files.listing(run.path).keys()]
         return [{"run": run.id, "deployment": run.info.get("deployment") or NO_DEPLOYMENT, "bytes": _bytes(run),
                  "removed": not dry_run and _remove_model(run, stamp)} for run in old]  # fmt: skip
 
 
-def _series(folder: Path, deployment: str | None) -> list[list[Run]]:
+def _series(folder: Place, deployment: str | None) -> list[list[Run]]:
     """Finished runs that follow one another, oldest first."""
     found: dict[tuple, list[Run]] = {}
     for run in list_runs(folder):
@@ -274,9 +331,7 @@ def _series(folder: Path, deployment: str | None) -> list[list[Run]]:
 
 
 def _bytes(run: Run) -> int:
-    places = [run.path / name for name in MODEL]
-    files = [file for place in places for file in ([place] if place.is_file() else place.rglob("*"))]
-    return sum(file.stat().st_size for file in files if file.is_file())
+    return sum(files.size(run.path / name) for name in MODEL)
 
 
 def _remove_model(run: Run, stamp: str) -> bool:
@@ -292,8 +347,7 @@ def _remove_model(run: Run, stamp: str) -> bool:
             mine.note(pruned=stamp)
         with writing("what is to be removed"):
             for name in MODEL:
-                place = mine.path / name
-                shutil.rmtree(place) if place.is_dir() else place.unlink(missing_ok=True)
+                files.remove(mine.path / name)
     finally:
         mine.unlock()
     return True

@@ -13,8 +13,8 @@ from pathlib import Path
 import zarr
 
 from fedcore.engine import answering, memory_file
-from fedcore.errors import PopulationError, RunError, WrongKind
-from fedcore.files import sync_folder
+from fedcore.errors import ConfigError, PopulationError, RunError, WrongKind
+from fedcore.files import Place, is_remote, place, sync_folder
 from fedcore.methods import make_method
 from fedcore.population.blocks import leaves
 from fedcore.population.store import Population
@@ -27,21 +27,21 @@ NOTE = ("Personalised outputs contain each client's own data. They are not diffe
         "its own row and nobody else's.")  # fmt: skip
 
 
-def personalise(run_path: str | Path, population_path: str | Path, dest: str | Path, progress=None) -> dict:
+def personalise(run_path: str | Place, population_path: str | Place, dest: str | Path, progress=None) -> dict:
     """Write `dest`: a Zarr group with an array for each output, first axis = clients, and clients.jsonl with their ids.
 
     An output whose name begins with "rows_" has a row for each row of the population instead; client i then owns the
     rows ptr[i] .. ptr[i + 1] - 1, in the order in which the population stores them.
 
     Memory stays at one block. Raises RunError, WrongKind if run and population do not fit, PopulationError if `dest`
-    exists. Returns {"dest", "clients", "outputs", "sensitive", "note"}.
+    exists, ConfigError if it is a URL. Returns {"dest", "clients", "outputs", "sensitive", "note"}.
     """
-    run, population, dest = Run.open(run_path), Population.open(population_path), Path(dest)
+    run, population, dest = Run.open(run_path), Population.open(population_path), _local(dest)
     check_fits(run, population)
     if dest.exists():
         raise PopulationError(f"{str(dest)!r} exists already.", "Name a folder that does not exist.")
     method, state = trained(run)
-    memory = run.memory_folder(run.round) if run.memory_folder(run.round).exists() else None
+    memory = run.memories()
     partial = dest.with_name(f".{dest.name}.{os.getpid()}.partial")
     try:
         partial.mkdir(parents=True, mode=0o700)
@@ -64,6 +64,14 @@ def personalise(run_path: str | Path, population_path: str | Path, dest: str | P
         shutil.rmtree(partial, ignore_errors=True)
     return {"dest": str(dest), "clients": population.n_clients, "outputs": sorted(outputs), "sensitive": True,
             "note": NOTE}  # fmt: skip
+
+
+def _local(dest: str | Path) -> Path:
+    path = place(dest)
+    if is_remote(path):
+        raise ConfigError(f"Personalised outputs are not written to {path}.",
+                          "They hold clients' own data: name a local folder.")  # fmt: skip
+    return path
 
 
 def _write_block(group, method, state, population: Population, index: int, memory, first_row: int) -> set[str]:

@@ -10,11 +10,11 @@ import html
 import json
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from fedcore.budgets import ledger_of
 from fedcore.errors import LedgerMissing, PrivacyError, RunError
+from fedcore.files import Place, is_file, read_bytes, whole
 from fedcore.operations import all_latest, summary_row
 from fedcore.population.store import Population
 from fedcore.runs import Run, list_runs
@@ -23,7 +23,7 @@ MOST_RUNS = 50
 MOST_VERSIONS = 20
 
 
-def population_page(path: str, runs: str | Path) -> str:
+def population_page(path: str, runs: str | Place) -> str:
     """Markdown: versions, runs of the folder `runs` on the population (newest first), latest runs, budget."""
     newest = Population.open(path)
     mine = [run for run in list_runs(runs) if (run.info.get("population") or {}).get("id") == newest.id]
@@ -73,7 +73,7 @@ def budget_rows(balance) -> list[dict]:
     ]
 
 
-def _latest(runs: str | Path, mine: set[str]) -> list[str]:
+def _latest(runs: str | Place, mine: set[str]) -> list[str]:
     try:
         found = [item for item in all_latest(runs) if item.run in mine]
     except RunError as error:
@@ -94,7 +94,7 @@ def _run(run: Run) -> dict[str, Any]:
     return {"run": row["run"], "status": row["status"], "epsilon": _epsilon(run), "rounds": row["rounds"],
             "method": row["method"], "version": row["version"], "deployment": row["deployment"],
             "started": row["started"], "model": row["model"],
-            "report": str(report.resolve()) if report.exists() else None}  # fmt: skip
+            "report": whole(report) if is_file(report) else None}  # fmt: skip
 
 
 def _epsilon(run: Run) -> str | float:
@@ -102,7 +102,7 @@ def _epsilon(run: Run) -> str | float:
     if not run.info.get("private") or run.info.get("test_noise"):
         return "not private"
     try:
-        statement = json.loads((run.path / "statement.json").read_text())
+        statement = json.loads(read_bytes(run.path / "statement.json"))
     except FileNotFoundError:
         return "not stated yet"
     except (OSError, ValueError):

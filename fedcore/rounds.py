@@ -40,6 +40,8 @@ class PublicFacts:
     seed:     names the streams of simulation randomness (never of noise that protects people)
     relation: neighbouring relation of the population's budget: "add_or_remove_one" or "replace_one"
     start:    public arrays by name that the run starts from (released earlier, or declared public); None: no start
+    unit:     what the population's budget protects: "client" or "record"; the latter only for methods that say so in
+              `units`
     """
 
     kind: Kind
@@ -51,6 +53,7 @@ class PublicFacts:
     seed: int
     relation: str = "add_or_remove_one"
     start: Mapping[str, np.ndarray] | None = None
+    unit: str = "client"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,16 +8,23 @@ then are data opened.
 from __future__ import annotations
 
 import secrets
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 import fedcore
-from fedcore.budgets import LedgerPublisher, facts, ledger_of, nominal_clients, plan_within_budget, remember_head
+from fedcore.budgets import (
+    LedgerPublisher,
+    facts,
+    ledger_of,
+    nominal_clients,
+    plan_within_budget,
+    remember_head,
+    unit_of,
+)
+from fedcore.deployment import Series
 from fedcore.engine import DEFAULT_CACHE_BYTES, Backend, Source, Training
 from fedcore.errors import (
     BudgetExceeded,
@@ -30,8 +37,9 @@ from fedcore.errors import (
     RunNotFound,
     WrongKind,
 )
-from fedcore.files import write_json
+from fedcore.files import Place, place, write_json
 from fedcore.methods import canonical, make_method
+from fedcore.object_storage import Unreachable
 from fedcore.population.store import Population
 from fedcore.privacy.ledger import Balance, ChainHead, Lease, Ledger
 from fedcore.privacy.mechanisms import NoiseSource, SecureNoise, TestNoise
@@ -41,7 +49,7 @@ from fedcore.rounds import FederatedMethod
 from fedcore.runs import Run, read_values, write_values, writing
 from fedcore.starts import digest_of, find_start, in_words
 
-UNIT = "client"
+UNIT = "client"  # of runs that are not private, or were made before run.json named it
 USUAL_RELATION = "add_or_remove_one"  # of runs that were made before run.json named it
 START_FILE = "start.zip"  # the run's own copy of the arrays that it started from
 ASKED = {"method", "config", "kernel", "private", "population", "features", "plan", "rho", "seed", "test_noise"}
@@ -54,19 +62,20 @@ class TrainRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     method: Annotated[str, AfterValidator(canonical)] = Field(description="name of the method")
-    population: str = Field(description="folder of the population")
+    population: str = Field(description="folder or URL of the population")
     settings: dict = Field(default_factory=dict, description="settings of the method; unset ones take their defaults")
-    runs: str = Field("runs", description="folder of the runs")
+    runs: str = Field("runs", description="folder or URL of the runs")
     run_id: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$", description="name of the run")
     version: int | None = Field(None, ge=1, description="version of the population; the newest by default")
     start_from: str | None = Field(
-        None, min_length=1, description="folder of a run, or .npz file of arrays, whose centres the run starts from; "
-        '"previous": the newest finished run of the same method, population and deployment in the folder of the runs'
+        None, min_length=1, description="folder or URL of a run, or .npz file of arrays, whose centres the run starts "
+        'from; "previous": the newest finished run of the same method, population and deployment among the runs'
     )  # fmt: skip
     public_start_because: str | None = Field(
         None, min_length=1, description="why the start is public, if it is not the outcome of a private run"
     )
     deployment: str | None = Field(None, description="name of the deployment that asks for the run")
+    series: Series | None = Field(None, description="what becomes of the runs of that deployment")
     seed: int = Field(0, ge=0, description="names the streams of simulation randomness; never protects anybody")
     cache_bytes: int = Field(DEFAULT_CACHE_BYTES, ge=0, description="decoded blocks that each process may keep, bytes")
     test_noise: str | None = Field(None, min_length=1, description="key of pseudo-random noise; makes the run not "
@@ -139,6 +148,7 @@ def check(request: TrainRequest) -> None:
 def _prepare(request: TrainRequest, ledger_url: str | None):
     """(method, population, ledger, plan, rho, start) of a new run; opens no data and reserves nothing."""
     method = make_method(request.method, request.settings)
+    place(request.runs)  # what a URL cannot be is told before anything is made
     population = Population.open(request.population, version=request.version)
     if population.kind != method.kind:
         raise WrongKind(
@@ -151,12 +161,12 @@ def _prepare(request: TrainRequest, ledger_url: str | None):
         private=method.private and request.test_noise is None, runs=request.runs, deployment=request.deployment,
     )  # fmt: skip
     given, plan, rho = None if start is None else start.arrays, [], None
-    relation = USUAL_RELATION
+    relation, unit = USUAL_RELATION, UNIT
     if ledger is not None:
         plan, rho = plan_within_budget(method, population, ledger, request.seed, given)
-        relation = ledger.balance(population.id).relation
+        relation, unit = ledger.balance(population.id).relation, unit_of(method, ledger, population)
     # What the method cannot do with this population, budget and start is refused now.
-    method.init(facts(method, population, rho, request.seed, relation, given))
+    method.init(facts(method, population, rho, request.seed, relation, given, unit))
     return method, population, ledger, plan, rho, start
 
 
@@ -173,7 +183,7 @@ def start(request: TrainRequest, backend: Backend, *, stamp: str, ledger_url: st
         # Its published values would be taken for those of this run.
         raise RunError(f"ledger {ledger.id} knows a run named {run_id!r} already.",
                        "Choose another name. A run that was interrupted is resumed, not started again.")  # fmt: skip
-    run = Run.create(Path(request.runs), {
+    run = Run.create(request.runs, {
         "run_id": run_id,
         "method": request.method,
         "config": method.config.model_dump(mode="json"),
@@ -189,8 +199,10 @@ def start(request: TrainRequest, backend: Backend, *, stamp: str, ledger_url: st
         "plan": [planned.to_json() for planned in plan],
         "test_noise": request.test_noise,
         "relation": None if ledger is None else ledger.balance(population.id).relation,
+        "unit": None if ledger is None else unit_of(method, ledger, population),
         "start": None if given is None else given.record,
         "deployment": request.deployment,
+        "series": None if request.series is None else request.series.model_dump(mode="json"),
         "started": stamp,
     })  # fmt: skip
     try:
@@ -206,7 +218,7 @@ def _keep_start(run: Run, arrays: dict) -> None:
     try:
         write_values(run.path / START_FILE, arrays)
     except BaseException:
-        shutil.rmtree(run.path, ignore_errors=True)
+        run.remove()
         raise
 
 
@@ -225,14 +237,18 @@ def _relation(run: Run) -> str:
     return run.info.get("relation") or USUAL_RELATION
 
 
-def resume(path: str | Path, backend: Backend, *, cache_bytes: int = DEFAULT_CACHE_BYTES, take_over: bool = False,
+def _unit(run: Run) -> str:
+    return run.info.get("unit") or UNIT
+
+
+def resume(path: str | Place, backend: Backend, *, cache_bytes: int = DEFAULT_CACHE_BYTES, take_over: bool = False,
            ledger_url: str | None = None, population: str | None = None) -> Session:  # fmt: skip
     """Go on with a run after its last committed round.
 
     population: where the population is now, if it was moved. Raises RunError if the run has ended or was made with
     another kernel or leaf size, RunBusy, LedgerRolledBack, and what `start` raises.
     """
-    run = Run.open_locked(path)
+    run = Run.open_locked(path, take_over=take_over)
     try:
         check_resumable(run)
         return _reopen(run, backend, cache_bytes, take_over, ledger_url, population)
@@ -305,7 +321,7 @@ def _open(method: FederatedMethod, population: Population, run: Run, backend: Ba
     lease = None
     try:
         if ledger is not None:
-            ledger.reserve(population.id, run.id, plan, method.config.spare_releases, unit=UNIT,
+            ledger.reserve(population.id, run.id, plan, method.config.spare_releases, unit=_unit(run),
                            relation=_relation(run), secure=run.info["test_noise"] is None)  # fmt: skip
             lease = ledger.acquire(run.id, take_over=take_over)
             remember_head(population, ledger)
@@ -317,7 +333,7 @@ def _open(method: FederatedMethod, population: Population, run: Run, backend: Ba
         elif lease is not None:
             _undo(run, population, ledger, lease)
         elif ledger is None or _refused(error) or not _may_be_reserved(ledger, run.id):
-            shutil.rmtree(run.path, ignore_errors=True)
+            run.remove()
         raise
 
 
@@ -341,7 +357,7 @@ def _undo(run: Run, population: Population, ledger: Ledger, lease: Lease) -> Non
         return
     with suppress(PopulationError, LedgerError):  # an older record stays there, which the ledger contains as well
         remember_head(population, ledger)
-    shutil.rmtree(run.path, ignore_errors=True)
+    run.remove()
 
 
 def _session(method: FederatedMethod, population: Population, run: Run, backend: Backend, cache_bytes: int,
@@ -351,7 +367,7 @@ def _session(method: FederatedMethod, population: Population, run: Run, backend:
         publisher = LedgerPublisher(ledger, population, run, lease, _noise(run.info["test_noise"]))
     if run.round < 0:
         state = method.init(facts(method, population, run.info["rho"], run.info["seed"], _relation(run),
-                                  _kept_start(run)))  # fmt: skip
+                                  _kept_start(run), _unit(run)))  # fmt: skip
         run.commit(0, state, None)
     else:
         values = run.read_state()
@@ -389,7 +405,7 @@ def ending(session: Session) -> Iterator[None]:
         session.close()
 
 
-def abandon(path: str | Path, *, ledger_url: str | None = None) -> Run:
+def abandon(path: str | Place, *, ledger_url: str | None = None) -> Run:
     """Give a run up: what was reserved and never charged goes back to the budget; it cannot be resumed any more.
 
     A run whose head is lost can be given up too. Raises RunBusy if another process works on it, and RunError if it has
@@ -397,7 +413,7 @@ def abandon(path: str | Path, *, ledger_url: str | None = None) -> Run:
     """
     try:
         run = Run.open_locked(path)
-    except (RunNotFound, RunBusy):
+    except (RunNotFound, RunBusy, Unreachable):
         raise
     except RunError:
         run = Run.open_locked(path, without_head=True)

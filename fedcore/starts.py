@@ -8,17 +8,18 @@ states and the privacy statement repeats.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedcore.errors import ConfigError, PopulationError, PrivacyError, RunError
-from fedcore.methods import make_method
+from fedcore.files import Place, is_remote, place, read_bytes, whole
+from fedcore.methods import METHODS, make_method, method_class
 from fedcore.population.store import Population
 from fedcore.privacy.ledger import Ledger
 from fedcore.rounds import FederatedMethod
@@ -37,13 +38,14 @@ class Start:
 
 
 def find_start(start_from: str | None, public_because: str | None, *, method: FederatedMethod, private: bool,
-               population: Population, ledger: Ledger | None, runs: str | Path,
+               population: Population, ledger: Ledger | None, runs: str | Place,
                deployment: str | None = None) -> Start | None:  # fmt: skip
     """The start that was asked for; None: none was, or the first of a series of runs has no previous one.
 
-    start_from: a run's folder, an .npz file, or "previous": the newest finished run in `runs` of the same method and
-    population, and of the same deployment if it has one. Raises ConfigError for arrays that do not fit, PrivacyError
-    for a private run whose start is neither private nor declared public, RunError for a run that cannot be read.
+    start_from: a run's folder or URL, an .npz file, or "previous": the newest finished run in `runs` of the same
+    method and population, and of the same deployment if it has one. Raises ConfigError for arrays that do not fit,
+    PrivacyError for a private run whose start is neither private nor declared public, RunError for a run that cannot
+    be read.
     """
     if public_because is not None and not public_because.strip():
         raise ConfigError("the reason why a start is public is empty.", "Say why, in words that others can check.")
@@ -59,13 +61,13 @@ def find_start(start_from: str | None, public_because: str | None, *, method: Fe
             return None
         path = found.path
     else:
-        path = Path(start_from)
+        path = place(start_from)
     if path.suffix == ".npz":
         return _from_file(path, public_because, method, private, population)
     return _from_run(path, public_because, method, private, population, ledger)
 
 
-def previous_run(runs: str | Path, method: str, private: bool, population: Population,
+def previous_run(runs: str | Place, method: str, private: bool, population: Population,
                  deployment: str | None = None) -> Run | None:  # fmt: skip
     """The newest finished run of the same method on the same population; a private one if `private`."""
     found = []
@@ -85,12 +87,12 @@ def _secure(info: Mapping) -> bool:
 # --- runs -----------------------------------------------------------------------------------------------------------
 
 
-def _from_run(path: Path, public_because: str | None, method: FederatedMethod, private: bool, population: Population,
+def _from_run(path: Place, public_because: str | None, method: FederatedMethod, private: bool, population: Population,
               ledger: Ledger | None) -> Start:  # fmt: skip
     run = load_run(path)
     where = run.info.get("population") or {}
     name = run.info.get("run_id", path.name)
-    if run.info.get("method") != method.name:
+    if method.name not in _startable(run.info.get("method")):
         raise ConfigError(f"run {name!r} is one of method {run.info.get('method')!r}, not {method.name!r}.",
                           f"Name a run of the method {method.name}.")  # fmt: skip
     arrays = _of_state(run, name)
@@ -98,9 +100,16 @@ def _from_run(path: Path, public_because: str | None, method: FederatedMethod, p
         _check_private(run, name, population, ledger)
     _check_vocabulary(name, where, population)
     return _start(arrays, f"run {name!r}", method, population, {
-        "kind": "run", "from": str(path.resolve()), "name": name, "population_id": where.get("id"),
+        "kind": "run", "from": whole(path), "name": name, "population_id": where.get("id"),
         "private": _secure(run.info), "public_because": public_because,
     })  # fmt: skip
+
+
+def _startable(earlier: str | None) -> tuple[str, ...]:
+    """The methods that may start from a run of this one: itself, and those that it names in `starts_for`."""
+    if earlier not in METHODS:
+        return ()
+    return (earlier, *getattr(method_class(earlier), "starts_for", ()))
 
 
 def _of_state(run: LoadedRun, name: str) -> dict[str, np.ndarray]:
@@ -126,7 +135,7 @@ def _check_private(run: LoadedRun, name: str, population: Population, ledger: Le
         raise PrivacyError(f"run {name!r} is not private, and a private run cannot start from its centres: they may "
                            "tell anything about the people that it was trained on.", remedy)  # fmt: skip
     try:
-        statement = json.loads((run.path / "statement.json").read_text())
+        statement = json.loads(read_bytes(run.path / "statement.json"))
         claims = isinstance(statement, dict) and statement.get("private") is True
     except FileNotFoundError:
         raise PrivacyError(f"run {name!r} has not ended, so its privacy statement is not made.",
@@ -159,24 +168,25 @@ def _check_vocabulary(name: str, where: Mapping, population: Population) -> None
 # --- files ----------------------------------------------------------------------------------------------------------
 
 
-def _from_file(path: Path, public_because: str | None, method: FederatedMethod, private: bool,
+def _from_file(path: Place, public_because: str | None, method: FederatedMethod, private: bool,
                population: Population) -> Start:  # fmt: skip
     if private and public_because is None:
         raise PrivacyError(f"a private run cannot start from {str(path)!r}: nothing says that it is public.",
                            "Say with --public-start why it tells nothing about the people in this population.")
     return _start(_read_arrays(path), repr(path.name), method, population, {
-        "kind": "file", "from": str(path.resolve()), "name": path.name, "population_id": None, "private": False,
+        "kind": "file", "from": whole(path), "name": path.name, "population_id": None, "private": False,
         "public_because": public_because,
     })  # fmt: skip
 
 
-def _read_arrays(path: Path) -> dict[str, np.ndarray]:
+def _read_arrays(path: Place) -> dict[str, np.ndarray]:
     """Plain arrays only: nothing in the file is executed. Raises ConfigError."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        source = io.BytesIO(read_bytes(path)) if is_remote(path) else path
+        with zipfile.ZipFile(source) as archive:
             if sum(item.file_size for item in archive.infolist()) > LARGEST_FILE:
                 raise ConfigError(f"{str(path)!r} holds more than {LARGEST_FILE} bytes.", "Give smaller ones.")
-        with np.load(path, allow_pickle=False) as archive:
+        with np.load(source, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
     except OSError as error:
         raise ConfigError(f"cannot read {str(path)!r}: {error.strerror or error}.") from None

@@ -8,7 +8,10 @@ from prefect.cache_policies import NO_CACHE
 from prefect.runtime import flow_run
 
 from fedcore.evaluation.evaluate import check_public, evaluate_run
+from fedcore.personalise import check_fits
 from fedcore.population.store import Population
+from fedcore.runs import Run
+from flows.states import carried_out
 from tasks.artifacts import key
 from tasks.dask_backend import DaskBackend, dask_client
 
@@ -21,7 +24,11 @@ def score_clients(run: str, population: Population, backend: DaskBackend) -> dic
 
 def _name() -> str:
     given = flow_run.parameters
-    return f"{Path(str(given['run'])).name}-on-{Path(str(given['population'])).name}"
+    return f"{_last(given['run'])}-on-{_last(given['population'])}"
+
+
+def _last(place: object) -> str:
+    return Path(str(place).rstrip("/")).name
 
 
 @flow(name="evaluate", flow_run_name=_name, persist_result=False)
@@ -29,15 +36,21 @@ def evaluate_run_flow(run: str, population: str, workers: int = 2, dask: str | N
     """Score a run on held-out data.
 
     Args:
-        run: folder of the run
-        population: folder of a population that its owner declared public for evaluation
+        run: folder or URL of the run
+        population: folder or URL of a population that its owner declared public for evaluation
         workers: processes of the local cluster
         dask: address of a running Dask scheduler, instead of a local cluster
     """
-    store = Population.open(population)
-    check_public(store)
-    with dask_client(workers, dask) as client:
-        table = score_clients(run, store, DaskBackend(client))
-    create_table_artifact(table=table["rows"], key=key("evaluation", table["run"]), description=table["title"])
-    get_run_logger().info("%s", table["title"])
-    return table
+
+
+    def work(begun: list) -> dict:
+        store = Population.open(population)
+        check_public(store)
+        check_fits(Run.open(run), store)  # before workers are started
+        with dask_client(workers, dask) as client:
+            table = score_clients(run, store, DaskBackend(client))
+        create_table_artifact(table=table["rows"], key=key("evaluation", table["run"]), description=table["title"])
+        get_run_logger().info("%s", table["title"])
+        return table
+
+    return carried_out(work, lambda begun: f"run {_last(run)} was not scored on population {_last(population)}")

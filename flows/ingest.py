@@ -8,7 +8,9 @@ from prefect.cache_policies import NO_CACHE
 
 from fedcore.budgets import ledger_name, ledger_of
 from fedcore.population.ingest import describe, ingest
-from tasks.artifacts import key
+from fedcore.population.store import Population
+from flows.states import carried_out
+from tasks.artifacts import key_of
 
 
 @task(cache_policy=NO_CACHE, persist_result=False)
@@ -30,16 +32,19 @@ def ingest_flow(source: str, dest: str, append: bool = False, options: dict | No
         append: add to an existing population as a new version
         options: as for `fedcore population ingest`, e.g. {"format": "csv", "client": "user"}
     """
-    from fedcore.population.store import Population
 
-    chosen = dict(options or {}) | {"append": append}
-    if not append:
-        chosen["ledger"] = ledger_name()
-    ingest_files(source, dest, chosen)
-    population = Population.open(dest)
-    if not append:
-        ledger_of(population).register(population.id)
-    rows = "\n".join(f"| {name} | {value} |" for name, value in describe(population).items())
-    create_markdown_artifact(markdown=f"| | |\n|---|---|\n{rows}", key=key("population", Path(dest).name),
-                             description=f"Population {Path(dest).name}")  # fmt: skip
-    return dest
+    def work(begun: list) -> str:
+        chosen = dict(options or {}) | {"append": append}
+        if not append:
+            chosen["ledger"] = ledger_name()
+        ingest_files(source, dest, chosen)
+        population = Population.open(dest)
+        begun.append(population)
+        if not append:
+            ledger_of(population).register(population.id)
+        rows = "\n".join(f"| {name} | {value} |" for name, value in describe(population).items())
+        create_markdown_artifact(markdown=f"| | |\n|---|---|\n{rows}", key=key_of(population),
+                                 description=f"Population {population.path.name}")  # fmt: skip
+        return dest
+
+    return carried_out(work, lambda begun: f"population {Path(dest).name} was {'made' if begun else 'not changed'}")

@@ -21,6 +21,7 @@ from fedcore.reproduce.experiment import (
     markdown,
     open_folder,
 )
+from flows.states import carried_out
 from tasks.artifacts import key
 from tasks.dask_backend import DaskBackend, dask_client
 
@@ -47,18 +48,29 @@ def reproduce_flow(name: str, options: Options = Options(), folder: str = "repro
         folder: where finished cells and the table are kept; the same folder goes on with what is missing
         compute: where the clients are answered
     """
-    found, where = experiment(name), Path(folder)
-    open_folder(found, options, where)
-    shown = create_progress_artifact(progress=0.0, key=key("reproduce", name), description=found.title)
-    with dask_client(compute.workers, compute.dask) as client:
-        place = Place(where, DaskBackend(client), compute.cache_bytes)
-        cells, results = found.cells(options, place), {}
-        for number, cell in enumerate(cells):
-            get_run_logger().info("%s (%d of %d)", cell.title, number + 1, len(cells))
-            results[cell.key] = compute_cell(found, cell, options, place)
-            update_progress_artifact(shown, progress=100.0 * (number + 1) / len(cells))
+
+
+    def work(begun: list) -> ResultTable:
+        found, where = experiment(name), Path(folder)
+        open_folder(found, options, where)
+        shown = create_progress_artifact(progress=0.0, key=key("reproduce", name), description=found.title)
+        with dask_client(compute.workers, compute.dask) as client:
+            place = Place(where, DaskBackend(client), compute.cache_bytes)
+            cells, results = found.cells(options, place), {}
+            for number, cell in enumerate(cells):
+                get_run_logger().info("%s (%d of %d)", cell.title, number + 1, len(cells))
+                results[cell.key] = compute_cell(found, cell, options, place)
+                begun.append(cell)
+                update_progress_artifact(shown, progress=100.0 * (number + 1) / len(cells))
+        return _shown(found, options, results, where)
+
+    return carried_out(work, lambda begun: f"experiment {name} stopped after {len(begun)} cells, which are kept")
+
+
+def _shown(found: Experiment, options: Options, results: dict, where: Path) -> ResultTable:
+    """The table, as an artifact with its figure."""
     table = conclude(found, options, results, where)
     figure = data_uri((where / "figure.png").read_bytes())
-    create_markdown_artifact(markdown=f"{markdown(table)}\n![{table.title}]({figure})\n", key=key("table", name),
+    create_markdown_artifact(markdown=f"{markdown(table)}\n![{table.title}]({figure})\n", key=key("table", found.name),
                              description=table.title)  # fmt: skip
     return table

@@ -1,18 +1,21 @@
 """How a flow run ends when something is wrong with its input, its budget or its cluster: in a state whose message says
 what happened and what to do, without a traceback, and without being tried again.
 
-    Refused   nothing was trained, charged or released
-    Failed    the run had begun; what is committed is kept
+    Refused   nothing was trained, charged or released, nothing was made
+    Failed    the work had begun; what is committed is kept
 
 Both are of Prefect's type FAILED. The caller of a flow still gets the error itself.
 """
 
 import logging
+from collections.abc import Callable
+from typing import Any
 
+from prefect import get_run_logger
 from prefect.client.schemas import State
 from prefect.states import Failed
 
-from fedcore.errors import FedcoreError
+from fedcore.errors import FedcoreError, WorkerFailed
 
 LOGGERS = ("prefect.flow_runs", "prefect.task_runs")
 REFUSED = "Refused"
@@ -40,3 +43,17 @@ def without_tracebacks() -> None:
 def ended(error: FedcoreError, refused: bool) -> State:
     """The state of a flow run that a named error ended; raises that error for whoever called the flow."""
     return Failed(name=REFUSED if refused else "Failed", message=str(error), data=error)
+
+
+def carried_out(work: Callable[[list], Any], said: Callable[[list], str]) -> Any:
+    """What `work` returns; or, after a named error, the state of the flow run that says what was wrong.
+
+    work: appends to its argument once it has begun what is kept. said: of that list, what a line of log begins with.
+    """
+    begun: list = []
+    without_tracebacks()
+    try:
+        return work(begun)
+    except FedcoreError as error:
+        get_run_logger().error("%s: %s: %s", said(begun), type(error).__name__, error)
+        return ended(error, refused=not begun and not isinstance(error, WorkerFailed))

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from prefect import flow, get_client, get_run_logger
+from prefect.client.schemas import State
 from prefect.runtime import deployment, flow_run
 from pydantic import ValidationError
 
@@ -13,12 +14,12 @@ from fedcore.deployment import Compute, Series
 from fedcore.engine import peak_memory
 from fedcore.errors import ConfigError, FedcoreError, PopulationError
 from fedcore.methods import METHODS, explain, make_method, method_class, summary
-from fedcore.operations import public_population
+from fedcore.operations import Conclusion, conclusion_of, public_population
 from fedcore.population.store import Population
 from fedcore.rounds import FederatedMethod
 from fedcore.runs import Run
 from fedcore.session import Session, TrainRequest, asked, ending, resume, start
-from flows.states import ended, without_tracebacks
+from flows.states import REFUSED, carried_out
 from tasks.artifacts import Showcase, show_comparison, show_population
 from tasks.dask_backend import DaskBackend, dask_client
 from tasks.operations import conclude_series
@@ -69,16 +70,17 @@ def training_flow(method: str):
                 method=method, population=population, settings=config.model_dump(mode="json"), runs=runs,
                 run_id=run_id, version=version, seed=seed, cache_bytes=compute.cache_bytes, test_noise=test_noise,
                 start_from=start_from, public_start_because=public_start_because, deployment=deployment.name,
+                series=series,
             )  # fmt: skip
             made = make_method(method, request.settings)
             _tag(method, population, made.private and test_noise is None)
-            store = _compared_on(series, made, Population.open(population, version=version))
+            how = _concluded(series, made, Population.open(population, version=version))
             with dask_client(compute.workers, compute.dask, made.private) as client:
                 backend = DaskBackend(client)
                 begun.append(session := start(request, backend, stamp=stamp()))
                 train(session, backend)
-                if series is not None:
-                    _conclude(session, series, store, backend)
+                if how is not None:
+                    _conclude(session, how, backend)
             return str(session.run.path)
 
         return _carried_out(work, population, runs)
@@ -89,14 +91,14 @@ def training_flow(method: str):
     Args:
         population: folder or URL of the population
         config: settings of the method
-        runs: folder in which the run's folder is made
+        runs: folder or URL in which the run's folder is made
         compute: where the clients are answered
         seed: names the streams of simulation randomness; it never protects anybody
         run_id: name of the run; made from method, population and time by default
         version: version of the population; the newest by default
         test_noise: key of pseudo-random noise for tests; such a run is not private
-        start_from: folder of a run, or .npz file of arrays, that it starts from; or "previous", the newest finished run
-            of the same deployment on the population
+        start_from: folder or URL of a run, or .npz file of arrays, that it starts from; or "previous", the newest
+            finished run of the same deployment on the population
         public_start_because: why that start is public, if it is not a private run
         series: of a deployment: what the run is compared on, when it becomes the latest one, how many are kept
     """
@@ -106,16 +108,18 @@ def training_flow(method: str):
 
 @flow(name="resume-run", flow_run_name=_resumed, persist_result=False, retries=0)
 def resume_run(run: str, compute: Compute = Compute(), take_over: bool = False, population: str | None = None) -> str:
-    """Go on with a run after its last committed round.
+    """Go on with a run after its last committed round; one of a deployment ends as if it had not been interrupted.
 
     Args:
-        run: folder of the run
+        run: folder or URL of the run
         compute: where the clients are answered
         take_over: take the run from a holder that seems alive
         population: where the population is now, if it was moved
     """
-    opened = Run.open(run)
-    info = asked(opened)
+    opened = carried_out(lambda _: _asked(run), lambda _: f"run {_last(run)} cannot be resumed")
+    if isinstance(opened, State):
+        return opened
+    info = opened.info
     place = population or info["population"]["path"]
 
     def work(begun: list[Session]) -> str:
@@ -125,9 +129,18 @@ def resume_run(run: str, compute: Compute = Compute(), take_over: bool = False, 
             begun.append(session := resume(run, backend, cache_bytes=compute.cache_bytes, take_over=take_over,
                                            population=population))  # fmt: skip
             train(session, backend)
+            how = conclusion_of(session.run, session.method, session.population)
+            if how is not None:
+                _conclude(session, how, backend)
         return str(session.run.path)
 
     return _carried_out(work, place, str(opened.path.parent))
+
+
+def _asked(path: str) -> Run:
+    run = Run.open(path)
+    asked(run)
+    return run
 
 
 def train(session: Session, backend: DaskBackend) -> None:
@@ -165,16 +178,13 @@ def _carried_out(work: Callable[[list[Session]], str], population: str, runs: st
     work: appends the session to its argument once the run has begun. The page of the population is brought up to date
     in either case.
     """
-    begun: list[Session] = []
-    without_tracebacks()
-    try:
-        result = work(begun)
-    except FedcoreError as error:
-        said = in_a_line(begun[0]) if begun else f"nothing was trained on population {_last(population)}"
-        get_run_logger().error("%s: %s: %s", said, type(error).__name__, error)
-        result = ended(error, refused=not begun)
-        if isinstance(error, PopulationError) and not begun:
-            return result
+
+    def said(begun: list[Session]) -> str:
+        return in_a_line(begun[0]) if begun else f"nothing was trained on population {_last(population)}"
+
+    result = carried_out(work, said)
+    if isinstance(result, State) and result.name == REFUSED and isinstance(result.data, PopulationError):
+        return result
     try:
         show_population(Population.open(population), runs)
     except FedcoreError as error:  # the outcome of the run is what matters
@@ -189,26 +199,26 @@ def _request(**given) -> TrainRequest:
         raise ConfigError(f"the run cannot be made: {explain(error)}") from None
 
 
-def _compared_on(series: Series | None, method: FederatedMethod, population: Population) -> Population | None:
-    """The public population of the series, checked before anything is spent; None if runs are not compared."""
+def _concluded(series: Series | None, method: FederatedMethod, population: Population) -> Conclusion | None:
+    """What becomes of the run, its public population checked before anything is spent; None if no deployment asks."""
     if series is None:
         return None
     if deployment.name is None:
         raise ConfigError("what becomes of a series of runs was given, and no deployment that they belong to.",
                           "Leave `series` out, or start the run from a deployment.")  # fmt: skip
-    return public_population(series, method, population)
+    return Conclusion(deployment.name, series, public_population(series, method, population))
 
 
-def _conclude(session: Session, series: Series, store: Population | None, backend: DaskBackend) -> None:
+def _conclude(session: Session, how: Conclusion, backend: DaskBackend) -> None:
     """Compare, promote, prune; and say so."""
     logger, said = get_run_logger(), in_a_line(session)
-    told = conclude_series(session.run, deployment.name, series, store, stamp(), backend)
+    told = conclude_series(session.run, how, stamp(), backend)
     show_comparison(told)
     outcome = "is now the latest run" if told["promoted"] else "does not become the latest run"
-    logger.info("%s: %s of deployment %s, because %s", said, outcome, deployment.name, told["because"])
+    logger.info("%s: %s of deployment %s, because %s", said, outcome, how.deployment, told["because"])
     if told["pruned"]:
         logger.info("%s: removed the models of %d older runs of deployment %s: %s", said, len(told["pruned"]),
-                    deployment.name, ", ".join(told["pruned"]))  # fmt: skip
+                    how.deployment, ", ".join(told["pruned"]))  # fmt: skip
 
 
 FLOWS = {name: training_flow(name) for name in METHODS}

@@ -3,15 +3,12 @@
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from fedcore.deployment import Series
-from fedcore.operations import conclude
-from fedcore.population.store import Population
+from fedcore.operations import Conclusion, conclude
 from fedcore.runs import Run
 from tasks.dask_backend import DaskBackend
 
 
 @task(task_run_name="compare-promote-prune", cache_policy=NO_CACHE, persist_result=False)
-def conclude_series(run: Run, name: str, series: Series, store: Population | None, stamp: str,
-                    backend: DaskBackend) -> dict:  # fmt: skip
+def conclude_series(run: Run, how: Conclusion, stamp: str, backend: DaskBackend) -> dict:
     """What `fedcore.operations.conclude` returns: scores on public data, the decision, what was pruned."""
-    return conclude(Run.open(run.path), name, series, store, stamp, backend)
+    return conclude(Run.open(run.path), how.deployment, how.series, how.store, stamp, backend, how.why_not)

@@ -1,5 +1,7 @@
 """Small populations, a ledger of test noise, and the toy method for every test that asks."""
 
+import logging
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -34,3 +36,46 @@ def write_counts(path, matrix, *, leaf=4, block=8, heldout=None, **options):
                           **options) as writer:  # fmt: skip
         writer.write([f"c{i}" for i in range(matrix.shape[0])], matrix, heldout)
         return writer.commit(Provenance(sources=("test",)))
+
+
+# --- object storage ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def server():
+    """The URL of an S3 server with one bucket."""
+    pytest.importorskip("s3fs", reason="s3fs is not installed")
+    moto = pytest.importorskip("moto.server", reason="moto is not installed")
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    found = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    found.start()
+    host, port = found.get_host_and_port()
+    yield f"http://{host}:{port}"
+    found.stop()
+
+
+@pytest.fixture
+def s3(server, monkeypatch, tmp_path):
+    """A fresh folder of the bucket."""
+    import fsspec
+
+    from tests.population.remote_places import BUCKET, forget_connections, sign_on
+
+    sign_on(monkeypatch, server)
+    storage = fsspec.filesystem("s3")
+    if not storage.exists(BUCKET):
+        storage.mkdir(BUCKET)
+    yield f"s3://{BUCKET}/{tmp_path.name}"
+    monkeypatch.undo()
+    forget_connections()
+
+
+@pytest.fixture(params=["memory", "s3"])
+def base(request, tmp_path):
+    """A fresh folder behind a URL: in this process, or on a server."""
+    return request.getfixturevalue("s3") if request.param == "s3" else f"memory://{tmp_path.name}"
+
+
+@pytest.fixture
+def memory(tmp_path):
+    return f"memory://{tmp_path.name}"

@@ -195,7 +195,10 @@ def test_a_file_that_is_no_text(tmp_path):
         read_deployments(tmp_path / "d.toml")
 
 
-@pytest.mark.parametrize("name", ["histograms", "federated_em"])
+SHIPPED = ["histograms", "federated_em", "gradient_em", "private_gmm", "dictionaries"]
+
+
+@pytest.mark.parametrize("name", SHIPPED)
 def test_the_files_that_come_with_the_package_are_good(name):
     import deployments
     from flows.serve import to_deployment
@@ -208,7 +211,7 @@ def test_the_files_that_come_with_the_package_are_good(name):
 def test_every_file_of_the_package_is_tested():
     import deployments
 
-    assert {path.stem for path in Path(deployments.__file__).parent.glob("*.toml")} == {"histograms", "federated_em"}
+    assert {path.stem for path in Path(deployments.__file__).parent.glob("*.toml")} == set(SHIPPED)
 
 
 def test_the_example_of_the_documentation_is_good(file):

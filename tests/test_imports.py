@@ -53,3 +53,16 @@ def test_help_loads_no_orchestration(arguments):
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert "LOADED []" in out.stdout
+
+
+def test_the_package_alone_is_quick_to_import():
+    """`fedcore.load_run` is there, and is imported when it is asked for."""
+    code = (
+        "import sys, fedcore\n"
+        "heavy = {'numpy', 'zarr', 'pydantic', 'fedcore.runs'} & set(sys.modules)\n"
+        "assert 'load_run' in dir(fedcore) and not hasattr(fedcore, 'nothing')\n"
+        "from fedcore.runs import load_run\n"
+        "print('LOADED', sorted(heavy), fedcore.load_run is load_run)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert "LOADED [] True" in out.stdout

@@ -283,7 +283,7 @@ def test_a_removal_that_was_interrupted_is_finished_by_the_next(population, tmp_
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(operations.shutil, "rmtree", dies)
+        patched.setattr(operations.files, "remove", dies)
         with pytest.raises(KeyboardInterrupt):
             prune(tmp_path / "runs", 1, "now")
     with pytest.raises(RunError, match="was removed"):  # not: unreadable
@@ -337,6 +337,55 @@ def test_readers_always_see_a_whole_file(population, tmp_path):
         seen.add(latest(run.path.parent, "nightly").because)
     writer.join()
     assert writer.exitcode == 0 and len(seen) > 1
+
+
+# --- runs that were interrupted ---------------------------------------------------------------------------------------
+
+
+def interrupted(population, tmp_path, run_id, series, **more) -> Run:
+    session = begin(population, tmp_path, run_id, series=series, **more)
+    session.training.step()
+    session.close()
+    return session.run
+
+
+def test_a_resumed_run_ends_like_an_undisturbed_one(population, public, tmp_path):
+    """Compared, promoted, and older ones pruned: the run knows its deployment and what was asked of it."""
+    series, told = Series(promote="if_better", evaluate_on=str(public.path), tolerance=9.0, retention=1), []
+    for run_id in "abc":
+        if run_id == "c":
+            run = interrupted(population, tmp_path, run_id, series)
+            assert works("resume", run.path, "--local", "--json").json["status"] == "finished"
+        else:
+            run = train(population, tmp_path, run_id, series=series)
+            conclude(run, "nightly", series, public, run_id)
+        assert latest(tmp_path / "runs", "nightly").run == run_id
+        told.append(json.loads((run.path / "comparison.json").read_text()))
+    names = {"b": "c", "a": "b"}
+    for row in told[1]["rows"]:
+        row["run"] = names[row["run"]]
+    expected = {**told[1], "run": "c", "latest_before": "b", "because": told[1]["because"].replace("run a", "run b")}
+    assert told[2] == expected and "nll" not in told[2]["because"]
+    assert models(tmp_path) == {"c"}
+
+
+def test_a_run_that_cannot_be_compared_any_more_is_finished_all_the_same(population, public, tmp_path):
+    for run_id, promote_it in (("a", "if_better"), ("b", "always")):
+        run = interrupted(population, tmp_path, run_id, Series(promote=promote_it, evaluate_on=str(tmp_path / "gone")))
+        assert works("resume", run.path, "--local", "--json").json["status"] == "finished"
+        told = json.loads((run.path / "comparison.json").read_text())
+        assert told["promoted"] is (promote_it == "always") and told["rows"] == []
+        assert run_id == "b" or "could not be compared" in told["because"] and "gone" in told["because"]
+
+
+def test_runs_that_no_deployment_asked_for_are_not_concluded(population, tmp_path):
+    run = interrupted(population, tmp_path, "a", None, deployment=None)
+    assert works("resume", run.path, "--local", "--json").json["status"] == "finished"
+    assert not (run.path / "comparison.json").exists() and all_latest(tmp_path / "runs") == []
+    asked = json.loads((run.path / "run.json").read_text())
+    (run.path / "run.json").write_text(json.dumps({**asked, "deployment": "nightly", "series": {"promote": "often"}}))
+    with pytest.raises(RunError, match="series in run.json"):
+        operations.conclusion_of(Run.open(run.path), make_method("histograms", OPEN), population)
 
 
 # --- the command line -----------------------------------------------------------------------------------------------

@@ -17,7 +17,11 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import pytest
 
+from fedcore.deployment import Series
+from fedcore.engine import InProcessBackend
+from fedcore.population.store import Population
 from fedcore.runs import list_runs, load_run
+from fedcore.session import TrainRequest, start
 from tests.command import private_population
 from tests.conftest import small_counts, write_counts
 from tests.federated_em.test_run import rows_population
@@ -254,6 +258,7 @@ def deployments_on_a_worker(prefect_server, tmp_path, webhook, told):
 
 REFUSED = """
 import json, sys
+from pathlib import Path
 from fedcore.errors import FedcoreError
 from fedcore.histograms.config import HistogramsConfig
 from flows.train import FLOWS, Compute
@@ -264,6 +269,23 @@ for population in sys.argv[2:]:
         FLOWS["histograms"](population=population, runs=sys.argv[1], config=settings, compute=Compute(workers=1))
     except FedcoreError as error:
         print(type(error).__name__)
+
+from flows.evaluate import evaluate_run_flow
+from flows.ingest import ingest_flow
+from flows.reproduce import reproduce_flow
+from flows.train import resume_run
+
+here = Path(sys.argv[1]).parent
+print(ingest_flow(source=str(here / "one.csv"), dest=str(here / "ingested"), options={"client": "client"}))
+print(resume_run(run=str(here / "runs" / "interrupted"), compute=Compute(workers=1)))
+for attempt in (lambda: evaluate_run_flow(run=sys.argv[1], population=sys.argv[2]),
+                lambda: ingest_flow(source=str(here / "none.csv"), dest=str(here / "not-made")),
+                lambda: reproduce_flow(name="nothing", folder=str(here / "not-made")),
+                lambda: resume_run(run=str(here / "no-run"))):
+    try:
+        attempt()
+    except FedcoreError as error:
+        print(type(error).__name__)
 """
 
 
@@ -272,11 +294,20 @@ for population in sys.argv[2:]:
 def test_a_refused_run_says_why_in_its_state(prefect_server, tmp_path):
     spent, _ = private_population(tmp_path / "spent", small_counts(100), epsilon=1.0)
     bare, _ = private_population(tmp_path / "bare", small_counts(100), epsilon=None)
+    (tmp_path / "one.csv").write_text("client,a,b\nu,1,2\n")
+    open_one = write_counts(tmp_path / "open", small_counts(100))
+    request = TrainRequest(method="histograms", population=str(open_one.path), runs=str(tmp_path / "runs"),
+                           run_id="interrupted", settings={"algorithm": "algorithm2", "clusters": 2, "rounds": 2},
+                           deployment="weekly", series=Series())  # fmt: skip
+    start(request, InProcessBackend(), stamp="then").close()
     command = [sys.executable, "-c", REFUSED, str(tmp_path / "runs"), *[str(population.path) for population in
                (spent, spent, bare)], str(tmp_path / "missing")]  # fmt: skip
     environment = os.environ | {"PREFECT_API_URL": prefect_server + "/api", "PYTHONPATH": str(HERE)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
-    assert done.stdout.split() == ["BudgetExceeded", "BudgetMissing", "PopulationNotFound"], done.stderr[-3000:]
+    assert done.stdout.split() == [
+        "BudgetExceeded", "BudgetMissing", "PopulationNotFound", str(tmp_path / "ingested"),
+        str(tmp_path / "runs" / "interrupted"), "PrivacyError", "IngestError", "ConfigError", "RunNotFound",
+    ], done.stderr[-3000:]  # fmt: skip
     assert "Traceback" not in done.stderr
     runs = _ask(prefect_server, "/flow_runs/filter", {"flow_runs": {"tags": {"any_": ["spent", "bare", "missing"]}},
                                                      "sort": "EXPECTED_START_TIME_ASC"})  # fmt: skip
@@ -288,8 +319,17 @@ def test_a_refused_run_says_why_in_its_state(prefect_server, tmp_path):
                                (missing, "no population at", "fedcore population ingest")):  # fmt: skip
         assert (run["state_type"], run["state_name"], run["run_count"]) == ("FAILED", "Refused", 1)
         assert words in run["state"]["message"] and remedy in run["state"]["message"]
-    assert [run.status for run in list_runs(tmp_path / "runs")] == ["finished"]
+    assert [run.status for run in list_runs(tmp_path / "runs")] == ["finished", "finished"]
+    for kind, words in (("evaluate", "--public-for-evaluation"), ("ingest", "none.csv"), ("reproduce", "nothing"),
+                        ("resume-run", "no run at")):  # fmt: skip
+        (ended,) = _ask(prefect_server, "/flow_runs/filter", {"flows": {"name": {"any_": [kind]}}, "flow_runs": {
+            "state": {"name": {"any_": ["Refused"]}}}})  # fmt: skip
+        assert words in ended["state"]["message"] and ended["run_count"] == 1
+    assert load_run(tmp_path / "runs" / "latest-weekly.json").info["run_id"] == "interrupted"
+    assert "is now the latest run of deployment weekly" in done.stderr
     artifacts = {item["key"]: item for item in _ask(prefect_server, "/artifacts/latest/filter", {"limit": 200})}
+    ingested = Population.open(tmp_path / "ingested")
+    assert "| clients | 1 |" in artifacts[f"population-ingested-{ingested.id[:8]}"]["data"]
     assert "| spent | 0." in artifacts[f"population-spent-{spent.id[:8]}"]["data"]
     assert "No budget is set" in artifacts[f"population-bare-{bare.id[:8]}"]["data"]
 

@@ -25,6 +25,8 @@ def budget_set(
                            "default).")] = None,
     relation: Annotated[str, typer.Option(help="Against what a client is protected: add_or_remove_one, or replace_one, "
                         "which costs more noise.")] = "add_or_remove_one",
+    unit: Annotated[str, typer.Option(help="What is protected: client, everything of one client; or record, one row "
+                    "of somebody, which only private_gmm can plan for.")] = "client",
     ledger: Ledger = None,
     as_json: Json = False,
 ) -> None:  # fmt: skip
@@ -35,7 +37,7 @@ def budget_set(
     store = open_population(population)
     found = ledger_of(store)
     found.register(store.id)  # in case the process that ingested died just before it did
-    found.set_budget(store.id, epsilon, delta, delta_extra=delta_extra, relation=relation)
+    found.set_budget(store.id, epsilon, delta, delta_extra=delta_extra, relation=relation, unit=unit)
     remember_head(store, found)
     budget_show(population, None, as_json)
 

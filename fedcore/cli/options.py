@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else.")]
-Runs = Annotated[Path, typer.Option("--runs", help="Folder of the runs.")]
+Runs = Annotated[str, typer.Option("--runs", metavar="RUNS", help="Folder or URL of the runs.")]
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting; repeatable.")]
 Cache = Annotated[str, typer.Option("--cache", help="Decoded blocks that each process may keep, e.g. 512MiB.")]
 Ledger = Annotated[str | None, typer.Option("--ledger", help="URL of the ledger, if it was moved; else FEDCORE_LEDGER "
                                             "or what the population names.")]  # fmt: skip
 PopulationArgument = Annotated[str, typer.Argument(metavar="POPULATION", help="Folder or URL of the population.")]
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")]
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Folder or URL of the run, or its "
+                                            "deployment's file latest-NAME.json.")]  # fmt: skip
 Workers = Annotated[int | None, typer.Option("--workers", min=1, max=256, help="Dask worker processes (default 2).")]
 Dask = Annotated[str | None, typer.Option("--dask", metavar="ADDRESS", help="A running Dask scheduler.")]
 Local = Annotated[bool, typer.Option("--local", help="The same rounds without Prefect; in this process unless "

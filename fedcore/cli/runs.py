@@ -27,7 +27,7 @@ runs_app = typer.Typer(no_args_is_help=True, help="List, show, promote, prune an
 
 
 @runs_app.command("list")
-def runs_list(runs: Runs = Path("runs"), as_json: Json = False) -> None:
+def runs_list(runs: Runs = "runs", as_json: Json = False) -> None:
     """The runs of a folder."""
     from fedcore.operations import summary_row
     from fedcore.runs import list_runs
@@ -56,7 +56,7 @@ Deployment = Annotated[str | None, typer.Option("--deployment", metavar="NAME", 
 
 
 @runs_app.command("latest")
-def runs_latest(deployment: Deployment = None, runs: Runs = Path("runs"), as_json: Json = False) -> None:
+def runs_latest(deployment: Deployment = None, runs: Runs = "runs", as_json: Json = False) -> None:
     """The latest run of each deployment: the one that is in use, which need not be the newest."""
     from fedcore.errors import RunNotFound
     from fedcore.operations import all_latest, latest
@@ -68,8 +68,8 @@ def runs_latest(deployment: Deployment = None, runs: Runs = Path("runs"), as_jso
     else:
         raise RunNotFound(f"deployment {deployment!r} has no latest run in {str(runs)!r}.",
                           "`fedcore runs promote RUN` makes a finished run its latest one.")  # fmt: skip
-    rows = [{"deployment": item.deployment, "run": str(runs / item.run), "since": item.since, "because": item.because,
-             "file": str(item.path)} for item in found]  # fmt: skip
+    rows = [{"deployment": item.deployment, "run": str(item.path.parent / item.run), "since": item.since,
+             "because": item.because, "file": str(item.path)} for item in found]  # fmt: skip
     if as_json:
         return say({"latest": rows}, True)
     table(f"Latest runs in {runs}", rows) if rows else print(f"no latest runs in {runs}")
@@ -101,7 +101,7 @@ def runs_prune(
     keep: Annotated[int, typer.Option("--keep", min=1, help="Newest finished runs whose model stays.")],
     deployment: Deployment = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be removed; remove nothing.")] = False,
-    runs: Runs = Path("runs"),
+    runs: Runs = "runs",
     as_json: Json = False,
 ) -> None:
     """Remove the models (states, memories, released values) of older finished runs; metrics, statement and report
@@ -117,6 +117,28 @@ def runs_prune(
     table(f"{title} in {runs}", rows) if rows else print(f"nothing to remove in {runs}")
 
 
+@runs_app.command("outliers")
+def runs_outliers(run: RunArgument, population: PopulationArgument, as_json: Json = False) -> None:
+    """The clients that a gradient_em run left apart, and which of them look like outliers; kept for the run's report.
+    Names clients: not private."""
+    from dataclasses import asdict
+
+    from fedcore.evaluation.report import write_report
+    from fedcore.files import write_json
+    from fedcore.gradient_em.diagnosis import diagnose
+    from fedcore.runs import Run
+
+    found = [asdict(task) for task in diagnose(run, population)]
+    opened = Run.open(run)
+    write_json(opened.path / "diagnosis.json", {"privacy": "none", "tasks": found})
+    written = write_report(opened)
+    if as_json:
+        return say({"tasks": found, "report": str(written)}, True)
+    shown = [{**task, "score": f"{task['score']:.2f}", "deviation": f"{task['deviation']:.1f}"} for task in found]
+    table(f"Clients that {run} left apart", shown) if shown else print("the penalty left no client apart")
+    print(f"Also in {written}.")
+
+
 def report(run: RunArgument, as_json: Json = False) -> None:
     """Write the run's report.html again and print where it is."""
     from fedcore.evaluation.report import write_report
@@ -130,7 +152,7 @@ def report(run: RunArgument, as_json: Json = False) -> None:
 def personalise(
     run: RunArgument,
     population: PopulationArgument,
-    dest: Annotated[Path, typer.Argument(help="Folder to make; one row for each client.")],
+    dest: Annotated[str, typer.Argument(help="Folder to make; one row for each client.")],
     as_json: Json = False,
 ) -> None:
     """Write each client's own output: sensitive, for that client only, not differentially private."""

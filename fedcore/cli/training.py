@@ -23,6 +23,7 @@ from fedcore.cli.options import (
     use_ledger,
 )
 from fedcore.errors import ConfigError
+from fedcore.files import Place
 from fedcore.terminal import parse_bytes, read_settings, say
 
 
@@ -31,7 +32,7 @@ def train(
     population: PopulationArgument,
     config: Annotated[Path | None, typer.Option(help="TOML file of settings.")] = None,
     settings: Settings = None,
-    runs: Runs = Path("runs"),
+    runs: Runs = "runs",
     run_id: Annotated[str | None, typer.Option(help="Name of the run.")] = None,
     version: Annotated[int | None, typer.Option(min=1, help="Version of the population; default: the newest.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Names the simulation's random streams; protects nobody.")] = 0,
@@ -74,7 +75,7 @@ def train(
             run_id=run_id, version=version, test_noise=test_noise, start_from=start_from,
             public_start_because=public_start,
         )  # fmt: skip
-    show_run(Path(path), as_json)
+    show_run(str(path), as_json)
 
 
 def resume(
@@ -106,27 +107,29 @@ def resume(
         flows = import_module("flows.train")
         compute = flows.Compute(workers=workers or 2, dask=dask, cache_bytes=parse_bytes(cache))
         path = flows.resume_run(run=str(run), compute=compute, take_over=take_over, population=moved)
-    show_run(Path(path), as_json)
+    show_run(str(path), as_json)
 
 
-def in_process(begin, workers: int | None, dask: str | None, private: bool, quiet: bool) -> Path:
+def in_process(begin, workers: int | None, dask: str | None, private: bool, quiet: bool) -> Place:
     """Rounds without Prefect; on a Dask cluster if workers or an address were given."""
     from fedcore.engine import InProcessBackend
 
     if workers is None and dask is None:
-        return _rounds(begin(InProcessBackend()), quiet, lambda: [])
+        backend = InProcessBackend()
+        return _rounds(begin(backend), backend, quiet, lambda: [])
     cluster = import_module("tasks.dask_backend")
     with cluster.dask_client(workers or 2, dask, private) as client:
         backend = cluster.DaskBackend(client)
-        return _rounds(begin(backend), quiet, backend.memory_of_workers)
+        return _rounds(begin(backend), backend, quiet, backend.memory_of_workers)
 
 
-def _rounds(session, quiet: bool, memory_of_workers) -> Path:
+def _rounds(session, backend, quiet: bool, memory_of_workers) -> Place:
     from rich.console import Console
     from rich.progress import Progress
 
     from fedcore.engine import peak_memory
     from fedcore.evaluation.report import write_report
+    from fedcore.operations import conclude, conclusion_of
     from fedcore.session import ending
 
     with Progress(console=Console(stderr=True), disable=quiet) as progress, ending(session):
@@ -140,10 +143,13 @@ def _rounds(session, quiet: bool, memory_of_workers) -> Path:
         session.run.note(peak_memory_of_workers=memory_of_workers(), peak_memory_of_flow=peak_memory())
         progress.update(shown, completed=session.run.round, total=session.run.round)
     write_report(session.run, session.population.vocabulary())
+    how = conclusion_of(session.run, session.method, session.population)  # of a resumed run of a deployment
+    if how is not None:
+        conclude(session.run, how.deployment, how.series, how.store, stamp(), backend, how.why_not)
     return session.run.path
 
 
-def show_run(path: Path, as_json: bool, whole: bool = False) -> None:
+def show_run(path: str, as_json: bool, whole: bool = False) -> None:
     """A run and its privacy statement; the whole statement with every release, or its first lines."""
     from fedcore.evaluation.report import run_summary
     from fedcore.runs import Run

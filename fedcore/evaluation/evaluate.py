@@ -14,7 +14,7 @@ from fedcore.aggregation import Statistics, merge, values
 from fedcore.engine import Backend, InProcessBackend
 from fedcore.errors import ConfigError, PopulationError, PrivacyError
 from fedcore.evaluation.report import write_report
-from fedcore.files import write_json
+from fedcore.files import Place, write_json
 from fedcore.personalise import check_fits, trained
 from fedcore.population.blocks import leaves
 from fedcore.population.store import Population
@@ -25,6 +25,9 @@ from fedcore.session import vocabulary_of
 SCORES = {
     "histograms": "fedcore.evaluation.histograms",
     "federated_em": "fedcore.evaluation.federated_em",
+    "gradient_em": "fedcore.evaluation.gradient_em",
+    "dictionaries": "fedcore.evaluation.dictionaries",
+    "private_gmm": "fedcore.evaluation.private_gmm",
 }
 
 
@@ -57,7 +60,7 @@ def score_block(method: str, config, path: str, version: int, state, index: int)
     return total
 
 
-def evaluate_run(run_path: str | Path, population: Population, backend: Backend | None = None, *,
+def evaluate_run(run_path: str | Place, population: Population, backend: Backend | None = None, *,
                  keep: bool = False) -> dict:  # fmt: skip
     """The table of scores: {"run", "population", "title", "rows", ...}, rows one dict for each method.
 

@@ -13,7 +13,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,8 @@ from fedcore.evaluation.figures import (
     rounds_figure,
     seconds_figure,
 )
-from fedcore.files import write_whole
+from fedcore.files import Place, listing, read_bytes, write_whole
+from fedcore.run_files import METRICS
 from fedcore.runs import Run
 
 RAW = re.compile(r"objective|likelihood|loss|inertia|entropy|misfit|distortion|residual", re.IGNORECASE)
@@ -48,18 +48,41 @@ CURVES = {  # by method: column of the metrics, title, unit
         ("bits_up", "Bits from clients", "bits"),
         ("movement", "Movement of the parameters", ""),
     ],
+    "private_gmm": [
+        ("radius", "Largest radius of a cell's ball", "units of the data"),
+        ("leaves", "Cells", ""),
+        ("candidates", "Candidate centres", ""),
+        ("noise_of_a_count", "Noise of a count (standard deviation)", "units"),
+    ],
     "gradient_em": [
         ("movement", "Movement of the common centres", ""),
+        ("between_clients", "Standard deviation of clients' centres around the common ones", ""),
         ("apart", "Share of estimates that the penalty leaves apart", ""),
+        ("active_clients", "Active clients", ""),
+    ],
+    "dictionaries": [
+        ("loss", "Squared residual of a sample", "units of the data, squared"),
+        ("movement", "Largest movement of a global atom", ""),
+        ("distance", "Clients' own version of the global atoms from them", ""),
+        ("nonzero", "Atoms of a sample's code", ""),
         ("active_clients", "Active clients", ""),
     ],
 }
 CAPTIONS = {
     "objective": "Objective of the training data after each round.",
     "movement": "How far centres or parameters moved in each round.",
+    "loss": "Mean over all samples of the clients that took part, before their step.",
+    "distance": "Mean over clients and atoms; unit atoms that have nothing in common are 1.41 apart.",
+    "nonzero": "Mean over the samples.",
     "apart": "Estimates of clients that stay further from the common centre than the penalty reaches.",
+    "between_clients": "By coordinate, in units of the spread within a component; by it clients are drawn.",
+    "tasks": "Distance from the common centres in units of what the pull bounds; above 1 it leaves a client apart.",
     "field_norm": "How far the statistics still are from a fixed point of EM; compression and batches add noise to it.",
     "active_clients": "Clients that took part in each round.",
+    "radius": "The released ball that rows are cut to, of the level or the leaves in work; jumps where a level begins.",
+    "leaves": "Cells that the search has found so far; each becomes a component.",
+    "candidates": "Released centres of boxes that hold many rows, before balls are chosen among them.",
+    "noise_of_a_count": "What one unit of noise in a release hides, were every release a count.",
     "bits_up": "Encoded messages of all active clients in each round.",
     "budget": "What is spent after each release; dotted: planned, but not released.",
     "profiles": "The tokens whose share of a centre exceeds their share of the mean the most.",
@@ -69,7 +92,7 @@ CAPTIONS = {
 FILES = {
     "run.json": "what was asked: method, settings, population, plan",
     "head.json": "where the run is: its last committed round",
-    "metrics.jsonl": "one row for each committed round",
+    METRICS: "one row for each committed round",
     "statement.json": "the privacy statement",
     "evaluation.json": "scores on public held-out data",
     "report.html": "this page",
@@ -172,10 +195,10 @@ def _withholds(run: Run) -> bool:
     return run.info.get("private") is not False
 
 
-def _read(path: Path) -> dict | None:
+def _read(path: Place) -> dict | None:
     """A JSON object, or None if there is no such file. Raises RunError for an unreadable one."""
     try:
-        value = json.loads(path.read_text())
+        value = json.loads(read_bytes(path))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -205,6 +228,11 @@ def run_figures(run: Run, vocabulary: Sequence[str] | None = None) -> dict[str, 
     for name, title, unit in CURVES.get(run.info.get("method"), []):
         if any(name in row for row in rows):
             figures[name] = rounds_figure(rows, [name], title, unit)
+    apart = _read(run.path / "diagnosis.json") if run.info.get("private") is False else None
+    if apart is not None and apart.get("tasks"):
+        from fedcore.gradient_em.diagnosis import tasks_figure
+
+        figures["tasks"] = tasks_figure(apart["tasks"])
     releases, privacy = _releases(run), privacy_of(run)
     if releases:
         population = privacy.get("population") or {}
@@ -237,13 +265,13 @@ def _profiles(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray | None] | No
 
 def _published(run: Run) -> set[str]:
     """Names of the releases of which the run keeps a copy; the copies themselves are not read."""
-    return {path.stem for path in run.path.glob("releases/[!.]*.zip")}
+    return set(run.release_names())
 
 
 # --- the page -------------------------------------------------------------------------------------------------------
 
 
-def write_report(run: Run, vocabulary: Sequence[str] | None = None) -> Path:
+def write_report(run: Run, vocabulary: Sequence[str] | None = None) -> Place:
     """Write report.html into the run's folder, whole or not at all; needs nothing from elsewhere. Returns its path."""
     import jinja2
 
@@ -259,7 +287,8 @@ def write_report(run: Run, vocabulary: Sequence[str] | None = None) -> Path:
         releases=_releases(run), facts=_facts(privacy_of(run)),
         paragraphs=_paragraphs(privacy_of(run)), evaluation=evaluation,
         scores=_table((evaluation or {}).get("rows", []), ("method", (evaluation or {}).get("loss", LOSS), "se")),
-        curves=[name for name, *_ in CURVES.get(run.info.get("method"), [])], asked=run.info, files=_files(run.path),
+        curves=[*(name for name, *_ in CURVES.get(run.info.get("method"), [])), "tasks"], asked=run.info,
+        files=_files(run),
     )  # fmt: skip
     write_whole(path, page.encode("utf-8", "backslashreplace"))
     return path
@@ -338,13 +367,13 @@ def _paragraphs(privacy: Mapping) -> list[str]:
     return [line for line, after in zip(lines, following, strict=True) if line[0] != " " and after[:1] != " "]
 
 
-def _files(folder: Path) -> list[dict]:
-    rows = []
+def _files(run: Run) -> list[dict]:
+    there, rows = listing(run.path), []
     for name, meaning in FILES.items():
-        path = folder / name
-        if path.exists() or name == "report.html":
-            rows.append({"name": name, "meaning": meaning, "bytes": path.stat().st_size
-                         if path.is_file() and name != "report.html" else None})  # fmt: skip
+        name = run.metrics_file.name if name == METRICS else name
+        if name in there or name == "report.html":
+            rows.append({"name": name, "meaning": meaning,
+                         "bytes": there[name] if name != "report.html" else None})  # fmt: skip
     return rows
 
 

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fedcore import files, object_storage
 from fedcore.errors import PopulationError
-from fedcore.population import layout, object_storage
+from fedcore.population import layout
 
 CHUNK_BYTES = 8 << 20  # of a chunk of an array that has several
 STREAM_BYTES = 32 << 20  # an array is buffered up to here; beyond, it is written chunk by chunk
@@ -116,7 +117,7 @@ class ArrayWriter:
 @lru_cache(maxsize=OPEN_ARRAYS)
 def _open(folder: str, sha256: str):
     """sha256 of the block is part of the key: another population at the same path is another array."""
-    if layout.is_url(folder):
+    if files.is_url(folder):
         return object_storage.open_array(folder)
     import zarr
 

@@ -17,22 +17,14 @@ import fcntl
 import hashlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
-from urllib.parse import unquote
 
+from fedcore import object_storage
 from fedcore.errors import ConfigError, PopulationError
-from fedcore.files import write_whole
-from fedcore.population import object_storage
-
-if TYPE_CHECKING:
-    from upath import UPath
-
-Place: TypeAlias = "Path | UPath"  # both have /, name, parent and str(); everything else goes by the functions below
+from fedcore.files import Place, is_remote, place, read_bytes, write_whole
 
 BLOCKS, VERSIONS, VOCABULARIES = "blocks", "versions", "vocabularies"
 LOCK, SPILL = ".writer.lock", ".spill"
@@ -40,38 +32,7 @@ ROOT = "zarr.json"
 WITNESS = "ledger-head.json"  # the newest record of the ledger that was seen
 HASH_PIECE = 1 << 20
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-LOST_SLASH = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/]")  # what pathlib makes of a URL
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
-
-
-def is_url(location: str) -> bool:
-    """Whether this is a URL, and not a local path."""
-    return "://" in location
-
-
-def is_remote(path: Place) -> bool:
-    return not isinstance(path, Path)
-
-
-def place(location: str | Place) -> Place:
-    """Where a population is: a local path (also for file:// URLs), or a path behind any other URL.
-
-    Nothing is contacted. Raises ConfigError if the URL cannot be used.
-    """
-    if not isinstance(location, (str, Path)):
-        return location
-    text = str(location)
-    if text.startswith("file://"):
-        host, slash, path = text.removeprefix("file://").partition("/")
-        if host not in ("", "localhost") or not slash:
-            raise ConfigError(f"{text} names a host.", "Write file:/// and then the whole path.")
-        return Path("/" + unquote(path))
-    if is_url(text):
-        return object_storage.place(text)
-    path = Path(location)
-    if LOST_SLASH.match(text) and not path.exists():
-        raise ConfigError(f"{text} looks like a URL that lost a slash.", "Give a URL as text, with :// in it.")
-    return path
 
 
 def writable(location: str | Place) -> Path:
@@ -97,11 +58,6 @@ def vocabulary_file(path: Place, sha256: str) -> Place:
     return path / VOCABULARIES / f"{sha256}.txt"
 
 
-def read_bytes(file: Place) -> bytes:
-    """Raises OSError, or PopulationError if the storage cannot be reached."""
-    return object_storage.read_bytes(file) if is_remote(file) else file.read_bytes()
-
-
 def read_beside(path: Place, name: str) -> bytes | None:
     """A small file kept beside the population's own; None if there is none. Raises PopulationError."""
     try:
@@ -115,7 +71,7 @@ def read_beside(path: Place, name: str) -> bytes | None:
 
 def write_beside(path: Place, name: str, content: bytes) -> None:
     """Replaces a small file beside the population's own, whole. Raises OSError, PopulationError."""
-    (object_storage.write_bytes if is_remote(path) else write_whole)(path / name, content)
+    write_whole(path / name, content)
 
 
 def versions(path: Place) -> list[int]:
@@ -274,14 +230,6 @@ def named_os_errors(path: Path) -> Iterator[None]:
             f"The population {path} could not be written: {reason}; nothing of this version is visible.",
             "Check the path and its permissions.",
         ) from error
-
-
-def remove(path: Path) -> None:
-    """Removes a file, or a folder with all below it; nothing happens if there is none."""
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def sweep(path: Path, named_slots: Iterable[str], named_vocabularies: Iterable[str]) -> None:

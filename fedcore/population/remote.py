@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
+from fedcore import files, object_storage
 from fedcore.errors import ChunkError, ManifestError, PopulationError
-from fedcore.population import layout, object_storage
+from fedcore.population import layout
 from fedcore.population import manifest as manifests
 from fedcore.population.manifest import BlockEntry, Manifest
 from fedcore.population.store import Population
@@ -272,8 +273,5 @@ def _put(target: layout.Place, name: str, content: bytes) -> None:
 
 
 def _remove(path: layout.Place) -> None:
-    if layout.is_remote(path):
-        object_storage.remove(path)
-        return
     with layout.named_os_errors(path):
-        layout.remove(path)
+        files.remove(path)

@@ -19,6 +19,7 @@ from pathlib import Path
 import fedcore.engine
 import fedcore.runs
 import fedcore.session
+import fedcore.value_files
 from fedcore.engine import InProcessBackend, Training
 from fedcore.errors import FedcoreError
 from fedcore.privacy.ledger import Ledger
@@ -57,7 +58,7 @@ STEPS: dict[str, list[tuple[object, str, Callable[..., int]]]] = {
     "commit": [(Run, "commit", lambda _, round, *__, **___: round)],
     "state": [(fedcore.runs, "write_values", lambda path, _: _round_of_file(path))],
     "memory": [(fedcore.engine, "write_values", lambda path, _: _round_of_file(path))],
-    "rename": [(fedcore.runs, "replace_durably", lambda _, path: _round_of_file(path))],
+    "rename": [(fedcore.value_files, "replace_durably", lambda _, path: _round_of_file(path))],
     "head": [(Run, "_write_head", lambda _, head: head["round"])],
     "settle": [(Ledger, "finish", lambda *_: 0)],
     "statement": [(fedcore.session, "statement_of", lambda *_: 0)],
@@ -129,7 +130,7 @@ def train(request: dict | str, ledger: str, tally: Path, outcome: Path, kill: Ki
     hooks = {wait_at: lambda: pause(until)} if wait_at else {}
     count_steps(tally, kill, hooks)
     if not locks:
-        Run.lock = lambda run: None
+        Run.lock = lambda run, take_over=False: False
     if until is not None and wait_at is None:
         pause(until)
     if not_root:

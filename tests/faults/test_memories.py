@@ -227,7 +227,7 @@ def test_pruning_goes_on_beside_a_late_writer(remembering, calm, monkeypatch):
 def test_a_process_that_lost_the_run_does_not_touch_memories_that_are_read(remembering, calm, monkeypatch):
     """Where locks do not reach: it still thinks that round 7 comes next, when the other one has committed it."""
     here = remembering()
-    monkeypatch.setattr(Run, "lock", lambda run: None)
+    monkeypatch.setattr(Run, "lock", lambda run, take_over=False: False)
     stale = here.begun(ROUND - 1)
     other = here.resume()
     other.training.step()

@@ -125,10 +125,10 @@ def test_a_run_that_ended_between_opening_and_locking_is_not_begun_again(place, 
     session.close()
     lock = Run.lock
 
-    def late(run):
+    def late(run, take_over=False):
         monkeypatch.undo()
         to_end(here.resume())  # another process, quicker than this one
-        lock(run)
+        return lock(run, take_over)
 
     monkeypatch.setattr(Run, "lock", late)
     with pytest.raises(RunError, match="has ended"):

@@ -3,8 +3,9 @@
 import urllib.request
 from pathlib import Path
 
+from fedcore import object_storage
 from fedcore.engine import CACHE
-from fedcore.population import arrays, layout, object_storage
+from fedcore.population import arrays, layout
 from fedcore.population.remote import copy_population
 from fedcore.population.store import Population
 

@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedcore import object_storage
 from fedcore.errors import ChunkError, ConfigError, ManifestError, PopulationError, PopulationNotFound
-from fedcore.population import arrays, layout, object_storage, remote
+from fedcore.population import arrays, layout, remote
 from fedcore.population.ingest import ingest
 from fedcore.population.remote import copy_population
 from fedcore.population.store import Population
@@ -274,7 +275,7 @@ def test_wrong_credentials(rows_population, s3, server):
         for attempt in attempts:
             with pytest.raises(PopulationError, match="cannot be reached: .*(Access Key|Forbidden)") as caught:
                 attempt()
-            assert type(caught.value) is PopulationError and "AWS_SECRET_ACCESS_KEY" in caught.value.remedy
+            assert type(caught.value) is object_storage.Unreachable and "AWS_SECRET_ACCESS_KEY" in caught.value.remedy
             assert pickle.loads(pickle.dumps(caught.value)).remedy == caught.value.remedy  # as from a Dask worker
     finally:
         require_credentials(server, float("inf"))

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from fedcore import object_storage
 from fedcore.errors import ChunkError, PopulationError, PopulationNotFound
-from fedcore.population import layout, object_storage, remote
+from fedcore.population import layout, remote
 from fedcore.population.remote import copy_population
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter

@@ -1,10 +1,10 @@
-"""Populations behind a URL: the few operations on object storage that reading and copying need.
+"""Populations and runs behind a URL: the few operations on object storage that they need.
 
 Everything goes through fsspec, and universal-pathlib gives its paths the look of `pathlib`. Both are imported when the
-first URL is met: a local population never waits for them.
+first URL is met: local populations and runs never wait for them.
 
 What fsspec raises depends on the store (OSError, botocore's and aiohttp's own errors, ...). Here FileNotFoundError
-means that there is no such object; everything else becomes a PopulationError that says which environment variables to
+means that there is no such object; everything else becomes `Unreachable`, which says which environment variables to
 look at.
 """
 
@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from fedcore.errors import ConfigError, FedcoreError, PopulationError
+from fedcore.errors import ConfigError, FedcoreError, PopulationError, RunError
 
 if TYPE_CHECKING:
     from upath import UPath
@@ -38,6 +38,11 @@ OPTIONS = {
     "gs": {"use_listings_cache": False},
 }
 SAME_STORE = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az"}
+REFUSED = ("PreconditionFailed", "ConditionalRequestConflict")  # S3: the object is not the one that the put was for
+
+
+class Unreachable(PopulationError, RunError):
+    """Object storage cannot be reached, or refuses: what is there of a population or a run is not known."""
 
 
 def place(url: str) -> UPath:
@@ -47,10 +52,10 @@ def place(url: str) -> UPath:
     """
     scheme = url.partition("://")[0].lower()
     if "::" in url:
-        raise ConfigError(f"{url} is a chain of URLs.", "Give the URL of the population itself.")
+        raise ConfigError(f"{url} is a chain of URLs.", "Give the URL of the place itself.")
     if _password(url):
         raise ConfigError(
-            f"A {scheme}:// URL of a population holds a password, which runs would write down.",
+            f"A {scheme}:// URL of a population or of runs holds a password, which runs would write down.",
             f"Take it out and use the environment: {_variables(scheme)}.",
         )
     try:
@@ -89,11 +94,11 @@ def _variables(scheme: str) -> str:
     return f"{VARIABLES[scheme]} or {general}" if scheme in VARIABLES else general
 
 
-def _unreachable(path: object, error: Exception) -> PopulationError:
+def _unreachable(path: object, error: Exception) -> Unreachable:
     text = (getattr(error, "strerror", None) or str(error) or type(error).__name__).splitlines()[0]
     named = text if isinstance(error, OSError) else f"{type(error).__name__}: {text}"
     scheme = str(path).partition("://")[0]
-    return PopulationError(
+    return Unreachable(
         f"{path} cannot be reached: {named[:REASON_LENGTH].rstrip('.')}.",
         f"Check network, permissions and credentials ({_variables(scheme)}), here and on the workers; then try again.",
     )
@@ -101,7 +106,7 @@ def _unreachable(path: object, error: Exception) -> PopulationError:
 
 @contextmanager
 def reaching(path: object, *allowed: type[Exception]) -> Iterator[None]:
-    """Foreign errors become a PopulationError that names `path`; a missing or existing object stays what it is."""
+    """Foreign errors become `Unreachable`, which names `path`; a missing or existing object stays what it is."""
     try:
         yield
     except (FedcoreError, FileNotFoundError, FileExistsError, *allowed):
@@ -118,7 +123,7 @@ def _missing(path: object) -> FileNotFoundError:
 
 
 def read_bytes(path: UPath) -> bytes:
-    """Raises FileNotFoundError, PopulationError. Asks the store itself, never a cached listing."""
+    """Raises FileNotFoundError, Unreachable. Asks the store itself, never a cached listing."""
     path.fs.invalidate_cache()
     try:
         with reaching(path):
@@ -128,7 +133,7 @@ def read_bytes(path: UPath) -> bytes:
 
 
 def write_bytes(path: UPath, content: bytes) -> None:
-    """Puts a whole object: readers see the old or the new one. Raises PopulationError."""
+    """Puts a whole object: readers see the old or the new one. Raises Unreachable."""
     write_many(path.parent, {path.name: content})
 
 
@@ -143,8 +148,53 @@ def create(path: UPath, content: bytes) -> None:
         raise _unreachable(path, error) from error
 
 
+def version(path: UPath) -> str | None:
+    """Names the object as it is now, for `replace`; None where the store knows no puts under a condition.
+
+    Raises FileNotFoundError, Unreachable.
+    """
+    path.fs.invalidate_cache()
+    try:
+        with reaching(path):
+            found = path.fs.info(path.path)
+    except FileNotFoundError:
+        raise _missing(path) from None
+    return (found.get("ETag") or None) if SAME_STORE.get(path.protocol, path.protocol) == "s3" else None
+
+
+def replace(path: UPath, content: bytes, version: str | None) -> None:
+    """Puts a whole object over this version of it; over any if it is None. Raises FileExistsError if it is another
+    one by now, FileNotFoundError if it is gone, Unreachable.
+    """
+    try:
+        with reaching(path):
+            try:
+                path.fs.pipe_file(path.path, content, **({} if version is None else {"IfMatch": version}))
+            except OSError as error:
+                if version is None or error.errno != errno.ENOSYS:
+                    raise
+                path.fs.pipe_file(path.path, content)  # a store that speaks S3 and knows no conditions
+    except FileNotFoundError:
+        raise _missing(path) from None
+    except Unreachable as error:
+        if _code(error) not in REFUSED:
+            raise
+        if read_bytes(path) != content:  # else: repeated, because the answer to the first one was lost
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
+
+
+def _code(error: BaseException | None) -> str | None:
+    """What S3 says of an error, from the first of its causes that tells."""
+    while error is not None:
+        response = getattr(error, "response", None)
+        if isinstance(response, dict):
+            return response.get("Error", {}).get("Code")
+        error = error.__cause__
+    return None
+
+
 def write_many(folder: UPath, contents: Mapping[str, bytes]) -> None:
-    """Puts objects below the folder by their relative names, several at a time. Raises PopulationError."""
+    """Puts objects below the folder by their relative names, several at a time. Raises Unreachable."""
     try:
         with reaching(folder):
             folder.fs.pipe({(folder / name).path: content for name, content in contents.items()})
@@ -161,16 +211,36 @@ def exists(path: UPath) -> bool:
         return False
 
 
-def names(folder: UPath) -> list[str]:
-    """Names directly in the folder, in order; empty if there is no such folder or bucket."""
+def listing(folder: UPath) -> dict[str, int | None]:
+    """{name: bytes, or None for a folder} directly in the folder, in order; empty if there is no such folder."""
     folder.fs.invalidate_cache()
     try:
         with reaching(folder):
-            found = folder.fs.ls(folder.path, detail=False)
+            found = folder.fs.ls(folder.path, detail=True)
     except FileNotFoundError:
-        return []
+        return {}
     own = folder.path.strip("/")
-    return sorted(name.rstrip("/").rpartition("/")[2] for name in found if name.strip("/") != own)
+    there = {info["name"].rstrip("/").rpartition("/")[2]: None if info["type"] == "directory" else int(info["size"])
+             for info in found if info["name"].strip("/") != own}  # fmt: skip
+    return dict(sorted(there.items()))
+
+
+def names(folder: UPath) -> list[str]:
+    """Names directly in the folder, in order; empty if there is no such folder or bucket."""
+    return list(listing(folder))
+
+
+def read_many(folder: UPath, wanted: Sequence[str]) -> dict[str, bytes]:
+    """Objects below the folder by their relative names, fetched several at a time; without those that are not there."""
+    by_path = {(folder / name).path.strip("/"): name for name in wanted}
+    folder.fs.invalidate_cache()
+    with reaching(folder):
+        found = folder.fs.cat([(folder / name).path for name in wanted], on_error="return") if wanted else {}
+        for content in found.values():
+            if isinstance(content, Exception) and not isinstance(content, FileNotFoundError):
+                raise content
+    there = {by_path[path.strip("/")]: content for path, content in found.items()}
+    return {name: there[name] for name in wanted if isinstance(there.get(name), bytes)}
 
 
 def sizes(folder: UPath) -> dict[str, int]:
@@ -225,6 +295,12 @@ def remove(path: UPath) -> None:
         return
 
 
+def remove_file(path: UPath) -> None:
+    """Removes an object, in one request; nothing happens if there is none."""
+    with suppress(FileNotFoundError), reaching(path):
+        path.fs.rm_file(path.path)
+
+
 # --- arrays -----------------------------------------------------------------------------------------------------------
 
 
@@ -260,7 +336,7 @@ def _store(bucket: str):
 def open_array(url: str):
     """The Zarr array at this URL; every read of a chunk that is not there raises FileNotFoundError.
 
-    Also raises PopulationError if the store cannot be reached.
+    Also raises Unreachable.
     """
     import zarr
 

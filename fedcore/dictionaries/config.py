@@ -1,0 +1,152 @@
+"""Settings of the method `dictionaries`: one model for the TOML file, the command line, the flow and its form."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+PROFILES: dict[str, dict[str, Any]] = {
+    "recommended": {"matcher": "star", "aggregate": "median", "norm": "unit", "align": "lsa", "starts": 5, "far": 0.7},
+    "paper": {"matcher": "path", "aggregate": "mean", "norm": "none", "align": "greedy", "starts": 1, "far": None},
+    "scripts": {"matcher": "path", "aggregate": "mean", "norm": "polar", "align": "seq", "starts": 1, "far": None},
+}
+
+
+class DictionariesConfig(BaseModel):
+    """Settings of personalised dictionary learning. Ranges stand beside the fields.
+
+    A profile fills in what is not given of matcher, aggregate, norm, align, starts and far.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    profile: Literal["recommended", "paper", "scripts"] = Field(
+        "recommended", description="recommended: star, median, unit, lsa, 5 starts; paper: path, mean, none, greedy, 1 "
+        "start; scripts (the authors' programs): path, mean, polar, seq, 1 start",
+    )  # fmt: skip
+
+    # sizes
+    atoms: int = Field(6, ge=1, le=100_000, description="atoms r of every client's dictionary")
+    global_atoms: int | Literal["null", "jump"] = Field(
+        3, description="how many of them are global; null: as many as match better than half of what clients without "
+        "anything in common would; jump: up to the largest jump of path lengths, never 0 or all",
+    )  # fmt: skip
+    ragged: bool = Field(
+        False, description="clients of few samples have fewer atoms, half as many as samples, but all global ones"
+    )
+
+    # local learner
+    learner: Literal["orthogonal", "gradient", "statistics"] = Field(
+        "orthogonal", description="orthogonal: polar factors (Algorithm 4); gradient: any atoms of norm 1, by gradient "
+        "steps (Algorithm 5); statistics: any atoms, global ones learnt from all clients' sums of codes and samples",
+    )  # fmt: skip
+    code: Literal["threshold", "top_k", "omp", "lasso"] = Field(
+        "threshold", description="sparse codes: correlations above a threshold; the k largest; orthogonal matching "
+        "pursuit; lasso (scikit-learn)",
+    )  # fmt: skip
+    threshold: float = Field(0.15, gt=0, le=1e12, description="zeta of code = threshold, in the units of the data")
+    sparsity: int = Field(20, ge=1, le=100_000, description="k of code = top_k or omp")
+    alpha: float = Field(1.0, gt=0, le=1e12, description="l1 weight of code = lasso, in the units of the data")
+    step_size: float | None = Field(
+        None, gt=0, description="of the learner gradient; None: half of what is stable, for each client"
+    )
+    local_steps: int = Field(1, ge=1, le=1000, description="steps of a client in a round")
+    refine_steps: int = Field(
+        0, ge=0, le=1000, description="steps on the local atoms alone before each round's step (Algorithm 6)"
+    )
+
+    # start
+    start: Literal["local", "given"] = Field(
+        "local", description="clients' own dictionaries, matched; or a global dictionary given from outside"
+    )
+    starts: int = Field(5, ge=1, le=100, description="beginnings of a client's own start, of which the best is kept")
+    first: Literal["auto", "unit", "singular", "samples", "random"] = Field(
+        "auto", description="the first of them: unit vectors, singular vectors of the samples, samples, or random like "
+        "the others; auto: unit for square orthogonal dictionaries, singular for others, samples if not orthogonal",
+    )  # fmt: skip
+    first_threshold: float = Field(0.6, gt=0, le=1e12, description="thresholds of a start shrink from here")
+    threshold_decay: float = Field(0.99, gt=0, lt=1, description="factor of a start's thresholds from step to step")
+    density: float | None = Field(
+        None, gt=0, le=1, description="share of nonzero codes, if known: a start's thresholds shrink until 0.8 of it"
+    )
+    start_steps: int | None = Field(
+        None, ge=1, le=10_000, description="most steps of a start; None: 200 with thresholds, otherwise 50"
+    )
+
+    # matching
+    matcher: Literal["star", "path"] = Field(
+        "star", description="star: around the best anchor, by medians; path: shortest paths (Algorithm 2)"
+    )
+    orders: int = Field(1, ge=1, le=1000, description="path: orders of clients tried; all but the first are random")
+    matched_clients: int = Field(
+        1000, ge=1, le=100_000, description="clients whose dictionaries are matched; the others join by assignment"
+    )
+
+    # aggregation
+    aggregate: Literal["median", "mean"] = Field("median", description="of the clients' global atoms, aligned")
+    norm: Literal["unit", "polar", "none"] = Field("unit", description="what is done with the norms of the aggregate")
+    align: Literal["lsa", "seq", "greedy"] = Field(
+        "lsa", description="how a client finds the global atoms among its updated ones (Algorithm 3 is greedy)"
+    )
+    weights: Literal["clients", "samples"] = Field("clients", description="what a client counts in a mean")
+    weight_cap: int | None = Field(None, ge=1, description="samples beyond which a client's weight does not grow")
+    far: float | None = Field(
+        0.7, gt=0, le=2, description="mean matched distance from which a client is left out after some rounds, unless "
+        "a quarter of the clients is that far; None: nobody is",
+    )  # fmt: skip
+    far_rounds: int = Field(3, ge=1, le=1000, description="rounds in a row after which it is")
+
+    # learner statistics
+    split: Literal["nested", "joint"] = Field(
+        "nested", description="statistics: global atoms code samples alone, local ones learn what is left; joint: both "
+        "code them together",
+    )  # fmt: skip
+    local_rounds: int = Field(
+        10, ge=1, le=1_000_000, description="split = nested: local atoms are learnt in the last so many rounds"
+    )
+    sweeps: int = Field(1, ge=1, le=100, description="statistics: passes over the global atoms in a round")
+
+    # who takes part, and the end
+    participation: float = Field(1.0, gt=0, le=1, description="expected share of clients in a round")
+    rounds: int = Field(60, ge=1, le=1_000_000, description="rounds T after the matching")
+    tolerance: float = Field(
+        0.0, ge=0, description="the run ends when no global atom moves by more; 0, with sampled clients, or with "
+        "split = nested: all rounds are made"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("profile", "recommended") in PROFILES:
+            return PROFILES[given.get("profile", "recommended")] | given
+        return given
+
+    @property
+    def steps_of_start(self) -> int:
+        return self.start_steps or (200 if self.code == "threshold" else 50)
+
+    @property
+    def automatic(self) -> bool:
+        return isinstance(self.global_atoms, str)
+
+    @model_validator(mode="after")
+    def _settings_agree(self) -> Self:
+        fixed = not self.automatic
+        for wrong, text in (
+            (fixed and not 0 <= self.global_atoms <= self.atoms, f"global_atoms must be 0 to atoms = {self.atoms}"),
+            (not fixed and self.start == "given", "the number of global atoms is that of the given ones"),
+            (not fixed and self.ragged, "ragged needs a number of global atoms"),
+            (self.learner == "orthogonal" and self.code in ("omp", "lasso"),
+             "the orthogonal learner codes by threshold or top_k"),
+            (self.learner == "statistics" and self.code in ("threshold", "top_k"),
+             "the learner statistics codes by omp or lasso"),
+            (self.learner != "orthogonal" and self.norm == "polar", "norm = polar is for the orthogonal learner"),
+            (self.aggregate == "median" and self.weights != "clients", "weights go with aggregate = mean"),
+            (self.weight_cap is not None and self.weights != "samples", "weight_cap goes with weights = samples"),
+            (self.learner == "statistics" and self.refine_steps > 0, "refine_steps is for Algorithms 4 and 5"),
+            (self.learner == "statistics" and self.local_steps > 1, "local_steps is for Algorithms 4 and 5"),
+        ):  # fmt: skip
+            if wrong:
+                raise ValueError(text)
+        return self

@@ -1,0 +1,97 @@
+"""Settings of the method `private_gmm`: one validated model for the TOML file, the command line and the flow."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+WIDE = 8.0  # sigma_max / sigma_min from which components may hide in each other's scale, so that two levels are planned
+SMALLEST_SCALE = 1e-3  # sigma_min, if none is given, as a share of the radius
+
+
+class PrivateGMMConfig(BaseModel):
+    """A mixture of separated Gaussians under differential privacy (after Kamath, Sheffet, Singhal, Ullman 2019).
+
+    radius, sigma_min, sigma_max and least_weight are public inputs: say what is known before anybody looks at the data.
+    None means "by the rule that the description names".
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    # the mixture
+    components: int = Field(3, ge=2, le=64, description="components k of the mixture")
+    up_to: bool = Field(
+        False, description="accept any number of components from 2 to k; otherwise a run that finds fewer than k fails"
+    )
+    covariance: Literal["spherical", "diag", "full"] = Field(
+        "full", description="covariances to estimate: one variance each, variances of the columns, or full matrices"
+    )
+
+    # what is public about the data
+    radius: float | None = Field(
+        None, gt=0, le=1e100, description="R of a ball about the origin that holds nearly all rows; needed. Rows "
+        "beyond it are pulled to it. A value that is far too large costs little",
+    )  # fmt: skip
+    sigma_min: float | None = Field(
+        None, gt=0, le=1e100, description="lower bound of every standard deviation in any direction; None: "
+        f"radius * {SMALLEST_SCALE:g}",
+    )  # fmt: skip
+    sigma_max: float | None = Field(
+        None, gt=0, le=1e100, description="upper bound of every standard deviation in any direction; None: not known"
+    )
+    least_weight: float | None = Field(
+        None, gt=0, le=0.5, description="lower bound of every component's share of the records (or of the clients, if "
+        "the budget is for clients); None: 1 / (2 k)",
+    )  # fmt: skip
+
+    # the search
+    depth: int | None = Field(
+        None, ge=1, le=4, description="levels of the recursion, one for each scale of distances between groups; each "
+        f"further level halves the budget of the others; None: 2 if sigma_max / sigma_min > {WIDE:g}, else 1",
+    )  # fmt: skip
+    widths: int = Field(4, ge=2, le=6, description="widths of boxes in which candidate centres are looked for")
+    box_dimensions: int = Field(8, ge=1, le=10, description="leading principal directions in which boxes are cut")
+    partition_share: float = Field(0.6, gt=0.05, lt=0.95, description="share of the budget that the search gets")
+
+    # the budget
+    epsilon: float | None = Field(
+        None, gt=0, le=100, description="this run's share of the population's budget; None: all that is left"
+    )
+    nominal_clients: int | None = Field(
+        None, ge=1, description="public size of the population, for the forecast of what is feasible; None: as declared"
+    )
+    spare_releases: int = Field(
+        1, ge=0, le=10, description="releases that are reserved beyond the plan, to redo one lost in a crash. The "
+        "releases of this method have unequal prices and a spare costs as much as the dearest",
+    )  # fmt: skip
+
+    @property
+    def finest(self) -> float:
+        """sigma_min."""
+        return self.sigma_min or SMALLEST_SCALE * (self.radius or 1.0)
+
+    @property
+    def share(self) -> float:
+        """w_min."""
+        return self.least_weight or 0.5 / self.components
+
+    @property
+    def levels(self) -> int:
+        """D."""
+        if self.depth is not None:
+            return self.depth
+        return 2 if self.sigma_max is not None and self.sigma_max > WIDE * self.finest else 1
+
+    @model_validator(mode="after")
+    def _settings_agree(self) -> Self:
+        if self.radius is not None and self.finest > self.radius:
+            raise ValueError("sigma_min exceeds the radius")
+        if self.sigma_max is not None and self.sigma_max < self.finest:
+            raise ValueError("sigma_max is below sigma_min")
+        if self.share * self.components > 1 + 1e-9:
+            raise ValueError("least_weight * components exceeds 1")
+        if self.radius is not None and math.log2(self.radius / self.finest) > 60:
+            raise ValueError("radius / sigma_min exceeds 2^60")
+        return self

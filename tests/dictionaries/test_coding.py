@@ -1,0 +1,73 @@
+"""Sparse codes against scikit-learn and against least squares."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedcore.dictionaries.coding import Coder, lasso, omp
+from fedcore.dictionaries.learners import random_atoms
+from fedcore.dictionaries.operators import normalise, top_k
+from fedcore.randomness import stream
+
+
+@given(st.integers(0, 10_000), st.integers(1, 8))
+@settings(max_examples=25, deadline=None)
+def test_omp_is_scikit_learns(seed, k):
+    from sklearn.linear_model import orthogonal_mp
+
+    generator = stream(seed, "omp")
+    atoms = normalise(generator.standard_normal((12, 9)) + 0.5)[0]
+    y = generator.standard_normal((30, 9))
+    np.testing.assert_allclose(omp(y, atoms, k), orthogonal_mp(atoms.T, y.T, n_nonzero_coefs=k).T, atol=1e-8)
+
+
+def test_omp_in_several_lots_is_the_same(monkeypatch):
+    generator = stream(1, "omp")
+    atoms, y = normalise(generator.standard_normal((20, 8)))[0], generator.standard_normal((50, 8))
+    whole = omp(y, atoms, 4)
+    monkeypatch.setattr("fedcore.dictionaries.coding.OMP_SAMPLES", 7)
+    np.testing.assert_allclose(omp(y, atoms, 4), whole, atol=1e-12)
+
+
+def test_omp_stops_when_nothing_is_left():
+    atoms = np.vstack([np.eye(4), np.eye(4)[1], np.zeros(4)])  # a double and an empty atom
+    y = np.array([[0.0, 0, 0, 0], [0, 2, 0, 0], [1, 2, 3, 4.0]])
+    codes = omp(y, atoms, 6)
+    assert np.count_nonzero(codes, axis=1).tolist() == [0, 1, 4]
+    np.testing.assert_allclose(codes @ atoms, y, atol=1e-12)
+
+
+def test_omp_takes_atoms_of_any_norm():
+    generator = stream(2, "omp")
+    atoms, y = normalise(generator.standard_normal((10, 6)))[0], generator.standard_normal((9, 6))
+    scaled = atoms * np.arange(1.0, 11)[:, None]
+    np.testing.assert_allclose(omp(y, scaled, 3) @ scaled, omp(y, atoms, 3) @ atoms, atol=1e-10)
+
+
+def test_omp_with_orthonormal_atoms_is_top_k():
+    atoms = random_atoms(stream(3, "omp"), 6, 6)
+    y = stream(4, "omp").standard_normal((20, 6))
+    np.testing.assert_allclose(omp(y, atoms, 2), top_k(y @ atoms.T, 2), atol=1e-12)
+    assert omp(y, atoms[:0], 2).shape == (20, 0)
+
+
+def test_lasso_fulfils_its_optimality_conditions():
+    generator = stream(5, "lasso")
+    atoms, y = normalise(generator.standard_normal((8, 6)))[0], generator.standard_normal((15, 6))
+    codes = lasso(y, atoms, 0.3)
+    gradient = (y - codes @ atoms) @ atoms.T
+    assert np.abs(gradient).max() <= 0.3 + 1e-3
+    np.testing.assert_allclose(gradient[codes != 0], 0.3 * np.sign(codes[codes != 0]), atol=1e-3)
+    assert lasso(y[:0], atoms, 0.3).shape == (0, 8)
+
+
+@pytest.mark.parametrize("code", ["threshold", "top_k", "omp", "lasso"])
+def test_stacks_are_coded_as_one_by_one(code):
+    generator = stream(6, "stack")
+    y, atoms = generator.standard_normal((3, 1, 10, 6)), normalise(generator.standard_normal((3, 2, 5, 6)))[0]
+    coder = Coder(code, threshold=0.5, sparsity=2, alpha=0.2)
+    together = coder(y, atoms)
+    for i in range(3):
+        for s in range(2):
+            np.testing.assert_allclose(together[i, s], coder(y[i, 0], atoms[i, s]), atol=1e-12)

@@ -1,0 +1,123 @@
+"""Whole runs through session, engine and run store: pieces, streamed blocks, outputs, recurring runs, deployment."""
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+
+import deployments
+from fedcore.deployment import read_deployments
+from fedcore.dictionaries import samples
+from fedcore.dictionaries.operators import d12
+from fedcore.engine import InProcessBackend
+from fedcore.errors import RunError
+from fedcore.personalise import personalise
+from fedcore.population.manifest import Provenance
+from fedcore.population.writer import PopulationWriter
+from fedcore.runs import load_run, read_values, state_values
+from fedcore.session import TrainRequest, ending, resume, start
+from tests.dictionaries.run_in_memory import block_of, run
+from tests.dictionaries.test_rounds import task
+
+FAST = {"atoms": 6, "global_atoms": 3, "rounds": 4, "starts": 2, "start_steps": 60, "first_threshold": 0.3}
+SIZES = np.array([120, 0, 80, 45, 3, 90, 200, 160, 75, 50, 60, 60])
+
+
+def population_of(path, rows, *, leaf=3, block=6):
+    whole = block_of(rows)
+    with PopulationWriter(path, "rows", whole.features, clients_per_leaf=leaf, clients_per_block=block) as writer:
+        writer.write([f"c{number}" for number in range(whole.clients)], (whole.ptr, whole.x))
+        return writer.commit(Provenance(sources=("test",)))
+
+
+def begin(population, tmp_path, settings, **changes):
+    request = TrainRequest(method="dictionaries", population=str(population.path), settings=settings,
+                           runs=str(tmp_path / "runs"), **{"run_id": "r", **changes})  # fmt: skip
+    return start(request, InProcessBackend(), stamp="then")
+
+
+def to_end(session):
+    with ending(session):
+        while session.training.step() is not None:
+            pass
+    return session.run
+
+
+def digest(path) -> str:
+    """Of the state and of the clients' memories."""
+    ran = load_run(path)
+    folder = ran.path / "memory" / f"{ran.head['round']:06d}"
+    files = [read_values(file) for file in sorted(folder.iterdir())]
+    parts = [ran.state, {name: np.concatenate([values[name] for values in files]) for name in files[0]}]
+    data = [v.tobytes() if isinstance(v, np.ndarray) else repr(v).encode() for p in parts for _, v in sorted(p.items())]
+    return hashlib.sha256(b"".join(data)).hexdigest()
+
+
+@pytest.mark.parametrize("settings", [
+    {}, {"profile": "paper", "participation": 0.6, "matched_clients": 6},
+    {"learner": "statistics", "code": "omp", "sparsity": 2, "start_steps": 5, "local_rounds": 2},
+], ids=str)  # fmt: skip
+def test_a_run_in_pieces_has_the_bits_of_a_whole_one(tmp_path, settings):
+    """Interrupted after every pass and resumed, and on blocks of another size: state and memories are the same."""
+    settings = {**FAST, **settings}
+    rows, _, _ = task(0, clients=12, sizes=SIZES)
+    population = population_of(tmp_path / "p", rows)
+    whole = to_end(begin(population, tmp_path, settings, run_id="whole"))
+    session = begin(population, tmp_path, settings, run_id="pieces")
+    while session.training.step() is not None:
+        session.close()
+        session = resume(session.run.path, InProcessBackend())
+    with ending(session):
+        pass
+    larger = to_end(begin(population_of(tmp_path / "q", rows, block=12), tmp_path, settings, run_id="larger"))
+    assert digest(whole.path) == digest(session.run.path) == digest(larger.path)
+    assert load_run(whole.path).head["status"] == "finished" and load_run(whole.path).head["round"] == 5
+
+
+def test_rows_read_from_the_store_while_they_are_used_give_the_same_bits(tmp_path, monkeypatch):
+    monkeypatch.setattr(samples, "TILE_NUMBERS", 6 * 64)  # some clients are read in tiles
+    monkeypatch.setattr(samples, "STACK_NUMBERS", 6 * 64)
+    rows, _, _ = task(1, clients=12, sizes=SIZES)
+    population = population_of(tmp_path / "p", rows)
+    held = to_end(begin(population, tmp_path, FAST, run_id="held"))
+    session = begin(population, tmp_path, FAST, run_id="streamed")
+    session.training.source = replace(session.training.source, whole_bytes=0)
+    assert digest(held.path) == digest(to_end(session).path)
+
+
+def test_a_run_in_memory_has_the_same_bits_and_outputs_are_written(tmp_path):
+    rows, _, common = task(2, clients=12, sizes=SIZES)
+    population = population_of(tmp_path / "p", rows)
+    stored = to_end(begin(population, tmp_path, FAST))
+    ran = run(block_of([r.astype(np.float32) for r in rows]), clients_per_leaf=3, **FAST)
+    for name, value in state_values(ran.state).items():
+        assert np.array_equal(load_run(stored.path).state[name], value), name
+    personalise(stored.path, population.path, tmp_path / "out")
+    group = zarr.open_group(tmp_path / "out", mode="r")
+    assert {"local", "rank", "loss", "distance", "rows_global", "rows_local", "ptr"} == set(group.array_keys())
+    assert group["local"].shape == (12, 3, 6) and group["rows_local"].shape == (SIZES.sum(), 6)
+    whole = group["rows_global"][:] + group["rows_local"][:]
+    np.testing.assert_allclose(whole[: SIZES[0]], rows[0], atol=1e-4)
+
+
+def test_the_next_run_starts_from_the_one_before(tmp_path):
+    rows, _, common = task(3, clients=6)
+    population = population_of(tmp_path / "p", rows)
+    first = to_end(begin(population, tmp_path, FAST, run_id="first"))
+    second = to_end(begin(population, tmp_path, {**FAST, "start": "given"}, run_id="second",
+                          start_from=str(first.path)))  # fmt: skip
+    assert d12(load_run(second.path).state["common"], common) < 1e-2
+    with pytest.raises(RunError, match="kernel"):
+        monkey = begin(population, tmp_path, FAST, run_id="third")
+        monkey.close()
+        info = (monkey.run.path / "run.json").read_text()
+        (monkey.run.path / "run.json").write_text(info.replace("dictionaries-1", "dictionaries-0"))
+        resume(monkey.run.path, InProcessBackend())
+
+
+def test_the_example_deployment_can_be_read():
+    found = read_deployments(Path(deployments.__file__).parent / "dictionaries.toml")
+    assert [item.method for item in found] == ["dictionaries"]
