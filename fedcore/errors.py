@@ -107,5 +107,9 @@ class RunBusy(RunError):
     """Another live process is working on this run."""
 
 
+class Unreachable(PopulationError, RunError):
+    """Object storage cannot be reached, or refuses: what is there of a population or a run is not known."""
+
+
 class WorkerFailed(FedcoreError):
     """A block could not be computed. Names the block and the kind of error, never a value."""

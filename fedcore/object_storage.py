@@ -18,7 +18,7 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from fedcore.errors import ConfigError, FedcoreError, PopulationError, RunError
+from fedcore.errors import ConfigError, FedcoreError, Unreachable
 
 if TYPE_CHECKING:
     from upath import UPath
@@ -39,10 +39,6 @@ OPTIONS = {
 }
 SAME_STORE = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az"}
 REFUSED = ("PreconditionFailed", "ConditionalRequestConflict")  # S3: the object is not the one that the put was for
-
-
-class Unreachable(PopulationError, RunError):
-    """Object storage cannot be reached, or refuses: what is there of a population or a run is not known."""
 
 
 def place(url: str) -> UPath:

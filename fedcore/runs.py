@@ -30,9 +30,8 @@ import numpy as np
 
 from fedcore import files, object_storage
 from fedcore.claims import Claim
-from fedcore.errors import FedcoreError, LeaseLost, RunBusy, RunError, RunNotFound
+from fedcore.errors import FedcoreError, LeaseLost, RunBusy, RunError, RunNotFound, Unreachable
 from fedcore.files import Place, is_remote, json_bytes, place, sync_folder, write_json
-from fedcore.object_storage import Unreachable
 from fedcore.run_files import HOLDER, METRICS, METRICS_NAME, NO_HEAD, numbered, read_head, read_json
 from fedcore.value_files import NAME, SCHEMA, read_values, state_values, write_values, writing
 

@@ -35,11 +35,11 @@ from fedcore.errors import (
     RunBusy,
     RunError,
     RunNotFound,
+    Unreachable,
     WrongKind,
 )
 from fedcore.files import Place, place, write_json
 from fedcore.methods import canonical, make_method
-from fedcore.object_storage import Unreachable
 from fedcore.population.store import Population
 from fedcore.privacy.ledger import Balance, ChainHead, Lease, Ledger
 from fedcore.privacy.mechanisms import NoiseSource, SecureNoise, TestNoise

@@ -21,9 +21,8 @@ import numpy as np
 import zarr
 
 from fedcore import files
-from fedcore.errors import RunError
+from fedcore.errors import RunError, Unreachable
 from fedcore.files import Place, is_remote, replace_durably
-from fedcore.object_storage import Unreachable
 
 SCHEMA = 1
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, RuntimeError, zipfile.BadZipFile, zarr.errors.BaseZarrError)
