@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -11,6 +11,10 @@ LOCAL = ("local-fit", "local-em", "local-grem", "tgmm")  # every client keeps it
 SHARED = ("fedem", "fedem-w", "fedgmm")  # common centres, own weights
 POOLED = ("pooled-em", "pooled-grem")
 GAUSSIAN_ONLY = ("tgmm",)
+
+# What preset = "paper" sets, where nothing else is asked for: the schedule of Tian, Weng, Feng 2024.
+PAPER = {"shrinkage": "norm", "covariance": "identity", "step": "paper", "step_size": 0.95, "central": "exact",
+         "second_start": 0}  # fmt: skip
 
 
 class GradientEMConfig(BaseModel):
@@ -27,15 +31,20 @@ class GradientEMConfig(BaseModel):
         "inputs and regressions; pooled-em, pooled-grem: all rows as if of one client",
     )  # fmt: skip
 
+    preset: Literal["estimated", "paper"] = Field(
+        "estimated", description="estimated: this method's own settings; paper: those of Tian, Weng, Feng (shrinkage "
+        "= norm, covariance = identity, step = paper, step_size = 0.95, central = exact, second_start = 0)",
+    )  # fmt: skip
+
     # the model
     model: Literal["gaussian", "regression"] = Field(
         "gaussian", description="mixture of Gaussians, or of linear regressions (the response is the last column)"
     )
     components: int = Field(5, ge=1, le=200, description="components R of every client's mixture")
     intercept: bool = Field(False, description="regression: a further input that is 1")
-    covariance: Literal["identity", "known", "shared"] = Field(
-        "identity", description="of the rows within a component, or noise variance of a regression; shared: one for "
-        "all clients, estimated",
+    covariance: Literal["auto", "identity", "known", "shared"] = Field(
+        "auto", description="of the rows within a component, or noise variance of a regression; shared: one for "
+        "all clients, estimated; auto: shared for fedgrem of Gaussians, identity otherwise",
     )  # fmt: skip
     known: float | tuple[float, ...] | tuple[tuple[float, ...], ...] | None = Field(
         None, description='covariance = "known": a variance, the variances of the columns, or the matrix; of a '
@@ -47,6 +56,21 @@ class GradientEMConfig(BaseModel):
     )  # fmt: skip
 
     # the central update
+    shrinkage: Literal["estimated", "norm"] = Field(
+        "estimated", description="estimated: how much clients differ is estimated for each component, and a client is "
+        "drawn to the common centre as far as its rows are few; norm: all by lambda / sqrt n, as in the paper",
+    )  # fmt: skip
+    limit: float = Field(
+        1.3, gt=0, le=100, description="estimated: beyond so many standard deviations a client is drawn no further, "
+        "and draws the common centre no further"
+    )  # fmt: skip
+    pooling: float = Field(
+        10.0, ge=0, le=1e9, description="estimated: clients' worth of all components' differences in that of each one"
+    )
+    second_start: int = Field(
+        10, ge=0, le=1_000_000, description="estimated: in this round, and in those of 4, 16, ... times its number, "
+        "clients also start from the common centres and keep the better end; 0: never",
+    )  # fmt: skip
     penalty: float = Field(2.0, ge=0, le=1e12, description="C of lambda <- kappa0 lambda + C sqrt(p + ln K)")
     penalty_decay: float = Field(0.1, ge=0, lt=1, description="kappa0 of that recursion")
     first_penalty: float = Field(1.0, ge=0, le=1e12, description="lambda before the first round")
@@ -80,7 +104,7 @@ class GradientEMConfig(BaseModel):
         "gradient; None: no limit",
     )  # fmt: skip
     smallest_cluster: float = Field(
-        5.0, ge=0, description="a client's component of fewer rows is left out and takes the common centre"
+        5.0, ge=0, description="norm: a client's component of fewer rows is left out and takes the common centre"
     )
 
     # who takes part
@@ -134,6 +158,25 @@ class GradientEMConfig(BaseModel):
         """Whether a round is a function of the one before: all clients, all rows."""
         return self.participation == 1 and self.batch is None
 
+    @property
+    def estimated(self) -> bool:
+        """Whether differences between clients are estimated."""
+        return self.algorithm == "fedgrem" and self.shrinkage == "estimated"
+
+    def starts_again(self, number: int) -> bool:
+        """Whether clients start from the common centres as well in round `number`."""
+        later = self.second_start if self.estimated else 0
+        while 0 < later < number:
+            later *= 4
+        return 0 < later == number
+
+    @property
+    def shared_covariance(self) -> bool:
+        """Whether one covariance within components is estimated from all clients in every round."""
+        if self.covariance == "auto":
+            return self.algorithm == "fedgrem" and self.model == "gaussian"
+        return self.covariance == "shared"
+
     def inputs(self, features: int) -> int:
         """p, the numbers of a centre."""
         return features if self.model == "gaussian" else features - 1 + self.intercept
@@ -150,6 +193,12 @@ class GradientEMConfig(BaseModel):
             raise ValueError("known must be positive definite")
         return matrix
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_preset(cls, settings: Any) -> Any:
+        paper = isinstance(settings, dict) and settings.get("preset") == "paper"
+        return {**PAPER, **settings} if paper else settings
+
     @model_validator(mode="after")
     def _settings_agree(self) -> Self:
         gaussian, fedgrem = self.model == "gaussian", self.algorithm == "fedgrem"
@@ -164,6 +213,8 @@ class GradientEMConfig(BaseModel):
             (not fedgrem and not self.exact_rounds, "participation and batch are for fedgrem"),
             (self.central != "step" and self.participation < 1,
              "sampled clients send sums: central = \"step\""),
+            (self.estimated and self.central != "step", 'estimated differences come from sums: central = "step"'),
+            (self.estimated and self.by_component, 'by_component is for shrinkage = "norm"'),
             (self.start == "given" and (self.algorithm in ("local-fit", "tgmm", "fedgmm")),
              f"{self.algorithm} starts from the clients' own fits"),
             (self.share_weights and not fedgrem, "share_weights is for fedgrem"),

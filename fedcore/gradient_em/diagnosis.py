@@ -1,14 +1,16 @@
 """Which tasks the penalty left apart from the common centres, and which of them are suspected outliers.
 
-A client's score is the median over its components of |t_k - v| / tau_k: the distance of its estimate from the common
-centre in units of the threshold. Above 1 the penalty left it apart. Where all clients differ all are apart, so a client
-is suspected only if its score is also far from the others': (score - median) / (1.4826 MAD) above `cutoff`.
+A client's score is the median over its components of its distance from the common centre, in units of that beyond
+which the pull is bounded: the threshold tau_k of a penalty by the norm, or `limit` standard deviations of what clients
+differ by and their noise. Above 1 the penalty left it apart. Where all clients differ all are apart, so a client is
+suspected only if its score is also far from the others': (score - median) / (1.4826 MAD) above `cutoff`.
 
 The list says which client's data are unusual. It is not private, and not a proof: a client may be rightly different.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,7 +81,7 @@ def diagnose(run_path: str | Path, population_path: str | Path, cutoff: float = 
     if method.name != "gradient_em" or method.config.algorithm != "fedgrem":
         raise ConfigError(f"run {run.id!r} has no penalty that could leave tasks apart.",
                           'Name a run of gradient_em with algorithm = "fedgrem".')  # fmt: skip
-    folder, distances, ids = run.memory_folder(run.round), [], []
+    folder, distances, ids = run.memories(), [], []
     for index in range(len(population.blocks)):
         block, memory = population.read(index), read_values(memory_file(folder, index))
         with answering(method, index):
@@ -96,3 +98,16 @@ def diagnose(run_path: str | Path, population_path: str | Path, cutoff: float = 
     order = sorted(np.flatnonzero(apart > 0), key=lambda k: -score[k])
     return [Task(ids[k], int(k), float(score[k]), float(deviation[k]), int(apart[k]), int(counted[k]), bool(hit[k]))
             for k in order]  # fmt: skip
+
+
+def tasks_figure(tasks: Sequence[Mapping]) -> bytes:
+    """A PNG: the scores of the tasks in order, the largest first; suspected ones apart. tasks: dicts of `Task`."""
+    from fedcore.evaluation.curves import curves_figure
+
+    at = range(1, len(tasks) + 1)
+    score = [float(task["score"]) for task in tasks]
+    hit = [bool(task["suspected"]) for task in tasks]
+    curves = {label: (at, [s if own == wanted else np.nan for s, own in zip(score, hit, strict=True)])
+              for label, wanted in (("suspected", True), ("apart", False))}  # fmt: skip
+    return curves_figure(curves, "Clients that the penalty left apart", "clients, most distant first",
+                         "distance / bound of the pull", log_y=True)  # fmt: skip

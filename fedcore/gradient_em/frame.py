@@ -15,8 +15,9 @@ from fedcore.gradient_em.state import Frame
 from fedcore.population.blocks import RowsBlock
 
 
-def rows_of(config: GradientEMConfig, frame: Frame, block: RowsBlock) -> Rows:
-    """The rows of a leaf in the model's units. Raises PopulationError if one is not finite."""
+def rows_of(config: GradientEMConfig, frame: Frame, block: RowsBlock, like: RowsBlock | None = None) -> Rows:
+    """The rows of a leaf in the model's units. like: rows of the same clients, whose moments are used where every
+    client has its own units. Raises PopulationError if a row is not finite."""
     x = block.x.astype(np.float64)
     if not np.isfinite(x).all():
         row, column = np.argwhere(~np.isfinite(x))[0]
@@ -30,7 +31,7 @@ def rows_of(config: GradientEMConfig, frame: Frame, block: RowsBlock) -> Rows:
         x = np.column_stack([x[:, :-1], np.ones(len(x))]) if config.intercept else x[:, :-1]
         return Rows(np.ascontiguousarray(x), np.ascontiguousarray(y), block.ptr)
     if config.standardise == "clients":
-        mean, scale = own_moments(block)
+        mean, scale = own_moments(block if like is None else like)
         sizes = np.diff(block.ptr)
         x = (x - np.repeat(mean, sizes, axis=0)) / np.repeat(scale, sizes, axis=0)
     elif len(frame.scale):
@@ -73,6 +74,17 @@ def outward(config: GradientEMConfig, frame: Frame, centres: np.ndarray) -> np.n
     if config.model == "regression":
         return centres * np.sqrt(frame.covariance[0, 0])
     return centres @ _factor(frame).T
+
+
+def log_scale(config: GradientEMConfig, frame: Frame, block: RowsBlock) -> np.ndarray:
+    """(C,) what a log-density in the model's units is larger by than one in the units of the data. block: for clients'
+    own moments."""
+    found = np.zeros(block.clients)
+    if len(frame.covariance):
+        found += 0.5 * np.linalg.slogdet(frame.covariance)[1]
+    if config.standardise == "clients":
+        return found + np.log(own_moments(block)[1]).sum(axis=1)
+    return found + (np.log(frame.scale).sum() if len(frame.scale) else 0.0)
 
 
 def in_data_units(config: GradientEMConfig, frame: Frame, centres: np.ndarray, block: RowsBlock | None) -> np.ndarray:

@@ -12,12 +12,12 @@ from __future__ import annotations
 import numpy as np
 
 from fedcore.aggregation import ArgMax, FloatSum, Stack, Statistics
-from fedcore.gradient_em import central
+from fedcore.gradient_em import central, shrinkage
 from fedcore.gradient_em import memory as remembered
 from fedcore.gradient_em.config import GradientEMConfig
 from fedcore.gradient_em.frame import inward, outward, rows_of
 from fedcore.gradient_em.local_start import local_fits
-from fedcore.gradient_em.local_steps import Rows, Sums, e_step, largest_curvature
+from fedcore.gradient_em.local_steps import Rows, Sums, e_step, full_m_step, largest_curvature
 from fedcore.gradient_em.state import MomentsMessage, RoundMessage, StartMessage, TotalsMessage
 from fedcore.gradient_em.tiles import of_clients
 from fedcore.population.blocks import RowsBlock
@@ -28,6 +28,7 @@ COMPARED, PARTICIPATION, BATCH = "gradient_em/compared", "gradient_em/participat
 SAFE_CURVATURE = 1.8  # times 1 / the largest eigenvalue; 2 is the limit, and the eigenvalue is estimated from below
 FARTHEST = 1e6  # a centre farther out than this, in the model's units, has diverged
 MOST_HALVINGS = 5
+SECOND_STEPS = 10  # EM steps from either start
 
 
 # --- before the rounds ----------------------------------------------------------------------------------------------
@@ -96,10 +97,11 @@ def gradient_round(config: GradientEMConfig, message: RoundMessage, block: RowsB
 
     centre:   (R, p + 1) the two sums of the central update, in the model's units; or
     sent:     (C, R, p + 1) the clients' estimates and what they count, if the server solves it (`central`)
+    spread:   (R, 3) the sums of the clients' spread around the centres, if it is estimated
     weights:  (R + 1,) the two sums of the weights' update, if they are shared
     scatter:  sums of the shared covariance, the last entry its divisor, if it is estimated
-    counts:   (7,) active clients, rows they used, their log-likelihood, pairs (client, component) that count, of these
-              apart from the centre, pairs that do not count, pairs that diverged
+    counts:   (8,) active clients, rows they used, their log-likelihood, pairs (client, component) that count, of these
+              apart from the centre, pairs that do not count, pairs that diverged, clients that took the second start
     movement: the largest change of a centre before the central update, standardised units
     """
     memory = begun(config, message, block, memory)
@@ -112,25 +114,39 @@ def gradient_round(config: GradientEMConfig, message: RoundMessage, block: RowsB
     mine = {name: value[active] for name, value in memory.items()}
     n, v = n[active], inward(config, message.frame, message.centres)
     theta = inward(config, message.frame, mine["theta"])
-    shares = None
+    shares, fitted, seconds = None, 0.0, 0
     if message.number > 1:
-        theta, shares = _own_parameters(config, message, theta, mine, n, v)
+        theta, shares, fitted = _own_parameters(config, message, theta, mine, n, v)
     w = mine["w"]
     if config.share_weights and message.number > 1:
         w = remembered.shared_weights(message.weights, message.weight_prox, w, n)
-    used = _used_rows(config, message, rows, active, block)
+    if config.starts_again(message.number):
+        theta, w, seconds = _second_start(config, message, _of_active(rows, active), theta, w, n, v)
+        shares = None
+    used, before = _used_rows(config, message, rows, active, block), theta
     new, w, sums, mine = _local_update(config, message, used, theta, w, n, mine, shares)
     new, diverged = _restored(new, v, mine)
     changed = outward(config, message.frame, new)
     step = np.abs(changed - mine["theta"]).max(axis=(1, 2), initial=0.0)
     mine |= {"theta": changed, "w": w, "out": remembered.left_out(config, n, w, mine["out"])}
     counts = remembered.effective_rows(config, n, w, mine["out"])
-    tau = central.thresholds(message.penalty, counts)
-    apart = (counts > 0) & (central.distances(new, v) > tau)
+    if config.estimated:
+        share = remembered.share_of_full_step(config, message.shrink, w, n, mine)
+        seen = np.minimum(counts, used.sizes[:, None])  # an estimate from a batch has the noise of a batch
+        by = shrinkage.pull(seen, w, message.spread, share, config.limit, v.shape[1])
+        full = before + (new - before) / np.where(share > 0, share, 1.0)[:, :, None]
+        answer = shrinkage.answer(full, v, by, config.limit)
+        apart = answer.beyond
+    else:
+        tau = central.thresholds(message.penalty, counts)
+        apart = (counts > 0) & (central.distances(new, v) > tau)
     numbers = [len(n), used.sizes.sum(), sums.log_likelihood.sum(), np.count_nonzero(counts), np.count_nonzero(apart),
-               np.count_nonzero(counts == 0), diverged]  # fmt: skip
+               np.count_nonzero(counts == 0), diverged, seconds]  # fmt: skip
     statistics = {"counts": FloatSum.at(block.leaf, numbers), "movement": _largest(step, active, block.first)}
-    if config.central == "step":
+    if config.estimated:
+        statistics |= {"centre": FloatSum.at(block.leaf, answer.centre),
+                       "spread": FloatSum.at(block.leaf, answer.spread)}  # fmt: skip
+    elif config.central == "step":
         a = central.huber_weights(new, v, counts, tau)
         statistics["centre"] = FloatSum.at(block.leaf, central.weighted_sums(new, a))
     else:
@@ -139,8 +155,8 @@ def gradient_round(config: GradientEMConfig, message: RoundMessage, block: RowsB
         statistics["sent"] = Stack({block.first: sent})
     if config.share_weights:
         statistics["weights"] = FloatSum.at(block.leaf, _weight_sums(message, w, n))
-    if config.covariance == "shared":
-        statistics["scatter"] = FloatSum.at(block.leaf, _scatter(sums, rows.x.shape[1], rows.y is not None))
+    if config.shared_covariance:
+        statistics["scatter"] = FloatSum.at(block.leaf, _scatter(sums, rows.x.shape[1], rows.y is not None, fitted))
     kept = {}
     for name, value in memory.items():
         whole = value.copy()
@@ -166,27 +182,66 @@ def begun(config: GradientEMConfig, message: RoundMessage, block: RowsBlock, mem
 
 
 def _own_parameters(config, message, theta, mine, n, v):
-    """theta after the last central update, and min(1, tau / distance) as the share of a pair in the scatter."""
+    """theta after the last central update; the share of a pair in the scatter: min(1, tau / distance), or what falls to
+    0 for clients far from the others; the parameters that were fitted to the rows of the scatter."""
     counts = remembered.effective_rows(config, n, mine["w"], mine["out"])
+    if config.estimated:
+        p, share = v.shape[1], remembered.share_of_full_step(config, message.shrink_before, mine["w"], n, mine)
+        by = shrinkage.pull(counts, mine["w"], message.spread, share, config.limit, p)
+        theta = shrinkage.drawn(theta, v, by)
+        z = np.nan_to_num(shrinkage.deviations(theta, v, by, p), nan=np.inf)
+        shares = np.clip(3.0 - z / config.limit, 0.0, 1.0)
+        free = shares * by.spread / (by.spread + by.noise)
+        return theta, shares, float(free.sum()) * (p if config.model == "regression" else 1)
     tau = central.thresholds(message.prox, counts)
     found = np.where(counts[:, :, None] > 0, central.pulled(theta, v, tau), v)
     shares = None
-    if config.covariance == "shared":
+    if config.shared_covariance:
         shares = central.huber_weights(theta, v, (counts > 0).astype(np.float64), tau)
-    return found, shares
+    return found, shares, 0.0
+
+
+def _second_start(config, message: RoundMessage, rows: Rows, theta, w, n, v):
+    """EM steps with the pull to fixed centres, from the client's own parameters and from the centres themselves; the
+    one of the larger log-likelihood less penalty, and how many clients took the latter. Local fits end in poor optima;
+    the centres are those of most clients."""
+    first = _penalised(config, message, rows, theta, w, n, v)
+    even = np.full(w.shape, 1.0 / w.shape[1])
+    second = _penalised(config, message, rows, np.broadcast_to(v, theta.shape), even, n, v)
+    better = second[2] > first[2] + 1e-6 * np.abs(first[2])
+    theta = np.where(better[:, None, None], second[0], first[0])
+    w = np.where(better[:, None], second[1], first[1])
+    return theta, w, int(np.count_nonzero(better))
+
+
+def _penalised(config, message: RoundMessage, rows: Rows, theta, w, n, v):
+    """theta, w and the objective of each client after some EM steps."""
+    counts = np.broadcast_to(n[:, None], w.shape)
+    for _ in range(SECOND_STEPS):
+        sums = e_step(rows, theta, w, second=config.model == "regression", clip=config.gradient_clip)
+        w = sums.mass / n[:, None]
+        by = shrinkage.pull(counts, w, message.spread, np.ones(w.shape), config.limit, v.shape[1])
+        theta = shrinkage.drawn(full_m_step(theta, sums), v, by)
+    fit = e_step(rows, theta, w).log_likelihood
+    return theta, w, fit - shrinkage.penalty(theta, v, by)
 
 
 def _used_rows(config, message: RoundMessage, rows: Rows, active: np.ndarray, block) -> Rows:
     """Rows of the active clients: all of them, or a batch drawn with replacement."""
-    x, ptr = of_clients(rows.x, rows.ptr, active)
-    y = None if rows.y is None else of_clients(rows.y, rows.ptr, active)[0]
+    rows = _of_active(rows, active)
     if config.batch is None:
-        return Rows(x, y, ptr)
+        return rows
+    x, y, ptr = rows.x, rows.y, rows.ptr
     uniforms = client_uniforms(message.seed, BATCH, message.number, block.first, block.clients, config.batch)[active]
     sizes = np.diff(ptr)[:, None]
     at = (ptr[:-1, None] + np.minimum((uniforms * sizes).astype(np.int64), sizes - 1)).ravel()
     batch = np.arange(len(ptr), dtype=np.int64) * config.batch
     return Rows(x[at], None if y is None else y[at], batch)
+
+
+def _of_active(rows: Rows, active: np.ndarray) -> Rows:
+    x, ptr = of_clients(rows.x, rows.ptr, active)
+    return Rows(x, None if rows.y is None else of_clients(rows.y, rows.ptr, active)[0], ptr)
 
 
 def _local_update(config, message: RoundMessage, rows: Rows, theta, w, n, mine: Memory, shares):
@@ -202,20 +257,9 @@ def _local_update(config, message: RoundMessage, rows: Rows, theta, w, n, mine: 
             mine = {**mine, "cap": SAFE_CURVATURE / np.maximum(largest_curvature(sums.second, used), 1e-12)}
         first = first or sums
         w = (1.0 - rate) * w + rate * sums.mass / used[:, None]
-        theta = theta + _steps(config, message, w, n, mine)[:, :, None] * (sums.gradient / used[:, None, None])
+        eta = remembered.step_sizes(config, message.shrink, w, n, mine)
+        theta = theta + eta[:, :, None] * (sums.gradient / used[:, None, None])
     return theta, w, first, mine
-
-
-def _steps(config, message: RoundMessage, w, n, mine: Memory) -> np.ndarray:
-    """(C, R) eta: C / w, capped by the curvature of a regression, halved where it diverged."""
-    if "step" in mine:
-        eta = mine["step"]
-    else:
-        floor = np.maximum(config.weight_floor, 1.0 / n)[:, None]
-        eta = config.step_size / np.maximum(w, floor)
-    if "cap" in mine:
-        eta = np.minimum(eta, mine["cap"])
-    return message.shrink * eta * 0.5 ** mine["halvings"]
 
 
 def _restored(new: np.ndarray, v: np.ndarray, mine: Memory) -> tuple[np.ndarray, int]:
@@ -243,7 +287,9 @@ def _weight_sums(message: RoundMessage, w: np.ndarray, n: np.ndarray) -> np.ndar
     return central.weighted_sums(w[:, None], a)[0]
 
 
-def _scatter(sums: Sums, p: int, regression: bool) -> np.ndarray:
+def _scatter(sums: Sums, p: int, regression: bool, fitted: float) -> np.ndarray:
+    """The sum and its divisor: rows less the parameters that were fitted to them, at least half the rows."""
     size = 1 if regression else p * p
-    scatter = np.zeros(size) if sums.scatter is None else sums.scatter.ravel()
-    return np.append(scatter, sums.scatter_mass)
+    if sums.scatter is None:
+        return np.zeros(size + 1)
+    return np.append(sums.scatter.ravel(), max(sums.scatter_mass - fitted, 0.5 * sums.scatter_mass))

@@ -42,7 +42,8 @@ def left_out(config: GradientEMConfig, n: np.ndarray, w: np.ndarray, before: np.
     centre it may gain rows and at its own lose them.
     """
     times = np.abs(before).astype(np.int64)
-    least = config.smallest_cluster * np.where(before > 0, 1.0 + times, 1.0)
+    smallest = 0.0 if config.estimated else config.smallest_cluster
+    least = smallest * np.where(before > 0, 1.0 + times, 1.0)
     rows = n[:, None] * w
     few = (rows < least) | (rows <= 0)
     times = np.minimum(times + (few & (before <= 0)), MOST_TIMES)
@@ -55,9 +56,29 @@ def effective_rows(config: GradientEMConfig, n: np.ndarray, w: np.ndarray, out: 
     return np.where(out > 0, 0.0, counts)
 
 
+def step_sizes(config: GradientEMConfig, shrink: float, w: np.ndarray, n: np.ndarray, memory: Memory) -> np.ndarray:
+    """(C, R) eta: C / w, capped by the curvature of a regression, halved where it diverged."""
+    if "step" in memory:
+        eta = memory["step"]
+    else:
+        floor = np.maximum(config.weight_floor, 1.0 / np.maximum(n, 1.0))[:, None]
+        eta = config.step_size / np.maximum(w, floor)
+    if "cap" in memory:
+        eta = np.minimum(eta, memory["cap"])
+    return shrink * eta * 0.5 ** memory["halvings"]
+
+
+def share_of_full_step(config: GradientEMConfig, shrink: float, w: np.ndarray, n: np.ndarray,
+                       memory: Memory) -> np.ndarray:  # fmt: skip
+    """(C, R) how far the gradient steps of a round went towards the full M-step."""
+    size = step_sizes(config, shrink, w, n, memory) * w
+    return size if config.local_steps == 1 else 1.0 - (1.0 - size) ** config.local_steps
+
+
 def after_central_update(config: GradientEMConfig, frame: Frame, memory: Memory, n: np.ndarray, centres: np.ndarray,
                          penalty: float) -> np.ndarray:  # fmt: skip
-    """(C, R, p) theta_r^(k)[t], model's units, from the estimates that were sent (standardised units)."""
+    """(C, R, p) theta_r^(k)[t], model's units, from the estimates that were sent (standardised units); shrinkage =
+    "norm"."""
     v = inward(config, frame, centres)
     counts = effective_rows(config, n, memory["w"], memory["out"])
     found = central.pulled(inward(config, frame, memory["theta"]), v, central.thresholds(penalty, counts))

@@ -5,16 +5,17 @@ from __future__ import annotations
 import numpy as np
 
 from fedcore.errors import RunError
-from fedcore.gradient_em import central, server
+from fedcore.gradient_em import central, server, shrinkage
 from fedcore.gradient_em import memory as remembered
 from fedcore.gradient_em.baselines import pooled_model, pooled_theta
 from fedcore.gradient_em.config import GradientEMConfig
 from fedcore.gradient_em.frame import in_data_units, inward, outward, rows_of
-from fedcore.gradient_em.local_steps import Rows, e_step, posteriors
+from fedcore.gradient_em.local_steps import Rows, e_step, full_m_step, posteriors
 from fedcore.gradient_em.state import GradientEMState
 from fedcore.population.blocks import RowsBlock
 from fedcore.rounds import ClientOutputs, Memory
 
+ADAPTED_STEPS = 30
 LABELLED_ROWS = 10_000  # of a client in its outputs
 
 
@@ -62,16 +63,45 @@ def parameters(config: GradientEMConfig, state: GradientEMState, block: RowsBloc
         return {"theta": np.broadcast_to(v, (len(n), *v.shape)), "w": w}
     if config.local:
         return {"theta": inward(config, frame, memory["theta"]), "w": w}
-    sent = server.penalty_sent(config, state, state.round)
-    theta = remembered.after_central_update(config, frame, memory, n, state.centres, sent)
     counts = remembered.effective_rows(config, n, w, memory["out"])
-    tau = central.thresholds(sent, counts)
-    distance = central.distances(inward(config, frame, memory["theta"]), v)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        ratio = np.where(counts > 0, distance / np.where(tau > 0, tau, np.nan), np.nan)
+    if config.estimated:
+        shrink = server.shrinkage_of_steps(config, state.round)
+        share = remembered.share_of_full_step(config, shrink, w, n, memory)
+        by = shrinkage.pull(counts, w, state.spread, share, config.limit, v.shape[1])
+        theta = shrinkage.drawn(inward(config, frame, memory["theta"]), v, by)
+        ratio = shrinkage.deviations(theta, v, by, v.shape[1]) / config.limit
+    else:
+        sent = server.penalty_sent(config, state, state.round)
+        theta = remembered.after_central_update(config, frame, memory, n, state.centres, sent)
+        tau = central.thresholds(sent, counts)
+        distance = central.distances(inward(config, frame, memory["theta"]), v)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            ratio = np.where(counts > 0, distance / np.where(tau > 0, tau, np.nan), np.nan)
     if config.share_weights:
         w = remembered.shared_weights(state.weights, server.weights_penalty(config, state), w, n)
     return {"theta": theta, "w": w, "distance": ratio}
+
+
+def adapted(config: GradientEMConfig, state: GradientEMState, rows: Rows, v: np.ndarray, *,
+            move: bool = True) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """theta (C, R, p), w (C, R) of clients that know the common centres v (R, p) and their own rows, model's units; by
+    `ADAPTED_STEPS` EM steps. move: whether centres move as far as the run's pull allows, or the weights alone."""
+    n, p = rows.sizes, v.shape[1]
+    w = np.full((len(n), len(v)), 1.0 / len(v))
+    theta = np.broadcast_to(v, (*w.shape, p))
+    counts = np.broadcast_to(n[:, None], w.shape)
+    sent = server.penalty_sent(config, state, state.round)
+    for _ in range(ADAPTED_STEPS):
+        sums = e_step(rows, theta, w, second=config.model == "regression", clip=config.gradient_clip)
+        w = np.where(counts > 0, sums.mass / np.maximum(counts, 1.0), w)
+        if not move or config.common:
+            continue
+        full = full_m_step(theta, sums)
+        if config.estimated:
+            theta = shrinkage.drawn(full, v, shrinkage.pull(counts, w, state.spread, np.ones(w.shape), config.limit, p))
+        else:
+            theta = np.where(counts[:, :, None] > 0, central.pulled(full, v, central.thresholds(sent, counts)), v)
+    return theta, w
 
 
 def labelling(config: GradientEMConfig, state: GradientEMState, block: RowsBlock, memory: Memory,

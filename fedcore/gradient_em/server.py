@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from fedcore.errors import ConfigError, PopulationError
-from fedcore.gradient_em import alignment, baselines, central
+from fedcore.gradient_em import alignment, baselines, central, shrinkage
 from fedcore.gradient_em.config import GradientEMConfig
 from fedcore.gradient_em.frame import inward, outward
 from fedcore.gradient_em.leaf import COMPARED
@@ -34,6 +34,8 @@ from fedcore.rounds import PublicFacts, RoundInfo
 SHUFFLED_CLIENTS = 200  # up to which alignment = "auto" compares all pairs of clients
 CURVATURE_EVERY = 20
 FEWEST_ROUNDS = 5
+GIVEN_SPREAD = 1.0  # before clients were heard, where common centres are given
+NO_VARIANCE = 1e-12
 SMALLEST_VARIANCE = 1e-6  # of a shared covariance, relative to its mean variance
 
 
@@ -51,7 +53,7 @@ def init(config: GradientEMConfig, public: PublicFacts) -> GradientEMState:
             covariance = config.known_covariance(public.features)
     except ValueError as error:
         raise ConfigError(f"{error}.", "Correct the setting 'known'.") from None
-    if config.covariance == "shared":
+    if config.shared_covariance:
         covariance = np.eye(public.features if config.model == "gaussian" else 1)
     centres = np.zeros((0, p))
     if config.start == "given":
@@ -91,13 +93,14 @@ def message(config: GradientEMConfig, state: GradientEMState):
     number = state.round + 1
     pull, before = penalty(config, state, number), penalty_sent(config, state, number - 1)
     weights = weights_penalty(config, state)
-    shrink = shrinkage(config, number)
+    shrink = shrinkage_of_steps(config, number)
     return RoundMessage(
         number=number, seed=state.seed, centres=state.centres, weights=state.weights, variances=state.variances,
         pooled_covariance=state.pooled_covariance,
         prox=0.0 if number == 1 else before, penalty=pull * factor(config, number),
         weight_prox=0.0 if number == 1 else weights, weight_penalty=weights, orders=state.orders, frame=frame(state),
-        threshold=config.participation, shrink=shrink, curvature=number % CURVATURE_EVERY == 1,
+        threshold=config.participation, shrink=shrink, spread=state.spread,
+        shrink_before=shrinkage_of_steps(config, max(number - 1, 1)), curvature=number % CURVATURE_EVERY == 1,
         totals=state.totals, sources=state.sources, covariate_means=state.covariate_means,
         covariate_covariance=state.covariate_covariance,
     )  # fmt: skip
@@ -126,7 +129,7 @@ def weights_penalty(config, state) -> float:
     return config.weights_penalty * float(np.sqrt(config.components + np.log(max(state.clients, 1.0))))
 
 
-def shrinkage(config, number: int) -> float:
+def shrinkage_of_steps(config, number: int) -> float:
     """Steps with batches decrease."""
     return 1.0 if config.batch is None else 1.0 / (1.0 + (number - 1) / config.batch_decay)
 
@@ -134,7 +137,7 @@ def shrinkage(config, number: int) -> float:
 def factor(config, number: int) -> float:
     """Of the penalty, so that the fixed point is that of one step of size C: (1 - (1 - C s)^E) / C for E steps of
     size C s."""
-    size = config.step_size * shrinkage(config, number)
+    size = config.step_size * shrinkage_of_steps(config, number)
     return (1.0 - (1.0 - size) ** config.local_steps) / config.step_size
 
 
@@ -189,16 +192,21 @@ def _start(config, state, result):
         every[numbers] = orders
         state = replace(state, centres=outward(config, frame(state), common),
                         orders=every if len(sent) == fitted else state.orders)  # fmt: skip
-        if config.covariance == "shared":
+        if config.shared_covariance:
             state = replace(state, covariance=_covariance(np.asarray(result["scatter"]), state.covariance))
+        own = inward(config, frame(state), alignment.reordered(centres, orders))
+        spread = shrinkage.first_spread(own, inward(config, frame(state), state.centres),
+                                        rows / (clients * config.components))  # fmt: skip
         state = baselines.begin(config, state, alignment.reordered(centres, orders))
     else:
+        spread = np.full(config.components, GIVEN_SPREAD)
         state = baselines.begin(config, state, state.centres[None])
     uniform = np.full(config.components, 1.0 / config.components)
     if config.share_weights:
         state = replace(state, weights=uniform, weight_sums=np.zeros(config.components + 1))
     state = replace(state, phase="totals" if config.algorithm == "tgmm" else "rounds", penalty=config.first_penalty,
-                    sums=np.zeros((config.components, state.centres.shape[1] + 1)))  # fmt: skip
+                    sums=np.zeros((config.components, state.centres.shape[1] + 1)), spread=spread,
+                    spread_sums=np.zeros((config.components, 3)))  # fmt: skip
     return state, RoundInfo(info)
 
 
@@ -223,8 +231,8 @@ def align(config: GradientEMConfig, centres: np.ndarray, generator: np.random.Ge
 def _round(config, state, result):
     number = state.round + 1
     pull, v = penalty(config, state, number), inward(config, frame(state), state.centres)
-    active, rows, fit, counted, apart, left_out, diverged = (float(value) for value in result["counts"])
-    scalars = {}
+    active, rows, fit, counted, apart, left_out, diverged, seconds = (float(value) for value in result["counts"])
+    scalars = {} if config.estimated else {"penalty": pull}
     if config.central == "step":
         sums = np.asarray(result["centre"])
         if config.participation < 1 and number > 1:
@@ -239,7 +247,16 @@ def _round(config, state, result):
             found = central.solve(t, n, pull * factor(config, number), v)
         else:
             found = central.authors_sweep(t, n, pull * factor(config, number))
-        new, scalars = found.v, {"central_steps": float(found.steps), "central_gradient": found.gradient}
+        new = found.v
+        scalars |= {"central_steps": float(found.steps), "central_gradient": found.gradient}
+    if config.estimated:
+        sums = np.asarray(result["spread"])
+        if config.participation < 1 and number > 1:
+            sums = (1.0 - config.participation) * state.spread_sums + sums
+        smallest = shrinkage.SMALLEST_SPREAD * state.clients * config.components / state.rows
+        spread = shrinkage.next_spread(state.spread, sums, config.pooling, smallest)
+        state = replace(state, spread=spread, spread_sums=sums)
+        scalars |= {"between_clients": float(np.sqrt(spread.mean())), "second_starts": seconds}
     if config.share_weights:
         sums = np.asarray(result["weights"])
         if config.participation < 1 and number > 1:
@@ -249,14 +266,14 @@ def _round(config, state, result):
     centres = outward(config, frame(state), new)
     centre_step = float(np.abs(centres - state.centres).max(initial=0.0))
     movement = max(float(result["movement"].score), 0.0)
-    if config.covariance == "shared" and float(result["scatter"][-1]) > 0:
+    if config.shared_covariance and float(result["scatter"][-1]) > 0:
         state = replace(state, covariance=_covariance(np.asarray(result["scatter"]), state.covariance, frame(state),
                                                       config))  # fmt: skip
     state = replace(state, round=number, centres=centres, penalty=pull, orders=state.orders[:0])
     if number == config.rounds or ended(config, number, max(movement, centre_step)):
         state = replace(state, phase="done")
     return state, RoundInfo({
-        "penalty": pull, "movement": movement, "centre_step": centre_step, "log_likelihood": fit / max(rows, 1.0),
+        "movement": movement, "centre_step": centre_step, "log_likelihood": fit / max(rows, 1.0),
         "active_clients": active, "apart": apart / max(counted, 1.0), "left_out": left_out, "diverged": diverged,
         **scalars,
     })  # fmt: skip
@@ -264,7 +281,8 @@ def _round(config, state, result):
 
 def ended(config: GradientEMConfig, number: int, change: float) -> bool:
     """Whether nothing moves any more. With batches or sampled clients all rounds are made."""
-    return config.exact_rounds and number >= FEWEST_ROUNDS and change < config.tolerance
+    before = max(FEWEST_ROUNDS, config.second_start + 1 if config.estimated else 0)
+    return config.exact_rounds and number >= before and change < config.tolerance
 
 
 def _covariance(scatter: np.ndarray, before: np.ndarray, own: Frame | None = None,
@@ -275,4 +293,6 @@ def _covariance(scatter: np.ndarray, before: np.ndarray, own: Frame | None = Non
     if own is not None:
         mean = outward(config, own, outward(config, own, mean).T)
     mean = 0.5 * (mean + mean.T)
-    return mean + SMALLEST_VARIANCE * (np.trace(mean) / size + 1e-12) * np.eye(size)
+    if not np.trace(mean) > size * NO_VARIANCE:
+        return before  # rows that do not vary say nothing of it
+    return mean + SMALLEST_VARIANCE * np.trace(mean) / size * np.eye(size)

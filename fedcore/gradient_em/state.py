@@ -28,9 +28,10 @@ class GradientEMState:
                 Gaussians, model's units; (0, 0) otherwise
     orders:     (K, R) of the components of every client's start, until round 1 has used them; (0, R) if clients
                 align themselves to the centres
-    penalty:    lambda of the last central update
+    penalty:    lambda of the last central update; spread: (R,) variance per coordinate of the clients' centres around
+                the common one, model's units
     sums:       (R, p + 1) the two sums of the central update, averaged over rounds if clients are sampled
-    weight_sums: (R + 1,) the same for shared weights; (0,) otherwise
+    weight_sums: (R + 1,) the same for shared weights; (0,) otherwise. spread_sums: (R, 3) the same for the spread
     totals:     (R, p) sum of all aligned starts (tgmm), else (0, p); sources: how many they are
     covariate_means, covariate_covariance: (A, p), (p, p) of fedgmm
     """
@@ -51,7 +52,9 @@ class GradientEMState:
     pooled_covariance: np.ndarray = _none(0, 0)
     orders: np.ndarray = _none(0, 0)
     penalty: float = 0.0
+    spread: np.ndarray = _none(0)
     sums: np.ndarray = _none(0, 0)
+    spread_sums: np.ndarray = _none(0, 0)
     weight_sums: np.ndarray = _none(0)
     totals: np.ndarray = _none(0, 0)
     sources: float = 0.0
@@ -103,6 +106,7 @@ class RoundMessage:
     centres:   (R, p) v, in standardised units. weights: (R,) or (0,)
     prox:      lambda of the update that made these centres; 0 in round 1: clients begin at their own starts
     penalty:   lambda that a_k is computed with
+    spread:    (R,) as in the state, of the update that made these centres. shrink_before: `shrink` of that round
     weight_prox, weight_penalty: the same for shared weights
     orders:    (K, R) in round 1, if all starts were compared; else (0, R)
     threshold: a client takes part if its uniform is at most this
@@ -124,6 +128,8 @@ class RoundMessage:
     frame: Frame
     threshold: float
     shrink: float
+    spread: np.ndarray
+    shrink_before: float
     curvature: bool
     totals: np.ndarray
     sources: float

@@ -13,6 +13,15 @@ EXPERIMENTS = {
     "fedem-mnist": "fedcore.reproduce.fedem_mnist:FedEMMnist",
     "fedem-missing": "fedcore.reproduce.fedem_missing:FedEMMissing",
     "fedem-tabular": "fedcore.reproduce.fedem_tabular:FedEMTabular",
+    "fedgrem-gmm": "fedcore.reproduce.fedgrem_simulations:FedGrEMGaussians",
+    "fedgrem-mor": "fedcore.reproduce.fedgrem_simulations:FedGrEMRegressions",
+    "fedgrem-pendigits": "fedcore.reproduce.fedgrem_clusters:FedGrEMPenDigits",
+    "fedgrem-mnist": "fedcore.reproduce.fedgrem_clusters:FedGrEMMnist",
+    "fedgrem-fashion": "fedcore.reproduce.fedgrem_clusters:FedGrEMFashion",
+    "perma-synthetic": "fedcore.reproduce.perma_synthetic:PermaSynthetic",
+    "perma-mnist": "fedcore.reproduce.perma_mnist:PermaMnist",
+    "perma-video": "fedcore.reproduce.perma_video:PermaVideo",
+    "perma-rg": "fedcore.reproduce.perma_rg:PermaRg",
 }
 
 

@@ -10,6 +10,7 @@ from fedcore.gradient_em.metrics import errors
 from tests.gradient_em.run_in_memory import block_of, run
 
 FAST = {"starts": 3, "start_steps": 10}
+NORM = {"shrinkage": "norm", "covariance": "identity"}
 
 
 def small(seed=0, h=0.5, clients=10, outliers=1, **options):
@@ -45,7 +46,7 @@ def starts_of(block, **settings):
 @pytest.mark.parametrize("mode", ["current", "paper"])
 def test_exact_rounds_are_algorithm_1(mode):
     block = block_of(small(h=1.0).rows)
-    ran = run(block, rounds=15, central="exact", step=mode, step_size=0.9, smallest_cluster=0.0, tolerance=0.0, **FAST)
+    ran = run(block, rounds=15, preset="paper", step=mode, step_size=0.9, smallest_cluster=0.0, tolerance=0.0, **FAST)
     theta, w, v = direct_fedgrem(block, *starts_of(block), 15, 2.0, 0.9, mode)
     np.testing.assert_allclose(ran.outputs()["centres"], theta, atol=1e-5)
     np.testing.assert_allclose(ran.outputs()["weights"], w, atol=1e-6)
@@ -55,7 +56,7 @@ def test_exact_rounds_are_algorithm_1(mode):
 @pytest.mark.parametrize("h", [0.0, 2.0])
 def test_one_warm_step_a_round_comes_to_the_same_as_exact_solves(h):
     block = block_of(small(seed=2, h=h).rows)
-    common = {"rounds": 200, "tolerance": 0.0, **FAST}
+    common = {"rounds": 200, "tolerance": 0.0, **NORM, **FAST}
     exact, warm = run(block, central="exact", **common), run(block, **common)
     np.testing.assert_allclose(warm.outputs()["centres"], exact.outputs()["centres"], atol=1e-5)
     assert exact.column("central_gradient").max() < 1e-7
@@ -65,7 +66,7 @@ def test_without_a_penalty_a_round_is_local_em():
     block = block_of(small().rows)
     theta, w = starts_of(block)
     sums = e_step(Rows(block.x, None, block.ptr), theta, w)
-    ran = run(block, rounds=1, penalty=0.0, first_penalty=0.0, smallest_cluster=0.0, **FAST)
+    ran = run(block, rounds=1, penalty=0.0, first_penalty=0.0, smallest_cluster=0.0, **NORM, **FAST)
     np.testing.assert_allclose(ran.outputs()["centres"], full_m_step(theta, sums), rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(ran.outputs()["weights"], sums.mass / 150, rtol=1e-12)
 
@@ -76,7 +77,7 @@ def test_with_an_infinite_penalty_it_is_fedem(model):
     common = {"rounds": 20, "tolerance": 0.0, "model": model, **FAST}
     if model == "regression":  # a gradient step is not an M-step there: the limits are compared
         common |= {"rounds": 400}
-    mine = run(block, penalty=1e9, smallest_cluster=0.0, **common)
+    mine = run(block, penalty=1e9, smallest_cluster=0.0, **NORM, **common)
     fedem = run(block, algorithm="fedem", **common)
     np.testing.assert_array_equal(mine.outputs()["centres"][0], mine.outputs()["centres"][5])
     if model == "gaussian":
@@ -88,7 +89,7 @@ def test_with_an_infinite_penalty_it_is_fedem(model):
 
 def given(block, **settings):
     """A run from the true common centres."""
-    return run(block, given={"centres": simulation.CENTRES}, start="given", **settings)
+    return run(block, given={"centres": simulation.CENTRES}, start="given", **{**NORM, **settings})
 
 
 def test_the_result_depends_on_penalty_over_step_size():
@@ -165,9 +166,10 @@ def test_ragged_and_empty_clients():
     ran = run(block_of(tasks.rows), rounds=60, **FAST)
     out = ran.outputs()
     assert ran.infos[0].scalars["clients"] == 11 and ran.infos[0].scalars["fitted"] == 9
-    for client in (1, 3, 6):  # too few rows to count: they are given the common centres
-        assert np.isnan(out["distance"][client]).all() or client == 3
-        np.testing.assert_allclose(out["centres"][client], ran.state.centres, atol=0 if client != 3 else 10)
+    assert np.isnan(out["distance"][1]).all()
+    np.testing.assert_allclose(out["centres"][1], ran.state.centres, rtol=1e-12)
+    own = np.abs(out["centres"] - ran.state.centres).max(axis=(1, 2))
+    assert max(own[3], own[6]) < 0.6, "of few rows: near the common centres"
     assert np.isnan(out["log_likelihood"][1]) and (out["labels"][1] == -1).all()
     assert (out["labels"][4, :300] >= 0).all() and (out["labels"][4, 300:] == -1).all()
     np.testing.assert_allclose(out["weights"].sum(axis=1), 1.0)
@@ -232,7 +234,7 @@ def rms(tasks, **settings):
 def test_sampled_clients():
     tasks = small(seed=0, clients=40, outliers=4, h=0.0)
     all_clients, some = rms(tasks, rounds=60), rms(tasks, rounds=150, participation=0.4)
-    assert some < all_clients + 0.1
+    assert some < all_clients + 0.15
     ran = run(block_of(tasks.rows), rounds=40, participation=0.4, **FAST)
     active = ran.column("active_clients")
     assert 0.3 < active.mean() / 40 < 0.5 and active.std() > 0 and len(active) == 40
@@ -266,7 +268,7 @@ def test_a_known_covariance_is_whitened_away():
     matrix = np.diag(np.arange(1.0, 11.0)) + 0.5
     factor = np.linalg.cholesky(matrix)
     coloured = block_of([rows @ factor.T for rows in tasks.rows])
-    plain = run(block_of(tasks.rows), rounds=30, **FAST).outputs()["centres"]
+    plain = run(block_of(tasks.rows), rounds=30, covariance="identity", **FAST).outputs()["centres"]
     known = run(coloured, rounds=30, covariance="known", known=tuple(map(tuple, matrix)), **FAST).outputs()["centres"]
     np.testing.assert_allclose(known, plain @ factor.T, atol=1e-6)
 
@@ -326,8 +328,7 @@ def test_an_intercept():
 
 def test_thresholds_by_component_and_gradients_that_are_clipped():
     tasks = small(seed=0, h=0.0)
-    plain = rms(tasks)
-    assert rms(tasks, by_component=True) < plain + 0.1
+    assert rms(tasks, by_component=True, **NORM) < rms(tasks, **NORM) + 0.1
     # 10 % of the rows of every client far away
     block = block_of(tasks.rows)
     spoilt = contaminated(block.x, block.ptr, range(9), "shifted", 0, share=0.05, length=40.0)
