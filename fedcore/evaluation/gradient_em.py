@@ -11,9 +11,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fedcore.aggregation import FloatSum, Statistics
-from fedcore.errors import ConfigError, PopulationError, RunError
-from fedcore.evaluation.federated_em import RUN, Row, Table
+from fedcore.aggregation import Statistics
+from fedcore.errors import ConfigError, RunError
+from fedcore.evaluation import held_out as held_rows
+from fedcore.evaluation.held_out import RUN, Table, held_out
 from fedcore.gradient_em import server
 from fedcore.gradient_em.config import GradientEMConfig
 from fedcore.gradient_em.frame import inward, log_scale, rows_of
@@ -31,35 +32,23 @@ def evaluate_block(config: GradientEMConfig, state: GradientEMState, block: Clie
     Raises ValueError if the block has no held-out part, RunError if the run has no centres yet, ConfigError for an
     algorithm that has no common centres.
     """
-    if block.heldout is None:
-        raise ValueError("the block has no held-out rows")
+    held_part = held_out(block)
     if config.local or config.algorithm in ("pooled-em", "fedgmm"):
         raise ConfigError(f"runs of algorithm {config.algorithm!r} have no common centres that clients could be scored "
                           "by.", 'Score one with algorithm = "fedgrem".')  # fmt: skip
     if state.round < 1:
         raise RunError("the run stopped before its first round.", "Resume it first.")
     frame = server.frame(state)
-    rows, held = rows_of(config, frame, block), rows_of(config, frame, block.heldout, block)
+    rows, held = rows_of(config, frame, block), rows_of(config, frame, held_part, block)
     v = inward(config, frame, state.centres)
     units = log_scale(config, frame, block)
-    m = held.sizes
-    statistics: Statistics = {"sizes": FloatSum.at(block.leaf, [np.sum(m > 0), m.sum(), (m**2).sum(), np.sum(m == 0)])}
+    losses = {}
     for name, pull in ((RUN, True), (CENTRES, False)):
         theta, w = adapted(config, state, rows, v, move=pull)
-        loss = m * units - e_step(held, theta, w).log_likelihood
-        statistics[name] = FloatSum.at(block.leaf, [loss.sum(), (loss**2).sum(), (loss * m).sum()])
-    return statistics
+        losses[name] = held.sizes * units - e_step(held, theta, w).log_likelihood
+    return held_rows.sums(block.leaf, held.sizes, losses)
 
 
 def table(config: GradientEMConfig, statistics: Mapping[str, np.ndarray]) -> Table:
     """The table from the finished statistics of all leaves. Raises PopulationError if nothing was held out."""
-    clients, rows, squares, skipped = statistics["sizes"]
-    if rows == 0:
-        raise PopulationError("no client has held-out rows.", "Ingest the population with a held-out part.")
-    lines = []
-    for name in (RUN, CENTRES):
-        total, total_squares, product = statistics[name]
-        mean = total / rows
-        spread = max(total_squares - 2 * mean * product + mean**2 * squares, 0.0)
-        lines.append(Row(name, float(mean), float(np.sqrt(spread) / rows)))
-    return Table(tuple(lines), int(clients), int(rows), int(skipped))
+    return held_rows.table(statistics, (RUN, CENTRES))

@@ -37,7 +37,7 @@ def test_by_hand():
     heldout = [[[4.0, 0, 0], [0, 5.0, 0]], [[0, 0, 3.0]], [[1.0, 0, 0]]]
     found = table(CONFIG, values(evaluate_block(CONFIG, state([[1.0, 0, 0]]), block(training, heldout))))
     assert (found.clients, found.rows, found.skipped) == (2, 3, 1)
-    mse = {line.method: line.mse for line in found.lines}
+    mse = {line.method: line.loss for line in found.lines}
     assert mse[ZERO] == pytest.approx((16 + 25 + 9) / 9)
     assert mse[RUN] == pytest.approx((25 + 9) / 9)
     assert mse[PERSONAL] == pytest.approx(9 / 9)  # client 1: the rest of its training row is zero
