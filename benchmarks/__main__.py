@@ -8,6 +8,7 @@ from pathlib import Path
 NAMES = {
     "em": "client updates of federated EM per CPU-second, against NumPy in memory and a peer",
     "round": "one histogram round: whole flow on 2 workers against SciPy in memory",
+    "private_gmm": "passes of a private mixture over 100 rows for each client: seconds against NumPy, memory",
     "memory": "peak memory of every process against the number of clients",
     "noise": "secure noise: seconds for each 10,000 cells",
     "store": "store: reading and writing against raw file speed",
@@ -25,7 +26,7 @@ def main() -> None:
     chosen = parser.parse_args()
     if chosen.name is None:
         for name, what in NAMES.items():
-            print(f"{name:8} {what}")
+            print(f"{name:12} {what}")
         return
     result = import_module(f"benchmarks.{chosen.name}").measure(chosen)
     if chosen.json:

@@ -155,7 +155,10 @@ class Moments(Kernel):
         z, _ = self.clipped(slot, tile, shared=True)
         if self.form == "full":
             products = z.T @ z
-            np.fill_diagonal(products, np.floor(z * z * DIAGONAL[0] / DIAGONAL[1]).sum(axis=0))
+            squares = z * z
+            squares *= DIAGONAL[0]
+            squares /= DIAGONAL[1]
+            np.fill_diagonal(products, np.floor(squares, out=squares).sum(axis=0))
             self.total[slot] += products[np.triu_indices(z.shape[1])].astype(np.int64)
         else:
             squares = (z * z).sum(axis=0).astype(np.int64)

@@ -25,14 +25,16 @@ ONE = 2**BITS  # the clip in grid steps, and the weight of a unit in counts
 FAR = 2.0**20  # steps; no coordinate is further out
 BASIS_BITS = 14
 MOST_FEATURES = 4096  # FAR**2 * features stays below 2**53
-TILE_NUMBERS = 2**22  # numbers of 8 bytes that a tile of rows takes
+TILE_NUMBERS = 2**22  # numbers of 8 bytes that the rows of a group take, unless it is one client
+CACHED_NUMBERS = 2**18  # of a tile, so that a pass finds them in the processor's cache
+FEWEST_ROWS = 2048  # of a tile of wide rows, so that calls are spread over many
 MOST_ROWS = 2**17  # of a tile: sums of products below 2**33 stay below 2**53
 SHRINK = 1.0 - 2.0**-40  # more than the rounding of a scaling can add to a norm
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Rows of whole units, or a part of one client that is too large.
+    """Consecutive rows of a group.
 
     x: (n, d) float64, all finite. who: (n,) int64 increasing, the row's client within the group. rows: (n,) int64 b,
     the number of rows of the client, or ones where records are protected.
@@ -55,7 +57,7 @@ class Group:
 
 
 def groups(block: RowsBlock, by_client: bool, width: int) -> Iterator[Group]:
-    """The block as groups of whole clients; a client that exceeds a tile is a group of its own, of several tiles.
+    """The block as groups of whole clients, in tiles that may end within a client.
 
     width: numbers that are kept for each client. Rows that are not finite are left out, and still count in b.
     """
@@ -72,6 +74,7 @@ def groups(block: RowsBlock, by_client: bool, width: int) -> Iterator[Group]:
 
 def _tiles(block: RowsBlock, first: int, last: int, length: int, by_client: bool) -> Iterator[Tile]:
     begin, end = int(block.ptr[first]), int(block.ptr[last])
+    length = min(length, max(CACHED_NUMBERS // max(block.features, 1), FEWEST_ROWS))
     for low in range(begin, end, length):
         high = min(low + length, end)
         x = np.asarray(block.x[low:high], np.float64)

@@ -22,6 +22,7 @@ EXPERIMENTS = {
     "perma-mnist": "fedcore.reproduce.perma_mnist:PermaMnist",
     "perma-video": "fedcore.reproduce.perma_video:PermaVideo",
     "perma-rg": "fedcore.reproduce.perma_rg:PermaRg",
+    "private-gmm": "fedcore.reproduce.private_gmm:PrivateGMMTables",
 }
 
 
