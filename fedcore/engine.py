@@ -83,7 +83,11 @@ class BlockCache:
 
 def peak_memory() -> int:
     """Peak resident bytes of this process."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    try:  # ru_maxrss of a process that was forked begins with what its parent held
+        with open("/proc/self/status") as status:
+            return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+    except (OSError, StopIteration):  # not Linux
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 CACHE = BlockCache()

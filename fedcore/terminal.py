@@ -52,6 +52,19 @@ def parse_bytes(text: str) -> int:
     return size
 
 
+def parse_seconds(text: str) -> float:
+    """`90s`, `30m`, `2h`, `1d` or `45` to seconds."""
+    units = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+    number = text.strip().rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
+    try:
+        seconds = float(number) * units[text.strip()[len(number) :].lower()]
+    except (KeyError, ValueError):
+        seconds = -1.0
+    if not 0 < seconds < float("inf"):
+        raise ConfigError(f"{text!r} is not a time.", "Write it like 90s, 30m or 2h.")
+    return seconds
+
+
 def read_settings(config: Path | None, pairs: list[str] | None) -> dict[str, Any]:
     """A TOML file and --set pairs, the latter winning."""
     settings: dict[str, Any] = {}

@@ -25,7 +25,7 @@ COMMANDS = [
     ("population", "verify"), ("methods",), ("train",), ("resume",), ("runs",), ("runs", "list"), ("runs", "show"),
     ("runs", "abandon"), ("runs", "latest"), ("runs", "promote"), ("runs", "prune"), ("deploy",), ("reproduce",),
     ("population", "copy"), ("budget", "plan"), ("report",), ("personalise",), ("evaluate",), ("budget",),
-    ("budget", "set"), ("budget", "raise"), ("budget", "show"), ("serve",), ("demo",),
+    ("budget", "set"), ("budget", "raise"), ("budget", "show"), ("serve",), ("demo",), ("plan",), ("runs", "outliers"),
 ]  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import typer
 from fedcore.cli.budgets import budget_app
 from fedcore.cli.experiments import demo, reproduce
 from fedcore.cli.methods import methods
+from fedcore.cli.planning import plan
 from fedcore.cli.populations import population_app
 from fedcore.cli.runs import evaluate, personalise, report, runs_app
 from fedcore.cli.serving import deploy, serve
@@ -23,7 +24,7 @@ app = typer.Typer(name="fedcore", no_args_is_help=True, add_completion=False, pr
 app.add_typer(population_app, name="population")
 app.add_typer(runs_app, name="runs")
 app.add_typer(budget_app, name="budget")
-for command in (methods, train, resume, report, personalise, evaluate, serve, deploy, reproduce, demo):
+for command in (methods, plan, train, resume, report, personalise, evaluate, serve, deploy, reproduce, demo):
     app.command()(command)
 
 

@@ -139,14 +139,29 @@ def runs_outliers(run: RunArgument, population: PopulationArgument, as_json: Jso
     print(f"Also in {written}.")
 
 
-def report(run: RunArgument, as_json: Json = False) -> None:
+def report(
+    run: RunArgument,
+    plan: Annotated[Path | None, typer.Option("--plan", metavar="FILE.json", help="What `fedcore plan --save` wrote: "
+                    "shown beside what was measured, here and in the report from now on.")] = None,
+    as_json: Json = False,
+) -> None:  # fmt: skip
     """Write the run's report.html again and print where it is."""
     from fedcore.evaluation.report import write_report
     from fedcore.runs import Run
     from fedcore.session import vocabulary_of
 
     opened = Run.open(run)
-    say({"report": str(write_report(opened, vocabulary_of(opened)))}, as_json)
+    held = {}
+    if plan is not None:
+        from fedcore.promises import keep_promise, read_promise
+
+        held = {"promise": keep_promise(opened, read_promise(plan))}
+    written = {"report": str(write_report(opened, vocabulary_of(opened)))}
+    if as_json:
+        return say(written | held, True)
+    if held:
+        table("Promised and measured", held["promise"])
+    say(written, False)
 
 
 def personalise(

@@ -32,6 +32,7 @@ from fedcore.evaluation.figures import (
     seconds_figure,
 )
 from fedcore.files import Place, listing, read_bytes, write_whole
+from fedcore.promises import PROMISE, held
 from fedcore.run_files import METRICS
 from fedcore.runs import Run
 
@@ -95,6 +96,7 @@ FILES = {
     METRICS: "one row for each committed round",
     "statement.json": "the privacy statement",
     "evaluation.json": "scores on public held-out data",
+    PROMISE: "the plan that the run is held against",
     "report.html": "this page",
     "state": "state of the server after the last rounds",
     "memory": "memories of the clients; their own data may follow from them, so keep them where the data are",
@@ -118,7 +120,8 @@ def run_summary(run: Run) -> dict[str, Any]:
 
     run_id, status, method, rounds, private (whether it may claim privacy), population {name, version, id}, started,
     code_version, seed, seconds (wall, of all rounds), metrics (the last row), peak_memory_bytes {flow, workers},
-    privacy (`privacy_of`), evaluation (title, rows). Raises RunError for unreadable files.
+    privacy (`privacy_of`), evaluation (title, rows), promise (`fedcore.promises.held`). Raises RunError for
+    unreadable files.
     """
     info, rows, privacy = run.info, shown_metrics(run), privacy_of(run)
     summary = {"run_id": run.id, "status": run.status, "method": info.get("method"), "rounds": max(run.round, 0),
@@ -136,6 +139,9 @@ def run_summary(run: Run) -> dict[str, Any]:
     evaluation = evaluation_of(run)
     if evaluation is not None:
         summary["evaluation"] = {key: evaluation[key] for key in ("title", "rows") if key in evaluation}
+    promised = _read(run.path / PROMISE)
+    if promised is not None:
+        summary["promise"] = held(run, promised)
     return summary | {"privacy": privacy}
 
 
@@ -281,10 +287,11 @@ def write_report(run: Run, vocabulary: Sequence[str] | None = None) -> Place:
     environment.filters |= {"show": show, "bytes": show_bytes, "words": _words}
     figures = {name: data_uri(png) for name, png in run_figures(run, vocabulary).items()}
     path, evaluation = run.path / "report.html", evaluation_of(run)
+    summary = run_summary(run)
     page = environment.from_string(source).render(
-        summary=run_summary(run), figures=figures, captions=CAPTIONS, settings=_settings(run),
+        summary=summary, figures=figures, captions=CAPTIONS, settings=_settings(run),
         profiles=_profile_rows(run, vocabulary), metrics=_table(shown_metrics(run), ["round"], SECONDS),
-        releases=_releases(run), facts=_facts(privacy_of(run)),
+        promise=_promise(summary), releases=_releases(run), facts=_facts(privacy_of(run)),
         paragraphs=_paragraphs(privacy_of(run)), evaluation=evaluation,
         scores=_table((evaluation or {}).get("rows", []), ("method", (evaluation or {}).get("loss", LOSS), "se")),
         curves=[*(name for name, *_ in CURVES.get(run.info.get("method"), [])), "tasks"], asked=run.info,
@@ -292,6 +299,13 @@ def write_report(run: Run, vocabulary: Sequence[str] | None = None) -> Place:
     )  # fmt: skip
     write_whole(path, page.encode("utf-8", "backslashreplace"))
     return path
+
+
+def _promise(summary: Mapping) -> dict:
+    """What was planned beside what was measured, in the units of their names; ratio: promised / measured."""
+    rows = [{**row, **{side: show_bytes(row[side]) for side in ("promised", "measured") if "bytes" in row["what"]}}
+            for row in summary.get("promise", ())]  # fmt: skip
+    return _table([{**row, "what": _words(row["what"])} for row in rows])
 
 
 def _settings(run: Run) -> list[dict]:

@@ -93,7 +93,8 @@ def test_a_release_gives_away_no_more_than_its_price(case, release):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("run", "pairs", "sharp"), [
-    (RUN, PAIRS, 0.85), (ALL_KINDS, 2000, 0.5), (EM_RUN, 600, 0.4),
+    pytest.param(RUN, PAIRS, 0.85, marks=pytest.mark.heavy), (ALL_KINDS, 2000, 0.5),
+    pytest.param(EM_RUN, 600, 0.4, marks=pytest.mark.heavy),
 ], ids=["usual", "all", "em"])  # fmt: skip
 def test_a_whole_run_gives_away_no_more_than_its_price(run, pairs, sharp):
     """10 000 pairs of the usual run. The attack is sharp: it shows at least 85 % of what was paid for."""

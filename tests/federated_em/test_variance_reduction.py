@@ -52,6 +52,7 @@ def clients():
                                   facts(block, start=start))  # fmt: skip
 
 
+@pytest.mark.heavy
 def test_it_needs_fewer_passes_than_em_and_batches_alone_never_arrive(clients):
     """The specification's thresholds: 1e-8 within 25 passes, where EM needs more than 50."""
     reduced = clients(algorithm="vr-fedem", batch=20, inner_rounds=25, gamma=0.6, rounds=250)

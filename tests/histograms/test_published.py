@@ -256,7 +256,7 @@ def loss(block, centres) -> float:
     return float(np.sum(t * (np.log(np.where(t > 0, t, 1)) - np.log((rows + 1e-10) / (1 + 1e-7)))) / use.sum())
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_the_order_of_the_methods_on_a_small_preset():
     """4000 clients of the preset. Non-private: clusters help, a reduction gives some of it back, IFCA needs a start
     near the mean. As published: noise of the paper's composition costs more than clusters bring, the exact one less of

@@ -51,7 +51,7 @@ def test_dense_rows(tmp_path, append):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("append", [False, True])
+@pytest.mark.parametrize("append", [False, pytest.param(True, marks=pytest.mark.heavy)])
 def test_long_counts(tmp_path, append):
     """5 million rows, 170 MB of text, 100,000 clients in random order."""
     rows = 5_000_000

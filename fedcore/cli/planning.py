@@ -1,0 +1,85 @@
+"""`fedcore plan`: what a run would take, before it is made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedcore.cli.options import Cache, Json, Ledger, Local, PopulationArgument, Runs, Settings, use_ledger
+from fedcore.errors import ConfigError
+from fedcore.terminal import parse_bytes, parse_seconds, read_settings, say, table
+
+
+def plan(
+    method: Annotated[str, typer.Argument(help="Name of the method; `fedcore methods` lists them.")],
+    population: PopulationArgument,
+    config: Annotated[Path | None, typer.Option(help="TOML file of settings.")] = None,
+    settings: Settings = None,
+    runs: Runs = "runs",
+    version: Annotated[int | None, typer.Option(min=1, help="Version of the population; default: the newest.")] = None,
+    workers: Annotated[int | None, typer.Option("--workers", min=1, max=10_000, help="Worker processes (default 2).")]
+    = None,
+    cluster: Annotated[bool, typer.Option("--cluster", help="The workers are elsewhere, each with a core and a disk "
+                       "like this machine's.")] = False,
+    local: Local = False,
+    cache: Cache = "512MiB",
+    memory: Annotated[str | None, typer.Option(help="Memory that each process may have, e.g. 2GiB.")] = None,
+    deadline: Annotated[str | None, typer.Option(help="Time for all rounds, e.g. 90s, 30m or 2h: how many workers?")]
+    = None,
+    clients: Annotated[int | None, typer.Option(min=1, help="As if the population had so many clients.")] = None,
+    start_from: Annotated[str | None, typer.Option(metavar="RUN_OR_FILE", help="As for `fedcore train`.")] = None,
+    public_start: Annotated[str | None, typer.Option(metavar="REASON", help="As for `fedcore train`.")] = None,
+    save: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Keep the plan, for `fedcore report RUN --plan "
+                    "FILE.json`.")] = None,
+    calibration: Annotated[float, typer.Option(min=0.1, max=600.0, help="Seconds that measuring may take.")] = 10.0,
+    ledger: Ledger = None,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Say what a run would take: passes, bytes, memory, disk, seconds, workers. Reserves, releases and trains nothing.
+
+    Some clients are answered in this process to measure how long it takes; only times and sizes are kept of that.
+    """
+    from fedcore.run_plan import Where, planned
+    from fedcore.session import TrainRequest
+
+    use_ledger(ledger)
+    request = TrainRequest(method=method, population=population, settings=read_settings(config, settings), runs=runs,
+                           version=version, start_from=start_from, public_start_because=public_start)  # fmt: skip
+    where = Where(workers=workers or (0 if local else 2), prefect=not local, cluster=cluster,
+                  cache_bytes=parse_bytes(cache), clients=clients,
+                  memory_bytes=None if memory is None else parse_bytes(memory),
+                  deadline=None if deadline is None else parse_seconds(deadline))  # fmt: skip
+    promised = planned(request, where, limit=calibration)
+    if save is not None:
+        from fedcore.files import write_json
+
+        try:
+            write_json(save, promised)
+        except OSError as error:
+            raise ConfigError(f"cannot write {str(save)!r}: {error.strerror}.") from None
+    if as_json:
+        return say(promised, True)
+    show(promised)
+
+
+def show(promised: dict) -> None:
+    """The plan for people."""
+    phases = [{"phase": row["phase"], "passes": row["passes"], "seconds of a pass": row["seconds_per_pass"],
+               "seconds of work in it": row["client_seconds"]} for row in promised["phases"]]  # fmt: skip
+    table(f"{promised['method']} on {promised['population']}, {promised['clients']:,} clients", phases)
+    for name, value in promised.items():
+        if name not in ("phases", "calibration"):
+            print(f"{name.replace('_', ' '):<26} {in_units(name, value)}")
+
+
+def in_units(name: str, value) -> str:
+    """A value of a plan, by the unit in its name."""
+    if value is None:
+        return "-"
+    if "bytes" in name:
+        return f"{value / 2**20:,.1f} MiB"
+    if "seconds" in name:
+        return f"{value:,.2f} s" if value < 600 else f"{value:,.0f} s ({value / 3600:.2f} h)"
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,268 @@
+"""A plan before a run: sizes that are right, times that add up, refusals with numbers, and nothing left behind."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedcore import calibration, run_plan
+from fedcore.calibration import Calibration, Timed, calibrate
+from fedcore.errors import ConfigError
+from fedcore.methods import make_method
+from fedcore.population.manifest import Provenance
+from fedcore.population.store import Population
+from fedcore.population.writer import PopulationWriter
+from fedcore.privacy.plan import PlannedRelease
+from fedcore.rounds import PublicFacts
+from fedcore.run_plan import Load, Where, planned, promise, refuse
+from fedcore.session import TrainRequest
+from fedcore.terminal import parse_seconds
+from tests.command import fedcore, private_population, works
+from tests.conftest import small_counts, write_counts
+
+FEDEM = ("--set", "algorithm=fedem", "--set", "components=2", "--set", "rounds=4", "--set", "covariance=diag")
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Without the fresh process that measures imports, and each round once."""
+    monkeypatch.setattr(calibration, "REPEATS", 0)
+    monkeypatch.setattr(calibration, "started_process", lambda method, private: (0.5, 10**8, 2 * 10**8))
+
+
+def write_rows(path, clients: int = 60, rows: int = 6, leaf: int = 8, block: int = 16):
+    """Two separated components in every client."""
+    generator = np.random.Generator(np.random.Philox(3))
+    x = generator.normal(size=(clients * rows, 3)) + 6.0 * (np.arange(clients * rows)[:, None] % 2)
+    with PopulationWriter(path, "rows", 3, clients_per_leaf=leaf, clients_per_block=block) as writer:
+        writer.write([f"c{i}" for i in range(clients)], (np.arange(clients + 1) * rows, x.astype(np.float32)))
+        return writer.commit(Provenance(sources=("test",)))
+
+
+def timed(**changed) -> Timed:
+    values = dict(phase="rounds", count=5, clients=8, entries=48.0, pieces=1, whole=0.9, half=0.5, server=0.2,
+                  server_half=0.2, stacked=False, leaf_bytes=1000, half_bytes=600, server_bytes=50, statistics=10,
+                  memory=0.0)  # fmt: skip
+    return Timed(**(values | changed))
+
+
+def measured(*kinds: Timed, **changed) -> Calibration:
+    values = dict(pace=1.0, leaf_clients=8, rounds=kinds or (timed(),), whole=True, reading=0.001, reading_bytes=1.5,
+                  stored=0.5, memory_io=0.0, memory_file=0.0, commit=0.01, state=100, noise=0.002, noise_start=0.1,
+                  start=0.5, start_bytes=1000, flow_bytes=2000, stacked_clients=60, seconds=1.0)  # fmt: skip
+    return Calibration(**(values | changed))
+
+
+# --- the arithmetic, by hand ------------------------------------------------------------------------------------------
+
+
+def test_work_is_linear_in_clients_and_leaves():
+    # A piece of 8 clients takes 0.9 s and its half 0.5 s: 0.1 s a client and 0.1 s a leaf.
+    load = Load(clients=80, blocks=5, leaves=10, entries=480, decoded=4800, largest=960, block_clients=16,
+                streams=False)  # fmt: skip
+    assert run_plan._work(timed(), load, measured()) == pytest.approx(10 * 0.1 + 80 * 0.1)
+    heavier = replace(load, entries=960)  # twice the rows for each client
+    assert run_plan._work(timed(), heavier, measured()) == pytest.approx(10 * 0.1 + 80 * 0.2)
+
+
+@given(whole=st.floats(1e-6, 10), half=st.floats(0, 10), times=st.integers(1, 50))
+def test_more_clients_never_take_less(whole, half, times):
+    kind = timed(whole=whole, half=half)
+    load = Load(80, 5, 10, 480, 4800, 960, 16, False)
+    larger = replace(load, clients=80 * times, leaves=10 * times, entries=480 * times)
+    work = run_plan._work(kind, load, measured())
+    assert work >= 0
+    assert run_plan._work(kind, larger, measured()) == pytest.approx(times * work)
+
+
+def test_the_promise_by_hand(tmp_path):
+    population = write_rows(tmp_path / "p")  # 60 clients, 360 rows of 3 float32: 4 blocks, 8 leaves, 4320 bytes
+    method = make_method("federated_em", {"algorithm": "em"})
+    releases = [PlannedRelease("a", 1, (5, 10), 1, 1.0, "", "")]
+    told = promise(method, population, releases, 7, measured(), Where(workers=0, cache_bytes=2160))
+    assert told["passes"] == 7  # five were met, two more are like them
+    assert told["bytes_read_first_pass"] == 2160 and told["bytes_read_later_pass"] == 1080  # half is in the cache
+    assert told["bytes_read"] == 2160 + 6 * 1080
+    assert told["released_bytes"] == 8 * 50
+    assert told["seconds_of_releases"] == pytest.approx(0.1 + 50 * 0.002 + 2 * 0.01)
+    work = 8 * 0.1 + 60 * 0.1
+    each = work + 4320 * 0.001 / 2 + 0.2 + 0.01
+    assert told["phases"][0]["seconds_per_pass"] == pytest.approx(each)
+    assert told["seconds"] == pytest.approx(7 * each + 4320 * 0.001 / 2 + 0.1 + 50 * 0.002 + 2 * 0.01)
+    assert told["bytes_per_worker"] == 0
+    assert told["disk_bytes"] == 2 * 100 + 400 and told["disk_bytes_most"] == 3 * 100 + 400
+
+
+def test_memories_are_on_disk_and_in_time(tmp_path):
+    population = write_rows(tmp_path / "p")
+    method = make_method("federated_em", {"algorithm": "fedem"})
+    without = promise(method, population, [], 5, measured(), Where(workers=0))
+    kind = timed(memory=1000.0)
+    told = promise(method, population, [], 5, measured(kind, memory_io=1e-5, memory_file=0.03), Where(workers=0))
+    assert told["disk_bytes"] - without["disk_bytes"] == 2 * 60 * 1000
+    assert told["seconds"] - without["seconds"] == pytest.approx(5 * (60 * 1000 * 1e-5 + 4 * 0.03))
+
+
+def test_the_deadline_names_the_fewest_workers(tmp_path):
+    population = write_rows(tmp_path / "p")
+    method = make_method("federated_em", {"algorithm": "em"})
+    seconds = [promise(method, population, [], 5, measured(), Where(workers=0, deadline=1e9))["seconds"]]
+    told = promise(method, population, [], 5, measured(), Where(deadline=0.6 * seconds[0]))
+    assert told["workers_for_deadline"] == 2
+    told = promise(method, population, [], 5, measured(), Where(deadline=2.0 * seconds[0]))
+    assert told["workers_for_deadline"] == 1
+    with pytest.raises(ConfigError, match="no number of workers up to 4"):
+        promise(method, population, [], 5, measured(), Where(deadline=1.0))
+
+
+def test_a_server_that_keeps_answers_apart_grows_with_them():
+    load = Load(1000, 5, 10, 480, 4800, 960, 16, False)
+    kind = timed(stacked=True, server=0.4, server_half=0.1)  # quadratic
+    assert run_plan._server(kind, load, measured(stacked_clients=80)) == pytest.approx(0.4 * 10**2)
+    assert run_plan._server(timed(), load, measured()) == 0.2
+
+
+def test_what_cannot_fit_is_refused_with_the_numbers(tmp_path, monkeypatch):
+    told = {"bytes_per_worker": 600 * 2**20, "bytes_of_flow": 100 * 2**20, "disk_bytes_most": 5 * 2**40}
+    where = Where(memory_bytes=400 * 2**20, cache_bytes=300 * 2**20)
+    with pytest.raises(ConfigError, match="a worker would need 600 MiB, and may have 400 MiB") as refused:
+        refuse(told, where, tmp_path)
+    assert "A cache of 100 MiB would fit" in refused.value.remedy
+    monkeypatch.setattr(run_plan.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 2**30}))
+    with pytest.raises(ConfigError, match="5,242,880 MiB .* 1,024 MiB are free"):
+        refuse(told, Where(), tmp_path / "not" / "there")
+    monkeypatch.setattr(run_plan.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 2**60}))
+    refuse(told, Where(), tmp_path)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("30m", 1800), ("2h", 7200), ("45", 45), ("1d", 86400)])
+def test_times_are_read(text, seconds):
+    assert parse_seconds(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "-1s", "2 weeks", "nan", "inf", "0"])
+def test_what_is_no_time_is_refused(text):
+    with pytest.raises(ConfigError, match="is not a time"):
+        parse_seconds(text)
+
+
+# --- the calibration --------------------------------------------------------------------------------------------------
+
+
+def test_the_calibration_meets_every_phase(tmp_path, quick):
+    population = write_rows(tmp_path / "p")
+    settings = {"algorithm": "fedem", "components": 2, "rounds": 4, "covariance": "diag"}
+    method = make_method("federated_em", settings)
+
+    def facts(clients):
+        return PublicFacts("rows", 3, 8, None, clients, None, 0)
+
+    found = calibrate(method, population, facts, [], tmp_path / "runs", limit=30.0)
+    assert [kind.phase for kind in found.rounds] == ["moments", "pick", "clusters", "memory", "rounds", "last"]
+    assert [kind.count for kind in found.rounds] == [1, 2, 3, 1, 4, 1] and found.whole
+    assert found.rounds[4].memory == found.rounds[3].memory > 0 == found.rounds[0].memory
+    assert all(kind.whole > 0 and kind.leaf_bytes > 0 for kind in found.rounds)
+    assert found.commit > 0 and found.state > 0 and found.noise == 0.0
+    assert not list(tmp_path.glob("**/.plan-*")) and not (tmp_path / "runs").exists()
+
+
+def test_a_method_that_needs_more_clients_still_has_a_plan(tmp_path, quick):
+    # Eight clients of a leaf of eight cannot fill nine clusters; what was measured until then stands.
+    write_counts(tmp_path / "p", small_counts(), block=16, leaf=8)
+    told = planned(TrainRequest(method="histograms", population=str(tmp_path / "p"), runs=str(tmp_path / "runs"),
+                                settings={"algorithm": "algorithm2", "clusters": 9, "rounds": 3}),
+                   Where(workers=0), limit=30.0)  # fmt: skip
+    assert told["passes"] >= 3 and told["seconds"] > 0
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def everything_below(folder) -> dict:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_plan_leaves_nothing_and_is_kept_by_the_run(tmp_path, quick):
+    write_rows(tmp_path / "p")
+    works("train", "federated_em", tmp_path / "p", "--local", "--runs", tmp_path / "runs", "--run-id", "r", *FEDEM)
+    before = everything_below(tmp_path)
+    told = works("plan", "federated_em", tmp_path / "p", "--local", "--runs", tmp_path / "runs", "--calibration", "30",
+                 "--json", *FEDEM).json  # fmt: skip
+    assert everything_below(tmp_path) == before
+    (tmp_path / "plan.json").write_text(json.dumps(told))
+    held = works("report", tmp_path / "runs" / "r", "--plan", tmp_path / "plan.json", "--json").json["promise"]
+    rows = {row["what"]: row for row in held}
+    assert rows["passes"]["promised"] == rows["passes"]["measured"] == 12
+    assert 0.7 < rows["disk_bytes"]["ratio"] < 1.3
+    assert rows["seconds"]["measured"] > 0 and rows["bytes_of_flow"]["measured"] > 0
+    assert "Planned beside measured" in (tmp_path / "runs" / "r" / "report.html").read_text()
+    assert works("runs", "show", tmp_path / "runs" / "r", "--json").json["promise"] == held
+
+
+def test_a_private_plan_reserves_and_releases_nothing(tmp_path, quick):
+    population, ledger = private_population(tmp_path / "p", small_counts(400), epsilon=50.0, nominal=400)
+    before, chain = ledger.balance(population.id), ledger.head(population.id)
+    asked = ("plan", "histograms", tmp_path / "p", "--runs", tmp_path / "runs", "--calibration", "30", "--json",
+             "--set", "clusters=2", "--set", "rounds=3", "--set", "overseed=2")  # fmt: skip
+    told = works(*asked).json
+    assert ledger.balance(population.id) == before and ledger.head(population.id) == chain
+    assert told["passes"] == 5 and told["seconds_of_releases"] > 0
+    assert told["released_bytes"] == 8 * (2 * 7 + 3 * 2 * 7)  # two sums of the start, three rounds of two cells
+    assert told["bytes_per_worker"] > 10**8 and told["bytes_of_flow"] > 2 * 10**8
+    assert not (tmp_path / "runs").exists()
+    refused = fedcore(*asked, "--memory", "50MiB")
+    assert refused.code == 2 and refused.json["error"] == "ConfigError" and "may have 50 MiB" in refused.json["message"]
+
+
+def test_a_private_plan_needs_a_budget_as_the_run_does(tmp_path, quick):
+    private_population(tmp_path / "p", small_counts(400), epsilon=None)
+    refused = fedcore("plan", "histograms", tmp_path / "p", "--json")
+    assert refused.code == 2 and refused.json["error"] == "BudgetMissing"
+
+
+def test_more_clients_take_more_and_a_foreign_plan_is_refused(tmp_path, quick):
+    write_rows(tmp_path / "p")
+    asked = ("plan", "federated_em", tmp_path / "p", "--runs", tmp_path / "runs", "--calibration", "30", *FEDEM)
+    works(*asked, "--save", tmp_path / "one.json")
+    told = works(*asked, "--clients", "60000000", "--json").json
+    one = json.loads((tmp_path / "one.json").read_text())
+    assert told["clients"] == 60_000_000 and told["bytes_read_first_pass"] == 10**6 * one["bytes_read_first_pass"]
+    assert told["disk_bytes"] > 10**5 * one["disk_bytes"] / 2 and told["seconds"] > 10**3 * one["seconds"]
+    write_counts(tmp_path / "q", small_counts())
+    works("train", "histograms", tmp_path / "q", "--local", "--runs", tmp_path / "runs", "--run-id", "h", "--set",
+          "algorithm=algorithm2", "--set", "clusters=2", "--set", "rounds=2")  # fmt: skip
+    refused = fedcore("report", tmp_path / "runs" / "h", "--plan", tmp_path / "one.json", "--json")
+    assert refused.code == 2 and "the plan is of method" in refused.json["message"]
+    (tmp_path / "none.json").write_text("[]")
+    assert fedcore("report", tmp_path / "runs" / "h", "--plan", tmp_path / "none.json").code == 2
+    assert fedcore("report", tmp_path / "runs" / "h", "--plan", tmp_path / "missing.json").code == 2
+
+
+def test_populations_and_runs_behind_urls(tmp_path, memory, quick):
+    write_rows(tmp_path / "p")
+    works("population", "copy", tmp_path / "p", f"{memory}/p")
+    told = works("plan", "federated_em", f"{memory}/p", "--local", "--runs", f"{memory}/runs", "--calibration", "30",
+                 "--json", *FEDEM).json  # fmt: skip
+    here = works("plan", "federated_em", tmp_path / "p", "--local", "--runs", tmp_path / "runs", "--calibration", "30",
+                 "--json", *FEDEM).json  # fmt: skip
+    same = ("passes", "bytes_read", "disk_bytes", "clients", "released_bytes")
+    assert [told[name] for name in same] == [here[name] for name in same]
+    import fsspec
+
+    assert not [name for name in fsspec.filesystem("memory").find("/") if "plan-" in name]
+
+
+def test_a_fresh_process_says_how_long_its_imports_take(tmp_path):
+    seconds, size, flow = calibration.started_process("histograms", False)
+    assert 0 < seconds < 300 and 10 * 2**20 < size <= flow
+
+
+def test_people_read_units(tmp_path, quick):
+    write_rows(tmp_path / "p")
+    shown = works("plan", "federated_em", tmp_path / "p", "--local", "--runs", tmp_path / "runs", "--calibration",
+                  "30", "--deadline", "1h", *FEDEM).out  # fmt: skip
+    assert "MiB" in shown and "workers for deadline       1" in shown and "1.00 h" in shown
+    assert Population.open(tmp_path / "p").versions() == [1]
