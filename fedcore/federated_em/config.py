@@ -104,9 +104,20 @@ class FederatedEMConfig(BaseModel):
     )
     gamma: float | None = Field(
         None, gt=0, le=2,
-        description="step in the space of statistics; None: min(1, p sqrt(n) / (2 (1 + omega) sqrt(omega_p))), at most "
-        f"{BATCH_GAMMA} with batches, halved when steps are often cut back; {PRIVATE_GAMMA} in a private run",
+        description="step in the space of statistics; None: the theorems' if the constants are known, else min(1, p "
+        f"sqrt(n) / (2 (1 + omega) sqrt(omega_p))), at most {BATCH_GAMMA} with batches; both are halved when steps "
+        f"are often cut back; {PRIVATE_GAMMA} in a private run",
     )  # fmt: skip
+    v_min: float | None = Field(
+        None, gt=0, description="known constant: smallest eigenvalue of B, which turns the mean field into a gradient"
+    )
+    v_max: float | None = Field(None, gt=0, description="known constant: largest eigenvalue of B; for vr-fedem")
+    field_lipschitz: float | None = Field(
+        None, gt=0, description="known constant L: of the clients' mean fields; set with v_min and objective_lipschitz"
+    )
+    objective_lipschitz: float | None = Field(
+        None, gt=0, description="known constant L_W: of the gradient of the objective as a function of the statistic"
+    )
     gamma_decay: float | None = Field(
         None, gt=0, description="k0 of the decreasing step gamma / (1 + k / k0); None: constant"
     )
@@ -198,17 +209,32 @@ class FederatedEMConfig(BaseModel):
         return 1 / (1 + omega) if self.alpha is None else self.alpha
 
     def step(self, omega: float, effective_clients: float) -> float:
-        """gamma_0: the given one, or the practical rule with omega_p = omega + (1 + omega)(1 - p) / p."""
+        """gamma_0: as given, by the theorems, or the practical rule with omega_p = omega + (1 + omega)(1 - p) / p."""
         if self.gamma is not None:
             return self.gamma
         if self.private:
             return PRIVATE_GAMMA
         p = self.participation
         omega_p = omega + (1 + omega) * (1 - p) / p
+        if self.v_min is not None:
+            return self._step_of_theorem(omega, omega_p, effective_clients)
         rule = 1.0
         if omega_p > 0:
             rule = min(1.0, 0.5 * p * math.sqrt(effective_clients) / ((1 + omega) * math.sqrt(omega_p)))
         return min(rule, BATCH_GAMMA) if self.batch is not None and not self.variance_reduced else rule
+
+    def _step_of_theorem(self, omega: float, omega_p: float, clients: float) -> float:
+        """gamma_max of Theorem 1, with omega_p for absent clients; or the step of Theorem 3."""
+        v, field, objective = self.v_min, self.field_lipschitz, self.objective_lipschitz
+        if self.variance_reduced:
+            spread = (1 + omega) * math.sqrt(omega + (1 + 10 * omega) / 8)
+            ratio = self.v_max * field / (objective * math.sqrt(clients))
+            return v / objective / (1 + 4 * math.sqrt(2) * ratio * spread)
+        largest = v / (2 * objective)
+        if omega_p == 0:
+            return largest
+        scale = 2 * math.sqrt(2) * field * (1 + omega) * math.sqrt(omega_p)
+        return min(largest, self.participation * math.sqrt(clients) / scale)
 
     @model_validator(mode="after")
     def _settings_agree(self) -> Self:
@@ -231,6 +257,9 @@ class FederatedEMConfig(BaseModel):
             (exact and (self.codec_name != "identity" or self.participation < 1 or self.batch is not None),
              'algorithm = "em" is exact: it takes no codec, participation or batch; choose "fedem"'),
             (self.variance_reduced and self.participation < 1, "vr-fedem needs all clients in every round"),
+            (len({self.v_min is None, self.field_lipschitz is None, self.objective_lipschitz is None}) > 1
+             or (self.variance_reduced and self.v_min is not None and self.v_max is None),
+             "the theorems' step needs v_min, field_lipschitz, objective_lipschitz together, and v_max for vr-fedem"),
             (self.inner_rounds is not None and not self.variance_reduced, "inner_rounds is for vr-fedem"),
             (self.kept is not None and self.codec_name != "rand-k", 'kept is for codec = "rand-k"'),
             (self.algorithm == "naive" and (self.alpha or self.memory_start == "full"),

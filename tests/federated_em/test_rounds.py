@@ -287,6 +287,22 @@ def test_decreasing_steps(known):
     np.testing.assert_allclose(gammas, 0.8 / (1 + np.arange(5) / 10))
 
 
+def test_the_steps_of_the_theorems():
+    """By hand; for one client without compression Theorem 3 gives the step of SPIDER-EM, v / (L_W + 2 v_max L)."""
+    known = {"v_min": 0.5, "field_lipschitz": 2.0, "objective_lipschitz": 4.0}
+    assert FederatedEMConfig(algorithm="em", **known).step(0.0, 9.0) == 0.0625
+    assert FederatedEMConfig(**known).step(3.0, 10_000.0) == 0.0625  # compression is free where clients are many
+    assert FederatedEMConfig(**known).step(3.0, 1.0) == pytest.approx(1 / (2 * np.sqrt(2) * 2 * 4 * np.sqrt(3)))
+    assert FederatedEMConfig(participation=0.25, **known).step(3.0, 4.0) == pytest.approx(
+        0.25 * 2 / (2 * np.sqrt(2) * 2 * 4 * np.sqrt(15)))  # fmt: skip
+    reduced = FederatedEMConfig(algorithm="vr-fedem", v_max=3.0, **known)
+    assert reduced.step(0.0, 1.0) == pytest.approx(0.5 / (4 + 2 * 3 * 2))
+    assert FederatedEMConfig(gamma=0.2, **known).step(3.0, 1.0) == 0.2
+    for bad in ({"v_min": 0.5}, {"v_min": 0.5, "field_lipschitz": 1.0}, {"algorithm": "vr-fedem", **known}):
+        with pytest.raises(ValueError, match="together"):
+            FederatedEMConfig(**bad)
+
+
 def test_the_practical_step():
     step = FederatedEMConfig().step
     assert step(0.0, 10) == 1.0
