@@ -20,7 +20,7 @@ import numpy as np
 
 from fedcore import files
 from fedcore.aggregation import FloatSum, Stack, Statistics, merge, values
-from fedcore.engine import Source, _block, answering
+from fedcore.engine import Source, answering, block_for
 from fedcore.errors import FedcoreError
 from fedcore.files import Place
 from fedcore.population import layout
@@ -203,7 +203,7 @@ def _read(method, population: Population) -> tuple[list[ClientBlock], float, flo
     for index in sorted({0, len(population.blocks) // 2}):
         decoded = max(population.decoded_bytes(index), 1)
         started = perf_counter()
-        block = _block(method, source, population, index)
+        block = block_for(method, source, population, index)
         whole = block.nbytes if decoded <= source.whole_bytes else 0
         if whole:
             seconds, size = seconds + perf_counter() - started, size + decoded

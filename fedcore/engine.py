@@ -124,7 +124,7 @@ def answering(method: FederatedMethod, index: int) -> Iterator[None]:
                            "the run is private.", "Verify the population, then resume.") from None  # fmt: skip
 
 
-def _block(method: FederatedMethod, source: Source, population: Population, index: int) -> ClientBlock:
+def block_for(method: FederatedMethod, source: Source, population: Population, index: int) -> ClientBlock:
     """Methods that say `streams_rows` take rows of which only parts become arrays; the others get every block whole."""
     if getattr(method, "streams_rows", False) and population.kind == "rows" and (
         population.decoded_bytes(index) > source.whole_bytes
@@ -138,7 +138,7 @@ def answer_block(method: FederatedMethod, source: Source, message: Message, inde
     """The statistics of one block: leaf by leaf, in order. Idempotent: a block may be computed twice."""
     with answering(method, index):
         population = _population(source)
-        block = _block(method, source, population, index)
+        block = block_for(method, source, population, index)
         memory = read_memory(source.memory_in, index, block.clients) if source.memory_in else None
         total, kept = None, []
         for leaf in leaves(block, population.clients_per_leaf):
