@@ -31,7 +31,7 @@ print(json.dumps({"grown": (peak() - before) * 1024, "clients": population.n_cli
 def run(source, dest, steps=({},), **options):
     options = json.dumps({**options, "memory": LIMIT, "steps": steps})
     command = [sys.executable, "-c", CHILD, str(source), str(dest), options]
-    # glibc keeps an arena for each of Arrow's and Zarr's threads; how full they get depends on timing, not on the input.
+    # glibc has an arena for each of Arrow's and Zarr's threads; how full they get depends on timing, not on the input.
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"MALLOC_ARENA_MAX": "2"})
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
