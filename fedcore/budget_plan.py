@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from fedcore.budgets import facts, nominal_clients, settle
+from fedcore.budgets import check_kind, checked_unit, facts, nominal_clients, settle
 from fedcore.errors import BudgetExceeded, BudgetMissing, ConfigError
 from fedcore.histograms.method import Histograms
 from fedcore.histograms.sensitivities import spread
@@ -54,11 +54,14 @@ def equal_runs(method: Histograms, population: Population, balance: Balance, run
     """What each of `runs` equal runs may spend; epsilon: what each would ask for instead. JSON-ready.
 
     Spare releases are set aside in each run's share and come back at its end if no draw was lost; `epsilon_if_no_spare`
-    is what a run then costs. Raises BudgetMissing, BudgetExceeded if nothing is left, ConfigError.
+    is what a run then costs. Raises BudgetMissing, BudgetExceeded if nothing is left, ConfigError, and
+    WrongKind or PrivacyError if such runs would be refused for what the population holds or promises.
     """
     if balance.budget is None:
         raise BudgetMissing(f"population {population.path.name!r} has no privacy budget.",
                             f"Set one: fedcore budget set {population.path} --epsilon E --delta D")  # fmt: skip
+    check_kind(method, population)
+    checked_unit(method, balance.unit, population)
     if runs < 1:
         raise ConfigError(f"a number of runs is at least 1, not {runs}.")
     delta = balance.budget.delta_conv

@@ -20,6 +20,8 @@ from fedcore.errors import (
     LedgerMissing,
     LedgerRolledBack,
     PopulationError,
+    PrivacyError,
+    WrongKind,
 )
 from fedcore.files import json_bytes
 from fedcore.population import layout
@@ -157,13 +159,27 @@ def facts(method: FederatedMethod, population: Population, rho: float | None, se
                        seed, relation, start, unit)  # fmt: skip
 
 
-def unit_of(method: FederatedMethod, ledger: Ledger, population: Population) -> str:
-    """The unit that a run is planned in: that of the population's budget, if the method has arguments for it (`units`).
+def check_kind(method: FederatedMethod, population: Population) -> None:
+    """Raises WrongKind unless the population holds what the method reads."""
+    if population.kind != method.kind:
+        raise WrongKind(
+            f"method {method.name!r} needs a population of {method.kind}, and {population.path.name!r} holds "
+            f"{population.kind}.", "Ingest the data as the other kind, or choose another method.",
+        )  # fmt: skip
 
-    Otherwise "client", which a budget for records refuses when the plan is reserved.
-    """
-    unit = ledger.balance(population.id).unit
-    return unit if unit in getattr(method, "units", ("client",)) else "client"
+
+def unit_of(method: FederatedMethod, ledger: Ledger, population: Population) -> str:
+    """The unit of the population's budget. Raises PrivacyError if the method has no arguments for it (`units`)."""
+    return checked_unit(method, ledger.balance(population.id).unit, population)
+
+
+def checked_unit(method: FederatedMethod, unit: str, population: Population) -> str:
+    """`unit`, if the method has arguments for it. Raises PrivacyError otherwise."""
+    if unit not in getattr(method, "units", ("client",)):
+        raise PrivacyError(f"the budget of population {population.path.name!r} promises privacy for one {unit}, and "
+                           f"method {method.name!r} has no argument for that unit. Nothing was released.",
+                           "Choose a method that has; a budget's unit never changes.")  # fmt: skip
+    return unit
 
 
 def plan_within_budget(method: FederatedMethod, population: Population, ledger: Ledger, seed: int,

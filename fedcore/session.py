@@ -17,6 +17,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 import fedcore
 from fedcore.budgets import (
     LedgerPublisher,
+    check_kind,
     facts,
     ledger_of,
     nominal_clients,
@@ -36,7 +37,6 @@ from fedcore.errors import (
     RunError,
     RunNotFound,
     Unreachable,
-    WrongKind,
 )
 from fedcore.files import Place, place, write_json
 from fedcore.methods import canonical, make_method
@@ -150,11 +150,7 @@ def _prepare(request: TrainRequest, ledger_url: str | None):
     method = make_method(request.method, request.settings)
     place(request.runs)  # what a URL cannot be is told before anything is made
     population = Population.open(request.population, version=request.version)
-    if population.kind != method.kind:
-        raise WrongKind(
-            f"method {method.name!r} needs a population of {method.kind}, and {population.path.name!r} holds "
-            f"{population.kind}.", "Ingest the data as the other kind, or choose another method.",
-        )  # fmt: skip
+    check_kind(method, population)
     ledger = ledger_of(population, ledger_url) if method.private else None
     start = find_start(
         request.start_from, request.public_start_because, method=method, population=population, ledger=ledger,

@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 
 from fedcore.budget_plan import equal_runs, histograms, noise_loss, rounded_down, sketch_of, strength_in_words
 from fedcore.engine import InProcessBackend
-from fedcore.errors import BudgetExceeded, BudgetMissing, ConfigError
+from fedcore.errors import BudgetExceeded, BudgetMissing, ConfigError, PrivacyError, WrongKind
 from fedcore.histograms.simplex import metric
 from fedcore.privacy.accounting import epsilon_of, rho_of
+from fedcore.privacy.ledger import create_ledger
 from fedcore.session import TrainRequest, ending, start
 from tests.command import fedcore, private_population, works
 from tests.conftest import small_counts
+from tests.federated_em.test_run import rows_population
 
 
 @pytest.fixture
@@ -163,3 +165,24 @@ def test_the_command(place):
     refused = fedcore("budget", "plan", population.path, "--runs", 5, "--set", "algorithm=fedavg")
     assert refused.code == 2 and "not private" in refused.err
     assert ledger.head(population.id) == before, "nothing is reserved"
+
+
+def test_a_budget_that_the_method_has_no_argument_for_is_refused_by_plans_and_runs(tmp_path):
+    population, ledger = private_population(tmp_path / "counts", small_counts(50), epsilon=None)
+    ledger.set_budget(population.id, 8.0, 1e-6, unit="record")
+    with pytest.raises(PrivacyError, match="one record"):
+        equal_runs(histograms({}), population, ledger.balance(population.id), 3)
+    for command in (("plan", "histograms", population.path, "--local"),
+                    ("train", "histograms", population.path, "--local", "--runs", tmp_path / "runs")):  # fmt: skip
+        outcome = fedcore(*command)
+        assert outcome.code == 2 and "one record" in outcome.err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_population_of_rows_has_no_plan_for_histograms(tmp_path):
+    population = rows_population(tmp_path / "rows")
+    ledger = create_ledger(f"sqlite:///{tmp_path / 'rows.sqlite'}")
+    ledger.register(population.id)
+    ledger.set_budget(population.id, 8.0, 1e-6)
+    with pytest.raises(WrongKind, match="counts"):
+        equal_runs(histograms({}), population, ledger.balance(population.id), 3)
