@@ -27,6 +27,7 @@ from fedcore.files import json_bytes
 from fedcore.population import layout
 from fedcore.population.store import Population
 from fedcore.privacy.accounting import epsilon_of, fits, rho_of
+from fedcore.privacy.chain import Balance
 from fedcore.privacy.ledger import ChainHead, Lease, Ledger, create_ledger, default_ledger_url, open_ledger
 from fedcore.privacy.ledger_schema import parse_url
 from fedcore.privacy.mechanisms import NoiseSource
@@ -197,13 +198,12 @@ def plan_within_budget(method: FederatedMethod, population: Population, ledger: 
     if method.config.epsilon is not None:
         share = rho_of(method.config.epsilon, balance.budget.delta_conv)
         if share > balance.rho_left:
-            left = epsilon_of(balance.rho_left, balance.budget.delta_conv) if balance.rho_left > 0 else 0.0
-            left *= 1 - 5e-4  # four digits are shown, and what they say must fit
+            left = epsilon_that_fits(balance)
             raise BudgetExceeded(
                 f"population {population.path.name!r} has rho = {balance.rho_left:.6g} left of "
                 f"{balance.budget.rho_max:.6g} (a run of epsilon = {left:.4g}), and this run asks for epsilon = "
                 f"{method.config.epsilon:g} (rho = {share:.6g}). Nothing was released.",
-                f"Lower epsilon to {left:.4g} or less, or raise the budget.",
+                f"Lower epsilon to {left:.4g} or less, or raise the budget." if left > 0 else "Raise the budget.",
             )
     elif share <= CRUMB * balance.budget.rho_max:
         left = max(share, 0.0)
@@ -214,6 +214,14 @@ def plan_within_budget(method: FederatedMethod, population: Population, ledger: 
         )
     unit = unit_of(method, ledger, population)
     return settle(method, lambda rho: facts(method, population, rho, seed, balance.relation, start, unit), share)
+
+
+def epsilon_that_fits(balance: Balance) -> float:
+    """What a run may ask for at most, at the budget's delta; 0 if nothing is left that buys more than noise."""
+    if balance.budget is None or balance.rho_left <= CRUMB * balance.budget.rho_max:
+        return 0.0
+    left = epsilon_of(balance.rho_left, balance.budget.delta_conv)
+    return left * (1 - 5e-4)  # four digits are shown, and what they say must fit
 
 
 def settle(method: FederatedMethod, facts_for: Callable[[float], PublicFacts],

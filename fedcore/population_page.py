@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedcore.budgets import ledger_of
+from fedcore.budgets import epsilon_that_fits, ledger_of
 from fedcore.errors import LedgerMissing, PrivacyError, RunError
 from fedcore.files import Place, is_file, read_bytes, whole
 from fedcore.operations import all_latest, summary_row
@@ -59,7 +59,9 @@ def _budget(population: Population) -> list[str]:
     if balance.budget is None:
         return ["No budget is set: no private run on it is possible until `fedcore budget set`."]
     rows = [{name or "": value for name, value in row.items()} for row in budget_rows(balance)]
-    return table(rows)
+    left = epsilon_that_fits(balance)
+    fits = f"A run of epsilon {left:.4g} or less still fits." if left > 0 else "No run fits any more."
+    return [*table(rows), "", fits]
 
 
 def budget_rows(balance) -> list[dict]:

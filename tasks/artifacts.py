@@ -42,7 +42,9 @@ def show_comparison(told: dict) -> None:
     """How a run compared with the latest one of its deployment: a new version of one artifact."""
     if told["rows"]:
         outcome = "promoted" if told["promoted"] else "not promoted"
-        create_table_artifact(table=told["rows"], key=key("comparison", told["deployment"]),
+        rows = [{name: float(f"{value:.5g}") if isinstance(value, float) else value for name, value in row.items()}
+                for row in told["rows"]]  # fmt: skip
+        create_table_artifact(table=rows, key=key("comparison", told["deployment"]),
                               description=f"Run {told['run']} of {told['deployment']} on {told['population']}: "
                               f"{outcome}, because {told['because']}")  # fmt: skip
 

@@ -13,6 +13,7 @@ from fedcore.methods import make_method
 from fedcore.operations import Score, all_latest, conclude, decide, headline, latest, pointer, promote, prune, score
 from fedcore.personalise import personalise
 from fedcore.population_page import MOST_RUNS, population_page
+from fedcore.privacy.accounting import rho_of
 from fedcore.runs import Run, load_run
 from fedcore.session import TrainRequest, ending, resume, start
 from tests.command import fedcore, private_population, works
@@ -441,6 +442,8 @@ def test_the_page_of_a_private_population(tmp_path):
     balance = ledger.balance(population.id)
     assert f"| spent | {balance.rho_spent:.5g} | {balance.epsilon_spent:.5g} |" in page
     assert f"| left | {balance.rho_left:.5g} |" in page and balance.rho_reserved > 0
+    fits = float(page.split("A run of epsilon ")[1].split()[0])
+    assert rho_of(fits, balance.budget.delta_conv) <= balance.rho_left < rho_of(1.01 * fits, balance.budget.delta_conv)
     assert "\\| &lt;b&gt;" in page and "| nightly | first |" in page
 
 
