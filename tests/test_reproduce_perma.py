@@ -6,12 +6,13 @@ import os
 import numpy as np
 import pytest
 
+from fedcore.dictionaries import video
 from fedcore.dictionaries.synthetic import shared_atoms
 from fedcore.engine import InProcessBackend
-from fedcore.errors import ConfigError
+from fedcore.errors import ConfigError, IngestError
 from fedcore.evaluation.images import displayed, grid_figure
 from fedcore.reproduce import dictionaries_many as many
-from fedcore.reproduce import experiment, perma_mnist, perma_rg, perma_synthetic, perma_video
+from fedcore.reproduce import experiment, perma_clip, perma_mnist, perma_rg, perma_synthetic, perma_video
 from fedcore.reproduce.dictionaries_runs import train
 from fedcore.reproduce.experiment import Options, Place, reproduce
 from fedcore.reproduce.fedem_runs import rows_population
@@ -72,7 +73,7 @@ def test_errors_of_clients_alone():
     np.testing.assert_array_equal(every[-1:], many.alone(started, 3))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "perma-video"])
 def test_a_population_is_refused(tmp_path, name):
     with pytest.raises(ConfigError, match="own populations"):
         experiment(name).cells(Options(population="somewhere"), here(tmp_path))
@@ -140,12 +141,40 @@ def test_clip_table(tmp_path, monkeypatch):
         assert f1 == pytest.approx(2 * iou / (1 + iou), abs=2e-3)
 
 
+def test_a_clip_of_ones_own(tmp_path):
+    """From a file and from a folder of images; a clip that cannot be read is refused before anything is computed."""
+    clip = video.surveillance(2, 8, 48, 64)
+    np.savez(tmp_path / "clip.npz", frames=clip.frames)
+    table = finished(tmp_path, "perma-video", Options(quick=True, population=str(tmp_path / "clip.npz")))
+    rows = {row["background"]: row for row in table.rows}
+    moving = {name: float(row["pixels that move"]) for name, row in rows.items()}
+    assert abs(moving["PerMA, robust"] - clip.masks.mean()) < 0.02 and len(rows) == 3
+    assert float(rows["PerMA, robust"]["spread left"]) < float(rows["mean of the frames"]["spread left"])
+    image = pytest.importorskip("PIL.Image")
+    (tmp_path / "folder").mkdir()
+    for at, frame in enumerate(clip.frames[:3]):
+        image.fromarray((np.clip(frame, 0, 1) * 255).astype(np.uint8)).save(tmp_path / "folder" / f"{at}.png")
+    assert perma_clip.read(Options(population=str(tmp_path / "folder"))).shape == (3, 48, 64, 3)
+    with pytest.raises(IngestError):
+        experiment("perma-video").cells(Options(population=str(tmp_path / "nothing")), here(tmp_path))
+
+
+def test_blocks_for_a_clip():
+    assert perma_clip.block_for((480, 640, 3)) == (40, 40)  # the paper's
+    assert perma_clip.block_for((120, 160, 3)) == (10, 10)
+    down, across = perma_clip.block_for((97, 101, 1))  # prime: a pixel of a block, or all of them
+    assert 97 % down == 0 and 101 % across == 0
+    assert perma_clip.settings_for((10, 10), (120, 160, 3), 5)["atoms"] == 50
+    few = perma_clip.settings_for((1, 4), (97, 100, 1), 5)
+    assert (few["global_atoms"], few["atoms"]) == (2, 4)
+
+
 def test_pictures_survive_their_text():
     images = np.linspace(0, 1, 4 * 2 * 3 * 3).reshape(4, 2, 3, 3)
-    back = perma_video._images(perma_video._bytes(images), (2, 3, 3))
+    back = perma_clip.images_from(perma_clip.to_text(images), (2, 3, 3))
     assert np.abs(back - images).max() <= 0.5 / 255 + 1e-12
     masks = np.random.default_rng(0).random((4, 5, 7)) > 0.5
-    np.testing.assert_array_equal(perma_video._masks(perma_video._bytes(masks), (5, 7)), masks)
+    np.testing.assert_array_equal(perma_clip.masks_from(perma_clip.to_text(masks), (5, 7)), masks)
 
 
 @pytest.mark.skipif(not REAL, reason="FEDCORE_DATA names no folder of data sets")

@@ -10,20 +10,25 @@ PROFILES: dict[str, dict[str, Any]] = {
     "recommended": {"matcher": "star", "aggregate": "median", "norm": "unit", "align": "lsa", "starts": 5, "far": 0.7},
     "paper": {"matcher": "path", "aggregate": "mean", "norm": "none", "align": "greedy", "starts": 1, "far": None},
     "scripts": {"matcher": "path", "aggregate": "mean", "norm": "polar", "align": "seq", "starts": 1, "far": None},
-}
+    "robust": {"matcher": "star", "aggregate": "median", "norm": "polar", "align": "lsa", "starts": 1, "far": 0.7,
+               "loss": "huber", "code": "top_k", "first": "singular", "start_steps": 0, "local_rounds": 1,
+               "refine_steps": 10},
+}  # fmt: skip
 
 
 class DictionariesConfig(BaseModel):
     """Settings of personalised dictionary learning. Ranges stand beside the fields.
 
-    A profile fills in what is not given of matcher, aggregate, norm, align, starts and far.
+    A profile fills in what is not given of matcher, aggregate, norm, align, starts and far; "robust" also of loss,
+    code, first, start_steps, local_rounds and refine_steps.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    profile: Literal["recommended", "paper", "scripts"] = Field(
+    profile: Literal["recommended", "paper", "scripts", "robust"] = Field(
         "recommended", description="recommended: star, median, unit, lsa, 5 starts; paper: path, mean, none, greedy, 1 "
-        "start; scripts (the authors' programs): path, mean, polar, seq, 1 start",
+        "start; scripts (the authors' programs): path, mean, polar, seq, 1 start; robust: star, median, polar, loss "
+        "huber, from singular vectors",
     )  # fmt: skip
 
     # sizes
@@ -48,13 +53,27 @@ class DictionariesConfig(BaseModel):
     threshold: float = Field(0.15, gt=0, le=1e12, description="zeta of code = threshold, in the units of the data")
     sparsity: int = Field(20, ge=1, le=100_000, description="k of code = top_k or omp")
     alpha: float = Field(1.0, gt=0, le=1e12, description="l1 weight of code = lasso, in the units of the data")
+    loss: Literal["squared", "huber"] = Field(
+        "squared", description="of residuals; huber: global atoms alone code all they can, residuals beyond the cut "
+        "count less, and local atoms learn what is left (background and what moves); orthogonal learner, norm polar",
+    )  # fmt: skip
+    cut: float = Field(
+        1.0, gt=0, le=1e12, description="huber: from where on residuals are cut, in spreads (1.4826 median |residual|) "
+        "of the client",
+    )  # fmt: skip
     step_size: float | None = Field(
         None, gt=0, description="of the learner gradient; None: half of what is stable, for each client"
     )
     local_steps: int = Field(1, ge=1, le=1000, description="steps of a client in a round")
     refine_steps: int = Field(
-        0, ge=0, le=1000, description="steps on the local atoms alone before each round's step (Algorithm 6)"
-    )
+        0, ge=0, le=1000, description="steps on the local atoms alone before each round's step (Algorithm 6); huber: "
+        "in each of local_rounds, at least 1",
+    )  # fmt: skip
+
+    restarts: int = Field(
+        0, ge=0, le=100, description="half way through the rounds every client begins its local atoms anew, so many "
+        "times, on what is off the global ones, and keeps the best if its objective falls",
+    )  # fmt: skip
 
     # start
     start: Literal["local", "given"] = Field(
@@ -71,7 +90,7 @@ class DictionariesConfig(BaseModel):
         None, gt=0, le=1, description="share of nonzero codes, if known: a start's thresholds shrink until 0.8 of it"
     )
     start_steps: int | None = Field(
-        None, ge=1, le=10_000, description="most steps of a start; None: 200 with thresholds, otherwise 50"
+        None, ge=0, le=10_000, description="most steps of a start; None: 200 with thresholds, otherwise 50"
     )
 
     # matching
@@ -103,17 +122,24 @@ class DictionariesConfig(BaseModel):
         "code them together",
     )  # fmt: skip
     local_rounds: int = Field(
-        10, ge=1, le=1_000_000, description="split = nested: local atoms are learnt in the last so many rounds"
-    )
+        10, ge=1, le=1_000_000, description="split = nested, or loss = huber: local atoms are learnt in the last so "
+        "many rounds",
+    )  # fmt: skip
     sweeps: int = Field(1, ge=1, le=100, description="statistics: passes over the global atoms in a round")
+
+    # messages
+    precision: Literal["float64", "float32"] = Field(
+        "float64", description="of dictionaries that are sent, both ways; everything is computed in float64, and sums "
+        "of the learner statistics are sent so",
+    )  # fmt: skip
 
     # who takes part, and the end
     participation: float = Field(1.0, gt=0, le=1, description="expected share of clients in a round")
     rounds: int = Field(60, ge=1, le=1_000_000, description="rounds T after the matching")
     tolerance: float = Field(
-        0.0, ge=0, description="the run ends when no global atom moves by more; 0, with sampled clients, or with "
-        "split = nested: all rounds are made"
-    )
+        0.0, ge=0, description="the run ends when no global atom moves by more; 0, with sampled clients, with "
+        "split = nested, or loss = huber: all rounds are made",
+    )  # fmt: skip
 
     @model_validator(mode="before")
     @classmethod
@@ -124,7 +150,18 @@ class DictionariesConfig(BaseModel):
 
     @property
     def steps_of_start(self) -> int:
-        return self.start_steps or (200 if self.code == "threshold" else 50)
+        if self.start_steps is not None:
+            return self.start_steps
+        return 200 if self.code == "threshold" else 50
+
+    @property
+    def restart_round(self) -> int | None:
+        """The round in which local atoms begin anew; None: none."""
+        return (self.rounds + 1) // 2 if self.restarts else None
+
+    @property
+    def robust(self) -> bool:
+        return self.loss == "huber"
 
     @property
     def automatic(self) -> bool:
@@ -141,10 +178,14 @@ class DictionariesConfig(BaseModel):
              "the orthogonal learner codes by threshold or top_k"),
             (self.learner == "statistics" and self.code in ("threshold", "top_k"),
              "the learner statistics codes by omp or lasso"),
+            (self.robust and (self.learner != "orthogonal" or self.norm != "polar"),
+             "loss = huber goes with the orthogonal learner and norm = polar"),
             (self.learner != "orthogonal" and self.norm == "polar", "norm = polar is for the orthogonal learner"),
             (self.aggregate == "median" and self.weights != "clients", "weights go with aggregate = mean"),
             (self.weight_cap is not None and self.weights != "samples", "weight_cap goes with weights = samples"),
             (self.learner == "statistics" and self.refine_steps > 0, "refine_steps is for Algorithms 4 and 5"),
+            (self.restarts > 0 and (self.learner == "statistics" or self.robust),
+             "restarts are for Algorithms 4 and 5 with squared loss"),
             (self.learner == "statistics" and self.local_steps > 1, "local_steps is for Algorithms 4 and 5"),
         ):  # fmt: skip
             if wrong:

@@ -6,7 +6,9 @@ What a client remembers, first axis = clients of the leaf:
     atoms     (C, r, d) its own dictionary, after the start; zeros beyond its rank
     local     (C, r - rg, d) instead, from round 1: its local atoms
     far       (C,) int64 rounds in a row in which its atoms were far from the global ones
-    loss, distance   (C,) float64 of its last round: mean squared residual of a sample, mean matched distance
+    loss, distance   (C,) float64 of its last round: mean squared residual of a sample (loss = "huber": mean Huber loss
+              of what the global atoms leave), mean matched distance
+    fitted    (C,) int64, loss = "huber" only: 1 once its local atoms were learnt from what the global ones leave
 """
 
 from __future__ import annotations
@@ -14,11 +16,11 @@ from __future__ import annotations
 import numpy as np
 
 from fedcore.aggregation import ArgMax, FloatSum, Stack, Statistics
-from fedcore.dictionaries import learners
+from fedcore.dictionaries import learners, robust
 from fedcore.dictionaries.choosing import choose, split
 from fedcore.dictionaries.coding import Coder
 from fedcore.dictionaries.config import DictionariesConfig
-from fedcore.dictionaries.operators import ZERO_DISTANCE, normalise
+from fedcore.dictionaries.operators import ZERO_DISTANCE, normalise, polar
 from fedcore.dictionaries.samples import Group, groups
 from fedcore.dictionaries.state import RoundMessage, StartMessage
 from fedcore.population.blocks import RowsBlock
@@ -31,6 +33,11 @@ PARTICIPATION = "dictionaries/participation"
 
 def coder_of(config: DictionariesConfig) -> Coder:
     return Coder(config.code, config.threshold, config.sparsity, config.alpha)
+
+
+def as_sent(config: DictionariesConfig, atoms: np.ndarray) -> np.ndarray:
+    """Atoms in the precision of messages."""
+    return atoms.astype(config.precision, copy=False)
 
 
 # --- start ----------------------------------------------------------------------------------------------------------
@@ -54,11 +61,11 @@ def start(config: DictionariesConfig, message: StartMessage, block: RowsBlock) -
     own = ranks > 0
     draws = client_uniforms(message.seed, MATCHED, 0, block.first, block.clients)[:, 0]
     sent = np.flatnonzero(own & (draws <= message.threshold))
-    rows = np.column_stack([block.first + sent, ranks[sent], atoms[sent].reshape(len(sent), r * d)])
     few = own & (sizes < r)
     statistics = {
         "sizes": FloatSum.at(block.leaf, [own.sum(), sizes.sum(), (~own).sum(), few.sum(), scores.sum()]),
-        "dictionaries": Stack({block.first: rows}),
+        "senders": Stack({block.first: np.column_stack([block.first + sent, ranks[sent]])}),
+        "dictionaries": Stack({block.first: as_sent(config, atoms[sent])}),
     }
     return statistics, {"rank": ranks, "atoms": atoms}
 
@@ -117,7 +124,7 @@ def begun(message: RoundMessage, block: RowsBlock, memory: Memory) -> Memory:
     """The memory with global atoms taken out of the clients' own: as matched, or by assignment to the global ones."""
     if "local" in memory:
         return memory
-    common, ranks, atoms = message.common, memory["rank"], memory["atoms"]
+    common, ranks, atoms = message.global_atoms, memory["rank"], memory["atoms"]
     wanted = len(common)
     local = np.zeros((block.clients, atoms.shape[1] - wanted, block.features))
     at = np.searchsorted(message.matched, block.first + np.arange(block.clients))
@@ -148,15 +155,23 @@ def local_round(config: DictionariesConfig, message: RoundMessage, block: RowsBl
                 memory: Memory) -> tuple[Statistics, Memory]:  # fmt: skip
     """Steps from [G | L_i], then the choice of the global atoms (Algorithms 1, 3 and, if configured, 6)."""
     memory = {name: np.array(value) for name, value in memory.items()}
-    common, coder = message.common, coder_of(config)
+    common, coder = message.global_atoms, coder_of(config)
     wanted, d = common.shape
     sizes, ranks = np.diff(block.ptr), memory["rank"]
     taking = active(config, message, block, ranks)
     sent = np.full((block.clients, wanted, d), np.nan)
     counts = np.zeros(COUNTS)
+    if config.robust:
+        memory.setdefault("fitted", np.zeros(block.clients, np.int64))
     for group in groups(block, ranks, taking):
         mine, locals_ = group.clients, group.rank - wanted
+        if config.robust:
+            counts += _robustly(config, message, group, memory, sent)
+            continue
         local = memory["local"][mine, :locals_]
+        if message.number == config.restart_round and locals_:
+            local, kept = begun_anew(config, message.seed, group, common, local)
+            counts[9] += kept.sum()
         if config.refine_steps and locals_:
             local = learners.refine(config.learner, group.tiles, common, local, coder, config.refine_steps,
                                     config.step_size)  # fmt: skip
@@ -171,15 +186,17 @@ def local_round(config: DictionariesConfig, message: RoundMessage, block: RowsBl
         memory["local"][mine, :locals_] = picked.local
         memory["loss"][mine] = sums.loss[:, 0] / group.sizes
         memory["distance"][mine] = picked.distances.mean(1) if wanted else 0.0
-        far = memory["distance"][mine] > (np.inf if config.far is None else config.far)
-        memory["far"][mine] = np.where(far, memory["far"][mine] + 1, 0)
-        counts += [0, 0, 0, sums.nonzero.sum(), picked.collisions.sum(), dead.sum(), 0, 0, far.sum()]
+        counts[3:6] += [sums.nonzero.sum(), picked.collisions.sum(), dead.sum()]
+    far = taking & (memory["distance"] > (np.inf if config.far is None else config.far))
+    memory["far"][taking] = np.where(far, memory["far"] + 1, 0)[taking]
+    counts[8] = far.sum()
     left_out = taking & (memory["far"] >= config.far_rounds) & message.leave_out
     statistics = summaries(block, memory, taking, left_out, counts)
     giving = np.flatnonzero(taking & ~left_out)
     if config.aggregate == "median":
-        statistics["sent"] = Stack({block.first: sent[giving]})
+        statistics["sent"] = Stack({block.first: as_sent(config, sent[giving])})
     else:
+        sent = as_sent(config, sent).astype(np.float64, copy=False)
         w = np.ones(len(giving)) if config.weights == "clients" else sizes[giving].astype(np.float64)
         if config.weight_cap is not None:
             w = np.minimum(w, config.weight_cap)
@@ -188,7 +205,45 @@ def local_round(config: DictionariesConfig, message: RoundMessage, block: RowsBl
     return statistics, memory
 
 
-COUNTS = 9  # taking part, samples, loss, nonzero codes, collisions, unused atoms, matched distance, left out, far
+def begun_anew(config: DictionariesConfig, seed: int, group: Group, common: np.ndarray, local: np.ndarray
+               ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """((c, l, d) local atoms, (c,) bool whether they are new ones): a start on the samples' parts off the global atoms,
+    kept where the client's objective falls."""
+    d, wanted = common.shape[1], len(common)
+    frame = polar(common, common) if wanted <= d else common[:0]
+
+    def off():
+        for tile in group.tiles():
+            yield tile - (tile @ frame.T) @ frame
+
+    numbers = group.block.first + group.clients
+    begun = learners.first_dictionaries(local.shape[1], d, config.restarts, seed, numbers, None, "dictionaries/restart")
+    schedule = learners.Schedule(config.first_threshold, config.threshold_decay, config.steps_of_start)
+    coder = coder_of(config)
+    new, _ = learners.warm_start(config.learner, off, group.sizes, begun, coder, schedule, config.step_size)
+    both = np.stack([local, new], axis=1)
+    shared = np.broadcast_to(common, (*both.shape[:2], wanted, d))
+    scores = learners.objective(group.tiles, np.concatenate([shared, both], axis=2), coder)
+    better = scores[:, 1] < scores[:, 0]
+    return np.where(better[:, None, None], new, local), better
+
+
+def _robustly(config: DictionariesConfig, message: RoundMessage, group: Group, memory: Memory,
+              sent: np.ndarray) -> np.ndarray:  # fmt: skip
+    """The clients of a group by `fedcore.dictionaries.robust`: their atoms into `sent`, what they learnt into `memory`;
+    returns their counts."""
+    counts, coder, common = np.zeros(COUNTS), coder_of(config), message.global_atoms
+    for i, client in enumerate(group.clients):
+        found = robust.answer(config, message, group, i, memory, coder)
+        sent[client] = found.common
+        memory["loss"][client] = found.loss / group.sizes[i]
+        counts[3:6] += [group.sizes[i] * len(common) + found.nonzero, 0, found.dead]
+    memory["distance"][group.clients] = robust.distance(sent[group.clients], common)
+    return counts
+
+
+# taking part, samples, loss, nonzero codes, collisions, unused atoms, matched distance, left out, far, begun anew
+COUNTS = 10
 
 
 def summaries(block: RowsBlock, memory: Memory, taking: np.ndarray, left_out: np.ndarray,
@@ -197,7 +252,7 @@ def summaries(block: RowsBlock, memory: Memory, taking: np.ndarray, left_out: np
     sizes = np.diff(block.ptr)
     loss, distance = np.where(taking, memory["loss"], -1.0), np.where(taking, memory["distance"], -1.0)
     counts = counts + [taking.sum(), sizes[taking].sum(), (memory["loss"] * sizes)[taking].sum(), 0, 0, 0,
-                       memory["distance"][taking].sum(), left_out.sum(), 0]  # fmt: skip
+                       memory["distance"][taking].sum(), left_out.sum(), 0, 0]  # fmt: skip
     worst, farthest = int(loss.argmax()), int(distance.argmax())
     return {
         "counts": FloatSum.at(block.leaf, counts),
@@ -241,7 +296,7 @@ def statistics_round(config: DictionariesConfig, message: RoundMessage, block: R
     a learner of the pooled samples would have, and local atoms learn what [G | L_i] leaves to them.
     """
     memory = {name: np.array(value) for name, value in memory.items()}
-    common, coder = message.common, coder_of(config)
+    common, coder = message.global_atoms, coder_of(config)
     wanted, d = common.shape
     taking = active(config, message, block, memory["rank"])
     xx, xy, counts = np.zeros((wanted, wanted)), np.zeros((wanted, d)), np.zeros(COUNTS)

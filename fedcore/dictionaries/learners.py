@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedcore.dictionaries.coding import Coder
-from fedcore.dictionaries.operators import hard_threshold, normalise, polar
+from fedcore.dictionaries.operators import normalise, polar
 from fedcore.randomness import stream
 
 Tiles = Callable[[], Iterable[np.ndarray]]
@@ -121,15 +121,15 @@ def descend(atoms: np.ndarray, xx: np.ndarray, xy: np.ndarray, sweeps: int = 1) 
 
 
 def first_dictionaries(rank: int, features: int, n_starts: int, seed: int, numbers: np.ndarray,
-                       first: np.ndarray | None = None) -> np.ndarray:  # fmt: skip
+                       first: np.ndarray | None = None, purpose: str = "dictionaries/start") -> np.ndarray:  # fmt: skip
     """(c, S, rank, d) unit atoms that a start begins with: `first` (c, rank, d) if given, then random ones.
 
     Random dictionaries have orthonormal atoms if rank <= d, and directions drawn evenly otherwise. numbers: (c,) of the
-    clients in the population; each has a stream of its own.
+    clients in the population; each has a stream of its own, named by the purpose.
     """
     out = np.empty((len(numbers), n_starts, rank, features))
     for i, number in enumerate(numbers):
-        generator = stream(seed, "dictionaries/start", 0, int(number))
+        generator = stream(seed, purpose, 0, int(number))
         for s in range(n_starts):
             given = s == 0 and first is not None
             out[i, s] = first[i] if given else random_atoms(generator, rank, features)
@@ -174,8 +174,7 @@ def warm_start(learner: str, tiles: Tiles, sizes: np.ndarray, starts: np.ndarray
     """(atoms (c, r, d), objective (c,)) of the best of several starts, all of them in the same passes.
 
     starts: (c, S, r, d). With hard thresholds they shrink down to the target, where 20 more steps follow; otherwise the
-    learner makes `schedule.steps` steps. Kept is the start of least objective: the residual of thresholding plus z^2
-    times the number of nonzero codes for hard thresholds, the sum of squared residuals for other codes.
+    learner makes `schedule.steps` steps. Kept is the start of least `objective`.
     """
     atoms = starts
     if coder.code == "threshold":
@@ -231,15 +230,18 @@ def _moved(learner, atoms, sums: Sums, step_size) -> np.ndarray:
 
 
 def objective(tiles: Tiles, atoms: np.ndarray, coder: Coder) -> np.ndarray:
-    """(c, S) what starts are compared by; see `warm_start`."""
+    """(c, S) what dictionaries are compared by: the sum of squared residuals, with hard thresholds plus z^2 times the
+    number of nonzero codes.
+
+    Residuals are those of the samples. What thresholding takes from the codes alone would be the same for square
+    orthogonal dictionaries, but with fewer atoms than features it is least for atoms that no sample has anything of.
+    """
     total = np.zeros(atoms.shape[:2])
     for y in pieces(tiles, atoms.shape):
+        x = coder(y, atoms)
+        total += ((y - x @ atoms) ** 2).sum((2, 3))
         if coder.code == "threshold":
-            z = y @ atoms.swapaxes(2, 3)
-            x = hard_threshold(z, coder.threshold)
-            total += ((z - x) ** 2).sum((2, 3)) + coder.threshold**2 * np.count_nonzero(x, axis=(2, 3))
-        else:
-            total += ((y - coder(y, atoms) @ atoms) ** 2).sum((2, 3))
+            total += coder.threshold**2 * np.count_nonzero(x, axis=(2, 3))
     return total
 
 

@@ -35,7 +35,7 @@ class Dictionaries:
 
     name: ClassVar[str] = "dictionaries"
     kind: ClassVar[Kind] = "rows"
-    kernel: ClassVar[str] = "dictionaries-1"
+    kernel: ClassVar[str] = "dictionaries-2"
     streams_rows: ClassVar[bool] = True
     Config: ClassVar[type[DictionariesConfig]] = DictionariesConfig
     State: ClassVar[type[DictionariesState]] = DictionariesState

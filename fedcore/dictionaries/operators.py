@@ -68,6 +68,8 @@ def polar(a: np.ndarray, previous: np.ndarray | None = None) -> np.ndarray:
     r, d = a.shape[-2:]
     if r > d:
         raise ValueError(f"{r} orthonormal atoms do not fit into {d} dimensions")
+    if not r:
+        return a.copy()
     stacked = a.reshape(-1, r, d)
     before = None if previous is None else np.broadcast_to(previous, a.shape).reshape(-1, r, d)
     # Scaled first, so that tiny sums of squares do not underflow.

@@ -7,6 +7,7 @@ import numpy as np
 from fedcore.dictionaries.coding import Coder, omp
 from fedcore.dictionaries.config import DictionariesConfig
 from fedcore.dictionaries.leaf import begun, coder_of
+from fedcore.dictionaries.robust import robust_parts
 from fedcore.dictionaries.samples import groups
 from fedcore.dictionaries.state import DictionariesState, RoundMessage
 from fedcore.errors import RunError
@@ -28,7 +29,7 @@ def personalise(config: DictionariesConfig, state: DictionariesState, block: Row
     """
     if memory is None or state.phase == "start":
         raise RunError("the run stopped before its first round.", "Resume it first.")
-    memory = begun(_message(state), block, memory)
+    memory = own_atoms(state, block, memory)
     shape = block.x.shape
     outputs = {"local": memory["local"], "rank": memory["rank"], "loss": np.full(block.clients, np.nan),
                "distance": memory["distance"], "rows_global": np.zeros(shape, np.float32),
@@ -44,12 +45,21 @@ def personalise(config: DictionariesConfig, state: DictionariesState, block: Row
                 low = int(block.ptr[client] + done[i])
                 high = min(low + tile.shape[1], int(block.ptr[client + 1]))
                 samples = tile[i, : high - low]
-                common, own = parts(coder, samples, state.common, memory["local"][client, : group.rank - wanted])
+                local = memory["local"][client, : group.rank - wanted]
+                common, own = split_parts(config, coder, samples, state.common, local)
                 outputs["rows_global"][low:high], outputs["rows_local"][low:high] = common, own
                 lost[i] += ((samples - common - own) ** 2).sum()
                 done[i] += high - low
         outputs["loss"][group.clients] = lost / group.sizes
     return outputs
+
+
+def split_parts(config: DictionariesConfig, coder: Coder, samples: np.ndarray, common: np.ndarray, local: np.ndarray
+                ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """(global part, local part) of samples (n, d) as these settings code them: together, or robustly."""
+    if config.robust:
+        return robust_parts(config, samples, common, local, coder)
+    return parts(coder, samples, common, local)
 
 
 def parts(coder: Coder, samples: np.ndarray, common: np.ndarray, local: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -61,5 +71,7 @@ def parts(coder: Coder, samples: np.ndarray, common: np.ndarray, local: np.ndarr
     return codes[:, : len(common)] @ common, codes[:, len(common) :] @ local
 
 
-def _message(state: DictionariesState) -> RoundMessage:
-    return RoundMessage(state.round, state.seed, state.common, state.matched, state.index, 1.0, False, False)
+def own_atoms(state: DictionariesState, block: RowsBlock, memory: Memory) -> Memory:
+    """What clients remember, with their local atoms in "local" also if the run stopped before its first round."""
+    message = RoundMessage(state.round, state.seed, state.common, state.matched, state.index, 1.0, False, False)
+    return begun(message, block, memory)

@@ -34,13 +34,18 @@ class Group:
     rows: int
     _kept: np.ndarray | None = field(default=None, repr=False)
 
+    @property
+    def in_tiles(self) -> bool:
+        """Whether this is one large client, of whom one tile after the other is read."""
+        return self.rows * self.block.x.shape[1] > TILE_NUMBERS
+
     def tiles(self) -> Iterator[np.ndarray]:
         """(c, m, d) float64 samples, in order; together all samples of these clients. A tile is good until the next one
         is asked for. Raises PopulationError for values that are not finite, naming the client's place."""
         if self._kept is not None:
             yield self._kept
             return
-        if self.rows * self.block.x.shape[1] > TILE_NUMBERS:
+        if self.in_tiles:
             client = int(self.clients[0])
             low, high = int(self.block.ptr[client]), int(self.block.ptr[client + 1])
             step = tile_rows(self.block.x.shape[1])

@@ -13,6 +13,9 @@ psi(r) = r cut to [-c s, c s]; s = 1.4826 median |r| of the client. In the round
 matching that they start from needs whole dictionaries. Nothing ties a sample of one frame to that of another: samples
 may come in any order, and a frame may be brighter than the others.
 
+This is the arithmetic, on arrays. The method does it in rounds with loss = "huber" (`fedcore.dictionaries.robust`);
+`learn_background` is the same loop in memory, against which tests hold it.
+
 Sources: Liang, Shi, Al Kontar, Fattahi 2023, Algorithms 4 and 6; Huber, "Robust Statistics" (1981), Chapter 7.
 """
 
@@ -54,6 +57,11 @@ class RobustCoder:
                 codes += np.clip(rest, -bound, bound) @ atoms.T
                 rest = samples - codes @ atoms
         return codes, codes @ atoms + np.clip(rest, -bound, bound)
+
+
+def huber(rest: np.ndarray, cut: np.ndarray) -> np.ndarray:
+    """Huber losses of residuals and what the cut leaves of them: r^2 up to the bound b, 2 b |r| - b^2 beyond."""
+    return np.abs(cut) * (2.0 * np.abs(rest) - np.abs(cut))
 
 
 LAST = RobustCoder(looks=6, steps=10)  # for codes that are kept, not only learned from
@@ -99,4 +107,9 @@ def separate(samples: np.ndarray, common: np.ndarray, local: int, sparsity: int,
     atoms, top = vectors[None], Coder("top_k", sparsity=sparsity)
     for _ in range(steps):
         atoms = step("orthogonal", lambda: iter([rest[None]]), atoms, top, loss=False)[0]
-    return Parts(background, top(rest, atoms[0]) @ atoms[0], atoms[0])
+    return Parts(background, local_parts(rest, atoms[0], top), atoms[0])
+
+
+def local_parts(rest: np.ndarray, local: np.ndarray, coder: Coder) -> np.ndarray:
+    """(n, d) what local atoms (l, d) make of the rest (n, d) of samples."""
+    return coder(rest, local) @ local if len(local) else np.zeros_like(rest)

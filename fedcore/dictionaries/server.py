@@ -14,17 +14,17 @@ import numpy as np
 from fedcore.dictionaries.centres import Centre, centre, scaled
 from fedcore.dictionaries.config import DictionariesConfig
 from fedcore.dictionaries.counting import automatic
-from fedcore.dictionaries.leaf import MATCHED
+from fedcore.dictionaries.leaf import MATCHED, as_sent
 from fedcore.dictionaries.learners import UNUSED, descend
 from fedcore.dictionaries.matching import Matching, matched_atoms, path, star
-from fedcore.dictionaries.operators import d12, normalise
+from fedcore.dictionaries.operators import d12, normalise, polar
 from fedcore.dictionaries.state import DictionariesState, RoundMessage, StartMessage
 from fedcore.errors import ConfigError, PopulationError, RunError
 from fedcore.randomness import client_uniforms, stream
 from fedcore.rounds import PublicFacts, RoundInfo
 
 STAR_CLIENTS = 3  # with fewer, medians over clients say nothing, and the path is taken
-BYTES = 8  # of a number in a message
+BYTES = 8  # of a number of a sum in a message
 MANY = 0.25  # share of clients; if so many are far, it is not they who are at fault
 SPLIT = 0.01  # by how much the two halves of a doubled atom differ
 
@@ -47,6 +47,8 @@ def init(config: DictionariesConfig, public: PublicFacts) -> DictionariesState:
         if state.common.shape != (config.global_atoms, d):
             raise ConfigError(f"'global' of the start has shape {state.common.shape}, and the run needs "
                               f"{(config.global_atoms, d)}.")  # fmt: skip
+        if config.robust:
+            state = replace(state, common=polar(state.common))
     return state
 
 
@@ -61,8 +63,14 @@ def message(config: DictionariesConfig, state: DictionariesState):
         least = 1 if config.automatic else config.global_atoms
         return StartMessage(state.seed, _threshold(config, state), least)
     number = state.round + 1
-    return RoundMessage(number, state.seed, state.common, state.matched, state.index, config.participation,
+    common = as_sent(config, state.common)
+    return RoundMessage(number, state.seed, common, state.matched, state.index, config.participation,
                         number > config.rounds - config.local_rounds, state.far < MANY)  # fmt: skip
+
+
+def _width(config: DictionariesConfig) -> int:
+    """Bytes of a number of an atom in a message."""
+    return np.dtype(config.precision).itemsize
 
 
 def _threshold(config, state) -> float:
@@ -95,18 +103,17 @@ def _matched(config, state, result):
     clients, rows, silent, few, objective = (float(value) for value in result["sizes"])
     if clients == 0:
         raise PopulationError("no client of the population has samples other than zero.", "Check what was ingested.")
-    sent = np.asarray(result["dictionaries"])
+    senders, sent = np.asarray(result["senders"]), np.asarray(result["dictionaries"], np.float64)
     info = {"clients": clients, "rows": rows, "silent": silent, "few_samples": few, "objective": objective / rows,
-            "matched": float(len(sent)), "bytes_up": float(BYTES * sent[:, 2:].size)}  # fmt: skip
+            "matched": float(len(sent)), "bytes_up": float(_width(config) * sent.size)}  # fmt: skip
     state = replace(state, phase="rounds", clients=clients, rows=rows)
     if config.start == "given":
         return _ready(config, state), RoundInfo(info | {"global_atoms": float(len(state.common))})
     if not len(sent):
         raise PopulationError("none of the clients that were drawn for the matching has samples other than zero.",
                               "Raise matched_clients.")  # fmt: skip
-    numbers, ranks = sent[:, 0].astype(np.int64), sent[:, 1].astype(np.int64)
-    dictionaries = [atoms[:rank] for atoms, rank in
-                    zip(sent[:, 2:].reshape(len(sent), config.atoms, -1), ranks, strict=True)]  # fmt: skip
+    numbers, ranks = senders.astype(np.int64).T
+    dictionaries = [atoms[:rank] for atoms, rank in zip(sent, ranks, strict=True)]
     note = ""
     if config.automatic:
         count, scores = automatic(config.global_atoms, dictionaries, state.seed)
@@ -114,11 +121,20 @@ def _matched(config, state, result):
     else:
         count = config.global_atoms
     found = match(config, dictionaries, count, state.seed)
-    together = centre(matched_atoms(dictionaries, found), config.aggregate, config.norm)
+    together = _begun(config, matched_atoms(dictionaries, found))
     info |= {"global_atoms": float(count), "least_norm": together.least, "not_shared": float(together.not_shared),
              "score": float(found.scores.max(initial=0.0)), "left_out": float((~found.kept).sum())}  # fmt: skip
     state = replace(state, common=together.atoms, matched=numbers, index=found.index)
     return _ready(config, state), RoundInfo(info, note)
+
+
+def _begun(config, atoms: np.ndarray) -> Centre:
+    """The global atoms that rounds begin with, of matched ones (N, rg, d)."""
+    if not config.robust:
+        return centre(atoms, config.aggregate, config.norm)
+    # Clients' own atoms were not learnt robustly: even if atoms of the rounds may be averaged, these may not.
+    found = centre(atoms, "median", "unit")
+    return replace(found, atoms=polar(found.atoms))
 
 
 def _ready(config, state):
@@ -141,7 +157,7 @@ def match(config: DictionariesConfig, dictionaries: list[np.ndarray], count: int
 def _by_centres(config, state, result) -> tuple[np.ndarray, dict[str, float]]:
     count = len(state.common)
     if config.aggregate == "median":
-        sent = np.asarray(result["sent"])
+        sent = np.asarray(result["sent"], np.float64)
         found = centre(sent, "median", config.norm, state.common) if len(sent) else _nobody(state)
         answers = float(len(sent))
     else:
@@ -152,7 +168,7 @@ def _by_centres(config, state, result) -> tuple[np.ndarray, dict[str, float]]:
         else:
             found = _nobody(state)
     info = {"least_norm": found.least, "not_shared": float(found.not_shared),
-            "bytes_up": answers * BYTES * count * state.features}  # fmt: skip
+            "bytes_up": answers * _width(config) * count * state.features}  # fmt: skip
     return found.atoms, info
 
 
@@ -192,20 +208,24 @@ def without_unused(common: np.ndarray, energy: np.ndarray,
 
 
 def _moved(config, state, common, info, result):
-    taking, rows, loss, nonzero, collisions, dead, distance, left_out, far = (float(v) for v in result["counts"])
+    taking, rows, loss, nonzero, collisions, dead, distance, left_out, far, anew = (float(v) for v in result["counts"])
     movement = d12(common, state.common)
     none = max(taking, 1.0)
     info |= {
         "movement": movement, "loss": loss / max(rows, 1.0), "worst_loss": max(float(result["worst"].score), 0.0),
         "nonzero": nonzero / max(rows, 1.0), "collisions": collisions, "unused_atoms": dead,
         "distance": distance / none, "farthest": max(float(result["farthest"].score), 0.0),
-        "active_clients": taking, "left_out": left_out, "far": far, "bytes_down": taking * BYTES * common.size,
+        "active_clients": taking, "left_out": left_out, "far": far, "bytes_down": taking * _width(config) * common.size,
     }  # fmt: skip
+    if config.restarts:
+        info["begun_anew"] = anew
     number = state.round + 1
     empty = np.zeros(0, np.int64)
     state = replace(state, round=number, common=common, matched=empty, index=empty.reshape(0, 0), far=far / none)
     # Sampled clients, or local atoms that are learnt in the last rounds only: then all rounds are made.
-    open_end = config.participation == 1 and not (config.learner == "statistics" and config.split == "nested")
+    last = config.robust or (config.learner == "statistics" and config.split == "nested")
+    open_end = config.participation == 1 and not last
+    open_end = open_end and number >= (config.restart_round or 0)
     if number >= config.rounds or (open_end and movement < config.tolerance):
         state = replace(state, phase="done")
     return state, RoundInfo(info)

@@ -58,7 +58,8 @@ class StartMessage:
 
 @dataclass(frozen=True, slots=True)
 class RoundMessage:
-    """One round of a client. number: from 1; common: (rg, d); matched, index: as in the state, in round 1 only.
+    """One round of a client. number: from 1; common: (rg, d) in the precision of messages; matched, index: as in the
+    state, in round 1 only.
 
     threshold: a client takes part if its uniform is at most this
     learn_local: learner "statistics": whether local atoms are updated
@@ -73,3 +74,9 @@ class RoundMessage:
     threshold: float
     learn_local: bool
     leave_out: bool
+
+    @property
+    def global_atoms(self) -> np.ndarray:
+        """(rg, d) float64, to compute with: a copy, because what came over a wire may lie at any address, and products
+        of matrices that are not aligned take another path, with other last bits."""
+        return np.array(self.common, np.float64, order="C")

@@ -1,9 +1,10 @@
-"""How well the global atoms of a dictionary run rebuild held-out rows: mean squared error of a number.
+"""How well the atoms of a dictionary run rebuild held-out rows: mean squared error of a number.
 
-Clients' memories are not read here, so local atoms are not those of the run: beside the global atoms alone stands what
-a client can add at once, singular vectors of what they leave in its training rows, as many as it has local atoms. The
-same number of singular vectors of its training rows stands for a client alone, and zero for no dictionary. All are
-coded as the run codes, matching pursuit in place of a plain top-k.
+On the population that the run was trained on, clients have their own atoms as trained. Beside them, and alone on any
+other population, stands what a client can add at once: own atoms refitted, singular vectors of what the global atoms
+leave in its training rows, as many as it has local atoms. The same number of singular vectors of its training rows
+stands for a client alone, and zero for no dictionary. All are coded as the run codes, matching pursuit in place of a
+plain top-k.
 """
 
 from __future__ import annotations
@@ -15,20 +16,24 @@ import numpy as np
 from fedcore.aggregation import Statistics
 from fedcore.dictionaries.config import DictionariesConfig
 from fedcore.dictionaries.leaf import coder_of
-from fedcore.dictionaries.personal import parts
+from fedcore.dictionaries.personal import own_atoms, split_parts
 from fedcore.dictionaries.state import DictionariesState
 from fedcore.errors import PopulationError, RunError
 from fedcore.evaluation import held_out as held_rows
 from fedcore.evaluation.held_out import Table, held_out
+from fedcore.evaluation.memories import Kept
 from fedcore.population.blocks import RowsBlock
 
-RUN, PERSONAL = "global atoms of this run", "with own singular vectors of the rest"
+READS_MEMORIES = True
+RUN, TRAINED = "global atoms of this run", "with own atoms as trained"
+PERSONAL = "with own atoms refitted: singular vectors of the rest"
 ALONE, ZERO = "own singular vectors", "no dictionary"
-LINES = (RUN, PERSONAL, ALONE, ZERO)
+LINES = (RUN, TRAINED, PERSONAL, ALONE, ZERO)
 
 
-def evaluate_block(config: DictionariesConfig, state: DictionariesState, block: RowsBlock) -> Statistics:
-    """Sums over the clients of one leaf that have held-out and training rows.
+def evaluate_block(config: DictionariesConfig, state: DictionariesState, block: RowsBlock,
+                   kept: Kept | None = None) -> Statistics:  # fmt: skip
+    """Sums over the clients of one leaf that have held-out and training rows. kept: what they remember of the training.
 
     Raises ValueError if the block has no held-out part, RunError if the run has no global dictionary yet,
     PopulationError for rows that are not finite.
@@ -39,6 +44,8 @@ def evaluate_block(config: DictionariesConfig, state: DictionariesState, block: 
     coder, common, d = coder_of(config), state.common, block.features
     own = max(config.atoms - len(common), 0)
     losses, m = {name: np.zeros(block.clients) for name in LINES}, np.zeros(block.clients)
+    trained = None if kept is None else own_atoms(state, block, kept.memory)
+    has = np.zeros(block.clients, bool) if kept is None else kept.known & (trained["rank"] > 0)
     for client in range(block.clients):
         rows = _rows(held, client)
         training = _rows(block, client)
@@ -49,13 +56,16 @@ def evaluate_block(config: DictionariesConfig, state: DictionariesState, block: 
         if not (np.isfinite(rows).all() and np.isfinite(training).all()):
             raise PopulationError(f"client number {block.first + client} has rows with missing or infinite values.",
                                   "Dictionaries need complete rows: fill or drop these before ingesting.")
-        rest = training - parts(coder, training, common, none)[0] if len(common) else training
+        rest = training - split_parts(config, coder, training, common, none)[0] if len(common) else training
         local = _singular(rest, own)
-        for name, (shared, mine) in {RUN: (common, none), PERSONAL: (common, local),
-                                     ALONE: (none, _singular(training, config.atoms)), ZERO: (none, none)}.items():
-            a, b = parts(coder, rows, shared, mine) if len(shared) + len(mine) else (0.0, 0.0)
+        lines = {RUN: (common, none), PERSONAL: (common, local), ALONE: (none, _singular(training, config.atoms)),
+                 ZERO: (none, none)}  # fmt: skip
+        if has[client]:
+            lines[TRAINED] = (common, trained["local"][client, : trained["rank"][client] - len(common)])
+        for name, (shared, mine) in lines.items():
+            a, b = split_parts(config, coder, rows, shared, mine) if len(shared) + len(mine) else (0.0, 0.0)
             losses[name][client] = ((rows - a - b) ** 2).sum() / d
-    return held_rows.sums(block.leaf, m, losses)
+    return held_rows.sums(block.leaf, m, losses, of={TRAINED: has})
 
 
 def _rows(block: RowsBlock, client: int) -> np.ndarray:

@@ -13,6 +13,7 @@ from pathlib import Path
 from fedcore.aggregation import Statistics, merge, values
 from fedcore.engine import Backend, InProcessBackend
 from fedcore.errors import ConfigError, PopulationError, PrivacyError
+from fedcore.evaluation.memories import Remembered, remembered_of
 from fedcore.evaluation.report import write_report
 from fedcore.files import Place, write_json
 from fedcore.personalise import check_fits, trained
@@ -21,7 +22,8 @@ from fedcore.population.store import Population
 from fedcore.runs import Run
 from fedcore.session import vocabulary_of
 
-# Modules with evaluate_block(config, state, leaf) and table(config, values), whose result has to_json(where).
+# Modules with evaluate_block(config, state, leaf) and table(config, values), whose result has to_json(where). One that
+# says READS_MEMORIES has evaluate_block(config, state, leaf, kept) instead, kept: `memories.Kept` of the leaf, or None.
 SCORES = {
     "histograms": "fedcore.evaluation.histograms",
     "federated_em": "fedcore.evaluation.federated_em",
@@ -50,13 +52,21 @@ def check_public(population: Population) -> None:
         )
 
 
-def score_block(method: str, config, path: str, version: int, state, index: int) -> Statistics:
-    """The scores of one block, leaf by leaf."""
+def score_block(method: str, config, path: str, version: int, remembered: Remembered | None, state,
+                index: int) -> Statistics:  # fmt: skip
+    """The scores of one block, leaf by leaf; memories are read for one block at a time."""
     population = Population.open(path, version=version)
     scores = scores_of(method)
+    block = population.read(index, heldout=True)
+    kept = None if remembered is None else remembered.of(block.first, block.clients)
     total = None
-    for leaf in leaves(population.read(index, heldout=True), population.clients_per_leaf):
-        total = merge(total, scores.evaluate_block(config, state, leaf))
+    for leaf in leaves(block, population.clients_per_leaf):
+        if getattr(scores, "READS_MEMORIES", False):
+            mine = None if kept is None else kept.part(leaf.first - block.first, leaf.clients)
+            statistics = scores.evaluate_block(config, state, leaf, mine)
+        else:
+            statistics = scores.evaluate_block(config, state, leaf)
+        total = merge(total, statistics)
     return total
 
 
@@ -65,7 +75,8 @@ def evaluate_run(run_path: str | Place, population: Population, backend: Backend
     """The table of scores: {"run", "population", "title", "rows", ...}, rows one dict for each method.
 
     keep: write it into the run's folder and its report; only for public populations (`check_public`).
-    Raises WrongKind if run and population do not fit, PopulationError if nothing is held out.
+    Raises WrongKind if run and population do not fit, PopulationError if nothing is held out, RunError if memories of
+    the run's clients are lost.
     """
     run = Run.open(run_path)
     check_fits(run, population)
@@ -74,7 +85,8 @@ def evaluate_run(run_path: str | Place, population: Population, backend: Backend
                               "Ingest it with one.")  # fmt: skip
     method, state = trained(run)
     scores = scores_of(method.name)  # before anybody works
-    function = partial(score_block, method.name, method.config, population.location, population.version)
+    remembered = remembered_of(run, population) if getattr(scores, "READS_MEMORIES", False) else None
+    function = partial(score_block, method.name, method.config, population.location, population.version, remembered)
     statistics = (backend or InProcessBackend()).map_blocks(function, state, range(len(population.blocks)))
     table = scores.table(method.config, values(statistics)).to_json(population.path.name)
     title = f"{table.pop('title')}; run {run.id}"

@@ -1,8 +1,8 @@
 """How well a gradient EM run predicts held-out rows of clients: negative log-likelihood, nats per row.
 
 A client adapts the released common centres to its own training rows by EM steps with the run's pull towards them, as a
-client does that joins later, and is scored on its held-out rows; memories of the run are not read. Beside it stand the
-common centres with weights of the client's own.
+client does that joins later, and is scored on its held-out rows. Beside it stand the common centres with weights of the
+client's own and, on the population that the run was trained on, the centres that a client has from the run itself.
 """
 
 from __future__ import annotations
@@ -15,19 +15,22 @@ from fedcore.aggregation import Statistics
 from fedcore.errors import ConfigError, RunError
 from fedcore.evaluation import held_out as held_rows
 from fedcore.evaluation.held_out import RUN, Table, held_out
+from fedcore.evaluation.memories import Kept
 from fedcore.gradient_em import server
 from fedcore.gradient_em.config import GradientEMConfig
 from fedcore.gradient_em.frame import inward, log_scale, rows_of
 from fedcore.gradient_em.local_steps import e_step
-from fedcore.gradient_em.personal import adapted
+from fedcore.gradient_em.personal import adapted, parameters
 from fedcore.gradient_em.state import GradientEMState
 from fedcore.population.blocks import ClientBlock
 
-CENTRES = "common centres"
+READS_MEMORIES = True
+CENTRES, TRAINED = "common centres", "own centres as trained"
 
 
-def evaluate_block(config: GradientEMConfig, state: GradientEMState, block: ClientBlock) -> Statistics:
-    """Sums over the clients of one leaf that have held-out rows.
+def evaluate_block(config: GradientEMConfig, state: GradientEMState, block: ClientBlock,
+                   kept: Kept | None = None) -> Statistics:  # fmt: skip
+    """Sums over the clients of one leaf that have held-out rows. kept: what they remember of the training.
 
     Raises ValueError if the block has no held-out part, RunError if the run has no centres yet, ConfigError for an
     algorithm that has no common centres.
@@ -46,9 +49,16 @@ def evaluate_block(config: GradientEMConfig, state: GradientEMState, block: Clie
     for name, pull in ((RUN, True), (CENTRES, False)):
         theta, w = adapted(config, state, rows, v, move=pull)
         losses[name] = held.sizes * units - e_step(held, theta, w).log_likelihood
-    return held_rows.sums(block.leaf, held.sizes, losses)
+    known = np.zeros(block.clients, bool) if kept is None else kept.known
+    if known.any():
+        with np.errstate(all="ignore"):  # whoever has no memory counts for nothing
+            own = parameters(config, state, block, kept.memory)
+            losses[TRAINED] = held.sizes * units - e_step(held, own["theta"], own["w"]).log_likelihood
+    else:
+        losses[TRAINED] = np.zeros(block.clients)
+    return held_rows.sums(block.leaf, held.sizes, losses, of={TRAINED: known})
 
 
 def table(config: GradientEMConfig, statistics: Mapping[str, np.ndarray]) -> Table:
     """The table from the finished statistics of all leaves. Raises PopulationError if nothing was held out."""
-    return held_rows.table(statistics, (RUN, CENTRES))
+    return held_rows.table(statistics, (RUN, CENTRES, TRAINED))

@@ -16,6 +16,7 @@ from fedcore.errors import PopulationError
 from fedcore.population.blocks import ClientBlock
 
 RUN = "this run"
+SIZES_OF = "sizes of "  # a line, among the statistics
 LOSSES = {  # (title, axis)
     "nll": ("Negative log-likelihood", "negative log-likelihood (nats per row)"),
     "mse": ("Mean squared error", "mean squared error of a number"),
@@ -24,11 +25,16 @@ LOSSES = {  # (title, axis)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line: mean loss of a held-out row in the units of the data, and its standard error."""
+    """One line: mean loss of a held-out row in the units of the data, and its standard error.
+
+    clients, rows: that this line is about; None: all that were scored
+    """
 
     method: str
     loss: float
     standard_error: float
+    clients: int | None = None
+    rows: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +54,15 @@ class Table:
             "title": f"{title} of {self.rows} held-out rows of {self.clients} clients of {where}",
             "loss": self.loss, "axis": axis, "clients": self.clients, "held_out_rows": self.rows,
             "skipped": self.skipped,
-            "rows": [{"method": line.method, self.loss: line.loss, "se": line.standard_error} for line in self.lines],
+            "rows": [self._line(line) for line in self.lines],
         }  # fmt: skip
+
+    def _line(self, line: Row) -> dict:
+        row = {"method": line.method, self.loss: line.loss, "se": line.standard_error}
+        if all(each.clients is None for each in self.lines):
+            return row
+        return row | {"clients": self.clients if line.clients is None else line.clients,
+                      "held-out rows": self.rows if line.rows is None else line.rows}  # fmt: skip
 
 
 def held_out(block: ClientBlock) -> ClientBlock:
@@ -59,28 +72,42 @@ def held_out(block: ClientBlock) -> ClientBlock:
     return block.heldout
 
 
-def sums(leaf: int, m: np.ndarray, losses: Mapping[str, np.ndarray]) -> Statistics:
-    """Of one leaf. m: (C,) held-out rows of each client that are scored. losses: by line, (C,) their summed losses."""
+def sums(leaf: int, m: np.ndarray, losses: Mapping[str, np.ndarray],
+         of: Mapping[str, np.ndarray] | None = None) -> Statistics:  # fmt: skip
+    """Of one leaf. m: (C,) held-out rows of each client that are scored. losses: by line, (C,) their summed losses.
+    of: by line, (C,) bool, the only clients that the line is about.
+    """
     m = np.asarray(m, np.float64)
-    sizes = [np.sum(m > 0), np.sum(m), np.sum(m**2), np.sum(m == 0)]
-    found: Statistics = {"sizes": FloatSum.at(leaf, sizes)}
+    found: Statistics = {"sizes": FloatSum.at(leaf, _sizes(m))}
     for name, s in losses.items():
-        found[name] = FloatSum.at(leaf, [np.sum(s), np.sum(s**2), np.sum(s * m)])
+        mine = m if of is None or name not in of else np.where(of[name], m, 0.0)
+        s = np.where(mine > 0, s, 0.0)
+        found[name] = FloatSum.at(leaf, [np.sum(s), np.sum(s**2), np.sum(s * mine)])
+        if mine is not m:
+            found[f"{SIZES_OF}{name}"] = FloatSum.at(leaf, _sizes(mine))
     return found
 
 
+def _sizes(m: np.ndarray) -> list[float]:
+    return [np.sum(m > 0), np.sum(m), np.sum(m**2), np.sum(m == 0)]
+
+
 def table(statistics: Mapping[str, np.ndarray], names: Sequence[str], loss: str = "nll") -> Table:
-    """The table from the finished statistics of all leaves; lines that nobody summed are left out.
+    """The table from the finished statistics of all leaves, without lines that nobody summed or that are about nobody.
 
     Raises PopulationError if nothing was held out.
     """
-    clients, rows, squares, skipped = statistics["sizes"]
+    clients, rows, _, skipped = statistics["sizes"]
     if rows == 0:
         raise PopulationError("no client has held-out rows.", "Ingest the population with a held-out part.")
     lines = []
     for name in (name for name in names if name in statistics):
         total, total_squares, product = statistics[name]
-        mean = total / rows
-        spread = max(total_squares - 2 * mean * product + mean**2 * squares, 0.0)
-        lines.append(Row(name, float(mean), float(np.sqrt(spread) / rows)))
+        own_clients, own_rows, own_squares, _ = statistics.get(f"{SIZES_OF}{name}", statistics["sizes"])
+        if own_rows == 0:
+            continue
+        mean = total / own_rows
+        spread = max(total_squares - 2 * mean * product + mean**2 * own_squares, 0.0)
+        some = (int(own_clients), int(own_rows)) if own_rows < rows else (None, None)
+        lines.append(Row(name, float(mean), float(np.sqrt(spread) / own_rows), *some))
     return Table(loss, tuple(lines), int(clients), int(rows), int(skipped))

@@ -3,7 +3,8 @@
 Source: Liang, Shi, Al Kontar, Fattahi 2023, Section 5.2: every frame is a client, global atoms hold the background,
 local ones the foreground. The paper shows pictures. Here rectangles move over a texture, and masks are scored with a
 threshold that needs no truth, median + 6 MAD of |frame - background|, and beside it with the best of 25, chosen with
-the truth. Where FEDCORE_DATA has it, a real clip is separated too: a tree in the wind, before which a hand comes.
+the truth. Where FEDCORE_DATA has it, a real clip is separated too: a tree in the wind, before which a hand comes. With
+--population CLIP it is a clip of one's own instead (`fedcore.reproduce.perma_clip`).
 """
 
 from __future__ import annotations
@@ -18,22 +19,18 @@ from scipy.ndimage import gaussian_filter
 from threadpoolctl import threadpool_limits
 
 from fedcore.dictionaries import metrics, pooled, video
-from fedcore.dictionaries.centres import centre
-from fedcore.dictionaries.learners import singular_start
-from fedcore.dictionaries.matching import matched_atoms, star
 from fedcore.dictionaries.perpca import personalised_pca
-from fedcore.dictionaries.separation import LAST, TO_SPREAD, learn_background, separate
-from fedcore.randomness import stream
-from fedcore.reproduce.dictionaries_runs import train
+from fedcore.reproduce import perma_clip
 from fedcore.reproduce.experiment import Cell, Options, Place, ResultTable
-from fedcore.reproduce.fedem_runs import data_file, own_data_only, rows_population, verdict
+from fedcore.reproduce.fedem_runs import data_file, verdict
+from fedcore.reproduce.perma_clip import SHOWN, images_from, masks_from, parts, shown_frames, spread_left, to_text
 
 SEEDS, ATOMS, KEPT = 3, 100, 50
 BLOCKS = {"polyphase": (10, 10), "tiles": (12, 16)}  # both give 100 samples of 576 numbers
 TREE, TREE_BLOCK = ("video_tree", "tree.npz"), (20, 20)
+TREE_ATOMS = {"atoms": 50, "global_atoms": 30, "sparsity": 10}
 HAND = 53  # first frame of that clip with a hand
 BLUR, CHANGED = 4.0, 0.15  # pixels, and the blurred change from the frames before, which make the region of the hand
-SHOWN = 4
 SETTLED = 1.15  # ratio of spreads up to which more global atoms are not worth it
 
 
@@ -70,14 +67,10 @@ def median(place: Place, key: str, frames: np.ndarray, size: Size, seed: int) ->
 
 def perma(place: Place, key: str, frames: np.ndarray, size: Size, seed: int, layout: video.Layout, common: int,
           **settings) -> np.ndarray:  # fmt: skip
-    """A run of the method on whole frames; the background is the global part of the code of [G | L]."""
-    block = BLOCKS[layout]
-    population = rows_population(place, f"{layout}-{seed}", lambda: [video.to_rows(f, block, layout) for f in frames],
-                                 "synthetic: nobody's data")  # fmt: skip
+    """A run of the method on whole frames; the background is the global part of the rows."""
     settings = {"profile": "paper", "atoms": ATOMS, "global_atoms": common, "code": "top_k", "sparsity": KEPT,
                 "first": "singular", "starts": 1, "start_steps": 1, "rounds": size.rounds, **settings}  # fmt: skip
-    rows = train(place, key, settings, population, seed).outputs["rows_global"].reshape(len(frames), -1, 576)
-    return np.stack([video.to_frame(own, frames.shape[1:], block, layout) for own in rows])
+    return parts(place, key, frames, f"{layout}-{seed}", layout, BLOCKS[layout], settings, seed)[0]
 
 
 def perpca(place: Place, key: str, frames: np.ndarray, size: Size, seed: int, common: int) -> np.ndarray:
@@ -86,34 +79,18 @@ def perpca(place: Place, key: str, frames: np.ndarray, size: Size, seed: int, co
     return np.stack([video.to_frame(own @ found.T @ found, frames.shape[1:], BLOCKS["polyphase"]) for own in rows])
 
 
-def robust(place: Place, key: str, frames: np.ndarray, size: Size, seed: int, common: int,
-           aggregate: str = "mean") -> np.ndarray:  # fmt: skip
-    """See `fedcore.dictionaries.separation`."""
-    rows = np.stack([video.to_rows(frame, BLOCKS["polyphase"]) for frame in frames])
-    atoms = shared_background(rows, common, size.rounds, seed, aggregate)
-    return np.stack([video.to_frame(LAST(own, atoms)[0] @ atoms, frames.shape[1:], BLOCKS["polyphase"])
-                     for own in rows])  # fmt: skip
-
-
-def shared_background(rows: np.ndarray, common: int, rounds: int, seed: int, aggregate: str = "mean") -> np.ndarray:
-    """(rg, d) global atoms of clients' samples (N, n, d): singular vectors, matched by the star, then robust rounds."""
-    own = list(singular_start(lambda: iter([rows]), min(ATOMS, *rows.shape[1:])))
-    found = star(own, common, stream(seed, "dictionaries/anchors"))
-    start = centre(matched_atoms(own, found), "median", "unit").atoms
-    return learn_background(list(rows), start, rounds, aggregate=aggregate)
-
-
+ROBUST = {"profile": "robust", "aggregate": "mean", "start_steps": 0, "far": None, "refine_steps": 1}
 STAR = {"profile": "recommended", "matcher": "star", "aggregate": "median", "norm": "polar", "align": "lsa"}
 GRADIENT = {"learner": "gradient", "norm": "unit", "align": "lsa", "refine_steps": 5}
 LINES = {
     "median": Line("median of the frames", median),
     "mean": Line("mean of the frames", mean),
-    "robust-30": Line("PerMA, robust, polyphase, 30 global", partial(robust, common=30)),
-    "robust-10": Line("PerMA, robust, polyphase, 10 global", partial(robust, common=10)),
-    "robust-20": Line("PerMA, robust, polyphase, 20 global", partial(robust, common=20)),
-    "robust-60": Line("PerMA, robust, polyphase, 60 global", partial(robust, common=60)),
+    "robust-30": Line("PerMA, robust, polyphase, 30 global", partial(perma, layout="polyphase", common=30, **ROBUST)),
+    "robust-10": Line("PerMA, robust, polyphase, 10 global", partial(perma, layout="polyphase", common=10, **ROBUST)),
+    "robust-20": Line("PerMA, robust, polyphase, 20 global", partial(perma, layout="polyphase", common=20, **ROBUST)),
+    "robust-60": Line("PerMA, robust, polyphase, 60 global", partial(perma, layout="polyphase", common=60, **ROBUST)),
     "robust-30-median": Line("PerMA, robust, median of atoms, 30 global",
-                             partial(robust, common=30, aggregate="median")),
+                             partial(perma, layout="polyphase", common=30, **{**ROBUST, "aggregate": "median"})),
     "paper-10": Line("PerMA as printed, polyphase, 10 global", partial(perma, layout="polyphase", common=10)),
     "paper-30": Line("PerMA as printed, polyphase, 30 global", partial(perma, layout="polyphase", common=30)),
     "paper-3": Line("PerMA as printed, polyphase, 3 global", partial(perma, layout="polyphase", common=3)),
@@ -121,6 +98,10 @@ LINES = {
                     partial(perma, layout="polyphase", common=10, **STAR)),
     "gradient-10": Line("PerMA, Algorithms 5 and 6, polyphase, 10 global",
                         partial(perma, layout="polyphase", common=10, **GRADIENT)),
+    "gradient-alone-10": Line("PerMA, Algorithm 5 without 6, polyphase, 10 global",
+                              partial(perma, layout="polyphase", common=10, **{**GRADIENT, "refine_steps": 0})),
+    "gradient-omp-10": Line("PerMA, Algorithms 5 and 6, codes by OMP, polyphase, 10 global",
+                            partial(perma, layout="polyphase", common=10, **GRADIENT, code="omp")),
     "tiles-10": Line("PerMA as printed, tiles, 10 global", partial(perma, layout="tiles", common=10)),
     "tiles-30": Line("PerMA as printed, tiles, 30 global", partial(perma, layout="tiles", common=30)),
     "perpca-30": Line("PerPCA, polyphase, 30 + 30", partial(perpca, common=30)),
@@ -136,7 +117,9 @@ class PermaVideo:
     title = "PerMA on a surveillance clip: background, and masks of what moves"
 
     def cells(self, options: Options, place: Place) -> Sequence[Cell]:
-        own_data_only(options)
+        if options.population is not None:
+            perma_clip.read(options)  # before anything is computed
+            return perma_clip.cells()
         cells = [Cell(f"{line}-{seed}", f"{LINES[line].title}, clip {seed}", {"line": line, "seed": seed})
                  for seed in seeds(options) for line in lines(options)]  # fmt: skip
         if data_file(*TREE) is not None:
@@ -146,8 +129,10 @@ class PermaVideo:
     def compute(self, cell: Cell, options: Options, place: Place) -> dict:
         size, line = QUICK if options.quick else FULL, cell.arguments["line"]
         with threadpool_limits(1):  # as the engine has it, so that seconds compare
+            if options.population is not None:
+                return perma_clip.compute(place, cell, options, size.rounds)
             if line == "tree":
-                return tree(size)
+                return tree(place, cell.key, size)
             seed = cell.arguments["seed"]
             clip = video.surveillance(seed, size.frames, size.height, size.width)
             began = time.perf_counter()
@@ -157,6 +142,8 @@ class PermaVideo:
         return {**scores(clip, background), **pictures, "seconds": seconds}
 
     def table(self, options: Options, results: Mapping[str, dict]) -> ResultTable:
+        if options.population is not None:
+            return perma_clip.table(self.title, results)
         rows = []
         for line in lines(options):
             cells = [results[f"{line}-{seed}"] for seed in seeds(options)]
@@ -173,6 +160,8 @@ class PermaVideo:
         return ResultTable(self.title, rows, [*notes(options), *claims(options, results)])
 
     def figure(self, options: Options, results: Mapping[str, dict]) -> bytes:
+        if options.population is not None:
+            return perma_clip.figure(results)
         from fedcore.evaluation.images import grid_figure
 
         size = QUICK if options.quick else FULL
@@ -181,12 +170,12 @@ class PermaVideo:
         rows = {"frame": clip.frames[at], "true mask": clip.masks[at]}
         for line in DRAWN:
             found = results[f"{line}-1"]
-            rows[f"{LINES[line].title}: background"] = _images(found["backgrounds"], clip.frames.shape[1:])
-            rows[f"{LINES[line].title}: mask, own threshold"] = _masks(found["masks"], clip.frames.shape[1:3])
+            rows[f"{LINES[line].title}: background"] = images_from(found["backgrounds"], clip.frames.shape[1:])
+            rows[f"{LINES[line].title}: mask, own threshold"] = masks_from(found["masks"], clip.frames.shape[1:3])
         if "tree" in results:
             shape = results["tree"]["shape"]
             for part in ("frame", "background", "foreground"):
-                rows[f"tree and hand: {part}"] = _images(results["tree"][part], shape)
+                rows[f"tree and hand: {part}"] = images_from(results["tree"][part], shape)
         return grid_figure(rows, "Background and foreground of a fixed camera")
 
 
@@ -196,11 +185,6 @@ def lines(options: Options) -> Sequence[str]:
 
 def seeds(options: Options) -> range:
     return range(1, (options.seeds or (1 if options.quick else SEEDS)) + 1)
-
-
-def shown_frames(frames: int) -> np.ndarray:
-    """Numbers of the frames that a figure shows."""
-    return np.linspace(0, frames - 1, SHOWN + 2).round().astype(int)[1:-1]
 
 
 # --- scores ---------------------------------------------------------------------------------------------------------
@@ -214,7 +198,7 @@ def scores(clip: video.Clip, background: np.ndarray) -> dict:
     return {
         "f1": own.f1, "iou": own.iou, "best_f1": best.f1, "best_iou": best.iou,
         "psnr": float(metrics.psnr(np.mean((background - clip.background) ** 2))),
-        "spread": TO_SPREAD * float(np.median(np.abs(clip.frames - background))),
+        "spread": spread_left(clip.frames, background),
     }  # fmt: skip
 
 
@@ -222,25 +206,22 @@ def images_of(clip: video.Clip, background: np.ndarray) -> dict:
     """JSON of the images in the figure: backgrounds, and masks at the threshold without truth."""
     difference = video.difference(clip.frames, background)
     at = shown_frames(len(clip.frames))
-    return {"backgrounds": _bytes(np.broadcast_to(background, clip.frames.shape)[at]),
-            "masks": _bytes(difference[at] > video.own_threshold(difference))}  # fmt: skip
+    return {"backgrounds": to_text(np.broadcast_to(background, clip.frames.shape)[at]),
+            "masks": to_text(difference[at] > video.own_threshold(difference))}  # fmt: skip
 
 
-def tree(size: Size) -> dict:
+def tree(place: Place, key: str, size: Size) -> dict:
     """The real clip by the robust background with 30 global atoms. JSON: of the frames with a hand, the share of the
     energy of frame - background that lies in the hand, by background; local: of the local atoms' part; and images.
 
     The hand's region is where the blurred frame differs from the median of the frames before it came.
     """
     frames = video.read_clip(data_file(*TREE), size.tree)
-    rows = np.stack([video.to_rows(frame, TREE_BLOCK) for frame in frames])
     began = time.perf_counter()
-    atoms = shared_background(rows, 30, size.rounds, 1)
-    parts = [separate(own, atoms, 20, 10) for own in rows]
+    settings = {"profile": "robust", "aggregate": "mean", "far": None, "rounds": size.rounds, **TREE_ATOMS}
+    background, foreground = parts(place, key, frames, "tree", "polyphase", TREE_BLOCK, settings, 1)
     seconds = time.perf_counter() - began
     shape = frames.shape[1:]
-    background = np.stack([video.to_frame(part.background, shape, TREE_BLOCK) for part in parts])
-    foreground = np.stack([video.to_frame(part.foreground, shape, TREE_BLOCK) for part in parts])
     hand = -(-HAND // size.tree)
     change = video.difference(frames[hand:], np.median(frames[:hand], axis=0))
     region = gaussian_filter(change, (0, BLUR, BLUR)) > CHANGED
@@ -253,7 +234,7 @@ def tree(size: Size) -> dict:
     small = (shape[0] // 2, shape[1] // 2, shape[2])
 
     def halved(images: np.ndarray) -> str:
-        return _bytes(images[at].reshape(SHOWN, small[0], 2, small[1], 2, 3).mean(axis=(2, 4)))
+        return to_text(images[at].reshape(SHOWN, small[0], 2, small[1], 2, 3).mean(axis=(2, 4)))
 
     return {
         "inside": inside(background[hand:]), "local": metrics.energy_inside(foreground[hand:], region),
@@ -262,22 +243,6 @@ def tree(size: Size) -> dict:
         "shape": list(small), "frame": halved(frames), "background": halved(background),
         "foreground": halved(np.abs(foreground) * 2),
     }  # fmt: skip
-
-
-def _bytes(images: np.ndarray) -> str:
-    """Images of [0, 1], or masks, as hexadecimal text for JSON."""
-    if images.dtype == bool:
-        return np.packbits(images).tobytes().hex()
-    return np.rint(np.clip(images, 0, 1) * 255).astype(np.uint8).tobytes().hex()
-
-
-def _images(text: str, shape: Sequence[int]) -> np.ndarray:
-    return np.frombuffer(bytes.fromhex(text), np.uint8).reshape(-1, *shape) / 255.0
-
-
-def _masks(text: str, shape: Sequence[int]) -> np.ndarray:
-    bits = np.unpackbits(np.frombuffer(bytes.fromhex(text), np.uint8))
-    return bits[: SHOWN * shape[0] * shape[1]].reshape(-1, *shape).astype(bool)
 
 
 # --- what the table says --------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import pytest
 from fedcore.dictionaries import learners, samples
 from fedcore.dictionaries.coding import Coder
 from fedcore.dictionaries.operators import d12, normalise, polar
+from fedcore.dictionaries.synthetic import shared_atoms
 from fedcore.errors import PopulationError
 from fedcore.randomness import stream
 from tests.dictionaries.run_in_memory import block_of
@@ -204,3 +205,15 @@ def test_memory_of_a_pass_over_a_large_client_is_that_of_a_tile():
     b = samples.tile_rows(d)
     assert 20_000 > 4 * b
     assert peak < 1.2 * 8 * (d * b + r * b + 2 * d * r + r * r)
+
+
+def test_of_several_starts_the_one_that_codes_the_samples_is_kept():
+    """With fewer atoms than features, a frame off all samples has no codes to pay for, but all residuals."""
+    problem = shared_atoms(0, 1, 8, 2, 2, 80)
+    y, true = problem.samples[0], problem.atoms(0)
+    off = np.linalg.svd(true)[2][4:]
+    atoms, scores = learners.warm_start("orthogonal", lambda: iter([y[None]]), np.array([80.0]),
+                                        np.stack([off, true])[None], THRESHOLD, learners.Schedule())  # fmt: skip
+    assert d12(atoms[0], true) < 1e-6
+    x = THRESHOLD(y, true)
+    assert scores[0] == pytest.approx(0.15**2 * np.count_nonzero(x), rel=1e-6)

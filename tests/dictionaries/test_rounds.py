@@ -1,5 +1,7 @@
 """Rounds in memory: recovery, weak, late and useless clients, bad input (small versions of acceptance A1, A5 to A8)."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from pydantic import ValidationError
@@ -80,7 +82,7 @@ def test_the_number_of_global_atoms_can_be_left_open():
         assert ran.state.common.shape == (3, 6) and d12(ran.state.common, common) < 1e-2
         assert ran.infos[0].scalars["global_atoms"] == 3 and "scores" in ran.infos[0].note
     rows, _, _ = task(4, shared=0)
-    ran = run(block_of(rows), **{**SMALL, "global_atoms": "null"})
+    ran = run(block_of(rows), **{**SMALL, "global_atoms": "null", "norm": "polar"})
     assert ran.state.common.shape == (0, 6) and ran.outputs()["local"].shape == (10, 6, 6)
 
 
@@ -246,7 +248,50 @@ def test_parts_add_up_to_the_reconstruction():
         ran.method.personalise(ran.method.init(facts(ran.block)), ran.block, None)
 
 
+def stuck(memory, number):
+    """Before round 2 client 0 forgets its local atoms for ones that fit nothing in particular."""
+    if number == 1:
+        memory = {name: value.copy() for name, value in memory.items()}
+        memory["local"][0] = random_atoms(stream(1, "stuck"), 6, 6)[:3]
+    return memory
+
+
+def test_local_atoms_that_are_stuck_begin_anew():
+    """Half way through, in round 4; they are kept only where the objective falls."""
+    rows, dictionaries, common = task(1)
+    settings = {**SMALL, "rounds": 8, "start": "given", "given": {"global": common}, "change": stuck}
+    never, anew = run(block_of(rows), **settings), run(block_of(rows), **settings, restarts=5)
+    (_, before), (error, after) = errors(never, dictionaries, common), errors(anew, dictionaries, common)
+    assert before[0] > 0.1 and after[0] < 1e-2 and error < 1e-6 and (after < 1e-2).all()
+    assert anew.column("begun_anew").tolist() == [0, 0, 0, anew.column("begun_anew")[3], 0, 0, 0, 0]
+    assert 1 <= anew.column("begun_anew")[3] < 10 and "begun_anew" not in never.infos[-1].scalars
+    kept = run(block_of(rows), **{**settings, "change": None}, restarts=1)
+    assert (errors(kept, dictionaries, common)[1] < 1e-2).all()  # one beginning may be worse, and is then left
+
+
+@pytest.mark.parametrize("settings", [{}, {"aggregate": "mean"}, {"learner": "gradient"}, {"profile": "robust"}])
+def test_dictionaries_sent_with_half_the_bytes(settings):
+    rows, dictionaries, common = task(1, clients=6)
+    double, single = (run(block_of(rows), **{**SMALL, **settings, "precision": f}) for f in ("float64", "float32"))
+    for name in ("bytes_up", "bytes_down"):
+        np.testing.assert_array_equal(2 * single.column(name), double.column(name))
+    assert single.infos[0].scalars["bytes_up"] == 6 * 36 * 4
+    assert 0 < d12(single.state.common, double.state.common) < 1e-5
+    message = single.method.message(replace(single.state, phase="rounds"))
+    assert message.common.dtype == np.float32 and single.state.common.dtype == np.float64
+
+
+def test_sums_are_sent_in_full():
+    rows, _, _ = task(1, clients=4)
+    settings = {**SMALL, "rounds": 3, "learner": "statistics", "code": "omp", "sparsity": 2}
+    double, single = (run(block_of(rows), **settings, precision=f) for f in ("float64", "float32"))
+    assert single.column("bytes_up")[1:].tolist() == double.column("bytes_up")[1:].tolist() == [4 * 8 * (9 + 18)] * 3
+    np.testing.assert_array_equal(2 * single.column("bytes_down"), double.column("bytes_down"))
+
+
 @pytest.mark.parametrize("settings, why", [
+    ({"restarts": 2, "learner": "statistics", "code": "omp"}, "restarts are for"),
+    ({"restarts": 2, "profile": "robust"}, "restarts are for"),
     ({"global_atoms": 7}, "0 to atoms"), ({"learner": "orthogonal", "code": "omp"}, "threshold or top_k"),
     ({"learner": "statistics"}, "omp or lasso"), ({"weights": "samples"}, "aggregate = mean"),
     ({"global_atoms": "null", "ragged": True}, "ragged needs"),

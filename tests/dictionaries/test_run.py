@@ -59,6 +59,7 @@ def digest(path) -> str:
 @pytest.mark.parametrize("settings", [
     {}, {"profile": "paper", "participation": 0.6, "matched_clients": 6},
     {"learner": "statistics", "code": "omp", "sparsity": 2, "start_steps": 5, "local_rounds": 2},
+    {"profile": "robust", "participation": 0.6, "local_rounds": 2, "first_threshold": 0.3},
 ], ids=str)  # fmt: skip
 def test_a_run_in_pieces_has_the_bits_of_a_whole_one(tmp_path, settings):
     """Interrupted after every pass and resumed, and on blocks of another size: state and memories are the same."""
@@ -114,7 +115,7 @@ def test_the_next_run_starts_from_the_one_before(tmp_path):
         monkey = begin(population, tmp_path, FAST, run_id="third")
         monkey.close()
         info = (monkey.run.path / "run.json").read_text()
-        (monkey.run.path / "run.json").write_text(info.replace("dictionaries-1", "dictionaries-0"))
+        (monkey.run.path / "run.json").write_text(info.replace("dictionaries-2", "dictionaries-0"))
         resume(monkey.run.path, InProcessBackend())
 
 

@@ -8,10 +8,12 @@ from fedcore.dictionaries import DictionariesConfig, DictionariesState
 from fedcore.dictionaries.synthetic import shared_atoms
 from fedcore.engine import InProcessBackend
 from fedcore.errors import PopulationError, RunError
-from fedcore.evaluation.dictionaries import ALONE, PERSONAL, RUN, ZERO, evaluate_block, table
+from fedcore.evaluation.dictionaries import ALONE, PERSONAL, RUN, TRAINED, ZERO, evaluate_block, table
 from fedcore.evaluation.evaluate import evaluate_run
+from fedcore.evaluation.memories import Kept, remembered_of
 from fedcore.evaluation.report import run_figures
 from fedcore.population.blocks import RowsBlock
+from fedcore.population.ingest import ingest
 from fedcore.population.writer import PopulationWriter
 from fedcore.session import TrainRequest, ending, start
 
@@ -49,6 +51,26 @@ def test_by_hand():
     assert found.to_json("p")["rows"][0]["mse"] == mse[RUN]
 
 
+def test_own_atoms_as_trained_by_hand():
+    """As above; the second client remembers an atom that codes its held-out row, the first one nothing."""
+    training = [[[0, 2.0, 0]], [[3.0, 0, 0]], [[0, 1.0, 0]]]
+    heldout = [[[4.0, 0, 0], [0, 5.0, 0]], [[0, 0, 3.0]], [[0, 2.0, 0]]]
+    memory = {"rank": np.array([0, 2, 1]), "local": np.zeros((3, 2, 3)), "distance": np.zeros(3)}
+    memory["local"][1, 0] = [0, 0.6, 0.8]
+    kept = Kept(memory, np.array([False, True, True]))
+    found = table(CONFIG, values(evaluate_block(CONFIG, state([[1.0, 0, 0]]), block(training, heldout), kept)))
+    lines = {line.method: line for line in found.lines}
+    assert lines[TRAINED].loss == pytest.approx((9 * (1 - 0.64) + 4) / 2 / 3)  # client 2 has the global atom alone
+    assert (lines[TRAINED].clients, lines[TRAINED].rows) == (2, 2)
+    assert (found.clients, found.rows, lines[RUN].clients) == (3, 4, None)
+    shown = {row["method"]: row for row in found.to_json("p")["rows"]}
+    assert (shown[TRAINED]["clients"], shown[TRAINED]["held-out rows"]) == (2, 2)
+    assert (shown[RUN]["clients"], shown[RUN]["held-out rows"]) == (3, 4)
+    nobody = Kept(memory, np.zeros(3, bool))
+    found = table(CONFIG, values(evaluate_block(CONFIG, state([[1.0, 0, 0]]), block(training, heldout), nobody)))
+    assert TRAINED not in {line.method for line in found.lines} and "clients" not in found.to_json("p")["rows"][0]
+
+
 def test_what_cannot_be_scored():
     rows = [[[1.0, 0, 0]]]
     whole = block(rows, rows)
@@ -62,25 +84,67 @@ def test_what_cannot_be_scored():
         table(CONFIG, values(evaluate_block(CONFIG, state([[1.0, 0, 0]]), block(rows, [np.zeros((0, 3))]))))
 
 
-def test_a_run(tmp_path):
-    """Shared atoms beat zero, and own directions added to them beat both; the report shows curves and scores."""
-    drawn = shared_atoms(1, 8, samples=120)
+def packed(drawn, clients, cut):
+    rows = [own[cut] for own in drawn.samples[clients]]
+    return np.concatenate([[0], np.cumsum([len(own) for own in rows])]), np.concatenate(rows)
 
-    def packed(cut):
-        rows = [own[cut] for own in drawn.samples]
-        return np.concatenate([[0], np.cumsum([len(own) for own in rows])]), np.concatenate(rows)
 
-    with PopulationWriter(tmp_path / "p", "rows", 6, dtype="float64", public_for_evaluation="drawn") as writer:
-        writer.write(range(8), packed(slice(0, 100)), packed(slice(100, None)))
-        population = writer.commit()
+def made(writer, drawn, clients):
+    with writer:
+        writer.write([f"c{i}" for i in range(8)[clients]], packed(drawn, clients, slice(0, 100)),
+                     packed(drawn, clients, slice(100, None)))  # fmt: skip
+        return writer.commit()
+
+
+def trained(population, tmp_path):
     request = TrainRequest(method="dictionaries", population=str(population.path), runs=str(tmp_path / "runs"),
                            run_id="r", settings={"rounds": 3, "starts": 1})  # fmt: skip
     with ending(session := start(request, InProcessBackend(), stamp="then")):
         while session.training.step() is not None:
             pass
-    result = evaluate_run(session.run.path, population, keep=True)
+    return session.run
+
+
+SIZES = {"dtype": "float64", "public_for_evaluation": "drawn", "clients_per_leaf": 2, "clients_per_block": 4}
+
+
+def test_a_run(tmp_path):
+    """Shared atoms beat zero, and own directions added to them beat both; the report shows curves and scores."""
+    population = made(PopulationWriter(tmp_path / "p", "rows", 6, **SIZES), shared_atoms(1, 8, samples=120), slice(8))
+    run = trained(population, tmp_path)
+    result = evaluate_run(run.path, population, keep=True)
     mse = {row["method"]: row["mse"] for row in result["rows"]}
-    assert mse[PERSONAL] < mse[RUN] < mse[ZERO]
-    assert result["clients"] == 8 and result["held_out_rows"] == 160
-    assert {"loss", "movement", "distance", "nonzero", "evaluation"} <= set(run_figures(session.run))
-    assert result["title"] in (session.run.path / "report.html").read_text()
+    assert mse[TRAINED] < mse[PERSONAL] < mse[RUN] < mse[ZERO]
+    assert result["clients"] == 8 and result["held_out_rows"] == 160 and "clients" not in result["rows"][0]
+    assert {"loss", "movement", "distance", "nonzero", "evaluation"} <= set(run_figures(run))
+    assert result["title"] in (run.path / "report.html").read_text()
+    other = made(PopulationWriter(tmp_path / "q", "rows", 6, **SIZES), shared_atoms(1, 8, samples=120), slice(8))
+    refitted = {row["method"]: row["mse"] for row in evaluate_run(run.path, other)["rows"]}
+    assert refitted == {name: value for name, value in mse.items() if name != TRAINED}
+    next((run.path / "memory" / "000004").iterdir()).unlink()
+    with pytest.raises(RunError, match="memories of the clients of block"):
+        evaluate_run(run.path, population)
+
+
+def test_clients_that_came_later_have_no_memories(tmp_path):
+    """Trained on five clients; three more fill up the last block and begin another. The first five are as trained."""
+    drawn = shared_atoms(1, 8, samples=120)
+    first = made(PopulationWriter(tmp_path / "p", "rows", 6, **SIZES), drawn, slice(5))
+    run = trained(first, tmp_path)
+    before = {row["method"]: row for row in evaluate_run(run.path, first)["rows"]}
+    for name, cut in (("more", slice(0, 100)), ("held", slice(100, None))):
+        ids = np.repeat([f"c{i}" for i in range(5, 8)], len(drawn.samples[0][cut]))
+        np.savez(tmp_path / f"{name}.npz", x=packed(drawn, slice(5, None), cut)[1], client=ids)
+    later = ingest(tmp_path / "more.npz", first.path, heldout=tmp_path / "held.npz", append=True,
+                   public_for_evaluation="drawn")  # fmt: skip
+    assert (later.version, later.n_clients, later.id) == (2, 8, first.id)
+    result = evaluate_run(run.path, later, keep=True)
+    rows = {row["method"]: row for row in result["rows"]}
+    assert rows[TRAINED]["mse"] == pytest.approx(before[TRAINED]["mse"]) and rows[TRAINED]["clients"] == 5
+    assert rows[RUN]["clients"] == 8 and result["clients"] == 8
+    kept = remembered_of(run, later).of(4, 4)
+    assert kept.known.tolist() == [True, False, False, False]
+    assert kept.part(1, 3).known.tolist() == [False] * 3
+    assert remembered_of(run, later).of(6, 2) is None
+    longer = trained(later, tmp_path / "again")
+    assert remembered_of(longer, first) is None  # trained on a version that came after it

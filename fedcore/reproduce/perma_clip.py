@@ -1,0 +1,154 @@
+"""A clip of one's own, separated into background and what moves; and what all clips of experiments share.
+
+The clip is an NPZ or NPY of frames or a folder of images (`fedcore.dictionaries.video.read_clip`) from a camera that
+stands still. Nobody knows its truth, so what is told of a background is the spread that it leaves and the share of the
+pixels beyond a threshold that needs no truth.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from fedcore.dictionaries import pooled, video
+from fedcore.dictionaries.separation import TO_SPREAD
+from fedcore.reproduce.dictionaries_runs import train
+from fedcore.reproduce.experiment import Cell, Options, Place, ResultTable
+from fedcore.reproduce.fedem_runs import rows_population
+
+SHOWN = 4
+FEATURES = 576  # numbers of a sample that blocks of a clip are chosen for, as in the paper
+GLOBAL, LOCAL, SPARSITY = 30, 20, 10  # of the robust background of somebody's clip, if samples suffice
+FRAMES, QUICK_FRAMES = 60, 12
+WIDE = 240  # pixels of a picture in the figure
+BACKGROUNDS = {"robust": "PerMA, robust", "median": "median of the frames", "mean": "mean of the frames"}
+
+
+# --- what all clips share -------------------------------------------------------------------------------------------
+
+
+def parts(place: Place, key: str, frames: np.ndarray, name: str, layout: video.Layout, block: tuple[int, int],
+          settings: dict, seed: int) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """(global parts, local parts) of frames, both (F, H, W, C), by a run of the method. name: of their population."""
+    rows = [video.to_rows(frame, block, layout) for frame in frames]
+    population = rows_population(place, name, lambda: rows, "a clip for an experiment")
+    outputs = train(place, key, settings, population, seed).outputs
+    split = (outputs[part].reshape(len(frames), *rows[0].shape) for part in ("rows_global", "rows_local"))
+    back, front = (np.stack([video.to_frame(own, frames.shape[1:], block, layout) for own in part]) for part in split)
+    return back, front
+
+
+def shown_frames(frames: int) -> np.ndarray:
+    """Numbers of the frames that a figure shows."""
+    return np.linspace(0, frames - 1, SHOWN + 2).round().astype(int)[1:-1]
+
+
+def spread_left(frames: np.ndarray, background: np.ndarray) -> float:
+    """1.4826 median |frame - background|, which needs no truth."""
+    return TO_SPREAD * float(np.median(np.abs(frames - background)))
+
+
+def to_text(images: np.ndarray) -> str:
+    """Images of [0, 1], or masks, as hexadecimal text for JSON."""
+    if images.dtype == bool:
+        return np.packbits(images).tobytes().hex()
+    return np.rint(np.clip(images, 0, 1) * 255).astype(np.uint8).tobytes().hex()
+
+
+def images_from(text: str, shape: Sequence[int]) -> np.ndarray:
+    return np.frombuffer(bytes.fromhex(text), np.uint8).reshape(-1, *shape) / 255.0
+
+
+def masks_from(text: str, shape: Sequence[int], count: int = SHOWN) -> np.ndarray:
+    bits = np.unpackbits(np.frombuffer(bytes.fromhex(text), np.uint8))
+    return bits[: count * shape[0] * shape[1]].reshape(-1, *shape).astype(bool)
+
+
+# --- a clip of one's own --------------------------------------------------------------------------------------------
+
+
+def read(options: Options) -> np.ndarray:
+    """(F, H, W, C) the clip that the options name, every so-many-th frame of it. Raises IngestError."""
+    frames = video.read_clip(options.population)
+    return frames[:: -(-len(frames) // (QUICK_FRAMES if options.quick else FRAMES))]
+
+
+def block_for(shape: Sequence[int]) -> tuple[int, int]:
+    """(height, width) of blocks that fill frames (H, W, C), so that a sample of `polyphase` has about 576 numbers; of
+    equal ones the most square."""
+    height, width, channels = shape
+
+    def far(block: tuple[int, int]) -> tuple[float, float]:
+        numbers = channels * (height // block[0]) * (width // block[1])
+        return abs(float(np.log(numbers / FEATURES))), abs(float(np.log(block[0] / block[1])))
+
+    return min(((a, b) for a in _divisors(height) for b in _divisors(width)), key=far)
+
+
+def _divisors(number: int) -> list[int]:
+    return [k for k in range(1, number + 1) if number % k == 0]
+
+
+def settings_for(block: tuple[int, int], shape: Sequence[int], rounds: int) -> dict:
+    """Of the method: 30 global and 20 local atoms, or as many as samples and their numbers allow."""
+    samples = block[0] * block[1]
+    room = min(samples, int(np.prod(shape)) // samples)
+    common = max(min(GLOBAL, room // 2), 1)
+    return {"profile": "robust", "atoms": common + min(LOCAL, room - common), "global_atoms": common,
+            "sparsity": SPARSITY, "rounds": rounds}  # fmt: skip
+
+
+def cells() -> list[Cell]:
+    return [Cell(f"own-{name}", title, {"line": name}) for name, title in BACKGROUNDS.items()]
+
+
+def compute(place: Place, cell: Cell, options: Options, rounds: int) -> dict:
+    """JSON: spread; moving: share of the pixels beyond the threshold; seconds; shape and texts of pictures."""
+    frames, name = read(options), cell.arguments["line"]
+    began, local = time.perf_counter(), None
+    if name == "robust":
+        block = block_for(frames.shape[1:])
+        settings = settings_for(block, frames.shape[1:], rounds)
+        background, local = parts(place, cell.key, frames, "own", "polyphase", block, settings, 1)
+    else:
+        background = (pooled.frame_median if name == "median" else pooled.frame_mean)(frames)
+    seconds = time.perf_counter() - began
+    difference = video.difference(frames, background)
+    masks = difference > video.own_threshold(difference)
+    at, step = shown_frames(len(frames)), -(-frames.shape[2] // WIDE)
+    small = (slice(None, None, step),) * 2
+    pictures = {"frames": frames, "backgrounds": np.broadcast_to(background, frames.shape), "masks": masks}
+    if local is not None:
+        pictures["local"] = 2 * np.abs(local)
+    return {
+        "spread": spread_left(frames, background), "moving": float(masks.mean()), "seconds": seconds,
+        "count": len(frames), "shape": list(frames[0][small].shape),
+        **{key: to_text(images[at][:, *small]) for key, images in pictures.items()},
+    }  # fmt: skip
+
+
+def table(title: str, results: Mapping[str, dict]) -> ResultTable:
+    rows = [{"background": title_, "spread left": f"{results[f'own-{name}']['spread']:.4f}",
+             "pixels that move": f"{results[f'own-{name}']['moving']:.4f}",
+             "s": f"{results[f'own-{name}']['seconds']:.1f}"} for name, title_ in BACKGROUNDS.items()]  # fmt: skip
+    return ResultTable(title, rows, [
+        f"Your clip, {results['own-robust']['count']} frames. Nobody knows its truth: spread left is 1.4826 median "
+        "|frame - background|; pixels that move lie beyond median + 6 MAD of the largest difference over the channels.",
+    ])  # fmt: skip
+
+
+def figure(results: Mapping[str, dict]) -> bytes:
+    """Frames, and of each background the background and the mask; of PerMA what its local atoms hold."""
+    from fedcore.evaluation.images import grid_figure
+
+    shape = results["own-robust"]["shape"]
+    rows = {"frame": images_from(results["own-robust"]["frames"], shape)}
+    for name, title in BACKGROUNDS.items():
+        found = results[f"own-{name}"]
+        rows[f"{title}: background"] = images_from(found["backgrounds"], shape)
+        if "local" in found:
+            rows[f"{title}: local atoms"] = images_from(found["local"], shape)
+        rows[f"{title}: mask"] = masks_from(found["masks"], shape[:2])
+    return grid_figure(rows, "Background and what moves")
