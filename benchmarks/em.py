@@ -5,7 +5,7 @@ have all rows in memory, standardised, float64: `plain` is written as one writes
 give the sums over all rows, and `apart` the means of every client. Rounds of ours start from the float32 rows of the
 store (in memory, or not: the flows) and standardise them. A ratio of 1 is the floor's speed, 0.5 half of it.
 
-FEDCORE_PEERS names an interpreter that has pfl (https://pypi.org/project/pfl/); without it that row is skipped.
+`--peer pfl=INTERPRETER` names one that has pfl (https://pypi.org/project/pfl/); without it that row is skipped.
 """
 
 import json
@@ -21,7 +21,8 @@ from time import process_time
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from benchmarks import floors
+from benchmarks import floors, machine
+from benchmarks.measured import Measured, in_turns
 from benchmarks.populations import COLUMNS, COMPONENTS, ROWS, mixture_means, mixture_rows
 from fedcore.engine import InProcessBackend
 from fedcore.federated_em import FederatedEM, FederatedEMConfig
@@ -44,19 +45,24 @@ SETTINGS = {"components": COMPONENTS, "covariance": "diag", "monitor_every": 100
 def measure(options) -> dict:
     equal = mixture_rows(options.dir, options.clients)
     ragged = mixture_rows(options.dir, options.clients, ragged=True)
+    limits = machine.limits()
     with threadpool_limits(1):
-        rows, per_row = _in_memory(equal, options.repeats)
-        rows += _in_memory(ragged, options.repeats, per_row)[0]
+        rows, per_row = in_memory(equal, options.repeats)
+        core = next(row for row in rows if row["what"] == "core")
+        # Rows are read once; products with 1, x and x^2 give responsibilities, and these the sums.
+        flops = 4.0 * equal.n_rows * COMPONENTS * (1 + 2 * COLUMNS)
+        core |= limits.shares(equal.n_clients / core["updates_per_cpu_s"], 4.0 * equal.n_rows * COLUMNS, flops)
+        rows += in_memory(ragged, options.repeats, per_row)[0]
         rows += _run_store(equal, per_row)
     rows += [_flow(equal, workers, per_row) for workers in (1, 2)]
-    rows.append(_peer(equal, rows[0]["updates_per_cpu_s"]))
-    return {"benchmark": "em", "clients": options.clients, "rows": rows}
+    rows.append(_peer(equal, rows[0]["updates_per_cpu_s"], options.peers.get("pfl")))
+    return {"benchmark": "em", "clients": options.clients, "rows": rows + limits.rows()}
 
 
 # --- one process, rows in memory ------------------------------------------------------------------------------------
 
 
-def _given(population) -> dict:
+def given_start(population) -> dict:
     """Public parameters, centre and scale to start from, which are near the truth."""
     first = population.read(0).x.astype(np.float64)
     centre, scale = first.mean(axis=0), first.std(axis=0)
@@ -64,11 +70,11 @@ def _given(population) -> dict:
             "covariances": np.tile(1 / scale**2, (COMPONENTS, 1)), "centre": centre, "scale": scale}  # fmt: skip
 
 
-def _in_memory(population, repeats: int, per_row: dict | None = None) -> tuple[list[dict], dict]:
+def in_memory(population, repeats: int, per_row: dict | None = None) -> tuple[list[dict], dict]:
     """Floors (unless their seconds for each row are given) and ours, in turns; medians of CPU-seconds."""
     blocks = [population.read(index) for index in range(len(population.blocks))]
     parts = [leaf for block in blocks for leaf in leaves(block, population.clients_per_leaf)]
-    given, clients, n = _given(population), population.n_clients, population.n_rows
+    given, clients, n = given_start(population), population.n_clients, population.n_rows
     theta = {name: given[name] for name in ("weights", "means", "covariances")}
     public = PublicFacts("rows", COLUMNS, population.clients_per_leaf, clients, None, 1.0, 0, start=given)
     em = FederatedEM(FederatedEMConfig(algorithm="em", start="given", standardise=False, **SETTINGS))
@@ -97,22 +103,19 @@ def _in_memory(population, repeats: int, per_row: dict | None = None) -> tuple[l
         arguments = (theta["weights"], theta["means"], theta["covariances"])
         ours = {"floor plain": floors.mixture(x, *arguments), "floor tiled": floors.mixture_in_tiles(x, *arguments),
                 "floor apart": floors.mixture_by_client(x, ROWS, *arguments), **ours}  # fmt: skip
-    taken = {name: [] for name in ours}
-    for turn in range(repeats + 1):
-        for name, function in ours.items():
-            started = process_time()
-            function()
-            if turn:
-                taken[name].append(process_time() - started)
-    middle = {name: median(times) for name, times in taken.items()}
-    per_row = per_row or {name.removeprefix("floor "): middle[name] / n for name in middle if name.startswith("floor")}
+    middle = in_turns(ours, repeats)
+    per_row = per_row or {name.removeprefix("floor "): middle[name].map(lambda spent: spent / n)
+                          for name in middle if name.startswith("floor")}  # fmt: skip
     kind = "equal" if n == ROWS * clients else "1 to 39 rows"
     return [_row(name, kind, clients, n, spent, per_row) for name, spent in middle.items()], per_row
 
 
 def _row(name: str, kind: str, clients: int, rows: int, cpu: float, per_row: dict, **more) -> dict:
-    ratios = {f"of_{floor}": spent * rows / cpu for floor, spent in per_row.items()}
-    speed = {"updates_per_cpu_s": clients / cpu, "ns_per_row": cpu / rows * 1e9}
+    cpu = cpu if isinstance(cpu, Measured) else Measured([cpu])
+    ratios = {f"of_{floor}": cpu.map(lambda value, spent=spent: float(spent) * rows / value)
+              for floor, spent in per_row.items()}  # fmt: skip
+    speed = {"updates_per_cpu_s": cpu.map(lambda value: clients / value),
+             "ns_per_row": cpu.map(lambda value: value / rows * 1e9)}  # fmt: skip
     return {"what": name, "rows": kind, **speed, **ratios, **more}
 
 
@@ -135,8 +138,8 @@ def _run_store(population, per_row: dict) -> list[dict]:
                     if phase == "rounds":
                         spent.append(process_time() - started)
             wall = [row["seconds_round"] for row in session.run.metrics()][-len(spent) - 1 : -1]
-        found.append(_row(name, "equal", population.n_clients, population.n_rows, median(spent[2:]), per_row,
-                          wall_s=median(wall[2:])))  # fmt: skip
+        found.append(_row(name, "equal", population.n_clients, population.n_rows, Measured(spent[2:]), per_row,
+                          wall_s=Measured(wall[2:])))  # fmt: skip
     return found
 
 
@@ -169,12 +172,11 @@ def _cpu() -> float:
 # --- peers ----------------------------------------------------------------------------------------------------------
 
 
-def _peer(population, floor: float) -> dict:
+def _peer(population, floor: float, interpreter: str | None) -> dict:
     """Client updates of pfl on some of the clients. floor: updates of the plain floor per CPU-second."""
-    interpreter = os.environ.get("FEDCORE_PEERS")
-    if not interpreter:
-        return {"what": "pfl", "skipped": "FEDCORE_PEERS names no interpreter"}
-    block, given = population.read(0), _given(population)
+    if interpreter is None:
+        return {"what": "pfl", "skipped": "no --peer pfl=INTERPRETER"}
+    block, given = population.read(0), given_start(population)
     x = block.x[: PEER_CLIENTS * ROWS].astype(np.float64).reshape(PEER_CLIENTS, ROWS, COLUMNS)
     with tempfile.TemporaryDirectory() as folder:
         np.savez(Path(folder) / "given.npz", rows=(x - given["centre"]) / given["scale"], weights=given["weights"],

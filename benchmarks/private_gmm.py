@@ -8,19 +8,16 @@ rounds to whole numbers nor looks for rows that are not finite. A ratio of 1 is 
 Then `fedcore train private_gmm --local` on a tenth of the clients and on all of them: peak memory, seconds of a pass.
 """
 
-import json
 import os
-import subprocess
-import sys
-import tempfile
 from collections import defaultdict
 from pathlib import Path
-from statistics import median
-from time import process_time
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from benchmarks import machine
+from benchmarks.command import train
+from benchmarks.measured import in_turns
 from fedcore.aggregation import merge
 from fedcore.budgets import ledger_name, ledger_of, remember_head
 from fedcore.population.blocks import leaves
@@ -36,7 +33,6 @@ from fedcore.private_gmm.simulation import mixture, prior, sample
 from fedcore.private_gmm.statistics import CUBE_BITS, SLACK, Message, keys_of
 from fedcore.private_gmm.whole import ONE
 from fedcore.rounds import PublicFacts
-from fedcore.runs import Run
 
 COLUMNS, COMPONENTS, SEPARATION, ROWS = 20, 5, 10.0, 100
 BATCH = 1024  # clients drawn together
@@ -47,9 +43,10 @@ TILE = 2**14  # rows of the floor
 def measure(options) -> dict:
     small, large = (population_of(options.dir, clients) for clients in (options.clients // 10, options.clients))
     with threadpool_limits(1):
-        rows = _passes(small, options.repeats)
+        limits = machine.limits()
+        rows = _passes(small, options.repeats, limits)
     rows += [_whole_run(population) for population in (small, large)]
-    return {"benchmark": "private_gmm", "clients": options.clients, "rows": rows}
+    return {"benchmark": "private_gmm", "clients": options.clients, "rows": rows + limits.rows()}
 
 
 def population_of(folder: Path, clients: int) -> Population:
@@ -81,25 +78,33 @@ def settings() -> dict:
 # --- passes in memory -----------------------------------------------------------------------------------------------
 
 
-def _passes(population: Population, repeats: int) -> list[dict]:
+def _passes(population: Population, repeats: int, limits: machine.Limits) -> list[dict]:
     """CPU-seconds of every kind of pass, ours and the floor's: medians of the repeats, means over passes of a kind."""
     blocks = [population.read(index) for index in range(len(population.blocks))]
     parts = [leaf for block in blocks for leaf in leaves(block, population.clients_per_leaf)]
     n = sum(len(leaf.x) for leaf in parts)
-    ours, floor = defaultdict(list), defaultdict(list)
+    ours, floor, flops = defaultdict(list), defaultdict(list), defaultdict(list)
     for message, answer in _messages(parts):
-        taken = [(_seconds(answer, message), _seconds(floor_pass, message, parts)) for _ in range(repeats)]
-        ours[message.kind].append(median(own for own, _ in taken))
-        floor[message.kind].append(median(other for _, other in taken))
+        taken = in_turns({"ours": lambda: answer(message), "floor": lambda: floor_pass(message, parts)}, repeats)  # noqa: B023
+        ours[message.kind].append(float(taken["ours"]))
+        floor[message.kind].append(float(taken["floor"]))
+        flops[message.kind].append(_flops(message, n))
     found = [_row(kind, n, float(np.mean(ours[kind])), float(np.mean(floor[kind])), len(ours[kind])) for kind in ours]
+    for row, kind in zip(found, ours, strict=True):
+        row |= limits.shares(row["cpu_s"], 4.0 * n * COLUMNS, float(np.mean(flops[kind])))
     whole = [sum(map(sum, times.values())) for times in (ours, floor)]
     return [*found, _row("all passes", n, *whole, 1)]
 
 
-def _seconds(function, *arguments) -> float:
-    started = process_time()
-    function(*arguments)
-    return process_time() - started
+def _flops(message: Message, n: int) -> float:
+    """Of the matrix products of a pass: into the basis, second moments, squared distances from places."""
+    kind = message.kind.removeprefix("leaf ").replace("covariance", "moments")
+    if kind == "moments":
+        return 2.0 * n * COLUMNS**2
+    if kind in ("boxes", "offsets", "profiles"):
+        width = message.basis.shape[-1]
+        return 2.0 * n * width * (COLUMNS + (len(message.place) if kind == "profiles" else 0))
+    return 4.0 * n * COLUMNS
 
 
 def _row(kind: str, n: int, ours: float, floor: float, passes: int) -> dict:
@@ -229,16 +234,9 @@ FLOORS = {"mean": _mean, "radii": _radii, "moments": _moments, "boxes": _boxes, 
 
 def _whole_run(population: Population) -> dict:
     """`fedcore train --local` in a process of its own."""
-    with tempfile.TemporaryDirectory() as folder:
-        what = ["train", "private_gmm", str(population.path), "--local", "--runs", folder, "--json"]
-        how = ["--cache", f"{CACHE}MiB", "--set", "epsilon=1", "--set", "spare_releases=0"]
-        how += [word for name, value in settings().items() for word in ("--set", f"{name}={value}")]
-        done = subprocess.run([sys.executable, "-m", "fedcore.cli", *what, *how], capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(done.stderr.strip() or "the run failed")
-        answer = json.loads(done.stdout)
-        metrics = [row for row in Run.open(Path(answer["run"])).metrics() if "seconds_clients" in row]
-    seconds = [row["seconds_clients"] for row in metrics]
+    run = train("private_gmm", population.path, {"epsilon": 1, "spare_releases": 0, **settings()}, workers=None,
+                cache=CACHE)  # fmt: skip
+    seconds = [row["seconds_clients"] for row in run.metrics if "seconds_clients" in row]
     return {"what": "whole run, --local", "rows": population.n_rows, "passes": len(seconds),
-            "seconds_a_pass": float(np.mean(seconds)), "peak_MiB": answer["peak_memory_bytes"]["flow"] / 2**20,
-            "cache_MiB": CACHE, "stored_MiB": population.n_rows * COLUMNS * 4 / 2**20}  # fmt: skip
+            "seconds_a_pass": float(np.mean(seconds)), "peak_MiB": run.flow / 2**20, "cache_MiB": CACHE,
+            "stored_MiB": population.n_rows * COLUMNS * 4 / 2**20}  # fmt: skip

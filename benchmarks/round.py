@@ -12,7 +12,8 @@ from statistics import median
 
 from threadpoolctl import threadpool_limits
 
-from benchmarks import floors
+from benchmarks import floors, machine
+from benchmarks.measured import Measured, seconds
 from benchmarks.populations import reddit_like
 from fedcore.population.synthetic import settings_of, true_centres
 from fedcore.runs import Run
@@ -20,6 +21,7 @@ from fedcore.runs import Run
 os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
 
 ROUNDS = 14
+FLOOR_REPEATS = 7
 WARM_UP = 3  # rounds that fill caches and size the futures
 
 
@@ -28,9 +30,11 @@ def measure(options) -> dict:
     counts = floors.counts_in_memory(population)
     centres = true_centres(settings_of("reddit-like", {"clients": options.clients}), 1)
     with threadpool_limits(1):
-        float_floor = min(floors.seconds(kind(counts, centres))
+        float_floor = min(seconds(kind(counts, centres), FLOOR_REPEATS)
                           for kind in (floors.clustering, floors.clustering_by_bincount))  # fmt: skip
-        grid_floor = floors.seconds(floors.grid_sums(counts, centres, centres.mean(axis=0)))
+        grid_floor = seconds(floors.grid_sums(counts, centres, centres.mean(axis=0)), FLOOR_REPEATS)
+    # A stored number and its index are read once; a product with every centre, an addition to one.
+    limits, entries = machine.limits(), counts.nnz
     del counts
     rows = []
     for kind, floor, settings in (
@@ -39,10 +43,12 @@ def measure(options) -> dict:
     ):
         for cache, name in ((2 * 2**30, "cached"), (0, "from the store")):
             took = [flow(population, settings, cache, options.workers) for _ in range(options.repeats)]
-            whole, clients, release = (median(column) for column in zip(*took, strict=True))
+            whole, clients, release = (Measured(column) for column in zip(*took, strict=True))
+            shares = limits.shares(float(clients) * options.workers, 8.0 * entries, entries * (2.0 * len(centres) + 1),
+                                   "single")  # fmt: skip
             rows.append({"sums": kind, "blocks": name, "clients": options.clients, "floor_s": floor, "round_s": whole,
-                         "ratio": whole / floor, "clients_s": clients, "release_s": release})  # fmt: skip
-    return {"benchmark": "round", "workers": options.workers, "rows": rows}
+                         "ratio": whole.over(float(floor)), "clients_s": clients, "release_s": release, **shares})
+    return {"benchmark": "round", "workers": options.workers, "rows": rows + limits.rows()}
 
 
 def flow(population, settings: dict, cache: int, workers: int) -> tuple[float, float, float]:

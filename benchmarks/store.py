@@ -3,11 +3,10 @@
 import shutil
 import tempfile
 from pathlib import Path
-from statistics import median
-from time import perf_counter
 
 import numpy as np
 
+from benchmarks.measured import seconds
 from benchmarks.populations import reddit_like
 from fedcore.population.manifest import Provenance
 from fedcore.population.writer import PopulationWriter
@@ -46,17 +45,9 @@ def measure(options) -> dict:
 
         rows = []
         for what, ours, floor in (("write", write, write_raw), ("read", read, read_raw)):
-            seconds, raw_seconds = _seconds(ours, options.repeats), _seconds(floor, options.repeats)
-            rows.append({"what": what, "seconds": seconds, "raw_file_s": raw_seconds,
-                         "ratio": seconds / raw_seconds, "decoded_MB_per_s": decoded / seconds / 1e6,
+            taken, raw_taken = seconds(ours, options.repeats), seconds(floor, options.repeats)
+            rows.append({"what": what, "seconds": taken, "raw_file_s": raw_taken, "ratio": taken.over(raw_taken),
+                         "decoded_MB_per_s": taken.map(lambda value: decoded / value / 1e6),
                          "stored_over_decoded": stored / decoded})  # fmt: skip
     return {"benchmark": "store", "clients": options.clients, "rows": rows}
 
-
-def _seconds(function, repeats: int) -> float:
-    taken = []
-    for _ in range(repeats):
-        started = perf_counter()
-        function()
-        taken.append(perf_counter() - started)
-    return median(taken)

@@ -84,10 +84,12 @@ def solve(t: np.ndarray, n: np.ndarray, penalty: float, v: np.ndarray | None = N
     n = np.broadcast_to(n if np.ndim(n) == 2 else np.asarray(n, np.float64)[:, None], t.shape[:2])
     v = coordinate_medians(t, n) if v is None else v
     tau = thresholds(penalty, n)
+    known = np.where((n > 0)[:, :, None], t, 0.0)  # once: a client that is left out counts as nothing, whatever t is
     steps = 0
     while steps < most_steps:
         steps += 1
-        new = moved_centre(v, weighted_sums(t, huber_weights(t, v, n, tau)))
+        a = n * np.minimum(1.0, tau / np.maximum(distances(known, v), SMALLEST_DISTANCE))
+        new = moved_centre(v, np.concatenate([np.einsum("kr,krp->rp", a, known), a.sum(axis=0)[:, None]], axis=1))
         change = np.sqrt(((new - v) ** 2).sum(axis=1)).max(initial=0.0)
         v = new
         if change <= tolerance * (1.0 + np.abs(v).max(initial=0.0)):

@@ -71,27 +71,30 @@ def e_step(rows: Rows, theta: np.ndarray, w: np.ndarray, *, second: bool = False
         x, c = stack.take(rows.x), stack.clients
         y = None if rows.y is None else stack.take(rows.y)
         g, gradients, fit = answer(x, y, theta[c], logs[c], stack.seen, clip)
-        mass[c] += g.sum(axis=2).T
+        masses = g.sum(axis=2).T
+        mass[c] += masses
         gradient[c] += gradients
         likelihood[c] += fit
         if packed is not None:
             packed[c] += np.matmul(g.transpose(1, 0, 2), pair_products(x))
         if shares is not None:
-            scatter += _scatter(x, y, theta[c], g, shares[c])
+            scatter += _scatter(x, y, theta[c], g, masses, shares[c], gradients if clip is None else None)
     kept = 0.0 if shares is None else float((shares * mass).sum())
     return Sums(mass, gradient, None if packed is None else _full(packed, p), likelihood, scatter, kept)
 
 
-def _scatter(x, y, theta, g, shares):
-    weights = g * shares.T[:, :, None]
+def _scatter(x, y, theta, g, mass, shares, gradients):
+    """gradients: (c, R, p) unclipped ones, which spare the sums of g x; or None."""
     if y is not None:
-        return np.sum(weights * (y - _products_with(x, theta)) ** 2).reshape(1, 1)
+        return np.sum(g * shares.T[:, :, None] * (y - _products_with(x, theta)) ** 2).reshape(1, 1)
     p = x.shape[2]
-    rows = (x * weights.sum(axis=0)[:, :, None]).reshape(-1, p)
-    first = np.matmul(weights.transpose(1, 0, 2), x).reshape(-1, p)
-    centres, mass = theta.reshape(-1, p), weights.sum(axis=2).T.reshape(-1, 1)
+    first = np.matmul(g.transpose(1, 0, 2), x) if gradients is None else gradients + mass[:, :, None] * theta
+    first = (first * shares[:, :, None]).reshape(-1, p)
+    weights = np.matmul(shares[:, None], g.transpose(1, 0, 2))[:, 0]
+    centres, held = theta.reshape(-1, p), (mass * shares).reshape(-1, 1)
     cross = first.T @ centres
-    return rows.T @ x.reshape(-1, p) - cross - cross.T + (centres * mass).T @ centres
+    products = (x * weights[:, :, None]).reshape(-1, p).T @ x.reshape(-1, p)
+    return products - cross - cross.T + (centres * held).T @ centres
 
 
 def _gaussian_stack(x, _, theta, logs, seen, clip):

@@ -35,7 +35,7 @@ class GradientEM:
 
     name: ClassVar[str] = "gradient_em"
     kind: ClassVar[Kind] = "rows"
-    kernel: ClassVar[str] = "gradient-em-2"
+    kernel: ClassVar[str] = "gradient-em-3"
     Config: ClassVar[type[GradientEMConfig]] = GradientEMConfig
     State: ClassVar[type[GradientEMState]] = GradientEMState
 
