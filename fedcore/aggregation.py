@@ -14,7 +14,7 @@ by leaf; everything above the leaves is done here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
 import numpy as np
@@ -31,6 +31,13 @@ class Statistic(Protocol):
 
 
 Statistics = dict[str, Statistic]
+
+
+def aligned(array: np.ndarray) -> np.ndarray:
+    """The array, or a copy if it lies at an odd address, as what came over a wire may: products of matrices that are
+    not aligned take another path, with other last bits.
+    """
+    return array if array.flags.aligned else array.copy()
 
 
 class FloatSum:
@@ -71,7 +78,7 @@ class FloatSum:
         total = ordered[-1]
         for array in reversed(ordered[:-1]):
             total = array + total
-        return total
+        return aligned(total)
 
 
 @dataclass(slots=True)
@@ -139,7 +146,7 @@ class ArgMax:
         return self if (self.score, -self.client) >= (other.score, -other.client) else other
 
     def value(self) -> ArgMax:
-        return self
+        return replace(self, payload={name: aligned(array) for name, array in self.payload.items()})
 
 
 def merge(left: Statistics | None, right: Statistics | None) -> Statistics | None:

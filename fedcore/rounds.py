@@ -118,6 +118,13 @@ class FederatedMethod(Protocol):
         """Outputs for each client of the block (and for its rows), from the state and the client's own data."""
 
 
+class SaysOutcome(FederatedMethod, Protocol):
+    """A method whose runs may finish without what was asked for."""
+
+    def outcome(self, state: State) -> str:
+        """What a finished run has found, or why nothing, in one line; kept with the run."""
+
+
 class StartsFromGiven(FederatedMethod, Protocol):
     """A method whose runs may start from public arrays (`PublicFacts.start`)."""
 

@@ -10,6 +10,7 @@ from typing import Any
 from fedcore import files, object_storage
 from fedcore.errors import RunError
 from fedcore.files import Place, is_remote
+from fedcore.value_files import SCHEMA, unknown_schema
 
 NO_HEAD = {"round": -1, "status": "running", "metrics_bytes": 0}  # before the first state
 STATUSES = ("running", "finished", "failed", "budget exhausted", "abandoned")
@@ -32,6 +33,7 @@ def read_head(path: Place, there: Mapping[str, bytes] | None = None) -> dict | N
     """None: there is none yet. Raises RunError if it is lost or not valid."""
     lost = "Restore head.json from a backup. Without one the run can only be given up: fedcore runs abandon."
     head = read_json(path / "head.json", there)
+    refuse_unknown_schema(path, head)
     if head is None:
         if any(int(state.stem) > 0 for state in numbered(path / "state")):  # it would begin again over its states
             raise RunError(f"the head of run {path.name!r} is missing.", lost)
@@ -41,6 +43,12 @@ def read_head(path: Place, there: Mapping[str, bytes] | None = None) -> dict | N
             or not METRICS_NAME.fullmatch(str(head.get("metrics_file", METRICS)))):  # fmt: skip
         raise RunError(f"the head of run {path.name!r} is not valid.", lost)
     return head
+
+
+def refuse_unknown_schema(path: Place, head: dict | None) -> None:
+    """Heads of this version name no schema, that of run.json counts. Raises RunError for one that names another."""
+    if head is not None and head.get("schema", SCHEMA) != SCHEMA:
+        raise unknown_schema(f"the head of run {path.name!r}", head["schema"])
 
 
 def _is_count(value: Any, least: int) -> bool:

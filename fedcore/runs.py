@@ -32,8 +32,17 @@ from fedcore import files, object_storage
 from fedcore.claims import Claim
 from fedcore.errors import FedcoreError, LeaseLost, RunBusy, RunError, RunNotFound, Unreachable
 from fedcore.files import Place, is_remote, json_bytes, place, sync_folder, write_json
-from fedcore.run_files import HOLDER, METRICS, METRICS_NAME, NO_HEAD, numbered, read_head, read_json
-from fedcore.value_files import NAME, SCHEMA, read_values, state_values, write_values, writing
+from fedcore.run_files import (
+    HOLDER,
+    METRICS,
+    METRICS_NAME,
+    NO_HEAD,
+    numbered,
+    read_head,
+    read_json,
+    refuse_unknown_schema,
+)
+from fedcore.value_files import NAME, SCHEMA, read_values, state_values, unknown_schema, write_values, writing
 
 __all__ = ["NAME", "SCHEMA", "LoadedRun", "Run", "list_runs", "load_run", "pointed", "read_values", "state_values",
            "write_values", "writing"]  # fmt: skip
@@ -55,6 +64,7 @@ class Run:
         self.info = info
         self.head = head
         self._stored_head = stored_head
+        self.taken = False  # from a holder that died, or that was not asked
         self._lock = None
         self._metrics: bytes | None = None  # behind a URL: the committed rows, once they were read
 
@@ -144,10 +154,14 @@ class Run:
         if info is None:
             raise RunNotFound(f"there is no run at {str(path)!r}.", "`fedcore runs list` shows the runs of a folder.")
         if info.get("schema") != SCHEMA:
-            raise RunError(f"run {path.name!r} has the unknown schema {info.get('schema')!r}.", "Upgrade fedcore.")
+            raise unknown_schema(f"run {path.name!r}", info.get("schema"))
         if not isinstance(info.get("run_id"), str):
             raise RunError(f"run.json of run {path.name!r} is not valid.", "Restore it from a backup.")
         if without_head:
+            head = None
+            with suppress(RunError):  # it is damaged: that is why
+                head = read_json(path / "head.json", there)
+            refuse_unknown_schema(path, head)
             return cls(path, info, dict(NO_HEAD))
         head = read_head(path, there)
         return cls(path, info, head or dict(NO_HEAD), head)
@@ -164,7 +178,7 @@ class Run:
             if without_head:
                 waiting._set_aside()
             run = cls.open(path, without_head=without_head)
-            run._lock, waiting._lock = waiting._lock, None
+            run._lock, run.taken, waiting._lock = waiting._lock, taken, None
         except BaseException:
             waiting.unlock()
             raise
@@ -191,8 +205,8 @@ class Run:
         """Held until the process ends; what a dead holder left half-written is removed. Raises RunBusy if another live
         process holds it, RunError if it cannot be written.
 
-        Behind a URL a holder on another host lives until its time runs out; take_over: it is not waited for. Returns
-        whether the run was taken from such a holder, who notices it at its next commit.
+        Behind a URL a holder on another host lives while it renews its claim; take_over: nobody looks whether it does.
+        Returns whether the run was taken from such a holder, who notices it at its next commit.
         """
         if is_remote(self.path):
             claim = Claim(self.path / HOLDER, f"run {self.path.name!r}")
@@ -409,7 +423,10 @@ def pointed(path: Place) -> Place:
     """
     if path.suffix != ".json" or not files.is_file(path):
         return path
-    name = (read_json(path) or {}).get("run")
+    content = read_json(path) or {}
+    if content.get("schema", SCHEMA) != SCHEMA:
+        raise unknown_schema(path.name, content["schema"])
+    name = content.get("run")
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise RunError(f"{path.name} names no run.", "Name the folder of a run, or a file latest-NAME.json.")
     return path.parent / name

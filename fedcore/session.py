@@ -102,6 +102,8 @@ class Session:
         if self.ledger is not None:
             self.ledger.finish(self.lease, status)
             remember_head(self.population, self.ledger)
+        if status == "finished" and hasattr(self.method, "outcome"):
+            self.run.note(outcome=self.method.outcome(self.training.state))
         statement = self.statement().to_json()
         with writing("statement.json"):
             write_json(self.run.path / "statement.json", statement)
@@ -247,7 +249,8 @@ def resume(path: str | Place, backend: Backend, *, cache_bytes: int = DEFAULT_CA
     run = Run.open_locked(path, take_over=take_over)
     try:
         check_resumable(run)
-        return _reopen(run, backend, cache_bytes, take_over, ledger_url, population)
+        # Whoever held the run until now may still have some time to live in the ledger, which is not waited for.
+        return _reopen(run, backend, cache_bytes, take_over or run.taken, ledger_url, population)
     except BaseException:
         run.unlock()
         raise
@@ -422,7 +425,7 @@ def abandon(path: str | Place, *, ledger_url: str | None = None) -> Run:
             population = Population.open(info["population"]["path"], version=info["population"]["version"])
             ledger = ledger_of(population, ledger_url)
             if ledger.has_reservation(run.id):
-                ledger.finish(ledger.acquire(run.id), "abandoned")
+                ledger.finish(ledger.acquire(run.id, take_over=run.taken), "abandoned")
                 remember_head(population, ledger)
         statement = statement_of(run, method, ledger, population).to_json()
         with writing("statement.json"):

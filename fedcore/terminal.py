@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import tomllib
@@ -11,6 +12,21 @@ from pathlib import Path
 from typing import Any
 
 from fedcore.errors import ConfigError
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Imports of large libraries, without the garbage collector: what they make stays, and each collection would look
+    through all of it. Later collections do not look at it either.
+    """
+    collected = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if collected:
+            gc.enable()
 
 
 def say(value: dict, as_json: bool) -> None:

@@ -1,11 +1,12 @@
 """Training flows: one flow run for each training run, one Dask client for all its rounds."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 
-from prefect import flow, get_client, get_run_logger
+from prefect import Flow, flow, get_client, get_run_logger
 from prefect.client.schemas import State
 from prefect.runtime import deployment, flow_run
 from pydantic import ValidationError
@@ -57,7 +58,8 @@ def _tag(method: str, population: str, private: bool) -> None:
         client.update_flow_run(mine.id, tags=sorted(tags))
 
 
-def training_flow(method: str):
+@cache
+def training_flow(method: str) -> Flow:
     """The training flow of a method; its settings are a form in the UI, because they are the type of `config`."""
     settings = method_class(method).Config
 
@@ -159,7 +161,8 @@ def train(session: Session, backend: DaskBackend) -> None:
                 logger.info("%s: round %d of at most %d, %.2f s each", said, run.round,
                             session.method.total_rounds(session.training.state), seconds)  # fmt: skip
         run.note(peak_memory_of_workers=backend.memory_of_workers(), peak_memory_of_flow=peak_memory())
-    logger.info("%s: %s after %d rounds; report: %s", said, run.status, run.round, show.report())
+    outcome = f"; {run.head['outcome']}" if run.head.get("outcome") else ""
+    logger.info("%s: %s after %d rounds%s; report: %s", said, run.status, run.round, outcome, show.report())
 
 
 def in_a_line(session: Session) -> str:
@@ -221,5 +224,27 @@ def _conclude(session: Session, how: Conclusion, backend: DaskBackend) -> None:
                     how.deployment, ", ".join(told["pruned"]))  # fmt: skip
 
 
-FLOWS = {name: training_flow(name) for name in METHODS}
-globals().update({f"train_{name}": made for name, made in FLOWS.items()})  # where a worker finds them, by name
+class Flows(Mapping[str, Flow]):
+    """The training flow of every method, by name; made when it is asked for, with the method's room."""
+
+    def __getitem__(self, name: str) -> Flow:
+        if name not in METHODS:
+            raise KeyError(name)
+        return training_flow(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(METHODS)
+
+    def __len__(self) -> int:
+        return len(METHODS)
+
+
+FLOWS = Flows()
+
+
+def __getattr__(name: str) -> Flow:
+    """`train_METHOD`: where a worker finds the flow of a method, by name."""
+    kind, _, method = name.partition("_")
+    if kind == "train" and method in METHODS:
+        return FLOWS[method]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,6 +5,8 @@ committed metrics, published values, scores on public data and what is for opera
 
 import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from prefect.artifacts import (
     create_markdown_artifact,
@@ -19,7 +21,8 @@ from fedcore.population_page import budget_rows, population_page
 from fedcore.session import Session
 
 SECONDS_BETWEEN = 5.0
-SECONDS_BETWEEN_FIGURES = 30.0  # drawing takes a second or two
+SECONDS_BETWEEN_FIGURES = 30.0
+SHARE = 0.01  # of the run's seconds that tables may take, and figures; both grow with the run
 
 
 def key(kind: str, name: str) -> str:
@@ -56,42 +59,63 @@ def time_left(seconds: float) -> str:
     return f"about {round(seconds / 60)} min left" if seconds < 5400 else f"about {seconds / 3600:.1f} h left"
 
 
+class Pace:
+    """When something is shown again: after `least` seconds, and later if showing it took more than SHARE of them."""
+
+    def __init__(self, least: float, first: float = 0.0):
+        self.least = least
+        self.next = time.monotonic() + first
+
+    def due(self) -> bool:
+        return time.monotonic() >= self.next
+
+    @contextmanager
+    def showing(self) -> Iterator[None]:
+        started = time.monotonic()
+        yield
+        ended = time.monotonic()
+        self.next = ended + max(self.least, (ended - started) / SHARE)
+
+
 class Showcase:
     """The artifacts of one run; kept up to date at most every few seconds."""
 
     def __init__(self, session: Session):
         self.session = session
-        self.shown = 0.0
         self.begun, self.first = time.monotonic(), session.run.round
-        self.drawn = time.monotonic()
+        self.shown, self.tables = time.monotonic() - SECONDS_BETWEEN, Pace(SECONDS_BETWEEN)
+        self.figures = Pace(SECONDS_BETWEEN_FIGURES, first=SECONDS_BETWEEN_FIGURES)
         self.progress_id = create_progress_artifact(progress=0.0, key=key("progress", session.run.id),
                                                     description=f"Rounds of run {session.run.id}")  # fmt: skip
 
     def progress(self) -> None:
-        """After some rounds: progress, metrics and budget, unless they were shown a moment ago."""
+        """After some rounds: progress, metrics, budget and figures, unless they were shown a moment ago."""
         if time.monotonic() - self.shown < SECONDS_BETWEEN:
             return
         done, total = self.session.run.round, max(1, self._total())
         each = (time.monotonic() - self.begun) / max(1, done - self.first)
         self._progress(100.0 * done / total, f"{done} of at most {total} rounds, {time_left(each * (total - done))}")
-        self._tables()
-        if time.monotonic() - self.drawn > SECONDS_BETWEEN_FIGURES:
-            self._figures()
+        if self.tables.due():
+            with self.tables.showing():
+                self._tables()
+        if self.figures.due():
+            with self.figures.showing():
+                self._figures()
         self.shown = time.monotonic()
 
     def report(self) -> str:
         """At the end: the last tables, the figures, and report.html in the run's folder. Returns its path."""
         self._progress(100.0, f"{self.session.run.status} after {self.session.run.round} rounds")
         self._tables()
-        self._figures()
-        return str(write_report(self.session.run, self.session.population.vocabulary()))
+        drawn = self._figures()
+        return str(write_report(self.session.run, self.session.population.vocabulary(), drawn))
 
-    def _figures(self) -> None:
+    def _figures(self) -> dict[str, bytes]:
         run = self.session.run
-        figures = run_figures(run, self.session.population.vocabulary())
-        create_markdown_artifact(markdown=markdown_report(run, figures), key=key("report", run.id),
+        drawn = run_figures(run, self.session.population.vocabulary())
+        create_markdown_artifact(markdown=markdown_report(run, drawn), key=key("report", run.id),
                                  description=f"Report of run {run.id}")  # fmt: skip
-        self.drawn = time.monotonic()
+        return drawn
 
     def _total(self) -> int:
         return self.session.method.total_rounds(self.session.training.state)

@@ -5,6 +5,7 @@ Which worker answers, in what order, and what is computed twice after a worker's
 result: that is the law of `fedcore.aggregation`.
 """
 
+import dataclasses
 import logging
 import math
 import time
@@ -16,18 +17,25 @@ from urllib.parse import urlparse
 from uuid import uuid4
 
 import dask
+import numpy as np
+from dask.utils import parse_timedelta
 from distributed import Client, Future, KilledWorker, LocalCluster, as_completed
 from distributed.client import FutureCancelledError
 
-from fedcore.aggregation import Statistics, merge_all
+from fedcore.aggregation import Statistics, aligned, merge_all
 from fedcore.engine import peak_memory
 from fedcore.errors import ConfigError, PrivacyError, WorkerFailed
 
 FAN_IN = 8
 TARGET_SECONDS = 0.1  # work in one future; Dask's own cost is 2 to 3 ms for each
 FUTURES_PER_WORKER = 8  # in flight
-WORKERLESS_SECONDS = 60.0  # without any worker, until a round is given up
+PATIENCE = "5 minutes"  # without any worker, until a round is given up: a busy machine starts processes slowly
+FIRST_SECONDS = 60.0  # the same at the beginning of a run: nobody may have started any
 ATTEMPTS = 3  # of a whole round, when the scheduler or all copies of something were lost
+
+# Dask samples the stack of a worker a hundred times a second, and times its event loops fifty times: a sixth of what it
+# takes of the CPU while rounds are cheap. We look at neither.
+UNWATCHED = {"distributed.worker.profile.enabled": False, "distributed.admin.tick.interval": "1s"}
 
 # Partial sums of people's data must not reach a disk, and blocks are cached by us: no spilling, ever.
 WORKER_MEMORY = {
@@ -40,6 +48,28 @@ WORKER_MEMORY = {
     "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_": 128 * 2**20,
     "distributed.nanny.pre-spawn-environ.MALLOC_MMAP_THRESHOLD_": 32 * 2**20,
 }
+
+
+def workerless_seconds() -> float:
+    """How long a run waits for workers that were lost: Dask's setting `fedcore.workerless-timeout`, for example from
+    the environment (DASK_FEDCORE__WORKERLESS_TIMEOUT="10 minutes"). Raises ConfigError.
+    """
+    given = dask.config.get("fedcore.workerless-timeout", PATIENCE)
+    try:
+        seconds = parse_timedelta(given)
+    except (ValueError, KeyError, TypeError):
+        seconds = None
+    if not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
+        raise ConfigError(f"fedcore.workerless-timeout of Dask's settings is {given!r}, which is no time.",
+                          'Write "5 minutes" or "90s".')  # fmt: skip
+    return float(seconds)
+
+
+def _local_settings() -> dict:
+    """A local cluster gives a worker up for good, with its nanny, if it is not back after Dask's 15 s: on a busy
+    machine that is before the nanny has started its process anew.
+    """
+    return {**WORKER_MEMORY, "distributed.deploy.lost-worker-timeout": f"{workerless_seconds()} s"}
 
 
 def hold(message):
@@ -56,8 +86,19 @@ class Part:
     blocks: int
 
 
+def received(message):
+    """The message with its arrays aligned: see `fedcore.aggregation.aligned`."""
+    if not dataclasses.is_dataclass(message):
+        return message
+    arrays = {field.name: value for field in dataclasses.fields(message)
+              if isinstance(value := getattr(message, field.name), np.ndarray)}  # fmt: skip
+    if all(array.flags.aligned for array in arrays.values()):
+        return message
+    return dataclasses.replace(message, **{name: aligned(array) for name, array in arrays.items()})
+
+
 def answer_group(function: Callable, message, blocks: Sequence[int]) -> Part:
-    started = time.perf_counter()
+    started, message = time.perf_counter(), received(message)
     statistics = merge_all(function(message, block) for block in blocks)
     return Part(statistics, time.perf_counter() - started, len(blocks))
 
@@ -90,7 +131,7 @@ def dask_client(workers: int = 2, address: str | None = None, private: bool = Fa
                 _refuse_spilling(client)
             yield client
         return
-    with dask.config.set(WORKER_MEMORY), LocalCluster(
+    with dask.config.set(_local_settings() | UNWATCHED), LocalCluster(
         n_workers=workers, threads_per_worker=1, dashboard_address="127.0.0.1:0", silence_logs=logging.ERROR
     ) as cluster, Client(cluster, set_as_default=False) as client:
         yield client
@@ -115,8 +156,8 @@ def _refuse_spilling(client: Client) -> None:
                            "DASK_DISTRIBUTED__WORKER__MEMORY__TARGET=False.")  # fmt: skip
 
 
-def _no_worker() -> WorkerFailed:
-    return WorkerFailed(f"the Dask cluster has had no worker for {WORKERLESS_SECONDS:.0f} s.",
+def _no_worker(seconds: float) -> WorkerFailed:
+    return WorkerFailed(f"the Dask cluster has had no worker for {seconds:.0f} s.",
                         "Start some, then resume the run; committed rounds are kept.")  # fmt: skip
 
 
@@ -125,6 +166,7 @@ class DaskBackend:
 
     def __init__(self, client: Client):
         self.client = client
+        self.answered = False  # whether there ever were workers
         self.block_seconds: float | None = None  # of the last round; sizes the groups of the next
 
     def map_blocks(self, function: Callable, message, blocks: Sequence[int]) -> Statistics:
@@ -146,8 +188,10 @@ class DaskBackend:
 
     def _round(self, function: Callable, message, blocks: list[int]) -> Statistics:
         workers = self._workers()
-        held = self.client.submit(hold, message, pure=False)
-        waiting = self._groups(blocks, workers)
+        groups = list(self._groups(blocks, workers))
+        waiting = iter(groups)
+        # A message that travels once goes with its blocks: a future costs the cluster more than a small round's work.
+        held = message if len(groups) == 1 else self.client.submit(hold, message, pure=False)
         live, partial, finished = set(), [], as_completed(loop=self.client.loop)
         in_flight: dict[str, list[int]] = {}  # blocks by key
 
@@ -201,26 +245,33 @@ class DaskBackend:
                                    "worker has.", "Use fewer or larger workers, then resume.") from None  # fmt: skip
 
     def _as_finished(self, futures: as_completed) -> Iterator[Future]:
-        """The futures as they finish. Raises WorkerFailed when a cluster that others run has lost all its workers."""
-        seen = time.monotonic()
+        """The futures as they finish. Raises WorkerFailed when a cluster has lost all its workers."""
+        seen, patience = time.monotonic(), workerless_seconds()
         while not futures.is_empty():
             with futures.thread_condition:
                 if not futures.has_ready():
-                    futures.thread_condition.wait(WORKERLESS_SECONDS / 20)
+                    futures.thread_condition.wait(min(3.0, patience / 20))
             if futures.has_ready():
                 yield next(futures)
                 seen = time.monotonic()
             elif self.client.scheduler_info(n_workers=1)["workers"]:
                 seen = time.monotonic()
-            elif time.monotonic() - seen > WORKERLESS_SECONDS:
-                raise _no_worker()
+            elif time.monotonic() - seen > patience:
+                raise _no_worker(patience)
 
     def _workers(self) -> list[str]:
-        try:
-            self.client.wait_for_workers(1, timeout=WORKERLESS_SECONDS)
-        except TimeoutError:
-            raise _no_worker() from None
-        return sorted(self.client.scheduler_info(n_workers=-1)["workers"])
+        patience = workerless_seconds() if self.answered else min(FIRST_SECONDS, workerless_seconds())
+        until, found = time.monotonic() + patience, []
+        while not found:  # one that was there a moment ago may be gone
+            try:
+                self.client.wait_for_workers(1, timeout=max(0.1, until - time.monotonic()))
+            except TimeoutError:
+                raise _no_worker(patience) from None
+            found = sorted(self.client.scheduler_info(n_workers=-1)["workers"])
+            if not found and time.monotonic() > until:
+                raise _no_worker(patience)
+        self.answered = True
+        return found
 
     def _groups(self, blocks: list[int], workers: list[str]) -> Iterator[tuple[str, list[int]]]:
         """(home worker, blocks). A block keeps its home from round to round, whatever the size of the groups."""

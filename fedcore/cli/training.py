@@ -24,7 +24,7 @@ from fedcore.cli.options import (
 )
 from fedcore.errors import ConfigError
 from fedcore.files import Place
-from fedcore.terminal import parse_bytes, read_settings, say
+from fedcore.terminal import importing, parse_bytes, read_settings, say
 
 
 def train(
@@ -50,10 +50,11 @@ def train(
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Train a model; with Prefect and Dask by default, in this process with --local."""
-    from pydantic import ValidationError
+    with importing():
+        from pydantic import ValidationError
 
-    from fedcore.methods import explain, make_method
-    from fedcore.session import TrainRequest, check, start
+        from fedcore.methods import explain, make_method
+        from fedcore.session import TrainRequest, check, start
 
     use_ledger(ledger)
     try:
@@ -68,7 +69,8 @@ def train(
         private = make_method(method, request.settings).private
         path = in_process(lambda backend: start(request, backend, stamp=stamp()), workers, dask, private, as_json)
     else:
-        flows = import_module("flows.train")
+        with importing():
+            flows = import_module("flows.train")
         path = flows.FLOWS[request.method](
             population=str(population), config=make_method(method, request.settings).config, runs=str(runs),
             compute=flows.Compute(workers=workers or 2, dask=dask, cache_bytes=request.cache_bytes), seed=seed,
@@ -90,9 +92,10 @@ def resume(
     as_json: Json = False,
 ) -> None:
     """Go on with a run after its last committed round."""
-    from fedcore.runs import Run
-    from fedcore.session import asked, check_resumable
-    from fedcore.session import resume as reopen
+    with importing():
+        from fedcore.runs import Run
+        from fedcore.session import asked, check_resumable
+        from fedcore.session import resume as reopen
 
     use_ledger(ledger)
     opened = Run.open(run)
@@ -104,7 +107,8 @@ def resume(
                                                  population=moved),
                           workers, dask, asked(opened)["private"], as_json)  # fmt: skip
     else:
-        flows = import_module("flows.train")
+        with importing():
+            flows = import_module("flows.train")
         compute = flows.Compute(workers=workers or 2, dask=dask, cache_bytes=parse_bytes(cache))
         path = flows.resume_run(run=str(run), compute=compute, take_over=take_over, population=moved)
     show_run(str(path), as_json)
@@ -124,13 +128,14 @@ def in_process(begin, workers: int | None, dask: str | None, private: bool, quie
 
 
 def _rounds(session, backend, quiet: bool, memory_of_workers) -> Place:
-    from rich.console import Console
-    from rich.progress import Progress
+    with importing():
+        from rich.console import Console
+        from rich.progress import Progress
 
-    from fedcore.engine import peak_memory
-    from fedcore.evaluation.report import write_report
-    from fedcore.operations import conclude, conclusion_of
-    from fedcore.session import ending
+        from fedcore.engine import peak_memory
+        from fedcore.evaluation.report import write_report
+        from fedcore.operations import conclude, conclusion_of
+        from fedcore.session import ending
 
     with Progress(console=Console(stderr=True), disable=quiet) as progress, ending(session):
         total = session.method.total_rounds(session.training.state)

@@ -118,14 +118,16 @@ TOP = 8  # tokens of a profile
 def run_summary(run: Run) -> dict[str, Any]:
     """What is known of a run, as JSON: parts that do not exist are left out.
 
-    run_id, status, method, rounds, private (whether it may claim privacy), population {name, version, id}, started,
-    code_version, seed, seconds (wall, of all rounds), metrics (the last row), peak_memory_bytes {flow, workers},
-    privacy (`privacy_of`), evaluation (title, rows), promise (`fedcore.promises.held`). Raises RunError for
-    unreadable files.
+    run_id, status, method, rounds, private (whether it may claim privacy), outcome (of methods that tell one),
+    population {name, version, id}, started, code_version, seed, seconds (wall, of all rounds), metrics (the last row),
+    peak_memory_bytes {flow, workers}, privacy (`privacy_of`), evaluation (title, rows), promise
+    (`fedcore.promises.held`). Raises RunError for unreadable files.
     """
     info, rows, privacy = run.info, shown_metrics(run), privacy_of(run)
     summary = {"run_id": run.id, "status": run.status, "method": info.get("method"), "rounds": max(run.round, 0),
                "private": privacy["private"]}  # fmt: skip
+    if run.head.get("outcome"):
+        summary["outcome"] = run.head["outcome"]
     population = info.get("population") or {}
     if population:
         summary["population"] = {key: population[key] for key in ("name", "version", "id") if key in population}
@@ -277,15 +279,20 @@ def _published(run: Run) -> set[str]:
 # --- the page -------------------------------------------------------------------------------------------------------
 
 
-def write_report(run: Run, vocabulary: Sequence[str] | None = None) -> Place:
-    """Write report.html into the run's folder, whole or not at all; needs nothing from elsewhere. Returns its path."""
+def write_report(run: Run, vocabulary: Sequence[str] | None = None,
+                 drawn: Mapping[str, bytes] | None = None) -> Place:  # fmt: skip
+    """Write report.html into the run's folder, whole or not at all; needs nothing from elsewhere. Returns its path.
+
+    drawn: what `run_figures` returned for the run as it is now; drawn here if it is not given.
+    """
     import jinja2
 
     source = resources.files("fedcore.evaluation").joinpath("report.html").read_text(encoding="utf-8")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
                                      lstrip_blocks=True)  # fmt: skip
     environment.filters |= {"show": show, "bytes": show_bytes, "words": _words}
-    figures = {name: data_uri(png) for name, png in run_figures(run, vocabulary).items()}
+    drawn = run_figures(run, vocabulary) if drawn is None else drawn
+    figures = {name: data_uri(png) for name, png in drawn.items()}
     path, evaluation = run.path / "report.html", evaluation_of(run)
     summary = run_summary(run)
     page = environment.from_string(source).render(
@@ -403,6 +410,7 @@ def markdown_report(run: Run, figures: Mapping[str, bytes]) -> str:
         lines += [f"> **{'privacy: not stated yet' if privacy.get('pending') else 'privacy: none'}**", ""]
     table = {
         "status": summary["status"], "method": summary["method"], "rounds": summary["rounds"],
+        "outcome": summary.get("outcome"),
         "population": f"{population['name']}, version {population.get('version')}" if "name" in population else None,
         "started": summary.get("started"), "seconds": summary.get("seconds"),
         **{_words(name): value for name, value in summary.get("metrics", {}).items()

@@ -7,11 +7,13 @@ seeing earlier ones (approximate zCDP filter: Whitehouse, Ramdas, Rogers, Wu 202
 
 from __future__ import annotations
 
+import importlib.util
 import math
+import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from fractions import Fraction
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import numpy as np
 
@@ -77,13 +79,34 @@ def epsilon_of(rho: float, delta: float) -> float:
 
 @lru_cache(maxsize=4096)
 def _epsilon_of(rho: float, delta: float) -> float:
-    from dp_accounting import ZCDpEvent
-    from dp_accounting.rdp import RdpAccountant
-
+    RdpAccountant, ZCDpEvent = _renyi()
     # The best order lies near 1 + sqrt(ln(1/delta) / rho); a wide geometric grid around it.
     distance = math.sqrt(math.log(1 / delta) / rho)
     orders = 1 + distance * np.geomspace(1 / 16, 16, 801)
     return float(RdpAccountant(orders[orders > 1 + 1e-12]).compose(ZCDpEvent(rho)).get_epsilon(delta))
+
+
+@cache
+def _renyi() -> tuple[type, type]:
+    """dp-accounting's `RdpAccountant` and `ZCDpEvent`, from the two modules that define them.
+
+    The package itself imports all of its accountants, and with them scipy.stats and scipy.signal, which takes longer
+    than a small run. While the two modules are imported, the package is there without its contents; whoever imports it
+    later gets all of it, with the same classes.
+    """
+    name = "dp_accounting"
+    if name not in sys.modules:
+        bare = importlib.util.module_from_spec(importlib.util.find_spec(name))
+        sys.modules[name] = bare
+    else:
+        bare = None
+    try:
+        from dp_accounting.dp_event import ZCDpEvent
+        from dp_accounting.rdp import RdpAccountant
+    finally:
+        if bare is not None and sys.modules.get(name) is bare:
+            del sys.modules[name]
+    return RdpAccountant, ZCDpEvent
 
 
 @lru_cache(maxsize=1024)

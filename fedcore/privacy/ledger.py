@@ -89,7 +89,8 @@ def create_ledger(url: str, *, test: bool = False, clock: Callable[[], float] = 
     row = {"only": 1, "id": uuid.uuid4().hex, "schema": db.SCHEMA, "test": test}
     try:
         with db.transaction(engine, where, write=True) as connection:
-            db.metadata.create_all(connection)
+            if not inspect(connection).has_table(db.ledger_table.name):  # else: never add to one of another schema
+                db.metadata.create_all(connection)
             if connection.execute(select(db.ledger_table)).one_or_none() is None:
                 connection.execute(db.ledger_table.insert().values(row))
     except db.Conflict:  # another process made it first

@@ -79,12 +79,16 @@ def _measurement(name: str, sensitivity: int, scale: float, rho: float):
 
     Both prices are rounded upwards; the scale grows by units in the last place until OpenDP's is the smaller one.
     """
-    import opendp.prelude as dp
+    # Not opendp.prelude, which also imports all of scikit-learn.
+    from opendp.domains import atom_domain, vector_domain
+    from opendp.measurements import make_gaussian
+    from opendp.metrics import l2_distance
+    from opendp.mod import enable_features
 
-    dp.enable_features("contrib")
-    space = dp.vector_domain(dp.atom_domain(T="i64")), dp.l2_distance(T="f64")
+    enable_features("contrib")
+    space = vector_domain(atom_domain(T="i64")), l2_distance(T="f64")
     for _ in range(SCALE_STEPS):
-        measurement = dp.m.make_gaussian(*space, scale=scale, MO="ZeroConcentratedDivergence")
+        measurement = make_gaussian(*space, scale=scale, MO="ZeroConcentratedDivergence")
         if measurement.map(float(sensitivity)) <= rho:
             return measurement
         scale = math.nextafter(scale, math.inf)

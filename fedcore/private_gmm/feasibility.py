@@ -44,6 +44,14 @@ class Forecast:
     limit: str
     needs: dict[str, float]
 
+    def in_words(self, unit: str) -> str:
+        """What would be enough for components that lie apart, to two digits. unit: "record" or "client"."""
+        if not self.units:
+            return "noise is not what stopped it, more data or budget would hardly help"
+        units = float(f"{self.units:.2g}")
+        return (f"for components that lie apart about {units:,.0f} {unit}s would be enough at this budget, or "
+                f"{self.epsilon_factor:.2g} times this run's epsilon")  # fmt: skip
+
 
 def needs_of(config: PrivateGMMConfig, features: int, relation: str, noise: np.ndarray) -> dict[str, float]:
     """t that each condition asks for, in units. noise: standard deviations of the releases in grid steps."""

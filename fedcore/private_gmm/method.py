@@ -79,6 +79,10 @@ class PrivateGMM:
         """The mixture of a finished run, or why there is none."""
         return result_of(self.config.covariance, state)
 
+    def outcome(self, state: PrivateGMMState) -> str:
+        """How many components were found; or that none were, and what would be enough."""
+        return state.reason
+
     def as_start(self, state: PrivateGMMState) -> dict[str, np.ndarray]:
         """What federated EM may start from. Raises ConfigError if the run has found nothing."""
         return start_of(self.config.covariance, state)

@@ -147,9 +147,10 @@ def _info(config, state: PrivateGMMState, now: Pass) -> RoundInfo:
 
 
 def failed(config: PrivateGMMConfig, state: PrivateGMMState, reason: str) -> PrivateGMMState:
-    """The end of a run that has found nothing, with what would be enough."""
+    """The end of a run that has found nothing, with what would be enough. reason: what lacked."""
     forecast = feasibility.forecast(config, state)
-    return replace(state, phase="done", outcome=NOTHING, reason=reason, units_needed=forecast.units,
+    said = f"{NOTHING}: {reason}; {forecast.in_words(state.unit)}"
+    return replace(state, phase="done", outcome=NOTHING, reason=said, units_needed=forecast.units,
                    epsilon_factor=forecast.epsilon_factor)  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 The undisturbed runs were made in one process, on a population cut into other blocks.
 """
 
+import asyncio
 import os
 import signal
 import socket
@@ -14,17 +15,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import dask
 import psutil
 import pytest
+from distributed import Nanny
 
-from fedcore.errors import WorkerFailed
+from fedcore.errors import ConfigError, WorkerFailed
 from fedcore.runs import load_run
-from tasks.dask_backend import DaskBackend, dask_client
+from tasks.dask_backend import DaskBackend, dask_client, workerless_seconds
 from tests.faults.driver import Kill
 from tests.faults.place import same_result, to_end
 from tests.faults.test_two_processes import soon
 
 BLOCKS = 25
+PATIENT_FOR_3_S = dask.config.collect_env({"DASK_FEDCORE__WORKERLESS_TIMEOUT": "3s"})
 ANSWERED = [0]  # blocks that this worker process has answered
 
 
@@ -201,9 +205,8 @@ def test_a_scheduler_killed_in_a_round(place, undisturbed, mode):
 
 
 @pytest.mark.slow
-def test_a_cluster_that_lost_all_workers(place, undisturbed, monkeypatch):
+def test_a_cluster_that_lost_all_workers(place, undisturbed):
     """Nobody starts them again: the run ends with a named error and does not wait for ever."""
-    monkeypatch.setattr("tasks.dask_backend.WORKERLESS_SECONDS", 3.0)
     here = place("test noise", 16)
     waiting = here.folder / "waiting"
     with separate_cluster() as (address, _, workers), dask_client(address=address, private=True) as client:
@@ -215,9 +218,38 @@ def test_a_cluster_that_lost_all_workers(place, undisturbed, monkeypatch):
                 process.kill()
 
         threading.Thread(target=kill).start()
-        with pytest.raises(WorkerFailed, match="no worker") as caught:
+        with dask.config.set(PATIENT_FOR_3_S), pytest.raises(WorkerFailed, match="no worker for 3 s") as caught:
             to_end(session)
     assert caught.value.remedy
     to_end(here.resume())
     assert same_result(load_run(here.run_path), undisturbed["test noise"])
     here.check_ledger(forfeited=0)
+
+
+@pytest.mark.slow
+def test_workers_that_come_back_slowly(place, undisturbed, monkeypatch):
+    """On a busy machine a nanny takes longer to start a process anew than Dask's local cluster waits for it."""
+    here, restart, restarted = place("test noise", 16), Nanny.instantiate, []
+
+    async def slow(nanny):
+        if nanny.process is not None:  # not at the beginning
+            await asyncio.sleep(2.0)
+            restarted.append(nanny)
+        return await restart(nanny)
+
+    monkeypatch.setattr(Nanny, "instantiate", slow)
+    settings = {"distributed.deploy.lost-worker-timeout": "500 ms", "fedcore.workerless-timeout": "30 s"}
+    with dask.config.set(settings), dask_client(1, private=True) as client:
+        to_end(here.start(Disturbed(client, lambda function: Deadly(function, "after", 12, here.folder / "struck"))))
+    assert restarted and (here.folder / "struck").exists()
+    assert same_result(load_run(here.run_path), undisturbed["test noise"])
+    here.check_ledger(forfeited=0)
+
+
+def test_how_long_lost_workers_are_waited_for():
+    assert workerless_seconds() == 300
+    with dask.config.set(PATIENT_FOR_3_S):
+        assert workerless_seconds() == 3
+    for wrong in ("soon", "0s", "-1s", None, "inf"):
+        with dask.config.set({"fedcore.workerless-timeout": wrong}), pytest.raises(ConfigError, match="is no time"):
+            workerless_seconds()

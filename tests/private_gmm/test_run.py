@@ -9,6 +9,7 @@ import pytest
 from fedcore.engine import InProcessBackend
 from fedcore.errors import BudgetExceeded, ConfigError, PrivacyError
 from fedcore.evaluation.evaluate import evaluate_run
+from fedcore.evaluation.report import run_summary
 from fedcore.methods import make_method
 from fedcore.personalise import personalise
 from fedcore.population.manifest import Provenance
@@ -140,6 +141,8 @@ def test_a_run_that_finds_nothing_ends_finished_and_gives_back_what_it_did_not_n
     run = to_end(begin(made, tmp_path, settings={**SETTINGS, "epsilon": 0.05}))
     state, balance = load_run(run.path).state, ledger.balance(made.id)
     assert run.status == "finished" and state["outcome"] == "no separated structure found at this budget"
+    outcome = run_summary(run)["outcome"]
+    assert outcome == state["reason"] and "clients would be enough" in outcome and "times this run's epsilon" in outcome
     assert state["units_needed"] > CLIENTS and balance.rho_reserved == 0 and balance.releases["returned"] > 0
     with pytest.raises(ConfigError, match="has not found"):
         begin(made, tmp_path, "federated_em", {"algorithm": "private", "components": 2, "epsilon": 1.0},

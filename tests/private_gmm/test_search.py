@@ -86,7 +86,7 @@ def test_data_without_structure_end_cleanly(kind):
     found = learn(x, config, epsilon=1.0, delta=DELTA, noise=TestNoise("0"))
     assert not found.result.found and found.state.outcome == NOTHING and found.state.phase == "done"
     assert 0 < found.rho < found.rho_planned, "what is not needed any more is not released"
-    assert "1 of 2 components found" in found.result.reason
+    assert "1 of 2 components found" in found.result.reason and "noise is not what stopped it" in found.result.reason
     assert found.result.units_needed == 0, "by the forecast the budget would have been enough for separated data"
     with pytest.raises(RunError, match="no mixture"):
         found.result.sample(np.random.default_rng(0), 3)
@@ -100,6 +100,7 @@ def test_too_few_rows_end_cleanly_and_say_how_many_would_do():
     found = learned(truth, x)
     assert not found.result.found
     assert 900 < found.result.units_needed < 20_000 and found.result.epsilon_factor > 1
+    assert found.result.reason.startswith(NOTHING) and "records would be enough" in found.result.reason
     nobody = learned(truth, x[:0])
     assert "noised count of all units" in nobody.result.reason and nobody.rho < 0.05 * nobody.rho_planned
 

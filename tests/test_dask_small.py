@@ -1,0 +1,95 @@
+"""Rounds of one block: the message goes with it, and nothing else is asked of the cluster."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from fedcore.aggregation import ArgMax, FloatSum
+from fedcore.errors import WorkerFailed
+from tasks.dask_backend import DaskBackend, dask_client, received
+from tests.conftest import small_counts, write_counts
+from tests.test_engine import begin, to_end
+from tests.toy import Toy, ToyConfig
+
+ROUNDS = 4
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with dask_client(1) as client:
+        yield client
+
+
+@pytest.mark.parametrize("block, each", [(16, 1), (8, 4)])
+def test_one_block_is_one_future_and_the_bits_are_those_of_one_process(tmp_path, cluster, monkeypatch, block, each):
+    """Two blocks are two futures, the message that both need, and their sum."""
+    matrix = small_counts(16)
+    population = write_counts(tmp_path / "p", matrix, block=block)
+    reference = to_end(begin(tmp_path, Toy(ToyConfig(rounds=ROUNDS)), matrix=matrix, population=population, name="one"))
+    submitted, submit = [], cluster.submit
+    monkeypatch.setattr(cluster, "submit", lambda *given, **options: submitted.append(given[0]) or submit(
+        *given, **options))  # fmt: skip
+    training = begin(tmp_path, Toy(ToyConfig(rounds=ROUNDS)), matrix=matrix, population=population, name="dask")
+    training.backend = DaskBackend(cluster)
+    assert to_end(training).centre.tobytes() == reference.centre.tobytes()
+    assert len(submitted) == ROUNDS * each
+
+
+def test_workers_are_not_watched(cluster):
+    """Settings reach the workers, which would sample their stacks otherwise."""
+    import dask
+
+    def watched():
+        return dask.config.get("distributed.worker.profile.enabled"), dask.config.get("distributed.admin.tick.interval")
+
+    assert list(cluster.run(watched).values()) == [(False, "1s")]
+
+
+def odd(array):
+    """The same numbers at an address that is no multiple of eight."""
+    room = np.empty(array.nbytes + 3, np.uint8)
+    moved = room[3:].view(array.dtype).reshape(array.shape)
+    moved[:] = array
+    assert not moved.flags.aligned
+    return moved
+
+
+@dataclass(frozen=True)
+class Sent:
+    number: int
+    centres: np.ndarray
+    weights: np.ndarray
+
+
+def test_what_came_over_a_wire_is_aligned_before_anybody_multiplies_with_it():
+    """Products of large matrices have other last bits otherwise."""
+    weights = np.arange(4.0)
+    message = received(Sent(3, odd(np.arange(12.0).reshape(3, 4)), weights))
+    assert message.centres.flags.aligned and message.weights is weights and message.number == 3
+    assert message.centres.tolist() == np.arange(12.0).reshape(3, 4).tolist()
+    assert received(7) == 7
+    total = FloatSum({(0, 0): odd(np.arange(5.0))}).value()
+    assert total.flags.aligned and total.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert ArgMax(1.0, 2, {"row": odd(weights)}).value().payload["row"].flags.aligned
+
+
+class Vanishing:
+    """A cluster whose only worker is gone when one looks, for the first so many times."""
+
+    def __init__(self, times):
+        self.times = times
+
+    def wait_for_workers(self, number, timeout):
+        assert timeout > 0
+
+    def scheduler_info(self, n_workers):
+        self.times -= 1
+        return {"workers": {} if self.times >= 0 else {"tcp://one": {}}}
+
+
+def test_a_worker_that_vanishes_between_two_looks_is_waited_for(monkeypatch):
+    assert DaskBackend(Vanishing(3))._workers() == ["tcp://one"]
+    monkeypatch.setattr("tasks.dask_backend.FIRST_SECONDS", 0.05)
+    with pytest.raises(WorkerFailed, match="no worker"):
+        DaskBackend(Vanishing(10**9))._workers()

@@ -1,0 +1,104 @@
+"""What the Prefect UI is sent, and how often: by a clock that the tests move, without a server."""
+
+import pytest
+
+from fedcore.engine import InProcessBackend
+from fedcore.session import TrainRequest, ending, start
+from tasks import artifacts
+from tests.conftest import small_counts, write_counts
+
+
+class Clock:
+    def __init__(self):
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(artifacts, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def sent(monkeypatch, clock):
+    """(kind, what) of every artifact that was sent; `slow` seconds pass with each table, and with each drawing."""
+    told, slow = [], {"table": 0.0, "figures": 0.0}
+
+    def table(table, key, description):
+        clock.now += slow["table"]
+        told.append((key.split("-")[0], table))
+
+    def drawn(run, vocabulary):
+        clock.now += slow["figures"]
+        told.append(("drawn", run.round))
+        return {}
+
+    monkeypatch.setattr(artifacts, "create_progress_artifact", lambda **given: "id")
+    monkeypatch.setattr(artifacts, "update_progress_artifact",
+                        lambda id, progress, description: told.append(("progress", progress)))  # fmt: skip
+    monkeypatch.setattr(artifacts, "create_table_artifact", table)
+    monkeypatch.setattr(artifacts, "create_markdown_artifact", lambda markdown, key, description: told.append(
+        (key.split("-")[0], markdown)))  # fmt: skip
+    monkeypatch.setattr(artifacts, "run_figures", drawn)
+    return told, slow
+
+
+@pytest.fixture
+def session(tmp_path):
+    write_counts(tmp_path / "population", small_counts(40))
+    request = TrainRequest(method="histograms", population=str(tmp_path / "population"), runs=str(tmp_path / "runs"),
+                           settings={"algorithm": "algorithm2", "clusters": 2, "rounds": 12})  # fmt: skip
+    session = start(request, InProcessBackend(), stamp="")
+    yield session
+    session.close()
+
+
+def kinds(told) -> list[str]:
+    return [kind for kind, _ in told]
+
+
+def test_progress_is_shown_from_the_first_round_and_every_few_seconds(session, sent, clock):
+    told, _ = sent
+    show = artifacts.Showcase(session)
+    session.training.step()
+    show.progress()
+    assert kinds(told) == ["progress", "metrics"] and told[0][1] > 0
+    for _ in range(4):
+        clock.now += artifacts.SECONDS_BETWEEN / 2
+        session.training.step()
+        show.progress()
+    shown = [percent for kind, percent in told if kind == "progress"]
+    assert len(shown) == 3 and shown == sorted(shown) and len(told[-1][1]) == 5  # rows of the last table
+
+
+def test_slow_tables_and_figures_come_less_often_and_progress_as_often_as_before(session, sent, clock):
+    told, slow = sent
+    slow |= {"table": 0.2, "figures": 2.0}
+    session.training.step()
+    show, began = artifacts.Showcase(session), clock.now
+    while clock.now < began + 1000:
+        show.progress()
+        clock.now += artifacts.SECONDS_BETWEEN
+    assert kinds(told).count("progress") > 0.9 * 1000 / artifacts.SECONDS_BETWEEN
+    for kind, seconds in (("metrics", 0.2), ("drawn", 2.0)):
+        shown = kinds(told).count(kind)
+        assert 3 <= shown and shown * seconds <= 1.1 * artifacts.SHARE * 1000 + seconds
+
+
+def test_the_end_is_shown_whole_whatever_was_shown_before_and_drawn_once(session, sent, clock):
+    told, slow = sent
+    slow |= {"table": 50.0, "figures": 50.0}
+    show = artifacts.Showcase(session)
+    with ending(session):
+        while session.training.step() is not None:
+            show.progress()
+    del told[:]
+    path = show.report()
+    assert kinds(told) == ["progress", "metrics", "drawn", "report"]
+    assert told[0] == ("progress", 100.0) and len(told[1][1]) == session.run.round
+    with open(path) as page:
+        assert session.run.id in page.read()

@@ -1,0 +1,84 @@
+"""What small commands must not import, and what is made only when it is asked for."""
+
+import gc
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedcore.terminal import importing
+from tests.command import private_population
+from tests.conftest import small_counts
+
+ROOT = Path(__file__).parent.parent
+
+
+def printed(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120,
+                          env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def test_a_private_run_in_this_process_imports_no_accountant_but_its_own_and_no_orchestration(tmp_path):
+    private_population(tmp_path / "p", small_counts(60))
+    arguments = ["train", "histograms", str(tmp_path / "p"), "--local", "--runs", str(tmp_path / "runs"), "--json",
+                 "--set", "algorithm=private", "--set", "clusters=2", "--set", "rounds=2"]  # fmt: skip
+    out = printed(f"""
+import sys
+from fedcore.cli import main
+sys.argv = ["fedcore", *{arguments!r}]
+try:
+    main()
+except SystemExit:
+    pass
+heavy = ["prefect", "dask", "distributed", "scipy.signal", "scipy.stats", "sklearn", "dp_accounting.pld",
+         "pandas", "pyarrow", "matplotlib.pyplot"]
+print("LOADED", [name for name in heavy if name in sys.modules], "dp_accounting.rdp" in sys.modules)
+""")
+    assert '"status": "finished"' in out and out.splitlines()[-1] == "LOADED [] True"
+
+
+def test_the_accountant_is_that_of_the_library_which_can_still_be_imported_whole():
+    out = printed("""
+from fedcore.privacy import accounting
+rho = accounting.rho_of(1.0, 1e-6)
+import dp_accounting
+from dp_accounting import rdp, pld
+from dp_accounting.pld import PLDAccountant
+print(accounting._renyi() == (rdp.RdpAccountant, dp_accounting.ZCDpEvent), pld.PLDAccountant is PLDAccountant)
+accounting.rho_of.cache_clear(); accounting._epsilon_of.cache_clear(); accounting._renyi.cache_clear()
+print(accounting.rho_of(1.0, 1e-6) == rho, accounting._renyi()[0] is rdp.RdpAccountant)
+""")
+    assert out.split() == ["True"] * 4
+
+
+def test_flows_are_made_when_they_are_asked_for():
+    out = printed("""
+import sys
+import flows.train
+from fedcore.methods import METHODS
+rooms = {module.partition(":")[0] for module in METHODS.values()}
+print(sorted(rooms & set(sys.modules)))
+from flows.train import FLOWS, train_histograms
+print(train_histograms is FLOWS["histograms"] is FLOWS["histograms"], train_histograms.name, list(FLOWS) == [*METHODS])
+print(sorted(rooms & set(sys.modules)), len(FLOWS) == len(METHODS), "no" in FLOWS, hasattr(flows.train, "train_no"))
+""")
+    assert out.splitlines() == ["[]", "True train-histograms True", "['fedcore.histograms'] True False False"]
+
+
+def test_imports_leave_the_collector_as_it_was():
+    before = gc.isenabled()
+    with importing():
+        assert not gc.isenabled()
+    assert gc.isenabled() == before and gc.get_freeze_count() > 0
+    gc.disable()
+    try:
+        with pytest.raises(ImportError), importing():
+            raise ImportError
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+        gc.unfreeze()
