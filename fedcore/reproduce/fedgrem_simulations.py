@@ -119,7 +119,7 @@ class FedGrEMGaussians:
 
         found, at = self.gathered(options, results), distances(options)
         shown = [label for label in self.lines(options) if "C " not in label and "sweep" not in label and
-                 "unit" not in label]  # fmt: skip
+                 "unit" not in label and label != "Pooled-GrEM"]  # fmt: skip  as Pooled-EM; there are seven colours
         return panels_figure([
             Panel({label: (at, [runs.mean(found[label, h][name]) for h in at]) for label in shown}, title,
                   "h, how far tasks are from each other", "error", log_y=True)
