@@ -5,7 +5,6 @@ command `fedcore train` with Prefect, Dask and the store, on 1, 2 and 4 workers 
                     on the grid, private; secure noise apart. Floor: SciPy in one process, all counts in memory
     em, ragged em   a round of EM: 5 diagonal components in 10 columns, 20 rows for each client, or 1 to 39. Floor:
                     `floors.mixture_in_tiles`
-    private em      the same, every client clipped and exact sums; its floor is that of em
 
 *cached*: decoded blocks stay in the workers, who are given enough memory; *store*: every block is read in every round.
 round_s is of rounds when files are in the page cache and futures have their size; first_s is of the first pass of a
@@ -59,8 +58,6 @@ CASES = (
     Case("grid", "histograms", "counts", {"algorithm": "private", "clusters": 10, "epsilon": 15.0, **HISTOGRAMS}),
     Case("em", "federated_em", "rows", {"algorithm": "em", **MIXTURES}),
     Case("ragged em", "federated_em", "ragged", {"algorithm": "em", **MIXTURES}, every=False),
-    Case("private em", "federated_em", "rows", {"algorithm": "private", "epsilon": 15.0, "covariance": "diag",
-                                                "components": COMPONENTS}, every=False),
 )  # fmt: skip
 
 
@@ -130,8 +127,6 @@ def floors_of(made: dict[str, Population], repeats: int) -> Iterator[tuple[str, 
             found = _timed(floors.mixture_in_tiles(x, *theta), repeats)
             del x
             yield what, found
-            if what == "em":
-                yield "private em", found
 
 
 def _timed(function, repeats: int) -> Floor:

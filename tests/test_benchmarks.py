@@ -187,7 +187,7 @@ def test_scale(tmp_path, monkeypatch):
     assert first["round_s"] == 0.375 and first["first_s"] == 0.25 and first["release_s"] == 0.125
     assert first["cpu_us_per_client"] == pytest.approx((1.25 / 2 - 0.125) / 400 * 1e6)
     assert first["of_floor"] == pytest.approx(0.375 / first["floor_s"]) and first["worker_MiB"] == 2.0
-    assert {row["what"] for row in rows} == {"float", "grid", "em", "ragged em", "private em"}
+    assert {row["what"] for row in rows} == {"float", "grid", "em", "ragged em"}
     assert {cache for *_, cache in asked} >= {0} and max(cache for *_, cache in asked) >= 64
     assert scale.sizes(10**6) == [40, 400, 4000, 40_000, 400_000, 10**6]
 
