@@ -3,6 +3,7 @@ python -m benchmarks compare FILE [--between COMMIT COMMIT] [--json]"""
 
 import argparse
 import json
+import os
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -46,6 +47,7 @@ def main() -> None:
         table("", [{name: "" if value is None else value for name, value in row.items()} for row in rows])
         print("\n".join(remarks))
         return
+    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")  # of flows that run in this process
     module = import_module(f"benchmarks.{chosen.name}")
     chosen.clients = chosen.clients or getattr(module, "CLIENTS", 100_000)
     chosen.workers = chosen.workers or getattr(module, "WORKERS", 2)

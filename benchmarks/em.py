@@ -9,7 +9,6 @@ store (in memory, or not: the flows) and standardise them. A ratio of 1 is the f
 """
 
 import json
-import os
 import resource
 import subprocess
 import tempfile
@@ -33,8 +32,6 @@ from fedcore.population.blocks import leaves
 from fedcore.rounds import PublicFacts
 from fedcore.runs import Run
 from fedcore.session import TrainRequest, ending, start
-
-os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
 
 FLOW_ROUNDS = (10, 60)
 WARM_UP = 3  # rounds that size the futures

@@ -5,7 +5,6 @@ same run; the flow once with the cache of decoded blocks and once reading every 
 Secure noise is not part of the round's ratio: see the column `release`.
 """
 
-import os
 import tempfile
 from pathlib import Path
 from statistics import median
@@ -17,8 +16,6 @@ from benchmarks.measured import Measured, seconds
 from benchmarks.populations import reddit_like
 from fedcore.population.synthetic import settings_of, true_centres
 from fedcore.runs import Run
-
-os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
 
 ROUNDS = 14
 FLOOR_REPEATS = 7

@@ -2,6 +2,9 @@
 ratios compare the same work. Whole commands are measured by hand only."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -196,3 +199,12 @@ def test_the_cpu_seconds_of_noise_are_those_of_a_plans_last_round():
     planned = scale.PlannedRelease("r1", 1, (2, 50), 4, 3.0, "page", "once").to_json()
     assert scale.noise(()) == 0.0
     assert 0 < scale.noise([{**planned, "shape": (1, 10**6)}, {**planned, "name": "r2", "round": 2}]) < 1
+
+
+def test_importing_benchmarks_makes_nobody_silent():
+    """A level of the log that stays in the environment would reach whatever this process starts later."""
+    code = ("import os; os.environ.pop('PREFECT_LOGGING_LEVEL', None)\nfrom importlib import import_module\n"
+            f"for name in {list(NAMES)!r}: import_module('benchmarks.' + name)\n"
+            "assert 'PREFECT_LOGGING_LEVEL' not in os.environ")  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent.parent, stderr=subprocess.PIPE)
+    assert done.returncode == 0, done.stderr

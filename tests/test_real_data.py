@@ -27,7 +27,7 @@ def scores(tmp_path, population, **settings) -> dict[str, float]:
     return {row["method"] + suffix[row["chosen_by"]]: row["kl"] for row in rows}
 
 
-@pytest.mark.parametrize("name", ["text_blogs", "text_blogs_by_post"])
+@pytest.mark.parametrize("name", ["text_blogs", pytest.param("text_blogs_by_post", marks=pytest.mark.heavy)])
 def test_private_clusters_beat_the_mean_on_blogs(tmp_path, name):
     source = Path(FOLDER) / "text_blogs" / f"{name}.npz"
     population = ingest(source, tmp_path / name, prefix="train", heldout_prefix="test", nominal_clients=10_000,

@@ -111,7 +111,9 @@ def test_a_whole_run_gives_away_no_more_than_its_price(run, pairs, sharp):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("build", SABOTAGES.values(), ids=SABOTAGES)
+@pytest.mark.parametrize("build", [
+    pytest.param(build, marks=[pytest.mark.heavy] if build.pairs > 600 else []) for build in SABOTAGES.values()
+], ids=SABOTAGES)  # fmt: skip
 def test_a_sabotaged_run_is_caught(build):
     absent, present = attack_runs(build, RUN, RHO, build.pairs)
     shown = mu_lower_bound(absent, present)

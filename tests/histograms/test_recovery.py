@@ -53,7 +53,7 @@ def scores(config, state, block):
     return table(config, values(total))
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_the_reddit_like_preset_meets_its_targets():
     """n = 20 000: non-private .92-.94 (one start may end in a worse optimum, hence the better of two), and the targets
     of the private pipeline, mean of two noise seeds, at the budget that remains with one spare release reserved."""

@@ -52,8 +52,8 @@ def test_dense_rows(tmp_path, append):
     assert 0.1 * LIMIT < told["grown"] < 1.2 * LIMIT
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("append", [False, pytest.param(True, marks=pytest.mark.heavy)])
+@pytest.mark.heavy
+@pytest.mark.parametrize("append", [False, True])
 def test_long_counts(tmp_path, append):
     """5 million rows, 170 MB of text, 100,000 clients in random order."""
     rows = 5_000_000
