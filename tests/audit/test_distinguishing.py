@@ -93,7 +93,8 @@ def test_a_release_gives_away_no_more_than_its_price(case, release):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("run", "pairs", "sharp"), [
-    pytest.param(RUN, PAIRS, 0.85, marks=pytest.mark.heavy), (ALL_KINDS, 2000, 0.5),
+    pytest.param(RUN, PAIRS, 0.85, marks=pytest.mark.heavy),
+    pytest.param(ALL_KINDS, 2000, 0.5, marks=pytest.mark.heavy),
     pytest.param(EM_RUN, 600, 0.4, marks=pytest.mark.heavy),
 ], ids=["usual", "all", "em"])  # fmt: skip
 def test_a_whole_run_gives_away_no_more_than_its_price(run, pairs, sharp):

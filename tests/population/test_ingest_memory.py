@@ -38,7 +38,7 @@ def run(source, dest, steps=({},), **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("append", [False, True])
+@pytest.mark.parametrize("append", [False, pytest.param(True, marks=pytest.mark.heavy)])
 def test_dense_rows(tmp_path, append):
     """320 MB of rows, one client of five with 60 % of them."""
     rows, features = 400_000, 200
