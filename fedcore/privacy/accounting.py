@@ -90,8 +90,8 @@ def _epsilon_of(rho: float, delta: float) -> float:
 def _renyi() -> tuple[type, type]:
     """dp-accounting's `RdpAccountant` and `ZCDpEvent`, from the two modules that define them.
 
-    The package itself imports all of its accountants, and with them scipy.stats and scipy.signal, which takes longer
-    than a small run. While the two modules are imported, the package is there without its contents; whoever imports it
+    The package itself imports all of its accountants, and with them scipy.stats and scipy.signal, which takes three
+    times as long. While the two modules are imported, the package is there without its contents; whoever imports it
     later gets all of it, with the same classes.
     """
     name = "dp_accounting"

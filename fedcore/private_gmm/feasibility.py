@@ -47,7 +47,7 @@ class Forecast:
     def in_words(self, unit: str) -> str:
         """What would be enough for components that lie apart, to two digits. unit: "record" or "client"."""
         if not self.units:
-            return "noise is not what stopped it, more data or budget would hardly help"
+            return "going by its noise, the budget was enough for components that lie apart"
         units = float(f"{self.units:.2g}")
         return (f"for components that lie apart about {units:,.0f} {unit}s would be enough at this budget, or "
                 f"{self.epsilon_factor:.2g} times this run's epsilon")  # fmt: skip

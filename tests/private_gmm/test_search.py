@@ -86,7 +86,7 @@ def test_data_without_structure_end_cleanly(kind):
     found = learn(x, config, epsilon=1.0, delta=DELTA, noise=TestNoise("0"))
     assert not found.result.found and found.state.outcome == NOTHING and found.state.phase == "done"
     assert 0 < found.rho < found.rho_planned, "what is not needed any more is not released"
-    assert "1 of 2 components found" in found.result.reason and "noise is not what stopped it" in found.result.reason
+    assert "1 of 2 components found" in found.result.reason and "the budget was enough" in found.result.reason
     assert found.result.units_needed == 0, "by the forecast the budget would have been enough for separated data"
     with pytest.raises(RunError, match="no mixture"):
         found.result.sample(np.random.default_rng(0), 3)
