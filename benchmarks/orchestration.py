@@ -2,9 +2,10 @@
 
 Every case is run three ways, each short and long: the method alone, all in memory (`work`); `fedcore train --local`,
 which adds the run store, and the ledger of a private run; and the whole flow with one Dask worker against a Prefect
-server of its own. What a round takes is the difference of the long and the short run over that of their rounds, so that
-it is free of what starting takes, which has its own columns. Differences of rounds of a second are as noisy as the work
-itself; `outside_ms`, the flow's process and the server alone, is not.
+server of its own. A population of a single block has no Dask: the flow's process answers it. What a round takes is the
+difference of the long and the short run over that of their rounds, so that it is free of what starting takes, which has
+its own columns. Differences of rounds of a second are as noisy as the work itself; `outside_ms`, the flow's process and
+the server alone, is not.
 """
 
 from __future__ import annotations
@@ -57,12 +58,13 @@ CHEAP = (
     Case("fedem, memories", {"algorithm": "fedem", "components": 3}, (20, 300)),
     Case("private histograms", {"algorithm": "private", "clusters": 2, "epsilon": 8.0}, (20, 150), method="histograms"),
 )
+SEVERAL_BLOCKS = Case("em, several blocks", {"algorithm": "em", "components": 3}, (20, 300), 20_000)
 LONG = Case("em, long rounds", {"algorithm": "em", "components": 16, "covariance": "full"}, (3, 15), LONG_CLIENTS)
 
 
 def measure(options) -> dict:
     """--clients changes the cheap rounds only."""
-    cases = [*(replace(case, clients=options.clients) for case in CHEAP), LONG]
+    cases = [*(replace(case, clients=options.clients) for case in CHEAP), SEVERAL_BLOCKS, LONG]
     with tempfile.TemporaryDirectory() as home, own_server(Path(home)) as server:
         idle = server.idle()
         rows = [_row(case, case.population(options.dir), options.repeats, server) for case in cases]

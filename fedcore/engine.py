@@ -11,17 +11,19 @@ from __future__ import annotations
 
 import resource
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from secrets import token_hex
 from typing import Any, Protocol
 
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
+from fedcore import files
 from fedcore.aggregation import IntegerSum, KeyedIntegerSum, Statistics, merge, values
+from fedcore.caches import BLOCKS, MEMORIES
 from fedcore.errors import FedcoreError, RunError, SensitivityError, UnplannedRelease, WorkerFailed
 from fedcore.files import Place, place
 from fedcore.population.blocks import ClientBlock, leaves
@@ -33,6 +35,10 @@ from fedcore.runs import Run, read_values, write_values
 DEFAULT_CACHE_BYTES = 512 * 2**20
 DEFAULT_WHOLE_BYTES = 512 * 2**20
 
+# A commit flushes files to the disk, which takes longer than a cheap round. Nothing that a run without noise has done
+# is lost for good: its rounds come out the same when they are made again.
+COMMIT_SECONDS = 0.5
+
 
 # --- where clients are answered -------------------------------------------------------------------------------------
 
@@ -42,8 +48,10 @@ class Source:
     """Where a worker finds the data of a round: paths and versions, never data.
 
     memory_in, memory_out: folders or URLs of the clients' memories before and after this round, or None
-    cache_bytes: how much of the decoded blocks a process may keep
+    cache_bytes: how much of decoded blocks and memories a process may keep
     whole_bytes: a block of dense rows that is larger, decoded, is read while it is used, if the method can do with that
+    durable: whether the memories of this round are to be flushed to the disk
+    training: names the course of a training in which a process may use what it kept of its own answers
     """
 
     population: str
@@ -52,33 +60,8 @@ class Source:
     memory_out: str | None = None
     cache_bytes: int = DEFAULT_CACHE_BYTES
     whole_bytes: int = DEFAULT_WHOLE_BYTES
-
-
-class BlockCache:
-    """Decoded blocks of this process, least recently used out first, bounded by bytes."""
-
-    def __init__(self):
-        self.blocks: OrderedDict[tuple, ClientBlock] = OrderedDict()
-        self.bytes = 0
-
-    def get(self, key: tuple, read: Callable[[], ClientBlock], limit: int) -> ClientBlock:
-        if limit <= 0:
-            return read()
-        block = self.blocks.get(key)
-        if block is not None:
-            self.blocks.move_to_end(key)
-            return block
-        block = read()
-        if block.nbytes <= limit:
-            # A scan larger than the cache would evict every block just before its next use: then keep what is there.
-            if self.bytes + block.nbytes <= limit:
-                self.blocks[key] = block
-                self.bytes += block.nbytes
-        return block
-
-    def clear(self) -> None:
-        self.blocks.clear()
-        self.bytes = 0
+    durable: bool = True
+    training: str = ""
 
 
 def peak_memory() -> int:
@@ -90,7 +73,6 @@ def peak_memory() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-CACHE = BlockCache()
 _populations: dict[tuple[str, int], Population] = {}
 
 
@@ -131,7 +113,7 @@ def block_for(method: FederatedMethod, source: Source, population: Population, i
     ):
         return population.stream(index)
     key = (population.id, source.version, index)
-    return CACHE.get(key, partial(population.read, index), source.cache_bytes)
+    return BLOCKS.get(key, partial(population.read, index), source.cache_bytes)
 
 
 def answer_block(method: FederatedMethod, source: Source, message: Message, index: int) -> Statistics:
@@ -139,7 +121,7 @@ def answer_block(method: FederatedMethod, source: Source, message: Message, inde
     with answering(method, index):
         population = _population(source)
         block = block_for(method, source, population, index)
-        memory = read_memory(source.memory_in, index, block.clients) if source.memory_in else None
+        memory = _memory(source, index, block.clients) if source.memory_in else None
         total, kept = None, []
         for leaf in leaves(block, population.clients_per_leaf):
             start = leaf.first - block.first
@@ -150,9 +132,17 @@ def answer_block(method: FederatedMethod, source: Source, message: Message, inde
         if any(part.keys() != kept[0].keys() for part in kept):
             raise ValueError(f"leaves of block {index} remember different things")
         if source.memory_out and any(kept):
-            together = {name: np.concatenate([part[name] for part in kept]) for name in kept[0]}
-            write_values(memory_file(source.memory_out, index), together)
+            # In the order that a file gives them back in: other orders have other last bits in products.
+            together = {name: np.ascontiguousarray(np.concatenate([part[name] for part in kept])) for name in kept[0]}
+            write_values(memory_file(source.memory_out, index), together, durable=source.durable)
+            if source.training:
+                MEMORIES.keep((source.training, source.memory_out, index), together, source.cache_bytes - BLOCKS.bytes)
         return total
+
+
+def _memory(source: Source, index: int, clients: int) -> Memory:
+    kept = MEMORIES.take((source.training, source.memory_in, index)) if source.training else None
+    return read_memory(source.memory_in, index, clients) if kept is None else kept
 
 
 def memory_file(folder: str | Place, index: int) -> Place:
@@ -180,6 +170,9 @@ class Backend(Protocol):
                    blocks: Sequence[int]) -> Statistics:  # fmt: skip
         """function(message, block) for every block, merged in any order."""
 
+    def memory_of_workers(self) -> list[int]:
+        """Peak resident bytes of each process but this one that answers."""
+
 
 class InProcessBackend:
     """One block after the other in this process."""
@@ -189,6 +182,10 @@ class InProcessBackend:
         for block in blocks:
             total = merge(total, function(message, block))
         return total
+
+    def memory_of_workers(self) -> list[int]:
+        """There are none."""
+        return []
 
 
 # --- what a private run needs ---------------------------------------------------------------------------------------
@@ -210,6 +207,9 @@ class Publisher(Protocol):
 class Training:
     """A run in progress. `step` makes one round; `answer` and `move` are its two halves.
 
+    Rounds of private runs are committed one by one, others at the latest COMMIT_SECONDS after the last commit, by the
+    round that is then being made; the last round in any case.
+
     publisher: None for a run that is not private. plan: the planned releases of the run.
     """
 
@@ -226,15 +226,19 @@ class Training:
         self.publisher = publisher
         self.pending: Mapping[str, Any] | None = None  # what `answer` got and `move` has not used yet
         self.seconds: dict[str, float] = {}
-        self.marked = time.perf_counter()
+        self.marked = self.committed = time.perf_counter()
+        self.done = run.round  # rounds made; `run.round` of them are committed
+        self.rows: list[dict] = []  # of the metrics, of rounds that are not
+        self.durable = True  # whether the memories of the last of them are flushed
+        self.token = token_hex(8)
 
     @property
     def round(self) -> int:
         """The round that comes next, counted from 1."""
-        return self.run.round + 1
+        return self.done + 1
 
     def step(self) -> RoundInfo | None:
-        """One whole round, committed; None when the method has finished."""
+        """One whole round; None when the method has finished, and all is committed."""
         return self.move() if self.answer() else None
 
     def answer(self) -> bool:
@@ -244,7 +248,10 @@ class Training:
         """
         message = self.method.message(self.state)
         if message is None:
+            self.commit()
             return False
+        late = time.perf_counter() - self.committed >= COMMIT_SECONDS
+        self.durable = self.method.private or late or self.round >= self.method.total_rounds(self.state)
         if not self.method.private:
             self.pending = values(self._timed("clients", self._map, message))
             return True
@@ -259,16 +266,29 @@ class Training:
         return True
 
     def move(self) -> RoundInfo:
-        """server_update on what `answer` got, and the commit of the round."""
+        """server_update on what `answer` got, and the commit if it is time."""
         state, info = self._timed("server", self.method.server_update, self.state, self.pending)
         row = {name: float(value) for name, value in info.scalars.items()}
         now = time.perf_counter()  # a round lasts from mark to mark, whatever the shell does in between
         self.seconds["round"], self.marked = now - self.marked, now
         row |= {f"seconds_{name}": round(value, 4) for name, value in self.seconds.items()}
-        head = {} if self.publisher is None else {"ledger_head": self.publisher.head()}
-        self.run.commit(self.round, state, row, **head)
-        self.state, self.pending, self.seconds = state, None, {}
+        self.rows.append({"round": self.round, **row})
+        if self.done > self.run.round:
+            self.run.drop_memories(self.done)
+        self.state, self.pending, self.seconds, self.done = state, None, {}, self.round
+        if self.durable:
+            self.commit()
         return info
+
+    def commit(self) -> None:
+        """Commit the rounds that are not yet."""
+        if self.done == self.run.round:
+            return
+        head = {} if self.publisher is None else {"ledger_head": self.publisher.head()}
+        if not self.durable:
+            self.run.flush_memories(self.done)
+        self.run.commit(self.done, self.state, self.rows, **head)
+        self.rows, self.durable, self.committed = [], True, time.perf_counter()
 
     def _timed(self, name: str, function: Callable, *arguments):
         started = time.perf_counter()
@@ -279,9 +299,16 @@ class Training:
     def _map(self, message: Message) -> Statistics:
         # What an attempt left that was not committed is written again, file by file, to the same values. It is not
         # removed: if another process has gone on with the run meanwhile, these are its clients' memories now.
-        before, after = self.run.memories(), self.run.memory_folder(self.round)
-        source = replace(self.source, memory_in=None if before is None else str(before), memory_out=str(after))
+        before, after = self._memories(), self.run.memory_folder(self.round)
+        source = replace(self.source, memory_in=None if before is None else str(before), memory_out=str(after),
+                         durable=self.durable, training=self.token)  # fmt: skip
         return self.backend.map_blocks(partial(answer_block, self.method, source), message, self.blocks)
+
+    def _memories(self) -> Place | None:
+        if self.done == self.run.round:
+            return self.run.memories()
+        folder = self.run.memory_folder(self.done)
+        return folder if files.is_folder(folder) else None
 
     def _publish(self, message, statistics: Statistics, planned: Sequence[PlannedRelease]) -> dict[str, np.ndarray]:
         grid = self._quantise(message, statistics)

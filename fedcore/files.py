@@ -106,11 +106,11 @@ def size(path: Place) -> int:
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def sync_folder(folder: Place) -> None:
-    """Make renames inside the folder durable."""
-    if is_remote(folder):
+def flush(path: Place) -> None:
+    """Make the content of a file durable, or the renames inside a folder."""
+    if is_remote(path):
         return
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -130,7 +130,7 @@ def write_whole(path: Place, content: bytes) -> None:
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
-    sync_folder(path.parent)
+    flush(path.parent)
 
 
 def json_bytes(value: Any) -> bytes:
@@ -143,13 +143,9 @@ def write_json(path: Place, value: Any) -> None:
 
 def replace_durably(partial: Path, path: Path) -> None:
     """Flush a finished local file and rename it to its name."""
-    descriptor = os.open(partial, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    flush(partial)
     os.replace(partial, path)
-    sync_folder(path.parent)
+    flush(path.parent)
 
 
 def remove(path: Place) -> None:

@@ -14,7 +14,7 @@ import zarr
 
 from fedcore.engine import answering, memory_file
 from fedcore.errors import ConfigError, PopulationError, RunError, WrongKind
-from fedcore.files import Place, is_remote, place, sync_folder
+from fedcore.files import Place, flush, is_remote, place
 from fedcore.methods import make_method
 from fedcore.population.blocks import leaves
 from fedcore.population.store import Population
@@ -57,7 +57,7 @@ def personalise(run_path: str | Place, population_path: str | Place, dest: str |
                 if progress is not None:
                     progress(index + 1, len(population.blocks))
         partial.rename(dest)
-        sync_folder(dest.parent)
+        flush(dest.parent)
     except OSError as error:
         raise PopulationError(f"cannot write {str(dest)!r}: {error.strerror}.", "Nothing was kept.") from error
     finally:

@@ -86,7 +86,7 @@ def written(runs: Place, each: float, state: Any, population: Population
             large = _file_seconds(folder / "large.zip", size)
         run = Run.create(folder, {"run_id": "timed"})
         try:
-            taken = [_seconds(run.commit, number, zeros, {}) for number in range(4)]
+            taken = [_seconds(run.commit, number, zeros) for number in range(4)]
             stored = files.size(run.state_file(run.round))
         finally:
             run.unlock()

@@ -15,7 +15,7 @@ from typing import Any
 
 from fedcore.budgets import facts, ledger_of, plan_within_budget, unit_of
 from fedcore.calibration import LIMIT_SECONDS, Calibration, Timed, calibrate
-from fedcore.engine import DEFAULT_CACHE_BYTES, DEFAULT_WHOLE_BYTES
+from fedcore.engine import COMMIT_SECONDS, DEFAULT_CACHE_BYTES, DEFAULT_WHOLE_BYTES
 from fedcore.errors import ConfigError
 from fedcore.files import Place, is_remote, place
 from fedcore.methods import make_method
@@ -63,7 +63,10 @@ class Where:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Sizes of the population as the run sees it. decoded: bytes of the training part; largest: of a block's."""
+    """Sizes of the population as the run sees it.
+
+    decoded: bytes of the training part; largest: of a block's; shares_commits: whether cheap rounds do
+    """
 
     clients: float
     blocks: int
@@ -73,6 +76,7 @@ class Load:
     largest: float
     block_clients: int
     streams: bool
+    shares_commits: bool
 
 
 def load_of(method: FederatedMethod, population: Population, clients: int | None) -> Load:
@@ -84,7 +88,7 @@ def load_of(method: FederatedMethod, population: Population, clients: int | None
     streams = getattr(method, "streams_rows", False) and population.kind == "rows" and largest > DEFAULT_WHOLE_BYTES
     return Load(times * population.n_clients, math.ceil(times * len(decoded)), times * leaves,
                 times * sum(entry.train.entries for entry in population.blocks), times * sum(decoded), largest,
-                max(entry.clients for entry in population.blocks), streams)  # fmt: skip
+                max(entry.clients for entry in population.blocks), streams, not method.private)  # fmt: skip
 
 
 def planned(request: TrainRequest, where: Where, *, limit: float = LIMIT_SECONDS) -> dict[str, Any]:
@@ -127,6 +131,8 @@ def promise(method: FederatedMethod, population: Population, plan: Sequence[Plan
     Raises ConfigError if the deadline cannot be met by any number of workers.
     """
     load = load_of(method, population, where.clients)
+    if load.blocks == 1 and where.prefect and not where.cluster:
+        where = replace(where, workers=0)  # as `tasks.dask_backend.backend_for` does
     kinds = _counted(measured, passes)
     cells = sum(release.cells for release in plan)
     memory = max((kind.memory for kind, _ in kinds), default=0.0) * load.clients
@@ -228,7 +234,8 @@ def _pass(kind: Timed, load: Load, measured: Calibration, where: Where, cached: 
     if where.workers:
         futures = min(load.blocks, max(2 * where.workers, work / FUTURE_WORK))
         seconds += measured.pace * (ROUND_SECONDS + FUTURE_SECONDS * futures)
-    return seconds + measured.pace * _server(kind, load, measured) + measured.commit
+    seconds += measured.pace * _server(kind, load, measured)
+    return seconds + measured.commit * (min(1.0, seconds / COMMIT_SECONDS) if load.shares_commits else 1.0)
 
 
 def _seconds(kinds, load: Load, measured: Calibration, where: Where, plan: Sequence[PlannedRelease]) -> float:
@@ -282,7 +289,9 @@ def _answering_bytes(kinds, load: Load, measured: Calibration, where: Where) -> 
     leaf = max((_leaf_bytes(kind, whole) for kind, _ in kinds), default=0.0)
     memory = max((kind.memory for kind, _ in kinds), default=0.0) * min(load.block_clients, load.clients)
     statistics = max((kind.statistics for kind, _ in kinds), default=0)
-    return cached + max(block, leaf + 3 * memory) + 4 * statistics + BLOCK_BYTES * load.blocks
+    remembered = max((kind.memory for kind, _ in kinds), default=0.0) * load.clients * _largest_share(load, where)
+    kept = max(0.0, min(where.cache_bytes - cached, remembered))
+    return cached + kept + max(block, leaf + 3 * memory) + 4 * statistics + BLOCK_BYTES * load.blocks
 
 
 def _leaf_bytes(kind: Timed, clients: float) -> float:
@@ -299,10 +308,10 @@ def _worker_bytes(kinds, load: Load, measured: Calibration, where: Where) -> flo
 
 def _flow_bytes(kinds, load: Load, measured: Calibration, where: Where) -> float:
     server = max((kind.server_bytes for kind, _ in kinds), default=0) + 2 * measured.state
+    prefect = PREFECT_BYTES if where.prefect else 0
     if where.workers:
-        server += BLOCK_BYTES * load.blocks
-        return measured.flow_bytes + DASK_BYTES + (PREFECT_BYTES if where.prefect else 0) + server
-    return measured.flow_bytes + KEPT_BYTES + _answering_bytes(kinds, load, measured, where) + server
+        return measured.flow_bytes + DASK_BYTES + prefect + server + BLOCK_BYTES * load.blocks
+    return measured.flow_bytes + KEPT_BYTES + prefect + _answering_bytes(kinds, load, measured, where) + server
 
 
 # --- what cannot fit ------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -31,7 +31,7 @@ import numpy as np
 from fedcore import files, object_storage
 from fedcore.claims import Claim
 from fedcore.errors import FedcoreError, LeaseLost, RunBusy, RunError, RunNotFound, Unreachable
-from fedcore.files import Place, is_remote, json_bytes, place, sync_folder, write_json
+from fedcore.files import Place, is_remote, json_bytes, place, write_json
 from fedcore.run_files import (
     HOLDER,
     METRICS,
@@ -47,7 +47,7 @@ from fedcore.value_files import NAME, SCHEMA, read_values, state_values, unknown
 __all__ = ["NAME", "SCHEMA", "LoadedRun", "Run", "list_runs", "load_run", "pointed", "read_values", "state_values",
            "write_values", "writing"]  # fmt: skip
 
-STATES_KEPT = 2
+STATES_KEPT = 2  # of the last commit, and of the one before it: somebody may be reading that
 
 
 # --- one run --------------------------------------------------------------------------------------------------------
@@ -273,39 +273,43 @@ class Run:
                            "Its metrics, statement and report are still there.")  # fmt: skip
         return read_values(self.state_file(self.round))
 
-    def commit(self, round: int, state: Any, row: Mapping[str, Any] | None, **head: Any) -> None:
-        """Make a round current: state, then the metrics row, then the head. Old states and memories are dropped."""
+    def commit(self, round: int, state: Any, rows: Sequence[Mapping[str, Any]] = (), **head: Any) -> None:
+        """Make a round current: state, then the rows of metrics, then the head. Old states and memories are dropped.
+
+        rows: of the rounds since the last commit, each with its "round".
+        """
         self._check_current()
+        before = self.round
         write_values(self.state_file(round), state_values(state))
-        line = b"" if row is None else (json.dumps({"round": round, **row}, allow_nan=False) + "\n").encode()
-        head = {**head, **(self._put_metrics(line) if is_remote(self.path) else self._append_metrics(line))}
+        lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode()
+        head = {**head, **(self._put_metrics(lines) if is_remote(self.path) else self._append_metrics(lines))}
         memories = files.is_folder(self.memory_folder(round))
         if memories:
             with writing("memory"):
-                sync_folder(self.path / "memory")
+                files.flush(self.path / "memory")
         self._write_head({**self.head, **head, "round": round, "memories": memories})
-        self._prune()
+        self._prune({before, round})
         if isinstance(self._lock, Claim):
             self._lock.renew()
 
-    def _append_metrics(self, line: bytes) -> dict:
-        """A row after the committed ones. Returns what the head says of the metrics then."""
+    def _append_metrics(self, lines: bytes) -> dict:
+        """Rows after the committed ones. Returns what the head says of the metrics then."""
         size = self.head["metrics_bytes"]
         with writing(METRICS), open(self.metrics_file, "ab") as file:
             if file.tell() < size:
                 raise self._lost_metrics()
             file.truncate(size)
-            file.write(line)
+            file.write(lines)
             file.flush()
             os.fsync(file.fileno())
             return {"metrics_bytes": os.fstat(file.fileno()).st_size}
 
-    def _put_metrics(self, line: bytes) -> dict:
+    def _put_metrics(self, lines: bytes) -> dict:
         if self._metrics is None or len(self._metrics) != self.head["metrics_bytes"]:
             self._metrics = self._committed_metrics()
-        if not line:
+        if not lines:
             return {}
-        self._metrics += line  # if the round is not committed, the length tells, and they are read again
+        self._metrics += lines  # if the round is not committed, the length tells, and they are read again
         name = f"metrics-{self._lock.token}.jsonl" if isinstance(self._lock, Claim) else METRICS
         files.write_whole(self.path / name, self._metrics)
         return {"metrics_bytes": len(self._metrics), "metrics_file": name}
@@ -328,13 +332,29 @@ class Run:
         return RunError(f"{self.metrics_file.name} of run {self.id!r} is shorter than its head says.",
                         "Restore it from a backup.")  # fmt: skip
 
-    def _prune(self) -> None:
-        """Drop states and memories that are not those of the last rounds. A folder that a worker of a dead process
+    def flush_memories(self, round: int) -> None:
+        """Make memories durable that were written without a flush. On a disk that hosts share, what another host wrote
+        is there since it closed the file.
+        """
+        folder = self.memory_folder(round)
+        if is_remote(folder) or not folder.is_dir():
+            return
+        with writing("memory"):
+            for path in [*sorted(folder.iterdir()), folder]:
+                files.flush(path)
+
+    def drop_memories(self, round: int) -> None:
+        """Remove the memories of a round that was never committed, as far as possible."""
+        with suppress(FedcoreError, OSError):
+            files.remove(self.memory_folder(round))
+
+    def _prune(self, kept: set[int]) -> None:
+        """Drop states and memories of all rounds but `kept`. A folder that a worker of a dead process
         still writes to stays until the next time: nobody reads it.
         """
         with writing("state and memory"):
             for old in [*numbered(self.path / "state"), *numbered(self.path / "memory")]:
-                if self.round - STATES_KEPT < int(old.stem) <= self.round:
+                if int(old.stem) in kept:
                     continue
                 if is_remote(old):
                     object_storage.remove_file(old) if old.suffix else object_storage.remove(old)

@@ -367,7 +367,7 @@ def _session(method: FederatedMethod, population: Population, run: Run, backend:
     if run.round < 0:
         state = method.init(facts(method, population, run.info["rho"], run.info["seed"], _relation(run),
                                   _kept_start(run), _unit(run)))  # fmt: skip
-        run.commit(0, state, None)
+        run.commit(0, state)
     else:
         values = run.read_state()
         try:

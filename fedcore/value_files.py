@@ -30,6 +30,7 @@ from fedcore.files import Place, is_remote, replace_durably
 SCHEMA = 1
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, RuntimeError, zipfile.BadZipFile, zarr.errors.BaseZarrError)
 MAX_STATE_BYTES = 16 * 2**30
+CHECKSUM = np.dtype("<u4")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
 
@@ -45,10 +46,11 @@ def writing(what: str) -> Iterator[None]:
         ) from error
 
 
-def write_values(path: Place, values: Mapping[str, Any]) -> None:
-    """Arrays to Zarr, scalars (str, bool, int, float, None) to its attributes, in one zip file; durable on return.
+def write_values(path: Place, values: Mapping[str, Any], *, durable: bool = True) -> None:
+    """Arrays to Zarr, scalars (str, bool, int, float, None) to its attributes, in one zip file.
 
-    The file appears whole or not at all. One that exists already is replaced: it was never committed.
+    durable: whether it is on the disk on return, and not only in the memory of the system. The file appears whole or
+    not at all. One that exists already is replaced: it was never committed.
     """
     arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
     scalars = {name: _scalar(name, value) for name, value in values.items() if name not in arrays}
@@ -63,7 +65,7 @@ def write_values(path: Place, values: Mapping[str, Any]) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             with zipfile.ZipFile(partial, "w") as archive:
                 _write_group(archive, arrays, scalars)
-            replace_durably(partial, path)
+            replace_durably(partial, path) if durable else os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
 
@@ -79,8 +81,12 @@ def _write_group(archive: zipfile.ZipFile, arrays: Mapping[str, np.ndarray], sca
         archive.writestr(f"{name}/zarr.json", _described(value.shape, value.dtype))
         if value.size:
             content = np.ascontiguousarray(value, value.dtype.newbyteorder("<")).tobytes()
-            checksum = np.array(google_crc32c.value(content), "<u4").tobytes()
-            archive.writestr("/".join([name, "c", *("0" for _ in value.shape)]), content + checksum)
+            checksum = np.array(google_crc32c.value(content), CHECKSUM).tobytes()
+            archive.writestr(_chunk(name, value.shape), content + checksum)
+
+
+def _chunk(name: str, shape: tuple[int, ...]) -> str:
+    return "/".join([name, "c", *("0" for _ in shape)])
 
 
 @lru_cache
@@ -120,22 +126,15 @@ def _scalar(name: str, value: Any) -> Any:
 def read_values(path: Place) -> dict[str, Any]:
     """What `write_values` wrote. Raises RunError if anything is missing, torn, too large, or of another schema."""
     try:
-        with _opened(path) as (store, stored):
-            group = zarr.open_group(store, mode="r", zarr_format=3)
-            attributes = dict(group.attrs)
+        with _opened(path) as archive:
+            attributes = json.loads(archive.read("zarr.json"))["attributes"]
             arrays, values = attributes["arrays"], dict(attributes["scalars"])
             if type(attributes["schema"]) is int and attributes["schema"] != SCHEMA:
                 raise unknown_schema(f"the file of stored values {path.name!r}", attributes["schema"])
             if attributes["schema"] != SCHEMA or not all(NAME.fullmatch(name) for name in [*arrays, *values]):
                 raise ValueError("unknown schema or names")
             for name, shape in arrays.items():
-                array = group[name]
-                if list(array.shape) != shape or array.nbytes > MAX_STATE_BYTES or array.dtype.kind not in "biuf":
-                    raise ValueError(f"array {name!r} is not as declared")
-                # Zarr's own count of chunks fails on a zip when one name is the beginning of another.
-                if array.size and sum(f"{entry}/".startswith(f"{name}/c/") for entry in stored) != array.nchunks:
-                    raise ValueError(f"array {name!r} lacks chunks")
-                values[name] = np.asarray(array[...])
+                values[name] = _read_array(archive, name, tuple(shape))
     except Unreachable:
         raise
     except UNREADABLE as error:
@@ -146,27 +145,48 @@ def read_values(path: Place) -> dict[str, Any]:
     return values
 
 
+def _read_array(archive: zipfile.ZipFile, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """One array. Raises what UNREADABLE lists."""
+    described = json.loads(archive.read(f"{name}/zarr.json"))
+    dtype = np.dtype(described["data_type"])
+    if dtype.kind not in "biuf":
+        raise ValueError(f"array {name!r} is not as declared")
+    if described != json.loads(_described(shape, dtype)):  # another version of Zarr says it otherwise
+        return _read_by_zarr(archive, name, shape)
+    if math.prod(shape) == 0:
+        return np.empty(shape, dtype)
+    entry, nbytes = archive.getinfo(_chunk(name, shape)), math.prod(shape) * dtype.itemsize
+    if nbytes > MAX_STATE_BYTES or entry.file_size != nbytes + CHECKSUM.itemsize:
+        raise ValueError(f"array {name!r} is not as declared")
+    content = archive.read(entry)
+    values = np.frombuffer(content, dtype.newbyteorder("<"), math.prod(shape))
+    if google_crc32c.value(content[:nbytes]) != np.frombuffer(content, CHECKSUM, offset=nbytes)[0]:
+        raise ValueError(f"array {name!r} is not what its checksum says")
+    return values.astype(dtype).reshape(shape)
+
+
+def _read_by_zarr(archive: zipfile.ZipFile, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    whole = zarr.core.buffer.default_buffer_prototype().buffer
+    mine = [entry for entry in archive.infolist() if entry.filename.startswith(f"{name}/")]
+    if sum(entry.file_size for entry in mine) > MAX_STATE_BYTES:
+        raise ValueError(f"array {name!r} is too large")
+    entries = {entry.filename: whole.from_bytes(archive.read(entry)) for entry in mine}
+    array = zarr.open_array(zarr.storage.MemoryStore(entries), path=name, mode="r", zarr_format=3)
+    if array.shape != shape or array.nbytes > MAX_STATE_BYTES or array.dtype.kind not in "biuf":
+        raise ValueError(f"array {name!r} is not as declared")
+    if array.size and sum(f"{entry}/".startswith(f"{name}/c/") for entry in entries) != array.nchunks:
+        raise ValueError(f"array {name!r} lacks chunks")
+    return np.asarray(array[...])
+
+
 def unknown_schema(what: str, found: Any) -> RunError:
     """For what another version of fedcore wrote; it is not guessed at."""
     return RunError(f"{what} has the unknown schema {found!r}; this version of fedcore knows {SCHEMA}.",
                     "Use the version of fedcore that wrote it, or a newer one.")  # fmt: skip
 
 
-@contextmanager
-def _opened(path: Place) -> Iterator[tuple[Any, list[str]]]:
-    """(store, names of the entries) of a zip file."""
-    if not is_remote(path):
-        with zipfile.ZipFile(path) as archive:  # Zarr's store cannot close what it could not open
-            stored = archive.namelist()
-        with zarr.storage.ZipStore(path, mode="r") as store:
-            yield store, stored
-        return
-    with zipfile.ZipFile(io.BytesIO(files.read_bytes(path))) as archive:
-        if sum(entry.file_size for entry in archive.infolist()) > MAX_STATE_BYTES:
-            raise ValueError("it is too large")
-        whole = zarr.core.buffer.default_buffer_prototype().buffer
-        entries = {name: whole.from_bytes(archive.read(name)) for name in archive.namelist()}
-    yield zarr.storage.MemoryStore(entries, read_only=True), list(entries)
+def _opened(path: Place) -> zipfile.ZipFile:
+    return zipfile.ZipFile(io.BytesIO(files.read_bytes(path)) if is_remote(path) else path)
 
 
 def state_values(state: Any) -> dict[str, Any]:

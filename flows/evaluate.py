@@ -7,17 +7,18 @@ from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.runtime import flow_run
 
+from fedcore.engine import Backend
 from fedcore.evaluation.evaluate import check_public, evaluate_run
 from fedcore.personalise import check_fits
 from fedcore.population.store import Population
 from fedcore.runs import Run
 from flows.states import carried_out
 from tasks.artifacts import key
-from tasks.dask_backend import DaskBackend, dask_client
+from tasks.dask_backend import backend_for
 
 
 @task(task_run_name="score-clients", cache_policy=NO_CACHE, persist_result=False)
-def score_clients(run: str, population: Population, backend: DaskBackend) -> dict:
+def score_clients(run: str, population: Population, backend: Backend) -> dict:
     """The table of scores; kept in the run's folder and its report."""
     return evaluate_run(run, population, backend, keep=True)
 
@@ -47,8 +48,8 @@ def evaluate_run_flow(run: str, population: str, workers: int = 2, dask: str | N
         store = Population.open(population)
         check_public(store)
         check_fits(Run.open(run), store)  # before workers are started
-        with dask_client(workers, dask) as client:
-            table = score_clients(run, store, DaskBackend(client))
+        with backend_for(len(store.blocks), workers, dask) as backend:
+            table = score_clients(run, store, backend)
         create_table_artifact(table=table["rows"], key=key("evaluation", table["run"]), description=table["title"])
         get_run_logger().info("%s", table["title"])
         return table

@@ -12,7 +12,7 @@ from prefect.runtime import deployment, flow_run
 from pydantic import ValidationError
 
 from fedcore.deployment import Compute, Series
-from fedcore.engine import peak_memory
+from fedcore.engine import Backend, peak_memory
 from fedcore.errors import ConfigError, FedcoreError, PopulationError
 from fedcore.methods import METHODS, explain, make_method, method_class, summary
 from fedcore.operations import Conclusion, conclusion_of, public_population
@@ -22,7 +22,7 @@ from fedcore.runs import Run
 from fedcore.session import Session, TrainRequest, asked, ending, resume, start
 from flows.states import REFUSED, carried_out
 from tasks.artifacts import Showcase, show_comparison, show_population
-from tasks.dask_backend import DaskBackend, dask_client
+from tasks.dask_backend import backend_for
 from tasks.operations import conclude_series
 from tasks.training import next_rounds
 
@@ -76,9 +76,9 @@ def training_flow(method: str) -> Flow:
             )  # fmt: skip
             made = make_method(method, request.settings)
             _tag(method, population, made.private and test_noise is None)
-            how = _concluded(series, made, Population.open(population, version=version))
-            with dask_client(compute.workers, compute.dask, made.private) as client:
-                backend = DaskBackend(client)
+            store = Population.open(population, version=version)
+            how = _concluded(series, made, store)
+            with backend_for(len(store.blocks), compute.workers, compute.dask, made.private) as backend:
                 begun.append(session := start(request, backend, stamp=stamp()))
                 train(session, backend)
                 if how is not None:
@@ -126,8 +126,8 @@ def resume_run(run: str, compute: Compute = Compute(), take_over: bool = False, 
 
     def work(begun: list[Session]) -> str:
         _tag(info["method"], place, info["private"] and info["test_noise"] is None)
-        with dask_client(compute.workers, compute.dask, info["private"]) as client:
-            backend = DaskBackend(client)
+        blocks = len(Population.open(place, version=info["population"]["version"]).blocks)
+        with backend_for(blocks, compute.workers, compute.dask, info["private"]) as backend:
             begun.append(session := resume(run, backend, cache_bytes=compute.cache_bytes, take_over=take_over,
                                            population=population))  # fmt: skip
             train(session, backend)
@@ -145,7 +145,7 @@ def _asked(path: str) -> Run:
     return run
 
 
-def train(session: Session, backend: DaskBackend) -> None:
+def train(session: Session, backend: Backend) -> None:
     """Rounds to the end; artifacts while it runs; the report."""
     logger, said, run = get_run_logger(), in_a_line(session), session.run
     logger.info("%s: begins with round %d of at most %d, process %d, kept in %s", said, max(run.round, 0) + 1,
@@ -212,7 +212,7 @@ def _concluded(series: Series | None, method: FederatedMethod, population: Popul
     return Conclusion(deployment.name, series, public_population(series, method, population))
 
 
-def _conclude(session: Session, how: Conclusion, backend: DaskBackend) -> None:
+def _conclude(session: Session, how: Conclusion, backend: Backend) -> None:
     """Compare, promote, prune; and say so."""
     logger, said = get_run_logger(), in_a_line(session)
     told = conclude_series(session.run, how, stamp(), backend)

@@ -23,7 +23,7 @@ from distributed import Client, Future, KilledWorker, LocalCluster, as_completed
 from distributed.client import FutureCancelledError
 
 from fedcore.aggregation import Statistics, aligned, merge_all
-from fedcore.engine import peak_memory
+from fedcore.engine import Backend, InProcessBackend, peak_memory
 from fedcore.errors import ConfigError, PrivacyError, WorkerFailed
 
 FAN_IN = 8
@@ -159,6 +159,18 @@ def _refuse_spilling(client: Client) -> None:
 def _no_worker(seconds: float) -> WorkerFailed:
     return WorkerFailed(f"the Dask cluster has had no worker for {seconds:.0f} s.",
                         "Start some, then resume the run; committed rounds are kept.")  # fmt: skip
+
+
+@contextmanager
+def backend_for(blocks: int, workers: int, address: str | None = None, private: bool = False) -> Iterator[Backend]:
+    """Where so many blocks are answered: by the workers of `dask_client`; a single block, which cannot be shared out,
+    by this process itself, unless `address` says where the workers are: they may be where the data are.
+    """
+    if blocks <= 1 and address is None:
+        yield InProcessBackend()
+        return
+    with dask_client(workers, address, private) as client:
+        yield DaskBackend(client)
 
 
 class DaskBackend:

@@ -33,16 +33,20 @@ def answer_clients(session: Session, number: int) -> bool:
 def move_server(session: Session, number: int) -> str:
     """The server's step of round `number` and its commit. Returns the file of the new state."""
     session.training.move()
+    session.training.commit()
     return str(session.run.state_file(session.run.round))
 
 
 @task(task_run_name="rounds-r{number}-r{last}", retries=2, retry_delay_seconds=2, retry_condition_fn=_lost_workers,
       **OPTIONS)  # fmt: skip
 def several_rounds(session: Session, number: int, last: int) -> bool:
-    """Cheap rounds `number` .. `last` in one task run; a retry goes on after the last committed. False: finished."""
+    """Cheap rounds `number` .. `last` in one task run, committed at its end; a retry goes on after the last that was
+    made. False: finished.
+    """
     while session.training.round <= last:
         if session.training.step() is None:
             return False
+    session.training.commit()
     return True
 
 

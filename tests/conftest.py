@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
+from fedcore import engine
 from fedcore.methods import METHODS
 from fedcore.population.manifest import Provenance
 from fedcore.population.writer import PopulationWriter
@@ -15,6 +16,12 @@ from fedcore.population.writer import PopulationWriter
 def own_ledger(tmp_path, monkeypatch):
     """No test touches the user's ledger."""
     monkeypatch.setenv("FEDCORE_LEDGER", f"sqlite:///{tmp_path / 'ledger.sqlite'}")
+
+
+@pytest.fixture(autouse=True)
+def every_round_committed(monkeypatch):
+    """Tests make a few rounds and look at what is kept of each. `tests/test_commits.py` is about shared commits."""
+    monkeypatch.setattr(engine, "COMMIT_SECONDS", 0.0)
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from fedcore.aggregation import FloatSum
-from fedcore.engine import CACHE, BlockCache, InProcessBackend, Source, Training, memory_file
+from fedcore.caches import BLOCKS
+from fedcore.engine import InProcessBackend, Source, Training, memory_file
 from fedcore.errors import ChunkError, SensitivityError, UnplannedRelease, WorkerFailed
 from fedcore.rounds import PublicFacts
 from fedcore.runs import Run, read_values
@@ -39,7 +40,7 @@ def begin(tmp_path, method, *, block=8, name="r", publisher=None, matrix=None, p
     public = PublicFacts("counts", matrix.shape[1], 4, 50, None if method.private else 50, 1.0, 0)
     run = Run.create(tmp_path / "runs", {"run_id": name})
     state = method.init(public)
-    run.commit(0, state, None)
+    run.commit(0, state)
     source = Source(str(population.path), population.version)
     plan = method.plan(public)
     return Training(method, run, state, source, range(len(population.blocks)), InProcessBackend(), plan, publisher)
@@ -147,27 +148,8 @@ def test_a_damaged_block_stops_the_round_by_name(tmp_path):
     assert training.run.round == 0
 
 
-def test_the_cache_is_bounded_by_bytes_and_keeps_what_it_has(tmp_path):
-    cache = BlockCache()
-    population = write_counts(tmp_path / "p", small_counts(64))
-    size = population.read(0).nbytes
-    reads = []
-
-    def get(index, limit):
-        return cache.get(index, lambda: (reads.append(index), population.read(index))[1], limit)
-
-    for _ in range(3):
-        for index in range(8):
-            get(index, int(2.5 * size))
-    assert cache.bytes <= 2.5 * size and len(cache.blocks) == 2
-    assert reads.count(0) == 1 and reads.count(7) == 3
-    cache.clear()
-    get(0, 0)
-    assert not cache.blocks
-
-
 def test_cached_and_uncached_runs_agree(tmp_path):
-    CACHE.clear()
+    BLOCKS.clear()
     warm = begin(tmp_path, Toy(), name="warm")
     cold = begin(tmp_path, Toy(), name="cold")
     cold.source = replace(cold.source, cache_bytes=0)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+import zarr
 
 from fedcore.errors import RunBusy, RunError, RunNotFound
 from fedcore.runs import Run, load_run, read_values, write_values
@@ -29,8 +30,8 @@ def new_run(folder, **extra) -> Run:
 
 def test_a_committed_round_reads_back(tmp_path):
     run = new_run(tmp_path)
-    run.commit(0, state(0), None)
-    run.commit(1, state(1), {"movement": 0.25})
+    run.commit(0, state(0))
+    run.commit(1, state(1), [{"round": 1, "movement": 0.25}])
     loaded = load_run(run.path)
     assert (loaded.state["centres"] == state(1).centres).all()
     assert loaded.state["phase"] == "rounds" and loaded.state["step"] == 1 and loaded.state["weight"] == 0.5
@@ -39,8 +40,8 @@ def test_a_committed_round_reads_back(tmp_path):
 
 def test_what_was_written_without_a_head_does_not_exist(tmp_path):
     run = new_run(tmp_path)
-    run.commit(0, state(0), None)
-    run.commit(1, state(1), {"movement": 1.0})
+    run.commit(0, state(0))
+    run.commit(1, state(1), [{"round": 1, "movement": 1.0}])
     # A process that died after state and metrics of round 2 but before the head:
     write_values(run.state_file(2), {"centres": np.zeros(3)})
     with open(run.path / "metrics.jsonl", "a") as file:
@@ -49,7 +50,7 @@ def test_what_was_written_without_a_head_does_not_exist(tmp_path):
     again = Run.open(run.path)
     assert again.round == 1 and again.read_state()["step"] == 1 and len(again.metrics()) == 1
     again.lock()
-    again.commit(2, state(2), {"movement": 2.0})
+    again.commit(2, state(2), [{"round": 2, "movement": 2.0}])
     assert [row["round"] for row in again.metrics()] == [1, 2]
     assert load_run(run.path).state["step"] == 2
 
@@ -57,7 +58,7 @@ def test_what_was_written_without_a_head_does_not_exist(tmp_path):
 def test_old_states_are_dropped_and_two_are_kept(tmp_path):
     run = new_run(tmp_path)
     for round in range(5):
-        run.commit(round, state(round), None)
+        run.commit(round, state(round))
     assert sorted(p.name for p in (run.path / "state").iterdir()) == ["000003.zip", "000004.zip"]
 
 
@@ -128,6 +129,60 @@ def test_a_state_that_is_not_as_declared_is_refused(tmp_path, change):
     _rewritten(tmp_path / "s.zip", change)
     with pytest.raises(RunError):
         read_values(tmp_path / "s.zip")
+
+
+def _described(content, change):
+    meta = json.loads(content["a/zarr.json"])
+    change(meta)
+    content["a/zarr.json"] = json.dumps(meta).encode()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda m: m.update(shape=[4]), lambda m: m.update(shape=[-2]), lambda m: m.update(shape=["2"]),
+     lambda m: m.update(data_type="object"), lambda m: m.update(data_type="complex128"),
+     lambda m: m.update(data_type=[["x", "f8"]]), lambda m: m.update(data_type={"name": "float64"}),
+     lambda m: m.update(data_type="float32"), lambda m: m.pop("data_type"), lambda m: m.pop("codecs"),
+     lambda m: m.update(codecs=[{"name": "unheard-of"}]), lambda m: m.update(node_type="group")],
+)  # fmt: skip
+def test_an_array_that_is_not_described_as_it_is_is_refused(tmp_path, change):
+    write_values(tmp_path / "s.zip", {"a": np.zeros(2)})
+    _rewritten(tmp_path / "s.zip", lambda _, content: _described(content, change))
+    with pytest.raises(RunError):
+        read_values(tmp_path / "s.zip")
+
+
+@pytest.mark.parametrize("chunk", [b"", bytes(16), bytes(20), bytes(24), bytes(10**6)])
+def test_a_chunk_of_another_size_or_checksum_is_refused(tmp_path, chunk):
+    write_values(tmp_path / "s.zip", {"a": np.ones(2)})
+    _rewritten(tmp_path / "s.zip", lambda _, content: content.update({"a/c/0": chunk}))
+    with pytest.raises(RunError):
+        read_values(tmp_path / "s.zip")
+
+
+@pytest.mark.parametrize("array", [np.arange(12.0).reshape(3, 4), np.array(2.5, np.float32), np.zeros((0, 3))])
+@pytest.mark.parametrize("how", [{}, {"compressors": [zarr.codecs.ZstdCodec()]}, {"attributes": {"unit": "m"}}])
+def test_what_zarr_itself_writes_is_read(tmp_path, array, how):
+    """An earlier or later Zarr may describe arrays in other words, or cut them into chunks."""
+    write_values(tmp_path / "s.zip", {"a": array, "other": np.arange(3)})
+    entries = {}
+    zarr.create_array(zarr.storage.MemoryStore(entries), data=array, **how,
+                      **({"chunks": (2, 3)} if array.ndim == 2 else {}))  # fmt: skip
+    mine = {f"a/{name}": content.to_bytes() for name, content in entries.items()}
+
+    def change(_, content):
+        for name in [name for name in content if name.startswith("a/")]:
+            del content[name]
+        content.update(mine)
+
+    _rewritten(tmp_path / "s.zip", change)
+    read = read_values(tmp_path / "s.zip")
+    assert read["a"].dtype == array.dtype and np.array_equal(read["a"], array) and read["other"].tolist() == [0, 1, 2]
+    if array.ndim == 2 and array.size:
+        del mine["a/c/1/1"]
+        _rewritten(tmp_path / "s.zip", change)
+        with pytest.raises(RunError, match="lacks chunks"):
+            read_values(tmp_path / "s.zip")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), object(), [1, 2]])

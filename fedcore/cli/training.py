@@ -120,14 +120,14 @@ def in_process(begin, workers: int | None, dask: str | None, private: bool, quie
 
     if workers is None and dask is None:
         backend = InProcessBackend()
-        return _rounds(begin(backend), backend, quiet, lambda: [])
+        return _rounds(begin(backend), backend, quiet)
     cluster = import_module("tasks.dask_backend")
     with cluster.dask_client(workers or 2, dask, private) as client:
         backend = cluster.DaskBackend(client)
-        return _rounds(begin(backend), backend, quiet, backend.memory_of_workers)
+        return _rounds(begin(backend), backend, quiet)
 
 
-def _rounds(session, backend, quiet: bool, memory_of_workers) -> Place:
+def _rounds(session, backend, quiet: bool) -> Place:
     with importing():
         from rich.console import Console
         from rich.progress import Progress
@@ -142,10 +142,10 @@ def _rounds(session, backend, quiet: bool, memory_of_workers) -> Place:
         shown = progress.add_task(f"run {session.run.id}", total=total, completed=session.run.round)
         while (info := session.training.step()) is not None:
             total = session.method.total_rounds(session.training.state)
-            progress.update(shown, completed=session.run.round, total=total)
+            progress.update(shown, completed=session.training.done, total=total)
             if info.note:
-                progress.console.print(f"round {session.run.round}: {info.note}")
-        session.run.note(peak_memory_of_workers=memory_of_workers(), peak_memory_of_flow=peak_memory())
+                progress.console.print(f"round {session.training.done}: {info.note}")
+        session.run.note(peak_memory_of_workers=backend.memory_of_workers(), peak_memory_of_flow=peak_memory())
         progress.update(shown, completed=session.run.round, total=session.run.round)
     write_report(session.run, session.population.vocabulary())
     how = conclusion_of(session.run, session.method, session.population)  # of a resumed run of a deployment

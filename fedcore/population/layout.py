@@ -24,7 +24,7 @@ from pathlib import Path
 
 from fedcore import object_storage
 from fedcore.errors import ConfigError, PopulationError
-from fedcore.files import Place, is_remote, place, read_bytes, write_whole
+from fedcore.files import Place, flush, is_remote, place, read_bytes, write_whole
 
 BLOCKS, VERSIONS, VOCABULARIES = "blocks", "versions", "vocabularies"
 LOCK, SPILL = ".writer.lock", ".spill"
@@ -101,18 +101,6 @@ def write_group(folder: Path, attributes: dict | None = None) -> None:
     (folder / ROOT).write_text(text + "\n", "utf-8")
 
 
-def sync_file(file: Path) -> None:
-    handle = os.open(file, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def sync_folder(folder: Path) -> None:
-    sync_file(folder)  # a directory can be opened and fsynced like a file on POSIX
-
-
 def create_exclusively(file: Path, data: bytes) -> None:
     """Makes `file` with this content, whole and durable, or raises FileExistsError and leaves it as it was."""
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -133,7 +121,7 @@ def create_exclusively(file: Path, data: bytes) -> None:
             os.rename(partial, file)
     finally:
         partial.unlink(missing_ok=True)
-    sync_folder(file.parent)
+    flush(file.parent)
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -191,8 +179,8 @@ def digest(folder: Place, durable: bool = False) -> tuple[str, int]:
                 os.fsync(handle.fileno())
     if durable:
         for where, _, _ in os.walk(folder):
-            sync_folder(Path(where))
-        sync_folder(folder.parent)
+            flush(Path(where))
+        flush(folder.parent)
     return hasher.result()
 
 

@@ -241,7 +241,7 @@ def _commit(target: layout.Place, made: Manifest) -> None:
             ) from None
     if not layout.is_remote(target):
         with layout.named_os_errors(target):
-            layout.sync_folder(target)
+            files.flush(target)
 
 
 # --- one file, at either kind of place -------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import scipy.sparse as sp
 
+from fedcore import files
 from fedcore.errors import PopulationError, PopulationNotFound
 from fedcore.population import identifiers, layout
 from fedcore.population import manifest as manifests
@@ -348,8 +349,8 @@ class PopulationWriter:
 
     def _store_manifest(self, made: Manifest) -> None:
         for name in (layout.ROOT, f"{layout.BLOCKS}/{layout.ROOT}"):
-            layout.sync_file(self.path / name)
-        layout.sync_folder(self.path)
+            files.flush(self.path / name)
+        files.flush(self.path)
         file = layout.version_file(self.path, made.version)
         try:
             layout.create_exclusively(file, manifests.encode(made))
@@ -358,7 +359,7 @@ class PopulationWriter:
                 f"Another writer was first to make version {made.version} of {self.path}.",
                 "Run the same command again.",
             ) from error
-        layout.sync_folder(self.path)
+        files.flush(self.path)
 
     def _refuse_duplicates(self) -> None:
         hashes = np.concatenate(self._hashes)

@@ -7,7 +7,7 @@ private, whatever the method's configuration says.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -48,9 +48,10 @@ class SimulatedRun(Run):
     that was interrupted starts afresh, and durable rounds would take longer than small experiments compute.
     """
 
-    def commit(self, round: int, state: Any, row: Mapping[str, Any] | None, **head: Any) -> None:
+    def commit(self, round: int, state: Any, rows: Sequence[Mapping[str, Any]] = (), **head: Any) -> None:
+        before = self.round
         self.head = {**self.head, **head, "round": round, "memories": self.memory_folder(round).is_dir()}
-        self._prune()
+        self._prune({before, round})
 
 
 def simulate(place: Place, key: str, name: str, settings: dict, population: Population, *, seed: int,
@@ -79,7 +80,7 @@ def simulate(place: Place, key: str, name: str, settings: dict, population: Popu
     run = SimulatedRun.create(place.folder / "runs", info)
     try:
         state = method.init(facts(rho))
-        run.commit(0, state, None)
+        run.commit(0, state)
         source = Source(population.location, population.version, cache_bytes=place.cache_bytes)
         publisher = SimulatedPublisher(f"{key}|{seed}") if method.private else None
         training = Training(method, run, state, source, range(len(population.blocks)), place.backend, plan, publisher)

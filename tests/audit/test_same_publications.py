@@ -16,7 +16,8 @@ import scipy.sparse as sp
 
 import fedcore.engine
 import fedcore.session
-from fedcore.engine import CACHE, InProcessBackend
+from fedcore.caches import BLOCKS
+from fedcore.engine import InProcessBackend
 from fedcore.evaluation.report import write_report
 from fedcore.methods import METHODS
 from fedcore.population.manifest import Provenance
@@ -75,7 +76,7 @@ def traces(folder, counts, monkeypatch, world=of_counts) -> dict[str, object]:
     monkeypatch.setattr(fedcore.session, "_noise", lambda test_noise: Puppet())
     ticks = iter(range(10**6))
     monkeypatch.setattr(fedcore.engine, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
-    CACHE.clear()
+    BLOCKS.clear()
     population, ledger, asked = world(folder, counts)
     request = TrainRequest(population=str(population.path), runs=str(folder / "runs"), run_id="run", **asked)
     session = start(request, InProcessBackend(), stamp="then")

@@ -14,7 +14,8 @@ import numpy as np
 import scipy.sparse as sp
 
 from fedcore.budgets import facts
-from fedcore.engine import CACHE, Training
+from fedcore.caches import BLOCKS
+from fedcore.engine import Training
 from fedcore.methods import METHODS, make_method
 from fedcore.population.blocks import leaves
 from fedcore.population.manifest import Provenance
@@ -120,5 +121,5 @@ def secrets_of(folder: Path, world: str) -> Secrets:
                 counts = exact * grid_step(message.clip) / message.whitening  # in clients, by cell and token
                 real.update(np.concatenate([counts.ravel(), counts.sum(axis=-1).ravel(), [counts.sum()]]).tolist())
         state, _ = method.server_update(state, {name: published[name] for name in names})
-    CACHE.clear()
+    BLOCKS.clear()
     return Secrets({canary_name(world).encode()}, whole, {value for value in real if value > 100})

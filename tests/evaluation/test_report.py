@@ -52,12 +52,12 @@ def make(folder, *, private, rounds=3, statement=None, status="finished", **info
         "population": {"path": "/secret/place", "name": "authors", "version": 2, "id": "p-77"},
         "plan": plan if private else [], "test_noise": None, "started": "20260102-0304", **info,
     })  # fmt: skip
-    run.commit(0, state(0), None)
+    run.commit(0, state(0))
     for r in range(1, rounds + 1):
         if private:
             run.keep_release(f"clusters_{r:03d}", np.zeros(3, np.int64))
-        run.commit(r, state(r), {"movement": 0.5**r, "objective": 777.125 + r, "log_likelihood": -888.25,
-                                 "seconds_clients": 1.5, "seconds_server": 0.25})  # fmt: skip
+        run.commit(r, state(r), [{"round": r, "movement": 0.5**r, "objective": 777.125 + r, "log_likelihood": -888.25,
+                                  "seconds_clients": 1.5, "seconds_server": 0.25}])  # fmt: skip
     run.note(peak_memory_of_workers=[2**20, 3 * 2**20], peak_memory_of_flow=5 * 2**20)
     if statement is not None:
         write_json(run.path / "statement.json", statement)
@@ -155,7 +155,7 @@ def test_a_run_without_any_commit_has_a_report(tmp_path):
 
 def test_centres_that_are_no_histograms_have_no_profiles(tmp_path):
     run = Run.create(tmp_path, {"run_id": "r", "method": "m", "private": False})
-    run.commit(1, State(np.array([[-1.0, 2.0]]), np.zeros(2), np.ones(1), 1), None)
+    run.commit(1, State(np.array([[-1.0, 2.0]]), np.zeros(2), np.ones(1), 1))
     assert "profiles" not in run_figures(run, None)
 
 
@@ -275,8 +275,8 @@ def test_the_summary_is_json_and_complete(private):
 
 def test_whole_rounds_count_where_they_were_timed(tmp_path):
     run = Run.create(tmp_path, {"run_id": "r", "method": "m", "private": False})
-    run.commit(1, state(1), {"seconds_clients": 1.0, "seconds_server": 0.5})
-    run.commit(2, state(2), {"seconds_clients": 1.0, "seconds_server": 0.5, "seconds_round": 2.25})
+    run.commit(1, state(1), [{"round": 1, "seconds_clients": 1.0, "seconds_server": 0.5}])
+    run.commit(2, state(2), [{"round": 2, "seconds_clients": 1.0, "seconds_server": 0.5, "seconds_round": 2.25}])
     assert run_summary(run)["seconds"] == 3.75
 
 

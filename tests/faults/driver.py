@@ -56,8 +56,8 @@ STEPS: dict[str, list[tuple[object, str, Callable[..., int]]]] = {
     "publish": [(Ledger, "publish", lambda _, __, charge, ___: charge.round)],
     "keep": [(Run, "keep_release", lambda run, *_: run.round + 1)],
     "commit": [(Run, "commit", lambda _, round, *__, **___: round)],
-    "state": [(fedcore.runs, "write_values", lambda path, _: _round_of_file(path))],
-    "memory": [(fedcore.engine, "write_values", lambda path, _: _round_of_file(path))],
+    "state": [(fedcore.runs, "write_values", lambda path, *_, **__: _round_of_file(path))],
+    "memory": [(fedcore.engine, "write_values", lambda path, *_, **__: _round_of_file(path))],
     "rename": [(fedcore.value_files, "replace_durably", lambda _, path: _round_of_file(path))],
     "head": [(Run, "_write_head", lambda _, head: head["round"])],
     "settle": [(Ledger, "finish", lambda *_: 0)],
@@ -120,12 +120,14 @@ def pause(until: Path) -> None:
 
 def train(request: dict | str, ledger: str, tally: Path, outcome: Path, kill: Kill | None = None, *, workers: int = 0,
           take_over: bool = False, wait_at: Kill | None = None, until: Path | None = None, locks: bool = True,
-          not_root: bool = False) -> None:  # fmt: skip
+          not_root: bool = False, commit_seconds: float = 0.0) -> None:  # fmt: skip
     """A whole run: from its start if `request` is one, else resumed at that path. Writes how it ended to `outcome`.
 
     workers: of a local Dask cluster; 0: in this process. wait_at, until: see `pause`; None: before it begins.
     locks: False on a file system whose locks do not reach the other host. not_root: file permissions are heeded.
+    commit_seconds: as `fedcore.engine.COMMIT_SECONDS`; 0: every round is committed.
     """
+    fedcore.engine.COMMIT_SECONDS = commit_seconds
     os.environ["FEDCORE_LEDGER"] = ledger
     hooks = {wait_at: lambda: pause(until)} if wait_at else {}
     count_steps(tally, kill, hooks)

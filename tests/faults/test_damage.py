@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedcore.engine import CACHE, _populations
+from fedcore.caches import BLOCKS
+from fedcore.engine import _populations
 from fedcore.errors import (
     ChunkError,
     FedcoreError,
@@ -128,7 +129,7 @@ def begun(place):
 
 def forget() -> None:
     """What this process remembers of populations, as if it were a new one."""
-    CACHE.clear()
+    BLOCKS.clear()
     _populations.clear()
 
 

@@ -133,6 +133,19 @@ def test_the_same_bits_after_a_kill(remembering, calm, mode, kill):
     here.check_no_litter()
 
 
+@pytest.mark.parametrize("kill", [KILLS[0], KILLS[4], KILLS[6], Kill("commit", "before", LAST),
+                                  Kill("head", "before", LAST), Kill("head", "after", LAST)], ids=str)  # fmt: skip
+@pytest.mark.parametrize("pause", [0.02, 1e9])
+def test_the_same_bits_after_a_kill_between_commits(remembering, calm, kill, pause):
+    """Rounds share commits: some of them, or all."""
+    here = remembering()
+    here.kill_at(kill, commit_seconds=pause)
+    assert (kill.when == "after" or pause < 1) or here.run().round == 0
+    here.finish(commit_seconds=pause)
+    check_same(here, calm)
+    here.check_no_litter()
+
+
 # --- late writers ---------------------------------------------------------------------------------------------------
 
 
@@ -282,10 +295,10 @@ def test_a_disk_that_fills_while_memories_are_written(remembering, calm, monkeyp
     here, real = remembering(), write_values
     session = here.begun(step - 1)
 
-    def full(path, values):
+    def full(path, values, **how):
         if path.stem >= "000003":
             monkeypatch.setattr("zipfile.ZipFile.writestr", refuse)
-        real(path, values)
+        real(path, values, **how)
 
     def refuse(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")

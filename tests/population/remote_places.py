@@ -4,7 +4,7 @@ import urllib.request
 from pathlib import Path
 
 from fedcore import object_storage
-from fedcore.engine import CACHE
+from fedcore.caches import BLOCKS
 from fedcore.population import arrays, layout
 from fedcore.population.remote import copy_population
 from fedcore.population.store import Population
@@ -19,7 +19,7 @@ def forget_connections():
     arrays._open.cache_clear()
     object_storage._store.cache_clear()
     fsspec.get_filesystem_class("s3").clear_instance_cache()
-    CACHE.clear()
+    BLOCKS.clear()
 
 
 def sign_on(monkeypatch, endpoint):

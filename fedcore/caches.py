@@ -1,0 +1,75 @@
+"""What a process keeps from round to round, so as not to read it again: decoded blocks, and memories of clients.
+
+One limit holds for both together. Blocks come first; memories get what they leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from fedcore.population.blocks import ClientBlock
+
+
+class BlockCache:
+    """Decoded blocks of this process, bounded by bytes."""
+
+    def __init__(self):
+        self.blocks: dict[tuple, ClientBlock] = {}
+        self.bytes = 0
+
+    def get(self, key: tuple, read: Callable[[], ClientBlock], limit: int) -> ClientBlock:
+        if limit <= 0:
+            return read()
+        block = self.blocks.get(key)
+        if block is None:
+            block = read()
+            # A scan larger than the cache would evict every block just before its next use: so keep what is there.
+            if self.bytes + block.nbytes <= limit:
+                self.blocks[key] = block
+                self.bytes += block.nbytes
+        return block
+
+    def clear(self) -> None:
+        self.blocks.clear()
+        self.bytes = 0
+
+
+class MemoryCache:
+    """Memories of clients that this process wrote in the last round, bounded by bytes.
+
+    Keys begin with the name of the training in whose course a memory was written, so that none is taken for that of
+    another run.
+    """
+
+    def __init__(self):
+        self.memories: dict[tuple, Mapping[str, np.ndarray]] = {}
+        self.bytes = 0
+
+    def take(self, key: tuple) -> dict[str, np.ndarray] | None:
+        """What was kept, once: the round that it is for writes a new one."""
+        memory = self.memories.pop(key, None)
+        self.bytes -= _bytes(memory)
+        return None if memory is None else dict(memory)
+
+    def keep(self, key: tuple, memory: Mapping[str, np.ndarray], limit: int) -> None:
+        """Keep it if there is room, for which those of other trainings have to make way."""
+        self.take(key)
+        for other in [other for other in self.memories if other[0] != key[0]]:
+            if self.bytes + _bytes(memory) > limit:
+                self.take(other)
+        if self.bytes + _bytes(memory) <= limit:
+            self.memories[key] = memory
+            self.bytes += _bytes(memory)
+
+    def clear(self) -> None:
+        self.memories.clear()
+        self.bytes = 0
+
+
+def _bytes(memory: Mapping[str, np.ndarray] | None) -> int:
+    return 0 if memory is None else sum(array.nbytes for array in memory.values())
+
+
+BLOCKS, MEMORIES = BlockCache(), MemoryCache()

@@ -1,0 +1,129 @@
+"""Blocks and memories that a process keeps: bounded, never those of another run, and without a trace in the result."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedcore import caches, engine
+from fedcore.aggregation import FloatSum
+from fedcore.caches import BLOCKS, BlockCache, MemoryCache
+from fedcore.engine import Training
+from tests.conftest import small_counts, write_counts
+from tests.test_engine import begin, to_end
+from tests.toy import Toy, ToyConfig
+
+MEMORY = {"a": np.arange(6.0), "b": np.arange(4, dtype=np.float32)}  # 64 bytes
+
+
+@pytest.fixture(autouse=True)
+def empty():
+    BLOCKS.clear()
+    caches.MEMORIES.clear()
+
+
+@pytest.fixture
+def read(monkeypatch):
+    """Blocks whose memories were read from files."""
+    found, real = [], engine.read_memory
+
+    def read_memory(folder, index, clients):
+        found.append(index)
+        return real(folder, index, clients)
+
+    monkeypatch.setattr(engine, "read_memory", read_memory)
+    return found
+
+
+def test_the_cache_is_bounded_by_bytes_and_keeps_what_it_has(tmp_path):
+    cache = BlockCache()
+    population = write_counts(tmp_path / "p", small_counts(64))
+    size = population.read(0).nbytes
+    reads = []
+
+    def get(index, limit):
+        return cache.get(index, lambda: (reads.append(index), population.read(index))[1], limit)
+
+    for _ in range(3):
+        for index in range(8):
+            get(index, int(2.5 * size))
+    assert cache.bytes <= 2.5 * size and len(cache.blocks) == 2
+    assert reads.count(0) == 1 and reads.count(7) == 3
+    cache.clear()
+    get(0, 0)
+    assert not cache.blocks
+
+
+def test_memories_are_bounded_and_given_back_once():
+    cache = MemoryCache()
+    for block in range(5):
+        cache.keep(("x", "round 1", block), MEMORY, 200)
+    assert sorted(key[2] for key in cache.memories) == [0, 1, 2] and cache.bytes == 192
+    assert cache.take(("x", "round 1", 1)).keys() == MEMORY.keys() and cache.bytes == 128
+    assert cache.take(("x", "round 1", 1)) is None and cache.take(("y", "round 1", 0)) is None
+    cache.keep(("x", "round 2", 1), MEMORY, 200)
+    cache.keep(("x", "round 2", 1), MEMORY, 200)  # of a block that is answered twice
+    assert cache.bytes == 192
+    cache.clear()
+    assert not cache.memories and cache.bytes == 0
+
+
+def test_memories_of_other_trainings_make_way():
+    cache = MemoryCache()
+    for block in range(3):
+        cache.keep(("old", "round 9", block), MEMORY, 200)
+    cache.keep(("new", "round 1", 0), MEMORY, 200)
+    assert sorted(key[0] for key in cache.memories) == ["new", "old", "old"] and cache.bytes == 192
+    cache.keep(("new", "round 1", 1), {"a": np.zeros(100)}, 200)  # too large in any case
+    assert [key[2] for key in cache.memories] == [0] and cache.bytes == 64
+    cache.keep(("new", "round 1", 2), MEMORY, -5)  # the blocks have taken everything
+    assert len(cache.memories) == 1
+
+
+def test_what_a_process_has_written_it_does_not_read(tmp_path, read):
+    training = begin(tmp_path, Toy())
+    to_end(training)
+    assert read == []
+    assert len(caches.MEMORIES.memories) == len(training.blocks), "of the last round alone"
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 6000])
+def test_what_does_not_fit_is_read(tmp_path, read, cache_bytes):
+    training = begin(tmp_path, Toy(), matrix=small_counts(200))
+    training.source = replace(training.source, cache_bytes=cache_bytes)
+    to_end(training)
+    assert BLOCKS.bytes + caches.MEMORIES.bytes <= cache_bytes
+    assert 0 < len(read) <= 2 * len(training.blocks) and (cache_bytes > 0 or len(read) == 2 * len(training.blocks))
+
+
+def test_another_training_of_the_run_reads_the_files(tmp_path, read):
+    training = begin(tmp_path, Toy())
+    training.step()
+    for memory in caches.MEMORIES.memories.values():
+        memory["asked"] += 100.0  # as those of an earlier run of the same name might be
+    resumed = Training(training.method, training.run, training.state, training.source, training.blocks,
+                       training.backend)  # fmt: skip
+    resumed.step()
+    assert read == list(training.blocks)
+    assert engine.read_values(engine.memory_file(training.run.memories(), 0))["asked"].tolist() == [2.0] * 8
+
+
+class Oblique(Toy):
+    """Remembers a matrix in Fortran's order, and multiplies with it."""
+
+    def client_update(self, message, block, memory):
+        counts = np.asarray(block.csr.toarray(), np.float64)
+        before = np.zeros_like(counts) if memory is None else memory["matrix"]
+        assert before.flags.c_contiguous and before.flags.aligned
+        gram = (before + counts) @ np.linspace(0.1, 1.3, counts.shape[1] ** 2).reshape(counts.shape[1], -1)
+        return {"mean": FloatSum.at(block.leaf, np.asarray(gram.sum(axis=0)).ravel())}, {
+            "matrix": np.asfortranarray(gram / 7.0)}  # fmt: skip
+
+
+def test_kept_memories_have_the_bits_that_read_ones_have(tmp_path, read):
+    found = []
+    for cache_bytes in (0, 2**20):
+        training = begin(tmp_path, Oblique(ToyConfig(rounds=6)), name=str(cache_bytes), block=40)
+        training.source = replace(training.source, cache_bytes=cache_bytes)
+        found.append(to_end(training).centre.tobytes())
+    assert found[0] == found[1] and len(read) == 5 * len(training.blocks)
