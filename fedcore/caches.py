@@ -1,11 +1,13 @@
 """What a process keeps from round to round, so as not to read it again: decoded blocks, and memories of clients.
 
-One limit holds for both together. Blocks come first; memories get what they leave.
+One limit holds for both together. Blocks come first; memories get what they leave. A block that is needed next is read
+while the one before it is answered.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
@@ -72,4 +74,31 @@ def _bytes(memory: Mapping[str, np.ndarray] | None) -> int:
     return 0 if memory is None else sum(array.nbytes for array in memory.values())
 
 
-BLOCKS, MEMORIES = BlockCache(), MemoryCache()
+class ReadAhead:
+    """Blocks that a thread reads before they are asked for: at most the one that is needed now, and the next."""
+
+    def __init__(self):
+        self.reading: dict[tuple, Future[ClientBlock]] = {}
+        self.thread: ThreadPoolExecutor | None = None
+
+    def expect(self, key: tuple, read: Callable[[], ClientBlock]) -> None:
+        """Begin to read it. What goes wrong is raised when it is taken, if it is."""
+        if key in self.reading:
+            return
+        while len(self.reading) > 1:
+            self.reading.pop(next(iter(self.reading))).cancel()
+        if self.thread is None:
+            self.thread = ThreadPoolExecutor(1, "read-ahead")
+        self.reading[key] = self.thread.submit(read)
+
+    def take(self, key: tuple, read: Callable[[], ClientBlock]) -> ClientBlock:
+        begun = self.reading.pop(key, None)
+        return read() if begun is None or begun.cancel() else begun.result()
+
+    def clear(self) -> None:
+        for begun in self.reading.values():
+            begun.cancel()
+        self.reading.clear()
+
+
+BLOCKS, MEMORIES, AHEAD = BlockCache(), MemoryCache(), ReadAhead()

@@ -22,8 +22,8 @@ import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from fedcore import files
-from fedcore.aggregation import IntegerSum, KeyedIntegerSum, Statistics, merge, values
-from fedcore.caches import BLOCKS, MEMORIES
+from fedcore.aggregation import IntegerSum, KeyedIntegerSum, Statistics, merge, merge_all, values
+from fedcore.caches import AHEAD, BLOCKS, MEMORIES
 from fedcore.errors import FedcoreError, RunError, SensitivityError, UnplannedRelease, WorkerFailed
 from fedcore.files import Place, place
 from fedcore.population.blocks import ClientBlock, leaves
@@ -34,6 +34,7 @@ from fedcore.runs import Run, read_values, write_values
 
 DEFAULT_CACHE_BYTES = 512 * 2**20
 DEFAULT_WHOLE_BYTES = 512 * 2**20
+AHEAD_BYTES = 64 * 2**20  # a block that is larger, decoded, is read when it is needed, so that only one is in memory
 
 # A commit flushes files to the disk, which takes longer than a cheap round. Nothing that a run without noise has done
 # is lost for good: its rounds come out the same when they are made again.
@@ -113,7 +114,37 @@ def block_for(method: FederatedMethod, source: Source, population: Population, i
     ):
         return population.stream(index)
     key = (population.id, source.version, index)
-    return BLOCKS.get(key, partial(population.read, index), source.cache_bytes)
+    return BLOCKS.get(key, partial(AHEAD.take, key, partial(population.read, index)), source.cache_bytes)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a worker is asked to do with each of its blocks: `answer_block`."""
+
+    method: FederatedMethod
+    source: Source
+
+    def __call__(self, message: Message, index: int) -> Statistics:
+        return answer_block(self.method, self.source, message, index)
+
+    def expect(self, index: int) -> None:
+        """This block is the next but one call's: it can be read meanwhile."""
+        population = _populations.get((self.source.population, self.source.version))
+        if population is None or population.decoded_bytes(index) > AHEAD_BYTES:
+            return
+        key = (population.id, self.source.version, index)
+        if key not in BLOCKS.blocks:
+            AHEAD.expect(key, partial(population.read, index))
+
+
+def answer_all(function: Callable[[Message, int], Statistics], message: Message, blocks: Iterable[int],
+               then: int | None = None) -> Iterator[Statistics]:  # fmt: skip
+    """function(message, block) for one block after the other. then: the block that this process is asked for next."""
+    blocks, expect = list(blocks), getattr(function, "expect", None)
+    for block, following in zip(blocks, [*blocks[1:], then], strict=True):
+        if expect is not None and following is not None:
+            expect(following)
+        yield function(message, block)
 
 
 def answer_block(method: FederatedMethod, source: Source, message: Message, index: int) -> Statistics:
@@ -178,10 +209,7 @@ class InProcessBackend:
     """One block after the other in this process."""
 
     def map_blocks(self, function, message, blocks: Iterable[int]) -> Statistics:
-        total = None
-        for block in blocks:
-            total = merge(total, function(message, block))
-        return total
+        return merge_all(answer_all(function, message, blocks))
 
     def memory_of_workers(self) -> list[int]:
         """There are none."""
@@ -302,7 +330,7 @@ class Training:
         before, after = self._memories(), self.run.memory_folder(self.round)
         source = replace(self.source, memory_in=None if before is None else str(before), memory_out=str(after),
                          durable=self.durable, training=self.token)  # fmt: skip
-        return self.backend.map_blocks(partial(answer_block, self.method, source), message, self.blocks)
+        return self.backend.map_blocks(Answer(self.method, source), message, self.blocks)
 
     def _memories(self) -> Place | None:
         if self.done == self.run.round:

@@ -15,7 +15,7 @@ from typing import Any
 
 from fedcore.budgets import facts, ledger_of, plan_within_budget, unit_of
 from fedcore.calibration import LIMIT_SECONDS, Calibration, Timed, calibrate
-from fedcore.engine import COMMIT_SECONDS, DEFAULT_CACHE_BYTES, DEFAULT_WHOLE_BYTES
+from fedcore.engine import AHEAD_BYTES, COMMIT_SECONDS, DEFAULT_CACHE_BYTES, DEFAULT_WHOLE_BYTES
 from fedcore.errors import ConfigError
 from fedcore.files import Place, is_remote, place
 from fedcore.methods import make_method
@@ -291,7 +291,8 @@ def _answering_bytes(kinds, load: Load, measured: Calibration, where: Where) -> 
     statistics = max((kind.statistics for kind, _ in kinds), default=0)
     remembered = max((kind.memory for kind, _ in kinds), default=0.0) * load.clients * _largest_share(load, where)
     kept = max(0.0, min(where.cache_bytes - cached, remembered))
-    return cached + kept + max(block, leaf + 3 * memory) + 4 * statistics + BLOCK_BYTES * load.blocks
+    ahead = load.largest if 1 < load.blocks and not fits and load.largest <= AHEAD_BYTES else 0.0
+    return cached + kept + ahead + max(block, leaf + 3 * memory) + 4 * statistics + BLOCK_BYTES * load.blocks
 
 
 def _leaf_bytes(kind: Timed, clients: float) -> float:

@@ -23,7 +23,7 @@ from distributed import Client, Future, KilledWorker, LocalCluster, as_completed
 from distributed.client import FutureCancelledError
 
 from fedcore.aggregation import Statistics, aligned, merge_all
-from fedcore.engine import Backend, InProcessBackend, peak_memory
+from fedcore.engine import Backend, InProcessBackend, answer_all, peak_memory
 from fedcore.errors import ConfigError, PrivacyError, WorkerFailed
 
 FAN_IN = 8
@@ -97,9 +97,10 @@ def received(message):
     return dataclasses.replace(message, **{name: aligned(array) for name, array in arrays.items()})
 
 
-def answer_group(function: Callable, message, blocks: Sequence[int]) -> Part:
+def answer_group(function: Callable, message, blocks: Sequence[int], then: int | None = None) -> Part:
+    """then: the block that this worker is likely to be asked for next."""
     started, message = time.perf_counter(), received(message)
-    statistics = merge_all(function(message, block) for block in blocks)
+    statistics = merge_all(answer_all(function, message, blocks, then))
     return Part(statistics, time.perf_counter() - started, len(blocks))
 
 
@@ -213,10 +214,10 @@ class DaskBackend:
             return future
 
         def submit_group():
-            for home, group in islice(waiting, 1):
+            for home, group, then in islice(waiting, 1):
                 key = f"blocks-{group[0]}-{group[-1]}-{uuid4().hex[:12]}"
                 in_flight[key] = group
-                finished.add(submit(answer_group, function, held, group, key=key,
+                finished.add(submit(answer_group, function, held, group, then, key=key,
                                     workers=[home], allow_other_workers=True))  # fmt: skip
 
         try:
@@ -285,12 +286,16 @@ class DaskBackend:
         self.answered = True
         return found
 
-    def _groups(self, blocks: list[int], workers: list[str]) -> Iterator[tuple[str, list[int]]]:
-        """(home worker, blocks). A block keeps its home from round to round, whatever the size of the groups."""
+    def _groups(self, blocks: list[int], workers: list[str]) -> Iterator[tuple[str, list[int], int | None]]:
+        """(home worker, blocks, the first of its next). A block keeps its home from round to round, whatever the size
+        of the groups.
+        """
         share = math.ceil(len(blocks) / len(workers))
         homes = [blocks[i : i + share] for i in range(0, len(blocks), share)]
         size = 1 if not self.block_seconds else max(1, round(TARGET_SECONDS / self.block_seconds))
         size = min(size, max(1, share // 2))  # two futures for each worker at least, so that a late one costs little
         queues = [[mine[i : i + size] for i in range(0, len(mine), size)] for mine in homes]
+        queues = [[(mine, following[0] if following else None) for mine, following in zip_longest(queue, queue[1:])]
+                  for queue in queues]  # fmt: skip
         for turn in zip_longest(*queues):
-            yield from ((home, group) for home, group in zip(workers, turn, strict=False) if group)
+            yield from ((home, *group) for home, group in zip(workers, turn, strict=False) if group)

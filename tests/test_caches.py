@@ -1,5 +1,6 @@
 """Blocks and memories that a process keeps: bounded, never those of another run, and without a trace in the result."""
 
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -7,8 +8,11 @@ import pytest
 
 from fedcore import caches, engine
 from fedcore.aggregation import FloatSum
-from fedcore.caches import BLOCKS, BlockCache, MemoryCache
-from fedcore.engine import Training
+from fedcore.caches import BLOCKS, BlockCache, MemoryCache, ReadAhead
+from fedcore.engine import InProcessBackend, Training
+from fedcore.errors import ChunkError
+from fedcore.population.store import Population
+from tasks.dask_backend import DaskBackend
 from tests.conftest import small_counts, write_counts
 from tests.test_engine import begin, to_end
 from tests.toy import Toy, ToyConfig
@@ -20,6 +24,7 @@ MEMORY = {"a": np.arange(6.0), "b": np.arange(4, dtype=np.float32)}  # 64 bytes
 def empty():
     BLOCKS.clear()
     caches.MEMORIES.clear()
+    caches.AHEAD.clear()
 
 
 @pytest.fixture
@@ -127,3 +132,102 @@ def test_kept_memories_have_the_bits_that_read_ones_have(tmp_path, read):
         training.source = replace(training.source, cache_bytes=cache_bytes)
         found.append(to_end(training).centre.tobytes())
     assert found[0] == found[1] and len(read) == 5 * len(training.blocks)
+
+
+# --- reading ahead ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """(block, name of the thread) of every read of a population."""
+    found, real = [], Population.read
+
+    def read(population, index, heldout=False):
+        found.append((index, threading.current_thread().name))
+        return real(population, index, heldout)
+
+    monkeypatch.setattr(Population, "read", read)
+    return found
+
+
+def test_a_block_is_read_once_and_before_it_is_needed(tmp_path, reads):
+    training = begin(tmp_path, Toy())
+    training.source = replace(training.source, cache_bytes=0)
+    training.step()
+    last = len(training.blocks) - 1
+    reads.clear()
+    training.step()
+    assert sorted(index for index, _ in reads) == list(training.blocks)
+    assert [index for index, thread in reads if not thread.startswith("read-ahead")] == [0]
+    assert not caches.AHEAD.reading and last > 2, "nothing is read that nobody asks for"
+
+
+def test_what_is_cached_is_not_read_ahead(tmp_path, reads):
+    training = begin(tmp_path, Toy())
+    to_end(training)
+    assert sorted(index for index, _ in reads) == list(training.blocks)
+
+
+def test_large_blocks_are_read_when_they_are_needed(tmp_path, reads, monkeypatch):
+    monkeypatch.setattr(engine, "AHEAD_BYTES", 10)
+    training = begin(tmp_path, Toy())
+    training.source = replace(training.source, cache_bytes=0)
+    to_end(training)
+    assert {thread for _, thread in reads} == {threading.current_thread().name}
+
+
+def test_a_block_that_was_damaged_while_others_were_answered_is_named(tmp_path):
+    training = begin(tmp_path, Toy())
+    training.source = replace(training.source, cache_bytes=0)
+    training.step()
+    victim = sorted((tmp_path / "p-r" / "blocks").glob("*/train/counts/c/0"))[3]
+    content = victim.read_bytes()
+    victim.unlink()
+    with pytest.raises(ChunkError, match="[Bb]lock 3"):
+        training.step()
+    victim.write_bytes(content)
+    training.step()
+    assert training.done == 2
+
+
+def test_no_more_than_the_next_two_are_kept():
+    ahead, gate, read = ReadAhead(), threading.Event(), []
+
+    def reading(index):
+        gate.wait(10)
+        read.append(index)
+        return index
+
+    for index in range(5):
+        ahead.expect((index,), lambda index=index: reading(index))
+    ahead.expect((4,), lambda: pytest.fail("it is being read already"))
+    assert list(ahead.reading) == [(3,), (4,)]
+    assert [ahead.take((index,), lambda index=index: -index) for index in (1, 3)] == [-1, -3], "nobody waits for 0"
+    gate.set()
+    assert abs(ahead.take((4,), lambda: -4)) == 4 and not ahead.reading
+    ahead.thread.shutdown()
+    assert set(read) <= {0, 4}, "what was not begun is left out"
+
+
+def test_what_cannot_be_read_ahead_is_an_error_where_it_is_needed():
+    def fail():
+        raise ChunkError("block 7 is damaged.", "Restore it.")
+
+    ahead = ReadAhead()
+    ahead.expect(("x",), fail)
+    with pytest.raises(ChunkError, match="block 7"):
+        ahead.take(("x",), lambda: pytest.fail("it was read"))
+    assert ahead.take(("x",), lambda: 7) == 7
+
+
+def test_the_next_block_of_a_group_is_the_first_of_the_next_at_the_same_worker():
+    backend = DaskBackend(None)
+    backend.block_seconds = 0.05  # two in a group
+    groups = list(backend._groups(list(range(10)), ["a", "b"]))
+    assert groups == [("a", [0, 1], 2), ("b", [5, 6], 7), ("a", [2, 3], 4), ("b", [7, 8], 9), ("a", [4], None),
+                      ("b", [9], None)]  # fmt: skip
+
+
+def test_functions_that_expect_nothing_are_called_alike():
+    asked = InProcessBackend().map_blocks(lambda message, index: {"a": FloatSum.at(index, np.ones(1))}, None, range(4))
+    assert asked["a"].value() == 4.0

@@ -11,7 +11,7 @@ import typer
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else.")]
 Runs = Annotated[str, typer.Option("--runs", metavar="RUNS", help="Folder or URL of the runs.")]
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting; repeatable.")]
-Cache = Annotated[str, typer.Option("--cache", help="Decoded blocks that each process may keep, e.g. 512MiB.")]
+Cache = Annotated[str, typer.Option("--cache", help="Decoded data that each process may keep, e.g. 512MiB.")]
 Ledger = Annotated[str | None, typer.Option("--ledger", help="URL of the ledger, if it was moved; else FEDCORE_LEDGER "
                                             "or what the population names.")]  # fmt: skip
 PopulationArgument = Annotated[str, typer.Argument(metavar="POPULATION", help="Folder or URL of the population.")]
