@@ -39,7 +39,7 @@ ROUND_SECONDS = 0.02  # of Dask: the message out, the answer back
 FUTURE_SECONDS = 0.003  # of the scheduler
 BLOCK_BYTES = 3000  # of a block's entry while a manifest is read
 RELEASE_COMMITS = 2  # a charge, a publication and a copy, each durable, take so many commits of a round
-FUTURE_WORK = 0.1  # seconds of work that are put into a future
+FUTURE_WORK = 0.25  # seconds of work that are put into a future
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,15 +27,19 @@ from fedcore.engine import Backend, InProcessBackend, answer_all, peak_memory
 from fedcore.errors import ConfigError, PrivacyError, WorkerFailed
 
 FAN_IN = 8
-TARGET_SECONDS = 0.1  # work in one future; Dask's own cost is 2 to 3 ms for each
+TARGET_SECONDS = 0.25  # work in one future; Dask's own cost is 2 to 3 ms for each
 FUTURES_PER_WORKER = 8  # in flight
 PATIENCE = "5 minutes"  # without any worker, until a round is given up: a busy machine starts processes slowly
 FIRST_SECONDS = 60.0  # the same at the beginning of a run: nobody may have started any
 ATTEMPTS = 3  # of a whole round, when the scheduler or all copies of something were lost
 
-# Dask samples the stack of a worker a hundred times a second, and times its event loops fifty times: a sixth of what it
-# takes of the CPU while rounds are cheap. We look at neither.
-UNWATCHED = {"distributed.worker.profile.enabled": False, "distributed.admin.tick.interval": "1s"}
+# Dask samples the stack of a worker a hundred times a second, times its event loops fifty times, and reads what the
+# system says of disks and networks twice: a sixth of what it takes of the CPU while rounds are cheap. We look at none.
+UNWATCHED = {
+    "distributed.worker.profile.enabled": False,
+    "distributed.admin.tick.interval": "1s",
+    "distributed.admin.system-monitor.interval": "5s",
+}
 
 # Partial sums of people's data must not reach a disk, and blocks are cached by us: no spilling, ever.
 WORKER_MEMORY = {
@@ -72,9 +76,17 @@ def _local_settings() -> dict:
     return {**WORKER_MEMORY, "distributed.deploy.lost-worker-timeout": f"{workerless_seconds()} s"}
 
 
-def hold(message):
-    """Keeps the message of a round on the cluster; can be recomputed if the worker that has it dies."""
-    return message
+@dataclass
+class Asked:
+    """What is asked of every block: function(message, block)."""
+
+    function: Callable
+    message: object
+
+
+def hold(asked: Asked) -> Asked:
+    """Keeps what a round asks on the cluster; can be recomputed if the worker that has it dies."""
+    return asked
 
 
 @dataclass
@@ -97,10 +109,10 @@ def received(message):
     return dataclasses.replace(message, **{name: aligned(array) for name, array in arrays.items()})
 
 
-def answer_group(function: Callable, message, blocks: Sequence[int], then: int | None = None) -> Part:
+def answer_group(asked: Asked, blocks: Sequence[int], then: int | None = None) -> Part:
     """then: the block that this worker is likely to be asked for next."""
-    started, message = time.perf_counter(), received(message)
-    statistics = merge_all(answer_all(function, message, blocks, then))
+    started, message = time.perf_counter(), received(asked.message)
+    statistics = merge_all(answer_all(asked.function, message, blocks, then))
     return Part(statistics, time.perf_counter() - started, len(blocks))
 
 
@@ -185,7 +197,7 @@ class DaskBackend:
     def map_blocks(self, function: Callable, message, blocks: Sequence[int]) -> Statistics:
         for attempt in range(ATTEMPTS):
             try:
-                return self._round(function, message, list(blocks))
+                return self._round(Asked(function, message), list(blocks))
             except (FutureCancelledError, TimeoutError) as error:
                 if attempt == ATTEMPTS - 1 or self.client.status != "running":
                     raise WorkerFailed("the Dask scheduler was lost in the middle of a round.",
@@ -199,12 +211,12 @@ class DaskBackend:
         """Peak resident bytes of each worker process."""
         return list(self.client.run(peak_memory).values())
 
-    def _round(self, function: Callable, message, blocks: list[int]) -> Statistics:
+    def _round(self, asked: Asked, blocks: list[int]) -> Statistics:
         workers = self._workers()
         groups = list(self._groups(blocks, workers))
         waiting = iter(groups)
-        # A message that travels once goes with its blocks: a future costs the cluster more than a small round's work.
-        held = message if len(groups) == 1 else self.client.submit(hold, message, pure=False)
+        # What travels once goes with its blocks: a future costs the cluster more than a small round's work.
+        held = asked if len(groups) == 1 else self.client.submit(hold, asked, pure=False)
         live, partial, finished = set(), [], as_completed(loop=self.client.loop)
         in_flight: dict[str, list[int]] = {}  # blocks by key
 
@@ -217,7 +229,7 @@ class DaskBackend:
             for home, group, then in islice(waiting, 1):
                 key = f"blocks-{group[0]}-{group[-1]}-{uuid4().hex[:12]}"
                 in_flight[key] = group
-                finished.add(submit(answer_group, function, held, group, then, key=key,
+                finished.add(submit(answer_group, held, group, then, key=key,
                                     workers=[home], allow_other_workers=True))  # fmt: skip
 
         try:
@@ -241,15 +253,15 @@ class DaskBackend:
             for future in live:
                 future.release()
             if isinstance(error, KilledWorker):
-                self._name_deadly_block(function, message, sorted(b for group in in_flight.values() for b in group))
+                self._name_deadly_block(asked, sorted(b for group in in_flight.values() for b in group))
             raise
         self.block_seconds = total.seconds / max(total.blocks, 1)
         return total.statistics
 
-    def _name_deadly_block(self, function: Callable, message, blocks: list[int]) -> None:
+    def _name_deadly_block(self, asked: Asked, blocks: list[int]) -> None:
         """Dask blames everything that waited on a dead worker; so each block is tried alone. Raises WorkerFailed."""
         for block in blocks:
-            future = self.client.submit(answer_group, function, message, [block], pure=False,
+            future = self.client.submit(answer_group, asked, [block], pure=False,
                                         key=f"blocks-{block}-{block}-{uuid4().hex[:12]}")  # fmt: skip
             try:
                 next(self._as_finished(as_completed([future], loop=self.client.loop))).result()

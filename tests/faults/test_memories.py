@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedcore.engine import InProcessBackend, answer_block, memory_file
+from fedcore.engine import Answer, InProcessBackend, answer_block, memory_file
 from fedcore.errors import LeaseLost, RunError, WorkerFailed
 from fedcore.runs import LoadedRun, Run, load_run, read_values, write_values
 from tasks.dask_backend import DaskBackend, dask_client
@@ -325,13 +325,16 @@ class Struck:
     `folder`.
     """
 
-    function: partial
+    function: Answer
     folder: Path
     kills: int
 
+    def expect(self, index):
+        self.function.expect(index)
+
     def __call__(self, message, index):
         statistics = self.function(message, index)
-        name = f"{Path(self.function.args[1].memory_out).name}-{index:03d}"
+        name = f"{Path(self.function.source.memory_out).name}-{index:03d}"
         if hashlib.blake2b(name.encode()).digest()[0] < 26 and not (self.folder / name).exists():
             number = len(list(self.folder.iterdir()))
             (self.folder / name).touch()
