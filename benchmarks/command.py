@@ -49,9 +49,10 @@ class Trained:
 
 
 def train(method: str, population: Path, settings: Mapping[str, object], *, workers: int | None = 2, cache: int = 512,
-          more: Sequence[str] = (), watched: bool = False) -> Trained:  # fmt: skip
+          more: Sequence[str] = (), watched: bool = False, **environment: str) -> Trained:  # fmt: skip
     """workers: None for `--local`. cache: MiB for each process. more: further words of the command line. watched: look
     at the run as it goes, every POLL seconds. Raises RuntimeError with what the command said if it failed."""
+    given = {KEPT[0]: KEPT[1], **os.environ, **environment}
     with tempfile.TemporaryDirectory() as folder:
         words = [sys.executable, "-m", "fedcore.cli", "train", method, str(population), "--runs", folder, "--json",
                  "--cache", f"{cache}MiB", *(["--local"] if workers is None else ["--workers", str(workers)]),
@@ -59,7 +60,7 @@ def train(method: str, population: Path, settings: Mapping[str, object], *, work
                  *more]  # fmt: skip
         before, began, output = _children(), perf_counter(), Path(folder) / "output"
         with open(output, "w+") as told, open(Path(folder) / "errors", "w+") as said:
-            process = subprocess.Popen(words, stdout=told, stderr=said, env={KEPT[0]: KEPT[1], **os.environ})
+            process = subprocess.Popen(words, stdout=told, stderr=said, env=given)
             try:
                 spent = _watch(process, Path(folder)) if watched else ()
                 process.wait()

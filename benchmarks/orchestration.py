@@ -59,7 +59,7 @@ CHEAP = (
     Case("private histograms", {"algorithm": "private", "clusters": 2, "epsilon": 8.0}, (20, 150), method="histograms"),
 )
 SEVERAL_BLOCKS = Case("em, several blocks", {"algorithm": "em", "components": 3}, (20, 300), 20_000)
-LONG = Case("em, long rounds", {"algorithm": "em", "components": 16, "covariance": "full"}, (3, 15), LONG_CLIENTS)
+LONG = Case("em, long rounds", {"algorithm": "em", "components": 16, "covariance": "full"}, (5, 45), LONG_CLIENTS)
 
 
 def measure(options) -> dict:

@@ -8,15 +8,19 @@ second starts are off. The loop is NumPy as one writes it (`floors.GradientEM`),
     in memory           our functions, nothing stored
     run store           a session in this process: clients' memories, states and metrics of every round on the disk
     train --local       the whole command: start of the interpreter, run store, report
-    train               the same with Prefect's flow and Dask workers
+    train               the same with Prefect's flow, which starts a server for itself
+    train, server       with a Prefect server that runs already, as deployments have one; its own CPU is not counted
+
+The population is one block, which the process of the flow answers: Dask has no part in it.
 
 `of_loop` compares seconds that passed, `of_loop_cpu` CPU-seconds, of all processes of a command; a ratio of 1.2 is what
-is asked of the last three.
+is asked of the last four.
 """
 
 from __future__ import annotations
 
 import tempfile
+from functools import partial
 from pathlib import Path
 from time import perf_counter, process_time
 
@@ -27,6 +31,7 @@ from benchmarks import floors
 from benchmarks.command import Trained, train
 from benchmarks.in_memory import InMemory, block_of
 from benchmarks.measured import Measured, in_turns
+from benchmarks.processes import own_server
 from fedcore.engine import InProcessBackend
 from fedcore.gradient_em import GradientEM, GradientEMConfig
 from fedcore.gradient_em.simulation import tasks
@@ -63,10 +68,12 @@ def measure(options) -> dict:
                               in_turns(timed, options.repeats, clock).items()}
                              for clock in (perf_counter, process_time))  # fmt: skip
                 store = [_run_store(population, settings, given, folder) for _ in range(options.repeats)]
-            more = ["--start-from", str(given)]
-            whole = {what: [train("gradient_em", population, settings, workers=workers, more=more)
-                            for _ in range(options.repeats)]
+            command = partial(train, "gradient_em", population, settings, more=["--start-from", str(given)])
+            whole = {what: [command(workers=workers) for _ in range(options.repeats)]
                      for what, workers in (("train --local", None), ("train", options.workers))}  # fmt: skip
+            with own_server(Path(folder) / f"prefect-{name}") as server:
+                whole["train, server"] = [command(workers=options.workers, PREFECT_API_URL=server.api)
+                                          for _ in range(options.repeats)]  # fmt: skip
             loop = wall["loop"], cpu["loop"]
             found += [_row(name, source, what, wall[what], cpu[what], loop) for what in timed]
             found.append(_row(name, source, "run store", *map(Measured, zip(*store, strict=True)), loop))

@@ -15,7 +15,7 @@ from typing import Any
 
 from fedcore.budgets import facts, ledger_of, plan_within_budget, unit_of
 from fedcore.calibration import LIMIT_SECONDS, Calibration, Timed, calibrate
-from fedcore.engine import AHEAD_BYTES, COMMIT_SECONDS, DEFAULT_CACHE_BYTES, DEFAULT_WHOLE_BYTES
+from fedcore.engine import AHEAD_BYTES, COMMIT_SECONDS, DEFAULT_CACHE_BYTES, DEFAULT_WHOLE_BYTES, waits
 from fedcore.errors import ConfigError
 from fedcore.files import Place, is_remote, place
 from fedcore.methods import make_method
@@ -65,7 +65,8 @@ class Where:
 class Load:
     """Sizes of the population as the run sees it.
 
-    decoded: bytes of the training part; largest: of a block's; shares_commits: whether cheap rounds do
+    decoded: bytes of the training part; largest: of a block's; shares_commits: whether cheap rounds do;
+    waits: whether blocks are read ahead
     """
 
     clients: float
@@ -77,6 +78,7 @@ class Load:
     block_clients: int
     streams: bool
     shares_commits: bool
+    waits: bool
 
 
 def load_of(method: FederatedMethod, population: Population, clients: int | None) -> Load:
@@ -88,7 +90,8 @@ def load_of(method: FederatedMethod, population: Population, clients: int | None
     streams = getattr(method, "streams_rows", False) and population.kind == "rows" and largest > DEFAULT_WHOLE_BYTES
     return Load(times * population.n_clients, math.ceil(times * len(decoded)), times * leaves,
                 times * sum(entry.train.entries for entry in population.blocks), times * sum(decoded), largest,
-                max(entry.clients for entry in population.blocks), streams, not method.private)  # fmt: skip
+                max(entry.clients for entry in population.blocks), streams, not method.private,
+                waits(population))  # fmt: skip
 
 
 def planned(request: TrainRequest, where: Where, *, limit: float = LIMIT_SECONDS) -> dict[str, Any]:
@@ -291,7 +294,7 @@ def _answering_bytes(kinds, load: Load, measured: Calibration, where: Where) -> 
     statistics = max((kind.statistics for kind, _ in kinds), default=0)
     remembered = max((kind.memory for kind, _ in kinds), default=0.0) * load.clients * _largest_share(load, where)
     kept = max(0.0, min(where.cache_bytes - cached, remembered))
-    ahead = load.largest if 1 < load.blocks and not fits and load.largest <= AHEAD_BYTES else 0.0
+    ahead = load.largest if load.waits and not fits and load.largest <= AHEAD_BYTES else 0.0
     return cached + kept + ahead + max(block, leaf + 3 * memory) + 4 * statistics + BLOCK_BYTES * load.blocks
 
 

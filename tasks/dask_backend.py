@@ -47,10 +47,6 @@ WORKER_MEMORY = {
     "distributed.worker.memory.spill": False,
     "distributed.worker.memory.pause": False,
     "distributed.worker.memory.terminate": 0.95,
-    # Dask makes glibc hand every freed megabyte back to the system, and leaf after leaf then faults its pages in anew:
-    # three times slower. Keep some memory instead.
-    "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_": 128 * 2**20,
-    "distributed.nanny.pre-spawn-environ.MALLOC_MMAP_THRESHOLD_": 32 * 2**20,
 }
 
 

@@ -4,6 +4,7 @@ ratios compare the same work. Whole commands are measured by hand only."""
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -154,9 +155,11 @@ def test_writers(tmp_path, monkeypatch):
     monkeypatch.setattr(writers, "ROUNDS", 5)
     monkeypatch.setattr(writers, "TIMED", 2)
     run = Trained([{"seconds_round": 0.5}] * 8, 4.0, 3.0, 2**20, 2**21)
-    monkeypatch.setattr(writers, "train", lambda *arguments, **named: run)
+    told = []
+    monkeypatch.setattr(writers, "train", lambda *arguments, **named: told.append(named.get("PREFECT_API_URL")) or run)
+    monkeypatch.setattr(writers, "own_server", lambda folder: nullcontext(SimpleNamespace(api="there")))
     rows = rows_of(writers.measure(options(tmp_path)))
-    assert len(rows) == 10 and rows["default, loop"]["of_loop"] == 1.0
+    assert set(told) == {None, "there"} and len(rows) == 12 and rows["default, loop"]["of_loop"] == 1.0
     assert rows["preset, run store"]["seconds"] > 0 and rows["preset, run store"]["data"] == "synthetic"
     assert rows["preset, train"]["rounds_s"] == 2.5 and rows["preset, train"]["worker_MiB"] == 2.0
 

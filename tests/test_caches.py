@@ -2,6 +2,7 @@
 
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from fedcore.aggregation import FloatSum
 from fedcore.caches import BLOCKS, BlockCache, MemoryCache, ReadAhead
 from fedcore.engine import InProcessBackend, Training
 from fedcore.errors import ChunkError
+from fedcore.files import place
 from fedcore.population.store import Population
 from tasks.dask_backend import DaskBackend
 from tests.conftest import small_counts, write_counts
@@ -138,6 +140,20 @@ def test_kept_memories_have_the_bits_that_read_ones_have(tmp_path, read):
 
 
 @pytest.fixture
+def waiting(monkeypatch):
+    """As if the populations were behind a URL."""
+    monkeypatch.setattr(engine, "waits", lambda population: True)
+
+
+def test_only_what_is_behind_a_url_is_worth_reading_ahead(tmp_path, reads):
+    training = begin(tmp_path, Toy())
+    training.source = replace(training.source, cache_bytes=0)
+    to_end(training)
+    assert {thread for _, thread in reads} == {threading.current_thread().name}
+    assert engine.waits(SimpleNamespace(path=place("memory://p")))
+
+
+@pytest.fixture
 def reads(monkeypatch):
     """(block, name of the thread) of every read of a population."""
     found, real = [], Population.read
@@ -150,7 +166,7 @@ def reads(monkeypatch):
     return found
 
 
-def test_a_block_is_read_once_and_before_it_is_needed(tmp_path, reads):
+def test_a_block_is_read_once_and_before_it_is_needed(tmp_path, reads, waiting):
     training = begin(tmp_path, Toy())
     training.source = replace(training.source, cache_bytes=0)
     training.step()
@@ -162,13 +178,13 @@ def test_a_block_is_read_once_and_before_it_is_needed(tmp_path, reads):
     assert not caches.AHEAD.reading and last > 2, "nothing is read that nobody asks for"
 
 
-def test_what_is_cached_is_not_read_ahead(tmp_path, reads):
+def test_what_is_cached_is_not_read_ahead(tmp_path, reads, waiting):
     training = begin(tmp_path, Toy())
     to_end(training)
     assert sorted(index for index, _ in reads) == list(training.blocks)
 
 
-def test_large_blocks_are_read_when_they_are_needed(tmp_path, reads, monkeypatch):
+def test_large_blocks_are_read_when_they_are_needed(tmp_path, reads, waiting, monkeypatch):
     monkeypatch.setattr(engine, "AHEAD_BYTES", 10)
     training = begin(tmp_path, Toy())
     training.source = replace(training.source, cache_bytes=0)
@@ -176,7 +192,7 @@ def test_large_blocks_are_read_when_they_are_needed(tmp_path, reads, monkeypatch
     assert {thread for _, thread in reads} == {threading.current_thread().name}
 
 
-def test_a_block_that_was_damaged_while_others_were_answered_is_named(tmp_path):
+def test_a_block_that_was_damaged_while_others_were_answered_is_named(tmp_path, waiting):
     training = begin(tmp_path, Toy())
     training.source = replace(training.source, cache_bytes=0)
     training.step()

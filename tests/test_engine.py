@@ -1,13 +1,16 @@
 """The engine on a toy method: the same bits for every block size; only planned grid values are published."""
 
+import platform
+import resource
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_info
 
 from fedcore.aggregation import FloatSum
 from fedcore.caches import BLOCKS
-from fedcore.engine import InProcessBackend, Source, Training, memory_file
+from fedcore.engine import InProcessBackend, Source, Training, keep_freed_memory, memory_file
 from fedcore.errors import ChunkError, SensitivityError, UnplannedRelease, WorkerFailed
 from fedcore.rounds import PublicFacts
 from fedcore.runs import Run, read_values
@@ -154,3 +157,36 @@ def test_cached_and_uncached_runs_agree(tmp_path):
     cold = begin(tmp_path, Toy(), name="cold")
     cold.source = replace(cold.source, cache_bytes=0)
     assert to_end(warm).centre.tobytes() == to_end(cold).centre.tobytes()
+
+
+class CountsThreads(Toy):
+    """Notes how many threads the BLAS may use while the server moves."""
+
+    def server_update(self, state, result):
+        threads.append({pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"})
+        return super().server_update(state, result)
+
+
+threads: list[set[int]] = []
+
+
+def test_the_server_moves_with_one_thread_of_the_blas(tmp_path):
+    """As the clients answer, so that the number of cores changes no bit."""
+    threads.clear()
+    to_end(begin(tmp_path, CountsThreads()))
+    assert threads == [{1}] * 3
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator")
+def test_freed_memory_is_kept():
+    """Its pages are not faulted in anew."""
+    keep_freed_memory()
+
+    def faults() -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(20):
+            np.ones(2**20)  # 2048 pages
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    faults()
+    assert faults() < 2048

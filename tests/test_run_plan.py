@@ -62,7 +62,7 @@ def measured(*kinds: Timed, **changed) -> Calibration:
 def test_work_is_linear_in_clients_and_leaves():
     # A piece of 8 clients takes 0.9 s and its half 0.5 s: 0.1 s a client and 0.1 s a leaf.
     load = Load(clients=80, blocks=5, leaves=10, entries=480, decoded=4800, largest=960, block_clients=16,
-                streams=False, shares_commits=False)  # fmt: skip
+                streams=False, shares_commits=False, waits=False)  # fmt: skip
     assert run_plan._work(timed(), load, measured()) == pytest.approx(10 * 0.1 + 80 * 0.1)
     heavier = replace(load, entries=960)  # twice the rows for each client
     assert run_plan._work(timed(), heavier, measured()) == pytest.approx(10 * 0.1 + 80 * 0.2)
@@ -71,7 +71,7 @@ def test_work_is_linear_in_clients_and_leaves():
 @given(whole=st.floats(1e-6, 10), half=st.floats(0, 10), times=st.integers(1, 50))
 def test_more_clients_never_take_less(whole, half, times):
     kind = timed(whole=whole, half=half)
-    load = Load(80, 5, 10, 480, 4800, 960, 16, False, False)
+    load = Load(80, 5, 10, 480, 4800, 960, 16, False, False, False)
     larger = replace(load, clients=80 * times, leaves=10 * times, entries=480 * times)
     work = run_plan._work(kind, load, measured())
     assert work >= 0
@@ -98,7 +98,7 @@ def test_the_promise_by_hand(tmp_path):
 
 def test_cheap_rounds_share_commits(tmp_path):
     """A round of .1 s has a fifth of a commit; one of a second, or of a private run, has one of its own."""
-    load = Load(80, 5, 10, 480, 0.0, 960, 16, False, True)
+    load = Load(80, 5, 10, 480, 0.0, 960, 16, False, True, False)
     rounds = {seconds: timed(whole=0.0, half=0.0, server=seconds) for seconds in (0.1, 1.0)}
     known = measured(pace=1.0, commit=0.05)
     assert run_plan._pass(rounds[0.1], load, known, Where(workers=0), True) == pytest.approx(0.1 + 0.05 / 5)
@@ -141,7 +141,7 @@ def test_the_deadline_names_the_fewest_workers(tmp_path):
 
 
 def test_a_server_that_keeps_answers_apart_grows_with_them():
-    load = Load(1000, 5, 10, 480, 4800, 960, 16, False, False)
+    load = Load(1000, 5, 10, 480, 4800, 960, 16, False, False, False)
     kind = timed(stacked=True, server=0.4, server_half=0.1)  # quadratic
     assert run_plan._server(kind, load, measured(stacked_clients=80)) == pytest.approx(0.4 * 10**2)
     assert run_plan._server(timed(), load, measured()) == 0.2
