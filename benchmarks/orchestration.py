@@ -1,11 +1,11 @@
 """What orchestration takes of a run: Prefect (its server too), Dask and the run store, in CPU-seconds of all processes.
 
 Every case is run three ways, each short and long: the method alone, all in memory (`work`); `fedcore train --local`,
-which adds the run store, and the ledger of a private run; and the whole flow with one Dask worker against a Prefect
+which adds the run store, and the ledger of a private run; and the whole flow with its Dask workers against a Prefect
 server of its own. A population of a single block has no Dask: the flow's process answers it. What a round takes is the
 difference of the long and the short run over that of their rounds, so that it is free of what starting takes, which has
 its own columns. Differences of rounds of a second are as noisy as the work itself; `outside_ms`, the flow's process and
-the server alone, is not.
+the server alone, is not: `outside_share` is its share, where there are workers.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class Case:
     rounds: tuple[int, int]
     clients: int = CLIENTS
     method: str = "federated_em"
+    workers: int = 1
 
     def population(self, folder: Path) -> Population:
         return (mixture_rows if self.method == "federated_em" else reddit_like)(folder, self.clients)
@@ -59,12 +60,13 @@ CHEAP = (
     Case("private histograms", {"algorithm": "private", "clusters": 2, "epsilon": 8.0}, (20, 150), method="histograms"),
 )
 SEVERAL_BLOCKS = Case("em, several blocks", {"algorithm": "em", "components": 3}, (20, 300), 20_000)
-LONG = Case("em, long rounds", {"algorithm": "em", "components": 16, "covariance": "full"}, (5, 45), LONG_CLIENTS)
+LONG = [Case(f"em, long rounds, workers: {workers}", {"algorithm": "em", "components": 16, "covariance": "full"},
+             (5, 45), workers * LONG_CLIENTS, workers=workers) for workers in (1, 2)]  # fmt: skip
 
 
 def measure(options) -> dict:
     """--clients changes the cheap rounds only."""
-    cases = [*(replace(case, clients=options.clients) for case in CHEAP), SEVERAL_BLOCKS, LONG]
+    cases = [*(replace(case, clients=options.clients) for case in CHEAP), SEVERAL_BLOCKS, *LONG]
     with tempfile.TemporaryDirectory() as home, own_server(Path(home)) as server:
         idle = server.idle()
         rows = [_row(case, case.population(options.dir), options.repeats, server) for case in cases]
@@ -91,7 +93,8 @@ def _compared(short: dict, long: dict, few: int, many: int) -> dict:
         "work_ms": 1000 * each["work"], "store_ms": 1000 * (each["local"] - each["work"]),
         "flow_ms": 1000 * each["flow"], "workers_ms": 1000 * each["workers"], "server_ms": 1000 * each["server"],
         "orchestration_ms": 1000 * (cpu - each["work"]), "orchestration_share": 1 - each["work"] / cpu,
-        "outside_ms": 1000 * (each["flow"] + each["server"]), "outside_share": (each["flow"] + each["server"]) / cpu,
+        "outside_ms": 1000 * (each["flow"] + each["server"]),
+        **({"outside_share": (each["flow"] + each["server"]) / cpu} if each["workers"] else {}),
         "with_start_ms": 1000 * (whole - long["work"]) / many, "with_start_share": 1 - long["work"] / whole,
         "start_s": whole - many * cpu, "local_start_s": long["local"] - many * each["local"],
         "wall_ms": 1000 * each["flow_wall"], "local_wall_ms": 1000 * each["local_wall"],
@@ -134,7 +137,8 @@ def _local(case: Case, population: Population, rounds: int) -> dict:
 def _flow(case: Case, population: Population, rounds: int, server: Server) -> dict:
     before, tasks = server.cpu(), server.task_runs()
     with tempfile.TemporaryDirectory() as runs:
-        words, counts = [*case.words(population, rounds), "--workers", "1", "--runs", runs], Path(runs) / "counts.json"
+        words = [*case.words(population, rounds), "--workers", str(case.workers), "--runs", runs]
+        counts = Path(runs) / "counts.json"
         took = taken(["-m", "benchmarks.counted", str(counts), *words], PREFECT_API_URL=server.api)
         counted = json.loads(counts.read_text())
     server.settle()
