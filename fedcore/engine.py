@@ -142,7 +142,7 @@ class Answer:
         return answer_block(self.method, self.source, message, index)
 
     def expect(self, index: int) -> None:
-        """This block is the next but one call's: it can be read meanwhile."""
+        """This block is asked for after the one that comes now; it can be read meanwhile."""
         population = _populations.get((self.source.population, self.source.version))
         if population is None or not waits(population) or population.decoded_bytes(index) > AHEAD_BYTES:
             return

@@ -33,7 +33,7 @@ MOST_WORKERS = 10_000
 # Bytes were fitted to the runs of docs/capacity.md. The seconds (of work of a core) and the commits of a release are
 # round estimates that were not measured by themselves.
 DASK_BYTES = 30 * 2**20  # of a worker, and of the process that has the run
-KEPT_BYTES = 32 * 2**20  # of a process alone: freed memory that its allocator keeps, small things
+KEPT_BYTES = 32 * 2**20  # of a process that answers: freed memory that its allocator keeps, small things
 PREFECT_BYTES = 130 * 2**20  # of the process that has the run, beyond Dask
 ROUND_SECONDS = 0.02  # of Dask: the message out, the answer back
 FUTURE_SECONDS = 0.003  # of the scheduler
@@ -307,7 +307,7 @@ def _leaf_bytes(kind: Timed, clients: float) -> float:
 def _worker_bytes(kinds, load: Load, measured: Calibration, where: Where) -> float:
     if not where.workers:
         return 0.0
-    return measured.start_bytes + DASK_BYTES + _answering_bytes(kinds, load, measured, where)
+    return measured.start_bytes + DASK_BYTES + KEPT_BYTES + _answering_bytes(kinds, load, measured, where)
 
 
 def _flow_bytes(kinds, load: Load, measured: Calibration, where: Where) -> float:

@@ -141,7 +141,8 @@ def test_dictionaries(tmp_path):
 
 
 def test_em_and_a_peer(tmp_path, monkeypatch):
-    monkeypatch.setattr(em, "_flow", lambda population, workers, per_row: {"what": f"flow {workers}"})
+    monkeypatch.setattr(em, "_flow", lambda population, workers, *_: {"what": f"flow {workers}"})
+    monkeypatch.setattr(em, "_whole_flow", lambda *_: None)
     result = em.measure(options(tmp_path, clients=30))
     rows = rows_of(result)
     assert SHARES | {"updates_per_cpu_s", "of_plain", "of_tiled", "of_apart"} <= result["rows"][3].keys()
