@@ -82,7 +82,7 @@ class ReadAhead:
         self.thread: ThreadPoolExecutor | None = None
 
     def expect(self, key: tuple, read: Callable[[], ClientBlock]) -> None:
-        """Begin to read it. What goes wrong is raised when it is taken, if it is."""
+        """Begin to read it."""
         if key in self.reading:
             return
         while len(self.reading) > 1:
@@ -92,8 +92,9 @@ class ReadAhead:
         self.reading[key] = self.thread.submit(read)
 
     def take(self, key: tuple, read: Callable[[], ClientBlock]) -> ClientBlock:
+        """What could not be read ahead, perhaps for a storage that was away for a moment, is read now."""
         begun = self.reading.pop(key, None)
-        return read() if begun is None or begun.cancel() else begun.result()
+        return read() if begun is None or begun.cancel() or begun.exception() else begun.result()
 
     def clear(self) -> None:
         for begun in self.reading.values():

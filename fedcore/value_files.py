@@ -14,6 +14,7 @@ import os
 import re
 import secrets
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
@@ -28,7 +29,8 @@ from fedcore.errors import RunError, Unreachable
 from fedcore.files import Place, is_remote, replace_durably
 
 SCHEMA = 1
-UNREADABLE = (OSError, ValueError, KeyError, TypeError, RuntimeError, zipfile.BadZipFile, zarr.errors.BaseZarrError)
+UNREADABLE = (OSError, EOFError, ValueError, KeyError, TypeError, RuntimeError, zipfile.BadZipFile, zlib.error,
+              zarr.errors.BaseZarrError)  # fmt: skip
 MAX_STATE_BYTES = 16 * 2**30
 CHECKSUM = np.dtype("<u4")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
@@ -127,6 +129,8 @@ def read_values(path: Place) -> dict[str, Any]:
     """What `write_values` wrote. Raises RunError if anything is missing, torn, too large, or of another schema."""
     try:
         with _opened(path) as archive:
+            if sum(entry.file_size for entry in archive.infolist()) > MAX_STATE_BYTES:
+                raise ValueError("it is too large")
             attributes = json.loads(archive.read("zarr.json"))["attributes"]
             arrays, values = attributes["arrays"], dict(attributes["scalars"])
             if type(attributes["schema"]) is int and attributes["schema"] != SCHEMA:
@@ -168,8 +172,6 @@ def _read_array(archive: zipfile.ZipFile, name: str, shape: tuple[int, ...]) -> 
 def _read_by_zarr(archive: zipfile.ZipFile, name: str, shape: tuple[int, ...]) -> np.ndarray:
     whole = zarr.core.buffer.default_buffer_prototype().buffer
     mine = [entry for entry in archive.infolist() if entry.filename.startswith(f"{name}/")]
-    if sum(entry.file_size for entry in mine) > MAX_STATE_BYTES:
-        raise ValueError(f"array {name!r} is too large")
     entries = {entry.filename: whole.from_bytes(archive.read(entry)) for entry in mine}
     array = zarr.open_array(zarr.storage.MemoryStore(entries), path=name, mode="r", zarr_format=3)
     if array.shape != shape or array.nbytes > MAX_STATE_BYTES or array.dtype.kind not in "biuf":

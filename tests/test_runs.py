@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import zarr
 
+from fedcore import value_files
 from fedcore.errors import RunBusy, RunError, RunNotFound
 from fedcore.runs import Run, load_run, read_values, write_values
 
@@ -158,6 +159,25 @@ def test_a_chunk_of_another_size_or_checksum_is_refused(tmp_path, chunk):
     _rewritten(tmp_path / "s.zip", lambda _, content: content.update({"a/c/0": chunk}))
     with pytest.raises(RunError):
         read_values(tmp_path / "s.zip")
+
+
+def test_a_file_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
+    write_values(tmp_path / "s.zip", {"a": np.ones(2)})
+    monkeypatch.setattr(value_files, "MAX_STATE_BYTES", 100)
+    with pytest.raises(RunError, match="too large"):
+        read_values(tmp_path / "s.zip")
+
+
+def test_a_packed_entry_that_is_damaged_is_a_named_error(tmp_path):
+    """What we write is not packed; what comes from elsewhere may be."""
+    path = tmp_path / "s.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("zarr.json", json.dumps({"attributes": "x" * 1000}))
+    content = bytearray(path.read_bytes())
+    content[39:45] = b"\xff" * 6  # the packed data begin after 30 bytes of header and the name
+    path.write_bytes(bytes(content))
+    with pytest.raises(RunError, match="unreadable"):
+        read_values(path)
 
 
 @pytest.mark.parametrize("array", [np.arange(12.0).reshape(3, 4), np.array(2.5, np.float32), np.zeros((0, 3))])
