@@ -51,7 +51,7 @@ from fedcore.histograms.simplex import assignment_logs, metric, perturbed, proje
 from fedcore.histograms.sizes import sizes_of
 from fedcore.histograms.state import HistogramsState
 from fedcore.population.blocks import CountsBlock, segment_sums
-from fedcore.privacy.grid import grid_step
+from fedcore.privacy.grid import GRID_NORM, grid_step
 from fedcore.randomness import stream
 from fedcore.rounds import PublicFacts, RoundInfo
 
@@ -163,7 +163,7 @@ def client_update(message: ReleaseMessage, block: CountsBlock) -> Statistics:
     if message.kept is not None:
         block = reduced_block(block, message.kept)
     if message.kind == "votes":
-        return {message.release: IntegerSum(votes(block, message.log_centres))}
+        return {message.release: IntegerSum(GRID_NORM * votes(block, message.log_centres))}
     grid = clipped_on_grid(block, message.whitening, message.clip)
     if message.half_weight > 0:
         grid = weighted(block, grid, message.half_weight)
@@ -172,7 +172,7 @@ def client_update(message: ReleaseMessage, block: CountsBlock) -> Statistics:
     cells = own_cells(block, message.log_centres)
     statistics = {message.release: IntegerSum(integer_sums_by_cell(block, cells, message.cells, grid))}
     if message.norms:
-        statistics[message.norms] = IntegerSum(count_norms(block, message.whitening, message.clip))
+        statistics[message.norms] = IntegerSum(GRID_NORM * count_norms(block, message.whitening, message.clip))
     return statistics
 
 
@@ -257,10 +257,10 @@ def _whitened(config, state, published):
 
 def _votes(config, state, published):
     """One release for all given centres: those with too few votes go, the rest is merged to the cells of the run."""
-    noise = float(state.multipliers[0]) * sensitivities.one_hot(_relation(state))
+    noise, counts = float(state.multipliers[0]) * state.spread, published / GRID_NORM
     cells = state.overseed if state.merge_after else state.clusters
-    chosen, live = elected(state.centres, published.astype(np.float64), DEAD * noise, state.metric, cells)
-    info = _info(state, published.sum(), len(live), 0.0)
+    chosen, live = elected(state.centres, counts, DEAD * noise, state.metric, cells)
+    info = _info(state, counts.sum(), len(live), 0.0)
     return _with_cells(config, replace(state, centres=chosen)), info
 
 
@@ -286,10 +286,11 @@ def _relation(state) -> str:
 
 def _moved_clip(state, clip: float, norms: np.ndarray) -> float:
     """C exp(-0.2 (b - 1/2)), b the noised share of clients within the clip; C where noise explains their number."""
-    total = float(norms.sum())
-    if total < DEAD * math.sqrt(2) * state.norms_multiplier * sensitivities.one_hot(_relation(state)):
+    counts = norms / GRID_NORM
+    total = float(counts.sum())
+    if total < DEAD * math.sqrt(2) * state.norms_multiplier * state.spread:
         return clip
-    within = min(max(float(norms[0]) / total, 0.0), 1.0)
+    within = min(max(float(counts[0]) / total, 0.0), 1.0)
     return clip * math.exp(-CLIP_RATE * (within - CLIP_TARGET))
 
 

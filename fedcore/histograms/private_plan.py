@@ -71,14 +71,14 @@ def plan(config: HistogramsConfig, public: PublicFacts) -> list[PlannedRelease]:
 
 def _wanted(config: HistogramsConfig, public: PublicFacts, sizes: Sizes) -> list[_Wanted]:
     d = public.features
-    clipped, counted = sensitivities.clipped_sum(public.relation), sensitivities.one_hot(public.relation)
+    largest = sensitivities.clipped_sum(public.relation)
     stages = []  # (name, shape, sensitivity, share, composition)
     if public.start is None:
-        stages.append((FLAT, (1, d), clipped, config.first_share, ONE_SUM))
-        stages.append((WHITENED, (1, d), clipped, config.second_share, ONE_SUM))
+        stages.append((FLAT, (1, d), largest, config.first_share, ONE_SUM))
+        stages.append((WHITENED, (1, d), largest, config.second_share, ONE_SUM))
     elif elects(public, sizes):
         shape = (len(public.start["centres"]),)
-        stages.append((VOTES, shape, counted, config.votes_share, "one vote per client: all counts cost one release"))
+        stages.append((VOTES, shape, largest, config.votes_share, "one vote per client: all counts cost one release"))
     if config.reduction == "eigenvectors":
         bound = sensitivities.second_moment(public.relation)
         stages.append((MOMENT, (moments.cells(d),), bound, config.moment_share, ONE_SUM))
@@ -91,9 +91,9 @@ def _wanted(config: HistogramsConfig, public: PublicFacts, sizes: Sizes) -> list
         with_norms = counts_norms(config, t, sizes.rounds)
         shape = (k, _width(config, d))
         own = share * (1.0 - config.clip_share) if with_norms else share
-        wanted.append(_Wanted(cluster_release(t), number, shape, clipped, own, ONE_CELL if k > 1 else ONE_SUM))
+        wanted.append(_Wanted(cluster_release(t), number, shape, largest, own, ONE_CELL if k > 1 else ONE_SUM))
         if with_norms:
-            wanted.append(_Wanted(norms_release(t), number, (2,), counted, share * config.clip_share,
+            wanted.append(_Wanted(norms_release(t), number, (2,), largest, share * config.clip_share,
                                   "one count per client: both cost one release"))  # fmt: skip
     return wanted
 

@@ -17,13 +17,11 @@ RELATIONS = ("add_or_remove_one", "replace_one")
 
 
 def clipped_sum(relation: str) -> int:
-    """Of a stack of sums of clipped histograms: 2**16, or the whole number above sqrt(2) 2**16."""
+    """Of a stack of sums of clipped histograms: 2**16, or the whole number above sqrt(2) 2**16.
+
+    Also of counts to which each client adds one, 2**16 steps, in at most one place.
+    """
     return GRID_NORM if _one_sided(relation) else math.isqrt(2 * GRID_NORM**2) + 1
-
-
-def one_hot(relation: str) -> int:
-    """Of counts to which each client adds one to at most one: 1, or 2 as the whole number above sqrt(2)."""
-    return 1 if _one_sided(relation) else 2
 
 
 def second_moment(relation: str) -> int:

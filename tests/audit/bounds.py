@@ -10,7 +10,9 @@ Why the claim to compare with is mu = sqrt(2 rho), although the ledger's currenc
 mu-GDP. But what is drawn is a known law: integers with probability proportional to exp(-x**2 / (2 s**2)). Between two
 shifts of it by a whole vector c the log-likelihood ratio is (<x, c> - |c|**2 / 2) / s**2, as for the normal law, and x
 differs from a rounded normal vector by less than exp(-2 pi**2 s**2) in probability; s is at least 2**15 grid steps
-here. So each release is |c| / s <= sensitivity / s = sqrt(2 rho)-GDP up to the grid, and adaptive releases compose as
+in every audited release (FINE, asserted). It would be false for s of a few steps: N_Z(0, 4/9) and its shift by 1, with
+error rates of 0.2 at the threshold 1/2, are as far apart as normal laws of mu = 1.68, not 1.5. So each release is
+|c| / s <= sensitivity / s = sqrt(2 rho)-GDP up to the grid, and adaptive releases compose as
 sqrt(mu_1**2 + mu_2**2 + ...) (ibid., Corollary 3.3): the claim of a run is sqrt(2 times the sum of its rhos). That is
 the sharpest true statement. `epsilon_lower_bound` looks at (epsilon, delta) too, because that is what people are
 promised.
@@ -26,6 +28,7 @@ from scipy.stats import norm
 
 CONFIDENCE = 0.999
 THRESHOLDS = 200
+FINE = 2**15  # least scale, in grid steps, of noise that is compared with the normal law
 CAUTION = 1e-9  # wide intervals for the choice of the threshold: otherwise chance in the tails decides it
 
 

@@ -12,7 +12,7 @@ import pytest
 from fedcore.histograms import HistogramsConfig
 from fedcore.privacy.accounting import epsilon_of
 from tests.audit.attack import CLIENTS, PRODUCT, SABOTAGES, attack_release, attack_runs, worlds_of
-from tests.audit.bounds import epsilon_lower_bound, mu_lower_bound, mu_of, upper_rate
+from tests.audit.bounds import FINE, epsilon_lower_bound, mu_lower_bound, mu_of, upper_rate
 from tests.audit.em_releases import CASES as EM_CASES
 from tests.audit.releases import ALL, Case, rounds_of, ties
 
@@ -79,6 +79,12 @@ def priced(case: Case, name: str):
 LATER = re.compile(r"_0*[2-9]\d*$")  # rounds after the first repeat its releases with other messages
 PLANS = {name: case.method.plan(case.public(CLIENTS.shape[1])) for name, case in ALL.items()}
 RELEASES = [(name, planned.name) for name, plan in PLANS.items() for planned in plan if not LATER.search(planned.name)]
+
+
+@pytest.mark.parametrize(("case", "release"), RELEASES)
+def test_the_noise_of_a_release_is_as_fine_as_its_claim_needs(case, release):
+    """mu = sqrt(2 rho) holds for the normal law; noise of a few whole steps gives away more (tests/audit/bounds.py)."""
+    assert priced(ALL[case], release)[1].scale >= FINE
 
 
 @pytest.mark.slow
