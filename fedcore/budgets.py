@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,13 +28,15 @@ from fedcore.files import json_bytes
 from fedcore.population import layout
 from fedcore.population.store import Population
 from fedcore.privacy.accounting import epsilon_of, fits, rho_of
-from fedcore.privacy.chain import Balance
-from fedcore.privacy.ledger import ChainHead, Lease, Ledger, create_ledger, default_ledger_url, open_ledger
-from fedcore.privacy.ledger_schema import parse_url
+from fedcore.privacy.chain import Balance, ChainHead
+from fedcore.privacy.leases import Lease
 from fedcore.privacy.mechanisms import NoiseSource
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds import FederatedMethod, PublicFacts
 from fedcore.runs import Run
+
+if TYPE_CHECKING:  # a run that is not private needs no database
+    from fedcore.privacy.ledger import Ledger
 
 WITNESS = layout.WITNESS
 CRUMB = 1e-6  # what rounding leaves of a budget that was given to a run whole, as a share of it; it buys noise only
@@ -43,6 +46,8 @@ def ledger_name(url: str | None = None) -> dict:
 
     Made if it does not exist yet. A ledger of test noise is taken as it is.
     """
+    from fedcore.privacy.ledger import create_ledger, default_ledger_url, open_ledger
+
     url = _from_the_root(url or default_ledger_url())
     try:
         ledger = open_ledger(url)
@@ -53,6 +58,8 @@ def ledger_name(url: str | None = None) -> dict:
 
 def _from_the_root(url: str) -> str:
     """A SQLite address with its whole path: populations are used from other folders than the one they were made in."""
+    from fedcore.privacy.ledger_schema import parse_url
+
     parsed = parse_url(url)
     if parsed.get_backend_name() != "sqlite":
         return url
@@ -86,6 +93,8 @@ def _find(named, url: str | None) -> Ledger:
     """The ledger of the manifest at `url`; else at FEDCORE_LEDGER, which may be meant for other populations; else where
     the manifest says. Only the ledger with the manifest's id will do.
     """
+    from fedcore.privacy.ledger import default_ledger_url, open_ledger
+
     if url is None and os.environ.get("FEDCORE_LEDGER"):
         try:
             return open_ledger(default_ledger_url(), expected_id=named.id)

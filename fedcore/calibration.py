@@ -197,17 +197,21 @@ def entries_of(block: ClientBlock) -> int:
 
 
 def _read(method, population: Population) -> tuple[list[ClientBlock], float, float]:
-    """The first leaf of the first block and of the middle one; seconds and peak memory of reading, for a byte."""
+    """The first leaf of a block with most clients and of that in the middle; seconds and peak memory of reading, for a
+    byte."""
     source = Source(population.location, population.version, cache_bytes=0)
     taken, seconds, size, peak = [], 0.0, 0, 0.0
-    for index in sorted({0, len(population.blocks) // 2}):
+    large = _large(population)
+    middle = next(index for index, entry in enumerate(population.blocks)
+                  if population.n_clients // 2 < entry.first + entry.clients)  # fmt: skip
+    for index in dict.fromkeys((large, middle)):
         decoded = max(population.decoded_bytes(index), 1)
         started = perf_counter()
         block = block_for(method, source, population, index)
         whole = block.nbytes if decoded <= source.whole_bytes else 0
         if whole:
             seconds, size = seconds + perf_counter() - started, size + decoded
-        if index == 0 and whole:
+        if index == large and whole:
             with _peak() as measured:
                 population.read(index)
             peak = measured[0] / decoded
@@ -218,10 +222,15 @@ def _read(method, population: Population) -> tuple[list[ClientBlock], float, flo
 
 
 def _stored(population: Population) -> float:
-    """Stored bytes of the training part for each decoded byte, from the first block."""
-    entry = population.blocks[0]
-    size = files.size(layout.block_folder(population.path, entry.slot) / TRAIN)
-    return size / max(population.decoded_bytes(0), 1)
+    """Stored bytes of the training part for each decoded byte, from a block with most clients."""
+    large = _large(population)
+    size = files.size(layout.block_folder(population.path, population.blocks[large].slot) / TRAIN)
+    return size / max(population.decoded_bytes(large), 1)
+
+
+def _large(population: Population) -> int:
+    """The first of the blocks with most clients: the first blocks of a population may hold few."""
+    return max(range(len(population.blocks)), key=lambda index: population.blocks[index].clients)
 
 
 # --- rounds ---------------------------------------------------------------------------------------------------------

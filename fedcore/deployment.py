@@ -56,7 +56,10 @@ class Compute(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    workers: int = Field(2, ge=1, le=256, description="worker processes of the local cluster")
+    workers: int | None = Field(
+        None, ge=1, le=256, description="worker processes of the local cluster; by default 2, and none for a "
+        "population that could be one block"
+    )  # fmt: skip
     dask: str | None = Field(None, description="address of a running Dask scheduler, instead of a local cluster")
     cache_bytes: int = Field(DEFAULT_CACHE_BYTES, ge=0, description="decoded blocks that each worker may keep, bytes")
 

@@ -218,9 +218,11 @@ def read_memory(folder: str | Place, index: int, clients: int) -> Memory:
 
 
 class Backend(Protocol):
-    def map_blocks(self, function: Callable[[Message, int], Statistics], message: Message,
-                   blocks: Sequence[int]) -> Statistics:  # fmt: skip
-        """function(message, block) for every block, merged in any order."""
+    def map_blocks(self, function: Callable[[Message, int], Statistics], message: Message, blocks: Sequence[int],
+                   sizes: Sequence[float] | None = None) -> Statistics:  # fmt: skip
+        """function(message, block) for every block, merged in any order. sizes: of the blocks, by which they are shared
+        out; None: all alike.
+        """
 
     def memory_of_workers(self) -> list[int]:
         """Peak resident bytes of each process but this one that answers."""
@@ -229,7 +231,7 @@ class Backend(Protocol):
 class InProcessBackend:
     """One block after the other in this process."""
 
-    def map_blocks(self, function, message, blocks: Iterable[int]) -> Statistics:
+    def map_blocks(self, function, message, blocks: Iterable[int], sizes=None) -> Statistics:
         return merge_all(answer_all(function, message, blocks))
 
     def memory_of_workers(self) -> list[int]:
@@ -259,17 +261,18 @@ class Training:
     Rounds of private runs are committed one by one, others at the latest COMMIT_SECONDS after the last commit, by the
     round that is then being made; the last round in any case.
 
-    publisher: None for a run that is not private. plan: the planned releases of the run.
+    publisher: None for a run that is not private. plan: the planned releases of the run. sizes: of the blocks.
     """
 
     def __init__(self, method: FederatedMethod, run: Run, state: Any, source: Source, blocks: Sequence[int],
                  backend: Backend, plan: Sequence[PlannedRelease] = (),
-                 publisher: Publisher | None = None):  # fmt: skip
+                 publisher: Publisher | None = None, sizes: Sequence[float] | None = None):  # fmt: skip
         self.method = method
         self.run = run
         self.state = state
         self.source = source
         self.blocks = blocks
+        self.sizes = sizes
         self.backend = backend
         self.plan = {planned.name: planned for planned in plan}
         self.publisher = publisher
@@ -352,7 +355,7 @@ class Training:
         before, after = self._memories(), self.run.memory_folder(self.round)
         source = replace(self.source, memory_in=None if before is None else str(before), memory_out=str(after),
                          durable=self.durable, training=self.token)  # fmt: skip
-        return self.backend.map_blocks(Answer(self.method, source), message, self.blocks)
+        return self.backend.map_blocks(Answer(self.method, source), message, self.blocks, self.sizes)
 
     def _memories(self) -> Place | None:
         if self.done == self.run.round:

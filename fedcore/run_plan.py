@@ -7,10 +7,10 @@ Sizes follow from the manifest, the settings and the planned releases; times fro
 from __future__ import annotations
 
 import math
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property, lru_cache
 from typing import Any
 
 from fedcore.budgets import facts, ledger_of, plan_within_budget, unit_of
@@ -19,6 +19,7 @@ from fedcore.engine import AHEAD_BYTES, COMMIT_SECONDS, DEFAULT_CACHE_BYTES, DEF
 from fedcore.errors import ConfigError
 from fedcore.files import Place, is_remote, place
 from fedcore.methods import make_method
+from fedcore.population.sizing import WORKERS, block_limit, blocks_of, chosen, is_small, shared_out, usable_cores
 from fedcore.population.store import Population
 from fedcore.population.streaming import WINDOW_BYTES
 from fedcore.privacy.plan import PlannedRelease
@@ -46,13 +47,13 @@ FUTURE_WORK = 0.25  # seconds of work that are put into a future
 class Where:
     """What the run would have.
 
-    workers: 0 for this process alone; prefect: whether a flow has them; cluster: whether each has a
-    core and a disk of its own, like this machine's; cache_bytes: of decoded blocks, each process
+    workers: 0 for this process alone, None for what a run would have by default; prefect: whether a flow has them
+    cluster: whether each has a core and a disk of its own, like this machine's; cache_bytes: of decoded blocks, each
     memory_bytes: that a process may have; deadline: seconds for all rounds; None: not bounded
     clients: as if the population had so many; None: as it is
     """
 
-    workers: int = 2
+    workers: int | None = None
     prefect: bool = True
     cluster: bool = False
     cache_bytes: int = DEFAULT_CACHE_BYTES
@@ -61,37 +62,49 @@ class Where:
     clients: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Load:
     """Sizes of the population as the run sees it.
 
-    decoded: bytes of the training part; largest: of a block's; shares_commits: whether cheap rounds do;
-    waits: whether blocks are read ahead
+    sizes: decoded bytes of each block's training part; block_clients: of the block that has most; shares_commits:
+    whether cheap rounds do; waits: whether blocks are read ahead
     """
 
     clients: float
-    blocks: int
+    sizes: tuple[float, ...]
     leaves: float
     entries: float
-    decoded: float
-    largest: float
     block_clients: int
     streams: bool
     shares_commits: bool
     waits: bool
 
+    @property
+    def blocks(self) -> int:
+        return len(self.sizes)
+
+    @cached_property
+    def decoded(self) -> float:
+        return sum(self.sizes)
+
+    @cached_property
+    def largest(self) -> float:
+        return max(self.sizes)
+
 
 def load_of(method: FederatedMethod, population: Population, clients: int | None) -> Load:
-    """Of the population as it is; or of one with so many clients, in blocks like these."""
-    times = 1.0 if clients is None else clients / population.n_clients
-    decoded = [population.decoded_bytes(index) for index in range(len(population.blocks))]
-    leaves = sum(math.ceil(entry.clients / population.clients_per_leaf) for entry in population.blocks)
-    largest = max(decoded)
-    streams = getattr(method, "streams_rows", False) and population.kind == "rows" and largest > DEFAULT_WHOLE_BYTES
-    return Load(times * population.n_clients, math.ceil(times * len(decoded)), times * leaves,
-                times * sum(entry.train.entries for entry in population.blocks), times * sum(decoded), largest,
-                max(entry.clients for entry in population.blocks), streams, not method.private,
-                waits(population))  # fmt: skip
+    """Of the population as it is; or of one with so many clients like these, in blocks as this machine would make."""
+    leaf, entries = population.clients_per_leaf, float(sum(entry.train.entries for entry in population.blocks))
+    blocks, sizes = [entry.clients for entry in population.blocks], population.sizes()
+    if clients is not None:
+        each = sum(sizes) / population.n_clients
+        limit = block_limit(leaf, chosen(leaf, population.manifest.clients_per_block))
+        blocks = blocks_of(clients, leaf, limit, each)
+        sizes, entries = [each * block for block in blocks], entries * clients / population.n_clients
+    streams = (getattr(method, "streams_rows", False) and population.kind == "rows"
+               and max(sizes) > DEFAULT_WHOLE_BYTES)  # fmt: skip
+    return Load(sum(blocks), tuple(sizes), sum(math.ceil(block / leaf) for block in blocks), entries, max(blocks),
+                streams, not method.private, waits(population))  # fmt: skip
 
 
 def planned(request: TrainRequest, where: Where, *, limit: float = LIMIT_SECONDS) -> dict[str, Any]:
@@ -134,8 +147,7 @@ def promise(method: FederatedMethod, population: Population, plan: Sequence[Plan
     Raises ConfigError if the deadline cannot be met by any number of workers.
     """
     load = load_of(method, population, where.clients)
-    if load.blocks == 1 and where.prefect and not where.cluster:
-        where = replace(where, workers=0)  # as `tasks.dask_backend.backend_for` does
+    where = replace(where, workers=_workers(load, where))
     kinds = _counted(measured, passes)
     cells = sum(release.cells for release in plan)
     memory = max((kind.memory for kind, _ in kinds), default=0.0) * load.clients
@@ -170,6 +182,14 @@ def promise(method: FederatedMethod, population: Population, plan: Sequence[Plan
                                "noise_seconds_per_cell": measured.noise, "commit_seconds": measured.commit,
                                "phases": [asdict(kind) for kind in measured.rounds]}  # fmt: skip
     return promised
+
+
+def _workers(load: Load, where: Where) -> int:
+    """How many there will be: `tasks.backends.backend_for` in a flow."""
+    if where.cluster or not where.prefect:
+        return where.workers if where.workers is not None else WORKERS if where.cluster else 0
+    small = where.workers is None and is_small(load.clients, load.decoded)
+    return 0 if small or load.blocks == 1 else WORKERS if where.workers is None else where.workers
 
 
 def _counted(measured: Calibration, passes: int) -> list[tuple[Timed, int]]:
@@ -216,15 +236,19 @@ def _uncached(load: Load, where: Where) -> float:
 
 
 def _largest_share(load: Load, where: Where) -> float:
-    """Of the blocks, at the worker that has most of them."""
-    workers = max(1, where.workers)
-    return math.ceil(load.blocks / workers) / load.blocks
+    """Of the decoded bytes, at the worker that has most of them."""
+    return _largest_of(load.sizes, max(1, where.workers))
+
+
+@lru_cache
+def _largest_of(sizes: tuple[float, ...], parts: int) -> float:
+    shares = shared_out(sizes, parts)
+    return max(sum(sizes[index] for index in share) for share in shares) / max(sum(sizes), 1.0)
 
 
 def _share_of_work(load: Load, where: Where) -> float:
     """What of the work takes time one after the other: workers beyond the cores of this machine are no help."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    bound = 1 / cores if where.workers and not where.cluster else 0.0
+    bound = 1 / usable_cores() if where.workers and not where.cluster else 0.0
     return max(_largest_share(load, where), bound)
 
 

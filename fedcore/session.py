@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -41,13 +41,17 @@ from fedcore.errors import (
 from fedcore.files import Place, place, write_json
 from fedcore.methods import canonical, make_method
 from fedcore.population.store import Population
-from fedcore.privacy.ledger import Balance, ChainHead, Lease, Ledger
+from fedcore.privacy.chain import Balance, ChainHead
+from fedcore.privacy.leases import Lease
 from fedcore.privacy.mechanisms import NoiseSource, SecureNoise, TestNoise
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.privacy.statement import PrivacyStatement, no_privacy, private_statement
 from fedcore.rounds import FederatedMethod
 from fedcore.runs import Run, read_values, write_values, writing
 from fedcore.starts import digest_of, find_start, in_words
+
+if TYPE_CHECKING:
+    from fedcore.privacy.ledger import Ledger
 
 UNIT = "client"  # of runs that are not private, or were made before run.json named it
 USUAL_RELATION = "add_or_remove_one"  # of runs that were made before run.json named it
@@ -380,7 +384,8 @@ def _session(method: FederatedMethod, population: Population, run: Run, backend:
     if run.status != "running":
         run.finish("running")
     source = Source(population.location, population.version, cache_bytes=cache_bytes)
-    training = Training(method, run, state, source, range(len(population.blocks)), backend, plan, publisher)
+    training = Training(method, run, state, source, range(len(population.blocks)), backend, plan, publisher,
+                        population.sizes())  # fmt: skip
     return Session(method, population, run, training, ledger, lease)
 
 

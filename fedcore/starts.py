@@ -13,7 +13,7 @@ import json
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,9 +21,11 @@ from fedcore.errors import ConfigError, PopulationError, PrivacyError, RunError
 from fedcore.files import Place, is_remote, place, read_bytes, whole
 from fedcore.methods import METHODS, make_method, method_class
 from fedcore.population.store import Population
-from fedcore.privacy.ledger import Ledger
 from fedcore.rounds import FederatedMethod
 from fedcore.runs import LoadedRun, Run, list_runs, load_run
+
+if TYPE_CHECKING:
+    from fedcore.privacy.ledger import Ledger
 
 PREVIOUS = "previous"
 LARGEST_FILE = 2**31  # bytes of arrays

@@ -14,7 +14,7 @@ from fedcore.population.store import Population
 from fedcore.runs import Run
 from flows.states import carried_out
 from tasks.artifacts import key
-from tasks.dask_backend import backend_for
+from tasks.backends import backend_for
 
 
 @task(task_run_name="score-clients", cache_policy=NO_CACHE, persist_result=False)
@@ -33,13 +33,13 @@ def _last(place: object) -> str:
 
 
 @flow(name="evaluate", flow_run_name=_name, persist_result=False)
-def evaluate_run_flow(run: str, population: str, workers: int = 2, dask: str | None = None) -> dict:
+def evaluate_run_flow(run: str, population: str, workers: int | None = None, dask: str | None = None) -> dict:
     """Score a run on held-out data.
 
     Args:
         run: folder or URL of the run
         population: folder or URL of a population that its owner declared public for evaluation
-        workers: processes of the local cluster
+        workers: processes of the local cluster; by default 2, and none for a population that could be one block
         dask: address of a running Dask scheduler, instead of a local cluster
     """
 
@@ -48,7 +48,7 @@ def evaluate_run_flow(run: str, population: str, workers: int = 2, dask: str | N
         store = Population.open(population)
         check_public(store)
         check_fits(Run.open(run), store)  # before workers are started
-        with backend_for(len(store.blocks), workers, dask) as backend:
+        with backend_for(store, workers, dask) as backend:
             table = score_clients(run, store, backend)
         create_table_artifact(table=table["rows"], key=key("evaluation", table["run"]), description=table["title"])
         get_run_logger().info("%s", table["title"])

@@ -22,7 +22,7 @@ from fedcore.runs import Run
 from fedcore.session import Session, TrainRequest, asked, ending, resume, start
 from flows.states import REFUSED, carried_out
 from tasks.artifacts import Showcase, show_comparison, show_population
-from tasks.dask_backend import backend_for
+from tasks.backends import backend_for
 from tasks.operations import conclude_series
 from tasks.training import next_rounds
 
@@ -78,7 +78,7 @@ def training_flow(method: str) -> Flow:
             _tag(method, population, made.private and test_noise is None)
             store = Population.open(population, version=version)
             how = _concluded(series, made, store)
-            with backend_for(len(store.blocks), compute.workers, compute.dask, made.private) as backend:
+            with backend_for(store, compute.workers, compute.dask, made.private) as backend:
                 begun.append(session := start(request, backend, stamp=stamp()))
                 train(session, backend)
                 if how is not None:
@@ -126,8 +126,8 @@ def resume_run(run: str, compute: Compute = Compute(), take_over: bool = False, 
 
     def work(begun: list[Session]) -> str:
         _tag(info["method"], place, info["private"] and info["test_noise"] is None)
-        blocks = len(Population.open(place, version=info["population"]["version"]).blocks)
-        with backend_for(blocks, compute.workers, compute.dask, info["private"]) as backend:
+        store = Population.open(place, version=info["population"]["version"])
+        with backend_for(store, compute.workers, compute.dask, info["private"]) as backend:
             begun.append(session := resume(run, backend, cache_bytes=compute.cache_bytes, take_over=take_over,
                                            population=population))  # fmt: skip
             train(session, backend)

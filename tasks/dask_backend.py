@@ -23,8 +23,9 @@ from distributed import Client, Future, KilledWorker, LocalCluster, as_completed
 from distributed.client import FutureCancelledError
 
 from fedcore.aggregation import Statistics, aligned, merge_all
-from fedcore.engine import Backend, InProcessBackend, answer_all, peak_memory
+from fedcore.engine import answer_all, peak_memory
 from fedcore.errors import ConfigError, PrivacyError, WorkerFailed
+from fedcore.population.sizing import WORKERS, shared_out
 
 FAN_IN = 8
 TARGET_SECONDS = 0.25  # work in one future; Dask's own cost is 2 to 3 ms for each
@@ -91,7 +92,6 @@ class Part:
 
     statistics: Statistics | None
     seconds: float
-    blocks: int
 
 
 def received(message):
@@ -109,18 +109,17 @@ def answer_group(asked: Asked, blocks: Sequence[int], then: int | None = None) -
     """then: the block that this worker is likely to be asked for next."""
     started, message = time.perf_counter(), received(asked.message)
     statistics = merge_all(answer_all(asked.function, message, blocks, then))
-    return Part(statistics, time.perf_counter() - started, len(blocks))
+    return Part(statistics, time.perf_counter() - started)
 
 
 def add_up(parts: Sequence[Part]) -> Part:
     started = time.perf_counter()
     statistics = merge_all(part.statistics for part in parts)
-    seconds = sum(part.seconds for part in parts) + time.perf_counter() - started
-    return Part(statistics, seconds, sum(part.blocks for part in parts))
+    return Part(statistics, sum(part.seconds for part in parts) + time.perf_counter() - started)
 
 
 @contextmanager
-def dask_client(workers: int = 2, address: str | None = None, private: bool = False) -> Iterator[Client]:
+def dask_client(workers: int | None = None, address: str | None = None, private: bool = False) -> Iterator[Client]:
     """One Dask client for a whole run: a local cluster of single-threaded processes, or the scheduler at `address`.
 
     Raises ConfigError if the scheduler does not answer, PrivacyError if a private run would send raw sums unencrypted
@@ -141,7 +140,7 @@ def dask_client(workers: int = 2, address: str | None = None, private: bool = Fa
             yield client
         return
     with dask.config.set(_local_settings() | UNWATCHED), LocalCluster(
-        n_workers=workers, threads_per_worker=1, dashboard_address="127.0.0.1:0", silence_logs=logging.ERROR
+        n_workers=workers or WORKERS, threads_per_worker=1, dashboard_address="127.0.0.1:0", silence_logs=logging.ERROR
     ) as cluster, Client(cluster, set_as_default=False) as client:
         yield client
 
@@ -170,30 +169,20 @@ def _no_worker(seconds: float) -> WorkerFailed:
                         "Start some, then resume the run; committed rounds are kept.")  # fmt: skip
 
 
-@contextmanager
-def backend_for(blocks: int, workers: int, address: str | None = None, private: bool = False) -> Iterator[Backend]:
-    """Where so many blocks are answered: by the workers of `dask_client`; a single block, which cannot be shared out,
-    by this process itself, unless `address` says where the workers are: they may be where the data are.
-    """
-    if blocks <= 1 and address is None:
-        yield InProcessBackend()
-        return
-    with dask_client(workers, address, private) as client:
-        yield DaskBackend(client)
-
-
 class DaskBackend:
     """Maps blocks over the workers of one client (`fedcore.engine.Backend`)."""
 
     def __init__(self, client: Client):
         self.client = client
         self.answered = False  # whether there ever were workers
-        self.block_seconds: float | None = None  # of the last round; sizes the groups of the next
+        self.pace: float | None = None  # seconds for what has size 1 in the last round; makes the groups of the next
 
-    def map_blocks(self, function: Callable, message, blocks: Sequence[int]) -> Statistics:
+    def map_blocks(self, function: Callable, message, blocks: Sequence[int],
+                   sizes: Sequence[float] | None = None) -> Statistics:  # fmt: skip
+        blocks, sizes = list(blocks), np.ones(len(blocks)) if sizes is None else np.maximum(sizes, 1.0)
         for attempt in range(ATTEMPTS):
             try:
-                return self._round(Asked(function, message), list(blocks))
+                return self._round(Asked(function, message), blocks, sizes)
             except (FutureCancelledError, TimeoutError) as error:
                 if attempt == ATTEMPTS - 1 or self.client.status != "running":
                     raise WorkerFailed("the Dask scheduler was lost in the middle of a round.",
@@ -207,9 +196,9 @@ class DaskBackend:
         """Peak resident bytes of each worker process."""
         return list(self.client.run(peak_memory).values())
 
-    def _round(self, asked: Asked, blocks: list[int]) -> Statistics:
+    def _round(self, asked: Asked, blocks: list[int], sizes: np.ndarray) -> Statistics:
         workers = self._workers()
-        groups = list(self._groups(blocks, workers))
+        groups = list(self._groups(blocks, sizes, workers))
         waiting = iter(groups)
         # What travels once goes with its blocks: a future costs the cluster more than a small round's work.
         held = asked if len(groups) == 1 else self.client.submit(hold, asked, pure=False)
@@ -251,7 +240,7 @@ class DaskBackend:
             if isinstance(error, KilledWorker):
                 self._name_deadly_block(asked, sorted(b for group in in_flight.values() for b in group))
             raise
-        self.block_seconds = total.seconds / max(total.blocks, 1)
+        self.pace = total.seconds / float(sizes.sum())
         return total.statistics
 
     def _name_deadly_block(self, asked: Asked, blocks: list[int]) -> None:
@@ -294,16 +283,22 @@ class DaskBackend:
         self.answered = True
         return found
 
-    def _groups(self, blocks: list[int], workers: list[str]) -> Iterator[tuple[str, list[int], int | None]]:
+    def _groups(self, blocks: list[int], sizes: np.ndarray,
+                workers: list[str]) -> Iterator[tuple[str, list[int], int | None]]:  # fmt: skip
         """(home worker, blocks, the first of its next). A block keeps its home from round to round, whatever the size
         of the groups.
         """
-        share = math.ceil(len(blocks) / len(workers))
-        homes = [blocks[i : i + share] for i in range(0, len(blocks), share)]
-        size = 1 if not self.block_seconds else max(1, round(TARGET_SECONDS / self.block_seconds))
-        size = min(size, max(1, share // 2))  # two futures for each worker at least, so that a late one costs little
-        queues = [[mine[i : i + size] for i in range(0, len(mine), size)] for mine in homes]
-        queues = [[(mine, following[0] if following else None) for mine, following in zip_longest(queue, queue[1:])]
-                  for queue in queues]  # fmt: skip
+        queues = []
+        for home in shared_out(sizes, len(workers)):
+            # Two futures for each worker at least, so that a late one costs little.
+            most = min(TARGET_SECONDS / self.pace if self.pace else 0.0, float(sizes[home].sum()) / 2)
+            queue, held = [], math.inf
+            for index in home:
+                if held + sizes[index] > most:
+                    queue.append([])
+                    held = 0.0
+                queue[-1].append(blocks[index])
+                held += sizes[index]
+            queues.append([(group, after[0] if after else None) for group, after in zip_longest(queue, queue[1:])])
         for turn in zip_longest(*queues):
-            yield from ((home, *group) for home, group in zip(workers, turn, strict=False) if group)
+            yield from ((worker, *group) for worker, group in zip(workers, turn, strict=True) if group)

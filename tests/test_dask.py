@@ -29,7 +29,7 @@ def test_the_number_of_workers_changes_no_bit(tmp_path, cluster):
     training = begin(tmp_path, Toy(ToyConfig(rounds=4)), matrix=MATRIX, population=population, name="many")
     training.backend = DaskBackend(cluster)
     assert to_end(training).centre.tobytes() == reference.centre.tobytes()
-    assert training.backend.block_seconds > 0 and training.backend.memory_of_workers()
+    assert training.backend.pace > 0 and training.backend.memory_of_workers()
 
 
 def test_errors_keep_their_names_and_private_ones_their_silence(tmp_path, cluster):

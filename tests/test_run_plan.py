@@ -23,6 +23,7 @@ from fedcore.terminal import parse_seconds
 from tests.command import fedcore, private_population, works
 from tests.conftest import small_counts, write_counts
 
+FIVE = 5 * (960,)
 FEDEM = ("--set", "algorithm=fedem", "--set", "components=2", "--set", "rounds=4", "--set", "covariance=diag")
 
 
@@ -61,8 +62,8 @@ def measured(*kinds: Timed, **changed) -> Calibration:
 
 def test_work_is_linear_in_clients_and_leaves():
     # A piece of 8 clients takes 0.9 s and its half 0.5 s: 0.1 s a client and 0.1 s a leaf.
-    load = Load(clients=80, blocks=5, leaves=10, entries=480, decoded=4800, largest=960, block_clients=16,
-                streams=False, shares_commits=False, waits=False)  # fmt: skip
+    load = Load(clients=80, sizes=FIVE, leaves=10, entries=480, block_clients=16, streams=False, shares_commits=False,
+                waits=False)  # fmt: skip
     assert run_plan._work(timed(), load, measured()) == pytest.approx(10 * 0.1 + 80 * 0.1)
     heavier = replace(load, entries=960)  # twice the rows for each client
     assert run_plan._work(timed(), heavier, measured()) == pytest.approx(10 * 0.1 + 80 * 0.2)
@@ -71,7 +72,7 @@ def test_work_is_linear_in_clients_and_leaves():
 @given(whole=st.floats(1e-6, 10), half=st.floats(0, 10), times=st.integers(1, 50))
 def test_more_clients_never_take_less(whole, half, times):
     kind = timed(whole=whole, half=half)
-    load = Load(80, 5, 10, 480, 4800, 960, 16, False, False, False)
+    load = Load(80, FIVE, 10, 480, 16, False, False, False)
     larger = replace(load, clients=80 * times, leaves=10 * times, entries=480 * times)
     work = run_plan._work(kind, load, measured())
     assert work >= 0
@@ -98,7 +99,7 @@ def test_the_promise_by_hand(tmp_path):
 
 def test_cheap_rounds_share_commits(tmp_path):
     """A round of .1 s has a fifth of a commit; one of a second, or of a private run, has one of its own."""
-    load = Load(80, 5, 10, 480, 0.0, 960, 16, False, True, False)
+    load = Load(80, 5 * (0.0,), 10, 480, 16, False, True, False)
     rounds = {seconds: timed(whole=0.0, half=0.0, server=seconds) for seconds in (0.1, 1.0)}
     known = measured(pace=1.0, commit=0.05)
     assert run_plan._pass(rounds[0.1], load, known, Where(workers=0), True) == pytest.approx(0.1 + 0.05 / 5)
@@ -107,14 +108,15 @@ def test_cheap_rounds_share_commits(tmp_path):
     assert run_plan._pass(rounds[0.1], private, known, Where(workers=0), True) == pytest.approx(0.1 + 0.05)
 
 
-def test_a_single_block_has_no_workers(tmp_path):
+def test_a_single_block_has_no_workers_and_a_small_population_those_it_is_given(tmp_path):
     """Unless they are somewhere else."""
     method = make_method("federated_em", {"algorithm": "em"})
     one, four = (write_rows(tmp_path / str(block), block=block) for block in (60, 16))
-    told = [promise(method, population, [], 5, measured(), Where(cluster=cluster))
-            for population, cluster in ((one, False), (one, True), (four, False))]  # fmt: skip
-    assert [row["workers"] for row in told] == [0, 2, 2]
-    assert [row["bytes_per_worker"] > 0 for row in told] == [False, True, True]
+    asked = [(one, {"workers": 3}), (one, {"cluster": True}), (four, {}), (four, {"workers": 3}),
+             (four, {"clients": 9000}), (four, {"prefect": False, "clients": 9000})]  # fmt: skip
+    told = [promise(method, population, [], 5, measured(), Where(**where)) for population, where in asked]
+    assert [row["workers"] for row in told] == [0, 2, 0, 3, 2, 0]
+    assert [row["bytes_per_worker"] > 0 for row in told] == [False, True, False, True, True, False]
     assert told[0]["bytes_of_flow"] > told[1]["bytes_of_flow"] - run_plan.DASK_BYTES > run_plan.PREFECT_BYTES
 
 
@@ -141,7 +143,7 @@ def test_the_deadline_names_the_fewest_workers(tmp_path):
 
 
 def test_a_server_that_keeps_answers_apart_grows_with_them():
-    load = Load(1000, 5, 10, 480, 4800, 960, 16, False, False, False)
+    load = Load(1000, FIVE, 10, 480, 16, False, False, False)
     kind = timed(stacked=True, server=0.4, server_half=0.1)  # quadratic
     assert run_plan._server(kind, load, measured(stacked_clients=80)) == pytest.approx(0.4 * 10**2)
     assert run_plan._server(timed(), load, measured()) == 0.2
@@ -228,7 +230,7 @@ def test_a_private_plan_reserves_and_releases_nothing(tmp_path, quick):
     population, ledger = private_population(tmp_path / "p", small_counts(400), epsilon=50.0, nominal=400)
     before, chain = ledger.balance(population.id), ledger.head(population.id)
     asked = ("plan", "histograms", tmp_path / "p", "--runs", tmp_path / "runs", "--calibration", "30", "--json",
-             "--set", "clusters=2", "--set", "rounds=3", "--set", "overseed=2")  # fmt: skip
+             "--set", "clusters=2", "--set", "rounds=3", "--set", "overseed=2", "--workers", "2")  # fmt: skip
     told = works(*asked).json
     assert ledger.balance(population.id) == before and ledger.head(population.id) == chain
     assert told["passes"] == 5 and told["seconds_of_releases"] > 0

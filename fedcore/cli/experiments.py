@@ -44,7 +44,7 @@ def reproduce(
     else:
         flow = import_module("flows.reproduce").reproduce_flow
         result = flow(name=name, options=options, folder=str(folder),
-                      compute={"workers": workers or 2, "dask": dask, "cache_bytes": parse_bytes(cache)})  # fmt: skip
+                      compute={"workers": workers, "dask": dask, "cache_bytes": parse_bytes(cache)})  # fmt: skip
     if as_json:
         return say({"title": result.title, "rows": list(result.rows), "notes": list(result.notes),
                     "folder": str(folder)}, True)  # fmt: skip
@@ -65,7 +65,7 @@ def reproduce_here(found, options, folder: Path, workers: int | None, dask: str 
         if workers is None and dask is None:
             return run(found, options, Place(folder, InProcessBackend(), cache), tell)
         cluster = import_module("tasks.dask_backend")
-        with cluster.dask_client(workers or 2, dask) as client:
+        with cluster.dask_client(workers, dask) as client:
             return run(found, options, Place(folder, cluster.DaskBackend(client), cache), tell)
 
 

@@ -17,7 +17,8 @@ Ledger = Annotated[str | None, typer.Option("--ledger", help="URL of the ledger,
 PopulationArgument = Annotated[str, typer.Argument(metavar="POPULATION", help="Folder or URL of the population.")]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Folder or URL of the run, or its "
                                             "deployment's file latest-NAME.json.")]  # fmt: skip
-Workers = Annotated[int | None, typer.Option("--workers", min=1, max=256, help="Dask worker processes (default 2).")]
+Workers = Annotated[int | None, typer.Option("--workers", min=1, max=256, help="Dask worker processes; by default 2, "
+                                             "and none for at most 8192 clients with at most 32 MiB.")]  # fmt: skip
 Dask = Annotated[str | None, typer.Option("--dask", metavar="ADDRESS", help="A running Dask scheduler.")]
 Local = Annotated[bool, typer.Option("--local", help="The same rounds without Prefect; in this process unless "
                                      "--workers or --dask is given.")]  # fmt: skip

@@ -19,8 +19,8 @@ def plan(
     settings: Settings = None,
     runs: Runs = "runs",
     version: Annotated[int | None, typer.Option(min=1, help="Version of the population; default: the newest.")] = None,
-    workers: Annotated[int | None, typer.Option("--workers", min=1, max=10_000, help="Worker processes (default 2).")]
-    = None,
+    workers: Annotated[int | None, typer.Option("--workers", min=1, max=10_000, help="Worker processes; by default 2, "
+                       "and none for at most 8192 clients with at most 32 MiB.")] = None,
     cluster: Annotated[bool, typer.Option("--cluster", help="The workers are elsewhere, each with a core and a disk "
                        "like this machine's.")] = False,
     local: Local = False,
@@ -47,7 +47,7 @@ def plan(
     use_ledger(ledger)
     request = TrainRequest(method=method, population=population, settings=read_settings(config, settings), runs=runs,
                            version=version, start_from=start_from, public_start_because=public_start)  # fmt: skip
-    where = Where(workers=workers or (0 if local else 2), prefect=not local, cluster=cluster,
+    where = Where(workers=workers, prefect=not local, cluster=cluster,
                   cache_bytes=parse_bytes(cache), clients=clients,
                   memory_bytes=None if memory is None else parse_bytes(memory),
                   deadline=None if deadline is None else parse_seconds(deadline))  # fmt: skip

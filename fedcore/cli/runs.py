@@ -200,7 +200,7 @@ def evaluate(
         result = evaluate_run(run, store, keep=True)
     else:
         flows = import_module("flows.evaluate")
-        result = flows.evaluate_run_flow(run=str(run), population=str(population), workers=workers or 2, dask=dask)
+        result = flows.evaluate_run_flow(run=str(run), population=str(population), workers=workers, dask=dask)
     if as_json:
         return say(result, True)
     table(result["title"], result["rows"])

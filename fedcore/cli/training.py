@@ -73,7 +73,7 @@ def train(
             flows = import_module("flows.train")
         path = flows.FLOWS[request.method](
             population=str(population), config=make_method(method, request.settings).config, runs=str(runs),
-            compute=flows.Compute(workers=workers or 2, dask=dask, cache_bytes=request.cache_bytes), seed=seed,
+            compute=flows.Compute(workers=workers, dask=dask, cache_bytes=request.cache_bytes), seed=seed,
             run_id=run_id, version=version, test_noise=test_noise, start_from=start_from,
             public_start_because=public_start,
         )  # fmt: skip
@@ -109,7 +109,7 @@ def resume(
     else:
         with importing():
             flows = import_module("flows.train")
-        compute = flows.Compute(workers=workers or 2, dask=dask, cache_bytes=parse_bytes(cache))
+        compute = flows.Compute(workers=workers, dask=dask, cache_bytes=parse_bytes(cache))
         path = flows.resume_run(run=str(run), compute=compute, take_over=take_over, population=moved)
     show_run(str(path), as_json)
 
@@ -122,7 +122,7 @@ def in_process(begin, workers: int | None, dask: str | None, private: bool, quie
         backend = InProcessBackend()
         return _rounds(begin(backend), backend, quiet)
     cluster = import_module("tasks.dask_backend")
-    with cluster.dask_client(workers or 2, dask, private) as client:
+    with cluster.dask_client(workers, dask, private) as client:
         backend = cluster.DaskBackend(client)
         return _rounds(begin(backend), backend, quiet)
 

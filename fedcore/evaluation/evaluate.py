@@ -87,7 +87,8 @@ def evaluate_run(run_path: str | Place, population: Population, backend: Backend
     scores = scores_of(method.name)  # before anybody works
     remembered = remembered_of(run, population) if getattr(scores, "READS_MEMORIES", False) else None
     function = partial(score_block, method.name, method.config, population.location, population.version, remembered)
-    statistics = (backend or InProcessBackend()).map_blocks(function, state, range(len(population.blocks)))
+    blocks = range(len(population.blocks))
+    statistics = (backend or InProcessBackend()).map_blocks(function, state, blocks, population.sizes())
     table = scores.table(method.config, values(statistics)).to_json(population.path.name)
     title = f"{table.pop('title')}; run {run.id}"
     result = {"run": run.id, "population": population.path.name, "version": population.version,

@@ -94,7 +94,8 @@ def _full(entry: BlockEntry, parent: Population, writer: PopulationWriter) -> bo
         return False
     width = 8 if parent.kind == "counts" else parent.features * np.dtype(entry.train.dtype).itemsize
     held = sum(part.entries for part in (entry.train, entry.heldout) if part is not None) * width
-    return entry.clients >= writer.clients_per_block or held >= writer.block_bytes
+    most = writer.limit.most_clients(entry.first, writer.clients_per_leaf)
+    return entry.clients >= most or held >= writer.limit.bytes
 
 
 # ---- who is known: from keys to indices

@@ -20,11 +20,12 @@ from fedcore.population import layout, sources
 from fedcore.population.batches import Account, Source
 from fedcore.population.blocks import Kind
 from fedcore.population.manifest import Provenance
+from fedcore.population.sizing import CLIENTS_PER_LEAF
 from fedcore.population.sources import Format, Options, Where
 from fedcore.population.sources_text import Tokeniser
 from fedcore.population.spill import Clients, LargeClient, Layout, Spill, spill_batch, write_clients
 from fedcore.population.store import Population
-from fedcore.population.writer import CLIENTS_PER_BLOCK, CLIENTS_PER_LEAF, PopulationWriter
+from fedcore.population.writer import PopulationWriter
 
 MEMORY = 512 << 20
 LEAST_MEMORY = 16 << 20
@@ -80,7 +81,8 @@ def ingest(
     dtype: of dense rows; by default what holds the source's values exactly
     memory: bytes that the ingest may hold beside the interpreter, at any size of the input
     tolerance: bad rows that are left out rather than fail the ingest
-    nominal_clients, public_for_evaluation, ledger: see `PopulationWriter`; clients_per_leaf: 1024 by default
+    nominal_clients, public_for_evaluation, ledger: see `PopulationWriter`; clients_per_leaf: 1024 by default;
+        clients_per_block: by default as suits this machine (`fedcore.population.sizing`)
     progress: called with (files done, files)
 
     Appending keeps the population's id, ledger, leaf size, features and vocabulary; known clients keep their place, new
@@ -108,7 +110,7 @@ def ingest(
         writer = PopulationWriter(
             path, opened.kind, opened.features, dtype=opened.dtype or "float32",
             clients_per_leaf=CLIENTS_PER_LEAF if clients_per_leaf is None else clients_per_leaf,
-            clients_per_block=CLIENTS_PER_BLOCK if clients_per_block is None else clients_per_block,
+            clients_per_block=clients_per_block,
             vocabulary=opened.vocabulary, nominal_clients=nominal_clients,
             public_for_evaluation=public_for_evaluation, ledger=ledger, stream_bytes=memory // STREAM_SHARE,
         )  # fmt: skip

@@ -183,6 +183,10 @@ class Population:
             return part.entries * 8
         return part.entries * np.dtype(part.dtype).itemsize * self.features
 
+    def sizes(self) -> list[int]:
+        """`decoded_bytes` of every block."""
+        return [self.decoded_bytes(index) for index in range(len(self.blocks))]
+
     def stream(self, index: int) -> RowsBlock:
         """Block `index` of dense rows, none of which is read before it is used: see `StoredRows`. Using them raises
         ChunkError."""

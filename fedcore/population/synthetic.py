@@ -22,8 +22,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedcore.errors import ConfigError
 from fedcore.population.manifest import Provenance
+from fedcore.population.sizing import CLIENTS_PER_LEAF
 from fedcore.population.store import Population
-from fedcore.population.writer import CLIENTS_PER_BLOCK, CLIENTS_PER_LEAF, PopulationWriter
+from fedcore.population.writer import PopulationWriter
 from fedcore.randomness import stream
 
 RUN = 1024  # clients drawn together; part of the definition of the data
@@ -186,7 +187,7 @@ def synthesise(
     overrides: Mapping[str, Any] | None = None,
     *,
     clients_per_leaf: int = CLIENTS_PER_LEAF,
-    clients_per_block: int = CLIENTS_PER_BLOCK,
+    clients_per_block: int | None = None,
     ledger: dict[str, str] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Population:

@@ -22,11 +22,8 @@ from fedcore.population.block_writer import BlockWriter, PartWriter
 from fedcore.population.blocks import Kind
 from fedcore.population.checks import Rows, bytes_of, checked_counts, checked_rows, checked_vocabulary
 from fedcore.population.manifest import BlockEntry, Manifest, Provenance
+from fedcore.population.sizing import CLIENTS_PER_LEAF, block_limit, chosen
 from fedcore.population.store import Population
-
-CLIENTS_PER_LEAF = 1024
-CLIENTS_PER_BLOCK = 8192
-BLOCK_BYTES = 32 << 20  # decoded; a block that reaches this closes at its next leaf boundary
 
 
 @dataclass
@@ -50,8 +47,8 @@ class PopulationWriter:
     writer lock: a second writer raises PopulationError on entry. Leftovers of a writer that died are swept on entry.
 
     kind, features: as in the manifest; dtype: of dense rows, "float32" or "float64"
-    clients_per_leaf: L; clients_per_block: rounded up to a multiple of L
-    block_bytes: a block that holds so many decoded bytes closes at its next leaf boundary
+    clients_per_leaf: L; clients_per_block: rounded up to a multiple of L; None: as suits this machine's cores
+    block_bytes: a block with so many decoded bytes closes at its next leaf boundary; None: as suits its memory
     stream_bytes: what an array may hold in memory while it is written; larger ones are written chunk by chunk
     vocabulary: the tokens, one for each feature, or None
     nominal_clients: the size that the owner declares in public
@@ -68,8 +65,8 @@ class PopulationWriter:
         *,
         dtype: str = "float32",
         clients_per_leaf: int = CLIENTS_PER_LEAF,
-        clients_per_block: int = CLIENTS_PER_BLOCK,
-        block_bytes: int = BLOCK_BYTES,
+        clients_per_block: int | None = None,
+        block_bytes: int | None = None,
         stream_bytes: int = STREAM_BYTES,
         vocabulary: Sequence[str] | None = None,
         nominal_clients: int | None = None,
@@ -81,15 +78,15 @@ class PopulationWriter:
             raise PopulationError(f"There is no population kind {kind!r}.", "Use 'counts' or 'rows'.")
         if kind == "rows" and dtype not in ("float32", "float64"):
             raise PopulationError(f"Dense rows cannot be stored as {dtype}.", "Use float32 or float64.")
-        if min(features, clients_per_leaf, clients_per_block) < 1:
+        if min(features, clients_per_leaf, 1 if clients_per_block is None else clients_per_block) < 1:
             raise PopulationError("features, clients_per_leaf and clients_per_block must be at least 1.")
         if kind == "counts" and features > np.iinfo(np.int32).max:
             raise PopulationError(f"A vocabulary of {features} tokens is too large.", "Use at most 2**31 - 1.")
         self.path, self.kind, self.features, self.parent = layout.writable(path), kind, int(features), parent
         self.dtype = dtype if kind == "rows" else None
         self.clients_per_leaf = int(clients_per_leaf)
-        self.clients_per_block = -(-int(clients_per_block) // self.clients_per_leaf) * self.clients_per_leaf
-        self.block_bytes, self.stream_bytes = block_bytes, stream_bytes
+        self.limit = block_limit(self.clients_per_leaf, clients_per_block, block_bytes)
+        self.stream_bytes = stream_bytes
         self.tokens = None if vocabulary is None else checked_vocabulary(vocabulary, self.features)
         self.public = {
             "nominal_clients": nominal_clients,
@@ -117,7 +114,7 @@ class PopulationWriter:
         old = parent.manifest
         settings = {
             "dtype": old.dtype or "float32", "clients_per_leaf": old.clients_per_leaf,
-            "clients_per_block": old.clients_per_block, "vocabulary": parent.vocabulary(),
+            "clients_per_block": chosen(old.clients_per_leaf, old.clients_per_block), "vocabulary": parent.vocabulary(),
             "nominal_clients": old.nominal_clients,
             "public_for_evaluation": old.public_reason if old.public_for_evaluation else None,
             "ledger": None if old.ledger is None else old.ledger.model_dump(), **changes,
@@ -260,7 +257,7 @@ class PopulationWriter:
             population_id=uuid.uuid4().hex if old is None else old.population_id,
             version=self.version, kind=self.kind, dtype=self.dtype, n_clients=self.clients,
             n_rows=sum(block.train.total for block in self._blocks), features=self.features,
-            clients_per_leaf=self.clients_per_leaf, clients_per_block=self.clients_per_block,
+            clients_per_leaf=self.clients_per_leaf, clients_per_block=self.limit.clients,
             vocabulary=self._store_vocabulary(), provenance=provenance, blocks=tuple(self._blocks), **self.public,
         )  # fmt: skip
         with layout.named_os_errors(self.path):
@@ -295,13 +292,16 @@ class PopulationWriter:
 
     def _stop(self, block: BlockWriter, batch: _Batch, start: int) -> int:
         """Where in the batch the open block ends: full, or at the first leaf boundary with enough bytes."""
-        stop = min(len(batch.ids), start + self.clients_per_block - block.clients)
+        stop = min(len(batch.ids), start + self._most_clients(block) - block.clients)
         leaf = self.clients_per_leaf
         boundaries = np.arange(start + (-block.clients) % leaf, stop + 1, leaf)
         boundaries = boundaries[boundaries > start]
-        room = self.block_bytes - block.bytes
+        room = self.limit.bytes - block.bytes
         enough = boundaries[batch.bytes_before[boundaries] - batch.bytes_before[start] >= room]
         return int(enough[0]) if len(enough) else stop
+
+    def _most_clients(self, block: BlockWriter) -> int:
+        return self.limit.most_clients(block.first, self.clients_per_leaf)
 
     def _append(self, block: BlockWriter, batch: _Batch, start: int, stop: int) -> None:
         parts = [(block.train, batch.train)]
@@ -330,7 +330,7 @@ class PopulationWriter:
 
     def _close_if_full(self, block: BlockWriter) -> None:
         whole = block.clients % self.clients_per_leaf == 0
-        if block.clients >= self.clients_per_block or (whole and block.bytes >= self.block_bytes):
+        if block.clients >= self._most_clients(block) or (whole and block.bytes >= self.limit.bytes):
             self.close_block()
 
     def _checked(self, data: sp.spmatrix | Rows, clients: int) -> sp.csr_matrix | Rows:

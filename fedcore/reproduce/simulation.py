@@ -83,7 +83,8 @@ def simulate(place: Place, key: str, name: str, settings: dict, population: Popu
         run.commit(0, state)
         source = Source(population.location, population.version, cache_bytes=place.cache_bytes)
         publisher = SimulatedPublisher(f"{key}|{seed}") if method.private else None
-        training = Training(method, run, state, source, range(len(population.blocks)), place.backend, plan, publisher)
+        training = Training(method, run, state, source, range(len(population.blocks)), place.backend, plan, publisher,
+                            population.sizes())  # fmt: skip
         while (info := training.step()) is not None:
             if on_round is not None:
                 on_round(training.state, info)

@@ -83,9 +83,9 @@ class Disturbed(DaskBackend):
         super().__init__(client)
         self.disturb, self.left = disturb, round
 
-    def map_blocks(self, function, message, blocks):
+    def map_blocks(self, function, message, blocks, sizes=None):
         self.left -= 1
-        return super().map_blocks(self.disturb(function) if self.left == 0 else function, message, blocks)
+        return super().map_blocks(self.disturb(function) if self.left == 0 else function, message, blocks, sizes)
 
 
 @pytest.fixture(scope="module")

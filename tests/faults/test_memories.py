@@ -156,7 +156,7 @@ class Noting(InProcessBackend):
         self.asked = []
         self.before = before
 
-    def map_blocks(self, function, message, blocks):
+    def map_blocks(self, function, message, blocks, sizes=None):
         self.asked.append((function, message))
 
         def answer(message, index):
@@ -164,7 +164,7 @@ class Noting(InProcessBackend):
                 self.before(index)
             return function(message, index)
 
-        return super().map_blocks(answer, message, blocks)
+        return super().map_blocks(answer, message, blocks, sizes)
 
 
 @pytest.mark.parametrize("mode", ALGORITHMS)
@@ -349,8 +349,8 @@ class Striking(DaskBackend):
         super().__init__(client)
         self.folder, self.kills = folder, kills
 
-    def map_blocks(self, function, message, blocks):
-        return super().map_blocks(Struck(function, self.folder, self.kills), message, blocks)
+    def map_blocks(self, function, message, blocks, sizes=None):
+        return super().map_blocks(Struck(function, self.folder, self.kills), message, blocks, sizes)
 
 
 @pytest.mark.slow
@@ -398,9 +398,9 @@ class Disturbed(DaskBackend):
         super().__init__(client)
         self.left, self.until = round, until
 
-    def map_blocks(self, function, message, blocks):
+    def map_blocks(self, function, message, blocks, sizes=None):
         self.left -= 1
-        return super().map_blocks(Late(function, self.until) if self.left == 0 else function, message, blocks)
+        return super().map_blocks(Late(function, self.until) if self.left == 0 else function, message, blocks, sizes)
 
 
 @pytest.mark.slow

@@ -334,7 +334,8 @@ def test_one_client_larger_than_memory(tmp_path):
     x = generator.normal(size=(60_000, 40)).astype(np.float32)  # 9.6 MB, against a buffer of 1.3 MB
     who = np.where(generator.random(60_000) < 0.9, "huge", "small")
     np.savez(tmp_path / "a.npz", x=x, client=who)
-    population = ingest(tmp_path / "a.npz", tmp_path / "p", memory=16 * MIB, clients_per_leaf=1)
+    sizes = {"clients_per_leaf": 1, "clients_per_block": 2}
+    population = ingest(tmp_path / "a.npz", tmp_path / "p", memory=16 * MIB, **sizes)
     ids = ids_of(population)
     block = population.read(0)
     for name in ("huge", "small"):

@@ -67,7 +67,8 @@ def test_tiles_add_up_to_the_block(rows_population, max_bytes):
 def test_a_streamed_client_is_read_in_tiles(tmp_path, monkeypatch):
     monkeypatch.setattr(arrays, "CHUNK_BYTES", 400)
     x = np.random.default_rng(0).normal(size=(777, 5))
-    with PopulationWriter(tmp_path / "p", "rows", 5, dtype="float64", clients_per_leaf=1, stream_bytes=1000) as writer:
+    sizes = {"clients_per_leaf": 1, "clients_per_block": 3, "stream_bytes": 1000}
+    with PopulationWriter(tmp_path / "p", "rows", 5, dtype="float64", **sizes) as writer:
         writer.write(["small"], (np.array([0, 2]), x[:2]))
         writer.write_large("huge", (x[start : start + 50] for start in range(0, 777, 50)))
         writer.write(["last"], (np.array([0, 3]), x[:3]))

@@ -1,0 +1,108 @@
+"""How large the blocks of a population are made, and how they are shared out.
+
+A block is what one process reads, keeps and answers at a time. Large blocks cost least; but with fewer blocks than a
+few for each core, some cores wait for others. How large a population will be is not known while it is written. So
+blocks begin with a leaf and grow with the clients before them, up to a size beyond which larger ones gain nothing. What
+a run computes does not depend on any of this.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+CLIENTS_PER_LEAF = 1024
+CLIENTS_PER_BLOCK = 8192  # at most
+BLOCK_BYTES = 32 << 20  # decoded, at most, but for the leaf in which they are reached
+LEAST_BYTES = 2 << 20
+BLOCKS_PER_CORE = 2  # of the largest blocks that a population has
+MEMORY_SHARE = 64  # a block's part of a core's memory: a process holds some copies of it, and the libraries
+WORKERS = 2  # processes that answer blocks, unless somebody says how many
+CONTROL_GROUP = Path("/sys/fs/cgroup")
+CONTROLS = ("memory.max", "memory/memory.limit_in_bytes")  # version 2, version 1
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLimit:
+    """When a block closes, always at a leaf boundary.
+
+    clients: at most; whole leaves
+    bytes: decoded, with which it closes at the next boundary
+    parts: at most 1 / parts of the clients before it, but a leaf at least; None: this does not matter
+    """
+
+    clients: int
+    bytes: int
+    parts: int | None = None
+
+    def most_clients(self, first: int, leaf: int) -> int:
+        """Of the block that begins with client `first`."""
+        if self.parts is None:
+            return self.clients
+        return min(self.clients, max(1, first // leaf // self.parts) * leaf)
+
+
+def block_limit(leaf: int, clients: int | None = None, size: int | None = None) -> BlockLimit:
+    """The limit for this machine's cores and memory; or for so many clients, rounded up to leaves, and bytes."""
+    cores = usable_cores()
+    if size is None:
+        size = min(BLOCK_BYTES, max(LEAST_BYTES, usable_memory() // cores // MEMORY_SHARE))
+    parts = BLOCKS_PER_CORE * cores if clients is None else None
+    clients = CLIENTS_PER_BLOCK if clients is None else clients
+    return BlockLimit(-(-clients // leaf) * leaf, size, parts)
+
+
+def chosen(leaf: int, clients_per_block: int) -> int | None:
+    """The number of clients of a block that somebody chose; None for the usual one, which leaves it to the machine."""
+    return None if clients_per_block == block_limit(leaf).clients else clients_per_block
+
+
+def blocks_of(clients: int, leaf: int, limit: BlockLimit, client_bytes: float) -> list[int]:
+    """Clients of each block of a population of so many, all of the same decoded bytes."""
+    leaf_bytes = max(1e-9, leaf * client_bytes)
+    most = max(1, int(-(-limit.bytes // leaf_bytes))) * leaf
+    made, first = [], 0
+    while first < clients:
+        made.append(min(most, limit.most_clients(first, leaf), clients - first))
+        first += made[-1]
+    return made
+
+
+def is_small(clients: float, decoded: float) -> bool:
+    """Whether a population could be one block: one process has often answered it before others have started."""
+    return clients <= CLIENTS_PER_BLOCK and decoded <= BLOCK_BYTES
+
+
+def shared_out(sizes: Sequence[float], parts: int) -> list[list[int]]:
+    """Indices for each of so many parts, in order; no part is larger than the smallest by more than one index's size.
+
+    The largest goes first, each to the part that has least (Graham 1969).
+    """
+    shares: list[list[int]] = [[] for _ in range(parts)]
+    heap = [(0.0, part) for part in range(parts)]
+    for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):
+        held, part = heap[0]
+        shares[part].append(index)
+        heapq.heapreplace(heap, (held + max(sizes[index], 1e-9), part))
+    return [sorted(share) for share in shares]
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def usable_memory() -> int:
+    """Bytes of memory that this machine has, or that the control group of this process may take."""
+    import psutil
+
+    total = psutil.virtual_memory().total
+    for name in CONTROLS:
+        try:
+            return min(total, int((CONTROL_GROUP / name).read_text()))
+        except (OSError, ValueError):  # no such group, or "max"
+            continue
+    return total

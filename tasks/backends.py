@@ -1,0 +1,25 @@
+"""Which backend answers the rounds of a flow."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fedcore.engine import Backend, InProcessBackend
+from fedcore.population.sizing import is_small
+from fedcore.population.store import Population
+
+
+@contextmanager
+def backend_for(population: Population, workers: int | None = None, address: str | None = None,
+                private: bool = False) -> Iterator[Backend]:  # fmt: skip
+    """Where its blocks are answered: by the workers of `tasks.dask_backend.dask_client`; or by this process itself, if
+    there is a single block, which cannot be shared out, or if the population is small and no number of workers is
+    asked for. `address` says where workers are: they may be where the data are.
+    """
+    small = workers is None and is_small(population.n_clients, sum(population.sizes()))
+    if address is None and (small or len(population.blocks) == 1):
+        yield InProcessBackend()
+        return
+    from tasks.dask_backend import DaskBackend, dask_client  # Dask takes a quarter of a second to import
+
+    with dask_client(workers, address, private) as client:
+        yield DaskBackend(client)
