@@ -149,6 +149,16 @@ class ArgMax:
         return replace(self, payload={name: aligned(array) for name, array in self.payload.items()})
 
 
+def size_of(statistics: Statistics | None) -> int:
+    """Bytes of the arrays in them."""
+    total = 0
+    for statistic in (statistics or {}).values():
+        for slot in statistic.__slots__:
+            held = getattr(statistic, slot)
+            total += sum(np.asarray(array).nbytes for array in (held.values() if isinstance(held, dict) else [held]))
+    return total
+
+
 def merge(left: Statistics | None, right: Statistics | None) -> Statistics | None:
     """Name by name; None is the statistic of nobody. The names of both sides must agree."""
     if left is None:

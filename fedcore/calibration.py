@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from fedcore import files
-from fedcore.aggregation import FloatSum, Stack, Statistics, merge, values
+from fedcore.aggregation import Stack, merge, size_of, values
 from fedcore.engine import Source, answering, block_for
 from fedcore.errors import FedcoreError
 from fedcore.files import Place
@@ -307,7 +307,7 @@ def _answers(method, message, pieces, memories, kind: _Kind, first: bool):
             with _peak() as measured:
                 method.client_update(message, half, mine)
             kind.half_bytes = max(kind.half_bytes, measured[0])
-            kind.statistics = max(kind.statistics, _size_of_answer(answer))
+            kind.statistics = max(kind.statistics, size_of(answer))
             kind.memory = 0.0 if new is None else _size(new) / piece.clients
         started = process_time()
         answer, new = method.client_update(message, piece, memory)
@@ -345,18 +345,6 @@ def _peak() -> Iterator[list[int]]:
 
 def _size(named: Mapping[str, Any]) -> int:
     return sum(value.nbytes if isinstance(value, np.ndarray) else 32 for value in named.values())
-
-
-def _size_of_answer(answer: Statistics) -> int:
-    total = 0
-    for statistic in answer.values():
-        if isinstance(statistic, FloatSum):
-            total += sum(array.nbytes for array in statistic.nodes.values())
-        elif isinstance(statistic, Stack):
-            total += sum(array.nbytes for array in statistic.parts.values())
-        else:
-            total += np.asarray(getattr(statistic, "total", 0)).nbytes
-    return total
 
 
 def expected_memory(kinds: Sequence[Timed]) -> float:

@@ -5,11 +5,13 @@ Which worker answers, in what order, and what is computed twice after a worker's
 result: that is the law of `fedcore.aggregation`.
 """
 
+import asyncio
 import dataclasses
 import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice, zip_longest
@@ -22,13 +24,15 @@ from dask.utils import parse_timedelta
 from distributed import Client, Future, KilledWorker, LocalCluster, as_completed
 from distributed.client import FutureCancelledError
 
-from fedcore.aggregation import Statistics, aligned, merge_all
+from fedcore.aggregation import Statistics, aligned, merge_all, size_of
 from fedcore.engine import answer_all, peak_memory
 from fedcore.errors import ConfigError, PrivacyError, WorkerFailed
 from fedcore.population.sizing import WORKERS, shared_out
 
 FAN_IN = 8
+GATHERED_BYTES = 16 * 2**20  # of answers that this process adds up itself: a future more would take as long as they do
 TARGET_SECONDS = 0.25  # work in one future; Dask's own cost is 2 to 3 ms for each
+LATE_SECONDS = 0.05  # of work that a worker has, from which on it has two futures at least: another may take one over
 FUTURES_PER_WORKER = 8  # in flight
 PATIENCE = "5 minutes"  # without any worker, until a round is given up: a busy machine starts processes slowly
 FIRST_SECONDS = 60.0  # the same at the beginning of a run: nobody may have started any
@@ -169,12 +173,36 @@ def _no_worker(seconds: float) -> WorkerFailed:
                         "Start some, then resume the run; committed rounds are kept.")  # fmt: skip
 
 
+class Strayed(Exception):
+    """All workers that a round was shared out to are gone. Dask may leave their futures waiting for just these."""
+
+
+class Watch:
+    """Says when answers of a round cannot come any more. homes: the workers that it was shared out to."""
+
+    def __init__(self, client: Client, homes: Sequence[str]):
+        self.client, self.homes = client, set(homes)
+        self.seen, self.patience = time.monotonic(), workerless_seconds()
+        self.interval = min(3.0, self.patience / 20)
+
+    def look(self) -> None:
+        """Raises WorkerFailed when the cluster has had no worker for too long, Strayed when it has only new ones."""
+        workers = self.client.scheduler_info(n_workers=-1)["workers"]
+        if not workers and time.monotonic() - self.seen > self.patience:
+            raise _no_worker(self.patience)
+        if workers and self.homes and self.homes.isdisjoint(workers):
+            raise Strayed
+        if workers:
+            self.seen = time.monotonic()
+
+
 class DaskBackend:
     """Maps blocks over the workers of one client (`fedcore.engine.Backend`)."""
 
     def __init__(self, client: Client):
         self.client = client
         self.answered = False  # whether there ever were workers
+        self.answer_bytes = math.inf  # of all blocks in the last round
         self.pace: float | None = None  # seconds for what has size 1 in the last round; makes the groups of the next
 
     def map_blocks(self, function: Callable, message, blocks: Sequence[int],
@@ -187,6 +215,10 @@ class DaskBackend:
                 if attempt == ATTEMPTS - 1 or self.client.status != "running":
                     raise WorkerFailed("the Dask scheduler was lost in the middle of a round.",
                                        "Resume the run; committed rounds are kept.") from error  # fmt: skip
+            except Strayed:
+                if attempt == ATTEMPTS - 1:
+                    raise WorkerFailed(f"all workers were lost {ATTEMPTS} times in the course of a round.",
+                                       "Find out what ends them, then resume the run.") from None  # fmt: skip
             except KilledWorker as error:  # although each of its blocks can be computed alone
                 if attempt == ATTEMPTS - 1:
                     raise WorkerFailed(f"workers died again and again, at last with {error.task}.",
@@ -200,8 +232,8 @@ class DaskBackend:
         workers = self._workers()
         groups = list(self._groups(blocks, sizes, workers))
         waiting = iter(groups)
-        # What travels once goes with its blocks: a future costs the cluster more than a small round's work.
-        held = asked if len(groups) == 1 else self.client.submit(hold, asked, pure=False)
+        # What travels once to each worker goes with its blocks: a future costs more than a small round's work.
+        held = asked if len(groups) <= len(workers) else self.client.submit(hold, asked, pure=False)
         live, partial, finished = set(), [], as_completed(loop=self.client.loop)
         in_flight: dict[str, list[int]] = {}  # blocks by key
 
@@ -220,7 +252,7 @@ class DaskBackend:
         try:
             for _ in range(FUTURES_PER_WORKER * len(workers)):
                 submit_group()
-            for future in self._as_finished(finished):
+            for future in self._as_finished(finished, workers):
                 if future.status != "finished":
                     future.result()  # raises what went wrong
                 in_flight.pop(future.key)
@@ -230,8 +262,10 @@ class DaskBackend:
                     live.difference_update(partial)
                     partial = [total]
                 submit_group()
-            finished.add(submit(add_up, partial) if len(partial) > 1 else partial[0])
-            total = next(self._as_finished(finished)).result()
+            if len(partial) > 1 and len(partial) * self.answer_bytes > GATHERED_BYTES:
+                finished.add(submit(add_up, partial))
+                partial = [next(self._as_finished(finished, workers))]
+            total = add_up(self._gathered(partial, workers))
         except BaseException as error:
             # Work that nobody waits for is dropped, also on a cluster that we did not start. Not `client.cancel`: with
             # dependents that are released already it trips an assertion of the scheduler, which then drops this client.
@@ -240,7 +274,7 @@ class DaskBackend:
             if isinstance(error, KilledWorker):
                 self._name_deadly_block(asked, sorted(b for group in in_flight.values() for b in group))
             raise
-        self.pace = total.seconds / float(sizes.sum())
+        self.pace, self.answer_bytes = total.seconds / float(sizes.sum()), size_of(total.statistics)
         return total.statistics
 
     def _name_deadly_block(self, asked: Asked, blocks: list[int]) -> None:
@@ -254,20 +288,30 @@ class DaskBackend:
                 raise WorkerFailed(f"every worker that tried {error.task} died; this block may need more memory than a "
                                    "worker has.", "Use fewer or larger workers, then resume.") from None  # fmt: skip
 
-    def _as_finished(self, futures: as_completed) -> Iterator[Future]:
-        """The futures as they finish. Raises WorkerFailed when a cluster has lost all its workers."""
-        seen, patience = time.monotonic(), workerless_seconds()
+    def _as_finished(self, futures: as_completed, homes: Sequence[str] = ()) -> Iterator[Future]:
+        """The futures as they finish. Raises what `Watch.look` does."""
+        watch = Watch(self.client, homes)
         while not futures.is_empty():
             with futures.thread_condition:
                 if not futures.has_ready():
-                    futures.thread_condition.wait(min(3.0, patience / 20))
+                    futures.thread_condition.wait(watch.interval)
             if futures.has_ready():
                 yield next(futures)
-                seen = time.monotonic()
-            elif self.client.scheduler_info(n_workers=1)["workers"]:
-                seen = time.monotonic()
-            elif time.monotonic() - seen > patience:
-                raise _no_worker(patience)
+                watch.seen = time.monotonic()
+            else:
+                watch.look()
+
+    def _gathered(self, futures: Sequence[Future], homes: Sequence[str]) -> list[Part]:
+        """Their results, computed anew if they went with a worker. Raises what `Watch.look` does."""
+        watch = Watch(self.client, homes)
+        parts = asyncio.run_coroutine_threadsafe(self.client.gather(list(futures), asynchronous=True),
+                                                 self.client.loop.asyncio_loop)  # fmt: skip
+        try:
+            while not wait([parts], watch.interval).done:
+                watch.look()
+            return parts.result()
+        finally:
+            parts.cancel()
 
     def _workers(self) -> list[str]:
         patience = workerless_seconds() if self.answered else min(FIRST_SECONDS, workerless_seconds())
@@ -290,8 +334,13 @@ class DaskBackend:
         """
         queues = []
         for home in shared_out(sizes, len(workers)):
-            # Two futures for each worker at least, so that a late one costs little.
-            most = min(TARGET_SECONDS / self.pace if self.pace else 0.0, float(sizes[home].sum()) / 2)
+            whole = float(sizes[home].sum())
+            if self.pace is None:
+                most = 0.0
+            elif whole * self.pace <= LATE_SECONDS:
+                most = whole
+            else:
+                most = min(TARGET_SECONDS / self.pace, whole / 2)
             queue, held = [], math.inf
             for index in home:
                 if held + sizes[index] > most:

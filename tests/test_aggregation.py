@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcore.aggregation import ArgMax, FloatSum, IntegerSum, KeyedIntegerSum, Stack, merge, merge_all
+from fedcore.aggregation import ArgMax, FloatSum, IntegerSum, KeyedIntegerSum, Stack, merge, merge_all, size_of
 
 
 @st.composite
@@ -74,3 +74,10 @@ def test_a_stack_keeps_client_order():
 def test_statistics_must_agree_in_their_names():
     with pytest.raises(ValueError, match="names"):
         merge({"a": FloatSum.at(0, 1)}, {"b": FloatSum.at(1, 1)})
+
+
+def test_sizes_are_those_of_all_arrays():
+    statistics = {"a": FloatSum.at(0, np.ones(3)), "b": IntegerSum(np.ones((2, 2), np.int64)),
+                  "c": KeyedIntegerSum({1: np.ones(4, np.int64)}), "d": Stack({0: np.ones((5, 1), np.float32)}),
+                  "e": ArgMax(1.0, 2, {"x": np.ones(6)})}  # fmt: skip
+    assert size_of(statistics) == 24 + 32 + 32 + 20 + (48 + 8 + 8) and size_of(None) == 0

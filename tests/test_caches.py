@@ -243,7 +243,7 @@ def test_the_next_block_of_a_group_is_the_first_of_the_next_at_the_same_worker()
     backend = DaskBackend(None)
     backend.pace = 0.125  # two in a group
     groups = list(backend._groups(list(range(10)), np.ones(10), ["a", "b"]))
-    assert groups == [("a", [0, 2], 4), ("b", [1, 3], 5), ("a", [4, 6], 8), ("b", [5, 7], 9), ("a", [8], None),
+    assert groups == [("a", [0, 1], 2), ("b", [5, 6], 7), ("a", [2, 3], 4), ("b", [7, 8], 9), ("a", [4], None),
                       ("b", [9], None)]  # fmt: skip
 
 

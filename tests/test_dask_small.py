@@ -1,4 +1,4 @@
-"""Rounds of one block: the message goes with it, and nothing else is asked of the cluster."""
+"""Small rounds: what is asked of the cluster in one, and when answers are no longer waited for."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ import pytest
 
 from fedcore.aggregation import ArgMax, FloatSum
 from fedcore.errors import WorkerFailed
-from tasks.dask_backend import DaskBackend, dask_client, received
+from tasks.dask_backend import DaskBackend, Strayed, Watch, dask_client, received
 from tests.conftest import small_counts, write_counts
 from tests.test_engine import begin, to_end
 from tests.toy import Toy, ToyConfig
@@ -21,9 +21,13 @@ def cluster():
         yield client
 
 
-@pytest.mark.parametrize("block, each", [(16, 1), (8, 4)])
-def test_one_block_is_one_future_and_the_bits_are_those_of_one_process(tmp_path, cluster, monkeypatch, block, each):
-    """Two blocks are two futures, the message that both need, and their sum."""
+@pytest.mark.parametrize("block, late, first, each", [(16, 0.0, 1, 1), (8, 60.0, 4, 1), (8, 0.0, 4, 3)])
+def test_small_rounds_are_few_futures_and_the_bits_are_those_of_one_process(tmp_path, cluster, monkeypatch, block,
+                                                                            late, first, each):  # fmt: skip
+    """Two blocks are two futures, the message that both need, and their sum. Once it is known how long they take and
+    how large their answers are, they are one if that is little, and this process adds up.
+    """
+    monkeypatch.setattr("tasks.dask_backend.LATE_SECONDS", late)
     matrix = small_counts(16)
     population = write_counts(tmp_path / "p", matrix, block=block)
     reference = to_end(begin(tmp_path, Toy(ToyConfig(rounds=ROUNDS)), matrix=matrix, population=population, name="one"))
@@ -33,7 +37,7 @@ def test_one_block_is_one_future_and_the_bits_are_those_of_one_process(tmp_path,
     training = begin(tmp_path, Toy(ToyConfig(rounds=ROUNDS)), matrix=matrix, population=population, name="dask")
     training.backend = DaskBackend(cluster)
     assert to_end(training).centre.tobytes() == reference.centre.tobytes()
-    assert len(submitted) == ROUNDS * each
+    assert len(submitted) == first + (ROUNDS - 1) * each
 
 
 def test_workers_are_not_watched(cluster):
@@ -93,3 +97,25 @@ def test_a_worker_that_vanishes_between_two_looks_is_waited_for(monkeypatch):
     monkeypatch.setattr("tasks.dask_backend.FIRST_SECONDS", 0.05)
     with pytest.raises(WorkerFailed, match="no worker"):
         DaskBackend(Vanishing(10**9))._workers()
+
+
+class Workers:
+    """A cluster that has these workers."""
+
+    def __init__(self, *names):
+        self.names = names
+
+    def scheduler_info(self, n_workers):
+        return {"workers": dict.fromkeys(self.names)}
+
+
+def test_answers_are_waited_for_as_long_as_they_can_come():
+    Watch(Workers("a", "c"), ["a", "b"]).look()
+    Watch(Workers("c"), []).look()  # for whoever can
+    with pytest.raises(Strayed):
+        Watch(Workers("c"), ["a", "b"]).look()
+    watch = Watch(Workers(), ["a"])
+    watch.look()
+    watch.seen -= watch.patience + 1
+    with pytest.raises(WorkerFailed, match="no worker for 300 s"):
+        watch.look()

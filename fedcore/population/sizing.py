@@ -8,7 +8,6 @@ a run computes does not depend on any of this.
 
 from __future__ import annotations
 
-import heapq
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -79,14 +78,23 @@ def is_small(clients: float, decoded: float) -> bool:
 def shared_out(sizes: Sequence[float], parts: int) -> list[list[int]]:
     """Indices for each of so many parts, in order; no part is larger than the smallest by more than one index's size.
 
-    The largest goes first, each to the part that has least (Graham 1969).
+    Neighbours stay together, because sums over neighbouring leaves are small (`fedcore.aggregation.FloatSum`): from the
+    end, where blocks are large, each part takes what fits into an equal share; what is left, at the beginning, goes one
+    by one to the part that has least.
     """
+    equal = sum(sizes) / parts * (1 + 1e-9)
     shares: list[list[int]] = [[] for _ in range(parts)]
-    heap = [(0.0, part) for part in range(parts)]
-    for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):
-        held, part = heap[0]
-        shares[part].append(index)
-        heapq.heapreplace(heap, (held + max(sizes[index], 1e-9), part))
+    held = [0.0] * parts
+    index = len(sizes) - 1
+    for part in reversed(range(parts)):
+        while index >= 0 and held[part] + sizes[index] <= equal:
+            shares[part].append(index)
+            held[part] += sizes[index]
+            index -= 1
+    for left in range(index, -1, -1):
+        part = held.index(min(held))
+        shares[part].append(left)
+        held[part] += sizes[left]
     return [sorted(share) for share in shares]
 
 

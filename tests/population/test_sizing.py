@@ -76,6 +76,13 @@ def test_shares_differ_by_no_more_than_a_block(sizes, parts):
     assert max(held) - min(held) <= max(sizes, default=0.0) * (1 + 1e-9) + 1e-6
 
 
+def test_neighbours_share_a_part():
+    """Equal shares of 10.5: 8; 4, 3 and 2 from the end. The 2 that is left goes to the 8, a one to what has least."""
+    assert shared_out([1, 1, 2, 2, 3, 4, 8], 2) == [[0, 1, 3, 4, 5], [2, 6]]
+    assert shared_out([1.0] * 10, 3) == [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9]]
+    assert shared_out([5, 5], 4) == [[1], [0], [], []]
+
+
 @pytest.mark.parametrize("clients", [5_000, 10_000, 20_000, 50_000, 100_000, 1_000_000])
 @pytest.mark.parametrize("cores", [1, 2, 4, 16])
 def test_as_many_workers_as_cores_have_like_shares(machine, clients, cores):
