@@ -174,7 +174,12 @@ def _no_worker(seconds: float) -> WorkerFailed:
 
 
 class Strayed(Exception):
-    """All workers that a round was shared out to are gone. Dask may leave their futures waiting for just these."""
+    """All workers that a round was shared out to are gone. Dask may leave their futures waiting for just these.
+
+    blocks: whose answers are missing.
+    """
+
+    blocks: Sequence[int] = ()
 
 
 class Watch:
@@ -215,8 +220,9 @@ class DaskBackend:
                 if attempt == ATTEMPTS - 1 or self.client.status != "running":
                     raise WorkerFailed("the Dask scheduler was lost in the middle of a round.",
                                        "Resume the run; committed rounds are kept.") from error  # fmt: skip
-            except Strayed:
+            except Strayed as error:
                 if attempt == ATTEMPTS - 1:
+                    self._name_deadly_block(Asked(function, message), error.blocks)
                     raise WorkerFailed(f"all workers were lost {ATTEMPTS} times in the course of a round.",
                                        "Find out what ends them, then resume the run.") from None  # fmt: skip
             except KilledWorker as error:  # although each of its blocks can be computed alone
@@ -271,8 +277,11 @@ class DaskBackend:
             # dependents that are released already it trips an assertion of the scheduler, which then drops this client.
             for future in live:
                 future.release()
+            missing = sorted(block for group in in_flight.values() for block in group)
             if isinstance(error, KilledWorker):
-                self._name_deadly_block(asked, sorted(b for group in in_flight.values() for b in group))
+                self._name_deadly_block(asked, missing)
+            if isinstance(error, Strayed):
+                error.blocks = missing
             raise
         self.pace, self.answer_bytes = total.seconds / float(sizes.sum()), size_of(total.statistics)
         return total.statistics

@@ -81,9 +81,10 @@ def test_a_worker_killed_in_a_round_changes_no_bit(tmp_path, workers):
 
 
 @pytest.mark.slow
-def test_a_block_that_kills_every_worker_is_named(tmp_path):
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_block_that_kills_every_worker_is_named(tmp_path, workers):
     population = write_counts(tmp_path / "p", MATRIX, block=16)
-    with dask_client(2) as client:
+    with dask_client(workers) as client:
         training = begin(tmp_path, Deadly(), matrix=MATRIX, population=population, name="deadly")
         training.backend = DaskBackend(client)
         with pytest.raises(WorkerFailed, match="blocks-1"):
