@@ -18,6 +18,7 @@ import pytest
 
 from fedcore.engine import Answer, InProcessBackend, answer_block, memory_file
 from fedcore.errors import LeaseLost, RunError, WorkerFailed
+from fedcore.population.sizing import shared_out
 from fedcore.runs import LoadedRun, Run, load_run, read_values, write_values
 from tasks.dask_backend import DaskBackend, dask_client
 from tests.faults.driver import Kill, of_memory
@@ -374,15 +375,16 @@ def test_no_chunking_number_of_workers_or_retry_changes_a_bit(populations, tmp_p
 
 @dataclass(frozen=True)
 class Late:
-    """Block 0 is answered when `until` exists, and says when it is done; block 4 fails."""
+    """Block 0 is answered when `until` exists, and says when it is done; block `fails` fails."""
 
     function: object
     until: Path
+    fails: int
 
     def __call__(self, message, index):
-        if index == 4:
+        if index == self.fails:
             soon(self.until.with_suffix(".here").exists)
-            raise WorkerFailed("block 4 failed.", "")
+            raise WorkerFailed("a block failed.", "")
         if index == 0:
             self.until.with_suffix(".here").touch()
             soon(self.until.exists)
@@ -400,7 +402,10 @@ class Disturbed(DaskBackend):
 
     def map_blocks(self, function, message, blocks, sizes=None):
         self.left -= 1
-        return super().map_blocks(Late(function, self.until) if self.left == 0 else function, message, blocks, sizes)
+        if self.left == 0:
+            elsewhere = next(share for share in shared_out(sizes, 2) if 0 not in share)
+            function = Late(function, self.until, elsewhere[-1])
+        return super().map_blocks(function, message, blocks, sizes)
 
 
 @pytest.mark.slow
@@ -413,7 +418,7 @@ def test_a_task_that_nobody_waits_for_any_more_ends_late(populations, tmp_path, 
         for rounds in (0, 3):
             here = Remembering.copy(populations / "12", tmp_path / str(rounds), "fedem")
             until = here.folder / "until"
-            with pytest.raises(WorkerFailed, match="block 4"):
+            with pytest.raises(WorkerFailed, match="a block failed"):
                 to_end(here.start(Disturbed(client, ROUND, until)))
             session = here.resume()
             for _ in range(rounds):
