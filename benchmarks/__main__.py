@@ -79,8 +79,14 @@ def parser() -> argparse.ArgumentParser:
         one.add_argument("--workers", type=int)
         one.add_argument("--repeats", type=int, default=3)
         one.add_argument("--dir", type=Path, default=Path("benchmark-data"), help="where populations are kept")
-        one.add_argument("--peer", type=_peer, action="append", default=[], metavar="NAME=INTERPRETER",
-                         help="an interpreter that has this library")  # fmt: skip
+        one.add_argument(
+            "--peer",
+            type=_peer,
+            action="append",
+            default=[],
+            metavar="NAME=INTERPRETER",
+            help="an interpreter that has this library",
+        )
     compared = names.add_parser("compare", help="ratios between two commits of a history")
     compared.add_argument("file", type=Path)
     compared.add_argument("--between", nargs=2, metavar="COMMIT", help="default: the last two")

@@ -48,16 +48,37 @@ class Trained:
         return {"flow_MiB": self.flow / 2**20, **({"worker_MiB": self.worker / 2**20} if self.worker else {})}
 
 
-def train(method: str, population: Path, settings: Mapping[str, object], *, workers: int | None = 2, cache: int = 512,
-          more: Sequence[str] = (), watched: bool = False, **environment: str) -> Trained:  # fmt: skip
+def train(
+    method: str,
+    population: Path,
+    settings: Mapping[str, object],
+    *,
+    workers: int | None = 2,
+    cache: int = 512,
+    more: Sequence[str] = (),
+    watched: bool = False,
+    **environment: str,
+) -> Trained:
     """workers: None for `--local`. cache: MiB for each process. more: further words of the command line. watched: look
     at the run as it goes, every POLL seconds. Raises RuntimeError with what the command said if it failed."""
     given = {KEPT[0]: KEPT[1], **os.environ, **environment}
     with tempfile.TemporaryDirectory() as folder:
-        words = [sys.executable, "-m", "fedcore.cli", "train", method, str(population), "--runs", folder, "--json",
-                 "--cache", f"{cache}MiB", *(["--local"] if workers is None else ["--workers", str(workers)]),
-                 *(word for name, value in settings.items() for word in ("--set", f"{name}={value}")),
-                 *more]  # fmt: skip
+        words = [
+            sys.executable,
+            "-m",
+            "fedcore.cli",
+            "train",
+            method,
+            str(population),
+            "--runs",
+            folder,
+            "--json",
+            "--cache",
+            f"{cache}MiB",
+            *(["--local"] if workers is None else ["--workers", str(workers)]),
+            *(word for name, value in settings.items() for word in ("--set", f"{name}={value}")),
+            *more,
+        ]
         before, began, output = _children(), perf_counter(), Path(folder) / "output"
         with open(output, "w+") as told, open(Path(folder) / "errors", "w+") as said:
             process = subprocess.Popen(words, stdout=told, stderr=said, env=given)
@@ -75,8 +96,15 @@ def train(method: str, population: Path, settings: Mapping[str, object], *, work
         answer = json.loads(output.read_text().splitlines()[-1])
         peak = answer["peak_memory_bytes"]
         run = Run.open(Path(answer["run"]))
-        return Trained(run.metrics(), seconds, cpu, peak["flow"], max(peak.get("workers", ()), default=0), spent,
-                       tuple(run.info["plan"]))  # fmt: skip
+        return Trained(
+            run.metrics(),
+            seconds,
+            cpu,
+            peak["flow"],
+            max(peak.get("workers", ()), default=0),
+            spent,
+            tuple(run.info["plan"]),
+        )
 
 
 def _watch(process: subprocess.Popen, folder: Path) -> tuple[tuple[int, float], ...]:

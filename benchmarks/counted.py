@@ -26,8 +26,11 @@ def _count(sent: dict) -> None:
     import httpx
     from prefect.events.clients import PrefectEventsClient
 
-    for owner, name, kind in ((httpx.Client, "send", "requests"), (httpx.AsyncClient, "send", "requests"),
-                              (PrefectEventsClient, "_emit", "events")):  # fmt: skip
+    for owner, name, kind in (
+        (httpx.Client, "send", "requests"),
+        (httpx.AsyncClient, "send", "requests"),
+        (PrefectEventsClient, "_emit", "events"),
+    ):
         setattr(owner, name, _counting(getattr(owner, name), kind, sent))
 
 

@@ -18,8 +18,17 @@ from fedcore.dictionaries.synthetic import shared_atoms
 
 CLIENTS, SAMPLES, COLUMNS, ATOMS, SHARED = 1000, 200, 64, 32, 16
 THRESHOLD, TOGETHER = 0.15, 64
-SETTINGS = {"profile": "paper", "norm": "unit", "align": "lsa", "atoms": ATOMS, "global_atoms": SHARED,
-            "threshold": THRESHOLD, "start": "given", "start_steps": 2, "rounds": 1_000_000}  # fmt: skip
+SETTINGS = {
+    "profile": "paper",
+    "norm": "unit",
+    "align": "lsa",
+    "atoms": ATOMS,
+    "global_atoms": SHARED,
+    "threshold": THRESHOLD,
+    "start": "given",
+    "start_steps": 2,
+    "rounds": 1_000_000,
+}
 
 
 def measure(options) -> dict:
@@ -31,9 +40,15 @@ def measure(options) -> dict:
     functions = {"core": ours.step, "floor, loop": loop.round, "floor, stacked": stacked.round}
     with threadpool_limits(1):
         taken = in_turns(functions, options.repeats)
-    rows = [{"what": what, "rounds_per_cpu_s": time.map(lambda value: 1 / value),
-             "of_loop": time.over(taken["floor, loop"]), "of_stacked": time.over(taken["floor, stacked"])}
-            for what, time in taken.items()]  # fmt: skip
+    rows = [
+        {
+            "what": what,
+            "rounds_per_cpu_s": time.map(lambda value: 1 / value),
+            "of_loop": time.over(taken["floor, loop"]),
+            "of_stacked": time.over(taken["floor, stacked"]),
+        }
+        for what, time in taken.items()
+    ]
     n = options.clients * SAMPLES
     # Codes, sums of codes and samples, residuals; then the polar factor from the Gram matrix of atoms.
     flops = 6.0 * n * ATOMS * COLUMNS + options.clients * (4 * ATOMS**2 * COLUMNS + 2 * ATOMS**3)

@@ -64,8 +64,13 @@ def given_start(population) -> dict:
     """Public parameters, centre and scale to start from, which are near the truth."""
     first = population.read(0).x.astype(np.float64)
     centre, scale = first.mean(axis=0), first.std(axis=0)
-    return {"weights": np.full(COMPONENTS, 1 / COMPONENTS), "means": (mixture_means() + 0.1 - centre) / scale,
-            "covariances": np.tile(1 / scale**2, (COMPONENTS, 1)), "centre": centre, "scale": scale}  # fmt: skip
+    return {
+        "weights": np.full(COMPONENTS, 1 / COMPONENTS),
+        "means": (mixture_means() + 0.1 - centre) / scale,
+        "covariances": np.tile(1 / scale**2, (COMPONENTS, 1)),
+        "centre": centre,
+        "scale": scale,
+    }
 
 
 def in_memory(population, repeats: int, per_row: dict | None = None) -> tuple[list[dict], dict]:
@@ -79,9 +84,17 @@ def in_memory(population, repeats: int, per_row: dict | None = None) -> tuple[li
     private = FederatedEM(FederatedEMConfig(algorithm="private", components=COMPONENTS, covariance="diag"))
     state = private.init(public)
     model, scale, released = GaussianMixture(COMPONENTS, COLUMNS, "diag"), scaling(state), private.message(state)
-    round_message = em.message(replace(em.init(replace(public, rho=None, clients=clients)), phase="rounds", **{
-        name: getattr(state, name) for name in ("theta", "previous", "layout", "statistic", "centre", "scale")
-    }, variance=np.ones(COLUMNS), clients=float(clients), rows=float(n), effective_clients=float(clients)))  # fmt: skip
+    round_message = em.message(
+        replace(
+            em.init(replace(public, rho=None, clients=clients)),
+            phase="rounds",
+            **{name: getattr(state, name) for name in ("theta", "previous", "layout", "statistic", "centre", "scale")},
+            variance=np.ones(COLUMNS),
+            clients=float(clients),
+            rows=float(n),
+            effective_clients=float(clients),
+        )
+    )
     round_message = replace(round_message, monitor=False)
 
     def core():
@@ -99,21 +112,32 @@ def in_memory(population, repeats: int, per_row: dict | None = None) -> tuple[li
     if per_row is None:
         x = (np.concatenate([block.x for block in blocks]).astype(np.float64) - given["centre"]) / given["scale"]
         arguments = (theta["weights"], theta["means"], theta["covariances"])
-        ours = {"floor plain": floors.mixture(x, *arguments), "floor tiled": floors.mixture_in_tiles(x, *arguments),
-                "floor apart": floors.mixture_by_client(x, ROWS, *arguments), **ours}  # fmt: skip
+        ours = {
+            "floor plain": floors.mixture(x, *arguments),
+            "floor tiled": floors.mixture_in_tiles(x, *arguments),
+            "floor apart": floors.mixture_by_client(x, ROWS, *arguments),
+            **ours,
+        }
     middle = in_turns(ours, repeats)
-    per_row = per_row or {name.removeprefix("floor "): middle[name].map(lambda spent: spent / n)
-                          for name in middle if name.startswith("floor")}  # fmt: skip
+    per_row = per_row or {
+        name.removeprefix("floor "): middle[name].map(lambda spent: spent / n)
+        for name in middle
+        if name.startswith("floor")
+    }
     kind = "equal" if n == ROWS * clients else "1 to 39 rows"
     return [_row(name, kind, clients, n, spent, per_row) for name, spent in middle.items()], per_row
 
 
 def _row(name: str, kind: str, clients: int, rows: int, cpu: float, per_row: dict, **more) -> dict:
     cpu = cpu if isinstance(cpu, Measured) else Measured([cpu])
-    ratios = {f"of_{floor}": cpu.map(lambda value, spent=spent: float(spent) * rows / value)
-              for floor, spent in per_row.items()}  # fmt: skip
-    speed = {"updates_per_cpu_s": cpu.map(lambda value: clients / value),
-             "ns_per_row": cpu.map(lambda value: value / rows * 1e9)}  # fmt: skip
+    ratios = {
+        f"of_{floor}": cpu.map(lambda value, spent=spent: float(spent) * rows / value)
+        for floor, spent in per_row.items()
+    }
+    speed = {
+        "updates_per_cpu_s": cpu.map(lambda value: clients / value),
+        "ns_per_row": cpu.map(lambda value: value / rows * 1e9),
+    }
     return {"what": name, "rows": kind, **speed, **ratios, **more}
 
 
@@ -125,8 +149,14 @@ def _run_store(population, per_row: dict) -> list[dict]:
     found = []
     for name, settings in (("em, run store", {"algorithm": "em"}), ("fedem, run store", {"algorithm": "fedem"})):
         with tempfile.TemporaryDirectory() as folder:
-            request = TrainRequest(method="federated_em", population=str(population.path), runs=folder, run_id="r",
-                                   settings={**SETTINGS, **settings, "rounds": 8}, cache_bytes=8 * 2**30)  # fmt: skip
+            request = TrainRequest(
+                method="federated_em",
+                population=str(population.path),
+                runs=folder,
+                run_id="r",
+                settings={**SETTINGS, **settings, "rounds": 8},
+                cache_bytes=8 * 2**30,
+            )
             session, spent = start(request, InProcessBackend(), stamp=""), []
             with ending(session):
                 goes_on = True
@@ -136,8 +166,17 @@ def _run_store(population, per_row: dict) -> list[dict]:
                     if phase == "rounds":
                         spent.append(process_time() - started)
             wall = [row["seconds_round"] for row in session.run.metrics()][-len(spent) - 1 : -1]
-        found.append(_row(name, "equal", population.n_clients, population.n_rows, Measured(spent[2:]), per_row,
-                          wall_s=Measured(wall[2:])))  # fmt: skip
+        found.append(
+            _row(
+                name,
+                "equal",
+                population.n_clients,
+                population.n_rows,
+                Measured(spent[2:]),
+                per_row,
+                wall_s=Measured(wall[2:]),
+            )
+        )
     return found
 
 
@@ -145,8 +184,15 @@ def _flow(population, workers: int, per_row: dict, repeats: int) -> dict:
     """Prefect, Dask and Zarr: CPU-seconds of all processes for each round, from short and long runs."""
     pairs = [[_whole_flow(population, workers, rounds) for rounds in FLOW_ROUNDS] for _ in range(repeats)]
     cpu = Measured((long["cpu"] - short["cpu"]) / (FLOW_ROUNDS[1] - FLOW_ROUNDS[0]) for short, long in pairs)
-    return _row(f"em, flow, {workers} workers", "equal", population.n_clients, population.n_rows, cpu, per_row,
-                **{f"{name}_s": Measured(long[name] for _, long in pairs) for name in ("wall", "clients")})
+    return _row(
+        f"em, flow, {workers} workers",
+        "equal",
+        population.n_clients,
+        population.n_rows,
+        cpu,
+        per_row,
+        **{f"{name}_s": Measured(long[name] for _, long in pairs) for name in ("wall", "clients")},
+    )
 
 
 def _whole_flow(population, workers: int, rounds: int) -> dict:
@@ -155,8 +201,12 @@ def _whole_flow(population, workers: int, rounds: int) -> dict:
 
     config, before = FederatedEMConfig(algorithm="em", rounds=rounds, **SETTINGS), _cpu()
     with tempfile.TemporaryDirectory() as folder:
-        path = train_federated_em(population=str(population.path), config=config, runs=folder,
-                                  compute=Compute(workers=workers, cache_bytes=4 * 2**30))  # fmt: skip
+        path = train_federated_em(
+            population=str(population.path),
+            config=config,
+            runs=folder,
+            compute=Compute(workers=workers, cache_bytes=4 * 2**30),
+        )
         metrics = Run.open(Path(path)).metrics()[-rounds - 1 : -1][WARM_UP:]
     wall, clients = (median(row[name] for row in metrics) for name in ("seconds_round", "seconds_clients"))
     return {"cpu": _cpu() - before, "wall": wall, "clients": clients}
@@ -177,8 +227,13 @@ def _peer(population, floor: float, interpreter: str | None) -> dict:
     block, given = population.read(0), given_start(population)
     x = block.x[: PEER_CLIENTS * ROWS].astype(np.float64).reshape(PEER_CLIENTS, ROWS, COLUMNS)
     with tempfile.TemporaryDirectory() as folder:
-        np.savez(Path(folder) / "given.npz", rows=(x - given["centre"]) / given["scale"], weights=given["weights"],
-                 means=given["means"], variances=given["covariances"])  # fmt: skip
+        np.savez(
+            Path(folder) / "given.npz",
+            rows=(x - given["centre"]) / given["scale"],
+            weights=given["weights"],
+            means=given["means"],
+            variances=given["covariances"],
+        )
         command = [interpreter, str(Path(__file__).with_name("peer_pfl.py")), str(Path(folder) / "given.npz")]
         done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:

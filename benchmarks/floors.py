@@ -229,8 +229,11 @@ class EstimatedGradientEM:
             weighted, centres = (g @ x).reshape(-1, p), theta.reshape(-1, p)
             cross, held = weighted.T @ centres, shares * mass
             whole = (x * g.sum(axis=-2)[..., None]).reshape(-1, p).T @ x.reshape(-1, p)
-            scatter = (whole - cross - cross.T + (centres * held.reshape(-1, 1)).T @ centres, held.sum(),
-                       (shares * spread / (spread + noise)).sum())  # fmt: skip
+            scatter = (
+                whole - cross - cross.T + (centres * held.reshape(-1, 1)).T @ centres,
+                held.sum(),
+                (shares * spread / (spread + noise)).sum(),
+            )
         m, w = first / mass[..., None], mass / n
         variance = 1 / mass + spread
         z = _lengths(m - v) / np.sqrt(p * variance)
@@ -265,8 +268,10 @@ class EstimatedGradientEM:
 
 def _parts(rows, together: int) -> list[np.ndarray]:
     """(c, m, p) of `together` clients each."""
-    return [np.stack([np.asarray(own, np.float64) for own in rows[low : low + together]])
-            for low in range(0, len(rows), together)]  # fmt: skip
+    return [
+        np.stack([np.asarray(own, np.float64) for own in rows[low : low + together]])
+        for low in range(0, len(rows), together)
+    ]
 
 
 # --- dictionaries ---------------------------------------------------------------------------------------------------
@@ -328,8 +333,9 @@ class Dictionaries:
                 total += shared
                 continue
             x = self.rows[low : low + self.together]
-            atoms = np.concatenate([np.broadcast_to(self.common, (len(x), *self.common.shape)),
-                                    self.own[low : low + len(x)]], axis=1)  # fmt: skip
+            atoms = np.concatenate(
+                [np.broadcast_to(self.common, (len(x), *self.common.shape)), self.own[low : low + len(x)]], axis=1
+            )
             codes = x @ atoms.swapaxes(1, 2)
             codes[np.abs(codes) < self.threshold] = 0
             a = codes.swapaxes(1, 2) @ x

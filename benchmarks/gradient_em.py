@@ -54,14 +54,17 @@ def _measured(name: str, kind: str, data, repeats: int, limits: machine.Limits) 
     if kind == "equal":
         functions["floor, stacked"] = floor(data, CENTRES, TOGETHER).round
     taken = in_turns(functions, repeats)
-    each = {what: time.map(lambda value, n=len(few) if what == "floor, loop" else len(data): value / n)
-            for what, time in taken.items()}  # fmt: skip
+    each = {
+        what: time.map(lambda value, n=len(few) if what == "floor, loop" else len(data): value / n)
+        for what, time in taken.items()
+    }
     total = sum(len(own) for own in data)
     flops = total * (4 * COMPONENTS * COLUMNS + (FLOPS_OF_COVARIANCE if name == "default" else 0))
     found = []
     for what, time in each.items():
         ratios = {f"of_{floor.removeprefix('floor, ')}": time.over(each[floor]) for floor in each if floor != "core"}
-        found.append({"what": f"{name}, {what}", "rows": kind, "us_per_client": time.map(lambda value: value * 1e6),
-                      **ratios})  # fmt: skip
+        found.append(
+            {"what": f"{name}, {what}", "rows": kind, "us_per_client": time.map(lambda value: value * 1e6), **ratios}
+        )
     found[0] |= limits.shares(float(taken["core"]), 8.0 * total * COLUMNS, flops)
     return found

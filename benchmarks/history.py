@@ -40,7 +40,7 @@ def lines(result: Mapping, arguments: Mapping, load_before: float) -> list[dict]
         "machine": machine.facts(),
         "load": [load_before, machine.load()],
         "peak_bytes": {"benchmark": peak_memory()},  # flow and workers tell their own, which are quantities
-    }  # fmt: skip
+    }
     found = []
     for row in result["rows"]:
         quantities = {name: _quantity(value) for name, value in row.items() if isinstance(value, float)}
@@ -58,6 +58,7 @@ def _quantity(value: float) -> dict:
 
 def commit(folder: Path = Path(__file__).parent) -> dict:
     """commit: of the clone that the folder is in, or None; changed: whether tracked files differ from it."""
+
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
 
@@ -118,8 +119,9 @@ def compare(measured: Sequence[Mapping], between: tuple[str, str] | None = None)
     machines = {json.dumps(line["machine"], sort_keys=True) for line in measured if _name(line) in (first, second)}
     if len(machines) > 1:
         remarks.append("The machines or their libraries were not the same: only ratios to floors can be compared.")
-    busy = [line for line in measured if _name(line) in (first, second) and
-            max(line["load"]) > line["machine"]["cores"]]  # fmt: skip
+    busy = [
+        line for line in measured if _name(line) in (first, second) and max(line["load"]) > line["machine"]["cores"]
+    ]
     if busy:
         remarks.append(f"{len(busy)} lines were measured with a load above the number of cores.")
     return rows, remarks
@@ -152,15 +154,26 @@ def _by_quantity(measured: Iterable[Mapping]) -> dict[tuple, Interval]:
         labels = json.dumps(line["labels"], sort_keys=True)
         for name, value in line["quantities"].items():
             gathered.setdefault((line["benchmark"], arguments, labels, name), []).append(value)
-    return {key: Interval(float(np.median([value["median"] for value in values])),
-                          min(value["q1"] for value in values), max(value["q3"] for value in values),
-                          sum(value["n"] for value in values)) for key, values in gathered.items()}  # fmt: skip
+    return {
+        key: Interval(
+            float(np.median([value["median"] for value in values])),
+            min(value["q1"] for value in values),
+            max(value["q3"] for value in values),
+            sum(value["n"] for value in values),
+        )
+        for key, values in gathered.items()
+    }
 
 
 def _compared(key: tuple, one: Interval, other: Interval) -> dict:
     benchmark, _, labels, quantity = key
-    row = {"benchmark": benchmark, "what": ", ".join(map(str, json.loads(labels).values())), "quantity": quantity,
-           "earlier": one.median, "later": other.median}  # fmt: skip
+    row = {
+        "benchmark": benchmark,
+        "what": ", ".join(map(str, json.loads(labels).values())),
+        "quantity": quantity,
+        "earlier": one.median,
+        "later": other.median,
+    }
     if not (one.median > 0 and other.median > 0 and one.low > 0 and other.low > 0):
         return {**row, "ratio": None, "from": None, "to": None, "says": "no ratio: not positive"}
     ratio, low, high = other.median / one.median, other.low / one.high, other.high / one.low

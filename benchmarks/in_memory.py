@@ -25,8 +25,9 @@ class InMemory:
     def __init__(self, method: FederatedMethod, block: ClientBlock, start: Mapping[str, np.ndarray] | None = None):
         self.method, self.memory = method, None
         self.parts = list(leaves(block, CLIENTS_PER_LEAF))
-        self.state = method.init(PublicFacts(method.kind, block.features, CLIENTS_PER_LEAF, None, block.clients, None,
-                                             0, start=start))  # fmt: skip
+        self.state = method.init(
+            PublicFacts(method.kind, block.features, CLIENTS_PER_LEAF, None, block.clients, None, 0, start=start)
+        )
 
     def step(self) -> bool:
         """One round. False: finished."""

@@ -35,13 +35,16 @@ class Limits:
 
     def shares(self, seconds: float, bytes_read: float, flops: float, kind: str = "double") -> dict[str, float]:
         """What of the seconds the cost model accounts for: reading alone, products alone."""
-        return {"of_bandwidth": bytes_read / self.bandwidth / seconds,
-                "of_gemm": flops / getattr(self, kind) / seconds}  # fmt: skip
+        return {"of_bandwidth": bytes_read / self.bandwidth / seconds, "of_gemm": flops / getattr(self, kind) / seconds}
 
     def rows(self) -> list[dict]:
-        return [{"what": "copy of 256 MiB", "GB_per_s": self.bandwidth.map(lambda value: value / 1e9)},
-                *({"what": f"product of {ORDER} x {ORDER}, {name}", "gflop_per_s": speed.map(lambda value: value / 1e9)}
-                  for name, speed in (("float64", self.double), ("float32", self.single)))]  # fmt: skip
+        return [
+            {"what": "copy of 256 MiB", "GB_per_s": self.bandwidth.map(lambda value: value / 1e9)},
+            *(
+                {"what": f"product of {ORDER} x {ORDER}, {name}", "gflop_per_s": speed.map(lambda value: value / 1e9)}
+                for name, speed in (("float64", self.double), ("float32", self.single))
+            ),
+        ]
 
 
 def limits(repeats: int = 5, copied: int = COPIED, order: int = ORDER) -> Limits:
@@ -49,10 +52,14 @@ def limits(repeats: int = 5, copied: int = COPIED, order: int = ORDER) -> Limits
     source, target = np.ones(copied // 8), np.zeros(copied // 8)
     with threadpool_limits(1):
         copy = seconds(lambda: np.copyto(target, source), repeats, process_time)
-        products = [seconds(lambda a=np.ones((order, order), kind): np.matmul(a, a), repeats, process_time)
-                    for kind in (np.float64, np.float32)]  # fmt: skip
-    return Limits(copy.map(lambda taken: 2.0 * source.nbytes / taken),
-                  *(product.map(lambda taken: 2.0 * order**3 / taken) for product in products))  # fmt: skip
+        products = [
+            seconds(lambda a=np.ones((order, order), kind): np.matmul(a, a), repeats, process_time)
+            for kind in (np.float64, np.float32)
+        ]
+    return Limits(
+        copy.map(lambda taken: 2.0 * source.nbytes / taken),
+        *(product.map(lambda taken: 2.0 * order**3 / taken) for product in products),
+    )
 
 
 def facts() -> dict:

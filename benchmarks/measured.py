@@ -46,8 +46,9 @@ def seconds(function: Callable[[], object], repeats: int, clock: Callable[[], fl
     return in_turns({"": function}, repeats, clock)[""]
 
 
-def in_turns(functions: Mapping[str, Callable[[], object]], repeats: int,
-             clock: Callable[[], float] = process_time) -> dict[str, Measured]:  # fmt: skip
+def in_turns(
+    functions: Mapping[str, Callable[[], object]], repeats: int, clock: Callable[[], float] = process_time
+) -> dict[str, Measured]:
     """Seconds of every function, by name: each is called once in a turn, so that they meet the same minutes. One more
     turn goes before and does not count."""
     taken: dict[str, list[float]] = {name: [] for name in functions}

@@ -11,6 +11,7 @@ def measure(options) -> dict:
     for clients in (options.clients, 10 * options.clients):
         population = reddit_like(options.dir, clients)
         run = train("histograms", population.path, {"epsilon": 2}, workers=options.workers, cache=CACHE)
-        rows.append({"clients": clients, **run.peaks, "cache_MiB": CACHE, "rounds": len(run.metrics),
-                     "seconds": run.seconds})  # fmt: skip
+        rows.append(
+            {"clients": clients, **run.peaks, "cache_MiB": CACHE, "rounds": len(run.metrics), "seconds": run.seconds}
+        )
     return {"benchmark": "memory", "workers": options.workers, "rows": rows}

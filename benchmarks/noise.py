@@ -25,8 +25,14 @@ def measure(options) -> dict:
         started = perf_counter()
         np.random.Generator(np.random.Philox(1)).normal(size=CELLS)
         floating = perf_counter() - started
-        rows.append({"noise_multiplier": f"{sigma:g}", "cells": CELLS, "seconds": Measured(taken[1:]),
-                     "numpy_normal_s": floating,
-                     "std_over_planned": float(drawn.std() / planned.scale),
-                     "expected_error": 1 / math.sqrt(2 * CELLS)})  # fmt: skip
+        rows.append(
+            {
+                "noise_multiplier": f"{sigma:g}",
+                "cells": CELLS,
+                "seconds": Measured(taken[1:]),
+                "numpy_normal_s": floating,
+                "std_over_planned": float(drawn.std() / planned.scale),
+                "expected_error": 1 / math.sqrt(2 * CELLS),
+            }
+        )
     return {"benchmark": "noise", "rows": rows}

@@ -50,8 +50,15 @@ class Case:
 
     def words(self, population: Population, rounds: int) -> list[str]:
         given = {**self.settings, "rounds": rounds}
-        return ["train", self.method, str(population.path), "--json", "--cache", CACHE,
-                *(word for name, value in given.items() for word in ("--set", f"{name}={value}"))]  # fmt: skip
+        return [
+            "train",
+            self.method,
+            str(population.path),
+            "--json",
+            "--cache",
+            CACHE,
+            *(word for name, value in given.items() for word in ("--set", f"{name}={value}")),
+        ]
 
 
 CHEAP = (
@@ -60,8 +67,16 @@ CHEAP = (
     Case("private histograms", {"algorithm": "private", "clusters": 2, "epsilon": 8.0}, (20, 150), method="histograms"),
 )
 SEVERAL_BLOCKS = Case("em, several blocks", {"algorithm": "em", "components": 3}, (20, 300), 20_000)
-LONG = [Case(f"em, long rounds, workers: {workers}", {"algorithm": "em", "components": 16, "covariance": "full"},
-             (5, 45), workers * LONG_CLIENTS, workers=workers) for workers in (1, 2)]  # fmt: skip
+LONG = [
+    Case(
+        f"em, long rounds, workers: {workers}",
+        {"algorithm": "em", "components": 16, "covariance": "full"},
+        (5, 45),
+        workers * LONG_CLIENTS,
+        workers=workers,
+    )
+    for workers in (1, 2)
+]
 
 
 def measure(options) -> dict:
@@ -77,12 +92,22 @@ def _row(case: Case, population: Population, repeats: int, server: Server) -> di
     """CPU in ms for each round, of the long runs in seconds."""
     found = defaultdict(list)
     for _ in range(repeats):
-        took = [{"work": work(case, population, rounds), **_local(case, population, rounds),
-                 **_flow(case, population, rounds, server)} for rounds in case.rounds]  # fmt: skip
+        took = [
+            {
+                "work": work(case, population, rounds),
+                **_local(case, population, rounds),
+                **_flow(case, population, rounds, server),
+            }
+            for rounds in case.rounds
+        ]
         for name, value in _compared(*took, *case.rounds).items():
             found[name].append(value)
-    return {"what": case.name, "clients": population.n_clients, "rounds": case.rounds[1],
-            **{name: Measured(amounts) for name, amounts in found.items()}}  # fmt: skip
+    return {
+        "what": case.name,
+        "clients": population.n_clients,
+        "rounds": case.rounds[1],
+        **{name: Measured(amounts) for name, amounts in found.items()},
+    }
 
 
 def _compared(short: dict, long: dict, few: int, many: int) -> dict:
@@ -90,23 +115,35 @@ def _compared(short: dict, long: dict, few: int, many: int) -> dict:
     cpu = each["flow"] + each["workers"] + each["server"]
     whole = long["flow"] + long["workers"] + long["server"]
     return {
-        "work_ms": 1000 * each["work"], "store_ms": 1000 * (each["local"] - each["work"]),
-        "flow_ms": 1000 * each["flow"], "workers_ms": 1000 * each["workers"], "server_ms": 1000 * each["server"],
-        "orchestration_ms": 1000 * (cpu - each["work"]), "orchestration_share": 1 - each["work"] / cpu,
+        "work_ms": 1000 * each["work"],
+        "store_ms": 1000 * (each["local"] - each["work"]),
+        "flow_ms": 1000 * each["flow"],
+        "workers_ms": 1000 * each["workers"],
+        "server_ms": 1000 * each["server"],
+        "orchestration_ms": 1000 * (cpu - each["work"]),
+        "orchestration_share": 1 - each["work"] / cpu,
         "outside_ms": 1000 * (each["flow"] + each["server"]),
         **({"outside_share": (each["flow"] + each["server"]) / cpu} if each["workers"] else {}),
-        "with_start_ms": 1000 * (whole - long["work"]) / many, "with_start_share": 1 - long["work"] / whole,
-        "start_s": whole - many * cpu, "local_start_s": long["local"] - many * each["local"],
-        "wall_ms": 1000 * each["flow_wall"], "local_wall_ms": 1000 * each["local_wall"],
-        "task_runs": each["task_runs"], "requests": each["requests"], "events": each["events"],
-    }  # fmt: skip
+        "with_start_ms": 1000 * (whole - long["work"]) / many,
+        "with_start_share": 1 - long["work"] / whole,
+        "start_s": whole - many * cpu,
+        "local_start_s": long["local"] - many * each["local"],
+        "wall_ms": 1000 * each["flow_wall"],
+        "local_wall_ms": 1000 * each["local_wall"],
+        "task_runs": each["task_runs"],
+        "requests": each["requests"],
+        "events": each["events"],
+    }
 
 
 def work(case: Case, population: Population, rounds: int) -> float:
     """CPU-seconds of the method alone: its rounds in this process, with everything in memory and nothing stored."""
     method = make_method(case.method, {**case.settings, "rounds": rounds})
-    parts = [leaf for index in range(len(population.blocks))
-             for leaf in leaves(population.read(index), population.clients_per_leaf)]  # fmt: skip
+    parts = [
+        leaf
+        for index in range(len(population.blocks))
+        for leaf in leaves(population.read(index), population.clients_per_leaf)
+    ]
     planned, rho, noise = [], None, SecureNoise()
     if method.private:
         planned, rho = plan_within_budget(method, population, ledger_of(population), 0)
@@ -143,5 +180,11 @@ def _flow(case: Case, population: Population, rounds: int, server: Server) -> di
         counted = json.loads(counts.read_text())
     server.settle()
     workers = counted.pop("children")
-    return {"flow": took.cpu - workers, "workers": workers, "server": server.cpu() - before,
-            "flow_wall": took.seconds, "task_runs": server.task_runs() - tasks, **counted}  # fmt: skip
+    return {
+        "flow": took.cpu - workers,
+        "workers": workers,
+        "server": server.cpu() - before,
+        "flow_wall": took.seconds,
+        "task_runs": server.task_runs() - tasks,
+        **counted,
+    }

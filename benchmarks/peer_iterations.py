@@ -43,9 +43,15 @@ def mixtures(kind, given):
 
     def fit(iterations: int) -> int:
         start = known if kind == "GaussianMixture" else {}
-        model = getattr(mixture, kind)(n_components=len(given["means"]), covariance_type="diag", tol=0.0,
-                                       max_iter=iterations, init_params="random_from_data", random_state=0,
-                                       **start)  # fmt: skip
+        model = getattr(mixture, kind)(
+            n_components=len(given["means"]),
+            covariance_type="diag",
+            tol=0.0,
+            max_iter=iterations,
+            init_params="random_from_data",
+            random_state=0,
+            **start,
+        )
         return model.fit(given["rows"]).n_iter_
 
     return sklearn.__version__, fit

@@ -40,8 +40,13 @@ def measure(options) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         file, given = Path(folder) / "given.npz", given_start(population)
         x = np.concatenate([population.read(index).x for index in range(len(population.blocks))]).astype(np.float64)
-        np.savez(file, rows=(x - given["centre"]) / given["scale"], means=given["means"], weights=given["weights"],
-                 variances=given["covariances"])  # fmt: skip
+        np.savez(
+            file,
+            rows=(x - given["centre"]) / given["scale"],
+            means=given["means"],
+            weights=given["weights"],
+            variances=given["covariances"],
+        )
         rows += [_peer(peers.get(PEERS[kind]), kind, file, options, ours) for kind in PEERS]
     return {"benchmark": "peers", "clients": options.clients, "rows": rows}
 
@@ -55,5 +60,8 @@ def _peer(interpreter: str | None, kind: str, file: Path, options, ours: float) 
         return {"what": kind, "skipped": (done.stderr.strip().splitlines() or ["it failed"])[-1]}
     answer = json.loads(done.stdout.splitlines()[-1])
     speed = Measured(options.clients / value for value in answer["seconds"])
-    return {"what": f"{PEERS[kind]} {answer['version']}, {kind}", "updates_per_cpu_s": speed,
-            "of_core": speed.over(float(ours))}  # fmt: skip
+    return {
+        "what": f"{PEERS[kind]} {answer['version']}, {kind}",
+        "updates_per_cpu_s": speed,
+        "of_core": speed.over(float(ours)),
+    }

@@ -36,16 +36,25 @@ def measure(options) -> dict:
     with tempfile.TemporaryDirectory() as folder, threadpool_limits(1):
         place = Place(Path(folder), InProcessBackend(), 2**30)
         for turn in range(options.repeats):
-            for what, function in (("loop", lambda: loop(samples)),
-                                   ("run", lambda turn=turn: perma_mnist.LINES[LINE].learn(
-                                       place, f"{LINE}-{turn}", SIZE, samples, SEED))):  # fmt: skip
+            for what, function in (
+                ("loop", lambda: loop(samples)),
+                ("run", lambda turn=turn: perma_mnist.LINES[LINE].learn(place, f"{LINE}-{turn}", SIZE, samples, SEED)),
+            ):
                 began, used = perf_counter(), process_time()
                 function()
                 wall[what].append(perf_counter() - began)
                 cpu[what].append(process_time() - used)
-    rows = [{"what": what, "data": "MNIST" if known else "synthetic", "seconds": Measured(wall[what]),
-             "cpu_s": Measured(cpu[what]), "of_loop_cpu": Measured(cpu[what]).over(Measured(cpu["loop"])),
-             "of_paper": Measured(wall[what]).over(PAPER_SECONDS)} for what in wall]  # fmt: skip
+    rows = [
+        {
+            "what": what,
+            "data": "MNIST" if known else "synthetic",
+            "seconds": Measured(wall[what]),
+            "cpu_s": Measured(cpu[what]),
+            "of_loop_cpu": Measured(cpu[what]).over(Measured(cpu["loop"])),
+            "of_paper": Measured(wall[what]).over(PAPER_SECONDS),
+        }
+        for what in wall
+    ]
     rows.append({"what": "paper, on its own machine", "seconds": PAPER_SECONDS})
     return {"benchmark": "perma_mnist", "rows": rows}
 

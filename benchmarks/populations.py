@@ -42,8 +42,9 @@ def mixture_rows(folder: Path, clients: int, ragged: bool = False) -> Population
     path = folder / f"mixture-{'ragged-' * ragged}{clients}"
     if not path.exists():
         means = mixture_means()
-        with PopulationWriter(path, "rows", COLUMNS, nominal_clients=clients, public_for_evaluation=PUBLIC,
-                              ledger=ledger_name()) as writer:  # fmt: skip
+        with PopulationWriter(
+            path, "rows", COLUMNS, nominal_clients=clients, public_for_evaluation=PUBLIC, ledger=ledger_name()
+        ) as writer:
             for first in range(0, clients, RUN):
                 generator, count = stream(1, "benchmark/rows", first), min(RUN, clients - first)
                 sizes = generator.integers(1, 2 * ROWS, count) if ragged else np.full(count, ROWS)

@@ -55,8 +55,9 @@ def population_of(folder: Path, clients: int) -> Population:
     os.environ["FEDCORE_LEDGER"] = f"sqlite:///{(folder / 'ledger.sqlite').resolve()}"
     path, truth = folder / f"separated-{clients}", mixture(COLUMNS, COMPONENTS, SEPARATION, 1)
     if not path.exists():
-        with PopulationWriter(path, "rows", COLUMNS, nominal_clients=clients, public_for_evaluation=PUBLIC,
-                              ledger=ledger_name()) as writer:  # fmt: skip
+        with PopulationWriter(
+            path, "rows", COLUMNS, nominal_clients=clients, public_for_evaluation=PUBLIC, ledger=ledger_name()
+        ) as writer:
             for first in range(0, clients, BATCH):
                 count = min(BATCH, clients - first)
                 rows, _ = sample(truth, count * ROWS, first + 1)
@@ -71,8 +72,13 @@ def population_of(folder: Path, clients: int) -> Population:
 
 def settings() -> dict:
     told = prior(mixture(COLUMNS, COMPONENTS, SEPARATION, 1))
-    return {"components": COMPONENTS, "radius": told.radius, "sigma_min": told.sigma_min, "depth": 1,
-            "least_weight": told.least_weight}  # fmt: skip
+    return {
+        "components": COMPONENTS,
+        "radius": told.radius,
+        "sigma_min": told.sigma_min,
+        "depth": 1,
+        "least_weight": told.least_weight,
+    }
 
 
 # --- passes in memory -----------------------------------------------------------------------------------------------
@@ -127,8 +133,9 @@ def _messages(parts):
     while (message := method.message(state)) is not None:
         yield message, answer
         sums = method.quantise(message, answer(message))
-        state, _ = method.server_update(state, {p.name: noise.draw(p, "", sums[p.name]) for p in plan
-                                                if p.round == state.round + 1})  # fmt: skip
+        state, _ = method.server_update(
+            state, {p.name: noise.draw(p, "", sums[p.name]) for p in plan if p.round == state.round + 1}
+        )
     if not state.found:
         raise RuntimeError(f"the benchmark's run found nothing: {state.reason}")
 
@@ -148,8 +155,10 @@ def _sums(message: Message, x: np.ndarray) -> list[np.ndarray]:
     if message.level >= 0:
         return FLOORS[message.kind](message, 0, x)
     at = _nearest(message.tree, x)
-    found = [FLOORS[message.kind.removeprefix("leaf ").replace("covariance", "moments")](message, slot, x[at == slot])
-             for slot in range(len(message.nodes))]  # fmt: skip
+    found = [
+        FLOORS[message.kind.removeprefix("leaf ").replace("covariance", "moments")](message, slot, x[at == slot])
+        for slot in range(len(message.nodes))
+    ]
     return [np.stack(parts) for parts in zip(*found, strict=True)]
 
 
@@ -226,17 +235,30 @@ def _profiles(message: Message, slot: int, x: np.ndarray) -> list[np.ndarray]:
     return [np.stack([np.bincount(np.searchsorted(message.edges, column), minlength=cells) for column in squares.T])]
 
 
-FLOORS = {"mean": _mean, "radii": _radii, "moments": _moments, "boxes": _boxes, "offsets": _offsets,
-          "profiles": _profiles}  # fmt: skip
+FLOORS = {
+    "mean": _mean,
+    "radii": _radii,
+    "moments": _moments,
+    "boxes": _boxes,
+    "offsets": _offsets,
+    "profiles": _profiles,
+}
 
 # --- a whole run ----------------------------------------------------------------------------------------------------
 
 
 def _whole_run(population: Population) -> dict:
     """`fedcore train --local` in a process of its own."""
-    run = train("private_gmm", population.path, {"epsilon": 1, "spare_releases": 0, **settings()}, workers=None,
-                cache=CACHE)  # fmt: skip
+    run = train(
+        "private_gmm", population.path, {"epsilon": 1, "spare_releases": 0, **settings()}, workers=None, cache=CACHE
+    )
     seconds = [row["seconds_clients"] for row in run.metrics if "seconds_clients" in row]
-    return {"what": "whole run, --local", "rows": population.n_rows, "passes": len(seconds),
-            "seconds_a_pass": float(np.mean(seconds)), "peak_MiB": run.flow / 2**20, "cache_MiB": CACHE,
-            "stored_MiB": population.n_rows * COLUMNS * 4 / 2**20}  # fmt: skip
+    return {
+        "what": "whole run, --local",
+        "rows": population.n_rows,
+        "passes": len(seconds),
+        "seconds_a_pass": float(np.mean(seconds)),
+        "peak_MiB": run.flow / 2**20,
+        "cache_MiB": CACHE,
+        "stored_MiB": population.n_rows * COLUMNS * 4 / 2**20,
+    }

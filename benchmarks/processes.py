@@ -39,8 +39,9 @@ def taken(words: Sequence[str], **environment: str) -> Taken:
     given = {**os.environ, "PREFECT_LOGGING_LEVEL": "WARNING", **environment}
     given.pop("PYTHONDONTWRITEBYTECODE", None)
     began = perf_counter()
-    with subprocess.Popen([sys.executable, *words], env=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          text=True) as process:  # fmt: skip
+    with subprocess.Popen(
+        [sys.executable, *words], env=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         before = _children()
         out, said = process.communicate()
     seconds, cpu = perf_counter() - began, _children() - before

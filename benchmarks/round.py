@@ -27,8 +27,9 @@ def measure(options) -> dict:
     counts = floors.counts_in_memory(population)
     centres = true_centres(settings_of("reddit-like", {"clients": options.clients}), 1)
     with threadpool_limits(1):
-        float_floor = min(seconds(kind(counts, centres), FLOOR_REPEATS)
-                          for kind in (floors.clustering, floors.clustering_by_bincount))  # fmt: skip
+        float_floor = min(
+            seconds(kind(counts, centres), FLOOR_REPEATS) for kind in (floors.clustering, floors.clustering_by_bincount)
+        )
         grid_floor = seconds(floors.grid_sums(counts, centres, centres.mean(axis=0)), FLOOR_REPEATS)
     # A stored number and its index are read once; a product with every centre, an addition to one.
     limits, entries = machine.limits(), counts.nnz
@@ -41,10 +42,22 @@ def measure(options) -> dict:
         for cache, name in ((2 * 2**30, "cached"), (0, "from the store")):
             took = [flow(population, settings, cache, options.workers) for _ in range(options.repeats)]
             whole, clients, release = (Measured(column) for column in zip(*took, strict=True))
-            shares = limits.shares(float(clients) * options.workers, 8.0 * entries, entries * (2.0 * len(centres) + 1),
-                                   "single")  # fmt: skip
-            rows.append({"sums": kind, "blocks": name, "clients": options.clients, "floor_s": floor, "round_s": whole,
-                         "ratio": whole.over(float(floor)), "clients_s": clients, "release_s": release, **shares})
+            shares = limits.shares(
+                float(clients) * options.workers, 8.0 * entries, entries * (2.0 * len(centres) + 1), "single"
+            )
+            rows.append(
+                {
+                    "sums": kind,
+                    "blocks": name,
+                    "clients": options.clients,
+                    "floor_s": floor,
+                    "round_s": whole,
+                    "ratio": whole.over(float(floor)),
+                    "clients_s": clients,
+                    "release_s": release,
+                    **shares,
+                }
+            )
     return {"benchmark": "round", "workers": options.workers, "rows": rows + limits.rows()}
 
 
@@ -55,8 +68,12 @@ def flow(population, settings: dict, cache: int, workers: int) -> tuple[float, f
 
     with tempfile.TemporaryDirectory() as folder:
         config = HistogramsConfig(rounds=ROUNDS, **settings)
-        path = train_histograms(population=str(population.path), config=config, runs=folder,
-                                compute=Compute(workers=workers, cache_bytes=cache))  # fmt: skip
+        path = train_histograms(
+            population=str(population.path),
+            config=config,
+            runs=folder,
+            compute=Compute(workers=workers, cache_bytes=cache),
+        )
         rows = Run.open(Path(path)).metrics()[WARM_UP:]
     release = [row.get("seconds_release", 0.0) for row in rows]
     whole = [row["seconds_round"] - r for row, r in zip(rows, release, strict=True)]

@@ -58,7 +58,7 @@ CASES = (
     Case("grid", "histograms", "counts", {"algorithm": "private", "clusters": 10, "epsilon": 15.0, **HISTOGRAMS}),
     Case("em", "federated_em", "rows", {"algorithm": "em", **MIXTURES}),
     Case("ragged em", "federated_em", "ragged", {"algorithm": "em", **MIXTURES}, every=False),
-)  # fmt: skip
+)
 
 
 def measure(options) -> dict:
@@ -78,8 +78,9 @@ def measure(options) -> dict:
                     if clients == UNIT and spent:
                         each[cell] = spent
                     compared = {"cpu_of_100000": spent / each[cell]} if spent and cell in each else {}
-                    rows.append({"what": case.what, "clients": clients, "workers": number, "blocks": blocks, **row,
-                                 **compared})  # fmt: skip
+                    rows.append(
+                        {"what": case.what, "clients": clients, "workers": number, "blocks": blocks, **row, **compared}
+                    )
     return {"benchmark": "scale", "rows": rows}
 
 
@@ -92,8 +93,11 @@ def sizes(most: int) -> list[int]:
 
 
 def populations(folder: Path, clients: int) -> dict[str, Population]:
-    return {"counts": reddit_like(folder, clients), "rows": mixture_rows(folder, clients),
-            "ragged": mixture_rows(folder, clients, ragged=True)}  # fmt: skip
+    return {
+        "counts": reddit_like(folder, clients),
+        "rows": mixture_rows(folder, clients),
+        "ragged": mixture_rows(folder, clients, ragged=True),
+    }
 
 
 # --- floors ---------------------------------------------------------------------------------------------------------
@@ -176,9 +180,19 @@ def drop_pages(population: Population) -> bool:
 
 def noise(plan: Sequence[Mapping]) -> float:
     """CPU-seconds of the secure noise of a plan's last round."""
-    last = [PlannedRelease(item["name"], item["round"], tuple(item["shape"]), item["sensitivity"],
-                           item["noise_multiplier"], item["argument"], item["composition"])
-            for item in plan if item["round"] == plan[-1]["round"]]  # fmt: skip
+    last = [
+        PlannedRelease(
+            item["name"],
+            item["round"],
+            tuple(item["shape"]),
+            item["sensitivity"],
+            item["noise_multiplier"],
+            item["argument"],
+            item["composition"],
+        )
+        for item in plan
+        if item["round"] == plan[-1]["round"]
+    ]
     if not last:
         return 0.0
     source, values = SecureNoise(), [np.zeros(one.shape, np.int64) for one in last]
@@ -188,19 +202,29 @@ def noise(plan: Sequence[Mapping]) -> float:
 def _row(case: Case, population: Population, workers: int, cache: int, floor: Floor | None) -> dict:
     dropped = drop_pages(population)
     rounds = next((ROUNDS[size] for size in sorted(ROUNDS) if size >= population.n_clients), FEWEST_ROUNDS)
-    run = train(case.method, population.path, {**case.settings, "rounds": rounds}, workers=workers, cache=cache,
-                watched=True)  # fmt: skip
+    run = train(
+        case.method, population.path, {**case.settings, "rounds": rounds}, workers=workers, cache=cache, watched=True
+    )
     timed = run.metrics[-(rounds - WARM_UP) :]
     releases = Measured(row.get("seconds_release", 0.0) for row in timed)
     wall = Measured(row["seconds_round"] - row.get("seconds_release", 0.0) for row in timed)
     cpu = run.cpu_per_round(len(run.metrics) - len(timed)) - noise(run.plan)
     spent = {} if np.isnan(cpu) else {"cpu_us_per_client": cpu / population.n_clients * 1e6}
-    found = {"cache_MiB": cache, "round_s": wall, "clients_s": Measured(row["seconds_clients"] for row in timed),
-             "first_s": run.metrics[0]["seconds_clients"], "dropped": dropped,
-             **spent, "us_per_client": wall.map(lambda value: value / population.n_clients * 1e6),
-             "release_s": releases, **run.peaks}  # fmt: skip
+    found = {
+        "cache_MiB": cache,
+        "round_s": wall,
+        "clients_s": Measured(row["seconds_clients"] for row in timed),
+        "first_s": run.metrics[0]["seconds_clients"],
+        "dropped": dropped,
+        **spent,
+        "us_per_client": wall.map(lambda value: value / population.n_clients * 1e6),
+        "release_s": releases,
+        **run.peaks,
+    }
     if floor is None:
         return found
-    return found | {"floor_s": floor.wall, "of_floor": wall.over(float(floor.wall)),
-                    **({"of_floor_cpu": cpu / floor.cpu} if spent else {})}  # fmt: skip
-
+    return found | {
+        "floor_s": floor.wall,
+        "of_floor": wall.over(float(floor.wall)),
+        **({"of_floor_cpu": cpu / floor.cpu} if spent else {}),
+    }

@@ -38,9 +38,16 @@ def measure(options) -> dict:
             "population describe": ["-m", "fedcore.cli", "population", "describe", str(rows)],
             "train --local": [*train, "federated_em", str(rows), "--local", *MIXTURE, *where],
             "train --local, private": [*train, "histograms", str(counts), "--local", *PRIVATE, *where],
-            "train, Prefect server": [*train, "federated_em", str(rows), "--workers", str(options.workers), *MIXTURE,
-                                      *where],
-        }  # fmt: skip
+            "train, Prefect server": [
+                *train,
+                "federated_em",
+                str(rows),
+                "--workers",
+                str(options.workers),
+                *MIXTURE,
+                *where,
+            ],
+        }
         found = [_row(what, words, options.repeats, server) for what, words in commands.items()]
         shown = int(os.environ.get("FEDCORE_IMPORTS", "0"))
         if shown:
@@ -57,14 +64,26 @@ def _row(what: str, words: list[str], repeats: int, server: Server) -> dict:
         took.append(taken(words, PREFECT_API_URL=server.api))
         asked.append(server.cpu() - before)
     target = {"target_s": TARGETS[what]} if what in TARGETS else {}
-    return {"what": what, "wall_s": Measured(each.seconds for each in took),
-            "cpu_s": Measured(each.cpu for each in took), "server_s": Measured(asked), **target}  # fmt: skip
+    return {
+        "what": what,
+        "wall_s": Measured(each.seconds for each in took),
+        "cpu_s": Measured(each.cpu for each in took),
+        "server_s": Measured(asked),
+        **target,
+    }
 
 
 def _imports(what: str, words: list[str], server: Server, most: int) -> list[dict]:
     """The modules of the command's own process that took longest to import, by themselves and with what they import."""
-    done = subprocess.run([sys.executable, "-X", "importtime", *words], capture_output=True, text=True, check=True,
-                          env={**os.environ, "PREFECT_API_URL": server.api})  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", *words],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PREFECT_API_URL": server.api},
+    )
     found = sorted(((int(own), int(whole), name) for own, whole, name in IMPORTED.findall(done.stderr)), reverse=True)
-    return [{"what": what, "module": name, "own_ms": own / 1000, "with_imports_ms": whole / 1000}
-            for own, whole, name in found[:most]]  # fmt: skip
+    return [
+        {"what": what, "module": name, "own_ms": own / 1000, "with_imports_ms": whole / 1000}
+        for own, whole, name in found[:most]
+    ]

@@ -46,8 +46,14 @@ def measure(options) -> dict:
         rows = []
         for what, ours, floor in (("write", write, write_raw), ("read", read, read_raw)):
             taken, raw_taken = seconds(ours, options.repeats), seconds(floor, options.repeats)
-            rows.append({"what": what, "seconds": taken, "raw_file_s": raw_taken, "ratio": taken.over(raw_taken),
-                         "decoded_MB_per_s": taken.map(lambda value: decoded / value / 1e6),
-                         "stored_over_decoded": stored / decoded})  # fmt: skip
+            rows.append(
+                {
+                    "what": what,
+                    "seconds": taken,
+                    "raw_file_s": raw_taken,
+                    "ratio": taken.over(raw_taken),
+                    "decoded_MB_per_s": taken.map(lambda value: decoded / value / 1e6),
+                    "stored_over_decoded": stored / decoded,
+                }
+            )
     return {"benchmark": "store", "clients": options.clients, "rows": rows}
-

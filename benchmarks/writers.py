@@ -64,16 +64,23 @@ def measure(options) -> dict:
             loop = floor(rows, centres)
             timed = {"loop": lambda one=loop: _rounds(one.round), "in memory": lambda one=ours: _rounds(one.step)}
             with threadpool_limits(1):
-                wall, cpu = ({what: time.map(lambda value: value * ROUNDS / TIMED) for what, time in
-                              in_turns(timed, options.repeats, clock).items()}
-                             for clock in (perf_counter, process_time))  # fmt: skip
+                wall, cpu = (
+                    {
+                        what: time.map(lambda value: value * ROUNDS / TIMED)
+                        for what, time in in_turns(timed, options.repeats, clock).items()
+                    }
+                    for clock in (perf_counter, process_time)
+                )
                 store = [_run_store(population, settings, given, folder) for _ in range(options.repeats)]
             command = partial(train, "gradient_em", population, settings, more=["--start-from", str(given)])
-            whole = {what: [command(workers=workers) for _ in range(options.repeats)]
-                     for what, workers in (("train --local", None), ("train", options.workers))}  # fmt: skip
+            whole = {
+                what: [command(workers=workers) for _ in range(options.repeats)]
+                for what, workers in (("train --local", None), ("train", options.workers))
+            }
             with own_server(Path(folder) / f"prefect-{name}") as server:
-                whole["train, server"] = [command(workers=options.workers, PREFECT_API_URL=server.api)
-                                          for _ in range(options.repeats)]  # fmt: skip
+                whole["train, server"] = [
+                    command(workers=options.workers, PREFECT_API_URL=server.api) for _ in range(options.repeats)
+                ]
             loop = wall["loop"], cpu["loop"]
             found += [_row(name, source, what, wall[what], cpu[what], loop) for what in timed]
             found.append(_row(name, source, "run store", *map(Measured, zip(*store, strict=True)), loop))
@@ -86,8 +93,15 @@ def writers() -> tuple[list[np.ndarray], np.ndarray, str]:
     if data_file("pendigits", "pendigits.npz") is None:
         generator = stream(1, "benchmark/writers")
         centres = generator.normal(0.0, 1.0, (COMPONENTS, COLUMNS))
-        data = tasks(1, clients=WRITERS, outliers=0, h=0.5, rows=generator.integers(*SIZES, WRITERS), centres=centres,
-                     concentration=50.0)  # fmt: skip
+        data = tasks(
+            1,
+            clients=WRITERS,
+            outliers=0,
+            h=0.5,
+            rows=generator.integers(*SIZES, WRITERS),
+            centres=centres,
+            concentration=50.0,
+        )
         return data.rows, centres, "synthetic"
     experiment, options = FedGrEMPenDigits(), Options()
     rows, held, labels = experiment.split(0, options)
@@ -107,8 +121,14 @@ def _rounds(step) -> None:
 def _run_store(population: Path, settings: dict, given: Path, folder: str) -> tuple[float, float]:
     """Seconds of the rounds of a session, the start's left out, as in the loop; CPU-seconds with the start's pass."""
     with tempfile.TemporaryDirectory(dir=folder) as runs:
-        request = TrainRequest(method="gradient_em", population=str(population), runs=runs, run_id="r",
-                               settings=settings, start_from=str(given))  # fmt: skip
+        request = TrainRequest(
+            method="gradient_em",
+            population=str(population),
+            runs=runs,
+            run_id="r",
+            settings=settings,
+            start_from=str(given),
+        )
         session, began = start(request, InProcessBackend(), stamp=""), process_time()
         with ending(session):
             while session.training.step() is not None:
@@ -117,8 +137,15 @@ def _run_store(population: Path, settings: dict, given: Path, folder: str) -> tu
 
 
 def _row(name: str, source: str, what: str, wall: Measured, cpu: Measured, loop: tuple[Measured, Measured]) -> dict:
-    return {"what": f"{name}, {what}", "data": source, "seconds": wall, "cpu_s": cpu, "of_loop": wall.over(loop[0]),
-            "of_loop_cpu": cpu.over(loop[1]), "ms_per_round": wall.map(lambda value: value / ROUNDS * 1e3)}  # fmt: skip
+    return {
+        "what": f"{name}, {what}",
+        "data": source,
+        "seconds": wall,
+        "cpu_s": cpu,
+        "of_loop": wall.over(loop[0]),
+        "of_loop_cpu": cpu.over(loop[1]),
+        "ms_per_round": wall.map(lambda value: value / ROUNDS * 1e3),
+    }
 
 
 def _whole(name: str, source: str, what: str, runs: list[Trained], loop: tuple[Measured, Measured]) -> dict:

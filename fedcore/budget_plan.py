@@ -49,8 +49,9 @@ class Sketch:
     loss_nats: float
 
 
-def equal_runs(method: Histograms, population: Population, balance: Balance, runs: int,
-               epsilon: float | None = None) -> dict:  # fmt: skip
+def equal_runs(
+    method: Histograms, population: Population, balance: Balance, runs: int, epsilon: float | None = None
+) -> dict:
     """What each of `runs` equal runs may spend; epsilon: what each would ask for instead. JSON-ready.
 
     Spare releases are set aside in each run's share and come back at its end if no draw was lost; `epsilon_if_no_spare`
@@ -58,16 +59,20 @@ def equal_runs(method: Histograms, population: Population, balance: Balance, run
     WrongKind or PrivacyError if such runs would be refused for what the population holds or promises.
     """
     if balance.budget is None:
-        raise BudgetMissing(f"population {population.path.name!r} has no privacy budget.",
-                            f"Set one: fedcore budget set {population.path} --epsilon E --delta D")  # fmt: skip
+        raise BudgetMissing(
+            f"population {population.path.name!r} has no privacy budget.",
+            f"Set one: fedcore budget set {population.path} --epsilon E --delta D",
+        )
     check_kind(method, population)
     checked_unit(method, balance.unit, population)
     if runs < 1:
         raise ConfigError(f"a number of runs is at least 1, not {runs}.")
     delta = balance.budget.delta_conv
     if not balance.rho_left > 0:
-        raise BudgetExceeded(f"the budget of population {population.path.name!r} is used up.",
-                             "Nothing can be planned without `fedcore budget raise`.")  # fmt: skip
+        raise BudgetExceeded(
+            f"the budget of population {population.path.name!r} is used up.",
+            "Nothing can be planned without `fedcore budget raise`.",
+        )
     if epsilon is None:
         epsilon = rounded_down(epsilon_of(balance.rho_left / runs, delta))
     share = rho_of(epsilon, delta)
@@ -78,17 +83,28 @@ def equal_runs(method: Histograms, population: Population, balance: Balance, run
         spent = sum(planned.rho for planned in plan) if spent is None else spent
         sketches[name] = asdict(sketch)
     return {
-        "relation": balance.relation, "rho_left": balance.rho_left, "epsilon_left": epsilon_of(balance.rho_left, delta),
-        "delta": balance.budget.delta, "runs": runs, "nominal_clients": nominal_clients(method, population),
-        "epsilon_per_run": epsilon, "rho_per_run": share, "spare_releases": method.config.spare_releases,
-        "rho_if_no_spare": spent, "epsilon_if_no_spare": epsilon_of(spent, delta), "fits": runs <= fitting,
-        "runs_that_fit": fitting, **sketches,
-    }  # fmt: skip
+        "relation": balance.relation,
+        "rho_left": balance.rho_left,
+        "epsilon_left": epsilon_of(balance.rho_left, delta),
+        "delta": balance.budget.delta,
+        "runs": runs,
+        "nominal_clients": nominal_clients(method, population),
+        "epsilon_per_run": epsilon,
+        "rho_per_run": share,
+        "spare_releases": method.config.spare_releases,
+        "rho_if_no_spare": spent,
+        "epsilon_if_no_spare": epsilon_of(spent, delta),
+        "fits": runs <= fitting,
+        "runs_that_fit": fitting,
+        **sketches,
+    }
 
 
-def sketch_of(method: Histograms, population: Population, balance: Balance, share: float,
-              warm: bool) -> tuple[list[PlannedRelease], Sketch]:  # fmt: skip
+def sketch_of(
+    method: Histograms, population: Population, balance: Balance, share: float, warm: bool
+) -> tuple[list[PlannedRelease], Sketch]:
     """A run of this share of rho, from nothing or from the centres of an earlier equal run."""
+
     def public(rho: float, start: Mapping[str, np.ndarray] | None = None) -> PublicFacts:
         return facts(method, population, rho, 0, balance.relation, start)
 
@@ -103,8 +119,13 @@ def sketch_of(method: Histograms, population: Population, balance: Balance, shar
     nominal, features, effective = bought(method.config, public(rho, start))
     b = strength(nominal, features, effective, method.config.clip)
     sigma = [planned.noise_multiplier for planned in plan if planned.name.startswith("clusters")][-1]
-    loss = noise_loss(sigma * spread(balance.relation), method.config.clip, features, nominal / sizes.clusters,
-                      pooled=sizes.rounds > 1)  # fmt: skip
+    loss = noise_loss(
+        sigma * spread(balance.relation),
+        method.config.clip,
+        features,
+        nominal / sizes.clusters,
+        pooled=sizes.rounds > 1,
+    )
     return plan, Sketch(sizes.rounds, sizes.clusters, sizes.cells(1), len(plan), b, strength_in_words(b), loss)
 
 
@@ -133,6 +154,8 @@ def histograms(settings: dict) -> Histograms:
     """The method with these settings. Raises ConfigError if they are not those of a private run."""
     method = make_method("histograms", settings)
     if not method.private:
-        raise ConfigError(f"algorithm {method.config.algorithm!r} is not private and has no budget to plan.",
-                          'Leave the algorithm out, or set it to "private".')  # fmt: skip
+        raise ConfigError(
+            f"algorithm {method.config.algorithm!r} is not private and has no budget to plan.",
+            'Leave the algorithm out, or set it to "private".',
+        )
     return method

@@ -41,6 +41,7 @@ if TYPE_CHECKING:  # a run that is not private needs no database
 WITNESS = layout.WITNESS
 CRUMB = 1e-6  # what rounding leaves of a budget that was given to a run whole, as a share of it; it buys noise only
 
+
 def ledger_name(url: str | None = None) -> dict:
     """{"id", "url"} of the ledger that new populations name: `url`, else FEDCORE_LEDGER, else the user's own.
 
@@ -73,8 +74,10 @@ def ledger_of(population: Population, url: str | None = None) -> Ledger:
     """
     named = population.manifest.ledger
     if named is None:
-        raise LedgerMissing(f"population {population.path.name!r} names no ledger: it was made without one.",
-                            "Ingest it again with a ledger.")  # fmt: skip
+        raise LedgerMissing(
+            f"population {population.path.name!r} names no ledger: it was made without one.",
+            "Ingest it again with a ledger.",
+        )
     ledger = _find(named, url)
     witness = layout.read_beside(population.path, WITNESS)
     if witness is not None:
@@ -113,8 +116,9 @@ def remember_head(population: Population, ledger: Ledger) -> None:
     """
     head = ledger.head(population.id)
     try:
-        layout.write_beside(population.path, WITNESS, json_bytes(
-            {"ledger_id": head.ledger_id, "seq": head.seq, "hash": head.hash}))  # fmt: skip
+        layout.write_beside(
+            population.path, WITNESS, json_bytes({"ledger_id": head.ledger_id, "seq": head.seq, "hash": head.hash})
+        )
     except OSError as error:
         raise PopulationError(
             f"cannot write {WITNESS} of population {population.path.name!r}: {error.strerror or error}.",
@@ -157,16 +161,31 @@ def nominal_clients(method: FederatedMethod, population: Population) -> int | No
     return getattr(method.config, "nominal_clients", None) or population.manifest.nominal_clients
 
 
-def facts(method: FederatedMethod, population: Population, rho: float | None, seed: int,
-          relation: str = "add_or_remove_one", start: Mapping[str, np.ndarray] | None = None,
-          unit: str = "client") -> PublicFacts:  # fmt: skip
+def facts(
+    method: FederatedMethod,
+    population: Population,
+    rho: float | None,
+    seed: int,
+    relation: str = "add_or_remove_one",
+    start: Mapping[str, np.ndarray] | None = None,
+    unit: str = "client",
+) -> PublicFacts:
     """What the method may know; the exact number of clients only if it is not private.
 
     relation, unit: of the population's budget. start: public arrays that the run starts from.
     """
-    return PublicFacts(population.kind, population.features, population.clients_per_leaf,
-                       nominal_clients(method, population), None if method.private else population.n_clients, rho,
-                       seed, relation, start, unit)  # fmt: skip
+    return PublicFacts(
+        population.kind,
+        population.features,
+        population.clients_per_leaf,
+        nominal_clients(method, population),
+        None if method.private else population.n_clients,
+        rho,
+        seed,
+        relation,
+        start,
+        unit,
+    )
 
 
 def check_kind(method: FederatedMethod, population: Population) -> None:
@@ -174,8 +193,9 @@ def check_kind(method: FederatedMethod, population: Population) -> None:
     if population.kind != method.kind:
         raise WrongKind(
             f"method {method.name!r} needs a population of {method.kind}, and {population.path.name!r} holds "
-            f"{population.kind}.", "Ingest the data as the other kind, or choose another method.",
-        )  # fmt: skip
+            f"{population.kind}.",
+            "Ingest the data as the other kind, or choose another method.",
+        )
 
 
 def unit_of(method: FederatedMethod, ledger: Ledger, population: Population) -> str:
@@ -186,23 +206,31 @@ def unit_of(method: FederatedMethod, ledger: Ledger, population: Population) -> 
 def checked_unit(method: FederatedMethod, unit: str, population: Population) -> str:
     """`unit`, if the method has arguments for it. Raises PrivacyError otherwise."""
     if unit not in getattr(method, "units", ("client",)):
-        raise PrivacyError(f"the budget of population {population.path.name!r} promises privacy for one {unit}, and "
-                           f"method {method.name!r} has no argument for that unit. Nothing was released.",
-                           "Choose a method that has; a budget's unit never changes.")  # fmt: skip
+        raise PrivacyError(
+            f"the budget of population {population.path.name!r} promises privacy for one {unit}, and "
+            f"method {method.name!r} has no argument for that unit. Nothing was released.",
+            "Choose a method that has; a budget's unit never changes.",
+        )
     return unit
 
 
-def plan_within_budget(method: FederatedMethod, population: Population, ledger: Ledger, seed: int,
-                       start: Mapping[str, np.ndarray] | None = None,
-                       ) -> tuple[list[PlannedRelease], float]:  # fmt: skip
+def plan_within_budget(
+    method: FederatedMethod,
+    population: Population,
+    ledger: Ledger,
+    seed: int,
+    start: Mapping[str, np.ndarray] | None = None,
+) -> tuple[list[PlannedRelease], float]:
     """The plan whose price, with its spare releases, is this run's share of the budget; and the rho it was made for.
 
     The share is config.epsilon at the population's delta, or all that is left; the relation is that of the budget.
     """
     balance = ledger.balance(population.id)
     if balance.budget is None:
-        raise BudgetMissing(f"population {population.path.name!r} has no privacy budget.",
-                            f"Set one: fedcore budget set {population.path} --epsilon E --delta D")  # fmt: skip
+        raise BudgetMissing(
+            f"population {population.path.name!r} has no privacy budget.",
+            f"Set one: fedcore budget set {population.path} --epsilon E --delta D",
+        )
     share = balance.rho_left
     if method.config.epsilon is not None:
         share = rho_of(method.config.epsilon, balance.budget.delta_conv)
@@ -233,8 +261,9 @@ def epsilon_that_fits(balance: Balance) -> float:
     return left * (1 - 5e-4)  # four digits are shown, and what they say must fit
 
 
-def settle(method: FederatedMethod, facts_for: Callable[[float], PublicFacts],
-           share: float) -> tuple[list[PlannedRelease], float]:  # fmt: skip
+def settle(
+    method: FederatedMethod, facts_for: Callable[[float], PublicFacts], share: float
+) -> tuple[list[PlannedRelease], float]:
     """The plan whose price with its spares is at most `share`, and the rho that it was made for.
 
     facts_for: public facts with this rho. Raises ConfigError if no plan is found.
@@ -247,5 +276,7 @@ def settle(method: FederatedMethod, facts_for: Callable[[float], PublicFacts],
         if fits([], prices, share):
             return plan, rho
         rho *= min(share / sum(prices), 1.0) * (1 - 1e-9)
-    raise ConfigError("the plan of this configuration does not settle within the budget.",
-                      "Name rounds and clusters instead of leaving them automatic.")  # fmt: skip
+    raise ConfigError(
+        "the plan of this configuration does not settle within the budget.",
+        "Name rounds and clusters instead of leaving them automatic.",
+    )

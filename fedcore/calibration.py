@@ -138,13 +138,34 @@ class _Kind:
         server = float(np.mean(self.server))
         less = float(np.mean(self.server_half or [server]))
         entries = float(np.mean([entries_of(piece) for piece in self.pieces]))
-        return Timed(self.phase, len(self.server) - self.again, self.pieces[0].clients, entries, len(self.pieces),
-                     whole, half, server, less, self.stacked, self.leaf_bytes, self.half_bytes, self.server_bytes,
-                     self.statistics, self.memory)  # fmt: skip
+        return Timed(
+            self.phase,
+            len(self.server) - self.again,
+            self.pieces[0].clients,
+            entries,
+            len(self.pieces),
+            whole,
+            half,
+            server,
+            less,
+            self.stacked,
+            self.leaf_bytes,
+            self.half_bytes,
+            self.server_bytes,
+            self.statistics,
+            self.memory,
+        )
 
 
-def calibrate(method: FederatedMethod, population: Population, facts_for: Callable[[int | None], PublicFacts],
-              plan: Sequence[PlannedRelease], runs: Place, *, limit: float = LIMIT_SECONDS) -> Calibration:  # fmt: skip
+def calibrate(
+    method: FederatedMethod,
+    population: Population,
+    facts_for: Callable[[int | None], PublicFacts],
+    plan: Sequence[PlannedRelease],
+    runs: Place,
+    *,
+    limit: float = LIMIT_SECONDS,
+) -> Calibration:
     """Measure rounds, reading, memories, commits and noise within about `limit` seconds.
 
     facts_for: public facts for so many clients (None: private). plan: of the private run. runs: where the run will be;
@@ -179,13 +200,25 @@ def calibrate(method: FederatedMethod, population: Population, facts_for: Callab
     start, start_bytes, flow_bytes = started_process(method.name, method.private)
     noise, noise_start = exact_noise(plan)
     return Calibration(
-        pace=pace, leaf_clients=population.clients_per_leaf, rounds=tuple(kind.timed() for kind in kinds),
-        whole=ended, reading=reading, reading_bytes=reading_bytes, stored=_stored(population), memory_io=memory_io,
-        memory_file=memory_file, commit=commit, state=stored_state, noise=noise,
-        noise_start=noise_start, start=start, start_bytes=start_bytes, flow_bytes=flow_bytes,
+        pace=pace,
+        leaf_clients=population.clients_per_leaf,
+        rounds=tuple(kind.timed() for kind in kinds),
+        whole=ended,
+        reading=reading,
+        reading_bytes=reading_bytes,
+        stored=_stored(population),
+        memory_io=memory_io,
+        memory_file=memory_file,
+        commit=commit,
+        state=stored_state,
+        noise=noise,
+        noise_start=noise_start,
+        start=start,
+        start_bytes=start_bytes,
+        flow_bytes=flow_bytes,
         seconds=perf_counter() - begun,
         stacked_clients=min(getattr(method.config, name, population.n_clients) for name in STACKED),
-    )  # fmt: skip
+    )
 
 
 # --- reading --------------------------------------------------------------------------------------------------------
@@ -202,8 +235,11 @@ def _read(method, population: Population) -> tuple[list[ClientBlock], float, flo
     source = Source(population.location, population.version, cache_bytes=0)
     taken, seconds, size, peak = [], 0.0, 0, 0.0
     large = _large(population)
-    middle = next(index for index, entry in enumerate(population.blocks)
-                  if population.n_clients // 2 < entry.first + entry.clients)  # fmt: skip
+    middle = next(
+        index
+        for index, entry in enumerate(population.blocks)
+        if population.n_clients // 2 < entry.first + entry.clients
+    )
     for index in dict.fromkeys((large, middle)):
         decoded = max(population.decoded_bytes(index), 1)
         started = perf_counter()
@@ -236,8 +272,15 @@ def _large(population: Population) -> int:
 # --- rounds ---------------------------------------------------------------------------------------------------------
 
 
-def _rounds(method: FederatedMethod, population: Population, facts_for, plan, pieces: Sequence[ClientBlock],
-            limit: float, least: int = 3):  # fmt: skip
+def _rounds(
+    method: FederatedMethod,
+    population: Population,
+    facts_for,
+    plan,
+    pieces: Sequence[ClientBlock],
+    limit: float,
+    least: int = 3,
+):
     """(kinds, whether the method ended, last state, rounds made) of a training of these pieces alone, for `limit`
     seconds but at least so many rounds: what comes after a long start must be met as well."""
     clients = sum(piece.clients for piece in pieces)
@@ -268,8 +311,10 @@ def _rounds(method: FederatedMethod, population: Population, facts_for, plan, pi
             result = values(total)
             if method.private:
                 grid = method.quantise(message, total)
-                result = {release.name: noise.draw(release, "", _as_of_all(grid[release.name], largest))
-                          for release in by_round.get(number, ())}  # fmt: skip
+                result = {
+                    release.name: noise.draw(release, "", _as_of_all(grid[release.name], largest))
+                    for release in by_round.get(number, ())
+                }
             if first:
                 with _peak() as measured:
                     method.server_update(state, result)

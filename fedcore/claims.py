@@ -94,8 +94,9 @@ class Claim:
                 return
         silent = time.monotonic() - self.renewed
         why = f" It could not renew its claim for {silent:.0f} s." if silent > SECONDS else ""
-        raise LeaseLost(f"another process has gone on with {self.what}.",
-                        f"This process stops; the other one goes on.{why}")  # fmt: skip
+        raise LeaseLost(
+            f"another process has gone on with {self.what}.", f"This process stops; the other one goes on.{why}"
+        )
 
     def renew(self) -> None:
         """See to it that the claim is being renewed: the thread may have died. Raises LeaseLost."""
@@ -118,8 +119,9 @@ class Claim:
     def _keep_renewing(self) -> None:
         if self._thread is None or not self._thread.is_alive():
             self._stop = threading.Event()
-            self._thread = threading.Thread(target=_renewing, args=(weakref.ref(self), self._stop),
-                                            name="renews a claim", daemon=True)  # fmt: skip
+            self._thread = threading.Thread(
+                target=_renewing, args=(weakref.ref(self), self._stop), name="renews a claim", daemon=True
+            )
             self._thread.start()
 
     def _beat(self) -> bool:
@@ -139,8 +141,15 @@ class Claim:
     def _content(self) -> bytes:
         """Another one each time. `renewed` is for people: nobody compares it with a clock."""
         self.renewals += 1
-        return json_bytes({"token": self.token, "holder": self._holder.to_json(), "renewals": self.renewals,
-                           "seconds": SECONDS, "renewed": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"})  # fmt: skip
+        return json_bytes(
+            {
+                "token": self.token,
+                "holder": self._holder.to_json(),
+                "renewals": self.renewals,
+                "seconds": SECONDS,
+                "renewed": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
+            }
+        )
 
     # --- looking ------------------------------------------------------------------------------------------------
 
@@ -161,15 +170,19 @@ class Claim:
             if not 0 < seconds <= LONGEST:
                 raise ValueError(seconds)
         except (KeyError, TypeError, ValueError):
-            raise RunBusy(f"{self.path} does not say who works on {self.what}.",
-                          "If nobody does, remove this object, or resume with --take-over.") from None  # fmt: skip
+            raise RunBusy(
+                f"{self.path} does not say who works on {self.what}.",
+                "If nobody does, remove this object, or resume with --take-over.",
+            ) from None
         if holder == self._holder:  # a claim that it could not give back
             alive = token in _held
         elif holder.host != self._holder.host:
             alive = self._renewed_within(seconds, there)
         if alive:
-            raise RunBusy(f"process {holder.pid} on {holder.host.split()[0]} is working on {self.what}.",
-                          "Wait for it, or stop it; if it hangs, resume with --take-over.")  # fmt: skip
+            raise RunBusy(
+                f"process {holder.pid} on {holder.host.split()[0]} is working on {self.what}.",
+                "Wait for it, or stop it; if it hangs, resume with --take-over.",
+            )
 
     def _renewed_within(self, seconds: float, there: dict[str, Any]) -> bool:
         """Watch the object for so long. Time is counted by looks too, so that a machine that was suspended in between

@@ -48,8 +48,9 @@ def prepare(folder: Path, say: Callable[[str], None]) -> tuple[Population, Popul
         raise IngestError("there are too few installed packages to learn from.", "Install the package with pip.")
     ledger_url = f"sqlite:///{(folder / 'ledger.sqlite').resolve()}"
     ledger = ledger_name(ledger_url)
-    private = write(folder / "population", clients, vocabulary, halves=False, ledger=ledger,
-                    nominal_clients=NOMINAL_CLIENTS)  # fmt: skip
+    private = write(
+        folder / "population", clients, vocabulary, halves=False, ledger=ledger, nominal_clients=NOMINAL_CLIENTS
+    )
     evaluation = write(folder / "evaluation", public, vocabulary, halves=True, public_for_evaluation=WHY_PUBLIC)
     account = ledger_of(private, ledger_url)
     account.register(private.id)

@@ -57,9 +57,12 @@ class Compute(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     workers: int | None = Field(
-        None, ge=1, le=256, description="worker processes of the local cluster; by default 2, and none for a "
-        "population that could be one block"
-    )  # fmt: skip
+        None,
+        ge=1,
+        le=256,
+        description="worker processes of the local cluster; by default 2, and none for a "
+        "population that could be one block",
+    )
     dask: str | None = Field(None, description="address of a running Dask scheduler, instead of a local cluster")
     cache_bytes: int = Field(DEFAULT_CACHE_BYTES, ge=0, description="decoded blocks that each worker may keep, bytes")
 
@@ -71,16 +74,21 @@ class Series(BaseModel):
 
     retention: int | None = Field(None, ge=1, description="finished runs whose model is kept; None: all of them")
     evaluate_on: str | None = Field(
-        None, min_length=1, description="a population with a held-out part that its owner declared public for "
-        "evaluation; the new run and the latest one are scored on it"
-    )  # fmt: skip
+        None,
+        min_length=1,
+        description="a population with a held-out part that its owner declared public for "
+        "evaluation; the new run and the latest one are scored on it",
+    )
     promote: Literal["always", "if_better", "never"] = Field(
         "always", description="when a finished run becomes the latest one of its deployment"
     )
     tolerance: float = Field(
-        0.0, ge=0, allow_inf_nan=False, description="by how much of the score (nats; lower is better) a new run may be "
-        "worse and still count as no worse"
-    )  # fmt: skip
+        0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="by how much of the score (nats; lower is better) a new run may be "
+        "worse and still count as no worse",
+    )
 
     @model_validator(mode="after")
     def _has_a_score(self):
@@ -167,7 +175,11 @@ def read_file(path: str | Path) -> DeploymentFile:
 def _placed(item: Deployment, here: Path) -> Deployment:
     """With its folders taken from the folder `here`."""
     given = {name: getattr(item, name) for name in ("population", "runs", "evaluate_on", "start_from")}
-    return item.model_copy(update={
-        name: where if where is None or is_url(where) or (name, where) == ("start_from", PREVIOUS)
-        else str(here / where) for name, where in given.items()
-    })  # fmt: skip
+    return item.model_copy(
+        update={
+            name: where
+            if where is None or is_url(where) or (name, where) == ("start_from", PREVIOUS)
+            else str(here / where)
+            for name, where in given.items()
+        }
+    )

@@ -117,14 +117,18 @@ def answering(method: FederatedMethod, index: int) -> Iterator[None]:
     except Exception as error:
         if not method.private:
             raise
-        raise WorkerFailed(f"block {index} failed with {type(error).__name__}; its details are withheld, because "
-                           "the run is private.", "Verify the population, then resume.") from None  # fmt: skip
+        raise WorkerFailed(
+            f"block {index} failed with {type(error).__name__}; its details are withheld, because the run is private.",
+            "Verify the population, then resume.",
+        ) from None
 
 
 def block_for(method: FederatedMethod, source: Source, population: Population, index: int) -> ClientBlock:
     """Methods that say `streams_rows` take rows of which only parts become arrays; the others get every block whole."""
-    if getattr(method, "streams_rows", False) and population.kind == "rows" and (
-        population.decoded_bytes(index) > source.whole_bytes
+    if (
+        getattr(method, "streams_rows", False)
+        and population.kind == "rows"
+        and (population.decoded_bytes(index) > source.whole_bytes)
     ):
         return population.stream(index)
     key = (population.id, source.version, index)
@@ -158,8 +162,9 @@ def waits(population: Population) -> bool:
     return files.is_remote(population.path)
 
 
-def answer_all(function: Callable[[Message, int], Statistics], message: Message, blocks: Iterable[int],
-               then: int | None = None) -> Iterator[Statistics]:  # fmt: skip
+def answer_all(
+    function: Callable[[Message, int], Statistics], message: Message, blocks: Iterable[int], then: int | None = None
+) -> Iterator[Statistics]:
     """function(message, block) for one block after the other. then: the block that this process is asked for next."""
     blocks, expect = list(blocks), getattr(function, "expect", None)
     for block, following in zip(blocks, [*blocks[1:], then], strict=True):
@@ -212,14 +217,22 @@ def read_memory(folder: str | Place, index: int, clients: int) -> Memory:
         if wrong:
             raise RunError(f"{wrong[0]!r} is not that of {clients} clients.", "Restore this file from a backup.")
     except RunError as error:
-        raise RunError(f"the memories of the clients of block {index} after round {int(place(folder).name)} are lost: "
-                       f"{error.message}", error.remedy) from error  # fmt: skip
+        raise RunError(
+            f"the memories of the clients of block {index} after round {int(place(folder).name)} are lost: "
+            f"{error.message}",
+            error.remedy,
+        ) from error
     return memory
 
 
 class Backend(Protocol):
-    def map_blocks(self, function: Callable[[Message, int], Statistics], message: Message, blocks: Sequence[int],
-                   sizes: Sequence[float] | None = None) -> Statistics:  # fmt: skip
+    def map_blocks(
+        self,
+        function: Callable[[Message, int], Statistics],
+        message: Message,
+        blocks: Sequence[int],
+        sizes: Sequence[float] | None = None,
+    ) -> Statistics:
         """function(message, block) for every block, merged in any order. sizes: of the blocks, by which they are shared
         out; None: all alike.
         """
@@ -264,9 +277,18 @@ class Training:
     publisher: None for a run that is not private. plan: the planned releases of the run. sizes: of the blocks.
     """
 
-    def __init__(self, method: FederatedMethod, run: Run, state: Any, source: Source, blocks: Sequence[int],
-                 backend: Backend, plan: Sequence[PlannedRelease] = (),
-                 publisher: Publisher | None = None, sizes: Sequence[float] | None = None):  # fmt: skip
+    def __init__(
+        self,
+        method: FederatedMethod,
+        run: Run,
+        state: Any,
+        source: Source,
+        blocks: Sequence[int],
+        backend: Backend,
+        plan: Sequence[PlannedRelease] = (),
+        publisher: Publisher | None = None,
+        sizes: Sequence[float] | None = None,
+    ):
         self.method = method
         self.run = run
         self.state = state
@@ -353,8 +375,13 @@ class Training:
         # What an attempt left that was not committed is written again, file by file, to the same values. It is not
         # removed: if another process has gone on with the run meanwhile, these are its clients' memories now.
         before, after = self._memories(), self.run.memory_folder(self.round)
-        source = replace(self.source, memory_in=None if before is None else str(before), memory_out=str(after),
-                         durable=self.durable, training=self.token)  # fmt: skip
+        source = replace(
+            self.source,
+            memory_in=None if before is None else str(before),
+            memory_out=str(after),
+            durable=self.durable,
+            training=self.token,
+        )
         return self.backend.map_blocks(Answer(self.method, source), message, self.blocks, self.sizes)
 
     def _memories(self) -> Place | None:
@@ -384,6 +411,7 @@ class Training:
         except FedcoreError:
             raise
         except Exception as error:
-            raise WorkerFailed(f"the sums of round {self.round} could not be put on the grid "
-                               f"({type(error).__name__}); details are withheld, because the run is private."
-                               ) from None  # fmt: skip
+            raise WorkerFailed(
+                f"the sums of round {self.round} could not be put on the grid "
+                f"({type(error).__name__}); details are withheld, because the run is private."
+            ) from None

@@ -33,10 +33,7 @@ VARIABLES = {
     "az": "AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_CONNECTION_STRING",
 }
 # One request for each object, and no answers from an old listing. Without the former s3fs asks for the size first.
-OPTIONS = {
-    "s3": {"max_concurrency": 1, "use_listings_cache": False},
-    "gs": {"use_listings_cache": False},
-}
+OPTIONS = {"s3": {"max_concurrency": 1, "use_listings_cache": False}, "gs": {"use_listings_cache": False}}
 SAME_STORE = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az"}
 REFUSED = ("PreconditionFailed", "ConditionalRequestConflict")  # S3: the object is not the one that the put was for
 
@@ -216,8 +213,11 @@ def listing(folder: UPath) -> dict[str, int | None]:
     except FileNotFoundError:
         return {}
     own = folder.path.strip("/")
-    there = {info["name"].rstrip("/").rpartition("/")[2]: None if info["type"] == "directory" else int(info["size"])
-             for info in found if info["name"].strip("/") != own}  # fmt: skip
+    there = {
+        info["name"].rstrip("/").rpartition("/")[2]: None if info["type"] == "directory" else int(info["size"])
+        for info in found
+        if info["name"].strip("/") != own
+    }
     return dict(sorted(there.items()))
 
 

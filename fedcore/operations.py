@@ -107,8 +107,9 @@ def all_latest(folder: str | Place) -> list[Latest]:
 def _read(path: Place) -> Latest:
     run = pointed(path).name
     value = json.loads(files.read_bytes(path))
-    return Latest(path, path.stem.removeprefix("latest-"), run, str(value.get("since", "")),
-                  str(value.get("because", "")))  # fmt: skip
+    return Latest(
+        path, path.stem.removeprefix("latest-"), run, str(value.get("since", "")), str(value.get("because", ""))
+    )
 
 
 def promote(run: Run, deployment: str, because: str, stamp: str) -> Latest:
@@ -125,8 +126,17 @@ def promote(run: Run, deployment: str, because: str, stamp: str) -> Latest:
             what = "its model was removed" if now.pruned else f"it is {now.status}"
             raise RunError(f"run {run.id!r} cannot be the latest of {deployment!r}: {what}.", "Promote a finished run.")
         with writing(path.name):
-            write_json(path, {"schema": SCHEMA, "deployment": deployment, "run": run.path.name, "since": stamp,
-                              "because": because, "private": bool(now.info.get("private"))})  # fmt: skip
+            write_json(
+                path,
+                {
+                    "schema": SCHEMA,
+                    "deployment": deployment,
+                    "run": run.path.name,
+                    "since": stamp,
+                    "because": because,
+                    "private": bool(now.info.get("private")),
+                },
+            )
     return _read(path)
 
 
@@ -164,16 +174,21 @@ def public_population(series: Series, method: FederatedMethod, population: Popul
     if method.name not in SCORES:
         raise ConfigError(f"runs of method {method.name!r} cannot be scored.", "Leave evaluate_on out.")
     if store.kind != method.kind or store.features != population.features:
-        raise WrongKind(f"evaluate_on: population {store.path.name!r} holds {store.kind} with {store.features} "
-                        f"features, and runs need {method.kind} with {population.features}.",
-                        "Ingest it with the same vocabulary or columns.")  # fmt: skip
+        raise WrongKind(
+            f"evaluate_on: population {store.path.name!r} holds {store.kind} with {store.features} "
+            f"features, and runs need {method.kind} with {population.features}.",
+            "Ingest it with the same vocabulary or columns.",
+        )
     words, theirs = population.vocabulary(), store.vocabulary()
     if words is not None and theirs is not None and words != theirs:
-        raise ConfigError(f"evaluate_on: population {store.path.name!r} has another vocabulary.",
-                          "Ingest it with that of the population that is trained on.")  # fmt: skip
+        raise ConfigError(
+            f"evaluate_on: population {store.path.name!r} has another vocabulary.",
+            "Ingest it with that of the population that is trained on.",
+        )
     if not store.has_heldout:
-        raise PopulationError(f"evaluate_on: population {store.path.name!r} has no held-out part.",
-                              "Ingest it with one.")  # fmt: skip
+        raise PopulationError(
+            f"evaluate_on: population {store.path.name!r} has no held-out part.", "Ingest it with one."
+        )
     return store
 
 
@@ -216,8 +231,10 @@ def decide(series: Series, mine: Score | None, theirs: Score | None, why_not: st
     if mine.loss != theirs.loss:
         return Decision(False, f"its score is {mine.loss} and that of the latest run {theirs.loss}")
     worse = mine.score - theirs.score
-    words = (f"{mine.loss} {mine.score:.6g} against {theirs.score:.6g} of run {theirs.run} "
-             f"({worse:+.3g}, tolerance {series.tolerance:g})")  # fmt: skip
+    words = (
+        f"{mine.loss} {mine.score:.6g} against {theirs.score:.6g} of run {theirs.run} "
+        f"({worse:+.3g}, tolerance {series.tolerance:g})"
+    )
     return Decision(worse <= series.tolerance, words)
 
 
@@ -243,16 +260,24 @@ def conclusion_of(run: Run, method: FederatedMethod, population: Population) -> 
     try:
         series = Series.model_validate(asked)
     except ValidationError as error:
-        raise RunError(f"the series in run.json of run {run.id!r} is damaged: {explain(error)}",
-                       "Restore it from a backup.") from None  # fmt: skip
+        raise RunError(
+            f"the series in run.json of run {run.id!r} is damaged: {explain(error)}", "Restore it from a backup."
+        ) from None
     try:
         return Conclusion(deployment, series, public_population(series, method, population))
     except FedcoreError as error:
         return Conclusion(deployment, series, None, str(error))
 
 
-def conclude(run: Run, deployment: str, series: Series, store: Population | None, stamp: str,
-             backend: Backend | None = None, why_not: str = "") -> dict[str, Any]:  # fmt: skip
+def conclude(
+    run: Run,
+    deployment: str,
+    series: Series,
+    store: Population | None,
+    stamp: str,
+    backend: Backend | None = None,
+    why_not: str = "",
+) -> dict[str, Any]:
     """Compare a finished run with the latest one of its deployment, promote it or not, and prune what is old.
 
     store: as `public_population` gave it. why_not: why it gave none, though there should be one. Returns what
@@ -270,13 +295,22 @@ def conclude(run: Run, deployment: str, series: Series, store: Population | None
     decision = decide(series, mine, theirs, why_not)
     if decision.promoted:
         promote(run, deployment, decision.because, stamp)
-    rows = [{"run": item.run, "is": role, "estimate": item.estimate, item.loss: item.score, "se": item.standard_error}
-            for role, item in (("new", mine), ("latest before", theirs)) if item is not None]  # fmt: skip
-    told = {"deployment": deployment, "run": run.id, "latest_before": None if rival is None else rival.id,
-            "population": None if store is None else store.path.name,
-            "version": None if store is None else store.version,
-            "public": None if store is None else store.manifest.public_reason,
-            "tolerance": series.tolerance, **asdict(decision), "rows": rows}  # fmt: skip
+    rows = [
+        {"run": item.run, "is": role, "estimate": item.estimate, item.loss: item.score, "se": item.standard_error}
+        for role, item in (("new", mine), ("latest before", theirs))
+        if item is not None
+    ]
+    told = {
+        "deployment": deployment,
+        "run": run.id,
+        "latest_before": None if rival is None else rival.id,
+        "population": None if store is None else store.path.name,
+        "version": None if store is None else store.version,
+        "public": None if store is None else store.manifest.public_reason,
+        "tolerance": series.tolerance,
+        **asdict(decision),
+        "rows": rows,
+    }
     with writing("comparison.json"):
         write_json(run.path / "comparison.json", told)
     pruned = [] if series.retention is None else prune(folder, series.retention, stamp, deployment)
@@ -295,8 +329,9 @@ def _rival(folder: Place, deployment: str, run: Run) -> Run | None:
 # --- retention ------------------------------------------------------------------------------------------------------
 
 
-def prune(folder: str | Place, keep: int, stamp: str, deployment: str | None = None, *,
-          dry_run: bool = False) -> list[dict[str, Any]]:  # fmt: skip
+def prune(
+    folder: str | Place, keep: int, stamp: str, deployment: str | None = None, *, dry_run: bool = False
+) -> list[dict[str, Any]]:
     """Remove the models of all but the newest `keep` finished runs of a deployment; oldest first.
 
     deployment: by name; None: of every deployment, and of the runs that none made, by method and population.
@@ -315,8 +350,15 @@ def prune(folder: str | Place, keep: int, stamp: str, deployment: str | None = N
         protected = {item.run for item in all_latest(folder)}
         old = [run for series in _series(folder, deployment) for run in series[:-keep]]
         old = [run for run in old if run.path.name not in protected and set(MODEL) & files.listing(run.path).keys()]
-        return [{"run": run.id, "deployment": run.info.get("deployment") or NO_DEPLOYMENT, "bytes": _bytes(run),
-                 "removed": not dry_run and _remove_model(run, stamp)} for run in old]  # fmt: skip
+        return [
+            {
+                "run": run.id,
+                "deployment": run.info.get("deployment") or NO_DEPLOYMENT,
+                "bytes": _bytes(run),
+                "removed": not dry_run and _remove_model(run, stamp),
+            }
+            for run in old
+        ]
 
 
 def _series(folder: Place, deployment: str | None) -> list[list[Run]]:
@@ -356,9 +398,15 @@ def _remove_model(run: Run, stamp: str) -> bool:
 def summary_row(run: Run) -> dict[str, Any]:
     """A run in one line: what an operator asks first."""
     info, population = run.info, run.info.get("population") or {}
-    return {"run": run.id, "method": info.get("method"), "population": population.get("name"),
-            "version": population.get("version"), "deployment": info.get("deployment") or NO_DEPLOYMENT,
-            "status": run.status, "rounds": max(run.round, 0),
-            "private": bool(info.get("private")) and not info.get("test_noise"), "started": info.get("started"),
-            "model": "removed" if run.pruned else "kept"}  # fmt: skip
-
+    return {
+        "run": run.id,
+        "method": info.get("method"),
+        "population": population.get("name"),
+        "version": population.get("version"),
+        "deployment": info.get("deployment") or NO_DEPLOYMENT,
+        "status": run.status,
+        "rounds": max(run.round, 0),
+        "private": bool(info.get("private")) and not info.get("test_noise"),
+        "started": info.get("started"),
+        "model": "removed" if run.pruned else "kept",
+    }

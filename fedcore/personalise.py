@@ -23,8 +23,10 @@ from fedcore.runs import Run, read_values
 from fedcore.session import asked
 
 ROWS_PER_CHUNK = 16_384
-NOTE = ("Personalised outputs contain each client's own data. They are not differentially private: give each client "
-        "its own row and nobody else's.")  # fmt: skip
+NOTE = (
+    "Personalised outputs contain each client's own data. They are not differentially private: give each client "
+    "its own row and nobody else's."
+)
 
 
 def personalise(run_path: str | Place, population_path: str | Place, dest: str | Path, progress=None) -> dict:
@@ -62,15 +64,21 @@ def personalise(run_path: str | Place, population_path: str | Place, dest: str |
         raise PopulationError(f"cannot write {str(dest)!r}: {error.strerror}.", "Nothing was kept.") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return {"dest": str(dest), "clients": population.n_clients, "outputs": sorted(outputs), "sensitive": True,
-            "note": NOTE}  # fmt: skip
+    return {
+        "dest": str(dest),
+        "clients": population.n_clients,
+        "outputs": sorted(outputs),
+        "sensitive": True,
+        "note": NOTE,
+    }
 
 
 def _local(dest: str | Path) -> Path:
     path = place(dest)
     if is_remote(path):
-        raise ConfigError(f"Personalised outputs are not written to {path}.",
-                          "They hold clients' own data: name a local folder.")  # fmt: skip
+        raise ConfigError(
+            f"Personalised outputs are not written to {path}.", "They hold clients' own data: name a local folder."
+        )
     return path
 
 
@@ -99,8 +107,13 @@ def _write_block(group, method, state, population: Population, index: int, memor
 def _put(group, name: str, values, first: int, length: int, chunk: int) -> None:
     """values to entries first ... of the array of this name, which is made if it is not there."""
     if name not in group:
-        group.create_array(name, shape=(length, *values.shape[1:]), dtype=values.dtype,
-                           chunks=(chunk, *values.shape[1:]), config={"write_empty_chunks": True})  # fmt: skip
+        group.create_array(
+            name,
+            shape=(length, *values.shape[1:]),
+            dtype=values.dtype,
+            chunks=(chunk, *values.shape[1:]),
+            config={"write_empty_chunks": True},
+        )
     group[name][first : first + len(values)] = values
 
 
@@ -111,8 +124,10 @@ def trained(run: Run) -> tuple[FederatedMethod, State]:
     try:
         return method, method.State(**values)
     except TypeError as error:
-        raise RunError(f"the state of run {run.id!r} is not one of method {method.name!r} ({error}).",
-                       "Restore it from a backup, or use the version that wrote it.") from error  # fmt: skip
+        raise RunError(
+            f"the state of run {run.id!r} is not one of method {method.name!r} ({error}).",
+            "Restore it from a backup, or use the version that wrote it.",
+        ) from error
 
 
 def check_fits(run: Run, population: Population) -> None:
@@ -122,7 +137,8 @@ def check_fits(run: Run, population: Population) -> None:
     if population.kind != kind or population.features != info["features"]:
         raise WrongKind(
             f"run {run.id!r} needs {kind} with {info['features']} features; population {population.path.name!r} "
-            f"holds {population.kind} with {population.features}.", "Ingest it with the same vocabulary or columns.",
-        )  # fmt: skip
+            f"holds {population.kind} with {population.features}.",
+            "Ingest it with the same vocabulary or columns.",
+        )
     if run.round < 1:
         raise RunError(f"run {run.id!r} has not finished a round yet.", "Resume it first.")

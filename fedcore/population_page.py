@@ -28,11 +28,29 @@ def population_page(path: str, runs: str | Place) -> str:
     newest = Population.open(path)
     mine = [run for run in list_runs(runs) if (run.info.get("population") or {}).get("id") == newest.id]
     mine.sort(key=lambda run: (str(run.info.get("started")), run.id), reverse=True)
-    parts = [f"# Population {cell(newest.path.name)}", "",
-             f"{newest.kind}, {newest.features} features; id {newest.id}; {cell(newest.location)}", "",
-             "Numbers of clients and blocks are for operators and not protected; do not publish this page.", "",
-             "## Versions", "", *_versions(newest), "", "## Budget", "", *_budget(newest), "", "## Latest runs", "",
-             *_latest(runs, {run.path.name for run in mine}), "", f"## Runs in {cell(runs)}", "", *_runs(mine)]
+    parts = [
+        f"# Population {cell(newest.path.name)}",
+        "",
+        f"{newest.kind}, {newest.features} features; id {newest.id}; {cell(newest.location)}",
+        "",
+        "Numbers of clients and blocks are for operators and not protected; do not publish this page.",
+        "",
+        "## Versions",
+        "",
+        *_versions(newest),
+        "",
+        "## Budget",
+        "",
+        *_budget(newest),
+        "",
+        "## Latest runs",
+        "",
+        *_latest(runs, {run.path.name for run in mine}),
+        "",
+        f"## Runs in {cell(runs)}",
+        "",
+        *_runs(mine),
+    ]
     return "\n".join(parts) + "\n"
 
 
@@ -41,9 +59,15 @@ def _versions(newest: Population) -> list[str]:
     rows = []
     for number in numbers[:MOST_VERSIONS]:
         version = newest if number == newest.version else Population.open(newest.path, version=number)
-        rows.append({"version": number, "clients": version.n_clients,
-                     "tokens" if version.kind == "counts" else "rows": version.n_rows, "blocks": len(version.blocks),
-                     "held-out part": "yes" if version.has_heldout else "no"})  # fmt: skip
+        rows.append(
+            {
+                "version": number,
+                "clients": version.n_clients,
+                "tokens" if version.kind == "counts" else "rows": version.n_rows,
+                "blocks": len(version.blocks),
+                "held-out part": "yes" if version.has_heldout else "no",
+            }
+        )
     return [*table(rows), *_left_out(len(numbers) - MOST_VERSIONS, "versions")]
 
 
@@ -80,8 +104,9 @@ def _latest(runs: str | Place, mine: set[str]) -> list[str]:
         found = [item for item in all_latest(runs) if item.run in mine]
     except RunError as error:
         return [cell(str(error))]
-    rows = [{"deployment": item.deployment, "run": item.run, "since": item.since, "because": item.because}
-            for item in found]  # fmt: skip
+    rows = [
+        {"deployment": item.deployment, "run": item.run, "since": item.since, "because": item.because} for item in found
+    ]
     return table(rows) if rows else ["None."]
 
 
@@ -93,10 +118,18 @@ def _runs(runs: Sequence[Run]) -> list[str]:
 def _run(run: Run) -> dict[str, Any]:
     row = summary_row(run)
     report = run.path / "report.html"
-    return {"run": row["run"], "status": row["status"], "epsilon": _epsilon(run), "rounds": row["rounds"],
-            "method": row["method"], "version": row["version"], "deployment": row["deployment"],
-            "started": row["started"], "model": row["model"],
-            "report": whole(report) if is_file(report) else None}  # fmt: skip
+    return {
+        "run": row["run"],
+        "status": row["status"],
+        "epsilon": _epsilon(run),
+        "rounds": row["rounds"],
+        "method": row["method"],
+        "version": row["version"],
+        "deployment": row["deployment"],
+        "started": row["started"],
+        "model": row["model"],
+        "report": whole(report) if is_file(report) else None,
+    }
 
 
 def _epsilon(run: Run) -> str | float:
@@ -123,8 +156,11 @@ def _left_out(number: int, what: str) -> list[str]:
 def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """The lines of a markdown table; the columns are those of the first row."""
     names = list(rows[0])
-    return ["| " + " | ".join(map(cell, names)) + " |", "|" + "---|" * len(names),
-            *("| " + " | ".join(cell(row[name]) for name in names) + " |" for row in rows)]  # fmt: skip
+    return [
+        "| " + " | ".join(map(cell, names)) + " |",
+        "|" + "---|" * len(names),
+        *("| " + " | ".join(cell(row[name]) for name in names) + " |" for row in rows),
+    ]
 
 
 def cell(value: Any) -> str:

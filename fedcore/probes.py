@@ -68,16 +68,17 @@ def work_seconds(function: Callable, *arguments) -> float:
     return process_time() - started
 
 
-def written(runs: Place, each: float, state: Any, population: Population
-            ) -> tuple[float, float, float, int]:  # fmt: skip
+def written(runs: Place, each: float, state: Any, population: Population) -> tuple[float, float, float, int]:
     """(seconds for a byte of memories, for a file of them, for a commit; bytes of a stored state): zeros of those
     shapes, written and removed.
 
     each: bytes that a client remembers; state: of the server.
     """
     clients = max(block.clients for block in population.blocks)
-    zeros = replace(state, **{name: np.zeros_like(value) for name, value in state_values(state).items()
-                              if isinstance(value, np.ndarray)})  # fmt: skip
+    zeros = replace(
+        state,
+        **{name: np.zeros_like(value) for name, value in state_values(state).items() if isinstance(value, np.ndarray)},
+    )
     with _beside(runs) as folder:
         small, large = 0.0, 0.0
         size = int(min(each * clients, 64 * 2**20)) // 8
@@ -145,5 +146,6 @@ def started_process(method: str, private: bool) -> tuple[float, int, int]:
         seconds, size, flow = done.stdout.split()
         return float(seconds), int(size), int(flow)
     except ValueError:
-        raise ConfigError(f"a fresh Python process cannot import the method {method!r}.",
-                          "Mend the installation.") from None  # fmt: skip
+        raise ConfigError(
+            f"a fresh Python process cannot import the method {method!r}.", "Mend the installation."
+        ) from None

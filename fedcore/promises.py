@@ -21,8 +21,10 @@ def held(run: Run, promised: dict[str, Any]) -> list[dict[str, Any]]:
     about = {"method": run.info.get("method"), "population": (run.info.get("population") or {}).get("name")}
     other = [name for name, value in about.items() if promised.get(name) != value]
     if other:
-        raise RunError(f"the plan is of {other[0]} {promised.get(other[0])!r}, and run {run.id!r} is of "
-                       f"{about[other[0]]!r}.", "Name the plan of this run.")  # fmt: skip
+        raise RunError(
+            f"the plan is of {other[0]} {promised.get(other[0])!r}, and run {run.id!r} is of {about[other[0]]!r}.",
+            "Name the plan of this run.",
+        )
     rows = run.metrics()
     seconds = sum(row.get("seconds_round", 0.0) for row in rows)
     releases = sum(row.get("seconds_release", 0.0) for row in rows)
@@ -34,11 +36,16 @@ def held(run: Run, promised: dict[str, Any]) -> list[dict[str, Any]]:
         "seconds_of_releases": (promised.get("seconds_of_releases"), releases),
         "bytes_per_worker": (promised.get("bytes_per_worker"), max(workers, default=None)),
         "bytes_of_flow": (promised.get("bytes_of_flow"), run.head.get("peak_memory_of_flow")),
-        "disk_bytes": (promised.get("disk_bytes"), sum(files.size(run.path / name)
-                                                       for name in ("state", "memory", "releases"))),
-    }  # fmt: skip
-    return [{"what": name, "promised": said, "measured": was, "ratio": said / was if said and was else None}
-            for name, (said, was) in measured.items() if said or was]  # fmt: skip
+        "disk_bytes": (
+            promised.get("disk_bytes"),
+            sum(files.size(run.path / name) for name in ("state", "memory", "releases")),
+        ),
+    }
+    return [
+        {"what": name, "promised": said, "measured": was, "ratio": said / was if said and was else None}
+        for name, (said, was) in measured.items()
+        if said or was
+    ]
 
 
 def keep_promise(run: Run, promised: dict[str, Any]) -> list[dict[str, Any]]:
@@ -53,8 +60,9 @@ def read_promise(path: Place) -> dict[str, Any]:
     try:
         promised = json.loads(files.read_bytes(path))
     except (OSError, ValueError) as error:
-        raise RunError(f"{str(path)!r} holds no plan ({type(error).__name__}).",
-                       "`fedcore plan ... --save FILE.json` writes one.") from error  # fmt: skip
+        raise RunError(
+            f"{str(path)!r} holds no plan ({type(error).__name__}).", "`fedcore plan ... --save FILE.json` writes one."
+        ) from error
     if not isinstance(promised, dict) or not isinstance(promised.get("passes"), int):
         raise RunError(f"{str(path)!r} holds no plan.", "`fedcore plan ... --save FILE.json` writes one.")
     return promised

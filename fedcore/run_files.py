@@ -38,9 +38,13 @@ def read_head(path: Place, there: Mapping[str, bytes] | None = None) -> dict | N
         if any(int(state.stem) > 0 for state in numbered(path / "state")):  # it would begin again over its states
             raise RunError(f"the head of run {path.name!r} is missing.", lost)
         return None
-    if (not _is_count(head.get("round"), -1) or not _is_count(head.get("metrics_bytes"), 0)
-            or type(head.get("memories", False)) is not bool or head.get("status") not in STATUSES
-            or not METRICS_NAME.fullmatch(str(head.get("metrics_file", METRICS)))):  # fmt: skip
+    if (
+        not _is_count(head.get("round"), -1)
+        or not _is_count(head.get("metrics_bytes"), 0)
+        or type(head.get("memories", False)) is not bool
+        or head.get("status") not in STATUSES
+        or not METRICS_NAME.fullmatch(str(head.get("metrics_file", METRICS)))
+    ):
         raise RunError(f"the head of run {path.name!r} is not valid.", lost)
     return head
 
@@ -63,8 +67,9 @@ def read_json(path: Place, there: Mapping[str, bytes] | None = None) -> dict | N
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
-        raise RunError(f"{path.parent.name}/{path.name} is unreadable ({type(error).__name__}).",
-                       "Restore it from a backup.") from error  # fmt: skip
+        raise RunError(
+            f"{path.parent.name}/{path.name} is unreadable ({type(error).__name__}).", "Restore it from a backup."
+        ) from error
     if text is not None and not isinstance(value, dict):
         raise RunError(f"{path.parent.name}/{path.name} does not hold an object.", "Restore it from a backup.")
     return value

@@ -101,10 +101,17 @@ def load_of(method: FederatedMethod, population: Population, clients: int | None
         limit = block_limit(leaf, chosen(leaf, population.manifest.clients_per_block))
         blocks = blocks_of(clients, leaf, limit, each)
         sizes, entries = [each * block for block in blocks], entries * clients / population.n_clients
-    streams = (getattr(method, "streams_rows", False) and population.kind == "rows"
-               and max(sizes) > DEFAULT_WHOLE_BYTES)  # fmt: skip
-    return Load(sum(blocks), tuple(sizes), sum(math.ceil(block / leaf) for block in blocks), entries, max(blocks),
-                streams, not method.private, waits(population))  # fmt: skip
+    streams = getattr(method, "streams_rows", False) and population.kind == "rows" and max(sizes) > DEFAULT_WHOLE_BYTES
+    return Load(
+        sum(blocks),
+        tuple(sizes),
+        sum(math.ceil(block / leaf) for block in blocks),
+        entries,
+        max(blocks),
+        streams,
+        not method.private,
+        waits(population),
+    )
 
 
 def planned(request: TrainRequest, where: Where, *, limit: float = LIMIT_SECONDS) -> dict[str, Any]:
@@ -117,9 +124,15 @@ def planned(request: TrainRequest, where: Where, *, limit: float = LIMIT_SECONDS
     population = Population.open(request.population, version=request.version)
     ledger = ledger_of(population) if method.private else None
     start = find_start(
-        request.start_from, request.public_start_because, method=method, population=population, ledger=ledger,
-        private=method.private, runs=request.runs, deployment=request.deployment,
-    )  # fmt: skip
+        request.start_from,
+        request.public_start_because,
+        method=method,
+        population=population,
+        ledger=ledger,
+        private=method.private,
+        runs=request.runs,
+        deployment=request.deployment,
+    )
     given, releases, rho, relation, unit = None if start is None else start.arrays, [], None, USUAL_RELATION, UNIT
     if ledger is not None:
         releases, rho = plan_within_budget(method, population, ledger, request.seed, given)
@@ -140,8 +153,14 @@ def planned(request: TrainRequest, where: Where, *, limit: float = LIMIT_SECONDS
 # --- the promise ----------------------------------------------------------------------------------------------------
 
 
-def promise(method: FederatedMethod, population: Population, plan: Sequence[PlannedRelease], passes: int,
-            measured: Calibration, where: Where) -> dict[str, Any]:  # fmt: skip
+def promise(
+    method: FederatedMethod,
+    population: Population,
+    plan: Sequence[PlannedRelease],
+    passes: int,
+    measured: Calibration,
+    where: Where,
+) -> dict[str, Any]:
     """What the run will take, as JSON: names say their unit. passes: the largest number of rounds.
 
     Raises ConfigError if the deadline cannot be met by any number of workers.
@@ -153,34 +172,52 @@ def promise(method: FederatedMethod, population: Population, plan: Sequence[Plan
     memory = max((kind.memory for kind, _ in kinds), default=0.0) * load.clients
     state = measured.state
     promised: dict[str, Any] = {
-        "method": method.name, "population": population.path.name, "version": population.version,
-        "clients": int(load.clients), "workers": where.workers, "cache_bytes": where.cache_bytes,
+        "method": method.name,
+        "population": population.path.name,
+        "version": population.version,
+        "clients": int(load.clients),
+        "workers": where.workers,
+        "cache_bytes": where.cache_bytes,
         "passes": sum(count for _, count in kinds),
-        "phases": [{"phase": kind.phase, "passes": count, "seconds_per_pass": _pass(kind, load, measured, where, True),
-                    "client_seconds": _work(kind, load, measured)} for kind, count in kinds],
-    }  # fmt: skip
+        "phases": [
+            {
+                "phase": kind.phase,
+                "passes": count,
+                "seconds_per_pass": _pass(kind, load, measured, where, True),
+                "client_seconds": _work(kind, load, measured),
+            }
+            for kind, count in kinds
+        ],
+    }
     stored = measured.stored * load.decoded
     missing = _uncached(load, where)
     promised |= {
-        "bytes_read_first_pass": int(stored), "bytes_read_later_pass": int(stored * missing),
+        "bytes_read_first_pass": int(stored),
+        "bytes_read_later_pass": int(stored * missing),
         "bytes_read": int(stored * (1 + missing * (promised["passes"] - 1))),
         "bytes_per_worker": int(_worker_bytes(kinds, load, measured, where)),
         "bytes_of_flow": int(_flow_bytes(kinds, load, measured, where)),
         "disk_bytes": int(STATES_KEPT * (state + kinds[-1][0].memory * load.clients) + 8 * cells),
         "disk_bytes_most": int((STATES_KEPT + 1) * (state + memory) + 8 * cells),
-        "released_bytes": 8 * cells, "seconds_of_releases": _releases(plan, measured),
+        "released_bytes": 8 * cells,
+        "seconds_of_releases": _releases(plan, measured),
         "seconds": _seconds(kinds, load, measured, where, plan),
-        "seconds_of_work": sum(count * (_work(kind, load, measured) + _server(kind, load, measured))
-                               for kind, count in kinds) + _noise(plan, measured),
+        "seconds_of_work": sum(
+            count * (_work(kind, load, measured) + _server(kind, load, measured)) for kind, count in kinds
+        )
+        + _noise(plan, measured),
         "pace": measured.pace,
-    }  # fmt: skip
+    }
     promised["seconds_per_pass"] = promised["seconds"] / max(1, promised["passes"])
     if where.deadline is not None:
         promised["deadline_seconds"] = where.deadline
         promised["workers_for_deadline"] = _workers_for(kinds, load, measured, where, plan)
-    promised["calibration"] = {"seconds": measured.seconds,
-                               "noise_seconds_per_cell": measured.noise, "commit_seconds": measured.commit,
-                               "phases": [asdict(kind) for kind in measured.rounds]}  # fmt: skip
+    promised["calibration"] = {
+        "seconds": measured.seconds,
+        "noise_seconds_per_cell": measured.noise,
+        "commit_seconds": measured.commit,
+        "phases": [asdict(kind) for kind in measured.rounds],
+    }
     return promised
 
 
@@ -283,8 +320,10 @@ def _workers_for(kinds, load, measured, where: Where, plan) -> int:
     # More workers take less, until what their futures cost the scheduler is more than what they save.
     low, high = 1, min([*(1 << power for power in range(most.bit_length())), most], key=seconds)
     if seconds(high) > where.deadline:
-        raise ConfigError(f"no number of workers up to {most} ends in {where.deadline:.0f} s: {high} need "
-                          f"{seconds(high):.0f} s.", "Allow more time, ask for fewer rounds, or make smaller blocks.")
+        raise ConfigError(
+            f"no number of workers up to {most} ends in {where.deadline:.0f} s: {high} need {seconds(high):.0f} s.",
+            "Allow more time, ask for fewer rounds, or make smaller blocks.",
+        )
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if seconds(middle) <= where.deadline else (middle + 1, high)
@@ -352,16 +391,20 @@ def refuse(promised: dict[str, Any], where: Where, runs: Place) -> None:
     if where.memory_bytes is not None and largest > where.memory_bytes:
         who = "a worker" if promised["bytes_per_worker"] >= promised["bytes_of_flow"] else "the process of the flow"
         without = largest - where.cache_bytes
-        remedy = (f"A cache of {_mib(max(0, where.memory_bytes - without))} would fit (--cache)."
-                  if without < where.memory_bytes and where.cache_bytes else
-                  "Give more memory, or make the population's blocks smaller.")  # fmt: skip
+        remedy = (
+            f"A cache of {_mib(max(0, where.memory_bytes - without))} would fit (--cache)."
+            if without < where.memory_bytes and where.cache_bytes
+            else "Give more memory, or make the population's blocks smaller."
+        )
         raise ConfigError(f"{who} would need {_mib(largest)}, and may have {_mib(where.memory_bytes)}.", remedy)
     if is_remote(runs):
         return
     free = shutil.disk_usage(existing(runs)).free
     if promised["disk_bytes_most"] > free:
-        raise ConfigError(f"the run would need {_mib(promised['disk_bytes_most'])} at {str(runs)!r}, where "
-                          f"{_mib(free)} are free.", "Free some space, or name another place with --runs.")  # fmt: skip
+        raise ConfigError(
+            f"the run would need {_mib(promised['disk_bytes_most'])} at {str(runs)!r}, where {_mib(free)} are free.",
+            "Free some space, or name another place with --runs.",
+        )
 
 
 def _mib(size: float) -> str:

@@ -44,8 +44,19 @@ from fedcore.run_files import (
 )
 from fedcore.value_files import NAME, SCHEMA, read_values, state_values, unknown_schema, write_values, writing
 
-__all__ = ["NAME", "SCHEMA", "LoadedRun", "Run", "list_runs", "load_run", "pointed", "read_values", "state_values",
-           "write_values", "writing"]  # fmt: skip
+__all__ = [
+    "NAME",
+    "SCHEMA",
+    "LoadedRun",
+    "Run",
+    "list_runs",
+    "load_run",
+    "pointed",
+    "read_values",
+    "state_values",
+    "write_values",
+    "writing",
+]
 
 STATES_KEPT = 2  # of the last commit, and of the one before it: somebody may be reading that
 
@@ -261,16 +272,21 @@ class Run:
         there = files.is_folder(folder)
         kept = self.head.get("memories", there)  # runs that were made before heads told
         if kept and not there:
-            raise RunError(f"the clients' memories after round {self.round} of run {self.id!r} are lost: there is no "
-                           f"folder memory/{folder.name}.", "Restore it from a backup, or train again.")  # fmt: skip
+            raise RunError(
+                f"the clients' memories after round {self.round} of run {self.id!r} are lost: there is no "
+                f"folder memory/{folder.name}.",
+                "Restore it from a backup, or train again.",
+            )
         return folder if kept else None
 
     def read_state(self) -> dict[str, Any]:
         if self.round < 0:
             raise RunError(f"run {self.id!r} has no committed state yet.", "`fedcore resume` it first.")
         if self.pruned:
-            raise RunError(f"the model of run {self.id!r} was removed on {self.head['pruned']} as newer ones are kept.",
-                           "Its metrics, statement and report are still there.")  # fmt: skip
+            raise RunError(
+                f"the model of run {self.id!r} was removed on {self.head['pruned']} as newer ones are kept.",
+                "Its metrics, statement and report are still there.",
+            )
         return read_values(self.state_file(self.round))
 
     def commit(self, round: int, state: Any, rows: Sequence[Mapping[str, Any]] = (), **head: Any) -> None:
@@ -325,12 +341,15 @@ class Run:
         return text[:size]
 
     def _bad_metrics(self, error: Exception) -> RunError:
-        return RunError(f"{self.metrics_file.name} of run {self.id!r} is unreadable ({type(error).__name__}).",
-                        "Restore it from a backup.")  # fmt: skip
+        return RunError(
+            f"{self.metrics_file.name} of run {self.id!r} is unreadable ({type(error).__name__}).",
+            "Restore it from a backup.",
+        )
 
     def _lost_metrics(self) -> RunError:
-        return RunError(f"{self.metrics_file.name} of run {self.id!r} is shorter than its head says.",
-                        "Restore it from a backup.")  # fmt: skip
+        return RunError(
+            f"{self.metrics_file.name} of run {self.id!r} is shorter than its head says.", "Restore it from a backup."
+        )
 
     def flush_memories(self, round: int) -> None:
         """Make memories durable that were written without a flush. On a disk that hosts share, what another host wrote
@@ -379,8 +398,9 @@ class Run:
             raise self._lost()
 
     def _lost(self) -> LeaseLost:
-        return LeaseLost(f"another process has gone on with run {self.id!r}.",
-                         "This process stops; the other one goes on.")  # fmt: skip
+        return LeaseLost(
+            f"another process has gone on with run {self.id!r}.", "This process stops; the other one goes on."
+        )
 
     def _write_head(self, head: dict) -> None:
         if is_remote(self.path):
@@ -467,8 +487,9 @@ def list_runs(folder: str | Place) -> list[Run]:
     folder, found = place(folder), {}
     if is_remote(folder):
         names = [name for name, size in object_storage.listing(folder).items() if size is None]
-        fetched = object_storage.read_many(folder, [f"{name}/{file}" for name in names
-                                                    for file in ("run.json", "head.json")])  # fmt: skip
+        fetched = object_storage.read_many(
+            folder, [f"{name}/{file}" for name in names for file in ("run.json", "head.json")]
+        )
         for name, content in fetched.items():
             run, _, file = name.rpartition("/")
             found.setdefault(folder / run, {})[file] = content

@@ -72,9 +72,11 @@ class TrainRequest(BaseModel):
     run_id: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$", description="name of the run")
     version: int | None = Field(None, ge=1, description="version of the population; the newest by default")
     start_from: str | None = Field(
-        None, min_length=1, description="folder or URL of a run, or .npz file of arrays, whose centres the run starts "
-        'from; "previous": the newest finished run of the same method, population and deployment among the runs'
-    )  # fmt: skip
+        None,
+        min_length=1,
+        description="folder or URL of a run, or .npz file of arrays, whose centres the run starts "
+        'from; "previous": the newest finished run of the same method, population and deployment among the runs',
+    )
     public_start_because: str | None = Field(
         None, min_length=1, description="why the start is public, if it is not the outcome of a private run"
     )
@@ -82,8 +84,9 @@ class TrainRequest(BaseModel):
     series: Series | None = Field(None, description="what becomes of the runs of that deployment")
     seed: int = Field(0, ge=0, description="names the streams of simulation randomness; never protects anybody")
     cache_bytes: int = Field(DEFAULT_CACHE_BYTES, ge=0, description="decoded blocks that each process may keep, bytes")
-    test_noise: str | None = Field(None, min_length=1, description="key of pseudo-random noise; makes the run not "
-                                   "private, and needs a test ledger")  # fmt: skip
+    test_noise: str | None = Field(
+        None, min_length=1, description="key of pseudo-random noise; makes the run not private, and needs a test ledger"
+    )
 
 
 # --- a session ------------------------------------------------------------------------------------------------------
@@ -92,8 +95,15 @@ class TrainRequest(BaseModel):
 class Session:
     """A run that this process holds: what the command line or a flow steps through."""
 
-    def __init__(self, method: FederatedMethod, population: Population, run: Run, training: Training,
-                 ledger: Ledger | None, lease: Lease | None):  # fmt: skip
+    def __init__(
+        self,
+        method: FederatedMethod,
+        population: Population,
+        run: Run,
+        training: Training,
+        ledger: Ledger | None,
+        lease: Lease | None,
+    ):
         self.method = method
         self.population = population
         self.run = run
@@ -159,9 +169,15 @@ def _prepare(request: TrainRequest, ledger_url: str | None):
     check_kind(method, population)
     ledger = ledger_of(population, ledger_url) if method.private else None
     start = find_start(
-        request.start_from, request.public_start_because, method=method, population=population, ledger=ledger,
-        private=method.private and request.test_noise is None, runs=request.runs, deployment=request.deployment,
-    )  # fmt: skip
+        request.start_from,
+        request.public_start_because,
+        method=method,
+        population=population,
+        ledger=ledger,
+        private=method.private and request.test_noise is None,
+        runs=request.runs,
+        deployment=request.deployment,
+    )
     given, plan, rho = None if start is None else start.arrays, [], None
     relation, unit = USUAL_RELATION, UNIT
     if ledger is not None:
@@ -183,30 +199,40 @@ def start(request: TrainRequest, backend: Backend, *, stamp: str, ledger_url: st
     run_id = request.run_id or f"{request.method}-{population.path.name}-{stamp}-{secrets.token_hex(2)}"
     if ledger is not None and ledger.run_status(run_id) is not None:
         # Its published values would be taken for those of this run.
-        raise RunError(f"ledger {ledger.id} knows a run named {run_id!r} already.",
-                       "Choose another name. A run that was interrupted is resumed, not started again.")  # fmt: skip
-    run = Run.create(request.runs, {
-        "run_id": run_id,
-        "method": request.method,
-        "config": method.config.model_dump(mode="json"),
-        "seed": request.seed,
-        "code_version": fedcore.__version__,
-        "kernel": method.kernel,
-        "population": {"path": population.location, "name": population.path.name, "id": population.id,
-                       "version": population.version, "clients_per_leaf": population.clients_per_leaf},
-        "features": population.features,
-        "nominal_clients": nominal_clients(method, population),
-        "private": method.private,
-        "rho": rho,
-        "plan": [planned.to_json() for planned in plan],
-        "test_noise": request.test_noise,
-        "relation": None if ledger is None else ledger.balance(population.id).relation,
-        "unit": None if ledger is None else unit_of(method, ledger, population),
-        "start": None if given is None else given.record,
-        "deployment": request.deployment,
-        "series": None if request.series is None else request.series.model_dump(mode="json"),
-        "started": stamp,
-    })  # fmt: skip
+        raise RunError(
+            f"ledger {ledger.id} knows a run named {run_id!r} already.",
+            "Choose another name. A run that was interrupted is resumed, not started again.",
+        )
+    run = Run.create(
+        request.runs,
+        {
+            "run_id": run_id,
+            "method": request.method,
+            "config": method.config.model_dump(mode="json"),
+            "seed": request.seed,
+            "code_version": fedcore.__version__,
+            "kernel": method.kernel,
+            "population": {
+                "path": population.location,
+                "name": population.path.name,
+                "id": population.id,
+                "version": population.version,
+                "clients_per_leaf": population.clients_per_leaf,
+            },
+            "features": population.features,
+            "nominal_clients": nominal_clients(method, population),
+            "private": method.private,
+            "rho": rho,
+            "plan": [planned.to_json() for planned in plan],
+            "test_noise": request.test_noise,
+            "relation": None if ledger is None else ledger.balance(population.id).relation,
+            "unit": None if ledger is None else unit_of(method, ledger, population),
+            "start": None if given is None else given.record,
+            "deployment": request.deployment,
+            "series": None if request.series is None else request.series.model_dump(mode="json"),
+            "started": stamp,
+        },
+    )
     try:
         if given is not None:
             _keep_start(run, given.arrays)
@@ -230,8 +256,10 @@ def _kept_start(run: Run) -> dict | None:
         return None
     arrays = read_values(run.path / START_FILE)
     if digest_of(arrays) != run.info["start"].get("sha256"):
-        raise RunError(f"{START_FILE} of run {run.id!r} does not hold what the run was asked to start from.",
-                       "Restore it from a backup.")  # fmt: skip
+        raise RunError(
+            f"{START_FILE} of run {run.id!r} does not hold what the run was asked to start from.",
+            "Restore it from a backup.",
+        )
     return arrays
 
 
@@ -243,8 +271,15 @@ def _unit(run: Run) -> str:
     return run.info.get("unit") or UNIT
 
 
-def resume(path: str | Place, backend: Backend, *, cache_bytes: int = DEFAULT_CACHE_BYTES, take_over: bool = False,
-           ledger_url: str | None = None, population: str | None = None) -> Session:  # fmt: skip
+def resume(
+    path: str | Place,
+    backend: Backend,
+    *,
+    cache_bytes: int = DEFAULT_CACHE_BYTES,
+    take_over: bool = False,
+    ledger_url: str | None = None,
+    population: str | None = None,
+) -> Session:
     """Go on with a run after its last committed round.
 
     population: where the population is now, if it was moved. Raises RunError if the run has ended or was made with
@@ -260,8 +295,9 @@ def resume(path: str | Place, backend: Backend, *, cache_bytes: int = DEFAULT_CA
         raise
 
 
-def _reopen(run: Run, backend: Backend, cache_bytes: int, take_over: bool, ledger_url: str | None,
-            population: str | None) -> Session:  # fmt: skip
+def _reopen(
+    run: Run, backend: Backend, cache_bytes: int, take_over: bool, ledger_url: str | None, population: str | None
+) -> Session:
     info = asked(run)
     try:
         config, kernel, private = info["config"], info["kernel"], info["private"]
@@ -271,17 +307,23 @@ def _reopen(run: Run, backend: Backend, cache_bytes: int, take_over: bool, ledge
         method = make_method(info["method"], config)
         seen = ChainHead(**run.head["ledger_head"]) if "ledger_head" in run.head else None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise RunError(f"run.json or head.json of run {run.path.name!r} is damaged ({type(error).__name__}: {error}).",
-                       "Restore them from a backup.") from error  # fmt: skip
+        raise RunError(
+            f"run.json or head.json of run {run.path.name!r} is damaged ({type(error).__name__}: {error}).",
+            "Restore them from a backup.",
+        ) from error
     run.metrics()  # damage is told before anything is charged
     store = Population.open(population or path, version=version)
     if store.id != id:
-        raise RunError(f"run {run.id!r} belongs to another population than {str(store.path)!r}.",
-                       "Name the right one with --population.")  # fmt: skip
+        raise RunError(
+            f"run {run.id!r} belongs to another population than {str(store.path)!r}.",
+            "Name the right one with --population.",
+        )
     if method.kernel != kernel or store.clients_per_leaf != clients_per_leaf or method.private != private:
-        raise RunError(f"run {run.id!r} was made with kernel {kernel!r} and leaves of {clients_per_leaf} clients; "
-                       "going on with others would change its result.",
-                       "Resume it with the version that started it, or train again.")  # fmt: skip
+        raise RunError(
+            f"run {run.id!r} was made with kernel {kernel!r} and leaves of {clients_per_leaf} clients; "
+            "going on with others would change its result.",
+            "Resume it with the version that started it, or train again.",
+        )
     ledger = None
     if method.private:
         ledger = ledger_of(store, ledger_url)
@@ -317,15 +359,31 @@ def _planned(item: dict) -> dict:
     return {**{k: v for k, v in item.items() if k != "rho"}, "shape": tuple(item["shape"])}
 
 
-def _open(method: FederatedMethod, population: Population, run: Run, backend: Backend, cache_bytes: int,
-          ledger: Ledger | None, plan: Sequence[PlannedRelease], *, take_over: bool = False,
-          new: bool = False) -> Session:  # fmt: skip
+def _open(
+    method: FederatedMethod,
+    population: Population,
+    run: Run,
+    backend: Backend,
+    cache_bytes: int,
+    ledger: Ledger | None,
+    plan: Sequence[PlannedRelease],
+    *,
+    take_over: bool = False,
+    new: bool = False,
+) -> Session:
     """new: if it raises, what was reserved goes back and the run's folder is removed."""
     lease = None
     try:
         if ledger is not None:
-            ledger.reserve(population.id, run.id, plan, method.config.spare_releases, unit=_unit(run),
-                           relation=_relation(run), secure=run.info["test_noise"] is None)  # fmt: skip
+            ledger.reserve(
+                population.id,
+                run.id,
+                plan,
+                method.config.spare_releases,
+                unit=_unit(run),
+                relation=_relation(run),
+                secure=run.info["test_noise"] is None,
+            )
             lease = ledger.acquire(run.id, take_over=take_over)
             remember_head(population, ledger)
         return _session(method, population, run, backend, cache_bytes, ledger, lease, plan)
@@ -363,14 +421,23 @@ def _undo(run: Run, population: Population, ledger: Ledger, lease: Lease) -> Non
     run.remove()
 
 
-def _session(method: FederatedMethod, population: Population, run: Run, backend: Backend, cache_bytes: int,
-             ledger: Ledger | None, lease: Lease | None, plan: Sequence[PlannedRelease]) -> Session:  # fmt: skip
+def _session(
+    method: FederatedMethod,
+    population: Population,
+    run: Run,
+    backend: Backend,
+    cache_bytes: int,
+    ledger: Ledger | None,
+    lease: Lease | None,
+    plan: Sequence[PlannedRelease],
+) -> Session:
     publisher = None
     if ledger is not None:
         publisher = LedgerPublisher(ledger, population, run, lease, _noise(run.info["test_noise"]))
     if run.round < 0:
-        state = method.init(facts(method, population, run.info["rho"], run.info["seed"], _relation(run),
-                                  _kept_start(run), _unit(run)))  # fmt: skip
+        state = method.init(
+            facts(method, population, run.info["rho"], run.info["seed"], _relation(run), _kept_start(run), _unit(run))
+        )
         run.commit(0, state)
     else:
         values = run.read_state()
@@ -384,8 +451,9 @@ def _session(method: FederatedMethod, population: Population, run: Run, backend:
     if run.status != "running":
         run.finish("running")
     source = Source(population.location, population.version, cache_bytes=cache_bytes)
-    training = Training(method, run, state, source, range(len(population.blocks)), backend, plan, publisher,
-                        population.sizes())  # fmt: skip
+    training = Training(
+        method, run, state, source, range(len(population.blocks)), backend, plan, publisher, population.sizes()
+    )
     return Session(method, population, run, training, ledger, lease)
 
 

@@ -39,9 +39,17 @@ class Start:
     record: dict[str, Any]
 
 
-def find_start(start_from: str | None, public_because: str | None, *, method: FederatedMethod, private: bool,
-               population: Population, ledger: Ledger | None, runs: str | Place,
-               deployment: str | None = None) -> Start | None:  # fmt: skip
+def find_start(
+    start_from: str | None,
+    public_because: str | None,
+    *,
+    method: FederatedMethod,
+    private: bool,
+    population: Population,
+    ledger: Ledger | None,
+    runs: str | Place,
+    deployment: str | None = None,
+) -> Start | None:
     """The start that was asked for; None: none was, or the first of a series of runs has no previous one.
 
     start_from: a run's folder or URL, an .npz file, or "previous": the newest finished run in `runs` of the same
@@ -69,8 +77,9 @@ def find_start(start_from: str | None, public_because: str | None, *, method: Fe
     return _from_run(path, public_because, method, private, population, ledger)
 
 
-def previous_run(runs: str | Place, method: str, private: bool, population: Population,
-                 deployment: str | None = None) -> Run | None:  # fmt: skip
+def previous_run(
+    runs: str | Place, method: str, private: bool, population: Population, deployment: str | None = None
+) -> Run | None:
     """The newest finished run of the same method on the same population; a private one if `private`."""
     found = []
     for run in list_runs(runs):
@@ -89,22 +98,40 @@ def _secure(info: Mapping) -> bool:
 # --- runs -----------------------------------------------------------------------------------------------------------
 
 
-def _from_run(path: Place, public_because: str | None, method: FederatedMethod, private: bool, population: Population,
-              ledger: Ledger | None) -> Start:  # fmt: skip
+def _from_run(
+    path: Place,
+    public_because: str | None,
+    method: FederatedMethod,
+    private: bool,
+    population: Population,
+    ledger: Ledger | None,
+) -> Start:
     run = load_run(path)
     where = run.info.get("population") or {}
     name = run.info.get("run_id", path.name)
     if method.name not in _startable(run.info.get("method")):
-        raise ConfigError(f"run {name!r} is one of method {run.info.get('method')!r}, not {method.name!r}.",
-                          f"Name a run of the method {method.name}.")  # fmt: skip
+        raise ConfigError(
+            f"run {name!r} is one of method {run.info.get('method')!r}, not {method.name!r}.",
+            f"Name a run of the method {method.name}.",
+        )
     arrays = _of_state(run, name)
     if private and public_because is None:
         _check_private(run, name, population, ledger)
     _check_vocabulary(name, where, population)
-    return _start(arrays, f"run {name!r}", method, population, {
-        "kind": "run", "from": whole(path), "name": name, "population_id": where.get("id"),
-        "private": _secure(run.info), "public_because": public_because,
-    })  # fmt: skip
+    return _start(
+        arrays,
+        f"run {name!r}",
+        method,
+        population,
+        {
+            "kind": "run",
+            "from": whole(path),
+            "name": name,
+            "population_id": where.get("id"),
+            "private": _secure(run.info),
+            "public_because": public_because,
+        },
+    )
 
 
 def _startable(earlier: str | None) -> tuple[str, ...]:
@@ -120,8 +147,9 @@ def _of_state(run: LoadedRun, name: str) -> dict[str, np.ndarray]:
         earlier = make_method(run.info["method"], run.info["config"])
         state = earlier.State(**run.state)
     except (KeyError, TypeError) as error:
-        raise RunError(f"the state of run {name!r} is not one of its method ({error}).",
-                       "Restore it from a backup.") from error  # fmt: skip
+        raise RunError(
+            f"the state of run {name!r} is not one of its method ({error}).", "Restore it from a backup."
+        ) from error
     try:
         return earlier.as_start(state)
     except ConfigError as error:
@@ -134,23 +162,32 @@ def _check_private(run: LoadedRun, name: str, population: Population, ledger: Le
     """
     remedy = "Start from a private run, or say with --public-start why what it released is public."
     if not _secure(run.info):
-        raise PrivacyError(f"run {name!r} is not private, and a private run cannot start from its centres: they may "
-                           "tell anything about the people that it was trained on.", remedy)  # fmt: skip
+        raise PrivacyError(
+            f"run {name!r} is not private, and a private run cannot start from its centres: they may "
+            "tell anything about the people that it was trained on.",
+            remedy,
+        )
     try:
         statement = json.loads(read_bytes(run.path / "statement.json"))
         claims = isinstance(statement, dict) and statement.get("private") is True
     except FileNotFoundError:
-        raise PrivacyError(f"run {name!r} has not ended, so its privacy statement is not made.",
-                           "Let it finish, or give it up with `fedcore runs abandon`; then start from it.") from None
+        raise PrivacyError(
+            f"run {name!r} has not ended, so its privacy statement is not made.",
+            "Let it finish, or give it up with `fedcore runs abandon`; then start from it.",
+        ) from None
     except (OSError, ValueError) as error:
-        raise RunError(f"the privacy statement of run {name!r} is unreadable ({type(error).__name__}).",
-                       "Restore statement.json from a backup.") from error  # fmt: skip
+        raise RunError(
+            f"the privacy statement of run {name!r} is unreadable ({type(error).__name__}).",
+            "Restore statement.json from a backup.",
+        ) from error
     if not claims:
         raise PrivacyError(f"the statement of run {name!r} claims no privacy.", remedy)
     own = (run.info.get("population") or {}).get("id") == population.id
     if own and ledger is not None and ledger.run_status(name) is None:
-        raise PrivacyError(f"ledger {ledger.id} knows no run {name!r} of this population: what it released was not "
-                           "charged here.", remedy)  # fmt: skip
+        raise PrivacyError(
+            f"ledger {ledger.id} knows no run {name!r} of this population: what it released was not charged here.",
+            remedy,
+        )
 
 
 def _check_vocabulary(name: str, where: Mapping, population: Population) -> None:
@@ -163,22 +200,37 @@ def _check_vocabulary(name: str, where: Mapping, population: Population) -> None
     except (PopulationError, KeyError, TypeError):
         theirs = None
     if mine is not None and theirs is not None and list(mine) != list(theirs):
-        raise ConfigError(f"run {name!r} was trained on another vocabulary than that of population "
-                          f"{population.path.name!r}.", "Start from a run with the same tokens in the same order.")
+        raise ConfigError(
+            f"run {name!r} was trained on another vocabulary than that of population {population.path.name!r}.",
+            "Start from a run with the same tokens in the same order.",
+        )
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
 
 
-def _from_file(path: Place, public_because: str | None, method: FederatedMethod, private: bool,
-               population: Population) -> Start:  # fmt: skip
+def _from_file(
+    path: Place, public_because: str | None, method: FederatedMethod, private: bool, population: Population
+) -> Start:
     if private and public_because is None:
-        raise PrivacyError(f"a private run cannot start from {str(path)!r}: nothing says that it is public.",
-                           "Say with --public-start why it tells nothing about the people in this population.")
-    return _start(_read_arrays(path), repr(path.name), method, population, {
-        "kind": "file", "from": whole(path), "name": path.name, "population_id": None, "private": False,
-        "public_because": public_because,
-    })  # fmt: skip
+        raise PrivacyError(
+            f"a private run cannot start from {str(path)!r}: nothing says that it is public.",
+            "Say with --public-start why it tells nothing about the people in this population.",
+        )
+    return _start(
+        _read_arrays(path),
+        repr(path.name),
+        method,
+        population,
+        {
+            "kind": "file",
+            "from": whole(path),
+            "name": path.name,
+            "population_id": None,
+            "private": False,
+            "public_because": public_because,
+        },
+    )
 
 
 def _read_arrays(path: Place) -> dict[str, np.ndarray]:
@@ -193,15 +245,18 @@ def _read_arrays(path: Place) -> dict[str, np.ndarray]:
     except OSError as error:
         raise ConfigError(f"cannot read {str(path)!r}: {error.strerror or error}.") from None
     except (ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
-        raise ConfigError(f"{str(path)!r} is not a readable .npz of plain arrays ({type(error).__name__}).",
-                          "Write it with numpy.savez.") from None  # fmt: skip
+        raise ConfigError(
+            f"{str(path)!r} is not a readable .npz of plain arrays ({type(error).__name__}).",
+            "Write it with numpy.savez.",
+        ) from None
 
 
 # --- what both must be ----------------------------------------------------------------------------------------------
 
 
-def _start(arrays: Mapping[str, np.ndarray], what: str, method: FederatedMethod, population: Population,
-           record: dict) -> Start:  # fmt: skip
+def _start(
+    arrays: Mapping[str, np.ndarray], what: str, method: FederatedMethod, population: Population, record: dict
+) -> Start:
     checked = method.checked_start(arrays, what, population.features)
     shapes = {name: list(value.shape) for name, value in checked.items()}
     return Start(checked, {**record, "arrays": shapes, "sha256": digest_of(checked)})

@@ -50,8 +50,9 @@ def table(title: str, rows: list[dict]) -> None:
     for name in rows[0] if rows else []:
         drawn.add_column(name, overflow="fold")
     for row in rows:
-        drawn.add_row(*("" if cell is None else f"{cell:.5g}" if isinstance(cell, float) else str(cell)
-                        for cell in row.values()))  # fmt: skip
+        drawn.add_row(
+            *("" if cell is None else f"{cell:.5g}" if isinstance(cell, float) else str(cell) for cell in row.values())
+        )
     Console(width=None if sys.stdout.isatty() else WIDE).print(drawn)
 
 

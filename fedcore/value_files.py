@@ -29,8 +29,17 @@ from fedcore.errors import RunError, Unreachable
 from fedcore.files import Place, is_remote, replace_durably
 
 SCHEMA = 1
-UNREADABLE = (OSError, EOFError, ValueError, KeyError, TypeError, RuntimeError, zipfile.BadZipFile, zlib.error,
-              zarr.errors.BaseZarrError)  # fmt: skip
+UNREADABLE = (
+    OSError,
+    EOFError,
+    ValueError,
+    KeyError,
+    TypeError,
+    RuntimeError,
+    zipfile.BadZipFile,
+    zlib.error,
+    zarr.errors.BaseZarrError,
+)
 MAX_STATE_BYTES = 16 * 2**30
 CHECKSUM = np.dtype("<u4")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
@@ -102,8 +111,14 @@ def _described_group() -> dict:
 def _described(shape: tuple[int, ...], dtype: np.dtype) -> bytes:
     """Zarr's description of an array that is one chunk, with a checksum."""
     entries: dict[str, Any] = {}
-    zarr.create_array(zarr.storage.MemoryStore(entries), shape=shape, chunks=tuple(max(1, n) for n in shape),
-                      dtype=dtype, compressors=[zarr.codecs.Crc32cCodec()], zarr_format=3)  # fmt: skip
+    zarr.create_array(
+        zarr.storage.MemoryStore(entries),
+        shape=shape,
+        chunks=tuple(max(1, n) for n in shape),
+        dtype=dtype,
+        compressors=[zarr.codecs.Crc32cCodec()],
+        zarr_format=3,
+    )
     return entries["zarr.json"].to_bytes()
 
 
@@ -183,8 +198,10 @@ def _read_by_zarr(archive: zipfile.ZipFile, name: str, shape: tuple[int, ...]) -
 
 def unknown_schema(what: str, found: Any) -> RunError:
     """For what another version of fedcore wrote; it is not guessed at."""
-    return RunError(f"{what} has the unknown schema {found!r}; this version of fedcore knows {SCHEMA}.",
-                    "Use the version of fedcore that wrote it, or a newer one.")  # fmt: skip
+    return RunError(
+        f"{what} has the unknown schema {found!r}; this version of fedcore knows {SCHEMA}.",
+        "Use the version of fedcore that wrote it, or a newer one.",
+    )
 
 
 def _opened(path: Place) -> zipfile.ZipFile:

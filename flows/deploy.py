@@ -28,14 +28,18 @@ def make_pool(name: str) -> None:
     """A pool of processes of this name, unless there is one. Raises ConfigError if there is one of another type."""
     with get_client(sync_client=True) as client:
         try:
-            client.create_work_pool(WorkPoolCreate(
-                name=name, type=ProcessWorker.type,
-                base_job_template=ProcessWorker.get_default_base_job_template()))  # fmt: skip
+            client.create_work_pool(
+                WorkPoolCreate(
+                    name=name, type=ProcessWorker.type, base_job_template=ProcessWorker.get_default_base_job_template()
+                )
+            )
         except ObjectAlreadyExists:
             pool = client.read_work_pool(name)
             if pool.type != ProcessWorker.type:
-                raise ConfigError(f"work pool {name!r} is of type {pool.type!r}, not {ProcessWorker.type!r}.",
-                                  "Name another one with --pool.") from None  # fmt: skip
+                raise ConfigError(
+                    f"work pool {name!r} is of type {pool.type!r}, not {ProcessWorker.type!r}.",
+                    "Name another one with --pool.",
+                ) from None
 
 
 def flow_by_name(item: Deployment, pool: str):
@@ -50,12 +54,16 @@ def deploy(deployments: Sequence[Deployment], pool: str = POOL) -> list[dict]:
     """
     made = [flow_by_name(item, pool) for item in deployments]
     make_pool(pool)
-    return [{"deployment": ready.full_name, "schedule": _in_words(item), "id": str(ready.apply())}
-            for item, ready in zip(deployments, made, strict=True)]  # fmt: skip
+    return [
+        {"deployment": ready.full_name, "schedule": _in_words(item), "id": str(ready.apply())}
+        for item, ready in zip(deployments, made, strict=True)
+    ]
 
 
-MESSAGE = ('{"text": {{ (deployment.name ~ ": flow run " ~ flow_run.name ~ " is " ~ flow_run.state.name ~ ". " ~ '
-           'flow_run.state.message) | tojson }}}')  # fmt: skip
+MESSAGE = (
+    '{"text": {{ (deployment.name ~ ": flow run " ~ flow_run.name ~ " is " ~ flow_run.state.name ~ ". " ~ '
+    "flow_run.state.message) | tojson }}}"
+)
 
 
 def notify(given: Notify, name: str, deployed: Sequence[dict]) -> None:
@@ -65,15 +73,21 @@ def notify(given: Notify, name: str, deployed: Sequence[dict]) -> None:
     Raises ConfigError if the server has no such block.
     """
     block = _webhook(given, f"fedcore-{_slug(name)}")
-    mine = {"prefect.resource.role": "deployment",
-            "prefect.resource.id": [f"prefect.deployment.{row['id']}" for row in deployed]}  # fmt: skip
+    mine = {
+        "prefect.resource.role": "deployment",
+        "prefect.resource.id": [f"prefect.deployment.{row['id']}" for row in deployed],
+    }
     automation = AutomationCore(
-        name=f"fedcore: {name}", description="Calls a webhook when a scheduled training ends badly.",
-        trigger=EventTrigger(expect={f"prefect.flow-run.{state}" for state in given.states},
-                             match={"prefect.resource.id": "prefect.flow-run.*"}, match_related=mine,
-                             for_each={"prefect.resource.id"}),
+        name=f"fedcore: {name}",
+        description="Calls a webhook when a scheduled training ends badly.",
+        trigger=EventTrigger(
+            expect={f"prefect.flow-run.{state}" for state in given.states},
+            match={"prefect.resource.id": "prefect.flow-run.*"},
+            match_related=mine,
+            for_each={"prefect.resource.id"},
+        ),
         actions=[CallWebhook(block_document_id=block, payload=MESSAGE)],
-    )  # fmt: skip
+    )
     with get_client(sync_client=True) as client:
         for old in client.read_automations_by_name(automation.name):
             client.delete_automation(old.id)
@@ -90,8 +104,10 @@ def _webhook(given: Notify, name: str) -> UUID:
     try:
         return Webhook.load(given.block)._block_document_id
     except ValueError:
-        raise ConfigError(f"the Prefect server has no Webhook block named {given.block!r}.",
-                          "Make it in the UI, or give the URL as `webhook`.") from None  # fmt: skip
+        raise ConfigError(
+            f"the Prefect server has no Webhook block named {given.block!r}.",
+            "Make it in the UI, or give the URL as `webhook`.",
+        ) from None
 
 
 def _in_words(item: Deployment) -> str:

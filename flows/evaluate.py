@@ -43,7 +43,6 @@ def evaluate_run_flow(run: str, population: str, workers: int | None = None, das
         dask: address of a running Dask scheduler, instead of a local cluster
     """
 
-
     def work(begun: list) -> dict:
         store = Population.open(population)
         check_public(store)

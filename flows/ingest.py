@@ -17,8 +17,13 @@ from tasks.artifacts import key_of
 def ingest_files(source: str, dest: str, options: dict) -> int:
     """The version that was made."""
     made = ingest(source, Path(dest), **options)
-    get_run_logger().info("population %s: version %d with %d clients in %d blocks", made.path.name, made.version,
-                          made.n_clients, len(made.blocks))  # fmt: skip
+    get_run_logger().info(
+        "population %s: version %d with %d clients in %d blocks",
+        made.path.name,
+        made.version,
+        made.n_clients,
+        len(made.blocks),
+    )
     return made.version
 
 
@@ -43,8 +48,11 @@ def ingest_flow(source: str, dest: str, append: bool = False, options: dict | No
         if not append:
             ledger_of(population).register(population.id)
         rows = "\n".join(f"| {name} | {value} |" for name, value in describe(population).items())
-        create_markdown_artifact(markdown=f"| | |\n|---|---|\n{rows}", key=key_of(population),
-                                 description=f"Population {population.path.name}")  # fmt: skip
+        create_markdown_artifact(
+            markdown=f"| | |\n|---|---|\n{rows}",
+            key=key_of(population),
+            description=f"Population {population.path.name}",
+        )
         return dest
 
     return carried_out(work, lambda begun: f"population {Path(dest).name} was {'made' if begun else 'not changed'}")

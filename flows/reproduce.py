@@ -38,8 +38,9 @@ def _name() -> str:
 
 
 @flow(name="reproduce", flow_run_name=_name, persist_result=False)
-def reproduce_flow(name: str, options: Options = Options(), folder: str = "reproduce",
-                   compute: Compute = Compute()) -> ResultTable:  # fmt: skip
+def reproduce_flow(
+    name: str, options: Options = Options(), folder: str = "reproduce", compute: Compute = Compute()
+) -> ResultTable:
     """Rebuild a table of a paper. Nothing in it is private.
 
     Args:
@@ -48,7 +49,6 @@ def reproduce_flow(name: str, options: Options = Options(), folder: str = "repro
         folder: where finished cells and the table are kept; the same folder goes on with what is missing
         compute: where the clients are answered
     """
-
 
     def work(begun: list) -> ResultTable:
         found, where = experiment(name), Path(folder)
@@ -71,6 +71,9 @@ def _shown(found: Experiment, options: Options, results: dict, where: Path) -> R
     """The table, as an artifact with its figure."""
     table = conclude(found, options, results, where)
     figure = data_uri((where / "figure.png").read_bytes())
-    create_markdown_artifact(markdown=f"{markdown(table)}\n![{table.title}]({figure})\n", key=key("table", found.name),
-                             description=table.title)  # fmt: skip
+    create_markdown_artifact(
+        markdown=f"{markdown(table)}\n![{table.title}]({figure})\n",
+        key=key("table", found.name),
+        description=table.title,
+    )
     return table

@@ -30,12 +30,22 @@ def to_deployment(item: Deployment, **where):
         elif item.schedule is not None:
             schedule = RRule(item.schedule.rrule, timezone=item.schedule.timezone)
         return FLOWS[item.method].to_deployment(
-            name=item.name, schedule=schedule, tags=[item.method, *item.tags], concurrency_limit=ONE_AT_A_TIME,
-            parameters={"population": item.population, "runs": item.runs, "seed": item.seed, "config": item.config,
-                        "compute": item.compute.model_dump(), "start_from": item.start_from,
-                        "public_start_because": item.public_start_because, "series": item.series.model_dump()},
+            name=item.name,
+            schedule=schedule,
+            tags=[item.method, *item.tags],
+            concurrency_limit=ONE_AT_A_TIME,
+            parameters={
+                "population": item.population,
+                "runs": item.runs,
+                "seed": item.seed,
+                "config": item.config,
+                "compute": item.compute.model_dump(),
+                "start_from": item.start_from,
+                "public_start_because": item.public_start_because,
+                "series": item.series.model_dump(),
+            },
             **where,
-        )  # fmt: skip
+        )
     except ValueError as error:
         raise ConfigError(f"deployment {item.name!r}: {error}") from None
 

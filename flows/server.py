@@ -34,8 +34,9 @@ def server(port: int | None = None) -> Iterator[str]:
     base = f"http://127.0.0.1:{port or free_port()}"
     environment = os.environ | {"PREFECT_SERVER_UI_API_URL": f"{base}/api"}
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", base.split(":")[-1]]
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                               start_new_session=True)  # fmt: skip
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
     try:
         _wait(base, process)
         os.environ["PREFECT_API_URL"] = f"{base}/api"
@@ -51,8 +52,10 @@ def check_reachable(address: str) -> None:
         with urllib.request.urlopen(f"{address.rstrip('/')}/health", timeout=10):
             return
     except (urllib.error.URLError, OSError, ValueError) as error:
-        raise ConfigError(f"no Prefect server answers at {address} ({getattr(error, 'reason', error)}).",
-                          "Start it, or correct PREFECT_API_URL.") from None  # fmt: skip
+        raise ConfigError(
+            f"no Prefect server answers at {address} ({getattr(error, 'reason', error)}).",
+            "Start it, or correct PREFECT_API_URL.",
+        ) from None
 
 
 def _wait(base: str, process: subprocess.Popen) -> None:

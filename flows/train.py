@@ -63,17 +63,35 @@ def training_flow(method: str) -> Flow:
     """The training flow of a method; its settings are a form in the UI, because they are the type of `config`."""
     settings = method_class(method).Config
 
-    def train_method(population: str, config: settings = settings(), runs: str = "runs",
-                     compute: Compute = Compute(), seed: int = 0, run_id: str | None = None,
-                     version: int | None = None, test_noise: str | None = None, start_from: str | None = None,
-                     public_start_because: str | None = None, series: Series | None = None) -> str:  # fmt: skip
+    def train_method(
+        population: str,
+        config: settings = settings(),
+        runs: str = "runs",
+        compute: Compute = Compute(),
+        seed: int = 0,
+        run_id: str | None = None,
+        version: int | None = None,
+        test_noise: str | None = None,
+        start_from: str | None = None,
+        public_start_because: str | None = None,
+        series: Series | None = None,
+    ) -> str:
         def work(begun: list[Session]) -> str:
             request = _request(
-                method=method, population=population, settings=config.model_dump(mode="json"), runs=runs,
-                run_id=run_id, version=version, seed=seed, cache_bytes=compute.cache_bytes, test_noise=test_noise,
-                start_from=start_from, public_start_because=public_start_because, deployment=deployment.name,
+                method=method,
+                population=population,
+                settings=config.model_dump(mode="json"),
+                runs=runs,
+                run_id=run_id,
+                version=version,
+                seed=seed,
+                cache_bytes=compute.cache_bytes,
+                test_noise=test_noise,
+                start_from=start_from,
+                public_start_because=public_start_because,
+                deployment=deployment.name,
                 series=series,
-            )  # fmt: skip
+            )
             made = make_method(method, request.settings)
             _tag(method, population, made.private and test_noise is None)
             store = Population.open(population, version=version)
@@ -104,8 +122,13 @@ def training_flow(method: str) -> Flow:
         public_start_because: why that start is public, if it is not a private run
         series: of a deployment: what the run is compared on, when it becomes the latest one, how many are kept
     """
-    return flow(name=f"train-{method.replace('_', '-')}", flow_run_name=_namer(method), persist_result=False,
-                validate_parameters=True, retries=0)(train_method)  # fmt: skip
+    return flow(
+        name=f"train-{method.replace('_', '-')}",
+        flow_run_name=_namer(method),
+        persist_result=False,
+        validate_parameters=True,
+        retries=0,
+    )(train_method)
 
 
 @flow(name="resume-run", flow_run_name=_resumed, persist_result=False, retries=0)
@@ -128,8 +151,11 @@ def resume_run(run: str, compute: Compute = Compute(), take_over: bool = False, 
         _tag(info["method"], place, info["private"] and info["test_noise"] is None)
         store = Population.open(place, version=info["population"]["version"])
         with backend_for(store, compute.workers, compute.dask, info["private"]) as backend:
-            begun.append(session := resume(run, backend, cache_bytes=compute.cache_bytes, take_over=take_over,
-                                           population=population))  # fmt: skip
+            begun.append(
+                session := resume(
+                    run, backend, cache_bytes=compute.cache_bytes, take_over=take_over, population=population
+                )
+            )
             train(session, backend)
             how = conclusion_of(session.run, session.method, session.population)
             if how is not None:
@@ -148,8 +174,14 @@ def _asked(path: str) -> Run:
 def train(session: Session, backend: Backend) -> None:
     """Rounds to the end; artifacts while it runs; the report."""
     logger, said, run = get_run_logger(), in_a_line(session), session.run
-    logger.info("%s: begins with round %d of at most %d, process %d, kept in %s", said, max(run.round, 0) + 1,
-                session.method.total_rounds(session.training.state), os.getpid(), run.path)  # fmt: skip
+    logger.info(
+        "%s: begins with round %d of at most %d, process %d, kept in %s",
+        said,
+        max(run.round, 0) + 1,
+        session.method.total_rounds(session.training.state),
+        os.getpid(),
+        run.path,
+    )
     show = Showcase(session)
     with ending(session):
         goes_on, seconds = True, None
@@ -158,8 +190,13 @@ def train(session: Session, backend: Backend) -> None:
             goes_on, seconds = next_rounds(session, seconds)
             show.progress()
             if run.round > before:
-                logger.info("%s: round %d of at most %d, %.2f s each", said, run.round,
-                            session.method.total_rounds(session.training.state), seconds)  # fmt: skip
+                logger.info(
+                    "%s: round %d of at most %d, %.2f s each",
+                    said,
+                    run.round,
+                    session.method.total_rounds(session.training.state),
+                    seconds,
+                )
         run.note(peak_memory_of_workers=backend.memory_of_workers(), peak_memory_of_flow=peak_memory())
     outcome = f"; {run.head['outcome']}" if run.head.get("outcome") else ""
     logger.info("%s: %s after %d rounds%s; report: %s", said, run.status, run.round, outcome, show.report())
@@ -168,8 +205,10 @@ def train(session: Session, backend: Backend) -> None:
 def in_a_line(session: Session) -> str:
     """Which run this is, for a line of log that is read alone."""
     private = session.method.private and session.run.info["test_noise"] is None
-    return (f"run {session.run.id} ({session.method.name} on population {session.population.path.name} version "
-            f"{session.population.version}, {'private' if private else 'not private'})")  # fmt: skip
+    return (
+        f"run {session.run.id} ({session.method.name} on population {session.population.path.name} version "
+        f"{session.population.version}, {'private' if private else 'not private'})"
+    )
 
 
 # --- around the rounds ----------------------------------------------------------------------------------------------
@@ -207,8 +246,10 @@ def _concluded(series: Series | None, method: FederatedMethod, population: Popul
     if series is None:
         return None
     if deployment.name is None:
-        raise ConfigError("what becomes of a series of runs was given, and no deployment that they belong to.",
-                          "Leave `series` out, or start the run from a deployment.")  # fmt: skip
+        raise ConfigError(
+            "what becomes of a series of runs was given, and no deployment that they belong to.",
+            "Leave `series` out, or start the run from a deployment.",
+        )
     return Conclusion(deployment.name, series, public_population(series, method, population))
 
 
@@ -220,8 +261,13 @@ def _conclude(session: Session, how: Conclusion, backend: Backend) -> None:
     outcome = "is now the latest run" if told["promoted"] else "does not become the latest run"
     logger.info("%s: %s of deployment %s, because %s", said, outcome, how.deployment, told["because"])
     if told["pruned"]:
-        logger.info("%s: removed the models of %d older runs of deployment %s: %s", said, len(told["pruned"]),
-                    how.deployment, ", ".join(told["pruned"]))  # fmt: skip
+        logger.info(
+            "%s: removed the models of %d older runs of deployment %s: %s",
+            said,
+            len(told["pruned"]),
+            how.deployment,
+            ", ".join(told["pruned"]),
+        )
 
 
 class Flows(Mapping[str, Flow]):

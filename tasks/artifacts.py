@@ -37,19 +37,27 @@ def key_of(population: Population) -> str:
 
 def show_population(population: Population, runs: str) -> None:
     """The page of a population: a new version of one artifact."""
-    create_markdown_artifact(markdown=population_page(population.location, runs), key=key_of(population),
-                             description=f"Population {population.path.name}: versions, runs, budget")  # fmt: skip
+    create_markdown_artifact(
+        markdown=population_page(population.location, runs),
+        key=key_of(population),
+        description=f"Population {population.path.name}: versions, runs, budget",
+    )
 
 
 def show_comparison(told: dict) -> None:
     """How a run compared with the latest one of its deployment: a new version of one artifact."""
     if told["rows"]:
         outcome = "promoted" if told["promoted"] else "not promoted"
-        rows = [{name: float(f"{value:.5g}") if isinstance(value, float) else value for name, value in row.items()}
-                for row in told["rows"]]  # fmt: skip
-        create_table_artifact(table=rows, key=key("comparison", told["deployment"]),
-                              description=f"Run {told['run']} of {told['deployment']} on {told['population']}: "
-                              f"{outcome}, because {told['because']}")  # fmt: skip
+        rows = [
+            {name: float(f"{value:.5g}") if isinstance(value, float) else value for name, value in row.items()}
+            for row in told["rows"]
+        ]
+        create_table_artifact(
+            table=rows,
+            key=key("comparison", told["deployment"]),
+            description=f"Run {told['run']} of {told['deployment']} on {told['population']}: "
+            f"{outcome}, because {told['because']}",
+        )
 
 
 def time_left(seconds: float) -> str:
@@ -85,8 +93,9 @@ class Showcase:
         self.begun, self.first = time.monotonic(), session.run.round
         self.shown, self.tables = time.monotonic() - SECONDS_BETWEEN, Pace(SECONDS_BETWEEN)
         self.figures = Pace(SECONDS_BETWEEN_FIGURES, first=SECONDS_BETWEEN_FIGURES)
-        self.progress_id = create_progress_artifact(progress=0.0, key=key("progress", session.run.id),
-                                                    description=f"Rounds of run {session.run.id}")  # fmt: skip
+        self.progress_id = create_progress_artifact(
+            progress=0.0, key=key("progress", session.run.id), description=f"Rounds of run {session.run.id}"
+        )
 
     def progress(self) -> None:
         """After some rounds: progress, metrics, budget and figures, unless they were shown a moment ago."""
@@ -113,16 +122,18 @@ class Showcase:
     def _figures(self) -> dict[str, bytes]:
         run = self.session.run
         drawn = run_figures(run, self.session.population.vocabulary())
-        create_markdown_artifact(markdown=markdown_report(run, drawn), key=key("report", run.id),
-                                 description=f"Report of run {run.id}")  # fmt: skip
+        create_markdown_artifact(
+            markdown=markdown_report(run, drawn), key=key("report", run.id), description=f"Report of run {run.id}"
+        )
         return drawn
 
     def _total(self) -> int:
         return self.session.method.total_rounds(self.session.training.state)
 
     def _progress(self, percent: float, words: str) -> None:
-        update_progress_artifact(self.progress_id, progress=min(100.0, percent),
-                                 description=f"Run {self.session.run.id}: {words}")  # fmt: skip
+        update_progress_artifact(
+            self.progress_id, progress=min(100.0, percent), description=f"Run {self.session.run.id}: {words}"
+        )
 
     def _tables(self) -> None:
         run = self.session.run
@@ -133,6 +144,8 @@ class Showcase:
         if balance is not None:
             population = self.session.population
             name = f"{population.path.name}-{population.id[:8]}"
-            create_table_artifact(table=budget_rows(balance), key=key("budget", name),
-                                  description=f"Privacy budget of population {population.path.name}")  # fmt: skip
-
+            create_table_artifact(
+                table=budget_rows(balance),
+                key=key("budget", name),
+                description=f"Privacy budget of population {population.path.name}",
+            )

@@ -9,8 +9,9 @@ from fedcore.population.store import Population
 
 
 @contextmanager
-def backend_for(population: Population, workers: int | None = None, address: str | None = None,
-                private: bool = False) -> Iterator[Backend]:  # fmt: skip
+def backend_for(
+    population: Population, workers: int | None = None, address: str | None = None, private: bool = False
+) -> Iterator[Backend]:
     """Where its blocks are answered: by the workers of `tasks.dask_backend.dask_client`; or by this process itself, if
     there is a single block, which cannot be shared out, or if the population is small and no number of workers is
     asked for. `address` says where workers are: they may be where the data are.

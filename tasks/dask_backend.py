@@ -65,8 +65,10 @@ def workerless_seconds() -> float:
     except (ValueError, KeyError, TypeError):
         seconds = None
     if not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
-        raise ConfigError(f"fedcore.workerless-timeout of Dask's settings is {given!r}, which is no time.",
-                          'Write "5 minutes" or "90s".')  # fmt: skip
+        raise ConfigError(
+            f"fedcore.workerless-timeout of Dask's settings is {given!r}, which is no time.",
+            'Write "5 minutes" or "90s".',
+        )
     return float(seconds)
 
 
@@ -102,8 +104,11 @@ def received(message):
     """The message with its arrays aligned: see `fedcore.aggregation.aligned`."""
     if not dataclasses.is_dataclass(message):
         return message
-    arrays = {field.name: value for field in dataclasses.fields(message)
-              if isinstance(value := getattr(message, field.name), np.ndarray)}  # fmt: skip
+    arrays = {
+        field.name: value
+        for field in dataclasses.fields(message)
+        if isinstance(value := getattr(message, field.name), np.ndarray)
+    }
     if all(array.flags.aligned for array in arrays.values()):
         return message
     return dataclasses.replace(message, **{name: aligned(array) for name, array in arrays.items()})
@@ -131,21 +136,32 @@ def dask_client(workers: int | None = None, address: str | None = None, private:
     """
     if address is not None:
         if private and not _encrypted_or_local(address):
-            raise PrivacyError(f"a private run sends raw sums between workers, and {address} is not encrypted.",
-                               "Use a tls:// scheduler, or one on this host.")  # fmt: skip
+            raise PrivacyError(
+                f"a private run sends raw sums between workers, and {address} is not encrypted.",
+                "Use a tls:// scheduler, or one on this host.",
+            )
         try:
             client = Client(address, timeout="10s", set_as_default=False)
         except (OSError, TimeoutError, ValueError) as error:
-            raise ConfigError(f"no Dask scheduler answers at {address} ({type(error).__name__}).",
-                              "Start one with `dask scheduler`, or leave --dask out.") from error  # fmt: skip
+            raise ConfigError(
+                f"no Dask scheduler answers at {address} ({type(error).__name__}).",
+                "Start one with `dask scheduler`, or leave --dask out.",
+            ) from error
         with client:
             if private:
                 _refuse_spilling(client)
             yield client
         return
-    with dask.config.set(_local_settings() | UNWATCHED), LocalCluster(
-        n_workers=workers or WORKERS, threads_per_worker=1, dashboard_address="127.0.0.1:0", silence_logs=logging.ERROR
-    ) as cluster, Client(cluster, set_as_default=False) as client:
+    with (
+        dask.config.set(_local_settings() | UNWATCHED),
+        LocalCluster(
+            n_workers=workers or WORKERS,
+            threads_per_worker=1,
+            dashboard_address="127.0.0.1:0",
+            silence_logs=logging.ERROR,
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
         yield client
 
 
@@ -163,14 +179,18 @@ def _spills() -> bool:
 def _refuse_spilling(client: Client) -> None:
     spilling = [worker for worker, spills in client.run(_spills).items() if spills]
     if spilling:
-        raise PrivacyError(f"{len(spilling)} Dask workers may spill partial sums of a private run to disk.",
-                           "Start them with DASK_DISTRIBUTED__WORKER__MEMORY__SPILL=False and "
-                           "DASK_DISTRIBUTED__WORKER__MEMORY__TARGET=False.")  # fmt: skip
+        raise PrivacyError(
+            f"{len(spilling)} Dask workers may spill partial sums of a private run to disk.",
+            "Start them with DASK_DISTRIBUTED__WORKER__MEMORY__SPILL=False and "
+            "DASK_DISTRIBUTED__WORKER__MEMORY__TARGET=False.",
+        )
 
 
 def _no_worker(seconds: float) -> WorkerFailed:
-    return WorkerFailed(f"the Dask cluster has had no worker for {seconds:.0f} s.",
-                        "Start some, then resume the run; committed rounds are kept.")  # fmt: skip
+    return WorkerFailed(
+        f"the Dask cluster has had no worker for {seconds:.0f} s.",
+        "Start some, then resume the run; committed rounds are kept.",
+    )
 
 
 class Strayed(Exception):
@@ -210,25 +230,32 @@ class DaskBackend:
         self.answer_bytes = math.inf  # of all blocks in the last round
         self.pace: float | None = None  # seconds for what has size 1 in the last round; makes the groups of the next
 
-    def map_blocks(self, function: Callable, message, blocks: Sequence[int],
-                   sizes: Sequence[float] | None = None) -> Statistics:  # fmt: skip
+    def map_blocks(
+        self, function: Callable, message, blocks: Sequence[int], sizes: Sequence[float] | None = None
+    ) -> Statistics:
         blocks, sizes = list(blocks), np.ones(len(blocks)) if sizes is None else np.maximum(sizes, 1.0)
         for attempt in range(ATTEMPTS):
             try:
                 return self._round(Asked(function, message), blocks, sizes)
             except (FutureCancelledError, TimeoutError) as error:
                 if attempt == ATTEMPTS - 1 or self.client.status != "running":
-                    raise WorkerFailed("the Dask scheduler was lost in the middle of a round.",
-                                       "Resume the run; committed rounds are kept.") from error  # fmt: skip
+                    raise WorkerFailed(
+                        "the Dask scheduler was lost in the middle of a round.",
+                        "Resume the run; committed rounds are kept.",
+                    ) from error
             except Strayed as error:
                 if attempt == ATTEMPTS - 1:
                     self._name_deadly_block(Asked(function, message), error.blocks)
-                    raise WorkerFailed(f"all workers were lost {ATTEMPTS} times in the course of a round.",
-                                       "Find out what ends them, then resume the run.") from None  # fmt: skip
+                    raise WorkerFailed(
+                        f"all workers were lost {ATTEMPTS} times in the course of a round.",
+                        "Find out what ends them, then resume the run.",
+                    ) from None
             except KilledWorker as error:  # although each of its blocks can be computed alone
                 if attempt == ATTEMPTS - 1:
-                    raise WorkerFailed(f"workers died again and again, at last with {error.task}.",
-                                       "Find out what ends them, then resume the run.") from None  # fmt: skip
+                    raise WorkerFailed(
+                        f"workers died again and again, at last with {error.task}.",
+                        "Find out what ends them, then resume the run.",
+                    ) from None
 
     def memory_of_workers(self) -> list[int]:
         """Peak resident bytes of each worker process."""
@@ -252,8 +279,7 @@ class DaskBackend:
             for home, group, then in islice(waiting, 1):
                 key = f"blocks-{group[0]}-{group[-1]}-{uuid4().hex[:12]}"
                 in_flight[key] = group
-                finished.add(submit(answer_group, held, group, then, key=key,
-                                    workers=[home], allow_other_workers=True))  # fmt: skip
+                finished.add(submit(answer_group, held, group, then, key=key, workers=[home], allow_other_workers=True))
 
         try:
             for _ in range(FUTURES_PER_WORKER * len(workers)):
@@ -289,13 +315,16 @@ class DaskBackend:
     def _name_deadly_block(self, asked: Asked, blocks: list[int]) -> None:
         """Dask blames everything that waited on a dead worker; so each block is tried alone. Raises WorkerFailed."""
         for block in blocks:
-            future = self.client.submit(answer_group, asked, [block], pure=False,
-                                        key=f"blocks-{block}-{block}-{uuid4().hex[:12]}")  # fmt: skip
+            future = self.client.submit(
+                answer_group, asked, [block], pure=False, key=f"blocks-{block}-{block}-{uuid4().hex[:12]}"
+            )
             try:
                 next(self._as_finished(as_completed([future], loop=self.client.loop))).result()
             except KilledWorker as error:
-                raise WorkerFailed(f"every worker that tried {error.task} died; this block may need more memory than a "
-                                   "worker has.", "Use fewer or larger workers, then resume.") from None  # fmt: skip
+                raise WorkerFailed(
+                    f"every worker that tried {error.task} died; this block may need more memory than a worker has.",
+                    "Use fewer or larger workers, then resume.",
+                ) from None
 
     def _as_finished(self, futures: as_completed, homes: Sequence[str] = ()) -> Iterator[Future]:
         """The futures as they finish. Raises what `Watch.look` does."""
@@ -313,8 +342,9 @@ class DaskBackend:
     def _gathered(self, futures: Sequence[Future], homes: Sequence[str]) -> list[Part]:
         """Their results, computed anew if they went with a worker. Raises what `Watch.look` does."""
         watch = Watch(self.client, homes)
-        parts = asyncio.run_coroutine_threadsafe(self.client.gather(list(futures), asynchronous=True),
-                                                 self.client.loop.asyncio_loop)  # fmt: skip
+        parts = asyncio.run_coroutine_threadsafe(
+            self.client.gather(list(futures), asynchronous=True), self.client.loop.asyncio_loop
+        )
         try:
             while not wait([parts], watch.interval).done:
                 watch.look()
@@ -336,8 +366,9 @@ class DaskBackend:
         self.answered = True
         return found
 
-    def _groups(self, blocks: list[int], sizes: np.ndarray,
-                workers: list[str]) -> Iterator[tuple[str, list[int], int | None]]:  # fmt: skip
+    def _groups(
+        self, blocks: list[int], sizes: np.ndarray, workers: list[str]
+    ) -> Iterator[tuple[str, list[int], int | None]]:
         """(home worker, blocks, the first of its next). A block keeps its home from round to round, whatever the size
         of the groups.
         """

@@ -37,8 +37,13 @@ def move_server(session: Session, number: int) -> str:
     return str(session.run.state_file(session.run.round))
 
 
-@task(task_run_name="rounds-r{number}-r{last}", retries=2, retry_delay_seconds=2, retry_condition_fn=_lost_workers,
-      **OPTIONS)  # fmt: skip
+@task(
+    task_run_name="rounds-r{number}-r{last}",
+    retries=2,
+    retry_delay_seconds=2,
+    retry_condition_fn=_lost_workers,
+    **OPTIONS,
+)
 def several_rounds(session: Session, number: int, last: int) -> bool:
     """Cheap rounds `number` .. `last` in one task run, committed at its end; a retry goes on after the last that was
     made. False: finished.

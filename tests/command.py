@@ -47,12 +47,22 @@ def works(*arguments) -> Outcome:
     return outcome
 
 
-def private_population(path, matrix, *, epsilon: float | None = 8.0, delta: float = 1e-6, nominal: int | None = 1000,
-                       test: bool = False, heldout=None, **options):  # fmt: skip
+def private_population(
+    path,
+    matrix,
+    *,
+    epsilon: float | None = 8.0,
+    delta: float = 1e-6,
+    nominal: int | None = 1000,
+    test: bool = False,
+    heldout=None,
+    **options,
+):
     """(population, ledger): counts with a budget in the ledger that FEDCORE_LEDGER names. test: one of test noise."""
     ledger = create_ledger(default_ledger_url(), test=test)
-    population = write_counts(path, matrix, heldout=heldout, nominal_clients=nominal,
-                              ledger={"id": ledger.id, "url": ledger.url}, **options)  # fmt: skip
+    population = write_counts(
+        path, matrix, heldout=heldout, nominal_clients=nominal, ledger={"id": ledger.id, "url": ledger.url}, **options
+    )
     ledger.register(population.id)
     if epsilon is not None:
         ledger.set_budget(population.id, epsilon, delta)

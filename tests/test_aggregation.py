@@ -77,7 +77,11 @@ def test_statistics_must_agree_in_their_names():
 
 
 def test_sizes_are_those_of_all_arrays():
-    statistics = {"a": FloatSum.at(0, np.ones(3)), "b": IntegerSum(np.ones((2, 2), np.int64)),
-                  "c": KeyedIntegerSum({1: np.ones(4, np.int64)}), "d": Stack({0: np.ones((5, 1), np.float32)}),
-                  "e": ArgMax(1.0, 2, {"x": np.ones(6)})}  # fmt: skip
+    statistics = {
+        "a": FloatSum.at(0, np.ones(3)),
+        "b": IntegerSum(np.ones((2, 2), np.int64)),
+        "c": KeyedIntegerSum({1: np.ones(4, np.int64)}),
+        "d": Stack({0: np.ones((5, 1), np.float32)}),
+        "e": ArgMax(1.0, 2, {"x": np.ones(6)}),
+    }
     assert size_of(statistics) == 24 + 32 + 32 + 20 + (48 + 8 + 8) and size_of(None) == 0

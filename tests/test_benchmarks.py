@@ -180,8 +180,10 @@ def test_scale(tmp_path, monkeypatch):
 
     def trained(method, population, settings, *, workers, cache, watched):
         asked.append((method, settings["rounds"], workers, cache))
-        metrics = [{"round": at + 1, "seconds_round": 0.5, "seconds_clients": 0.25, "seconds_release": 0.125}
-                   for at in range(settings["rounds"] + 2)]  # fmt: skip
+        metrics = [
+            {"round": at + 1, "seconds_round": 0.5, "seconds_clients": 0.25, "seconds_release": 0.125}
+            for at in range(settings["rounds"] + 2)
+        ]
         return Trained(metrics, 9.0, 8.0, 2**20, 2**21, ((6, 1.0), (8, 2.25)))
 
     monkeypatch.setattr(scale, "train", trained)
@@ -207,8 +209,10 @@ def test_the_cpu_seconds_of_noise_are_those_of_a_plans_last_round():
 
 def test_importing_benchmarks_makes_nobody_silent():
     """A level of the log that stays in the environment would reach whatever this process starts later."""
-    code = ("import os; os.environ.pop('PREFECT_LOGGING_LEVEL', None)\nfrom importlib import import_module\n"
-            f"for name in {list(NAMES)!r}: import_module('benchmarks.' + name)\n"
-            "assert 'PREFECT_LOGGING_LEVEL' not in os.environ")  # fmt: skip
+    code = (
+        "import os; os.environ.pop('PREFECT_LOGGING_LEVEL', None)\nfrom importlib import import_module\n"
+        f"for name in {list(NAMES)!r}: import_module('benchmarks.' + name)\n"
+        "assert 'PREFECT_LOGGING_LEVEL' not in os.environ"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent.parent, stderr=subprocess.PIPE)
     assert done.returncode == 0, done.stderr

@@ -15,9 +15,18 @@ MACHINE = {"cores": 2, "numpy": "2.0"}
 
 def line(commit, median, q1, q3, n=3, *, changed=False, machine=MACHINE, load=(0.1, 0.2), what="core", **more):
     quantity = {"median": median, "q1": q1, "q3": q3, "n": n}
-    return {"schema": 1, "benchmark": "em", "arguments": {"clients": 10}, "commit": commit, "changed": changed,
-            "machine": machine, "load": list(load), "labels": {"what": what}, "quantities": {"seconds": quantity},
-            **more}  # fmt: skip
+    return {
+        "schema": 1,
+        "benchmark": "em",
+        "arguments": {"clients": 10},
+        "commit": commit,
+        "changed": changed,
+        "machine": machine,
+        "load": list(load),
+        "labels": {"what": what},
+        "quantities": {"seconds": quantity},
+        **more,
+    }
 
 
 def only(rows):
@@ -26,17 +35,22 @@ def only(rows):
 
 
 def test_a_line_for_each_row_with_quantities(tmp_path):
-    result = {"benchmark": "em", "rows": [
-        {"what": "core", "clients": 10, "seconds": Measured([1.0, 2.0, 4.0]), "ratio": 0.5},
-        {"what": "peer", "skipped": "not installed"},
-    ]}  # fmt: skip
+    result = {
+        "benchmark": "em",
+        "rows": [
+            {"what": "core", "clients": 10, "seconds": Measured([1.0, 2.0, 4.0]), "ratio": 0.5},
+            {"what": "peer", "skipped": "not installed"},
+        ],
+    }
     file = tmp_path / "history.jsonl"
     for _ in range(2):
         history.append(file, history.lines(result, {"clients": 10, "dir": tmp_path}, 0.25))
     one, other = history.read(file)
     assert one["labels"] == other["labels"] == {"what": "core", "clients": 10}
-    assert one["quantities"] == {"seconds": {"median": 2.0, "q1": 1.5, "q3": 3.0, "n": 3},
-                                 "ratio": {"median": 0.5, "q1": 0.5, "q3": 0.5, "n": 1}}  # fmt: skip
+    assert one["quantities"] == {
+        "seconds": {"median": 2.0, "q1": 1.5, "q3": 3.0, "n": 3},
+        "ratio": {"median": 0.5, "q1": 0.5, "q3": 0.5, "n": 1},
+    }
     assert one["arguments"] == {"clients": 10} and one["load"][0] == 0.25
     assert {"cores", "memory_bytes", "python", "numpy", "blas", "processor", "system"} == one["machine"].keys()
     assert one["peak_bytes"].keys() == {"benchmark"} and one["peak_bytes"]["benchmark"] > 2**20
@@ -45,8 +59,13 @@ def test_a_line_for_each_row_with_quantities(tmp_path):
 
 def test_the_commit_is_that_of_the_clone(tmp_path):
     def git(*words):
-        return subprocess.run(["git", "-c", "user.name=x", "-c", "user.email=x@x", *words], cwd=tmp_path, check=True,
-                              capture_output=True, text=True).stdout.strip()  # fmt: skip
+        return subprocess.run(
+            ["git", "-c", "user.name=x", "-c", "user.email=x@x", *words],
+            cwd=tmp_path,
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout.strip()
 
     assert history.commit(tmp_path) == {"commit": None, "changed": False}
     git("init", "-q")
@@ -83,8 +102,12 @@ def test_one_measurement_tells_no_spread():
     row = only(history.compare([line(OLD, 2.0, 2.0, 2.0, 1), line(NEW, 1.0, 1.0, 1.0, 1)])[0])
     assert row["ratio"] == 0.5 and row["says"] == "unknown: too few values"
     # three runs of one value each do: they differ from run to run
-    row = only(history.compare([line(OLD, value, value, value, 1) for value in (2.0, 1.0, 3.0)]
-                               + [line(NEW, value, value, value, 1) for value in (1.5, 1.4, 1.3)])[0])  # fmt: skip
+    row = only(
+        history.compare(
+            [line(OLD, value, value, value, 1) for value in (2.0, 1.0, 3.0)]
+            + [line(NEW, value, value, value, 1) for value in (1.5, 1.4, 1.3)]
+        )[0]
+    )
     assert row["earlier"] == 2.0 and row["says"] == "inside the noise"
 
 
@@ -94,9 +117,14 @@ def test_nothing_is_divided_by_nothing():
 
 
 def test_only_the_same_is_compared():
-    rows, remarks = history.compare([line(OLD, 1.0, 0.9, 1.1), line(OLD, 1.0, 0.9, 1.1, what="floor"),
-                                     line(NEW, 1.0, 0.9, 1.1, arguments={"clients": 20}),
-                                     line(NEW, 5.0, 4.9, 5.1, what="floor")])  # fmt: skip
+    rows, remarks = history.compare(
+        [
+            line(OLD, 1.0, 0.9, 1.1),
+            line(OLD, 1.0, 0.9, 1.1, what="floor"),
+            line(NEW, 1.0, 0.9, 1.1, arguments={"clients": 20}),
+            line(NEW, 5.0, 4.9, 5.1, what="floor"),
+        ]
+    )
     assert only(rows)["what"] == "floor"
     assert any(remark.startswith("2 quantities") for remark in remarks)
 
@@ -117,8 +145,9 @@ def test_commits_by_their_beginnings():
 def test_other_machines_and_busy_ones_are_remarked():
     _, remarks = history.compare([line(OLD, 1.0, 1, 1), line(NEW, 1.0, 1, 1)])
     assert len(remarks) == 1
-    _, remarks = history.compare([line(OLD, 1.0, 1, 1, load=(0.5, 2.5)),
-                                  line(NEW, 1.0, 1, 1, machine={**MACHINE, "numpy": "3.0"})])  # fmt: skip
+    _, remarks = history.compare(
+        [line(OLD, 1.0, 1, 1, load=(0.5, 2.5)), line(NEW, 1.0, 1, 1, machine={**MACHINE, "numpy": "3.0"})]
+    )
     assert "machines" in remarks[1] and remarks[2].startswith("1 lines")
 
 

@@ -37,8 +37,13 @@ def test_equal_runs_fit_and_one_more_would_not(place, tmp_path):
     assert said["fits"] and said["runs_that_fit"] == 3
     settings = {"epsilon": said["epsilon_per_run"], "clusters": 2, "rounds": 2, "spare_releases": 0}
     for number in range(4):
-        request = TrainRequest(method="histograms", population=str(population.path), settings=settings,
-                               run_id=f"r{number}", runs=str(tmp_path / "runs"))  # fmt: skip
+        request = TrainRequest(
+            method="histograms",
+            population=str(population.path),
+            settings=settings,
+            run_id=f"r{number}",
+            runs=str(tmp_path / "runs"),
+        )
         if number == 3:
             with pytest.raises(BudgetExceeded):
                 start(request, InProcessBackend(), stamp="then")
@@ -172,8 +177,10 @@ def test_a_budget_that_the_method_has_no_argument_for_is_refused_by_plans_and_ru
     ledger.set_budget(population.id, 8.0, 1e-6, unit="record")
     with pytest.raises(PrivacyError, match="one record"):
         equal_runs(histograms({}), population, ledger.balance(population.id), 3)
-    for command in (("plan", "histograms", population.path, "--local"),
-                    ("train", "histograms", population.path, "--local", "--runs", tmp_path / "runs")):  # fmt: skip
+    for command in (
+        ("plan", "histograms", population.path, "--local"),
+        ("train", "histograms", population.path, "--local", "--runs", tmp_path / "runs"),
+    ):
         outcome = fedcore(*command)
         assert outcome.code == 2 and "one record" in outcome.err
     assert not (tmp_path / "runs").exists()

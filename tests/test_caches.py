@@ -109,8 +109,9 @@ def test_another_training_of_the_run_reads_the_files(tmp_path, read):
     training.step()
     for memory in caches.MEMORIES.memories.values():
         memory["asked"] += 100.0  # as those of an earlier run of the same name might be
-    resumed = Training(training.method, training.run, training.state, training.source, training.blocks,
-                       training.backend)  # fmt: skip
+    resumed = Training(
+        training.method, training.run, training.state, training.source, training.blocks, training.backend
+    )
     resumed.step()
     assert read == list(training.blocks)
     assert engine.read_values(engine.memory_file(training.run.memories(), 0))["asked"].tolist() == [2.0] * 8
@@ -125,7 +126,8 @@ class Oblique(Toy):
         assert before.flags.c_contiguous and before.flags.aligned
         gram = (before + counts) @ np.linspace(0.1, 1.3, counts.shape[1] ** 2).reshape(counts.shape[1], -1)
         return {"mean": FloatSum.at(block.leaf, np.asarray(gram.sum(axis=0)).ravel())}, {
-            "matrix": np.asfortranarray(gram / 7.0)}  # fmt: skip
+            "matrix": np.asfortranarray(gram / 7.0)
+        }
 
 
 def test_kept_memories_have_the_bits_that_read_ones_have(tmp_path, read):
@@ -243,8 +245,14 @@ def test_the_next_block_of_a_group_is_the_first_of_the_next_at_the_same_worker()
     backend = DaskBackend(None)
     backend.pace = 0.125  # two in a group
     groups = list(backend._groups(list(range(10)), np.ones(10), ["a", "b"]))
-    assert groups == [("a", [0, 1], 2), ("b", [5, 6], 7), ("a", [2, 3], 4), ("b", [7, 8], 9), ("a", [4], None),
-                      ("b", [9], None)]  # fmt: skip
+    assert groups == [
+        ("a", [0, 1], 2),
+        ("b", [5, 6], 7),
+        ("a", [2, 3], 4),
+        ("b", [7, 8], 9),
+        ("a", [4], None),
+        ("b", [9], None),
+    ]
 
 
 def test_functions_that_expect_nothing_are_called_alike():

@@ -117,9 +117,16 @@ def test_wrong_clocks_change_nothing(memory, elsewhere, monkeypatch, year):
     assert Claim(claim.path, "it").take() is True
 
 
-@pytest.mark.parametrize("content", [b"{", b"[]", b"{}", b'{"token": "a", "holder": {"pid": 1}}',
-                                     b'{"token": "a", "holder": {"host": "h", "pid": 1, "started": 1}, '
-                                     b'"seconds": Infinity}'])  # fmt: skip
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"{",
+        b"[]",
+        b"{}",
+        b'{"token": "a", "holder": {"pid": 1}}',
+        b'{"token": "a", "holder": {"host": "h", "pid": 1, "started": 1}, "seconds": Infinity}',
+    ],
+)
 def test_an_object_that_says_nothing_is_not_waited_for(memory, content):
     path = place(f"{memory}/h.json")
     object_storage.write_bytes(path, content)
@@ -243,14 +250,15 @@ def far_away(environment, *arguments, **options):
 def test_a_long_round_is_waited_for_and_a_dead_process_is_not(s3, tmp_path):
     """The ledger's lease, which is longer, is not waited for either once the run is ours."""
     population, ledger = private_population(tmp_path / "p", small_counts(40), test=True)
-    settings = {"method": "histograms", "test_noise": "a key",
-                "settings": {"clusters": 2, "rounds": 2, "epsilon": 1.0}}  # fmt: skip
+    settings = {"method": "histograms", "test_noise": "a key", "settings": {"clusters": 2, "rounds": 2, "epsilon": 1.0}}
     reference = train(population, tmp_path / "runs", "near", **settings)
     request = request_of(population, f"{s3}/runs", **settings).model_dump()
     until, environment = tmp_path / "until", {name: os.environ[name] for name in AWS}
-    child = PROCESSES.Process(target=far_away, args=(environment, request, environment["FEDCORE_LEDGER"],
-                                                     tmp_path / "tally", tmp_path / "outcome"),
-                              kwargs={"wait_at": Kill("map", "before", 2), "until": until})  # fmt: skip
+    child = PROCESSES.Process(
+        target=far_away,
+        args=(environment, request, environment["FEDCORE_LEDGER"], tmp_path / "tally", tmp_path / "outcome"),
+        kwargs={"wait_at": Kill("map", "before", 2), "until": until},
+    )
     child.start()
     try:
         soon(lambda: until.with_suffix(".here").exists())
@@ -268,8 +276,13 @@ def test_a_long_round_is_waited_for_and_a_dead_process_is_not(s3, tmp_path):
 
 def test_what_the_last_holder_held_in_the_ledger_ends_with_the_run(memory, tmp_path, elsewhere):
     population, ledger = private_population(tmp_path / "p", small_counts(40), test=True)
-    session = begin(population, f"{memory}/runs", method="histograms", test_noise="a key",
-                    settings={"clusters": 2, "rounds": 2, "epsilon": 2.0})  # fmt: skip
+    session = begin(
+        population,
+        f"{memory}/runs",
+        method="histograms",
+        test_noise="a key",
+        settings={"clusters": 2, "rounds": 2, "epsilon": 2.0},
+    )
     die(session.run._lock)
     elsewhere()
     assert abandon(f"{memory}/runs/r").status == "abandoned"

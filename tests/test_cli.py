@@ -21,12 +21,38 @@ from tests.conftest import small_counts, write_counts
 
 SMALL = ("--set", "clusters=2", "--set", "rounds=2")
 COMMANDS = [
-    (), ("population",), ("population", "generate"), ("population", "ingest"), ("population", "describe"),
-    ("population", "verify"), ("methods",), ("train",), ("resume",), ("runs",), ("runs", "list"), ("runs", "show"),
-    ("runs", "abandon"), ("runs", "latest"), ("runs", "promote"), ("runs", "prune"), ("deploy",), ("reproduce",),
-    ("population", "copy"), ("budget", "plan"), ("report",), ("personalise",), ("evaluate",), ("budget",),
-    ("budget", "set"), ("budget", "raise"), ("budget", "show"), ("serve",), ("demo",), ("plan",), ("runs", "outliers"),
-]  # fmt: skip
+    (),
+    ("population",),
+    ("population", "generate"),
+    ("population", "ingest"),
+    ("population", "describe"),
+    ("population", "verify"),
+    ("methods",),
+    ("train",),
+    ("resume",),
+    ("runs",),
+    ("runs", "list"),
+    ("runs", "show"),
+    ("runs", "abandon"),
+    ("runs", "latest"),
+    ("runs", "promote"),
+    ("runs", "prune"),
+    ("deploy",),
+    ("reproduce",),
+    ("population", "copy"),
+    ("budget", "plan"),
+    ("report",),
+    ("personalise",),
+    ("evaluate",),
+    ("budget",),
+    ("budget", "set"),
+    ("budget", "raise"),
+    ("budget", "show"),
+    ("serve",),
+    ("demo",),
+    ("plan",),
+    ("runs", "outliers"),
+]
 
 
 @pytest.fixture
@@ -64,9 +90,11 @@ def test_every_command_has_help(command):
 
 
 def test_help_loads_nothing_heavy():
-    code = ("import sys; sys.argv = ['fedcore', '--help']\nfrom fedcore.cli import app\n"
-            "try: app()\nexcept SystemExit: pass\n"
-            "print([m for m in ('numpy', 'prefect', 'dask', 'sqlalchemy', 'opendp') if m in sys.modules])")  # fmt: skip
+    code = (
+        "import sys; sys.argv = ['fedcore', '--help']\nfrom fedcore.cli import app\n"
+        "try: app()\nexcept SystemExit: pass\n"
+        "print([m for m in ('numpy', 'prefect', 'dask', 'sqlalchemy', 'opendp') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
 
@@ -130,8 +158,9 @@ def test_a_population_is_copied_and_a_url_is_not_written_to_directly(texts):
 
 
 def test_the_commands_of_the_readme(texts):
-    ingested = works("population", "ingest", "texts/", "blogs", "--vocabulary", "words.txt", "--nominal-clients",
-                     "10000", "--json").json  # fmt: skip
+    ingested = works(
+        "population", "ingest", "texts/", "blogs", "--vocabulary", "words.txt", "--nominal-clients", "10000", "--json"
+    ).json
     assert (ingested["clients"], ingested["features"], ingested["nominal_clients"]) == (30, 5, 10000)
     assert ingested["ledger"]["url"] == default_ledger_url()
 
@@ -165,8 +194,11 @@ def test_the_commands_of_the_readme(texts):
 
 
 def test_generate_describe_verify(place):
-    small = [part for pair in ("features=12", "heldout_clients=10", "tokens=20", "test_tokens=20")
-             for part in ("--set", pair)]  # fmt: skip
+    small = [
+        part
+        for pair in ("features=12", "heldout_clients=10", "tokens=20", "test_tokens=20")
+        for part in ("--set", pair)
+    ]
     made = works("population", "generate", "pure", "p", "--clients", "40", "--seed", "3", *small, "--json").json
     assert (made["clients"], made["features"], made["tokens"], made["heldout_tokens"]) == (40, 12, 800, 200)
     assert made["nominal_clients"] == 40 and "synthetic" in made["public_for_evaluation"]
@@ -266,8 +298,23 @@ def test_test_noise_is_said_to_be_none(place):
 def test_settings_of_a_file_reach_the_run(place):
     write_counts(place / "p", small_counts())
     (place / "run.toml").write_text('algorithm = "algorithm2"\nclusters = 4\nrounds = 3\n')
-    answer = works("train", "histograms", "p", "--local", "--json", "--config", "run.toml", "--set", "clusters=3",
-                   "--seed", "5", "--runs", "kept", "--run-id", "mine").json  # fmt: skip
+    answer = works(
+        "train",
+        "histograms",
+        "p",
+        "--local",
+        "--json",
+        "--config",
+        "run.toml",
+        "--set",
+        "clusters=3",
+        "--seed",
+        "5",
+        "--runs",
+        "kept",
+        "--run-id",
+        "mine",
+    ).json
     run = Run.open(place / "kept" / "mine")
     assert answer["run"] == "kept/mine" and run.info["seed"] == 5
     assert (run.info["config"]["clusters"], run.info["config"]["rounds"]) == (3, 3)
@@ -294,8 +341,13 @@ def test_workers_answer_the_same_and_report_their_memory(place):
 
 def interrupt(place, run_id="half", **changes):
     """A run whose process was interrupted after its first round."""
-    request = TrainRequest(method="histograms", population=str(place / "p"), runs=str(place / "runs"), run_id=run_id,
-                           settings={"clusters": 2, "rounds": 2, **changes})  # fmt: skip
+    request = TrainRequest(
+        method="histograms",
+        population=str(place / "p"),
+        runs=str(place / "runs"),
+        run_id=run_id,
+        settings={"clusters": 2, "rounds": 2, **changes},
+    )
     session = start(request, InProcessBackend(), stamp="then")
     with pytest.raises(KeyboardInterrupt), ending(session):
         session.training.step()
@@ -345,9 +397,13 @@ def test_a_foreign_folder_among_the_runs_is_no_obstacle(trained):
     (trained / "runs" / "odd" / "run.json").write_text('{"schema": 1, "run_id": "odd"}')
     rows = works("runs", "list", "--json").json["runs"]
     assert [row["run"] for row in rows] == ["runs/odd", "runs/open"]
-    for command in (("resume", "runs/odd", "--local"), ("runs", "abandon", "runs/odd"),
-                    ("personalise", "runs/odd", "p", "out"), ("evaluate", "runs/odd", "p", "--local"),
-                    ("report", "runs/odd")):  # fmt: skip
+    for command in (
+        ("resume", "runs/odd", "--local"),
+        ("runs", "abandon", "runs/odd"),
+        ("personalise", "runs/odd", "p", "out"),
+        ("evaluate", "runs/odd", "p", "--local"),
+        ("report", "runs/odd"),
+    ):
         outcome = fedcore(*command)
         assert outcome.code == 2 and "RunError: run.json" in outcome.err, (command, outcome.err)
 

@@ -52,15 +52,27 @@ def golden(request, tmp_path, monkeypatch):
 
 def contents(folder: Path) -> dict[str, bytes]:
     """Without locks and what SQLite keeps beside a database that is open."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
-            and path.name not in ("lock", ".operations.lock", ".writer.lock")
-            and not path.name.endswith(("-wal", "-shm"))}  # fmt: skip
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+        and path.name not in ("lock", ".operations.lock", ".writer.lock")
+        and not path.name.endswith(("-wal", "-shm"))
+    }
 
 
 def request_of(golden, **more) -> TrainRequest:
-    return TrainRequest(**{"method": "histograms", "population": str(golden / "counts"), "run_id": "new",
-                           "settings": {"clusters": 2, "rounds": 2, "epsilon": 2.0}, "test_noise": "golden",
-                           "runs": str(golden / "trained"), **more})  # fmt: skip
+    return TrainRequest(
+        **{
+            "method": "histograms",
+            "population": str(golden / "counts"),
+            "run_id": "new",
+            "settings": {"clusters": 2, "rounds": 2, "epsilon": 2.0},
+            "test_noise": "golden",
+            "runs": str(golden / "trained"),
+            **more,
+        }
+    )
 
 
 def current_kernel(golden, name) -> bool:
@@ -118,8 +130,12 @@ def test_the_ledger_verifies_and_goes_on(golden):
     before = ledger.verify(counts.id)
     assert ledger.is_test and before.budget.epsilon == 8.0
     assert before.releases == {"published": 5, "charged": 1, "reserved": 2}
-    assert [record["kind"] for record in ledger.history(counts.id)][:4] == ["register", "budget set", "reserve",
-                                                                            "acquire"]  # fmt: skip
+    assert [record["kind"] for record in ledger.history(counts.id)][:4] == [
+        "register",
+        "budget set",
+        "reserve",
+        "acquire",
+    ]
     for name, value in Run.open(golden / "trained" / "finished").releases().items():
         assert (ledger.published("finished", name) == value).all()
     to_end(start(request_of(golden), InProcessBackend(), stamp="now"))
@@ -144,8 +160,17 @@ def test_the_latest_run_of_a_deployment_is_found(golden):
     (latest,) = all_latest(golden / "trained")
     assert (latest.deployment, latest.run) == ("nightly", "finished")
     assert load_run(latest.path).info["run_id"] == "finished"
-    again = start(request_of(golden, start_from="previous", deployment="nightly", test_noise="golden",
-                             public_start_because="it is made of random numbers"), InProcessBackend(), stamp="x")
+    again = start(
+        request_of(
+            golden,
+            start_from="previous",
+            deployment="nightly",
+            test_noise="golden",
+            public_start_because="it is made of random numbers",
+        ),
+        InProcessBackend(),
+        stamp="x",
+    )
     to_end(again)
     assert again.run.info["start"]["name"] == "finished"
 
@@ -211,12 +236,16 @@ def test_a_newer_manifest(golden, tmp_path):
         content["checksum"] = hashlib.sha256(_canonical(content)).hexdigest()
 
     rewrite(file, newer)
-    refused(golden, ManifestError, "schema version 2; this fedcore reads 1",
-            lambda: Population.open(path),
-            lambda: start(request_of(golden), InProcessBackend(), stamp="now"),
-            lambda: resume(golden / "trained" / "interrupted", InProcessBackend(), population=str(path)),
-            lambda: personalise(golden / "trained" / "finished", path, tmp_path / "out"),
-            lambda: PopulationWriter.extending(counts).__enter__())  # fmt: skip
+    refused(
+        golden,
+        ManifestError,
+        "schema version 2; this fedcore reads 1",
+        lambda: Population.open(path),
+        lambda: start(request_of(golden), InProcessBackend(), stamp="now"),
+        lambda: resume(golden / "trained" / "interrupted", InProcessBackend(), population=str(path)),
+        lambda: personalise(golden / "trained" / "finished", path, tmp_path / "out"),
+        lambda: PopulationWriter.extending(counts).__enter__(),
+    )
     assert Population.open(path, version=1).verify().ok, "older versions stay of use"
 
 
@@ -225,11 +254,17 @@ def test_a_newer_run(golden, tmp_path, file):
     path = golden / "trained" / "interrupted"
     rewrite(path / file, lambda content: content.update(schema=2))
     counts = golden / "counts"
-    refused(golden, RunError, "unknown schema 2; this version of fedcore knows 1",
-            lambda: Run.open(path), lambda: load_run(path), lambda: abandon(path),
-            lambda: resume(path, InProcessBackend(), population=str(counts)),
-            lambda: personalise(path, counts, tmp_path / "out"),
-            lambda: evaluate_run(path, Population.open(counts)))  # fmt: skip
+    refused(
+        golden,
+        RunError,
+        "unknown schema 2; this version of fedcore knows 1",
+        lambda: Run.open(path),
+        lambda: load_run(path),
+        lambda: abandon(path),
+        lambda: resume(path, InProcessBackend(), population=str(counts)),
+        lambda: personalise(path, counts, tmp_path / "out"),
+        lambda: evaluate_run(path, Population.open(counts)),
+    )
     assert "interrupted" not in {run.id for run in list_runs(path.parent)}
 
 
@@ -249,10 +284,15 @@ def newer_values(file: Path) -> None:
 def test_a_newer_state(golden, tmp_path):
     path, rows = golden / "trained" / "remembering", golden / "rows"
     newer_values(path / "state" / "000006.zip")
-    refused(golden, RunError, "'000006.zip' has the unknown schema 2",
-            lambda: load_run(path), lambda: resume(path, InProcessBackend(), population=str(rows)),
-            lambda: personalise(path, rows, tmp_path / "out"),
-            lambda: evaluate_run(path, Population.open(rows)))  # fmt: skip
+    refused(
+        golden,
+        RunError,
+        "'000006.zip' has the unknown schema 2",
+        lambda: load_run(path),
+        lambda: resume(path, InProcessBackend(), population=str(rows)),
+        lambda: personalise(path, rows, tmp_path / "out"),
+        lambda: evaluate_run(path, Population.open(rows)),
+    )
 
 
 def test_newer_memories(golden, tmp_path):
@@ -269,8 +309,13 @@ def test_newer_memories(golden, tmp_path):
 def test_a_newer_pointer(golden):
     path = golden / "trained" / "latest-nightly.json"
     rewrite(path, lambda content: content.update(schema=2))
-    refused(golden, RunError, "latest-nightly.json has the unknown schema 2",
-            lambda: load_run(path), lambda: all_latest(path.parent))  # fmt: skip
+    refused(
+        golden,
+        RunError,
+        "latest-nightly.json has the unknown schema 2",
+        lambda: load_run(path),
+        lambda: all_latest(path.parent),
+    )
 
 
 def test_a_newer_ledger(golden):
@@ -281,11 +326,16 @@ def test_a_newer_ledger(golden):
         connection.execute("ALTER TABLE fedcore_published RENAME TO fedcore_values")
         connection.commit()
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    refused(golden, LedgerError, "has schema 2; this version of fedcore knows 1",
-            lambda: open_ledger(url), lambda: create_ledger(url, test=True),
-            lambda: start(request_of(golden), InProcessBackend(), stamp="now"),
-            lambda: resume(golden / "trained" / "interrupted", InProcessBackend(), population=str(golden / "counts")),
-            lambda: abandon_moved(golden))  # fmt: skip
+    refused(
+        golden,
+        LedgerError,
+        "has schema 2; this version of fedcore knows 1",
+        lambda: open_ledger(url),
+        lambda: create_ledger(url, test=True),
+        lambda: start(request_of(golden), InProcessBackend(), stamp="now"),
+        lambda: resume(golden / "trained" / "interrupted", InProcessBackend(), population=str(golden / "counts")),
+        lambda: abandon_moved(golden),
+    )
 
 
 def abandon_moved(golden) -> None:

@@ -34,8 +34,14 @@ def test_the_number_of_workers_changes_no_bit(tmp_path, cluster):
 
 def test_errors_keep_their_names_and_private_ones_their_silence(tmp_path, cluster):
     population = write_counts(tmp_path / "p", MATRIX, block=16)
-    training = begin(tmp_path, Chatty(ToyConfig(private=True)), matrix=MATRIX, population=population, name="chatty",
-                     publisher=Recorder())  # fmt: skip
+    training = begin(
+        tmp_path,
+        Chatty(ToyConfig(private=True)),
+        matrix=MATRIX,
+        population=population,
+        name="chatty",
+        publisher=Recorder(),
+    )
     training.backend = DaskBackend(cluster)
     with pytest.raises(WorkerFailed) as caught:
         training.step()

@@ -22,8 +22,9 @@ def cluster():
 
 
 @pytest.mark.parametrize("block, late, first, each", [(16, 0.0, 1, 1), (8, 60.0, 4, 1), (8, 0.0, 4, 3)])
-def test_small_rounds_are_few_futures_and_the_bits_are_those_of_one_process(tmp_path, cluster, monkeypatch, block,
-                                                                            late, first, each):  # fmt: skip
+def test_small_rounds_are_few_futures_and_the_bits_are_those_of_one_process(
+    tmp_path, cluster, monkeypatch, block, late, first, each
+):
     """Two blocks are two futures, the message that both need, and their sum. Once it is known how long they take and
     how large their answers are, they are one if that is little, and this process adds up.
     """
@@ -32,8 +33,9 @@ def test_small_rounds_are_few_futures_and_the_bits_are_those_of_one_process(tmp_
     population = write_counts(tmp_path / "p", matrix, block=block)
     reference = to_end(begin(tmp_path, Toy(ToyConfig(rounds=ROUNDS)), matrix=matrix, population=population, name="one"))
     submitted, submit = [], cluster.submit
-    monkeypatch.setattr(cluster, "submit", lambda *given, **options: submitted.append(given[0]) or submit(
-        *given, **options))  # fmt: skip
+    monkeypatch.setattr(
+        cluster, "submit", lambda *given, **options: submitted.append(given[0]) or submit(*given, **options)
+    )
     training = begin(tmp_path, Toy(ToyConfig(rounds=ROUNDS)), matrix=matrix, population=population, name="dask")
     training.backend = DaskBackend(cluster)
     assert to_end(training).centre.tobytes() == reference.centre.tobytes()

@@ -59,8 +59,9 @@ def test_everything_that_can_be_said(file, tmp_path, monkeypatch):
     assert by_hand.schedule is None and by_hand.seed == 0 and by_hand.compute == Compute()
 
 
-@pytest.mark.parametrize("schedule", ['cron = "0 3 * * *"', "interval = 3600", 'rrule = "FREQ=DAILY"'],
-                         ids=lambda text: text.split()[0])  # fmt: skip
+@pytest.mark.parametrize(
+    "schedule", ['cron = "0 3 * * *"', "interval = 3600", 'rrule = "FREQ=DAILY"'], ids=lambda text: text.split()[0]
+)
 def test_each_kind_of_schedule(file, schedule):
     (item,) = read_deployments(file(ENTRY + f"schedule = {{ {schedule} }}\n"))
     given = item.schedule.model_dump(exclude_none=True)
@@ -107,8 +108,15 @@ def test_what_is_refused(file, text, words):
         read_deployments(file(text))
 
 
-@pytest.mark.parametrize("given, expected", [("previous", "previous"), ("./previous", "HERE/previous"),
-                                             ("runs/first", "HERE/runs/first"), ("/data/start.npz", "/data/start.npz")])
+@pytest.mark.parametrize(
+    "given, expected",
+    [
+        ("previous", "previous"),
+        ("./previous", "HERE/previous"),
+        ("runs/first", "HERE/runs/first"),
+        ("/data/start.npz", "/data/start.npz"),
+    ],
+)
 def test_where_a_deployment_starts_from(file, tmp_path, given, expected):
     """A series of runs goes on from run to run; any other start is a place, relative to the file."""
     text = ENTRY + f'start_from = "{given}"\npublic_start_because = "it is a dictionary"\n'
@@ -162,8 +170,9 @@ def test_a_start_that_comes_too_early_is_left_out(file):
     assert (deployed.concurrency_limit, deployed.concurrency_options.collision_strategy.value) == (1, "CANCEL_NEW")
 
 
-@pytest.mark.parametrize("schedule", ['cron = "every night"', 'rrule = "FREQ=SOMETIMES"',
-                                      'cron = "0 3 * * *", timezone = "Mars/Olympus"'])
+@pytest.mark.parametrize(
+    "schedule", ['cron = "every night"', 'rrule = "FREQ=SOMETIMES"', 'cron = "0 3 * * *", timezone = "Mars/Olympus"']
+)
 def test_a_schedule_that_prefect_refuses(file, schedule):
     from flows.serve import to_deployment
 
@@ -172,9 +181,14 @@ def test_a_schedule_that_prefect_refuses(file, schedule):
         to_deployment(item)
 
 
-@pytest.mark.parametrize("address, words", [(None, "names no Prefect server"),
-                                            ("http://127.0.0.1:9/api", "no Prefect server answers"),
-                                            ("nonsense", "no Prefect server answers")])  # fmt: skip
+@pytest.mark.parametrize(
+    "address, words",
+    [
+        (None, "names no Prefect server"),
+        ("http://127.0.0.1:9/api", "no Prefect server answers"),
+        ("nonsense", "no Prefect server answers"),
+    ],
+)
 def test_deploying_needs_a_server(file, monkeypatch, address, words):
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     if address is not None:

@@ -72,8 +72,9 @@ def test_memory_moves_with_the_round_and_a_torn_attempt_leaves_no_trace(tmp_path
     training = begin(tmp_path, Toy())
     training.step()
     training.answer()  # round 2 was answered, and memory 2 written, when the process died
-    resumed = Training(training.method, training.run, training.state, training.source, training.blocks,
-                       training.backend)  # fmt: skip
+    resumed = Training(
+        training.method, training.run, training.state, training.source, training.blocks, training.backend
+    )
     assert resumed.round == 2
     to_end(resumed)
     memory = read_values(memory_file(training.run.memory_folder(3), 0))
@@ -124,9 +125,14 @@ class ChattyServer(Toy):
 
 @pytest.mark.parametrize(
     ("cls", "error"),
-    [(Greedy, UnplannedRelease), (Floating, SensitivityError), (Inexact, SensitivityError), (Chatty, WorkerFailed),
-     (ChattyServer, WorkerFailed)],
-)  # fmt: skip
+    [
+        (Greedy, UnplannedRelease),
+        (Floating, SensitivityError),
+        (Inexact, SensitivityError),
+        (Chatty, WorkerFailed),
+        (ChattyServer, WorkerFailed),
+    ],
+)
 def test_a_private_method_that_breaks_the_rules_releases_nothing_and_says_no_value(tmp_path, cls, error):
     publisher = Recorder()
     training = begin(tmp_path, cls(ToyConfig(private=True)), publisher=publisher)

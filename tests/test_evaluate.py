@@ -20,8 +20,13 @@ HELDOUT = [[1, 1], [1, 3], [0, 2], [0, 0]]
 
 
 def train(population, tmp_path, **settings):
-    request = TrainRequest(method="histograms", population=str(population.path), runs=str(tmp_path / "runs"),
-                           run_id="r", settings=settings or SETTINGS)  # fmt: skip
+    request = TrainRequest(
+        method="histograms",
+        population=str(population.path),
+        runs=str(tmp_path / "runs"),
+        run_id="r",
+        settings=settings or SETTINGS,
+    )
     with ending(session := start(request, InProcessBackend(), stamp="then")):
         while session.training.step() is not None:
             pass
@@ -51,8 +56,11 @@ def test_fedavg_by_hand(tmp_path):
     mixed = [6 / (6 + sum(BY_HAND[i])) * mean + sum(BY_HAND[i]) / (6 + sum(BY_HAND[i])) * own[i] for i in range(4)]
 
     rows = rows_of(result)
-    for key, estimate in {("Local", "", 1e-10): own, ("FedAvg", "", 1e-10): [mean] * 4,
-                          ("FedAvg + FT", "", 1e-10): mixed}.items():  # fmt: skip
+    for key, estimate in {
+        ("Local", "", 1e-10): own,
+        ("FedAvg", "", 1e-10): [mean] * 4,
+        ("FedAvg + FT", "", 1e-10): mixed,
+    }.items():
         losses = [kl(test[i], estimate[i]) for i in evaluated]
         assert math.isclose(rows[key]["kl"], np.mean(losses), rel_tol=1e-9, abs_tol=1e-9), key
         if len(losses) > 1:
@@ -78,9 +86,14 @@ def test_blocks_change_no_bit(tmp_path, block):
         results.append(evaluate_run(run.path, population))
     assert results[0] == results[1]
     assert {row["method"] for row in results[0]["rows"]} == {
-        "Local", "FedAvg", "FedAvg + FT", "Algorithm 2", "Algorithm 2 + FT", "Local mixture",
+        "Local",
+        "FedAvg",
+        "FedAvg + FT",
+        "Algorithm 2",
+        "Algorithm 2 + FT",
+        "Local mixture",
         "Local mixture + FT",
-    }  # fmt: skip
+    }
 
 
 def test_a_chosen_prior_stands_beside_the_configured_one(tmp_path):
@@ -102,8 +115,9 @@ def test_only_public_scores_are_kept(tmp_path):
 
 
 def test_kept_scores_say_why_they_may_be_shown(tmp_path):
-    population = write_counts(tmp_path / "p", small_counts(), heldout=small_counts(seed=1),
-                              public_for_evaluation="made up")  # fmt: skip
+    population = write_counts(
+        tmp_path / "p", small_counts(), heldout=small_counts(seed=1), public_for_evaluation="made up"
+    )
     run = train(population, tmp_path)
     result = evaluate_run(run.path, population, keep=True)
     assert json.loads((run.path / "evaluation.json").read_text()) == result and result["public"] == "made up"

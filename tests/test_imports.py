@@ -11,8 +11,10 @@ from fedcore.methods import METHODS
 
 ROOT = Path(__file__).parent.parent
 ROOMS = {module.split(":")[0].split(".")[1] for module in METHODS.values()}
-FORBIDDEN = {"fedcore": {"prefect", "dask", "distributed", "prefect_dask", "flows", "tasks", "deployments"},
-             "tasks": {"flows"}}  # fmt: skip
+FORBIDDEN = {
+    "fedcore": {"prefect", "dask", "distributed", "prefect_dask", "flows", "tasks", "deployments"},
+    "tasks": {"flows"},
+}
 
 
 def imports(path: Path) -> set[str]:

@@ -26,8 +26,15 @@ KEPT = ("run.json", "head.json", "metrics.jsonl", "statement.json")
 
 
 def begin(population, tmp_path, run_id, settings=OPEN, deployment="nightly", stamp=None, **more):
-    request = TrainRequest(method="histograms", population=str(population.path), runs=str(tmp_path / "runs"),
-                           run_id=run_id, settings=settings, deployment=deployment, **more)  # fmt: skip
+    request = TrainRequest(
+        method="histograms",
+        population=str(population.path),
+        runs=str(tmp_path / "runs"),
+        run_id=run_id,
+        settings=settings,
+        deployment=deployment,
+        **more,
+    )
     return start(request, InProcessBackend(), stamp=stamp or run_id)
 
 
@@ -65,8 +72,10 @@ def test_the_file_stands_for_the_run(population, tmp_path):
     promote(second, "nightly", "better", "later")
     promote(first, "other-one", "why not", "later")
     assert load_run(made.path).info["run_id"] == "b"
-    assert [(item.deployment, item.run) for item in all_latest(tmp_path / "runs")] == [("nightly", "b"),
-                                                                                       ("other-one", "a")]  # fmt: skip
+    assert [(item.deployment, item.run) for item in all_latest(tmp_path / "runs")] == [
+        ("nightly", "b"),
+        ("other-one", "a"),
+    ]
     assert personalise(made.path, population.path, tmp_path / "out")["clients"] == 40
     assert not list(tmp_path.glob("runs/.*.partial"))
 
@@ -90,8 +99,12 @@ def test_only_a_finished_run_with_its_model_is_promoted(population, tmp_path):
 def test_a_damaged_file_is_told_and_leads_nowhere(population, tmp_path, text):
     train(population, tmp_path, "a"), train(population, tmp_path, "b")
     pointer(tmp_path / "runs", "nightly").write_text(text)
-    for look in (lambda: load_run(pointer(tmp_path / "runs", "nightly")), lambda: latest(tmp_path / "runs", "nightly"),
-                 lambda: all_latest(tmp_path / "runs"), lambda: prune(tmp_path / "runs", 1, "now")):  # fmt: skip
+    for look in (
+        lambda: load_run(pointer(tmp_path / "runs", "nightly")),
+        lambda: latest(tmp_path / "runs", "nightly"),
+        lambda: all_latest(tmp_path / "runs"),
+        lambda: prune(tmp_path / "runs", 1, "now"),
+    ):
         with pytest.raises(RunError):
             look()
     assert models(tmp_path) == {"a", "b"}, "nothing is pruned while it is not known what is in use"
@@ -113,19 +126,22 @@ def score_of(value: float, run="r", loss="kl") -> Score:
     return Score(run, loss, "FedAvg + FT", value, 0.1)
 
 
-@pytest.mark.parametrize("given, mine, theirs, why_not, promoted, words", [
-    ({}, None, None, "", True, "always"),
-    ({"promote": "never"}, None, None, "", False, "never"),
-    ({"promote": "never", "evaluate_on": "p"}, 1.0, 2.0, "", False, "never"),
-    ({"promote": "always", "evaluate_on": "p"}, 2.0, 1.0, "", True, "always"),
-    ({"promote": "if_better", "evaluate_on": "p"}, 1.0, None, "", True, "first"),
-    ({"promote": "if_better", "evaluate_on": "p"}, 1.0, None, "it is torn", False, "it is torn"),
-    ({"promote": "if_better", "evaluate_on": "p"}, 1.0, 2.0, "", True, "kl 1 against 2"),
-    ({"promote": "if_better", "evaluate_on": "p"}, 2.0, 2.0, "", True, "+0"),
-    ({"promote": "if_better", "evaluate_on": "p"}, 2.0625, 2.0, "", False, "+0.0625, tolerance 0"),
-    ({"promote": "if_better", "evaluate_on": "p", "tolerance": 0.0625}, 2.0625, 2.0, "", True, "tolerance 0.0625"),
-    ({"promote": "if_better", "evaluate_on": "p", "tolerance": 0.05}, 2.0625, 2.0, "", False, "tolerance 0.05"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "given, mine, theirs, why_not, promoted, words",
+    [
+        ({}, None, None, "", True, "always"),
+        ({"promote": "never"}, None, None, "", False, "never"),
+        ({"promote": "never", "evaluate_on": "p"}, 1.0, 2.0, "", False, "never"),
+        ({"promote": "always", "evaluate_on": "p"}, 2.0, 1.0, "", True, "always"),
+        ({"promote": "if_better", "evaluate_on": "p"}, 1.0, None, "", True, "first"),
+        ({"promote": "if_better", "evaluate_on": "p"}, 1.0, None, "it is torn", False, "it is torn"),
+        ({"promote": "if_better", "evaluate_on": "p"}, 1.0, 2.0, "", True, "kl 1 against 2"),
+        ({"promote": "if_better", "evaluate_on": "p"}, 2.0, 2.0, "", True, "+0"),
+        ({"promote": "if_better", "evaluate_on": "p"}, 2.0625, 2.0, "", False, "+0.0625, tolerance 0"),
+        ({"promote": "if_better", "evaluate_on": "p", "tolerance": 0.0625}, 2.0625, 2.0, "", True, "tolerance 0.0625"),
+        ({"promote": "if_better", "evaluate_on": "p", "tolerance": 0.05}, 2.0625, 2.0, "", False, "tolerance 0.05"),
+    ],
+)
 def test_who_becomes_the_latest(given, mine, theirs, why_not, promoted, words):
     mine, theirs = (None if value is None else score_of(value) for value in (mine, theirs))
     decision = decide(Series(**given), mine, theirs, why_not)
@@ -137,10 +153,15 @@ def test_scores_of_different_kinds_are_not_compared():
     assert not decision.promoted and "nll" in decision.because
 
 
-@pytest.mark.parametrize("config, expected", [
-    ({}, ("Local mixture + FT", "")), ({"personalisation": "centre"}, ("Algorithm 2 + FT", "")),
-    ({"weights": "local"}, ("Local mixture + FT", "each client")), ({"algorithm": "fedavg"}, ("FedAvg + FT", "")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "config, expected",
+    [
+        ({}, ("Local mixture + FT", "")),
+        ({"personalisation": "centre"}, ("Algorithm 2 + FT", "")),
+        ({"weights": "local"}, ("Local mixture + FT", "each client")),
+        ({"algorithm": "fedavg"}, ("FedAvg + FT", "")),
+    ],
+)
 def test_the_score_is_that_of_what_clients_are_given(population, public, tmp_path, config, expected):
     run = train(population, tmp_path, "a", settings={**OPEN, **config})
     table = operations.evaluate_run(run.path, public)
@@ -216,8 +237,10 @@ def test_what_is_compared_is_checked_before_training(population, tmp_path):
     with pytest.raises(PopulationError, match="no population"):
         ask(tmp_path / "missing")
     with pytest.raises(ConfigError, match="cannot be scored"):
-        ask(write_counts(tmp_path / "good", small_counts(40), heldout=small_counts(40), **PUBLIC).path,
-            method=replace_name(method))  # fmt: skip
+        ask(
+            write_counts(tmp_path / "good", small_counts(40), heldout=small_counts(40), **PUBLIC).path,
+            method=replace_name(method),
+        )
     words = [f"w{i}" for i in range(7)]
     mine = write_counts(tmp_path / "mine", small_counts(40), vocabulary=words)
     write_counts(tmp_path / "theirs", small_counts(40), heldout=small_counts(40), vocabulary=words[::-1], **PUBLIC)
@@ -427,7 +450,7 @@ def test_latest_promote_and_prune_on_the_command_line(population, tmp_path):
 def test_the_page_of_a_private_population(tmp_path):
     population, ledger = private_population(tmp_path / "a_b", small_counts(100), epsilon=8.0)
     run = train(population, tmp_path, "first", settings=PRIVATE)
-    promote(run, "nightly", "promote = \"always\" | <b>", "then")
+    promote(run, "nightly", 'promote = "always" | <b>', "then")
     session = begin(population, tmp_path, "second", settings=PRIVATE)
     session.close()
     other = write_counts(tmp_path / "q", small_counts(40))
@@ -465,16 +488,20 @@ def test_a_lost_ledger_is_said(tmp_path):
 
 def test_the_page_does_not_grow_for_ever(population, tmp_path, monkeypatch):
     runs = [replaced(run_id) for run_id in range(MOST_RUNS + 3)]
-    monkeypatch.setattr("fedcore.population_page.list_runs", lambda folder: [
-        run(tmp_path, population) for run in runs])  # fmt: skip
+    monkeypatch.setattr("fedcore.population_page.list_runs", lambda folder: [run(tmp_path, population) for run in runs])
     page = population_page(str(population.path), tmp_path / "runs")
     assert page.count("| finished |") == MOST_RUNS and "and 3 older runs" in page and f"run{MOST_RUNS + 2:03}" in page
 
 
 def replaced(number):
     def make(tmp_path, population):
-        info = {"run_id": f"run{number:03}", "method": "histograms", "population": {"id": population.id},
-                "started": f"{number:03}", "private": False}  # fmt: skip
+        info = {
+            "run_id": f"run{number:03}",
+            "method": "histograms",
+            "population": {"id": population.id},
+            "started": f"{number:03}",
+            "private": False,
+        }
         return Run(tmp_path / info["run_id"], info, {"round": 1, "status": "finished", "metrics_bytes": 0})
 
     return make

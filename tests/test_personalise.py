@@ -20,8 +20,9 @@ from tests.toy import Toy
 
 
 def train(population, tmp_path, method="histograms", **settings):
-    request = TrainRequest(method=method, population=str(population.path), runs=str(tmp_path / "runs"), run_id="r",
-                           settings=settings)  # fmt: skip
+    request = TrainRequest(
+        method=method, population=str(population.path), runs=str(tmp_path / "runs"), run_id="r", settings=settings
+    )
     with ending(session := start(request, InProcessBackend(), stamp="then")):
         while session.training.step() is not None:
             pass
@@ -35,8 +36,13 @@ def test_fedavg_by_hand(tmp_path):
     population = write_counts(tmp_path / "p", sp.csr_matrix([[1, 1], [2, 0], [0, 0]]), leaf=2, block=2)
     run = train(population, tmp_path, algorithm="fedavg", prior_tokens=6.0)
     told = personalise(run.path, population.path, tmp_path / "out")
-    assert told == {"dest": str(tmp_path / "out"), "clients": 3, "outputs": ["cluster", "estimate", "weight"],
-                    "sensitive": True, "note": NOTE}  # fmt: skip
+    assert told == {
+        "dest": str(tmp_path / "out"),
+        "clients": 3,
+        "outputs": ["cluster", "estimate", "weight"],
+        "sensitive": True,
+        "note": NOTE,
+    }
     out = zarr.open_group(tmp_path / "out", mode="r")
     expected = [[0.75 * 0.75 + 0.25 * 0.5, 0.75 * 0.25 + 0.25 * 0.5], [0.8125, 0.1875], [0.75, 0.25]]
     assert np.allclose(out["estimate"], expected, atol=1e-6)
@@ -87,8 +93,13 @@ def test_rows_are_distributions_and_fit_their_clients(tmp_path):
 
 
 def test_a_method_with_memory_is_given_each_clients_own(tmp_path, toy, monkeypatch):
-    monkeypatch.setattr(Toy, "personalise", lambda self, state, block, memory: {
-        "asked": memory["asked"] * 100 + np.arange(block.first, block.first + block.clients)})  # fmt: skip
+    monkeypatch.setattr(
+        Toy,
+        "personalise",
+        lambda self, state, block, memory: {
+            "asked": memory["asked"] * 100 + np.arange(block.first, block.first + block.clients)
+        },
+    )
     population = write_counts(tmp_path / "p", small_counts(), leaf=4, block=8)
     run = train(population, tmp_path, method="toy", rounds=3)
     personalise(run.path, population.path, tmp_path / "out")

@@ -48,8 +48,9 @@ def prefect_server(tmp_path_factory):
 
 
 def test_the_server_application_can_be_created():
-    code = ("from prefect.server.api.server import create_app; app = create_app(ephemeral=True);"
-            "print(len(app.routes) > 0)")  # fmt: skip
+    code = (
+        "from prefect.server.api.server import create_app; app = create_app(ephemeral=True);print(len(app.routes) > 0)"
+    )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert out.stdout.strip().endswith("True"), out.stderr[-2000:]
 
@@ -84,8 +85,12 @@ def test_a_served_schedule_makes_a_run_that_finishes(prefect_server, tmp_path):
         environment = os.environ | {"PREFECT_API_URL": prefect_server + "/api"}
         serving = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
         try:
-            seen = _first(lambda: [run for run in _ask(prefect_server, "/flow_runs/filter", {})
-                                   if run["state_type"] == "COMPLETED"], 150)  # fmt: skip
+            seen = _first(
+                lambda: [
+                    run for run in _ask(prefect_server, "/flow_runs/filter", {}) if run["state_type"] == "COMPLETED"
+                ],
+                150,
+            )
         finally:
             _end(serving)
     assert seen, (tmp_path / "log").read_text()[-3000:]
@@ -186,8 +191,9 @@ def listening():
 @contextmanager
 def process(log, *command, **environment):
     with open(log, "w") as file:
-        running = subprocess.Popen(command, stdout=file, stderr=file, cwd=log.parent,
-                                   env=os.environ | {"PYTHONPATH": str(HERE), **environment})  # fmt: skip
+        running = subprocess.Popen(
+            command, stdout=file, stderr=file, cwd=log.parent, env=os.environ | {"PYTHONPATH": str(HERE), **environment}
+        )
         try:
             yield running
         finally:
@@ -206,19 +212,31 @@ def test_deployments_of_every_kind_of_schedule_are_run_by_a_worker(prefect_serve
 
 def deployments_on_a_worker(prefect_server, tmp_path, webhook, told):
     write_counts(tmp_path / "population", small_counts(100))
-    write_counts(tmp_path / "public", small_counts(40), heldout=small_counts(40, seed=2),
-                 public_for_evaluation="made up")  # fmt: skip
+    write_counts(
+        tmp_path / "public", small_counts(40), heldout=small_counts(40, seed=2), public_for_evaluation="made up"
+    )
     (tmp_path / "deployed.toml").write_text(DEPLOYED.replace("WEBHOOK", webhook))
     server = {"PREFECT_API_URL": prefect_server + "/api"}
-    done = subprocess.run([sys.executable, "-m", "fedcore.cli", "deploy", str(tmp_path / "deployed.toml"), "--json",
-                           "--pool", "tests"], env=os.environ | server, capture_output=True, text=True,
-                          timeout=120)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "fedcore.cli", "deploy", str(tmp_path / "deployed.toml"), "--json", "--pool", "tests"],
+        env=os.environ | server,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     ids = {row["deployment"].split("/")[1]: row["id"] for row in json.loads(done.stdout)["deployments"]}
 
     def runs_of(name, state):
-        return _ask(prefect_server, "/flow_runs/filter", {"deployments": {"id": {"any_": [ids[name]]}}, "flow_runs": {
-            "state": {"type": {"any_": [state]}}}, "sort": "EXPECTED_START_TIME_ASC"})  # fmt: skip
+        return _ask(
+            prefect_server,
+            "/flow_runs/filter",
+            {
+                "deployments": {"id": {"any_": [ids[name]]}},
+                "flow_runs": {"state": {"type": {"any_": [state]}}},
+                "sort": "EXPECTED_START_TIME_ASC",
+            },
+        )
 
     _ask(prefect_server, f"/deployments/{ids['broken']}/create_flow_run", {})
     prefect = [sys.executable, "-m", "prefect", "worker", "start", "--pool", "tests"]
@@ -230,10 +248,11 @@ def deployments_on_a_worker(prefect_server, tmp_path, webhook, told):
     assert {"histograms", "population", "not-private"} <= set(completed[0]["tags"])
 
     assert len(told) == 1 and told[0]["text"].startswith("broken: flow run histograms-missing ")
-    assert 'is Refused. There is no population at' in told[0]["text"] and 'missing "one"' in told[0]["text"]
+    assert "is Refused. There is no population at" in told[0]["text"] and 'missing "one"' in told[0]["text"]
 
-    finished = sorted((run for run in list_runs(tmp_path / "runs") if run.status == "finished"),
-                      key=lambda run: run.info["started"])  # fmt: skip
+    finished = sorted(
+        (run for run in list_runs(tmp_path / "runs") if run.status == "finished"), key=lambda run: run.info["started"]
+    )
     assert finished[0].pruned
     assert load_run(tmp_path / "runs" / "latest-recurring.json").info["deployment"] == "recurring"
     assert "is now the latest run of deployment recurring, because it is the first one" in log
@@ -296,34 +315,65 @@ def test_a_refused_run_says_why_in_its_state(prefect_server, tmp_path):
     bare, _ = private_population(tmp_path / "bare", small_counts(100), epsilon=None)
     (tmp_path / "one.csv").write_text("client,a,b\nu,1,2\n")
     open_one = write_counts(tmp_path / "open", small_counts(100))
-    request = TrainRequest(method="histograms", population=str(open_one.path), runs=str(tmp_path / "runs"),
-                           run_id="interrupted", settings={"algorithm": "algorithm2", "clusters": 2, "rounds": 2},
-                           deployment="weekly", series=Series())  # fmt: skip
+    request = TrainRequest(
+        method="histograms",
+        population=str(open_one.path),
+        runs=str(tmp_path / "runs"),
+        run_id="interrupted",
+        settings={"algorithm": "algorithm2", "clusters": 2, "rounds": 2},
+        deployment="weekly",
+        series=Series(),
+    )
     start(request, InProcessBackend(), stamp="then").close()
-    command = [sys.executable, "-c", REFUSED, str(tmp_path / "runs"), *[str(population.path) for population in
-               (spent, spent, bare)], str(tmp_path / "missing")]  # fmt: skip
+    command = [
+        sys.executable,
+        "-c",
+        REFUSED,
+        str(tmp_path / "runs"),
+        *[str(population.path) for population in (spent, spent, bare)],
+        str(tmp_path / "missing"),
+    ]
     environment = os.environ | {"PREFECT_API_URL": prefect_server + "/api", "PYTHONPATH": str(HERE)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
     assert done.stdout.split() == [
-        "BudgetExceeded", "BudgetMissing", "PopulationNotFound", str(tmp_path / "ingested"),
-        str(tmp_path / "runs" / "interrupted"), "PrivacyError", "IngestError", "ConfigError", "RunNotFound",
-    ], done.stderr[-3000:]  # fmt: skip
+        "BudgetExceeded",
+        "BudgetMissing",
+        "PopulationNotFound",
+        str(tmp_path / "ingested"),
+        str(tmp_path / "runs" / "interrupted"),
+        "PrivacyError",
+        "IngestError",
+        "ConfigError",
+        "RunNotFound",
+    ], done.stderr[-3000:]
     assert "Traceback" not in done.stderr
-    runs = _ask(prefect_server, "/flow_runs/filter", {"flow_runs": {"tags": {"any_": ["spent", "bare", "missing"]}},
-                                                     "sort": "EXPECTED_START_TIME_ASC"})  # fmt: skip
+    runs = _ask(
+        prefect_server,
+        "/flow_runs/filter",
+        {"flow_runs": {"tags": {"any_": ["spent", "bare", "missing"]}}, "sort": "EXPECTED_START_TIME_ASC"},
+    )
     first, again, none, missing = runs
     assert first["state_type"] == "COMPLETED" and "private" in first["tags"]
     assert first["name"].startswith("histograms-spent-")
-    for run, words, remedy in ((again, "and this run asks for epsilon = 0.9", "or raise the budget"),
-                               (none, "has no privacy budget", "fedcore budget set"),
-                               (missing, "no population at", "fedcore population ingest")):  # fmt: skip
+    for run, words, remedy in (
+        (again, "and this run asks for epsilon = 0.9", "or raise the budget"),
+        (none, "has no privacy budget", "fedcore budget set"),
+        (missing, "no population at", "fedcore population ingest"),
+    ):
         assert (run["state_type"], run["state_name"], run["run_count"]) == ("FAILED", "Refused", 1)
         assert words in run["state"]["message"] and remedy in run["state"]["message"]
     assert [run.status for run in list_runs(tmp_path / "runs")] == ["finished", "finished"]
-    for kind, words in (("evaluate", "--public-for-evaluation"), ("ingest", "none.csv"), ("reproduce", "nothing"),
-                        ("resume-run", "no run at")):  # fmt: skip
-        (ended,) = _ask(prefect_server, "/flow_runs/filter", {"flows": {"name": {"any_": [kind]}}, "flow_runs": {
-            "state": {"name": {"any_": ["Refused"]}}}})  # fmt: skip
+    for kind, words in (
+        ("evaluate", "--public-for-evaluation"),
+        ("ingest", "none.csv"),
+        ("reproduce", "nothing"),
+        ("resume-run", "no run at"),
+    ):
+        (ended,) = _ask(
+            prefect_server,
+            "/flow_runs/filter",
+            {"flows": {"name": {"any_": [kind]}}, "flow_runs": {"state": {"name": {"any_": ["Refused"]}}}},
+        )
         assert words in ended["state"]["message"] and ended["run_count"] == 1
     assert load_run(tmp_path / "runs" / "latest-weekly.json").info["run_id"] == "interrupted"
     assert "is now the latest run of deployment weekly" in done.stderr

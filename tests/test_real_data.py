@@ -16,8 +16,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(not FOLDER, reason="FEDCORE_D
 
 
 def scores(tmp_path, population, **settings) -> dict[str, float]:
-    request = TrainRequest(method="histograms", population=str(population.path), settings=settings,
-                           runs=str(tmp_path / "runs"))  # fmt: skip
+    request = TrainRequest(
+        method="histograms", population=str(population.path), settings=settings, runs=str(tmp_path / "runs")
+    )
     session = start(request, InProcessBackend(), stamp="t")
     with ending(session):
         while session.training.step() is not None:
@@ -30,8 +31,15 @@ def scores(tmp_path, population, **settings) -> dict[str, float]:
 @pytest.mark.parametrize("name", ["text_blogs", pytest.param("text_blogs_by_post", marks=pytest.mark.heavy)])
 def test_private_clusters_beat_the_mean_on_blogs(tmp_path, name):
     source = Path(FOLDER) / "text_blogs" / f"{name}.npz"
-    population = ingest(source, tmp_path / name, prefix="train", heldout_prefix="test", nominal_clients=10_000,
-                        public_for_evaluation="a published research corpus", ledger=ledger_name())  # fmt: skip
+    population = ingest(
+        source,
+        tmp_path / name,
+        prefix="train",
+        heldout_prefix="test",
+        nominal_clients=10_000,
+        public_for_evaluation="a published research corpus",
+        ledger=ledger_name(),
+    )
     ledger = ledger_of(population)
     ledger.register(population.id)
     ledger.set_budget(population.id, 100, 1e-10)

@@ -36,10 +36,23 @@ pytest.importorskip("upath", reason="universal-pathlib is not installed")
 fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
 
 OPEN = {"algorithm": "algorithm2", "clusters": 2, "rounds": 2}
-REMEMBERING = {"components": 2, "covariance": "diag", "cluster_rounds": 1, "levels": 2, "participation": 0.75,
-               "rounds": 2}  # fmt: skip
-AWS = ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION",
-       "AWS_EC2_METADATA_DISABLED", "AWS_MAX_ATTEMPTS", "FEDCORE_LEDGER")  # fmt: skip
+REMEMBERING = {
+    "components": 2,
+    "covariance": "diag",
+    "cluster_rounds": 1,
+    "levels": 2,
+    "participation": 0.75,
+    "rounds": 2,
+}
+AWS = (
+    "AWS_ENDPOINT_URL",
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_DEFAULT_REGION",
+    "AWS_EC2_METADATA_DISABLED",
+    "AWS_MAX_ATTEMPTS",
+    "FEDCORE_LEDGER",
+)
 
 
 @pytest.fixture
@@ -48,8 +61,9 @@ def population(tmp_path):
 
 
 def request_of(population, runs, run_id="r", **more) -> TrainRequest:
-    return TrainRequest(**{"method": "toy", "population": population.location, "runs": str(runs), "run_id": run_id,
-                           **more})  # fmt: skip
+    return TrainRequest(
+        **{"method": "toy", "population": population.location, "runs": str(runs), "run_id": run_id, **more}
+    )
 
 
 def begin(population, runs, run_id="r", stamp="then", **more):
@@ -126,10 +140,12 @@ def test_a_run_in_pieces_has_the_bits_of_a_whole_one(toy, population, memory, tm
 
 
 def test_scores_report_outputs_and_pages(population, memory, tmp_path):
-    public = write_counts(tmp_path / "public", small_counts(40, seed=2), heldout=small_counts(40, seed=3),
-                          public_for_evaluation="made up")  # fmt: skip
-    near, run = (train(population, runs, method="histograms", settings=OPEN)
-                 for runs in (tmp_path / "runs", f"{memory}/runs"))  # fmt: skip
+    public = write_counts(
+        tmp_path / "public", small_counts(40, seed=2), heldout=small_counts(40, seed=3), public_for_evaluation="made up"
+    )
+    near, run = (
+        train(population, runs, method="histograms", settings=OPEN) for runs in (tmp_path / "runs", f"{memory}/runs")
+    )
     table = evaluate_run(run.path, public, keep=True)
     assert table == evaluate_run(near.path, public) == json.loads(files.read_bytes(run.path / "evaluation.json"))
     page = files.read_bytes(run.path / "report.html").decode()
@@ -152,23 +168,37 @@ def test_a_run_starts_from_a_run_behind_a_url(population, memory, tmp_path):
     arrays = {"centres": np.full((2, 7), 1 / 7)}
     np.savez(tmp_path / "start.npz", **arrays)
     object_storage.write_bytes(place(f"{memory}/start.npz"), (tmp_path / "start.npz").read_bytes())
-    run = begin(population, f"{memory}/runs", "fourth", method="histograms", settings=OPEN,
-                start_from=f"{memory}/start.npz").run  # fmt: skip
+    run = begin(
+        population, f"{memory}/runs", "fourth", method="histograms", settings=OPEN, start_from=f"{memory}/start.npz"
+    ).run
     np.testing.assert_allclose(read_values(run.path / "start.zip")["centres"], arrays["centres"])
     with pytest.raises(ConfigError, match="cannot read"):
-        check(request_of(population, f"{memory}/runs", method="histograms", settings=OPEN,
-                         start_from=f"{memory}/missing.npz"))  # fmt: skip
+        check(
+            request_of(
+                population, f"{memory}/runs", method="histograms", settings=OPEN, start_from=f"{memory}/missing.npz"
+            )
+        )
 
 
 # --- what cannot be used ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("runs", "what"), [("s3://key:hunter2@bucket/runs", "holds a password"),
-                                            ("s3:/bucket/runs", "lost a slash"), ("nosuch://b/runs", "no storage"),
-                                            ("simplecache::s3://bucket/runs", "chain")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("runs", "what"),
+    [
+        ("s3://key:hunter2@bucket/runs", "holds a password"),
+        ("s3:/bucket/runs", "lost a slash"),
+        ("nosuch://b/runs", "no storage"),
+        ("simplecache::s3://bucket/runs", "chain"),
+    ],
+)
 def test_urls_that_cannot_be_used(toy, population, runs, what):
-    for refused in (lambda: check(request_of(population, runs)), lambda: list_runs(runs), lambda: Run.open(runs),
-                    lambda: prune(runs, 1, "now")):  # fmt: skip
+    for refused in (
+        lambda: check(request_of(population, runs)),
+        lambda: list_runs(runs),
+        lambda: Run.open(runs),
+        lambda: prune(runs, 1, "now"),
+    ):
         with pytest.raises(ConfigError, match=what) as caught:
             refused()
         assert "hunter2" not in str(caught.value)
@@ -215,8 +245,11 @@ def test_a_store_that_cannot_be_reached_is_no_damage(toy, population, s3, server
     try:
         with pytest.raises(RunError, match="cannot be reached.*AWS_ACCESS_KEY_ID"), ending(session):
             session.training.step()
-        for look in (lambda: list_runs(f"{s3}/runs"), lambda: load_run(f"{s3}/runs/r"),
-                     lambda: abandon(f"{s3}/runs/r")):  # fmt: skip
+        for look in (
+            lambda: list_runs(f"{s3}/runs"),
+            lambda: load_run(f"{s3}/runs/r"),
+            lambda: abandon(f"{s3}/runs/r"),
+        ):
             with pytest.raises(object_storage.Unreachable):
                 look()
     finally:
@@ -348,9 +381,11 @@ def elsewhere(tmp_path):
         home.mkdir()
         environment = {name: os.environ[name] for name in AWS}
         outcome = home / "outcome.json"
-        child = PROCESSES.Process(target=on_another_host, args=(
-            home, environment, request, environment["FEDCORE_LEDGER"], tmp_path / "tally", outcome, kill,
-        ), kwargs=options)  # fmt: skip
+        child = PROCESSES.Process(
+            target=on_another_host,
+            args=(home, environment, request, environment["FEDCORE_LEDGER"], tmp_path / "tally", outcome, kill),
+            kwargs=options,
+        )
         child.start()
         child.join(PATIENCE)
         assert child.exitcode in (0, -9)
@@ -380,8 +415,13 @@ def test_a_run_with_memories_that_is_killed_goes_on_elsewhere(s3, tmp_path, else
 
 def test_a_private_run_that_is_killed_goes_on_elsewhere(s3, tmp_path, elsewhere):
     population, ledger = private_population(tmp_path / "p", small_counts(40), test=True)
-    request = request_of(population, f"{s3}/runs", method="histograms", test_noise="a key",
-                         settings={"clusters": 2, "rounds": 2, "epsilon": 2.0})  # fmt: skip
+    request = request_of(
+        population,
+        f"{s3}/runs",
+        method="histograms",
+        test_noise="a key",
+        settings={"clusters": 2, "rounds": 2, "epsilon": 2.0},
+    )
     assert elsewhere(request.model_dump(), Kill("charge", "after", 2)) is None
     assert Run.open(f"{s3}/runs/r").round == 1 and len(Run.open(f"{s3}/runs/r").releases()) == 1
     assert elsewhere(f"{s3}/runs/r", Kill("publish", "after", 2)) is None
@@ -395,8 +435,13 @@ def test_a_private_run_that_is_killed_goes_on_elsewhere(s3, tmp_path, elsewhere)
 
 def test_a_killed_start_leaves_a_name_that_can_be_given_up(s3, tmp_path, elsewhere):
     population, ledger = private_population(tmp_path / "p", small_counts(40), test=True)
-    request = request_of(population, f"{s3}/runs", method="histograms", test_noise="a key",
-                         settings={"clusters": 2, "rounds": 2, "epsilon": 2.0})  # fmt: skip
+    request = request_of(
+        population,
+        f"{s3}/runs",
+        method="histograms",
+        test_noise="a key",
+        settings={"clusters": 2, "rounds": 2, "epsilon": 2.0},
+    )
     assert elsewhere(request.model_dump(), Kill("reserve", "after")) is None
     assert ledger.balance(population.id).rho_reserved > 0
     assert abandon(f"{s3}/runs/r").status == "abandoned"
@@ -421,13 +466,15 @@ def test_workers_write_memories_straight_to_the_url(s3, tmp_path):
 
 
 def test_the_runs_of_a_deployment(population, s3, tmp_path):
-    public = write_counts(tmp_path / "public", small_counts(40, seed=2), heldout=small_counts(40, seed=3),
-                          public_for_evaluation="made up")  # fmt: skip
+    public = write_counts(
+        tmp_path / "public", small_counts(40, seed=2), heldout=small_counts(40, seed=3), public_for_evaluation="made up"
+    )
     series = Series(promote="if_better", evaluate_on=str(public.path), tolerance=10.0, retention=1)
     runs = f"{s3}/runs"
     for name in "ab":
-        run = train(population, runs, name, stamp=name, deployment="nightly", series=series, method="histograms",
-                    settings=OPEN)  # fmt: skip
+        run = train(
+            population, runs, name, stamp=name, deployment="nightly", series=series, method="histograms", settings=OPEN
+        )
         outcome = conclude(run, "nightly", series, public, name)
         assert latest(runs, "nightly").run == name and load_run(pointer(runs, "nightly")).info["run_id"] == name
     assert outcome["latest_before"] == "a" and len(outcome["rows"]) == 2 and outcome["pruned"] == ["a"]
@@ -463,16 +510,20 @@ def test_the_command_line(population, memory, tmp_path):
     runs = f"{memory}/runs"
     settings = [word for name, value in OPEN.items() for word in ("--set", f"{name}={value}")]
     for name in "ab":
-        told = works("train", "histograms", population.path, "--runs", runs, "--run-id", name, "--local", "--json",
-                     *settings).json  # fmt: skip
+        told = works(
+            "train", "histograms", population.path, "--runs", runs, "--run-id", name, "--local", "--json", *settings
+        ).json
         assert told["run"] == f"{runs}/{name}" and told["status"] == "finished"
     assert works("runs", "promote", f"{runs}/a", "--deployment", "nightly", "--json").json["file"] == (
-        f"{runs}/latest-nightly.json")  # fmt: skip
+        f"{runs}/latest-nightly.json"
+    )
     (row,) = works("runs", "latest", "--runs", runs, "--json").json["latest"]
     assert (row["run"], row["file"]) == (f"{runs}/a", f"{runs}/latest-nightly.json")
     assert works("runs", "show", row["file"], "--json").json["run_id"] == "a"
-    assert {row["run"] for row in works("runs", "list", "--runs", runs, "--json").json["runs"]} == {f"{runs}/a",
-                                                                                                    f"{runs}/b"}
+    assert {row["run"] for row in works("runs", "list", "--runs", runs, "--json").json["runs"]} == {
+        f"{runs}/a",
+        f"{runs}/b",
+    }
     assert works("report", f"{runs}/b", "--json").json["report"] == f"{runs}/b/report.html"
     assert works("personalise", row["file"], population.path, tmp_path / "out", "--json").json["clients"] == 30
     assert works("runs", "prune", "--keep", "1", "--runs", runs, "--json").json["pruned"] == []
@@ -483,8 +534,16 @@ def test_the_command_line(population, memory, tmp_path):
 
 
 def test_values_in_memory_are_those_of_a_file(memory, tmp_path):
-    values = {"s": np.arange(3.0), "scale": np.ones((2, 2)), "none": np.zeros((0, 3)), "one": np.array(3.5),
-              "flags": np.array([True, False]), "phase": "rounds", "step": 3, "nothing": None}  # fmt: skip
+    values = {
+        "s": np.arange(3.0),
+        "scale": np.ones((2, 2)),
+        "none": np.zeros((0, 3)),
+        "one": np.array(3.5),
+        "flags": np.array([True, False]),
+        "phase": "rounds",
+        "step": 3,
+        "nothing": None,
+    }
     write_values(tmp_path / "v.zip", values)
     write_values(place(f"{memory}/v.zip"), values)
     near, far = read_values(tmp_path / "v.zip"), read_values(place(f"{memory}/v.zip"))

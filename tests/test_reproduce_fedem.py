@@ -46,8 +46,9 @@ MODEL = {**fedem_synthetic.COMMON, "rounds": 4, "levels": 1}
 def traced(tmp_path, every=1, **settings):
     rows = np.split(np.random.default_rng(0).normal(size=(CLIENTS * OWN, 2)), CLIENTS)
     population = fedem_runs.rows_population(here(tmp_path), "p", lambda: rows, "drawn")
-    return fedem_runs.traced(here(tmp_path), "run", {**MODEL, **settings}, population, 1, fedem_synthetic.start(),
-                             every)  # fmt: skip
+    return fedem_runs.traced(
+        here(tmp_path), "run", {**MODEL, **settings}, population, 1, fedem_synthetic.start(), every
+    )
 
 
 def test_em_costs_an_epoch_and_a_whole_statistic_a_round(tmp_path):
@@ -93,8 +94,9 @@ def test_the_traced_field_is_the_one_that_the_method_monitors(tmp_path):
         trace(state, info)
         told.append(info.scalars.get("mean_field_norm"))
 
-    fedem_runs.simulate(place, "monitored", "federated_em", settings, population, seed=1,
-                        start=fedem_synthetic.start(), on_round=listen)  # fmt: skip
+    fedem_runs.simulate(
+        place, "monitored", "federated_em", settings, population, seed=1, start=fedem_synthetic.start(), on_round=listen
+    )
     monitored = [value for value in told if value is not None]
     assert len(monitored) == 4 and trace.mean_field[0] > 1e-3
     np.testing.assert_allclose(monitored, trace.mean_field[:4], rtol=1e-9)
@@ -178,12 +180,16 @@ def finished(tmp_path, name):
 
 
 def test_two_gaussians(tmp_path, monkeypatch):
-    for name, value in {"ROWS": 1000, "ROUNDS": 40, "EARLY": 20, "QUICK_EPOCHS": 3,
-                        "QUICK_SETTINGS": ((1, 1.0, 1.0), (1, 1.0, 0.75), (1, 0.5, 0.75), (4, 1.0, 1.0)),
-                        "WHOLE": {"EM, γ 1": (20, 30, {"algorithm": "em", "gamma": 1.0})},
-                        "BATCHED": {"FedEM b 20, γ 0.1": (20, 100, {"batch": 10, "gamma": 0.1})},
-                        "REDUCED": {"VR-FedEM b 20, k_in 25, γ 0.6":
-                                    (20, 10, {"batch": 10, "inner_rounds": 5, "gamma": 0.6})}}.items():  # fmt: skip
+    for name, value in {
+        "ROWS": 1000,
+        "ROUNDS": 40,
+        "EARLY": 20,
+        "QUICK_EPOCHS": 3,
+        "QUICK_SETTINGS": ((1, 1.0, 1.0), (1, 1.0, 0.75), (1, 0.5, 0.75), (4, 1.0, 1.0)),
+        "WHOLE": {"EM, γ 1": (20, 30, {"algorithm": "em", "gamma": 1.0})},
+        "BATCHED": {"FedEM b 20, γ 0.1": (20, 100, {"batch": 10, "gamma": 0.1})},
+        "REDUCED": {"VR-FedEM b 20, k_in 25, γ 0.6": (20, 10, {"batch": 10, "inner_rounds": 5, "gamma": 0.6})},
+    }.items():
         monkeypatch.setattr(fedem_synthetic, name, value)
     table = finished(tmp_path, "fedem-synthetic")
     rows = {(row["data"], row["method"], row["s"], row["γ"], row["p"]): row for row in table.rows}
@@ -219,8 +225,13 @@ def small_data(tmp_path, monkeypatch):
     images = generator.integers(0, 60, (4000, 6, 6)) + 15 * np.eye(36)[digits * 3].reshape(-1, 6, 6)
     images[:, 0, 0] = 7  # a pixel that says nothing
     images = images.astype(np.uint8)
-    np.savez(folder / "mnist" / "mnist.npz", x_train=images[:3000], y_train=digits[:3000], x_test=images[3000:],
-             y_test=digits[3000:])  # fmt: skip
+    np.savez(
+        folder / "mnist" / "mnist.npz",
+        x_train=images[:3000],
+        y_train=digits[:3000],
+        x_test=images[3000:],
+        y_test=digits[3000:],
+    )
     client = np.repeat(np.arange(6), [50, 60, 40, 70, 30, 50])
     x = generator.normal(size=(300, 43)) + np.eye(43)[client * 4] * 3
     x[:, 30] = 0
@@ -273,8 +284,15 @@ def test_tiles_of_images_do_not_matter(monkeypatch):
 
 
 def test_tables_with_gaps(tmp_path, monkeypatch, small_data):
-    for name, value in {"OBSERVERS": 20, "SITES": 15, "MONTHS": 10, "ROUNDS": 30, "TREND_ROUNDS": 10,
-                        "SPREAD": 1.0, "TRENDS": {"each": (10, 30, 24, 0.9)}}.items():  # fmt: skip
+    for name, value in {
+        "OBSERVERS": 20,
+        "SITES": 15,
+        "MONTHS": 10,
+        "ROUNDS": 30,
+        "TREND_ROUNDS": 10,
+        "SPREAD": 1.0,
+        "TRENDS": {"each": (10, 30, 24, 0.9)},
+    }.items():
         monkeypatch.setattr(fedem_missing, name, value)
     monkeypatch.setattr(fedem_hidden_cells, "TABLE_ROUNDS", 8)
     monkeypatch.setattr(fedem_hidden_cells, "IMPUTER_ROUNDS", 6)
@@ -387,8 +405,10 @@ def test_compressed_em_on_mnist_is_as_good_as_em(tmp_path):
     clients = fedem_mnist.clients_of(every)
     population = fedem_runs.rows_population(place, "mnist", lambda: clients, "published")
     lines = fedem_mnist.lines(QUICK)
-    found = {line: fedem_runs.traced(place, line, lines[line][1], population, 1).results()
-             for line in ("em", "fedem", "naive-one")}  # fmt: skip
+    found = {
+        line: fedem_runs.traced(place, line, lines[line][1], population, 1).results()
+        for line in ("em", "fedem", "naive-one")
+    }
     assert found["fedem"]["nll"] < found["em"]["nll"] + fedem_mnist.NEAR
     assert found["fedem"]["bits_up"][-1] < 0.1 * found["fedem"]["raw_up"]
     assert found["naive-one"]["nll"] > found["em"]["nll"] + 1

@@ -205,10 +205,16 @@ def small_digits(tmp_path, monkeypatch):
 
 def test_images_table(tmp_path, monkeypatch, small_digits):
     monkeypatch.setattr(perma_mnist, "QUICK", perma_mnist.Size(14, 5, 1, 1, 2, 1, 1))
-    monkeypatch.setattr(perma_mnist, "QUICK_LINES", ("zero", "mean", "svd-first", "svd", "perpca", "local", "path",
-                                                     "consensus", "k-svd", "online", "sklearn"))  # fmt: skip
-    monkeypatch.setattr(perma_mnist.pooled, "mini_batch_dictionary",  # is held against the truth in its own test
-                        lambda samples, atoms, seed, passes: perma_mnist.pooled.singular_vectors([samples], atoms))
+    monkeypatch.setattr(
+        perma_mnist,
+        "QUICK_LINES",
+        ("zero", "mean", "svd-first", "svd", "perpca", "local", "path", "consensus", "k-svd", "online", "sklearn"),
+    )
+    monkeypatch.setattr(
+        perma_mnist.pooled,
+        "mini_batch_dictionary",  # is held against the truth in its own test
+        lambda samples, atoms, seed, passes: perma_mnist.pooled.singular_vectors([samples], atoms),
+    )
     table = finished(tmp_path, "perma-mnist")
     rows = {row["method"]: row for row in table.rows}
     mse = {name: float(row["MSE k10"]) for name, row in rows.items()}

@@ -70,8 +70,13 @@ def test_a_run_is_right_wrong_or_refused(monkeypatch):
     assert good == private_gmm_runs.run_once(truth, 4000, 1, 4.0, "t")
     assert good != private_gmm_runs.run_once(truth, 4000, 1, 4.0, "another key")
     few = private_gmm_runs.run_once(truth, 50, 1, 0.5, "t")
-    assert few == {"outcome": "refused", "mean_error": None, "accuracy": None, "weight_error": None,
-                   "trace_error": None}  # fmt: skip
+    assert few == {
+        "outcome": "refused",
+        "mean_error": None,
+        "accuracy": None,
+        "weight_error": None,
+        "trace_error": None,
+    }
     elsewhere = replace(mixture(4, 2, 12.0, 1), means=truth.means + 100)  # the score's truth is not that of the rows
     scored = private_gmm_runs.simulation.scores
     monkeypatch.setattr(private_gmm_runs.simulation, "scores", lambda _, *a, **k: scored(elsewhere, *a, **k))
@@ -94,8 +99,9 @@ def test_goals_ask_every_run():
 
 def test_the_search_stops_at_the_first_n_of_both_goals(monkeypatch):
     errors = {1000: None, 2000: 3.0, 5000: 0.5, 4000: 1.5}
-    monkeypatch.setattr(private_gmm_runs, "run_once", lambda truth, n, *a: run(
-        "refused" if errors[n] is None else "right", errors[n]))  # fmt: skip
+    monkeypatch.setattr(
+        private_gmm_runs, "run_once", lambda truth, n, *a: run("refused" if errors[n] is None else "right", errors[n])
+    )
     found = private_gmm_runs.smallest(EASY, 1.0, (1, 2))
     assert (found["labels"], found["means"]) == (2000, 5000)
     assert [tried["n"] for tried in found["tried"]] == [1000, 2000, 5000]
@@ -153,10 +159,18 @@ def result(n, worst=0.5):
 
 
 def test_rows_hold_the_specification_ours_and_the_rival():
-    rival = {"b": 80, "rows": [{"epsilon": 1.0, "goal": goal, "b": 80, "m": m, "n": n}
-                               for goal, m, n in (("labels", 3200, 256_000), ("means", None, None))]}  # fmt: skip
-    results = {"search-100-5-12-1": result(20_000), "rival-100-5-12": rival,
-               "nothing-ring-2": {"runs": 3, "refused": 2}}  # fmt: skip
+    rival = {
+        "b": 80,
+        "rows": [
+            {"epsilon": 1.0, "goal": goal, "b": 80, "m": m, "n": n}
+            for goal, m, n in (("labels", 3200, 256_000), ("means", None, None))
+        ],
+    }
+    results = {
+        "search-100-5-12-1": result(20_000),
+        "rival-100-5-12": rival,
+        "nothing-ring-2": {"runs": 3, "refused": 2},
+    }
     table = experiment_of().table(Options(), results)
     assert len({tuple(row) for row in table.rows}) == 1
     row = table.rows[0]
@@ -171,8 +185,11 @@ def test_rows_hold_the_specification_ours_and_the_rival():
 
 
 def test_slopes_are_of_logarithms():
-    results = {f"slope-{who}-{d}": {"labels": round(100 * d**power), "means": None}
-               for who, power in (("ours", 1.0), ("rival", 2.0)) for d in (25, 50, 100)}  # fmt: skip
+    results = {
+        f"slope-{who}-{d}": {"labels": round(100 * d**power), "means": None}
+        for who, power in (("ours", 1.0), ("rival", 2.0))
+        for d in (25, 50, 100)
+    }
     line = private_gmm_table.growth(results, "rival", "labels")
     assert line[0] == [25, 50, 100] and private_gmm_table.slope(line) == pytest.approx(2.0)
     assert private_gmm_table.growth(results, "ours", "means") == ([], [])

@@ -44,16 +44,47 @@ def write_rows(path, clients: int = 60, rows: int = 6, leaf: int = 8, block: int
 
 
 def timed(**changed) -> Timed:
-    values = dict(phase="rounds", count=5, clients=8, entries=48.0, pieces=1, whole=0.9, half=0.5, server=0.2,
-                  server_half=0.2, stacked=False, leaf_bytes=1000, half_bytes=600, server_bytes=50, statistics=10,
-                  memory=0.0)  # fmt: skip
+    values = dict(
+        phase="rounds",
+        count=5,
+        clients=8,
+        entries=48.0,
+        pieces=1,
+        whole=0.9,
+        half=0.5,
+        server=0.2,
+        server_half=0.2,
+        stacked=False,
+        leaf_bytes=1000,
+        half_bytes=600,
+        server_bytes=50,
+        statistics=10,
+        memory=0.0,
+    )
     return Timed(**(values | changed))
 
 
 def measured(*kinds: Timed, **changed) -> Calibration:
-    values = dict(pace=1.0, leaf_clients=8, rounds=kinds or (timed(),), whole=True, reading=0.001, reading_bytes=1.5,
-                  stored=0.5, memory_io=0.0, memory_file=0.0, commit=0.01, state=100, noise=0.002, noise_start=0.1,
-                  start=0.5, start_bytes=1000, flow_bytes=2000, stacked_clients=60, seconds=1.0)  # fmt: skip
+    values = dict(
+        pace=1.0,
+        leaf_clients=8,
+        rounds=kinds or (timed(),),
+        whole=True,
+        reading=0.001,
+        reading_bytes=1.5,
+        stored=0.5,
+        memory_io=0.0,
+        memory_file=0.0,
+        commit=0.01,
+        state=100,
+        noise=0.002,
+        noise_start=0.1,
+        start=0.5,
+        start_bytes=1000,
+        flow_bytes=2000,
+        stacked_clients=60,
+        seconds=1.0,
+    )
     return Calibration(**(values | changed))
 
 
@@ -62,8 +93,16 @@ def measured(*kinds: Timed, **changed) -> Calibration:
 
 def test_work_is_linear_in_clients_and_leaves():
     # A piece of 8 clients takes 0.9 s and its half 0.5 s: 0.1 s a client and 0.1 s a leaf.
-    load = Load(clients=80, sizes=FIVE, leaves=10, entries=480, block_clients=16, streams=False, shares_commits=False,
-                waits=False)  # fmt: skip
+    load = Load(
+        clients=80,
+        sizes=FIVE,
+        leaves=10,
+        entries=480,
+        block_clients=16,
+        streams=False,
+        shares_commits=False,
+        waits=False,
+    )
     assert run_plan._work(timed(), load, measured()) == pytest.approx(10 * 0.1 + 80 * 0.1)
     heavier = replace(load, entries=960)  # twice the rows for each client
     assert run_plan._work(timed(), heavier, measured()) == pytest.approx(10 * 0.1 + 80 * 0.2)
@@ -112,8 +151,14 @@ def test_a_single_block_has_no_workers_and_a_small_population_those_it_is_given(
     """Unless they are somewhere else."""
     method = make_method("federated_em", {"algorithm": "em"})
     one, four = (write_rows(tmp_path / str(block), block=block) for block in (60, 16))
-    asked = [(one, {"workers": 3}), (one, {"cluster": True}), (four, {}), (four, {"workers": 3}),
-             (four, {"clients": 9000}), (four, {"prefect": False, "clients": 9000})]  # fmt: skip
+    asked = [
+        (one, {"workers": 3}),
+        (one, {"cluster": True}),
+        (four, {}),
+        (four, {"workers": 3}),
+        (four, {"clients": 9000}),
+        (four, {"prefect": False, "clients": 9000}),
+    ]
     told = [promise(method, population, [], 5, measured(), Where(**where)) for population, where in asked]
     assert [row["workers"] for row in told] == [0, 2, 0, 3, 2, 0]
     assert [row["bytes_per_worker"] > 0 for row in told] == [False, True, False, True, True, False]
@@ -196,9 +241,16 @@ def test_the_calibration_meets_every_phase(tmp_path, quick):
 def test_a_method_that_needs_more_clients_still_has_a_plan(tmp_path, quick):
     # Eight clients of a leaf of eight cannot fill nine clusters; what was measured until then stands.
     write_counts(tmp_path / "p", small_counts(), block=16, leaf=8)
-    told = planned(TrainRequest(method="histograms", population=str(tmp_path / "p"), runs=str(tmp_path / "runs"),
-                                settings={"algorithm": "algorithm2", "clusters": 9, "rounds": 3}),
-                   Where(workers=0), limit=30.0)  # fmt: skip
+    told = planned(
+        TrainRequest(
+            method="histograms",
+            population=str(tmp_path / "p"),
+            runs=str(tmp_path / "runs"),
+            settings={"algorithm": "algorithm2", "clusters": 9, "rounds": 3},
+        ),
+        Where(workers=0),
+        limit=30.0,
+    )
     assert told["passes"] >= 3 and told["seconds"] > 0
 
 
@@ -213,8 +265,18 @@ def test_a_plan_leaves_nothing_and_is_kept_by_the_run(tmp_path, quick):
     write_rows(tmp_path / "p")
     works("train", "federated_em", tmp_path / "p", "--local", "--runs", tmp_path / "runs", "--run-id", "r", *FEDEM)
     before = everything_below(tmp_path)
-    told = works("plan", "federated_em", tmp_path / "p", "--local", "--runs", tmp_path / "runs", "--calibration", "30",
-                 "--json", *FEDEM).json  # fmt: skip
+    told = works(
+        "plan",
+        "federated_em",
+        tmp_path / "p",
+        "--local",
+        "--runs",
+        tmp_path / "runs",
+        "--calibration",
+        "30",
+        "--json",
+        *FEDEM,
+    ).json
     assert everything_below(tmp_path) == before
     (tmp_path / "plan.json").write_text(json.dumps(told))
     held = works("report", tmp_path / "runs" / "r", "--plan", tmp_path / "plan.json", "--json").json["promise"]
@@ -229,8 +291,24 @@ def test_a_plan_leaves_nothing_and_is_kept_by_the_run(tmp_path, quick):
 def test_a_private_plan_reserves_and_releases_nothing(tmp_path, quick):
     population, ledger = private_population(tmp_path / "p", small_counts(400), epsilon=50.0, nominal=400)
     before, chain = ledger.balance(population.id), ledger.head(population.id)
-    asked = ("plan", "histograms", tmp_path / "p", "--runs", tmp_path / "runs", "--calibration", "30", "--json",
-             "--set", "clusters=2", "--set", "rounds=3", "--set", "overseed=2", "--workers", "2")  # fmt: skip
+    asked = (
+        "plan",
+        "histograms",
+        tmp_path / "p",
+        "--runs",
+        tmp_path / "runs",
+        "--calibration",
+        "30",
+        "--json",
+        "--set",
+        "clusters=2",
+        "--set",
+        "rounds=3",
+        "--set",
+        "overseed=2",
+        "--workers",
+        "2",
+    )
     told = works(*asked).json
     assert ledger.balance(population.id) == before and ledger.head(population.id) == chain
     assert told["passes"] == 5 and told["seconds_of_releases"] > 0
@@ -256,8 +334,22 @@ def test_more_clients_take_more_and_a_foreign_plan_is_refused(tmp_path, quick):
     assert told["clients"] == 60_000_000 and told["bytes_read_first_pass"] == 10**6 * one["bytes_read_first_pass"]
     assert told["disk_bytes"] > 10**5 * one["disk_bytes"] / 2 and told["seconds"] > 10**3 * one["seconds"]
     write_counts(tmp_path / "q", small_counts())
-    works("train", "histograms", tmp_path / "q", "--local", "--runs", tmp_path / "runs", "--run-id", "h", "--set",
-          "algorithm=algorithm2", "--set", "clusters=2", "--set", "rounds=2")  # fmt: skip
+    works(
+        "train",
+        "histograms",
+        tmp_path / "q",
+        "--local",
+        "--runs",
+        tmp_path / "runs",
+        "--run-id",
+        "h",
+        "--set",
+        "algorithm=algorithm2",
+        "--set",
+        "clusters=2",
+        "--set",
+        "rounds=2",
+    )
     refused = fedcore("report", tmp_path / "runs" / "h", "--plan", tmp_path / "one.json", "--json")
     assert refused.code == 2 and "the plan is of method" in refused.json["message"]
     (tmp_path / "none.json").write_text("[]")
@@ -268,10 +360,30 @@ def test_more_clients_take_more_and_a_foreign_plan_is_refused(tmp_path, quick):
 def test_populations_and_runs_behind_urls(tmp_path, memory, quick):
     write_rows(tmp_path / "p")
     works("population", "copy", tmp_path / "p", f"{memory}/p")
-    told = works("plan", "federated_em", f"{memory}/p", "--local", "--runs", f"{memory}/runs", "--calibration", "30",
-                 "--json", *FEDEM).json  # fmt: skip
-    here = works("plan", "federated_em", tmp_path / "p", "--local", "--runs", tmp_path / "runs", "--calibration", "30",
-                 "--json", *FEDEM).json  # fmt: skip
+    told = works(
+        "plan",
+        "federated_em",
+        f"{memory}/p",
+        "--local",
+        "--runs",
+        f"{memory}/runs",
+        "--calibration",
+        "30",
+        "--json",
+        *FEDEM,
+    ).json
+    here = works(
+        "plan",
+        "federated_em",
+        tmp_path / "p",
+        "--local",
+        "--runs",
+        tmp_path / "runs",
+        "--calibration",
+        "30",
+        "--json",
+        *FEDEM,
+    ).json
     same = ("passes", "bytes_read", "disk_bytes", "clients", "released_bytes")
     assert [told[name] for name in same] == [here[name] for name in same]
     import fsspec
@@ -286,7 +398,18 @@ def test_a_fresh_process_says_how_long_its_imports_take(tmp_path):
 
 def test_people_read_units(tmp_path, quick):
     write_rows(tmp_path / "p")
-    shown = works("plan", "federated_em", tmp_path / "p", "--local", "--runs", tmp_path / "runs", "--calibration",
-                  "30", "--deadline", "1h", *FEDEM).out  # fmt: skip
+    shown = works(
+        "plan",
+        "federated_em",
+        tmp_path / "p",
+        "--local",
+        "--runs",
+        tmp_path / "runs",
+        "--calibration",
+        "30",
+        "--deadline",
+        "1h",
+        *FEDEM,
+    ).out
     assert "MiB" in shown and "workers for deadline       1" in shown and "1.00 h" in shown
     assert Population.open(tmp_path / "p").versions() == [1]

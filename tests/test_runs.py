@@ -98,9 +98,15 @@ def _flip(path, where=0.5):
 
 @pytest.mark.parametrize(
     "damage",
-    [_flip, lambda p: _flip(p, 0.1), lambda p: p.unlink(), lambda p: p.write_bytes(p.read_bytes()[:-3]),
-     lambda p: p.write_bytes(b""), lambda p: p.write_bytes(b"garbage" * 1000)],
-)  # fmt: skip
+    [
+        _flip,
+        lambda p: _flip(p, 0.1),
+        lambda p: p.unlink(),
+        lambda p: p.write_bytes(p.read_bytes()[:-3]),
+        lambda p: p.write_bytes(b""),
+        lambda p: p.write_bytes(b"garbage" * 1000),
+    ],
+)
 def test_a_damaged_state_is_a_named_error(tmp_path, damage):
     write_values(tmp_path / "s.zip", {"centres": np.random.Generator(np.random.Philox(1)).random((40, 30))})
     damage(tmp_path / "s.zip")
@@ -122,9 +128,14 @@ def _rewritten(path, change):
 
 @pytest.mark.parametrize(
     "change",
-    [lambda a, c: a.update(arrays={"../../secret": [2]}), lambda a, c: a.update(schema=99),
-     lambda a, c: a.update(arrays={"a": [3]}), lambda a, c: c.pop("a/c/0"), lambda a, c: a.update(arrays={"b": [2]})],
-)  # fmt: skip
+    [
+        lambda a, c: a.update(arrays={"../../secret": [2]}),
+        lambda a, c: a.update(schema=99),
+        lambda a, c: a.update(arrays={"a": [3]}),
+        lambda a, c: c.pop("a/c/0"),
+        lambda a, c: a.update(arrays={"b": [2]}),
+    ],
+)
 def test_a_state_that_is_not_as_declared_is_refused(tmp_path, change):
     write_values(tmp_path / "s.zip", {"a": np.zeros(2)})
     _rewritten(tmp_path / "s.zip", change)
@@ -140,12 +151,21 @@ def _described(content, change):
 
 @pytest.mark.parametrize(
     "change",
-    [lambda m: m.update(shape=[4]), lambda m: m.update(shape=[-2]), lambda m: m.update(shape=["2"]),
-     lambda m: m.update(data_type="object"), lambda m: m.update(data_type="complex128"),
-     lambda m: m.update(data_type=[["x", "f8"]]), lambda m: m.update(data_type={"name": "float64"}),
-     lambda m: m.update(data_type="float32"), lambda m: m.pop("data_type"), lambda m: m.pop("codecs"),
-     lambda m: m.update(codecs=[{"name": "unheard-of"}]), lambda m: m.update(node_type="group")],
-)  # fmt: skip
+    [
+        lambda m: m.update(shape=[4]),
+        lambda m: m.update(shape=[-2]),
+        lambda m: m.update(shape=["2"]),
+        lambda m: m.update(data_type="object"),
+        lambda m: m.update(data_type="complex128"),
+        lambda m: m.update(data_type=[["x", "f8"]]),
+        lambda m: m.update(data_type={"name": "float64"}),
+        lambda m: m.update(data_type="float32"),
+        lambda m: m.pop("data_type"),
+        lambda m: m.pop("codecs"),
+        lambda m: m.update(codecs=[{"name": "unheard-of"}]),
+        lambda m: m.update(node_type="group"),
+    ],
+)
 def test_an_array_that_is_not_described_as_it_is_is_refused(tmp_path, change):
     write_values(tmp_path / "s.zip", {"a": np.zeros(2)})
     _rewritten(tmp_path / "s.zip", lambda _, content: _described(content, change))
@@ -186,8 +206,9 @@ def test_what_zarr_itself_writes_is_read(tmp_path, array, how):
     """An earlier or later Zarr may describe arrays in other words, or cut them into chunks."""
     write_values(tmp_path / "s.zip", {"a": array, "other": np.arange(3)})
     entries = {}
-    zarr.create_array(zarr.storage.MemoryStore(entries), data=array, **how,
-                      **({"chunks": (2, 3)} if array.ndim == 2 else {}))  # fmt: skip
+    zarr.create_array(
+        zarr.storage.MemoryStore(entries), data=array, **how, **({"chunks": (2, 3)} if array.ndim == 2 else {})
+    )
     mine = {f"a/{name}": content.to_bytes() for name, content in entries.items()}
 
     def change(_, content):

@@ -41,14 +41,21 @@ def certificate(folder):
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "fedcore test")])
     now = datetime.datetime.now(datetime.UTC)
-    made = (x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
-            .serial_number(1).not_valid_before(now - datetime.timedelta(days=1))
-            .not_valid_after(now + datetime.timedelta(days=1))
-            .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-            .sign(key, hashes.SHA256()))  # fmt: skip
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
     (folder / "ca.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    (folder / "key.pem").write_bytes(key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))  # fmt: skip
+    (folder / "key.pem").write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
 
 
 def tls_environment(folder) -> dict[str, str]:
@@ -64,8 +71,10 @@ def tls_environment(folder) -> dict[str, str]:
 @contextmanager
 def processes(commands, environment):
     """Runs the commands until the end of the block."""
-    running = [subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-               for command in commands]  # fmt: skip
+    running = [
+        subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for command in commands
+    ]
     try:
         yield
     finally:
@@ -82,13 +91,31 @@ def test_a_private_run_over_tls(tmp_path):
     environment = os.environ | tls_environment(tmp_path) | spilling
     port = free_port()
     address, dask = f"tls://127.0.0.1:{port}", [sys.executable, "-m", "dask"]
-    commands = [[*dask, "scheduler", "--protocol", "tls", "--host", "127.0.0.1", "--port", str(port), "--no-dashboard"],
-                [*dask, "worker", address, "--nthreads", "1", "--no-dashboard", "--no-nanny"]]  # fmt: skip
+    commands = [
+        [*dask, "scheduler", "--protocol", "tls", "--host", "127.0.0.1", "--port", str(port), "--no-dashboard"],
+        [*dask, "worker", address, "--nthreads", "1", "--no-dashboard", "--no-nanny"],
+    ]
     settings = ["--set", "clusters=2", "--set", "rounds=2", "--set", "epsilon=4"]
     with processes(commands, environment):
-        done = subprocess.run([sys.executable, *TRAIN, str(population.path), *settings, "--local", "--dask", address,
-                               "--runs", str(tmp_path / "runs"), "--run-id", "run"], env=environment,
-                              capture_output=True, text=True, timeout=120)  # fmt: skip
+        done = subprocess.run(
+            [
+                sys.executable,
+                *TRAIN,
+                str(population.path),
+                *settings,
+                "--local",
+                "--dask",
+                address,
+                "--runs",
+                str(tmp_path / "runs"),
+                "--run-id",
+                "run",
+            ],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
         assert done.returncode == 0, done.stderr[-3000:]
         with pytest.raises(ConfigError, match="no Dask scheduler"), dask_client(address=f"tcp://127.0.0.1:{port}"):
             pass
@@ -111,10 +138,28 @@ def test_a_server_that_wants_a_password(tmp_path):
         for name, more in (("knows", {"PREFECT_API_AUTH_STRING": SECRET}), ("does not", {})):
             environment = {key: value for key, value in server.environment.items() if "AUTH_STRING" not in key} | more
             told[name] = subprocess.run(
-                [sys.executable, *TRAIN, str(population.path), "--set", "algorithm=algorithm2", "--set", "clusters=2",
-                 "--set", "rounds=2", "--workers", "1", "--runs", str(tmp_path / "runs"),
-                 "--run-id", name.replace(" ", "-")],
-                env=environment, capture_output=True, text=True, timeout=120)  # fmt: skip
+                [
+                    sys.executable,
+                    *TRAIN,
+                    str(population.path),
+                    "--set",
+                    "algorithm=algorithm2",
+                    "--set",
+                    "clusters=2",
+                    "--set",
+                    "rounds=2",
+                    "--workers",
+                    "1",
+                    "--runs",
+                    str(tmp_path / "runs"),
+                    "--run-id",
+                    name.replace(" ", "-"),
+                ],
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=120,
+            )
     finally:
         time.sleep(1)  # the last lines of log reach the database
         server.kill()
@@ -177,13 +222,23 @@ def test_runs_need_few_rights_in_the_ledger(postgres, tmp_path, monkeypatch):
         for statement in grants():
             owner.execute(statement)
     monkeypatch.setenv("FEDCORE_LEDGER", f"postgresql+psycopg://fedcore_runs@{postgres}")
-    request = TrainRequest(method="histograms", population=str(population.path), runs=str(tmp_path / "runs"),
-                           settings={"clusters": 2, "rounds": 2, "epsilon": 4.0}, run_id="run")  # fmt: skip
+    request = TrainRequest(
+        method="histograms",
+        population=str(population.path),
+        runs=str(tmp_path / "runs"),
+        settings={"clusters": 2, "rounds": 2, "epsilon": 4.0},
+        run_id="run",
+    )
     to_end(start(request, InProcessBackend(), stamp="then"))
     assert load_run(tmp_path / "runs" / "run").head["status"] == "finished"
     assert ledger.verify(population.id).releases["published"] == 4
     with psycopg.connect(f"postgresql://fedcore_runs@{postgres}", autocommit=True) as runs:
-        for forbidden in ("DELETE FROM fedcore_records", "UPDATE fedcore_records SET payload = ''",
-                          "DROP TABLE fedcore_runs", "DELETE FROM fedcore_published", "DELETE FROM fedcore_accounts"):
+        for forbidden in (
+            "DELETE FROM fedcore_records",
+            "UPDATE fedcore_records SET payload = ''",
+            "DROP TABLE fedcore_runs",
+            "DELETE FROM fedcore_published",
+            "DELETE FROM fedcore_accounts",
+        ):
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 runs.execute(forbidden)

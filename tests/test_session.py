@@ -32,8 +32,13 @@ RELEASES = 4  # of a run with SMALL
 
 
 def request_for(population, tmp_path, **changes) -> TrainRequest:
-    given = {"method": "histograms", "population": str(population.path), "runs": str(tmp_path / "runs"), "run_id": "r",
-             "settings": SMALL}  # fmt: skip
+    given = {
+        "method": "histograms",
+        "population": str(population.path),
+        "runs": str(tmp_path / "runs"),
+        "run_id": "r",
+        "settings": SMALL,
+    }
     return TrainRequest(**{**given, **changes})
 
 
@@ -66,11 +71,13 @@ def bits(run) -> dict:
 
 def on_paper(budget, spent: float = 0.0, nominal: int = 1000, features: int = 30):
     """A population and a ledger that exist for planning only."""
-    balance = make_balance("p", budget, "client", "add_or_remove_one",
-                           (Fraction(spent), Fraction(0), Fraction(0), Fraction(0)), {}, ())  # fmt: skip
+    balance = make_balance(
+        "p", budget, "client", "add_or_remove_one", (Fraction(spent), Fraction(0), Fraction(0), Fraction(0)), {}, ()
+    )
     manifest = SimpleNamespace(nominal_clients=nominal)
-    population = SimpleNamespace(path=Path("p"), id="p", kind="counts", features=features, clients_per_leaf=1024,
-                                 n_clients=77, manifest=manifest)  # fmt: skip
+    population = SimpleNamespace(
+        path=Path("p"), id="p", kind="counts", features=features, clients_per_leaf=1024, n_clients=77, manifest=manifest
+    )
     return population, SimpleNamespace(balance=lambda _: balance)
 
 

@@ -33,8 +33,15 @@ from tests.test_secure_hosts import postgres  # noqa: F401  a fixture
 
 ROOT = Path(__file__).parent.parent
 PATIENCE = 120.0  # for anything that processes of other hosts do, seconds
-SHARED = ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION",
-          "AWS_EC2_METADATA_DISABLED", "PATH", "OMP_NUM_THREADS")  # fmt: skip
+SHARED = (
+    "AWS_ENDPOINT_URL",
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_DEFAULT_REGION",
+    "AWS_EC2_METADATA_DISABLED",
+    "PATH",
+    "OMP_NUM_THREADS",
+)
 SETTINGS = {"clusters": 2, "rounds": 3, "epsilon": 2.0}
 FILE = """
 [[deployment]]
@@ -74,14 +81,26 @@ class Host:
     def runs(self, *command) -> subprocess.Popen:
         """`python -m COMMAND`, until the end of the test."""
         with open(self.folder / f"{command[1]}.log", "ab") as log:
-            process = subprocess.Popen([sys.executable, "-m", *map(str, command)], env=self.environment,
-                                       cwd=self.folder, stdout=log, stderr=log, start_new_session=True)  # fmt: skip
+            process = subprocess.Popen(
+                [sys.executable, "-m", *map(str, command)],
+                env=self.environment,
+                cwd=self.folder,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
         self.stack.callback(end, process, signal.SIGKILL)
         return process
 
     def does(self, *command) -> str:
-        done = subprocess.run([sys.executable, "-m", *map(str, command)], env=self.environment, cwd=self.folder,
-                              capture_output=True, text=True, timeout=PATIENCE)  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, "-m", *map(str, command)],
+            env=self.environment,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
         assert done.returncode == 0, done.stderr[-3000:]
         return done.stdout
 
@@ -91,8 +110,12 @@ class Host:
     def files(self) -> list[str]:
         """What it has of populations and runs."""
         kinds = {".zip", ".npz", ".parquet", ".sqlite"}
-        found = [path for path in self.folder.rglob("*") if path.suffix in kinds or path.name in
-                 ("zarr.json", "head.json", "run.json", "manifest.json", "holder.json")]  # fmt: skip
+        found = [
+            path
+            for path in self.folder.rglob("*")
+            if path.suffix in kinds
+            or path.name in ("zarr.json", "head.json", "run.json", "manifest.json", "holder.json")
+        ]
         return [str(path.relative_to(self.folder)) for path in found]
 
 
@@ -105,8 +128,9 @@ def end(process: subprocess.Popen, how: signal.Signals) -> None:
 
 
 def ask(api: str, path: str, body: dict | None = None) -> dict:
-    request = urllib.request.Request(f"{api}/{path}", None if body is None else json.dumps(body).encode(),
-                                     {"content-type": "application/json"})  # fmt: skip
+    request = urllib.request.Request(
+        f"{api}/{path}", None if body is None else json.dumps(body).encode(), {"content-type": "application/json"}
+    )
     return json.load(urllib.request.urlopen(request, timeout=20))
 
 
@@ -163,8 +187,11 @@ def test_hosts_that_share_a_store_and_servers_train_together(postgres, s3, tmp_p
         (operator.folder / "nightly.toml").write_text(FILE.format(store=s3, dask=address))
         (deployed,) = json.loads(operator.does("fedcore.cli", "deploy", "nightly.toml", "--json"))["deployments"]
         flows.runs("prefect", "worker", "start", "--pool", "fedcore")
-        begun = ask(server.api, f"deployments/{deployed['id']}/create_flow_run",
-                    {"parameters": {"run_id": "run", "test_noise": "a key"}})  # fmt: skip
+        begun = ask(
+            server.api,
+            f"deployments/{deployed['id']}/create_flow_run",
+            {"parameters": {"run_id": "run", "test_noise": "a key"}},
+        )
         every = [*workers, flows]
 
         url = f"{s3}/runs/run"
@@ -173,16 +200,29 @@ def test_hosts_that_share_a_store_and_servers_train_together(postgres, s3, tmp_p
         time.sleep(0.5)
         end(doomed, signal.SIGKILL)
         assert Run.open(url).status == "running", "it was lost on the way"
-        state = wait_for(lambda: (now := ask(server.api, f"flow_runs/{begun['id']}")["state"])["type"] in
-                         ("COMPLETED", "FAILED", "CRASHED", "CANCELLED") and now, every)  # fmt: skip
+        state = wait_for(
+            lambda: (
+                (now := ask(server.api, f"flow_runs/{begun['id']}")["state"])["type"]
+                in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+                and now
+            ),
+            every,
+        )
         assert state["name"] == "Completed", f"{state['message']}\n{flows.log()}"
 
     # The bits of one process with everything in folders, and a ledger of its own.
     monkeypatch.setenv("FEDCORE_LEDGER", f"sqlite:///{tmp_path / 'near.sqlite'}")
     (tmp_path / "alone").mkdir()
     alone, _ = private_population(tmp_path / "alone" / "pop", small_counts(400), test=True, leaf=8, block=32)
-    request = TrainRequest(method="histograms", population=str(alone.path), settings=SETTINGS, seed=3,
-                           runs=str(tmp_path / "alone" / "runs"), run_id="run", test_noise="a key")  # fmt: skip
+    request = TrainRequest(
+        method="histograms",
+        population=str(alone.path),
+        settings=SETTINGS,
+        seed=3,
+        runs=str(tmp_path / "alone" / "runs"),
+        run_id="run",
+        test_noise="a key",
+    )
     session = start(request, InProcessBackend(), stamp="then")
     to_end(session)
     found = load_run(f"{s3}/runs/latest-nightly.json")
@@ -200,6 +240,7 @@ def test_hosts_that_share_a_store_and_servers_train_together(postgres, s3, tmp_p
 
     # Nothing of it is on a host's disk; and any host can use the model.
     assert {each.folder.name: each.files() for each in (*every, operator)} == {
-        name: [] for name in ("worker1", "worker2", "flows", "operator")}  # fmt: skip
+        name: [] for name in ("worker1", "worker2", "flows", "operator")
+    }
     told = works("personalise", f"{s3}/runs/latest-nightly.json", f"{s3}/pop", tmp_path / "personal", "--json").json
     assert told["clients"] == 400

@@ -38,11 +38,15 @@ def sent(monkeypatch, clock):
         return {}
 
     monkeypatch.setattr(artifacts, "create_progress_artifact", lambda **given: "id")
-    monkeypatch.setattr(artifacts, "update_progress_artifact",
-                        lambda id, progress, description: told.append(("progress", progress)))  # fmt: skip
+    monkeypatch.setattr(
+        artifacts, "update_progress_artifact", lambda id, progress, description: told.append(("progress", progress))
+    )
     monkeypatch.setattr(artifacts, "create_table_artifact", table)
-    monkeypatch.setattr(artifacts, "create_markdown_artifact", lambda markdown, key, description: told.append(
-        (key.split("-")[0], markdown)))  # fmt: skip
+    monkeypatch.setattr(
+        artifacts,
+        "create_markdown_artifact",
+        lambda markdown, key, description: told.append((key.split("-")[0], markdown)),
+    )
     monkeypatch.setattr(artifacts, "run_figures", drawn)
     return told, slow
 
@@ -50,8 +54,12 @@ def sent(monkeypatch, clock):
 @pytest.fixture
 def session(tmp_path):
     write_counts(tmp_path / "population", small_counts(40))
-    request = TrainRequest(method="histograms", population=str(tmp_path / "population"), runs=str(tmp_path / "runs"),
-                           settings={"algorithm": "algorithm2", "clusters": 2, "rounds": 12})  # fmt: skip
+    request = TrainRequest(
+        method="histograms",
+        population=str(tmp_path / "population"),
+        runs=str(tmp_path / "runs"),
+        settings={"algorithm": "algorithm2", "clusters": 2, "rounds": 12},
+    )
     session = start(request, InProcessBackend(), stamp="")
     yield session
     session.close()

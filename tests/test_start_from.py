@@ -23,8 +23,13 @@ FEATURES = 7
 
 
 def request_for(population, tmp_path, **changes) -> TrainRequest:
-    given = {"method": "histograms", "population": str(population.path), "runs": str(tmp_path / "runs"), "run_id": "r",
-             "settings": SMALL}  # fmt: skip
+    given = {
+        "method": "histograms",
+        "population": str(population.path),
+        "runs": str(tmp_path / "runs"),
+        "run_id": "r",
+        "settings": SMALL,
+    }
     return TrainRequest(**{**given, **changes})
 
 
@@ -237,21 +242,25 @@ def test_what_cannot_start_is_refused_before_a_run_is_made(private, tmp_path, fi
 # --- what the arrays must be ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arrays, words", [
-    ({}, "holds the arrays none"),
-    ({"mean": np.full(7, 1 / 7)}, "holds the arrays mean"),
-    ({"centres": np.full((2, 7), 1 / 7), "labels": np.zeros(3)}, "labels"),
-    ({"centres": np.full((2, 6), 1 / 6)}, "the shape (2, 6)"),
-    ({"centres": np.full(7, 1 / 7)}, "the shape (7,)"),
-    ({"centres": np.zeros((0, 7))}, "the shape (0, 7)"),
-    ({"centres": np.full((2, 7), 1 / 7), "counts": np.ones(3)}, "counts of"),
-    ({"centres": np.full((2, 7), 1 / 7), "mean": np.full((1, 7), 1 / 7)}, "mean of"),
-    ({"centres": np.full((2, 7), np.nan)}, "not numbers"),
-    ({"centres": np.full((2, 7), 1 / 7), "counts": np.array([-1.0, 1])}, "negative"),
-    ({"centres": np.tile([1.2, -0.2, 0, 0, 0, 0, 0], (2, 1))}, "negative"),
-    ({"centres": np.full((2, 7), 1 / 6)}, "sums to 1.16667, not to 1"),
-    ({"centres": np.full((2, 7), "x")}, "not numbers"),
-], ids=lambda value: value if isinstance(value, str) else "")  # fmt: skip
+@pytest.mark.parametrize(
+    "arrays, words",
+    [
+        ({}, "holds the arrays none"),
+        ({"mean": np.full(7, 1 / 7)}, "holds the arrays mean"),
+        ({"centres": np.full((2, 7), 1 / 7), "labels": np.zeros(3)}, "labels"),
+        ({"centres": np.full((2, 6), 1 / 6)}, "the shape (2, 6)"),
+        ({"centres": np.full(7, 1 / 7)}, "the shape (7,)"),
+        ({"centres": np.zeros((0, 7))}, "the shape (0, 7)"),
+        ({"centres": np.full((2, 7), 1 / 7), "counts": np.ones(3)}, "counts of"),
+        ({"centres": np.full((2, 7), 1 / 7), "mean": np.full((1, 7), 1 / 7)}, "mean of"),
+        ({"centres": np.full((2, 7), np.nan)}, "not numbers"),
+        ({"centres": np.full((2, 7), 1 / 7), "counts": np.array([-1.0, 1])}, "negative"),
+        ({"centres": np.tile([1.2, -0.2, 0, 0, 0, 0, 0], (2, 1))}, "negative"),
+        ({"centres": np.full((2, 7), 1 / 6)}, "sums to 1.16667, not to 1"),
+        ({"centres": np.full((2, 7), "x")}, "not numbers"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
 def test_arrays_that_do_not_fit(private, tmp_path, arrays, words):
     population, _, _ = private
     np.savez(tmp_path / "bad.npz", **arrays)
@@ -272,11 +281,18 @@ def test_nothing_in_a_file_is_executed(private, tmp_path):
     np.savez(tmp_path / "trap.npz", centres=objects)
     (tmp_path / "raw.npz").write_bytes(pickle.dumps(Trap()))
     (tmp_path / "torn.npz").write_bytes((tmp_path / "trap.npz").read_bytes()[:50])
-    for name, words in (("trap", "not a readable"), ("raw", "not a readable"), ("torn", "not a readable"),
-                        ("missing", "cannot read")):  # fmt: skip
+    for name, words in (
+        ("trap", "not a readable"),
+        ("raw", "not a readable"),
+        ("torn", "not a readable"),
+        ("missing", "cannot read"),
+    ):
         with pytest.raises(ConfigError, match=words):
-            check(request_for(population, tmp_path, start_from=str(tmp_path / f"{name}.npz"),
-                              public_start_because=BECAUSE))  # fmt: skip
+            check(
+                request_for(
+                    population, tmp_path, start_from=str(tmp_path / f"{name}.npz"), public_start_because=BECAUSE
+                )
+            )
     assert not (tmp_path / "sprung").exists()
 
 
@@ -374,8 +390,19 @@ def test_an_unknown_relation(tmp_path):
 
 def test_the_command_line_starts_from_runs_and_files(private, tmp_path, file):
     population, _, first = private
-    base = ["train", "histograms", population.path, "--local", "--runs", tmp_path / "runs", "--json",
-            "--set", "epsilon=1", "--set", "clusters=2"]  # fmt: skip
+    base = [
+        "train",
+        "histograms",
+        population.path,
+        "--local",
+        "--runs",
+        tmp_path / "runs",
+        "--json",
+        "--set",
+        "epsilon=1",
+        "--set",
+        "clusters=2",
+    ]
     made = works(*base, "--start-from", first.path).json
     assert made["rounds"] == 2 and "first" in made["privacy"]["start"]
     made = works(*base, "--start-from", "previous", "--run-id", "next").json
@@ -387,8 +414,14 @@ def test_the_command_line_starts_from_runs_and_files(private, tmp_path, file):
 
 
 def test_in_words():
-    record = {"kind": "run", "name": "a", "sha256": "0" * 64, "private": False, "public_because": None,
-              "population_id": "p"}  # fmt: skip
+    record = {
+        "kind": "run",
+        "name": "a",
+        "sha256": "0" * 64,
+        "private": False,
+        "public_because": None,
+        "population_id": "p",
+    }
     assert in_words(record) == f"what run 'a' released (SHA-256 {'0' * 16})"
 
 

@@ -16,16 +16,35 @@ ROOT = Path(__file__).parent.parent
 
 
 def printed(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120,
-                          env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 
 
 def test_a_private_run_in_this_process_imports_no_accountant_but_its_own_and_no_orchestration(tmp_path):
     private_population(tmp_path / "p", small_counts(60))
-    arguments = ["train", "histograms", str(tmp_path / "p"), "--local", "--runs", str(tmp_path / "runs"), "--json",
-                 "--set", "algorithm=private", "--set", "clusters=2", "--set", "rounds=2"]  # fmt: skip
+    arguments = [
+        "train",
+        "histograms",
+        str(tmp_path / "p"),
+        "--local",
+        "--runs",
+        str(tmp_path / "runs"),
+        "--json",
+        "--set",
+        "algorithm=private",
+        "--set",
+        "clusters=2",
+        "--set",
+        "rounds=2",
+    ]
     out = printed(f"""
 import sys
 from fedcore.cli import main

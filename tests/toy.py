@@ -72,8 +72,10 @@ class Toy:
         shares = block.csr.multiply(1 / np.maximum(block.totals, 1)[:, None]).tocsr()
         if self.private:
             return {"mean": IntegerSum(np.asarray(np.trunc(shares.toarray() * GRID).sum(axis=0), np.int64))}, None
-        answer = {"mean": FloatSum.at(block.leaf, np.asarray(shares.sum(axis=0)).ravel()),
-                  "asked": FloatSum.at(block.leaf, asked.sum())}  # fmt: skip
+        answer = {
+            "mean": FloatSum.at(block.leaf, np.asarray(shares.sum(axis=0)).ravel()),
+            "asked": FloatSum.at(block.leaf, asked.sum()),
+        }
         return answer, {"asked": asked + 1}
 
     def quantise(self, message, statistics):

@@ -19,8 +19,13 @@ from fedcore.cli.serving import deploy, serve
 from fedcore.cli.training import resume, train
 from fedcore.errors import FedcoreError
 
-app = typer.Typer(name="fedcore", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
-                  help="Federated, private, unsupervised learning over populations too large for memory.")  # fmt: skip
+app = typer.Typer(
+    name="fedcore",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Federated, private, unsupervised learning over populations too large for memory.",
+)
 app.add_typer(population_app, name="population")
 app.add_typer(runs_app, name="runs")
 app.add_typer(budget_app, name="budget")

@@ -21,15 +21,25 @@ def budget_set(
     population: PopulationArgument,
     epsilon: Epsilon,
     delta: Delta,
-    delta_extra: Annotated[float | None, typer.Option(help="Part of delta kept for thresholding steps (10 % by "
-                           "default).")] = None,
-    relation: Annotated[str, typer.Option(help="Against what a client is protected: add_or_remove_one, or replace_one, "
-                        "which costs more noise.")] = "add_or_remove_one",
-    unit: Annotated[str, typer.Option(help="What is protected: client, everything of one client; or record, one row "
-                    "of somebody, which only private_gmm can plan for.")] = "client",
+    delta_extra: Annotated[
+        float | None, typer.Option(help="Part of delta kept for thresholding steps (10 % by default).")
+    ] = None,
+    relation: Annotated[
+        str,
+        typer.Option(
+            help="Against what a client is protected: add_or_remove_one, or replace_one, which costs more noise."
+        ),
+    ] = "add_or_remove_one",
+    unit: Annotated[
+        str,
+        typer.Option(
+            help="What is protected: client, everything of one client; or record, one row "
+            "of somebody, which only private_gmm can plan for."
+        ),
+    ] = "client",
     ledger: Ledger = None,
     as_json: Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Set the budget of a population: once, for all runs to come."""
     from fedcore.budgets import ledger_of, remember_head
 
@@ -43,8 +53,9 @@ def budget_set(
 
 
 @budget_app.command("raise")
-def budget_raise(population: PopulationArgument, epsilon: Epsilon, delta: Delta, ledger: Ledger = None,
-                 as_json: Json = False) -> None:  # fmt: skip
+def budget_raise(
+    population: PopulationArgument, epsilon: Epsilon, delta: Delta, ledger: Ledger = None, as_json: Json = False
+) -> None:
     """Raise the budget; the raise is kept and shown for ever."""
     from fedcore.budgets import ledger_of, remember_head
 
@@ -69,8 +80,13 @@ def budget_show(population: PopulationArgument, ledger: Ledger = None, as_json: 
     if as_json:
         return say({"population": str(population), **balance.to_json(), "history": history}, True)
     say({"population": str(population), **balance.to_json()}, False)
-    table("History", [{"seq": row["seq"], "what": row["kind"], "run": row.get("run_id"), "release": row.get("name")}
-                      for row in history])  # fmt: skip
+    table(
+        "History",
+        [
+            {"seq": row["seq"], "what": row["kind"], "run": row.get("run_id"), "release": row.get("name")}
+            for row in history
+        ],
+    )
 
 
 @budget_app.command("plan")

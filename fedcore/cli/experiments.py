@@ -21,14 +21,19 @@ def reproduce(
     quick: Annotated[bool, typer.Option("--quick", help="A smaller version of the same table.")] = False,
     seeds: Annotated[int | None, typer.Option(min=1, max=100, help="Repetitions, for intervals (default 3).")] = None,
     population: Annotated[str | None, typer.Option(help="A population instead of the experiment's own data.")] = None,
-    dir: Annotated[Path | None, typer.Option("--dir", help="Folder of the experiment; the same one goes on with what "
-                                             "is missing. Default: reproduce-NAME.")] = None,
+    dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--dir",
+            help="Folder of the experiment; the same one goes on with what is missing. Default: reproduce-NAME.",
+        ),
+    ] = None,
     workers: Workers = None,
     dask: Dask = None,
     local: Local = False,
     cache: Cache = "512MiB",
     as_json: Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Rebuild a table or a figure of a paper: its column beside ours. Nothing in it is private."""
     from fedcore.reproduce import EXPERIMENTS, experiment
     from fedcore.reproduce.experiment import Options
@@ -43,11 +48,16 @@ def reproduce(
         result = reproduce_here(found, options, folder, workers, dask, parse_bytes(cache), as_json)
     else:
         flow = import_module("flows.reproduce").reproduce_flow
-        result = flow(name=name, options=options, folder=str(folder),
-                      compute={"workers": workers, "dask": dask, "cache_bytes": parse_bytes(cache)})  # fmt: skip
+        result = flow(
+            name=name,
+            options=options,
+            folder=str(folder),
+            compute={"workers": workers, "dask": dask, "cache_bytes": parse_bytes(cache)},
+        )
     if as_json:
-        return say({"title": result.title, "rows": list(result.rows), "notes": list(result.notes),
-                    "folder": str(folder)}, True)  # fmt: skip
+        return say(
+            {"title": result.title, "rows": list(result.rows), "notes": list(result.notes), "folder": str(folder)}, True
+        )
     table(result.title, result.rows)
     print("\n".join(["", *(f"- {note}" for note in result.notes), f"- Also in {folder} as table.md and figure.png."]))
 
@@ -59,6 +69,7 @@ def reproduce_here(found, options, folder: Path, workers: int | None, dask: str 
     from fedcore.reproduce.experiment import reproduce as run
 
     with bar(f"reproduce {found.name}", quiet) as progress:
+
         def tell(done: int, cells: int, title: str) -> None:
             progress(done, cells)
 
@@ -83,7 +94,8 @@ def demo(
     use_ledger(f"sqlite:///{(dir / 'ledger.sqlite').resolve()}")
     train("histograms", dir / "population", runs=dir / "runs", run_id="demo", workers=workers, local=local)
     evaluate(dir / "runs" / "demo", dir / "evaluation", workers=workers, local=local)
-    print(f"\nReport:  {dir / 'runs' / 'demo' / 'report.html'}\n"
-          f"Budget:  fedcore budget show {dir / 'population'}\n"
-          f"Run:     fedcore runs show {dir / 'runs' / 'demo'}")  # fmt: skip
-
+    print(
+        f"\nReport:  {dir / 'runs' / 'demo' / 'report.html'}\n"
+        f"Budget:  fedcore budget show {dir / 'population'}\n"
+        f"Run:     fedcore runs show {dir / 'runs' / 'demo'}"
+    )

@@ -10,8 +10,9 @@ from fedcore.cli.options import Json
 from fedcore.terminal import say, table
 
 
-def methods(name: Annotated[str | None, typer.Argument(help="One method, for its settings.")] = None,
-            as_json: Json = False) -> None:  # fmt: skip
+def methods(
+    name: Annotated[str | None, typer.Argument(help="One method, for its settings.")] = None, as_json: Json = False
+) -> None:
     """List the methods; or one method's settings with ranges, defaults and privacy."""
     from fedcore.methods import METHODS, method_class, summary
 
@@ -22,10 +23,15 @@ def methods(name: Annotated[str | None, typer.Argument(help="One method, for its
     if as_json:
         return say({"method": name, "schema": schema}, True)
     rows = [
-        {"setting": field, "type": _type(item), "default": str(item.get("default")), "range": _range(item),
-         "what": item.get("description", "")}
+        {
+            "setting": field,
+            "type": _type(item),
+            "default": str(item.get("default")),
+            "range": _range(item),
+            "what": item.get("description", ""),
+        }
         for field, item in schema["properties"].items()
-    ]  # fmt: skip
+    ]
     table(f"{name}: {summary(method_class(name))}", rows)
 
 

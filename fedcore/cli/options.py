@@ -12,16 +12,32 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on std
 Runs = Annotated[str, typer.Option("--runs", metavar="RUNS", help="Folder or URL of the runs.")]
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting; repeatable.")]
 Cache = Annotated[str, typer.Option("--cache", help="Decoded data that each process may keep, e.g. 512MiB.")]
-Ledger = Annotated[str | None, typer.Option("--ledger", help="URL of the ledger, if it was moved; else FEDCORE_LEDGER "
-                                            "or what the population names.")]  # fmt: skip
+Ledger = Annotated[
+    str | None,
+    typer.Option(
+        "--ledger", help="URL of the ledger, if it was moved; else FEDCORE_LEDGER or what the population names."
+    ),
+]
 PopulationArgument = Annotated[str, typer.Argument(metavar="POPULATION", help="Folder or URL of the population.")]
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Folder or URL of the run, or its "
-                                            "deployment's file latest-NAME.json.")]  # fmt: skip
-Workers = Annotated[int | None, typer.Option("--workers", min=1, max=256, help="Dask worker processes; by default 2, "
-                                             "and none for at most 8192 clients with at most 32 MiB.")]  # fmt: skip
+RunArgument = Annotated[
+    str, typer.Argument(metavar="RUN", help="Folder or URL of the run, or its deployment's file latest-NAME.json.")
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        min=1,
+        max=256,
+        help="Dask worker processes; by default 2, and none for at most 8192 clients with at most 32 MiB.",
+    ),
+]
 Dask = Annotated[str | None, typer.Option("--dask", metavar="ADDRESS", help="A running Dask scheduler.")]
-Local = Annotated[bool, typer.Option("--local", help="The same rounds without Prefect; in this process unless "
-                                     "--workers or --dask is given.")]  # fmt: skip
+Local = Annotated[
+    bool,
+    typer.Option(
+        "--local", help="The same rounds without Prefect; in this process unless --workers or --dask is given."
+    ),
+]
 
 
 def stamp() -> str:

@@ -19,24 +19,35 @@ def plan(
     settings: Settings = None,
     runs: Runs = "runs",
     version: Annotated[int | None, typer.Option(min=1, help="Version of the population; default: the newest.")] = None,
-    workers: Annotated[int | None, typer.Option("--workers", min=1, max=10_000, help="Worker processes; by default 2, "
-                       "and none for at most 8192 clients with at most 32 MiB.")] = None,
-    cluster: Annotated[bool, typer.Option("--cluster", help="The workers are elsewhere, each with a core and a disk "
-                       "like this machine's.")] = False,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            "--workers",
+            min=1,
+            max=10_000,
+            help="Worker processes; by default 2, and none for at most 8192 clients with at most 32 MiB.",
+        ),
+    ] = None,
+    cluster: Annotated[
+        bool,
+        typer.Option("--cluster", help="The workers are elsewhere, each with a core and a disk like this machine's."),
+    ] = False,
     local: Local = False,
     cache: Cache = "512MiB",
     memory: Annotated[str | None, typer.Option(help="Memory that each process may have, e.g. 2GiB.")] = None,
-    deadline: Annotated[str | None, typer.Option(help="Time for all rounds, e.g. 90s, 30m or 2h: how many workers?")]
-    = None,
+    deadline: Annotated[
+        str | None, typer.Option(help="Time for all rounds, e.g. 90s, 30m or 2h: how many workers?")
+    ] = None,
     clients: Annotated[int | None, typer.Option(min=1, help="As if the population had so many clients.")] = None,
     start_from: Annotated[str | None, typer.Option(metavar="RUN_OR_FILE", help="As for `fedcore train`.")] = None,
     public_start: Annotated[str | None, typer.Option(metavar="REASON", help="As for `fedcore train`.")] = None,
-    save: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Keep the plan, for `fedcore report RUN --plan "
-                    "FILE.json`.")] = None,
+    save: Annotated[
+        Path | None, typer.Option(metavar="FILE.json", help="Keep the plan, for `fedcore report RUN --plan FILE.json`.")
+    ] = None,
     calibration: Annotated[float, typer.Option(min=0.1, max=600.0, help="Seconds that measuring may take.")] = 10.0,
     ledger: Ledger = None,
     as_json: Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Say what a run would take: passes, bytes, memory, disk, seconds, workers. Reserves, releases and trains nothing.
 
     Some clients are answered in this process to measure how long it takes; only times and sizes are kept of that.
@@ -45,12 +56,24 @@ def plan(
     from fedcore.session import TrainRequest
 
     use_ledger(ledger)
-    request = TrainRequest(method=method, population=population, settings=read_settings(config, settings), runs=runs,
-                           version=version, start_from=start_from, public_start_because=public_start)  # fmt: skip
-    where = Where(workers=workers, prefect=not local, cluster=cluster,
-                  cache_bytes=parse_bytes(cache), clients=clients,
-                  memory_bytes=None if memory is None else parse_bytes(memory),
-                  deadline=None if deadline is None else parse_seconds(deadline))  # fmt: skip
+    request = TrainRequest(
+        method=method,
+        population=population,
+        settings=read_settings(config, settings),
+        runs=runs,
+        version=version,
+        start_from=start_from,
+        public_start_because=public_start,
+    )
+    where = Where(
+        workers=workers,
+        prefect=not local,
+        cluster=cluster,
+        cache_bytes=parse_bytes(cache),
+        clients=clients,
+        memory_bytes=None if memory is None else parse_bytes(memory),
+        deadline=None if deadline is None else parse_seconds(deadline),
+    )
     promised = planned(request, where, limit=calibration)
     if save is not None:
         from fedcore.files import write_json
@@ -66,8 +89,15 @@ def plan(
 
 def show(promised: dict) -> None:
     """The plan for people."""
-    phases = [{"phase": row["phase"], "passes": row["passes"], "seconds of a pass": row["seconds_per_pass"],
-               "seconds of work in it": row["client_seconds"]} for row in promised["phases"]]  # fmt: skip
+    phases = [
+        {
+            "phase": row["phase"],
+            "passes": row["passes"],
+            "seconds of a pass": row["seconds_per_pass"],
+            "seconds of work in it": row["client_seconds"],
+        }
+        for row in promised["phases"]
+    ]
     table(f"{promised['method']} on {promised['population']}, {promised['clients']:,} clients", phases)
     for name, value in promised.items():
         if name not in ("phases", "calibration"):

@@ -23,28 +23,48 @@ def population_ingest(
     token: Annotated[str | None, typer.Option(help="Column of the token (counts).")] = None,
     count: Annotated[str | None, typer.Option(help="Column of the count (counts).")] = None,
     vocabulary: Annotated[Path | None, typer.Option(help="File with one token a line.")] = None,
-    option: Annotated[list[str] | None, typer.Option("--option", metavar="KEY=VALUE", help="Option of the format, "
-                      "such as prefix=train or heldout_prefix=test; repeatable.")] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--option",
+            metavar="KEY=VALUE",
+            help="Option of the format, such as prefix=train or heldout_prefix=test; repeatable.",
+        ),
+    ] = None,
     append: Annotated[bool, typer.Option("--append", help="Add to an existing population: a new version.")] = False,
     memory: Annotated[str, typer.Option(help="Peak memory to stay below.")] = "512MiB",
     tolerance: Annotated[int, typer.Option(min=0, help="Bad rows to drop before giving up.")] = 0,
     nominal_clients: Annotated[int | None, typer.Option(min=1, help="Public size to plan private runs with.")] = None,
-    public_for_evaluation: Annotated[str | None, typer.Option(metavar="REASON", help="Declare that this population is "
-                                     "public and may be evaluated on, and why.")] = None,
+    public_for_evaluation: Annotated[
+        str | None,
+        typer.Option(metavar="REASON", help="Declare that this population is public and may be evaluated on, and why."),
+    ] = None,
     ledger: Ledger = None,
     as_json: Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Turn files into a population: whole clients in blocks, whatever the order and size of the input."""
     from fedcore.budgets import ledger_name
     from fedcore.population.ingest import describe, ingest
 
     with bar(f"ingest {source}", as_json) as progress:
         made = ingest(
-            source, dest, format=format, kind=kind, client=client, token=token, count=count, vocabulary=vocabulary,
-            append=append, memory=parse_bytes(memory), tolerance=tolerance, nominal_clients=nominal_clients,
-            public_for_evaluation=public_for_evaluation, ledger=None if append else ledger_name(ledger),
-            progress=progress, **format_options(option),
-        )  # fmt: skip
+            source,
+            dest,
+            format=format,
+            kind=kind,
+            client=client,
+            token=token,
+            count=count,
+            vocabulary=vocabulary,
+            append=append,
+            memory=parse_bytes(memory),
+            tolerance=tolerance,
+            nominal_clients=nominal_clients,
+            public_for_evaluation=public_for_evaluation,
+            ledger=None if append else ledger_name(ledger),
+            progress=progress,
+            **format_options(option),
+        )
     register(made, ledger)
     say(describe(made), as_json)
 

@@ -66,10 +66,20 @@ def runs_latest(deployment: Deployment = None, runs: Runs = "runs", as_json: Jso
     elif (one := latest(runs, deployment)) is not None:
         found = [one]
     else:
-        raise RunNotFound(f"deployment {deployment!r} has no latest run in {str(runs)!r}.",
-                          "`fedcore runs promote RUN` makes a finished run its latest one.")  # fmt: skip
-    rows = [{"deployment": item.deployment, "run": str(item.path.parent / item.run), "since": item.since,
-             "because": item.because, "file": str(item.path)} for item in found]  # fmt: skip
+        raise RunNotFound(
+            f"deployment {deployment!r} has no latest run in {str(runs)!r}.",
+            "`fedcore runs promote RUN` makes a finished run its latest one.",
+        )
+    rows = [
+        {
+            "deployment": item.deployment,
+            "run": str(item.path.parent / item.run),
+            "since": item.since,
+            "because": item.because,
+            "file": str(item.path),
+        }
+        for item in found
+    ]
     if as_json:
         return say({"latest": rows}, True)
     table(f"Latest runs in {runs}", rows) if rows else print(f"no latest runs in {runs}")
@@ -78,11 +88,12 @@ def runs_latest(deployment: Deployment = None, runs: Runs = "runs", as_json: Jso
 @runs_app.command("promote")
 def runs_promote(
     run: RunArgument,
-    deployment: Annotated[str | None, typer.Option("--deployment", metavar="NAME", help="By default the one that made "
-                          "the run.")] = None,
+    deployment: Annotated[
+        str | None, typer.Option("--deployment", metavar="NAME", help="By default the one that made the run.")
+    ] = None,
     because: Annotated[str, typer.Option(help="The reason, for those who read it later.")] = "promoted by hand",
     as_json: Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Make a finished run the latest one of its deployment, whatever its scores."""
     from fedcore.errors import ConfigError
     from fedcore.operations import promote
@@ -141,10 +152,17 @@ def runs_outliers(run: RunArgument, population: PopulationArgument, as_json: Jso
 
 def report(
     run: RunArgument,
-    plan: Annotated[Path | None, typer.Option("--plan", metavar="FILE.json", help="What `fedcore plan --save` wrote: "
-                    "shown beside what was measured, here and in the report from now on.")] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            "--plan",
+            metavar="FILE.json",
+            help="What `fedcore plan --save` wrote: "
+            "shown beside what was measured, here and in the report from now on.",
+        ),
+    ] = None,
     as_json: Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Write the run's report.html again and print where it is."""
     from fedcore.evaluation.report import write_report
     from fedcore.runs import Run
@@ -181,13 +199,18 @@ def personalise(
 def evaluate(
     run: RunArgument,
     population: PopulationArgument,
-    not_private: Annotated[Path | None, typer.Option(metavar="FILE", help="Evaluate a population that is not public; "
-                           "the result goes into this file only, marked not private.")] = None,
+    not_private: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Evaluate a population that is not public; the result goes into this file only, marked not private.",
+        ),
+    ] = None,
     workers: Workers = None,
     dask: Dask = None,
     local: Local = False,
     as_json: Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Score a run on held-out data, with the baselines beside it."""
     from fedcore.evaluation.evaluate import check_public, evaluate_run, write_not_private
 

@@ -37,9 +37,11 @@ def deploy(
 
     content = read_file(file)
     if not os.environ.get("PREFECT_API_URL"):
-        raise ConfigError("PREFECT_API_URL names no Prefect server to register deployments with.",
-                          "Start one that stays (`prefect server start`) and set PREFECT_API_URL to its address and "
-                          "/api; or use `fedcore serve`, which needs none.")  # fmt: skip
+        raise ConfigError(
+            "PREFECT_API_URL names no Prefect server to register deployments with.",
+            "Start one that stays (`prefect server start`) and set PREFECT_API_URL to its address and "
+            "/api; or use `fedcore serve`, which needs none.",
+        )
     import_module("flows.server").check_reachable(os.environ["PREFECT_API_URL"])
     flows = import_module("flows.deploy")
     rows = flows.deploy(content.deployment, pool)

@@ -41,14 +41,22 @@ def train(
     local: Local = False,
     cache: Cache = "512MiB",
     ledger: Ledger = None,
-    test_noise: Annotated[str | None, typer.Option(help="Key of pseudo-random noise, for tests with a test ledger; "
-                          "the run is not private.")] = None,
-    start_from: Annotated[str | None, typer.Option(metavar="RUN_OR_FILE", help="Start from the centres of a run, of an "
-                          ".npz file, or of the 'previous' run on this population.")] = None,
-    public_start: Annotated[str | None, typer.Option(metavar="REASON", help="Why that start is public, if it is not a "
-                            "private run.")] = None,
+    test_noise: Annotated[
+        str | None,
+        typer.Option(help="Key of pseudo-random noise, for tests with a test ledger; the run is not private."),
+    ] = None,
+    start_from: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN_OR_FILE",
+            help="Start from the centres of a run, of an .npz file, or of the 'previous' run on this population.",
+        ),
+    ] = None,
+    public_start: Annotated[
+        str | None, typer.Option(metavar="REASON", help="Why that start is public, if it is not a private run.")
+    ] = None,
     as_json: Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Train a model; with Prefect and Dask by default, in this process with --local."""
     with importing():
         from pydantic import ValidationError
@@ -58,10 +66,19 @@ def train(
 
     use_ledger(ledger)
     try:
-        request = TrainRequest(method=method, population=str(population), settings=read_settings(config, settings),
-                               runs=str(runs), run_id=run_id, version=version, seed=seed,
-                               cache_bytes=parse_bytes(cache), test_noise=test_noise, start_from=start_from,
-                               public_start_because=public_start)  # fmt: skip
+        request = TrainRequest(
+            method=method,
+            population=str(population),
+            settings=read_settings(config, settings),
+            runs=str(runs),
+            run_id=run_id,
+            version=version,
+            seed=seed,
+            cache_bytes=parse_bytes(cache),
+            test_noise=test_noise,
+            start_from=start_from,
+            public_start_because=public_start,
+        )
     except ValidationError as error:
         raise ConfigError(f"the run cannot be made: {explain(error)}", "See `fedcore train --help`.") from None
     check(request)  # a mistake is told at once, not after a server has started
@@ -72,11 +89,17 @@ def train(
         with importing():
             flows = import_module("flows.train")
         path = flows.FLOWS[request.method](
-            population=str(population), config=make_method(method, request.settings).config, runs=str(runs),
-            compute=flows.Compute(workers=workers, dask=dask, cache_bytes=request.cache_bytes), seed=seed,
-            run_id=run_id, version=version, test_noise=test_noise, start_from=start_from,
+            population=str(population),
+            config=make_method(method, request.settings).config,
+            runs=str(runs),
+            compute=flows.Compute(workers=workers, dask=dask, cache_bytes=request.cache_bytes),
+            seed=seed,
+            run_id=run_id,
+            version=version,
+            test_noise=test_noise,
+            start_from=start_from,
             public_start_because=public_start,
-        )  # fmt: skip
+        )
     show_run(str(path), as_json)
 
 
@@ -103,9 +126,13 @@ def resume(
     asked(opened)
     moved = None if population is None else str(population)
     if local:
-        path = in_process(lambda backend: reopen(run, backend, cache_bytes=parse_bytes(cache), take_over=take_over,
-                                                 population=moved),
-                          workers, dask, asked(opened)["private"], as_json)  # fmt: skip
+        path = in_process(
+            lambda backend: reopen(run, backend, cache_bytes=parse_bytes(cache), take_over=take_over, population=moved),
+            workers,
+            dask,
+            asked(opened)["private"],
+            as_json,
+        )
     else:
         with importing():
             flows = import_module("flows.train")

@@ -1,7 +1,7 @@
 """One global dictionary from the clients' versions of it.
 
-    mean, median     of aligned atoms, coordinate by coordinate
-    unit, polar, none   what is done with its norms: scaled to 1; polar factor; as printed in the paper, nothing
+mean, median     of aligned atoms, coordinate by coordinate
+unit, polar, none   what is done with its norms: scaled to 1; polar factor; as printed in the paper, nothing
 """
 
 from __future__ import annotations

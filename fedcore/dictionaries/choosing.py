@@ -1,8 +1,8 @@
 """Which atoms of an updated dictionary are the global ones (Algorithm 3).
 
-    lsa      linear assignment: no atom twice, least total distance
-    seq      global atom after global atom, nearest one that is left
-    greedy   nearest one, as printed: may choose an atom twice (a collision)
+lsa      linear assignment: no atom twice, least total distance
+seq      global atom after global atom, nearest one that is left
+greedy   nearest one, as printed: may choose an atom twice (a collision)
 """
 
 from __future__ import annotations

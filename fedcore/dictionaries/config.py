@@ -10,10 +10,21 @@ PROFILES: dict[str, dict[str, Any]] = {
     "recommended": {"matcher": "star", "aggregate": "median", "norm": "unit", "align": "lsa", "starts": 5, "far": 0.7},
     "paper": {"matcher": "path", "aggregate": "mean", "norm": "none", "align": "greedy", "starts": 1, "far": None},
     "scripts": {"matcher": "path", "aggregate": "mean", "norm": "polar", "align": "seq", "starts": 1, "far": None},
-    "robust": {"matcher": "star", "aggregate": "median", "norm": "polar", "align": "lsa", "starts": 1, "far": 0.7,
-               "loss": "huber", "code": "top_k", "first": "singular", "start_steps": 0, "local_rounds": 1,
-               "refine_steps": 10},
-}  # fmt: skip
+    "robust": {
+        "matcher": "star",
+        "aggregate": "median",
+        "norm": "polar",
+        "align": "lsa",
+        "starts": 1,
+        "far": 0.7,
+        "loss": "huber",
+        "code": "top_k",
+        "first": "singular",
+        "start_steps": 0,
+        "local_rounds": 1,
+        "refine_steps": 10,
+    },
+}
 
 
 class DictionariesConfig(BaseModel):
@@ -26,54 +37,67 @@ class DictionariesConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     profile: Literal["recommended", "paper", "scripts", "robust"] = Field(
-        "recommended", description="recommended: star, median, unit, lsa, 5 starts; paper: path, mean, none, greedy, 1 "
+        "recommended",
+        description="recommended: star, median, unit, lsa, 5 starts; paper: path, mean, none, greedy, 1 "
         "start; scripts (the authors' programs): path, mean, polar, seq, 1 start; robust: star, median, polar, loss "
         "huber, from singular vectors",
-    )  # fmt: skip
+    )
 
     # sizes
     atoms: int = Field(6, ge=1, le=100_000, description="atoms r of every client's dictionary")
     global_atoms: int | Literal["null", "jump"] = Field(
-        3, description="how many of them are global; null: as many as match better than half of what clients without "
+        3,
+        description="how many of them are global; null: as many as match better than half of what clients without "
         "anything in common would; jump: up to the largest jump of path lengths, never 0 or all",
-    )  # fmt: skip
+    )
     ragged: bool = Field(
         False, description="clients of few samples have fewer atoms, half as many as samples, but all global ones"
     )
 
     # local learner
     learner: Literal["orthogonal", "gradient", "statistics"] = Field(
-        "orthogonal", description="orthogonal: polar factors (Algorithm 4); gradient: any atoms of norm 1, by gradient "
+        "orthogonal",
+        description="orthogonal: polar factors (Algorithm 4); gradient: any atoms of norm 1, by gradient "
         "steps (Algorithm 5); statistics: any atoms, global ones learnt from all clients' sums of codes and samples",
-    )  # fmt: skip
+    )
     code: Literal["threshold", "top_k", "omp", "lasso"] = Field(
-        "threshold", description="sparse codes: correlations above a threshold; the k largest; orthogonal matching "
+        "threshold",
+        description="sparse codes: correlations above a threshold; the k largest; orthogonal matching "
         "pursuit; lasso (scikit-learn)",
-    )  # fmt: skip
+    )
     threshold: float = Field(0.15, gt=0, le=1e12, description="zeta of code = threshold, in the units of the data")
     sparsity: int = Field(20, ge=1, le=100_000, description="k of code = top_k or omp")
     alpha: float = Field(1.0, gt=0, le=1e12, description="l1 weight of code = lasso, in the units of the data")
     loss: Literal["squared", "huber"] = Field(
-        "squared", description="of residuals; huber: global atoms alone code all they can, residuals beyond the cut "
+        "squared",
+        description="of residuals; huber: global atoms alone code all they can, residuals beyond the cut "
         "count less, and local atoms learn what is left (background and what moves); orthogonal learner, norm polar",
-    )  # fmt: skip
+    )
     cut: float = Field(
-        1.0, gt=0, le=1e12, description="huber: from where on residuals are cut, in spreads (1.4826 median |residual|) "
-        "of the client",
-    )  # fmt: skip
+        1.0,
+        gt=0,
+        le=1e12,
+        description="huber: from where on residuals are cut, in spreads (1.4826 median |residual|) of the client",
+    )
     step_size: float | None = Field(
         None, gt=0, description="of the learner gradient; None: half of what is stable, for each client"
     )
     local_steps: int = Field(1, ge=1, le=1000, description="steps of a client in a round")
     refine_steps: int = Field(
-        0, ge=0, le=1000, description="steps on the local atoms alone before each round's step (Algorithm 6); huber: "
+        0,
+        ge=0,
+        le=1000,
+        description="steps on the local atoms alone before each round's step (Algorithm 6); huber: "
         "in each of local_rounds, at least 1",
-    )  # fmt: skip
+    )
 
     restarts: int = Field(
-        0, ge=0, le=100, description="half way through the rounds every client begins its local atoms anew, so many "
+        0,
+        ge=0,
+        le=100,
+        description="half way through the rounds every client begins its local atoms anew, so many "
         "times, on what is off the global ones, and keeps the best if its objective falls",
-    )  # fmt: skip
+    )
 
     # start
     start: Literal["local", "given"] = Field(
@@ -81,9 +105,10 @@ class DictionariesConfig(BaseModel):
     )
     starts: int = Field(5, ge=1, le=100, description="beginnings of a client's own start, of which the best is kept")
     first: Literal["auto", "unit", "singular", "samples", "random"] = Field(
-        "auto", description="the first of them: unit vectors, singular vectors of the samples, samples, or random like "
+        "auto",
+        description="the first of them: unit vectors, singular vectors of the samples, samples, or random like "
         "the others; auto: unit for square orthogonal dictionaries, singular for others, samples if not orthogonal",
-    )  # fmt: skip
+    )
     first_threshold: float = Field(0.6, gt=0, le=1e12, description="thresholds of a start shrink from here")
     threshold_decay: float = Field(0.99, gt=0, lt=1, description="factor of a start's thresholds from step to step")
     density: float | None = Field(
@@ -111,35 +136,44 @@ class DictionariesConfig(BaseModel):
     weights: Literal["clients", "samples"] = Field("clients", description="what a client counts in a mean")
     weight_cap: int | None = Field(None, ge=1, description="samples beyond which a client's weight does not grow")
     far: float | None = Field(
-        0.7, gt=0, le=2, description="mean matched distance from which a client is left out after some rounds, unless "
+        0.7,
+        gt=0,
+        le=2,
+        description="mean matched distance from which a client is left out after some rounds, unless "
         "a quarter of the clients is that far; None: nobody is",
-    )  # fmt: skip
+    )
     far_rounds: int = Field(3, ge=1, le=1000, description="rounds in a row after which it is")
 
     # learner statistics
     split: Literal["nested", "joint"] = Field(
-        "nested", description="statistics: global atoms code samples alone, local ones learn what is left; joint: both "
+        "nested",
+        description="statistics: global atoms code samples alone, local ones learn what is left; joint: both "
         "code them together",
-    )  # fmt: skip
+    )
     local_rounds: int = Field(
-        10, ge=1, le=1_000_000, description="split = nested, or loss = huber: local atoms are learnt in the last so "
-        "many rounds",
-    )  # fmt: skip
+        10,
+        ge=1,
+        le=1_000_000,
+        description="split = nested, or loss = huber: local atoms are learnt in the last so many rounds",
+    )
     sweeps: int = Field(1, ge=1, le=100, description="statistics: passes over the global atoms in a round")
 
     # messages
     precision: Literal["float64", "float32"] = Field(
-        "float64", description="of dictionaries that are sent, both ways; everything is computed in float64, and sums "
+        "float64",
+        description="of dictionaries that are sent, both ways; everything is computed in float64, and sums "
         "of the learner statistics are sent so",
-    )  # fmt: skip
+    )
 
     # who takes part, and the end
     participation: float = Field(1.0, gt=0, le=1, description="expected share of clients in a round")
     rounds: int = Field(60, ge=1, le=1_000_000, description="rounds T after the matching")
     tolerance: float = Field(
-        0.0, ge=0, description="the run ends when no global atom moves by more; 0, with sampled clients, with "
+        0.0,
+        ge=0,
+        description="the run ends when no global atom moves by more; 0, with sampled clients, with "
         "split = nested, or loss = huber: all rounds are made",
-    )  # fmt: skip
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -174,20 +208,28 @@ class DictionariesConfig(BaseModel):
             (fixed and not 0 <= self.global_atoms <= self.atoms, f"global_atoms must be 0 to atoms = {self.atoms}"),
             (not fixed and self.start == "given", "the number of global atoms is that of the given ones"),
             (not fixed and self.ragged, "ragged needs a number of global atoms"),
-            (self.learner == "orthogonal" and self.code in ("omp", "lasso"),
-             "the orthogonal learner codes by threshold or top_k"),
-            (self.learner == "statistics" and self.code in ("threshold", "top_k"),
-             "the learner statistics codes by omp or lasso"),
-            (self.robust and (self.learner != "orthogonal" or self.norm != "polar"),
-             "loss = huber goes with the orthogonal learner and norm = polar"),
+            (
+                self.learner == "orthogonal" and self.code in ("omp", "lasso"),
+                "the orthogonal learner codes by threshold or top_k",
+            ),
+            (
+                self.learner == "statistics" and self.code in ("threshold", "top_k"),
+                "the learner statistics codes by omp or lasso",
+            ),
+            (
+                self.robust and (self.learner != "orthogonal" or self.norm != "polar"),
+                "loss = huber goes with the orthogonal learner and norm = polar",
+            ),
             (self.learner != "orthogonal" and self.norm == "polar", "norm = polar is for the orthogonal learner"),
             (self.aggregate == "median" and self.weights != "clients", "weights go with aggregate = mean"),
             (self.weight_cap is not None and self.weights != "samples", "weight_cap goes with weights = samples"),
             (self.learner == "statistics" and self.refine_steps > 0, "refine_steps is for Algorithms 4 and 5"),
-            (self.restarts > 0 and (self.learner == "statistics" or self.robust),
-             "restarts are for Algorithms 4 and 5 with squared loss"),
+            (
+                self.restarts > 0 and (self.learner == "statistics" or self.robust),
+                "restarts are for Algorithms 4 and 5 with squared loss",
+            ),
             (self.learner == "statistics" and self.local_steps > 1, "local_steps is for Algorithms 4 and 5"),
-        ):  # fmt: skip
+        ):
             if wrong:
                 raise ValueError(text)
         return self

@@ -14,8 +14,9 @@ from fedcore.dictionaries.coding import Coder
 from fedcore.dictionaries.operators import normalise
 
 
-def consensus_admm(samples: Sequence[np.ndarray], start: np.ndarray, coder: Coder, rounds: int, rho: float = 1.0
-                   ) -> np.ndarray:  # fmt: skip
+def consensus_admm(
+    samples: Sequence[np.ndarray], start: np.ndarray, coder: Coder, rounds: int, rho: float = 1.0
+) -> np.ndarray:
     """(r, d) common dictionary. samples: N arrays (n_i, d); start: (r, d) unit atoms, sent to everybody.
 
     Client i: X = code(Y; D), D_i = (X'X + rho I)^-1 (X'Y + rho (D - U_i)); server: D = mean(D_i + U_i), atoms scaled to

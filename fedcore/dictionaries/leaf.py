@@ -84,8 +84,9 @@ def _own(config: DictionariesConfig, seed: int, group: Group) -> tuple[np.ndarra
     numbers = group.block.first + group.clients
     begun = learners.first_dictionaries(group.rank, d, config.starts, seed, numbers, _first(config, seed, group))
     schedule = learners.Schedule(config.first_threshold, config.threshold_decay, config.steps_of_start, config.density)
-    return learners.warm_start(config.learner, group.tiles, group.sizes, begun, coder_of(config), schedule,
-                               config.step_size)  # fmt: skip
+    return learners.warm_start(
+        config.learner, group.tiles, group.sizes, begun, coder_of(config), schedule, config.step_size
+    )
 
 
 def _first(config: DictionariesConfig, seed: int, group: Group) -> np.ndarray | None:
@@ -151,8 +152,9 @@ def active(config: DictionariesConfig, message: RoundMessage, block: RowsBlock, 
     return taking
 
 
-def local_round(config: DictionariesConfig, message: RoundMessage, block: RowsBlock,
-                memory: Memory) -> tuple[Statistics, Memory]:  # fmt: skip
+def local_round(
+    config: DictionariesConfig, message: RoundMessage, block: RowsBlock, memory: Memory
+) -> tuple[Statistics, Memory]:
     """Steps from [G | L_i], then the choice of the global atoms (Algorithms 1, 3 and, if configured, 6)."""
     memory = {name: np.array(value) for name, value in memory.items()}
     common, coder = message.global_atoms, coder_of(config)
@@ -173,8 +175,9 @@ def local_round(config: DictionariesConfig, message: RoundMessage, block: RowsBl
             local, kept = begun_anew(config, message.seed, group, common, local)
             counts[9] += kept.sum()
         if config.refine_steps and locals_:
-            local = learners.refine(config.learner, group.tiles, common, local, coder, config.refine_steps,
-                                    config.step_size)  # fmt: skip
+            local = learners.refine(
+                config.learner, group.tiles, common, local, coder, config.refine_steps, config.step_size
+            )
         atoms = np.concatenate([np.broadcast_to(common, (len(mine), wanted, d)), local], axis=1)
         for _ in range(config.local_steps):
             atoms, sums = learners.step(config.learner, group.tiles, atoms, coder, config.step_size)
@@ -205,8 +208,9 @@ def local_round(config: DictionariesConfig, message: RoundMessage, block: RowsBl
     return statistics, memory
 
 
-def begun_anew(config: DictionariesConfig, seed: int, group: Group, common: np.ndarray, local: np.ndarray
-               ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+def begun_anew(
+    config: DictionariesConfig, seed: int, group: Group, common: np.ndarray, local: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """((c, l, d) local atoms, (c,) bool whether they are new ones): a start on the samples' parts off the global atoms,
     kept where the client's objective falls."""
     d, wanted = common.shape[1], len(common)
@@ -228,8 +232,9 @@ def begun_anew(config: DictionariesConfig, seed: int, group: Group, common: np.n
     return np.where(better[:, None, None], new, local), better
 
 
-def _robustly(config: DictionariesConfig, message: RoundMessage, group: Group, memory: Memory,
-              sent: np.ndarray) -> np.ndarray:  # fmt: skip
+def _robustly(
+    config: DictionariesConfig, message: RoundMessage, group: Group, memory: Memory, sent: np.ndarray
+) -> np.ndarray:
     """The clients of a group by `fedcore.dictionaries.robust`: their atoms into `sent`, what they learnt into `memory`;
     returns their counts."""
     counts, coder, common = np.zeros(COUNTS), coder_of(config), message.global_atoms
@@ -246,13 +251,24 @@ def _robustly(config: DictionariesConfig, message: RoundMessage, group: Group, m
 COUNTS = 10
 
 
-def summaries(block: RowsBlock, memory: Memory, taking: np.ndarray, left_out: np.ndarray,
-              counts: np.ndarray) -> Statistics:  # fmt: skip
+def summaries(
+    block: RowsBlock, memory: Memory, taking: np.ndarray, left_out: np.ndarray, counts: np.ndarray
+) -> Statistics:
     """What the round's log needs: sums, the largest loss and the largest matched distance."""
     sizes = np.diff(block.ptr)
     loss, distance = np.where(taking, memory["loss"], -1.0), np.where(taking, memory["distance"], -1.0)
-    counts = counts + [taking.sum(), sizes[taking].sum(), (memory["loss"] * sizes)[taking].sum(), 0, 0, 0,
-                       memory["distance"][taking].sum(), left_out.sum(), 0, 0]  # fmt: skip
+    counts = counts + [
+        taking.sum(),
+        sizes[taking].sum(),
+        (memory["loss"] * sizes)[taking].sum(),
+        0,
+        0,
+        0,
+        memory["distance"][taking].sum(),
+        left_out.sum(),
+        0,
+        0,
+    ]
     worst, farthest = int(loss.argmax()), int(distance.argmax())
     return {
         "counts": FloatSum.at(block.leaf, counts),
@@ -288,8 +304,9 @@ def reseeded(atoms: np.ndarray, dead: np.ndarray, wanted: int, group: Group, cod
 # --- sums of codes and samples ----------------------------------------------------------------------------------------
 
 
-def statistics_round(config: DictionariesConfig, message: RoundMessage, block: RowsBlock,
-                     memory: Memory) -> tuple[Statistics, Memory]:  # fmt: skip
+def statistics_round(
+    config: DictionariesConfig, message: RoundMessage, block: RowsBlock, memory: Memory
+) -> tuple[Statistics, Memory]:
     """Sums of codes and samples for the global atoms; every client moves its own local atoms by its own sums.
 
     The sums of all clients are those of the pooled samples: with split = "nested" the global dictionary is the one that
@@ -322,8 +339,9 @@ def statistics_round(config: DictionariesConfig, message: RoundMessage, block: R
                 counts[3] += sums.nonzero.sum()
             loss = sums.loss[:, 0]
             rest = samples[:, wanted:] - both[:, wanted:, :wanted] @ common
-            local = np.stack([learners.descend(*each) for each in
-                              zip(local, both[:, wanted:, wanted:], rest, strict=True)])  # fmt: skip
+            local = np.stack(
+                [learners.descend(*each) for each in zip(local, both[:, wanted:, wanted:], rest, strict=True)]
+            )
             dead = unused(sums.used[:, 0])
             counts[5] += dead[:, wanted:].sum()
             atoms[:, wanted:] = local

@@ -60,8 +60,9 @@ def pieces(tiles: Tiles, shape: tuple[int, ...]) -> Iterator[np.ndarray]:
 def pass_over(tiles: Tiles, atoms: np.ndarray, coder: Coder, *, second: bool = False, loss: bool = True) -> Sums:
     """One pass. atoms: (c, S, r, d). second: also the sums of codes times codes. loss: also residuals."""
     c, s, r, d = atoms.shape
-    sums = Sums(np.zeros((c, s, r, d)), np.zeros((c, s, r, r)) if second else None, np.zeros((c, s, r)),
-                np.zeros((c, s)))  # fmt: skip
+    sums = Sums(
+        np.zeros((c, s, r, d)), np.zeros((c, s, r, r)) if second else None, np.zeros((c, s, r)), np.zeros((c, s))
+    )
     for y in pieces(tiles, atoms.shape):
         x = coder(y, atoms)
         sums.xy += x.swapaxes(2, 3) @ y
@@ -75,8 +76,9 @@ def pass_over(tiles: Tiles, atoms: np.ndarray, coder: Coder, *, second: bool = F
     return sums
 
 
-def step(learner: str, tiles: Tiles, atoms: np.ndarray, coder: Coder, step_size: float | None = None,
-         loss: bool = True) -> tuple[np.ndarray, Sums]:  # fmt: skip
+def step(
+    learner: str, tiles: Tiles, atoms: np.ndarray, coder: Coder, step_size: float | None = None, loss: bool = True
+) -> tuple[np.ndarray, Sums]:
     """(atoms after one step of the learner, sums of the pass). atoms: (c, r, d)."""
     sums = pass_over(tiles, atoms[:, None], coder, second=learner != "orthogonal", loss=loss)
     if learner == "orthogonal":
@@ -120,8 +122,15 @@ def descend(atoms: np.ndarray, xx: np.ndarray, xy: np.ndarray, sweeps: int = 1) 
 # --- starts ---------------------------------------------------------------------------------------------------------
 
 
-def first_dictionaries(rank: int, features: int, n_starts: int, seed: int, numbers: np.ndarray,
-                       first: np.ndarray | None = None, purpose: str = "dictionaries/start") -> np.ndarray:  # fmt: skip
+def first_dictionaries(
+    rank: int,
+    features: int,
+    n_starts: int,
+    seed: int,
+    numbers: np.ndarray,
+    first: np.ndarray | None = None,
+    purpose: str = "dictionaries/start",
+) -> np.ndarray:
     """(c, S, rank, d) unit atoms that a start begins with: `first` (c, rank, d) if given, then random ones.
 
     Random dictionaries have orthonormal atoms if rank <= d, and directions drawn evenly otherwise. numbers: (c,) of the
@@ -169,8 +178,15 @@ class Schedule:
     density: float | None = None
 
 
-def warm_start(learner: str, tiles: Tiles, sizes: np.ndarray, starts: np.ndarray, coder: Coder, schedule: Schedule,
-               step_size: float | None = None) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+def warm_start(
+    learner: str,
+    tiles: Tiles,
+    sizes: np.ndarray,
+    starts: np.ndarray,
+    coder: Coder,
+    schedule: Schedule,
+    step_size: float | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
     """(atoms (c, r, d), objective (c,)) of the best of several starts, all of them in the same passes.
 
     starts: (c, S, r, d). With hard thresholds they shrink down to the target, where 20 more steps follow; otherwise the
@@ -248,12 +264,20 @@ def objective(tiles: Tiles, atoms: np.ndarray, coder: Coder) -> np.ndarray:
 # --- refinement -----------------------------------------------------------------------------------------------------
 
 
-def refine(learner: str, tiles: Tiles, common: np.ndarray, local: np.ndarray, coder: Coder, steps: int,
-           step_size: float | None = None) -> np.ndarray:  # fmt: skip
+def refine(
+    learner: str,
+    tiles: Tiles,
+    common: np.ndarray,
+    local: np.ndarray,
+    coder: Coder,
+    steps: int,
+    step_size: float | None = None,
+) -> np.ndarray:
     """Local atoms after some steps on what the global ones leave (Algorithm 6). common: (rg, d), local: (c, l, d).
 
     The residual Y - X_g G, with X_g coded from G alone, is formed tile by tile and never kept.
     """
+
     def rest():
         for tile in tiles():
             yield tile - coder(tile, common) @ common

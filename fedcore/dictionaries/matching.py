@@ -72,8 +72,9 @@ def shortest_paths(dictionaries: Sequence[np.ndarray], count: int) -> tuple[np.n
     return index, lengths
 
 
-def path(dictionaries: Sequence[np.ndarray], count: int, tries: int = 1,
-         generator: np.random.Generator | None = None) -> Matching:  # fmt: skip
+def path(
+    dictionaries: Sequence[np.ndarray], count: int, tries: int = 1, generator: np.random.Generator | None = None
+) -> Matching:
     """Shortest paths in the clients' order, or the best in total length of `tries` orders, all but one of them random.
 
     Returns the matching; an atom of every client enters every centre.

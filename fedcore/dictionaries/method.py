@@ -18,8 +18,10 @@ from fedcore.population.blocks import ClientBlock, Kind
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds import ClientOutputs, Memory, Message, PublicFacts, RoundInfo
 
-MATCHING = "clients' whole dictionaries, local atoms included, reach the server for the matching, on which one " \
-    "client's influence is not bounded, and "  # fmt: skip
+MATCHING = (
+    "clients' whole dictionaries, local atoms included, reach the server for the matching, on which one "
+    "client's influence is not bounded, and "
+)
 
 
 @dataclass(frozen=True)

@@ -53,8 +53,9 @@ def quality(images: np.ndarray, estimates: np.ndarray, shape: Sequence[int]) -> 
     errors = np.mean((estimates - images) ** 2, axis=1)
     clipped = np.clip(estimates, 0.0, 1.0)
     similar = ssim(images.reshape(-1, *shape), estimates.reshape(-1, *shape))
-    return Quality(float(errors.mean()), float(psnr(errors).mean()), float(similar.mean()),
-                   float(np.mean((clipped - images) ** 2)))  # fmt: skip
+    return Quality(
+        float(errors.mean()), float(psnr(errors).mean()), float(similar.mean()), float(np.mean((clipped - images) ** 2))
+    )
 
 
 def psnr(errors: np.ndarray) -> np.ndarray:

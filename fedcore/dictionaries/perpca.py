@@ -27,8 +27,9 @@ class Components(NamedTuple):
     losses: tuple[float, ...]
 
 
-def personalised_pca(samples: Sequence[np.ndarray], common: int, local: int, rounds: int, seed: int,
-                     step: float | None = None) -> Components:  # fmt: skip
+def personalised_pca(
+    samples: Sequence[np.ndarray], common: int, local: int, rounds: int, seed: int, step: float | None = None
+) -> Components:
     """samples: N arrays (n_i, d), not centred. step: eta; None: 1 / largest eigenvalue of the mean second moment.
 
     Raises ValueError if common + local > d.
@@ -38,8 +39,9 @@ def personalised_pca(samples: Sequence[np.ndarray], common: int, local: int, rou
     values, vectors = np.linalg.eigh(moments)
     eta = 1.0 / values[-1] if step is None else step
     shared = vectors[:, ::-1][:, :common].T.copy()
-    own = [_off(random_atoms(stream(seed, "dictionaries/perpca", client=i), local, d), shared)
-           for i in range(len(samples))]  # fmt: skip
+    own = [
+        _off(random_atoms(stream(seed, "dictionaries/perpca", client=i), local, d), shared) for i in range(len(samples))
+    ]
     losses: list[float] = []
     for _ in range(rounds):
         answers, loss = [], 0.0

@@ -15,8 +15,9 @@ from fedcore.population.blocks import RowsBlock
 from fedcore.rounds import ClientOutputs, Memory
 
 
-def personalise(config: DictionariesConfig, state: DictionariesState, block: RowsBlock,
-                memory: Memory | None) -> ClientOutputs:  # fmt: skip
+def personalise(
+    config: DictionariesConfig, state: DictionariesState, block: RowsBlock, memory: Memory | None
+) -> ClientOutputs:
     """One row for each client of a leaf, or for each of its samples. The global dictionary is in the state.
 
     local:    (C, r - rg, d) float64 local atoms, zeros beyond a client's rank
@@ -31,9 +32,14 @@ def personalise(config: DictionariesConfig, state: DictionariesState, block: Row
         raise RunError("the run stopped before its first round.", "Resume it first.")
     memory = own_atoms(state, block, memory)
     shape = block.x.shape
-    outputs = {"local": memory["local"], "rank": memory["rank"], "loss": np.full(block.clients, np.nan),
-               "distance": memory["distance"], "rows_global": np.zeros(shape, np.float32),
-               "rows_local": np.zeros(shape, np.float32)}  # fmt: skip
+    outputs = {
+        "local": memory["local"],
+        "rank": memory["rank"],
+        "loss": np.full(block.clients, np.nan),
+        "distance": memory["distance"],
+        "rows_global": np.zeros(shape, np.float32),
+        "rows_local": np.zeros(shape, np.float32),
+    }
     sizes = np.diff(block.ptr)
     outputs["loss"][(sizes > 0) & (memory["rank"] == 0)] = 0.0
     coder, wanted = coder_of(config), len(state.common)
@@ -54,8 +60,9 @@ def personalise(config: DictionariesConfig, state: DictionariesState, block: Row
     return outputs
 
 
-def split_parts(config: DictionariesConfig, coder: Coder, samples: np.ndarray, common: np.ndarray, local: np.ndarray
-                ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+def split_parts(
+    config: DictionariesConfig, coder: Coder, samples: np.ndarray, common: np.ndarray, local: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """(global part, local part) of samples (n, d) as these settings code them: together, or robustly."""
     if config.robust:
         return robust_parts(config, samples, common, local, coder)

@@ -34,8 +34,15 @@ def singular_vectors(training: Sequence[np.ndarray], count: int) -> np.ndarray:
     return np.linalg.eigh(moments)[1][:, ::-1][:, :count].T.copy()
 
 
-def mini_batch_dictionary(samples: np.ndarray, atoms: int, seed: int, alpha: float = 1.0, sparsity: int = 20,
-                          passes: int = 20, batch: int = 256) -> np.ndarray:  # fmt: skip
+def mini_batch_dictionary(
+    samples: np.ndarray,
+    atoms: int,
+    seed: int,
+    alpha: float = 1.0,
+    sparsity: int = 20,
+    passes: int = 20,
+    batch: int = 256,
+) -> np.ndarray:
     """(atoms, d) unit atoms by scikit-learn's MiniBatchDictionaryLearning (online learning of Mairal et al. 2010).
 
     alpha: weight of the l1 penalty on codes while learning, which depends on the scale of the data; sparsity: atoms
@@ -48,9 +55,17 @@ def mini_batch_dictionary(samples: np.ndarray, atoms: int, seed: int, alpha: flo
     except ImportError:
         raise ConfigError("this baseline needs scikit-learn.", "Install it, or leave this line out.") from None
     learner = MiniBatchDictionaryLearning(
-        n_components=atoms, alpha=alpha, max_iter=passes, batch_size=batch, fit_algorithm="lars", random_state=seed,
-        transform_algorithm="omp", transform_n_nonzero_coefs=min(sparsity, atoms), tol=0.0, max_no_improvement=None,
-    )  # fmt: skip
+        n_components=atoms,
+        alpha=alpha,
+        max_iter=passes,
+        batch_size=batch,
+        fit_algorithm="lars",
+        random_state=seed,
+        transform_algorithm="omp",
+        transform_n_nonzero_coefs=min(sparsity, atoms),
+        tol=0.0,
+        max_no_improvement=None,
+    )
     return normalise(learner.fit(samples).components_)[0]
 
 

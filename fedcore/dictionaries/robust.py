@@ -50,8 +50,9 @@ def rows_of(group: Group, i: int) -> Rows:
     return tiles
 
 
-def answer(config: DictionariesConfig, message: RoundMessage, group: Group, i: int, memory: Memory,
-           coder: Coder) -> Answer:  # fmt: skip
+def answer(
+    config: DictionariesConfig, message: RoundMessage, group: Group, i: int, memory: Memory, coder: Coder
+) -> Answer:
     """The round of client i of the group; in the last rounds its local atoms in `memory` move."""
     common, rows, client = message.global_atoms, rows_of(group, i), int(group.clients[i])
     moved, lost = global_atoms(rows, common, coders(config)[0], config.local_steps)
@@ -81,6 +82,7 @@ def global_atoms(rows: Rows, common: np.ndarray, coder: RobustCoder, steps: int 
 
 def left_by(common: np.ndarray, rows: Rows, coder: RobustCoder, keep: bool) -> Rows:
     """What the global atoms leave, (1, m, d) tile by tile. keep: in memory, else it is made anew in every pass."""
+
     def rest() -> Iterator[np.ndarray]:
         for y in rows():
             yield (y - coder(y, common)[0] @ common)[None]
@@ -91,8 +93,9 @@ def left_by(common: np.ndarray, rows: Rows, coder: RobustCoder, keep: bool) -> R
     return lambda: iter(kept)
 
 
-def local_atoms(rest: Rows, local: np.ndarray | None, count: int, steps: int, coder: Coder
-                ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+def local_atoms(
+    rest: Rows, local: np.ndarray | None, count: int, steps: int, coder: Coder
+) -> tuple[np.ndarray, np.ndarray]:
     """((l, d) orthonormal atoms learnt from what the global ones leave, (l,) codes of the last step that used them).
 
     local: to go on from; None: `count` singular vectors of what is left.
@@ -108,8 +111,9 @@ def distance(answers: np.ndarray, common: np.ndarray) -> np.ndarray:
     return matched_distances(answers, common).mean(-1) if len(common) else np.zeros(len(answers))
 
 
-def robust_parts(config: DictionariesConfig, samples: np.ndarray, common: np.ndarray, local: np.ndarray, coder: Coder
-                 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+def robust_parts(
+    config: DictionariesConfig, samples: np.ndarray, common: np.ndarray, local: np.ndarray, coder: Coder
+) -> tuple[np.ndarray, np.ndarray]:
     """(global part, local part) of samples (n, d): robust codes of G alone, then the local atoms' of what is left."""
     shared = coders(config)[1](samples, common)[0] @ common
     return shared, local_parts(samples - shared, local, coder)

@@ -78,8 +78,10 @@ class Group:
         fine = np.isfinite(rows).all(axis=(1, 2))
         if not fine.all():
             client = self.block.first + int(self.clients[np.argmin(fine)])
-            raise PopulationError(f"client number {client} has missing or infinite values.",
-                                  "Dictionaries need complete samples: fill or drop these first.")  # fmt: skip
+            raise PopulationError(
+                f"client number {client} has missing or infinite values.",
+                "Dictionaries need complete samples: fill or drop these first.",
+            )
 
 
 def tile_rows(features: int) -> int:

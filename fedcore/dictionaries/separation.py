@@ -73,8 +73,13 @@ def client_atoms(samples: np.ndarray, common: np.ndarray, coder: RobustCoder) ->
     return polar(codes.T @ cleaned, common)
 
 
-def learn_background(clients: Sequence[np.ndarray], start: np.ndarray, rounds: int, coder: RobustCoder = RobustCoder(),
-                     aggregate: str = "mean") -> np.ndarray:  # fmt: skip
+def learn_background(
+    clients: Sequence[np.ndarray],
+    start: np.ndarray,
+    rounds: int,
+    coder: RobustCoder = RobustCoder(),
+    aggregate: str = "mean",
+) -> np.ndarray:
     """(rg, d) orthonormal global atoms after so many rounds over clients' samples, N arrays (n_i, d), from a start.
 
     aggregate: "mean" or "median", coordinate by coordinate.
@@ -95,8 +100,9 @@ class Parts:
     local: np.ndarray
 
 
-def separate(samples: np.ndarray, common: np.ndarray, local: int, sparsity: int, steps: int = 10,
-             coder: RobustCoder = LAST) -> Parts:  # fmt: skip
+def separate(
+    samples: np.ndarray, common: np.ndarray, local: int, sparsity: int, steps: int = 10, coder: RobustCoder = LAST
+) -> Parts:
     """Background by robust codes, then local atoms learned from what is left. samples: (n, d), common: (rg, d).
 
     local: number of local atoms, at most n and d - rg; sparsity: of them in a sample's code; steps: of the learner.

@@ -1,7 +1,7 @@
 """The server's side: matching of the clients' dictionaries, aggregation of their global atoms, the end.
 
-    start    one pass: every client's own dictionary; those of some are matched, and their centres are G
-    rounds   Algorithm 1; or, with the learner "statistics", G moved atom after atom by the sums of all clients
+start    one pass: every client's own dictionary; those of some are matched, and their centres are G
+rounds   Algorithm 1; or, with the learner "statistics", G moved atom after atom by the sums of all clients
 """
 
 from __future__ import annotations
@@ -36,17 +36,22 @@ def init(config: DictionariesConfig, public: PublicFacts) -> DictionariesState:
     """Raises ConfigError if the settings do not fit the features, or a start is missing or of another shape."""
     d = public.features
     if config.learner == "orthogonal" and config.atoms > d:
-        raise ConfigError(f"{config.atoms} orthonormal atoms do not fit into {d} features.",
-                          "Ask for fewer atoms, or take the learner gradient or statistics.")  # fmt: skip
+        raise ConfigError(
+            f"{config.atoms} orthonormal atoms do not fit into {d} features.",
+            "Ask for fewer atoms, or take the learner gradient or statistics.",
+        )
     state = DictionariesState("start", 0, public.seed, d, public.clients or 0, common=np.zeros((0, d)))
     if config.start == "given":
         if public.start is None or "global" not in public.start:
-            raise ConfigError('start = "given" needs a global dictionary to start from.',
-                              "Name a start: an earlier run, or a file with an array 'global'.")  # fmt: skip
+            raise ConfigError(
+                'start = "given" needs a global dictionary to start from.',
+                "Name a start: an earlier run, or a file with an array 'global'.",
+            )
         state = replace(state, common=np.asarray(public.start["global"], np.float64))
         if state.common.shape != (config.global_atoms, d):
-            raise ConfigError(f"'global' of the start has shape {state.common.shape}, and the run needs "
-                              f"{(config.global_atoms, d)}.")  # fmt: skip
+            raise ConfigError(
+                f"'global' of the start has shape {state.common.shape}, and the run needs {(config.global_atoms, d)}."
+            )
         if config.robust:
             state = replace(state, common=polar(state.common))
     return state
@@ -64,8 +69,16 @@ def message(config: DictionariesConfig, state: DictionariesState):
         return StartMessage(state.seed, _threshold(config, state), least)
     number = state.round + 1
     common = as_sent(config, state.common)
-    return RoundMessage(number, state.seed, common, state.matched, state.index, config.participation,
-                        number > config.rounds - config.local_rounds, state.far < MANY)  # fmt: skip
+    return RoundMessage(
+        number,
+        state.seed,
+        common,
+        state.matched,
+        state.index,
+        config.participation,
+        number > config.rounds - config.local_rounds,
+        state.far < MANY,
+    )
 
 
 def _width(config: DictionariesConfig) -> int:
@@ -91,8 +104,9 @@ def server_update(config: DictionariesConfig, state: DictionariesState, result: 
     else:
         common, info = _by_centres(config, state, result)
     if not np.isfinite(common).all():
-        raise RunError(f"the global dictionary of round {state.round + 1} is not finite.",
-                       "Scale the data, or take smaller steps.")  # fmt: skip
+        raise RunError(
+            f"the global dictionary of round {state.round + 1} is not finite.", "Scale the data, or take smaller steps."
+        )
     return _moved(config, state, common, info, result)
 
 
@@ -104,14 +118,23 @@ def _matched(config, state, result):
     if clients == 0:
         raise PopulationError("no client of the population has samples other than zero.", "Check what was ingested.")
     senders, sent = np.asarray(result["senders"]), np.asarray(result["dictionaries"], np.float64)
-    info = {"clients": clients, "rows": rows, "silent": silent, "few_samples": few, "objective": objective / rows,
-            "matched": float(len(sent)), "bytes_up": float(_width(config) * sent.size)}  # fmt: skip
+    info = {
+        "clients": clients,
+        "rows": rows,
+        "silent": silent,
+        "few_samples": few,
+        "objective": objective / rows,
+        "matched": float(len(sent)),
+        "bytes_up": float(_width(config) * sent.size),
+    }
     state = replace(state, phase="rounds", clients=clients, rows=rows)
     if config.start == "given":
         return _ready(config, state), RoundInfo(info | {"global_atoms": float(len(state.common))})
     if not len(sent):
-        raise PopulationError("none of the clients that were drawn for the matching has samples other than zero.",
-                              "Raise matched_clients.")  # fmt: skip
+        raise PopulationError(
+            "none of the clients that were drawn for the matching has samples other than zero.",
+            "Raise matched_clients.",
+        )
     numbers, ranks = senders.astype(np.int64).T
     dictionaries = [atoms[:rank] for atoms, rank in zip(sent, ranks, strict=True)]
     note = ""
@@ -122,8 +145,13 @@ def _matched(config, state, result):
         count = config.global_atoms
     found = match(config, dictionaries, count, state.seed)
     together = _begun(config, matched_atoms(dictionaries, found))
-    info |= {"global_atoms": float(count), "least_norm": together.least, "not_shared": float(together.not_shared),
-             "score": float(found.scores.max(initial=0.0)), "left_out": float((~found.kept).sum())}  # fmt: skip
+    info |= {
+        "global_atoms": float(count),
+        "least_norm": together.least,
+        "not_shared": float(together.not_shared),
+        "score": float(found.scores.max(initial=0.0)),
+        "left_out": float((~found.kept).sum()),
+    }
     state = replace(state, common=together.atoms, matched=numbers, index=found.index)
     return _ready(config, state), RoundInfo(info, note)
 
@@ -167,8 +195,11 @@ def _by_centres(config, state, result) -> tuple[np.ndarray, dict[str, float]]:
             found = scaled(total[:, :-1] / total[:, -1:], config.norm, state.common)
         else:
             found = _nobody(state)
-    info = {"least_norm": found.least, "not_shared": float(found.not_shared),
-            "bytes_up": answers * _width(config) * count * state.features}  # fmt: skip
+    info = {
+        "least_norm": found.least,
+        "not_shared": float(found.not_shared),
+        "bytes_up": answers * _width(config) * count * state.features,
+    }
     return found.atoms, info
 
 
@@ -184,14 +215,16 @@ def _by_sums(config, state, result) -> tuple[np.ndarray, DictionariesState, dict
         xx, xy = (1 - config.participation) * state.xx + xx, (1 - config.participation) * state.xy + xy
     common, doubled = state.common, 0
     if len(common):
-        common, doubled = without_unused(descend(common, xx, xy, config.sweeps), np.diagonal(xx),
-                                         stream(state.seed, "dictionaries/split", state.round + 1))  # fmt: skip
+        common, doubled = without_unused(
+            descend(common, xx, xy, config.sweeps),
+            np.diagonal(xx),
+            stream(state.seed, "dictionaries/split", state.round + 1),
+        )
     info = {"doubled": float(doubled), "bytes_up": float(result["counts"][0]) * BYTES * (xx.size + xy.size)}
     return common, replace(state, xx=xx, xy=xy), info
 
 
-def without_unused(common: np.ndarray, energy: np.ndarray,
-                   generator: np.random.Generator) -> tuple[np.ndarray, int]:  # fmt: skip
+def without_unused(common: np.ndarray, energy: np.ndarray, generator: np.random.Generator) -> tuple[np.ndarray, int]:
     """(dictionary, number of replaced atoms): an atom that nobody uses becomes a slightly moved copy of the most used
     one that has not been copied yet; the next codes tell them apart. No sample is needed for that.
     """
@@ -212,11 +245,19 @@ def _moved(config, state, common, info, result):
     movement = d12(common, state.common)
     none = max(taking, 1.0)
     info |= {
-        "movement": movement, "loss": loss / max(rows, 1.0), "worst_loss": max(float(result["worst"].score), 0.0),
-        "nonzero": nonzero / max(rows, 1.0), "collisions": collisions, "unused_atoms": dead,
-        "distance": distance / none, "farthest": max(float(result["farthest"].score), 0.0),
-        "active_clients": taking, "left_out": left_out, "far": far, "bytes_down": taking * _width(config) * common.size,
-    }  # fmt: skip
+        "movement": movement,
+        "loss": loss / max(rows, 1.0),
+        "worst_loss": max(float(result["worst"].score), 0.0),
+        "nonzero": nonzero / max(rows, 1.0),
+        "collisions": collisions,
+        "unused_atoms": dead,
+        "distance": distance / none,
+        "farthest": max(float(result["farthest"].score), 0.0),
+        "active_clients": taking,
+        "left_out": left_out,
+        "far": far,
+        "bytes_down": taking * _width(config) * common.size,
+    }
     if config.restarts:
         info["begun_anew"] = anew
     number = state.round + 1

@@ -37,9 +37,18 @@ class SharedAtoms:
         return np.concatenate([self.common, self.local[client]])
 
 
-def shared_atoms(seed: int, clients: int = 10, features: int = 6, common: int = 3, local: int | Sequence[int] = 3,
-                 samples: int | Sequence[int] = 200, density: float = 0.2, floor: float = 0.3, garbage: int = 0,
-                 noise: float = 0.0) -> SharedAtoms:  # fmt: skip
+def shared_atoms(
+    seed: int,
+    clients: int = 10,
+    features: int = 6,
+    common: int = 3,
+    local: int | Sequence[int] = 3,
+    samples: int | Sequence[int] = 200,
+    density: float = 0.2,
+    floor: float = 0.3,
+    garbage: int = 0,
+    noise: float = 0.0,
+) -> SharedAtoms:
     """Draw the population. local, samples: of all clients, or of each; the last `garbage` clients are garbage.
 
     Every client has a stream of its own, so that more clients or other sizes change nobody else's dictionary.
@@ -48,11 +57,15 @@ def shared_atoms(seed: int, clients: int = 10, features: int = 6, common: int = 
     own = [local] * clients if isinstance(local, int) else list(local)
     sizes = [samples] * clients if isinstance(samples, int) else list(samples)
     if len(own) != clients or len(sizes) != clients:
-        raise ConfigError(f"{clients} clients, but {len(own)} numbers of local atoms and {len(sizes)} of samples.",
-                          "Give one number for all, or one for each client.")  # fmt: skip
+        raise ConfigError(
+            f"{clients} clients, but {len(own)} numbers of local atoms and {len(sizes)} of samples.",
+            "Give one number for all, or one for each client.",
+        )
     if common + max(own, default=0) > features or min(common, *own, *sizes) < 0:
-        raise ConfigError(f"{common} global and {max(own, default=0)} local orthonormal atoms do not fit into "
-                          f"{features} dimensions.", "Ask for fewer atoms, or none below 0.")  # fmt: skip
+        raise ConfigError(
+            f"{common} global and {max(own, default=0)} local orthonormal atoms do not fit into {features} dimensions.",
+            "Ask for fewer atoms, or none below 0.",
+        )
     frame = random_atoms(stream(seed, "dictionaries/frame"), features, features)
     drawn, locals_, bad = [], [], np.arange(clients) >= clients - garbage
     for client in range(clients):
@@ -65,8 +78,9 @@ def shared_atoms(seed: int, clients: int = 10, features: int = 6, common: int = 
     return SharedAtoms(tuple(drawn), frame[:common], tuple(locals_), bad)
 
 
-def _samples(generator, n: int, atoms: np.ndarray, density: float, floor: float, noise: float, garbage: bool
-             ) -> np.ndarray:  # fmt: skip
+def _samples(
+    generator, n: int, atoms: np.ndarray, density: float, floor: float, noise: float, garbage: bool
+) -> np.ndarray:
     if garbage:
         mixing = generator.standard_normal((atoms.shape[1], atoms.shape[1])) / np.sqrt(atoms.shape[1])
         y = sparse_codes(generator, n, atoms.shape[1], GARBAGE_DENSITY, 0.0) @ mixing

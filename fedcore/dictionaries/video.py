@@ -55,8 +55,9 @@ def to_rows(frame: np.ndarray, block: tuple[int, int], layout: Layout = "polypha
     return cut.transpose(0, 2, 1, 3, 4).reshape(rows * columns, -1)
 
 
-def to_frame(rows: np.ndarray, shape: Sequence[int], block: tuple[int, int], layout: Layout = "polyphase"
-             ) -> np.ndarray:  # fmt: skip
+def to_frame(
+    rows: np.ndarray, shape: Sequence[int], block: tuple[int, int], layout: Layout = "polyphase"
+) -> np.ndarray:
     """The frame (H, W, C) = shape of samples made by `to_rows`."""
     down, across = blocks_of(shape, block)
     if layout == "polyphase":
@@ -69,17 +70,28 @@ def to_frame(rows: np.ndarray, shape: Sequence[int], block: tuple[int, int], lay
 def blocks_of(shape: Sequence[int], block: tuple[int, int]) -> tuple[int, int]:
     """Rows and columns of blocks of a frame of this shape. Raises ConfigError if the blocks do not fill it."""
     if min(block) < 1 or shape[0] % block[0] or shape[1] % block[1]:
-        raise ConfigError(f"blocks of {block[0]} x {block[1]} pixels do not fill a frame of {shape[0]} x {shape[1]}.",
-                          "Choose a height and a width that divide those of the frame.")  # fmt: skip
+        raise ConfigError(
+            f"blocks of {block[0]} x {block[1]} pixels do not fill a frame of {shape[0]} x {shape[1]}.",
+            "Choose a height and a width that divide those of the frame.",
+        )
     return shape[0] // block[0], shape[1] // block[1]
 
 
 # --- clips ----------------------------------------------------------------------------------------------------------
 
 
-def surveillance(seed: int, frames: int = 24, height: int = 120, width: int = 160, objects: int = 3,
-                 share: float = 0.06, gain: float = 0.02, noise: float = 0.01, smooth: float = 2.0,
-                 texture: float = 0.15) -> Clip:  # fmt: skip
+def surveillance(
+    seed: int,
+    frames: int = 24,
+    height: int = 120,
+    width: int = 160,
+    objects: int = 3,
+    share: float = 0.06,
+    gain: float = 0.02,
+    noise: float = 0.01,
+    smooth: float = 2.0,
+    texture: float = 0.15,
+) -> Clip:
     """Rectangles of one colour each that cross a fixed textured scene in straight lines.
 
     share: of the pixels that objects cover, about; gain: standard deviation of a frame's brightness, relative; noise:
@@ -123,8 +135,10 @@ def read_clip(path: str | Path, every: int = 1) -> np.ndarray:
     try:
         stored = np.load(path, allow_pickle=False)
     except (OSError, ValueError) as error:
-        raise IngestError(f"{path.name!r} cannot be read as frames ({type(error).__name__}).",
-                          "Give an .npz with an array 'frames', an .npy, or a folder of images.") from error
+        raise IngestError(
+            f"{path.name!r} cannot be read as frames ({type(error).__name__}).",
+            "Give an .npz with an array 'frames', an .npy, or a folder of images.",
+        ) from error
     if isinstance(stored, np.lib.npyio.NpzFile):
         with stored:
             name = "frames" if "frames" in stored.files else stored.files[0] if len(stored.files) == 1 else None
@@ -150,17 +164,19 @@ def _folder(path: Path, every: int) -> np.ndarray:
         except (OSError, UnidentifiedImageError) as error:
             raise IngestError(f"{file.name!r} cannot be read as an image.", "Remove or replace it.") from error
         if frames[-1].shape != frames[0].shape:
-            raise IngestError(f"{file.name!r} is of another size than {files[0].name!r}.",
-                              "All frames of a clip have one size.")  # fmt: skip
+            raise IngestError(
+                f"{file.name!r} is of another size than {files[0].name!r}.", "All frames of a clip have one size."
+            )
     return _scaled(np.stack(frames), path.name)
 
 
 def _scaled(frames: np.ndarray, name: str) -> np.ndarray:
     frames = frames[..., None] if frames.ndim == 3 else frames
     if frames.ndim != 4 or not frames.size or frames.dtype.kind not in "uif":
-        raise IngestError(f"{name!r}: frames of shape {frames.shape} and type {frames.dtype}.",
-                          "Frames are numbers of shape (frames, height, width) or (frames, height, width, channels)."
-                          )  # fmt: skip
+        raise IngestError(
+            f"{name!r}: frames of shape {frames.shape} and type {frames.dtype}.",
+            "Frames are numbers of shape (frames, height, width) or (frames, height, width, channels).",
+        )
     if frames.dtype.kind == "f":
         if not np.isfinite(frames).all():
             raise IngestError(f"{name!r} has pixels that are not finite.", "Replace them.")

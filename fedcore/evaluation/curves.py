@@ -28,8 +28,16 @@ class Panel:
     ticks: Sequence[str] | None = None
 
 
-def curves_figure(curves: Mapping[str, Curve], title: str, x_label: str, y_label: str, *, log_x: bool = False,
-                  log_y: bool = False, ticks: Sequence[str] | None = None) -> bytes:  # fmt: skip
+def curves_figure(
+    curves: Mapping[str, Curve],
+    title: str,
+    x_label: str,
+    y_label: str,
+    *,
+    log_x: bool = False,
+    log_y: bool = False,
+    ticks: Sequence[str] | None = None,
+) -> bytes:
     """One `Panel`."""
     return panels_figure([Panel(curves, title, x_label, y_label, log_x, log_y, ticks)])
 

@@ -31,8 +31,9 @@ ALONE, ZERO = "own singular vectors", "no dictionary"
 LINES = (RUN, TRAINED, PERSONAL, ALONE, ZERO)
 
 
-def evaluate_block(config: DictionariesConfig, state: DictionariesState, block: RowsBlock,
-                   kept: Kept | None = None) -> Statistics:  # fmt: skip
+def evaluate_block(
+    config: DictionariesConfig, state: DictionariesState, block: RowsBlock, kept: Kept | None = None
+) -> Statistics:
     """Sums over the clients of one leaf that have held-out and training rows. kept: what they remember of the training.
 
     Raises ValueError if the block has no held-out part, RunError if the run has no global dictionary yet,
@@ -54,12 +55,18 @@ def evaluate_block(config: DictionariesConfig, state: DictionariesState, block: 
         m[client] = len(rows)
         none = np.zeros((0, d))
         if not (np.isfinite(rows).all() and np.isfinite(training).all()):
-            raise PopulationError(f"client number {block.first + client} has rows with missing or infinite values.",
-                                  "Dictionaries need complete rows: fill or drop these before ingesting.")
+            raise PopulationError(
+                f"client number {block.first + client} has rows with missing or infinite values.",
+                "Dictionaries need complete rows: fill or drop these before ingesting.",
+            )
         rest = training - split_parts(config, coder, training, common, none)[0] if len(common) else training
         local = _singular(rest, own)
-        lines = {RUN: (common, none), PERSONAL: (common, local), ALONE: (none, _singular(training, config.atoms)),
-                 ZERO: (none, none)}  # fmt: skip
+        lines = {
+            RUN: (common, none),
+            PERSONAL: (common, local),
+            ALONE: (none, _singular(training, config.atoms)),
+            ZERO: (none, none),
+        }
         if has[client]:
             lines[TRAINED] = (common, trained["local"][client, : trained["rank"][client] - len(common)])
         for name, (shared, mine) in lines.items():

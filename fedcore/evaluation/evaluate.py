@@ -36,8 +36,9 @@ SCORES = {
 def scores_of(method: str):
     """The module that scores runs of this method. Raises ConfigError if there is none."""
     if method not in SCORES:
-        raise ConfigError(f"runs of method {method!r} cannot be scored on held-out data.",
-                          f"Methods that can: {', '.join(SCORES)}.")  # fmt: skip
+        raise ConfigError(
+            f"runs of method {method!r} cannot be scored on held-out data.", f"Methods that can: {', '.join(SCORES)}."
+        )
     return import_module(SCORES[method])
 
 
@@ -52,8 +53,9 @@ def check_public(population: Population) -> None:
         )
 
 
-def score_block(method: str, config, path: str, version: int, remembered: Remembered | None, state,
-                index: int) -> Statistics:  # fmt: skip
+def score_block(
+    method: str, config, path: str, version: int, remembered: Remembered | None, state, index: int
+) -> Statistics:
     """The scores of one block, leaf by leaf; memories are read for one block at a time."""
     population = Population.open(path, version=version)
     scores = scores_of(method)
@@ -70,8 +72,9 @@ def score_block(method: str, config, path: str, version: int, remembered: Rememb
     return total
 
 
-def evaluate_run(run_path: str | Place, population: Population, backend: Backend | None = None, *,
-                 keep: bool = False) -> dict:  # fmt: skip
+def evaluate_run(
+    run_path: str | Place, population: Population, backend: Backend | None = None, *, keep: bool = False
+) -> dict:
     """The table of scores: {"run", "population", "title", "rows", ...}, rows one dict for each method.
 
     keep: write it into the run's folder and its report; only for public populations (`check_public`).
@@ -81,8 +84,7 @@ def evaluate_run(run_path: str | Place, population: Population, backend: Backend
     run = Run.open(run_path)
     check_fits(run, population)
     if not population.has_heldout:
-        raise PopulationError(f"population {population.path.name!r} has no held-out part.",
-                              "Ingest it with one.")  # fmt: skip
+        raise PopulationError(f"population {population.path.name!r} has no held-out part.", "Ingest it with one.")
     method, state = trained(run)
     scores = scores_of(method.name)  # before anybody works
     remembered = remembered_of(run, population) if getattr(scores, "READS_MEMORIES", False) else None
@@ -91,8 +93,14 @@ def evaluate_run(run_path: str | Place, population: Population, backend: Backend
     statistics = (backend or InProcessBackend()).map_blocks(function, state, blocks, population.sizes())
     table = scores.table(method.config, values(statistics)).to_json(population.path.name)
     title = f"{table.pop('title')}; run {run.id}"
-    result = {"run": run.id, "population": population.path.name, "version": population.version,
-              "public": population.manifest.public_reason, "title": title, **table}  # fmt: skip
+    result = {
+        "run": run.id,
+        "population": population.path.name,
+        "version": population.version,
+        "public": population.manifest.public_reason,
+        "title": title,
+        **table,
+    }
     if keep:
         check_public(population)
         write_json(run.path / "evaluation.json", result)
@@ -108,5 +116,6 @@ def write_not_private(result: dict, file: Path) -> None:
     try:
         write_json(Path(file), {"privacy": "none", "warning": warning, **result})
     except OSError as error:
-        raise PopulationError(f"cannot write {str(file)!r}: {error.strerror}.", "Name a file in a folder that exists."
-                              ) from error  # fmt: skip
+        raise PopulationError(
+            f"cannot write {str(file)!r}: {error.strerror}.", "Name a file in a folder that exists."
+        ) from error

@@ -40,8 +40,9 @@ def evaluate_block(config: FederatedEMConfig, state: FederatedEMState, block: Cl
     if len(state.scale):
         observed = np.isfinite(leaf.y)
         # Back to the units of the data; a regression is a density of its response, the last column, alone.
-        stretched = np.log(state.scale) * (np.arange(len(state.scale)) == len(state.scale) - 1
-                                           if config.model == "regression" else 1.0)  # fmt: skip
+        stretched = np.log(state.scale) * (
+            np.arange(len(state.scale)) == len(state.scale) - 1 if config.model == "regression" else 1.0
+        )
         losses[RUN] = losses[RUN] + observed @ stretched
         if config.model == "gaussian":
             z = np.where(observed, leaf.y, 0.0)

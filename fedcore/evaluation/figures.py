@@ -57,13 +57,19 @@ def rounds_figure(metrics: Sequence[Mapping], names: Sequence[str], title: str, 
     shown = lines[0][0].replace("_", " ") if len(lines) == 1 else ""
     axes.set_ylabel(f"{shown} ({unit})".strip() if unit else shown, **_text())
     _rounds_axis(axes, np.concatenate([x for _, x, _ in lines]))
-    _label_ends(axes, [(y[-1], _brief(y[-1]) if len(lines) == 1 else f"{name.replace('_', ' ')} {_brief(y[-1])}")
-                       for name, _, y in lines])  # fmt: skip
+    _label_ends(
+        axes,
+        [
+            (y[-1], _brief(y[-1]) if len(lines) == 1 else f"{name.replace('_', ' ')} {_brief(y[-1])}")
+            for name, _, y in lines
+        ],
+    )
     return _png(figure)
 
 
-def budget_figure(plan: Sequence[Mapping], published: Set[str], rho_max: float | None,
-                  rho_spent_before: float = 0.0) -> bytes:  # fmt: skip
+def budget_figure(
+    plan: Sequence[Mapping], published: Set[str], rho_max: float | None, rho_spent_before: float = 0.0
+) -> bytes:
     """What is spent of the budget after each release of the run, in rho (zCDP).
 
     plan: releases in order, with "name", "round" and "rho" (`PlannedRelease.to_json`); published: names of those that
@@ -84,9 +90,14 @@ def budget_figure(plan: Sequence[Mapping], published: Set[str], rho_max: float |
     if rho_spent_before > 0:
         axes.axhspan(0, rho_spent_before, color=GRID, linewidth=0)
         roomy = rho_spent_before > 0.12 * top  # then the text fits into the band, else it stands on it
-        axes.text(end, rho_spent_before / 2 if roomy else rho_spent_before,
-                  f"by other runs {_brief(float(rho_spent_before))} ", ha="right", va="center" if roomy else "bottom",
-                  **_text(SOFT))  # fmt: skip
+        axes.text(
+            end,
+            rho_spent_before / 2 if roomy else rho_spent_before,
+            f"by other runs {_brief(float(rho_spent_before))} ",
+            ha="right",
+            va="center" if roomy else "bottom",
+            **_text(SOFT),
+        )
     stop = done + 1 if ahead else done + 2
     axes.fill_between(x[:stop], rho_spent_before, y[:stop], step="post", color=COLOURS[0], alpha=0.15, linewidth=0)
     axes.plot(x[:stop], y[:stop], color=COLOURS[0], linewidth=1.8, drawstyle="steps-post")
@@ -94,12 +105,24 @@ def budget_figure(plan: Sequence[Mapping], published: Set[str], rho_max: float |
         axes.plot(x[: done + 1], y[: done + 1], color=COLOURS[0], linewidth=0, marker="o", markersize=4, clip_on=False)
     if ahead:
         axes.plot(x[done:], y[done:], color=COLOURS[0], linewidth=1.2, linestyle=":", drawstyle="steps-post")
-        axes.annotate(f"spent {_brief(float(y[done]))}", (done, y[done]), xytext=(6, -5), textcoords="offset points",
-                      va="top", **_text(COLOURS[0]))  # fmt: skip
+        axes.annotate(
+            f"spent {_brief(float(y[done]))}",
+            (done, y[done]),
+            xytext=(6, -5),
+            textcoords="offset points",
+            va="top",
+            **_text(COLOURS[0]),
+        )
     if rho_max is not None:
         axes.axhline(rho_max, color=COLOURS[1], linewidth=1.4)
-        axes.annotate(f"budget {_brief(float(rho_max))}", (0, rho_max), xytext=(0, 2.5), textcoords="offset points",
-                      va="bottom", **_text(COLOURS[1]))  # fmt: skip
+        axes.annotate(
+            f"budget {_brief(float(rho_max))}",
+            (0, rho_max),
+            xytext=(0, 2.5),
+            textcoords="offset points",
+            va="bottom",
+            **_text(COLOURS[1]),
+        )
     axes.set_ylim(0, 1.14 * top)
     axes.set_xlim(-0.02 * len(plan), end)
     axes.set_xlabel(f"releases charged ({done} of {len(plan)} planned)", **_text())
@@ -108,8 +131,13 @@ def budget_figure(plan: Sequence[Mapping], published: Set[str], rho_max: float |
     return _png(figure)
 
 
-def profiles_figure(centres: np.ndarray, mean: np.ndarray, weights: np.ndarray | None = None,
-                    vocabulary: Sequence[str] | None = None, top: int = 8) -> bytes:  # fmt: skip
+def profiles_figure(
+    centres: np.ndarray,
+    mean: np.ndarray,
+    weights: np.ndarray | None = None,
+    vocabulary: Sequence[str] | None = None,
+    top: int = 8,
+) -> bytes:
     """A panel for each centre: the tokens that most distinguish it from the mean, as bars of p ln(p / mean) in nats.
 
     centres: (K, d) and mean: (d,), non-negative. weights: (K,) non-negative shares, for titles and order; the heaviest
@@ -144,13 +172,20 @@ def profiles_figure(centres: np.ndarray, mean: np.ndarray, weights: np.ndarray |
             axes.set_xlabel("p ln(p / mean)  (nats)", **_text())
     which = "first" if weights is None else "heaviest"
     left_out = "" if len(chosen) == len(centres) else f": the {which} {len(chosen)} of {len(centres)}"
-    figure.suptitle(f"What distinguishes each centre from the mean{left_out}", x=0.01, ha="left", fontsize=10.5,
-                    fontweight="bold", color=INK)  # fmt: skip
+    figure.suptitle(
+        f"What distinguishes each centre from the mean{left_out}",
+        x=0.01,
+        ha="left",
+        fontsize=10.5,
+        fontweight="bold",
+        color=INK,
+    )
     return _png(figure)
 
 
-def evaluation_figure(rows: Sequence[Mapping], column: str = "kl",
-                      axis: str = "mean KL(held out ‖ estimate) over clients (nats)") -> bytes:  # fmt: skip
+def evaluation_figure(
+    rows: Sequence[Mapping], column: str = "kl", axis: str = "mean KL(held out ‖ estimate) over clients (nats)"
+) -> bytes:
     """A dot for each method's mean loss, with its 95 % interval (1.96 standard errors).
 
     rows: "method", the loss in `column`, "se" (or "standard_error"); best at the top. A method more than 2.5 times
@@ -173,12 +208,20 @@ def evaluation_figure(rows: Sequence[Mapping], column: str = "kl",
     place = np.arange(len(rows))
     axes.errorbar(loss[near], place[near], xerr=half[near], fmt="o", color=COLOURS[0], markersize=5, elinewidth=1.6)
     for y in place[near]:
-        axes.annotate(f"{loss[y]:.3f}", (loss[y], y), xytext=(0, 5), textcoords="offset points", ha="center",
-                      **_text(SOFT))  # fmt: skip
+        axes.annotate(
+            f"{loss[y]:.3f}", (loss[y], y), xytext=(0, 5), textcoords="offset points", ha="center", **_text(SOFT)
+        )
     for y in place[~near]:
-        axes.text(0.995, y, f"{loss[y]:.3g} ± {half[y]:.2g}, beyond the axis →", transform=axes.get_yaxis_transform(),
-                  ha="right", va="center", bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5},
-                  **_text(COLOURS[1]))  # fmt: skip
+        axes.text(
+            0.995,
+            y,
+            f"{loss[y]:.3g} ± {half[y]:.2g}, beyond the axis →",
+            transform=axes.get_yaxis_transform(),
+            ha="right",
+            va="center",
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5},
+            **_text(COLOURS[1]),
+        )
     axes.set_yticks(place, labels, parse_math=False, linespacing=1.0)
     axes.tick_params(axis="y", labelcolor=INK)
     axes.set_ylim(len(rows) - 0.5, -0.7)
@@ -213,8 +256,16 @@ def seconds_figure(metrics: Sequence[Mapping]) -> bytes:
     axes.set_ylabel("wall time (s)", **_text())
     _rounds_axis(axes, x, pad=0.6 if len(rows) <= MARKED else 0.0)
     if base.any():
-        axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=4, frameon=False, fontsize=8.5, labelcolor=INK,
-                    handlelength=1.0, borderaxespad=0.1)  # fmt: skip
+        axes.legend(
+            loc="lower right",
+            bbox_to_anchor=(1.0, 1.0),
+            ncols=4,
+            frameon=False,
+            fontsize=8.5,
+            labelcolor=INK,
+            handlelength=1.0,
+            borderaxespad=0.1,
+        )
     return _png(figure)
 
 
@@ -249,9 +300,11 @@ def row_labels(rows: Sequence[Mapping]) -> list[tuple[str, str]]:
         same = [other for other, other_name in zip(rows, names, strict=True) if other_name == name]
         keys = [key for key in row if key not in ("method", "kl", "se", "standard_error")]
         differ = [key for key in keys if len({repr(other.get(key)) for other in same}) > 1]
-        details = [key.replace("_", " ") if row[key] is True else f"{key.replace('_', ' ')} {_brief(row[key])}"
-                   for key in sorted(differ, key=lambda key: not _is_number(row[key]))
-                   if row[key] not in (None, False, "")]  # fmt: skip
+        details = [
+            key.replace("_", " ") if row[key] is True else f"{key.replace('_', ' ')} {_brief(row[key])}"
+            for key in sorted(differ, key=lambda key: not _is_number(row[key]))
+            if row[key] not in (None, False, "")
+        ]
         labels.append((name, ", ".join(details)))
     return labels
 
@@ -285,8 +338,14 @@ def _text(colour: str = INK) -> dict:
 
 
 def _title() -> dict:
-    return {"loc": "left", "fontsize": 10, "fontweight": "bold", "color": INK, "parse_math": False,
-            "fontfamily": "DejaVu Sans"}  # fmt: skip
+    return {
+        "loc": "left",
+        "fontsize": 10,
+        "fontweight": "bold",
+        "color": INK,
+        "parse_math": False,
+        "fontfamily": "DejaVu Sans",
+    }
 
 
 def _nothing(figure, axes, text: str) -> bytes:
@@ -340,8 +399,15 @@ def _label_ends(axes, ends: Sequence[tuple[float, str]], colour: str | None = No
     for place in np.argsort(heights, kind="stable"):
         last = max(heights[place], last + 0.085)
         own = colour or (INK if len(ends) == 1 else COLOURS[place % len(COLOURS)])
-        axes.annotate(ends[place][1], (1.0, last), xycoords="axes fraction", xytext=(8, 0), textcoords="offset points",
-                      va="center", **_text(own))  # fmt: skip
+        axes.annotate(
+            ends[place][1],
+            (1.0, last),
+            xycoords="axes fraction",
+            xytext=(8, 0),
+            textcoords="offset points",
+            va="center",
+            **_text(own),
+        )
 
 
 def _column(metrics: Sequence[Mapping], name: str) -> tuple[np.ndarray, np.ndarray]:

@@ -28,8 +28,9 @@ READS_MEMORIES = True
 CENTRES, TRAINED = "common centres", "own centres as trained"
 
 
-def evaluate_block(config: GradientEMConfig, state: GradientEMState, block: ClientBlock,
-                   kept: Kept | None = None) -> Statistics:  # fmt: skip
+def evaluate_block(
+    config: GradientEMConfig, state: GradientEMState, block: ClientBlock, kept: Kept | None = None
+) -> Statistics:
     """Sums over the clients of one leaf that have held-out rows. kept: what they remember of the training.
 
     Raises ValueError if the block has no held-out part, RunError if the run has no centres yet, ConfigError for an
@@ -37,8 +38,10 @@ def evaluate_block(config: GradientEMConfig, state: GradientEMState, block: Clie
     """
     held_part = held_out(block)
     if config.local or config.algorithm in ("pooled-em", "fedgmm"):
-        raise ConfigError(f"runs of algorithm {config.algorithm!r} have no common centres that clients could be scored "
-                          "by.", 'Score one with algorithm = "fedgrem".')  # fmt: skip
+        raise ConfigError(
+            f"runs of algorithm {config.algorithm!r} have no common centres that clients could be scored by.",
+            'Score one with algorithm = "fedgrem".',
+        )
     if state.round < 1:
         raise RunError("the run stopped before its first round.", "Resume it first.")
     frame = server.frame(state)

@@ -52,17 +52,22 @@ class Table:
         title, axis = LOSSES[self.loss]
         return {
             "title": f"{title} of {self.rows} held-out rows of {self.clients} clients of {where}",
-            "loss": self.loss, "axis": axis, "clients": self.clients, "held_out_rows": self.rows,
+            "loss": self.loss,
+            "axis": axis,
+            "clients": self.clients,
+            "held_out_rows": self.rows,
             "skipped": self.skipped,
             "rows": [self._line(line) for line in self.lines],
-        }  # fmt: skip
+        }
 
     def _line(self, line: Row) -> dict:
         row = {"method": line.method, self.loss: line.loss, "se": line.standard_error}
         if all(each.clients is None for each in self.lines):
             return row
-        return row | {"clients": self.clients if line.clients is None else line.clients,
-                      "held-out rows": self.rows if line.rows is None else line.rows}  # fmt: skip
+        return row | {
+            "clients": self.clients if line.clients is None else line.clients,
+            "held-out rows": self.rows if line.rows is None else line.rows,
+        }
 
 
 def held_out(block: ClientBlock) -> ClientBlock:
@@ -72,8 +77,9 @@ def held_out(block: ClientBlock) -> ClientBlock:
     return block.heldout
 
 
-def sums(leaf: int, m: np.ndarray, losses: Mapping[str, np.ndarray],
-         of: Mapping[str, np.ndarray] | None = None) -> Statistics:  # fmt: skip
+def sums(
+    leaf: int, m: np.ndarray, losses: Mapping[str, np.ndarray], of: Mapping[str, np.ndarray] | None = None
+) -> Statistics:
     """Of one leaf. m: (C,) held-out rows of each client that are scored. losses: by line, (C,) their summed losses.
     of: by line, (C,) bool, the only clients that the line is about.
     """

@@ -70,14 +70,27 @@ class Table:
 
     def to_json(self, where: str) -> dict:
         """For the run's evaluation. where: of the population, for the title."""
-        rows = [{"method": row.method, "kl": row.kl, "se": row.standard_error, "prior_tokens": row.prior_tokens,
-                 "chosen_by": row.chosen, "smoothing": row.smoothing} for row in self.rows]  # fmt: skip
+        rows = [
+            {
+                "method": row.method,
+                "kl": row.kl,
+                "se": row.standard_error,
+                "prior_tokens": row.prior_tokens,
+                "chosen_by": row.chosen,
+                "smoothing": row.smoothing,
+            }
+            for row in self.rows
+        ]
         return {
-            "title": f"Mean KL(held out || estimate) in nats over {self.clients} clients of {where}", "loss": "kl",
-            "axis": "mean KL(held out ‖ estimate) over clients (nats)", "clients": self.clients,
-            "validation_clients": self.validation_clients, "skipped": self.skipped, "unseen_mass": self.unseen_mass,
+            "title": f"Mean KL(held out || estimate) in nats over {self.clients} clients of {where}",
+            "loss": "kl",
+            "axis": "mean KL(held out ‖ estimate) over clients (nats)",
+            "clients": self.clients,
+            "validation_clients": self.validation_clients,
+            "skipped": self.skipped,
+            "unseen_mass": self.unseen_mass,
             "rows": rows,
-        }  # fmt: skip
+        }
 
     def row(self, method: str, **wanted) -> Row:
         """The only row of this method with these fields."""
@@ -90,9 +103,13 @@ def validation_clients(first: int, clients: int) -> np.ndarray:
     return client_uniforms(0, "evaluation/validation", 0, first, clients)[:, 0] < VALIDATION_SHARE
 
 
-def evaluate_block(config: HistogramsConfig, state: HistogramsState, block: CountsBlock,
-                   prior_tokens: Sequence[float] = PRIOR_TOKENS,
-                   smoothing: tuple[float, float] = (SMOOTHING, SECOND_SMOOTHING)) -> Statistics:  # fmt: skip
+def evaluate_block(
+    config: HistogramsConfig,
+    state: HistogramsState,
+    block: CountsBlock,
+    prior_tokens: Sequence[float] = PRIOR_TOKENS,
+    smoothing: tuple[float, float] = (SMOOTHING, SECOND_SMOOTHING),
+) -> Statistics:
     """Sums over the clients of one leaf that have held-out tokens; those of all leaves together make the table.
 
     block: one leaf, with `heldout`. prior_tokens: grid of a, to which the config's own a is added in front.
@@ -116,9 +133,12 @@ def evaluate_block(config: HistogramsConfig, state: HistogramsState, block: Coun
     return statistics
 
 
-def table(config: HistogramsConfig, statistics: Mapping[str, np.ndarray],
-          prior_tokens: Sequence[float] = PRIOR_TOKENS,
-          smoothing: tuple[float, float] = (SMOOTHING, SECOND_SMOOTHING)) -> Table:  # fmt: skip
+def table(
+    config: HistogramsConfig,
+    statistics: Mapping[str, np.ndarray],
+    prior_tokens: Sequence[float] = PRIOR_TOKENS,
+    smoothing: tuple[float, float] = (SMOOTHING, SECOND_SMOOTHING),
+) -> Table:
     """The table from the finished statistics (`fedcore.aggregation.values`) of all leaves, same grid and smoothing.
 
     Rows: Local at both smoothings; FedAvg and, unless the run is plain FedAvg, Algorithm 2 and Local mixture, each also
@@ -127,8 +147,10 @@ def table(config: HistogramsConfig, statistics: Mapping[str, np.ndarray],
     """
     n = float(statistics["evaluated_clients"])
     if n == 0:
-        raise PopulationError("no client that could be evaluated has held-out tokens.",
-                              "Hold out tokens for more clients; a fixed fifth of them only chooses a.")  # fmt: skip
+        raise PopulationError(
+            "no client that could be evaluated has held-out tokens.",
+            "Hold out tokens for more clients; a fixed fifth of them only chooses a.",
+        )
     means = statistics["evaluated_kl"] / n
     variances = np.maximum(statistics["evaluated_kl_squared"] / n - means**2, 0.0)
     errors = np.sqrt(variances / max(n - 1, 1))
@@ -147,8 +169,13 @@ def table(config: HistogramsConfig, statistics: Mapping[str, np.ndarray],
             best = int(np.argmin(statistics["validation_kl"][tuned]))
             rows.append(row(f"{name} + FT", base + 1 + best, prior_tokens=grid[best], chosen="validation clients"))
         rows.append(row(f"{name} + FT", base + 1 + len(grid), chosen="each client"))
-    return Table(tuple(rows), int(n), int(statistics["validation_clients"]), int(statistics["skipped"]),
-                 float(statistics["unseen_mass"]) / n)  # fmt: skip
+    return Table(
+        tuple(rows),
+        int(n),
+        int(statistics["validation_clients"]),
+        int(statistics["skipped"]),
+        float(statistics["unseen_mass"]) / n,
+    )
 
 
 def _losses(config, state, block, grid, smoothing) -> tuple[np.ndarray, np.ndarray]:

@@ -24,8 +24,9 @@ def grid_figure(rows: Mapping[str, np.ndarray], title: str, columns: int = COLUM
     width = max(len(images) for images in shown.values())
     first = next(iter(shown.values()))
     tall = first.shape[1] / first.shape[2]
-    figure, grid = _figure((CELL * width * max(1.0, 1 / tall), (CELL * max(1.0, tall) + ROOM) * len(shown) + 0.3),
-                           len(shown), width)  # fmt: skip
+    figure, grid = _figure(
+        (CELL * width * max(1.0, 1 / tall), (CELL * max(1.0, tall) + ROOM) * len(shown) + 0.3), len(shown), width
+    )
     figure.get_layout_engine().set(w_pad=0.02, h_pad=ROOM / 2)
     figure.suptitle(title, x=0.01, ha="left", fontsize=10, fontweight="bold", color=_text()["color"])
     for axes, (name, images) in zip(grid, shown.items(), strict=True):

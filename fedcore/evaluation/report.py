@@ -104,9 +104,12 @@ FILES = {
 }
 OF_RUN = {"unit": "unit", "relation": "relation", "epsilon": "ε of this run", "delta": "at δ", "rho": "ρ of this run"}
 OF_POPULATION = {
-    "epsilon": "ε of the population, all runs", "delta": "at δ", "rho_max": "ρ of the population, all runs",
-    "rho_spent": "ρ spent by all runs", "epsilon_spent": "ε spent by all runs",
-}  # fmt: skip
+    "epsilon": "ε of the population, all runs",
+    "delta": "at δ",
+    "rho_max": "ρ of the population, all runs",
+    "rho_spent": "ρ spent by all runs",
+    "epsilon_spent": "ε spent by all runs",
+}
 SECONDS = (*PARTS, WHOLE)
 LOSS, AXIS = "kl", "mean KL(held out ‖ estimate) over clients (nats)"  # unless the scores say other
 TOP = 8  # tokens of a profile
@@ -124,8 +127,13 @@ def run_summary(run: Run) -> dict[str, Any]:
     (`fedcore.promises.held`). Raises RunError for unreadable files.
     """
     info, rows, privacy = run.info, shown_metrics(run), privacy_of(run)
-    summary = {"run_id": run.id, "status": run.status, "method": info.get("method"), "rounds": max(run.round, 0),
-               "private": privacy["private"]}  # fmt: skip
+    summary = {
+        "run_id": run.id,
+        "status": run.status,
+        "method": info.get("method"),
+        "rounds": max(run.round, 0),
+        "private": privacy["private"],
+    }
     if run.head.get("outcome"):
         summary["outcome"] = run.head["outcome"]
     population = info.get("population") or {}
@@ -157,8 +165,10 @@ def privacy_of(run: Run) -> dict[str, Any]:
     if statement.get("private") is True:
         return {"text": "", **statement}
     if run.info.get("private") is True and not run.info.get("test_noise") and not statement:
-        text = ("No statement yet: one is written when a run finishes or its budget is exhausted. What the run charged "
-                "counts against the budget of its population, whatever becomes of the run.")  # fmt: skip
+        text = (
+            "No statement yet: one is written when a run finishes or its budget is exhausted. What the run charged "
+            "counts against the budget of its population, whatever becomes of the run."
+        )
         return {"private": False, "pending": True, "text": text}
     reason = str(statement["reason"]).rstrip(".")
     return {"private": False, "privacy": "none", "reason": reason, "text": f"privacy: none, because {reason}."}
@@ -174,8 +184,11 @@ def _statement(run: Run) -> dict[str, Any]:
     elif run.info.get("test_noise"):
         reason = "the noise was pseudo-random test noise, which anyone who knows its key can subtract"
     else:
-        reason = (not statement.get("private") and statement.get("reason")
-                  or "this configuration of the method adds no noise that protects people")  # fmt: skip
+        reason = (
+            not statement.get("private")
+            and statement.get("reason")
+            or "this configuration of the method adds no noise that protects people"
+        )
     return {"private": False, "reason": reason}
 
 
@@ -210,8 +223,10 @@ def _read(path: Place) -> dict | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise RunError(f"{path.parent.name}/{path.name} is unreadable ({type(error).__name__}).",
-                       "Restore it from a backup, or remove it.") from error  # fmt: skip
+        raise RunError(
+            f"{path.parent.name}/{path.name} is unreadable ({type(error).__name__}).",
+            "Restore it from a backup, or remove it.",
+        ) from error
     if not isinstance(value, dict):
         raise RunError(f"{path.parent.name}/{path.name} does not hold an object.", "Restore it, or remove it.")
     return value
@@ -229,8 +244,9 @@ def run_figures(run: Run, vocabulary: Sequence[str] | None = None) -> dict[str, 
     rows, figures = shown_metrics(run), {}
     evaluation, profiles = evaluation_of(run), _profiles(run)
     if evaluation is not None and evaluation["rows"]:
-        figures["evaluation"] = evaluation_figure(evaluation["rows"], evaluation.get("loss", LOSS),
-                                                  evaluation.get("axis", AXIS))  # fmt: skip
+        figures["evaluation"] = evaluation_figure(
+            evaluation["rows"], evaluation.get("loss", LOSS), evaluation.get("axis", AXIS)
+        )
     if profiles is not None:
         figures["profiles"] = profiles_figure(*profiles, vocabulary, TOP)
     for name, title, unit in CURVES.get(run.info.get("method"), []):
@@ -279,8 +295,7 @@ def _published(run: Run) -> set[str]:
 # --- the page -------------------------------------------------------------------------------------------------------
 
 
-def write_report(run: Run, vocabulary: Sequence[str] | None = None,
-                 drawn: Mapping[str, bytes] | None = None) -> Place:  # fmt: skip
+def write_report(run: Run, vocabulary: Sequence[str] | None = None, drawn: Mapping[str, bytes] | None = None) -> Place:
     """Write report.html into the run's folder, whole or not at all; needs nothing from elsewhere. Returns its path.
 
     drawn: what `run_figures` returned for the run as it is now; drawn here if it is not given.
@@ -288,30 +303,41 @@ def write_report(run: Run, vocabulary: Sequence[str] | None = None,
     import jinja2
 
     source = resources.files("fedcore.evaluation").joinpath("report.html").read_text(encoding="utf-8")
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
-                                     lstrip_blocks=True)  # fmt: skip
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     environment.filters |= {"show": show, "bytes": show_bytes, "words": _words}
     drawn = run_figures(run, vocabulary) if drawn is None else drawn
     figures = {name: data_uri(png) for name, png in drawn.items()}
     path, evaluation = run.path / "report.html", evaluation_of(run)
     summary = run_summary(run)
     page = environment.from_string(source).render(
-        summary=summary, figures=figures, captions=CAPTIONS, settings=_settings(run),
-        profiles=_profile_rows(run, vocabulary), metrics=_table(shown_metrics(run), ["round"], SECONDS),
-        promise=_promise(summary), releases=_releases(run), facts=_facts(privacy_of(run)),
-        paragraphs=_paragraphs(privacy_of(run)), evaluation=evaluation,
+        summary=summary,
+        figures=figures,
+        captions=CAPTIONS,
+        settings=_settings(run),
+        profiles=_profile_rows(run, vocabulary),
+        metrics=_table(shown_metrics(run), ["round"], SECONDS),
+        promise=_promise(summary),
+        releases=_releases(run),
+        facts=_facts(privacy_of(run)),
+        paragraphs=_paragraphs(privacy_of(run)),
+        evaluation=evaluation,
         scores=_table((evaluation or {}).get("rows", []), ("method", (evaluation or {}).get("loss", LOSS), "se")),
-        curves=[*(name for name, *_ in CURVES.get(run.info.get("method"), [])), "tasks"], asked=run.info,
+        curves=[*(name for name, *_ in CURVES.get(run.info.get("method"), [])), "tasks"],
+        asked=run.info,
         files=_files(run),
-    )  # fmt: skip
+    )
     write_whole(path, page.encode("utf-8", "backslashreplace"))
     return path
 
 
 def _promise(summary: Mapping) -> dict:
     """What was planned beside what was measured, in the units of their names; ratio: promised / measured."""
-    rows = [{**row, **{side: show_bytes(row[side]) for side in ("promised", "measured") if "bytes" in row["what"]}}
-            for row in summary.get("promise", ())]  # fmt: skip
+    rows = [
+        {**row, **{side: show_bytes(row[side]) for side in ("promised", "measured") if "bytes" in row["what"]}}
+        for row in summary.get("promise", ())
+    ]
     return _table([{**row, "what": _words(row["what"])} for row in rows])
 
 
@@ -329,8 +355,9 @@ def _settings(run: Run) -> list[dict]:
         value = config[name]
         default = fields[name].get_default(call_default_factory=True) if name in fields else value
         meaning = fields[name].description if name in fields else None
-        rows.append({"name": name, "value": value, "default": default, "meaning": meaning or "",
-                     "given": value != default})  # fmt: skip
+        rows.append(
+            {"name": name, "value": value, "default": default, "meaning": meaning or "", "given": value != default}
+        )
     return sorted(rows, key=lambda row: not row["given"])
 
 
@@ -352,8 +379,10 @@ def _profile_rows(run: Run, vocabulary: Sequence[str] | None) -> list[dict]:
     rows = []
     for k in heaviest(len(centres), weights, len(centres)):
         tokens, _ = distinguishing(centres[k], mean, TOP)
-        names = [printable(str(vocabulary[i])) if vocabulary is not None and i < len(vocabulary) else f"token {i}"
-                 for i in tokens]  # fmt: skip
+        names = [
+            printable(str(vocabulary[i])) if vocabulary is not None and i < len(vocabulary) else f"token {i}"
+            for i in tokens
+        ]
         rows.append({"centre": k + 1, "share": None if weights is None else float(weights[k]), "tokens": names})
     return rows
 
@@ -368,8 +397,14 @@ def _releases(run: Run) -> list[dict]:
     for planned in run.info.get("plan") or []:
         name, attempts = planned["name"], charged.get(planned["name"], {}).get("attempts", 1)
         state = "published" if name in published else "charged and lost" if name in charged else "not made"
-        rows.append({**planned, **charged.get(name, {}), "paid": state != "not made",
-                     "state": state if attempts == 1 else f"{state}; drawn {attempts} times"})  # fmt: skip
+        rows.append(
+            {
+                **planned,
+                **charged.get(name, {}),
+                "paid": state != "not made",
+                "state": state if attempts == 1 else f"{state}; drawn {attempts} times",
+            }
+        )
     return rows
 
 
@@ -393,8 +428,7 @@ def _files(run: Run) -> list[dict]:
     for name, meaning in FILES.items():
         name = run.metrics_file.name if name == METRICS else name
         if name in there or name == "report.html":
-            rows.append({"name": name, "meaning": meaning,
-                         "bytes": there[name] if name != "report.html" else None})  # fmt: skip
+            rows.append({"name": name, "meaning": meaning, "bytes": there[name] if name != "report.html" else None})
     return rows
 
 
@@ -409,15 +443,23 @@ def markdown_report(run: Run, figures: Mapping[str, bytes]) -> str:
     if not privacy["private"]:
         lines += [f"> **{'privacy: not stated yet' if privacy.get('pending') else 'privacy: none'}**", ""]
     table = {
-        "status": summary["status"], "method": summary["method"], "rounds": summary["rounds"],
+        "status": summary["status"],
+        "method": summary["method"],
+        "rounds": summary["rounds"],
         "outcome": summary.get("outcome"),
         "population": f"{population['name']}, version {population.get('version')}" if "name" in population else None,
-        "started": summary.get("started"), "seconds": summary.get("seconds"),
-        **{_words(name): value for name, value in summary.get("metrics", {}).items()
-           if name != "round" and name not in SECONDS},
-        **{f"peak memory, {name}": show_bytes(max(np.atleast_1d(value)))
-           for name, value in summary.get("peak_memory_bytes", {}).items()},
-    }  # fmt: skip
+        "started": summary.get("started"),
+        "seconds": summary.get("seconds"),
+        **{
+            _words(name): value
+            for name, value in summary.get("metrics", {}).items()
+            if name != "round" and name not in SECONDS
+        },
+        **{
+            f"peak memory, {name}": show_bytes(max(np.atleast_1d(value)))
+            for name, value in summary.get("peak_memory_bytes", {}).items()
+        },
+    }
     lines += ["| | |", "|---|---|"]
     lines += [f"| {_md(name)} | {_md(show(value))} |" for name, value in table.items() if value is not None]
     lines += ["", "## Privacy", "", *_three_lines(privacy), ""]

@@ -42,8 +42,9 @@ class Codec(Protocol):
     @property
     def draws(self) -> int: ...
 
-    def transmit(self, x: np.ndarray, uniforms: np.ndarray,
-                 clients: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    def transmit(
+        self, x: np.ndarray, uniforms: np.ndarray, clients: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """x: (C, q) float64; uniforms: (C, draws) in (0, 1); clients: (C,) their numbers, for errors.
 
         Returns the decoded messages (C, q) float64 and the bits of each (C,) int64. Raises WorkerFailed for a message
@@ -147,8 +148,9 @@ class Dithering:
         norms, levels = self.quantise(x, uniforms, clients)
         return self.decode(norms, levels), self.bits(norms, levels)
 
-    def quantise(self, x: np.ndarray, uniforms: np.ndarray,
-                 clients: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    def quantise(
+        self, x: np.ndarray, uniforms: np.ndarray, clients: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """norms (C, B) float32 and signed levels (C, q) int32, as they are sent."""
         check_finite(x, clients, LARGEST_FLOAT32)
         scaled = np.abs(x)

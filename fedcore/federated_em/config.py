@@ -30,47 +30,64 @@ class FederatedEMConfig(BaseModel):
     )
 
     # the model
-    model: Literal["gaussian", "regression", "poisson", "multinomial", "bernoulli", "gaussian_imputer",
-                   "gaussian_tables", "poisson_tables", "bernoulli_tables"] = Field(
+    model: Literal[
+        "gaussian",
+        "regression",
+        "poisson",
+        "multinomial",
+        "bernoulli",
+        "gaussian_imputer",
+        "gaussian_tables",
+        "poisson_tables",
+        "bernoulli_tables",
+    ] = Field(
         "gaussian",
         description="mixture of Gaussians, of linear regressions (the response is the last column), or of Poisson, "
         "multinomial or Bernoulli counts; one Gaussian with missing entries; one low-rank table behind incomplete ones",
-    )  # fmt: skip
+    )
     kind: Literal["rows", "counts"] = Field(
-        "rows", description="population that is read; counts (a client's token counts are its only row) is for "
+        "rows",
+        description="population that is read; counts (a client's token counts are its only row) is for "
         "poisson, multinomial and bernoulli",
-    )  # fmt: skip
+    )
     components: int = Field(3, ge=1, le=1000, description="components G of a mixture")
     covariance: Literal["full", "tied", "diag", "spherical", "known"] = Field(
-        "full", description="covariances of the model gaussian: one each, one for all, only variances, one variance; "
+        "full",
+        description="covariances of the model gaussian: one each, one for all, only variances, one variance; "
         "known: the identity, for rows that are whitened already",
-    )  # fmt: skip
+    )
     regularisation: float = Field(
-        1e-3, ge=0, le=10,
+        1e-3,
+        ge=0,
+        le=10,
         description="penalty of the model, as a share of the data: of the pooled variances, added to scatters; of rows "
         "with the mean counts, added to count models; ridge of regressions",
-    )  # fmt: skip
+    )
     pseudo_counts: float = Field(
         0.0, ge=0, le=1e6, description="a of the penalty -a log of the weights of Gaussians and regressions"
     )
     rank: int | None = Field(
-        None, ge=1, le=10_000, description="largest rank of the table behind tables, or factors of gaussian_imputer; "
-        "None: no limit",
-    )  # fmt: skip
+        None,
+        ge=1,
+        le=10_000,
+        description="largest rank of the table behind tables, or factors of gaussian_imputer; None: no limit",
+    )
     table_rows: int | None = Field(
         None, ge=1, description="rows of a table: so many consecutive rows of the population are one table"
     )
     nuclear_penalty: float = Field(0.5, gt=0, le=1e9, description="lambda of the tables' penalty lambda ||theta||_*")
     standardise: bool = Field(
-        True, description="subtract the column means and divide by the standard deviations before the model sees rows "
+        True,
+        description="subtract the column means and divide by the standard deviations before the model sees rows "
         "(gaussian, regression, gaussian_imputer); in a private run by the public centre and scale of the start",
-    )  # fmt: skip
+    )
 
     # messages
     codec: Literal["identity", "dithering", "block", "rand-k"] | None = Field(
-        None, description="compressor of messages; block: one level and a norm for each part of the statistic; None: "
+        None,
+        description="compressor of messages; block: one level and a norm for each part of the statistic; None: "
         "dithering, but identity for em and private",
-    )  # fmt: skip
+    )
     norm: Literal["1", "2", "inf"] = Field("2", description="norm r of dithering and of block quantisation")
     levels: int = Field(4, ge=1, le=2**20, description="levels s of dithering")
     norms_by_part: bool = Field(
@@ -84,16 +101,20 @@ class FederatedEMConfig(BaseModel):
         "bernoulli", description="every client by its own coin, or exactly the share p of all clients, drawn uniformly"
     )
     batch: int | None = Field(
-        None, ge=1, le=1_000_000, description="rows that a client draws in a round, with replacement; None: all its "
+        None,
+        ge=1,
+        le=1_000_000,
+        description="rows that a client draws in a round, with replacement; None: all its "
         "rows, for vr-fedem the square root of half its mean rows over 1 + omega",
-    )  # fmt: skip
+    )
     inner_rounds: int | None = Field(
         None, ge=2, le=1_000_000, description="vr-fedem: rounds between two full passes; None: batch (1 + omega)^2"
     )
     weights: Literal["rows", "clients"] | None = Field(
-        None, description="weight of a client in the objective: its share of the rows, or one vote each; None: rows, "
+        None,
+        description="weight of a client in the objective: its share of the rows, or one vote each; None: rows, "
         "in a private run clients",
-    )  # fmt: skip
+    )
 
     # steps
     rounds: int | None = Field(
@@ -103,11 +124,13 @@ class FederatedEMConfig(BaseModel):
         None, ge=0, le=1, description="rate at which memories follow the messages; None: 1 / (1 + omega)"
     )
     gamma: float | None = Field(
-        None, gt=0, le=2,
+        None,
+        gt=0,
+        le=2,
         description="step in the space of statistics; None: the theorems' if the constants are known, else min(1, p "
         f"sqrt(n) / (2 (1 + omega) sqrt(omega_p))), at most {BATCH_GAMMA} with batches; both are halved when steps "
         f"are often cut back; {PRIVATE_GAMMA} in a private run",
-    )  # fmt: skip
+    )
     v_min: float | None = Field(
         None, gt=0, description="known constant: smallest eigenvalue of B, which turns the mean field into a gradient"
     )
@@ -122,31 +145,37 @@ class FederatedEMConfig(BaseModel):
         None, gt=0, description="k0 of the decreasing step gamma / (1 + k / k0); None: constant"
     )
     memory_start: Literal["zero", "full"] | None = Field(
-        None, description="first memories: zero, or the exact field at the start (one uncompressed message for each "
+        None,
+        description="first memories: zero, or the exact field at the start (one uncompressed message for each "
         "client); None: full where there are memories",
-    )  # fmt: skip
+    )
     margin: float = Field(
         1e-9, ge=0, lt=1, description="a step is halved until the statistic is inside the model's domain by this margin"
     )
 
     # start and end
     start: Literal["kmeans++", "random", "given"] | None = Field(
-        None, description="first centres: rows drawn far from each other, rows drawn uniformly, or parameters given "
+        None,
+        description="first centres: rows drawn far from each other, rows drawn uniformly, or parameters given "
         "from outside; None: kmeans++, in a private run given",
-    )  # fmt: skip
+    )
     cluster_rounds: int = Field(
         3, ge=1, le=1000, description="passes of k-means from those rows before the mixture starts from the clusters"
     )
     restarts: int = Field(1, ge=1, le=100, description="starts that are tried side by side by plain EM steps")
     trial_rounds: int = Field(10, ge=1, le=1000, description="EM steps of each start before the best one is taken")
     monitor_every: int | None = Field(
-        None, ge=1, description="rounds between two looks at the objective, which cost a pass each; None: 10, or never "
+        None,
+        ge=1,
+        description="rounds between two looks at the objective, which cost a pass each; None: 10, or never "
         "in a private run",
-    )  # fmt: skip
+    )
     tolerance: float = Field(
-        0.0, ge=0, description="the run ends when the objective falls by less than this per round between two looks at "
+        0.0,
+        ge=0,
+        description="the run ends when the objective falls by less than this per round between two looks at "
         "it; 0: all rounds are made",
-    )  # fmt: skip
+    )
 
     # privacy
     epsilon: float | None = Field(
@@ -246,25 +275,33 @@ class FederatedEMConfig(BaseModel):
     def _of_the_model(self):
         tables = self.model in TABLES
         return (
-            (self.kind == "counts" and self.model not in COUNT_MODELS,
-             f'kind = "counts" is for {", ".join(COUNT_MODELS)}; {self.model} reads rows'),
+            (
+                self.kind == "counts" and self.model not in COUNT_MODELS,
+                f'kind = "counts" is for {", ".join(COUNT_MODELS)}; {self.model} reads rows',
+            ),
             (tables != (self.table_rows is not None), "table_rows is needed for tables, and for nothing else"),
-        )  # fmt: skip
+        )
 
     def _of_the_algorithm(self):
         exact = self.algorithm == "em"
         return (
-            (exact and (self.codec_name != "identity" or self.participation < 1 or self.batch is not None),
-             'algorithm = "em" is exact: it takes no codec, participation or batch; choose "fedem"'),
+            (
+                exact and (self.codec_name != "identity" or self.participation < 1 or self.batch is not None),
+                'algorithm = "em" is exact: it takes no codec, participation or batch; choose "fedem"',
+            ),
             (self.variance_reduced and self.participation < 1, "vr-fedem needs all clients in every round"),
-            (len({self.v_min is None, self.field_lipschitz is None, self.objective_lipschitz is None}) > 1
-             or (self.variance_reduced and self.v_min is not None and self.v_max is None),
-             "the theorems' step needs v_min, field_lipschitz, objective_lipschitz together, and v_max for vr-fedem"),
+            (
+                len({self.v_min is None, self.field_lipschitz is None, self.objective_lipschitz is None}) > 1
+                or (self.variance_reduced and self.v_min is not None and self.v_max is None),
+                "the theorems' step needs v_min, field_lipschitz, objective_lipschitz together, and v_max for vr-fedem",
+            ),
             (self.inner_rounds is not None and not self.variance_reduced, "inner_rounds is for vr-fedem"),
             (self.kept is not None and self.codec_name != "rand-k", 'kept is for codec = "rand-k"'),
-            (self.algorithm == "naive" and (self.alpha or self.memory_start == "full"),
-             "the naive variant keeps no memories: it takes neither alpha nor memory_start"),
-        )  # fmt: skip
+            (
+                self.algorithm == "naive" and (self.alpha or self.memory_start == "full"),
+                "the naive variant keeps no memories: it takes neither alpha nor memory_start",
+            ),
+        )
 
     def _of_privacy(self):
         if not self.private:
@@ -276,8 +313,10 @@ class FederatedEMConfig(BaseModel):
             (self.participation < 1, "a private run asks all clients: sampling is not accounted for"),
             (self.batch is not None, "a private run uses all rows of a client: no batch"),
             (self.memory_start == "full" or bool(self.alpha), "a private run keeps no memories"),
-            (self.monitor_every is not None or self.tolerance > 0,
-             "a private run may not look at the objective: no monitor_every, no tolerance"),
+            (
+                self.monitor_every is not None or self.tolerance > 0,
+                "a private run may not look at the objective: no monitor_every, no tolerance",
+            ),
             (self.restarts > 1, "a private run cannot compare starts"),
             (self.weights == "rows", 'a private run counts each client once: weights = "clients"'),
-        )  # fmt: skip
+        )

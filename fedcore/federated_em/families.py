@@ -88,14 +88,24 @@ def in_data_units(config: FederatedEMConfig, theta: Theta, scaling: Scaling) -> 
 
 
 def _gaussian(config, scaling):
-    return GaussianMixture(config.components, len(scaling.variance), config.covariance,
-                           lam=config.regularisation * scaling.variance, a=config.pseudo_counts)  # fmt: skip
+    return GaussianMixture(
+        config.components,
+        len(scaling.variance),
+        config.covariance,
+        lam=config.regularisation * scaling.variance,
+        a=config.pseudo_counts,
+    )
 
 
 def _gaussian_original(config, theta, scaling):
     scale, theta = scaling.scale, {**theta, "means": theta["means"] * scaling.scale + scaling.centre}
-    factor = {"full": np.outer(scale, scale), "tied": np.outer(scale, scale), "diag": scale**2,
-              "spherical": scale[0] ** 2, "known": 1.0}[config.covariance]  # fmt: skip
+    factor = {
+        "full": np.outer(scale, scale),
+        "tied": np.outer(scale, scale),
+        "diag": scale**2,
+        "spherical": scale[0] ** 2,
+        "known": 1.0,
+    }[config.covariance]
     if "covariances" in theta:
         theta["covariances"] = theta["covariances"] * factor
     return theta
@@ -106,16 +116,25 @@ def _gaussian_original(config, theta, scaling):
 
 def _regression(config, scaling):
     variance = float(scaling.variance[-1])
-    return RegressionMixture(config.components, len(scaling.variance), intercept=True, a=config.pseudo_counts,
-                             ridge=config.regularisation, lam=config.regularisation * variance)  # fmt: skip
+    return RegressionMixture(
+        config.components,
+        len(scaling.variance),
+        intercept=True,
+        a=config.pseudo_counts,
+        ridge=config.regularisation,
+        lam=config.regularisation * variance,
+    )
 
 
 def _regression_original(config, theta, scaling):
     """v = c_v + s_v (b_0 + sum b_j (u_j - c_j) / s_j)."""
     slopes = theta["coefficients"][:, :-1] * scaling.scale[-1] / scaling.scale[:-1]
     level = scaling.centre[-1] + scaling.scale[-1] * theta["coefficients"][:, -1] - slopes @ scaling.centre[:-1]
-    return {**theta, "coefficients": np.column_stack([slopes, level]),
-            "variances": theta["variances"] * scaling.scale[-1] ** 2}  # fmt: skip
+    return {
+        **theta,
+        "coefficients": np.column_stack([slopes, level]),
+        "variances": theta["variances"] * scaling.scale[-1] ** 2,
+    }
 
 
 # --- mixtures of counts ---------------------------------------------------------------------------------------------
@@ -128,8 +147,9 @@ def _prior(config: FederatedEMConfig, scaling: Scaling) -> float:
 
 
 def _poisson(config, scaling):
-    return PoissonMixture(config.components, len(scaling.variance), a=_prior(config, scaling),
-                          b=config.regularisation / config.components)  # fmt: skip
+    return PoissonMixture(
+        config.components, len(scaling.variance), a=_prior(config, scaling), b=config.regularisation / config.components
+    )
 
 
 def _multinomial(config, scaling):
@@ -149,8 +169,10 @@ def _imputer(config, scaling):
 
 
 def _imputer_original(config, theta, scaling):
-    return {"mean": theta["mean"] * scaling.scale + scaling.centre,
-            "covariance": theta["covariance"] * np.outer(scaling.scale, scaling.scale)}  # fmt: skip
+    return {
+        "mean": theta["mean"] * scaling.scale + scaling.centre,
+        "covariance": theta["covariance"] * np.outer(scaling.scale, scaling.scale),
+    }
 
 
 def _tables(config, scaling):

@@ -65,8 +65,10 @@ def part_scales(public: PublicFacts, q: int) -> np.ndarray:
 
 def _arrays(public: PublicFacts) -> Mapping[str, np.ndarray]:
     if public.start is None:
-        raise ConfigError('start = "given" needs parameters to start from.',
-                          "Name a start: the result of an earlier run, or a file of arrays.")  # fmt: skip
+        raise ConfigError(
+            'start = "given" needs parameters to start from.',
+            "Name a start: the result of an earlier run, or a file of arrays.",
+        )
     return public.start
 
 

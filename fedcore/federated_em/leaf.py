@@ -15,12 +15,7 @@ from fedcore.aggregation import FloatSum, Statistics
 from fedcore.errors import PopulationError
 from fedcore.federated_em.codecs import Codec, Identity, check_finite
 from fedcore.federated_em.config import FederatedEMConfig
-from fedcore.federated_em.messages import (
-    FieldMessage,
-    ObjectiveMessage,
-    RoundMessage,
-    TrialMessage,
-)
+from fedcore.federated_em.messages import FieldMessage, ObjectiveMessage, RoundMessage, TrialMessage
 from fedcore.federated_em.rows import LeafRows, client_means, rows_of
 from fedcore.models.contract import CurvedEM
 from fedcore.population.blocks import ClientBlock
@@ -38,8 +33,9 @@ def client_weights(config: FederatedEMConfig, sizes: np.ndarray, clients: float,
     return sizes / rows if config.by_rows else (sizes > 0) / clients
 
 
-def row_weights(config: FederatedEMConfig, leaf: LeafRows, observations: slice, clients: float,
-                rows: float) -> np.ndarray | None:  # fmt: skip
+def row_weights(
+    config: FederatedEMConfig, leaf: LeafRows, observations: slice, clients: float, rows: float
+) -> np.ndarray | None:
     """w_i / m_i of the client of each of these observations, up to the factor 1 / N; None if all are equal."""
     if config.by_rows:
         return None
@@ -96,8 +92,10 @@ def check_rows(model: CurvedEM, block: ClientBlock, leaf: LeafRows) -> None:
     """Raises PopulationError that names the client, and the row among its own."""
     torn = np.flatnonzero(np.diff(leaf.ptr) % leaf.unit)
     if len(torn):  # rows of two clients would make one table
-        raise PopulationError(f"client {block.first + torn[0]}: its rows do not make whole tables of {leaf.unit} rows.",
-                              "Pad missing rows with NaN.")  # fmt: skip
+        raise PopulationError(
+            f"client {block.first + torn[0]}: its rows do not make whole tables of {leaf.unit} rows.",
+            "Pad missing rows with NaN.",
+        )
     try:
         model.check_rows(leaf.y)
     except PopulationError as wrong:
@@ -137,8 +135,14 @@ def objective(config, model: CurvedEM, message: ObjectiveMessage, block: ClientB
 # --- a round --------------------------------------------------------------------------------------------------------
 
 
-def round_answer(config: FederatedEMConfig, model: CurvedEM, codec: Codec, message: RoundMessage, block: ClientBlock,
-                 memory: Memory | None) -> tuple[Statistics, Memory | None]:  # fmt: skip
+def round_answer(
+    config: FederatedEMConfig,
+    model: CurvedEM,
+    codec: Codec,
+    message: RoundMessage,
+    block: ClientBlock,
+    memory: Memory | None,
+) -> tuple[Statistics, Memory | None]:
     """One client step of Algorithm 1 or 2 for every active client of the leaf.
 
     sum:    (q,) sum over active clients of w_i Q_i
@@ -153,8 +157,10 @@ def round_answer(config: FederatedEMConfig, model: CurvedEM, codec: Codec, messa
         total = weighted_total(config, model, message.theta, leaf, *sizes)
         filled = np.count_nonzero(leaf.sizes)
         costs = [filled, leaf.sizes.sum(), filled * 64 * model.q]
-        statistics = {"sum": FloatSum.at(block.leaf, total - _mass(config, leaf, *sizes) * message.s),
-                      "costs": FloatSum.at(block.leaf, costs)}  # fmt: skip
+        statistics = {
+            "sum": FloatSum.at(block.leaf, total - _mass(config, leaf, *sizes) * message.s),
+            "costs": FloatSum.at(block.leaf, costs),
+        }
         memory = None
     if message.monitor:
         loss = weighted_loss(config, model, message.theta, leaf, *sizes)
@@ -203,8 +209,9 @@ def _clients(config, model, codec, message: RoundMessage, block, leaf: LeafRows,
         delta -= message.s
         if "V" in memory:
             delta -= memory["V"][chosen]
-        decoded, bits = codec.transmit(delta, _uniforms(message, CODEC, block, codec.draws)[chosen],
-                                       block.first + np.flatnonzero(active))  # fmt: skip
+        decoded, bits = codec.transmit(
+            delta, _uniforms(message, CODEC, block, codec.draws)[chosen], block.first + np.flatnonzero(active)
+        )
         total = weights[chosen] @ decoded
         if "V" in memory:
             moved = config.memory_rate(codec.omega) * decoded

@@ -139,5 +139,13 @@ class ReleaseMessage:
     bound: float
 
 
-Message = (MomentsMessage | PickMessage | ClusterMessage | TrialMessage | FieldMessage | RoundMessage
-           | ObjectiveMessage | ReleaseMessage)  # fmt: skip
+Message = (
+    MomentsMessage
+    | PickMessage
+    | ClusterMessage
+    | TrialMessage
+    | FieldMessage
+    | RoundMessage
+    | ObjectiveMessage
+    | ReleaseMessage
+)

@@ -123,8 +123,12 @@ class FederatedEM:
         """What another run may start from: parameters, and what rows and clipped parts were scaled by."""
         if not len(state.theta):
             raise ConfigError("stopped before it had parameters.", "Name a run that has.")
-        arrays = {"centre": state.centre, "scale": state.scale, "column_means": state.mean,
-                  "part_scales": state.part_scales}  # fmt: skip
+        arrays = {
+            "centre": state.centre,
+            "scale": state.scale,
+            "column_means": state.mean,
+            "part_scales": state.part_scales,
+        }
         return {**state.parameters(), **{name: array for name, array in arrays.items() if len(array)}}
 
     def checked_start(self, arrays: Mapping[str, np.ndarray], what: str, features: int) -> dict[str, np.ndarray]:

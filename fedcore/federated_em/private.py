@@ -43,8 +43,10 @@ CLIPPED_TOGETHER = 2**14  # numbers of the clients that are clipped at a time, s
 def plan(config: FederatedEMConfig, public: PublicFacts) -> list[PlannedRelease]:
     """T releases of equal price whose prices, rounded up, sum to at most public.rho."""
     if public.rho is None or not public.rho > 0:
-        raise ConfigError("a private federated EM run needs a zCDP budget.",
-                          "Set a budget for the population, or choose another algorithm.")  # fmt: skip
+        raise ConfigError(
+            "a private federated EM run needs a zCDP budget.",
+            "Set a budget for the population, or choose another algorithm.",
+        )
     _nominal(config, public)
     model, rounds = given.model(config, public), config.all_rounds
     sensitivity = {"add_or_remove_one": GRID_NORM, "replace_one": 2 * GRID_NORM}[public.relation]
@@ -54,10 +56,17 @@ def plan(config: FederatedEMConfig, public: PublicFacts) -> list[PlannedRelease]
         rho *= 1.0 - 1e-12
         multiplier = math.sqrt(0.5 * rounds / rho)
         releases = [
-            PlannedRelease(release_name(number), number, (model.q,), sensitivity, multiplier, ARGUMENT,
-                           "one clipped vector for each client")
+            PlannedRelease(
+                release_name(number),
+                number,
+                (model.q,),
+                sensitivity,
+                multiplier,
+                ARGUMENT,
+                "one clipped vector for each client",
+            )
             for number in range(1, rounds + 1)
-        ]  # fmt: skip
+        ]
         prices = [release.rho for release in releases]
         if max(sum(prices), math.fsum(prices)) <= public.rho:
             return releases
@@ -77,12 +86,22 @@ def init(config: FederatedEMConfig, public: PublicFacts) -> FederatedEMState:
     flat, layout = pack(model.maximise(s))
     fixed = given.scaling(config, public)
     return empty(
-        phase="rounds", seed=public.seed, clients=float(_nominal(config, public)), centre=fixed.centre,
-        scale=fixed.scale, variance=fixed.variance, mean=fixed.mean, statistic=s, theta=flat, previous=flat,
-        layout=layout, memory=np.zeros(model.q), gamma=config.step(0.0, 1.0),
+        phase="rounds",
+        seed=public.seed,
+        clients=float(_nominal(config, public)),
+        centre=fixed.centre,
+        scale=fixed.scale,
+        variance=fixed.variance,
+        mean=fixed.mean,
+        statistic=s,
+        theta=flat,
+        previous=flat,
+        layout=layout,
+        memory=np.zeros(model.q),
+        gamma=config.step(0.0, 1.0),
         part_scales=given.part_scales(public, model.q),
         multipliers=np.array([release.noise_multiplier for release in plan(config, public)]),
-    )  # fmt: skip
+    )
 
 
 def _nominal(config: FederatedEMConfig, public: PublicFacts) -> int:
@@ -99,8 +118,15 @@ def message(config: FederatedEMConfig, state: FederatedEMState) -> ReleaseMessag
     if state.phase == "done":
         return None
     bound = config.record_bound or 3.0 * math.sqrt(len(state.variance))
-    return ReleaseMessage(release_name(state.round + 1), state.parameters(), state.statistic, scaling(state),
-                          state.part_scales, config.clip, bound)  # fmt: skip
+    return ReleaseMessage(
+        release_name(state.round + 1),
+        state.parameters(),
+        state.statistic,
+        scaling(state),
+        state.part_scales,
+        config.clip,
+        bound,
+    )
 
 
 # --- clients --------------------------------------------------------------------------------------------------------
@@ -190,12 +216,14 @@ def server_update(config: FederatedEMConfig, state: FederatedEMState, published:
     gamma = state.gamma / (1 + state.round / config.gamma_decay) if config.gamma_decay else state.gamma
     s, used, halvings = advance(model, state.statistic, field, gamma, config.margin)
     theta, _ = pack(model.maximise(s, start=state.parameters()))
-    info = RoundInfo({
-        "noise_multiplier": float(state.multipliers[state.round]),
-        "field_norm": float(field @ field),
-        "gamma": used,
-        "halvings": float(halvings),
-        "movement": float(np.linalg.norm(theta - state.theta)),
-    })  # fmt: skip
+    info = RoundInfo(
+        {
+            "noise_multiplier": float(state.multipliers[state.round]),
+            "field_norm": float(field @ field),
+            "gamma": used,
+            "halvings": float(halvings),
+            "movement": float(np.linalg.norm(theta - state.theta)),
+        }
+    )
     phase = "done" if number == len(state.multipliers) else "rounds"
     return replace(state, phase=phase, round=number, statistic=s, theta=theta, previous=state.theta), info

@@ -70,8 +70,12 @@ class LeafRows:
             last = int(np.searchsorted(self.ptr, self.ptr[first] + limit, "right")) - 1
             alone = last <= first
             last = first + 1 if alone else min(last, clients)
-            part = LeafRows(self.y[int(self.ptr[first]) : int(self.ptr[last])], self.ptr[first : last + 1]
-                            - self.ptr[first], self.sizes[first:last], self.unit)  # fmt: skip
+            part = LeafRows(
+                self.y[int(self.ptr[first]) : int(self.ptr[last])],
+                self.ptr[first : last + 1] - self.ptr[first],
+                self.sizes[first:last],
+                self.unit,
+            )
             yield slice(first, last), part if alone else part._loaded()
             first = last
 

@@ -94,12 +94,20 @@ def message(config: FederatedEMConfig, state: FederatedEMState) -> Message | Non
     number = state.round + 1
     oracle = _oracle(state)
     return RoundMessage(
-        number=number, seed=state.seed, theta=state.parameters(),
-        previous=unpack(state.previous, state.layout) if oracle == "recursive" else None, oracle=oracle,
-        s=state.statistic, scaling=scaling(state), threshold=_threshold(config, state, number),
-        batch=0 if oracle == "full" else state.batch, clients=state.clients, rows=state.rows,
-        monitor=_looks(config, number), audit=number % AUDIT_EVERY == 0,
-    )  # fmt: skip
+        number=number,
+        seed=state.seed,
+        theta=state.parameters(),
+        previous=unpack(state.previous, state.layout) if oracle == "recursive" else None,
+        oracle=oracle,
+        s=state.statistic,
+        scaling=scaling(state),
+        threshold=_threshold(config, state, number),
+        batch=0 if oracle == "full" else state.batch,
+        clients=state.clients,
+        rows=state.rows,
+        monitor=_looks(config, number),
+        audit=number % AUDIT_EVERY == 0,
+    )
 
 
 def _oracle(state: FederatedEMState) -> str:
@@ -153,13 +161,15 @@ def _moments(config, state, result):
     count, total, square = result["moments"]
     if not np.isfinite(square).all():
         column = int(np.argmin(np.isfinite(square)))
-        raise PopulationError(f"the values of column {column} are too large to be squared.",
-                              "Rescale it, or look for wrong values.")  # fmt: skip
+        raise PopulationError(
+            f"the values of column {column} are too large to be squared.", "Rescale it, or look for wrong values."
+        )
     known = np.maximum(count, 1.0)
     mean = total / known
     variance = np.maximum(square / known - mean**2, 0.0)
-    state = replace(state, clients=clients, rows=rows,
-                    effective_clients=rows**2 / squares if config.by_rows else clients)  # fmt: skip
+    state = replace(
+        state, clients=clients, rows=rows, effective_clients=rows**2 / squares if config.by_rows else clients
+    )
     if families.standardises(config):
         constant = variance <= CONSTANT * mean**2
         scale = np.where(constant, 1.0, np.sqrt(variance))
@@ -201,8 +211,10 @@ def _clusters(config, model, state, result):
     if step < config.cluster_rounds:
         moved = np.stack([lloyd_step(centres, own) for centres, own in zip(state.picked, sums, strict=True)])
         return replace(state, step=step, picked=moved), info
-    thetas = [start_from_clusters(model, centres, own, state.mean, state.variance)
-              for centres, own in zip(state.picked, sums, strict=True)]  # fmt: skip
+    thetas = [
+        start_from_clusters(model, centres, own, state.mean, state.variance)
+        for centres, own in zip(state.picked, sums, strict=True)
+    ]
     return _begin_with(config, replace(state, step=0), thetas), info
 
 
@@ -216,15 +228,20 @@ def _begin_with(config, state, thetas):
 
 
 def _trials(config, model, state, result):
-    losses = [float(loss) + model.penalty(model.maximise(s))
-              for loss, s in zip(result["losses"], state.starts, strict=True)]  # fmt: skip
+    losses = [
+        float(loss) + model.penalty(model.maximise(s)) for loss, s in zip(result["losses"], state.starts, strict=True)
+    ]
     best, starts = int(np.argmin(losses)), np.asarray(result["totals"])
     info = RoundInfo({"objective": losses[best], "spread_of_starts": max(losses) - min(losses)})
     evaluations, answers = state.rows * len(starts), state.clients * len(starts)
     state = replace(
-        state, starts=starts, step=state.step + 1, expectations=state.expectations + evaluations,
-        bits_up=state.bits_up + PLACES * model.q * answers, bits_down=state.bits_down + _down(model, state) * answers,
-    )  # fmt: skip
+        state,
+        starts=starts,
+        step=state.step + 1,
+        expectations=state.expectations + evaluations,
+        bits_up=state.bits_up + PLACES * model.q * answers,
+        bits_down=state.bits_down + _down(model, state) * answers,
+    )
     if state.step == config.trial_rounds:
         state = _begin(config, model, replace(state, starts=np.zeros((0, model.q)), step=0), starts[best])
     return state, info
@@ -239,9 +256,17 @@ def _begin(config, model: CurvedEM, state, s):
     batch, inner = _batches(config, codec.omega, state.rows / state.clients)
     phase = "memory" if config.memories and remembers(config, codec) else "rounds"
     return replace(
-        state, phase=phase, statistic=s, theta=theta, previous=theta, layout=layout, memory=np.zeros(model.q),
-        batch=batch, inner_rounds=inner, gamma=config.step(codec.omega, state.effective_clients),
-    )  # fmt: skip
+        state,
+        phase=phase,
+        statistic=s,
+        theta=theta,
+        previous=theta,
+        layout=layout,
+        memory=np.zeros(model.q),
+        batch=batch,
+        inner_rounds=inner,
+        gamma=config.step(codec.omega, state.effective_clients),
+    )
 
 
 def _batches(config, omega: float, mean_rows: float) -> tuple[int, int]:
@@ -259,10 +284,13 @@ def _memory(config, model, state, result):
     v = np.asarray(result["sum"])
     info = RoundInfo({"field_norm": float(v @ v)})
     return replace(
-        state, phase="rounds", memory=v, expectations=state.expectations + state.rows,
+        state,
+        phase="rounds",
+        memory=v,
+        expectations=state.expectations + state.rows,
         bits_up=state.bits_up + PLACES * model.q * state.clients,
         bits_down=state.bits_down + _down(model, state) * state.clients,
-    ), info  # fmt: skip
+    ), info
 
 
 def _down(model, state) -> float:
@@ -293,16 +321,27 @@ def _round(config, model, state, result):
     down = float(active) * _down(model, state)
     v = state.memory + config.memory_rate(codec.omega) * total if remembers(config, codec) else state.memory
     after = replace(
-        state, round=number, statistic=s, theta=theta, previous=state.theta, memory=v,
-        expectations=state.expectations + float(expectations), bits_up=state.bits_up + float(bits),
+        state,
+        round=number,
+        statistic=s,
+        theta=theta,
+        previous=state.theta,
+        memory=v,
+        expectations=state.expectations + float(expectations),
+        bits_up=state.bits_up + float(bits),
         bits_down=state.bits_down + down,
-    )  # fmt: skip
+    )
     after = _shortened(config, after, halvings)
     scalars = {
-        "field_norm": float(field @ field), "gamma": used, "halvings": float(halvings),
-        "active_clients": float(active), "expectations": float(expectations), "epochs": after.expectations / state.rows,
-        "bits_up": float(bits), "bits_down": down,
-    }  # fmt: skip
+        "field_norm": float(field @ field),
+        "gamma": used,
+        "halvings": float(halvings),
+        "active_clients": float(active),
+        "expectations": float(expectations),
+        "epochs": after.expectations / state.rows,
+        "bits_up": float(bits),
+        "bits_down": down,
+    }
     falls = True
     if "loss" in result:
         exact = np.asarray(result["total"]) - state.statistic
@@ -335,8 +374,9 @@ def _audit(state, result) -> None:
     if off > AUDIT_TOLERANCE * max(1.0, float(np.max(np.abs(state.memory), initial=0.0))):
         raise RunError(
             f"after round {state.round} the clients' memories add up to something else than the server's (off by "
-            f"{off:.3g}).", "Memory files were lost, changed or taken from another run: restore them, or train again.",
-        )  # fmt: skip
+            f"{off:.3g}).",
+            "Memory files were lost, changed or taken from another run: restore them, or train again.",
+        )
 
 
 def _last(config, model, state, result):

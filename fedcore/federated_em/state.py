@@ -77,12 +77,38 @@ def empty(**fields) -> FederatedEMState:
     """A state before anything is known, with these fields set."""
     none = np.zeros(0)
     defaults = dict(
-        phase="moments", round=0, step=0, seed=0, population=0, clients=0.0, rows=0.0, effective_clients=0.0,
-        centre=none, scale=none, variance=none, mean=none, seen=none, picked=np.zeros((0, 0, 0)),
-        starts=np.zeros((0, 0)), statistic=none, theta=none, previous=none, layout="{}", memory=none, gamma=0.0,
-        cut_back=0, batch=0, inner_rounds=0, objective=None, looked=0, expectations=0.0, bits_up=0.0, bits_down=0.0,
-        multipliers=none, part_scales=none,
-    )  # fmt: skip
+        phase="moments",
+        round=0,
+        step=0,
+        seed=0,
+        population=0,
+        clients=0.0,
+        rows=0.0,
+        effective_clients=0.0,
+        centre=none,
+        scale=none,
+        variance=none,
+        mean=none,
+        seen=none,
+        picked=np.zeros((0, 0, 0)),
+        starts=np.zeros((0, 0)),
+        statistic=none,
+        theta=none,
+        previous=none,
+        layout="{}",
+        memory=none,
+        gamma=0.0,
+        cut_back=0,
+        batch=0,
+        inner_rounds=0,
+        objective=None,
+        looked=0,
+        expectations=0.0,
+        bits_up=0.0,
+        bits_down=0.0,
+        multipliers=none,
+        part_scales=none,
+    )
     return FederatedEMState(**{**defaults, **fields})
 
 

@@ -56,16 +56,19 @@ def exhaustive(centres: np.ndarray) -> np.ndarray:
     clients, components, _ = centres.shape
     choices = list(permutations(range(components)))
     if len(choices) ** (clients - 1) > MOST_EXHAUSTIVE:
-        raise ConfigError(f"{clients} clients with {components} components have too many alignments to try them all.",
-                          'Choose alignment = "shuffles".')  # fmt: skip
+        raise ConfigError(
+            f"{clients} clients with {components} components have too many alignments to try them all.",
+            'Choose alignment = "shuffles".',
+        )
     distances = pair_distances(centres)
     first = tuple(range(components))
     candidates = (np.array([first, *rest]) for rest in product(choices, repeat=clients - 1))
     return min(candidates, key=lambda orders: _score_of(distances, orders))
 
 
-def stepwise(centres: np.ndarray, sequence: np.ndarray | None = None,
-             distances: np.ndarray | None = None) -> np.ndarray:  # fmt: skip
+def stepwise(
+    centres: np.ndarray, sequence: np.ndarray | None = None, distances: np.ndarray | None = None
+) -> np.ndarray:
     """(K, R). sequence: (K,) the order in which clients are taken; the first keeps its order. distances: of
     `pair_distances`, if they are known."""
     clients, components, _ = centres.shape

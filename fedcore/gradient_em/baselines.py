@@ -38,8 +38,9 @@ REGULARISATION = 1e-3  # of a pooled covariance, in standardised units
 # --- clients --------------------------------------------------------------------------------------------------------
 
 
-def client_round(config: GradientEMConfig, message: RoundMessage, block: RowsBlock,
-                 memory: Memory) -> tuple[Statistics, Memory]:  # fmt: skip
+def client_round(
+    config: GradientEMConfig, message: RoundMessage, block: RowsBlock, memory: Memory
+) -> tuple[Statistics, Memory]:
     """memory: aligned already. counts: (3,) active clients, rows, log-likelihood; movement as for FedGrEM."""
     rows = rows_of(config, message.frame, block)
     if config.algorithm in ("pooled-em", "pooled-grem"):
@@ -101,14 +102,18 @@ def _pooled(config, message: RoundMessage, block, rows: Rows) -> Statistics:
         one = Rows(rows.x, rows.y, np.array([0, len(rows.x)]))
         sums = e_step(one, inward(config, message.frame, message.centres)[None], message.weights[None])
         parts = np.column_stack([sums.gradient[0], sums.mass[0]])
-        return {"gradient": FloatSum.at(block.leaf, parts),
-                "counts": FloatSum.at(block.leaf, [np.count_nonzero(rows.sizes), n, sums.log_likelihood.sum()])}
+        return {
+            "gradient": FloatSum.at(block.leaf, parts),
+            "counts": FloatSum.at(block.leaf, [np.count_nonzero(rows.sizes), n, sums.log_likelihood.sum()]),
+        }
     model, theta = pooled_model(config, len(message.centres[0])), pooled_theta(config, message)
     y = rows.x if rows.y is None else np.column_stack([rows.x, rows.y])
     total = model.e_total(theta, y) if len(y) else np.zeros(model.q)
     fit = float(model.log_likelihood(theta, y).sum()) if len(y) else 0.0
-    return {"total": FloatSum.at(block.leaf, total),
-            "counts": FloatSum.at(block.leaf, [np.count_nonzero(rows.sizes), n, fit])}  # fmt: skip
+    return {
+        "total": FloatSum.at(block.leaf, total),
+        "counts": FloatSum.at(block.leaf, [np.count_nonzero(rows.sizes), n, fit]),
+    }
 
 
 def pooled_model(config: GradientEMConfig, p: int) -> GaussianMixture | RegressionMixture:
@@ -168,8 +173,14 @@ def server_update(config: GradientEMConfig, state: GradientEMState, result: Mapp
     still = config.exact_rounds and number >= 5 and max(movement, centre_step) < config.tolerance
     if number == config.rounds or still or config.algorithm == "local-fit":
         after = replace(after, phase="done")
-    return after, RoundInfo({"movement": movement, "centre_step": centre_step, "active_clients": active,
-                             "log_likelihood": fit / max(rows, 1.0)})  # fmt: skip
+    return after, RoundInfo(
+        {
+            "movement": movement,
+            "centre_step": centre_step,
+            "active_clients": active,
+            "log_likelihood": fit / max(rows, 1.0),
+        }
+    )
 
 
 def frame_of(state: GradientEMState) -> Frame:

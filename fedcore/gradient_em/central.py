@@ -73,8 +73,14 @@ class Central(NamedTuple):
     gradient: float
 
 
-def solve(t: np.ndarray, n: np.ndarray, penalty: float, v: np.ndarray | None = None,
-          tolerance: float = TOLERANCE, most_steps: int = MOST_STEPS) -> Central:  # fmt: skip
+def solve(
+    t: np.ndarray,
+    n: np.ndarray,
+    penalty: float,
+    v: np.ndarray | None = None,
+    tolerance: float = TOLERANCE,
+    most_steps: int = MOST_STEPS,
+) -> Central:
     """The exact central update, all components at once.
 
     t: (K, R, p); n: (K,) or (K, R) rows, 0 leaves a client out; penalty: lambda >= 0; v: (R, p) a warm start, or None

@@ -13,8 +13,14 @@ POOLED = ("pooled-em", "pooled-grem")
 GAUSSIAN_ONLY = ("tgmm",)
 
 # What preset = "paper" sets, where nothing else is asked for: the schedule of Tian, Weng, Feng 2024.
-PAPER = {"shrinkage": "norm", "covariance": "identity", "step": "paper", "step_size": 0.95, "central": "exact",
-         "second_start": 0}  # fmt: skip
+PAPER = {
+    "shrinkage": "norm",
+    "covariance": "identity",
+    "step": "paper",
+    "step_size": 0.95,
+    "central": "exact",
+    "second_start": 0,
+}
 
 
 class GradientEMConfig(BaseModel):
@@ -22,19 +28,30 @@ class GradientEMConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    algorithm: Literal["fedgrem", "local-fit", "local-em", "local-grem", "fedem", "fedem-w", "tgmm", "fedgmm",
-                       "pooled-em", "pooled-grem"] = Field(
+    algorithm: Literal[
+        "fedgrem",
+        "local-fit",
+        "local-em",
+        "local-grem",
+        "fedem",
+        "fedem-w",
+        "tgmm",
+        "fedgmm",
+        "pooled-em",
+        "pooled-grem",
+    ] = Field(
         "fedgrem",
         description="fedgrem: penalised gradient EM; local-fit: every client's start, with its own covariance; "
         "local-em, local-grem: (gradient) EM of every client alone; fedem: full M-steps, averaged; "
         "fedem-w: one M-step on all rows, own weights; tgmm: others' starts as sources; fedgmm: joint mixture of "
         "inputs and regressions; pooled-em, pooled-grem: all rows as if of one client",
-    )  # fmt: skip
+    )
 
     preset: Literal["estimated", "paper"] = Field(
-        "estimated", description="estimated: this method's own settings; paper: those of Tian, Weng, Feng (shrinkage "
+        "estimated",
+        description="estimated: this method's own settings; paper: those of Tian, Weng, Feng (shrinkage "
         "= norm, covariance = identity, step = paper, step_size = 0.95, central = exact, second_start = 0)",
-    )  # fmt: skip
+    )
 
     # the model
     model: Literal["gaussian", "regression"] = Field(
@@ -43,41 +60,52 @@ class GradientEMConfig(BaseModel):
     components: int = Field(5, ge=1, le=200, description="components R of every client's mixture")
     intercept: bool = Field(False, description="regression: a further input that is 1")
     covariance: Literal["auto", "identity", "known", "shared"] = Field(
-        "auto", description="of the rows within a component, or noise variance of a regression; shared: one for "
+        "auto",
+        description="of the rows within a component, or noise variance of a regression; shared: one for "
         "all clients, estimated; auto: shared for fedgrem of Gaussians, identity otherwise",
-    )  # fmt: skip
+    )
     known: float | tuple[float, ...] | tuple[tuple[float, ...], ...] | None = Field(
-        None, description='covariance = "known": a variance, the variances of the columns, or the matrix; of a '
+        None,
+        description='covariance = "known": a variance, the variances of the columns, or the matrix; of a '
         "regression the noise variance",
-    )  # fmt: skip
+    )
     standardise: Literal["none", "columns", "clients"] = Field(
-        "none", description="Gaussians: divide by the columns' standard deviations over all clients, or over each "
+        "none",
+        description="Gaussians: divide by the columns' standard deviations over all clients, or over each "
         "client's own rows, after their mean is taken off; the model presumes components of about unit variance",
-    )  # fmt: skip
+    )
 
     # the central update
     shrinkage: Literal["estimated", "norm"] = Field(
-        "estimated", description="estimated: how much clients differ is estimated for each component, and a client is "
+        "estimated",
+        description="estimated: how much clients differ is estimated for each component, and a client is "
         "drawn to the common centre as far as its rows are few; norm: all by lambda / sqrt n, as in the paper",
-    )  # fmt: skip
+    )
     limit: float = Field(
-        1.3, gt=0, le=100, description="estimated: beyond so many standard deviations a client is drawn no further, "
-        "and draws the common centre no further"
-    )  # fmt: skip
+        1.3,
+        gt=0,
+        le=100,
+        description="estimated: beyond so many standard deviations a client is drawn no further, "
+        "and draws the common centre no further",
+    )
     pooling: float = Field(
         10.0, ge=0, le=1e9, description="estimated: clients' worth of all components' differences in that of each one"
     )
     second_start: int = Field(
-        10, ge=0, le=1_000_000, description="estimated: in this round, and in those of 4, 16, ... times its number, "
+        10,
+        ge=0,
+        le=1_000_000,
+        description="estimated: in this round, and in those of 4, 16, ... times its number, "
         "clients also start from the common centres and keep the better end; 0: never",
-    )  # fmt: skip
+    )
     penalty: float = Field(2.0, ge=0, le=1e12, description="C of lambda <- kappa0 lambda + C sqrt(p + ln K)")
     penalty_decay: float = Field(0.1, ge=0, lt=1, description="kappa0 of that recursion")
     first_penalty: float = Field(1.0, ge=0, le=1e12, description="lambda before the first round")
     central: Literal["step", "exact", "authors"] = Field(
-        "step", description="step: one warm reweighting step a round, from two sums; exact: solved in every round, "
+        "step",
+        description="step: one warm reweighting step a round, from two sums; exact: solved in every round, "
         "from all clients' centres; authors: one sweep, for comparison with published figures",
-    )  # fmt: skip
+    )
     by_component: bool = Field(
         False, description="thresholds by the rows of a component, lambda / sqrt(n R w), not lambda / sqrt(n)"
     )
@@ -100,9 +128,11 @@ class GradientEMConfig(BaseModel):
     )
     local_steps: int = Field(1, ge=1, le=1000, description="gradient steps of a client in a round; scales the penalty")
     gradient_clip: float | None = Field(
-        None, gt=0, description="largest L2 norm of a row's distance from a centre (residual of a regression) in a "
+        None,
+        gt=0,
+        description="largest L2 norm of a row's distance from a centre (residual of a regression) in a "
         "gradient; None: no limit",
-    )  # fmt: skip
+    )
     smallest_cluster: float = Field(
         5.0, ge=0, description="norm: a client's component of fewer rows is left out and takes the common centre"
     )
@@ -125,9 +155,10 @@ class GradientEMConfig(BaseModel):
     ward: bool = Field(True, description="Gaussians: Ward's hierarchy as one more beginning")
     start_steps: int = Field(15, ge=1, le=10_000, description="EM steps of each; five times as many from the best")
     alignment: Literal["auto", "exhaustive", "stepwise", "shuffles", "majority", "centres"] = Field(
-        "auto", description="of components: all alignments; client after client; of several random sequences the best, "
+        "auto",
+        description="of components: all alignments; client after client; of several random sequences the best, "
         "or the most frequent; to common centres; auto: shuffles up to 200 clients, then centres",
-    )  # fmt: skip
+    )
     shuffles: int = Field(50, ge=1, le=10_000, description="random sequences")
     aligned_clients: int = Field(
         1000, ge=2, le=100_000, description="clients whose centres are compared; the others align to what comes out"
@@ -204,21 +235,25 @@ class GradientEMConfig(BaseModel):
         gaussian, fedgrem = self.model == "gaussian", self.algorithm == "fedgrem"
         for wrong, text in (
             ((self.known is not None) != (self.covariance == "known"), 'known goes with covariance = "known"'),
-            (not gaussian and self.standardise != "none", "standardise is for Gaussians: the noise of a regression has "
-             'its own scale, covariance = "known" or "shared"'),
+            (
+                not gaussian and self.standardise != "none",
+                "standardise is for Gaussians: the noise of a regression has "
+                'its own scale, covariance = "known" or "shared"',
+            ),
             (gaussian and self.intercept, "intercept is for regressions"),
             (gaussian and self.algorithm == "fedgmm", "fedgmm is for regressions"),
             (not gaussian and self.algorithm in GAUSSIAN_ONLY, f"{self.algorithm} is for Gaussians"),
-            (not fedgrem and self.covariance == "shared", "covariance = \"shared\" is for fedgrem"),
+            (not fedgrem and self.covariance == "shared", 'covariance = "shared" is for fedgrem'),
             (not fedgrem and not self.exact_rounds, "participation and batch are for fedgrem"),
-            (self.central != "step" and self.participation < 1,
-             "sampled clients send sums: central = \"step\""),
+            (self.central != "step" and self.participation < 1, 'sampled clients send sums: central = "step"'),
             (self.estimated and self.central != "step", 'estimated differences come from sums: central = "step"'),
             (self.estimated and self.by_component, 'by_component is for shrinkage = "norm"'),
-            (self.start == "given" and (self.algorithm in ("local-fit", "tgmm", "fedgmm")),
-             f"{self.algorithm} starts from the clients' own fits"),
+            (
+                self.start == "given" and (self.algorithm in ("local-fit", "tgmm", "fedgmm")),
+                f"{self.algorithm} starts from the clients' own fits",
+            ),
             (self.share_weights and not fedgrem, "share_weights is for fedgrem"),
-        ):  # fmt: skip
+        ):
             if wrong:
                 raise ValueError(text)
         return self

@@ -22,9 +22,19 @@ Contamination = Literal["outlier", "flipped", "shifted", "random"]
 KINDS = ("outlier", "flipped", "shifted", "random")
 
 
-def contaminated(x: np.ndarray, ptr: np.ndarray, clients: Sequence[int], kind: Contamination, seed: int, *,
-                 response: bool = False, share: float = 1.0, mean: float = 2.0, variance: float = 3.0,
-                 length: float = 10.0) -> np.ndarray:  # fmt: skip
+def contaminated(
+    x: np.ndarray,
+    ptr: np.ndarray,
+    clients: Sequence[int],
+    kind: Contamination,
+    seed: int,
+    *,
+    response: bool = False,
+    share: float = 1.0,
+    mean: float = 2.0,
+    variance: float = 3.0,
+    length: float = 10.0,
+) -> np.ndarray:
     """A copy of rows x (N, d) with the rows of these clients contaminated.
 
     ptr: (C + 1,) int64. response: the last column is that of a regression. mean, variance: of "outlier"; length: of the

@@ -79,8 +79,10 @@ def diagnose(run_path: str | Path, population_path: str | Path, cutoff: float = 
     check_fits(run, population)
     method, state = trained(run)
     if method.name != "gradient_em" or method.config.algorithm != "fedgrem":
-        raise ConfigError(f"run {run.id!r} has no penalty that could leave tasks apart.",
-                          'Name a run of gradient_em with algorithm = "fedgrem".')  # fmt: skip
+        raise ConfigError(
+            f"run {run.id!r} has no penalty that could leave tasks apart.",
+            'Name a run of gradient_em with algorithm = "fedgrem".',
+        )
     folder, distances, ids = run.memories(), [], []
     for index in range(len(population.blocks)):
         block, memory = population.read(index), read_values(memory_file(folder, index))
@@ -96,8 +98,10 @@ def diagnose(run_path: str | Path, population_path: str | Path, cutoff: float = 
     with np.errstate(invalid="ignore"):
         apart, counted = (distance > 1.0).sum(axis=1), np.isfinite(distance).sum(axis=1)
     order = sorted(np.flatnonzero(apart > 0), key=lambda k: -score[k])
-    return [Task(ids[k], int(k), float(score[k]), float(deviation[k]), int(apart[k]), int(counted[k]), bool(hit[k]))
-            for k in order]  # fmt: skip
+    return [
+        Task(ids[k], int(k), float(score[k]), float(deviation[k]), int(apart[k]), int(counted[k]), bool(hit[k]))
+        for k in order
+    ]
 
 
 def tasks_figure(tasks: Sequence[Mapping]) -> bytes:
@@ -107,7 +111,14 @@ def tasks_figure(tasks: Sequence[Mapping]) -> bytes:
     at = range(1, len(tasks) + 1)
     score = [float(task["score"]) for task in tasks]
     hit = [bool(task["suspected"]) for task in tasks]
-    curves = {label: (at, [s if own == wanted else np.nan for s, own in zip(score, hit, strict=True)])
-              for label, wanted in (("suspected", True), ("apart", False))}  # fmt: skip
-    return curves_figure(curves, "Clients that the penalty left apart", "clients, most distant first",
-                         "distance / bound of the pull", log_y=True)  # fmt: skip
+    curves = {
+        label: (at, [s if own == wanted else np.nan for s, own in zip(score, hit, strict=True)])
+        for label, wanted in (("suspected", True), ("apart", False))
+    }
+    return curves_figure(
+        curves,
+        "Clients that the penalty left apart",
+        "clients, most distant first",
+        "distance / bound of the pull",
+        log_y=True,
+    )

@@ -37,14 +37,18 @@ def begin(config: GradientEMConfig, state: GradientEMState) -> GradientEMState:
     return replace(state, covariate_means=means, covariate_covariance=np.eye(p))
 
 
-def client_round(config: GradientEMConfig, message: RoundMessage, block: RowsBlock, rows: Rows,
-                 memory: Memory) -> tuple[Statistics, Memory]:  # fmt: skip
+def client_round(
+    config: GradientEMConfig, message: RoundMessage, block: RowsBlock, rows: Rows, memory: Memory
+) -> tuple[Statistics, Memory]:
     """means: (A, p + 1) sums weighted by mass; centre: (R, p + 1), scatter: (p p + 1,) by rows or plainly."""
     n, clients = rows.sizes, block.clients
     components, p = message.centres.shape
     v = inward(config, message.frame, message.centres)
-    theta = inward(config, message.frame, memory["theta"]) if message.number == 1 else np.broadcast_to(
-        v, (clients, components, p))  # fmt: skip
+    theta = (
+        inward(config, message.frame, memory["theta"])
+        if message.number == 1
+        else np.broadcast_to(v, (clients, components, p))
+    )
     joint = memory.get("joint")
     if joint is None:
         joint = np.repeat(memory["w"][:, None], config.covariates, axis=1) / config.covariates
@@ -84,8 +88,9 @@ def client_round(config: GradientEMConfig, message: RoundMessage, block: RowsBlo
     own = sums / np.maximum(mass_of, 1e-9)[:, :, None]
     within = (scatter - np.matmul(sums.transpose(0, 2, 1), own)) / np.maximum(n, 1.0)[:, None, None]
     counts = n if config.average == "rows" else filled.astype(np.float64)
-    centre = np.concatenate([np.einsum("k,krp->rp", counts, coefficients),
-                             np.full((components, 1), counts.sum())], axis=1)  # fmt: skip
+    centre = np.concatenate(
+        [np.einsum("k,krp->rp", counts, coefficients), np.full((components, 1), counts.sum())], axis=1
+    )
     return {
         "counts": FloatSum.at(block.leaf, [np.count_nonzero(filled), n.sum(), fit]),
         "means": FloatSum.at(block.leaf, np.column_stack([sums.sum(axis=0), mass_of.sum(axis=0)])),
@@ -102,5 +107,9 @@ def server_update(config: GradientEMConfig, state: GradientEMState, result: Mapp
     alive = means[:, -1:] > 0
     located = np.where(alive, means[:, :-1] / np.where(alive, means[:, -1:], 1.0), state.covariate_means)
     covariance = (scatter[:-1] / scatter[-1]).reshape(p, p)
-    return replace(state, centres=moved, covariate_means=located,
-                   covariate_covariance=0.5 * (covariance + covariance.T) + 1e-6 * np.eye(p))  # fmt: skip
+    return replace(
+        state,
+        centres=moved,
+        covariate_means=located,
+        covariate_covariance=0.5 * (covariance + covariance.T) + 1e-6 * np.eye(p),
+    )

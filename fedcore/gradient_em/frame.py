@@ -22,8 +22,10 @@ def rows_of(config: GradientEMConfig, frame: Frame, block: RowsBlock, like: Rows
     if not np.isfinite(x).all():
         row, column = np.argwhere(~np.isfinite(x))[0]
         client = block.first + int(np.searchsorted(block.ptr, row, "right")) - 1
-        raise PopulationError(f"row {row - block.ptr[client - block.first]} of client {client} has no finite number in "
-                              f"column {column}.", "Fill in or leave out what is missing.")  # fmt: skip
+        raise PopulationError(
+            f"row {row - block.ptr[client - block.first]} of client {client} has no finite number in column {column}.",
+            "Fill in or leave out what is missing.",
+        )
     if config.model == "regression":
         y = x[:, -1]
         if len(frame.covariance):

@@ -56,8 +56,15 @@ def start(config: GradientEMConfig, message: StartMessage, block: RowsBlock) -> 
     chosen, parts = np.zeros(block.clients, bool), np.zeros((block.clients, 1))
     covariance = np.zeros((block.clients, 0))
     if config.start == "local":
-        fits = local_fits(rows, config.components, message.seed, block.first, starts=config.starts,
-                          ward=config.ward and rows.y is None, steps=config.start_steps)  # fmt: skip
+        fits = local_fits(
+            rows,
+            config.components,
+            message.seed,
+            block.first,
+            starts=config.starts,
+            ward=config.ward and rows.y is None,
+            steps=config.start_steps,
+        )
         memory = {"theta": outward(config, message.frame, fits.theta), "w": fits.w}
         if config.algorithm == "local-fit":
             memory["covariance" if rows.y is None else "variances"] = fits.covariance
@@ -84,15 +91,18 @@ def totals(config: GradientEMConfig, message: TotalsMessage, block: RowsBlock, m
     own = memory["started"].astype(bool)
     memory = remembered.aligned(memory, message.orders, message.centres, block)
     memory["source"] = np.where(own[:, None, None], memory["theta"], 0.0)
-    return {"totals": FloatSum.at(block.leaf, memory["source"].sum(axis=0)),
-            "sources": FloatSum.at(block.leaf, float(own.sum()))}, memory  # fmt: skip
+    return {
+        "totals": FloatSum.at(block.leaf, memory["source"].sum(axis=0)),
+        "sources": FloatSum.at(block.leaf, float(own.sum())),
+    }, memory
 
 
 # --- a round --------------------------------------------------------------------------------------------------------
 
 
-def gradient_round(config: GradientEMConfig, message: RoundMessage, block: RowsBlock,
-                   memory: Memory) -> tuple[Statistics, Memory]:  # fmt: skip
+def gradient_round(
+    config: GradientEMConfig, message: RoundMessage, block: RowsBlock, memory: Memory
+) -> tuple[Statistics, Memory]:
     """Local and central update of Algorithm 1, as far as they are the clients'.
 
     centre:   (R, p + 1) the two sums of the central update, in the model's units; or
@@ -140,12 +150,22 @@ def gradient_round(config: GradientEMConfig, message: RoundMessage, block: RowsB
     else:
         tau = central.thresholds(message.penalty, counts)
         apart = (counts > 0) & (central.distances(new, v) > tau)
-    numbers = [len(n), used.sizes.sum(), sums.log_likelihood.sum(), np.count_nonzero(counts), np.count_nonzero(apart),
-               np.count_nonzero(counts == 0), diverged, seconds]  # fmt: skip
+    numbers = [
+        len(n),
+        used.sizes.sum(),
+        sums.log_likelihood.sum(),
+        np.count_nonzero(counts),
+        np.count_nonzero(apart),
+        np.count_nonzero(counts == 0),
+        diverged,
+        seconds,
+    ]
     statistics = {"counts": FloatSum.at(block.leaf, numbers), "movement": _largest(step, active, block.first)}
     if config.estimated:
-        statistics |= {"centre": FloatSum.at(block.leaf, answer.centre),
-                       "spread": FloatSum.at(block.leaf, answer.spread)}  # fmt: skip
+        statistics |= {
+            "centre": FloatSum.at(block.leaf, answer.centre),
+            "spread": FloatSum.at(block.leaf, answer.spread),
+        }
     elif config.central == "step":
         a = central.huber_weights(new, v, counts, tau)
         statistics["centre"] = FloatSum.at(block.leaf, central.weighted_sums(new, a))
@@ -251,8 +271,14 @@ def _local_update(config, message: RoundMessage, rows: Rows, theta, w, n, mine: 
     if message.number == 1:
         shares = None  # there is no common centre yet that a client could be apart from
     for step in range(config.local_steps):
-        sums = e_step(rows, theta, w, second=capped and message.curvature and step == 0, clip=config.gradient_clip,
-                      shares=shares if step == 0 else None)  # fmt: skip
+        sums = e_step(
+            rows,
+            theta,
+            w,
+            second=capped and message.curvature and step == 0,
+            clip=config.gradient_clip,
+            shares=shares if step == 0 else None,
+        )
         if sums.second is not None:
             mine = {**mine, "cap": SAFE_CURVATURE / np.maximum(largest_curvature(sums.second, used), 1e-12)}
         first = first or sums
@@ -282,8 +308,9 @@ def _largest(step: np.ndarray, active: np.ndarray, first: int) -> ArgMax:
 
 def _weight_sums(message: RoundMessage, w: np.ndarray, n: np.ndarray) -> np.ndarray:
     counts = n[:, None]
-    a = central.huber_weights(w[:, None], message.weights[None], counts,
-                              central.thresholds(message.weight_penalty, counts))  # fmt: skip
+    a = central.huber_weights(
+        w[:, None], message.weights[None], counts, central.thresholds(message.weight_penalty, counts)
+    )
     return central.weighted_sums(w[:, None], a)[0]
 
 

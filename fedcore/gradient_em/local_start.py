@@ -48,14 +48,20 @@ class LocalFits:
     fitted: np.ndarray
 
 
-def local_fits(rows: Rows, components: int, seed: int, first: int, *, starts: int = 10, ward: bool = True,
-               steps: int = 15) -> LocalFits:  # fmt: skip
+def local_fits(
+    rows: Rows, components: int, seed: int, first: int, *, starts: int = 10, ward: bool = True, steps: int = 15
+) -> LocalFits:
     """first: number of the first client in the population, which names the streams. steps: of EM for each start."""
     clients, p = len(rows.ptr) - 1, rows.x.shape[1]
     shape = (clients, p, p) if rows.y is None else (clients, components)
     covariance = np.ones(shape) if rows.y is not None else np.tile(np.eye(p), (clients, 1, 1))
-    fits = LocalFits(np.zeros((clients, components, p)), np.full((clients, components), 1.0 / components), covariance,
-                     np.full(clients, np.nan), rows.sizes >= ROWS_PER_COMPONENT * components)  # fmt: skip
+    fits = LocalFits(
+        np.zeros((clients, components, p)),
+        np.full((clients, components), 1.0 / components),
+        covariance,
+        np.full(clients, np.nan),
+        rows.sizes >= ROWS_PER_COMPONENT * components,
+    )
     draws = components if rows.y is None else components * p
     names = PICK if rows.y is None else DRAW
     uniforms = np.stack([client_uniforms(seed, names, start, first, clients, draws) for start in range(starts)], axis=1)

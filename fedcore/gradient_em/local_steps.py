@@ -55,8 +55,15 @@ class Sums:
     scatter_mass: float = 0.0
 
 
-def e_step(rows: Rows, theta: np.ndarray, w: np.ndarray, *, second: bool = False, clip: float | None = None,
-           shares: np.ndarray | None = None) -> Sums:  # fmt: skip
+def e_step(
+    rows: Rows,
+    theta: np.ndarray,
+    w: np.ndarray,
+    *,
+    second: bool = False,
+    clip: float | None = None,
+    shares: np.ndarray | None = None,
+) -> Sums:
     """theta: (C, R, p); w: (C, R). second: whether the matrices of a regression are wanted. clip: L2 bound of x - theta
     of a row, or bound of the absolute residual of a regression; None: no clipping. shares: (C, R), for the scatter.
     """

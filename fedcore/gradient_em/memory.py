@@ -29,9 +29,13 @@ def aligned(memory: Memory, orders: np.ndarray, centres: np.ndarray, block: Rows
         chosen = orders[block.first : block.first + block.clients].astype(np.int64)
     else:
         chosen = to_centres(memory["theta"], centres)
-    memory = {name: reordered(value, chosen) if value.ndim > 1 and value.shape[1] == chosen.shape[1] and
-              name in ("theta", "w", "variances") else value for name, value in memory.items()
-              if name != "started"}  # fmt: skip
+    memory = {
+        name: reordered(value, chosen)
+        if value.ndim > 1 and value.shape[1] == chosen.shape[1] and name in ("theta", "w", "variances")
+        else value
+        for name, value in memory.items()
+        if name != "started"
+    }
     memory["theta"] = np.where(own[:, None, None], memory["theta"], centres)
     return memory
 
@@ -68,15 +72,17 @@ def step_sizes(config: GradientEMConfig, shrink: float, w: np.ndarray, n: np.nda
     return shrink * eta * 0.5 ** memory["halvings"]
 
 
-def share_of_full_step(config: GradientEMConfig, shrink: float, w: np.ndarray, n: np.ndarray,
-                       memory: Memory) -> np.ndarray:  # fmt: skip
+def share_of_full_step(
+    config: GradientEMConfig, shrink: float, w: np.ndarray, n: np.ndarray, memory: Memory
+) -> np.ndarray:
     """(C, R) how far the gradient steps of a round went towards the full M-step."""
     size = step_sizes(config, shrink, w, n, memory) * w
     return size if config.local_steps == 1 else 1.0 - (1.0 - size) ** config.local_steps
 
 
-def after_central_update(config: GradientEMConfig, frame: Frame, memory: Memory, n: np.ndarray, centres: np.ndarray,
-                         penalty: float) -> np.ndarray:  # fmt: skip
+def after_central_update(
+    config: GradientEMConfig, frame: Frame, memory: Memory, n: np.ndarray, centres: np.ndarray, penalty: float
+) -> np.ndarray:
     """(C, R, p) theta_r^(k)[t], model's units, from the estimates that were sent (standardised units); shrinkage =
     "norm"."""
     v = inward(config, frame, centres)

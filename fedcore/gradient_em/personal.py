@@ -19,8 +19,9 @@ ADAPTED_STEPS = 30
 LABELLED_ROWS = 10_000  # of a client in its outputs
 
 
-def personalise(config: GradientEMConfig, state: GradientEMState, block: RowsBlock,
-                memory: Memory | None) -> ClientOutputs:  # fmt: skip
+def personalise(
+    config: GradientEMConfig, state: GradientEMState, block: RowsBlock, memory: Memory | None
+) -> ClientOutputs:
     """One row for each client of a leaf.
 
     centres:  (C, R, p) float64 its parameters in the units of the data; weights: (C, R) float64
@@ -43,15 +44,20 @@ def personalise(config: GradientEMConfig, state: GradientEMState, block: RowsBlo
     labels[np.repeat(np.arange(block.clients), sizes)[kept], at[kept]] = g.argmax(axis=1)[kept]
     with np.errstate(invalid="ignore"):
         fit = e_step(rows, theta, w).log_likelihood / np.where(sizes > 0, sizes, np.nan)
-    outputs = {"centres": in_data_units(config, frame, outward(config, frame, theta), block), "weights": w,
-               "labels": labels, "log_likelihood": fit}  # fmt: skip
+    outputs = {
+        "centres": in_data_units(config, frame, outward(config, frame, theta), block),
+        "weights": w,
+        "labels": labels,
+        "log_likelihood": fit,
+    }
     if config.algorithm == "fedgrem":
         outputs |= {"distance": own["distance"], "apart": (own["distance"] > 1.0).astype(np.int8)}
     return outputs
 
 
-def parameters(config: GradientEMConfig, state: GradientEMState, block: RowsBlock,
-               memory: Memory | None) -> dict[str, np.ndarray]:  # fmt: skip
+def parameters(
+    config: GradientEMConfig, state: GradientEMState, block: RowsBlock, memory: Memory | None
+) -> dict[str, np.ndarray]:
     """theta (C, R, p) in the model's units, w (C, R); of fedgrem also distance (C, R). Raises RunError."""
     if state.round < 1 or memory is None:
         raise RunError("the run stopped before its first round.", "Resume it first.")
@@ -82,8 +88,9 @@ def parameters(config: GradientEMConfig, state: GradientEMState, block: RowsBloc
     return {"theta": theta, "w": w, "distance": ratio}
 
 
-def adapted(config: GradientEMConfig, state: GradientEMState, rows: Rows, v: np.ndarray, *,
-            move: bool = True) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+def adapted(
+    config: GradientEMConfig, state: GradientEMState, rows: Rows, v: np.ndarray, *, move: bool = True
+) -> tuple[np.ndarray, np.ndarray]:
     """theta (C, R, p), w (C, R) of clients that know the common centres v (R, p) and their own rows, model's units; by
     `ADAPTED_STEPS` EM steps. move: whether centres move as far as the run's pull allows, or the weights alone."""
     n, p = rows.sizes, v.shape[1]
@@ -104,8 +111,14 @@ def adapted(config: GradientEMConfig, state: GradientEMState, rows: Rows, v: np.
     return theta, w
 
 
-def labelling(config: GradientEMConfig, state: GradientEMState, block: RowsBlock, memory: Memory,
-              own: dict[str, np.ndarray], rows: Rows | None = None) -> np.ndarray:  # fmt: skip
+def labelling(
+    config: GradientEMConfig,
+    state: GradientEMState,
+    block: RowsBlock,
+    memory: Memory,
+    own: dict[str, np.ndarray],
+    rows: Rows | None = None,
+) -> np.ndarray:
     """(N, R) posterior probabilities of the components of the rows of a leaf, which need not be those trained on."""
     rows = rows_of(config, server.frame(state), block) if rows is None else rows
     if config.algorithm == "pooled-em":

@@ -20,14 +20,7 @@ from fedcore.gradient_em import alignment, baselines, central, shrinkage
 from fedcore.gradient_em.config import GradientEMConfig
 from fedcore.gradient_em.frame import inward, outward
 from fedcore.gradient_em.leaf import COMPARED
-from fedcore.gradient_em.state import (
-    Frame,
-    GradientEMState,
-    MomentsMessage,
-    RoundMessage,
-    StartMessage,
-    TotalsMessage,
-)
+from fedcore.gradient_em.state import Frame, GradientEMState, MomentsMessage, RoundMessage, StartMessage, TotalsMessage
 from fedcore.randomness import client_uniforms, stream
 from fedcore.rounds import PublicFacts, RoundInfo
 
@@ -58,15 +51,25 @@ def init(config: GradientEMConfig, public: PublicFacts) -> GradientEMState:
     centres = np.zeros((0, p))
     if config.start == "given":
         if public.start is None or "centres" not in public.start:
-            raise ConfigError('start = "given" needs common centres to start from.',
-                              "Name a start: an earlier run, or a file with an array 'centres'.")  # fmt: skip
+            raise ConfigError(
+                'start = "given" needs common centres to start from.',
+                "Name a start: an earlier run, or a file with an array 'centres'.",
+            )
         centres = np.asarray(public.start["centres"], np.float64)
         if centres.shape != (config.components, p):
-            raise ConfigError(f"'centres' of the start has shape {centres.shape}, and the run needs "
-                              f"{(config.components, p)}.")  # fmt: skip
+            raise ConfigError(
+                f"'centres' of the start has shape {centres.shape}, and the run needs {(config.components, p)}."
+            )
     phase = "moments" if config.standardise == "columns" else "start"
-    return GradientEMState(phase, 0, public.seed, public.clients or 0, covariance=covariance, centres=centres,
-                           orders=np.zeros((0, config.components), np.int32))  # fmt: skip
+    return GradientEMState(
+        phase,
+        0,
+        public.seed,
+        public.clients or 0,
+        covariance=covariance,
+        centres=centres,
+        orders=np.zeros((0, config.components), np.int32),
+    )
 
 
 def total_rounds(config: GradientEMConfig) -> int:
@@ -95,15 +98,28 @@ def message(config: GradientEMConfig, state: GradientEMState):
     weights = weights_penalty(config, state)
     shrink = shrinkage_of_steps(config, number)
     return RoundMessage(
-        number=number, seed=state.seed, centres=state.centres, weights=state.weights, variances=state.variances,
+        number=number,
+        seed=state.seed,
+        centres=state.centres,
+        weights=state.weights,
+        variances=state.variances,
         pooled_covariance=state.pooled_covariance,
-        prox=0.0 if number == 1 else before, penalty=pull * factor(config, number),
-        weight_prox=0.0 if number == 1 else weights, weight_penalty=weights, orders=state.orders, frame=frame(state),
-        threshold=config.participation, shrink=shrink, spread=state.spread,
-        shrink_before=shrinkage_of_steps(config, max(number - 1, 1)), curvature=number % CURVATURE_EVERY == 1,
-        totals=state.totals, sources=state.sources, covariate_means=state.covariate_means,
+        prox=0.0 if number == 1 else before,
+        penalty=pull * factor(config, number),
+        weight_prox=0.0 if number == 1 else weights,
+        weight_penalty=weights,
+        orders=state.orders,
+        frame=frame(state),
+        threshold=config.participation,
+        shrink=shrink,
+        spread=state.spread,
+        shrink_before=shrinkage_of_steps(config, max(number - 1, 1)),
+        curvature=number % CURVATURE_EVERY == 1,
+        totals=state.totals,
+        sources=state.sources,
+        covariate_means=state.covariate_means,
         covariate_covariance=state.covariate_covariance,
-    )  # fmt: skip
+    )
 
 
 def _compared(config, state) -> float:
@@ -150,8 +166,13 @@ def server_update(config: GradientEMConfig, state: GradientEMState, result: Mapp
     if state.phase == "start":
         return _start(config, state, result)
     if state.phase == "totals":
-        state = replace(state, phase="rounds", totals=np.asarray(result["totals"]), sources=float(result["sources"]),
-                        orders=state.orders[:0])  # fmt: skip
+        state = replace(
+            state,
+            phase="rounds",
+            totals=np.asarray(result["totals"]),
+            sources=float(result["sources"]),
+            orders=state.orders[:0],
+        )
         return state, RoundInfo({"sources": state.sources})
     if config.algorithm != "fedgrem":
         return baselines.server_update(config, state, result)
@@ -179,8 +200,10 @@ def _start(config, state, result):
     if config.start == "local":
         sent = np.asarray(result["centres"])
         if not len(sent):
-            raise PopulationError(f"no client has the rows to fit {config.components} components by itself.",
-                                  'Ask for fewer components, or give common centres: start = "given".')  # fmt: skip
+            raise PopulationError(
+                f"no client has the rows to fit {config.components} components by itself.",
+                'Ask for fewer components, or give common centres: start = "given".',
+            )
         numbers = sent[:, 0].astype(np.int64)
         centres = sent[:, 1:].reshape(len(sent), config.components, -1)
         found = inward(config, frame(state), centres)
@@ -190,13 +213,15 @@ def _start(config, state, result):
         info["spread"] = float(np.median(central.distances(together, common)))
         every = np.tile(np.arange(config.components, dtype=np.int32), (state.population, 1))
         every[numbers] = orders
-        state = replace(state, centres=outward(config, frame(state), common),
-                        orders=every if len(sent) == fitted else state.orders)  # fmt: skip
+        state = replace(
+            state, centres=outward(config, frame(state), common), orders=every if len(sent) == fitted else state.orders
+        )
         if config.shared_covariance:
             state = replace(state, covariance=_covariance(np.asarray(result["scatter"]), state.covariance))
         own = inward(config, frame(state), alignment.reordered(centres, orders))
-        spread = shrinkage.first_spread(own, inward(config, frame(state), state.centres),
-                                        rows / (clients * config.components))  # fmt: skip
+        spread = shrinkage.first_spread(
+            own, inward(config, frame(state), state.centres), rows / (clients * config.components)
+        )
         state = baselines.begin(config, state, alignment.reordered(centres, orders))
     else:
         spread = np.full(config.components, GIVEN_SPREAD)
@@ -204,9 +229,14 @@ def _start(config, state, result):
     uniform = np.full(config.components, 1.0 / config.components)
     if config.share_weights:
         state = replace(state, weights=uniform, weight_sums=np.zeros(config.components + 1))
-    state = replace(state, phase="totals" if config.algorithm == "tgmm" else "rounds", penalty=config.first_penalty,
-                    sums=np.zeros((config.components, state.centres.shape[1] + 1)), spread=spread,
-                    spread_sums=np.zeros((config.components, 3)))  # fmt: skip
+    state = replace(
+        state,
+        phase="totals" if config.algorithm == "tgmm" else "rounds",
+        penalty=config.first_penalty,
+        sums=np.zeros((config.components, state.centres.shape[1] + 1)),
+        spread=spread,
+        spread_sums=np.zeros((config.components, 3)),
+    )
     return state, RoundInfo(info)
 
 
@@ -267,16 +297,24 @@ def _round(config, state, result):
     centre_step = float(np.abs(centres - state.centres).max(initial=0.0))
     movement = max(float(result["movement"].score), 0.0)
     if config.shared_covariance and float(result["scatter"][-1]) > 0:
-        state = replace(state, covariance=_covariance(np.asarray(result["scatter"]), state.covariance, frame(state),
-                                                      config))  # fmt: skip
+        state = replace(
+            state, covariance=_covariance(np.asarray(result["scatter"]), state.covariance, frame(state), config)
+        )
     state = replace(state, round=number, centres=centres, penalty=pull, orders=state.orders[:0])
     if number == config.rounds or ended(config, number, max(movement, centre_step)):
         state = replace(state, phase="done")
-    return state, RoundInfo({
-        "movement": movement, "centre_step": centre_step, "log_likelihood": fit / max(rows, 1.0),
-        "active_clients": active, "apart": apart / max(counted, 1.0), "left_out": left_out, "diverged": diverged,
-        **scalars,
-    })  # fmt: skip
+    return state, RoundInfo(
+        {
+            "movement": movement,
+            "centre_step": centre_step,
+            "log_likelihood": fit / max(rows, 1.0),
+            "active_clients": active,
+            "apart": apart / max(counted, 1.0),
+            "left_out": left_out,
+            "diverged": diverged,
+            **scalars,
+        }
+    )
 
 
 def ended(config: GradientEMConfig, number: int, change: float) -> bool:
@@ -285,8 +323,9 @@ def ended(config: GradientEMConfig, number: int, change: float) -> bool:
     return config.exact_rounds and number >= before and change < config.tolerance
 
 
-def _covariance(scatter: np.ndarray, before: np.ndarray, own: Frame | None = None,
-                config: GradientEMConfig | None = None) -> np.ndarray:  # fmt: skip
+def _covariance(
+    scatter: np.ndarray, before: np.ndarray, own: Frame | None = None, config: GradientEMConfig | None = None
+) -> np.ndarray:
     """The mean scatter, from the model's units if a frame is given; never quite singular."""
     size = len(before)
     mean = (scatter[:-1] / scatter[-1]).reshape(size, size)

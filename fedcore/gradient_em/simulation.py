@@ -18,13 +18,16 @@ import numpy as np
 from fedcore.errors import ConfigError
 from fedcore.randomness import stream
 
-CENTRES = np.array([
-    [1, 0, 3, -1, 1, -1, 0, 1, 1, -1],
-    [0, 1, -1, -3, 2, -1, 2, -1, 1, -1],
-    [-3, -1, 2, -1, 2, -1, 1, -3, -1, -2],
-    [1, -2, 0, -1, -2, 2, 1, 3, 1, -1],
-    [3, 1, 2, -1, -2, 1, 2, -1, -1, 2],
-], np.float64)  # fmt: skip
+CENTRES = np.array(
+    [
+        [1, 0, 3, -1, 1, -1, 0, 1, 1, -1],
+        [0, 1, -1, -3, 2, -1, 2, -1, 1, -1],
+        [-3, -1, 2, -1, 2, -1, 1, -3, -1, -2],
+        [1, -2, 0, -1, -2, 2, 1, 3, 1, -1],
+        [3, 1, 2, -1, -2, 1, 2, -1, -1, 2],
+    ],
+    np.float64,
+)
 Preset = Literal["paper", "code"]
 
 
@@ -40,9 +43,18 @@ class Tasks:
     labels: list[np.ndarray]
 
 
-def tasks(seed: int, *, model: Literal["gaussian", "regression"] = "gaussian", clients: int = 10, outliers: int = 1,
-          h: float = 0.0, rows: int | np.ndarray | None = None, preset: Preset = "paper",
-          centres: np.ndarray = CENTRES, concentration: float = 5.0) -> Tasks:  # fmt: skip
+def tasks(
+    seed: int,
+    *,
+    model: Literal["gaussian", "regression"] = "gaussian",
+    clients: int = 10,
+    outliers: int = 1,
+    h: float = 0.0,
+    rows: int | np.ndarray | None = None,
+    preset: Preset = "paper",
+    centres: np.ndarray = CENTRES,
+    concentration: float = 5.0,
+) -> Tasks:
     """K tasks; the last ones are outliers. theta_r^(k) = c_r + h z / |z|, w^(k) ~ Dirichlet(concentration).
 
     rows: of every client, or (K,) of each; None: the preset's. centres: (R, p). Raises ConfigError unless

@@ -187,11 +187,25 @@ def init(config: HistogramsConfig, public: PublicFacts) -> HistogramsState:
         check_matrix(d)
     uniform = np.full(d, 1.0 / d)
     return HistogramsState(
-        phase="mean", round=0, seed=public.seed, rounds=sizes.rounds, clusters=sizes.clusters, overseed=sizes.overseed,
-        merge_after=sizes.merge_after, perturbation=sizes.perturbation, multipliers=np.zeros(0), mean=uniform,
-        mean_precision=0.0, metric=uniform, centres=uniform[None, :], counts=np.zeros(1), sums=np.zeros((0, d)),
-        reseed=np.zeros(0, np.int64), entropy=0.0, clients=0.0,
-    )  # fmt: skip
+        phase="mean",
+        round=0,
+        seed=public.seed,
+        rounds=sizes.rounds,
+        clusters=sizes.clusters,
+        overseed=sizes.overseed,
+        merge_after=sizes.merge_after,
+        perturbation=sizes.perturbation,
+        multipliers=np.zeros(0),
+        mean=uniform,
+        mean_precision=0.0,
+        metric=uniform,
+        centres=uniform[None, :],
+        counts=np.zeros(1),
+        sums=np.zeros((0, d)),
+        reseed=np.zeros(0, np.int64),
+        entropy=0.0,
+        clients=0.0,
+    )
 
 
 def total_rounds(config: HistogramsConfig, state: HistogramsState) -> int:
@@ -305,11 +319,13 @@ def _round(config, state, result):
     centres[filled] = lifted(result["sums"][filled] / counts[filled, None], state.kept, state.mean)
     moved = 0.5 * np.abs(centres - state.centres).sum(axis=1)
     still = t > state.merge_after and not moved.any()
-    info = RoundInfo({
-        "objective": objective(state, result),
-        "movement": float(np.average(moved, weights=counts)),
-        "empty_clusters": float(np.sum(~filled)),
-    })  # fmt: skip
+    info = RoundInfo(
+        {
+            "objective": objective(state, result),
+            "movement": float(np.average(moved, weights=counts)),
+            "empty_clusters": float(np.sum(~filled)),
+        }
+    )
     if t == state.merge_after:
         centres, counts = _merge(state, centres[filled], counts[filled])
     empty = np.flatnonzero(counts == 0)

@@ -8,8 +8,14 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 DEFAULT_CLUSTERS = 10
 REFERENCE_FEATURES = 1000  # vocabulary for which floors and smoothing are meant
-SCALED = ("first_metric_floor", "metric_floor", "centre_floor", "assignment_smoothing", "start_smoothing",
-          "published_floor")  # fmt: skip
+SCALED = (
+    "first_metric_floor",
+    "metric_floor",
+    "centre_floor",
+    "assignment_smoothing",
+    "start_smoothing",
+    "published_floor",
+)
 DEFAULT_ROUNDS = 50  # non-private; private runs take theirs from `fedcore.histograms.sizes`
 
 
@@ -43,18 +49,24 @@ class HistogramsConfig(BaseModel):
 
     # sizes
     clusters: int | None = Field(
-        None, ge=1, le=1000,
+        None,
+        ge=1,
+        le=1000,
         description=f"clusters K; None: {DEFAULT_CLUSTERS}, or fewer where a private budget cannot pay for them",
-    )  # fmt: skip
+    )
     rounds: int | None = Field(
-        None, ge=1, le=1000,
+        None,
+        ge=1,
+        le=1000,
         description=f"clustering rounds T; None: by the size rules if private, at most {DEFAULT_ROUNDS} if not",
-    )  # fmt: skip
+    )
     overseed: int | None = Field(
-        None, ge=1, le=1000,
+        None,
+        ge=1,
+        le=1000,
         description="cells K' >= K of the first rounds, merged to K later; None: by the size rules if private, "
         "3 K from the perturbed mean, K from Algorithm 1",
-    )  # fmt: skip
+    )
     merge_after: int | None = Field(
         None, ge=1, le=998, description="round T1 after which K' cells are merged to K, at most T - 2; None: T / 2 or 4"
     )
@@ -70,10 +82,12 @@ class HistogramsConfig(BaseModel):
         0.5, ge=0, le=1e6, description="tau of Algorithm 1: 0 draws clients uniformly, a large value the farthest one"
     )
     perturbation: float | None = Field(
-        None, gt=0, le=3,
+        None,
+        gt=0,
+        le=3,
         description="standard deviation p of the log of the factors that perturb the mean; None: by the size rules if "
         "private, else 0.3",
-    )  # fmt: skip
+    )
 
     # dimensionality reduction
     reduction: Literal["none", "eigenvectors", "frequency"] = Field(
@@ -88,9 +102,11 @@ class HistogramsConfig(BaseModel):
 
     # variants of the paper without privacy
     learning_rate: float = Field(
-        3.0, gt=0, le=1e3,
+        3.0,
+        gt=0,
+        le=1e3,
         description="eta of ifca: a centre moves eta times its cluster's share of all clients of the way to their mean",
-    )  # fmt: skip
+    )
     published_step: Literal["centring", "ifca"] = Field(
         "centring", description="step of published: Algorithm 3, or one noised gradient step of ifca a round"
     )
@@ -110,9 +126,11 @@ class HistogramsConfig(BaseModel):
     published_epsilon: float = Field(15.0, gt=0, le=1e3, description="epsilon that the noise of published is made for")
     published_delta: float = Field(1e-10, gt=0, lt=1, description="delta that the noise of published is made for")
     published_rounds: int = Field(
-        DEFAULT_ROUNDS, ge=1, le=10_000,
+        DEFAULT_ROUNDS,
+        ge=1,
+        le=10_000,
         description="rounds that the noise of published is made for, however many are run",
-    )  # fmt: skip
+    )
 
     # releases
     clip: float = Field(3.0, gt=0, le=1e3, description="L2 clip C of whitened histograms")
@@ -120,29 +138,38 @@ class HistogramsConfig(BaseModel):
     first_share: float = Field(0.04, gt=0, lt=0.5, description="share of the budget for the first, flat release")
     second_share: float = Field(0.04, gt=0, lt=0.5, description="share of the budget for the whitened mean")
     votes_share: float = Field(
-        0.04, gt=0, lt=0.5,
+        0.04,
+        gt=0,
+        lt=0.5,
         description="share of the budget for the votes that choose among more given centres than cells",
     )
     moment_share: float = Field(
-        0.3, gt=0, lt=0.9,
+        0.3,
+        gt=0,
+        lt=0.9,
         description="share of the budget for the second moments of reduction = eigenvectors, if private",
     )
     adaptive_clip: bool = Field(
-        False, description="move the clip C towards the median norm, from one more noised count in every round but the "
-        "last two"
-    )  # fmt: skip
+        False,
+        description="move the clip C towards the median norm, from one more noised count in every round but the "
+        "last two",
+    )
     clip_share: float = Field(
         0.05, gt=0, lt=0.5, description="share of a round's budget for the count of norms of adaptive_clip"
     )
     half_weight_tokens: float = Field(
-        0.0, ge=0, allow_inf_nan=False,
+        0.0,
+        ge=0,
+        allow_inf_nan=False,
         description="m_0: a private run weights a client with m tokens by m / (m + m_0), after the clip; 0: all alike",
-    )  # fmt: skip
+    )
     effective_tokens: float = Field(
-        150.0, gt=0, allow_inf_nan=False,
+        150.0,
+        gt=0,
+        allow_inf_nan=False,
         description="m_eff of the metric w ~ P sqrt(1/m_eff + P): a public guess of tokens per client, discounted for "
         "burstiness",
-    )  # fmt: skip
+    )
     first_metric_floor: float = Field(1e-4, gt=0, lt=1, description="floor of the mean in the first metric")
     metric_floor: float = Field(3e-5, gt=0, lt=1, description="floor of the mean in the metric of the rounds")
     centre_floor: float = Field(1e-5, gt=0, lt=1, description="floor of a noised centre before it is renormalised")
@@ -164,9 +191,11 @@ class HistogramsConfig(BaseModel):
     )
     mixture_steps: int = Field(30, ge=1, le=1000, description="EM steps for a client's mixture weights")
     prior_tokens: float = Field(
-        1500.0, gt=0, allow_inf_nan=False,
+        1500.0,
+        gt=0,
+        allow_inf_nan=False,
         description="a in the base's weight a / (a + m) for a client with m tokens of its own",
-    )  # fmt: skip
+    )
     weights: Literal["shared", "local"] = Field(
         "shared",
         description="a is prior_tokens for all clients, or each client chooses its own between 1/8 and 8 times that by "

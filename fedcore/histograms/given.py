@@ -24,8 +24,10 @@ def start_of(state: HistogramsState) -> dict[str, np.ndarray]:
 def checked_arrays(arrays: Mapping[str, np.ndarray], what: str, features: int) -> dict[str, np.ndarray]:
     """The arrays as float64, rows renormalised. Raises ConfigError unless they are histograms over so many tokens."""
     if "centres" not in arrays or set(arrays) - set(NAMES):
-        raise ConfigError(f"{what} holds the arrays {', '.join(arrays) or 'none'}.",
-                          "It needs centres (k, d), and may have a mean (d,) and counts (k,); no others.")  # fmt: skip
+        raise ConfigError(
+            f"{what} holds the arrays {', '.join(arrays) or 'none'}.",
+            "It needs centres (k, d), and may have a mean (d,) and counts (k,); no others.",
+        )
     for name, value in arrays.items():
         if value.dtype.kind not in "iuf":
             raise ConfigError(f"{name} of {what} are {value.dtype}, not numbers.")
@@ -43,8 +45,10 @@ def checked_arrays(arrays: Mapping[str, np.ndarray], what: str, features: int) -
         if name != "counts":
             sums = value.sum(axis=-1)
             if np.any(np.abs(sums - 1) > SUM_TOLERANCE):
-                raise ConfigError(f"{name} of {what} are no histograms: a row sums to {_worst(sums):.6g}, not to 1.",
-                                  "Divide every row by its sum.")  # fmt: skip
+                raise ConfigError(
+                    f"{name} of {what} are no histograms: a row sums to {_worst(sums):.6g}, not to 1.",
+                    "Divide every row by its sum.",
+                )
             values[name] = value / sums[..., None]
     return values
 

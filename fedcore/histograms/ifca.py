@@ -55,11 +55,13 @@ def _round(config, state, result):
     before = reduced(state.centres, state.kept)
     centres = gradient_step(before, result["sums"], counts, state.clients, config.learning_rate)
     moved = 0.5 * np.abs(centres - before).sum(axis=1)
-    info = RoundInfo({
-        "objective": baselines.objective(state, result),
-        "movement": float(np.average(moved, weights=counts)),
-        "empty_clusters": float(np.sum(counts == 0)),
-    })  # fmt: skip
+    info = RoundInfo(
+        {
+            "objective": baselines.objective(state, result),
+            "movement": float(np.average(moved, weights=counts)),
+            "empty_clusters": float(np.sum(counts == 0)),
+        }
+    )
     phase = "done" if t == state.rounds else "rounds"
     centres = lifted(centres, state.kept, state.mean)
     return replace(state, phase=phase, round=t, centres=centres, counts=counts), info

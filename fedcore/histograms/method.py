@@ -18,9 +18,7 @@ from fedcore.population.blocks import ClientBlock, Kind
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds import ClientOutputs, Memory, Message, PublicFacts, RoundInfo
 
-PIPELINES = {
-    "private": private, "algorithm2": warm, "fedavg": baselines, "ifca": ifca, "published": published
-}  # fmt: skip
+PIPELINES = {"private": private, "algorithm2": warm, "fedavg": baselines, "ifca": ifca, "published": published}
 STARTS = ("private", "algorithm2")  # from given centres
 NOT_PRIVATE = {
     "algorithm2": "Algorithm 2 publishes exact cluster means, and its start may publish clients' rows",
@@ -68,8 +66,10 @@ class Histograms:
     def init(self, public: PublicFacts) -> HistogramsState:
         """Raises ConfigError for given centres (public.start) that the algorithm cannot start from."""
         if public.start is not None and self.config.algorithm not in STARTS:
-            raise ConfigError(f"algorithm {self.config.algorithm!r} does not start from given centres.",
-                              f"Algorithms that do: {', '.join(STARTS)}.")  # fmt: skip
+            raise ConfigError(
+                f"algorithm {self.config.algorithm!r} does not start from given centres.",
+                f"Algorithms that do: {', '.join(STARTS)}.",
+            )
         return self._pipeline.init(self.config, public)
 
     def total_rounds(self, state: HistogramsState) -> int:

@@ -98,8 +98,9 @@ def noise_norm(scale: float, clip: float, features: int) -> float:
     return 2 * math.sqrt(features) * scale * (clip / MOMENT_NORM) ** 2
 
 
-def choose_tokens(matrix: np.ndarray, mean: np.ndarray, largest_noise: float, rank: int,
-                  keep: int) -> tuple[np.ndarray, int]:  # fmt: skip
+def choose_tokens(
+    matrix: np.ndarray, mean: np.ndarray, largest_noise: float, rank: int, keep: int
+) -> tuple[np.ndarray, int]:
     """((keep,) int64 ascending tokens, number of eigenvectors that chose them).
 
     Of the `rank` leading eigenvectors those count whose eigenvalue stands above the noise. If none does, the most

@@ -39,8 +39,14 @@ def posterior_clusters(block: CountsBlock, centres: np.ndarray, weights: np.ndar
     return softmax(logs, axis=1)
 
 
-def oracle_values(block: CountsBlock, client: np.ndarray, tokens: np.ndarray, responsibilities: np.ndarray,
-                  centres: np.ndarray, alpha: float) -> np.ndarray:  # fmt: skip
+def oracle_values(
+    block: CountsBlock,
+    client: np.ndarray,
+    tokens: np.ndarray,
+    responsibilities: np.ndarray,
+    centres: np.ndarray,
+    alpha: float,
+) -> np.ndarray:
     """(len(tokens),) float64: the estimate of client[i] at tokens[i]; for scores that need few tokens of a client.
 
     client: positions in the block. responsibilities: (C, k), of either function above.

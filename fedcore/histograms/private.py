@@ -92,13 +92,28 @@ def init(config: HistogramsConfig, public: PublicFacts) -> HistogramsState:
     firsts = {release.round: release.noise_multiplier for release in reversed(releases)}
     norms = [release.noise_multiplier for release in releases if release.name.startswith(NORMS)]
     state = HistogramsState(
-        phase="flat", round=0, seed=public.seed, rounds=sizes.rounds, clusters=sizes.clusters, overseed=sizes.overseed,
-        merge_after=sizes.merge_after, perturbation=sizes.perturbation,
+        phase="flat",
+        round=0,
+        seed=public.seed,
+        rounds=sizes.rounds,
+        clusters=sizes.clusters,
+        overseed=sizes.overseed,
+        merge_after=sizes.merge_after,
+        perturbation=sizes.perturbation,
         multipliers=np.array([firsts[number] for number in sorted(firsts)]),
-        mean=uniform, mean_precision=0.0, metric=uniform, centres=uniform[None, :], counts=np.zeros(1),
-        sums=np.zeros((0, d)), reseed=np.zeros(0, np.int64), entropy=0.0, clients=0.0, clip=config.clip,
-        spread=sensitivities.spread(public.relation), norms_multiplier=norms[0] if norms else 0.0,
-    )  # fmt: skip
+        mean=uniform,
+        mean_precision=0.0,
+        metric=uniform,
+        centres=uniform[None, :],
+        counts=np.zeros(1),
+        sums=np.zeros((0, d)),
+        reseed=np.zeros(0, np.int64),
+        entropy=0.0,
+        clients=0.0,
+        clip=config.clip,
+        spread=sensitivities.spread(public.relation),
+        norms_multiplier=norms[0] if norms else 0.0,
+    )
     if public.start is None:
         return state
     config = config.for_vocabulary(d)
@@ -272,11 +287,14 @@ def _moment(config, state, published):
     keep = tokens_kept(config.keep, d)
     kept, clear = moments.choose_tokens(matrix, state.mean, noise, state.clusters - 1, keep)
     note = "" if clear else "no eigenvector stands above the noise: the most frequent tokens are kept"
-    info = RoundInfo({
-        "noise_multiplier": float(state.multipliers[number]),
-        "clear_eigenvectors": float(clear),
-        "kept_tokens": float(len(kept)),
-    }, note)  # fmt: skip
+    info = RoundInfo(
+        {
+            "noise_multiplier": float(state.multipliers[number]),
+            "clear_eigenvectors": float(clear),
+            "kept_tokens": float(len(kept)),
+        },
+        note,
+    )
     return _on_tokens(config, state, kept), info
 
 
@@ -381,9 +399,11 @@ def _number(state) -> int:
 
 
 def _info(state, count: float, live: int, moved: float) -> RoundInfo:
-    return RoundInfo({
-        "noise_multiplier": float(state.multipliers[_number(state)]),
-        "released_count": float(count),
-        "live_cells": float(live),
-        "movement": float(moved),
-    })  # fmt: skip
+    return RoundInfo(
+        {
+            "noise_multiplier": float(state.multipliers[_number(state)]),
+            "released_count": float(count),
+            "live_cells": float(live),
+            "movement": float(moved),
+        }
+    )

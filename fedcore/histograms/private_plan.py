@@ -59,11 +59,16 @@ def plan(config: HistogramsConfig, public: PublicFacts) -> list[PlannedRelease]:
         rho *= 1.0 - 1e-12
         releases = [
             PlannedRelease(
-                item.name, item.round, item.shape, item.sensitivity, math.sqrt(0.5 / (item.share * rho)), ARGUMENT,
+                item.name,
+                item.round,
+                item.shape,
+                item.sensitivity,
+                math.sqrt(0.5 / (item.share * rho)),
+                ARGUMENT,
                 item.composition,
             )
             for item in wanted
-        ]  # fmt: skip
+        ]
         prices = [release.rho for release in releases]
         if max(sum(prices), math.fsum(prices)) <= public.rho:
             return releases
@@ -93,8 +98,16 @@ def _wanted(config: HistogramsConfig, public: PublicFacts, sizes: Sizes) -> list
         own = share * (1.0 - config.clip_share) if with_norms else share
         wanted.append(_Wanted(cluster_release(t), number, shape, largest, own, ONE_CELL if k > 1 else ONE_SUM))
         if with_norms:
-            wanted.append(_Wanted(norms_release(t), number, (2,), largest, share * config.clip_share,
-                                  "one count per client: both cost one release"))  # fmt: skip
+            wanted.append(
+                _Wanted(
+                    norms_release(t),
+                    number,
+                    (2,),
+                    largest,
+                    share * config.clip_share,
+                    "one count per client: both cost one release",
+                )
+            )
     return wanted
 
 

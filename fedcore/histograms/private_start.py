@@ -33,8 +33,9 @@ def filled_up(centres: np.ndarray, cells: int, mean: np.ndarray, perturbation: f
     return np.vstack([centres, perturbed(mean, cells, perturbation, stream(seed, START))[len(centres) :]])
 
 
-def elected(centres: np.ndarray, votes: np.ndarray, least: float, w: np.ndarray,
-            cells: int) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+def elected(
+    centres: np.ndarray, votes: np.ndarray, least: float, w: np.ndarray, cells: int
+) -> tuple[np.ndarray, np.ndarray]:
     """(at most `cells` centres, the rows of `centres` with at least `least` votes).
 
     votes: (k,) noised. Candidates with fewer votes than noise explains are dropped; the others are merged by Ward cost,

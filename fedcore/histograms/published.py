@@ -155,12 +155,14 @@ def _first(config, state, result):
     else:
         first = simulated_gaussian(generator, result["sums"], noise.sigma) / sizes[:, None]
     first = np.maximum(first, config.published_floor)
-    info = RoundInfo({
-        "objective": baselines.objective(state, result),
-        "noise_multiplier": noise.sigma,
-        "released_count": float(sizes.sum()),
-        "empty_clusters": float(np.sum(counts == 0)),
-    })  # fmt: skip
+    info = RoundInfo(
+        {
+            "objective": baselines.objective(state, result),
+            "noise_multiplier": noise.sigma,
+            "released_count": float(sizes.sum()),
+            "empty_clusters": float(np.sum(counts == 0)),
+        }
+    )
     return replace(state, phase="centring", sums=first, counts=sizes), info
 
 

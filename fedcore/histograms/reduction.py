@@ -126,8 +126,10 @@ def tokens_kept(keep: int | None, features: int) -> int:
     """Number of tokens to keep; None: two fifths of the vocabulary. Raises ConfigError unless some are eliminated."""
     number = max(1, 2 * features // 5) if keep is None else keep
     if number >= features:
-        raise ConfigError(f"{number} tokens cannot be kept of a vocabulary of {features}: some must be eliminated.",
-                          'Lower keep, or set reduction = "none".')  # fmt: skip
+        raise ConfigError(
+            f"{number} tokens cannot be kept of a vocabulary of {features}: some must be eliminated.",
+            'Lower keep, or set reduction = "none".',
+        )
     return number
 
 

@@ -28,12 +28,16 @@ def init(config: HistogramsConfig, public: PublicFacts) -> HistogramsState:
     if public.start is None:
         return state
     if config.reduction == "eigenvectors":
-        raise ConfigError('algorithm2 with reduction = "eigenvectors" does not start from given centres.',
-                          'Choose reduction = "frequency" or "none", or leave the start out.')  # fmt: skip
+        raise ConfigError(
+            'algorithm2 with reduction = "eigenvectors" does not start from given centres.',
+            'Choose reduction = "frequency" or "none", or leave the start out.',
+        )
     given = np.asarray(public.start["centres"], np.float64)
     if len(given) > state.clusters and not state.merge_after:
-        raise ConfigError(f"{len(given)} given centres cannot be merged to {state.clusters} in {state.rounds} rounds.",
-                          "Raise rounds or clusters, or give fewer centres.")  # fmt: skip
+        raise ConfigError(
+            f"{len(given)} given centres cannot be merged to {state.clusters} in {state.rounds} rounds.",
+            "Raise rounds or clusters, or give fewer centres.",
+        )
     return replace(state, phase="given", centres=given, counts=np.zeros(len(given)))
 
 

@@ -8,6 +8,14 @@ from fedcore.models.missing import LowRankTables
 from fedcore.models.regression import RegressionMixture
 
 __all__ = [
-    "BernoulliMixture", "CurvedEM", "GaussianImputer", "GaussianMixture", "LowRankTables", "MultinomialMixture",
-    "PoissonMixture", "RegressionMixture", "Rows", "Theta",
-]  # fmt: skip
+    "BernoulliMixture",
+    "CurvedEM",
+    "GaussianImputer",
+    "GaussianMixture",
+    "LowRankTables",
+    "MultinomialMixture",
+    "PoissonMixture",
+    "RegressionMixture",
+    "Rows",
+    "Theta",
+]

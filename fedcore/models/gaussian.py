@@ -223,10 +223,7 @@ class GaussianMixture(Mixture):
     def maximise(self, s: np.ndarray, start: Theta | None = None) -> Theta:
         parts = self.layout.unpack(require_finite(s))
         counts = floored_counts(parts[0])
-        theta = {
-            "weights": self._weights_of(counts, self.a),
-            "means": self.centre + parts[1] / counts[:, None],
-        }
+        theta = {"weights": self._weights_of(counts, self.a), "means": self.centre + parts[1] / counts[:, None]}
         if self.covariance == "known":
             return theta
         scatter, moments = self._scatter(counts, parts, 0.0)

@@ -92,9 +92,15 @@ class BlockWriter:
         heldout = None if self.heldout is None else self.heldout.close()
         sha256, size = layout.digest(self.folder, durable=True)
         return BlockEntry(
-            slot=self.folder.name, first=self.first, clients=self.clients, train=train, heldout=heldout,
-            id_bytes=int(ptr[-1]), bytes=size, sha256=sha256,
-        )  # fmt: skip
+            slot=self.folder.name,
+            first=self.first,
+            clients=self.clients,
+            train=train,
+            heldout=heldout,
+            id_bytes=int(ptr[-1]),
+            bytes=size,
+            sha256=sha256,
+        )
 
 
 def _narrowed(values: np.ndarray) -> np.ndarray:

@@ -69,10 +69,15 @@ class CountsBlock:
         """Clients start .. stop - 1 of this block."""
         low, high = self.indptr[start], self.indptr[stop]
         return CountsBlock(
-            self.first + start, leaf, self.indptr[start : stop + 1] - low, self.indices[low:high],
-            self.data[low:high], self.totals[start:stop], self.features,
+            self.first + start,
+            leaf,
+            self.indptr[start : stop + 1] - low,
+            self.indices[low:high],
+            self.data[low:high],
+            self.totals[start:stop],
+            self.features,
             None if self.heldout is None else self.heldout.slice(start, stop, leaf),
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +110,12 @@ class RowsBlock:
         """Clients start .. stop - 1 of this block."""
         low, high = self.ptr[start], self.ptr[stop]
         return RowsBlock(
-            self.first + start, leaf, self.ptr[start : stop + 1] - low, self.x[low:high],
+            self.first + start,
+            leaf,
+            self.ptr[start : stop + 1] - low,
+            self.x[low:high],
             None if self.heldout is None else self.heldout.slice(start, stop, leaf),
-        )  # fmt: skip
+        )
 
 
 ClientBlock = CountsBlock | RowsBlock
@@ -138,6 +146,12 @@ def counts_block(first: int, leaf: int, matrix: sp.csr_matrix, heldout: sp.csr_m
     data = matrix.data.astype(np.float32 if largest < FLOAT32_EXACT else np.float64)
     totals = np.asarray(matrix.sum(axis=1, dtype=np.float64)).ravel()
     return CountsBlock(
-        first, leaf, matrix.indptr, matrix.indices.astype(np.int32, copy=False), data, totals, matrix.shape[1],
+        first,
+        leaf,
+        matrix.indptr,
+        matrix.indices.astype(np.int32, copy=False),
+        data,
+        totals,
+        matrix.shape[1],
         None if heldout is None else counts_block(first, leaf, heldout),
-    )  # fmt: skip
+    )

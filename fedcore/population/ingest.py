@@ -98,9 +98,22 @@ def ingest(
         raise IngestError("The tolerance is a number of bad rows.", "Use 0 or more.")
     path = layout.writable(dest)
     options = Options(
-        format, kind, client, token, count, columns, features, vocabulary, heldout, dtype, array,
-        prefix, heldout_prefix, tokeniser, delimiter,
-    )  # fmt: skip
+        format,
+        kind,
+        client,
+        token,
+        count,
+        columns,
+        features,
+        vocabulary,
+        heldout,
+        dtype,
+        array,
+        prefix,
+        heldout_prefix,
+        tokeniser,
+        delimiter,
+    )
     parent = Population.open(path) if append else None
     if parent is not None:
         options = appending.completed(options, parent)
@@ -108,12 +121,18 @@ def ingest(
     account = Account(tolerance)
     if parent is None:
         writer = PopulationWriter(
-            path, opened.kind, opened.features, dtype=opened.dtype or "float32",
+            path,
+            opened.kind,
+            opened.features,
+            dtype=opened.dtype or "float32",
             clients_per_leaf=CLIENTS_PER_LEAF if clients_per_leaf is None else clients_per_leaf,
             clients_per_block=clients_per_block,
-            vocabulary=opened.vocabulary, nominal_clients=nominal_clients,
-            public_for_evaluation=public_for_evaluation, ledger=ledger, stream_bytes=memory // STREAM_SHARE,
-        )  # fmt: skip
+            vocabulary=opened.vocabulary,
+            nominal_clients=nominal_clients,
+            public_for_evaluation=public_for_evaluation,
+            ledger=ledger,
+            stream_bytes=memory // STREAM_SHARE,
+        )
     else:
         appending.refuse_mismatch(parent, opened, clients_per_leaf, ledger, public_for_evaluation)
         changes = {"public_for_evaluation": public_for_evaluation, "stream_bytes": memory // STREAM_SHARE}

@@ -18,8 +18,13 @@ from fedcore.population.sources_text import TextSource, Tokeniser, text_files
 
 Format = Literal["csv", "parquet", "npz", "npy", "text"]
 SUFFIXES: dict[str, Format] = {
-    ".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".pq": "parquet", ".npz": "npz", ".npy": "npy",
-}  # fmt: skip
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".npz": "npz",
+    ".npy": "npy",
+}
 Where = str | Path | Sequence[str | Path]
 
 
@@ -126,10 +131,20 @@ def _table(files, heldout, options: Options, vocabulary, memory: int, progress) 
     kind = options.kind or ("counts" if options.token is not None or "token" in names else "rows")
     count = options.count or ("count" if kind == "counts" and "count" in names else None)
     return TableSource(
-        files, kind, options.client or "client", options.token or "token", count,
-        columns=options.columns, vocabulary=vocabulary, features=options.features, heldout=heldout,
-        delimiter=options.delimiter, wanted_dtype=options.dtype, memory=memory, progress=progress,
-    )  # fmt: skip
+        files,
+        kind,
+        options.client or "client",
+        options.token or "token",
+        count,
+        columns=options.columns,
+        vocabulary=vocabulary,
+        features=options.features,
+        heldout=heldout,
+        delimiter=options.delimiter,
+        wanted_dtype=options.dtype,
+        memory=memory,
+        progress=progress,
+    )
 
 
 def _arrays(form: Format, files, heldout, options: Options, memory: int, progress) -> Source:

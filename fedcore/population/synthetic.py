@@ -198,9 +198,15 @@ def synthesise(
     settings = settings_of(preset, overrides)
     centres = true_centres(settings, seed)
     with PopulationWriter(
-        path, "counts", settings.features, clients_per_leaf=clients_per_leaf, clients_per_block=clients_per_block,
-        nominal_clients=settings.clients, public_for_evaluation=PUBLIC, ledger=ledger,
-    ) as writer:  # fmt: skip
+        path,
+        "counts",
+        settings.features,
+        clients_per_leaf=clients_per_leaf,
+        clients_per_block=clients_per_block,
+        nominal_clients=settings.clients,
+        public_for_evaluation=PUBLIC,
+        ledger=ledger,
+    ) as writer:
         for run in range(-(-settings.clients // RUN)):
             train, heldout = generate(settings, seed, run, centres)
             writer.write(client_names(run * RUN, train.shape[0]), train, heldout)

@@ -113,12 +113,15 @@ class PopulationWriter:
         """
         old = parent.manifest
         settings = {
-            "dtype": old.dtype or "float32", "clients_per_leaf": old.clients_per_leaf,
-            "clients_per_block": chosen(old.clients_per_leaf, old.clients_per_block), "vocabulary": parent.vocabulary(),
+            "dtype": old.dtype or "float32",
+            "clients_per_leaf": old.clients_per_leaf,
+            "clients_per_block": chosen(old.clients_per_leaf, old.clients_per_block),
+            "vocabulary": parent.vocabulary(),
             "nominal_clients": old.nominal_clients,
             "public_for_evaluation": old.public_reason if old.public_for_evaluation else None,
-            "ledger": None if old.ledger is None else old.ledger.model_dump(), **changes,
-        }  # fmt: skip
+            "ledger": None if old.ledger is None else old.ledger.model_dump(),
+            **changes,
+        }
         return cls(parent.path, old.kind, old.features, parent=parent, **settings)
 
     # ---- life cycle
@@ -255,11 +258,19 @@ class PopulationWriter:
         provenance = provenance.model_copy(update={"parent": None if old is None else old.version})
         made = manifests.build(
             population_id=uuid.uuid4().hex if old is None else old.population_id,
-            version=self.version, kind=self.kind, dtype=self.dtype, n_clients=self.clients,
-            n_rows=sum(block.train.total for block in self._blocks), features=self.features,
-            clients_per_leaf=self.clients_per_leaf, clients_per_block=self.limit.clients,
-            vocabulary=self._store_vocabulary(), provenance=provenance, blocks=tuple(self._blocks), **self.public,
-        )  # fmt: skip
+            version=self.version,
+            kind=self.kind,
+            dtype=self.dtype,
+            n_clients=self.clients,
+            n_rows=sum(block.train.total for block in self._blocks),
+            features=self.features,
+            clients_per_leaf=self.clients_per_leaf,
+            clients_per_block=self.limit.clients,
+            vocabulary=self._store_vocabulary(),
+            provenance=provenance,
+            blocks=tuple(self._blocks),
+            **self.public,
+        )
         with layout.named_os_errors(self.path):
             self._store_manifest(made)
         self._committed = True
@@ -402,6 +413,9 @@ def name_ledger(population: Population, ledger: dict[str, str]) -> Population:
 def _preview(writer: PopulationWriter) -> Manifest:
     """An unchecked manifest, good for nothing but reading the ids of the blocks just written."""
     return Manifest.model_construct(
-        version=writer.version, kind=writer.kind, features=writer.features, blocks=tuple(writer._blocks),
+        version=writer.version,
+        kind=writer.kind,
+        features=writer.features,
+        blocks=tuple(writer._blocks),
         clients_per_leaf=writer.clients_per_leaf,
-    )  # fmt: skip
+    )

@@ -50,8 +50,10 @@ def zcdp_budget(epsilon: float, delta: float, delta_extra: float | None = None) 
     if delta_extra is None:
         delta_extra = EXTRA_SHARE * delta
     if not 0 <= delta_extra < delta:
-        raise ConfigError(f"delta_extra must be at least 0 and below delta = {delta:g}, not {delta_extra!r}.",
-                          "It is the part of delta that thresholding steps may use.")  # fmt: skip
+        raise ConfigError(
+            f"delta_extra must be at least 0 and below delta = {delta:g}, not {delta_extra!r}.",
+            "It is the part of delta that thresholding steps may use.",
+        )
     delta_conv = delta - delta_extra
     while Fraction(delta_conv) + Fraction(delta_extra) > Fraction(delta):
         delta_conv = math.nextafter(delta_conv, 0)

@@ -62,8 +62,9 @@ class Record:
         return digest(canonical(link))
 
 
-def link(ledger_id: str, population_id: str, seq: int, kind: str, run_id: str | None, payload: Mapping,
-         prev_hash: str) -> Record:  # fmt: skip
+def link(
+    ledger_id: str, population_id: str, seq: int, kind: str, run_id: str | None, payload: Mapping, prev_hash: str
+) -> Record:
     """The record that follows the one with hash `prev_hash`."""
     record = Record(seq, kind, run_id, canonical(payload), prev_hash, "")
     return Record(seq, kind, run_id, record.payload, prev_hash, record.expected_hash(ledger_id, population_id))
@@ -134,11 +135,20 @@ class Balance:
         return epsilon_of(self.rho_spent, self.budget.delta_conv) if self.budget is not None else 0.0
 
     def to_json(self) -> dict:
-        numbers = {name: getattr(self, name) for name in ("rho_spent", "rho_reserved", "rho_left", "delta_spent",
-                                                          "delta_reserved", "delta_left")}  # fmt: skip
-        return {"population_id": self.population_id, "unit": self.unit, "relation": self.relation,
-                "budget": None if self.budget is None else self.budget.to_json(), "epsilon_spent": self.epsilon_spent,
-                **numbers, "releases": dict(self.releases), "open_runs": list(self.open_runs)}  # fmt: skip
+        numbers = {
+            name: getattr(self, name)
+            for name in ("rho_spent", "rho_reserved", "rho_left", "delta_spent", "delta_reserved", "delta_left")
+        }
+        return {
+            "population_id": self.population_id,
+            "unit": self.unit,
+            "relation": self.relation,
+            "budget": None if self.budget is None else self.budget.to_json(),
+            "epsilon_spent": self.epsilon_spent,
+            **numbers,
+            "releases": dict(self.releases),
+            "open_runs": list(self.open_runs),
+        }
 
 
 @dataclass(slots=True)
@@ -163,8 +173,12 @@ class Account:
         """Exact (rho spent, rho reserved, delta spent, delta reserved)."""
         spent = [attempt for run in self.runs.values() for attempt in run.spent()]
         reserved = [price for run in self.runs.values() for price in run.reserved()]
-        return (exact_sum(a.rho for a in spent), exact_sum(rho for rho, _ in reserved),
-                exact_sum(a.delta for a in spent), exact_sum(delta for _, delta in reserved))  # fmt: skip
+        return (
+            exact_sum(a.rho for a in spent),
+            exact_sum(rho for rho, _ in reserved),
+            exact_sum(a.delta for a in spent),
+            exact_sum(delta for _, delta in reserved),
+        )
 
     def balance(self) -> Balance:
         states = Counter(attempt.state for run in self.runs.values() for attempt in run.attempts.values())
@@ -172,17 +186,31 @@ class Account:
         return make_balance(self.population_id, self.budget, self.unit, self.relation, self.totals(), states, open_runs)
 
 
-def make_balance(population_id: str, budget: ZcdpBudget | None, unit, relation,
-                 totals: tuple[Fraction, Fraction, Fraction, Fraction], states: Mapping[str, int],
-                 open_runs: Iterable[str]) -> Balance:  # fmt: skip
+def make_balance(
+    population_id: str,
+    budget: ZcdpBudget | None,
+    unit,
+    relation,
+    totals: tuple[Fraction, Fraction, Fraction, Fraction],
+    states: Mapping[str, int],
+    open_runs: Iterable[str],
+) -> Balance:
     rho_spent, rho_reserved, delta_spent, delta_reserved = totals
     rho_max, delta_max = (0.0, 0.0) if budget is None else (budget.rho_max, budget.delta_extra)
     return Balance(
-        population_id, budget, unit, relation, rounded_up(rho_spent), rounded_up(rho_reserved),
-        rounded_down(Fraction(rho_max) - rho_spent - rho_reserved), rounded_up(delta_spent), rounded_up(delta_reserved),
-        rounded_down(Fraction(delta_max) - delta_spent - delta_reserved), dict(sorted(states.items())),
+        population_id,
+        budget,
+        unit,
+        relation,
+        rounded_up(rho_spent),
+        rounded_up(rho_reserved),
+        rounded_down(Fraction(rho_max) - rho_spent - rho_reserved),
+        rounded_up(delta_spent),
+        rounded_up(delta_reserved),
+        rounded_down(Fraction(delta_max) - delta_spent - delta_reserved),
+        dict(sorted(states.items())),
         tuple(sorted(open_runs)),
-    )  # fmt: skip
+    )
 
 
 # --- the meaning of each kind of record -----------------------------------------------------------------------------
@@ -210,8 +238,15 @@ def _raise_budget(account: Account, run_id, payload) -> None:
 def _reserve(account: Account, run_id, payload) -> None:
     if run_id in account.runs:
         raise ValueError("a run reserved twice")
-    run = RunAccount(payload["plan"], payload["plan_digest"], payload["spares"], payload["spare_rho"],
-                     payload["spare_delta"], payload["secure"], payload["statement"])  # fmt: skip
+    run = RunAccount(
+        payload["plan"],
+        payload["plan_digest"],
+        payload["spares"],
+        payload["spare_rho"],
+        payload["spare_delta"],
+        payload["secure"],
+        payload["statement"],
+    )
     for planned in run.plan:
         run.attempts[planned["round"], planned["name"], 0] = Attempt(RESERVED, planned["rho"], planned["delta"])
     account.runs[run_id] = run
@@ -283,10 +318,13 @@ def replay(ledger_id: str, population_id: str, records: Iterable[Record]) -> Acc
     """The account of a whole chain. Raises LedgerTampered naming the first record that does not verify."""
     account = Account(population_id)
     for record in records:
+
         def broken(why: str, record=record) -> LedgerTampered:
-            return LedgerTampered(f"record {record.seq} ({record.kind}) of population {population_id!r} in ledger "
-                                  f"{ledger_id}: {why}.", "Restore the ledger from a backup and find out what was done "
-                                  "to it; nothing more is released until then.")  # fmt: skip
+            return LedgerTampered(
+                f"record {record.seq} ({record.kind}) of population {population_id!r} in ledger {ledger_id}: {why}.",
+                "Restore the ledger from a backup and find out what was done "
+                "to it; nothing more is released until then.",
+            )
 
         if record.seq != account.seq + 1:
             raise broken(f"record {account.seq + 1} should stand here")
@@ -301,6 +339,9 @@ def replay(ledger_id: str, population_id: str, records: Iterable[Record]) -> Acc
     rho_spent, rho_reserved, delta_spent, delta_reserved = account.totals()
     rho_max, delta_max = (account.budget.rho_max, account.budget.delta_extra) if account.budget else (0.0, 0.0)
     if rho_spent + rho_reserved > rho_max or delta_spent + delta_reserved > delta_max:
-        raise LedgerTampered(f"population {population_id!r} of ledger {ledger_id}: the records up to {account.seq} "
-                             "spend more than the budget.", "Restore the ledger from a backup.")  # fmt: skip
+        raise LedgerTampered(
+            f"population {population_id!r} of ledger {ledger_id}: the records up to {account.seq} "
+            "spend more than the budget.",
+            "Restore the ledger from a backup.",
+        )
     return account

@@ -157,8 +157,9 @@ def gdp_shares(epsilon: float, delta: float, shares: list[float]) -> list[float]
     return [1.0 / (math.sqrt(share) * gdp_mu(epsilon, delta)) for share in shares]
 
 
-def pld_with_counts(epsilon: float, delta: float, rounds: int, count_epsilon: float,
-                    tolerance: float = 1e-3) -> Multiplier:  # fmt: skip
+def pld_with_counts(
+    epsilon: float, delta: float, rounds: int, count_epsilon: float, tolerance: float = 1e-3
+) -> Multiplier:
     """Two Gaussian sums and one Laplace count of `count_epsilon` a round, by numerical privacy loss distributions.
 
     Takes seconds: dp-accounting composes numerically at every step of the search. tolerance: of sigma.
@@ -205,5 +206,7 @@ def _solve(increasing: Callable[[float], float], target: float, high: float = 1.
 
 def _check(epsilon: float, delta: float, releases: int = 1) -> None:
     if not (math.isfinite(epsilon) and epsilon > 0 and 0 < delta < 1 and releases >= 1):
-        raise ConfigError(f"epsilon must be positive, delta between 0 and 1 and the number of releases at least 1, not "
-                          f"{epsilon!r}, {delta!r}, {releases!r}.")  # fmt: skip
+        raise ConfigError(
+            f"epsilon must be positive, delta between 0 and 1 and the number of releases at least 1, not "
+            f"{epsilon!r}, {delta!r}, {releases!r}."
+        )

@@ -116,11 +116,15 @@ def open_ledger(url: str, expected_id: str | None = None, *, clock: Callable[[],
     if row is None:
         raise LedgerMissing(f"{where!r} holds no ledger.", "Check the address in FEDCORE_LEDGER.")
     if row.schema != db.SCHEMA:
-        raise LedgerError(f"the ledger {where!r} has schema {row.schema}; this version of fedcore knows {db.SCHEMA}.",
-                          "Use the version of fedcore that wrote it, or a newer one.")  # fmt: skip
+        raise LedgerError(
+            f"the ledger {where!r} has schema {row.schema}; this version of fedcore knows {db.SCHEMA}.",
+            "Use the version of fedcore that wrote it, or a newer one.",
+        )
     if expected_id is not None and row.id != expected_id:
-        raise LedgerMissing(f"{where!r} is ledger {row.id}, and ledger {expected_id} is needed.",
-                            "Restore the right one, or say where it is with FEDCORE_LEDGER.")  # fmt: skip
+        raise LedgerMissing(
+            f"{where!r} is ledger {row.id}, and ledger {expected_id} is needed.",
+            "Restore the right one, or say where it is with FEDCORE_LEDGER.",
+        )
     return Ledger(engine, where, row.id, row.test, clock)
 
 
@@ -129,9 +133,18 @@ class Ledger(Books):
 
     # --- reservations -------------------------------------------------------------------------------------------
 
-    def reserve(self, population_id: str, run_id: str, plan: Sequence[PlannedRelease], spares: int, *,
-                unit: Unit = "client", relation: Relation = "add_or_remove_one", secure: bool,
-                statement: dict | None = None) -> None:  # fmt: skip
+    def reserve(
+        self,
+        population_id: str,
+        run_id: str,
+        plan: Sequence[PlannedRelease],
+        spares: int,
+        *,
+        unit: Unit = "client",
+        relation: Relation = "add_or_remove_one",
+        secure: bool,
+        statement: dict | None = None,
+    ) -> None:
         """Set the price of a plan and of `spares` redraws of its dearest release aside, before data are opened.
 
         The same run with the same plan again: nothing happens. secure: whether the noise protects people. Raises
@@ -139,15 +152,22 @@ class Ledger(Books):
         ledger for people, or for another plan under the same run id, ConfigError for a malformed plan.
         """
         if not secure and not self.is_test:
-            raise PrivacyError(f"run {run_id!r} uses test noise, and ledger {self.id} is for people.",
-                               "Use a population whose ledger was made for tests.")  # fmt: skip
+            raise PrivacyError(
+                f"run {run_id!r} uses test noise, and ledger {self.id} is for people.",
+                "Use a population whose ledger was made for tests.",
+            )
         self._check_plan(run_id, plan, spares)
         items = [planned.to_json() for planned in plan]
         payload = {
-            "plan": items, "spares": spares, "spare_rho": max(p.rho for p in plan),
-            "spare_delta": max(p.delta for p in plan), "unit": unit, "relation": relation, "secure": secure,
+            "plan": items,
+            "spares": spares,
+            "spare_rho": max(p.rho for p in plan),
+            "spare_delta": max(p.delta for p in plan),
+            "unit": unit,
+            "relation": relation,
+            "secure": secure,
             "statement": statement,
-        }  # fmt: skip
+        }
         identity = {**payload, "population_id": population_id, "statement": None}
         payload = json.loads(canonical({**payload, "plan_digest": digest(canonical(identity))}))
         with self._writing(population_id) as writer:
@@ -162,8 +182,9 @@ class Ledger(Books):
             rho = exact_sum([p.rho for p in plan]) + spares * Fraction(payload["spare_rho"])
             delta = exact_sum([p.delta for p in plan]) + spares * Fraction(payload["spare_delta"])
             rho_spent, rho_reserved, delta_spent, delta_reserved = account.totals()
-            fits = (rho_spent + rho_reserved + rho <= Fraction(account.budget.rho_max)
-                    and delta_spent + delta_reserved + delta <= Fraction(account.budget.delta_extra))  # fmt: skip
+            fits = rho_spent + rho_reserved + rho <= Fraction(
+                account.budget.rho_max
+            ) and delta_spent + delta_reserved + delta <= Fraction(account.budget.delta_extra)
             if fits:
                 self._write_reservation(writer, run_id, payload)
         if not fits:  # composed outside the lock, since it converts to epsilon
@@ -182,22 +203,46 @@ class Ledger(Books):
 
     def _check_promise(self, account: Account, run_id: str, unit: str, relation: str) -> None:
         if account.budget is None:
-            raise BudgetMissing(f"population {account.population_id!r} has no privacy budget.",
-                                "Set one with fedcore budget set; then train again.")  # fmt: skip
+            raise BudgetMissing(
+                f"population {account.population_id!r} has no privacy budget.",
+                "Set one with fedcore budget set; then train again.",
+            )
         if (unit, relation) != (account.unit, account.relation):
-            raise PrivacyError(f"population {account.population_id!r} promises privacy for one {account.unit} under "
-                               f"{account.relation}; run {run_id!r} is made for one {unit} under {relation}.",
-                               "A price in one is no price in the other; plan it in the population's.")  # fmt: skip
+            raise PrivacyError(
+                f"population {account.population_id!r} promises privacy for one {account.unit} under "
+                f"{account.relation}; run {run_id!r} is made for one {unit} under {relation}.",
+                "A price in one is no price in the other; plan it in the population's.",
+            )
 
     def _write_reservation(self, writer: Writer, run_id: str, payload: dict) -> None:
         writer.append("reserve", run_id, payload)
-        writer.connection.execute(db.runs.insert().values(
-            run_id=run_id, population_id=writer.population_id, plan=canonical(payload["plan"]),
-            plan_digest=payload["plan_digest"], spares=payload["spares"], used=0, spare_rho=payload["spare_rho"],
-            spare_delta=payload["spare_delta"], secure=payload["secure"], status=OPEN, token=0,
-        ))  # fmt: skip
-        rows = [{"run_id": run_id, "round": item["round"], "name": item["name"], "attempt": 0, "state": RESERVED,
-                 "rho": item["rho"], "delta": item["delta"]} for item in payload["plan"]]  # fmt: skip
+        writer.connection.execute(
+            db.runs.insert().values(
+                run_id=run_id,
+                population_id=writer.population_id,
+                plan=canonical(payload["plan"]),
+                plan_digest=payload["plan_digest"],
+                spares=payload["spares"],
+                used=0,
+                spare_rho=payload["spare_rho"],
+                spare_delta=payload["spare_delta"],
+                secure=payload["secure"],
+                status=OPEN,
+                token=0,
+            )
+        )
+        rows = [
+            {
+                "run_id": run_id,
+                "round": item["round"],
+                "name": item["name"],
+                "attempt": 0,
+                "state": RESERVED,
+                "rho": item["rho"],
+                "delta": item["delta"],
+            }
+            for item in payload["plan"]
+        ]
         writer.connection.execute(db.releases.insert(), rows)
 
     def has_reservation(self, run_id: str) -> bool:
@@ -205,7 +250,7 @@ class Ledger(Books):
         return self.run_status(run_id) == OPEN
 
     def run_status(self, run_id: str) -> str | None:
-        """"open", "finished", "abandoned", "budget exhausted"; None for a run that never reserved."""
+        """ "open", "finished", "abandoned", "budget exhausted"; None for a run that never reserved."""
         with self._transaction(write=False) as connection:
             return connection.execute(select(db.runs.c.status).where(db.runs.c.run_id == run_id)).scalar_one_or_none()
 
@@ -223,11 +268,15 @@ class Ledger(Books):
                 try:
                     holder = Holder(**json.loads(run.holder))
                 except (ValueError, TypeError):
-                    raise LedgerTampered(f"the holder of run {run_id!r} in ledger {self.id} is garbled.",
-                                         f"{RESTORE} Or take the run over.") from None  # fmt: skip
+                    raise LedgerTampered(
+                        f"the holder of run {run_id!r} in ledger {self.id} is garbled.",
+                        f"{RESTORE} Or take the run over.",
+                    ) from None
                 if holder.alive(expired=self.clock() > run.expires):
-                    raise RunBusy(f"process {holder.pid} on {holder.host.split()[0]} is working on run {run_id!r}.",
-                                  "Wait for it, or stop it; take the run over only if it hangs.")  # fmt: skip
+                    raise RunBusy(
+                        f"process {holder.pid} on {holder.host.split()[0]} is working on run {run_id!r}.",
+                        "Wait for it, or stop it; take the run over only if it hangs.",
+                    )
             token = run.token + 1
             writer.set_run(run_id, token=token, holder=canonical(this_process().to_json()), expires=self.clock() + ttl)
             writer.append("acquire", run_id, {"token": token, "take_over": take_over})
@@ -266,28 +315,50 @@ class Ledger(Books):
                 raise kind(f"run {run_id!r} has ended ({run.status}).", "Start a new run.")
             last = writer.attempts(run_id, round, name)[-1]
             if last.state == PUBLISHED:
-                raise LedgerTampered(f"the published value of release {name!r} of run {run_id!r} is gone from ledger "
-                                     f"{self.id}; it is not drawn a second time.", RESTORE)  # fmt: skip
+                raise LedgerTampered(
+                    f"the published value of release {name!r} of run {run_id!r} is gone from ledger "
+                    f"{self.id}; it is not drawn a second time.",
+                    RESTORE,
+                )
             if last.state == RESERVED:
                 writer.set_state(run_id, round, name, 0, CHARGED)
                 attempt = 0
             else:
                 attempt = self._use_spare(writer, run, last)
-            writer.append("charge", run_id, {"round": round, "name": name, "attempt": attempt, "rho": planned.rho,
-                                             "delta": planned.delta, "token": lease.token})  # fmt: skip
+            writer.append(
+                "charge",
+                run_id,
+                {
+                    "round": round,
+                    "name": name,
+                    "attempt": attempt,
+                    "rho": planned.rho,
+                    "delta": planned.delta,
+                    "token": lease.token,
+                },
+            )
         return Charge(run_id, round, name, attempt)
 
     def _use_spare(self, writer: Writer, run: Row, last: Row) -> int:
         if run.used >= run.spares:
-            raise BudgetExceeded(f"run {run.run_id!r} was interrupted while release {last.name!r} was drawn, and its "
-                                 f"spare releases are used up ({run.spares} of {run.spares}).",
-                                 "Its last published state is usable. Start a new run for more.")  # fmt: skip
+            raise BudgetExceeded(
+                f"run {run.run_id!r} was interrupted while release {last.name!r} was drawn, and its "
+                f"spare releases are used up ({run.spares} of {run.spares}).",
+                "Its last published state is usable. Start a new run for more.",
+            )
         if last.state == CHARGED:
             writer.forfeit(run.run_id, last.round, last.name, last.attempt)
-        writer.connection.execute(db.releases.insert().values(
-            run_id=run.run_id, round=last.round, name=last.name, attempt=last.attempt + 1, state=CHARGED, rho=last.rho,
-            delta=last.delta,
-        ))  # fmt: skip
+        writer.connection.execute(
+            db.releases.insert().values(
+                run_id=run.run_id,
+                round=last.round,
+                name=last.name,
+                attempt=last.attempt + 1,
+                state=CHARGED,
+                rho=last.rho,
+                delta=last.delta,
+            )
+        )
         writer.set_run(run.run_id, used=run.used + 1)
         return last.attempt + 1
 
@@ -307,8 +378,10 @@ class Ledger(Books):
                     writer.forfeit(run_id, round, name, charge.attempt)
                 return stored[1]
             if not own or own[0].state != CHARGED:
-                raise LeaseLost(f"attempt {charge.attempt} at release {name!r} of run {run_id!r} was given up.",
-                                "Another process draws it again.")  # fmt: skip
+                raise LeaseLost(
+                    f"attempt {charge.attempt} at release {name!r} of run {run_id!r} was given up.",
+                    "Another process draws it again.",
+                )
             shape = next(tuple(p["shape"]) for p in json.loads(run.plan) if (p["round"], p["name"]) == (round, name))
             if not isinstance(noised, np.ndarray) or noised.dtype != np.int64 or noised.shape != shape:
                 raise SensitivityError(f"release {name!r} is not an int64 array of shape {shape}.")
@@ -337,8 +410,11 @@ class Ledger(Books):
         said = [json.loads(text) for text in connection.execute(select(db.records.c.payload).where(mine)).scalars()]
         sha256 = hashlib.sha256(row.shape.encode() + row.data).hexdigest()
         if sha256 not in [item["digest"] for item in said if item["name"] == name]:
-            raise LedgerTampered(f"the published value of release {name!r} of run {run_id!r} in ledger {self.id} does "
-                                 "not match its record.", RESTORE)  # fmt: skip
+            raise LedgerTampered(
+                f"the published value of release {name!r} of run {run_id!r} in ledger {self.id} does "
+                "not match its record.",
+                RESTORE,
+            )
         return row.attempt, np.frombuffer(row.data, "<i8").astype(np.int64).reshape(json.loads(row.shape))
 
     def finish(self, lease: Lease, status: str) -> None:

@@ -70,8 +70,10 @@ class Books:
         query = select(db.accounts).where(db.accounts.c.population_id == population_id).with_for_update(read=read)
         row = connection.execute(query).one_or_none()
         if row is None:
-            raise LedgerError(f"population {population_id!r} is not registered in ledger {self.id}.",
-                              "It belongs to another ledger, or was made without one.")  # fmt: skip
+            raise LedgerError(
+                f"population {population_id!r} is not registered in ledger {self.id}.",
+                "It belongs to another ledger, or was made without one.",
+            )
         return row
 
     def _population_of(self, run_id: str) -> str:
@@ -97,22 +99,33 @@ class Books:
         except db.Conflict:  # another process registered it at the same time
             pass
 
-    def set_budget(self, population_id: str, epsilon: float, delta: float, *, delta_extra: float | None = None,
-                   unit: Unit = "client", relation: Relation = "add_or_remove_one") -> None:  # fmt: skip
+    def set_budget(
+        self,
+        population_id: str,
+        epsilon: float,
+        delta: float,
+        *,
+        delta_extra: float | None = None,
+        unit: Unit = "client",
+        relation: Relation = "add_or_remove_one",
+    ) -> None:
         """What the population may lose in total, for whom (unit) and against what (relation). Once.
 
         Raises ConfigError for a bad value, BudgetExists if there is a budget.
         """
         if unit not in get_args(Unit) or relation not in get_args(Relation):
-            raise ConfigError(f"unit {unit!r} with relation {relation!r} is unknown.",
-                              f"Units: {', '.join(get_args(Unit))}. Relations: {', '.join(get_args(Relation))}."
-                              )  # fmt: skip
+            raise ConfigError(
+                f"unit {unit!r} with relation {relation!r} is unknown.",
+                f"Units: {', '.join(get_args(Unit))}. Relations: {', '.join(get_args(Relation))}.",
+            )
         budget = zcdp_budget(epsilon, delta, delta_extra)
         with self._writing(population_id) as writer:
             if writer.account.rho_max is not None:
-                raise BudgetExists(f"population {population_id!r} has a budget: epsilon = {writer.account.epsilon:g}, "
-                                   f"delta = {writer.account.delta:g}.", "It cannot be set again; fedcore budget raise "
-                                   "raises it, and is shown for ever.")  # fmt: skip
+                raise BudgetExists(
+                    f"population {population_id!r} has a budget: epsilon = {writer.account.epsilon:g}, "
+                    f"delta = {writer.account.delta:g}.",
+                    "It cannot be set again; fedcore budget raise raises it, and is shown for ever.",
+                )
             writer.set_account(unit=unit, relation=relation, **budget.to_json())
             writer.append("budget set", None, {"budget": budget.to_json(), "unit": unit, "relation": relation})
 
@@ -127,9 +140,11 @@ class Books:
             raise BudgetMissing(f"population {population_id!r} has no budget to raise.", "Set one: fedcore budget set.")
         extra = old.delta_extra if delta == old.delta else max(old.delta_extra, delta * (old.delta_extra / old.delta))
         if epsilon < old.epsilon or delta < old.delta or (epsilon, delta) == (old.epsilon, old.delta):
-            raise BudgetExists(f"population {population_id!r} has epsilon = {old.epsilon:g}, delta = {old.delta:g}; "
-                               f"epsilon = {epsilon:g}, delta = {delta:g} is not a raise.",
-                               "A budget is never lowered or renewed; name larger values.")  # fmt: skip
+            raise BudgetExists(
+                f"population {population_id!r} has epsilon = {old.epsilon:g}, delta = {old.delta:g}; "
+                f"epsilon = {epsilon:g}, delta = {delta:g} is not a raise.",
+                "A budget is never lowered or renewed; name larger values.",
+            )
         new = zcdp_budget(epsilon, delta, extra)
         new = replace(new, rho_max=max(new.rho_max, old.rho_max))  # equal up to the rounding of the root search
         with self._writing(population_id) as writer:
@@ -147,8 +162,16 @@ class Books:
         """The records in order, for display: seq, kind, run_id, hash and what the record says; `at` in seconds."""
         with self._reading(population_id) as (connection, _):
             chain = read_chain(connection, population_id)
-        return [{**json.loads(record.payload), "seq": record.seq, "kind": record.kind, "run_id": record.run_id,
-                 "hash": record.hash} for record in chain]  # fmt: skip
+        return [
+            {
+                **json.loads(record.payload),
+                "seq": record.seq,
+                "kind": record.kind,
+                "run_id": record.run_id,
+                "hash": record.hash,
+            }
+            for record in chain
+        ]
 
     def account(self, population_id: str) -> Account:
         """The account as the chain alone gives it. Raises LedgerTampered."""

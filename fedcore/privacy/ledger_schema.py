@@ -42,58 +42,78 @@ metadata = MetaData()
 
 # One row. A ledger of test noise says so for ever.
 ledger_table = Table(
-    "fedcore_ledger", metadata,
+    "fedcore_ledger",
+    metadata,
     Column("only", Integer, primary_key=True, autoincrement=False),
     Column("id", String(32), nullable=False),
     Column("schema", Integer, nullable=False),
     Column("test", Boolean, nullable=False),
-)  # fmt: skip
+)
 
 # The row that a writer locks. Budget columns are null until one is set; seq and hash are the head of the chain.
 accounts = Table(
-    "fedcore_accounts", metadata,
+    "fedcore_accounts",
+    metadata,
     Column("population_id", String(128), primary_key=True),
-    Column("unit", String(32)), Column("relation", String(32)),
-    Column("epsilon", Double), Column("delta", Double), Column("rho_max", Double),
-    Column("delta_conv", Double), Column("delta_extra", Double),
-    Column("seq", Integer, nullable=False), Column("hash", String(64), nullable=False),
-)  # fmt: skip
+    Column("unit", String(32)),
+    Column("relation", String(32)),
+    Column("epsilon", Double),
+    Column("delta", Double),
+    Column("rho_max", Double),
+    Column("delta_conv", Double),
+    Column("delta_extra", Double),
+    Column("seq", Integer, nullable=False),
+    Column("hash", String(64), nullable=False),
+)
 
 # The chain. Rows are only ever inserted.
 records = Table(
-    "fedcore_records", metadata,
+    "fedcore_records",
+    metadata,
     Column("population_id", ForeignKey(accounts.c.population_id), primary_key=True),
     Column("seq", Integer, primary_key=True, autoincrement=False),
-    Column("kind", String(32), nullable=False), Column("run_id", String(128), index=True),
+    Column("kind", String(32), nullable=False),
+    Column("run_id", String(128), index=True),
     Column("payload", Text, nullable=False),
-    Column("prev_hash", String(64), nullable=False), Column("hash", String(64), nullable=False),
-)  # fmt: skip
+    Column("prev_hash", String(64), nullable=False),
+    Column("hash", String(64), nullable=False),
+)
 
 # token is the fencing token; holder describes the process that holds the lease, or is null.
 runs = Table(
-    "fedcore_runs", metadata,
+    "fedcore_runs",
+    metadata,
     Column("run_id", String(128), primary_key=True),
     Column("population_id", ForeignKey(accounts.c.population_id), nullable=False, index=True),
-    Column("plan", Text, nullable=False), Column("plan_digest", String(64), nullable=False),
-    Column("spares", Integer, nullable=False), Column("used", Integer, nullable=False),
-    Column("spare_rho", Double, nullable=False), Column("spare_delta", Double, nullable=False),
-    Column("secure", Boolean, nullable=False), Column("status", String(32), nullable=False),
-    Column("token", Integer, nullable=False), Column("holder", Text), Column("expires", Double),
-)  # fmt: skip
+    Column("plan", Text, nullable=False),
+    Column("plan_digest", String(64), nullable=False),
+    Column("spares", Integer, nullable=False),
+    Column("used", Integer, nullable=False),
+    Column("spare_rho", Double, nullable=False),
+    Column("spare_delta", Double, nullable=False),
+    Column("secure", Boolean, nullable=False),
+    Column("status", String(32), nullable=False),
+    Column("token", Integer, nullable=False),
+    Column("holder", Text),
+    Column("expires", Double),
+)
 
 releases = Table(
-    "fedcore_releases", metadata,
+    "fedcore_releases",
+    metadata,
     Column("run_id", ForeignKey(runs.c.run_id), primary_key=True),
     Column("round", Integer, primary_key=True, autoincrement=False),
     Column("name", String(128), primary_key=True),
     Column("attempt", Integer, primary_key=True, autoincrement=False),
     Column("state", String(16), nullable=False),
-    Column("rho", Double, nullable=False), Column("delta", Double, nullable=False),
-)  # fmt: skip
+    Column("rho", Double, nullable=False),
+    Column("delta", Double, nullable=False),
+)
 
 # The published value itself. The primary key is what makes a second publication lose.
 published = Table(
-    "fedcore_published", metadata,
+    "fedcore_published",
+    metadata,
     Column("run_id", ForeignKey(runs.c.run_id), primary_key=True),
     Column("round", Integer, primary_key=True, autoincrement=False),
     Column("name", String(128), primary_key=True),
@@ -101,7 +121,7 @@ published = Table(
     Column("shape", Text, nullable=False),
     Column("data", LargeBinary, nullable=False),  # int64, little-endian, C order
     Column("sha256", String(64), nullable=False),
-)  # fmt: skip
+)
 
 
 class Conflict(LedgerError):
@@ -113,14 +133,19 @@ def parse_url(url: str) -> URL:
     try:
         parsed = make_url(url)
     except ArgumentError:
-        raise LedgerError(f"{url!r} is not the URL of a ledger.",
-                          "Write sqlite:////path/to/ledger.sqlite or postgresql+psycopg://user@host/name."
-                          ) from None  # fmt: skip
+        raise LedgerError(
+            f"{url!r} is not the URL of a ledger.",
+            "Write sqlite:////path/to/ledger.sqlite or postgresql+psycopg://user@host/name.",
+        ) from None
     if parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:"):
-        raise LedgerError("a ledger in memory would forget what was spent.", "Name a file: sqlite:////path/ledger.sqlite")
+        raise LedgerError(
+            "a ledger in memory would forget what was spent.", "Name a file: sqlite:////path/ledger.sqlite"
+        )
     if parsed.password == HIDDEN:
-        raise LedgerError(f"the address {url!r} of the ledger lacks its password, which is never stored.",
-                          "Give the whole URL in FEDCORE_LEDGER.")  # fmt: skip
+        raise LedgerError(
+            f"the address {url!r} of the ledger lacks its password, which is never stored.",
+            "Give the whole URL in FEDCORE_LEDGER.",
+        )
     return parsed
 
 
@@ -133,14 +158,17 @@ def connect(url: URL, *, create: bool) -> Engine:
         try:
             return create_engine(url, poolclass=NullPool, isolation_level="READ COMMITTED")  # what the row locks assume
         except (NoSuchModuleError, ModuleNotFoundError) as error:
-            raise LedgerError(f"no driver for {url.render_as_string()} is installed ({error}).",
-                              "Install fedcore[postgresql] and write postgresql+psycopg://...") from None  # fmt: skip
+            raise LedgerError(
+                f"no driver for {url.render_as_string()} is installed ({error}).",
+                "Install fedcore[postgresql] and write postgresql+psycopg://...",
+            ) from None
     path = Path(url.database).expanduser().absolute()
     if create:
         _make_file(path)
     elif not path.is_file():
-        raise LedgerMissing(f"there is no ledger at {str(path)!r}.",
-                            "Restore it from a backup, or say where it is with FEDCORE_LEDGER.")  # fmt: skip
+        raise LedgerMissing(
+            f"there is no ledger at {str(path)!r}.", "Restore it from a backup, or say where it is with FEDCORE_LEDGER."
+        )
     address = f"{path.as_uri()}?mode=rw"  # never makes a file
 
     def open_file() -> sqlite3.Connection:
@@ -185,8 +213,12 @@ def transaction(engine: Engine, where: str, *, write: bool) -> Iterator[Connecti
 
 
 REASONS = (  # what the database says (lower case) -> what happened, what to do
-    ("unable to open database", LedgerMissing, "cannot be opened: it is missing, or its folder may not be written",
-     "Restore it from a backup, or say where it is with FEDCORE_LEDGER."),
+    (
+        "unable to open database",
+        LedgerMissing,
+        "cannot be opened: it is missing, or its folder may not be written",
+        "Restore it from a backup, or say where it is with FEDCORE_LEDGER.",
+    ),
     ("does not exist", LedgerMissing, "does not exist", "Check the address in FEDCORE_LEDGER."),
     ("no such table", LedgerMissing, "holds no ledger", "Check the address in FEDCORE_LEDGER."),
     ("disk is full", LedgerError, "cannot be written: the disk is full", "Free some space; then resume the run."),
@@ -197,7 +229,7 @@ REASONS = (  # what the database says (lower case) -> what happened, what to do
     ("malformed", LedgerError, "is damaged", "Restore it from a backup."),
     ("disk i/o error", LedgerError, "cannot be read or written: input/output error", "Check the disk."),
     ("locked", LedgerError, f"has been locked by another process for {BUSY_SECONDS:.0f} s", "Wait, then try again."),
-)  # fmt: skip
+)
 
 
 def _named(error: BaseException, where: str) -> LedgerError:
@@ -206,8 +238,10 @@ def _named(error: BaseException, where: str) -> LedgerError:
     for words, kind, what, remedy in REASONS:
         if words in text:
             return kind(f"the ledger {where!r} {what}.", remedy)
-    return LedgerError(f"the ledger {where!r} cannot be used ({type(error).__name__}).",
-                       "Check that the database is running and that FEDCORE_LEDGER names it.")  # fmt: skip
+    return LedgerError(
+        f"the ledger {where!r} cannot be used ({type(error).__name__}).",
+        "Check that the database is running and that FEDCORE_LEDGER names it.",
+    )
 
 
 def default_ledger_url() -> str:

@@ -42,14 +42,26 @@ def table_balance(connection: Connection, account: Row, budget: ZcdpBudget | Non
     for run_id in open_runs:
         run = runs[run_id]
         reserved += [(run.spare_rho, run.spare_delta)] * (run.spares - run.used)
-    totals = (exact_sum(row.rho for row in spent), exact_sum(rho for rho, _ in reserved),
-              exact_sum(row.delta for row in spent), exact_sum(delta for _, delta in reserved))  # fmt: skip
-    return make_balance(account.population_id, budget, account.unit, account.relation, totals,
-                        Counter(row.state for row in releases), open_runs)  # fmt: skip
+    totals = (
+        exact_sum(row.rho for row in spent),
+        exact_sum(rho for rho, _ in reserved),
+        exact_sum(row.delta for row in spent),
+        exact_sum(delta for _, delta in reserved),
+    )
+    return make_balance(
+        account.population_id,
+        budget,
+        account.unit,
+        account.relation,
+        totals,
+        Counter(row.state for row in releases),
+        open_runs,
+    )
 
 
-def compare_tables(connection: Connection, ledger_id: str, account: Account, row: Row, budget: ZcdpBudget | None, *,
-                   arrays: bool) -> None:  # fmt: skip
+def compare_tables(
+    connection: Connection, ledger_id: str, account: Account, row: Row, budget: ZcdpBudget | None, *, arrays: bool
+) -> None:
     """Raises LedgerTampered if a table says anything else than the chain does.
 
     arrays: whether the published values are read and hashed too.
@@ -58,9 +70,11 @@ def compare_tables(connection: Connection, ledger_id: str, account: Account, row
 
     def check(same: bool, what: str) -> None:
         if not same:
-            raise LedgerTampered(f"population {population_id!r} in ledger {ledger_id}: {what} not what the chain says.",
-                                 "Restore the ledger from a backup and find out what was done to it; nothing more is "
-                                 "released until then.")  # fmt: skip
+            raise LedgerTampered(
+                f"population {population_id!r} in ledger {ledger_id}: {what} not what the chain says.",
+                "Restore the ledger from a backup and find out what was done to it; nothing more is "
+                "released until then.",
+            )
 
     check((row.seq, row.hash) == (account.seq, account.hash), f"the last record ({row.seq}) is")
     check(budget == account.budget, "the budget is")
@@ -75,8 +89,9 @@ def compare_tables(connection: Connection, ledger_id: str, account: Account, row
             same = same and getattr(run, name) == getattr(said, name)
         check(same, f"the entry of run {run_id!r} is")
 
-    releases = {(r.run_id, r.round, r.name, r.attempt): (r.state, r.rho, r.delta)
-                for r in _releases(connection, population_id)}  # fmt: skip
+    releases = {
+        (r.run_id, r.round, r.name, r.attempt): (r.state, r.rho, r.delta) for r in _releases(connection, population_id)
+    }
     said = {(run_id, *key): attempt for run_id, run in account.runs.items() for key, attempt in run.attempts.items()}
     check(releases.keys() == said.keys(), "the list of releases is")
     for key, stored in releases.items():
@@ -89,8 +104,10 @@ def compare_tables(connection: Connection, ledger_id: str, account: Account, row
     for value in connection.execute(query):
         key = (value.run_id, value.round, value.name, value.attempt)
         found = hashlib.sha256(value.shape.encode() + value.data).hexdigest() if arrays else value.sha256
-        check(found == value.sha256 == published.pop(key, None),
-              f"the published value of {value.name!r} of run {value.run_id!r} is")  # fmt: skip
+        check(
+            found == value.sha256 == published.pop(key, None),
+            f"the published value of {value.name!r} of run {value.run_id!r} is",
+        )
     for run_id, _, name, _ in published:
         check(False, f"the published value of {name!r} of run {run_id!r} is missing, which is")
 
@@ -99,9 +116,12 @@ def refusal(balance: Balance, run_id: str, rho: Fraction, delta: Fraction, spare
     """(message, remedy) for a plan that costs rho and delta, spares included, and does not fit."""
     budget, population_id = balance.budget, balance.population_id
     if delta > Fraction(max(balance.delta_left, 0.0)):
-        return (f"run {run_id!r} needs delta = {float(delta):.3g} for its thresholding steps, and population "
-                f"{population_id!r} has {balance.delta_left:.3g} left of {budget.delta_extra:.3g}. "
-                "Nothing was released.", "Give the thresholds a smaller delta, or raise the budget.")  # fmt: skip
+        return (
+            f"run {run_id!r} needs delta = {float(delta):.3g} for its thresholding steps, and population "
+            f"{population_id!r} has {balance.delta_left:.3g} left of {budget.delta_extra:.3g}. "
+            "Nothing was released.",
+            "Give the thresholds a smaller delta, or raise the budget.",
+        )
     cost, left = rounded_up(rho), balance.rho_left
     used = Fraction(balance.rho_spent) + Fraction(balance.rho_reserved)
     needed = epsilon_of(rounded_up(used + rho), budget.delta_conv)

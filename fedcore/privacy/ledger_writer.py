@@ -34,11 +34,17 @@ class Writer:
         newest = select(db.records).where(db.records.c.population_id == self.population_id)
         row = self.connection.execute(newest.order_by(db.records.c.seq.desc()).limit(1)).one_or_none()
         if row is None or (row.seq, row.hash) != (self.seq, self.hash):
-            raise LedgerTampered(f"record {self.seq} of population {self.population_id!r} should be the last one of "
-                                 f"its chain in ledger {self.ledger.id}, and is not.", RESTORE)  # fmt: skip
+            raise LedgerTampered(
+                f"record {self.seq} of population {self.population_id!r} should be the last one of "
+                f"its chain in ledger {self.ledger.id}, and is not.",
+                RESTORE,
+            )
         if row.hash != record_of(row).expected_hash(self.ledger.id, self.population_id):
-            raise LedgerTampered(f"record {row.seq} ({row.kind}) of population {self.population_id!r} in ledger "
-                                 f"{self.ledger.id}: its content does not match its hash.", RESTORE)  # fmt: skip
+            raise LedgerTampered(
+                f"record {row.seq} ({row.kind}) of population {self.population_id!r} in ledger "
+                f"{self.ledger.id}: its content does not match its hash.",
+                RESTORE,
+            )
 
     def append(self, kind: str, run_id: str | None, payload: dict) -> None:
         timed = {**payload, "at": self.ledger.clock()}
@@ -58,8 +64,11 @@ class Writer:
         """The run of a lease that is still good. Raises LeaseLost."""
         run = self.run(lease.run_id)
         if run.token != lease.token or run.holder is None:
-            raise LeaseLost(f"run {lease.run_id!r} is held by another process now (token {run.token}, this process has "
-                            f"{lease.token}).", "This process stops; the other one goes on.")  # fmt: skip
+            raise LeaseLost(
+                f"run {lease.run_id!r} is held by another process now (token {run.token}, this process has "
+                f"{lease.token}).",
+                "This process stops; the other one goes on.",
+            )
         return run
 
     def set_run(self, run_id: str, **values) -> None:
@@ -91,10 +100,17 @@ def record_of(row: Row) -> Record:
 
 
 def insert_record(connection: Connection, population_id: str, record: Record) -> None:
-    connection.execute(db.records.insert().values(
-        population_id=population_id, seq=record.seq, kind=record.kind, run_id=record.run_id, payload=record.payload,
-        prev_hash=record.prev_hash, hash=record.hash,
-    ))  # fmt: skip
+    connection.execute(
+        db.records.insert().values(
+            population_id=population_id,
+            seq=record.seq,
+            kind=record.kind,
+            run_id=record.run_id,
+            payload=record.payload,
+            prev_hash=record.prev_hash,
+            hash=record.hash,
+        )
+    )
 
 
 def budget_of(row: Row) -> ZcdpBudget | None:

@@ -27,7 +27,6 @@ LARGEST_SENSITIVITY = 2**53  # exact as a float
 SCALE_STEPS = 64
 
 
-
 class NoiseSource(Protocol):
     """secure: whether the noise protects people. label: for the privacy statement."""
 
@@ -68,8 +67,9 @@ class SecureNoise:
         try:
             noised = measurement(values.ravel().tolist())
         except Exception as error:  # the text of a foreign error could hold a raw sum
-            raise PrivacyError(f"noise for release {planned.name!r} could not be drawn ({type(error).__name__}); "
-                               "nothing was released.") from None  # fmt: skip
+            raise PrivacyError(
+                f"noise for release {planned.name!r} could not be drawn ({type(error).__name__}); nothing was released."
+            ) from None
         return np.array(noised, np.int64).reshape(values.shape)
 
 
@@ -92,8 +92,10 @@ def _measurement(name: str, sensitivity: int, scale: float, rho: float):
         if measurement.map(float(sensitivity)) <= rho:
             return measurement
         scale = math.nextafter(scale, math.inf)
-    raise SensitivityError(f"release {name!r}: noise of scale {scale:.6g} costs rho = "
-                           f"{measurement.map(float(sensitivity)):.6g}, more than the charged {rho:.6g}.")  # fmt: skip
+    raise SensitivityError(
+        f"release {name!r}: noise of scale {scale:.6g} costs rho = "
+        f"{measurement.map(float(sensitivity)):.6g}, more than the charged {rho:.6g}."
+    )
 
 
 class TestNoise:

@@ -92,9 +92,11 @@ class PrivacyStatement:
 
 def _line(entry: Mapping) -> str:
     attempts = "" if entry["attempts"] == 1 else f", drawn {entry['attempts']} times"
-    return (f"  - round {entry['round']}, {entry['name']}: sensitivity {entry['sensitivity']} grid units, noise "
-            f"multiplier {entry['noise_multiplier']:.6g}, rho = {entry['rho']:.6g}{attempts}; {entry['composition']} "
-            f"({entry['argument']})")  # fmt: skip
+    return (
+        f"  - round {entry['round']}, {entry['name']}: sensitivity {entry['sensitivity']} grid units, noise "
+        f"multiplier {entry['noise_multiplier']:.6g}, rho = {entry['rho']:.6g}{attempts}; {entry['composition']} "
+        f"({entry['argument']})"
+    )
 
 
 def no_privacy(reason: str) -> PrivacyStatement:
@@ -119,8 +121,11 @@ def statement_of_account(account: Account, run: RunAccount, *, test_ledger: bool
         return no_privacy("its ledger is a test ledger, which bounds nothing")
     releases = []
     for planned in run.plan:
-        attempts = [attempt for (round, name, _), attempt in run.attempts.items()
-                    if (round, name) == (planned["round"], planned["name"]) and attempt.state in SPENT]  # fmt: skip
+        attempts = [
+            attempt
+            for (round, name, _), attempt in run.attempts.items()
+            if (round, name) == (planned["round"], planned["name"]) and attempt.state in SPENT
+        ]
         if attempts:
             cost = rounded_up(exact_sum(attempt.rho for attempt in attempts))
             releases.append({**planned, "attempts": len(attempts), "rho": cost})
@@ -128,9 +133,18 @@ def statement_of_account(account: Account, run: RunAccount, *, test_ledger: bool
     balance = account.balance()
     population = {**account.budget.to_json(), "rho_spent": balance.rho_spent, "epsilon_spent": balance.epsilon_spent}
     return PrivacyStatement(
-        True, "", account.unit, account.relation, epsilon_of(rho, account.budget.delta_conv), delta, rho,
-        tuple(releases), SecureNoise.label, population, run.status != OPEN,
-    )  # fmt: skip
+        True,
+        "",
+        account.unit,
+        account.relation,
+        epsilon_of(rho, account.budget.delta_conv),
+        delta,
+        rho,
+        tuple(releases),
+        SecureNoise.label,
+        population,
+        run.status != OPEN,
+    )
 
 
 def _price(spent: Sequence, delta_conv: float) -> tuple[float, float]:

@@ -59,8 +59,11 @@ def halved(parents: Heavy, counts: np.ndarray, noise: float, needed: float, most
 
 
 def joined(one: Heavy, other: Heavy) -> Heavy:
-    return Heavy(np.concatenate([one.place, other.place]), np.concatenate([one.code, other.code]),
-                 np.concatenate([one.count, other.count]))  # fmt: skip
+    return Heavy(
+        np.concatenate([one.place, other.place]),
+        np.concatenate([one.code, other.code]),
+        np.concatenate([one.count, other.count]),
+    )
 
 
 def chosen(heavy: Heavy, sizes: Sizes, widths: int) -> Heavy:
@@ -107,8 +110,10 @@ def merged(slot: np.ndarray, at: np.ndarray, width: np.ndarray, count: np.ndarra
     kept: list[int] = []
     for i in np.argsort(-count, kind="stable"):
         if not any(
-            slot[i] == slot[j] and max(width[i], width[j]) < ALIKE * min(width[i], width[j])
-            and np.linalg.norm(at[i] - at[j]) < NEAR * min(width[i], width[j]) for j in kept
-        ):  # fmt: skip
+            slot[i] == slot[j]
+            and max(width[i], width[j]) < ALIKE * min(width[i], width[j])
+            and np.linalg.norm(at[i] - at[j]) < NEAR * min(width[i], width[j])
+            for j in kept
+        ):
             kept.append(int(i))
     return np.array(kept, np.int64)

@@ -31,26 +31,37 @@ class PrivateGMMConfig(BaseModel):
 
     # what is public about the data
     radius: float | None = Field(
-        None, gt=0, le=1e100, description="R of a ball about the origin that holds nearly all rows; needed. Rows "
+        None,
+        gt=0,
+        le=1e100,
+        description="R of a ball about the origin that holds nearly all rows; needed. Rows "
         "beyond it are pulled to it. A value that is far too large costs little",
-    )  # fmt: skip
+    )
     sigma_min: float | None = Field(
-        None, gt=0, le=1e100, description="lower bound of every standard deviation in any direction; None: "
-        f"radius * {SMALLEST_SCALE:g}",
-    )  # fmt: skip
+        None,
+        gt=0,
+        le=1e100,
+        description=f"lower bound of every standard deviation in any direction; None: radius * {SMALLEST_SCALE:g}",
+    )
     sigma_max: float | None = Field(
         None, gt=0, le=1e100, description="upper bound of every standard deviation in any direction; None: not known"
     )
     least_weight: float | None = Field(
-        None, gt=0, le=0.5, description="lower bound of every component's share of the records (or of the clients, if "
+        None,
+        gt=0,
+        le=0.5,
+        description="lower bound of every component's share of the records (or of the clients, if "
         "the budget is for clients); None: 1 / (2 k)",
-    )  # fmt: skip
+    )
 
     # the search
     depth: int | None = Field(
-        None, ge=1, le=4, description="levels of the recursion, one for each scale of distances between groups; each "
+        None,
+        ge=1,
+        le=4,
+        description="levels of the recursion, one for each scale of distances between groups; each "
         f"further level halves the budget of the others; None: 2 if sigma_max / sigma_min > {WIDE:g}, else 1",
-    )  # fmt: skip
+    )
     widths: int = Field(4, ge=2, le=6, description="widths of boxes in which candidate centres are looked for")
     box_dimensions: int = Field(8, ge=1, le=10, description="leading principal directions in which boxes are cut")
     partition_share: float = Field(0.6, gt=0.05, lt=0.95, description="share of the budget that the search gets")
@@ -63,9 +74,12 @@ class PrivateGMMConfig(BaseModel):
         None, ge=1, description="public size of the population, for the forecast of what is feasible; None: as declared"
     )
     spare_releases: int = Field(
-        1, ge=0, le=10, description="releases that are reserved beyond the plan, to redo one lost in a crash. The "
+        1,
+        ge=0,
+        le=10,
+        description="releases that are reserved beyond the plan, to redo one lost in a crash. The "
         "releases of this method have unequal prices and a spare costs as much as the dearest",
-    )  # fmt: skip
+    )
 
     @property
     def finest(self) -> float:

@@ -49,8 +49,10 @@ class Forecast:
         if not self.units:
             return "going by its noise, the budget was enough for components that lie apart"
         units = float(f"{self.units:.2g}")
-        return (f"for components that lie apart about {units:,.0f} {unit}s would be enough at this budget, or "
-                f"{self.epsilon_factor:.2g} times this run's epsilon")  # fmt: skip
+        return (
+            f"for components that lie apart about {units:,.0f} {unit}s would be enough at this budget, or "
+            f"{self.epsilon_factor:.2g} times this run's epsilon"
+        )
 
 
 def needs_of(config: PrivateGMMConfig, features: int, relation: str, noise: np.ndarray) -> dict[str, float]:

@@ -34,10 +34,20 @@ class Learned:
     infos: tuple[RoundInfo, ...]
 
 
-def learn(x: np.ndarray, config: PrivateGMMConfig, *, epsilon: float, delta: float, unit: str = "record",
-          ptr: np.ndarray | None = None, relation: str = "add_or_remove_one", noise: NoiseSource | None = None,
-          seed: int = 0, clients_per_leaf: int | None = None,
-          on_round: Callable[[PrivateGMMState, RoundInfo], None] | None = None) -> Learned:  # fmt: skip
+def learn(
+    x: np.ndarray,
+    config: PrivateGMMConfig,
+    *,
+    epsilon: float,
+    delta: float,
+    unit: str = "record",
+    ptr: np.ndarray | None = None,
+    relation: str = "add_or_remove_one",
+    noise: NoiseSource | None = None,
+    seed: int = 0,
+    clients_per_leaf: int | None = None,
+    on_round: Callable[[PrivateGMMState, RoundInfo], None] | None = None,
+) -> Learned:
     """Learn from rows (n, d), with all of (epsilon, delta) and no spares; delta keeps its usual part for thresholds.
 
     unit: what is protected. ptr: (C + 1,) rows of the clients; None: every row is a client of its own. noise: secure by

@@ -14,16 +14,18 @@ WIDER = 1.1  # the ratio of the grid of radii: one cell is added
 LARGEST_NOISE = 0.25  # of the smallest eigenvalue: beyond, a full covariance is not reliable
 
 
-def reach_of(radii: np.ndarray, counts: np.ndarray, edges: np.ndarray, noise: float, step: np.ndarray,
-             d: int) -> np.ndarray:  # fmt: skip
+def reach_of(
+    radii: np.ndarray, counts: np.ndarray, edges: np.ndarray, noise: float, step: np.ndarray, d: int
+) -> np.ndarray:
     """(m,) radii that rows of the leaves are cut to next. radii: (m, cells) in units; step: (m,) of the grid of
     rows."""
     found = [radius_of(row, edges, noise, n, TAIL * max(n, 0.0)) for row, n in zip(radii, counts, strict=True)]
     return WIDER * np.array(found) + 0.5 * math.sqrt(d) * step
 
 
-def covariances_of(published: np.ndarray, counts: np.ndarray, reach: np.ndarray, d: int, form: str, noise: float,
-                   smallest: float) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+def covariances_of(
+    published: np.ndarray, counts: np.ndarray, reach: np.ndarray, d: int, form: str, noise: float, smallest: float
+) -> tuple[np.ndarray, np.ndarray]:
     """(covariances, unreliable): (m,), (m, d) or (m, d, d), at least smallest**2 in every direction; and (m,) bool.
 
     published: (m, width) of the pass; noise: its standard deviation in grid steps. Where the noise of a full covariance

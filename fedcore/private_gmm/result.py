@@ -79,8 +79,10 @@ class PrivateMixture:
 
     def _check(self) -> None:
         if not self.found:
-            raise RunError(f"the run has no mixture: {self.reason}.",
-                           "Use more records, more budget, or data whose components are further apart.")  # fmt: skip
+            raise RunError(
+                f"the run has no mixture: {self.reason}.",
+                "Use more records, more budget, or data whose components are further apart.",
+            )
 
 
 def result_of(covariance: str, state: PrivateGMMState | Mapping) -> PrivateMixture:
@@ -88,5 +90,11 @@ def result_of(covariance: str, state: PrivateGMMState | Mapping) -> PrivateMixtu
     values = {name: getattr(state, name) for name in ("weights", "means", "covariances", "unreliable")}
     if not state.found:
         values = {name: value[:0] for name, value in values.items()}
-    return PrivateMixture(state.found, state.reason or state.outcome, covariance, **values,
-                          units_needed=state.units_needed, epsilon_factor=state.epsilon_factor)  # fmt: skip
+    return PrivateMixture(
+        state.found,
+        state.reason or state.outcome,
+        covariance,
+        **values,
+        units_needed=state.units_needed,
+        epsilon_factor=state.epsilon_factor,
+    )

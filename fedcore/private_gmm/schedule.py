@@ -101,11 +101,15 @@ def schedule(config: PrivateGMMConfig, features: int, relation: str) -> list[Pas
 
 def _check(config: PrivateGMMConfig, features: int) -> None:
     if config.radius is None:
-        raise ConfigError("a private_gmm run needs the radius of a ball that holds nearly all rows.",
-                          "Set radius from what is known without looking at the data; rather too large than too small.")
+        raise ConfigError(
+            "a private_gmm run needs the radius of a ball that holds nearly all rows.",
+            "Set radius from what is known without looking at the data; rather too large than too small.",
+        )
     if features > MOST_FEATURES:
-        raise ConfigError(f"private_gmm reads at most {MOST_FEATURES} columns, not {features}.",
-                          "Choose columns, or project them by a public matrix.")  # fmt: skip
+        raise ConfigError(
+            f"private_gmm reads at most {MOST_FEATURES} columns, not {features}.",
+            "Choose columns, or project them by a public matrix.",
+        )
 
 
 def _level(config: PrivateGMMConfig, sizes: Sizes, relation: str, level: int) -> list[Pass]:
@@ -145,16 +149,26 @@ def _leaves(config: PrivateGMMConfig, sizes: Sizes, relation: str) -> list[Pass]
     k, d, radii = sizes.components, sizes.features, len(edges(config, LEAF_RATIO))
     shares = {name: (1 - config.partition_share) * part for name, part in LEAF_SHARES.items()}
     count, total = sensitivities.counts(relation), sensitivities.sums(relation)
-    width, bound = {"spherical": (1, sensitivities.squares(relation)), "diag": (d, sensitivities.squares(relation)),
-                    "full": (triangle(d), sensitivities.moments(relation))}[sizes.covariance]  # fmt: skip
+    width, bound = {
+        "spherical": (1, sensitivities.squares(relation)),
+        "diag": (d, sensitivities.squares(relation)),
+        "full": (triangle(d), sensitivities.moments(relation)),
+    }[sizes.covariance]
     return [
-        Pass("leaf radii", -1, 0, (Wanted("leaf_counts", (k,), count, shares["counts"]),
-                                   Wanted("leaf_radii_0", (k, radii), count, shares["radii"]))),
+        Pass(
+            "leaf radii",
+            -1,
+            0,
+            (
+                Wanted("leaf_counts", (k,), count, shares["counts"]),
+                Wanted("leaf_radii_0", (k, radii), count, shares["radii"]),
+            ),
+        ),
         Pass("leaf mean", -1, 0, (Wanted("leaf_mean_0", (k, d), total, shares["mean"]),)),
         Pass("leaf radii", -1, 1, (Wanted("leaf_radii_1", (k, radii), count, shares["radii again"]),)),
         Pass("leaf mean", -1, 1, (Wanted("leaf_mean_1", (k, d), total, shares["mean again"]),)),
         Pass("leaf covariance", -1, 0, (Wanted("leaf_covariance", (k, width), bound, shares["covariance"]),)),
-    ]  # fmt: skip
+    ]
 
 
 def plan(config: PrivateGMMConfig, public: PublicFacts) -> list[PlannedRelease]:
@@ -169,11 +183,18 @@ def plan(config: PrivateGMMConfig, public: PublicFacts) -> list[PlannedRelease]:
         # Prices round up, hence a hair is kept back; the loop ends because the hair grows.
         rho *= 1.0 - 1e-12
         releases = [
-            PlannedRelease(item.name, number, item.shape, item.sensitivity, math.sqrt(0.5 / (item.share * rho)),
-                           ARGUMENT, composition)
+            PlannedRelease(
+                item.name,
+                number,
+                item.shape,
+                item.sensitivity,
+                math.sqrt(0.5 / (item.share * rho)),
+                ARGUMENT,
+                composition,
+            )
             for number, each in enumerate(passes, start=1)
             for item in each.releases
-        ]  # fmt: skip
+        ]
         prices = [release.rho for release in releases]
         if max(sum(prices), math.fsum(prices)) <= public.rho:
             return releases

@@ -13,17 +13,7 @@ import numpy as np
 from fedcore.private_gmm import bounding, candidates, feasibility, leaves, sensitivities, split
 from fedcore.private_gmm.candidates import Heavy
 from fedcore.private_gmm.config import PrivateGMMConfig
-from fedcore.private_gmm.schedule import (
-    LEAF_RATIO,
-    RADII_RATIO,
-    SHIFTS,
-    Pass,
-    Sizes,
-    edges,
-    plan,
-    schedule,
-    sizes_of,
-)
+from fedcore.private_gmm.schedule import LEAF_RATIO, RADII_RATIO, SHIFTS, Pass, Sizes, edges, plan, schedule, sizes_of
 from fedcore.private_gmm.state import FOUND, NOTHING, SEARCHING, PrivateGMMState, tree_columns
 from fedcore.private_gmm.statistics import Message
 from fedcore.private_gmm.tree import LEAF, OPEN, Tree, root
@@ -37,13 +27,32 @@ def init(config: PrivateGMMConfig, public: PublicFacts) -> PrivateGMMState:
     d, q, none = sizes.features, sizes.q, np.zeros(0, np.int64)
     noise = np.array([release.scale for release in plan(config, public)])
     return PrivateGMMState(
-        phase="search", round=0, seed=public.seed, unit=public.unit, relation=public.relation, noise=noise, needed=0.0,
-        outcome=SEARCHING, reason="", units_needed=0.0, epsilon_factor=0.0, **tree_columns(root(d, q, config.radius)),
-        box_place=np.zeros((0, 3), np.int64), box_code=np.zeros((0, sizes.qb), np.int64), box_count=np.zeros(0),
-        place_node=none, place=np.zeros((0, q)), place_width=np.zeros(0), place_count=np.zeros(0), leaf=none,
-        weights=np.zeros(0), means=np.zeros((0, d)), reach=np.zeros(0), unreliable=np.zeros(0, bool),
+        phase="search",
+        round=0,
+        seed=public.seed,
+        unit=public.unit,
+        relation=public.relation,
+        noise=noise,
+        needed=0.0,
+        outcome=SEARCHING,
+        reason="",
+        units_needed=0.0,
+        epsilon_factor=0.0,
+        **tree_columns(root(d, q, config.radius)),
+        box_place=np.zeros((0, 3), np.int64),
+        box_code=np.zeros((0, sizes.qb), np.int64),
+        box_count=np.zeros(0),
+        place_node=none,
+        place=np.zeros((0, q)),
+        place_width=np.zeros(0),
+        place_count=np.zeros(0),
+        leaf=none,
+        weights=np.zeros(0),
+        means=np.zeros((0, d)),
+        reach=np.zeros(0),
+        unreliable=np.zeros(0, bool),
         covariances=np.zeros({"spherical": (0,), "diag": (0, d), "full": (0, d, d)}[config.covariance]),
-    )  # fmt: skip
+    )
 
 
 def passes_of(config: PrivateGMMConfig, state: PrivateGMMState) -> list[Pass]:
@@ -73,10 +82,19 @@ def message(config: PrivateGMMConfig, state: PrivateGMMState) -> Message | None:
     nodes = state.leaf if of_leaves else tree.at(now.level)
     grid = edges(config, LEAF_RATIO if of_leaves else RADII_RATIO)
     said = Message(
-        now.kind, names, shapes, state.unit == "client", tree, now.level, nodes,
-        state.means if of_leaves else tree.centre[nodes], state.reach if of_leaves else tree.radius[nodes],
-        tree.basis[nodes], np.array(grid[:-1]) ** 2, covariance=config.covariance,
-    )  # fmt: skip
+        now.kind,
+        names,
+        shapes,
+        state.unit == "client",
+        tree,
+        now.level,
+        nodes,
+        state.means if of_leaves else tree.centre[nodes],
+        state.reach if of_leaves else tree.radius[nodes],
+        tree.basis[nodes],
+        np.array(grid[:-1]) ** 2,
+        covariance=config.covariance,
+    )
     if now.kind in ("boxes", "offsets"):
         said = replace(said, shifts=candidates.shifts_of(state.seed, now.level, state.box_code.shape[1]))
     if now.kind == "boxes":
@@ -86,13 +104,21 @@ def message(config: PrivateGMMConfig, state: PrivateGMMState) -> Message | None:
         boxes, middle, width = _chosen_boxes(config, state, now)
         used = candidates.groups_used(boxes)
         return replace(
-            said, place_slot=boxes.place[:, 0], place=middle, place_reach=candidates.reaches(width, tree.q),
+            said,
+            place_slot=boxes.place[:, 0],
+            place=middle,
+            place_reach=candidates.reaches(width, tree.q),
             place_box=np.hstack([boxes.place[:, 1:], boxes.code]),
             weight=sensitivities.weight(SHIFTS * config.widths, used),
-        )  # fmt: skip
+        )
     if now.kind == "profiles":
-        return replace(said, place_slot=_slots(state.place_node, nodes), place=state.place,
-                       edges=np.floor(split.profile_edges() ** 2), weight=_profile_weight(config, state))  # fmt: skip
+        return replace(
+            said,
+            place_slot=_slots(state.place_node, nodes),
+            place=state.place,
+            edges=np.floor(split.profile_edges() ** 2),
+            weight=_profile_weight(config, state),
+        )
     return said
 
 
@@ -101,8 +127,11 @@ def _slots(of: np.ndarray, nodes: np.ndarray) -> np.ndarray:
 
 
 def _parents(state: PrivateGMMState, nodes: np.ndarray, halvings: int) -> Heavy:
-    heavy = candidates.whole_cubes(len(nodes), state.box_code.shape[1]) if halvings == 0 else (
-        candidates.parents_of(Heavy(state.box_place, state.box_code, state.box_count), halvings))
+    heavy = (
+        candidates.whole_cubes(len(nodes), state.box_code.shape[1])
+        if halvings == 0
+        else (candidates.parents_of(Heavy(state.box_place, state.box_code, state.box_count), halvings))
+    )
     return heavy
 
 
@@ -136,22 +165,31 @@ def _info(config, state: PrivateGMMState, now: Pass) -> RoundInfo:
     tree = state.tree
     open_nodes = tree.at(now.level) if now.level >= 0 else state.leaf
     radii = tree.radius[open_nodes] if now.level >= 0 else state.reach
-    return RoundInfo({
-        "level": float(now.level + 1 if now.level >= 0 else config.levels + 1),
-        "leaves": float(len(tree.leaves())),
-        "candidates": float(len(state.place)),
-        "radius": float(radii.max(initial=0.0)),
-        "released_count": float(tree.count[open_nodes].sum()),
-        "noise_of_a_count": _noise(config, state, now.releases[0].name) / ONE,
-    }, state.reason)  # fmt: skip
+    return RoundInfo(
+        {
+            "level": float(now.level + 1 if now.level >= 0 else config.levels + 1),
+            "leaves": float(len(tree.leaves())),
+            "candidates": float(len(state.place)),
+            "radius": float(radii.max(initial=0.0)),
+            "released_count": float(tree.count[open_nodes].sum()),
+            "noise_of_a_count": _noise(config, state, now.releases[0].name) / ONE,
+        },
+        state.reason,
+    )
 
 
 def failed(config: PrivateGMMConfig, state: PrivateGMMState, reason: str) -> PrivateGMMState:
     """The end of a run that has found nothing, with what would be enough. reason: what lacked."""
     forecast = feasibility.forecast(config, state)
     said = f"{NOTHING}: {reason}; {forecast.in_words(state.unit)}"
-    return replace(state, phase="done", outcome=NOTHING, reason=said, units_needed=forecast.units,
-                   epsilon_factor=forecast.epsilon_factor)  # fmt: skip
+    return replace(
+        state,
+        phase="done",
+        outcome=NOTHING,
+        reason=said,
+        units_needed=forecast.units,
+        epsilon_factor=forecast.epsilon_factor,
+    )
 
 
 def _with(state: PrivateGMMState, tree: Tree) -> PrivateGMMState:
@@ -167,8 +205,12 @@ def _mean(config, state, now: Pass, published):
             state = replace(state, needed=max(0.5 * config.share * float(counts[0]), 1e-9))
             noise = _noise(config, state, now.releases[0].name) / ONE
             if counts[0] < 6.0 * noise:
-                return failed(config, _with(state, tree), f"the noised count of all units is {counts[0]:.0f}, and its "
-                              f"noise has a standard deviation of {noise:.0f}")  # fmt: skip
+                return failed(
+                    config,
+                    _with(state, tree),
+                    f"the noised count of all units is {counts[0]:.0f}, and its "
+                    f"noise has a standard deviation of {noise:.0f}",
+                )
     return _with(state, bounding.moved(tree, nodes, published[-1][: len(nodes)]))
 
 
@@ -198,8 +240,11 @@ def _moments(config, state, now: Pass, published):
 
 def _boxes(config, state, now: Pass, published):
     sizes, nodes = _sizes(config, state), state.tree.at(now.level)
-    before = Heavy(state.box_place[:0], state.box_code[:0], state.box_count[:0]) if now.step == 0 else (
-        Heavy(state.box_place, state.box_code, state.box_count))
+    before = (
+        Heavy(state.box_place[:0], state.box_code[:0], state.box_count[:0])
+        if now.step == 0
+        else (Heavy(state.box_place, state.box_code, state.box_count))
+    )
     parents = _parents(state, nodes, now.step)
     if not len(parents.place):
         return state
@@ -219,10 +264,18 @@ def _offsets(config, state, now: Pass, published):
     norms = np.maximum(np.linalg.norm(means, axis=1), 1e-300)
     at = np.rint(middle + means * np.minimum(1.0, reach / norms)[:, None])
     kept = candidates.merged(boxes.place[:, 0], at, width, boxes.count)
-    kept = kept[candidates.affordable(boxes.place[kept, 0], width[kept], boxes.count[kept], state.needed,
-                                      _affordable(config, state, now))]  # fmt: skip
-    return replace(state, place_node=nodes[boxes.place[kept, 0]], place=at[kept], place_width=width[kept],
-                   place_count=boxes.count[kept])  # fmt: skip
+    kept = kept[
+        candidates.affordable(
+            boxes.place[kept, 0], width[kept], boxes.count[kept], state.needed, _affordable(config, state, now)
+        )
+    ]
+    return replace(
+        state,
+        place_node=nodes[boxes.place[kept, 0]],
+        place=at[kept],
+        place_width=width[kept],
+        place_count=boxes.count[kept],
+    )
 
 
 def _affordable(config, state, now: Pass) -> int:
@@ -230,7 +283,8 @@ def _affordable(config, state, now: Pass) -> int:
     noise = _noise(config, state, f"level{now.level}_profiles")
     most = _sizes(config, state).places
     while most > 2 * config.components and not split.shells_are_clear(
-            noise / sensitivities.weight(_sizes(config, state).places, most), state.needed):
+        noise / sensitivities.weight(_sizes(config, state).places, most), state.needed
+    ):
         most -= 1
     return most
 
@@ -254,23 +308,36 @@ def _profiles(config, state, now: Pass, published):
         centres = tree.centre[node] + (cells.balls @ tree.basis[node].T) * 2.0**-14 * step
         tree = tree.with_children(int(node), cells.kinds, cells.balls, cells.radii, cells.counts, centres)
         room -= len(cells.kinds) - 1
-    after = _with(replace(state, box_place=state.box_place[:0], box_code=state.box_code[:0],
-                          box_count=state.box_count[:0]), tree)  # fmt: skip
+    after = _with(
+        replace(state, box_place=state.box_place[:0], box_code=state.box_code[:0], box_count=state.box_count[:0]), tree
+    )
     leaves_now = len(tree.leaves())
     if leaves_now == 1 or (now.level == config.levels - 1 and leaves_now < config.components and not config.up_to):
         slack = split.MARGIN * noise * split.LAG**0.5
-        return failed(config, after, f"{leaves_now} of {config.components} components found: {len(state.place)} "
-                      f"candidate centres, balls must hold {state.needed:.0f} units, and the noise of a shell is "
-                      f"{slack:.0f}")  # fmt: skip
+        return failed(
+            config,
+            after,
+            f"{leaves_now} of {config.components} components found: {len(state.place)} "
+            f"candidate centres, balls must hold {state.needed:.0f} units, and the noise of a shell is "
+            f"{slack:.0f}",
+        )
     return after
 
 
 def _to_leaves(state: PrivateGMMState) -> PrivateGMMState:
     tree = state.tree
     leaf = tree.leaves()
-    return replace(state, phase="leaves", leaf=leaf, means=tree.centre[leaf], reach=tree.radius[leaf],
-                   place_node=state.place_node[:0], place=state.place[:0], place_width=state.place_width[:0],
-                   place_count=state.place_count[:0])  # fmt: skip
+    return replace(
+        state,
+        phase="leaves",
+        leaf=leaf,
+        means=tree.centre[leaf],
+        reach=tree.radius[leaf],
+        place_node=state.place_node[:0],
+        place=state.place[:0],
+        place_width=state.place_width[:0],
+        place_count=state.place_count[:0],
+    )
 
 
 def _leaf_radii(config, state, now: Pass, published):
@@ -280,8 +347,12 @@ def _leaf_radii(config, state, now: Pass, published):
         tree = tree.changed(state.leaf, count=counts)
         state = _with(state, tree)
         if counts.min() < state.needed:
-            return failed(config, state, f"a component holds {counts.min():.0f} units by its noised count, fewer than "
-                          f"{state.needed:.0f}: balls of noise")  # fmt: skip
+            return failed(
+                config,
+                state,
+                f"a component holds {counts.min():.0f} units by its noised count, fewer than "
+                f"{state.needed:.0f}: balls of noise",
+            )
         state = replace(state, weights=leaves.weights_of(counts))
     noise = _noise(config, state, now.releases[-1].name) / ONE
     grid, d = np.array(edges(config, LEAF_RATIO)), state.means.shape[1]
@@ -301,11 +372,24 @@ def _leaf_covariance(config, state, now: Pass, published):
     covariances, unreliable = leaves.covariances_of(
         published[0][:m], state.tree.count[state.leaf], state.reach, d, config.covariance, noise, config.finest
     )
-    return replace(state, phase="done", outcome=FOUND, covariances=covariances, unreliable=unreliable,
-                   reason=f"{m} components found")  # fmt: skip
+    return replace(
+        state,
+        phase="done",
+        outcome=FOUND,
+        covariances=covariances,
+        unreliable=unreliable,
+        reason=f"{m} components found",
+    )
 
 
 STEPS = {
-    "mean": _mean, "radii": _radii, "moments": _moments, "boxes": _boxes, "offsets": _offsets, "profiles": _profiles,
-    "leaf radii": _leaf_radii, "leaf mean": _leaf_mean, "leaf covariance": _leaf_covariance,
-}  # fmt: skip
+    "mean": _mean,
+    "radii": _radii,
+    "moments": _moments,
+    "boxes": _boxes,
+    "offsets": _offsets,
+    "profiles": _profiles,
+    "leaf radii": _leaf_radii,
+    "leaf mean": _leaf_mean,
+    "leaf covariance": _leaf_covariance,
+}

@@ -93,9 +93,16 @@ def _separation(means: np.ndarray, sigmas: np.ndarray) -> float:
     return float(np.min(distances / np.maximum(sigmas[first], sigmas[second])))
 
 
-def mixture(features: int, components: int, separation: float, seed: int, *, weights: Sequence[float] | None = None,
-            scales: Sequence[float] | None = None,
-            axis_spread: tuple[float, float] | None = None) -> Truth:  # fmt: skip
+def mixture(
+    features: int,
+    components: int,
+    separation: float,
+    seed: int,
+    *,
+    weights: Sequence[float] | None = None,
+    scales: Sequence[float] | None = None,
+    axis_spread: tuple[float, float] | None = None,
+) -> Truth:
     """A mixture of exactly this separation.
 
     weights: (k,), equal by default. scales: (k,), 1 by default. axis_spread: (low, high) of the log-uniform standard
@@ -207,8 +214,15 @@ def structureless_prior(kind: Structureless, features: int, components: int, rad
 # --- scores ---------------------------------------------------------------------------------------------------------
 
 
-def scores(truth: Truth, means: np.ndarray, *, weights: np.ndarray | None = None, covariances: np.ndarray | None = None,
-           rows: np.ndarray | None = None, labels: np.ndarray | None = None) -> Scores:  # fmt: skip
+def scores(
+    truth: Truth,
+    means: np.ndarray,
+    *,
+    weights: np.ndarray | None = None,
+    covariances: np.ndarray | None = None,
+    rows: np.ndarray | None = None,
+    labels: np.ndarray | None = None,
+) -> Scores:
     """An estimate beside the truth. means: (k, d); weights: (k,); covariances: (k, d, d); rows: (n, d) with their true
     labels (n,). Raises ValueError for another number of components than the truth has."""
     sigmas = truth.sigmas

@@ -64,8 +64,11 @@ def terrific(profiles: np.ndarray, count: float, noise: float, needed: float) ->
         for cell in range(len(edges) - LAG):
             held = row[cell]
             shell = row[cell + LAG] - held
-            if (held >= needed + MARGIN * noise * math.sqrt(cell + 1)
-                    and count - row[cell + LAG] >= OUTSIDE * needed and shell <= EMPTY * held + slack):  # fmt: skip
+            if (
+                held >= needed + MARGIN * noise * math.sqrt(cell + 1)
+                and count - row[cell + LAG] >= OUTSIDE * needed
+                and shell <= EMPTY * held + slack
+            ):
                 balls.append(Ball(place, float(edges[cell]), float(held), float(shell / held)))
     return balls
 
@@ -89,5 +92,9 @@ def children(balls: list[Ball], at: np.ndarray, count: float, needed: float, mos
     rest = count - counts.sum()
     if len(balls) >= most or (rest < needed and len(balls) > 1):
         return Found([VORONOI] * len(balls), points, radii, counts)
-    return Found([BALL] * len(balls) + [REST], np.vstack([points, np.zeros(points.shape[1])]), np.append(radii, 1.0),
-                 np.append(counts, rest))  # fmt: skip
+    return Found(
+        [BALL] * len(balls) + [REST],
+        np.vstack([points, np.zeros(points.shape[1])]),
+        np.append(radii, 1.0),
+        np.append(counts, rest),
+    )

@@ -66,8 +66,10 @@ def client_update(message: Message, block: RowsBlock) -> Statistics:
                 _add(message, kernel, group, tile)
             kernel.close(group)
     found = kernel.totals()
-    return {name: IntegerSum(total.reshape(shape))
-            for name, total, shape in zip(message.names, found, message.shapes, strict=True)}  # fmt: skip
+    return {
+        name: IntegerSum(total.reshape(shape))
+        for name, total, shape in zip(message.names, found, message.shapes, strict=True)
+    }
 
 
 def _add(message: Message, kernel, group: Group, tile: Tile) -> None:
@@ -257,6 +259,13 @@ class Profiles(Projecting):
 
 
 KERNELS = {
-    "mean": Mean, "radii": Radii, "moments": Moments, "boxes": Boxes, "offsets": Offsets, "profiles": Profiles,
-    "leaf mean": Mean, "leaf radii": Radii, "leaf covariance": Moments,
-}  # fmt: skip
+    "mean": Mean,
+    "radii": Radii,
+    "moments": Moments,
+    "boxes": Boxes,
+    "offsets": Offsets,
+    "profiles": Profiles,
+    "leaf mean": Mean,
+    "leaf radii": Radii,
+    "leaf covariance": Moments,
+}

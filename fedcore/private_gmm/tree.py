@@ -68,22 +68,39 @@ class Tree:
         """The node split into children, each first cut to its parent's ball about its own centre."""
         m, d = len(kinds), self.centre.shape[1]
         new = {
-            "centre": np.asarray(centres, np.float64).reshape(m, d), "radius": np.full(m, self.radius[parent]),
-            "basis": np.zeros((m, d, self.q)), "parent": np.full(m, parent),
-            "level": np.full(m, self.level[parent] + 1), "kind": np.asarray(kinds), "status": np.full(m, OPEN),
-            "ball": np.asarray(balls, np.float64), "ball_radius": np.asarray(radii, np.float64),
+            "centre": np.asarray(centres, np.float64).reshape(m, d),
+            "radius": np.full(m, self.radius[parent]),
+            "basis": np.zeros((m, d, self.q)),
+            "parent": np.full(m, parent),
+            "level": np.full(m, self.level[parent] + 1),
+            "kind": np.asarray(kinds),
+            "status": np.full(m, OPEN),
+            "ball": np.asarray(balls, np.float64),
+            "ball_radius": np.asarray(radii, np.float64),
             "count": np.asarray(counts, np.float64),
-        }  # fmt: skip
-        grown = {name: np.concatenate([getattr(self, name), value.astype(getattr(self, name).dtype)])
-                 for name, value in new.items()}  # fmt: skip
+        }
+        grown = {
+            name: np.concatenate([getattr(self, name), value.astype(getattr(self, name).dtype)])
+            for name, value in new.items()
+        }
         return Tree(**grown).changed([parent], status=SPLIT)
 
 
 def root(features: int, q: int, radius: float) -> Tree:
     """One node: all rows, cut to the public ball about the origin."""
     whole = np.zeros(1, np.int64)
-    return Tree(np.zeros((1, features)), np.array([radius]), np.zeros((1, features, q)), whole - 1, whole, whole, whole,
-                np.zeros((1, q)), np.zeros(1), np.zeros(1))  # fmt: skip
+    return Tree(
+        np.zeros((1, features)),
+        np.array([radius]),
+        np.zeros((1, features, q)),
+        whole - 1,
+        whole,
+        whole,
+        whole,
+        np.zeros((1, q)),
+        np.zeros(1),
+        np.zeros(1),
+    )
 
 
 COLUMNS = tuple(field.name for field in fields(Tree))

@@ -43,8 +43,13 @@ class Started:
         return list(self.atoms[problem * self.clients : (problem + 1) * self.clients])
 
 
-def start(problems: Sequence[SharedAtoms], seeds: Sequence[int], starts: int, density: float | None = None,
-          threshold: float = 0.15) -> Started:  # fmt: skip
+def start(
+    problems: Sequence[SharedAtoms],
+    seeds: Sequence[int],
+    starts: int,
+    density: float | None = None,
+    threshold: float = 0.15,
+) -> Started:
     """Every client's own square dictionary. seeds: of the problems, for their starts; density: see `Schedule`."""
     n = max(len(own) for problem in problems for own in problem.samples)
     clients, d = len(problems[0].samples), problems[0].common.shape[1]
@@ -52,8 +57,9 @@ def start(problems: Sequence[SharedAtoms], seeds: Sequence[int], starts: int, de
     for i, own in enumerate(own for problem in problems for own in problem.samples):
         samples[i, : len(own)] = own
     unit = np.broadcast_to(np.eye(d), (clients, d, d))
-    begun = np.concatenate([learners.first_dictionaries(d, d, starts, seed, np.arange(clients), unit)
-                            for seed in seeds])  # fmt: skip
+    begun = np.concatenate(
+        [learners.first_dictionaries(d, d, starts, seed, np.arange(clients), unit) for seed in seeds]
+    )
     coder = Coder("threshold", threshold)
     sizes = np.array([len(own) for problem in problems for own in problem.samples], np.float64)
     schedule = learners.Schedule(density=density)
@@ -70,8 +76,9 @@ class Learnt:
     local: np.ndarray
 
 
-def learn(started: Started, rounds: int, matcher: str, aggregate: str, norm: str = "unit", align: str = "lsa"
-          ) -> Learnt:  # fmt: skip
+def learn(
+    started: Started, rounds: int, matcher: str, aggregate: str, norm: str = "unit", align: str = "lsa"
+) -> Learnt:
     """Matching, then rounds with the orthogonal learner, as the method makes them."""
     problems, n = started.problems, started.clients
     common, local = [], []
@@ -85,8 +92,9 @@ def learn(started: Started, rounds: int, matcher: str, aggregate: str, norm: str
     far = np.zeros(len(mine), np.int64)
     for _ in range(rounds):
         shared = np.repeat(np.stack(common), n, axis=0)
-        atoms, _ = learners.step("orthogonal", started.tiles, np.concatenate([shared, mine], axis=1), started.coder,
-                                 loss=False)  # fmt: skip
+        atoms, _ = learners.step(
+            "orthogonal", started.tiles, np.concatenate([shared, mine], axis=1), started.coder, loss=False
+        )
         picked = choose(shared, atoms, align)
         mine = picked.local
         far = np.where(picked.distances.mean(1) > FAR, far + 1, 0)
@@ -106,8 +114,12 @@ def alone(started: Started, rounds: int, every_round: bool = False) -> np.ndarra
     atoms, errors = started.atoms, []
     for t in range(rounds + 1):
         if every_round or t == rounds:
-            errors.append([[d12(p.common, atoms[s * started.clients + i]) for i in range(started.clients)]
-                           for s, p in enumerate(started.problems)])  # fmt: skip
+            errors.append(
+                [
+                    [d12(p.common, atoms[s * started.clients + i]) for i in range(started.clients)]
+                    for s, p in enumerate(started.problems)
+                ]
+            )
         if t < rounds:
             atoms, _ = learners.step("orthogonal", started.tiles, atoms, started.coder, loss=False)
     return np.array(errors)

@@ -41,8 +41,15 @@ class Trained:
         return np.concatenate([self.common, self.local[client]])
 
 
-def train(place: Place, key: str, settings: Mapping, population: Population, seed: int, start: dict | None = None,
-          on_round: Callable[[DictionariesState, RoundInfo], None] | None = None) -> Trained:  # fmt: skip
+def train(
+    place: Place,
+    key: str,
+    settings: Mapping,
+    population: Population,
+    seed: int,
+    start: dict | None = None,
+    on_round: Callable[[DictionariesState, RoundInfo], None] | None = None,
+) -> Trained:
     """Train with these settings of the method dictionaries, and personalise for every client; see `simulate`."""
     infos: list[RoundInfo] = []
 
@@ -52,8 +59,9 @@ def train(place: Place, key: str, settings: Mapping, population: Population, see
             on_round(state, info)
 
     began = time.perf_counter()
-    method, state = simulate(place, key, "dictionaries", dict(settings), population, seed=seed, start=start,
-                             on_round=listen)  # fmt: skip
+    method, state = simulate(
+        place, key, "dictionaries", dict(settings), population, seed=seed, start=start, on_round=listen
+    )
     seconds = time.perf_counter() - began
     last = max((place.folder / "runs" / key / "memory").iterdir())  # of the last round: names are numbers
     parts: list[ClientOutputs] = []

@@ -120,23 +120,30 @@ def compute(experiment: Experiment, cell: Cell, options: Options, place: Place) 
             results = experiment.compute(cell, options, place)
         finally:
             shutil.rmtree(place.folder / "runs" / cell.key, ignore_errors=True)
-        write_json(place.folder / "cells" / f"{cell.key}.json",
-                   {"arguments": dict(cell.arguments), "results": results})  # fmt: skip
+        write_json(place.folder / "cells" / f"{cell.key}.json", {"arguments": dict(cell.arguments), "results": results})
     return results
 
 
 def conclude(experiment: Experiment, options: Options, results: Mapping[str, dict], folder: Path) -> ResultTable:
     """The table; also written as table.json, table.md and figure.png."""
     table = experiment.table(options, results)
-    write_json(folder / "table.json", {"privacy": "none", "title": table.title, "rows": [dict(r) for r in table.rows],
-                                       "notes": [NOT_PRIVATE, *table.notes]})  # fmt: skip
+    write_json(
+        folder / "table.json",
+        {
+            "privacy": "none",
+            "title": table.title,
+            "rows": [dict(r) for r in table.rows],
+            "notes": [NOT_PRIVATE, *table.notes],
+        },
+    )
     write_whole(folder / "table.md", markdown(table).encode())
     write_whole(folder / "figure.png", experiment.figure(options, results))
     return table
 
 
-def reproduce(experiment: Experiment, options: Options, place: Place,
-              progress: Callable[[int, int, str], None] | None = None) -> ResultTable:  # fmt: skip
+def reproduce(
+    experiment: Experiment, options: Options, place: Place, progress: Callable[[int, int, str], None] | None = None
+) -> ResultTable:
     """The whole experiment in this process. progress: called with (cells done, cells, title of the next one)."""
     open_folder(experiment, options, place.folder)
     cells = experiment.cells(options, place)
@@ -171,7 +178,7 @@ def mean_and_interval(values: Sequence[float]) -> tuple[float, float | None]:
 
 
 def shown(values: Sequence[float]) -> str:
-    """"0.931 ±.004" """
+    """ "0.931 ±.004" """
     if not len(values):
         return ""
     mean, half = mean_and_interval(values)

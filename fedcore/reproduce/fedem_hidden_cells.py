@@ -18,8 +18,11 @@ from fedcore.randomness import stream
 from fedcore.reproduce import fedem_runs as runs
 from fedcore.reproduce.experiment import Options, Place
 
-SOURCES = {"aravo": "abundance classes of 82 plants at 75 sites", "bci": "225 trees in 50 plots",
-           "skylark": "a bird at 55 sites in 8 years, 54 % really missing"}  # fmt: skip
+SOURCES = {
+    "aravo": "abundance classes of 82 plants at 75 sites",
+    "bci": "225 trees in 50 plots",
+    "skylark": "a bird at 55 sites in 8 years, 54 % really missing",
+}
 FOLDER = "biodiversity"
 CLIENTS = 5
 HIDDEN, VALIDATION = 0.2, 0.1
@@ -72,38 +75,65 @@ def compute(place: Place, key: str, name: str, seed: int, options: Options) -> d
         found["IterativeImputer of scikit-learn"] = {"error": error(estimate, hidden)}
 
     dealt = [np.arange(client, len(counts), CLIENTS) for client in range(CLIENTS)]
-    own_tables = runs.rows_population(place, f"{name}-tables-{seed}", lambda: [_only(seen, own) for own in dealt],
-                                      "a published research data set")  # fmt: skip
-    own_rows = runs.rows_population(place, f"{name}-rows-{seed}", lambda: [log[own] for own in dealt],
-                                    "a published research data set")  # fmt: skip
+    own_tables = runs.rows_population(
+        place, f"{name}-tables-{seed}", lambda: [_only(seen, own) for own in dealt], "a published research data set"
+    )
+    own_rows = runs.rows_population(
+        place, f"{name}-rows-{seed}", lambda: [log[own] for own in dealt], "a published research data set"
+    )
 
     def poisson_tables(settings: Mapping, penalty: float) -> tuple[np.ndarray, runs.Ran]:
-        ran = runs.traced(place, key, {**settings, "model": "poisson_tables", "table_rows": len(counts),
-                                       "nuclear_penalty": penalty / CLIENTS, "rounds": TABLE_ROUNDS},
-                          own_tables, seed, every=TABLE_ROUNDS)  # fmt: skip
+        ran = runs.traced(
+            place,
+            key,
+            {
+                **settings,
+                "model": "poisson_tables",
+                "table_rows": len(counts),
+                "nuclear_penalty": penalty / CLIENTS,
+                "rounds": TABLE_ROUNDS,
+            },
+            own_tables,
+            seed,
+            every=TABLE_ROUNDS,
+        )
         return expected_log(np.exp(ran.state.parameters()["natural"])), ran
 
     def gaussian_imputer(settings: Mapping, rank: int) -> tuple[np.ndarray, runs.Ran]:
-        ran = runs.traced(place, key, {**settings, "model": "gaussian_imputer", "rank": rank, "rounds": IMPUTER_ROUNDS},
-                          own_rows, seed, every=IMPUTER_ROUNDS)  # fmt: skip
+        ran = runs.traced(
+            place,
+            key,
+            {**settings, "model": "gaussian_imputer", "rank": rank, "rounds": IMPUTER_ROUNDS},
+            own_rows,
+            seed,
+            every=IMPUTER_ROUNDS,
+        )
         rows = runs.model_of(ran.method, ran.state).personalise(ran.state.parameters(), ran.trace.rows)["imputed"]
         estimate = np.empty_like(log)
         estimate[np.concatenate(dealt)] = rows * ran.state.scale + ran.state.centre
         return estimate, ran
 
     ranks = [rank for rank in RANKS if rank < counts.shape[1]]
-    for label, model, choices, word, levels in (("poisson_tables", poisson_tables, PENALTIES, "penalty", 16),
-                                                ("gaussian_imputer", gaussian_imputer, ranks, "rank", 64)):  # fmt: skip
+    for label, model, choices, word, levels in (
+        ("poisson_tables", poisson_tables, PENALTIES, "penalty", 16),
+        ("gaussian_imputer", gaussian_imputer, ranks, "rank", 64),
+    ):
         setting, _ = best(choices, lambda setting, model=model: model({"algorithm": "em"}, setting)[0])
-        for algorithm, settings in ((f"{label}, EM", {"algorithm": "em", "gamma": 1.0}),
-                                    (f"{label}, FedEM s {levels}", {"levels": levels, "gamma": 0.5})):  # fmt: skip
+        for algorithm, settings in (
+            (f"{label}, EM", {"algorithm": "em", "gamma": 1.0}),
+            (f"{label}, FedEM s {levels}", {"levels": levels, "gamma": 0.5}),
+        ):
             estimate, ran = model(settings, setting)
             trace = ran.trace
             found[algorithm] = {
-                "error": error(estimate, hidden), "setting": f"{word} {setting:g}", "rounds": ran.state.round,
-                "mean_field": trace.mean_field[-1], "cut_back": int(trace.cut_back), "bits_up": trace.bits_up[-1],
+                "error": error(estimate, hidden),
+                "setting": f"{word} {setting:g}",
+                "rounds": ran.state.round,
+                "mean_field": trace.mean_field[-1],
+                "cut_back": int(trace.cut_back),
+                "bits_up": trace.bits_up[-1],
                 "raw_up": trace.raw_up,
-            }  # fmt: skip
+            }
     return found
 
 
@@ -163,9 +193,13 @@ def rows(results: Mapping[str, dict], name: str) -> dict[str, dict]:
         ratio = np.median([cell[label]["error"] / cell[COLUMN_MEANS]["error"] for cell in cells])
         values = {"error": f"{ratio:.3f}"}
         if "rounds" in first:
-            values |= {"field": runs.brief(first["mean_field"]), "rounds": f"{first['rounds']}",
-                       "cut": f"{first['cut_back']}", "up": f"{first['bits_up'] / 8e6:.4g}",
-                       "raw": f"{first['raw_up'] / 8e6:.4g}"}  # fmt: skip
+            values |= {
+                "field": runs.brief(first["mean_field"]),
+                "rounds": f"{first['rounds']}",
+                "cut": f"{first['cut_back']}",
+                "up": f"{first['bits_up'] / 8e6:.4g}",
+                "raw": f"{first['raw_up'] / 8e6:.4g}",
+            }
         found[f"{label} ({first['setting']})" if "setting" in first else label] = values
     return found
 
@@ -179,5 +213,5 @@ def notes(options: Options) -> list[str]:
         f"hidden for the score, {VALIDATION:.0%} to choose the setting in brackets; sites dealt to {CLIENTS} clients. "
         "error: root mean square on log(1 + count), relative to the column means. poisson_tables fits counts (scored "
         "by E log(1 + X)), the others log(1 + count); soft-impute without the column means. IterativeImputer: "
-        "scikit-learn's defaults, a row only where it is installed. Rounds, bits and ‖h‖² are of the first seed.",
+        "scikit-learn's defaults, a row only where it is installed. Rounds, bits and ‖h‖² are of the first seed."
     ]

@@ -50,11 +50,16 @@ class FedEMMissing:
         runs.own_data_only(options)
         found = []
         for seed in runs.seeds_of(options):
-            found += [Cell(f"{line}-{seed}", f"{data} {label}, seed {seed}",
-                           {"data": data, "settings": settings, "seed": seed})
-                      for line, (data, label, settings) in lines(options).items()]  # fmt: skip
-            found += [Cell(f"real_{name}-{seed}", f"{name}, seed {seed}", {"data": "real", "table": name, "seed": seed})
-                      for name in real.tables(options)]  # fmt: skip
+            found += [
+                Cell(
+                    f"{line}-{seed}", f"{data} {label}, seed {seed}", {"data": data, "settings": settings, "seed": seed}
+                )
+                for line, (data, label, settings) in lines(options).items()
+            ]
+            found += [
+                Cell(f"real_{name}-{seed}", f"{name}, seed {seed}", {"data": "real", "table": name, "seed": seed})
+                for name in real.tables(options)
+            ]
         return found
 
     def compute(self, cell: Cell, options: Options, place: Place) -> dict:
@@ -68,28 +73,37 @@ class FedEMMissing:
         theta, (truth, never) = ran.state.parameters()["natural"], truth_of(data, seed)
         model = runs.model_of(ran.method, ran.state)
         spectral, along = model.optimality(ran.state.parameters(), ran.trace.rows)
-        return ran.results() | {"error": relative_error(theta, truth, never), "natural": theta.ravel().tolist(),
-                                "optimality": max(spectral, abs(along))}  # fmt: skip
+        return ran.results() | {
+            "error": relative_error(theta, truth, never),
+            "natural": theta.ravel().tolist(),
+            "optimality": max(spectral, abs(along)),
+        }
 
     def table(self, options: Options, results: Mapping[str, dict]) -> ResultTable:
         rows = []
         for line, (data, label, _) in lines(options).items():
             asked = partial(runs.median_of, results, line)
-            rows.append(_row(
-                TITLES[data], label, error=runs.brief(asked(lambda c: c.get("error")), ".3f", never=""),
-                correlation=runs.brief(asked(lambda c: c.get("correlation")), ".3f", never=""),
-                field=runs.brief(asked(lambda c: runs.tail(c["mean_field"]))),
-                away="" if data in TRENDS or label == "EM" else runs.brief(away(results, line, f"{data}_em")),
-                rounds=f"{asked(lambda c: len(c['epochs']) - 1):g}",
-                cut=f"{asked(lambda c: c['cut_back']):g}",
-                up=f"{asked(lambda c: c['bits_up'][-1]) / 8e6:.4g}", raw=f"{asked(lambda c: c['raw_up']) / 8e6:.4g}",
-            ))  # fmt: skip
+            rows.append(
+                _row(
+                    TITLES[data],
+                    label,
+                    error=runs.brief(asked(lambda c: c.get("error")), ".3f", never=""),
+                    correlation=runs.brief(asked(lambda c: c.get("correlation")), ".3f", never=""),
+                    field=runs.brief(asked(lambda c: runs.tail(c["mean_field"]))),
+                    away="" if data in TRENDS or label == "EM" else runs.brief(away(results, line, f"{data}_em")),
+                    rounds=f"{asked(lambda c: len(c['epochs']) - 1):g}",
+                    cut=f"{asked(lambda c: c['cut_back']):g}",
+                    up=f"{asked(lambda c: c['bits_up'][-1]) / 8e6:.4g}",
+                    raw=f"{asked(lambda c: c['raw_up']) / 8e6:.4g}",
+                )
+            )
         for name in TRENDS if not options.quick else ("each",):
             plain = runs.median_of(results, f"{name}_em", lambda c: c["plain"])
             rows.append(_row(TITLES[name], "mean count of a month", correlation=f"{plain:.3f}"))
         for name in real.tables(options):
-            rows += [_row(f"{name}, hidden cells", label, **values)
-                     for label, values in real.rows(results, name).items()]  # fmt: skip
+            rows += [
+                _row(f"{name}, hidden cells", label, **values) for label, values in real.rows(results, name).items()
+            ]
         return ResultTable(self.title, rows, [*NOTES, *real.notes(options), *claims(results, options)])
 
     def figure(self, options: Options, results: Mapping[str, dict]) -> bytes:
@@ -97,19 +111,28 @@ class FedEMMissing:
 
         panels = []
         for family in ("gaussian", "poisson"):
-            curves = {label: (range(len(cell["mean_field"])), cell["mean_field"])
-                      for line, (data, label, _) in lines(options).items() if data == family
-                      for cell in [results[f"{line}-1"]]}  # fmt: skip
+            curves = {
+                label: (range(len(cell["mean_field"])), cell["mean_field"])
+                for line, (data, label, _) in lines(options).items()
+                if data == family
+                for cell in [results[f"{line}-1"]]
+            }
             panels.append(Panel(curves, TITLES[family], "rounds", "‖h‖²", log_y=True))
         cell = results["each_fedem-1"]
-        months = {"truth": (range(len(cell["truth"])), cell["truth"]),
-                  "FedEM": (range(len(cell["estimate"])), cell["estimate"])}  # fmt: skip
+        months = {
+            "truth": (range(len(cell["truth"])), cell["truth"]),
+            "FedEM": (range(len(cell["estimate"])), cell["estimate"]),
+        }
         panels.append(Panel(months, f"{TITLES['each']}: expected counts of all sites", "months", "counts"))
         return panels_figure(panels)
 
 
-TITLES = {"gaussian": "Gaussian", "poisson": "Poisson", "each": "trend, 99 % of each table missing",
-          "pooled": "trend, 99 % of cells seen by nobody"}  # fmt: skip
+TITLES = {
+    "gaussian": "Gaussian",
+    "poisson": "Poisson",
+    "each": "trend, 99 % of each table missing",
+    "pooled": "trend, 99 % of cells seen by nobody",
+}
 NOTES = (
     f"Gaussian, Poisson: {OBSERVERS} observers of one table of {SITES} sites and {MONTHS} months with natural "
     f"parameters of rank {RANK} and standard deviation {SPREAD:g}; {NEVER:.0%} of the cells are seen by nobody, each "
@@ -127,8 +150,18 @@ NOTES = (
 
 
 def _row(data: str, method: str, *, error="", correlation="", field="", away="", rounds="", cut="", up="", raw=""):
-    return {"data": data, "method": method, "error": error, "correlation": correlation, "‖h‖²": field,
-            "θ off EM's": away, "rounds": rounds, "cut back": cut, "MB up": up, "raw MB": raw}  # fmt: skip
+    return {
+        "data": data,
+        "method": method,
+        "error": error,
+        "correlation": correlation,
+        "‖h‖²": field,
+        "θ off EM's": away,
+        "rounds": rounds,
+        "cut back": cut,
+        "MB up": up,
+        "raw MB": raw,
+    }
 
 
 def levels_of(options: Options) -> tuple[int, ...]:
@@ -191,8 +224,11 @@ def relative_error(natural: np.ndarray, truth: np.ndarray, never: np.ndarray) ->
 
 def away(results: Mapping[str, dict], line: str, reference: str) -> float:
     """Largest difference of a natural parameter between two lines; the median over the seeds."""
-    gaps = [np.max(np.abs(np.subtract(cell["natural"], results[f"{reference}-{key.rpartition('-')[2]}"]["natural"])))
-            for key, cell in results.items() if key.rpartition("-")[0] == line]  # fmt: skip
+    gaps = [
+        np.max(np.abs(np.subtract(cell["natural"], results[f"{reference}-{key.rpartition('-')[2]}"]["natural"])))
+        for key, cell in results.items()
+        if key.rpartition("-")[0] == line
+    ]
     return float(np.median(gaps))
 
 
@@ -231,9 +267,11 @@ def trend_results(place: Place, cell: Cell, seed: int) -> dict:
     visited = ~np.isnan(tables).all(axis=(0, 1))
     plain = np.nanmean(tables[:, :, visited], axis=(0, 1))
     return ran.results() | {
-        "correlation": float(np.corrcoef(truth, estimate)[0, 1]), "truth": truth.tolist(),
-        "estimate": estimate.tolist(), "plain": float(np.corrcoef(truth[visited], plain)[0, 1]),
-    }  # fmt: skip
+        "correlation": float(np.corrcoef(truth, estimate)[0, 1]),
+        "truth": truth.tolist(),
+        "estimate": estimate.tolist(),
+        "plain": float(np.corrcoef(truth[visited], plain)[0, 1]),
+    }
 
 
 # --- what the table says --------------------------------------------------------------------------------------------
@@ -248,10 +286,15 @@ def claims(results: Mapping[str, dict], options: Options) -> list[str]:
     gaps = [away(results, f"gaussian_fedem_{s}", "gaussian_em") for s in levels]
     naive = [field(f"gaussian_naive_{s}") for s in levels]
     error = runs.median_of(results, "poisson_em", lambda cell: cell["error"])
-    optimal = {family: runs.median_of(results, f"{family}_em", lambda cell: cell["optimality"])
-               for family in ("gaussian", "poisson")}  # fmt: skip
-    trends = {line: runs.median_of(results, line, lambda cell: cell["correlation"])
-              for line, (data, *_) in lines(options).items() if data in TRENDS}  # fmt: skip
+    optimal = {
+        family: runs.median_of(results, f"{family}_em", lambda cell: cell["optimality"])
+        for family in ("gaussian", "poisson")
+    }
+    trends = {
+        line: runs.median_of(results, line, lambda cell: cell["correlation"])
+        for line, (data, *_) in lines(options).items()
+        if data in TRENDS
+    }
     listed = ", ".join(f"{line.replace('_', ' ')} {value:.3f}" for line, value in trends.items())
     return [
         f"Gaussian, compressed: ‖h‖² {_by_levels(levels, fields)}, asked < {SETTLED:.0e}, "
@@ -265,7 +308,7 @@ def claims(results: Mapping[str, dict], options: Options) -> list[str]:
         f"Trends: correlation {listed}; asked > {CORRELATION:g}, "
         f"{runs.verdict(min(trends.values()) > CORRELATION)}. With visits at random the mean observed count of a month "
         "does about as well, so this asks little.",
-    ]  # fmt: skip
+    ]
 
 
 def _by_levels(levels: Sequence[int], values: Sequence[float]) -> str:

@@ -23,8 +23,15 @@ DIRECTIONS = 20
 TILE = 5000  # images that are standardised at a time
 ROUNDS, EPOCHS = 40, 21
 ONE_NORM = {"norms_by_part": False}
-MODEL = {"model": "gaussian", "components": 10, "covariance": "tied", "standardise": False, "levels": 4,
-         "start": "random", "cluster_rounds": 1}  # fmt: skip
+MODEL = {
+    "model": "gaussian",
+    "components": 10,
+    "covariance": "tied",
+    "standardise": False,
+    "levels": 4,
+    "start": "random",
+    "cluster_rounds": 1,
+}
 
 # Orders of magnitude that an implementation must reach (ours to state; the paper shows figures)
 NEAR, LOST = 0.1, 100.0  # of the nll: FedEM from EM at equal rounds; the naive one
@@ -40,8 +47,11 @@ class FedEMMnist:
     def cells(self, options: Options, place: Place) -> Sequence[Cell]:
         runs.own_data_only(options)
         runs.needed_data(*SOURCE)
-        return [Cell(f"{line}-{seed}", f"{label}, seed {seed}", {"settings": settings, "seed": seed})
-                for seed in runs.seeds_of(options) for line, (label, settings) in lines(options).items()]  # fmt: skip
+        return [
+            Cell(f"{line}-{seed}", f"{label}, seed {seed}", {"settings": settings, "seed": seed})
+            for seed in runs.seeds_of(options)
+            for line, (label, settings) in lines(options).items()
+        ]
 
     def compute(self, cell: Cell, options: Options, place: Place) -> dict:
         every = EVERY if options.quick else 1
@@ -53,8 +63,11 @@ class FedEMMnist:
     def table(self, options: Options, results: Mapping[str, dict]) -> ResultTable:
         rows = [{"method": label, **runs.cost_row(results, line)} for line, (label, _) in lines(options).items()]
         size = IMAGES // (EVERY if options.quick else 1)
-        return ResultTable(f"{self.title}; N = {size}, {CLIENTS} clients sorted by digit", rows,
-                           [*notes(size), *(QUICK if options.quick else ()), *claims(results)])  # fmt: skip
+        return ResultTable(
+            f"{self.title}; N = {size}, {CLIENTS} clients sorted by digit",
+            rows,
+            [*notes(size), *(QUICK if options.quick else ()), *claims(results)],
+        )
 
     def figure(self, options: Options, results: Mapping[str, dict]) -> bytes:
         from fedcore.evaluation.curves import Panel, panels_figure
@@ -62,15 +75,24 @@ class FedEMMnist:
         cells = {label: results[f"{line}-1"] for line, label in IN_FIGURE.items()}
         epochs = {label: (cell["epochs"], cell["mean_field"]) for label, cell in cells.items()}
         bits = {label: (np.asarray(cell["bits_up"]) / 8e6, cell["mean_field"]) for label, cell in cells.items()}
-        return panels_figure([
-            Panel(epochs, "By epochs", "conditional expectations / N", "‖h‖²", log_y=True),
-            Panel(bits, "By bytes from the clients", "MB up", "‖h‖²", log_x=True, log_y=True),
-        ])  # fmt: skip
+        return panels_figure(
+            [
+                Panel(epochs, "By epochs", "conditional expectations / N", "‖h‖²", log_y=True),
+                Panel(bits, "By bytes from the clients", "MB up", "‖h‖²", log_x=True, log_y=True),
+            ]
+        )
 
 
 QUICK = ("A quick table: what is asked below is meant for all images; batches of a tenth of them are too small.",)
-IN_FIGURE = {"em": "EM", "fedem": "FedEM, γ 1", "fedem-half": "FedEM, γ .5, p .75", "naive": "naive, γ 1",
-             "naive-one": "naive, one norm", "vr": "VR-FedEM, batches", "batch": "FedEM, batches"}  # fmt: skip
+IN_FIGURE = {
+    "em": "EM",
+    "fedem": "FedEM, γ 1",
+    "fedem-half": "FedEM, γ .5, p .75",
+    "naive": "naive, γ 1",
+    "naive-one": "naive, one norm",
+    "vr": "VR-FedEM, batches",
+    "batch": "FedEM, batches",
+}
 
 
 def lines(options: Options) -> dict[str, tuple[str, dict]]:
@@ -84,18 +106,32 @@ def lines(options: Options) -> dict[str, tuple[str, dict]]:
         "fedem": ("FedEM, γ 1", {**MODEL, "gamma": 1.0, "rounds": ROUNDS}),
         "fedem-half": ("FedEM, γ .5, p .75", {**MODEL, "gamma": 0.5, "participation": 0.75, "rounds": ROUNDS}),
         "one": ("FedEM, γ 1, one norm", {**MODEL, **ONE_NORM, "gamma": 1.0, "rounds": ROUNDS}),
-        "one-half": ("FedEM, γ .5, p .75, one norm",
-                     {**MODEL, **ONE_NORM, "gamma": 0.5, "participation": 0.75, "rounds": ROUNDS}),
+        "one-half": (
+            "FedEM, γ .5, p .75, one norm",
+            {**MODEL, **ONE_NORM, "gamma": 0.5, "participation": 0.75, "rounds": ROUNDS},
+        ),
         "naive": ("naive, γ 1", {**MODEL, "algorithm": "naive", "gamma": 1.0, "rounds": ROUNDS}),
         "naive-half": ("naive, γ .5", {**MODEL, "algorithm": "naive", "gamma": 0.5, "rounds": ROUNDS}),
-        "naive-one": ("naive, γ 1, one norm",
-                      {**MODEL, **ONE_NORM, "algorithm": "naive", "gamma": 1.0, "rounds": ROUNDS}),
-        "vr": (f"VR-FedEM, b {batch}, k_in {inner}, γ .5",
-               {**MODEL, "algorithm": "vr-fedem", "gamma": 0.5, "batch": batch, "inner_rounds": inner,
-                "rounds": vr_rounds}),
-        "batch": (f"FedEM, b {batch}, γ .3",
-                  {**MODEL, "gamma": 0.3, "batch": batch, "rounds": int(EPOCHS * images / batch)}),
-    }  # fmt: skip
+        "naive-one": (
+            "naive, γ 1, one norm",
+            {**MODEL, **ONE_NORM, "algorithm": "naive", "gamma": 1.0, "rounds": ROUNDS},
+        ),
+        "vr": (
+            f"VR-FedEM, b {batch}, k_in {inner}, γ .5",
+            {
+                **MODEL,
+                "algorithm": "vr-fedem",
+                "gamma": 0.5,
+                "batch": batch,
+                "inner_rounds": inner,
+                "rounds": vr_rounds,
+            },
+        ),
+        "batch": (
+            f"FedEM, b {batch}, γ .3",
+            {**MODEL, "gamma": 0.3, "batch": batch, "rounds": int(EPOCHS * images / batch)},
+        ),
+    }
 
 
 # --- data -----------------------------------------------------------------------------------------------------------
@@ -148,12 +184,14 @@ def notes(size: int) -> list[str]:
         "210 would do if their sum were sent once. The noise of batches in them is most of what is left of ‖h‖² there.",
         "A step out of the model's domain is halved until it is inside, and dropped after 12 halvings; cut back: "
         "rounds in which it was.",
-    ]  # fmt: skip
+    ]
 
 
 def claims(results: Mapping[str, dict]) -> list[str]:
-    nll = {line: runs.median_of(results, line, lambda cell: cell["nll"])
-           for line in ("em", "fedem", "fedem-half", "naive", "naive-half", "naive-one")}  # fmt: skip
+    nll = {
+        line: runs.median_of(results, line, lambda cell: cell["nll"])
+        for line in ("em", "fedem", "fedem-half", "naive", "naive-half", "naive-one")
+    }
     field = runs.median_of(results, "vr", lambda cell: cell["mean_field"][-1])
     epochs = runs.median_of(results, "vr", lambda cell: cell["epochs"][-1])
     batch = runs.median_of(results, "batch", lambda cell: runs.tail(cell["mean_field"]))

@@ -42,8 +42,9 @@ def needed_data(*parts: str) -> Path:
     """`data_file`, or a ConfigError."""
     file = data_file(*parts)
     if file is None:
-        raise ConfigError(f"{'/'.join(parts)} is not there.",
-                          "Set FEDCORE_DATA to a folder of data sets that holds it.")  # fmt: skip
+        raise ConfigError(
+            f"{'/'.join(parts)} is not there.", "Set FEDCORE_DATA to a folder of data sets that holds it."
+        )
     return file
 
 
@@ -149,13 +150,28 @@ class Ran:
         """JSON of the trace; nll: mean negative log-likelihood of an observation, nats, without the penalty."""
         trace, state = self.trace, self.state
         losses = -model_of(self.method, state).log_likelihood(state.parameters(), trace.rows)
-        return {"epochs": trace.epochs, "mean_field": trace.mean_field, "bits_up": trace.bits_up,
-                "raw_up": trace.raw_up, "bits_down": trace.bits_down, "answers": trace.answers,
-                "cut_back": int(trace.cut_back), "nll": float(np.mean(losses)), "q": len(state.statistic)}  # fmt: skip
+        return {
+            "epochs": trace.epochs,
+            "mean_field": trace.mean_field,
+            "bits_up": trace.bits_up,
+            "raw_up": trace.raw_up,
+            "bits_down": trace.bits_down,
+            "answers": trace.answers,
+            "cut_back": int(trace.cut_back),
+            "nll": float(np.mean(losses)),
+            "q": len(state.statistic),
+        }
 
 
-def traced(place: Place, key: str, settings: Mapping, population: Population, seed: int, start: dict | None = None,
-           every: int = 1) -> Ran:  # fmt: skip
+def traced(
+    place: Place,
+    key: str,
+    settings: Mapping,
+    population: Population,
+    seed: int,
+    start: dict | None = None,
+    every: int = 1,
+) -> Ran:
     """Train with these settings of the method federated_em; see `simulate` and `Trace`."""
     settings = {"monitor_every": NEVER_LOOKED_AT, **settings}
     trace = Trace(FederatedEM(FederatedEM.Config(**settings)), population, every)

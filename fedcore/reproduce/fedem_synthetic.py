@@ -39,17 +39,17 @@ REDUCED = {
     "VR-FedEM b 20, k_in 25, γ 0.6": (FEW, 25, {"batch": 20, "inner_rounds": 25, "gamma": 0.6}),
     "VR-FedEM b 20, k_in 25, γ 1": (FEW, 25, {"batch": 20, "inner_rounds": 25, "gamma": 1.0}),
     "VR-FedEM b 16, k_in 30, γ 0.3": (FEW, 40, {"batch": 16, "inner_rounds": 30, "gamma": 0.3}),
-    "SPIDER-EM b 100, k_in 100, γ 0.3": (ONE, 20, {"batch": 100, "inner_rounds": 100, "gamma": 0.3,
-                                                   "codec": "identity"}),
-}  # fmt: skip
+    "SPIDER-EM b 100, k_in 100, γ 0.3": (
+        ONE,
+        20,
+        {"batch": 100, "inner_rounds": 100, "gamma": 0.3, "codec": "identity"},
+    ),
+}
 BATCHED = {
     "FedEM b 20, γ 0.1": (FEW, 100, {"batch": 20, "gamma": 0.1}),
     "FedEM b 20, γ 0.5 / (1 + 0.02 k)": (FEW, 100, {"batch": 20, "gamma": 0.5, "gamma_decay": 50.0}),
 }
-WHOLE = {
-    "EM, γ 1": (FEW, 130, {"algorithm": "em", "gamma": 1.0}),
-    "FedEM full passes, γ 1": (FEW, 130, {"gamma": 1.0}),
-}
+WHOLE = {"EM, γ 1": (FEW, 130, {"algorithm": "em", "gamma": 1.0}), "FedEM full passes, γ 1": (FEW, 130, {"gamma": 1.0})}
 QUICK_EPOCHS = 30  # of batches; EM goes on to the bounds
 QUICK_LINES = ("EM, γ 1", "FedEM b 20, γ 0.1", "VR-FedEM b 20, k_in 25, γ 0.6")
 
@@ -67,10 +67,15 @@ class FedEMSynthetic:
 
     def cells(self, options: Options, place: Place) -> Sequence[Cell]:
         runs.own_data_only(options)
-        return [Cell(f"{line}-{seed}", f"{labels['method']} ({labels['data']}), seed {seed}",
-                     {"clients": clients, "sorted": ordered, "settings": settings, "seed": seed})
-                for seed in runs.seeds_of(options)
-                for line, (labels, clients, ordered, settings) in lines(options).items()]  # fmt: skip
+        return [
+            Cell(
+                f"{line}-{seed}",
+                f"{labels['method']} ({labels['data']}), seed {seed}",
+                {"clients": clients, "sorted": ordered, "settings": settings, "seed": seed},
+            )
+            for seed in runs.seeds_of(options)
+            for line, (labels, clients, ordered, settings) in lines(options).items()
+        ]
 
     def compute(self, cell: Cell, options: Options, place: Place) -> dict:
         clients, ordered, seed = (cell.arguments[name] for name in ("clients", "sorted", "seed"))
@@ -91,8 +96,12 @@ class FedEMSynthetic:
     def figure(self, options: Options, results: Mapping[str, dict]) -> bytes:
         from fedcore.evaluation.curves import Panel, panels_figure
 
-        shown = {"EM": "em", "FedEM s 1, γ 1": "fedem-1-1-1", "FedEM s 1, γ .5, p .75": "fedem-1-0.5-0.75",
-                 "naive s 1, γ .5, p .75": "naive-1-0.5-0.75"}  # fmt: skip
+        shown = {
+            "EM": "em",
+            "FedEM s 1, γ 1": "fedem-1-1-1",
+            "FedEM s 1, γ .5, p .75": "fedem-1-0.5-0.75",
+            "naive s 1, γ .5, p .75": "naive-1-0.5-0.75",
+        }
         first = {label: results[f"{line}-1"] for label, line in shown.items()}
         rounds = {label: (range(len(r["mean_field"])), r["mean_field"]) for label, r in first.items()}
         megabits = {label: (np.asarray(r["bits_up"]) / 1e6, r["mean_field"]) for label, r in first.items()}
@@ -102,11 +111,15 @@ class FedEMSynthetic:
             if line.startswith("reduced") and labels["method"] in IN_FIGURE:
                 at = cell["epochs"]
                 epochs[IN_FIGURE[labels["method"]]] = at, runs.smoothed(at, cell["mean_field"])
-        return panels_figure([
-            Panel(rounds, "By rounds: 100 clients, sorted", "rounds", "‖h‖²", log_y=True),
-            Panel(megabits, "By bits from the clients", "Mbit up", "‖h‖²", log_y=True),
-            Panel(epochs, "By epochs: 20 clients, sorted, s = 2", "conditional expectations / N", "‖h‖²", log_y=True),
-        ])  # fmt: skip
+        return panels_figure(
+            [
+                Panel(rounds, "By rounds: 100 clients, sorted", "rounds", "‖h‖²", log_y=True),
+                Panel(megabits, "By bits from the clients", "Mbit up", "‖h‖²", log_y=True),
+                Panel(
+                    epochs, "By epochs: 20 clients, sorted, s = 2", "conditional expectations / N", "‖h‖²", log_y=True
+                ),
+            ]
+        )
 
 
 SETUP = (
@@ -121,10 +134,14 @@ SETUP = (
     "bits up: of a client's message with its real code; 384 without a codec. Messages to the clients are not "
     "compressed, as in the paper.",
 )
-IN_FIGURE = {"EM, γ 1": "EM", "FedEM b 20, γ 0.1": "FedEM b 20, γ .1",
-             "FedEM b 20, γ 0.5 / (1 + 0.02 k)": "FedEM b 20, decreasing",
-             "VR-FedEM b 20, k_in 25, γ 0.6": "VR-FedEM γ .6", "VR-FedEM b 20, k_in 25, γ 1": "VR-FedEM γ 1",
-             "SPIDER-EM b 100, k_in 100, γ 0.3": "SPIDER-EM"}  # fmt: skip
+IN_FIGURE = {
+    "EM, γ 1": "EM",
+    "FedEM b 20, γ 0.1": "FedEM b 20, γ .1",
+    "FedEM b 20, γ 0.5 / (1 + 0.02 k)": "FedEM b 20, decreasing",
+    "VR-FedEM b 20, k_in 25, γ 0.6": "VR-FedEM γ .6",
+    "VR-FedEM b 20, k_in 25, γ 1": "VR-FedEM γ 1",
+    "SPIDER-EM b 100, k_in 100, γ 0.3": "SPIDER-EM",
+}
 
 
 # --- lines ----------------------------------------------------------------------------------------------------------
@@ -132,14 +149,26 @@ IN_FIGURE = {"EM, γ 1": "EM", "FedEM b 20, γ 0.1": "FedEM b 20, γ .1",
 
 def lines(options: Options) -> dict[str, tuple[dict, int, bool, dict]]:
     """line: (labels of the row, clients, whether they hold sorted rows, settings of the method)."""
-    found = {"em": (_labels("sorted", "EM", "", 1.0, 1.0), 100, True,
-                    {**COMMON, "algorithm": "em", "gamma": 1.0, "rounds": ROUNDS})}  # fmt: skip
+    found = {
+        "em": (
+            _labels("sorted", "EM", "", 1.0, 1.0),
+            100,
+            True,
+            {**COMMON, "algorithm": "em", "gamma": 1.0, "rounds": ROUNDS},
+        )
+    }
     for levels, gamma, p in QUICK_SETTINGS if options.quick else SETTINGS:
         for algorithm, name in (("fedem", "FedEM"), ("naive", "naive")):
             if options.quick and algorithm == "naive" and (levels, gamma, p) not in NAIVE_QUICK:
                 continue
-            settings = {**COMMON, "algorithm": algorithm, "levels": levels, "gamma": gamma, "participation": p,
-                        "rounds": ROUNDS}  # fmt: skip
+            settings = {
+                **COMMON,
+                "algorithm": algorithm,
+                "levels": levels,
+                "gamma": gamma,
+                "participation": p,
+                "rounds": ROUNDS,
+            }
             line = f"{algorithm}-{levels}-{gamma:g}-{p:g}"
             found[line] = _labels("sorted", name, levels, gamma, p), 100, True, settings
             if (levels, gamma, p) in ALIKE and not options.quick:
@@ -262,4 +291,4 @@ def claims(found: Found) -> list[str]:
         f"{early[0]}, {early[1]}, {early[2]}.",
         f"Claim e, absent clients slow it by about 1 / p: rounds to 1e-10, s 1, γ 1, p 1 {runs.brief(coarse, 'g')}, "
         f"p .75 {runs.brief(absent, 'g')}; asked at most 1.1 / .75 times, {runs.verdict(share)}.",
-    ]  # fmt: skip
+    ]

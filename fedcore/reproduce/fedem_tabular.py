@@ -19,9 +19,11 @@ from fedcore.reproduce.experiment import Cell, Options, Place, ResultTable
 
 EPOCHS, QUICK_EPOCHS = 60, 30
 NEAR = 0.05  # nats of a row: what FedEM may be behind EM at equal epochs
-TITLES = {"wisdm-missing": "wisdm, one Gaussian with missing entries, 42 columns",
-          "wisdm": "wisdm, 6 Gaussians with one covariance, 39 columns",
-          "vowel": "vowel, 5 Gaussians, 9 columns"}  # fmt: skip
+TITLES = {
+    "wisdm-missing": "wisdm, one Gaussian with missing entries, 42 columns",
+    "wisdm": "wisdm, 6 Gaussians with one covariance, 39 columns",
+    "vowel": "vowel, 5 Gaussians, 9 columns",
+}
 MODELS = {
     "wisdm-missing": {"model": "gaussian_imputer"},
     "wisdm": {"model": "gaussian", "components": 6, "covariance": "tied"},
@@ -41,10 +43,16 @@ class FedEMTabular:
         runs.own_data_only(options)
         for source in SOURCES.values():
             runs.needed_data(*source)
-        return [Cell(f"{data}_{line}-{seed}", f"{data} {label}, seed {seed}",
-                     {"data": data, "settings": {**MODELS[data], **settings}, "seed": seed})
-                for seed in runs.seeds_of(options) for data in TITLES
-                for line, (label, settings) in lines(options).items()]  # fmt: skip
+        return [
+            Cell(
+                f"{data}_{line}-{seed}",
+                f"{data} {label}, seed {seed}",
+                {"data": data, "settings": {**MODELS[data], **settings}, "seed": seed},
+            )
+            for seed in runs.seeds_of(options)
+            for data in TITLES
+            for line, (label, settings) in lines(options).items()
+        ]
 
     def compute(self, cell: Cell, options: Options, place: Place) -> dict:
         data, seed = cell.arguments["data"], cell.arguments["seed"]
@@ -52,19 +60,32 @@ class FedEMTabular:
         return runs.traced(place, cell.key, cell.arguments["settings"], population, seed).results()
 
     def table(self, options: Options, results: Mapping[str, dict]) -> ResultTable:
-        rows = [{"data": TITLES[data], "method": label, **runs.cost_row(results, f"{data}_{line}")}
-                for data in TITLES for line, (label, _) in lines(options).items()]  # fmt: skip
+        rows = [
+            {"data": TITLES[data], "method": label, **runs.cost_row(results, f"{data}_{line}")}
+            for data in TITLES
+            for line, (label, _) in lines(options).items()
+        ]
         return ResultTable(self.title, rows, [*NOTES, *claims(results)])
 
     def figure(self, options: Options, results: Mapping[str, dict]) -> bytes:
         from fedcore.evaluation.curves import Panel, panels_figure
 
-        return panels_figure([
-            Panel({label: (cell["epochs"], cell["mean_field"]) for line, (label, _) in lines(options).items()
-                   for cell in [results[f"{data}_{line}-1"]]},
-                  title, "conditional expectations / N", "‖h‖²", log_y=True)
-            for data, title in TITLES.items()
-        ])  # fmt: skip
+        return panels_figure(
+            [
+                Panel(
+                    {
+                        label: (cell["epochs"], cell["mean_field"])
+                        for line, (label, _) in lines(options).items()
+                        for cell in [results[f"{data}_{line}-1"]]
+                    },
+                    title,
+                    "conditional expectations / N",
+                    "‖h‖²",
+                    log_y=True,
+                )
+                for data, title in TITLES.items()
+            ]
+        )
 
 
 NOTES = (
@@ -101,10 +122,13 @@ def clients_of(data: str) -> list[np.ndarray]:
 def claims(results: Mapping[str, dict]) -> list[str]:
     found = []
     for data in TITLES:
-        em, fedem, naive = (runs.median_of(results, f"{data}_{line}", lambda cell: cell["nll"])
-                            for line in ("em", "64", "naive"))  # fmt: skip
+        em, fedem, naive = (
+            runs.median_of(results, f"{data}_{line}", lambda cell: cell["nll"]) for line in ("em", "64", "naive")
+        )
         saved = runs.median_of(results, f"{data}_64", lambda cell: cell["raw_up"] / cell["bits_up"][-1])
-        found.append(f"{data}: FedEM, s 64, at equal epochs: nll - EM {fedem - em:+.4f}, asked < {NEAR:g}, "
-                     f"{runs.verdict(fedem - em < NEAR)}, with {saved:.1f} times fewer bytes from the clients; without "
-                     f"memories {naive - em:+.4f}.")  # fmt: skip
+        found.append(
+            f"{data}: FedEM, s 64, at equal epochs: nll - EM {fedem - em:+.4f}, asked < {NEAR:g}, "
+            f"{runs.verdict(fedem - em < NEAR)}, with {saved:.1f} times fewer bytes from the clients; without "
+            f"memories {naive - em:+.4f}."
+        )
     return found

@@ -39,18 +39,26 @@ class FedGrEMPenDigits:
     weak = True
     # Table 1 by level, then Table 6 (seconds at level 0)
     paper = {
-        0: (13.30, 13.20, 15.75, 9.62, 25.14, 26.84, 34.88), 3: (12.88, 12.96, 15.87, 9.31, 25.00, 26.60, 34.61),
-        6: (12.62, 12.99, 17.56, 9.04, 25.68, 26.79, 35.61), 9: (12.94, 13.31, 18.52, 9.39, 26.14, 27.05, 37.94),
-    }  # fmt: skip
+        0: (13.30, 13.20, 15.75, 9.62, 25.14, 26.84, 34.88),
+        3: (12.88, 12.96, 15.87, 9.31, 25.00, 26.60, 34.61),
+        6: (12.62, 12.99, 17.56, 9.04, 25.68, 26.79, 35.61),
+        9: (12.94, 13.31, 18.52, 9.39, 26.14, 27.05, 37.94),
+    }
     paper_seconds = (26.01, 36.55, 29.86, 47.07, 86.79, 18.85, 30.24)
 
     def cells(self, options: Options, place: Place) -> Sequence[Cell]:
         own_data_only(options)
         self.data(options)
-        return [Cell(f"{number}-{level}-{seed}", f"{label}, {level} clients of noise, split {seed}",
-                     {"settings": settings, "level": level, "seed": seed, "loop": label == "FedGrEM (paper)"})
-                for seed in runs.repetitions(options, *self.repetitions) for level in self.levels_of(options)
-                for number, (label, settings) in enumerate(self.lines(options).items())]  # fmt: skip
+        return [
+            Cell(
+                f"{number}-{level}-{seed}",
+                f"{label}, {level} clients of noise, split {seed}",
+                {"settings": settings, "level": level, "seed": seed, "loop": label == "FedGrEM (paper)"},
+            )
+            for seed in runs.repetitions(options, *self.repetitions)
+            for level in self.levels_of(options)
+            for number, (label, settings) in enumerate(self.lines(options).items())
+        ]
 
     def levels_of(self, options: Options) -> Sequence[int]:
         return (self.levels[0], self.levels[-1]) if options.quick else self.levels
@@ -58,8 +66,10 @@ class FedGrEMPenDigits:
     def lines(self, options: Options) -> dict[str, dict]:
         found = {label: {"components": self.components, **runs.LINES[label][1]} for label in runs.GAUSSIANS}
         if self.weak:
-            found |= {f"{label}, weak start": {**found[label], **WEAK}
-                      for label in ("FedGrEM (default)", "FedGrEM (paper)", "Local-EM", "FedEM")}  # fmt: skip
+            found |= {
+                f"{label}, weak start": {**found[label], **WEAK}
+                for label in ("FedGrEM (default)", "FedGrEM (paper)", "Local-EM", "FedEM")
+            }
         return found
 
     def compute(self, cell: Cell, options: Options, place: Place) -> dict:
@@ -75,8 +85,12 @@ class FedGrEMPenDigits:
         found = labelling(config, ran.state, held, ran.memory, own).argmax(axis=1)
         kept = np.setdiff1d(np.arange(len(train)), bad)
         wrong = [misclustered(found[held.ptr[k] : held.ptr[k + 1]], labels[k], self.components) for k in kept]
-        result = {"error": 100.0 * sum(wrong) / sum(len(labels[k]) for k in kept), "seconds": ran.seconds,
-                  "of_start": ran.of_start, "rounds": ran.rounds}  # fmt: skip
+        result = {
+            "error": 100.0 * sum(wrong) / sum(len(labels[k]) for k in kept),
+            "seconds": ran.seconds,
+            "of_start": ran.of_start,
+            "rounds": ran.rounds,
+        }
         if cell.arguments["loop"] and level == 0:
             alone = {"components": self.components, "algorithm": "local-fit"}
             start = runs.run(block, seed, {**cell.arguments["settings"], "preset": "estimated", **alone})
@@ -94,21 +108,32 @@ class FedGrEMPenDigits:
                 row[share] = runs.with_sd([cell["error"] for cell in found[label, level]])
                 row[f"paper, {share}"] = f"{self.paper[level][column]:g}" if column is not None else ""
             first = found[label, 0]
-            row |= {"seconds": f"{runs.mean([c['seconds'] for c in first]):.2f}",
-                    "rounds' seconds": f"{runs.mean([c['seconds'] - c['of_start'] for c in first]):.2f}",
-                    "paper, seconds": f"{self.paper_seconds[column]:g}" if column is not None else ""}  # fmt: skip
+            row |= {
+                "seconds": f"{runs.mean([c['seconds'] for c in first]):.2f}",
+                "rounds' seconds": f"{runs.mean([c['seconds'] - c['of_start'] for c in first]):.2f}",
+                "paper, seconds": f"{self.paper_seconds[column]:g}" if column is not None else "",
+            }
             rows.append(row)
             if "loop" in first[0]:
-                rows.append({**dict.fromkeys(row, ""), "method": LOOP,
-                             "rounds' seconds": f"{runs.mean([c['loop'] for c in first]):.2f}"})  # fmt: skip
+                rows.append(
+                    {
+                        **dict.fromkeys(row, ""),
+                        "method": LOOP,
+                        "rounds' seconds": f"{runs.mean([c['loop'] for c in first]):.2f}",
+                    }
+                )
         number = len(runs.repetitions(options, *self.repetitions))
         notes = [*self.setup(), *self.claims(found, levels)]
         return ResultTable(f"{self.title}; {number} split(s), mean (sd)", rows, notes)
 
     def gathered(self, options: Options, results: Mapping[str, dict]) -> dict[tuple[str, int], list[dict]]:
-        return {(label, level): [results[f"{number}-{level}-{seed}"]
-                                 for seed in runs.repetitions(options, *self.repetitions)]
-                for number, label in enumerate(self.lines(options)) for level in self.levels_of(options)}  # fmt: skip
+        return {
+            (label, level): [
+                results[f"{number}-{level}-{seed}"] for seed in runs.repetitions(options, *self.repetitions)
+            ]
+            for number, label in enumerate(self.lines(options))
+            for level in self.levels_of(options)
+        }
 
     def figure(self, options: Options, results: Mapping[str, dict]) -> bytes:
         from fedcore.evaluation.curves import curves_figure
@@ -116,21 +141,27 @@ class FedGrEMPenDigits:
         found, levels = self.gathered(options, results), self.levels_of(options)
         at = [100.0 * level / self.clients for level in levels]
         shown = ("FedGrEM (default)", "FedGrEM (paper)", "Local-EM", "FedEM", "TGMM", "Pooled-EM")
-        curves = {label: (at, [runs.mean([c["error"] for c in found[label, level]]) for level in levels])
-                  for label in shown if label in self.lines(options)}  # fmt: skip
+        curves = {
+            label: (at, [runs.mean([c["error"] for c in found[label, level]]) for level in levels])
+            for label in shown
+            if label in self.lines(options)
+        }
         return curves_figure(curves, self.title, "% of clients whose rows are noise", "% of rows mis-clustered")
 
     def claims(self, found, levels) -> list[str]:
         own, said = "FedGrEM (default)", []
         for level in levels:
-            error = {label: np.array([c["error"] for c in cells])
-                     for (label, at), cells in found.items() if at == level}  # fmt: skip
+            error = {
+                label: np.array([c["error"] for c in cells]) for (label, at), cells in found.items() if at == level
+            }
             others = [label for label in error if label != own]
             best = min(others, key=lambda label: error[label].mean())
             excess = (error[own] - error[best]).mean()
             asked = f", asked at most {NEAR:g}, {verdict(excess <= NEAR)}" if self.weak else ""
-            said.append(f"{level} clients of noise: the default less the best other line ({best}), paired over splits: "
-                        f"{excess:+.2f} points{asked}.")  # fmt: skip
+            said.append(
+                f"{level} clients of noise: the default less the best other line ({best}), paired over splits: "
+                f"{excess:+.2f} points{asked}."
+            )
         return said
 
     # --- data -------------------------------------------------------------------------------------------------------
@@ -138,8 +169,9 @@ class FedGrEMPenDigits:
     def data(self, options: Options) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Rows, labels 0 .. R - 1, clients. Raises ConfigError if the file is not there."""
         with np.load(needed_data("pendigits", "pendigits.npz"), allow_pickle=False) as stored:
-            x, y, writer = (np.concatenate([stored[f"{name}_train"], stored[f"{name}_test"]])
-                            for name in ("x", "y", "writer"))  # fmt: skip
+            x, y, writer = (
+                np.concatenate([stored[f"{name}_train"], stored[f"{name}_test"]]) for name in ("x", "y", "writer")
+            )
         kept = y >= 5
         return x[kept].astype(np.float64), y[kept].astype(np.int64) - 5, writer[kept].astype(np.int64)
 
@@ -189,16 +221,24 @@ class FedGrEMMnist(FedGrEMPenDigits):
     source = ("mnist", "mnist.npz")
     scale = 2.0  # whitened scores are multiplied by this, so that rows within a component vary by about 1
     paper = {
-        0: (12.47, 12.06, 9.97, 10.63, 12.18, 12.84, 10.67), 8: (12.30, 11.98, 11.97, 10.64, 13.66, 15.07, 14.16),
-        16: (12.47, 12.06, 14.46, 10.96, 14.47, 16.16, 14.97), 24: (12.43, 12.10, 21.67, 10.97, 15.70, 15.50, 14.35),
-    }  # fmt: skip
+        0: (12.47, 12.06, 9.97, 10.63, 12.18, 12.84, 10.67),
+        8: (12.30, 11.98, 11.97, 10.64, 13.66, 15.07, 14.16),
+        16: (12.47, 12.06, 14.46, 10.96, 14.47, 16.16, 14.97),
+        24: (12.43, 12.10, 21.67, 10.97, 15.70, 15.50, 14.35),
+    }
     paper_seconds = (83.99, 113.81, 93.00, 134.69, 299.56, 94.87, 166.12)
 
     def lines(self, options: Options) -> dict[str, dict]:
         found = super().lines(options)
-        return {label: {**settings, "starts": 2 if options.quick else 5, "ward": not options.quick,
-                        "rounds": min(settings.get("rounds", 50), 50)}
-                for label, settings in found.items()}  # fmt: skip
+        return {
+            label: {
+                **settings,
+                "starts": 2 if options.quick else 5,
+                "ward": not options.quick,
+                "rounds": min(settings.get("rounds", 50), 50),
+            }
+            for label, settings in found.items()
+        }
 
     def data(self, options: Options):
         with np.load(needed_data(*self.source), allow_pickle=False) as stored:
@@ -230,12 +270,19 @@ class FedGrEMMnist(FedGrEMPenDigits):
     def cells(self, options: Options, place: Place) -> Sequence[Cell]:
         own_data_only(options)
         if data_file(*self.source) is None:
-            raise ConfigError(f"{'/'.join(self.source)} is not there.",
-                              "Set FEDCORE_DATA to a folder of data sets that holds it.")  # fmt: skip
-        return [Cell(f"{number}-{level}-{seed}", f"{label}, {level} clients of noise, split {seed}",
-                     {"settings": settings, "level": level, "seed": seed, "loop": label == "FedGrEM (paper)"})
-                for seed in runs.repetitions(options, *self.repetitions) for level in self.levels_of(options)
-                for number, (label, settings) in enumerate(self.lines(options).items())]  # fmt: skip
+            raise ConfigError(
+                f"{'/'.join(self.source)} is not there.", "Set FEDCORE_DATA to a folder of data sets that holds it."
+            )
+        return [
+            Cell(
+                f"{number}-{level}-{seed}",
+                f"{label}, {level} clients of noise, split {seed}",
+                {"settings": settings, "level": level, "seed": seed, "loop": label == "FedGrEM (paper)"},
+            )
+            for seed in runs.repetitions(options, *self.repetitions)
+            for level in self.levels_of(options)
+            for number, (label, settings) in enumerate(self.lines(options).items())
+        ]
 
     def setup(self) -> list[str]:
         return [
@@ -255,7 +302,9 @@ class FedGrEMFashion(FedGrEMMnist):
     title = "FedGrEM: mis-clustering of Fashion-MNIST in a PCA-10 space, %"
     source = ("fashion_mnist", "fashion_mnist.npz")
     paper = {
-        0: (36.40, 35.66, 36.06, 34.44, 36.14, 36.31, 35.72), 8: (36.40, 35.69, 36.82, 33.27, 36.71, 39.75, 39.71),
-        16: (36.34, 35.65, 36.80, 33.29, 37.50, 39.65, 39.34), 24: (36.31, 35.61, 37.93, 33.35, 38.20, 39.51, 39.44),
-    }  # fmt: skip
+        0: (36.40, 35.66, 36.06, 34.44, 36.14, 36.31, 35.72),
+        8: (36.40, 35.69, 36.82, 33.27, 36.71, 39.75, 39.71),
+        16: (36.34, 35.65, 36.80, 33.29, 37.50, 39.65, 39.34),
+        24: (36.31, 35.61, 37.93, 33.35, 38.20, 39.51, 39.44),
+    }
     paper_seconds = (83.89, 113.21, 92.82, 134.92, 297.01, 96.46, 169.07)

@@ -109,7 +109,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def with_sd(values: Sequence[float], places: int = 2) -> str:
-    """"1.13 (.47)" """
+    """ "1.13 (.47)" """
     if len(values) < 2:
         return f"{mean(values):.{places}f}"
     return f"{mean(values):.{places}f} ({np.std(values, ddof=1):.{places}f})".replace("(0.", "(.")

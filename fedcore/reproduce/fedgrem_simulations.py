@@ -57,10 +57,16 @@ class FedGrEMGaussians:
         own_data_only(options)
         all_of = runs.repetitions(options, QUICK_REPETITIONS, WHOLE_REPETITIONS)
         parts = [list(all_of[low : low + EACH]) for low in range(0, len(all_of), EACH)]
-        return [Cell(f"{number}-{h:g}-{part[0]}", f"{label}, h = {h:g}, from {part[0]}",
-                     {"settings": settings, "h": h, "seeds": part})
-                for part in parts for h in distances(options)
-                for number, (label, settings) in enumerate(self.lines(options).items())]  # fmt: skip
+        return [
+            Cell(
+                f"{number}-{h:g}-{part[0]}",
+                f"{label}, h = {h:g}, from {part[0]}",
+                {"settings": settings, "h": h, "seeds": part},
+            )
+            for part in parts
+            for h in distances(options)
+            for number, (label, settings) in enumerate(self.lines(options).items())
+        ]
 
     def lines(self, options: Options) -> dict[str, dict]:
         """label: settings."""
@@ -68,8 +74,11 @@ class FedGrEMGaussians:
         found = {label: dict(runs.LINES[label][1]) for label in labels}
         if self.model == "gaussian":
             steps = QUICK_STEPS if options.quick else STEPS
-            found |= {f"FedGrEM (paper, one sweep), C {c:g}": {"preset": "paper", "central": "authors", "step_size": c}
-                      for c in steps if c != 0.95}  # fmt: skip
+            found |= {
+                f"FedGrEM (paper, one sweep), C {c:g}": {"preset": "paper", "central": "authors", "step_size": c}
+                for c in steps
+                if c != 0.95
+            }
         return found
 
     def compute(self, cell: Cell, options: Options, place: Place) -> dict:
@@ -87,17 +96,25 @@ class FedGrEMGaussians:
 
     def table(self, options: Options, results: Mapping[str, dict]) -> ResultTable:
         found = self.gathered(options, results)
-        rows = [{"method": label, "h": f"{h:g}", "θ largest": runs.with_sd(found[label, h]["largest"]),
-                 "paper, θ": self.of_paper(label, h, TABLE_5),
-                 "log2": f"{runs.mean(np.log2(found[label, h]['largest'])):.2f}",
-                 "θ rms": f"{runs.mean(found[label, h]['rms']):.3f}",
-                 "w largest": f"{runs.mean(found[label, h]['weights']):.3f}",
-                 "paper, w": self.of_paper(label, h, TABLE_4),
-                 "seconds": f"{runs.mean(found[label, h]['seconds']):.2f}"}
-                for label in self.lines(options) for h in distances(options)]  # fmt: skip
+        rows = [
+            {
+                "method": label,
+                "h": f"{h:g}",
+                "θ largest": runs.with_sd(found[label, h]["largest"]),
+                "paper, θ": self.of_paper(label, h, TABLE_5),
+                "log2": f"{runs.mean(np.log2(found[label, h]['largest'])):.2f}",
+                "θ rms": f"{runs.mean(found[label, h]['rms']):.3f}",
+                "w largest": f"{runs.mean(found[label, h]['weights']):.3f}",
+                "paper, w": self.of_paper(label, h, TABLE_4),
+                "seconds": f"{runs.mean(found[label, h]['seconds']):.2f}",
+            }
+            for label in self.lines(options)
+            for h in distances(options)
+        ]
         number = len(runs.repetitions(options, QUICK_REPETITIONS, WHOLE_REPETITIONS))
-        return ResultTable(f"{self.title}; {number} replications, mean (sd)", rows,
-                           [*self.setup(), *self.claims(found, options)])  # fmt: skip
+        return ResultTable(
+            f"{self.title}; {number} replications, mean (sd)", rows, [*self.setup(), *self.claims(found, options)]
+        )
 
     def of_paper(self, label: str, h: float, table: Mapping[float, Sequence[float]]) -> str:
         """The paper's number of FedGrEM for the C of the line, if it has one."""
@@ -118,13 +135,26 @@ class FedGrEMGaussians:
         from fedcore.evaluation.curves import Panel, panels_figure
 
         found, at = self.gathered(options, results), distances(options)
-        shown = [label for label in self.lines(options) if "C " not in label and "sweep" not in label and
-                 "unit" not in label and label != "Pooled-GrEM"]  # fmt: skip  as Pooled-EM; there are seven colours
-        return panels_figure([
-            Panel({label: (at, [runs.mean(found[label, h][name]) for h in at]) for label in shown}, title,
-                  "h, how far tasks are from each other", "error", log_y=True)
-            for name, title in (("largest", "Largest error of a centre"), ("rms", "Root mean square error of centres"))
-        ])  # fmt: skip
+        shown = [
+            label
+            for label in self.lines(options)
+            if "C " not in label and "sweep" not in label and "unit" not in label and label != "Pooled-GrEM"
+        ]  # fmt: skip  as Pooled-EM; there are seven colours
+        return panels_figure(
+            [
+                Panel(
+                    {label: (at, [runs.mean(found[label, h][name]) for h in at]) for label in shown},
+                    title,
+                    "h, how far tasks are from each other",
+                    "error",
+                    log_y=True,
+                )
+                for name, title in (
+                    ("largest", "Largest error of a centre"),
+                    ("rms", "Root mean square error of centres"),
+                )
+            ]
+        )
 
     def setup(self) -> list[str]:
         return [

@@ -36,10 +36,16 @@ EPSILONS, DELTA = (15.0, 5.0, 2.0, 1.0), 1e-10
 
 # Setlur, Feldman, Talwar 2023, Table 1 (Reddit, epsilon 15, delta 1e-10): non-private, private
 PAPER = {
-    "Local": (5.093, 5.093), "FedAvg": (1.054, 1.115), "IFCA": (1.036, 1.110), "Algorithm 2 + DimRed": (0.971, 0.990),
-    "Algorithm 2": (0.930, 1.053), "FedAvg + FT": (0.912, 0.958), "IFCA + FT": (0.875, 0.948),
-    "Algorithm 2 + DimRed + FT": (0.883, 0.904), "Algorithm 2 + FT": (0.868, 0.951),
-}  # fmt: skip
+    "Local": (5.093, 5.093),
+    "FedAvg": (1.054, 1.115),
+    "IFCA": (1.036, 1.110),
+    "Algorithm 2 + DimRed": (0.971, 0.990),
+    "Algorithm 2": (0.930, 1.053),
+    "FedAvg + FT": (0.912, 0.958),
+    "IFCA + FT": (0.875, 0.948),
+    "Algorithm 2 + DimRed + FT": (0.883, 0.904),
+    "Algorithm 2 + FT": (0.868, 0.951),
+}
 
 # For each line: which training it comes from, and which of its scores it is.
 LINES = {
@@ -103,20 +109,29 @@ class HistogramsTable1:
                 raise WrongKind(f"population {population.path.name!r} holds {population.kind}, not counts.")
             check_public(population)
             if not population.has_heldout:
-                raise PopulationError(f"population {population.path.name!r} has no held-out part.",
-                                      "Ingest it with one.")  # fmt: skip
+                raise PopulationError(
+                    f"population {population.path.name!r} has no held-out part.", "Ingest it with one."
+                )
         wanted = [("non-private", name, settings) for name, settings in NON_PRIVATE.items()]
-        wanted += [(f"faithful-{accounting}", name, {"algorithm": "published", **settings, "accounting": accounting})
-                   for accounting, trainings in PUBLISHED.items() for name, settings in trainings.items()]  # fmt: skip
+        wanted += [
+            (f"faithful-{accounting}", name, {"algorithm": "published", **settings, "accounting": accounting})
+            for accounting, trainings in PUBLISHED.items()
+            for name, settings in trainings.items()
+        ]
         wanted += [("literal", "algorithm2", LITERAL)]
         wanted += [(f"sound-{epsilon:g}", name, settings) for epsilon in EPSILONS for name, settings in SOUND.items()]
         cells = []
         for seed in repetitions:
             if options.population is None:
                 cells.append(Cell(f"oracle-{seed}", f"truth, seed {seed}", {"column": "oracle", "seed": seed}))
-            cells += [Cell(f"{column}-{name}-{seed}", f"{column} {name}, seed {seed}",
-                           {"column": column, "settings": settings, "seed": seed})
-                      for column, name, settings in wanted]  # fmt: skip
+            cells += [
+                Cell(
+                    f"{column}-{name}-{seed}",
+                    f"{column} {name}, seed {seed}",
+                    {"column": column, "settings": settings, "seed": seed},
+                )
+                for column, name, settings in wanted
+            ]
         return cells
 
     def compute(self, cell: Cell, options: Options, place: Place) -> dict:
@@ -126,8 +141,9 @@ class HistogramsTable1:
             return self._oracle(options, place, population, seed)
         epsilon = float(column.removeprefix("sound-")) if column.startswith("sound-") else None
         budget = None if epsilon is None else (epsilon, DELTA)
-        method, state = simulate(place, cell.key, "histograms", dict(cell.arguments["settings"]), population, seed=seed,
-                                 budget=budget)  # fmt: skip
+        method, state = simulate(
+            place, cell.key, "histograms", dict(cell.arguments["settings"]), population, seed=seed, budget=budget
+        )
         return _scores(place, population, method.config, state)
 
     def table(self, options: Options, results: Mapping[str, dict]) -> ResultTable:
@@ -150,17 +166,21 @@ class HistogramsTable1:
                     rows.append(row)
         where = options.population or f"preset {PRESET}, n = {self._clients(options)}"
         note = _repeated(results, "literal", "algorithm2", "Algorithm 2")
-        return ResultTable(f"{self.title}; {where}, {options.seeds or SEEDS} seeds, 95 % intervals", rows, [
-            "Data: not the paper's, which cannot be had. + FT: mixed with the client's own histogram; its weight is "
-            "chosen on a fifth of the clients that have held-out tokens, and the others are scored.",
-            "faithful: Algorithm 3 as printed on rows of clients (Algorithm 1), DimRed without noise: epsilon 15 is "
-            "what the paper's argument claims for it, but it is not private. theorem: noise by the paper's composition "
-            "theorem, corrected (KOV15); exact: by exact composition over the same 50 rounds.",
-            f"Noise on the mean, as line 4 of Algorithm 3 is printed (theorem's noise): Algorithm 2 {shown(note)}.",
-            f"sound: the whole pipeline at this total epsilon, delta {DELTA:g}, one client's data added or removed; "
-            "DimRed keeps the most frequent tokens of the noised mean; the local mixture is over the same centres.",
-            f"Local is a statement about its smoothing, {scores.SMOOTHING:g}.",
-        ])  # fmt: skip
+        return ResultTable(
+            f"{self.title}; {where}, {options.seeds or SEEDS} seeds, 95 % intervals",
+            rows,
+            [
+                "Data: not the paper's, which cannot be had. + FT: mixed with the client's own histogram; its weight is "
+                "chosen on a fifth of the clients that have held-out tokens, and the others are scored.",
+                "faithful: Algorithm 3 as printed on rows of clients (Algorithm 1), DimRed without noise: epsilon 15 is "
+                "what the paper's argument claims for it, but it is not private. theorem: noise by the paper's composition "
+                "theorem, corrected (KOV15); exact: by exact composition over the same 50 rounds.",
+                f"Noise on the mean, as line 4 of Algorithm 3 is printed (theorem's noise): Algorithm 2 {shown(note)}.",
+                f"sound: the whole pipeline at this total epsilon, delta {DELTA:g}, one client's data added or removed; "
+                "DimRed keeps the most frequent tokens of the noised mean; the local mixture is over the same centres.",
+                f"Local is a statement about its smoothing, {scores.SMOOTHING:g}.",
+            ],
+        )
 
     def figure(self, options: Options, results: Mapping[str, dict]) -> bytes:
         from fedcore.evaluation.curves import curves_figure
@@ -171,8 +191,13 @@ class HistogramsTable1:
             values = [_repeated(results, f"sound-{epsilon:g}", training, line) for epsilon in EPSILONS]
             found = [mean_and_interval(repeated) for repeated in values]
             curves[line] = range(len(found)), [mean for mean, _ in found], [half or 0.0 for _, half in found]
-        return curves_figure(curves, "Sound private estimates by total epsilon", "total epsilon", "mean KL, nats",
-                             ticks=[f"{epsilon:g}" for epsilon in EPSILONS])  # fmt: skip
+        return curves_figure(
+            curves,
+            "Sound private estimates by total epsilon",
+            "total epsilon",
+            "mean KL, nats",
+            ticks=[f"{epsilon:g}" for epsilon in EPSILONS],
+        )
 
     def _clients(self, options: Options) -> int:
         return QUICK_CLIENTS if options.quick else FULL_CLIENTS
@@ -187,8 +212,11 @@ class HistogramsTable1:
 
     def _oracle(self, options: Options, place: Place, population: Population, seed: int) -> dict:
         settings = settings_of(PRESET, {"clients": self._clients(options)})
-        truth = Truth(true_centres(settings, seed), cluster_weights(settings),
-                      true_clusters(settings, seed, 0, settings.heldout_clients))  # fmt: skip
+        truth = Truth(
+            true_centres(settings, seed),
+            cluster_weights(settings),
+            true_clusters(settings, seed, 0, settings.heldout_clients),
+        )
         statistics = over_heldout(place, population, oracle_leaf, truth)
         found = {}
         for name in ("centre known", "mixture"):
@@ -240,8 +268,9 @@ def _state_of(truth: Truth) -> HistogramsState:
 
     k, d = truth.centres.shape
     state = init(HistogramsConfig(algorithm="algorithm2", clusters=k), PublicFacts("counts", d, 1, None, 1, None, 0))
-    return replace(state, phase="done", round=1, centres=truth.centres, counts=truth.weights,
-                   mean=truth.weights @ truth.centres)  # fmt: skip
+    return replace(
+        state, phase="done", round=1, centres=truth.centres, counts=truth.weights, mean=truth.weights @ truth.centres
+    )
 
 
 # --- scores ---------------------------------------------------------------------------------------------------------
@@ -268,9 +297,12 @@ def _scores(place: Place, population: Population, config: HistogramsConfig, stat
 
 
 TITLES = {
-    "non-private": "non-private", "oracle": "non-private", "faithful-kov": "faithful, theorem",
-    "faithful-exact": "faithful, exact", **{f"sound-{epsilon:g}": f"sound ε {epsilon:g}" for epsilon in EPSILONS},
-}  # fmt: skip
+    "non-private": "non-private",
+    "oracle": "non-private",
+    "faithful-kov": "faithful, theorem",
+    "faithful-exact": "faithful, exact",
+    **{f"sound-{epsilon:g}": f"sound ε {epsilon:g}" for epsilon in EPSILONS},
+}
 
 
 def _columns() -> list[str]:
@@ -280,5 +312,8 @@ def _columns() -> list[str]:
 def _repeated(results: Mapping[str, dict], column: str, training: str, score: str) -> list[float]:
     """The score in every repetition; empty if the column has no such training."""
     prefix = "oracle-" if training == "oracle" and column == "non-private" else f"{column}-{training}-"
-    return [cell[score] for key, cell in results.items()
-            if key.removeprefix(prefix).isdigit() and key.startswith(prefix) and score in cell]  # fmt: skip
+    return [
+        cell[score]
+        for key, cell in results.items()
+        if key.removeprefix(prefix).isdigit() and key.startswith(prefix) and score in cell
+    ]

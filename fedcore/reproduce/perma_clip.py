@@ -29,8 +29,16 @@ BACKGROUNDS = {"robust": "PerMA, robust", "median": "median of the frames", "mea
 # --- what all clips share -------------------------------------------------------------------------------------------
 
 
-def parts(place: Place, key: str, frames: np.ndarray, name: str, layout: video.Layout, block: tuple[int, int],
-          settings: dict, seed: int) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+def parts(
+    place: Place,
+    key: str,
+    frames: np.ndarray,
+    name: str,
+    layout: video.Layout,
+    block: tuple[int, int],
+    settings: dict,
+    seed: int,
+) -> tuple[np.ndarray, np.ndarray]:
     """(global parts, local parts) of frames, both (F, H, W, C), by a run of the method. name: of their population."""
     rows = [video.to_rows(frame, block, layout) for frame in frames]
     population = rows_population(place, name, lambda: rows, "a clip for an experiment")
@@ -96,8 +104,13 @@ def settings_for(block: tuple[int, int], shape: Sequence[int], rounds: int) -> d
     samples = block[0] * block[1]
     room = min(samples, int(np.prod(shape)) // samples)
     common = max(min(GLOBAL, room // 2), 1)
-    return {"profile": "robust", "atoms": common + min(LOCAL, room - common), "global_atoms": common,
-            "sparsity": SPARSITY, "rounds": rounds}  # fmt: skip
+    return {
+        "profile": "robust",
+        "atoms": common + min(LOCAL, room - common),
+        "global_atoms": common,
+        "sparsity": SPARSITY,
+        "rounds": rounds,
+    }
 
 
 def cells() -> list[Cell]:
@@ -123,20 +136,33 @@ def compute(place: Place, cell: Cell, options: Options, rounds: int) -> dict:
     if local is not None:
         pictures["local"] = 2 * np.abs(local)
     return {
-        "spread": spread_left(frames, background), "moving": float(masks.mean()), "seconds": seconds,
-        "count": len(frames), "shape": list(frames[0][small].shape),
+        "spread": spread_left(frames, background),
+        "moving": float(masks.mean()),
+        "seconds": seconds,
+        "count": len(frames),
+        "shape": list(frames[0][small].shape),
         **{key: to_text(images[at][:, *small]) for key, images in pictures.items()},
-    }  # fmt: skip
+    }
 
 
 def table(title: str, results: Mapping[str, dict]) -> ResultTable:
-    rows = [{"background": title_, "spread left": f"{results[f'own-{name}']['spread']:.4f}",
-             "pixels that move": f"{results[f'own-{name}']['moving']:.4f}",
-             "s": f"{results[f'own-{name}']['seconds']:.1f}"} for name, title_ in BACKGROUNDS.items()]  # fmt: skip
-    return ResultTable(title, rows, [
-        f"Your clip, {results['own-robust']['count']} frames. Nobody knows its truth: spread left is 1.4826 median "
-        "|frame - background|; pixels that move lie beyond median + 6 MAD of the largest difference over the channels.",
-    ])  # fmt: skip
+    rows = [
+        {
+            "background": title_,
+            "spread left": f"{results[f'own-{name}']['spread']:.4f}",
+            "pixels that move": f"{results[f'own-{name}']['moving']:.4f}",
+            "s": f"{results[f'own-{name}']['seconds']:.1f}",
+        }
+        for name, title_ in BACKGROUNDS.items()
+    ]
+    return ResultTable(
+        title,
+        rows,
+        [
+            f"Your clip, {results['own-robust']['count']} frames. Nobody knows its truth: spread left is 1.4826 median "
+            "|frame - background|; pixels that move lie beyond median + 6 MAD of the largest difference over the channels."
+        ],
+    )
 
 
 def figure(results: Mapping[str, dict]) -> bytes:

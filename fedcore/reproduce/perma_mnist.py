@@ -88,8 +88,13 @@ def perma(place: Place, key: str, size: Size, samples: list[np.ndarray], seed: i
     """A run of the method."""
     population = rows_population(place, f"mnist-{seed}", lambda: samples, "a published research data set")
     rounds = size.online_rounds if settings.get("learner") == "statistics" else size.rounds
-    settings = {"start_steps": size.start_steps, "starts": 1, "rounds": rounds,
-                "local_rounds": max(rounds // 3, 1), **settings}  # fmt: skip
+    settings = {
+        "start_steps": size.start_steps,
+        "starts": 1,
+        "rounds": rounds,
+        "local_rounds": max(rounds // 3, 1),
+        **settings,
+    }
     trained = train(place, key, settings, population, seed)
     return [trained.atoms(client) for client in range(len(samples))]
 
@@ -125,13 +130,22 @@ LINES = {
     "svd-first": Line("pooled SVD, first k", "first", svd),
     "svd": Line("pooled SVD, best k of 100", "top_k", svd),
     "perpca-10": Line("PerPCA 10 + 10", "top_k", partial(perpca, common=10, own=10)),
-    "perpca": Line("PerPCA 50 + 50", "top_k", partial(perpca, common=50, own=50),
-                   (0.0837, 0.0734, 11.01, 11.64, 0.352, 0.396, 59.3)),
+    "perpca": Line(
+        "PerPCA 50 + 50",
+        "top_k",
+        partial(perpca, common=50, own=50),
+        (0.0837, 0.0734, 11.01, 11.64, 0.352, 0.396, 59.3),
+    ),
     "local": Line("Local DL (Algorithm 4)", "top_k", local, (0.0448, 0.0330, 14.19, 15.72, 0.554, 0.616, 4.9)),
-    "path": Line("PerMA, path, 100 global, polar", "top_k", partial(perma, **SCRIPTS, global_atoms=100),
-                 (0.0319, 0.0207, 15.38, 17.38, 0.629, 0.707, 40.8)),
-    "star": Line("PerMA, star, 100 global, polar", "top_k",
-                 partial(perma, **{**SCRIPTS, "matcher": "star"}, global_atoms=100)),
+    "path": Line(
+        "PerMA, path, 100 global, polar",
+        "top_k",
+        partial(perma, **SCRIPTS, global_atoms=100),
+        (0.0319, 0.0207, 15.38, 17.38, 0.629, 0.707, 40.8),
+    ),
+    "star": Line(
+        "PerMA, star, 100 global, polar", "top_k", partial(perma, **{**SCRIPTS, "matcher": "star"}, global_atoms=100)
+    ),
     "recommended": Line("PerMA, star, median, 100 global", "omp", partial(perma, **TOP, global_atoms=100)),
     "path-50": Line("PerMA, path, 50 + 50", "omp", partial(perma, **SCRIPTS, global_atoms=50)),
     "path-20": Line("PerMA, path, 20 + 80", "omp", partial(perma, **SCRIPTS, global_atoms=20)),
@@ -142,7 +156,7 @@ LINES = {
     "online-80": Line("federated sums, 80 + 20", "omp", partial(perma, **ONLINE, global_atoms=80)),
     "sklearn-own": Line("scikit-learn, each client alone", "omp", partial(mini_batch, together=False)),
     "sklearn": Line("scikit-learn, pooled", "omp", partial(mini_batch, together=True)),
-}  # fmt: skip
+}
 QUICK_LINES = ("zero", "svd", "perpca", "local", "path", "online", "sklearn")
 
 
@@ -155,8 +169,11 @@ class PermaMnist:
     def cells(self, options: Options, place: Place) -> Sequence[Cell]:
         own_data_only(options)
         needed_data(*SOURCE)
-        return [Cell(f"{line}-{seed}", f"{LINES[line].title}, seed {seed}", {"line": line, "seed": seed})
-                for seed in seeds(options) for line in lines(options)]  # fmt: skip
+        return [
+            Cell(f"{line}-{seed}", f"{LINES[line].title}, seed {seed}", {"line": line, "seed": seed})
+            for seed in seeds(options)
+            for line in lines(options)
+        ]
 
     def compute(self, cell: Cell, options: Options, place: Place) -> dict:
         size, seed = QUICK if options.quick else FULL, cell.arguments["seed"]
@@ -169,8 +186,11 @@ class PermaMnist:
             return {**scores(line, atoms, samples, images, digits), "seconds": seconds}
 
     def table(self, options: Options, results: Mapping[str, dict]) -> ResultTable:
-        return ResultTable(self.title, [row(line, results, options) for line in lines(options)],
-                           [*notes(options), *claims(options, results)])  # fmt: skip
+        return ResultTable(
+            self.title,
+            [row(line, results, options) for line in lines(options)],
+            [*notes(options), *claims(options, results)],
+        )
 
     def figure(self, options: Options, results: Mapping[str, dict]) -> bytes:
         from fedcore.evaluation.images import grid_figure
@@ -242,8 +262,9 @@ def own_digit(client: int) -> int:
 # --- scores ---------------------------------------------------------------------------------------------------------
 
 
-def estimates(line: Line, atoms: np.ndarray | None, samples: list[np.ndarray], images: np.ndarray, k: int
-              ) -> np.ndarray:  # fmt: skip
+def estimates(
+    line: Line, atoms: np.ndarray | None, samples: list[np.ndarray], images: np.ndarray, k: int
+) -> np.ndarray:
     if atoms is None:
         return pooled.zero_image(images) if line.title == LINES["zero"].title else pooled.mean_image(images, samples)
     if line.code == "first":
@@ -251,8 +272,9 @@ def estimates(line: Line, atoms: np.ndarray | None, samples: list[np.ndarray], i
     return metrics.rebuilt(images, atoms, k, line.code)
 
 
-def scores(line: Line, atoms: Sequence[np.ndarray | None], samples: list[np.ndarray], images: np.ndarray,
-           digits: np.ndarray) -> dict:  # fmt: skip
+def scores(
+    line: Line, atoms: Sequence[np.ndarray | None], samples: list[np.ndarray], images: np.ndarray, digits: np.ndarray
+) -> dict:
     """JSON. first: qualities by k of the client of digit 1; all, minority: MSE by k, means over clients; minority: on
     images of digits that are not the client's own."""
     first, every, minority, clipped = [], [], [], []
@@ -300,7 +322,7 @@ def row(line: str, results: Mapping[str, dict], options: Options) -> dict:
         "other digits, MSE": " / ".join(of(lambda cell, at=at: cell["minority"][at]) for at in range(2)),
         "paper s": f"{paper[6]:g}" if paper else "",
         "s": f"{np.mean([cell['seconds'] for cell in cells]):.1f}",
-    }  # fmt: skip
+    }
 
 
 def _mse(results: Mapping[str, dict], line: str, options: Options, where: str, at: int = 0) -> float:
@@ -336,6 +358,9 @@ def notes(options: Options) -> list[str]:
         "rounds; sums of codes x codes and codes x images leave the clients.",
         f"scikit-learn: MiniBatchDictionaryLearning, alpha 1, {size.passes} passes; PerPCA: "
         f"{max(size.rounds // 2, 1)} rounds.",
-        *(["A quick table: images of 14 x 14 and few steps, so these are not the numbers that are asked for below."]
-          if options.quick else []),
+        *(
+            ["A quick table: images of 14 x 14 and few steps, so these are not the numbers that are asked for below."]
+            if options.quick
+            else []
+        ),
     ]

@@ -21,8 +21,13 @@ from fedcore.reproduce.fedem_runs import own_data_only
 FEATURES, SAMPLES, CLIENTS, STARTS = 10, 400, 10, 5
 TRUE = (0, 2, 4, 6, 8, 10)
 PROBLEMS, QUICK_PROBLEMS = 10, 2
-JUMP, EDGE, HALF, QUARTER, NULL = ("largest ratio of path lengths", "mean edge of the path < .5",
-                                   "star score < .5", "star score < .25", "star score < half of the null")  # fmt: skip
+JUMP, EDGE, HALF, QUARTER, NULL = (
+    "largest ratio of path lengths",
+    "mean edge of the path < .5",
+    "star score < .5",
+    "star score < .25",
+    "star score < half of the null",
+)
 
 
 class PermaRg:
@@ -34,8 +39,9 @@ class PermaRg:
     def cells(self, options: Options, place: Place) -> Sequence[Cell]:
         own_data_only(options)
         count = options.seeds or (QUICK_PROBLEMS if options.quick else PROBLEMS)
-        return [Cell(f"rg-{wanted}", f"{wanted} global atoms", {"common": wanted, "problems": count})
-                for wanted in TRUE]  # fmt: skip
+        return [
+            Cell(f"rg-{wanted}", f"{wanted} global atoms", {"common": wanted, "problems": count}) for wanted in TRUE
+        ]
 
     def compute(self, cell: Cell, options: Options, place: Place) -> dict:
         wanted, seeds = cell.arguments["common"], range(1, cell.arguments["problems"] + 1)
@@ -59,27 +65,47 @@ class PermaRg:
         for rule in (JUMP, EDGE, HALF, QUARTER, NULL):
             hits = {wanted: results[f"rg-{wanted}"]["chosen"][rule].count(wanted) for wanted in TRUE}
             asked = sum(len(results[f"rg-{wanted}"]["chosen"][rule]) for wanted in TRUE)
-            rows.append({"rule": rule, **{f"{wanted} global": count for wanted, count in hits.items()},
-                         "hits": sum(hits.values()), "of": asked})  # fmt: skip
-        return ResultTable(self.title, rows, [
-            "The paper's rule is the jump of path lengths, shown for one problem (its Figure 7); ours to state are the "
-            f"problems: N = {CLIENTS}, d = {FEATURES} square dictionaries, {SAMPLES} samples, density .2, {STARTS} "
-            "starts with thresholds down to .15.",
-            "The jump can answer neither 0 nor all. With square dictionaries 9 and 10 global atoms are the same thing.",
-            "null: best star score of clients who share nothing, in as many dimensions as are left.",
-        ])  # fmt: skip
+            rows.append(
+                {
+                    "rule": rule,
+                    **{f"{wanted} global": count for wanted, count in hits.items()},
+                    "hits": sum(hits.values()),
+                    "of": asked,
+                }
+            )
+        return ResultTable(
+            self.title,
+            rows,
+            [
+                "The paper's rule is the jump of path lengths, shown for one problem (its Figure 7); ours to state are the "
+                f"problems: N = {CLIENTS}, d = {FEATURES} square dictionaries, {SAMPLES} samples, density .2, {STARTS} "
+                "starts with thresholds down to .15.",
+                "The jump can answer neither 0 nor all. With square dictionaries 9 and 10 global atoms are the same thing.",
+                "null: best star score of clients who share nothing, in as many dimensions as are left.",
+            ],
+        )
 
     def figure(self, options: Options, results: Mapping[str, dict]) -> bytes:
         from fedcore.evaluation.curves import Panel, panels_figure
 
         at = range(1, FEATURES + 1)
         shown = {f"{wanted} global": results[f"rg-{wanted}"] for wanted in TRUE[1:-1]}
-        return panels_figure([
-            Panel({name: (at, np.array(found["lengths"]) / (CLIENTS - 1)) for name, found in shown.items()},
-                  "Figure 7: mean edge of successive shortest paths", "path", "distance"),
-            Panel({name: (at, found["scores"]) for name, found in shown.items()},
-                  "The same by the star: median distance from the anchor's atom", "atom", "distance"),
-        ])  # fmt: skip
+        return panels_figure(
+            [
+                Panel(
+                    {name: (at, np.array(found["lengths"]) / (CLIENTS - 1)) for name, found in shown.items()},
+                    "Figure 7: mean edge of successive shortest paths",
+                    "path",
+                    "distance",
+                ),
+                Panel(
+                    {name: (at, found["scores"]) for name, found in shown.items()},
+                    "The same by the star: median distance from the anchor's atom",
+                    "atom",
+                    "distance",
+                ),
+            ]
+        )
 
 
 def leading(good: np.ndarray) -> int:

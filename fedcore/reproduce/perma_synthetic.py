@@ -23,8 +23,12 @@ FAILED = 1e-2  # error of a global atom from which a problem counts as failed
 PROBLEMS, QUICK_PROBLEMS = 60, 12
 SWEEP, QUICK_SWEEP = 20, 6  # problems of a point of Figure 5
 ROUNDS, QUICK_ROUNDS = 60, 20
-VARIANTS = {"path, mean": ("path", "mean"), "path, median": ("path", "median"), "star, mean": ("star", "mean"),
-            "star, median": ("star", "median")}  # fmt: skip
+VARIANTS = {
+    "path, mean": ("path", "mean"),
+    "path, median": ("path", "median"),
+    "star, mean": ("star", "mean"),
+    "star, median": ("star", "median"),
+}
 BY_COUNT, BY_THRESHOLD = "by count", "to threshold"
 
 # line: (title, settings of the problems, starts, rule of the start)
@@ -38,16 +42,20 @@ RATES = {
     "threshold-garbage": ("two garbage clients, 1 start", {"garbage": 2}, 1, BY_THRESHOLD),
     "threshold-five": ("5 starts", {}, 5, BY_THRESHOLD),
     "threshold-noise": ("noise .05, 1 start", {"noise": 0.05}, 1, BY_THRESHOLD),
-}  # fmt: skip
+}
 QUICK_RATES = ("count", "five", "threshold", "threshold-garbage")
 SWEEPS = {
-    **{f"d-{d}": (f"Figure 5 (a, b): d = {d}", {"features": d, "common": d // 2, "local": d - d // 2})
-       for d in (4, 6, 8, 10, 20)},
+    **{
+        f"d-{d}": (f"Figure 5 (a, b): d = {d}", {"features": d, "common": d // 2, "local": d - d // 2})
+        for d in (4, 6, 8, 10, 20)
+    },
     **{f"clients-{n}": (f"Figure 5 (c): N = {n}", {"clients": n}) for n in (5, 10, 20, 40)},
     **{f"density-{t:g}": (f"Figure 5 (d): density {t:g}", {"density": t}) for t in (0.1, 0.2, 0.3, 0.4)},
-    **{f"weak-{n}": (f"Figure 5, second row: client 1 has {n} samples", {"samples": [n] + [200] * 9})
-       for n in (10, 30, 60)},
-}  # fmt: skip
+    **{
+        f"weak-{n}": (f"Figure 5, second row: client 1 has {n} samples", {"samples": [n] + [200] * 9})
+        for n in (10, 30, 60)
+    },
+}
 QUICK_SWEEPS = ("d-4", "d-10", "density-0.4", "weak-10")
 
 
@@ -60,10 +68,14 @@ class PermaSynthetic:
     def cells(self, options: Options, place: Place) -> Sequence[Cell]:
         own_data_only(options)
         repeats = problems(options)
-        cells = [Cell(line, RATES[line][0], {"line": line, "problems": repeats[0], "rounds": rounds(options)})
-                 for line in rates(options)]  # fmt: skip
-        return cells + [Cell(line, SWEEPS[line][0], {"line": line, "problems": repeats[1], "rounds": rounds(options)})
-                        for line in sweeps(options)]  # fmt: skip
+        cells = [
+            Cell(line, RATES[line][0], {"line": line, "problems": repeats[0], "rounds": rounds(options)})
+            for line in rates(options)
+        ]
+        return cells + [
+            Cell(line, SWEEPS[line][0], {"line": line, "problems": repeats[1], "rounds": rounds(options)})
+            for line in sweeps(options)
+        ]
 
     def compute(self, cell: Cell, options: Options, place: Place) -> dict:
         line, count, steps = (cell.arguments[name] for name in ("line", "problems", "rounds"))
@@ -80,23 +92,29 @@ class PermaSynthetic:
             title, rule = (RATES[line][0], RATES[line][3]) if line in RATES else (SWEEPS[line][0], BY_THRESHOLD)
             found = results[line]
             alone = found["alone"]
-            rows.append({
-                "setting": title, "start": rule, "problems": found["problems"],
-                **{f"{name}: failed": _share(found["variants"].get(name)) for name in VARIANTS},
-                "alone: failed": f"{alone['failed']:.3f}",
-                "median error": f"{found['variants']['star, median']['median']:.1e}",
-                "alone, client 1": f"{alone['first']:.1e}",
-                "PerMA, client 1, local": f"{found['variants']['star, median']['first_local']:.1e}",
-                "s / problem": f"{found['seconds']:.2f}",
-            })  # fmt: skip
+            rows.append(
+                {
+                    "setting": title,
+                    "start": rule,
+                    "problems": found["problems"],
+                    **{f"{name}: failed": _share(found["variants"].get(name)) for name in VARIANTS},
+                    "alone: failed": f"{alone['failed']:.3f}",
+                    "median error": f"{found['variants']['star, median']['median']:.1e}",
+                    "alone, client 1": f"{alone['first']:.1e}",
+                    "PerMA, client 1, local": f"{found['variants']['star, median']['first_local']:.1e}",
+                    "s / problem": f"{found['seconds']:.2f}",
+                }
+            )
         return ResultTable(self.title, rows, notes(options))
 
     def figure(self, options: Options, results: Mapping[str, dict]) -> bytes:
         from fedcore.evaluation.curves import Panel, panels_figure
 
         panels = []
-        for line, title in (("count", "Figure 2: start by count of nonzero codes"),
-                            ("threshold", "The same problems, start down to the threshold")):  # fmt: skip
+        for line, title in (
+            ("count", "Figure 2: start by count of nonzero codes"),
+            ("threshold", "The same problems, start down to the threshold"),
+        ):
             found, every = results[line], range(rounds(options) + 1)
             curves = {name: (every, found["curves"][name]) for name in ("path, mean", "star, median")}
             curves["alone, mean client"] = (every, found["curves"]["alone"])
@@ -123,8 +141,15 @@ def rounds(options: Options) -> int:
     return QUICK_ROUNDS if options.quick else ROUNDS
 
 
-def scores(settings: Mapping, starts: int, rule: str, variants: Mapping[str, tuple[str, str]], count: int, steps: int,
-           curves: bool = False) -> dict:  # fmt: skip
+def scores(
+    settings: Mapping,
+    starts: int,
+    rule: str,
+    variants: Mapping[str, tuple[str, str]],
+    count: int,
+    steps: int,
+    curves: bool = False,
+) -> dict:
     """JSON of one line: failure rates and errors of the variants, and of clients alone."""
     began = time.perf_counter()
     seeds = range(1, count + 1)
@@ -136,17 +161,28 @@ def scores(settings: Mapping, starts: int, rule: str, variants: Mapping[str, tup
         learnt = many.learn(started, steps, matcher, aggregate)
         last = learnt.errors[-1]
         first = [d12(problem.local[0], learnt.local[s, 0]) for s, problem in enumerate(drawn)]
-        found[name] = {"failed": float((last > FAILED).mean()), "median": float(np.median(last)),
-                       "mean": float(last.mean()), "first_local": float(np.median(first))}  # fmt: skip
+        found[name] = {
+            "failed": float((last > FAILED).mean()),
+            "median": float(np.median(last)),
+            "mean": float(last.mean()),
+            "first_local": float(np.median(first)),
+        }
         shown[name] = learnt.errors.mean(axis=1).tolist()
     seconds = (time.perf_counter() - began) / count / len(variants)
     good = ~np.array([problem.garbage for problem in drawn])
     own = many.alone(started, steps, every_round=curves)
     last = np.where(good, own[-1], np.nan)
     shown["alone"] = np.nanmean(np.where(good, own, np.nan), axis=(1, 2)).tolist()
-    return {"problems": count, "variants": found, "curves": shown if curves else {}, "seconds": seconds,
-            "alone": {"failed": float(np.nanmean(np.where(good, last > FAILED, np.nan))),
-                      "first": float(np.median(last[:, 0]))}}  # fmt: skip
+    return {
+        "problems": count,
+        "variants": found,
+        "curves": shown if curves else {},
+        "seconds": seconds,
+        "alone": {
+            "failed": float(np.nanmean(np.where(good, last > FAILED, np.nan))),
+            "first": float(np.median(last[:, 0])),
+        },
+    }
 
 
 def _share(found: dict | None) -> str:
@@ -165,4 +201,4 @@ def notes(options: Options) -> list[str]:
         "unit vectors; with 5 starts also 4 random ones.",
         "alone, client 1, and local: medians over problems of that client's error in global atoms, alone, and of its "
         "local atoms after PerMA (star, median).",
-    ]  # fmt: skip
+    ]

@@ -65,11 +65,22 @@ def median(place: Place, key: str, frames: np.ndarray, size: Size, seed: int) ->
     return pooled.frame_median(frames)
 
 
-def perma(place: Place, key: str, frames: np.ndarray, size: Size, seed: int, layout: video.Layout, common: int,
-          **settings) -> np.ndarray:  # fmt: skip
+def perma(
+    place: Place, key: str, frames: np.ndarray, size: Size, seed: int, layout: video.Layout, common: int, **settings
+) -> np.ndarray:
     """A run of the method on whole frames; the background is the global part of the rows."""
-    settings = {"profile": "paper", "atoms": ATOMS, "global_atoms": common, "code": "top_k", "sparsity": KEPT,
-                "first": "singular", "starts": 1, "start_steps": 1, "rounds": size.rounds, **settings}  # fmt: skip
+    settings = {
+        "profile": "paper",
+        "atoms": ATOMS,
+        "global_atoms": common,
+        "code": "top_k",
+        "sparsity": KEPT,
+        "first": "singular",
+        "starts": 1,
+        "start_steps": 1,
+        "rounds": size.rounds,
+        **settings,
+    }
     return parts(place, key, frames, f"{layout}-{seed}", layout, BLOCKS[layout], settings, seed)[0]
 
 
@@ -89,23 +100,29 @@ LINES = {
     "robust-10": Line("PerMA, robust, polyphase, 10 global", partial(perma, layout="polyphase", common=10, **ROBUST)),
     "robust-20": Line("PerMA, robust, polyphase, 20 global", partial(perma, layout="polyphase", common=20, **ROBUST)),
     "robust-60": Line("PerMA, robust, polyphase, 60 global", partial(perma, layout="polyphase", common=60, **ROBUST)),
-    "robust-30-median": Line("PerMA, robust, median of atoms, 30 global",
-                             partial(perma, layout="polyphase", common=30, **{**ROBUST, "aggregate": "median"})),
+    "robust-30-median": Line(
+        "PerMA, robust, median of atoms, 30 global",
+        partial(perma, layout="polyphase", common=30, **{**ROBUST, "aggregate": "median"}),
+    ),
     "paper-10": Line("PerMA as printed, polyphase, 10 global", partial(perma, layout="polyphase", common=10)),
     "paper-30": Line("PerMA as printed, polyphase, 30 global", partial(perma, layout="polyphase", common=30)),
     "paper-3": Line("PerMA as printed, polyphase, 3 global", partial(perma, layout="polyphase", common=3)),
-    "star-10": Line("PerMA, star, median, polyphase, 10 global",
-                    partial(perma, layout="polyphase", common=10, **STAR)),
-    "gradient-10": Line("PerMA, Algorithms 5 and 6, polyphase, 10 global",
-                        partial(perma, layout="polyphase", common=10, **GRADIENT)),
-    "gradient-alone-10": Line("PerMA, Algorithm 5 without 6, polyphase, 10 global",
-                              partial(perma, layout="polyphase", common=10, **{**GRADIENT, "refine_steps": 0})),
-    "gradient-omp-10": Line("PerMA, Algorithms 5 and 6, codes by OMP, polyphase, 10 global",
-                            partial(perma, layout="polyphase", common=10, **GRADIENT, code="omp")),
+    "star-10": Line("PerMA, star, median, polyphase, 10 global", partial(perma, layout="polyphase", common=10, **STAR)),
+    "gradient-10": Line(
+        "PerMA, Algorithms 5 and 6, polyphase, 10 global", partial(perma, layout="polyphase", common=10, **GRADIENT)
+    ),
+    "gradient-alone-10": Line(
+        "PerMA, Algorithm 5 without 6, polyphase, 10 global",
+        partial(perma, layout="polyphase", common=10, **{**GRADIENT, "refine_steps": 0}),
+    ),
+    "gradient-omp-10": Line(
+        "PerMA, Algorithms 5 and 6, codes by OMP, polyphase, 10 global",
+        partial(perma, layout="polyphase", common=10, **GRADIENT, code="omp"),
+    ),
     "tiles-10": Line("PerMA as printed, tiles, 10 global", partial(perma, layout="tiles", common=10)),
     "tiles-30": Line("PerMA as printed, tiles, 30 global", partial(perma, layout="tiles", common=30)),
     "perpca-30": Line("PerPCA, polyphase, 30 + 30", partial(perpca, common=30)),
-}  # fmt: skip
+}
 DRAWN = ("robust-30", "paper-10", "median")
 QUICK_LINES = ("median", "mean", "robust-30", "paper-10", "tiles-10", "perpca-30")
 
@@ -120,8 +137,11 @@ class PermaVideo:
         if options.population is not None:
             perma_clip.read(options)  # before anything is computed
             return perma_clip.cells()
-        cells = [Cell(f"{line}-{seed}", f"{LINES[line].title}, clip {seed}", {"line": line, "seed": seed})
-                 for seed in seeds(options) for line in lines(options)]  # fmt: skip
+        cells = [
+            Cell(f"{line}-{seed}", f"{LINES[line].title}, clip {seed}", {"line": line, "seed": seed})
+            for seed in seeds(options)
+            for line in lines(options)
+        ]
         if data_file(*TREE) is not None:
             cells.append(Cell("tree", "a real clip: a tree in the wind, and a hand", {"line": "tree"}))
         return cells
@@ -147,16 +167,24 @@ class PermaVideo:
         rows = []
         for line in lines(options):
             cells = [results[f"{line}-{seed}"] for seed in seeds(options)]
-            rows.append({
-                "background": LINES[line].title,
-                **{name: f"{np.mean([cell[key] for cell in cells]):.3f}" for name, key in
-                   (("F1, own threshold", "f1"), ("IoU, own threshold", "iou"), ("F1, best threshold", "best_f1"),
-                    ("IoU, best threshold", "best_iou"))},
-                "least F1, own": f"{min(cell['f1'] for cell in cells):.3f}",
-                "PSNR of the background": f"{np.mean([cell['psnr'] for cell in cells]):.1f}",
-                "spread left": f"{np.mean([cell['spread'] for cell in cells]):.4f}",
-                "s": f"{np.mean([cell['seconds'] for cell in cells]):.1f}",
-            })  # fmt: skip
+            rows.append(
+                {
+                    "background": LINES[line].title,
+                    **{
+                        name: f"{np.mean([cell[key] for cell in cells]):.3f}"
+                        for name, key in (
+                            ("F1, own threshold", "f1"),
+                            ("IoU, own threshold", "iou"),
+                            ("F1, best threshold", "best_f1"),
+                            ("IoU, best threshold", "best_iou"),
+                        )
+                    },
+                    "least F1, own": f"{min(cell['f1'] for cell in cells):.3f}",
+                    "PSNR of the background": f"{np.mean([cell['psnr'] for cell in cells]):.1f}",
+                    "spread left": f"{np.mean([cell['spread'] for cell in cells]):.4f}",
+                    "s": f"{np.mean([cell['seconds'] for cell in cells]):.1f}",
+                }
+            )
         return ResultTable(self.title, rows, [*notes(options), *claims(options, results)])
 
     def figure(self, options: Options, results: Mapping[str, dict]) -> bytes:
@@ -196,18 +224,23 @@ def scores(clip: video.Clip, background: np.ndarray) -> dict:
     own = metrics.found(difference > video.own_threshold(difference), clip.masks)
     best, _ = metrics.best_found(difference, clip.masks)
     return {
-        "f1": own.f1, "iou": own.iou, "best_f1": best.f1, "best_iou": best.iou,
+        "f1": own.f1,
+        "iou": own.iou,
+        "best_f1": best.f1,
+        "best_iou": best.iou,
         "psnr": float(metrics.psnr(np.mean((background - clip.background) ** 2))),
         "spread": spread_left(clip.frames, background),
-    }  # fmt: skip
+    }
 
 
 def images_of(clip: video.Clip, background: np.ndarray) -> dict:
     """JSON of the images in the figure: backgrounds, and masks at the threshold without truth."""
     difference = video.difference(clip.frames, background)
     at = shown_frames(len(clip.frames))
-    return {"backgrounds": to_text(np.broadcast_to(background, clip.frames.shape)[at]),
-            "masks": to_text(difference[at] > video.own_threshold(difference))}  # fmt: skip
+    return {
+        "backgrounds": to_text(np.broadcast_to(background, clip.frames.shape)[at]),
+        "masks": to_text(difference[at] > video.own_threshold(difference)),
+    }
 
 
 def tree(place: Place, key: str, size: Size) -> dict:
@@ -237,12 +270,19 @@ def tree(place: Place, key: str, size: Size) -> dict:
         return to_text(images[at].reshape(SHOWN, small[0], 2, small[1], 2, 3).mean(axis=(2, 4)))
 
     return {
-        "inside": inside(background[hand:]), "local": metrics.energy_inside(foreground[hand:], region),
-        "median": inside(pooled.frame_median(frames)), "mean": inside(pooled.frame_mean(frames)),
-        "area": float(region.mean()), "frames": len(frames), "hand": len(frames) - hand, "seconds": seconds,
-        "shape": list(small), "frame": halved(frames), "background": halved(background),
+        "inside": inside(background[hand:]),
+        "local": metrics.energy_inside(foreground[hand:], region),
+        "median": inside(pooled.frame_median(frames)),
+        "mean": inside(pooled.frame_mean(frames)),
+        "area": float(region.mean()),
+        "frames": len(frames),
+        "hand": len(frames) - hand,
+        "seconds": seconds,
+        "shape": list(small),
+        "frame": halved(frames),
+        "background": halved(background),
         "foreground": halved(np.abs(foreground) * 2),
-    }  # fmt: skip
+    }
 
 
 # --- what the table says --------------------------------------------------------------------------------------------
@@ -265,14 +305,16 @@ def claims(options: Options, results: Mapping[str, dict]) -> list[str]:
         chosen = min(count for count, spread in spreads.items() if spread <= SETTLED * min(spreads.values()))
         lines_.append(
             f"How many global atoms, by a rule made on these clips that needs no truth: the least whose spread left is "
-            f"within {SETTLED - 1:.0%} of the smallest: {chosen}, F1 {of(f'robust-{chosen}', 'f1'):.3f}.")  # fmt: skip
+            f"within {SETTLED - 1:.0%} of the smallest: {chosen}, F1 {of(f'robust-{chosen}', 'f1'):.3f}."
+        )
     if "tree" in results:
         found = results["tree"]
         lines_.append(
             f"A real clip, {found['frames']} frames of a tree in the wind, {found['hand']} of them with a hand in "
             f"{found['area']:.0%} of the pixels: {found['inside']:.3f} of the energy of frame - background of those "
             f"frames lies in the hand, {found['local']:.3f} of that of the local atoms' part; median of the frames "
-            f"{found['median']:.3f}, mean {found['mean']:.3f}; {found['seconds']:.0f} s.")  # fmt: skip
+            f"{found['median']:.3f}, mean {found['mean']:.3f}; {found['seconds']:.0f} s."
+        )
     return lines_
 
 
@@ -291,4 +333,4 @@ def notes(options: Options) -> list[str]:
         "own threshold: median + 6 MAD of the largest difference over the channels, all frames; best threshold: of 25, "
         "chosen with the truth, so optimistic. spread left: 1.4826 median |frame - background|; .01 is noise, so too "
         "few global atoms show without truth.",
-    ]  # fmt: skip
+    ]

@@ -66,8 +66,12 @@ class PrivateGMMTables:
         from fedcore.reproduce.private_gmm_figure import recursion_and_growth
 
         names = {"ours": "this method", "rival": "sample-and-aggregate"}
-        lines = {f"{name}, {WORDS[goal]}{_slope_of(line)}": line for who, name in names.items()
-                 for goal in WORDS if len((line := growth(results, who, goal))[0]) > 1}  # fmt: skip
+        lines = {
+            f"{name}, {WORDS[goal]}{_slope_of(line)}": line
+            for who, name in names.items()
+            for goal in WORDS
+            if len((line := growth(results, who, goal))[0]) > 1
+        }
         return recursion_and_growth(results["picture"], lines)
 
 
@@ -87,8 +91,14 @@ def _of(setting: Setting) -> list:
 
 
 def _search_cell(setting: Setting, epsilon: float, seeds: int) -> Cell:
-    return _cell("search", f"{key_of(setting)}-{epsilon:g}", f"smallest n, {key_of(setting)}, epsilon {epsilon:g}",
-                 setting=_of(setting), epsilon=epsilon, seeds=seeds)  # fmt: skip
+    return _cell(
+        "search",
+        f"{key_of(setting)}-{epsilon:g}",
+        f"smallest n, {key_of(setting)}, epsilon {epsilon:g}",
+        setting=_of(setting),
+        epsilon=epsilon,
+        seeds=seeds,
+    )
 
 
 def _rival_cell(setting: Setting, seeds: int) -> Cell:
@@ -97,8 +107,9 @@ def _rival_cell(setting: Setting, seeds: int) -> Cell:
 
 
 def _nothing_cell(kind: str, components: int, seeds: int) -> Cell:
-    return _cell("nothing", f"{kind}-{components}", f"no structure: {kind}", kind=kind, components=components,
-                 seeds=seeds)  # fmt: skip
+    return _cell(
+        "nothing", f"{kind}-{components}", f"no structure: {kind}", kind=kind, components=components, seeds=seeds
+    )
 
 
 def _picture_cell() -> Cell:
@@ -122,11 +133,18 @@ def _all_cells(options: Options) -> Iterator[Cell]:
         for epsilon in EPSILONS:
             yield _search_cell(setting, epsilon, seeds)
         (rows, _), em = SPEC[setting]["enough"], SPEC[setting]["em"]
-        yield _cell("enough", key_of(setting), f"{rows} rows, {key_of(setting)}", setting=_of(setting), rows=rows,
-                    seeds=seeds)  # fmt: skip
+        yield _cell(
+            "enough", key_of(setting), f"{rows} rows, {key_of(setting)}", setting=_of(setting), rows=rows, seeds=seeds
+        )
         for n in sorted({rows, *(n for n, _ in em)}):
-            yield _cell("em", f"{key_of(setting)}-{n}", f"EM, {key_of(setting)}, {n} rows", setting=_of(setting),
-                        rows=n, seeds=min(seeds, 3))  # fmt: skip
+            yield _cell(
+                "em",
+                f"{key_of(setting)}-{n}",
+                f"EM, {key_of(setting)}, {n} rows",
+                setting=_of(setting),
+                rows=n,
+                seeds=min(seeds, 3),
+            )
     for name in runs.VARIANTS:
         yield _cell("variant", name, runs.VARIANTS[name].title, name=name, seeds=seeds)
     for kind in KINDS:
@@ -135,21 +153,40 @@ def _all_cells(options: Options) -> Iterator[Cell]:
     for name, known in runs.REAL.items():
         if data_file("tabular", f"{name}.npz") is not None:
             for components in (2, known.components):
-                yield _cell("real", f"{name}-{components}", f"{name}, {components} components asked", name=name,
-                            components=components, seeds=options.seeds or REAL_SEEDS)  # fmt: skip
+                yield _cell(
+                    "real",
+                    f"{name}-{components}",
+                    f"{name}, {components} components asked",
+                    name=name,
+                    components=components,
+                    seeds=options.seeds or REAL_SEEDS,
+                )
     for setting in SETTINGS:
         for epsilon in EPSILONS:
             rows = 2 * SPEC[setting]["n"][epsilon][0]
             key = key_of(setting)
             title = f"{key}, epsilon {epsilon:g}, {rows} rows"
-            yield _cell("accept", f"{key}-{epsilon:g}", title, setting=_of(setting),
-                        epsilon=epsilon, rows=rows, seeds=options.seeds or ACCEPT_SEEDS)  # fmt: skip
+            yield _cell(
+                "accept",
+                f"{key}-{epsilon:g}",
+                title,
+                setting=_of(setting),
+                epsilon=epsilon,
+                rows=rows,
+                seeds=options.seeds or ACCEPT_SEEDS,
+            )
     for setting in SETTINGS[:-1]:
         yield _rival_cell(setting, min(seeds, 3))
     slopes = [("ours", columns) for columns in SLOPE_COLUMNS] + [("rival", columns) for columns in RIVAL_COLUMNS]
     for who, columns in slopes:
-        yield _cell("slope", f"{who}-{columns}", f"n against d, {who}, {columns} columns", who=who, columns=columns,
-                    seeds=min(seeds, SLOPE_SEEDS))  # fmt: skip
+        yield _cell(
+            "slope",
+            f"{who}-{columns}",
+            f"n against d, {who}, {columns} columns",
+            who=who,
+            columns=columns,
+            seeds=min(seeds, SLOPE_SEEDS),
+        )
     yield _rival_cell(SETTINGS[-1], min(seeds, 3))
 
 
@@ -167,9 +204,11 @@ def _at(setting: list, rows: int, seeds: int, epsilon: float = 1.0) -> dict:
 
 def _em(setting: list, rows: int, seeds: int) -> dict:
     found = [baselines.em_scores(Setting(*setting), rows, seed) for seed in _seeds(seeds)]
-    return {"worst_error": max(one["mean_error"] for one in found),
-            "mean_error": float(np.median([one["mean_error"] for one in found])),
-            "accuracy": min(one["accuracy"] for one in found)}  # fmt: skip
+    return {
+        "worst_error": max(one["mean_error"] for one in found),
+        "mean_error": float(np.median([one["mean_error"] for one in found])),
+        "accuracy": min(one["accuracy"] for one in found),
+    }
 
 
 def _rival(setting: list, seeds: int) -> dict:
@@ -198,13 +237,27 @@ def _nothing(kind: str, components: int, seeds: int) -> dict:
 
 
 def _real(name: str, components: int, seeds: int) -> dict:
-    return {"1": runs.real(name, components, 1.0, _seeds(seeds)), "4": runs.real(name, components, 4.0, _seeds(seeds)),
-            "em": runs.real_em(name, components), "normal": runs.real_em(name, 1)}  # fmt: skip
+    return {
+        "1": runs.real(name, components, 1.0, _seeds(seeds)),
+        "4": runs.real(name, components, 4.0, _seeds(seeds)),
+        "em": runs.real_em(name, components),
+        "normal": runs.real_em(name, 1),
+    }
 
 
 def _picture(setting: list, rest: list) -> dict:
     return runs.pictured(Setting(*setting), *rest)
 
 
-COMPUTE = {"search": _search, "accept": _at, "enough": _at, "em": _em, "rival": _rival, "slope": _slope,
-           "variant": _variant, "nothing": _nothing, "real": _real, "picture": _picture}  # fmt: skip
+COMPUTE = {
+    "search": _search,
+    "accept": _at,
+    "enough": _at,
+    "em": _em,
+    "rival": _rival,
+    "slope": _slope,
+    "variant": _variant,
+    "nothing": _nothing,
+    "real": _real,
+    "picture": _picture,
+}

@@ -37,12 +37,18 @@ class Setting:
         return mixture(self.features, self.components, self.separation, seed)
 
 
-SETTINGS = (Setting(10, 2, 8.0), Setting(20, 3, 10.0), Setting(50, 5, 12.0), Setting(100, 5, 12.0),
-            Setting(50, 10, 16.0))  # fmt: skip
+SETTINGS = (
+    Setting(10, 2, 8.0),
+    Setting(20, 3, 10.0),
+    Setting(50, 5, 12.0),
+    Setting(100, 5, 12.0),
+    Setting(50, 10, 16.0),
+)
 
 
-def learnt_blocks(truth: Truth, size: int, blocks: int, seed: int, first: int = 0,
-                  learner: Learner = spherical_em) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+def learnt_blocks(
+    truth: Truth, size: int, blocks: int, seed: int, first: int = 0, learner: Learner = spherical_em
+) -> tuple[np.ndarray, np.ndarray]:
     """Means (m, k, d) and weights (m, k) of blocks first .. first + blocks - 1, each of fresh rows of the truth. A
     block's numbers depend on (seed, size) and its tile of blocks, so first and blocks should stay multiples of one."""
     step = max(1, TILE // (size * truth.features))
@@ -59,24 +65,36 @@ def learnt_blocks(truth: Truth, size: int, blocks: int, seed: int, first: int = 
 
 def share_right(truth: Truth, means: np.ndarray) -> float:
     """Share of blocks all of whose means are nearer than half of the separation to their own true mean."""
-    good = [bool(np.isfinite(found).all()) and scores(truth, found).mean_errors.max() < truth.separation / 2
-            for found in means]  # fmt: skip
+    good = [
+        bool(np.isfinite(found).all()) and scores(truth, found).mean_errors.max() < truth.separation / 2
+        for found in means
+    ]
     return float(np.mean(good))
 
 
-def smallest_block(setting: Setting, *, seeds: Sequence[int] = (1, 2, 3), blocks: int = 100, share: float = 0.9,
-                   sizes: Sequence[int] = SIZES, learner: Learner = spherical_em) -> int | None:  # fmt: skip
+def smallest_block(
+    setting: Setting,
+    *,
+    seeds: Sequence[int] = (1, 2, 3),
+    blocks: int = 100,
+    share: float = 0.9,
+    sizes: Sequence[int] = SIZES,
+    learner: Learner = spherical_em,
+) -> int | None:
     """b: the first of the sizes at which the learner is right on this share of blocks, over all seeds; None if none."""
     for size in sizes:
-        found = [share_right(setting.truth(seed), learnt_blocks(setting.truth(seed), size, blocks, seed,
-                                                                learner=learner)[0]) for seed in seeds]  # fmt: skip
+        found = [
+            share_right(setting.truth(seed), learnt_blocks(setting.truth(seed), size, blocks, seed, learner=learner)[0])
+            for seed in seeds
+        ]
         if np.mean(found) >= share:
             return size
     return None
 
 
-def _growing(setting: Setting, size: int, seed: int, numbers: Sequence[int], learner: Learner
-             ) -> Iterator[tuple[np.ndarray, np.ndarray]]:  # fmt: skip
+def _growing(
+    setting: Setting, size: int, seed: int, numbers: Sequence[int], learner: Learner
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """The first m blocks for every m of the increasing numbers, each learnt once."""
     truth, means, weights = setting.truth(seed), [], []
     have = 0
@@ -86,10 +104,17 @@ def _growing(setting: Setting, size: int, seed: int, numbers: Sequence[int], lea
         yield np.concatenate(means), np.concatenate(weights)
 
 
-def smallest_numbers(setting: Setting, size: int, epsilons: Sequence[float] = (1.0, 4.0), *,
-                     seeds: Sequence[int] = (1, 2, 3), numbers: Sequence[int] = NUMBERS,
-                     accurate: float | None = 1.0, radius_factor: float = 2.0,
-                     learner: Learner = spherical_em) -> list[dict]:  # fmt: skip
+def smallest_numbers(
+    setting: Setting,
+    size: int,
+    epsilons: Sequence[float] = (1.0, 4.0),
+    *,
+    seeds: Sequence[int] = (1, 2, 3),
+    numbers: Sequence[int] = NUMBERS,
+    accurate: float | None = 1.0,
+    radius_factor: float = 2.0,
+    learner: Learner = spherical_em,
+) -> list[dict]:
     """The first number of blocks m at which aggregation is good enough for every seed, for each epsilon and goal: rows
     {"epsilon", "goal", "b", "m", "n", "mean_error", "accuracy", "weight_error"}, scores the worst over seeds; m and all
     after it None if no number is enough.
@@ -108,8 +133,9 @@ def smallest_numbers(setting: Setting, size: int, epsilons: Sequence[float] = (1
             outcomes = []
             for seed, (means, weights) in zip(seeds if wanted else (), blocks, strict=bool(wanted)):
                 noise = stream(seed, f"private_gmm/aggregate/{epsilon:g}", number)
-                result = aggregate_boxes(means, weights, epsilon, DELTA, noise, radius=told[seed].radius,
-                                         finest=2 * told[seed].sigma_min)  # fmt: skip
+                result = aggregate_boxes(
+                    means, weights, epsilon, DELTA, noise, radius=told[seed].radius, finest=2 * told[seed].sigma_min
+                )
                 if result is None:
                     break
                 rows, labels = tests[seed]
@@ -120,14 +146,21 @@ def smallest_numbers(setting: Setting, size: int, epsilons: Sequence[float] = (1
             error, accuracy = max(one[0] for one in outcomes), min(one[1] for one in outcomes)
             for goal in wanted:
                 if accuracy >= RIGHT_LABELS and error <= goals[goal]:
-                    found[epsilon, goal] = {"m": number, "n": size * number, "mean_error": error,
-                                            "accuracy": accuracy,
-                                            "weight_error": max(one[2] for one in outcomes)}  # fmt: skip
+                    found[epsilon, goal] = {
+                        "m": number,
+                        "n": size * number,
+                        "mean_error": error,
+                        "accuracy": accuracy,
+                        "weight_error": max(one[2] for one in outcomes),
+                    }
         if len(found) == len(goals) * len(epsilons):
             break
     nothing = dict.fromkeys(("m", "n", "mean_error", "accuracy", "weight_error"))
-    return [{"epsilon": epsilon, "goal": goal, "b": size, **found.get((epsilon, goal), nothing)}
-            for epsilon in epsilons for goal in goals]  # fmt: skip
+    return [
+        {"epsilon": epsilon, "goal": goal, "b": size, **found.get((epsilon, goal), nothing)}
+        for epsilon in epsilons
+        for goal in goals
+    ]
 
 
 def em_scores(setting: Setting, rows: int, seed: int, *, covariance: str = "spherical", starts: int = 3) -> dict:
@@ -145,5 +178,9 @@ def em_scores(setting: Setting, rows: int, seed: int, *, covariance: str = "sphe
     if covariance != "full":
         covariances = covariances.reshape(setting.components, 1, -1) * np.eye(setting.features)
     scored = scores(truth, model.means_, weights=model.weights_, covariances=covariances, rows=data, labels=labels)
-    return {"mean_error": float(scored.mean_errors.max()), "accuracy": scored.accuracy,
-            "weight_error": scored.weight_error, "trace_error": scored.trace_error}  # fmt: skip
+    return {
+        "mean_error": float(scored.mean_errors.max()),
+        "accuracy": scored.accuracy,
+        "weight_error": scored.weight_error,
+        "trace_error": scored.trace_error,
+    }

@@ -30,12 +30,27 @@ FINE_GRID = tuple(round(1000 * 2 ** (step / 4)) for step in range(37))  # to 512
 
 
 def config_of(prior: Prior, components: int, *, covariance: str = "spherical", depth: int = 1) -> PrivateGMMConfig:
-    return PrivateGMMConfig(components=components, covariance=covariance, radius=prior.radius, depth=depth,
-                            sigma_min=prior.sigma_min, least_weight=prior.least_weight)  # fmt: skip
+    return PrivateGMMConfig(
+        components=components,
+        covariance=covariance,
+        radius=prior.radius,
+        depth=depth,
+        sigma_min=prior.sigma_min,
+        least_weight=prior.least_weight,
+    )
 
 
-def run_once(truth: Truth, rows: int, seed: int, epsilon: float, key: str, *, radius_factor: float = 2.0,
-             covariance: str = "spherical", depth: int = 1) -> dict:  # fmt: skip
+def run_once(
+    truth: Truth,
+    rows: int,
+    seed: int,
+    epsilon: float,
+    key: str,
+    *,
+    radius_factor: float = 2.0,
+    covariance: str = "spherical",
+    depth: int = 1,
+) -> dict:
     """{"outcome", "mean_error", "accuracy", "weight_error", "trace_error"}; scores None if refused.
 
     right: k components, 99 % of the rows nearest to their own mean, no mean further off than 10 sigma. mean_error: the
@@ -48,12 +63,18 @@ def run_once(truth: Truth, rows: int, seed: int, epsilon: float, key: str, *, ra
     if not found.found:
         nothing = dict.fromkeys(("mean_error", "accuracy", "weight_error", "trace_error"))
         return {"outcome": REFUSED, **nothing}
-    scored = simulation.scores(truth, found.means, weights=found.weights, covariances=found.matrices(), rows=x,
-                               labels=labels)  # fmt: skip
+    scored = simulation.scores(
+        truth, found.means, weights=found.weights, covariances=found.matrices(), rows=x, labels=labels
+    )
     error = float(scored.mean_errors.max())
     right = scored.accuracy >= RIGHT_LABELS and error <= FAR_OFF
-    return {"outcome": RIGHT if right else WRONG, "mean_error": error, "accuracy": scored.accuracy,
-            "weight_error": scored.weight_error, "trace_error": scored.trace_error}  # fmt: skip
+    return {
+        "outcome": RIGHT if right else WRONG,
+        "mean_error": error,
+        "accuracy": scored.accuracy,
+        "weight_error": scored.weight_error,
+        "trace_error": scored.trace_error,
+    }
 
 
 def summary(runs: Sequence[Mapping]) -> dict:
@@ -64,9 +85,15 @@ def summary(runs: Sequence[Mapping]) -> dict:
     def over(name: str, of: Callable[[list[float]], float]) -> float | None:
         return float(of([run[name] for run in answers])) if answers else None
 
-    return {"runs": len(runs), **counts, "mean_error": over("mean_error", np.median),
-            "worst_error": over("mean_error", max), "accuracy": over("accuracy", min),
-            "weight_error": over("weight_error", max), "trace_error": over("trace_error", max)}  # fmt: skip
+    return {
+        "runs": len(runs),
+        **counts,
+        "mean_error": over("mean_error", np.median),
+        "worst_error": over("mean_error", max),
+        "accuracy": over("accuracy", min),
+        "weight_error": over("weight_error", max),
+        "trace_error": over("trace_error", max),
+    }
 
 
 def at(setting: Setting, rows: int, epsilon: float, seeds: Sequence[int]) -> dict:
@@ -80,8 +107,9 @@ def reached(found: Mapping, goal: str) -> bool:
     return found["right"] == found["runs"] and (goal == "labels" or found["worst_error"] <= ACCURATE)
 
 
-def smallest(setting: Setting, epsilon: float, seeds: Sequence[int], grid: Sequence[int] = GRID,
-             *, twice: bool = True) -> dict:  # fmt: skip
+def smallest(
+    setting: Setting, epsilon: float, seeds: Sequence[int], grid: Sequence[int] = GRID, *, twice: bool = True
+) -> dict:
     """{"labels", "means": the first n of the grid that reaches the goal, None if none does}, "tried": [{"n",
     **summary}], "twice": the summary at twice the n of goal "labels", None without one or if not wanted."""
     tried, first = [], {"labels": None, "means": None}
@@ -116,33 +144,47 @@ class Variant:
 THREE = (20, 3)
 VARIANTS = {
     "radius": Variant("R 10,000 times the need", *THREE, 10.0, 10_000, "4 of 4, .17", run={"radius_factor": 1e4}),
-    "scales": Variant("scales 1, 1, 10; two levels", *THREE, 10.0, 10_000, "4 of 4, .44",
-                      {"scales": (1, 1, 10)}, {"depth": 2}),
-    "scales-more": Variant("scales 1, 1, 10; two levels", *THREE, 10.0, 50_000, ".05",
-                           {"scales": (1, 1, 10)}, {"depth": 2}),
-    "weights-few": Variant("weights .1, .2, .3, .4", 20, 4, 12.0, 10_000, "1 of 4, else refused",
-                           {"weights": (0.1, 0.2, 0.3, 0.4)}),
+    "scales": Variant(
+        "scales 1, 1, 10; two levels", *THREE, 10.0, 10_000, "4 of 4, .44", {"scales": (1, 1, 10)}, {"depth": 2}
+    ),
+    "scales-more": Variant(
+        "scales 1, 1, 10; two levels", *THREE, 10.0, 50_000, ".05", {"scales": (1, 1, 10)}, {"depth": 2}
+    ),
+    "weights-few": Variant(
+        "weights .1, .2, .3, .4", 20, 4, 12.0, 10_000, "1 of 4, else refused", {"weights": (0.1, 0.2, 0.3, 0.4)}
+    ),
     "weights": Variant("weights .1, .2, .3, .4", 20, 4, 12.0, 20_000, "4 of 4", {"weights": (0.1, 0.2, 0.3, 0.4)}),
-    "shapes": Variant("not spherical: axes .4 to 1", 30, 4, 12.0, 20_000, "3 of 3, .11",
-                      {"axis_spread": (0.4, 1.0)}, {"covariance": "full"}),
+    "shapes": Variant(
+        "not spherical: axes .4 to 1",
+        30,
+        4,
+        12.0,
+        20_000,
+        "3 of 3, .11",
+        {"axis_spread": (0.4, 1.0)},
+        {"covariance": "full"},
+    ),
     "separation-7": Variant("separation 7", *THREE, 7.0, 10_000, "4 of 4"),
     "separation-6": Variant("separation 6", *THREE, 6.0, 10_000, "6 of 6, labels 99.8 %"),
     "separation-5": Variant("separation 5", *THREE, 5.0, 10_000, "3 of 4, else refused"),
     "separation-3": Variant("separation 3", *THREE, 3.0, 10_000, "refused"),
     "separation-2": Variant("separation 2", *THREE, 2.0, 10_000, "refused"),
-}  # fmt: skip
+}
 
 
 def variant(name: str, seeds: Sequence[int], epsilon: float = 1.0) -> dict:
     """`summary` of a variant."""
     asked = VARIANTS[name]
-    truths = {seed: simulation.mixture(asked.features, asked.components, asked.separation, seed,
-                                       **(asked.mixture or {})) for seed in seeds}  # fmt: skip
+    truths = {
+        seed: simulation.mixture(asked.features, asked.components, asked.separation, seed, **(asked.mixture or {}))
+        for seed in seeds
+    }
     return summary([run_once(truths[seed], asked.rows, seed, epsilon, name, **(asked.run or {})) for seed in seeds])
 
 
-def nothing_there(kind: str, components: int, seeds: Sequence[int], *, features: int = 20, rows: int = 20_000,
-                  epsilon: float = 1.0) -> dict:  # fmt: skip
+def nothing_there(
+    kind: str, components: int, seeds: Sequence[int], *, features: int = 20, rows: int = 20_000, epsilon: float = 1.0
+) -> dict:
     """{"runs", "refused"} on data without separated components."""
     config = config_of(simulation.structureless_prior(kind, features, components), components)
     refused = 0
@@ -183,9 +225,13 @@ def pictured(setting: Setting, rows: int, epsilon: float, seed: int) -> dict:
     if learned.result.found:
         spread = np.sqrt(np.trace(learned.result.matrices(), axis1=1, axis2=2) / truth.features)
         leaves = np.column_stack([((learned.result.means - state.tree_centre[0]) @ basis)[:, :2], spread])
-    return {"radii": radii, "candidates": (kept.get("place", np.zeros((0, 2)))[:, :2] * step).tolist(),
-            "balls": balls[:, [0, 1, -1]].tolist(), "leaves": leaves.tolist(),
-            "reason": learned.result.reason}  # fmt: skip
+    return {
+        "radii": radii,
+        "candidates": (kept.get("place", np.zeros((0, 2)))[:, :2] * step).tolist(),
+        "balls": balls[:, [0, 1, -1]].tolist(),
+        "leaves": leaves.tolist(),
+        "reason": learned.result.reason,
+    }
 
 
 # --- real rows ------------------------------------------------------------------------------------------------------
@@ -221,8 +267,9 @@ def real_rows(name: str) -> tuple[np.ndarray, np.ndarray | None]:
 
 def real_run(x: np.ndarray, components: int, epsilon: float, key: str) -> Learned:
     """R = sqrt(d), the corner of the cube; any number of components from 2 to k; full covariances; one level."""
-    config = PrivateGMMConfig(components=components, up_to=True, radius=x.shape[1] ** 0.5, sigma_min=FINEST,
-                              least_weight=LEAST, depth=1)  # fmt: skip
+    config = PrivateGMMConfig(
+        components=components, up_to=True, radius=x.shape[1] ** 0.5, sigma_min=FINEST, least_weight=LEAST, depth=1
+    )
     return learn(x, config, epsilon=epsilon, delta=DELTA, noise=TestNoise(f"{key}|{components}|{epsilon:g}"))
 
 
@@ -252,8 +299,11 @@ def real_em(name: str, components: int, seed: int = 1) -> dict:
         raise ConfigError("The EM baseline needs scikit-learn.", "Install fedcore with its extra 'bench'.") from error
     x, classes = real_rows(name)
     model = GaussianMixture(components, n_init=3, random_state=seed).fit(x)
-    return {"nll": -float(model.score(x)), "ari": agreement(classes, model.predict(x)),
-            "weights": model.weights_.tolist()}  # fmt: skip
+    return {
+        "nll": -float(model.score(x)),
+        "ari": agreement(classes, model.predict(x)),
+        "weights": model.weights_.tolist(),
+    }
 
 
 def agreement(classes: np.ndarray | None, labels: np.ndarray) -> float | None:

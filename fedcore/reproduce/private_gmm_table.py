@@ -17,19 +17,37 @@ KINDS = ("gaussian", "t3", "cube", "ring", "needle")
 # The specification's n, and the largest error there, for each epsilon; then sample-and-aggregate (b, m, n at 1 and 4);
 # then the comfortable n, the error there at epsilon 1, and EM (n, error)
 SPEC = {
-    SETTINGS[0]: {"n": {0.5: (2000, "1.5"), 1.0: (1000, ".6"), 4.0: (1000, ".25")},
-                  "rival": {1.0: (8, 800), 4.0: (8, 100)}, "enough": (50_000, ".04"), "em": ((5000, ".11"),)},
-    SETTINGS[1]: {"n": {0.5: (5000, ".6"), 1.0: (5000, ".4"), 4.0: (1000, ".44")},
-                  "rival": {1.0: (12, 800), 4.0: (12, 400)}, "enough": (50_000, ".05"), "em": ((10_000, ".09"),)},
-    SETTINGS[2]: {"n": {0.5: (10_000, "2.5"), 1.0: (10_000, "1.3"), 4.0: (2000, "2.3")},
-                  "rival": {1.0: (40, 1600), 4.0: (40, 800)}, "enough": (50_000, ".14"),
-                  "em": ((10_000, ".18"), (50_000, ".09"))},
-    SETTINGS[3]: {"n": {0.5: (20_000, "2.2"), 1.0: (10_000, "1.3"), 4.0: (2000, "2.7")},
-                  "rival": {1.0: (80, 3200), 4.0: (80, 800)}, "enough": (50_000, ".21"), "em": ((20_000, ".17"),)},
-    SETTINGS[4]: {"n": {0.5: (50_000, "2.5"), 1.0: (50_000, ".7"), 4.0: (10_000, "1.1")},
-                  "rival": {1.0: (80, 12_800), 4.0: (80, 1600)}, "enough": (100_000, ".17"),
-                  "em": ((50_000, ".12"),)},
-}  # fmt: skip
+    SETTINGS[0]: {
+        "n": {0.5: (2000, "1.5"), 1.0: (1000, ".6"), 4.0: (1000, ".25")},
+        "rival": {1.0: (8, 800), 4.0: (8, 100)},
+        "enough": (50_000, ".04"),
+        "em": ((5000, ".11"),),
+    },
+    SETTINGS[1]: {
+        "n": {0.5: (5000, ".6"), 1.0: (5000, ".4"), 4.0: (1000, ".44")},
+        "rival": {1.0: (12, 800), 4.0: (12, 400)},
+        "enough": (50_000, ".05"),
+        "em": ((10_000, ".09"),),
+    },
+    SETTINGS[2]: {
+        "n": {0.5: (10_000, "2.5"), 1.0: (10_000, "1.3"), 4.0: (2000, "2.3")},
+        "rival": {1.0: (40, 1600), 4.0: (40, 800)},
+        "enough": (50_000, ".14"),
+        "em": ((10_000, ".18"), (50_000, ".09")),
+    },
+    SETTINGS[3]: {
+        "n": {0.5: (20_000, "2.2"), 1.0: (10_000, "1.3"), 4.0: (2000, "2.7")},
+        "rival": {1.0: (80, 3200), 4.0: (80, 800)},
+        "enough": (50_000, ".21"),
+        "em": ((20_000, ".17"),),
+    },
+    SETTINGS[4]: {
+        "n": {0.5: (50_000, "2.5"), 1.0: (50_000, ".7"), 4.0: (10_000, "1.1")},
+        "rival": {1.0: (80, 12_800), 4.0: (80, 1600)},
+        "enough": (100_000, ".17"),
+        "em": ((50_000, ".12"),),
+    },
+}
 GAIN_ASKED = 5  # times fewer rows than sample-and-aggregate, at epsilon 1, in the last two settings
 SLOPE_ASKED, SLOPE_GAP = 1.5, 0.5
 
@@ -42,8 +60,21 @@ def key_of(setting: Setting) -> str:
 # --- rows -----------------------------------------------------------------------------------------------------------
 
 WORDS = {"labels": "labels right", "means": "means within 1 σ"}
-COLUMNS = ("what", "data", "ε", "spec", "ours", "ours at 2 n", "ours, means", "S&A, spec", "S&A, labels", "S&A, means",
-           "S&A / ours, labels", "S&A / ours, means", "without privacy")  # fmt: skip
+COLUMNS = (
+    "what",
+    "data",
+    "ε",
+    "spec",
+    "ours",
+    "ours at 2 n",
+    "ours, means",
+    "S&A, spec",
+    "S&A, labels",
+    "S&A, means",
+    "S&A / ours, labels",
+    "S&A / ours, means",
+    "without privacy",
+)
 
 
 def rows_of(results: Mapping[str, dict]) -> list[dict]:
@@ -65,9 +96,10 @@ def error(value: float | None) -> str:
 
 
 def told(found: Mapping) -> str:
-    """ "20/20 right; .25, .31": median and largest of the runs' largest errors of a mean. """
-    counts = ", ".join(f"{found[name]}/{found['runs']} {name}" for name in (runs.RIGHT, runs.WRONG, runs.REFUSED)
-                       if found[name])  # fmt: skip
+    """ "20/20 right; .25, .31": median and largest of the runs' largest errors of a mean."""
+    counts = ", ".join(
+        f"{found[name]}/{found['runs']} {name}" for name in (runs.RIGHT, runs.WRONG, runs.REFUSED) if found[name]
+    )
     return f"{counts}; {error(found['mean_error'])}, {error(found['worst_error'])}" if found["right"] else counts
 
 
@@ -106,9 +138,14 @@ def _main_row(results: Mapping[str, dict], setting: Setting, epsilon: float, fou
         cells["ours at 2 n"] = told(found["twice"])
     else:
         cells["ours"] = "none"
-    return _row(what="smallest n", data=f"{setting.features}, {setting.components}, {setting.separation:g}",
-                ε=f"{epsilon:g}", spec=f"{number(n)} ({largest})", **{"ours, means": number(found["means"])},
-                **cells)  # fmt: skip
+    return _row(
+        what="smallest n",
+        data=f"{setting.features}, {setting.components}, {setting.separation:g}",
+        ε=f"{epsilon:g}",
+        spec=f"{number(n)} ({largest})",
+        **{"ours, means": number(found["means"])},
+        **cells,
+    )
 
 
 def rival_of(results: Mapping[str, dict], setting: Setting, epsilon: float) -> dict[str, dict]:
@@ -122,32 +159,50 @@ def _enough_rows(results: Mapping[str, dict]) -> Iterator[dict]:
         (rows, paper), found = SPEC[setting]["enough"], results.get(f"enough-{key_of(setting)}")
         if found is not None:
             em = results[f"em-{key_of(setting)}-{rows}"]
-            yield _row(what=f"{number(rows)} rows", data=f"{setting.features}, {setting.components}, "
-                       f"{setting.separation:g}", ε="1", spec=paper,
-                       ours=f"{told(found)}; labels {found['accuracy']:.2%}; weights {found['weight_error']:.4f}; "
-                       f"traces {found['trace_error']:.1%}",
-                       **{"without privacy": f"EM: {error(em['worst_error'])}"})  # fmt: skip
+            yield _row(
+                what=f"{number(rows)} rows",
+                data=f"{setting.features}, {setting.components}, {setting.separation:g}",
+                ε="1",
+                spec=paper,
+                ours=f"{told(found)}; labels {found['accuracy']:.2%}; weights {found['weight_error']:.4f}; "
+                f"traces {found['trace_error']:.1%}",
+                **{"without privacy": f"EM: {error(em['worst_error'])}"},
+            )
     for setting in SETTINGS:
         for epsilon in EPSILONS:
             found = results.get(f"accept-{key_of(setting)}-{epsilon:g}")
             if found is not None:
                 rows, paper = 2 * SPEC[setting]["n"][epsilon][0], "19/20 right; 1.0"
-                yield _row(what=f"{number(rows)} rows: 2 x spec", data=f"{setting.features}, {setting.components}, "
-                           f"{setting.separation:g}", ε=f"{epsilon:g}", spec=paper, ours=told(found))  # fmt: skip
+                yield _row(
+                    what=f"{number(rows)} rows: 2 x spec",
+                    data=f"{setting.features}, {setting.components}, {setting.separation:g}",
+                    ε=f"{epsilon:g}",
+                    spec=paper,
+                    ours=told(found),
+                )
 
 
 def _variant_rows(results: Mapping[str, dict]) -> Iterator[dict]:
     for name, asked in runs.VARIANTS.items():
         if f"variant-{name}" in results:
-            yield _row(what=f"{asked.title}, {number(asked.rows)} rows", spec=asked.expected, ε="1",
-                       data=f"{asked.features}, {asked.components}, {asked.separation:g}",
-                       ours=told(results[f"variant-{name}"]))  # fmt: skip
+            yield _row(
+                what=f"{asked.title}, {number(asked.rows)} rows",
+                spec=asked.expected,
+                ε="1",
+                data=f"{asked.features}, {asked.components}, {asked.separation:g}",
+                ours=told(results[f"variant-{name}"]),
+            )
     for kind in KINDS:
         for components in (2, 3):
             found = results.get(f"nothing-{kind}-{components}")
             if found is not None:
-                yield _row(what=f"no structure: {kind}, 20 000 rows", data=f"20, {components}, none", ε="1",
-                           spec="all refused", ours=f"{found['refused']}/{found['runs']} refused")  # fmt: skip
+                yield _row(
+                    what=f"no structure: {kind}, 20 000 rows",
+                    data=f"20, {components}, none",
+                    ε="1",
+                    spec="all refused",
+                    ours=f"{found['refused']}/{found['runs']} refused",
+                )
 
 
 def _real_rows(results: Mapping[str, dict]) -> Iterator[dict]:
@@ -155,14 +210,19 @@ def _real_rows(results: Mapping[str, dict]) -> Iterator[dict]:
         for components in (2, known.components):
             found = results.get(f"real-{name}-{components}")
             for epsilon in ("1", "4") if found is not None else ():
-                yield _row(what="real rows", data=f"{name}, up to {components}", ε=epsilon, ours=_seen(found[epsilon]),
-                           **{"without privacy": f"EM: {_fit(found['em'])}; one normal: "
-                              f"{found['normal']['nll']:.2f}"})  # fmt: skip
+                yield _row(
+                    what="real rows",
+                    data=f"{name}, up to {components}",
+                    ε=epsilon,
+                    ours=_seen(found[epsilon]),
+                    **{"without privacy": f"EM: {_fit(found['em'])}; one normal: {found['normal']['nll']:.2f}"},
+                )
 
 
 def _seen(found: Mapping) -> str:
-    counts = [f"{found['found'].count(m)} x {'refused' if m == 0 else f'{m} components'}"
-              for m in sorted(set(found["found"]))]  # fmt: skip
+    counts = [
+        f"{found['found'].count(m)} x {'refused' if m == 0 else f'{m} components'}" for m in sorted(set(found["found"]))
+    ]
     if found["nll"]:
         ari = [one for one in found["ari"] if one is not None]
         counts.append(_fit({"nll": float(np.median(found["nll"])), "ari": float(np.median(ari)) if ari else None}))
@@ -185,17 +245,20 @@ SETUP = (
     "aggregated, with a block sensitivity of sqrt(2k). Ratios compare like goals: labels with labels, means with "
     "means. The specification's column is for labels.",
     "without privacy: scikit-learn's GaussianMixture, 3 starts; the largest error over its seeds.",
-    "real rows: entries are cut to public bounds and scaled by them to [-1, 1] (" + "; ".join(
-        f"{name} {known.low:g} to {known.high:g}, {known.because}" for name, known in runs.REAL.items())
+    "real rows: entries are cut to public bounds and scaled by them to [-1, 1] ("
+    + "; ".join(f"{name} {known.low:g} to {known.high:g}, {known.because}" for name, known in runs.REAL.items())
     + f"); R = sqrt(d), sigma_min {runs.FINEST:g}, w_min {runs.LEAST:g}. nll: nats per row, median over draws of the "
     "noise; ARI: adjusted Rand index of the labels with the classes.",
-)  # fmt: skip
+)
 
 
 def growth(results: Mapping[str, dict], who: str, goal: str) -> tuple[list[int], list[int]]:
     """(d, n) of the slope cells that found one."""
-    found = {columns: results[f"slope-{who}-{columns}"].get(goal) for columns in SLOPE_COLUMNS
-             if f"slope-{who}-{columns}" in results}  # fmt: skip
+    found = {
+        columns: results[f"slope-{who}-{columns}"].get(goal)
+        for columns in SLOPE_COLUMNS
+        if f"slope-{who}-{columns}" in results
+    }
     kept = {columns: n for columns, n in found.items() if n is not None}
     return list(kept), list(kept.values())
 
@@ -212,8 +275,10 @@ def claims(results: Mapping[str, dict]) -> list[str]:
     runs_made = sum(one["runs"] for one in answers)
     wrong = sum(one["wrong"] for one in answers)
     refused = sum(one["refused"] for one in answers)
-    found.append(f"Wrong answers on both sides of the border (all runs of the searches): {wrong} of {runs_made}, "
-                 f"{refused} refused; asked at most 1 %, {verdict(wrong <= 0.01 * runs_made)}.")  # fmt: skip
+    found.append(
+        f"Wrong answers on both sides of the border (all runs of the searches): {wrong} of {runs_made}, "
+        f"{refused} refused; asked at most 1 %, {verdict(wrong <= 0.01 * runs_made)}."
+    )
     nothing = [cell for key, cell in results.items() if key.startswith("nothing")]
     refused, made = (sum(cell[name] for cell in nothing) for name in ("refused", "runs"))
     found.append(f"Data without structure: {refused} of {made} refused, {verdict(refused == made)}.")
@@ -224,12 +289,17 @@ def _claim_of_acceptance(results: Mapping[str, dict]) -> Iterator[str]:
     accepted = [cell for key, cell in results.items() if key.startswith("accept")]
     if accepted:
         good = [cell["right"] >= 0.95 * cell["runs"] and (cell["mean_error"] or np.inf) <= 1.0 for cell in accepted]
-        yield (f"At twice the specification's n, 95 % right and a median error of at most 1 σ: {sum(good)} of "
-               f"{len(good)} settings, {verdict(all(good))}.")  # fmt: skip
+        yield (
+            f"At twice the specification's n, 95 % right and a median error of at most 1 σ: {sum(good)} of "
+            f"{len(good)} settings, {verdict(all(good))}."
+        )
     enough = [cell for key, cell in results.items() if key.startswith("enough")]
     if enough:
-        bounds = (("mean_error", 0.3, "median error at most .3 σ"), ("weight_error", 0.01, "weights within .01"),
-                  ("trace_error", 0.05, "traces within 5 %"))  # fmt: skip
+        bounds = (
+            ("mean_error", 0.3, "median error at most .3 σ"),
+            ("weight_error", 0.01, "weights within .01"),
+            ("trace_error", 0.05, "traces within 5 %"),
+        )
         for name, most, words in bounds:
             worst = max(cell[name] for cell in enough)
             yield f"With 50 000 or 100 000 rows at ε 1, {words}: {worst:.3f}, {verdict(worst <= most)}."
@@ -245,8 +315,10 @@ def _claim_of_gain(results: Mapping[str, dict]) -> Iterator[str]:
                 yield f"Fewer rows than sample-and-aggregate, {key_of(setting)}, {goal}: not both found."
                 continue
             gain = rival[goal]["n"] / ours[goal]
-            yield (f"Fewer rows than sample-and-aggregate, {key_of(setting)}, ε 1, goal {goal}: {gain:.3g} times; "
-                   f"asked {GAIN_ASKED}, {verdict(gain >= GAIN_ASKED)}.")  # fmt: skip
+            yield (
+                f"Fewer rows than sample-and-aggregate, {key_of(setting)}, ε 1, goal {goal}: {gain:.3g} times; "
+                f"asked {GAIN_ASKED}, {verdict(gain >= GAIN_ASKED)}."
+            )
 
 
 def _claim_of_slope(results: Mapping[str, dict]) -> Iterator[str]:
@@ -255,9 +327,11 @@ def _claim_of_slope(results: Mapping[str, dict]) -> Iterator[str]:
         if len(ours[0]) < 3 or len(rival[0]) < 3:
             continue
         own, other = slope(ours), slope(rival)
-        yield (f"log n against log d, k 5, separation 12, ε 1, {words}: ours {_pairs(ours)}, slope {own:.2f}, asked at "
-               f"most {SLOPE_ASKED}, {verdict(own <= SLOPE_ASKED)}; sample-and-aggregate {_pairs(rival)}, slope "
-               f"{other:.2f}, asked {SLOPE_GAP} more than ours, {verdict(other >= own + SLOPE_GAP)}.")  # fmt: skip
+        yield (
+            f"log n against log d, k 5, separation 12, ε 1, {words}: ours {_pairs(ours)}, slope {own:.2f}, asked at "
+            f"most {SLOPE_ASKED}, {verdict(own <= SLOPE_ASKED)}; sample-and-aggregate {_pairs(rival)}, slope "
+            f"{other:.2f}, asked {SLOPE_GAP} more than ours, {verdict(other >= own + SLOPE_GAP)}."
+        )
 
 
 def _pairs(line: tuple[Sequence[int], Sequence[int]]) -> str:

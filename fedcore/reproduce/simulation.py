@@ -54,10 +54,18 @@ class SimulatedRun(Run):
         self._prune({before, round})
 
 
-def simulate(place: Place, key: str, name: str, settings: dict, population: Population, *, seed: int,
-             budget: tuple[float, float] | None = None, start: dict | None = None,
-             on_round: Callable[[State, RoundInfo], None] | None = None
-             ) -> tuple[FederatedMethod, State]:  # fmt: skip
+def simulate(
+    place: Place,
+    key: str,
+    name: str,
+    settings: dict,
+    population: Population,
+    *,
+    seed: int,
+    budget: tuple[float, float] | None = None,
+    start: dict | None = None,
+    on_round: Callable[[State, RoundInfo], None] | None = None,
+) -> tuple[FederatedMethod, State]:
     """Train a method to its end; (method, last state).
 
     key: of the run's folder, made afresh. budget: (epsilon, delta) of a private configuration; what of delta a
@@ -68,9 +76,16 @@ def simulate(place: Place, key: str, name: str, settings: dict, population: Popu
     plan, rho = [], None
 
     def facts(rho: float | None) -> PublicFacts:
-        return PublicFacts(population.kind, population.features, population.clients_per_leaf,
-                           population.manifest.nominal_clients or population.n_clients,
-                           None if method.private else population.n_clients, rho, seed, start=start)  # fmt: skip
+        return PublicFacts(
+            population.kind,
+            population.features,
+            population.clients_per_leaf,
+            population.manifest.nominal_clients or population.n_clients,
+            None if method.private else population.n_clients,
+            rho,
+            seed,
+            start=start,
+        )
 
     if method.private:
         epsilon, delta = budget
@@ -83,8 +98,17 @@ def simulate(place: Place, key: str, name: str, settings: dict, population: Popu
         run.commit(0, state)
         source = Source(population.location, population.version, cache_bytes=place.cache_bytes)
         publisher = SimulatedPublisher(f"{key}|{seed}") if method.private else None
-        training = Training(method, run, state, source, range(len(population.blocks)), place.backend, plan, publisher,
-                            population.sizes())  # fmt: skip
+        training = Training(
+            method,
+            run,
+            state,
+            source,
+            range(len(population.blocks)),
+            place.backend,
+            plan,
+            publisher,
+            population.sizes(),
+        )
         while (info := training.step()) is not None:
             if on_round is not None:
                 on_round(training.state, info)

@@ -113,8 +113,10 @@ def whole_run(build: Build, case: Case | Rows, rho: float, world: int, number: i
     for round in sorted(rounds):
         message = method.message(state)
         # The true world comes last, in case a sabotaged method keeps something of it.
-        grids = {other: method.quantise(message, method.client_update(message, worlds[other], None)[0])
-                 for other in (1 - world, world)}  # fmt: skip
+        grids = {
+            other: method.quantise(message, method.client_update(message, worlds[other], None)[0])
+            for other in (1 - world, world)
+        }
         result = {}
         for planned in plan:
             if planned.round != round:
@@ -138,8 +140,9 @@ def attack_runs(build: Build, case: Case | Rows, rho: float, runs: int) -> tuple
     return absent, present
 
 
-def attack_release(build: Build, case: Case | Rows, round: Round, planned: PlannedRelease,
-                   runs: int) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+def attack_release(
+    build: Build, case: Case | Rows, round: Round, planned: PlannedRelease, runs: int
+) -> tuple[np.ndarray, np.ndarray]:
     """The same for one release whose message stands."""
     with build.sabotage():
         worlds = [sums(case, round.message, block)[planned.name] for block in worlds_of(case)]

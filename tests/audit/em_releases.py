@@ -33,8 +33,12 @@ STARTS = {
     "gaussian_imputer": {"mean": np.zeros(COLUMNS), "covariance": np.array([[1.0, 0.6], [0.6, 2.0]])},
     "poisson": {"weights": HALF, "rates": np.array([[1.0, 3.0], [4.0, 0.5]])},
 }
-COVARIANCES = {"diag": np.ones((2, COLUMNS)), "full": np.stack([np.eye(COLUMNS)] * 2), "tied": np.eye(COLUMNS),
-               "spherical": np.ones(2)}  # fmt: skip
+COVARIANCES = {
+    "diag": np.ones((2, COLUMNS)),
+    "full": np.stack([np.eye(COLUMNS)] * 2),
+    "tied": np.eye(COLUMNS),
+    "spherical": np.ones(2),
+}
 
 
 def rows_of_client(vector: np.ndarray) -> np.ndarray:
@@ -103,9 +107,18 @@ CASES = {
 
 # --- larger leaves --------------------------------------------------------------------------------------------------
 
-MODELS = [("gaussian", "diag"), ("gaussian", "full"), ("gaussian", "tied"), ("gaussian", "spherical"),
-          ("gaussian", "known"), ("regression", "full"), ("gaussian_imputer", "full"), ("poisson", "full"),
-          ("multinomial", "full"), ("bernoulli", "full")]  # fmt: skip
+MODELS = [
+    ("gaussian", "diag"),
+    ("gaussian", "full"),
+    ("gaussian", "tied"),
+    ("gaussian", "spherical"),
+    ("gaussian", "known"),
+    ("regression", "full"),
+    ("gaussian_imputer", "full"),
+    ("poisson", "full"),
+    ("multinomial", "full"),
+    ("bernoulli", "full"),
+]
 
 
 def large_world(model: str, covariance: str, d: int, components: int, generator: np.random.Generator):
@@ -114,8 +127,13 @@ def large_world(model: str, covariance: str, d: int, components: int, generator:
     matrix = generator.normal(size=(d, d))
     means, weights, shares = generator.normal(size=(g, d)), np.full(g, 1 / g), generator.random((g, d)) + 0.1
     regular = matrix @ matrix.T + np.eye(d)
-    covariances = {"known": None, "spherical": np.full(g, 1.5), "diag": shares + 0.5, "tied": regular,
-                   "full": np.stack([regular] * g)}[covariance]  # fmt: skip
+    covariances = {
+        "known": None,
+        "spherical": np.full(g, 1.5),
+        "diag": shares + 0.5,
+        "tied": regular,
+        "full": np.stack([regular] * g),
+    }[covariance]
     given = {
         "gaussian": {"weights": weights, "means": means, "covariances": covariances},
         "regression": {"weights": weights, "coefficients": means, "variances": np.full(g, 0.7)},
@@ -171,8 +189,10 @@ def shared_clip():
 
     def shared(config, model, message, block):
         sums = kept(config, model, message, block)
-        return {name: IntegerSum(total.value() // max(1, np.count_nonzero(np.diff(block.ptr))))
-                for name, total in sums.items()}  # fmt: skip
+        return {
+            name: IntegerSum(total.value() // max(1, np.count_nonzero(np.diff(block.ptr))))
+            for name, total in sums.items()
+        }
 
     with mock.patch.object(private, "client_update", shared):
         yield
@@ -207,5 +227,10 @@ def precision_of_the_leaf():
         yield
 
 
-KERNELS = {"no clip": no_clip, "rounded up": rounded_up, "shared clip": shared_clip,
-           "clipped together": clipped_together, "precision of the leaf": precision_of_the_leaf}  # fmt: skip
+KERNELS = {
+    "no clip": no_clip,
+    "rounded up": rounded_up,
+    "shared clip": shared_clip,
+    "clipped together": clipped_together,
+    "precision of the leaf": precision_of_the_leaf,
+}

@@ -129,8 +129,9 @@ class Round:
     planned: list[PlannedRelease]
 
 
-def rounds_of(case: Case, block: CountsBlock, seed: int = 0, published: str = "as planned",
-              rho: float = 0.5) -> Iterator[Round]:  # fmt: skip
+def rounds_of(
+    case: Case, block: CountsBlock, seed: int = 0, published: str = "as planned", rho: float = 0.5
+) -> Iterator[Round]:
     """All rounds of a run whose published values are made by `PUBLISHED[published]`."""
     method, public = case.method, case.public(block.features, rho, seed)
     plan, state, generator = list(method.plan(public)), method.init(public), np.random.default_rng(seed)

@@ -70,9 +70,12 @@ def precision_of_the_block():
 
 
 KERNELS = {
-    "no clip": no_clip, "clip of the leaf": clip_of_the_leaf, "balanced cells": balanced_cells,
-    "rounded up": rounded_up, "precision of the block": precision_of_the_block,
-}  # fmt: skip
+    "no clip": no_clip,
+    "clip of the leaf": clip_of_the_leaf,
+    "balanced cells": balanced_cells,
+    "rounded up": rounded_up,
+    "precision of the block": precision_of_the_block,
+}
 
 
 def counting(method: FederatedMethod) -> FederatedMethod:

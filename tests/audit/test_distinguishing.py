@@ -23,8 +23,11 @@ PAIRS = 10_000
 # a narrow clip: every client reaches it, so that the canary costs all that is paid for and the audit is sharp
 RUN = Case(HistogramsConfig(clusters=2, rounds=2, overseed=2, clip=0.5))
 # votes, second moments, counts of norms, for people who are replaced: every kind of release in one run
-ALL_KINDS = Case(HistogramsConfig(clusters=2, rounds=3, clip=0.5, reduction="eigenvectors", keep=3, adaptive_clip=True),
-                 "replace_one", ties)
+ALL_KINDS = Case(
+    HistogramsConfig(clusters=2, rounds=3, clip=0.5, reduction="eigenvectors", keep=3, adaptive_clip=True),
+    "replace_one",
+    ties,
+)
 EM_RUN = EM_CASES["em, known"].narrow(0.5)
 
 
@@ -98,11 +101,15 @@ def test_a_release_gives_away_no_more_than_its_price(case, release):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("run", "pairs", "sharp"), [
-    pytest.param(RUN, PAIRS, 0.85, marks=pytest.mark.heavy),
-    pytest.param(ALL_KINDS, 2000, 0.5, marks=pytest.mark.heavy),
-    pytest.param(EM_RUN, 600, 0.4, marks=pytest.mark.heavy),
-], ids=["usual", "all", "em"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("run", "pairs", "sharp"),
+    [
+        pytest.param(RUN, PAIRS, 0.85, marks=pytest.mark.heavy),
+        pytest.param(ALL_KINDS, 2000, 0.5, marks=pytest.mark.heavy),
+        pytest.param(EM_RUN, 600, 0.4, marks=pytest.mark.heavy),
+    ],
+    ids=["usual", "all", "em"],
+)
 def test_a_whole_run_gives_away_no_more_than_its_price(run, pairs, sharp):
     """10 000 pairs of the usual run. The attack is sharp: it shows at least 85 % of what was paid for."""
     plan = run.method.plan(run.public(CLIENTS.shape[1], RHO))
@@ -118,9 +125,11 @@ def test_a_whole_run_gives_away_no_more_than_its_price(run, pairs, sharp):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("build", [
-    pytest.param(build, marks=[pytest.mark.heavy] if build.pairs > 600 else []) for build in SABOTAGES.values()
-], ids=SABOTAGES)  # fmt: skip
+@pytest.mark.parametrize(
+    "build",
+    [pytest.param(build, marks=[pytest.mark.heavy] if build.pairs > 600 else []) for build in SABOTAGES.values()],
+    ids=SABOTAGES,
+)
 def test_a_sabotaged_run_is_caught(build):
     absent, present = attack_runs(build, RUN, RHO, build.pairs)
     shown = mu_lower_bound(absent, present)

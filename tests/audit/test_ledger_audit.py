@@ -28,8 +28,13 @@ EPSILON, DELTA = 6.0, 1e-6
 
 
 def request_for(population, tmp_path, run_id, **settings) -> TrainRequest:
-    return TrainRequest(method="histograms", population=str(population.path), runs=str(tmp_path / "runs"),
-                        run_id=run_id, settings={**SMALL, **settings})  # fmt: skip
+    return TrainRequest(
+        method="histograms",
+        population=str(population.path),
+        runs=str(tmp_path / "runs"),
+        run_id=run_id,
+        settings={**SMALL, **settings},
+    )
 
 
 def begin(population, tmp_path, run_id, **settings):
@@ -104,8 +109,13 @@ def test_the_whole_life_of_a_population_adds_up(tmp_path):
     paid = [(record["run"], record["round"], record["name"]) for record in charges]
     for number, record in enumerate(records):
         if record["kind"] == "publish":
-            before = [r for r in records[:number] if r["kind"] == "charge" and r["name"] == record["name"]
-                      and (r["run"], r["attempt"]) == (record["run"], record["attempt"])]  # fmt: skip
+            before = [
+                r
+                for r in records[:number]
+                if r["kind"] == "charge"
+                and r["name"] == record["name"]
+                and (r["run"], r["attempt"]) == (record["run"], record["attempt"])
+            ]
             assert len(before) == 1, "every publication was charged before, once"
     assert len(paid) == len(set(paid)) + 1
 

@@ -43,16 +43,35 @@ def zipped(data: bytes) -> bytes:
     return out.getvalue()
 
 
-@pytest.mark.parametrize("packed", [
-    lambda data: data, lambda data: b"abc" + data + b"abc", zipped, zlib.compress, gzip.compress,
-    lambda data: bytes(Zstd().encode(data)), lambda data: b"x" * 13 + zlib.compress(data) + b"after",
-    lambda data: b'{"a": "' + base64.b64encode(zlib.compress(data + bytes(range(99)))) + b'"}',
-    lambda data: zipped(zipped(data)), lambda data: zlib.compress(data * 2000)[:-8],
-], ids=["plain", "inside", "zip", "zlib", "gzip", "zstd", "zlib inside", "base64 of zlib", "zip of zip", "cut"])
-@pytest.mark.parametrize("form", [
-    b"a person's name", b'{"x": 1234567890123}', b"[1.2e3, 1234567890123.0, 7]", b"total=1.234567890123e12;",
-    struct.pack("<q", NUMBER), struct.pack(">q", NUMBER), struct.pack("<d", NUMBER), b"-" + struct.pack(">d", NUMBER),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "packed",
+    [
+        lambda data: data,
+        lambda data: b"abc" + data + b"abc",
+        zipped,
+        zlib.compress,
+        gzip.compress,
+        lambda data: bytes(Zstd().encode(data)),
+        lambda data: b"x" * 13 + zlib.compress(data) + b"after",
+        lambda data: b'{"a": "' + base64.b64encode(zlib.compress(data + bytes(range(99)))) + b'"}',
+        lambda data: zipped(zipped(data)),
+        lambda data: zlib.compress(data * 2000)[:-8],
+    ],
+    ids=["plain", "inside", "zip", "zlib", "gzip", "zstd", "zlib inside", "base64 of zlib", "zip of zip", "cut"],
+)
+@pytest.mark.parametrize(
+    "form",
+    [
+        b"a person's name",
+        b'{"x": 1234567890123}',
+        b"[1.2e3, 1234567890123.0, 7]",
+        b"total=1.234567890123e12;",
+        struct.pack("<q", NUMBER),
+        struct.pack(">q", NUMBER),
+        struct.pack("<d", NUMBER),
+        b"-" + struct.pack(">d", NUMBER),
+    ],
+)
 def test_the_search_finds_every_form_however_it_is_packed(packed, form):
     secrets = Secrets({b"person's"}, {NUMBER})
     assert secrets.found_in(packed(form + b"          "))
@@ -62,8 +81,11 @@ def test_the_search_finds_every_form_however_it_is_packed(packed, form):
 def test_random_bytes_and_random_text_hold_no_secret():
     """5 MB of each against 1000 numbers: a search that alarms by chance would be switched off."""
     generator = np.random.default_rng(0)
-    secrets = Secrets({b"canary"}, set(generator.integers(2**26, 2**33, 1000).tolist()),
-                      set(generator.uniform(100, 40_000, 200).tolist()))  # fmt: skip
+    secrets = Secrets(
+        {b"canary"},
+        set(generator.integers(2**26, 2**33, 1000).tolist()),
+        set(generator.uniform(100, 40_000, 200).tolist()),
+    )
     assert not secrets.found_in(generator.bytes(5_000_000))
     assert not secrets.found_in(json.dumps(generator.uniform(0, 1e6, 250_000).tolist()).encode())
 
@@ -110,11 +132,14 @@ def test_the_search_reaches_every_place(worlds):
 
 @pytest.mark.slow
 @pytest.mark.prefect
-@pytest.mark.parametrize(("world", "places"), [
-    ("careless", ["out", "kept", "temporary"]),
-    ("telling", ["runs/telling/metrics.jsonl", DATABASE]),
-    ("keeping", ["runs/keeping/state"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("world", "places"),
+    [
+        ("careless", ["out", "kept", "temporary"]),
+        ("telling", ["runs/telling/metrics.jsonl", DATABASE]),
+        ("keeping", ["runs/keeping/state"]),
+    ],
+)
 def test_what_a_sabotaged_method_leaves_is_found(worlds, world, places):
     leaks = found(worlds, world)
     for place in places:

@@ -45,11 +45,19 @@ def population_of(folder, clients: dict[str, np.ndarray], generator, *, files=1,
     for name, counts in clients.items():
         for part, rows in zip(parts, rows_of(name, counts, generator, files + appended), strict=True):
             part.extend(rows)
-    paths = [write(folder / f"{number}.csv", [rows[i] for i in generator.permutation(len(rows))])
-             for number, rows in enumerate(parts)]  # fmt: skip
+    paths = [
+        write(folder / f"{number}.csv", [rows[i] for i in generator.permutation(len(rows))])
+        for number, rows in enumerate(parts)
+    ]
     options = {"format": "csv", "kind": "counts"}
-    made = ingest(paths[:files], folder / "population", features=FEATURES, clients_per_leaf=leaf,
-                  clients_per_block=block, **options)  # fmt: skip
+    made = ingest(
+        paths[:files],
+        folder / "population",
+        features=FEATURES,
+        clients_per_leaf=leaf,
+        clients_per_block=block,
+        **options,
+    )
     for path in paths[files:]:
         made = ingest(path, folder / "population", append=True, **options)
     return made
@@ -62,8 +70,11 @@ def exact_sums(case, message, clients: list[CountsBlock]) -> dict[str, np.ndarra
 
 
 def leaves_of(population) -> list[CountsBlock]:
-    return [leaf for index in range(len(population.blocks))
-            for leaf in leaves(population.read(index), population.clients_per_leaf)]  # fmt: skip
+    return [
+        leaf
+        for index in range(len(population.blocks))
+        for leaf in leaves(population.read(index), population.clients_per_leaf)
+    ]
 
 
 def people(generator) -> dict[str, np.ndarray]:
@@ -78,14 +89,22 @@ def every_round(clients):
             yield case, round
 
 
-@pytest.mark.parametrize(("files", "appended", "leaf", "block"),
-                         [(1, 0, 4, 8), (3, 0, 1, 1), (2, 2, 3, 3), (1, 4, 5, 20)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("files", "appended", "leaf", "block"), [(1, 0, 4, 8), (3, 0, 1, 1), (2, 2, 3, 3), (1, 4, 5, 20)]
+)
 def test_a_client_spread_over_files_and_appends_contributes_once(tmp_path, files, appended, leaf, block):
     generator = np.random.default_rng(files + 10 * appended)
     others = people(generator)
     without = population_of(tmp_path / "without", others, generator)
-    joined = population_of(tmp_path / "with", {**others, "canary": CANARY}, generator, files=files, appended=appended,
-                           leaf=leaf, block=block)  # fmt: skip
+    joined = population_of(
+        tmp_path / "with",
+        {**others, "canary": CANARY},
+        generator,
+        files=files,
+        appended=appended,
+        leaf=leaf,
+        block=block,
+    )
     assert joined.n_clients == without.n_clients + 1
     worlds = leaves_of(without), leaves_of(joined)
     for case, round in every_round(others):
@@ -103,9 +122,12 @@ def test_rows_counted_as_clients_would_be_noticed(tmp_path):
     without = population_of(tmp_path / "without", others, generator)
     torn = population_of(tmp_path / "with", others | {f"canary-{i}": CANARY for i in range(3)}, generator)
     worlds = leaves_of(without), leaves_of(torn)
-    broken = [squared_distance(*(exact_sums(case, round.message, world)[planned.name] for world in worlds))
-              > planned.sensitivity**2
-              for round in rounds_of(case, block_of(np.stack(list(others.values())))) for planned in round.planned]
+    broken = [
+        squared_distance(*(exact_sums(case, round.message, world)[planned.name] for world in worlds))
+        > planned.sensitivity**2
+        for round in rounds_of(case, block_of(np.stack(list(others.values()))))
+        for planned in round.planned
+    ]
     assert all(broken)
 
 
@@ -113,8 +135,10 @@ def test_blocks_leaves_and_files_change_no_bit_of_a_sum(tmp_path):
     generator = np.random.default_rng(5)
     everybody = people(generator) | {"canary": CANARY}
     layouts = [(1, 0, 100, 100), (2, 1, 1, 1), (4, 0, 2, 4), (1, 3, 7, 7)]  # 1, 14, 4 and 2 blocks
-    made = [population_of(tmp_path / str(i), everybody, generator, files=files, appended=appended, leaf=leaf,
-                          block=block) for i, (files, appended, leaf, block) in enumerate(layouts)]  # fmt: skip
+    made = [
+        population_of(tmp_path / str(i), everybody, generator, files=files, appended=appended, leaf=leaf, block=block)
+        for i, (files, appended, leaf, block) in enumerate(layouts)
+    ]
     assert len({len(population.blocks) for population in made}) >= 3
     worlds = [leaves_of(population) for population in made]
     for case, round in every_round(everybody):

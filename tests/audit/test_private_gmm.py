@@ -61,8 +61,11 @@ def attack(build: Build, pairs: int, canary: np.ndarray = CANARY, names=None) ->
 
 def paid(canary: np.ndarray = CANARY) -> float:
     """mu of what the canary changes, which may not exceed what is charged."""
-    return math.sqrt(sum(float(((p - a).astype(float) ** 2).sum()) / PLAN[name].scale ** 2
-                         for name, (a, p) in worlds(canary).items()))  # fmt: skip
+    return math.sqrt(
+        sum(
+            float(((p - a).astype(float) ** 2).sum()) / PLAN[name].scale ** 2 for name, (a, p) in worlds(canary).items()
+        )
+    )
 
 
 @pytest.mark.slow
@@ -86,9 +89,11 @@ def test_releases_with_the_real_noise_give_away_no_more_than_their_price():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("build", [
-    Build(noise=lambda number: SABOTAGES["sigma / 4"].noise(number), attempts=1), SLOPPY,
-], ids=["sigma / 4", "no clip"])  # fmt: skip
+@pytest.mark.parametrize(
+    "build",
+    [Build(noise=lambda number: SABOTAGES["sigma / 4"].noise(number), attempts=1), SLOPPY],
+    ids=["sigma / 4", "no clip"],
+)
 def test_a_sabotaged_build_is_caught(build):
     names = {"level0_mean_0", "level0_mean_1", "leaf_mean_1", "leaf_counts", "level1_mean_2"}
     priced = math.sqrt(2 * sum(PLAN[name].rho for name in names))
@@ -103,11 +108,15 @@ def test_a_sabotaged_kernel_changes_more_than_is_paid_for(sabotage):
     """No noise is needed to see it: what the canary changes exceeds the sensitivity of some release."""
     canary = np.vstack([FAR, np.repeat(CANARY, 5, axis=0)])
     with sabotage():
-        over = [name for name, (a, p) in worlds(canary).items()
-                if ((p - a).astype(float) ** 2).sum() > PLAN[name].sensitivity**2]  # fmt: skip
+        over = [
+            name
+            for name, (a, p) in worlds(canary).items()
+            if ((p - a).astype(float) ** 2).sum() > PLAN[name].sensitivity ** 2
+        ]
     assert over
-    assert all(((p - a).astype(float) ** 2).sum() <= PLAN[name].sensitivity**2
-               for name, (a, p) in worlds(canary).items())  # fmt: skip
+    assert all(
+        ((p - a).astype(float) ** 2).sum() <= PLAN[name].sensitivity ** 2 for name, (a, p) in worlds(canary).items()
+    )
 
 
 def test_columns_fit():

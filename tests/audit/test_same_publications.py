@@ -41,7 +41,8 @@ class Puppet(SecureNoise):
         seed = int.from_bytes(hashlib.blake2b(planned.name.encode(), digest_size=8).digest(), "little")
         generator = np.random.default_rng(seed)
         return generator.integers(2**18, 2**22, values.shape) + np.rint(
-            generator.normal(0, planned.scale, values.shape)).astype(np.int64)  # fmt: skip
+            generator.normal(0, planned.scale, values.shape)
+        ).astype(np.int64)
 
 
 def of_counts(folder, counts):
@@ -53,8 +54,16 @@ def of_counts(folder, counts):
 def of_rows(folder, counts):
     """The same of private federated EM; the clients' rows are made of their counts, with a huge and a missing one."""
     ledger, rows = create_ledger(default_ledger_url()), [rows_of_client(vector) for vector in counts]
-    with PopulationWriter(folder / "population", "rows", 2, clients_per_leaf=4, clients_per_block=64, dtype="float64",
-                          nominal_clients=1000, ledger={"id": ledger.id, "url": ledger.url}) as writer:  # fmt: skip
+    with PopulationWriter(
+        folder / "population",
+        "rows",
+        2,
+        clients_per_leaf=4,
+        clients_per_block=64,
+        dtype="float64",
+        nominal_clients=1000,
+        ledger={"id": ledger.id, "url": ledger.url},
+    ) as writer:
         ptr = np.concatenate([[0], np.cumsum([len(own) for own in rows])]).astype(np.int64)
         writer.write([f"c{i}" for i in range(len(rows))], (ptr, np.concatenate(rows)))
         population = writer.commit(Provenance(sources=("test",)))
@@ -62,8 +71,16 @@ def of_rows(folder, counts):
     ledger.set_budget(population.id, 8.0, 1e-6)
     np.savez(folder / "start.npz", **STARTS["gaussian"], centre=np.zeros(2), scale=np.ones(2))
     settings = {"algorithm": "private", "covariance": "known", "components": 2, "rounds": 4, "epsilon": 4.0}
-    return population, ledger, {"method": "federated_em", "settings": settings, "public_start_because": "made up",
-                                "start_from": str(folder / "start.npz")}  # fmt: skip
+    return (
+        population,
+        ledger,
+        {
+            "method": "federated_em",
+            "settings": settings,
+            "public_start_because": "made up",
+            "start_from": str(folder / "start.npz"),
+        },
+    )
 
 
 def traces(folder, counts, monkeypatch, world=of_counts) -> dict[str, object]:
@@ -126,11 +143,13 @@ def test_the_same_publications_leave_the_same_traces(tmp_path, monkeypatch, neig
     assert differences(reference, other) == set()
 
 
-@pytest.mark.parametrize(("method", "where"), [
-    ("Telling", "runs/run/metrics.jsonl"), ("Keeping", "runs/run/state/000006.zip:reseed"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("method", "where"), [("Telling", "runs/run/metrics.jsonl"), ("Keeping", "runs/run/state/000006.zip:reseed")]
+)
 def test_a_method_that_lets_raw_values_through_is_noticed(tmp_path, monkeypatch, method, where):
     monkeypatch.setitem(METHODS, "histograms", f"tests.audit.sabotage:{method}")
-    one, other = (traces(tmp_path / name, counts, monkeypatch)
-                  for name, counts in (("one", BASE), ("two", NEIGHBOURS["one client more"])))  # fmt: skip
+    one, other = (
+        traces(tmp_path / name, counts, monkeypatch)
+        for name, counts in (("one", BASE), ("two", NEIGHBOURS["one client more"]))
+    )
     assert where in differences(one, other)

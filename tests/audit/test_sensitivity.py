@@ -68,8 +68,9 @@ def test_one_client_moves_no_release_of_em_by_more_than_planned(case, people, pu
     check(case, people, published, seed)
 
 
-def total_of(method, message, rows: list[np.ndarray], dtype=np.float32, leaf: int = 1024,
-             stored: bool = False) -> np.ndarray:  # fmt: skip
+def total_of(
+    method, message, rows: list[np.ndarray], dtype=np.float32, leaf: int = 1024, stored: bool = False
+) -> np.ndarray:
     """stored: the rows are read while they are used, as those of a block that is too large to be held."""
     block = em_releases.block_of(rows)
     held = block.x.astype(dtype)
@@ -91,8 +92,14 @@ def test_a_clients_part_is_its_own_to_the_last_bit_in_large_leaves(model, covari
     alone = np.stack([total_of(method, message, [part]) for part in parts])
     for number in range(6):
         chosen = generator.permutation(len(parts))[: len(parts) - 5 * number]
-        total = total_of(method, message, [parts[i] for i in chosen], (np.float32, np.float64)[number % 2],
-                         (1024, 7, 1)[number % 3], number in (1, 4))  # fmt: skip
+        total = total_of(
+            method,
+            message,
+            [parts[i] for i in chosen],
+            (np.float32, np.float64)[number % 2],
+            (1024, 7, 1)[number % 3],
+            number in (1, 4),
+        )
         assert whole(total) == whole(alone[chosen].sum(axis=0))
     assert np.count_nonzero(alone.any(axis=1)) >= 30
 

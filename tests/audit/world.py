@@ -45,8 +45,15 @@ def populate(path: Path, world: str, seed: int, ledger: dict) -> Population:
     counts[CLIENTS // 3, 2] = TOKENS
     names = [f"client-{i}" for i in range(CLIENTS)]
     names[CLIENTS // 3] = canary_name(world)
-    with PopulationWriter(path, "counts", FEATURES, clients_per_leaf=LEAF, clients_per_block=2 * LEAF,
-                          nominal_clients=50_000, ledger=ledger) as writer:  # fmt: skip
+    with PopulationWriter(
+        path,
+        "counts",
+        FEATURES,
+        clients_per_leaf=LEAF,
+        clients_per_block=2 * LEAF,
+        nominal_clients=50_000,
+        ledger=ledger,
+    ) as writer:
         writer.write(names, sp.csr_matrix(counts))
         return writer.commit(Provenance(sources=("made",)))
 
@@ -62,13 +69,25 @@ def make_worlds(folder: Path, methods: dict[str, str]) -> None:
         ledger.register(made.id)
         ledger.set_budget(made.id, 8.0, 1e-6)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT", "DASK"))}
-    environment |= {"HOME": str(folder / "home"), "PREFECT_HOME": str(folder / "home" / "prefect"),
-                    "TMPDIR": str(folder / "temporary"), "FEDCORE_LEDGER": url, "PYTHONPATH": str(REPOSITORY),
-                    "PREFECT_LOGGING_LEVEL": "DEBUG", "PYTHONUNBUFFERED": "1"}  # fmt: skip
+    environment |= {
+        "HOME": str(folder / "home"),
+        "PREFECT_HOME": str(folder / "home" / "prefect"),
+        "TMPDIR": str(folder / "temporary"),
+        "FEDCORE_LEDGER": url,
+        "PYTHONPATH": str(REPOSITORY),
+        "PREFECT_LOGGING_LEVEL": "DEBUG",
+        "PYTHONUNBUFFERED": "1",
+    }
     request = json.dumps({"folder": str(folder), "methods": methods})
     with open(folder / "out", "w") as out, open(folder / "err", "w") as err:
-        code = subprocess.run([sys.executable, "-c", PROGRAM, request], env=environment, cwd=folder / "here",
-                              stdout=out, stderr=err, timeout=400).returncode  # fmt: skip
+        code = subprocess.run(
+            [sys.executable, "-c", PROGRAM, request],
+            env=environment,
+            cwd=folder / "here",
+            stdout=out,
+            stderr=err,
+            timeout=400,
+        ).returncode
     assert code == 0, (folder / "err").read_text()[-3000:]
 
 
@@ -87,8 +106,13 @@ def flows(request: dict) -> None:
     Training.move = move
     for world, method in request["methods"].items():
         METHODS["histograms"] = method
-        FLOWS["histograms"](config=HistogramsConfig(**SETTINGS), compute=Compute(workers=2), run_id=world,
-                            population=str(folder / "populations" / world), runs=str(folder / "runs"))  # fmt: skip
+        FLOWS["histograms"](
+            config=HistogramsConfig(**SETTINGS),
+            compute=Compute(workers=2),
+            run_id=world,
+            population=str(folder / "populations" / world),
+            runs=str(folder / "runs"),
+        )
 
 
 def keep_files(source: Path, dest: Path) -> None:

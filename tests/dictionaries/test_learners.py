@@ -93,8 +93,10 @@ def test_several_starts_in_the_same_passes_are_those_one_by_one():
     schedule = learners.Schedule(steps=30)
     together, score = learners.warm_start("orthogonal", tiles, np.array([200.0]), begun, THRESHOLD, schedule)
     count = len(passes)
-    alone = [learners.warm_start("orthogonal", tiles, np.array([200.0]), begun[:, s : s + 1], THRESHOLD, schedule)
-             for s in range(3)]  # fmt: skip
+    alone = [
+        learners.warm_start("orthogonal", tiles, np.array([200.0]), begun[:, s : s + 1], THRESHOLD, schedule)
+        for s in range(3)
+    ]
     assert len(passes) == 4 * count
     best = min(range(3), key=lambda s: alone[s][1][0])
     np.testing.assert_allclose(together, alone[best][0], atol=1e-12)
@@ -106,8 +108,9 @@ def test_starts_find_the_dictionary():
     for seed in range(10):
         y, truth = sparse_samples(20 + seed)
         begun = learners.first_dictionaries(6, 6, 5, seed, np.array([0]))
-        own, _ = learners.warm_start("orthogonal", lambda y=y: [y[None]], np.array([200.0]), begun, THRESHOLD,
-                                     learners.Schedule())  # fmt: skip
+        own, _ = learners.warm_start(
+            "orthogonal", lambda y=y: [y[None]], np.array([200.0]), begun, THRESHOLD, learners.Schedule()
+        )
         found.append(d12(own[0], truth) < 1e-2)
     assert sum(found) >= 9
 
@@ -151,8 +154,10 @@ def test_tiles_of_a_client_give_what_its_samples_give_in_one(monkeypatch, number
     y, truth = sparse_samples(9, n=211)
     block = block_of([y[:3], y, y[:0], y[:70]])
     start = polar(truth + 0.1 * stream(4, "off").standard_normal(truth.shape))
-    expected = {client: learners.step("orthogonal", lambda rows=rows: [rows[None]], start[None], THRESHOLD)
-                for client, rows in ((0, y[:3]), (1, y), (3, y[:70]))}  # fmt: skip
+    expected = {
+        client: learners.step("orthogonal", lambda rows=rows: [rows[None]], start[None], THRESHOLD)
+        for client, rows in ((0, y[:3]), (1, y), (3, y[:70]))
+    }
     monkeypatch.setattr(samples, "TILE_NUMBERS", numbers)
     monkeypatch.setattr(samples, "STACK_NUMBERS", numbers)
     seen = []
@@ -212,8 +217,14 @@ def test_of_several_starts_the_one_that_codes_the_samples_is_kept():
     problem = shared_atoms(0, 1, 8, 2, 2, 80)
     y, true = problem.samples[0], problem.atoms(0)
     off = np.linalg.svd(true)[2][4:]
-    atoms, scores = learners.warm_start("orthogonal", lambda: iter([y[None]]), np.array([80.0]),
-                                        np.stack([off, true])[None], THRESHOLD, learners.Schedule())  # fmt: skip
+    atoms, scores = learners.warm_start(
+        "orthogonal",
+        lambda: iter([y[None]]),
+        np.array([80.0]),
+        np.stack([off, true])[None],
+        THRESHOLD,
+        learners.Schedule(),
+    )
     assert d12(atoms[0], true) < 1e-6
     x = THRESHOLD(y, true)
     assert scores[0] == pytest.approx(0.15**2 * np.count_nonzero(x), rel=1e-6)

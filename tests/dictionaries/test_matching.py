@@ -56,8 +56,11 @@ def test_paths_ask_for_enough_atoms():
 def test_shared_atoms_are_found_with_ragged_clients(how):
     dictionaries, common = clients(3, atoms=[6, 5, 4, 3, 6, 6, 5, 4, 6, 3])
     generator = stream(0, "order")
-    found = {"path": lambda: path(dictionaries, 3), "star": lambda: star(dictionaries, 3, generator),
-             "path in several orders": lambda: path(dictionaries, 3, 4, generator)}[how]()  # fmt: skip
+    found = {
+        "path": lambda: path(dictionaries, 3),
+        "star": lambda: star(dictionaries, 3, generator),
+        "path in several orders": lambda: path(dictionaries, 3, 4, generator),
+    }[how]()
     together = centre(matched_atoms(dictionaries, found), "mean", "unit")
     assert d12(together.atoms, common) < 1e-7 and together.least == pytest.approx(1)
 

@@ -64,8 +64,9 @@ def test_mean_psnr_is_never_below_that_of_the_mean_error(errors):
 def test_the_coders_agree_on_orthonormal_atoms(seed, k):
     generator = np.random.default_rng(seed)
     atoms, samples = random_atoms(generator, 6, 9), generator.normal(size=(12, 9))
-    np.testing.assert_allclose(metrics.rebuilt(samples, atoms, k, "top_k"), metrics.rebuilt(samples, atoms, k),
-                               atol=1e-10)  # fmt: skip
+    np.testing.assert_allclose(
+        metrics.rebuilt(samples, atoms, k, "top_k"), metrics.rebuilt(samples, atoms, k), atol=1e-10
+    )
 
 
 def test_masks_by_hand():

@@ -42,8 +42,9 @@ def test_rounds_are_the_loop_in_memory(aggregate):
     np.testing.assert_allclose(ran.state.common, expected, atol=1e-10)
     assert len(ran.infos) == 6 and not ran.column("collisions").any()
     assert ran.column("loss")[-1] < ran.column("loss")[0]
-    assert ran.column("movement")[-1] == pytest.approx(d12(expected, learn_background(list(seen), start, 4,
-                                                                                      aggregate=aggregate)))
+    assert ran.column("movement")[-1] == pytest.approx(
+        d12(expected, learn_background(list(seen), start, 4, aggregate=aggregate))
+    )
 
 
 def test_a_run_from_its_own_start_sees_through_gross_errors():
@@ -121,8 +122,10 @@ def test_atoms_at_an_odd_address_give_the_same_bits():
     odd = room[3:].view(np.float64).reshape(message.common.shape)
     odd[:] = message.common
     assert not odd.flags.aligned
-    sent = [method.client_update(replace(message, common=common), block, memory)[0]["sent"].value()
-            for common in (message.common, odd)]  # fmt: skip
+    sent = [
+        method.client_update(replace(message, common=common), block, memory)[0]["sent"].value()
+        for common in (message.common, odd)
+    ]
     np.testing.assert_array_equal(*sent)
 
 
@@ -130,8 +133,9 @@ def test_a_given_start_is_made_orthonormal():
     atoms, _, seen = scene()
     ran = run(block_of(list(seen)), **{**ROBUST, "rounds": 1}, start="given", given={"global": atoms + 0.05})
     np.testing.assert_allclose(ran.state.common @ ran.state.common.T, np.eye(4), atol=1e-10)
-    np.testing.assert_allclose(ran.state.common, learn_background(list(seen), atoms + 0.05, 1, aggregate="median"),
-                               atol=1e-10)  # fmt: skip
+    np.testing.assert_allclose(
+        ran.state.common, learn_background(list(seen), atoms + 0.05, 1, aggregate="median"), atol=1e-10
+    )
 
 
 @pytest.mark.parametrize("settings", [{"learner": "gradient", "norm": "unit"}, {"norm": "unit"}, {"norm": "none"}])

@@ -43,11 +43,22 @@ def errors(ran, dictionaries, common):
     return d12(ran.state.common, common), np.array(own)
 
 
-@pytest.mark.parametrize("settings", [
-    {}, {"profile": "paper", "starts": 3}, {"profile": "scripts", "starts": 3}, {"matcher": "path", "orders": 3},
-    {"learner": "gradient"}, {"participation": 0.4}, {"matched_clients": 5}, {"refine_steps": 2},
-    {"aggregate": "mean", "weights": "samples", "weight_cap": 100}, {"local_steps": 2},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"profile": "paper", "starts": 3},
+        {"profile": "scripts", "starts": 3},
+        {"matcher": "path", "orders": 3},
+        {"learner": "gradient"},
+        {"participation": 0.4},
+        {"matched_clients": 5},
+        {"refine_steps": 2},
+        {"aggregate": "mean", "weights": "samples", "weight_cap": 100},
+        {"local_steps": 2},
+    ],
+    ids=str,
+)
 def test_global_and_local_atoms_are_recovered(settings):
     rows, dictionaries, common = task(1)
     ran = run(block_of(rows), **{**SMALL, **settings})
@@ -90,8 +101,10 @@ def test_sizes_never_change_and_collisions_are_counted():
     rows, _, _ = task(5, clients=4)
     rows = [r + 0.8 * stream(5, "noise").standard_normal(r.shape) for r in rows]
     for align in ("lsa", "seq", "greedy"):
-        ran = run(block_of(rows), **{**SMALL, "align": align, "global_atoms": 5, "norm": "none", "aggregate": "mean",
-                                     "learner": "gradient"})  # fmt: skip
+        ran = run(
+            block_of(rows),
+            **{**SMALL, "align": align, "global_atoms": 5, "norm": "none", "aggregate": "mean", "learner": "gradient"},
+        )
         assert ran.memory["local"].shape == (4, 1, 6) and ran.state.common.shape == (5, 6)
         if align != "greedy":
             assert not ran.column("collisions").any()
@@ -99,14 +112,23 @@ def test_sizes_never_change_and_collisions_are_counted():
 
 def test_joint_sums_separate_and_nested_ones_code_best():
     rows, dictionaries, common = task(6, theta=0.3)
-    settings = {**SMALL, "learner": "statistics", "code": "omp", "sparsity": 3, "rounds": 25, "starts": 1,
-                "start_steps": 20, "local_rounds": 5}  # fmt: skip
+    settings = {
+        **SMALL,
+        "learner": "statistics",
+        "code": "omp",
+        "sparsity": 3,
+        "rounds": 25,
+        "starts": 1,
+        "start_steps": 20,
+        "local_rounds": 5,
+    }
     joint = run(block_of(rows), **settings, split="joint")
     assert d12(joint.state.common, common) < 0.2
     nested = run(block_of(rows), **settings)
     assert nested.column("loss")[-1] < nested.column("loss")[18]  # local atoms join in the last five rounds
-    whole = run(block_of([np.concatenate(rows)]), **{**settings, "local_rounds": 1}, given={"global": common},
-                start="given")  # fmt: skip
+    whole = run(
+        block_of([np.concatenate(rows)]), **{**settings, "local_rounds": 1}, given={"global": common}, start="given"
+    )
     apart = run(block_of(rows), **{**settings, "local_rounds": 1}, given={"global": common}, start="given")
     np.testing.assert_allclose(apart.state.common, whole.state.common, atol=1e-8)  # that of the pooled samples
 
@@ -118,8 +140,12 @@ def test_a_run_from_a_given_global_dictionary():
     assert error < 1e-6 and (own < 1e-2).sum() >= 9
     assert ran.infos[0].scalars["bytes_up"] == 0
     method = Dictionaries(DictionariesConfig(**SMALL, start="given"))
-    for arrays, why in (({}, "no array 'global'"), ({"global": np.eye(6)[:2]}, "shape"),
-                        ({"global": np.zeros((3, 6))}, "norm 0"), ({"global": np.full((3, 6), np.nan)}, "finite")):
+    for arrays, why in (
+        ({}, "no array 'global'"),
+        ({"global": np.eye(6)[:2]}, "shape"),
+        ({"global": np.zeros((3, 6))}, "norm 0"),
+        ({"global": np.full((3, 6), np.nan)}, "finite"),
+    ):
         with pytest.raises(ConfigError, match=why):
             method.checked_start(arrays, "the file", 6)
     np.testing.assert_allclose(method.checked_start({"global": 2 * common}, "x", 6)["global"], common)
@@ -133,8 +159,11 @@ def test_a_run_from_a_given_global_dictionary():
 def test_leaves_change_nothing_but_the_order_of_sums():
     sizes = stream(8, "sizes").integers(30, 200, 10)
     rows, _, _ = task(8, sizes=sizes)
-    for settings in ({}, {"aggregate": "mean", "participation": 0.5},
-                     {"learner": "statistics", "code": "omp", "sparsity": 2, "split": "joint"}):
+    for settings in (
+        {},
+        {"aggregate": "mean", "participation": 0.5},
+        {"learner": "statistics", "code": "omp", "sparsity": 2, "split": "joint"},
+    ):
         settings = {**SMALL, "rounds": 4, "start_steps": 30, **settings}
         whole, leaves = run(block_of(rows), **settings), run(block_of(rows), clients_per_leaf=3, **settings)
         np.testing.assert_allclose(whole.state.common, leaves.state.common, atol=1e-9)
@@ -160,8 +189,12 @@ def test_heavy_clients_in_tiles_give_the_same_run(monkeypatch):
 def test_empty_silent_and_tiny_clients_are_told_apart():
     rows, _, common = task(10, clients=8)
     rows += [np.zeros((0, 6)), np.zeros((40, 6)), rows[0][:1], rows[1][:4]]
-    for settings in ({}, {"ragged": True}, {"learner": "statistics", "code": "omp", "sparsity": 2, "split": "joint"},
-                     {"learner": "gradient"}):
+    for settings in (
+        {},
+        {"ragged": True},
+        {"learner": "statistics", "code": "omp", "sparsity": 2, "split": "joint"},
+        {"learner": "gradient"},
+    ):
         ran = run(block_of(rows), **{**SMALL, "rounds": 5, **settings})
         assert ran.infos[0].scalars["silent"] == 2 and ran.infos[0].scalars["few_samples"] == 2
         assert ran.column("active_clients").tolist() == [10] * 5
@@ -229,8 +262,7 @@ def test_atoms_that_nobody_uses_are_replaced():
     assert found[1] @ common[2] > 0.99 and found[3] @ common[0] > 0.99 and found[1] @ common[2] < 1
     assert unused(np.array([[1.0, 0.0, 2.0]])).tolist() == [[False, True, False]]
     rows = [stream(i, "line").standard_normal((40, 1)) * np.eye(6)[i % 2] for i in range(4)]  # two directions in all
-    ran = run(block_of(rows), atoms=5, global_atoms=2, learner="gradient", code="top_k", sparsity=1, rounds=4,
-              starts=1)  # fmt: skip
+    ran = run(block_of(rows), atoms=5, global_atoms=2, learner="gradient", code="top_k", sparsity=1, rounds=4, starts=1)
     np.testing.assert_allclose(np.linalg.norm(ran.memory["local"], axis=2), 1)
     assert ran.column("unused_atoms")[-1] > 0
 
@@ -289,16 +321,24 @@ def test_sums_are_sent_in_full():
     np.testing.assert_array_equal(2 * single.column("bytes_down"), double.column("bytes_down"))
 
 
-@pytest.mark.parametrize("settings, why", [
-    ({"restarts": 2, "learner": "statistics", "code": "omp"}, "restarts are for"),
-    ({"restarts": 2, "profile": "robust"}, "restarts are for"),
-    ({"global_atoms": 7}, "0 to atoms"), ({"learner": "orthogonal", "code": "omp"}, "threshold or top_k"),
-    ({"learner": "statistics"}, "omp or lasso"), ({"weights": "samples"}, "aggregate = mean"),
-    ({"global_atoms": "null", "ragged": True}, "ragged needs"),
-    ({"global_atoms": "null", "start": "given"}, "given ones"),
-    ({"norm": "polar", "learner": "gradient"}, "orthogonal learner"), ({"weight_cap": 3}, "weight_cap goes with"),
-    ({"global_atoms": "some"}, "global_atoms"), ({"lambda": 3}, "lambda"),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "settings, why",
+    [
+        ({"restarts": 2, "learner": "statistics", "code": "omp"}, "restarts are for"),
+        ({"restarts": 2, "profile": "robust"}, "restarts are for"),
+        ({"global_atoms": 7}, "0 to atoms"),
+        ({"learner": "orthogonal", "code": "omp"}, "threshold or top_k"),
+        ({"learner": "statistics"}, "omp or lasso"),
+        ({"weights": "samples"}, "aggregate = mean"),
+        ({"global_atoms": "null", "ragged": True}, "ragged needs"),
+        ({"global_atoms": "null", "start": "given"}, "given ones"),
+        ({"norm": "polar", "learner": "gradient"}, "orthogonal learner"),
+        ({"weight_cap": 3}, "weight_cap goes with"),
+        ({"global_atoms": "some"}, "global_atoms"),
+        ({"lambda": 3}, "lambda"),
+    ],
+    ids=str,
+)
 def test_settings_that_do_not_agree(settings, why):
     with pytest.raises(ValidationError, match=why):
         DictionariesConfig(**{**SMALL, **settings})

@@ -34,8 +34,13 @@ def population_of(path, rows, *, leaf=3, block=6):
 
 
 def begin(population, tmp_path, settings, **changes):
-    request = TrainRequest(method="dictionaries", population=str(population.path), settings=settings,
-                           runs=str(tmp_path / "runs"), **{"run_id": "r", **changes})  # fmt: skip
+    request = TrainRequest(
+        method="dictionaries",
+        population=str(population.path),
+        settings=settings,
+        runs=str(tmp_path / "runs"),
+        **{"run_id": "r", **changes},
+    )
     return start(request, InProcessBackend(), stamp="then")
 
 
@@ -56,11 +61,16 @@ def digest(path) -> str:
     return hashlib.sha256(b"".join(data)).hexdigest()
 
 
-@pytest.mark.parametrize("settings", [
-    {}, {"profile": "paper", "participation": 0.6, "matched_clients": 6},
-    {"learner": "statistics", "code": "omp", "sparsity": 2, "start_steps": 5, "local_rounds": 2},
-    {"profile": "robust", "participation": 0.6, "local_rounds": 2, "first_threshold": 0.3},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"profile": "paper", "participation": 0.6, "matched_clients": 6},
+        {"learner": "statistics", "code": "omp", "sparsity": 2, "start_steps": 5, "local_rounds": 2},
+        {"profile": "robust", "participation": 0.6, "local_rounds": 2, "first_threshold": 0.3},
+    ],
+    ids=str,
+)
 def test_a_run_in_pieces_has_the_bits_of_a_whole_one(tmp_path, settings):
     """Interrupted after every pass and resumed, and on blocks of another size: state and memories are the same."""
     settings = {**FAST, **settings}
@@ -108,8 +118,9 @@ def test_the_next_run_starts_from_the_one_before(tmp_path):
     rows, _, common = task(3, clients=6)
     population = population_of(tmp_path / "p", rows)
     first = to_end(begin(population, tmp_path, FAST, run_id="first"))
-    second = to_end(begin(population, tmp_path, {**FAST, "start": "given"}, run_id="second",
-                          start_from=str(first.path)))  # fmt: skip
+    second = to_end(
+        begin(population, tmp_path, {**FAST, "start": "given"}, run_id="second", start_from=str(first.path))
+    )
     assert d12(load_run(second.path).state["common"], common) < 1e-2
     with pytest.raises(RunError, match="kernel"):
         monkey = begin(population, tmp_path, FAST, run_id="third")

@@ -62,10 +62,16 @@ def test_garbage_and_noise():
     assert (np.abs(codes) > 0.15).mean() > 0.7 and shape == drawn.samples[3].shape
 
 
-@pytest.mark.parametrize("asked", [
-    {"features": 6, "common": 4, "local": 3}, {"clients": 2, "local": [1, 2, 3]}, {"clients": 2, "samples": [5]},
-    {"common": -1}, {"clients": 2, "samples": [5, -5]},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"features": 6, "common": 4, "local": 3},
+        {"clients": 2, "local": [1, 2, 3]},
+        {"clients": 2, "samples": [5]},
+        {"common": -1},
+        {"clients": 2, "samples": [5, -5]},
+    ],
+)
 def test_what_does_not_fit_is_refused(asked):
     with pytest.raises(ConfigError):
         shared_atoms(1, **asked)

@@ -13,8 +13,14 @@ from fedcore.errors import ConfigError, IngestError
 # --- layouts --------------------------------------------------------------------------------------------------------
 
 
-@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 5), st.integers(1, 5), st.sampled_from([1, 3]),
-       st.sampled_from(["polyphase", "tiles"]))  # fmt: skip
+@given(
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.integers(1, 5),
+    st.integers(1, 5),
+    st.sampled_from([1, 3]),
+    st.sampled_from(["polyphase", "tiles"]),
+)
 @settings(max_examples=40, deadline=None)
 def test_a_frame_comes_back(down, across, high, wide, channels, layout):
     frame = np.random.default_rng(0).random((down * high, across * wide, channels))
@@ -78,12 +84,19 @@ def test_clips_from_files(tmp_path):
         video.read_clip(tmp_path / "folder")
 
 
-@pytest.mark.parametrize("make", [
-    lambda path: np.save(path, np.zeros((3, 4))), lambda path: np.save(path, np.zeros((0, 4, 4, 3))),
-    lambda path: np.save(path, np.full((2, 4, 4), np.nan)), lambda path: np.save(path, np.array(["a"])),
-    lambda path: np.savez(path, a=np.zeros(1), b=np.zeros(1)), lambda path: path.write_bytes(b"nonsense"),
-    lambda path: path.mkdir(), lambda path: None,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: np.save(path, np.zeros((3, 4))),
+        lambda path: np.save(path, np.zeros((0, 4, 4, 3))),
+        lambda path: np.save(path, np.full((2, 4, 4), np.nan)),
+        lambda path: np.save(path, np.array(["a"])),
+        lambda path: np.savez(path, a=np.zeros(1), b=np.zeros(1)),
+        lambda path: path.write_bytes(b"nonsense"),
+        lambda path: path.mkdir(),
+        lambda path: None,
+    ],
+)
 def test_bad_clips_are_refused(tmp_path, make):
     make(tmp_path / "clip")
     name = next((entry for entry in tmp_path.iterdir()), tmp_path / "clip")

@@ -91,14 +91,22 @@ def packed(drawn, clients, cut):
 
 def made(writer, drawn, clients):
     with writer:
-        writer.write([f"c{i}" for i in range(8)[clients]], packed(drawn, clients, slice(0, 100)),
-                     packed(drawn, clients, slice(100, None)))  # fmt: skip
+        writer.write(
+            [f"c{i}" for i in range(8)[clients]],
+            packed(drawn, clients, slice(0, 100)),
+            packed(drawn, clients, slice(100, None)),
+        )
         return writer.commit()
 
 
 def trained(population, tmp_path):
-    request = TrainRequest(method="dictionaries", population=str(population.path), runs=str(tmp_path / "runs"),
-                           run_id="r", settings={"rounds": 3, "starts": 1})  # fmt: skip
+    request = TrainRequest(
+        method="dictionaries",
+        population=str(population.path),
+        runs=str(tmp_path / "runs"),
+        run_id="r",
+        settings={"rounds": 3, "starts": 1},
+    )
     with ending(session := start(request, InProcessBackend(), stamp="then")):
         while session.training.step() is not None:
             pass
@@ -135,8 +143,9 @@ def test_clients_that_came_later_have_no_memories(tmp_path):
     for name, cut in (("more", slice(0, 100)), ("held", slice(100, None))):
         ids = np.repeat([f"c{i}" for i in range(5, 8)], len(drawn.samples[0][cut]))
         np.savez(tmp_path / f"{name}.npz", x=packed(drawn, slice(5, None), cut)[1], client=ids)
-    later = ingest(tmp_path / "more.npz", first.path, heldout=tmp_path / "held.npz", append=True,
-                   public_for_evaluation="drawn")  # fmt: skip
+    later = ingest(
+        tmp_path / "more.npz", first.path, heldout=tmp_path / "held.npz", append=True, public_for_evaluation="drawn"
+    )
     assert (later.version, later.n_clients, later.id) == (2, 8, first.id)
     result = evaluate_run(run.path, later, keep=True)
     rows = {row["method"]: row for row in result["rows"]}

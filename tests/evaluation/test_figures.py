@@ -43,8 +43,10 @@ BLUE, ORANGE = (0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)
 
 
 def rows(count: int) -> list[dict]:
-    return [{"round": r, "movement": 0.5**r, "seconds_clients": 1.0, "seconds_release": 0.2, "seconds_server": 0.1}
-            for r in range(1, count + 1)]  # fmt: skip
+    return [
+        {"round": r, "movement": 0.5**r, "seconds_clients": 1.0, "seconds_release": 0.2, "seconds_server": 0.1}
+        for r in range(1, count + 1)
+    ]
 
 
 @pytest.fixture(autouse=True)
@@ -98,8 +100,10 @@ def test_budgets(published, rho_max, before):
 
 
 def test_more_releases_fill_more_of_the_budget():
-    pale = [colour_share(pixels(budget_figure(PLAN, {f"r{i}" for i in range(1, n + 1)}, 1.0)), (0xD9, 0xEA, 0xF4))
-            for n in (0, 2, 5)]  # fmt: skip
+    pale = [
+        colour_share(pixels(budget_figure(PLAN, {f"r{i}" for i in range(1, n + 1)}, 1.0)), (0xD9, 0xEA, 0xF4))
+        for n in (0, 2, 5)
+    ]
     assert pale[0] < pale[1] < pale[2]
 
 
@@ -146,9 +150,10 @@ def test_invisible_tokens_are_spelt_out():
 
 
 EVALUATION = [
-    {"method": "Local", "kl": 5.5, "se": 0.02}, {"method": "FedAvg", "kl": 1.06, "se": 0.01},
+    {"method": "Local", "kl": 5.5, "se": 0.02},
+    {"method": "FedAvg", "kl": 1.06, "se": 0.01},
     {"method": "Algorithm 2 $x$", "kl": 0.92, "se": 0.01},
-]  # fmt: skip
+]
 
 
 def test_a_method_far_off_becomes_text_and_does_not_squeeze_the_others():
@@ -158,10 +163,17 @@ def test_a_method_far_off_becomes_text_and_does_not_squeeze_the_others():
     assert colour_share(near, ORANGE) == 0
 
 
-@pytest.mark.parametrize("table", [
-    [], EVALUATION[:1], [{"method": "zero", "kl": 0.0, "se": 0.0}], [{"method": "m" * 200, "kl": 1.0}],
-    [{"method": "none", "kl": None, "se": None}], [{"method": "same", "kl": 1.0, "se": 0.0}] * 3,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "table",
+    [
+        [],
+        EVALUATION[:1],
+        [{"method": "zero", "kl": 0.0, "se": 0.0}],
+        [{"method": "m" * 200, "kl": 1.0}],
+        [{"method": "none", "kl": None, "se": None}],
+        [{"method": "same", "kl": 1.0, "se": 0.0}] * 3,
+    ],
+)
 def test_odd_evaluations(table):
     pixels(evaluation_figure(table))
 
@@ -175,9 +187,12 @@ def test_rows_of_one_method_are_told_apart_by_what_differs():
         {"method": "FedAvg", "kl": 1.0, "smoothing": 1e-10, "chosen_by": ""},
     ]
     assert row_labels(table) == [
-        ("Local", "smoothing 1e-10"), ("Local", "smoothing 1e-08"), ("FT", "prior tokens 500"),
-        ("FT", "prior tokens 1000, chosen by validation clients"), ("FedAvg", ""),
-    ]  # fmt: skip
+        ("Local", "smoothing 1e-10"),
+        ("Local", "smoothing 1e-08"),
+        ("FT", "prior tokens 500"),
+        ("FT", "prior tokens 1000, chosen by validation clients"),
+        ("FedAvg", ""),
+    ]
 
 
 def test_same_input_same_bytes_and_no_global_state():

@@ -19,12 +19,23 @@ from fedcore.runs import Run
 
 EVIL = '<script>alert("x")</script><img src="http://evil.example/x.png">'
 VOCABULARY = ["the", EVIL, "$x$", "| pipe", "中文", "z"]
-RELEASES = tuple({"name": f"clusters_{r:03d}", "round": r, "sensitivity": 65536, "noise_multiplier": 2.5, "attempts": r,
-                  "argument": "docs/privacy/histograms.md", "composition": "one cell per client", "rho": 0.08 * r}
-                 for r in (1, 2, 3))  # fmt: skip
+RELEASES = tuple(
+    {
+        "name": f"clusters_{r:03d}",
+        "round": r,
+        "sensitivity": 65536,
+        "noise_multiplier": 2.5,
+        "attempts": r,
+        "argument": "docs/privacy/histograms.md",
+        "composition": "one cell per client",
+        "rho": 0.08 * r,
+    }
+    for r in (1, 2, 3)
+)
 BUDGET = {"epsilon": 15.0, "delta": 1e-9, "rho_max": 2.03, "rho_spent": 0.9, "epsilon_spent": 9.5}
-STATEMENT = PrivacyStatement(True, "", "client", "add_or_remove_one", 5.25, 1e-10, 0.48, RELEASES, "exact noise",
-                             BUDGET).to_json()  # fmt: skip
+STATEMENT = PrivacyStatement(
+    True, "", "client", "add_or_remove_one", 5.25, 1e-10, 0.48, RELEASES, "exact noise", BUDGET
+).to_json()
 
 
 @dataclass(frozen=True)
@@ -42,22 +53,58 @@ def state(round: int) -> State:
 
 def make(folder, *, private, rounds=3, statement=None, status="finished", **info) -> Run:
     """A run that committed `rounds` rounds; its metrics name an objective in any case."""
-    plan = [{"name": f"clusters_{r:03d}", "round": r, "shape": [2, 6], "sensitivity": 65536, "noise_multiplier": 2.5,
-             "argument": "docs/privacy/histograms.md", "composition": "one cell per client", "delta": 0.0, "rho": 0.08}
-            for r in range(1, 5)]  # fmt: skip
-    run = Run.create(folder, {
-        "run_id": "run-1", "method": "histograms", "config": {"epsilon": 5.0, "clip": 3.0, "mystery": "kept"},
-        "seed": 12345, "code_version": "0.1.0", "kernel": "k1", "features": 6, "nominal_clients": 1000,
-        "private": private, "rho": 0.3,
-        "population": {"path": "/secret/place", "name": "authors", "version": 2, "id": "p-77"},
-        "plan": plan if private else [], "test_noise": None, "started": "20260102-0304", **info,
-    })  # fmt: skip
+    plan = [
+        {
+            "name": f"clusters_{r:03d}",
+            "round": r,
+            "shape": [2, 6],
+            "sensitivity": 65536,
+            "noise_multiplier": 2.5,
+            "argument": "docs/privacy/histograms.md",
+            "composition": "one cell per client",
+            "delta": 0.0,
+            "rho": 0.08,
+        }
+        for r in range(1, 5)
+    ]
+    run = Run.create(
+        folder,
+        {
+            "run_id": "run-1",
+            "method": "histograms",
+            "config": {"epsilon": 5.0, "clip": 3.0, "mystery": "kept"},
+            "seed": 12345,
+            "code_version": "0.1.0",
+            "kernel": "k1",
+            "features": 6,
+            "nominal_clients": 1000,
+            "private": private,
+            "rho": 0.3,
+            "population": {"path": "/secret/place", "name": "authors", "version": 2, "id": "p-77"},
+            "plan": plan if private else [],
+            "test_noise": None,
+            "started": "20260102-0304",
+            **info,
+        },
+    )
     run.commit(0, state(0))
     for r in range(1, rounds + 1):
         if private:
             run.keep_release(f"clusters_{r:03d}", np.zeros(3, np.int64))
-        run.commit(r, state(r), [{"round": r, "movement": 0.5**r, "objective": 777.125 + r, "log_likelihood": -888.25,
-                                  "seconds_clients": 1.5, "seconds_server": 0.25}])  # fmt: skip
+        run.commit(
+            r,
+            state(r),
+            [
+                {
+                    "round": r,
+                    "movement": 0.5**r,
+                    "objective": 777.125 + r,
+                    "log_likelihood": -888.25,
+                    "seconds_clients": 1.5,
+                    "seconds_server": 0.25,
+                }
+            ],
+        )
     run.note(peak_memory_of_workers=[2**20, 3 * 2**20], peak_memory_of_flow=5 * 2**20)
     if statement is not None:
         write_json(run.path / "statement.json", statement)
@@ -66,8 +113,10 @@ def make(folder, *, private, rounds=3, statement=None, status="finished", **info
 
 
 def evaluate(run: Run, **more) -> None:
-    rows = [{"method": "Local", "kl": 5.5, "se": 0.1, "smoothing": 1e-10},
-            {"method": "FedAvg", "kl": 1.0625, "se": 0.01, "smoothing": 1e-10}]  # fmt: skip
+    rows = [
+        {"method": "Local", "kl": 5.5, "se": 0.1, "smoothing": 1e-10},
+        {"method": "FedAvg", "kl": 1.0625, "se": 0.01, "smoothing": 1e-10},
+    ]
     table = {"title": "Mean KL", "public": "its authors published it", "rows": rows}
     write_json(run.path / "evaluation.json", table | more)
 
@@ -201,10 +250,21 @@ def test_the_report_does_not_tell_where_the_data_are(private):
 def test_a_private_run_states_its_privacy(private):
     found = page(private)
     assert "privacy: none" not in found.text
-    for part in ("(5.25, 1e-10)-differential privacy per client", "the presence or absence of one client",
-                 "add_or_remove_one", "ε of this run 5.25", "ρ of this run 0.48", "ε of the population, all runs 15",
-                 "ρ of the population, all runs 2.03", "exact noise", "clusters_004", "One cell per client",
-                 "docs/privacy/histograms.md", "Not covered", *NOT_COVERED):  # fmt: skip
+    for part in (
+        "(5.25, 1e-10)-differential privacy per client",
+        "the presence or absence of one client",
+        "add_or_remove_one",
+        "ε of this run 5.25",
+        "ρ of this run 0.48",
+        "ε of the population, all runs 15",
+        "ρ of the population, all runs 2.03",
+        "exact noise",
+        "clusters_004",
+        "One cell per client",
+        "docs/privacy/histograms.md",
+        "Not covered",
+        *NOT_COVERED,
+    ):
         assert part in found.text, part
     assert found.text.count("not made") == 1 and found.text.count("drawn 3 times") == 1
     assert "0.24" in found.text  # three draws of the third release, not one
@@ -221,8 +281,11 @@ def test_what_was_charged_and_lost_counts_as_spent(tmp_path, monkeypatch):
     assert [release["rho"] for release in releases] == [0.08, 0.16, 0.24, 0.08]
     assert others == pytest.approx(0.9 - 0.48)
     assert [release["state"] for release in releases] == [
-        "published", "published; drawn 2 times", "charged and lost; drawn 3 times", "not made",
-    ]  # fmt: skip
+        "published",
+        "published; drawn 2 times",
+        "charged and lost; drawn 3 times",
+        "not made",
+    ]
     assert "charged and lost; drawn 3 times" in page(run).text
 
 
@@ -231,14 +294,17 @@ def test_a_run_that_claims_nothing_shows_no_budget(tmp_path):
     assert "budget" not in run_figures(run) and "sensitivity (grid units)" not in page(run).text
 
 
-@pytest.mark.parametrize(("info", "statement", "reason"), [
-    ({"private": False}, no_privacy("it adds no noise").to_json(), "it adds no noise"),
-    ({"private": False}, None, "adds no noise that protects people"),
-    ({"private": True, "test_noise": "key"}, None, "pseudo-random test noise"),
-    ({"private": True, "test_noise": "key"}, STATEMENT, "pseudo-random test noise"),  # whatever a statement claims
-    ({"private": False}, STATEMENT, "adds no noise that protects people"),
-    ({"private": True}, no_privacy("somebody revoked it").to_json(), "somebody revoked it"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("info", "statement", "reason"),
+    [
+        ({"private": False}, no_privacy("it adds no noise").to_json(), "it adds no noise"),
+        ({"private": False}, None, "adds no noise that protects people"),
+        ({"private": True, "test_noise": "key"}, None, "pseudo-random test noise"),
+        ({"private": True, "test_noise": "key"}, STATEMENT, "pseudo-random test noise"),  # whatever a statement claims
+        ({"private": False}, STATEMENT, "adds no noise that protects people"),
+        ({"private": True}, no_privacy("somebody revoked it").to_json(), "somebody revoked it"),
+    ],
+)
 def test_no_privacy_is_said_first_and_with_the_reason(tmp_path, info, statement, reason):
     run = make(tmp_path, statement=statement, **info)
     html = write_report(run, None).read_text()
@@ -282,8 +348,22 @@ def test_whole_rounds_count_where_they_were_timed(tmp_path):
 
 def test_the_page_tells_what_was_run_and_what_it_used(private):
     found = page(private)
-    for part in ("Run run-1", "authors", "version 2", "finished after 3 rounds", "epsilon", "mystery", "kept", "12345",
-                 "3 MiB", "5 MiB", "5.25 s", "load_run", "metrics.jsonl", "the"):  # fmt: skip
+    for part in (
+        "Run run-1",
+        "authors",
+        "version 2",
+        "finished after 3 rounds",
+        "epsilon",
+        "mystery",
+        "kept",
+        "12345",
+        "3 MiB",
+        "5 MiB",
+        "5.25 s",
+        "load_run",
+        "metrics.jsonl",
+        "the",
+    ):
         assert part in found.text, part
     given = [attributes for tag, attributes in found.tags if tag == "tr" and attributes.get("class") == "given"]
     assert len(given) == 1  # epsilon has no default value; clip is given as its default
@@ -319,11 +399,30 @@ def test_the_page_needs_nothing_from_elsewhere(private, drawn):
 
 
 def test_markup_in_any_text_is_shown_as_text(tmp_path, drawn):
-    statement = {"private": True, "privacy": EVIL, "text": EVIL, "unit": EVIL, "relation": EVIL, "not_covered": [EVIL],
-                 "population": {"epsilon": EVIL}, "releases": [{**RELEASES[0], "attempts": EVIL}]}  # fmt: skip
-    run = make(tmp_path, private=True, statement=statement, config={EVIL: EVIL, "epsilon": EVIL},
-               population={"name": EVIL, "version": EVIL, "id": EVIL}, started=EVIL, code_version=EVIL, seed=EVIL,
-               kernel=EVIL, features=EVIL, nominal_clients=EVIL, method=EVIL)  # fmt: skip
+    statement = {
+        "private": True,
+        "privacy": EVIL,
+        "text": EVIL,
+        "unit": EVIL,
+        "relation": EVIL,
+        "not_covered": [EVIL],
+        "population": {"epsilon": EVIL},
+        "releases": [{**RELEASES[0], "attempts": EVIL}],
+    }
+    run = make(
+        tmp_path,
+        private=True,
+        statement=statement,
+        config={EVIL: EVIL, "epsilon": EVIL},
+        population={"name": EVIL, "version": EVIL, "id": EVIL},
+        started=EVIL,
+        code_version=EVIL,
+        seed=EVIL,
+        kernel=EVIL,
+        features=EVIL,
+        nominal_clients=EVIL,
+        method=EVIL,
+    )
     run.info["run_id"] = EVIL
     for item in run.info["plan"]:
         item |= {"composition": EVIL, "argument": EVIL, "shape": [EVIL]}
@@ -369,15 +468,28 @@ def test_a_report_that_fails_leaves_the_old_one(private, monkeypatch):
 # --- numbers --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("value", "text"), [
-    (None, "–"), ("", "–"), (True, "yes"), (0.123456789, "0.12346"), (1e-10, "1e-10"), (3.0, "3"),
-    (1234567, "1\u202f234\u202f567"), (float("inf"), "inf"), ([1, "a"], '[1, "a"]'), ("word", "word"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "–"),
+        ("", "–"),
+        (True, "yes"),
+        (0.123456789, "0.12346"),
+        (1e-10, "1e-10"),
+        (3.0, "3"),
+        (1234567, "1\u202f234\u202f567"),
+        (float("inf"), "inf"),
+        ([1, "a"], '[1, "a"]'),
+        ("word", "word"),
+    ],
+)
 def test_numbers_for_people(value, text):
     assert show(value) == text
 
 
-@pytest.mark.parametrize(("value", "text"), [(None, "–"), (0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"),
-                                             (2**30, "1 GiB"), (3 * 2**40, "3 TiB")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "–"), (0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (2**30, "1 GiB"), (3 * 2**40, "3 TiB")],
+)
 def test_bytes_for_people(value, text):
     assert show_bytes(value) == text

@@ -28,8 +28,9 @@ from fedcore.runs import Run
 from fedcore.session import TrainRequest, ending, resume, start
 
 PROCESSES = multiprocessing.get_context("forkserver")  # children without the threads of the test process
-PROCESSES.set_forkserver_preload(["tests.faults.driver", "fedcore.histograms", "fedcore.federated_em",
-                                  "opendp.prelude", "dp_accounting.rdp"])  # fmt: skip
+PROCESSES.set_forkserver_preload(
+    ["tests.faults.driver", "fedcore.histograms", "fedcore.federated_em", "opendp.prelude", "dp_accounting.rdp"]
+)
 PATIENCE = 120.0  # of a test for one of its processes, seconds
 
 
@@ -118,9 +119,21 @@ def pause(until: Path) -> None:
         time.sleep(0.002)
 
 
-def train(request: dict | str, ledger: str, tally: Path, outcome: Path, kill: Kill | None = None, *, workers: int = 0,
-          take_over: bool = False, wait_at: Kill | None = None, until: Path | None = None, locks: bool = True,
-          not_root: bool = False, commit_seconds: float = 0.0) -> None:  # fmt: skip
+def train(
+    request: dict | str,
+    ledger: str,
+    tally: Path,
+    outcome: Path,
+    kill: Kill | None = None,
+    *,
+    workers: int = 0,
+    take_over: bool = False,
+    wait_at: Kill | None = None,
+    until: Path | None = None,
+    locks: bool = True,
+    not_root: bool = False,
+    commit_seconds: float = 0.0,
+) -> None:
     """A whole run: from its start if `request` is one, else resumed at that path. Writes how it ended to `outcome`.
 
     workers: of a local Dask cluster; 0: in this process. wait_at, until: see `pause`; None: before it begins.

@@ -46,8 +46,16 @@ EPSILON = 7.2  # of the population; pays for fewer days than a long month has
 WARM = "the runs of this test are made with test noise"
 ROUND_SECONDS = 0.4  # a round waits so long, so that there is a middle of it
 FAULTS = ("none", "worker", "server", "flow")
-STEPS = ("before-charge", "after-charge", "before-draw", "after-draw", "before-publish", "after-publish",
-         "before-commit", "after-head")  # fmt: skip
+STEPS = (
+    "before-charge",
+    "after-charge",
+    "before-draw",
+    "after-draw",
+    "before-publish",
+    "after-publish",
+    "before-commit",
+    "after-head",
+)
 FORFEITS = {"after-charge", "before-draw", "after-draw", "before-publish"}  # charged, and then lost
 
 FLOW = """
@@ -98,8 +106,16 @@ def plan(days: int, seed: int) -> list[Day]:
     draw.shuffle(faults)
     steps = [STEPS[index % len(STEPS)] for index in range(days)]
     draw.shuffle(steps)
-    return [Day(number, fault, steps.pop() if fault == "flow" else "", draw.randint(1, 2) if fault == "flow" else 0,
-                draw.random() < 0.5) for number, fault in enumerate(faults, 1)]  # fmt: skip
+    return [
+        Day(
+            number,
+            fault,
+            steps.pop() if fault == "flow" else "",
+            draw.randint(1, 2) if fault == "flow" else 0,
+            draw.random() < 0.5,
+        )
+        for number, fault in enumerate(faults, 1)
+    ]
 
 
 # --- the population -------------------------------------------------------------------------------------------------
@@ -111,8 +127,15 @@ def settings_for(days: int):
 
 def first_version(folder: Path, seed: int) -> Population:
     ledger = create_ledger(f"sqlite:///{folder / 'ledger.sqlite'}", test=True)
-    made = synthesise(folder / "population", "reddit-like", seed, SIZES, clients_per_leaf=64, clients_per_block=256,
-                      ledger={"id": ledger.id, "url": ledger.url})  # fmt: skip
+    made = synthesise(
+        folder / "population",
+        "reddit-like",
+        seed,
+        SIZES,
+        clients_per_leaf=64,
+        clients_per_block=256,
+        ledger={"id": ledger.id, "url": ledger.url},
+    )
     ledger.register(made.id)
     ledger.set_budget(made.id, EPSILON, 1e-6)
     return made
@@ -140,15 +163,20 @@ class Server:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         self.api = f"http://127.0.0.1:{self.port}/api"
-        self.environment = os.environ | {"PREFECT_HOME": str(home), "PREFECT_API_URL": self.api, "DO_NOT_TRACK": "1",
-                                         "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}  # fmt: skip
+        self.environment = os.environ | {
+            "PREFECT_HOME": str(home),
+            "PREFECT_API_URL": self.api,
+            "DO_NOT_TRACK": "1",
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        }
         self.process = None
 
     def start(self, patience: float = 90.0) -> None:
         environment = {name: value for name, value in self.environment.items() if name != "PREFECT_API_URL"}
         command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(self.port)]
-        self.process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL,
-                                        stderr=subprocess.DEVNULL, start_new_session=True)  # fmt: skip
+        self.process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
         until = time.monotonic() + patience
         while time.monotonic() < until:
             try:
@@ -167,8 +195,9 @@ class Server:
     def states(self, run_id: str) -> tuple[str, ...]:
         """Of the flow runs that belong to a run, in the order of their starts."""
         body = {"flow_runs": {"name": {"like_": run_id}}, "sort": "START_TIME_ASC", "limit": 10}
-        request = urllib.request.Request(f"{self.api}/flow_runs/filter", json.dumps(body).encode(),
-                                         {"content-type": "application/json"})  # fmt: skip
+        request = urllib.request.Request(
+            f"{self.api}/flow_runs/filter", json.dumps(body).encode(), {"content-type": "application/json"}
+        )
         return tuple(found["state_name"] for found in json.load(urllib.request.urlopen(request, timeout=20)))
 
 
@@ -185,8 +214,12 @@ def live(folder: Path, settings, seed: int, day: Day, before: Day | None, server
     kill = asdict(kill_of(day)) if day.fault == "flow" else None
     log = folder / f"{day.run_id}.log"
     with open(log, "w") as out:
-        child = subprocess.Popen([sys.executable, "-c", FLOW, json.dumps(request), json.dumps(kill),
-                                  str(folder / "tally")], env=server.environment, stdout=out, stderr=out)  # fmt: skip
+        child = subprocess.Popen(
+            [sys.executable, "-c", FLOW, json.dumps(request), json.dumps(kill), str(folder / "tally")],
+            env=server.environment,
+            stdout=out,
+            stderr=out,
+        )
         if not day.refused:
             disturb(folder, settings, seed, day, child, server)
         code = child.wait(timeout=400)
@@ -197,9 +230,13 @@ def live(folder: Path, settings, seed: int, day: Day, before: Day | None, server
     elif day.fault == "flow":
         assert code == KILLED, f"{day}: {code} {log.read_text()[-3000:]}"
         day.forfeited = int(day.step in FORFEITS)
-        resumed = subprocess.run([sys.executable, "-c", COMMAND, "resume", str(folder / "runs" / day.run_id),
-                                  "--workers", "2"], env=server.environment, capture_output=True, text=True,
-                                 timeout=400)  # fmt: skip
+        resumed = subprocess.run(
+            [sys.executable, "-c", COMMAND, "resume", str(folder / "runs" / day.run_id), "--workers", "2"],
+            env=server.environment,
+            capture_output=True,
+            text=True,
+            timeout=400,
+        )
         assert resumed.returncode == 0, f"{day}: {resumed.stdout[-2000:]} {resumed.stderr[-3000:]}"
     else:
         assert code == 0 and "STATE Completed" in log.read_text(), f"{day}: {code} {log.read_text()[-3000:]}"
@@ -221,9 +258,16 @@ def affordable(folder: Path, population: Population) -> bool:
 
 def request_of(folder: Path, day: Day, before: Day | None) -> dict:
     warm = {} if before is None else {"start_from": str(folder / "runs" / before.run_id), "public_start_because": WARM}
-    return {"population": str(folder / "population"), "settings": SETTINGS, "runs": str(folder / "runs"),
-            "run_id": day.run_id, "seed": day.number, "version": day.version, "test_noise": "a key",
-            **warm}  # fmt: skip
+    return {
+        "population": str(folder / "population"),
+        "settings": SETTINGS,
+        "runs": str(folder / "runs"),
+        "run_id": day.run_id,
+        "seed": day.number,
+        "version": day.version,
+        "test_noise": "a key",
+        **warm,
+    }
 
 
 def disturb(folder: Path, settings, seed: int, day: Day, child: subprocess.Popen, server: Server) -> None:
@@ -304,9 +348,16 @@ def check(folder: Path, reference: Path, days: list[Day]) -> dict:
     assert Fraction(balance.rho_spent) <= Fraction(balance.budget.rho_max)
     again = Counter(record["name"] for record in charges)
     assert sum(again.values()) == len(prices) + lost
-    return {"days": len(days), "refused": len(days) - len(trained), "published": published, "forfeited": lost,
-            "faults": dict(Counter(day.fault for day in trained)), "rho_spent": balance.rho_spent,
-            "rho_max": balance.budget.rho_max, "clients": population.n_clients}  # fmt: skip
+    return {
+        "days": len(days),
+        "refused": len(days) - len(trained),
+        "published": published,
+        "forfeited": lost,
+        "faults": dict(Counter(day.fault for day in trained)),
+        "rho_spent": balance.rho_spent,
+        "rho_max": balance.budget.rho_max,
+        "clients": population.n_clients,
+    }
 
 
 def month(folder: Path, count: int, seed: int, tell=lambda day: None) -> tuple[list[Day], dict]:
@@ -328,8 +379,10 @@ def main() -> None:
 
     def tell(day: Day) -> None:
         fault = f"{day.fault} {day.step} {day.round or ''}".strip()
-        print(f"{day.run_id}  {fault:26} grows {'during' if day.growing else 'before'}  {', '.join(day.states)}",
-              flush=True)  # fmt: skip
+        print(
+            f"{day.run_id}  {fault:26} grows {'during' if day.growing else 'before'}  {', '.join(day.states)}",
+            flush=True,
+        )
 
     print(json.dumps(month(chosen.dir, chosen.days, chosen.seed, tell)[1], indent=1))
 

@@ -35,8 +35,15 @@ PRIVATE_ROUNDS = 5
 def template(folder: Path, test: bool, clients_per_block: int = 64) -> Path:
     """A population of 400 clients in leaves of 16 and a ledger with a budget, to be copied."""
     ledger = create_ledger(f"sqlite:///{folder / 'ledger.sqlite'}", test=test)
-    made = synthesise(folder / "population", "reddit-like", 1, SIZES, clients_per_leaf=16,
-                      clients_per_block=clients_per_block, ledger={"id": ledger.id, "url": ledger.url})  # fmt: skip
+    made = synthesise(
+        folder / "population",
+        "reddit-like",
+        1,
+        SIZES,
+        clients_per_leaf=16,
+        clients_per_block=clients_per_block,
+        ledger={"id": ledger.id, "url": ledger.url},
+    )
     ledger.register(made.id)
     ledger.set_budget(made.id, 20.0, 1e-6)
     return folder
@@ -75,9 +82,15 @@ class Place:
 
     def request(self) -> dict:
         settings = SETTINGS[self.mode] | ({"spare_releases": self.spares} if self.private else {})
-        return {"method": "histograms", "population": str(self.folder / "population"), "settings": settings,
-                "runs": str(self.folder / "runs"), "run_id": "run", "seed": 5,
-                "test_noise": "a key" if self.mode == "test noise" else None}  # fmt: skip
+        return {
+            "method": "histograms",
+            "population": str(self.folder / "population"),
+            "settings": settings,
+            "runs": str(self.folder / "runs"),
+            "run_id": "run",
+            "seed": 5,
+            "test_noise": "a key" if self.mode == "test noise" else None,
+        }
 
     # --- doing --------------------------------------------------------------------------------------------------
 
@@ -91,8 +104,9 @@ class Place:
         """A started process that trains or resumes; its `outcome` is the file it writes at its end."""
         outcome = self.folder / f"outcome-{uuid.uuid4().hex}.json"
         request = str(self.run_path) if resuming else self.request()
-        child = PROCESSES.Process(target=train, args=(request, self.url, self.folder / "tally", outcome, kill),
-                                  kwargs=options)  # fmt: skip
+        child = PROCESSES.Process(
+            target=train, args=(request, self.url, self.folder / "tally", outcome, kill), kwargs=options
+        )
         child.start()
         child.outcome = outcome
         return child
@@ -179,8 +193,10 @@ def fields_of(state) -> dict:
 
 def bits(state: dict) -> dict:
     """A state by value: arrays as (dtype, shape, bytes)."""
-    return {name: (value.dtype.str, value.shape, value.tobytes()) if isinstance(value, np.ndarray) else value
-            for name, value in state.items()}  # fmt: skip
+    return {
+        name: (value.dtype.str, value.shape, value.tobytes()) if isinstance(value, np.ndarray) else value
+        for name, value in state.items()
+    }
 
 
 def told(run: LoadedRun) -> list[dict]:
@@ -189,8 +205,11 @@ def told(run: LoadedRun) -> list[dict]:
 
 
 def same_result(run: LoadedRun, reference: LoadedRun) -> bool:
-    return (run.head["status"], run.head["round"]) == (reference.head["status"], reference.head["round"]) and bits(
-        run.state) == bits(reference.state) and told(run) == told(reference)  # fmt: skip
+    return (
+        (run.head["status"], run.head["round"]) == (reference.head["status"], reference.head["round"])
+        and bits(run.state) == bits(reference.state)
+        and told(run) == told(reference)
+    )
 
 
 def to_end(session: Session) -> None:

@@ -94,8 +94,15 @@ def cluster():
         yield client
 
 
-WORKERS = [("before", 0), ("after", 0), ("before", 12), ("after", 12), ("before", BLOCKS - 1), ("after", BLOCKS - 1),
-           ("holding", 20)]  # fmt: skip
+WORKERS = [
+    ("before", 0),
+    ("after", 0),
+    ("before", 12),
+    ("after", 12),
+    ("before", BLOCKS - 1),
+    ("after", BLOCKS - 1),
+    ("holding", 20),
+]
 
 
 @pytest.mark.slow
@@ -123,11 +130,17 @@ def test_workers_killed_in_a_run_with_real_noise(place, cluster):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mode", "point", "forfeited"), [
-    ("plain", Kill("map", "after", 3), 0), ("test noise", Kill("map", "before", 3), 0),
-    ("test noise", Kill("draw", "after", 3), 1), ("secure", Kill("publish", "before", 3), 1),
-    ("secure", Kill("publish", "after", 3), 0),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("mode", "point", "forfeited"),
+    [
+        ("plain", Kill("map", "after", 3), 0),
+        ("test noise", Kill("map", "before", 3), 0),
+        ("test noise", Kill("draw", "after", 3), 1),
+        ("secure", Kill("publish", "before", 3), 1),
+        ("secure", Kill("publish", "after", 3), 0),
+    ],
+    ids=str,
+)
 def test_the_process_of_a_run_on_a_cluster_killed(place, undisturbed, mode, point, forfeited):
     """Its workers end with it, and the run goes on, on another cluster."""
     here = place(mode, 16)
@@ -159,14 +172,19 @@ def free_port() -> int:
 def separate_cluster():
     """A scheduler and two workers in processes of their own: (address, scheduler, workers)."""
     address = f"tcp://127.0.0.1:{free_port()}"
-    environment = os.environ | {"DASK_DISTRIBUTED__WORKER__MEMORY__SPILL": "False",
-                                "DASK_DISTRIBUTED__WORKER__MEMORY__TARGET": "False"}  # fmt: skip
+    environment = os.environ | {
+        "DASK_DISTRIBUTED__WORKER__MEMORY__SPILL": "False",
+        "DASK_DISTRIBUTED__WORKER__MEMORY__TARGET": "False",
+    }
     options = {"env": environment, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     port = address.rsplit(":", 1)[1]
-    scheduler = subprocess.Popen([sys.executable, "-m", "dask", "scheduler", "--host", "127.0.0.1", "--port", port,
-                                  "--no-dashboard"], **options)  # fmt: skip
-    workers = subprocess.Popen([sys.executable, "-m", "dask", "worker", address, "--nworkers", "2", "--nthreads", "1",
-                                "--no-dashboard"], **options)  # fmt: skip
+    scheduler = subprocess.Popen(
+        [sys.executable, "-m", "dask", "scheduler", "--host", "127.0.0.1", "--port", port, "--no-dashboard"], **options
+    )
+    workers = subprocess.Popen(
+        [sys.executable, "-m", "dask", "worker", address, "--nworkers", "2", "--nthreads", "1", "--no-dashboard"],
+        **options,
+    )
     try:
         yield address, scheduler, workers
     finally:

@@ -97,17 +97,37 @@ DAMAGE = [
     *[(manifest, damage, PopulationError) for damage in (cut, garble, empty, remove, no_object)],
     *[(RUN, damage, RunError) for damage in (cut, garble, empty, no_object)],
     (RUN, remove, RunNotFound),
-    *[(RUN, changed(**{name: None}), RunError)
-      for name in ("run_id", "method", "plan", "population", "config", "kernel", "seed", "private")],
-    *[(RUN, damage, RunError) for damage in (changed(schema=99), changed(plan=[{"round": 1}]), changed(plan=7),
-                                             changed(kernel="another"), changed(population="nothing"))],
+    *[
+        (RUN, changed(**{name: None}), RunError)
+        for name in ("run_id", "method", "plan", "population", "config", "kernel", "seed", "private")
+    ],
+    *[
+        (RUN, damage, RunError)
+        for damage in (
+            changed(schema=99),
+            changed(plan=[{"round": 1}]),
+            changed(plan=7),
+            changed(kernel="another"),
+            changed(population="nothing"),
+        )
+    ],
     *[(HEAD, damage, RunError) for damage in (cut, garble, empty, remove, no_object)],
-    *[(HEAD, damage, RunError) for damage in (
-        changed(round=99), changed(round="3"), changed(round=True), changed(round=-7), changed(status="odd"),
-        changed(metrics_bytes=10**6), changed(metrics_bytes=-1), changed(metrics_bytes=None))],
+    *[
+        (HEAD, damage, RunError)
+        for damage in (
+            changed(round=99),
+            changed(round="3"),
+            changed(round=True),
+            changed(round=-7),
+            changed(status="odd"),
+            changed(metrics_bytes=10**6),
+            changed(metrics_bytes=-1),
+            changed(metrics_bytes=None),
+        )
+    ],
     *[(STATE, damage, RunError) for damage in (flip, cut, garble, empty, remove, another_state)],
     *[(METRICS, damage, RunError) for damage in (cut, garble, empty, remove)],
-]  # fmt: skip
+]
 
 
 @pytest.fixture
@@ -159,8 +179,10 @@ def test_damage_is_named_and_the_good_file_mends_it(begun, undisturbed, mode, fi
 @pytest.mark.parametrize("value", [{}, 5, {"ledger_id": "x", "seq": 1, "hash": "y"}, {"ledger_id": 3}], ids=str)
 def test_a_damaged_memory_of_the_ledger_is_not_passed_over(begun, undisturbed, value):
     here = begun("test noise")
-    for path, kind in ((HEAD(here), (RunError, LedgerRolledBack)),
-                       (here.folder / "population" / "ledger-head.json", LedgerRolledBack)):  # fmt: skip
+    for path, kind in (
+        (HEAD(here), (RunError, LedgerRolledBack)),
+        (here.folder / "population" / "ledger-head.json", LedgerRolledBack),
+    ):
         good = path.read_bytes()
         changed(ledger_head=value)(path) if path == HEAD(here) else path.write_text(json.dumps(value))
         with pytest.raises(kind):
@@ -216,11 +238,14 @@ def statement(sql: str, name: str):
 
 
 LEDGER = [
-    (garble, LedgerError), (empty, LedgerMissing), (remove, LedgerMissing), (another_ledger, LedgerMissing),
+    (garble, LedgerError),
+    (empty, LedgerMissing),
+    (remove, LedgerMissing),
+    (another_ledger, LedgerMissing),
     *[(at(share), LedgerError) for share in (0.001, 0.03, 0.1, 0.3, 0.5, 0.7, 0.9)],
     (statement("DELETE FROM fedcore_records WHERE seq > 5", "short-chain"), LedgerError),
     (statement("DROP TABLE fedcore_runs", "no-runs"), LedgerMissing),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("damage", "error"), LEDGER, ids=name_of)
@@ -245,7 +270,7 @@ TAMPERED = [
     statement("DELETE FROM fedcore_published WHERE round = 1", "no-value"),
     statement("UPDATE fedcore_published SET data = zeroblob(320) WHERE round = 1", "another-value"),
     statement("UPDATE fedcore_records SET payload = replace(payload, 'rho', 'roh') WHERE seq = 5", "another-record"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("damage", TAMPERED, ids=name_of)
@@ -295,8 +320,9 @@ def test_an_older_ledger_is_refused(place, undisturbed, mode):
 
 
 @pytest.mark.parametrize("damage", [garble, remove, at(0.3), at(0.7)], ids=name_of)
-@pytest.mark.parametrize(("point", "forfeited"), [(Kill("charge", "before", 4), 0), (Kill("publish", "before", 4), 1)],
-                         ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("point", "forfeited"), [(Kill("charge", "before", 4), 0), (Kill("publish", "before", 4), 1)], ids=str
+)
 def test_a_ledger_that_is_damaged_while_the_run_goes_on(place, undisturbed, point, forfeited, damage):
     here = place("test noise")
     on, path = here.folder / "on", here.folder / "ledger.sqlite"

@@ -61,9 +61,17 @@ def disk(monkeypatch):
     return Disk(monkeypatch)
 
 
-FILES = [("plain", "state/"), ("plain", "metrics.jsonl"), ("plain", "head.json"), ("plain", "place/runs/"),
-         ("test noise", "state/"), ("test noise", "releases/"), ("test noise", "metrics.jsonl"),
-         ("test noise", "head.json"), ("test noise", "place/runs/")]  # fmt: skip
+FILES = [
+    ("plain", "state/"),
+    ("plain", "metrics.jsonl"),
+    ("plain", "head.json"),
+    ("plain", "place/runs/"),
+    ("test noise", "state/"),
+    ("test noise", "releases/"),
+    ("test noise", "metrics.jsonl"),
+    ("test noise", "head.json"),
+    ("test noise", "place/runs/"),
+]
 
 
 @pytest.mark.parametrize(("mode", "file"), FILES)
@@ -87,8 +95,12 @@ def test_a_disk_that_fills_in_a_round(place, undisturbed, disk, mode, file):
 
 def in_both_modes(*files: str) -> list[tuple[str, str]]:
     """Cases of (mode, file); a run that is not private has no ledger, and keeps no head of one."""
-    return [(mode, file) for mode in ("plain", "test noise") for file in (*files, "ledger-head.json")
-            if (mode, file) != ("plain", "ledger-head.json")]  # fmt: skip
+    return [
+        (mode, file)
+        for mode in ("plain", "test noise")
+        for file in (*files, "ledger-head.json")
+        if (mode, file) != ("plain", "ledger-head.json")
+    ]
 
 
 @pytest.mark.parametrize(("mode", "file"), in_both_modes("statement.json", "head.json"))

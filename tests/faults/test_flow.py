@@ -55,8 +55,9 @@ def test_a_flow_killed_after_a_publication(place, undisturbed, prefect_home, tmp
     def run(*arguments):
         # Files and not pipes, which the server that outlives the flow would keep open.
         with open(tmp_path / "out", "w+") as out, open(tmp_path / "err", "w+") as err:
-            code = subprocess.run([sys.executable, *arguments], env=environment, stdout=out, stderr=err,
-                                  timeout=200).returncode  # fmt: skip
+            code = subprocess.run(
+                [sys.executable, *arguments], env=environment, stdout=out, stderr=err, timeout=200
+            ).returncode
         return code, (tmp_path / "out").read_text(), (tmp_path / "err").read_text()
 
     code, _, errors = run("-c", FLOW, json.dumps(here.request()), str(here.folder / "tally"))
@@ -78,7 +79,11 @@ def test_the_command_line_says_what_is_damaged(place, name):
     session.training.step()
     session.close()
     (here.run_path / name).write_text("{")
-    answer = subprocess.run([sys.executable, "-c", COMMAND, "resume", str(here.run_path), "--local"],
-                            capture_output=True, text=True, timeout=100)  # fmt: skip
+    answer = subprocess.run(
+        [sys.executable, "-c", COMMAND, "resume", str(here.run_path), "--local"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
     assert answer.returncode == 2
     assert name in answer.stderr and "Traceback" not in answer.stderr

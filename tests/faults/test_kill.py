@@ -14,20 +14,53 @@ from fedcore.session import abandon
 from tests.faults.driver import Kill
 from tests.faults.place import PRIVATE_ROUNDS, same_result
 
-START = [Kill("create", "before"), Kill("create", "after"), Kill("commit", "before"), Kill("rename", "before"),
-         Kill("state", "after"), Kill("head", "before"), Kill("head", "after"), Kill("commit", "after")]  # fmt: skip
-BUDGET = [Kill("reserve", "before"), Kill("reserve", "after"), Kill("witness", "before"), Kill("witness", "after"),
-          Kill("acquire", "before"), Kill("acquire", "after")]  # fmt: skip
-STEP = [Kill("map", "before", 3), Kill("map", "after", 3), Kill("commit", "before", 3), Kill("rename", "before", 3),
-        Kill("state", "after", 3), Kill("head", "before", 3), Kill("head", "after", 3),
-        Kill("commit", "after", 3)]  # fmt: skip
-RELEASE = [Kill("charge", "before", 3), Kill("charge", "after", 3), Kill("draw", "before", 3), Kill("draw", "after", 3),
-           Kill("publish", "before", 3), Kill("publish", "after", 3), Kill("keep", "before", 3),
-           Kill("keep", "after", 3)]  # fmt: skip
+START = [
+    Kill("create", "before"),
+    Kill("create", "after"),
+    Kill("commit", "before"),
+    Kill("rename", "before"),
+    Kill("state", "after"),
+    Kill("head", "before"),
+    Kill("head", "after"),
+    Kill("commit", "after"),
+]
+BUDGET = [
+    Kill("reserve", "before"),
+    Kill("reserve", "after"),
+    Kill("witness", "before"),
+    Kill("witness", "after"),
+    Kill("acquire", "before"),
+    Kill("acquire", "after"),
+]
+STEP = [
+    Kill("map", "before", 3),
+    Kill("map", "after", 3),
+    Kill("commit", "before", 3),
+    Kill("rename", "before", 3),
+    Kill("state", "after", 3),
+    Kill("head", "before", 3),
+    Kill("head", "after", 3),
+    Kill("commit", "after", 3),
+]
+RELEASE = [
+    Kill("charge", "before", 3),
+    Kill("charge", "after", 3),
+    Kill("draw", "before", 3),
+    Kill("draw", "after", 3),
+    Kill("publish", "before", 3),
+    Kill("publish", "after", 3),
+    Kill("keep", "before", 3),
+    Kill("keep", "after", 3),
+]
 END = [Kill("statement", "before"), Kill("statement", "after"), Kill("finish", "before"), Kill("finish", "after")]
 SETTLE = [Kill("settle", "before"), Kill("settle", "after")]
-FIRST_AND_LAST = [Kill("charge", "after", 1), Kill("publish", "after", 1), Kill("charge", "after", PRIVATE_ROUNDS),
-                  Kill("publish", "after", PRIVATE_ROUNDS), Kill("head", "before", PRIVATE_ROUNDS)]  # fmt: skip
+FIRST_AND_LAST = [
+    Kill("charge", "after", 1),
+    Kill("publish", "after", 1),
+    Kill("charge", "after", PRIVATE_ROUNDS),
+    Kill("publish", "after", PRIVATE_ROUNDS),
+    Kill("head", "before", PRIVATE_ROUNDS),
+]
 
 PRIVATE = START + BUDGET + STEP + RELEASE + SETTLE + END + FIRST_AND_LAST
 CASES = [("plain", kill) for kill in START + STEP + END] + [("test noise", kill) for kill in PRIVATE]
@@ -86,8 +119,9 @@ def test_a_reservation_is_never_lost(place, kill):
     assert balance.open_runs == ()
 
 
-@pytest.mark.parametrize("point", [Kill("charge", "after", 3), Kill("draw", "after", 3), Kill("publish", "before", 3)],
-                         ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "point", [Kill("charge", "after", 3), Kill("draw", "after", 3), Kill("publish", "before", 3)], ids=str
+)
 def test_two_kills_at_the_same_release_exhaust_one_spare(place, point):
     here = place("secure")
     here.kill_at(point)

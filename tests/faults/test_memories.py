@@ -46,8 +46,14 @@ class Remembering(Place):
         return False
 
     def request(self) -> dict:
-        return {"method": "federated_em", "population": str(self.folder / "population"), "run_id": "run", "seed": 5,
-                "settings": ALGORITHMS[self.mode], "runs": str(self.folder / "runs")}  # fmt: skip
+        return {
+            "method": "federated_em",
+            "population": str(self.folder / "population"),
+            "run_id": "run",
+            "seed": 5,
+            "settings": ALGORITHMS[self.mode],
+            "runs": str(self.folder / "runs"),
+        }
 
     def run(self) -> Run:
         return Run.open(self.run_path)
@@ -113,13 +119,20 @@ def test_the_undisturbed_run_is_what_the_faults_below_suppose(remembering, calm)
 # --- kill -9 --------------------------------------------------------------------------------------------------------
 
 KILLS = [
-    Kill("memory", "before", of_memory(MEMORY, 0)), Kill("rename", "before", of_memory(MEMORY, 2)),
-    Kill("memory", "before", of_memory(ROUND, 0)), Kill("rename", "before", of_memory(ROUND, 0)),
-    Kill("memory", "after", of_memory(ROUND, 0)), Kill("rename", "before", of_memory(ROUND, 3)),
-    Kill("memory", "after", of_memory(ROUND, BLOCKS - 1)), Kill("commit", "before", ROUND),
-    Kill("state", "after", ROUND), Kill("head", "before", ROUND), Kill("head", "after", ROUND),
-    Kill("commit", "after", ROUND), Kill("memory", "after", of_memory(LAST, 3)),
-]  # fmt: skip
+    Kill("memory", "before", of_memory(MEMORY, 0)),
+    Kill("rename", "before", of_memory(MEMORY, 2)),
+    Kill("memory", "before", of_memory(ROUND, 0)),
+    Kill("rename", "before", of_memory(ROUND, 0)),
+    Kill("memory", "after", of_memory(ROUND, 0)),
+    Kill("rename", "before", of_memory(ROUND, 3)),
+    Kill("memory", "after", of_memory(ROUND, BLOCKS - 1)),
+    Kill("commit", "before", ROUND),
+    Kill("state", "after", ROUND),
+    Kill("head", "before", ROUND),
+    Kill("head", "after", ROUND),
+    Kill("commit", "after", ROUND),
+    Kill("memory", "after", of_memory(LAST, 3)),
+]
 
 
 CASES = [*[("fedem", kill) for kill in KILLS], *[("vr-fedem", kill) for kill in KILLS[4:8]]]
@@ -134,8 +147,18 @@ def test_the_same_bits_after_a_kill(remembering, calm, mode, kill):
     here.check_no_litter()
 
 
-@pytest.mark.parametrize("kill", [KILLS[0], KILLS[4], KILLS[6], Kill("commit", "before", LAST),
-                                  Kill("head", "before", LAST), Kill("head", "after", LAST)], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "kill",
+    [
+        KILLS[0],
+        KILLS[4],
+        KILLS[6],
+        Kill("commit", "before", LAST),
+        Kill("head", "before", LAST),
+        Kill("head", "after", LAST),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("pause", [0.02, 1e9])
 def test_the_same_bits_after_a_kill_between_commits(remembering, calm, kill, pause):
     """Rounds share commits: some of them, or all."""
@@ -246,8 +269,9 @@ def test_a_process_that_lost_the_run_does_not_touch_memories_that_are_read(remem
     other = here.resume()
     other.training.step()
     folder, removed = other.run.memory_folder(ROUND), []
-    stale.training.backend = Noting(lambda index: removed.extend(
-        block for block in range(BLOCKS) if not memory_file(folder, block).exists()))  # fmt: skip
+    stale.training.backend = Noting(
+        lambda index: removed.extend(block for block in range(BLOCKS) if not memory_file(folder, block).exists())
+    )
     with pytest.raises(LeaseLost):
         stale.training.step()
     assert not removed, "at no time was a file of the committed round missing"

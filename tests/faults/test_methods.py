@@ -36,9 +36,15 @@ class Learning(Place):
         return self.mode == "private_gmm"
 
     def request(self) -> dict:
-        return {"method": self.mode, "population": str(self.folder / "population"), "runs": str(self.folder / "runs"),
-                "run_id": "run", "seed": 5, "settings": SETTINGS[self.mode],
-                "test_noise": "a key" if self.private else None}  # fmt: skip
+        return {
+            "method": self.mode,
+            "population": str(self.folder / "population"),
+            "runs": str(self.folder / "runs"),
+            "run_id": "run",
+            "seed": 5,
+            "settings": SETTINGS[self.mode],
+            "test_noise": "a key" if self.private else None,
+        }
 
     def memories(self) -> dict:
         """Of all clients after the last committed round, by value."""
@@ -79,8 +85,11 @@ def learning(calm, tmp_path, monkeypatch):
     return lambda method: Learning.copy(calm[method][0], tmp_path / "place", method)
 
 
-REMEMBERED = [Kill("memory", "after", of_memory(ROUND, 0)), Kill("head", "after", ROUND),
-              Kill("commit", "before", LAST)]  # fmt: skip
+REMEMBERED = [
+    Kill("memory", "after", of_memory(ROUND, 0)),
+    Kill("head", "after", ROUND),
+    Kill("commit", "before", LAST),
+]
 
 
 @pytest.mark.parametrize("kill", REMEMBERED, ids=str)
@@ -95,10 +104,16 @@ def test_states_and_memories_after_a_kill(learning, calm, method, kill):
     here.check_no_litter()
 
 
-@pytest.mark.parametrize(("kill", "lost"), [
-    (Kill("charge", "after", 1), 1), (Kill("publish", "after", 1), 0), (Kill("draw", "after", 2), 1),
-    (Kill("publish", "after", 2), 0),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("kill", "lost"),
+    [
+        (Kill("charge", "after", 1), 1),
+        (Kill("publish", "after", 1), 0),
+        (Kill("draw", "after", 2), 1),
+        (Kill("publish", "after", 2), 0),
+    ],
+    ids=str,
+)
 def test_private_mixtures_after_a_kill(learning, calm, kill, lost):
     """What was charged and lost is paid by a spare; what was published is used again, and drawn once."""
     here, undisturbed = learning("private_gmm"), calm["private_gmm"][1]

@@ -59,9 +59,16 @@ def test_a_run_whose_host_died_waits_for_its_lease_or_is_taken_over(place, undis
 
 
 # Where the first process stands when the second takes its run -> releases of it that are lost.
-STALE = [(Kill("charge", "before", 3), 0), (Kill("charge", "after", 3), 1), (Kill("draw", "after", 3), 1),
-         (Kill("publish", "before", 3), 1), (Kill("publish", "after", 3), 0), (Kill("keep", "after", 3), 0),
-         (Kill("map", "after", 1), 0), (Kill("publish", "before", PRIVATE_ROUNDS), 1)]  # fmt: skip
+STALE = [
+    (Kill("charge", "before", 3), 0),
+    (Kill("charge", "after", 3), 1),
+    (Kill("draw", "after", 3), 1),
+    (Kill("publish", "before", 3), 1),
+    (Kill("publish", "after", 3), 0),
+    (Kill("keep", "after", 3), 0),
+    (Kill("map", "after", 1), 0),
+    (Kill("publish", "before", PRIVATE_ROUNDS), 1),
+]
 
 
 @pytest.mark.parametrize(("point", "forfeited"), STALE, ids=str)

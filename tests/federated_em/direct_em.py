@@ -52,6 +52,9 @@ def three_components(rows: int = 10_000, seed: int = 1) -> tuple[np.ndarray, dic
     labels = np.sort(generator.integers(0, 3, rows))
     noise = generator.normal(size=(rows, 4))
     y = np.stack([means[label] + factors[label] @ own for label, own in zip(labels, noise, strict=True)])
-    start = {"weights": np.full(3, 1 / 3), "means": means + generator.normal(size=(3, 4)) * 0.7,
-             "covariances": np.tile(np.eye(4), (3, 1, 1))}  # fmt: skip
+    start = {
+        "weights": np.full(3, 1 / 3),
+        "means": means + generator.normal(size=(3, 4)) * 0.7,
+        "covariances": np.tile(np.eye(4), (3, 1, 1)),
+    }
     return y, start

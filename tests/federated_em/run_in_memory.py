@@ -35,8 +35,9 @@ def block_of(rows: list[np.ndarray]) -> RowsBlock:
     return RowsBlock(0, 0, ptr, np.concatenate(rows))
 
 
-def facts(block: RowsBlock, *, seed: int = 0, start=None, rho=None, nominal=None, leaf=1024,
-          relation="add_or_remove_one") -> PublicFacts:  # fmt: skip
+def facts(
+    block: RowsBlock, *, seed: int = 0, start=None, rho=None, nominal=None, leaf=1024, relation="add_or_remove_one"
+) -> PublicFacts:
     clients = block.clients if rho is None else None
     return PublicFacts("rows", block.features, leaf, nominal, clients, rho, seed, relation, start)
 
@@ -68,8 +69,15 @@ def answer(method, message, block, clients_per_leaf, memory, order=None):
     return total, {name: np.concatenate([kept[n][name] for n in sorted(kept)]) for name in kept[0]}
 
 
-def run(config: FederatedEMConfig, block: RowsBlock, public: PublicFacts, *, clients_per_leaf: int = 1024,
-        noise: Noise = no_noise, order=None) -> Ran:  # fmt: skip
+def run(
+    config: FederatedEMConfig,
+    block: RowsBlock,
+    public: PublicFacts,
+    *,
+    clients_per_leaf: int = 1024,
+    noise: Noise = no_noise,
+    order=None,
+) -> Ran:
     """Fails if a private round releases anything that is not exactly as planned."""
     method = FederatedEM(config)
     plan = {(planned.round, planned.name): planned for planned in method.plan(public)}

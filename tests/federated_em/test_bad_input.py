@@ -50,13 +50,25 @@ REFUSED = {
     "NaN": (EM, with_entry(np.nan), "client 3: Row 17, column 1 is not finite"),
     "infinite": (FEDEM, with_entry(-np.inf), "client 3: Row 17, column 1 is not finite"),
     "infinite, where entries may be missing": (
-        {"model": "gaussian_imputer", "rounds": 2}, with_entry(np.inf), "client 3: Row 17, column 1 is infinite"),
-    "infinite, tables": (TABLES, [*of_tables([3, 6]), np.full((3, 4), np.inf)],
-                         "client 2: Row 0, column 0 is infinite"),
-    "a negative count": (COUNTS | {"model": "poisson"}, [np.array([[1.0, 2.0], [3.0, -1.0]])],
-                         "client 0: Row 1, column 1 is negative"),
-    "not zero or one": (COUNTS | {"model": "bernoulli"}, [np.array([[1.0, 0.0], [0.5, 1.0]])],
-                        "client 0: Row 1, column 0 is neither 0 nor 1"),
+        {"model": "gaussian_imputer", "rounds": 2},
+        with_entry(np.inf),
+        "client 3: Row 17, column 1 is infinite",
+    ),
+    "infinite, tables": (
+        TABLES,
+        [*of_tables([3, 6]), np.full((3, 4), np.inf)],
+        "client 2: Row 0, column 0 is infinite",
+    ),
+    "a negative count": (
+        COUNTS | {"model": "poisson"},
+        [np.array([[1.0, 2.0], [3.0, -1.0]])],
+        "client 0: Row 1, column 1 is negative",
+    ),
+    "not zero or one": (
+        COUNTS | {"model": "bernoulli"},
+        [np.array([[1.0, 0.0], [0.5, 1.0]])],
+        "client 0: Row 1, column 0 is neither 0 nor 1",
+    ),
     "1e300": (EM, with_entry(1e300), "values of column 1 are too large to be squared"),
     "-1e200, tables": (TABLES, [*of_tables([3]), np.full((3, 4), -1e200)], "too large to be squared"),
     "everybody is empty": (FEDEM, [np.zeros((0, 3))] * 5, "no client of the population has any rows"),
@@ -65,7 +77,7 @@ REFUSED = {
     "one row": (FEDEM, [np.ones((1, 3))], "fewer than 2 different rows"),
     "rows that are no whole tables": (TABLES, of_tables([6, 4]), "client 1: its rows do not make whole tables of 3"),
     "clients that share a table": (TABLES, of_tables([2, 4]), "client 0: its rows do not make whole tables of 3"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("settings", "rows", "match"), REFUSED.values(), ids=REFUSED)
@@ -83,9 +95,14 @@ STARTS = {
     "weights of 2": {"weights": np.ones(2), "means": np.zeros((2, 3)), "covariances": np.ones((2, 3))},
     "no variance": {"weights": np.ones(2) / 2, "means": np.zeros((2, 3)), "covariances": np.zeros((2, 3))},
     "nothing": {},
-    "scale of 0": {"weights": np.ones(2) / 2, "means": np.zeros((2, 3)), "covariances": np.ones((2, 3)),
-                   "centre": np.zeros(3), "scale": np.zeros(3)},
-}  # fmt: skip
+    "scale of 0": {
+        "weights": np.ones(2) / 2,
+        "means": np.zeros((2, 3)),
+        "covariances": np.ones((2, 3)),
+        "centre": np.zeros(3),
+        "scale": np.zeros(3),
+    },
+}
 
 
 @pytest.mark.parametrize("given", STARTS.values(), ids=STARTS)
@@ -115,23 +132,42 @@ def test_a_population_of_the_wrong_kind(tmp_path):
     with PopulationWriter(tmp_path / "rows", "rows", 3, clients_per_leaf=4, clients_per_block=4) as writer:
         writer.write(["a"], (np.array([0, 30]), ROWS[3].astype(np.float32)))
         rows = writer.commit(Provenance(sources=("test",)))
-    for population, settings in ((counts, {}), (counts, {"model": "poisson"}),
-                                 (rows, {"model": "poisson", "kind": "counts"})):  # fmt: skip
-        request = TrainRequest(method="federated_em", population=str(population.path), settings=settings,
-                               runs=str(tmp_path / "runs"))  # fmt: skip
+    for population, settings in (
+        (counts, {}),
+        (counts, {"model": "poisson"}),
+        (rows, {"model": "poisson", "kind": "counts"}),
+    ):
+        request = TrainRequest(
+            method="federated_em", population=str(population.path), settings=settings, runs=str(tmp_path / "runs")
+        )
         with pytest.raises(WrongKind, match="needs a population of") as caught:
             start(request, InProcessBackend(), stamp="then")
         assert caught.value.remedy
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("wrong", [
-    {"kind": "counts"}, {"kind": "counts", "model": "regression"}, {"model": "gaussian_tables"}, {"table_rows": 3},
-    {"algorithm": "private", "clip": 1e-9}, {"algorithm": "private", "clip": float("nan")},
-    {"algorithm": "private", "record_bound": float("inf")}, {"components": 0}, {"batch": 0}, {"levels": 0},
-    {"gamma": float("nan")}, {"participation": 0.0}, {"participation": 1.5}, {"covariance": "banded"},
-    {"inner_rounds": 1, "algorithm": "vr-fedem"}, {"regularisation": -1.0}, {"rounds": 0},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"kind": "counts"},
+        {"kind": "counts", "model": "regression"},
+        {"model": "gaussian_tables"},
+        {"table_rows": 3},
+        {"algorithm": "private", "clip": 1e-9},
+        {"algorithm": "private", "clip": float("nan")},
+        {"algorithm": "private", "record_bound": float("inf")},
+        {"components": 0},
+        {"batch": 0},
+        {"levels": 0},
+        {"gamma": float("nan")},
+        {"participation": 0.0},
+        {"participation": 1.5},
+        {"covariance": "banded"},
+        {"inner_rounds": 1, "algorithm": "vr-fedem"},
+        {"regularisation": -1.0},
+        {"rounds": 0},
+    ],
+)
 def test_settings_that_are_refused(wrong):
     with pytest.raises(ConfigError):
         make_method("federated_em", wrong)
@@ -201,8 +237,16 @@ def test_columns_that_determine_each_other_make_no_singular_covariance(covarianc
 def test_steps_that_leave_the_domain_are_cut_back():
     """Naive compression of clients that differ throws a component's weight below 0: halved steps, finite numbers."""
     y, given = two_components(2000)
-    settings = {"algorithm": "naive", "components": 2, "covariance": "known", "start": "given", "levels": 1,
-                "norms_by_part": False, "gamma": 1.0, "rounds": 60}  # fmt: skip
+    settings = {
+        "algorithm": "naive",
+        "components": 2,
+        "covariance": "known",
+        "start": "given",
+        "levels": 1,
+        "norms_by_part": False,
+        "gamma": 1.0,
+        "rounds": 60,
+    }
     ran = train(settings, np.array_split(y, 20), given)
     assert ran.column("halvings").max() > 0 and ran.column("gamma").min() < 1.0
     assert all((state.parameters()["weights"] > 0).all() for state in ran.states if state.theta.size)
@@ -215,8 +259,11 @@ def test_a_component_that_dies_keeps_a_weight_above_zero(covariance):
     given = {"weights": np.array([1 - 1e-6, 1e-6]), "means": np.array([[0.0, 0.0], [60.0, 60.0]])}
     given |= {} if covariance == "known" else {"covariances": np.stack([np.eye(2)] * 2)}
     for algorithm in ("em", "fedem"):
-        ran = train({"algorithm": algorithm, "components": 2, "covariance": covariance, "start": "given",
-                     "rounds": 30}, np.array_split(y, 20), given)  # fmt: skip
+        ran = train(
+            {"algorithm": algorithm, "components": 2, "covariance": covariance, "start": "given", "rounds": 30},
+            np.array_split(y, 20),
+            given,
+        )
         weights = ran.state.parameters()["weights"]
         assert 0 < weights[1] < 1e-6 and np.isfinite(ran.state.objective)
 

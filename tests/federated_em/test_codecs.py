@@ -47,7 +47,7 @@ def test_gamma_codes_worked_by_hand():
     writer = BitWriter()
     for number in (1, 2, 5, 8):
         writer.gamma(number)
-    assert "".join(writer.parts) == "1" "010" "00101" "0001000"
+    assert "".join(writer.parts) == "1010001010001000"
     message, length = writer.finish()
     assert length == 16 and message == bytes([0b10100010, 0b10001000])
     reader = BitReader(message)
@@ -146,13 +146,23 @@ def test_unbiased(name):
     assert np.all(error <= 6 * np.maximum(spread, np.abs(decoded).max() / 4000))
 
 
-@pytest.mark.parametrize("name, empirical", [("dithering-1", 13.5), ("dithering-2", 6.2), ("dithering-4", 2.6),
-                                             ("dithering-16", 0.15), ("block-2", 3.0), ("rand-26", 7.08)])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, empirical",
+    [
+        ("dithering-1", 13.5),
+        ("dithering-2", 6.2),
+        ("dithering-4", 2.6),
+        ("dithering-16", 0.15),
+        ("block-2", 3.0),
+        ("rand-26", 7.08),
+    ],
+)
 def test_variance_stays_below_its_bound(name, empirical):
     """The worst of 300 random directions is near what was measured before, and below omega."""
     codec, generator = CODECS[name], np.random.default_rng(3)
-    x = np.concatenate([generator.normal(size=(100, Q)), generator.standard_t(1.5, (100, Q)),
-                        generator.choice([-1.0, 1.0], (100, Q))])  # fmt: skip
+    x = np.concatenate(
+        [generator.normal(size=(100, Q)), generator.standard_t(1.5, (100, Q)), generator.choice([-1.0, 1.0], (100, Q))]
+    )
     errors = np.zeros(len(x))
     for round in range(60):
         decoded, _ = codec.transmit(x, draws(codec, len(x), round))
@@ -187,10 +197,15 @@ def test_bounds_of_the_specification():
     assert RandK(Q, 26).omega == pytest.approx(7.08, abs=0.005) and Identity(3).omega == 0
 
 
-@pytest.mark.parametrize("s, nonzeros, fixed, dense, sparse, entropy", [
-    (1, 11.6, 452, 277, 143, 109), (2, 23.3, 662, 312, 213, 161), (4, 46.4, 872, 381, 315, 238),
-    (16, 139, 1292, 669, 648, 511),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "s, nonzeros, fixed, dense, sparse, entropy",
+    [
+        (1, 11.6, 452, 277, 143, 109),
+        (2, 23.3, 662, 312, 213, 161),
+        (4, 46.4, 872, 381, 315, 238),
+        (16, 139, 1292, 669, 648, 511),
+    ],
+)
 def test_bits_of_gaussian_messages(s, nonzeros, fixed, dense, sparse, entropy):
     codec = Dithering((Q,), "2", s)
     x = np.random.default_rng(4).normal(size=(2000, Q))
@@ -235,8 +250,13 @@ def test_what_float32_cannot_hold_is_never_sent(name):
 
 
 def test_settings_that_make_no_codec():
-    for bad in (lambda: Dithering((), "2", 1), lambda: Dithering((3, 3), "2", 1), lambda: Dithering((3,), "2", 0),
-                lambda: RandK(5, 6), lambda: RandK(5, 0)):  # fmt: skip
+    for bad in (
+        lambda: Dithering((), "2", 1),
+        lambda: Dithering((3, 3), "2", 1),
+        lambda: Dithering((3,), "2", 0),
+        lambda: RandK(5, 6),
+        lambda: RandK(5, 0),
+    ):
         with pytest.raises(ConfigError):
             bad()
 

@@ -55,8 +55,16 @@ def test_compressed_tables(algorithm):
     full, truth, never = tables("gaussian")
     block = block_of_tables(full)
     exact = run(FederatedEMConfig(model="gaussian_tables", algorithm="em", rounds=300, **COMMON), block, facts(block))
-    config = FederatedEMConfig(model="gaussian_tables", algorithm=algorithm, codec="dithering", levels=4, gamma=0.5,
-                               participation=0.75, rounds=300, **COMMON)  # fmt: skip
+    config = FederatedEMConfig(
+        model="gaussian_tables",
+        algorithm=algorithm,
+        codec="dithering",
+        levels=4,
+        gamma=0.5,
+        participation=0.75,
+        rounds=300,
+        **COMMON,
+    )
     ran = run(config, block, facts(block))
     off = np.abs(ran.state.parameters()["natural"] - exact.state.parameters()["natural"]).max()
     if algorithm == "fedem":
@@ -71,8 +79,14 @@ def test_compressed_tables(algorithm):
 def test_poisson_tables_reach_the_optimum_of_the_observed_objective():
     full, _, _ = tables("poisson")
     block = block_of_tables(full)
-    config = FederatedEMConfig(model="poisson_tables", codec="dithering", participation=0.75, gamma=1.0, rounds=300,
-                               **{**COMMON, "nuclear_penalty": 0.2})  # fmt: skip
+    config = FederatedEMConfig(
+        model="poisson_tables",
+        codec="dithering",
+        participation=0.75,
+        gamma=1.0,
+        rounds=300,
+        **{**COMMON, "nuclear_penalty": 0.2},
+    )
     ran = run(config, block, facts(block))
     model = model_of(config, scaling(ran.state))
     outside, gap = model.optimality(ran.state.parameters(), block.x)
@@ -95,8 +109,16 @@ def test_completed_tables_are_given_to_their_clients():
 def test_batches_of_tables_are_whole_tables():
     full, _, _ = tables("gaussian")
     block = block_of_tables(full)
-    config = FederatedEMConfig(model="gaussian_tables", algorithm="vr-fedem", codec="identity", batch=1, inner_rounds=4,
-                               gamma=0.5, rounds=200, **COMMON)  # fmt: skip
+    config = FederatedEMConfig(
+        model="gaussian_tables",
+        algorithm="vr-fedem",
+        codec="identity",
+        batch=1,
+        inner_rounds=4,
+        gamma=0.5,
+        rounds=200,
+        **COMMON,
+    )
     ran = run(config, block, facts(block), clients_per_leaf=8)
     assert ran.column("mean_field_norm")[-1] < 1e-8 < ran.column("mean_field_norm")[0]
     assert ran.column("expectations")[:5].tolist() == [30, 40, 40, 40, 30]

@@ -48,8 +48,10 @@ def test_the_plan_never_exceeds_the_budget_and_wastes_none_of_it(rho, rounds):
 
 def test_replacing_a_client_costs_twice_the_sensitivity():
     block = small_block(4, 2)
-    one, two = (FederatedEM(PRIVATE).plan(two_component_facts(block, relation=relation))[0]
-                for relation in ("add_or_remove_one", "replace_one"))  # fmt: skip
+    one, two = (
+        FederatedEM(PRIVATE).plan(two_component_facts(block, relation=relation))[0]
+        for relation in ("add_or_remove_one", "replace_one")
+    )
     assert (one.sensitivity, two.sensitivity) == (GRID_NORM, 2 * GRID_NORM)
     assert one.rho == two.rho and two.scale == 2 * one.scale
 
@@ -59,11 +61,16 @@ def test_the_plan_knows_config_and_public_facts_only():
     assert FederatedEM(PRIVATE).plan(public) == FederatedEM(PRIVATE).plan(other)
 
 
-@pytest.mark.parametrize("changes, match", [
-    (dict(rho=None), "needs a zCDP budget"), (dict(nominal_clients=None), "nominal number"),
-    (dict(start=None), "needs parameters"), (dict(start={"weights": np.ones(2) / 2}), "means"),
-    (dict(start={"weights": np.ones(2) / 2, "means": np.full((2, 2), np.nan)}), "means"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes, match",
+    [
+        (dict(rho=None), "needs a zCDP budget"),
+        (dict(nominal_clients=None), "nominal number"),
+        (dict(start=None), "needs parameters"),
+        (dict(start={"weights": np.ones(2) / 2}), "means"),
+        (dict(start={"weights": np.ones(2) / 2, "means": np.full((2, 2), np.nan)}), "means"),
+    ],
+)
 def test_what_a_private_run_needs(changes, match):
     public = dataclasses.replace(two_component_facts(small_block(4, 2)), **changes)
     with pytest.raises(ConfigError, match=match):
@@ -71,11 +78,23 @@ def test_what_a_private_run_needs(changes, match):
         FederatedEM(PRIVATE).init(public)
 
 
-@pytest.mark.parametrize("wrong", [
-    dict(participation=0.5), dict(codec="dithering"), dict(batch=5), dict(memory_start="full"), dict(alpha=0.5),
-    dict(monitor_every=5), dict(tolerance=1e-3), dict(restarts=2), dict(start="random"), dict(weights="rows"),
-    dict(kind="counts", model="poisson"), dict(model="gaussian_tables", table_rows=3),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        dict(participation=0.5),
+        dict(codec="dithering"),
+        dict(batch=5),
+        dict(memory_start="full"),
+        dict(alpha=0.5),
+        dict(monitor_every=5),
+        dict(tolerance=1e-3),
+        dict(restarts=2),
+        dict(start="random"),
+        dict(weights="rows"),
+        dict(kind="counts", model="poisson"),
+        dict(model="gaussian_tables", table_rows=3),
+    ],
+)
 def test_settings_that_have_no_argument_are_refused(wrong):
     with pytest.raises(ValueError, match="private|one component|counts"):
         FederatedEMConfig(algorithm="private", **wrong)
@@ -121,8 +140,10 @@ def test_one_client_moves_the_sum_by_at_most_the_clip(noised_run, data):
     parts = [block.x[a:b] for a, b in zip(block.ptr[:-1], block.ptr[1:], strict=True)]
     place = data.draw(st.integers(0, len(parts)))
     joined = block_of([*parts[:place], newcomer, *parts[place:]])
-    without, with_one, alone = (answer(method, message, rows, 16, None)[0][message.release].value()
-                                for rows in (block, joined, block_of([newcomer])))  # fmt: skip
+    without, with_one, alone = (
+        answer(method, message, rows, 16, None)[0][message.release].value()
+        for rows in (block, joined, block_of([newcomer]))
+    )
     assert np.array_equal(with_one - without, alone), "the others' parts do not depend on it"
     assert squared(alone) <= GRID_NORM**2
 
@@ -217,8 +238,11 @@ def test_noise_of_a_usual_budget_leaves_the_mixture_in_sight():
     """1000 clients of 10 rows, rho = 0.5 over 30 rounds: noise of sqrt(30) = 5.5 clips in every sum."""
     y, start = two_components(10_000)
     block = block_of(np.array_split(y, 1000))
-    exact = run(FederatedEMConfig(algorithm="em", covariance="known", components=2, start="given", rounds=150), block,
-                facts(block, start=start)).state.objective  # fmt: skip
+    exact = run(
+        FederatedEMConfig(algorithm="em", covariance="known", components=2, start="given", rounds=150),
+        block,
+        facts(block, start=start),
+    ).state.objective
     config = PRIVATE.model_copy(update={"rounds": 30})
     excess = []
     for seed in range(3):

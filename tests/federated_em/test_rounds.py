@@ -27,10 +27,14 @@ def largest_difference(one, other) -> float:
 # --- exactness ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("config", [
-    dict(algorithm="em"), dict(algorithm="fedem", codec="identity"),
-    dict(algorithm="fedem", codec="identity", alpha=0.3, memory_start="zero"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "config",
+    [
+        dict(algorithm="em"),
+        dict(algorithm="fedem", codec="identity"),
+        dict(algorithm="fedem", codec="identity", alpha=0.3, memory_start="zero"),
+    ],
+)
 @pytest.mark.parametrize("sizes", ["equal", "unequal"])
 def test_without_compression_it_is_em(config, sizes):
     y, start = three_components()
@@ -111,12 +115,17 @@ def test_em_converges_to_the_direct_fixed_point(known):
 slow = lambda **settings: pytest.param(settings, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("settings", [
-    dict(levels=1, gamma=0.5, participation=0.75), slow(levels=1, gamma=1.0, participation=1.0),
-    slow(levels=4, gamma=0.5, participation=0.75, sampling="fixed"),
-    slow(levels=1, gamma=0.5, participation=0.75, memory_start="zero"),
-    slow(codec="rand-k", kept=2, gamma=0.5), slow(codec="block", gamma=0.5, norm="inf"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(levels=1, gamma=0.5, participation=0.75),
+        slow(levels=1, gamma=1.0, participation=1.0),
+        slow(levels=4, gamma=0.5, participation=0.75, sampling="fixed"),
+        slow(levels=1, gamma=0.5, participation=0.75, memory_start="zero"),
+        slow(codec="rand-k", kept=2, gamma=0.5),
+        slow(codec="block", gamma=0.5, norm="inf"),
+    ],
+)
 def test_memories_beat_heterogeneity(known, settings):
     """Thresholds of the specification: the field below 1e-20 after 600 rounds, the objective within 1e-9 of EM's."""
     ran = known_run(known, algorithm="fedem", rounds=600, **{"codec": "dithering", **settings})
@@ -127,8 +136,9 @@ def test_memories_beat_heterogeneity(known, settings):
 
 @pytest.mark.parametrize("participation", [pytest.param(1.0, marks=pytest.mark.slow), 0.75])
 def test_without_memories_it_stalls(known, participation):
-    ran = known_run(known, algorithm="naive", codec="dithering", levels=1, gamma=0.5, participation=participation,
-                    rounds=600)  # fmt: skip
+    ran = known_run(
+        known, algorithm="naive", codec="dithering", levels=1, gamma=0.5, participation=participation, rounds=600
+    )
     assert np.median(ran.column("mean_field_norm")[-6:]) > 1e-4
     assert ran.state.objective > known[2] + 1e-5 and ran.memory is None
 
@@ -246,10 +256,14 @@ def test_steps_are_halved_until_they_are_inside():
     assert advance(model, s, np.full(4, np.nan), 1.0, 0.0)[1] == 0.0
 
 
-@pytest.mark.parametrize("settings, often", [
-    (dict(norms_by_part=True, gamma=1.0), False), (dict(norms_by_part=True, gamma=1.0, memory_start="zero"), False),
-    (dict(norms_by_part=False, gamma=0.3), True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "settings, often",
+    [
+        (dict(norms_by_part=True, gamma=1.0), False),
+        (dict(norms_by_part=True, gamma=1.0, memory_start="zero"), False),
+        (dict(norms_by_part=False, gamma=0.3), True),
+    ],
+)
 def test_cut_back_steps_keep_the_mixture_alive(settings, often):
     """4 levels; the objective ends within 0.001 of EM's, with a norm for each part even at gamma 1."""
     y, start = three_components(4000, seed=2)
@@ -294,7 +308,8 @@ def test_the_steps_of_the_theorems():
     assert FederatedEMConfig(**known).step(3.0, 10_000.0) == 0.0625  # compression is free where clients are many
     assert FederatedEMConfig(**known).step(3.0, 1.0) == pytest.approx(1 / (2 * np.sqrt(2) * 2 * 4 * np.sqrt(3)))
     assert FederatedEMConfig(participation=0.25, **known).step(3.0, 4.0) == pytest.approx(
-        0.25 * 2 / (2 * np.sqrt(2) * 2 * 4 * np.sqrt(15)))  # fmt: skip
+        0.25 * 2 / (2 * np.sqrt(2) * 2 * 4 * np.sqrt(15))
+    )
     reduced = FederatedEMConfig(algorithm="vr-fedem", v_max=3.0, **known)
     assert reduced.step(0.0, 1.0) == pytest.approx(0.5 / (4 + 2 * 3 * 2))
     assert FederatedEMConfig(gamma=0.2, **known).step(3.0, 1.0) == 0.2
@@ -393,10 +408,16 @@ def digest(ran) -> str:
     return hashlib.sha256(b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)).hexdigest()
 
 
-@pytest.mark.parametrize("settings", [
-    dict(codec="dithering", participation=0.75), dict(codec="rand-k", participation=0.5, sampling="fixed", batch=7),
-    dict(algorithm="vr-fedem", batch=5, inner_rounds=4), dict(algorithm="naive"), dict(algorithm="em"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(codec="dithering", participation=0.75),
+        dict(codec="rand-k", participation=0.5, sampling="fixed", batch=7),
+        dict(algorithm="vr-fedem", batch=5, inner_rounds=4),
+        dict(algorithm="naive"),
+        dict(algorithm="em"),
+    ],
+)
 def test_bits_do_not_depend_on_blocks_order_or_repetition(settings):
     """Leaves of 8 clients in blocks of any size, answered in any order, some of them twice: one hash."""
     y, _ = three_components(1200)

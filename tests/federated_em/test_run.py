@@ -37,8 +37,13 @@ def rows_population(path, *, leaf=4, block=8, **options):
 
 
 def begin(population, tmp_path, settings, **changes):
-    request = TrainRequest(method="federated_em", population=str(population.path), settings=settings,
-                           runs=str(tmp_path / "runs"), **{"run_id": "r", **changes})  # fmt: skip
+    request = TrainRequest(
+        method="federated_em",
+        population=str(population.path),
+        settings=settings,
+        runs=str(tmp_path / "runs"),
+        **{"run_id": "r", **changes},
+    )
     return start(request, InProcessBackend(), stamp="then")
 
 
@@ -153,8 +158,13 @@ def test_a_private_run_starts_from_public_parameters_and_is_charged(tmp_path, mo
     population = rows_population(tmp_path / "p", nominal_clients=60, ledger={"id": ledger.id, "url": ledger.url})
     ledger.register(population.id)
     ledger.set_budget(population.id, 8.0, 1e-6)
-    start = {"weights": np.full(3, 1 / 3), "means": np.eye(3, 4), "covariances": np.ones((3, 4)),
-             "centre": np.zeros(4), "scale": np.full(4, 3.0)}  # fmt: skip
+    start = {
+        "weights": np.full(3, 1 / 3),
+        "means": np.eye(3, 4),
+        "covariances": np.ones((3, 4)),
+        "centre": np.zeros(4),
+        "scale": np.full(4, 3.0),
+    }
     np.savez(tmp_path / "start.npz", **start)
     settings = {"algorithm": "private", "covariance": "diag", "rounds": 3, "epsilon": 2.0}
     with pytest.raises(ConfigError, match="needs parameters"):
@@ -252,13 +262,27 @@ def test_a_population_of_another_kind_is_refused(tmp_path):
 # --- settings -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wrong", [
-    {"algorithm": "em", "codec": "dithering"}, {"algorithm": "em", "participation": 0.5}, {"kept": 3},
-    {"algorithm": "em", "batch": 3}, {"algorithm": "vr-fedem", "participation": 0.5}, {"inner_rounds": 5},
-    {"algorithm": "naive", "alpha": 0.5}, {"epsilon": 1.0}, {"kind": "counts"},
-    {"participation": 0.0}, {"levels": 0}, {"unknown": 1}, {"gamma": 3.0}, {"model": "poisson_tables"},
-    {"table_rows": 3}, {"components": 0},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"algorithm": "em", "codec": "dithering"},
+        {"algorithm": "em", "participation": 0.5},
+        {"kept": 3},
+        {"algorithm": "em", "batch": 3},
+        {"algorithm": "vr-fedem", "participation": 0.5},
+        {"inner_rounds": 5},
+        {"algorithm": "naive", "alpha": 0.5},
+        {"epsilon": 1.0},
+        {"kind": "counts"},
+        {"participation": 0.0},
+        {"levels": 0},
+        {"unknown": 1},
+        {"gamma": 3.0},
+        {"model": "poisson_tables"},
+        {"table_rows": 3},
+        {"components": 0},
+    ],
+)
 def test_settings_that_do_not_go_together(wrong):
     with pytest.raises(ConfigError):
         make_method("federated_em", wrong)

@@ -45,8 +45,14 @@ def population(tmp_path_factory):
 
 
 def trained(population, folder, name, settings, whole_bytes):
-    request = TrainRequest(method="federated_em", population=str(population.path), settings=settings,
-                           runs=str(folder), run_id=name, cache_bytes=0)  # fmt: skip
+    request = TrainRequest(
+        method="federated_em",
+        population=str(population.path),
+        settings=settings,
+        runs=str(folder),
+        run_id=name,
+        cache_bytes=0,
+    )
     session = start(request, InProcessBackend(), stamp="then")
     session.training.source = replace(session.training.source, whole_bytes=whole_bytes)
     with ending(session):
@@ -71,8 +77,13 @@ def test_streamed_blocks_give_the_same_bits(population, tmp_path, monkeypatch, s
 def test_private_rounds_stream(population, monkeypatch):
     monkeypatch.setattr(streaming, "WINDOW_BYTES", 1)
     monkeypatch.setattr(rows, "PORTION_NUMBERS", 4 * 50)
-    given = {"weights": np.ones(2) / 2, "means": np.array([np.zeros(4), np.full(4, 2.0)]),
-             "covariances": np.ones((2, 4)), "centre": np.full(4, 0.5), "scale": np.full(4, 2.0)}  # fmt: skip
+    given = {
+        "weights": np.ones(2) / 2,
+        "means": np.array([np.zeros(4), np.full(4, 2.0)]),
+        "covariances": np.ones((2, 4)),
+        "centre": np.full(4, 0.5),
+        "scale": np.full(4, 2.0),
+    }
     method = FederatedEM(FederatedEMConfig(algorithm="private", components=2, covariance="diag"))
     public = facts(population.read(0), start=given, rho=1.0, nominal=12, leaf=4)
     message = method.message(method.init(public))
@@ -168,8 +179,12 @@ def test_a_client_larger_than_the_memory_it_is_given(tmp_path):
         writer.write(["small", "large"], (np.array([0, 10, rows_of_client]), x))
         writer.commit(Provenance(sources=("test",)))
     del x
-    done = subprocess.run([sys.executable, "-c", TRAIN, str(tmp_path / "p"), str(tmp_path / "runs")], text=True,
-                          capture_output=True, check=True)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", TRAIN, str(tmp_path / "p"), str(tmp_path / "runs")],
+        text=True,
+        capture_output=True,
+        check=True,
+    )
     answer = json.loads(done.stdout.splitlines()[-1])
     assert answer["rise"] < 250_000_000
     assert np.isfinite(answer["objective"])

@@ -18,8 +18,9 @@ def test_one_client_without_a_codec_is_spider_em():
     """S <- S + gamma (estimate - S), the estimate corrected by one batch at S_k and S_{k-1}, renewed every k_in."""
     y, start = two_components(3000)
     block, b, k_in, gamma = block_of([y]), 40, 15, 0.3
-    config = FederatedEMConfig(**KNOWN, algorithm="vr-fedem", codec="identity", batch=b, inner_rounds=k_in, gamma=gamma,
-                               rounds=70)  # fmt: skip
+    config = FederatedEMConfig(
+        **KNOWN, algorithm="vr-fedem", codec="identity", batch=b, inner_rounds=k_in, gamma=gamma, rounds=70
+    )
     ran = run(config, block, facts(block, start=start, seed=8))
     assert set(ran.memory) == {"S"}, "without a codec V plays no part"
     model = GaussianMixture(2, 2, "known")
@@ -48,8 +49,9 @@ def epochs_to(ran, bound: float) -> float:
 def clients():
     y, start = two_components()
     block = block_of(np.array_split(y, 20))
-    return lambda **settings: run(FederatedEMConfig(**{**KNOWN, "codec": "dithering", "levels": 2, **settings}), block,
-                                  facts(block, start=start))  # fmt: skip
+    return lambda **settings: run(
+        FederatedEMConfig(**{**KNOWN, "codec": "dithering", "levels": 2, **settings}), block, facts(block, start=start)
+    )
 
 
 @pytest.mark.heavy

@@ -42,8 +42,14 @@ NOW = 1_700_000_000.0
 STAMP = "20231114T221320"
 PUBLIC = "made up by a random number generator"
 PRIVATE = {"clusters": 2, "rounds": 2, "epsilon": 2.0, "spare_releases": 1}
-REMEMBERING = {"components": 2, "covariance": "diag", "cluster_rounds": 1, "levels": 2, "participation": 0.75,
-               "rounds": 2}  # fmt: skip
+REMEMBERING = {
+    "components": 2,
+    "covariance": "diag",
+    "cluster_rounds": 1,
+    "levels": 2,
+    "participation": 0.75,
+    "rounds": 2,
+}
 LEDGER = "sqlite:///ledger.sqlite"  # relative: only the environment says where it is
 
 
@@ -55,9 +61,17 @@ def make_counts(ledger: dict) -> Population:
     counts = random(1).poisson(0.9, (24, 5)).astype(np.int32)
     heldout = random(2).poisson(0.4, (24, 5)).astype(np.int32)
     names = [f"client-{number}" for number in range(24)]
-    with PopulationWriter("counts", "counts", 5, clients_per_leaf=4, clients_per_block=12, nominal_clients=24,
-                          vocabulary=["ash", "birch", "elm", "oak", "yew"], public_for_evaluation=PUBLIC,
-                          ledger=ledger) as writer:  # fmt: skip
+    with PopulationWriter(
+        "counts",
+        "counts",
+        5,
+        clients_per_leaf=4,
+        clients_per_block=12,
+        nominal_clients=24,
+        vocabulary=["ash", "birch", "elm", "oak", "yew"],
+        public_for_evaluation=PUBLIC,
+        ledger=ledger,
+    ) as writer:
         writer.write(names[:12], sp.csr_matrix(counts[:12]), sp.csr_matrix(heldout[:12]))
         first = writer.commit(Provenance(sources=("golden",)))
     with PopulationWriter.extending(first) as writer:
@@ -72,17 +86,21 @@ def make_rows() -> Population:
     centres = np.array([[0.0, 0.0, 3.0], [4.0, 0.0, -3.0]])
     rows = centres[np.arange(clients * each) % 2] + random(3).normal(size=(clients * each, 3))
     heldout = centres[np.arange(clients * 2) % 2] + random(4).normal(size=(clients * 2, 3))
-    with PopulationWriter("rows", "rows", 3, clients_per_leaf=4, clients_per_block=8,
-                          public_for_evaluation=PUBLIC) as writer:  # fmt: skip
-        writer.write([f"client-{number}" for number in range(clients)],
-                     (np.arange(clients + 1) * each, rows.astype(np.float32)),
-                     (np.arange(clients + 1) * 2, heldout.astype(np.float32)))  # fmt: skip
+    with PopulationWriter(
+        "rows", "rows", 3, clients_per_leaf=4, clients_per_block=8, public_for_evaluation=PUBLIC
+    ) as writer:
+        writer.write(
+            [f"client-{number}" for number in range(clients)],
+            (np.arange(clients + 1) * each, rows.astype(np.float32)),
+            (np.arange(clients + 1) * 2, heldout.astype(np.float32)),
+        )
         return writer.commit(Provenance(sources=("golden",)))
 
 
 def begin(method: str, population: str, runs: str, run_id: str, settings: dict, **more):
-    request = TrainRequest(method=method, population=population, runs=runs, run_id=run_id, settings=settings, seed=7,
-                           **more)  # fmt: skip
+    request = TrainRequest(
+        method=method, population=population, runs=runs, run_id=run_id, settings=settings, seed=7, **more
+    )
     return start(request, InProcessBackend(), stamp=STAMP)
 
 

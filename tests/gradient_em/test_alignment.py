@@ -35,7 +35,8 @@ def test_an_assignment_step_equals_trying_all_orders(components):
         orders = alignment.stepwise(centres)
         best = min(choices, key=lambda last: alignment.score(centres, np.vstack([orders[:3], [last]])))
         assert alignment.score(centres, orders) == pytest.approx(
-            alignment.score(centres, np.vstack([orders[:3], [best]])), rel=1e-9)  # fmt: skip
+            alignment.score(centres, np.vstack([orders[:3], [best]])), rel=1e-9
+        )
 
 
 def test_exhaustive_is_never_worse():
@@ -43,9 +44,12 @@ def test_exhaustive_is_never_worse():
         centres, _ = permuted(seed, 4, 3, 3.0)
         best = alignment.score(centres, alignment.exhaustive(centres))
         generator = np.random.default_rng(seed)
-        others = [alignment.stepwise(centres), alignment.shuffled(centres, 5, generator),
-                  alignment.shuffled(centres, 5, generator, "majority"),
-                  alignment.by_centres(centres, generator)]  # fmt: skip
+        others = [
+            alignment.stepwise(centres),
+            alignment.shuffled(centres, 5, generator),
+            alignment.shuffled(centres, 5, generator, "majority"),
+            alignment.by_centres(centres, generator),
+        ]
         assert all(best <= alignment.score(centres, orders) + 1e-9 for orders in others)
     with pytest.raises(ConfigError, match="too many alignments"):
         alignment.exhaustive(np.zeros((10, 5, 2)))
@@ -55,9 +59,11 @@ def test_exhaustive_is_never_worse():
 def test_separated_centres_are_aligned(rule):
     centres, truth = permuted(0, 4 if rule == "exhaustive" else 30, 3, 0.3)
     generator = np.random.default_rng(0)
-    orders = {"stepwise": lambda: alignment.stepwise(centres), "exhaustive": lambda: alignment.exhaustive(centres),
-              "centres": lambda: alignment.by_centres(centres, generator)}.get(
-                  rule, lambda: alignment.shuffled(centres, 20, generator, rule))()  # fmt: skip
+    orders = {
+        "stepwise": lambda: alignment.stepwise(centres),
+        "exhaustive": lambda: alignment.exhaustive(centres),
+        "centres": lambda: alignment.by_centres(centres, generator),
+    }.get(rule, lambda: alignment.shuffled(centres, 20, generator, rule))()
     assert same_pattern(orders, truth)
 
 
@@ -69,8 +75,11 @@ def test_inliers_are_aligned_beside_outliers(rule):
         own = np.where(np.isnan(tasks.theta), 2.0 + generator.normal(size=tasks.theta.shape), tasks.theta)
         shuffled = np.array([generator.permutation(5) for _ in own])
         centres, truth = reordered(own, shuffled), np.argsort(shuffled, axis=1)
-        orders = (alignment.by_centres(centres, generator) if rule == "centres"
-                  else alignment.shuffled(centres, 20, generator, rule))  # fmt: skip
+        orders = (
+            alignment.by_centres(centres, generator)
+            if rule == "centres"
+            else alignment.shuffled(centres, 20, generator, rule)
+        )
         assert same_pattern(orders[tasks.inlier], truth[tasks.inlier])
 
 

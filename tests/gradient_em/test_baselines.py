@@ -82,8 +82,14 @@ def test_fedem_of_regressions():
             x, y = own[:, :-1], own[:, -1]
             g = lines(x, y, theta[k], w[k])
             w[k] = g.mean(axis=0)
-            found.append([np.linalg.solve((g[:, r, None] * x).T @ x + 1e-5 * np.eye(10),
-                                          (g[:, r] * y) @ x + 1e-5 * theta[k, r]) for r in range(5)])  # fmt: skip
+            found.append(
+                [
+                    np.linalg.solve(
+                        (g[:, r, None] * x).T @ x + 1e-5 * np.eye(10), (g[:, r] * y) @ x + 1e-5 * theta[k, r]
+                    )
+                    for r in range(5)
+                ]
+            )
         theta[:] = np.average(found, axis=0, weights=[len(own) for own in rows])
     out = run(block, model="regression", algorithm="fedem", rounds=4, **FAST).outputs()
     np.testing.assert_allclose(out["centres"], theta, atol=1e-6)
@@ -172,8 +178,9 @@ def test_fedgmm():
             sums, mass = sums + own_sums, mass + own_mass
             within.append((x.T @ x - own_sums.T @ (own_sums / own_mass[:, None])) / len(x))
             q = g.sum(axis=1)
-            found.append([np.linalg.solve((q[:, r, None] * x).T @ x + 1e-5 * np.eye(10), (q[:, r] * y) @ x)
-                          for r in range(5)])  # fmt: skip
+            found.append(
+                [np.linalg.solve((q[:, r, None] * x).T @ x + 1e-5 * np.eye(10), (q[:, r] * y) @ x) for r in range(5)]
+            )
         sizes = [len(own) for own in rows]
         theta[:] = np.average(found, axis=0, weights=sizes)
         mu, sigma = sums / mass[:, None], np.average(within, axis=0, weights=sizes) + 1e-6 * np.eye(10)

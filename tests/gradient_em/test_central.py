@@ -40,8 +40,12 @@ def test_equals_a_direct_convex_solver(seed):
         direct = minimize(full_objective, start, (own, n, penalty), method="L-BFGS-B", options={"maxfun": 5000})
         assert best <= direct.fun * (1 + 1e-9)
         assert best == pytest.approx(central.objective(t, found.v, n[:, None], penalty)[r], rel=1e-5)
-        reduced = minimize(lambda v, own=own: central.objective(own[:, None], v[None], n[:, None], penalty)[0],
-                           own.mean(axis=0), method="BFGS", options={"gtol": 1e-9, "maxiter": 5000})  # fmt: skip
+        reduced = minimize(
+            lambda v, own=own: central.objective(own[:, None], v[None], n[:, None], penalty)[0],
+            own.mean(axis=0),
+            method="BFGS",
+            options={"gtol": 1e-9, "maxiter": 5000},
+        )
         np.testing.assert_allclose(found.v[r], reduced.x, atol=1e-5)
     assert found.gradient < 1e-7
 

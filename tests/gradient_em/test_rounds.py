@@ -96,8 +96,9 @@ def test_the_result_depends_on_penalty_over_step_size():
     block = block_of(small(seed=1, h=1.0, outliers=0).rows)
     found = []
     for c in (0.4, 1.0, 1.3):
-        ran = given(block, rounds=700, tolerance=0.0, step_size=c, penalty=2.0 * c, penalty_decay=0.0,
-                    smallest_cluster=0.0)  # fmt: skip
+        ran = given(
+            block, rounds=700, tolerance=0.0, step_size=c, penalty=2.0 * c, penalty_decay=0.0, smallest_cluster=0.0
+        )
         found.append(ran.outputs()["centres"])
     assert np.ptp(found[0], axis=0).max() > 1.0, "clients differ"
     np.testing.assert_allclose(found[1], found[0], atol=1e-6)
@@ -136,8 +137,10 @@ def test_names_of_components_do_not_matter():
         if number > 0:
             return memory
         order = np.array([3, 1, 0, 4, 2])
-        return {name: np.concatenate([value[:4], value[4:5, order], value[5:]]) if value.ndim > 1 else value
-                for name, value in memory.items()}  # fmt: skip
+        return {
+            name: np.concatenate([value[:4], value[4:5, order], value[5:]]) if value.ndim > 1 else value
+            for name, value in memory.items()
+        }
 
     common = {"rounds": 30, "alignment": "centres", "aligned_clients": 5, **FAST}
     one, other = run(block, **common), run(block, change=rename, **common)
@@ -207,8 +210,12 @@ def test_better_than_local_where_clients_are_alike():
 def test_every_contamination_moves_the_others_little(kind):
     tasks = small(seed=8, h=0.0, outliers=0)
     clean = block_of(tasks.rows)
-    bad = block_of([contaminated(clean.x, clean.ptr, [8, 9], kind, 0)[a:b]
-                    for a, b in zip(clean.ptr[:-1], clean.ptr[1:], strict=True)])  # fmt: skip
+    bad = block_of(
+        [
+            contaminated(clean.x, clean.ptr, [8, 9], kind, 0)[a:b]
+            for a, b in zip(clean.ptr[:-1], clean.ptr[1:], strict=True)
+        ]
+    )
     good = np.arange(10) < 8
     before, after = (errors(run(block, **FAST).outputs()["centres"], tasks.theta, good).rms for block in (clean, bad))
     assert after < before + 0.15
@@ -334,8 +341,10 @@ def test_thresholds_by_component_and_gradients_that_are_clipped():
     spoilt = contaminated(block.x, block.ptr, range(9), "shifted", 0, share=0.05, length=40.0)
     bad = block_of([spoilt[a:b] for a, b in zip(block.ptr[:-1], block.ptr[1:], strict=True)])
     start = {"given": {"centres": simulation.CENTRES}, "start": "given"}
-    clipped, free = (errors(run(bad, gradient_clip=c, **start).outputs()["centres"], tasks.theta, tasks.inlier).rms
-                     for c in (6.3, None))  # fmt: skip
+    clipped, free = (
+        errors(run(bad, gradient_clip=c, **start).outputs()["centres"], tasks.theta, tasks.inlier).rms
+        for c in (6.3, None)
+    )
     assert clipped < 0.7 * free
 
 
@@ -346,6 +355,7 @@ def test_runs_start_from_given_centres(standardise):
     block = block_of([50.0 + 3.0 * rows for rows in tasks.rows] if standardise == "columns" else tasks.rows)
     first = run(block, standardise=standardise, penalty=1.0, **FAST)
     arrays = first.method.as_start(first.state)
-    again = run(block, given=first.method.checked_start(arrays, "it", 10), start="given", standardise=standardise,
-                penalty=1.0)  # fmt: skip
+    again = run(
+        block, given=first.method.checked_start(arrays, "it", 10), start="given", standardise=standardise, penalty=1.0
+    )
     np.testing.assert_allclose(again.state.centres, first.state.centres, atol=0.2)

@@ -35,8 +35,13 @@ def tasks_of(model="gaussian"):
 
 
 def begin(population, tmp_path, settings, **changes):
-    request = TrainRequest(method="gradient_em", population=str(population.path), settings=settings,
-                           runs=str(tmp_path / "runs"), **{"run_id": "r", **changes})  # fmt: skip
+    request = TrainRequest(
+        method="gradient_em",
+        population=str(population.path),
+        settings=settings,
+        runs=str(tmp_path / "runs"),
+        **{"run_id": "r", **changes},
+    )
     return start(request, InProcessBackend(), stamp="then")
 
 
@@ -58,11 +63,20 @@ def digest(path) -> str:
     return hashlib.sha256(b"".join(data)).hexdigest()
 
 
-@pytest.mark.parametrize("settings", [
-    {}, {"preset": "paper"}, {"participation": 0.5, "batch": 20, "share_weights": True},
-    {"covariance": "shared", "standardise": "columns"}, {"algorithm": "tgmm"}, {"algorithm": "fedem"},
-    {"model": "regression"}, {"model": "regression", "algorithm": "fedgmm"},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"preset": "paper"},
+        {"participation": 0.5, "batch": 20, "share_weights": True},
+        {"covariance": "shared", "standardise": "columns"},
+        {"algorithm": "tgmm"},
+        {"algorithm": "fedem"},
+        {"model": "regression"},
+        {"model": "regression", "algorithm": "fedgmm"},
+    ],
+    ids=str,
+)
 def test_a_run_in_pieces_has_the_bits_of_a_whole_one(tmp_path, settings):
     """Interrupted after every pass and resumed, and on blocks of another size: state and memories are the same."""
     settings, tasks = {**FAST, "rounds": 5, **settings}, tasks_of(settings.get("model", "gaussian"))
@@ -89,8 +103,10 @@ def test_a_run_in_memory_has_the_same_bits(tmp_path):
         assert np.array_equal(stored[name], value), name
 
 
-@pytest.mark.parametrize("algorithm", ["fedgrem", "local-fit", "local-em", "local-grem", "fedem", "fedem-w", "tgmm",
-                                       "pooled-em", "pooled-grem"])  # fmt: skip
+@pytest.mark.parametrize(
+    "algorithm",
+    ["fedgrem", "local-fit", "local-em", "local-grem", "fedem", "fedem-w", "tgmm", "pooled-em", "pooled-grem"],
+)
 def test_every_algorithm_gives_outputs_of_every_client(tmp_path, algorithm):
     tasks = tasks_of()
     population = population_of(tmp_path / "p", tasks)
@@ -185,21 +201,43 @@ def test_constant_rows_break_nothing():
     assert np.isfinite(ran.outputs()["centres"]).all()
 
 
-@pytest.mark.parametrize("wrong", [
-    {"covariance": "known"}, {"known": 2.0}, {"model": "regression", "standardise": "columns"}, {"intercept": True},
-    {"algorithm": "fedgmm"}, {"algorithm": "tgmm", "model": "regression"},
-    {"algorithm": "fedem", "covariance": "shared"}, {"algorithm": "fedem", "participation": 0.5},
-    {"central": "exact"}, {"by_component": True}, {"preset": "paper", "participation": 0.5}, {"step_size": 2.0},
-    {"algorithm": "local-fit", "start": "given"}, {"share_weights": True, "algorithm": "fedem"}, {"components": 0},
-    {"unknown": 1}, {"participation": 0.0}, {"penalty": -1.0},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"covariance": "known"},
+        {"known": 2.0},
+        {"model": "regression", "standardise": "columns"},
+        {"intercept": True},
+        {"algorithm": "fedgmm"},
+        {"algorithm": "tgmm", "model": "regression"},
+        {"algorithm": "fedem", "covariance": "shared"},
+        {"algorithm": "fedem", "participation": 0.5},
+        {"central": "exact"},
+        {"by_component": True},
+        {"preset": "paper", "participation": 0.5},
+        {"step_size": 2.0},
+        {"algorithm": "local-fit", "start": "given"},
+        {"share_weights": True, "algorithm": "fedem"},
+        {"components": 0},
+        {"unknown": 1},
+        {"participation": 0.0},
+        {"penalty": -1.0},
+    ],
+)
 def test_settings_that_do_not_go_together(wrong):
     with pytest.raises(ConfigError):
         make_method("gradient_em", wrong)
 
 
-@pytest.mark.parametrize("known", [-1.0, (1.0, 2.0), ((1.0, 2.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)),
-                                   ((1.0, 2.0, 0.0), (2.0, 1.0, 0.0), (0.0, 0.0, 1.0))])  # fmt: skip
+@pytest.mark.parametrize(
+    "known",
+    [
+        -1.0,
+        (1.0, 2.0),
+        ((1.0, 2.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)),
+        ((1.0, 2.0, 0.0), (2.0, 1.0, 0.0), (0.0, 0.0, 1.0)),
+    ],
+)
 def test_a_covariance_that_is_none(known):
     method, block = make_method("gradient_em", {"covariance": "known", "known": known}), block_of([np.ones((3, 3))])
     with pytest.raises(ConfigError, match="known must be"):
@@ -217,7 +255,12 @@ def test_the_preset_of_the_paper():
 
 
 def test_settings_survive_the_run_store():
-    for settings in ({}, {"covariance": "known", "known": (1.0, 2.0)}, {"covariance": "known", "known": 2.0},
-                     {"covariance": "known", "known": ((1.0, 0.5), (0.5, 1.0))}, {"model": "regression"}):  # fmt: skip
+    for settings in (
+        {},
+        {"covariance": "known", "known": (1.0, 2.0)},
+        {"covariance": "known", "known": 2.0},
+        {"covariance": "known", "known": ((1.0, 0.5), (0.5, 1.0))},
+        {"model": "regression"},
+    ):
         config = GradientEMConfig(**settings)
         assert GradientEMConfig(**config.model_dump(mode="json")) == config

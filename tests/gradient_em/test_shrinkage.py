@@ -86,8 +86,19 @@ def test_pooling_gives_a_component_what_all_say():
 
 def test_the_result_does_not_depend_on_the_step_size():
     block = block_of(simulation.tasks(1, h=1.0, outliers=0).rows)
-    found = [run(block, given={"centres": simulation.CENTRES}, start="given", rounds=400, tolerance=0.0, second_start=0,
-                 step_size=c, covariance="identity").outputs()["centres"] for c in (0.5, 1.0, 1.3)]  # fmt: skip
+    found = [
+        run(
+            block,
+            given={"centres": simulation.CENTRES},
+            start="given",
+            rounds=400,
+            tolerance=0.0,
+            second_start=0,
+            step_size=c,
+            covariance="identity",
+        ).outputs()["centres"]
+        for c in (0.5, 1.0, 1.3)
+    ]
     assert np.ptp(found[0], axis=0).max() > 1.0, "clients differ"
     np.testing.assert_allclose(found[1], found[0], atol=1e-4)
     np.testing.assert_allclose(found[2], found[0], atol=1e-4)
@@ -102,8 +113,9 @@ def test_never_worse_than_the_paper_or_alone(h):
         for name, settings in (("own", {}), ("paper", {"preset": "paper"}), ("alone", {"algorithm": "local-em"})):
             out = run(block_of(tasks.rows), rounds=50, **FAST, **settings).outputs()
             found[name].append(errors(out["centres"], tasks.theta, tasks.inlier))
-    largest, rms = ({name: np.mean([getattr(e, of) for e in es]) for name, es in found.items()}
-                    for of in ("largest", "rms"))  # fmt: skip
+    largest, rms = (
+        {name: np.mean([getattr(e, of) for e in es]) for name, es in found.items()} for of in ("largest", "rms")
+    )
     assert rms["own"] < 1.0 * min(rms["paper"], rms["alone"])
     assert largest["own"] < min(1.05 * min(largest["paper"], largest["alone"]), {0.0: 0.75, 1.0: 1.15, 2.0: 1.35}[h])
 
@@ -111,10 +123,13 @@ def test_never_worse_than_the_paper_or_alone(h):
 def test_a_client_in_a_poor_optimum_takes_the_second_start():
     """In this replication a client's own fit has two components on one cluster and leaves another out."""
     tasks = simulation.tasks(5, h=2.0)
-    alone, without, ran = (run(block_of(tasks.rows), seed=5, rounds=40, **settings)
-                           for settings in ({"algorithm": "local-fit"}, {"second_start": 0}, {}))  # fmt: skip
+    alone, without, ran = (
+        run(block_of(tasks.rows), seed=5, rounds=40, **settings)
+        for settings in ({"algorithm": "local-fit"}, {"second_start": 0}, {})
+    )
     seconds = ran.column("second_starts")
     assert seconds[9] >= 1 and not seconds[[0, 5, 20]].any() and not without.column("second_starts").any()
-    worst, before, after = (errors(r.outputs()["centres"], tasks.theta, tasks.inlier).largest
-                            for r in (alone, without, ran))  # fmt: skip
+    worst, before, after = (
+        errors(r.outputs()["centres"], tasks.theta, tasks.inlier).largest for r in (alone, without, ran)
+    )
     assert worst > 4.0 and before > 4.0 and after < 1.6

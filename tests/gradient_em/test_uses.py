@@ -80,8 +80,11 @@ class Fewer(FedGrEMGaussians):
     """Two lines of the quick table, fewer beginnings."""
 
     def lines(self, options):
-        return {label: {**settings, **FAST} for label, settings in super().lines(options).items()
-                if label in ("FedGrEM (default)", "FedGrEM (paper)", "FedEM")}  # fmt: skip
+        return {
+            label: {**settings, **FAST}
+            for label, settings in super().lines(options).items()
+            if label in ("FedGrEM (default)", "FedGrEM (paper)", "FedEM")
+        }
 
 
 def test_the_simulation_table(tmp_path):
@@ -105,8 +108,11 @@ def test_the_table_of_clients_rows(tmp_path, monkeypatch):
             return 6.0 * np.eye(3, 4)[y] + generator.normal(size=(900, 4)), y, np.repeat(np.arange(12), 75)
 
         def lines(self, options):
-            return {label: {**settings, **FAST} for label, settings in super().lines(options).items()
-                    if label in ("FedGrEM (default)", "FedGrEM (paper)", "Local-EM")}  # fmt: skip
+            return {
+                label: {**settings, **FAST}
+                for label, settings in super().lines(options).items()
+                if label in ("FedGrEM (default)", "FedGrEM (paper)", "Local-EM")
+            }
 
         levels = (0, 3, 6, 9)
 

@@ -37,8 +37,9 @@ def answer(method: Histograms, message, block: CountsBlock, clients_per_leaf: in
     return total
 
 
-def run(method: Histograms, block: CountsBlock, public: PublicFacts, noise: Noise = no_noise,
-        clients_per_leaf: int = 1024) -> tuple[HistogramsState, list[RoundInfo]]:  # fmt: skip
+def run(
+    method: Histograms, block: CountsBlock, public: PublicFacts, noise: Noise = no_noise, clients_per_leaf: int = 1024
+) -> tuple[HistogramsState, list[RoundInfo]]:
     """The last state and what every round told; fails if a release is not exactly as planned."""
     plan = {(planned.round, planned.name): planned for planned in method.plan(public)}
     state, infos = method.init(public), []

@@ -67,21 +67,27 @@ def test_the_draw_follows_the_softmax_of_the_distances():
     assert np.all(np.abs(np.bincount(drawn, minlength=3) - expected) < 5 * np.sqrt(expected))
 
 
-@pytest.mark.parametrize("config", [
-    ALGORITHM2, HistogramsConfig(algorithm="algorithm2", start="perturbed_mean", clusters=3),
-    HistogramsConfig(algorithm="fedavg"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "config",
+    [
+        ALGORITHM2,
+        HistogramsConfig(algorithm="algorithm2", start="perturbed_mean", clusters=3),
+        HistogramsConfig(algorithm="fedavg"),
+    ],
+)
 def test_passes_over_leaves_of_a_block_are_those_of_single_leaves(block, config):
     """The same leaves in two groups, merged: the same bits."""
     method = Histograms(config.model_copy(update={"rounds": 3}))
     parts = list(leaves(block, 8))
     state = method.init(facts(17))
     while (message := method.message(state)) is not None:
+
         def total(group, message=message):
             result = None
             for part in group:
                 result = merge(result, method.client_update(message, part, None)[0])
             return result
+
         one, two = values(total(parts)), values(merge(total(parts[5:]), total(parts[:5])))
         for name, value in one.items():
             if name in ("pick", "worst"):

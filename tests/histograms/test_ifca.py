@@ -70,11 +70,13 @@ def test_leaves_in_any_groups_give_the_same_bits_and_a_histogram(block, start, r
     parts, state, passes = list(leaves(block, 8)), method.init(facts(17)), 0
     total = method.total_rounds(state)
     while (message := method.message(state)) is not None:
+
         def answer(group, message=message):
             result = None
             for part in group:
                 result = merge(result, method.client_update(message, part, None)[0])
             return result
+
         one, two = values(answer(parts)), values(merge(answer(parts[3:]), answer(parts[:3])))
         for name, value in one.items():
             assert name == "pick" or np.array_equal(value, two[name])
@@ -99,8 +101,9 @@ def test_many_steps_reach_the_means_of_the_clusters():
     """Two far groups of different sizes: linear convergence at rate 1 - eta n_k / n."""
     block = block_of([[9, 1, 0]] * 4 + [[0, 1, 9]] * 2 + [[0, 0, 0]])
     for start in ("perturbed_mean", "algorithm1"):
-        config = HistogramsConfig(algorithm="ifca", clusters=2, start=start, rounds=60, learning_rate=1.0,
-                                  temperature=1e6)  # fmt: skip
+        config = HistogramsConfig(
+            algorithm="ifca", clusters=2, start=start, rounds=60, learning_rate=1.0, temperature=1e6
+        )
         state, infos = run(Histograms(config), block, facts(3))
         order = np.argsort(-state.counts)
         np.testing.assert_allclose(state.centres[order], [[0.9, 0.1, 0], [0, 0.1, 0.9]], atol=1e-5)

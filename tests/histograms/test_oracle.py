@@ -67,8 +67,17 @@ def test_a_centre_with_zeros_is_floored():
 
 @pytest.fixture(scope="module")
 def population():
-    settings = SyntheticSettings(clients=2000, features=60, clusters=4, tokens=25, test_tokens=4000, gamma=300.0,
-                                 alpha=60.0, beta=None, heldout_clients=2000)  # fmt: skip
+    settings = SyntheticSettings(
+        clients=2000,
+        features=60,
+        clusters=4,
+        tokens=25,
+        test_tokens=4000,
+        gamma=300.0,
+        alpha=60.0,
+        beta=None,
+        heldout_clients=2000,
+    )
     block, centres = synthetic(settings, 5)
     return settings, block, centres, true_clusters(settings, 5)
 

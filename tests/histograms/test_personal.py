@@ -46,7 +46,10 @@ def test_every_client_gets_its_mixture(trained):
     np.testing.assert_allclose(outputs["estimate"], estimates(block, state, 40.0), atol=1e-6)
     np.testing.assert_allclose(outputs["weight"], 40 / (40 + block.totals))
     assert {name: array.dtype for name, array in outputs.items()} == {
-        "estimate": np.float32, "cluster": np.int32, "weight": np.float64}  # fmt: skip
+        "estimate": np.float32,
+        "cluster": np.int32,
+        "weight": np.float64,
+    }
     assert np.all((outputs["cluster"] == -1) == (block.totals == 0))
 
 
@@ -159,12 +162,14 @@ def test_the_table_is_that_of_the_dense_matrices(trained):
         return weight * mean + (1 - weight) * q
 
     expected = {
-        ("Local", 1e-10): dense_kl(block, local, 1e-10), ("Local", 1e-8): dense_kl(block, local, 1e-8),
-        "FedAvg": dense_kl(block, mean, 1e-10), "FedAvg + FT": dense_kl(block, mixed_mean(40.0), 1e-10),
+        ("Local", 1e-10): dense_kl(block, local, 1e-10),
+        ("Local", 1e-8): dense_kl(block, local, 1e-8),
+        "FedAvg": dense_kl(block, mean, 1e-10),
+        "FedAvg + FT": dense_kl(block, mixed_mean(40.0), 1e-10),
         "Algorithm 2": dense_kl(block, estimates(block, state, 1e300), 1e-10),
         "Algorithm 2 + FT": dense_kl(block, estimates(block, state, 40.0), 1e-10),
         "Local mixture + FT": dense_kl(block, Histograms(MIXTURE).personalise(state, block, None)["estimate"], 1e-10),
-    }  # fmt: skip
+    }
     for name, losses in expected.items():
         method, wanted = (name[0], {"smoothing": name[1]}) if isinstance(name, tuple) else (name, {"chosen": ""})
         row = scores.row(method, **wanted)

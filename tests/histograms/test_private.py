@@ -129,11 +129,25 @@ def state_for_rounds(centres, rounds, sigma=1e-6, **fields) -> HistogramsState:
     k, d = np.shape(centres)
     uniform = np.full(d, 1 / d)
     defaults = dict(
-        phase="rounds", round=0, seed=0, rounds=rounds, clusters=k, overseed=k, merge_after=0, perturbation=0.3,
-        multipliers=np.full(rounds + 2, sigma), mean=uniform, mean_precision=1e30, metric=uniform,
-        centres=np.array(centres), counts=np.zeros(k), sums=np.zeros((0, d)), reseed=np.zeros(0, np.int64), entropy=0.0,
+        phase="rounds",
+        round=0,
+        seed=0,
+        rounds=rounds,
+        clusters=k,
+        overseed=k,
+        merge_after=0,
+        perturbation=0.3,
+        multipliers=np.full(rounds + 2, sigma),
+        mean=uniform,
+        mean_precision=1e30,
+        metric=uniform,
+        centres=np.array(centres),
+        counts=np.zeros(k),
+        sums=np.zeros((0, d)),
+        reseed=np.zeros(0, np.int64),
+        entropy=0.0,
         clients=0.0,
-    )  # fmt: skip
+    )
     return HistogramsState(**{**defaults, **fields})
 
 
@@ -208,10 +222,14 @@ def test_fewer_live_cells_than_clusters_are_filled_up():
     assert merged.centres.shape == (2, 2) and not np.allclose(merged.centres[0], merged.centres[1])
 
 
-@pytest.mark.parametrize("config, public", [
-    (SMALL, facts(9, rho=0.5, nominal=100)), (HistogramsConfig(algorithm="algorithm2", clusters=3), facts(9)),
-    (HistogramsConfig(algorithm="fedavg"), facts(9)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "config, public",
+    [
+        (SMALL, facts(9, rho=0.5, nominal=100)),
+        (HistogramsConfig(algorithm="algorithm2", clusters=3), facts(9)),
+        (HistogramsConfig(algorithm="fedavg"), facts(9)),
+    ],
+)
 def test_every_state_survives_the_run_store(tmp_path, config, public):
     method, block = Histograms(config), block_of(random_counts(np.random.default_rng(0), 30, 9))
     state, plan = method.init(public), list(method.plan(public))

@@ -38,11 +38,21 @@ def public(relation="add_or_remove_one", start=None, **given):
 
 EVERYTHING = {  # each release that there is occurs in one of these
     "usual": (HistogramsConfig(clusters=2, rounds=5, overseed=4, merge_after=2), None),
-    "moments and clip": (HistogramsConfig(clusters=2, rounds=4, overseed=2, reduction="eigenvectors", keep=4,
-                                          adaptive_clip=True, half_weight_tokens=20.0), None),
+    "moments and clip": (
+        HistogramsConfig(
+            clusters=2,
+            rounds=4,
+            overseed=2,
+            reduction="eigenvectors",
+            keep=4,
+            adaptive_clip=True,
+            half_weight_tokens=20.0,
+        ),
+        None,
+    ),
     "votes": (HistogramsConfig(clusters=2, rounds=3, overseed=2, reduction="frequency", keep=5), start_of(7)),
     "warm, moments": (HistogramsConfig(clusters=2, reduction="eigenvectors", keep=3), start_of(2, seed=3)),
-}  # fmt: skip
+}
 
 
 def messages_of(config, given, relation, block, seed=0) -> list[tuple[ReleaseMessage, dict]]:
@@ -250,8 +260,14 @@ def test_votes_and_norms_count_clients_with_tokens():
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.floats(1e-6, 1e3), st.integers(1, 10**7), st.sampled_from(["none", "frequency", "eigenvectors"]),
-       st.booleans(), st.sampled_from(RELATIONS), st.sampled_from([None, 1, 3, 10, 40]))  # fmt: skip
+@given(
+    st.floats(1e-6, 1e3),
+    st.integers(1, 10**7),
+    st.sampled_from(["none", "frequency", "eigenvectors"]),
+    st.booleans(),
+    st.sampled_from(RELATIONS),
+    st.sampled_from([None, 1, 3, 10, 40]),
+)
 def test_plans_fit_and_waste_nothing_whatever_is_asked_for(rho, nominal, reduction, adaptive, relation, given_centres):
     config = HistogramsConfig(reduction=reduction, adaptive_clip=adaptive)
     start = None if given_centres is None else start_of(given_centres, 20)
@@ -278,8 +294,10 @@ def test_replace_one_costs_the_same_and_adds_more_noise():
 
 def test_a_smaller_effective_budget_under_replace_one_buys_no_more():
     for rho in (0.001, 0.01, 0.1, 1.0):
-        sizes = [len(Histograms().plan(dataclasses.replace(facts(1000, rho=rho, nominal=20_000), relation=relation)))
-                 for relation in RELATIONS]  # fmt: skip
+        sizes = [
+            len(Histograms().plan(dataclasses.replace(facts(1000, rho=rho, nominal=20_000), relation=relation)))
+            for relation in RELATIONS
+        ]
         assert sizes[1] <= sizes[0]
 
 
@@ -343,10 +361,17 @@ def known_of(d, rho=5.0, **more):
 
 
 @pytest.mark.parametrize("relation", RELATIONS)
-@pytest.mark.parametrize("settings_", [
-    {}, {"reduction": "frequency", "keep": 8}, {"reduction": "eigenvectors", "keep": 8, "moment_share": 0.5},
-    {"adaptive_clip": True}, {"half_weight_tokens": 20.0},
-], ids=["plain", "frequency", "eigenvectors", "clip", "weights"])  # fmt: skip
+@pytest.mark.parametrize(
+    "settings_",
+    [
+        {},
+        {"reduction": "frequency", "keep": 8},
+        {"reduction": "eigenvectors", "keep": 8, "moment_share": 0.5},
+        {"adaptive_clip": True},
+        {"half_weight_tokens": 20.0},
+    ],
+    ids=["plain", "frequency", "eigenvectors", "clip", "weights"],
+)
 @pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
 def test_two_clusters_are_found(relation, settings_, warm):
     block, truth = two_groups()
@@ -507,11 +532,16 @@ def test_algorithm_2_merges_and_fills_up(given_centres, clusters, cells):
     assert len(last.centres) == (clusters or min(given_centres, 10))
 
 
-@pytest.mark.parametrize("config, words", [
-    ({"algorithm": "fedavg"}, "fedavg"), ({"algorithm": "ifca"}, "ifca"), ({"algorithm": "published"}, "published"),
-    ({"algorithm": "algorithm2", "reduction": "eigenvectors"}, "eigenvectors"),
-    ({"algorithm": "algorithm2", "clusters": 2, "rounds": 2}, "cannot be merged"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "config, words",
+    [
+        ({"algorithm": "fedavg"}, "fedavg"),
+        ({"algorithm": "ifca"}, "ifca"),
+        ({"algorithm": "published"}, "published"),
+        ({"algorithm": "algorithm2", "reduction": "eigenvectors"}, "eigenvectors"),
+        ({"algorithm": "algorithm2", "clusters": 2, "rounds": 2}, "cannot be merged"),
+    ],
+)
 def test_what_does_not_start_from_given_centres(config, words):
     with pytest.raises(ConfigError, match=words) as refused:
         Histograms(HistogramsConfig(**config)).init(dataclasses.replace(facts(12), start=start_of(5, 12)))

@@ -94,8 +94,10 @@ def test_clipping_each_coordinate_is_biased(no_noise):
     deviation is -.0521, and the token's .005 becomes .005 - .0707 * .0521 = .00132.
     """
     counts = np.array([[9, 1, 10]] * 10 + [[10, 0, 10]] * 90)
-    means = [run(with_config(clusters=1, rounds=1, published_clip=c), block_of(counts), facts(3))[0].centres[0]
-             for c in (0.2, 1e3)]  # fmt: skip
+    means = [
+        run(with_config(clusters=1, rounds=1, published_clip=c), block_of(counts), facts(3))[0].centres[0]
+        for c in (0.2, 1e3)
+    ]
     assert means[1][1] == pytest.approx(0.005, rel=1e-9) and means[0][1] == pytest.approx(0.00132, rel=0.01)
 
 
@@ -160,16 +162,19 @@ def test_a_cluster_that_nobody_chose_becomes_a_live_centre_of_noise(monkeypatch)
 # --- noise ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("settings, sigma, count", [
-    ({}, 87.95, 11.78),
-    ({"accounting": "exact"}, 4.791, 20.0),
-    ({"accounting": "exact", "published_epsilon": 1.0}, 58.68, 20.0),
-    ({"published_rounds": 1}, 1.384, 0.2),  # Algorithm 3 alone: eps_0 = 5
-    ({"published_rounds": 1, "accounting": "exact"}, 0.6775, 20.0),
-    # sums with their counts have the sensitivity sqrt 2: sqrt(2) sqrt(50) / 2.0874
-    ({"published_step": "ifca", "accounting": "exact"}, 4.791, 0.0),
-    ({"published_step": "ifca"}, 40.54, 0.0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "settings, sigma, count",
+    [
+        ({}, 87.95, 11.78),
+        ({"accounting": "exact"}, 4.791, 20.0),
+        ({"accounting": "exact", "published_epsilon": 1.0}, 58.68, 20.0),
+        ({"published_rounds": 1}, 1.384, 0.2),  # Algorithm 3 alone: eps_0 = 5
+        ({"published_rounds": 1, "accounting": "exact"}, 0.6775, 20.0),
+        # sums with their counts have the sensitivity sqrt 2: sqrt(2) sqrt(50) / 2.0874
+        ({"published_step": "ifca", "accounting": "exact"}, 4.791, 0.0),
+        ({"published_step": "ifca"}, 40.54, 0.0),
+    ],
+)
 def test_the_noise_of_a_budget(settings, sigma, count):
     noise = noise_of(PUBLISHED.model_copy(update=settings))
     assert noise.sigma == pytest.approx(sigma, rel=3e-4) and noise.count == pytest.approx(count, rel=1e-3)
@@ -182,24 +187,29 @@ def test_the_noise_is_that_of_all_rounds_however_many_are_run():
 # --- runs -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("settings, passes", [
-    ({}, 1 + 2 + 2 * 2),
-    ({"clusters": 1}, 1 + 2 * 2),
-    ({"start": "perturbed_mean", "published_noise": "mean"}, 1 + 2 * 2),
-    ({"start": "uniform", "published_step": "ifca"}, 1 + 2),
-    ({"reduction": "eigenvectors", "keep": 5}, 2 + 2 + 2 * 2),
-    ({"reduction": "frequency", "keep": 5, "accounting": "exact"}, 1 + 2 + 2 * 2),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "settings, passes",
+    [
+        ({}, 1 + 2 + 2 * 2),
+        ({"clusters": 1}, 1 + 2 * 2),
+        ({"start": "perturbed_mean", "published_noise": "mean"}, 1 + 2 * 2),
+        ({"start": "uniform", "published_step": "ifca"}, 1 + 2),
+        ({"reduction": "eigenvectors", "keep": 5}, 2 + 2 + 2 * 2),
+        ({"reduction": "frequency", "keep": 5, "accounting": "exact"}, 1 + 2 + 2 * 2),
+    ],
+)
 def test_leaves_in_any_groups_give_the_same_bits_and_histograms(block, settings, passes):
     method = with_config(**settings)
     parts, state = list(leaves(block, 8)), method.init(facts(17))
     assert method.total_rounds(state) == passes
     while (message := method.message(state)) is not None:
+
         def total(group, message=message):
             result = None
             for part in group:
                 result = merge(result, method.client_update(message, part, None)[0])
             return result
+
         one, two = values(total(parts)), values(merge(total(parts[3:]), total(parts[:3])))
         for name, value in one.items():
             assert name == "pick" or np.array_equal(value, two[name])

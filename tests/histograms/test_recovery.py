@@ -11,8 +11,9 @@ from fedcore.population.synthetic import SyntheticSettings, cluster_weights
 from tests.histograms.example_clients import synthetic
 from tests.histograms.run_in_memory import facts, rounded_normal, run
 
-SETTINGS = SyntheticSettings(clients=3000, features=40, clusters=3, tokens=300, gamma=60.0, alpha=300.0, beta=None,
-                             heldout_clients=0)  # fmt: skip
+SETTINGS = SyntheticSettings(
+    clients=3000, features=40, clusters=3, tokens=300, gamma=60.0, alpha=300.0, beta=None, heldout_clients=0
+)
 
 
 def match(truth: np.ndarray, centres: np.ndarray) -> np.ndarray:
@@ -20,10 +21,13 @@ def match(truth: np.ndarray, centres: np.ndarray) -> np.ndarray:
     return np.abs(truth[:, None] - centres[None]).sum(axis=2).argmin(axis=1)
 
 
-@pytest.mark.parametrize("config, rho", [
-    (HistogramsConfig(algorithm="algorithm2", clusters=3, start="perturbed_mean"), None),
-    (HistogramsConfig(clusters=3, clip=3.0), 2.0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "config, rho",
+    [
+        (HistogramsConfig(algorithm="algorithm2", clusters=3, start="perturbed_mean"), None),
+        (HistogramsConfig(clusters=3, clip=3.0), 2.0),
+    ],
+)
 def test_centres_are_recovered_within_sampling_and_noise(config, rho):
     """Expected KL of a centre: (d - 1) (1/m + 1/(alpha + 1)) / (2 n_k) of sampling and (C sigma)**2 sum(w/P) / (2 N**2)
     of noise.

@@ -67,8 +67,9 @@ def test_a_reduced_block_is_the_reduced_dense_matrix(counts, seed, keep):
 def test_the_leaves_of_a_reduced_block_are_the_reduced_leaves(counts, clients_per_leaf, seed):
     block = block_of(counts)
     kept = subset(block.features, seed, block.features // 2)
-    for whole, part in zip(leaves(reduce_block(block, kept), clients_per_leaf), leaves(block, clients_per_leaf),
-                           strict=True):  # fmt: skip
+    for whole, part in zip(
+        leaves(reduce_block(block, kept), clients_per_leaf), leaves(block, clients_per_leaf), strict=True
+    ):
         own = reduce_block(part, kept)
         assert (own.first, own.leaf) == (whole.first, whole.leaf)
         for name in ("indptr", "indices", "data", "totals"):
@@ -247,8 +248,9 @@ def test_every_state_of_a_reduced_run_is_lifted(block, start, reduction):
             np.testing.assert_allclose(state.centres.sum(axis=1), 1.0)
             rest = np.delete(np.arange(17), state.kept)
             shares = state.mean[rest] / state.mean[rest].sum()
-            np.testing.assert_allclose(state.centres[:, rest],
-                                       state.centres[:, rest].sum(axis=1)[:, None] * shares, atol=1e-12)  # fmt: skip
+            np.testing.assert_allclose(
+                state.centres[:, rest], state.centres[:, rest].sum(axis=1)[:, None] * shares, atol=1e-12
+            )
     assert ("covariance" in seen) == (reduction == "eigenvectors") and state.phase == "done"
 
 

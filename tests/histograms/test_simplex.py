@@ -48,11 +48,13 @@ def brute_force_merge(centres, counts, w, clusters):
     """Greedy Ward on group means computed afresh from their members at every step."""
     groups = [[i] for i in range(len(centres))]
     while len(groups) > clusters:
+
         def cost(pair):
             (a, b) = (groups[pair[0]], groups[pair[1]])
             na, nb = counts[a].sum(), counts[b].sum()
             pa, pb = (np.average(centres[g], axis=0, weights=counts[g]) for g in (a, b))
             return na * nb / (na + nb) * np.sum((pa - pb) ** 2 / w)
+
         i, j = min(itertools.combinations(range(len(groups)), 2), key=cost)
         groups[i] = sorted(groups[i] + groups[j])
         del groups[j]

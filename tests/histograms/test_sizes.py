@@ -16,18 +16,21 @@ from tests.histograms.run_in_memory import facts
 RHO = {15: 2.030, 5: 0.2808, 2: 0.0500, 1: 0.0132}  # optimal conversion at delta = 1e-10
 
 
-@pytest.mark.parametrize("nominal, epsilon, expected", [
-    (100_000, 15, Sizes(8, 10, 30, 4, 0.3)),
-    (100_000, 5, Sizes(8, 10, 30, 4, 0.3)),
-    (100_000, 2, Sizes(8, 10, 16, 4, 0.5)),
-    (100_000, 1, Sizes(8, 10, 16, 4, 0.5)),
-    (20_000, 15, Sizes(8, 10, 30, 4, 0.3)),
-    (20_000, 5, Sizes(8, 10, 16, 4, 0.5)),
-    (20_000, 2, Sizes(6, 10, 16, 3, 0.5)),
-    (20_000, 1, Sizes(5, 6, 6, 0, 0.5)),
-    (2_000, 2, Sizes(3, 2, 2, 0, 0.5)),
-    (2_000, 1, Sizes(1, 1, 1, 0, 0.3)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "nominal, epsilon, expected",
+    [
+        (100_000, 15, Sizes(8, 10, 30, 4, 0.3)),
+        (100_000, 5, Sizes(8, 10, 30, 4, 0.3)),
+        (100_000, 2, Sizes(8, 10, 16, 4, 0.5)),
+        (100_000, 1, Sizes(8, 10, 16, 4, 0.5)),
+        (20_000, 15, Sizes(8, 10, 30, 4, 0.3)),
+        (20_000, 5, Sizes(8, 10, 16, 4, 0.5)),
+        (20_000, 2, Sizes(6, 10, 16, 3, 0.5)),
+        (20_000, 1, Sizes(5, 6, 6, 0, 0.5)),
+        (2_000, 2, Sizes(3, 2, 2, 0, 0.5)),
+        (2_000, 1, Sizes(1, 1, 1, 0, 0.3)),
+    ],
+)
 def test_sizes_of_the_tuned_points(nominal, epsilon, expected):
     assert size_rules(nominal, 1000, RHO[epsilon]) == expected
 
@@ -37,7 +40,7 @@ def test_sizes_grow_with_clients_and_budget(clusters):
     nominals = [int(10 ** (x / 8)) for x in range(0, 57)]
     rhos = [10 ** (x / 8 - 5) for x in range(0, 57)]
     sizes = {(n, r): size_rules(n, 1000, r, clusters=clusters) for n in nominals for r in rhos}
-    for (a, b) in itertools.chain(
+    for a, b in itertools.chain(
         (((n, r), (m, r)) for n, m in itertools.pairwise(nominals) for r in rhos),
         (((n, r), (n, s)) for n in nominals for r, s in itertools.pairwise(rhos)),
     ):
@@ -71,19 +74,30 @@ def test_too_few_rounds_to_merge():
     assert sizes.overseed == sizes.clusters and sizes.merge_after == 0
 
 
-@pytest.mark.parametrize("public", [
-    facts(10, rho=1.0), facts(10, nominal=5), facts(10, rho=0.0, nominal=5), facts(10, rho=math.nan, nominal=5)
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "public",
+    [facts(10, rho=1.0), facts(10, nominal=5), facts(10, rho=0.0, nominal=5), facts(10, rho=math.nan, nominal=5)],
+)
 def test_a_private_run_needs_a_budget_and_a_nominal_size(public):
     with pytest.raises(ConfigError) as error:
         sizes_of(HistogramsConfig(), public)
     assert error.value.remedy
 
 
-@pytest.mark.parametrize("settings", [
-    {"clusters": 0}, {"clip": 0}, {"colour": 1}, {"algorithm": "magic"}, {"clusters": 5, "overseed": 4},
-    {"rounds": 5, "merge_after": 4}, {"first_share": 0.6}, {"epsilon": -1.0}, {"prior_tokens": 0},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"clusters": 0},
+        {"clip": 0},
+        {"colour": 1},
+        {"algorithm": "magic"},
+        {"clusters": 5, "overseed": 4},
+        {"rounds": 5, "merge_after": 4},
+        {"first_share": 0.6},
+        {"epsilon": -1.0},
+        {"prior_tokens": 0},
+    ],
+)
 def test_bad_settings_are_refused(settings):
     with pytest.raises(ValidationError):
         HistogramsConfig(**settings)
@@ -101,18 +115,21 @@ def test_floors_shrink_with_a_large_vocabulary():
     assert large.clip == config.clip and large.prior_tokens == config.prior_tokens
 
 
-@pytest.mark.parametrize("given, config, expected", [
-    (10, {}, Sizes(2, 10, 10, 0, 0.3)),  # a warm start
-    (4, {}, Sizes(2, 4, 4, 0, 0.3)),  # what is given goes on
-    (4, {"clusters": 6}, Sizes(8, 6, 6, 0, 0.3)),  # two have to find their place
-    (20, {}, Sizes(2, 20, 20, 0, 0.3)),  # up to twice the clusters of the rules
-    (21, {}, Sizes(8, 10, 21, 4, 0.3)),
-    (12, {"clusters": 10}, Sizes(8, 10, 12, 4, 0.3)),
-    (500, {}, Sizes(8, 10, 30, 4, 0.3)),  # votes choose
-    (500, {"overseed": 20}, Sizes(8, 10, 20, 4, 0.3)),
-    (500, {"rounds": 2}, Sizes(2, 10, 10, 0, 0.3)),  # no time to merge, so votes choose ten
-    (10, {"rounds": 5}, Sizes(5, 10, 10, 0, 0.3)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "given, config, expected",
+    [
+        (10, {}, Sizes(2, 10, 10, 0, 0.3)),  # a warm start
+        (4, {}, Sizes(2, 4, 4, 0, 0.3)),  # what is given goes on
+        (4, {"clusters": 6}, Sizes(8, 6, 6, 0, 0.3)),  # two have to find their place
+        (20, {}, Sizes(2, 20, 20, 0, 0.3)),  # up to twice the clusters of the rules
+        (21, {}, Sizes(8, 10, 21, 4, 0.3)),
+        (12, {"clusters": 10}, Sizes(8, 10, 12, 4, 0.3)),
+        (500, {}, Sizes(8, 10, 30, 4, 0.3)),  # votes choose
+        (500, {"overseed": 20}, Sizes(8, 10, 20, 4, 0.3)),
+        (500, {"rounds": 2}, Sizes(2, 10, 10, 0, 0.3)),  # no time to merge, so votes choose ten
+        (10, {"rounds": 5}, Sizes(5, 10, 10, 0, 0.3)),
+    ],
+)
 def test_sizes_of_a_run_from_given_centres(given, config, expected):
     public = replace(facts(1000, rho=2.0, nominal=100_000), start={"centres": np.full((given, 1000), 1e-3)})
     assert sizes_of(HistogramsConfig(**config), public) == expected

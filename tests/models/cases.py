@@ -43,8 +43,12 @@ def _gaussian(covariance: str, penalty: bool = False) -> Case:
     means = rng.normal(0, 1.5, (g, d)) + 1.0
     y = means[rng.integers(0, g, 60)] + rng.standard_normal((60, d))
     spd = np.array([np.cov(rng.standard_normal((d, 8))) + 0.3 * np.eye(d) for _ in range(g)])
-    covariances = {"spherical": np.array([0.7, 1.1, 1.6]), "diag": rng.uniform(0.5, 2, (g, d)), "tied": spd[0],
-                   "full": spd}  # fmt: skip
+    covariances = {
+        "spherical": np.array([0.7, 1.1, 1.6]),
+        "diag": rng.uniform(0.5, 2, (g, d)),
+        "tied": spd[0],
+        "full": spd,
+    }
     extra = {"nu": 0.3, "lam": np.diag([0.1, 0.2, 0.3]), "a": 0.05} if penalty else {}
     if penalty and covariance in ("tied", "full"):
         extra["lam"] = 0.2 * spd[1]
@@ -118,16 +122,22 @@ def _imputer(rank: int | None) -> Case:
 
 
 MAKERS: dict[str, Callable[[], Case]] = {
-    **{f"{kind}{'-penalised' * p}": lambda kind=kind, p=p: _gaussian(kind, p)
-       for kind in ("known", "spherical", "diag", "tied", "full") for p in (False, True)},
+    **{
+        f"{kind}{'-penalised' * p}": lambda kind=kind, p=p: _gaussian(kind, p)
+        for kind in ("known", "spherical", "diag", "tied", "full")
+        for p in (False, True)
+    },
     "regression": lambda: _regression(False),
     "regression-intercept": lambda: _regression(True),
-    **{f"{kind}{'-csr' * sparse}": lambda kind=kind, sparse=sparse: _counts(kind, sparse)
-       for kind in ("poisson", "multinomial", "bernoulli") for sparse in (False, True)},
+    **{
+        f"{kind}{'-csr' * sparse}": lambda kind=kind, sparse=sparse: _counts(kind, sparse)
+        for kind in ("poisson", "multinomial", "bernoulli")
+        for sparse in (False, True)
+    },
     **{f"tables-{family}": lambda family=family: _tables(family) for family in ("gaussian", "poisson", "bernoulli")},
     "imputer": lambda: _imputer(None),
     "ppca": lambda: _imputer(2),
-}  # fmt: skip
+}
 
 _MADE: dict[str, Case] = {}
 
@@ -155,8 +165,11 @@ def directions(case: Case, rng: np.random.Generator) -> dict[str, np.ndarray]:
     result = {}
     for name, value in case.theta.items():
         step = rng.standard_normal(value.shape)
-        if name in ("covariance", "covariances") and value.ndim >= 2 and value.shape[-1] == value.shape[-2] and (
-            name == "covariance" or case.model.covariance in ("tied", "full")
+        if (
+            name in ("covariance", "covariances")
+            and value.ndim >= 2
+            and value.shape[-1] == value.shape[-2]
+            and (name == "covariance" or case.model.covariance in ("tied", "full"))
         ):
             step = (step + np.swapaxes(step, -1, -2)) / 2
         if isinstance(case.model, MultinomialMixture) and name == "probabilities":

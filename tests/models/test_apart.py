@@ -18,8 +18,13 @@ WILD = np.array([0.0, -0.0, 1e-308, 1e8, -1e200, 1e308, np.inf, -np.inf, np.nan]
 def gaussian(covariance, g, d, rng):
     matrix = rng.normal(size=(g, d, d)) / 3
     spd = matrix @ np.swapaxes(matrix, 1, 2) + np.eye(d)
-    covariances = {"known": None, "spherical": rng.uniform(0.5, 2, g), "diag": rng.uniform(0.5, 2, (g, d)),
-                   "tied": spd[0], "full": spd}[covariance]  # fmt: skip
+    covariances = {
+        "known": None,
+        "spherical": rng.uniform(0.5, 2, g),
+        "diag": rng.uniform(0.5, 2, (g, d)),
+        "tied": spd[0],
+        "full": spd,
+    }[covariance]
     theta = {"weights": rng.dirichlet(np.ones(g)), "means": rng.normal(size=(g, d))}
     return GaussianMixture(g, d, covariance), theta if covariances is None else theta | {"covariances": covariances}
 
@@ -51,15 +56,23 @@ def leaf_of(rng, sizes, d, wild):
     return y, np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
 
-sizes_of_clients = st.lists(st.one_of(st.integers(0, 50), st.sampled_from([7, 8, 9, 20, 31, 32, 33, 64, 300])),
-                            min_size=1, max_size=40)  # fmt: skip
+sizes_of_clients = st.lists(
+    st.one_of(st.integers(0, 50), st.sampled_from([7, 8, 9, 20, 31, 32, 33, 64, 300])), min_size=1, max_size=40
+)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32), sizes_of_clients, st.integers(1, 7), st.integers(1, 12),
-       st.sampled_from([0.0, 0.02]), st.sampled_from([None, 2.0, 1e6]), st.sampled_from([None, 24]),
-       st.booleans())  # fmt: skip
+@given(
+    st.integers(0, 2**32),
+    sizes_of_clients,
+    st.integers(1, 7),
+    st.integers(1, 12),
+    st.sampled_from([0.0, 0.02]),
+    st.sampled_from([None, 2.0, 1e6]),
+    st.sampled_from([None, 24]),
+    st.booleans(),
+)
 def test_no_bit_depends_on_the_neighbours(name, seed, sizes, g, d, wild, bound, tile, equal):
     """Alone, in the leaf, in another order, beside clients whose rows are absurd; the client in one tile or not."""
     rng = np.random.default_rng(seed)
@@ -142,8 +155,11 @@ def test_products_by_client_are_products():
         a, b = space.array("a", 3)[:, : 4 * each], space.array("b", 7)[:, : 4 * each]
         a[...], b[...] = rng.normal(size=a.shape), rng.normal(size=b.shape)
         left = rng.normal(size=(2, 7))
-        np.testing.assert_allclose(space.client_products("s", a, b, each), columns_of(a, each)
-                                   @ columns_of(b, each).transpose(0, 2, 1), atol=1e-12)  # fmt: skip
+        np.testing.assert_allclose(
+            space.client_products("s", a, b, each),
+            columns_of(a, each) @ columns_of(b, each).transpose(0, 2, 1),
+            atol=1e-12,
+        )
         np.testing.assert_allclose(space.product("p", left, b, each), left @ b, atol=1e-12)
 
 

@@ -33,9 +33,15 @@ def test_each_iteration_is_that_of_scikit_learn(covariance):
         matrices = covariance in ("tied", "full")
         precisions = np.linalg.inv(theta["covariances"]) if matrices else 1.0 / theta["covariances"]
         peer = mixture.GaussianMixture(
-            g, covariance_type=covariance, reg_covar=0.0, max_iter=1, weights_init=theta["weights"],
-            means_init=theta["means"], precisions_init=precisions, tol=0.0,
-        )  # fmt: skip
+            g,
+            covariance_type=covariance,
+            reg_covar=0.0,
+            max_iter=1,
+            weights_init=theta["weights"],
+            means_init=theta["means"],
+            precisions_init=precisions,
+            tol=0.0,
+        )
         with pytest.warns(Warning):  # it has not converged, and says so
             peer.fit(y)
         theta = model.maximise(model.e_total(theta, y) / len(y))
@@ -167,20 +173,36 @@ def test_rows_that_are_not_finite_are_named_by_row_and_column(bad):
         GaussianMixture(2, 4).check_rows(y)
 
 
-@pytest.mark.parametrize("settings", [
-    {"covariance": "round"}, {"components": 0}, {"nu": -1.0}, {"a": -0.1}, {"lam": -1.0}, {"lam": [1.0, 2.0, 3.0]},
-    {"lam": [[1.0, 2.0], [2.0, 1.0]]}, {"centre": [0.0]}, {"centre": [0.0, np.nan]}, {"nu": float("nan")},
-    {"covariance": "known", "known": [[1.0, 2.0], [2.0, 1.0]]},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"covariance": "round"},
+        {"components": 0},
+        {"nu": -1.0},
+        {"a": -0.1},
+        {"lam": -1.0},
+        {"lam": [1.0, 2.0, 3.0]},
+        {"lam": [[1.0, 2.0], [2.0, 1.0]]},
+        {"centre": [0.0]},
+        {"centre": [0.0, np.nan]},
+        {"nu": float("nan")},
+        {"covariance": "known", "known": [[1.0, 2.0], [2.0, 1.0]]},
+    ],
+)
 def test_settings_out_of_range(settings):
     with pytest.raises(ConfigError):
         GaussianMixture(**{"components": 2, "features": 2} | settings)
 
 
-@pytest.mark.parametrize("change", [
-    {"weights": np.array([0.5, 0.6])}, {"weights": np.array([1.5, -0.5])}, {"covariances": -np.ones((2, 2, 2))},
-    {"covariances": np.array([[[1.0, 0.5], [0.0, 1.0]]] * 2)},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"weights": np.array([0.5, 0.6])},
+        {"weights": np.array([1.5, -0.5])},
+        {"covariances": -np.ones((2, 2, 2))},
+        {"covariances": np.array([[[1.0, 0.5], [0.0, 1.0]]] * 2)},
+    ],
+)
 def test_starts_that_are_no_distribution(change):
     with pytest.raises(ConfigError):
         GaussianMixture(2, 2, "full").check_theta(plain_start("full", 2, 2) | change)

@@ -129,8 +129,11 @@ def test_rows_may_be_asked_for_twice_and_only_if_there(name):
 def test_gradient_of_the_lyapunov_function(name):
     """W = F o T: grad W(s) = -B h with B = d(phi o T)/ds, along random directions."""
     c, rng = case(name), np.random.default_rng(14)
-    s = c.model.statistic_of(c.theta) if name.startswith("tables") else (
-        0.5 * c.model.statistic_of(c.theta) + 0.5 * c.model.e_total(c.theta, c.y) / c.observations)  # fmt: skip
+    s = (
+        c.model.statistic_of(c.theta)
+        if name.startswith("tables")
+        else (0.5 * c.model.statistic_of(c.theta) + 0.5 * c.model.e_total(c.theta, c.y) / c.observations)
+    )
     if name.startswith("tables"):
         # inside a region of constant rank the nuclear norm is smooth along T
         s = s + 0.01 * rng.standard_normal(s.shape)

@@ -154,8 +154,11 @@ def test_tables_are_checked():
     with pytest.raises(PopulationError, match="whole tables") as error:
         model.e_mean({"natural": natural}, y, np.array([0, 13, 24]))
     assert "13" not in str(error.value)
-    for family, value, why in (("poisson", -1.0, "is negative"), ("bernoulli", 0.5, "is neither 0 nor 1"),
-                               ("gaussian", np.inf, "is infinite")):  # fmt: skip
+    for family, value, why in (
+        ("poisson", -1.0, "is negative"),
+        ("bernoulli", 0.5, "is neither 0 nor 1"),
+        ("gaussian", np.inf, "is infinite"),
+    ):
         bad = np.zeros((12, 9))
         bad[0] = np.nan
         bad[5, 4] = value
@@ -165,10 +168,18 @@ def test_tables_are_checked():
         model.optimality({"natural": natural}, y[:0])
 
 
-@pytest.mark.parametrize("settings", [
-    {"family": "gamma"}, {"rows": 0}, {"columns": 0}, {"max_rank": 0}, {"lam": -1.0}, {"lam": float("nan")},
-    {"family": "poisson", "lam": 0.0},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"family": "gamma"},
+        {"rows": 0},
+        {"columns": 0},
+        {"max_rank": 0},
+        {"lam": -1.0},
+        {"lam": float("nan")},
+        {"family": "poisson", "lam": 0.0},
+    ],
+)
 def test_settings_out_of_range(settings):
     with pytest.raises(ConfigError):
         LowRankTables(**{"rows": 3, "columns": 3} | settings)

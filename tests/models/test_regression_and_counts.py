@@ -41,8 +41,11 @@ def test_the_ridge_leaves_the_intercept_alone():
 def test_two_lines_are_found():
     y, first = crossed()
     model = RegressionMixture(2, 2, intercept=True)
-    theta = {"weights": np.array([0.5, 0.5]), "coefficients": np.array([[1.0, 0.5], [-0.5, 0.0]]),
-             "variances": np.ones(2)}  # fmt: skip
+    theta = {
+        "weights": np.array([0.5, 0.5]),
+        "coefficients": np.array([[1.0, 0.5], [-0.5, 0.0]]),
+        "variances": np.ones(2),
+    }
     for _ in range(50):
         theta = model.maximise(model.e_total(theta, y) / len(y))
     # 5 standard errors: 0.1 / sqrt(160) / 1.15 for slopes, 0.1 / sqrt(160) for intercepts, 0.49 / 20 for weights
@@ -146,10 +149,15 @@ def test_a_component_without_tokens():
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-@pytest.mark.parametrize(("model", "bad", "why"), [
-    (PoissonMixture(2, 4), -1.0, "is negative"), (MultinomialMixture(2, 4), np.nan, "is not finite"),
-    (BernoulliMixture(2, 4), 2.0, "is neither 0 nor 1"), (PoissonMixture(2, 4), np.inf, "is not finite"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("model", "bad", "why"),
+    [
+        (PoissonMixture(2, 4), -1.0, "is negative"),
+        (MultinomialMixture(2, 4), np.nan, "is not finite"),
+        (BernoulliMixture(2, 4), 2.0, "is neither 0 nor 1"),
+        (PoissonMixture(2, 4), np.inf, "is not finite"),
+    ],
+)
 def test_bad_counts_are_named_by_row_and_column(model, bad, why, sparse):
     y = np.eye(4)[[0, 1, 2, 3, 1]]
     y[3, 2] = bad
@@ -158,10 +166,16 @@ def test_bad_counts_are_named_by_row_and_column(model, bad, why, sparse):
     assert str(error.value).startswith(f"Row 3, column 2 {why}.")
 
 
-@pytest.mark.parametrize("make", [
-    lambda: PoissonMixture(0, 3), lambda: PoissonMixture(2, 0), lambda: PoissonMixture(2, 3, a=-1.0),
-    lambda: PoissonMixture(2, 3, b=-1.0), lambda: MultinomialMixture(2, 3, length=0.0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: PoissonMixture(0, 3),
+        lambda: PoissonMixture(2, 0),
+        lambda: PoissonMixture(2, 3, a=-1.0),
+        lambda: PoissonMixture(2, 3, b=-1.0),
+        lambda: MultinomialMixture(2, 3, length=0.0),
+    ],
+)
 def test_settings_of_counts_out_of_range(make):
     with pytest.raises(ConfigError):
         make()

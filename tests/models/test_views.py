@@ -35,8 +35,10 @@ def test_a_scale_too_small_to_be_inverted():
     np.testing.assert_allclose(np.asarray(RowView(X * 1e-30, np.zeros(4), tiny)), X * 1e-30 / tiny, rtol=1e-6)
 
 
-@given(st.lists(st.sampled_from([0.0, -3.0, 4.0, 1e-320, 1e160, -1e300, np.inf, np.nan]), min_size=8, max_size=8),
-       st.floats(1e-3, 1e9))  # fmt: skip
+@given(
+    st.lists(st.sampled_from([0.0, -3.0, 4.0, 1e-320, 1e160, -1e300, np.inf, np.nan]), min_size=8, max_size=8),
+    st.floats(1e-3, 1e9),
+)
 @settings(max_examples=200, deadline=None)
 def test_every_row_is_within_the_bound_or_left_out(values, bound):
     rows = np.array(values).reshape(2, 4)

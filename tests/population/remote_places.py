@@ -23,9 +23,14 @@ def forget_connections():
 
 
 def sign_on(monkeypatch, endpoint):
-    settings = {"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret",
-                "AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true",
-                "AWS_MAX_ATTEMPTS": "1"}  # fmt: skip
+    settings = {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_MAX_ATTEMPTS": "1",
+    }
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
     forget_connections()
@@ -33,8 +38,11 @@ def sign_on(monkeypatch, endpoint):
 
 def require_credentials(server, after: float):
     """The server checks credentials after so many requests."""
-    urllib.request.urlopen(urllib.request.Request(f"{server}/moto-api/reset-auth", str(after).encode(),
-                                                  {"Content-Type": "text/plain"}, method="POST"))  # fmt: skip
+    urllib.request.urlopen(
+        urllib.request.Request(
+            f"{server}/moto-api/reset-auth", str(after).encode(), {"Content-Type": "text/plain"}, method="POST"
+        )
+    )
 
 
 def copied(population, url) -> Population:
@@ -50,8 +58,11 @@ def chunk(population, index, array):
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:
-    return {file.relative_to(folder).as_posix(): file.read_bytes()
-            for file in layout.files_of(folder) if file.name != layout.LOCK}  # fmt: skip
+    return {
+        file.relative_to(folder).as_posix(): file.read_bytes()
+        for file in layout.files_of(folder)
+        if file.name != layout.LOCK
+    }
 
 
 DAMAGES = {

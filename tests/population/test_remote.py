@@ -47,8 +47,9 @@ def test_rows_come_back(rows_population, base):
     there = copied(rows_population, f"{base}/p")
     assert rows_of(there) == rows_of(rows_population)
     tiles, expected = list(there.tiles(1, 24)), list(rows_population.tiles(1, 24))
-    np.testing.assert_array_equal(np.concatenate([tile.x for tile in tiles]),
-                                  np.concatenate([tile.x for tile in expected]))  # fmt: skip
+    np.testing.assert_array_equal(
+        np.concatenate([tile.x for tile in tiles]), np.concatenate([tile.x for tile in expected])
+    )
     for mine, theirs in zip(there.client_tiles(0, 1, 12), rows_population.client_tiles(0, 1, 12), strict=True):
         np.testing.assert_array_equal(mine, theirs)
 
@@ -178,8 +179,13 @@ def test_a_local_population_never_waits_for_object_storage(counts_population):
         "p.read(0); p.verify()  # Zarr itself loads fsspec where it is installed\n"
         "print('LOADED', early, sorted({'upath', 's3fs', 'botocore', 'aiohttp'} & set(sys.modules)))"
     )
-    out = subprocess.run([sys.executable, "-c", code, str(counts_population.path)], capture_output=True, text=True,
-                         check=True, cwd=Path(__file__).parents[2])  # fmt: skip
+    out = subprocess.run(
+        [sys.executable, "-c", code, str(counts_population.path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[2],
+    )
     assert "LOADED False []" in out.stdout
 
 

@@ -24,8 +24,9 @@ fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
 
 
 def trained(location, tmp_path, run_id, backend=None, **changes):
-    request = TrainRequest(**{"method": "toy", "population": str(location), "runs": str(tmp_path / "runs"),
-                              "run_id": run_id, **changes})  # fmt: skip
+    request = TrainRequest(
+        **{"method": "toy", "population": str(location), "runs": str(tmp_path / "runs"), "run_id": run_id, **changes}
+    )
     session = start(request, backend or InProcessBackend(), stamp="then")
     with ending(session):
         while session.training.step() is not None:
@@ -51,8 +52,15 @@ def test_a_private_run_over_s3_keeps_its_witness_there(tmp_path, s3):
     there = copied(population, f"{s3}/p")
     assert layout.read_beside(there.path, layout.WITNESS) == layout.read_beside(population.path, layout.WITNESS)
     settings = {"clusters": 2, "rounds": 2, "epsilon": 2.0}
-    first = trained(population.path, tmp_path, "r", method="histograms", settings=settings, test_noise="k",
-                    runs=str(tmp_path / "one"))  # fmt: skip
+    first = trained(
+        population.path,
+        tmp_path,
+        "r",
+        method="histograms",
+        settings=settings,
+        test_noise="k",
+        runs=str(tmp_path / "one"),
+    )
     local = layout.read_beside(population.path, layout.WITNESS)
     second = trained(there.location, tmp_path, "far", method="histograms", settings=settings, test_noise="k")
     assert second.status == first.status == "finished" and load_run(second.path).state
@@ -72,8 +80,18 @@ def test_a_private_run_over_s3_draws_the_same_published_values(tmp_path, s3, mon
         monkeypatch.setenv("FEDCORE_LEDGER", f"sqlite:///{tmp_path / f'{place}.sqlite'}")
         population, _ = private_population(tmp_path / place, small_counts(40), test=True)
         location = copied(population, f"{s3}/p").location if place == "far" else population.path
-        results.append(bits(trained(location, tmp_path / place / "out", "r", method="histograms", test_noise="k",
-                                    settings={"clusters": 2, "rounds": 2})))  # fmt: skip
+        results.append(
+            bits(
+                trained(
+                    location,
+                    tmp_path / place / "out",
+                    "r",
+                    method="histograms",
+                    test_noise="k",
+                    settings={"clusters": 2, "rounds": 2},
+                )
+            )
+        )
     assert results[0] == results[1]
 
 
@@ -103,8 +121,9 @@ def test_a_bucket_that_may_only_be_read(tmp_path, s3, monkeypatch):
 
     monkeypatch.setattr(fsspec.get_filesystem_class("s3"), "_pipe_file", refused)
     with pytest.raises(PopulationError, match="ledger|cannot be reached: Access Denied"):
-        trained(there.location, tmp_path, "r", method="histograms", settings={"clusters": 2, "rounds": 2},
-                test_noise="k")  # fmt: skip
+        trained(
+            there.location, tmp_path, "r", method="histograms", settings={"clusters": 2, "rounds": 2}, test_noise="k"
+        )
     assert ledger.balance(population.id).rho_reserved == 0 and not (tmp_path / "runs" / "r").exists()
 
 
@@ -112,8 +131,9 @@ def test_a_run_that_loses_its_storage_can_be_resumed(tmp_path, toy, s3, server):
     population = write_counts(tmp_path / "p", small_counts(30))
     there = copied(population, f"{s3}/p")
     reference = trained(population.path, tmp_path, "reference")
-    request = TrainRequest(method="toy", population=there.location, runs=str(tmp_path / "runs"), run_id="r",
-                           cache_bytes=0)  # fmt: skip
+    request = TrainRequest(
+        method="toy", population=there.location, runs=str(tmp_path / "runs"), run_id="r", cache_bytes=0
+    )
     session = start(request, InProcessBackend(), stamp="then")
     try:
         with pytest.raises(PopulationError, match="cannot be reached"), ending(session):

@@ -45,9 +45,10 @@ def test_bytes_close_a_block_at_the_next_leaf():
     assert blocks_of(30, 10, BlockLimit(1000, 1), 10.0) == [10, 10, 10]
 
 
-@pytest.mark.parametrize(("cores", "memory", "parts", "size"), [
-    (2, 24 << 30, 4, 32 * MIB), (2, 2 << 30, 4, 16 * MIB), (64, 64 << 30, 128, 16 * MIB), (8, 1 << 30, 16, 2 * MIB),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("cores", "memory", "parts", "size"),
+    [(2, 24 << 30, 4, 32 * MIB), (2, 2 << 30, 4, 16 * MIB), (64, 64 << 30, 128, 16 * MIB), (8, 1 << 30, 16, 2 * MIB)],
+)
 def test_cores_and_memory_decide(machine, cores, memory, parts, size):
     machine(cores, memory)
     assert block_limit(1024) == BlockLimit(8192, size, parts)

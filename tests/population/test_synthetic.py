@@ -5,15 +5,7 @@ import pytest
 
 from fedcore.errors import ConfigError
 from fedcore.population import synthetic
-from fedcore.population.synthetic import (
-    PRESETS,
-    RUN,
-    generate,
-    settings_of,
-    synthesise,
-    true_centres,
-    true_clusters,
-)
+from fedcore.population.synthetic import PRESETS, RUN, generate, settings_of, synthesise, true_centres, true_clusters
 
 from .test_store import all_counts
 

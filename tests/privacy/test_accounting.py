@@ -104,8 +104,10 @@ def test_a_bad_epsilon_is_refused(epsilon):
         zcdp_budget(epsilon, 1e-10)
 
 
-@pytest.mark.parametrize(("delta", "extra"), [(0, None), (1, None), (-1e-9, None), (float("nan"), None),
-                                              (1e-9, 1e-9), (1e-9, -1e-12), (1e-9, float("nan"))])  # fmt: skip
+@pytest.mark.parametrize(
+    ("delta", "extra"),
+    [(0, None), (1, None), (-1e-9, None), (float("nan"), None), (1e-9, 1e-9), (1e-9, -1e-12), (1e-9, float("nan"))],
+)
 def test_a_bad_delta_is_refused(delta, extra):
     with pytest.raises(ConfigError, match="delta"):
         zcdp_budget(1, delta, extra)

@@ -32,26 +32,30 @@ def as_printed(value: float, printed: str) -> bool:
     return abs(value - float(printed)) <= 0.5001 * 10.0**-decimals
 
 
-@pytest.mark.parametrize("rule, releases, row", [
-    (basic, 50, "74.6 224 560 1120"),
-    (theorem_3_1, 50, "164.2 471 1160 2308"),
-    (drv10, 50, "97.7 256 610 1199"),
-    (kov15, 50, "87.9 246 599 1188"),
-    (kov15_analytic, 50, "72.2 196 468 910"),
-    (zcdp_simple, 100, "5.17 14.3 34.7 68.6"),
-    (zcdp_optimal, 100, "4.96 13.3 31.6 61.4"),
-    (gdp, 100, "4.79 12.8 30.3 58.7"),
-    (gdp, 8, "1.355 3.62 8.56 16.6"),  # the first one is 1.36 by numerical distributions, which round up
-    (gdp, 1, ".479 1.281 3.026 5.868"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "rule, releases, row",
+    [
+        (basic, 50, "74.6 224 560 1120"),
+        (theorem_3_1, 50, "164.2 471 1160 2308"),
+        (drv10, 50, "97.7 256 610 1199"),
+        (kov15, 50, "87.9 246 599 1188"),
+        (kov15_analytic, 50, "72.2 196 468 910"),
+        (zcdp_simple, 100, "5.17 14.3 34.7 68.6"),
+        (zcdp_optimal, 100, "4.96 13.3 31.6 61.4"),
+        (gdp, 100, "4.79 12.8 30.3 58.7"),
+        (gdp, 8, "1.355 3.62 8.56 16.6"),  # the first one is 1.36 by numerical distributions, which round up
+        (gdp, 1, ".479 1.281 3.026 5.868"),
+    ],
+)
 def test_every_row_of_the_table(rule, releases, row):
     for epsilon, printed in zip(EPSILONS, row.split(), strict=True):
         assert as_printed(rule(epsilon, DELTA, releases).sigma, printed), (epsilon, printed)
 
 
-@pytest.mark.parametrize("epsilon, rounds, first, later", [
-    (15.0, 8, "2.395", "1.413"), (5.0, 8, "6.404", "3.777"), (2.0, 6, "15.13", "7.73"), (1.0, 6, "29.34", "14.98"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "epsilon, rounds, first, later",
+    [(15.0, 8, "2.395", "1.413"), (5.0, 8, "6.404", "3.777"), (2.0, 6, "15.13", "7.73"), (1.0, 6, "29.34", "14.98")],
+)
 def test_shares_of_an_uneven_list(epsilon, rounds, first, later):
     """4 % for each of two first releases, the rest evenly. (The last number is 14.985.)"""
     sigmas = gdp_shares(epsilon, DELTA, [0.04, 0.04, *[0.92 / rounds] * rounds])
@@ -88,11 +92,14 @@ def test_dp_accounting_agrees_on_one_gaussian_and_on_the_sum_of_many():
     assert epsilon == pytest.approx(15.0, abs=2e-3)
 
 
-@pytest.mark.parametrize("rule, total", [
-    (kov15, lambda x, root: root * x + 50 * x * (math.exp(x) - 1) / (math.exp(x) + 1)),
-    (drv10, lambda x, root: root * x + 50 * x * (math.exp(x) - 1)),
-    (theorem_3_1, lambda x, root: (root + 50 * math.exp(x) - 1 / math.exp(x) + 1) * x),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "rule, total",
+    [
+        (kov15, lambda x, root: root * x + 50 * x * (math.exp(x) - 1) / (math.exp(x) + 1)),
+        (drv10, lambda x, root: root * x + 50 * x * (math.exp(x) - 1)),
+        (theorem_3_1, lambda x, root: (root + 50 * math.exp(x) - 1 / math.exp(x) + 1) * x),
+    ],
+)
 @pytest.mark.parametrize("epsilon", EPSILONS)
 def test_epsilon_0_solves_the_formula_as_it_is_written(rule, total, epsilon):
     multiplier = rule(epsilon, DELTA, 50)
@@ -113,8 +120,9 @@ def test_one_release_a_round_needs_less_noise_than_three():
         assert kov15_single(epsilon, DELTA, 50).sigma < kov15(epsilon, DELTA, 50).sigma / 2.9
 
 
-@pytest.mark.parametrize("arguments", [(0.0, 1e-5, 3), (math.inf, 1e-5, 3), (1.0, 0.0, 3), (1.0, 1.0, 3),
-                                       (1.0, 1e-5, 0)])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments", [(0.0, 1e-5, 3), (math.inf, 1e-5, 3), (1.0, 0.0, 3), (1.0, 1.0, 3), (1.0, 1e-5, 0)]
+)
 @pytest.mark.parametrize("rule", [basic, kov15, zcdp_simple, zcdp_optimal, gdp])
 def test_budgets_that_are_none_are_refused(rule, arguments):
     with pytest.raises(ConfigError):

@@ -59,8 +59,16 @@ def test_another_ledger_is_refused(url):
         open_ledger(url, expected_id="0000")
 
 
-@pytest.mark.parametrize("url", ["no url", "sqlite://", "sqlite:///:memory:", "postgresql+psycopg://me:***@host/name",
-                                 "nosuchdatabase://host/name"])  # fmt: skip
+@pytest.mark.parametrize(
+    "url",
+    [
+        "no url",
+        "sqlite://",
+        "sqlite:///:memory:",
+        "postgresql+psycopg://me:***@host/name",
+        "nosuchdatabase://host/name",
+    ],
+)
 def test_addresses_that_cannot_be_a_ledger_are_refused(url):
     for function in (create_ledger, open_ledger):
         with pytest.raises(LedgerError) as caught:
@@ -100,9 +108,13 @@ def test_registering_twice_changes_nothing(books):
 
 def test_an_unregistered_population_is_refused(books):
     ledger = books.ledger
-    for call in (lambda: ledger.set_budget("nobody", 1, 1e-9), lambda: ledger.balance("nobody"),
-                 lambda: ledger.raise_budget("nobody", 1, 1e-9), lambda: ledger.head("nobody"),
-                 lambda: ledger.reserve("nobody", books.run(), [release()], 0, secure=True)):  # fmt: skip
+    for call in (
+        lambda: ledger.set_budget("nobody", 1, 1e-9),
+        lambda: ledger.balance("nobody"),
+        lambda: ledger.raise_budget("nobody", 1, 1e-9),
+        lambda: ledger.head("nobody"),
+        lambda: ledger.reserve("nobody", books.run(), [release()], 0, secure=True),
+    ):
         with pytest.raises(LedgerError, match="not registered"):
             call()
 
@@ -189,9 +201,17 @@ def test_test_noise_is_refused_on_a_ledger_for_people(books, tmp_path):
     assert tests.has_reservation("run")
 
 
-@pytest.mark.parametrize(("plan", "spares"), [([], 0), ([release(), release()], 0), ([release()], -1),
-                                              ([release()], 1.5), ([release(delta=1.0)], 0),
-                                              ([release(name="x" * 129)], 0)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("plan", "spares"),
+    [
+        ([], 0),
+        ([release(), release()], 0),
+        ([release()], -1),
+        ([release()], 1.5),
+        ([release(delta=1.0)], 0),
+        ([release(name="x" * 129)], 0),
+    ],
+)
 def test_malformed_plans_are_refused(books, plan, spares):
     with pytest.raises(ConfigError):
         books.reserve(plan, spares)

@@ -129,28 +129,46 @@ ZEROS = hashlib.sha256(b"[3]" + bytes(24)).hexdigest()
 EDITS = {  # what is done -> (statements, what the error names, whether a new reservation notices)
     "a charge made cheaper": (
         ["UPDATE fedcore_records SET payload = replace(payload, '0.00125', '0.0') WHERE kind = 'charge'"],
-        r"record 5 \(charge\).*hash", True),
+        r"record 5 \(charge\).*hash",
+        True,
+    ),
     "a budget made larger in the chain": (
         ["UPDATE fedcore_records SET payload = replace(payload, '\"rho_max\":0.0', '\"rho_max\":9.0') WHERE seq = 2"],
-        r"record 2 \(budget set\).*hash", True),
+        r"record 2 \(budget set\).*hash",
+        True,
+    ),
     "the last record edited": (
         [f"UPDATE fedcore_records SET payload = replace(payload, '\"spares\":0', '\"spares\":1') WHERE seq = ({LAST})"],
-        r"record 7 \(reserve\).*hash", True),
+        r"record 7 \(reserve\).*hash",
+        True,
+    ),
     "a record's kind edited": (["UPDATE fedcore_records SET kind = 'acquire' WHERE seq = 5"], "record 5", True),
     "a record removed": (["DELETE FROM fedcore_records WHERE seq = 5"], "record 5 should stand here", True),
     "two records exchanged": (
-        ["UPDATE fedcore_records SET seq = 100 WHERE seq = 5", "UPDATE fedcore_records SET seq = 5 WHERE seq = 4",
-         "UPDATE fedcore_records SET seq = 4 WHERE seq = 100"],
-        r"record 4 \(charge\).*does not follow", True),
+        [
+            "UPDATE fedcore_records SET seq = 100 WHERE seq = 5",
+            "UPDATE fedcore_records SET seq = 5 WHERE seq = 4",
+            "UPDATE fedcore_records SET seq = 4 WHERE seq = 100",
+        ],
+        r"record 4 \(charge\).*does not follow",
+        True,
+    ),
     "the chain cut": ([f"DELETE FROM fedcore_records WHERE seq = ({LAST})"], "last", True),
     "the chain and its head cut": (
-        ["DELETE FROM fedcore_records WHERE seq = 7",
-         "UPDATE fedcore_accounts SET seq = 6, hash = (SELECT hash FROM fedcore_records WHERE seq = 6)"],
-        "the runs are", True),
+        [
+            "DELETE FROM fedcore_records WHERE seq = 7",
+            "UPDATE fedcore_accounts SET seq = 6, hash = (SELECT hash FROM fedcore_records WHERE seq = 6)",
+        ],
+        "the runs are",
+        True,
+    ),
     "the budget raised in the table": (["UPDATE fedcore_accounts SET rho_max = 9"], "the budget is", True),
     "another relation": (["UPDATE fedcore_accounts SET relation = 'replace_one'"], "unit or relation", True),
     "a publication given back": (
-        ["UPDATE fedcore_releases SET state = 'returned' WHERE state = 'published'"], "release 'sums-1'", True),
+        ["UPDATE fedcore_releases SET state = 'returned' WHERE state = 'published'"],
+        "release 'sums-1'",
+        True,
+    ),
     "a price lowered": (["UPDATE fedcore_releases SET rho = 0 WHERE state = 'published'"], "release 'sums-1'", True),
     "a release removed": (["DELETE FROM fedcore_releases WHERE state = 'reserved'"], "the list of releases", True),
     "spares added": (["UPDATE fedcore_runs SET spares = 5"], "the entry of run", True),
@@ -161,9 +179,11 @@ EDITS = {  # what is done -> (statements, what the error names, whether a new re
     "a published value reshaped": (["UPDATE fedcore_published SET shape = '[3,1]'"], "published value", False),
     "a published value and its checksum edited": (
         [f"UPDATE fedcore_published SET data = zeroblob(24), sha256 = '{ZEROS}'"],
-        "published value", True),
+        "published value",
+        True,
+    ),
     "a published value removed": (["DELETE FROM fedcore_published"], "published value of 'sums-1'.*is missing", True),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("edited", EDITS)
@@ -203,11 +223,15 @@ def test_a_chain_forged_from_its_start_is_caught_by_whoever_saw_it_before(file_b
     used(file_books)
     seen = ledger.head(population)
     first = link(ledger.id, population, 1, "register", None, {"at": 0}, "0" * 64)
-    edit(file_books, "DELETE FROM fedcore_published", "DELETE FROM fedcore_releases", "DELETE FROM fedcore_runs",
-         "DELETE FROM fedcore_records WHERE seq > 1",
-         f"UPDATE fedcore_records SET payload = '{first.payload}', hash = '{first.hash}'",
-         f"UPDATE fedcore_accounts SET seq = 1, hash = '{first.hash}', rho_max = NULL, unit = NULL, relation = NULL"
-         )  # fmt: skip
+    edit(
+        file_books,
+        "DELETE FROM fedcore_published",
+        "DELETE FROM fedcore_releases",
+        "DELETE FROM fedcore_runs",
+        "DELETE FROM fedcore_records WHERE seq > 1",
+        f"UPDATE fedcore_records SET payload = '{first.payload}', hash = '{first.hash}'",
+        f"UPDATE fedcore_accounts SET seq = 1, hash = '{first.hash}', rho_max = NULL, unit = NULL, relation = NULL",
+    )
     ledger.verify(population)
     assert not ledger.contains(population, seen)
     with pytest.raises(LedgerRolledBack, match=f"record {seen.seq}"):

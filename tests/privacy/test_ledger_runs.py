@@ -1,6 +1,5 @@
 """What runs do with the ledger in peace: leases, charges, publications, endings."""
 
-
 import numpy as np
 import pytest
 
@@ -44,8 +43,12 @@ def test_a_stale_token_can_neither_charge_nor_publish_nor_finish(books):
     stale = ledger.acquire(run)
     charge = ledger.charge(stale, planned)
     fresh = ledger.acquire(run, take_over=True)
-    for call in (lambda: ledger.charge(stale, planned), lambda: ledger.publish(stale, charge, VALUE),
-                 lambda: ledger.finish(stale, "finished"), lambda: ledger.renew(stale)):  # fmt: skip
+    for call in (
+        lambda: ledger.charge(stale, planned),
+        lambda: ledger.publish(stale, charge, VALUE),
+        lambda: ledger.finish(stale, "finished"),
+        lambda: ledger.renew(stale),
+    ):
         with pytest.raises(LeaseLost):
             call()
     assert ledger.published(run, planned.name) is None

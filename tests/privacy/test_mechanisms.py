@@ -11,11 +11,7 @@ from scipy import stats
 
 from fedcore.errors import PrivacyError, SensitivityError
 from fedcore.privacy import mechanisms
-from fedcore.privacy.mechanisms import (
-    SecureNoise,
-    TestNoise,
-    simulated_gaussian,
-)
+from fedcore.privacy.mechanisms import SecureNoise, TestNoise, simulated_gaussian
 from fedcore.privacy.plan import PlannedRelease
 
 ALPHA = 1e-7  # chance that an honest build fails one statistical check

@@ -45,11 +45,23 @@ def test_the_text_names_everything(books):
     statement = private_statement(books.ledger, books.population, run)
     text = statement.text()
     for words in (
-        f"({statement.epsilon:.4g}, {statement.delta:.3g})-differential privacy per client", "so far",
-        "presence or absence of one client", "exact discrete Gaussian", "at most epsilon = 2, delta = 1e-10",
-        "Central curator", "Not covered", "Numbers of clients, rows", "Personalised outputs", "Side channels",
-        "another population id", "noise multiplier 15", "sensitivity 64", "drawn 2 times", "one cell", "docs/privacy/",
-    ):  # fmt: skip
+        f"({statement.epsilon:.4g}, {statement.delta:.3g})-differential privacy per client",
+        "so far",
+        "presence or absence of one client",
+        "exact discrete Gaussian",
+        "at most epsilon = 2, delta = 1e-10",
+        "Central curator",
+        "Not covered",
+        "Numbers of clients, rows",
+        "Personalised outputs",
+        "Side channels",
+        "another population id",
+        "noise multiplier 15",
+        "sensitivity 64",
+        "drawn 2 times",
+        "one cell",
+        "docs/privacy/",
+    ):
         assert words in text, words
     books.ledger.finish(lease, "abandoned")
     ended = private_statement(books.ledger, books.population, run).text()

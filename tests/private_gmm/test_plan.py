@@ -31,11 +31,22 @@ def test_a_plan_spends_the_budget_and_no_more(case, relation, rho, features):
 
 def test_shares_are_those_that_the_page_lists():
     """By hand: 60 % search, 40 % leaves; 15, 35, 12, 8 and 30 % of a level; 1/7 of 15 % for a bounding release."""
-    plan = {release.name: release.rho for release in
-            PrivateGMM(config(components=3, widths=4)).plan(facts(rho=1.0, features=10))}  # fmt: skip
-    shares = {"level0_counts": 0.6 * 0.15 / 7, "level0_mean_2": 0.6 * 0.15 / 7, "level0_moments": 0.6 * 0.35,
-              "level0_boxes_3": 0.6 * 0.12 / 4, "level0_offsets": 0.6 * 0.08, "level0_profiles": 0.6 * 0.3,
-              "leaf_counts": 0.02, "leaf_mean_0": 0.06, "leaf_mean_1": 0.12, "leaf_covariance": 0.16}  # fmt: skip
+    plan = {
+        release.name: release.rho
+        for release in PrivateGMM(config(components=3, widths=4)).plan(facts(rho=1.0, features=10))
+    }
+    shares = {
+        "level0_counts": 0.6 * 0.15 / 7,
+        "level0_mean_2": 0.6 * 0.15 / 7,
+        "level0_moments": 0.6 * 0.35,
+        "level0_boxes_3": 0.6 * 0.12 / 4,
+        "level0_offsets": 0.6 * 0.08,
+        "level0_profiles": 0.6 * 0.3,
+        "leaf_counts": 0.02,
+        "leaf_mean_0": 0.06,
+        "leaf_mean_1": 0.12,
+        "leaf_covariance": 0.16,
+    }
     for name, share in shares.items():
         assert plan[name] == pytest.approx(share, rel=1e-9), name
     deep = PrivateGMM(config(components=3, widths=4, depth=2)).plan(facts(rho=1.0, features=10))
@@ -58,22 +69,34 @@ def test_sensitivities_in_grid_steps():
             assert 2 * used * sensitivities.weight(cells, used) ** 2 <= sensitivities.counts(RELATIONS[1], cells) ** 2
 
 
-@pytest.mark.parametrize(("changes", "public", "says"), [
-    ({"radius": None}, {}, "radius"),
-    ({}, {"rho": None}, "budget"),
-    ({}, {"unit": "household"}, "unit"),
-    ({}, {"relation": "swap"}, "relation"),
-    ({}, {"features": 5000}, "columns"),
-])
+@pytest.mark.parametrize(
+    ("changes", "public", "says"),
+    [
+        ({"radius": None}, {}, "radius"),
+        ({}, {"rho": None}, "budget"),
+        ({}, {"unit": "household"}, "unit"),
+        ({}, {"relation": "swap"}, "relation"),
+        ({}, {"features": 5000}, "columns"),
+    ],
+)
 def test_a_run_that_cannot_be_planned_is_refused(changes, public, says):
     with pytest.raises(ConfigError, match=says):
         PrivateGMM(config(**changes)).plan(facts(**public))
 
 
-@pytest.mark.parametrize("settings", [
-    {"sigma_min": 70.0}, {"sigma_max": 0.01}, {"least_weight": 0.6}, {"components": 4, "least_weight": 0.3},
-    {"epsilon": 0.0}, {"unheard": 1}, {"components": 1}, {"radius": 1e90, "sigma_min": 1.0},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"sigma_min": 70.0},
+        {"sigma_max": 0.01},
+        {"least_weight": 0.6},
+        {"components": 4, "least_weight": 0.3},
+        {"epsilon": 0.0},
+        {"unheard": 1},
+        {"components": 1},
+        {"radius": 1e90, "sigma_min": 1.0},
+    ],
+)
 def test_settings_that_do_not_agree_are_refused(settings):
     with pytest.raises(ValidationError):
         config(**settings)
@@ -102,5 +125,10 @@ def test_a_forecast_falls_with_the_budget_and_names_what_needs_most():
 def test_nothing_found_changes_the_schedule():
     passes = schedule.schedule(config(components=3, depth=3), 20, RELATIONS[0])
     assert [each.kind for each in passes if each.level == 1] == [each.kind for each in passes if each.level == 0]
-    assert [each.kind for each in passes[-5:]] == ["leaf radii", "leaf mean", "leaf radii", "leaf mean",
-                                                   "leaf covariance"]  # fmt: skip
+    assert [each.kind for each in passes[-5:]] == [
+        "leaf radii",
+        "leaf mean",
+        "leaf radii",
+        "leaf mean",
+        "leaf covariance",
+    ]

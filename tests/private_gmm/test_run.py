@@ -23,8 +23,16 @@ from tests.command import works
 
 TRUTH = simulation.mixture(4, 2, 12.0, 0)
 PRIOR = simulation.prior(TRUTH)
-SETTINGS = {"components": 2, "covariance": "diag", "radius": PRIOR.radius, "sigma_min": PRIOR.sigma_min,
-            "least_weight": 0.3, "epsilon": 4.0, "widths": 2, "spare_releases": 0}  # fmt: skip
+SETTINGS = {
+    "components": 2,
+    "covariance": "diag",
+    "radius": PRIOR.radius,
+    "sigma_min": PRIOR.sigma_min,
+    "least_weight": 0.3,
+    "epsilon": 4.0,
+    "widths": 2,
+    "spare_releases": 0,
+}
 CLIENTS = 3000
 
 
@@ -39,9 +47,16 @@ def population(path, *, unit="client", epsilon=12.0, test=False, block=1024, hel
     """(population, ledger)."""
     ledger = create_ledger(default_ledger_url(), test=test)
     ptr, x = rows()
-    with PopulationWriter(path, "rows", 4, clients_per_leaf=256, clients_per_block=block, nominal_clients=CLIENTS,
-                          public_for_evaluation="simulated" if heldout else None,
-                          ledger={"id": ledger.id, "url": ledger.url}) as writer:  # fmt: skip
+    with PopulationWriter(
+        path,
+        "rows",
+        4,
+        clients_per_leaf=256,
+        clients_per_block=block,
+        nominal_clients=CLIENTS,
+        public_for_evaluation="simulated" if heldout else None,
+        ledger={"id": ledger.id, "url": ledger.url},
+    ) as writer:
         writer.write([f"c{number}" for number in range(CLIENTS)], (ptr, x), (ptr, x) if heldout else None)
         made = writer.commit(Provenance(sources=("test",)))
     ledger.register(made.id)
@@ -50,8 +65,13 @@ def population(path, *, unit="client", epsilon=12.0, test=False, block=1024, hel
 
 
 def begin(made, tmp_path, method="private_gmm", settings=SETTINGS, **changes):
-    request = TrainRequest(method=method, population=str(made.path), settings=settings, runs=str(tmp_path / "runs"),
-                           **{"run_id": "r", **changes})  # fmt: skip
+    request = TrainRequest(
+        method=method,
+        population=str(made.path),
+        settings=settings,
+        runs=str(tmp_path / "runs"),
+        **{"run_id": "r", **changes},
+    )
     return start(request, InProcessBackend(), stamp="then")
 
 
@@ -83,8 +103,15 @@ def test_a_run_in_pieces_has_the_bits_of_a_whole_one_and_of_one_in_memory(tmp_pa
     stored = load_run(whole.path)
     assert stored.head["status"] == "finished" and stored.state["outcome"] == "found"
     ptr, x = rows()
-    again = learn(x, make_method("private_gmm", SETTINGS).config, epsilon=4.0, delta=1e-6, unit="client", ptr=ptr,
-                  noise=TestNoise("key"))  # fmt: skip
+    again = learn(
+        x,
+        make_method("private_gmm", SETTINGS).config,
+        epsilon=4.0,
+        delta=1e-6,
+        unit="client",
+        ptr=ptr,
+        noise=TestNoise("key"),
+    )
     scores = simulation.scores(TRUTH, again.result.means)
     assert scores.mean_errors.max() < 0.3 and np.abs(again.result.means - stored.state["means"]).max() < 0.3
 
@@ -104,8 +131,10 @@ def test_a_mixture_is_refined_by_private_em_under_the_same_budget(tmp_path):
     assert statement["private"] and "mixture" in statement["start"] and statement["unit"] == "client"
     method = make_method("federated_em", settings)
     found = method.parameters(method.State(**load_run(refined.path).state))
-    errors = [simulation.scores(TRUTH, means).mean_errors.max()
-              for means in (load_run(first.path).state["means"], found["means"])]  # fmt: skip
+    errors = [
+        simulation.scores(TRUTH, means).mean_errors.max()
+        for means in (load_run(first.path).state["means"], found["means"])
+    ]
     assert max(errors) < 0.5, errors
     table = evaluate_run(first.path, made, keep=True)
     own, columns = table["rows"]
@@ -123,8 +152,14 @@ def test_records_are_protected_where_the_budget_says_so(tmp_path):
     statement = json.loads((run.path / "statement.json").read_text())
     assert statement["unit"] == "record" and "one record" in statement["text"]
     with pytest.raises(PrivacyError, match="one record"):
-        begin(made, tmp_path, "federated_em", {"algorithm": "private", "components": 2, "epsilon": 1.0,
-              "covariance": "diag"}, run_id="em", start_from=str(run.path))  # fmt: skip
+        begin(
+            made,
+            tmp_path,
+            "federated_em",
+            {"algorithm": "private", "components": 2, "epsilon": 1.0, "covariance": "diag"},
+            run_id="em",
+            start_from=str(run.path),
+        )
 
 
 def test_budgets_refuse(tmp_path):
@@ -145,8 +180,14 @@ def test_a_run_that_finds_nothing_ends_finished_and_gives_back_what_it_did_not_n
     assert outcome == state["reason"] and "clients would be enough" in outcome and "times this run's epsilon" in outcome
     assert state["units_needed"] > CLIENTS and balance.rho_reserved == 0 and balance.releases["returned"] > 0
     with pytest.raises(ConfigError, match="has not found"):
-        begin(made, tmp_path, "federated_em", {"algorithm": "private", "components": 2, "epsilon": 1.0},
-              run_id="em", start_from=str(run.path))  # fmt: skip
+        begin(
+            made,
+            tmp_path,
+            "federated_em",
+            {"algorithm": "private", "components": 2, "epsilon": 1.0},
+            run_id="em",
+            start_from=str(run.path),
+        )
 
 
 def test_the_command_line_sets_a_budget_for_records(tmp_path):

@@ -18,9 +18,17 @@ DELTA = 1e-6
 
 def told(truth, **settings) -> PrivateGMMConfig:
     prior = simulation.prior(truth)
-    return PrivateGMMConfig(**{"components": truth.components, "covariance": "spherical", "radius": prior.radius,
-                               "sigma_min": prior.sigma_min, "sigma_max": prior.sigma_max,
-                               "least_weight": prior.least_weight, **settings})  # fmt: skip
+    return PrivateGMMConfig(
+        **{
+            "components": truth.components,
+            "covariance": "spherical",
+            "radius": prior.radius,
+            "sigma_min": prior.sigma_min,
+            "sigma_max": prior.sigma_max,
+            "least_weight": prior.least_weight,
+            **settings,
+        }
+    )
 
 
 def learned(truth, x, epsilon=1.0, key="0", seed=0, **settings):
@@ -36,8 +44,9 @@ def test_a_separated_mixture_is_found(covariance):
     found = learned(truth, x, covariance=covariance)
     assert found.state.outcome == FOUND and found.rho == pytest.approx(found.rho_planned)
     mixture = found.result
-    scores = simulation.scores(truth, mixture.means, weights=mixture.weights, covariances=mixture.matrices(), rows=x,
-                               labels=labels)  # fmt: skip
+    scores = simulation.scores(
+        truth, mixture.means, weights=mixture.weights, covariances=mixture.matrices(), rows=x, labels=labels
+    )
     n, rho = 5000, 0.3 * 0.4 * found.rho_planned
     expected = np.sqrt(10 / n + (1.4 * np.sqrt(10)) ** 2 * 10 / (2 * rho * n**2))
     assert scores.mean_errors.max() < 2 * expected
@@ -109,8 +118,10 @@ def test_leaves_and_order_change_no_bit():
     truth = simulation.mixture(5, 2, 9.0, 4)
     x, _ = simulation.sample(truth, 6000, 4)
     x[17] = np.nan
-    states = [learned(truth, rows, clients_per_leaf=leaf).state
-              for rows, leaf in ((x, None), (x, 700), (x[::-1].copy(), 1024))]  # fmt: skip
+    states = [
+        learned(truth, rows, clients_per_leaf=leaf).state
+        for rows, leaf in ((x, None), (x, 700), (x[::-1].copy(), 1024))
+    ]
     for name in ("means", "covariances", "weights", "tree_basis", "place"):
         for other in states[1:]:
             assert np.array_equal(getattr(states[0], name), getattr(other, name)), name
@@ -143,8 +154,10 @@ def test_a_ball_must_hold_more_than_noise_makes():
     """Guard 1: t and two standard deviations of all cells up to the radius. Worked by hand for one cell of rows."""
     needed, noise = 1000.0, 100.0
     for cells, inside in ((6, 1000 + 200 * np.sqrt(7)), (12, 1000 + 200 * np.sqrt(13))):
-        enough, short = (split.terrific(profile_of({cells: inside + more, 24: 3000.0}), inside + more + 3000, noise,
-                                        needed) for more in (1.0, -1.0))  # fmt: skip
+        enough, short = (
+            split.terrific(profile_of({cells: inside + more, 24: 3000.0}), inside + more + 3000, noise, needed)
+            for more in (1.0, -1.0)
+        )
         assert [ball.radius for ball in enough] == [split.profile_edges()[cells]] and not short
     assert split.terrific(profile_of({3: 1e5, 24: 1e5}), 2e5, 178.0, needed) == [], "a shell that noise may fill"
     assert split.terrific(profile_of({3: 1e5, 24: 700.0}), 1e5 + 700, noise, needed) == [], "nothing is left outside"
@@ -159,8 +172,12 @@ def test_a_shell_must_be_nearly_empty():
 
 def test_balls_are_disjoint_and_small_ones_come_first():
     at = np.array([[0.0, 0.0], [10.0, 0.0], [100.0, 0.0]])
-    balls = [split.Ball(1, 40.0, 10, 0.0), split.Ball(0, 4.0, 10, 0.01), split.Ball(1, 4.0, 10, 0.0),
-             split.Ball(2, 5.0, 10, 0.0)]  # fmt: skip
+    balls = [
+        split.Ball(1, 40.0, 10, 0.0),
+        split.Ball(0, 4.0, 10, 0.01),
+        split.Ball(1, 4.0, 10, 0.0),
+        split.Ball(2, 5.0, 10, 0.0),
+    ]
     assert [(ball.place, ball.radius) for ball in split.disjoint(balls, at, 3)] == [(1, 4.0), (2, 5.0), (0, 4.0)]
     assert len(split.disjoint(balls, at, 1)) == 1
     found = split.disjoint(balls, at, 3)

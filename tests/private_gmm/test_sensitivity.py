@@ -117,8 +117,9 @@ def usual(round: Round, seed: int) -> tuple:
 
 def test_all_kinds_of_releases_are_met():
     assert {round.message.kind for round in rounds_of("two levels")} == KINDS
-    assert sum(len(round.planned) for round in rounds_of("two levels")) == len({
-        planned.name for round in rounds_of("two levels") for planned in round.planned})  # fmt: skip
+    assert sum(len(round.planned) for round in rounds_of("two levels")) == len(
+        {planned.name for round in rounds_of("two levels") for planned in round.planned}
+    )
     assert [round.message.kind for round in rounds_of("nothing projected")].count("moments") == 0
 
 
@@ -158,14 +159,17 @@ def test_clipped_rows_keep_their_norm_exactly(seed, d, b):
     assert all(sum(int(value) ** 2 for value in own) <= whole.ONE**2 // b for own in z)
     inside = np.linalg.norm(np.clip(x, -1e100, 1e100) - centre, axis=1) < 0.9 * radius
     assert np.abs(z[inside] * radius / whole.ONE * np.sqrt(b) - (x - centre)[inside]).max(initial=0.0) <= (
-        0.51 * np.sqrt(b) * radius / whole.ONE)  # fmt: skip
+        0.51 * np.sqrt(b) * radius / whole.ONE
+    )
 
 
 def test_a_clients_part_is_its_own_whatever_the_block_looks_like(monkeypatch):
     """Alone, in company, in another order, in short leaves, in small tiles, in single precision, and streamed."""
     generator = np.random.default_rng(1)
-    clients = [CENTRES[generator.integers(0, 3, size)] + 9 * generator.normal(size=(size, D)) for size in
-               [0, 1, 2, 7, 8, 9, 31, 64, 200, 3, 0, 5]]  # fmt: skip
+    clients = [
+        CENTRES[generator.integers(0, 3, size)] + 9 * generator.normal(size=(size, D))
+        for size in [0, 1, 2, 7, 8, 9, 31, 64, 200, 3, 0, 5]
+    ]
     clients = [own.astype(np.float32).astype(np.float64) for own in clients]
     method = PrivateGMM(CASES["two levels"])
     for unit in UNITS:
@@ -226,8 +230,10 @@ def shared_leaf():
     kept = statistics.client_update
 
     def shared(message, block):
-        return {name: IntegerSum(total.value() // max(1, np.count_nonzero(np.diff(block.ptr))))
-                for name, total in kept(message, block).items()}  # fmt: skip
+        return {
+            name: IntegerSum(total.value() // max(1, np.count_nonzero(np.diff(block.ptr))))
+            for name, total in kept(message, block).items()
+        }
 
     with mock.patch.object(statistics, "client_update", shared):
         yield
@@ -246,9 +252,13 @@ def every_ring():
         yield
 
 
-KERNELS = {"no clip": no_clip, "clients of many rows": clients_of_many_rows,
-           "node of the neighbour": node_of_the_neighbour,
-           "shared leaf": shared_leaf, "every ring": every_ring}  # fmt: skip
+KERNELS = {
+    "no clip": no_clip,
+    "clients of many rows": clients_of_many_rows,
+    "node of the neighbour": node_of_the_neighbour,
+    "shared leaf": shared_leaf,
+    "every ring": every_ring,
+}
 
 
 @pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)

@@ -31,15 +31,19 @@ class Round:
 
 
 def config(**settings) -> PrivateGMMConfig:
-    return PrivateGMMConfig(**{"components": 2, "radius": 60.0, "sigma_min": 0.1, "least_weight": 0.2, "widths": 3,
-                               **settings})  # fmt: skip
+    return PrivateGMMConfig(
+        **{"components": 2, "radius": 60.0, "sigma_min": 0.1, "least_weight": 0.2, "widths": 3, **settings}
+    )
 
 
 TWO_LEVELS = config(components=3, depth=2, covariance="full")
 ONE_LEVEL = config(covariance="diag")
-CASES = {"two levels": TWO_LEVELS, "variances": ONE_LEVEL, "sphere": config(covariance="spherical"),
-         "nothing projected": config(components=4, up_to=True, depth=2, covariance="spherical",
-                                     box_dimensions=2)}  # fmt: skip
+CASES = {
+    "two levels": TWO_LEVELS,
+    "variances": ONE_LEVEL,
+    "sphere": config(covariance="spherical"),
+    "nothing projected": config(components=4, up_to=True, depth=2, covariance="spherical", box_dimensions=2),
+}
 
 
 def structured(seed: int = 0, rows: int = 600) -> RowsBlock:
@@ -54,8 +58,14 @@ def block_of(clients: list[np.ndarray]) -> RowsBlock:
     return RowsBlock(0, 0, ptr, np.concatenate([np.zeros((0, D)), *clients]))
 
 
-def facts(unit: str = "client", relation: str = RELATIONS[0], rho: float | None = 0.5, seed: int = 0, features: int = D,
-          nominal: int | None = None) -> PublicFacts:  # fmt: skip
+def facts(
+    unit: str = "client",
+    relation: str = RELATIONS[0],
+    rho: float | None = 0.5,
+    seed: int = 0,
+    features: int = D,
+    nominal: int | None = None,
+) -> PublicFacts:
     return PublicFacts("rows", features, 1024, nominal, None, rho, seed, relation, None, unit)
 
 
@@ -73,8 +83,9 @@ def wild(generator: np.random.Generator, grid: np.ndarray) -> np.ndarray:
 
 
 @lru_cache(maxsize=64)
-def rounds_of(case: str, unit: str = "client", relation: str = RELATIONS[0], absurd: int | None = None,
-              rho: float = 200.0) -> tuple[Round, ...]:  # fmt: skip
+def rounds_of(
+    case: str, unit: str = "client", relation: str = RELATIONS[0], absurd: int | None = None, rho: float = 200.0
+) -> tuple[Round, ...]:
     """All rounds of a run on `structured` without noise: releases of the two levels, and of the leaves.
 
     absurd: from this round on the server sees absurd published values, until it gives up or is through.

@@ -10,8 +10,9 @@ from fedcore.private_gmm.theory import blocks
 
 
 def right(truth, means, separation):
-    return np.mean([np.isfinite(found).all() and sim.scores(truth, found).mean_errors.max() < separation / 2
-                    for found in means])  # fmt: skip
+    return np.mean(
+        [np.isfinite(found).all() and sim.scores(truth, found).mean_errors.max() < separation / 2 for found in means]
+    )
 
 
 @pytest.mark.parametrize("learner, size, least", [(blocks.spherical_em, 16, 0.93), (blocks.vempala_wang, 60, 0.8)])
@@ -41,8 +42,10 @@ def test_absent_rows_are_as_if_they_were_not_there(learner):
     means, _ = learner(block, 2, np.random.default_rng(1))
     assert np.isfinite(means[0]).all() and np.isnan(means[1]).all()
     alone, _ = learner(rows[None, :30], 2, np.random.default_rng(1))
-    assert sim.scores(sim.Truth(np.full(2, 0.5), alone[0], np.eye(4)[None].repeat(2, 0)),
-                      means[0]).mean_errors.max() < 1e-6  # fmt: skip
+    assert (
+        sim.scores(sim.Truth(np.full(2, 0.5), alone[0], np.eye(4)[None].repeat(2, 0)), means[0]).mean_errors.max()
+        < 1e-6
+    )
 
 
 def test_a_record_is_in_one_block_and_stays_there():
@@ -67,8 +70,16 @@ def test_boxes_recover_the_smallest_cell(smallest):
     truth, rows, _, _ = smallest
     told = sim.prior(truth)
     for seed in range(3):
-        found = agg.sample_and_aggregate(rows[: 800 * 12], 2, 800, 1.0, 1e-6, np.random.default_rng(seed),
-                                         radius=told.radius, finest=2 * told.sigma_min)  # fmt: skip
+        found = agg.sample_and_aggregate(
+            rows[: 800 * 12],
+            2,
+            800,
+            1.0,
+            1e-6,
+            np.random.default_rng(seed),
+            radius=told.radius,
+            finest=2 * told.sigma_min,
+        )
         assert sim.scores(truth, found.means).mean_errors.max() < 2.0
         assert found.weights.sum() == pytest.approx(1) and np.abs(found.weights - 0.5).max() < 0.2
 

@@ -32,8 +32,18 @@ def test_smallest_block_and_number_at_the_smallest_cell():
         assert found[row["epsilon"], "labels"]["m"] <= row["m"]
         assert row["goal"] == "labels" or row["mean_error"] <= 1.0
     none = base.smallest_numbers(SMALLEST, size, (1.0,), seeds=(1,), numbers=(50,), accurate=None)
-    assert none == [{"epsilon": 1.0, "goal": "labels", "b": size, "m": None, "n": None, "mean_error": None,
-                     "accuracy": None, "weight_error": None}]  # fmt: skip
+    assert none == [
+        {
+            "epsilon": 1.0,
+            "goal": "labels",
+            "b": size,
+            "m": None,
+            "n": None,
+            "mean_error": None,
+            "accuracy": None,
+            "weight_error": None,
+        }
+    ]
 
 
 @pytest.mark.parametrize("covariance", ["spherical", "diag", "full"])

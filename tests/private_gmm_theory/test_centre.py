@@ -72,16 +72,19 @@ def test_terrific_ball_is_one_component(separated):
 def test_one_gaussian_has_no_terrific_ball():
     rows, _ = sim.sample(sim.mixture(3, 1, 1.0, 1), 600, 1)
     for seed in range(4):
-        assert loc.terrific_ball(rows, 100, 40.0, 1e-6, np.random.default_rng(seed), low=0.3, high=100.0,
-                                 nominal=600) is None  # fmt: skip
+        assert (
+            loc.terrific_ball(rows, 100, 40.0, 1e-6, np.random.default_rng(seed), low=0.3, high=100.0, nominal=600)
+            is None
+        )
 
 
 @pytest.mark.parametrize("refine", [True, False])
 def test_locate_finds_half_of_t_rows_in_a_small_ball(separated, refine):
     _, rows, labels = separated
     for seed in range(4):
-        ball = loc.locate(rows, 300, 60.0, 1e-6, np.random.default_rng(seed), bound=200.0, sigma_min=1.0,
-                          nominal=1200, refine=refine)  # fmt: skip
+        ball = loc.locate(
+            rows, 300, 60.0, 1e-6, np.random.default_rng(seed), bound=200.0, sigma_min=1.0, nominal=1200, refine=refine
+        )
         assert within(rows, ball).sum() >= 150
         if refine:
             assert ball.radius < 20 and sorted(within(rows[labels == i], ball).sum() for i in range(3))[1] == 0

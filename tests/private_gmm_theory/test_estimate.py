@@ -64,8 +64,9 @@ def test_second_moment_is_centred_and_clipped_at_the_node():
     ball = Ball(np.full(3, 1000.0), 1.0)
     rows = ball.centre + np.eye(3)
     assert second_moment(rows, ball) == pytest.approx(np.eye(3))
-    basis = principal_components(ball.centre + np.array([[1.0, 0, 0]] * 500 + [[0, 0.1, 0]] * 9), ball, 1, 50.0, 1e-6,
-                                 np.random.default_rng(0))  # fmt: skip
+    basis = principal_components(
+        ball.centre + np.array([[1.0, 0, 0]] * 500 + [[0, 0.1, 0]] * 9), ball, 1, 50.0, 1e-6, np.random.default_rng(0)
+    )
     assert abs(basis[0, 0]) > 0.99 and basis.shape == (3, 1)
 
 
@@ -91,8 +92,10 @@ def turned(d, low, high, seed):
 
 def whitened_errors(found, mean, root):
     back = np.linalg.inv(root)
-    return (np.linalg.norm(back @ (found.mean - mean)),
-            np.linalg.norm(back @ found.covariance @ back.T - np.eye(len(root))))  # fmt: skip
+    return (
+        np.linalg.norm(back @ (found.mean - mean)),
+        np.linalg.norm(back @ found.covariance @ back.T - np.eye(len(root))),
+    )
 
 
 def test_pge_and_coinpress_learn_ill_conditioned_gaussians_far_from_the_origin():
@@ -103,8 +106,9 @@ def test_pge_and_coinpress_learn_ill_conditioned_gaussians_far_from_the_origin()
     found = est.gaussian(rows, 0.1, 30.0, 20.0, 1e-6, np.random.default_rng(3))
     errors = whitened_errors(found, mean, root)
     assert errors[0] < 5 * sampling[0] and errors[1] < 10 * sampling[1]
-    found = coin.private_gaussian(rows, Ball(np.zeros(d), 2000.0), 0.1, 30.0, zcdp_rho(20.0, 1e-6),
-                                  np.random.default_rng(3), covariance_rounds=5)  # fmt: skip
+    found = coin.private_gaussian(
+        rows, Ball(np.zeros(d), 2000.0), 0.1, 30.0, zcdp_rho(20.0, 1e-6), np.random.default_rng(3), covariance_rounds=5
+    )
     errors = whitened_errors(found, mean, root)
     assert errors[0] < 5 * sampling[0] and errors[1] < 10 * sampling[1]
 

@@ -39,8 +39,10 @@ def test_five_times_a_ball_of_two_rows_holds_their_component(mixed):
     truth, rows, labels = mixed
     for i in range(3):
         own = rows[labels == i]
-        for ball in (Ball((own[0] + own[1]) / 2, np.linalg.norm(own[0] - own[1]) / 2),
-                     Ball((own[0] + truth.means[i]) / 2, np.linalg.norm(own[0] - truth.means[i]) / 2)):  # fmt: skip
+        for ball in (
+            Ball((own[0] + own[1]) / 2, np.linalg.norm(own[0] - own[1]) / 2),
+            Ball((own[0] + truth.means[i]) / 2, np.linalg.norm(own[0] - truth.means[i]) / 2),
+        ):
             assert within(own, ball, 1.001).any() and within(own, ball, 1 + 2 * 3**0.5).all()
 
 

@@ -24,18 +24,33 @@ def test_halves_are_of_whole_pairs_of_records():
     assert np.flatnonzero(np.isfinite(easy.record_halves(rows)[1][:, 0])).tolist() == second
 
 
-@pytest.mark.parametrize("separation, settings", [
-    (400.0, {}),  # the published constants
-    (30.0, {"dimension": 3, "inflation": 2.0, "lift_noise": 1.0, "lift_spread": 1.0}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "separation, settings",
+    [
+        (400.0, {}),  # the published constants
+        (30.0, {"dimension": 3, "inflation": 2.0, "lift_noise": 1.0, "lift_spread": 1.0}),
+    ],
+)
 def test_algorithm_1_learns_spheres(separation, settings):
     truth = sim.mixture(10, 3, separation, 1)
     rows, _ = sim.sample(truth, 4000, 1)
     for seed in range(2):
-        found = easy.learn_spherical(rows, 3, 1000.0, 1e-6, np.random.default_rng(seed), radius=sim.prior(truth).radius,
-                                     sigma_min=1.0, sigma_max=1.0, nominal=4000, paired=False, **settings)  # fmt: skip
-        scored = sim.scores(truth, np.array([one.mean for one in found]),
-                            covariances=np.array([one.covariance for one in found]))  # fmt: skip
+        found = easy.learn_spherical(
+            rows,
+            3,
+            1000.0,
+            1e-6,
+            np.random.default_rng(seed),
+            radius=sim.prior(truth).radius,
+            sigma_min=1.0,
+            sigma_max=1.0,
+            nominal=4000,
+            paired=False,
+            **settings,
+        )
+        scored = sim.scores(
+            truth, np.array([one.mean for one in found]), covariances=np.array([one.covariance for one in found])
+        )
         # a mean of n/6 rows in ten dimensions has an error of about sqrt(60/4000) = 0.12
         assert scored.mean_errors.max() < 0.5 and scored.trace_error < 0.1
 
@@ -43,11 +58,25 @@ def test_algorithm_1_learns_spheres(separation, settings):
 def test_algorithm_1_says_no_at_a_usual_budget():
     truth = sim.mixture(10, 3, 30.0, 1)
     rows, _ = sim.sample(truth, 2000, 1)
-    assert easy.learn_spherical(rows, 3, 1.0, 1e-6, np.random.default_rng(0), radius=40.0, sigma_min=1.0,
-                                sigma_max=1.0, nominal=2000, dimension=3) is None  # fmt: skip
+    assert (
+        easy.learn_spherical(
+            rows,
+            3,
+            1.0,
+            1e-6,
+            np.random.default_rng(0),
+            radius=40.0,
+            sigma_min=1.0,
+            sigma_max=1.0,
+            nominal=2000,
+            dimension=3,
+        )
+        is None
+    )
     with pytest.raises(ConfigError):
-        easy.learn_spherical(rows, 3, 0.0, 1e-6, np.random.default_rng(0), radius=40.0, sigma_min=1.0, sigma_max=1.0,
-                             nominal=2000)  # fmt: skip
+        easy.learn_spherical(
+            rows, 3, 0.0, 1e-6, np.random.default_rng(0), radius=40.0, sigma_min=1.0, sigma_max=1.0, nominal=2000
+        )
 
 
 def test_budget_of_a_step():
@@ -97,8 +126,12 @@ def test_algorithm_4_learns_a_mixture(unlike):
     truth, rows, _, facts = unlike
     for seed in range(2):
         found, weights = partition.learn_mixture(rows, 3, 1e4, 1e-6, facts, np.random.default_rng(seed))
-        scored = sim.scores(truth, np.array([one.mean for one in found]), weights=weights,
-                            covariances=np.array([one.covariance for one in found]))  # fmt: skip
+        scored = sim.scores(
+            truth,
+            np.array([one.mean for one in found]),
+            weights=weights,
+            covariances=np.array([one.covariance for one in found]),
+        )
         # means of 450 rows: sqrt(4/450) = 0.09; weights within sampling; few pairs of records are whole in a cell
         assert scored.mean_errors.max() < 0.4 and scored.weight_error < 0.05 and scored.trace_error < 0.4
 

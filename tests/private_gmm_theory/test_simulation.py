@@ -11,8 +11,9 @@ from fedcore.private_gmm import simulation as sim
 def test_separation_is_exact(options):
     truth = sim.mixture(20, 3, 10.0, 5, **options)
     sigmas = [np.sqrt(np.linalg.eigvalsh(c)[-1]) for c in truth.covariances]
-    pairs = [np.linalg.norm(truth.means[i] - truth.means[j]) / max(sigmas[i], sigmas[j])
-             for i in range(3) for j in range(i)]  # fmt: skip
+    pairs = [
+        np.linalg.norm(truth.means[i] - truth.means[j]) / max(sigmas[i], sigmas[j]) for i in range(3) for j in range(i)
+    ]
     assert min(pairs) == pytest.approx(10.0, rel=1e-9)
     assert truth.separation == pytest.approx(10.0, rel=1e-9)
     if "axis_spread" in options:
@@ -58,8 +59,14 @@ def test_scores_undo_the_order_and_measure_in_sigma():
     rows, labels = sim.sample(truth, 500, 2)
     turn = np.array([2, 0, 1])
     shifted = truth.means + np.array([0.1, 0.1, 0.6])[:, None] * np.eye(10)[0]
-    found = sim.scores(truth, shifted[turn], weights=truth.weights[turn] + [0, 0.01, 0],
-                       covariances=1.05 * truth.covariances[turn], rows=rows, labels=labels)  # fmt: skip
+    found = sim.scores(
+        truth,
+        shifted[turn],
+        weights=truth.weights[turn] + [0, 0.01, 0],
+        covariances=1.05 * truth.covariances[turn],
+        rows=rows,
+        labels=labels,
+    )
     assert found.mean_errors == pytest.approx([0.1, 0.1, 0.2])
     assert found.weight_error == pytest.approx(0.01) and found.trace_error == pytest.approx(0.05)
     assert found.accuracy == np.mean(np.argmin(((rows[:, None] - shifted) ** 2).sum(axis=2), axis=1) == labels)

@@ -94,8 +94,9 @@ def test_tiles_do_not_change_counts(monkeypatch):
     whole = ter.ball_counts(rows, rows, RADII[::-1])
     monkeypatch.setattr(ter, "TILE", 60)
     assert np.array_equal(ter.ball_counts(rows, rows, RADII[::-1]), whole)
-    assert whole[:, ::-1].tolist() == [[int((np.linalg.norm(rows - x, axis=1) <= r).sum()) for r in RADII]
-                                       for x in rows]  # fmt: skip
+    assert whole[:, ::-1].tolist() == [
+        [int((np.linalg.norm(rows - x, axis=1) <= r).sum()) for r in RADII] for x in rows
+    ]
 
 
 def test_radius_grid_ends_at_or_above_high():

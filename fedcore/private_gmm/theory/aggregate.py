@@ -51,9 +51,19 @@ def cut_into_blocks(rows: np.ndarray, blocks: int, rng: np.random.Generator) -> 
     return padded.reshape(size, blocks, -1).transpose(1, 0, 2)
 
 
-def sample_and_aggregate(rows: np.ndarray, components: int, blocks: int, epsilon: float, delta: float,
-                         rng: np.random.Generator, *, radius: float, finest: float, learner: Learner = spherical_em,
-                         weight_bin: float = 0.05) -> Aggregated | None:  # fmt: skip
+def sample_and_aggregate(
+    rows: np.ndarray,
+    components: int,
+    blocks: int,
+    epsilon: float,
+    delta: float,
+    rng: np.random.Generator,
+    *,
+    radius: float,
+    finest: float,
+    learner: Learner = spherical_em,
+    weight_bin: float = 0.05,
+) -> Aggregated | None:
     """The practical baseline: `learner` on every block, then `aggregate_boxes`. (epsilon, delta)-DP in total."""
     means, weights = learner(cut_into_blocks(rows, blocks, rng), components, rng)
     return aggregate_boxes(means, weights, epsilon, delta, rng, radius=radius, finest=finest, weight_bin=weight_bin)
@@ -62,9 +72,19 @@ def sample_and_aggregate(rows: np.ndarray, components: int, blocks: int, epsilon
 # --- as published ---------------------------------------------------------------------------------------------------
 
 
-def aggregate_clusters(means: np.ndarray, weights: np.ndarray, epsilon: float, delta: float, rng: np.random.Generator,
-                       *, radius: float, finest: float, share: float = 0.5, weight_bin: float = 0.05,
-                       inflation: float = 1.0) -> Aggregated | None:  # fmt: skip
+def aggregate_clusters(
+    means: np.ndarray,
+    weights: np.ndarray,
+    epsilon: float,
+    delta: float,
+    rng: np.random.Generator,
+    *,
+    radius: float,
+    finest: float,
+    share: float = 0.5,
+    weight_bin: float = 0.05,
+    inflation: float = 1.0,
+) -> Aggregated | None:
     """k one-cluster calls, the points of each ball removed; the mean is the centre. None unless k balls are found.
 
     means: (m, k, d), weights: (m, k) of blocks. share: t = share * m points, a little above m/2 in the paper, so that
@@ -80,8 +100,16 @@ def aggregate_clusters(means: np.ndarray, weights: np.ndarray, epsilon: float, d
     left, size = clipped_to(left, radius), max(1, math.ceil(share * m))
     centres, members = [], []
     for _ in range(k):
-        ball = locate(left, size, each / k, slack / (k * math.exp(each)), rng, bound=radius,
-                      sigma_min=4 * finest / math.sqrt(d), nominal=m * k)  # fmt: skip
+        ball = locate(
+            left,
+            size,
+            each / k,
+            slack / (k * math.exp(each)),
+            rng,
+            bound=radius,
+            sigma_min=4 * finest / math.sqrt(d),
+            nominal=m * k,
+        )
         if ball is None:
             return None
         ball = Ball(ball.centre, inflation * ball.radius)
@@ -92,8 +120,9 @@ def aggregate_clusters(means: np.ndarray, weights: np.ndarray, epsilon: float, d
     return Aggregated(np.array(centres), _agreed_weights(weights, members, rho, delta / 4, weight_bin, rng))
 
 
-def _agreed_weights(weights: np.ndarray, members: list[np.ndarray], rho: float, delta: float, width: float,
-                    rng: np.random.Generator) -> np.ndarray:  # fmt: skip
+def _agreed_weights(
+    weights: np.ndarray, members: list[np.ndarray], rho: float, delta: float, width: float, rng: np.random.Generator
+) -> np.ndarray:
     """(k,): for every ball the fullest bin of a histogram of weights, one point a block; normalised. A block is in one
     bin of each of k histograms: sensitivity sqrt(k). 1/k where no bin is heavy."""
     k = len(members)
@@ -113,9 +142,19 @@ def _agreed_weights(weights: np.ndarray, members: list[np.ndarray], rho: float, 
 # --- with the tools of the practical learner ------------------------------------------------------------------------
 
 
-def aggregate_boxes(means: np.ndarray, weights: np.ndarray, epsilon: float, delta: float, rng: np.random.Generator, *,
-                    radius: float, finest: float, share: float = 0.5, shifts: int | None = None,
-                    weight_bin: float = 0.05) -> Aggregated | None:  # fmt: skip
+def aggregate_boxes(
+    means: np.ndarray,
+    weights: np.ndarray,
+    epsilon: float,
+    delta: float,
+    rng: np.random.Generator,
+    *,
+    radius: float,
+    finest: float,
+    share: float = 0.5,
+    shifts: int | None = None,
+    weight_bin: float = 0.05,
+) -> Aggregated | None:
     """Bounding, private PCA, and box counts at all scales in place of one-cluster calls. None unless k disjoint boxes
     hold share * m blocks each. (epsilon, delta)-DP: Gaussian noise at delta/2, thresholds at delta/2.
 
@@ -134,8 +173,17 @@ def aggregate_boxes(means: np.ndarray, weights: np.ndarray, epsilon: float, delt
     flat = means[whole].reshape(-1, d)
     basis = principal_components_zcdp(flat, ball, k, part["pca"], rng, sensitivity=k * ball.radius**2)
     y = (clipped(flat, ball) @ basis).reshape(-1, k, basis.shape[1])
-    found = _boxes(y, m, ball.radius, finest, share, max(2, k) if shifts is None else shifts,
-                   (part["boxes"], part["centres"]), delta / 4, rng)  # fmt: skip
+    found = _boxes(
+        y,
+        m,
+        ball.radius,
+        finest,
+        share,
+        max(2, k) if shifts is None else shifts,
+        (part["boxes"], part["centres"]),
+        delta / 4,
+        rng,
+    )
     if len(found) < k:
         return None
     members = [np.zeros((m, k), bool) for _ in found]
@@ -162,8 +210,17 @@ def _bounded(points: np.ndarray, m: int, ball: Ball, finest: float, rho: float, 
     return ball
 
 
-def _boxes(y: np.ndarray, m: int, radius: float, finest: float, share: float, shifts: int, rhos: tuple[float, float],
-           delta: float, rng: np.random.Generator) -> list[tuple[np.ndarray, np.ndarray]]:  # fmt: skip
+def _boxes(
+    y: np.ndarray,
+    m: int,
+    radius: float,
+    finest: float,
+    share: float,
+    shifts: int,
+    rhos: tuple[float, float],
+    delta: float,
+    rng: np.random.Generator,
+) -> list[tuple[np.ndarray, np.ndarray]]:
     """(centre, (m, k) bool members) of up to k boxes with at least share * m blocks, finest first. Points within 0.6
     widths of an accepted box's private centre are its members, and are not looked at any more."""
     k, q = y.shape[1:]
@@ -188,8 +245,9 @@ def _boxes(y: np.ndarray, m: int, radius: float, finest: float, share: float, sh
     return found
 
 
-def _box_centre(y: np.ndarray, left: np.ndarray, box: np.ndarray, width: float, rho: float,
-                rng: np.random.Generator) -> np.ndarray:  # fmt: skip
+def _box_centre(
+    y: np.ndarray, left: np.ndarray, box: np.ndarray, width: float, rho: float, rng: np.random.Generator
+) -> np.ndarray:
     """(q,) noisy average of the points in a box, one point a block; a block is in at most k such averages."""
     k, q = y.shape[1:]
     inside = left & (np.abs(y - box) <= width / 2).all(axis=2)

@@ -18,8 +18,15 @@ FLOOR = 0.1  # of a component's variance, in units of the pooled one: single row
 Learner = Callable[[np.ndarray, int, np.random.Generator], tuple[np.ndarray, np.ndarray]]
 
 
-def spherical_em(blocks: np.ndarray, components: int, rng: np.random.Generator, *, starts: int = STARTS,
-                 lloyd: int = LLOYD, iterations: int = EM) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+def spherical_em(
+    blocks: np.ndarray,
+    components: int,
+    rng: np.random.Generator,
+    *,
+    starts: int = STARTS,
+    lloyd: int = LLOYD,
+    iterations: int = EM,
+) -> tuple[np.ndarray, np.ndarray]:
     """A spherical mixture of each block: the best of `starts` runs of k-means++ and Lloyd by its cost, then EM."""
     there = np.isfinite(blocks).all(axis=2)
     rows = there.sum(axis=1)
@@ -94,16 +101,23 @@ def _em(x: np.ndarray, there: np.ndarray, means: np.ndarray, iterations: int) ->
         inner = (resp * _squared(x, means)).sum(axis=1)
         pooled = inner.sum(axis=1, keepdims=True) / (rows * d) + 1e-300
         variance = np.maximum(inner / np.maximum(total * d, 1e-9), FLOOR * pooled)
-        logs = np.log(weights)[:, None, :] - 0.5 * (_squared(x, means) / variance[:, None, :]
-                                                    + d * np.log(variance)[:, None, :])  # fmt: skip
+        logs = np.log(weights)[:, None, :] - 0.5 * (
+            _squared(x, means) / variance[:, None, :] + d * np.log(variance)[:, None, :]
+        )
         logs -= logs.max(axis=2, keepdims=True)
         resp = np.exp(logs)
         resp *= there[:, :, None] / resp.sum(axis=2, keepdims=True)
     return means, weights
 
 
-def vempala_wang(blocks: np.ndarray, components: int, rng: np.random.Generator, *, least_weight: float | None = None,
-                 slack: float = 2.0) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+def vempala_wang(
+    blocks: np.ndarray,
+    components: int,
+    rng: np.random.Generator,
+    *,
+    least_weight: float | None = None,
+    slack: float = 2.0,
+) -> tuple[np.ndarray, np.ndarray]:
     """Vempala and Wang 2002, spherical components: project on the top k right singular vectors; k times, take the row
     with the nearest (w_min b/2)-th neighbour, which lies in the component of least variance, and all rows within
     2 sigma sqrt(k), times `slack` for dimensions where distances do not concentrate. sigma from that neighbour's

@@ -50,8 +50,17 @@ SLACK_RADIUS = 1.1  # PTerrificBall returns (1 + 1/10) r
 CANDIDATES = 16  # heavy buckets looked at
 
 
-def good_radius(rows: np.ndarray, size: int, epsilon: float, rng: np.random.Generator, *, low: float, high: float,
-                beta: float = 0.05, ratio: float = 2.0) -> float | None:  # fmt: skip
+def good_radius(
+    rows: np.ndarray,
+    size: int,
+    epsilon: float,
+    rng: np.random.Generator,
+    *,
+    low: float,
+    high: float,
+    beta: float = 0.05,
+    ratio: float = 2.0,
+) -> float | None:
     """The first radius r of the grid with L(r) >= t - Gamma, noised; L(r) = (1/t) * the sum of the t largest
     min(|X in B(x, r)|, t) over records x, sensitivity 2, growing in r. eps-DP. None if no radius of the grid has it."""
     radii = radius_grid(low, high, ratio)
@@ -121,10 +130,22 @@ def bucket_keys(rows: np.ndarray, plan: HashPlan, radius: float, rng: np.random.
 # --- GoodCenter -----------------------------------------------------------------------------------------------------
 
 
-def good_centres(rows: np.ndarray, size: int, radius: float, epsilon: float, delta: float, rng: np.random.Generator, *,
-                 nominal: int, beta: float = 0.05, plan: HashPlan | None = None, jl_constant: float = JL_CONSTANT,
-                 bucket_share: float = BUCKET_SHARE, axis_constant: float = AXIS_CONSTANT,
-                 axis_width: float = AXIS_WIDTH) -> list[np.ndarray]:  # fmt: skip
+def good_centres(
+    rows: np.ndarray,
+    size: int,
+    radius: float,
+    epsilon: float,
+    delta: float,
+    rng: np.random.Generator,
+    *,
+    nominal: int,
+    beta: float = 0.05,
+    plan: HashPlan | None = None,
+    jl_constant: float = JL_CONSTANT,
+    bucket_share: float = BUCKET_SHARE,
+    axis_constant: float = AXIS_CONSTANT,
+    axis_width: float = AXIS_WIDTH,
+) -> list[np.ndarray]:
     """Centres (d,) of about t rows within O(b) radius, the fullest bucket's first; [] if none. (epsilon, delta)-DP.
 
     Four quarters of epsilon: AboveThreshold on the fullest bucket of each hash, a stability histogram of the buckets of
@@ -138,8 +159,10 @@ def good_centres(rows: np.ndarray, size: int, radius: float, epsilon: float, del
     log_rows = math.log(2 * max(nominal, 2) / beta)
     reduced = _projected(data, math.ceil(jl_constant * log_rows), rng)
     rounds = math.ceil(max(nominal, 2) ** plan.exponent * math.log(1 / beta))
-    threshold = max(size * max(nominal, 2) ** -plan.exponent * bucket_share,
-                    stability_threshold(quarter, slice_) + math.log(1 / beta) / quarter)  # fmt: skip
+    threshold = max(
+        size * max(nominal, 2) ** -plan.exponent * bucket_share,
+        stability_threshold(quarter, slice_) + math.log(1 / beta) / quarter,
+    )
     draws = []
 
     def fullest():
@@ -180,8 +203,16 @@ def axis_epsilon(epsilon: float, delta: float, d: int, share: float, constant: f
     return max(published, share / d)
 
 
-def _box(rotated: np.ndarray, width: float, share: float, slice_: float, constant: float, epsilon: float, delta: float,
-         rng: np.random.Generator) -> np.ndarray | None:  # fmt: skip
+def _box(
+    rotated: np.ndarray,
+    width: float,
+    share: float,
+    slice_: float,
+    constant: float,
+    epsilon: float,
+    delta: float,
+    rng: np.random.Generator,
+) -> np.ndarray | None:
     """(d,) centre of the heaviest interval of every axis; None if an axis has no heavy one. delta/8 of slack and
     delta/(8 d) an axis are together the slice."""
     d = rotated.shape[1]
@@ -197,8 +228,9 @@ def _box(rotated: np.ndarray, width: float, share: float, slice_: float, constan
     return centre
 
 
-def _noisy_average(rotated: np.ndarray, box: np.ndarray, half: float, share: float, slice_: float,
-                   rng: np.random.Generator) -> np.ndarray | None:  # fmt: skip
+def _noisy_average(
+    rotated: np.ndarray, box: np.ndarray, half: float, share: float, slice_: float, rng: np.random.Generator
+) -> np.ndarray | None:
     """(d,) average of the rows in the box of this half side; None if the noised count is below 1."""
     inside = rotated[(np.abs(rotated - box) <= half).all(axis=1)]
     ball = Ball(box, half * math.sqrt(len(box)))
@@ -211,9 +243,21 @@ def _noisy_average(rotated: np.ndarray, box: np.ndarray, half: float, share: flo
 # --- balls ----------------------------------------------------------------------------------------------------------
 
 
-def terrific_ball(rows: np.ndarray, size: int, epsilon: float, delta: float, rng: np.random.Generator, *, low: float,
-                  high: float, nominal: int, factor: float = FACTOR, largest: bool = False, beta: float = 0.05,
-                  gamma: float | None = None) -> Ball | None:  # fmt: skip
+def terrific_ball(
+    rows: np.ndarray,
+    size: int,
+    epsilon: float,
+    delta: float,
+    rng: np.random.Generator,
+    *,
+    low: float,
+    high: float,
+    nominal: int,
+    factor: float = FACTOR,
+    largest: bool = False,
+    beta: float = 0.05,
+    gamma: float | None = None,
+) -> Ball | None:
     """PTerrificBall (Lemma 5.7): a terrific ball of size t, of radius 1.1 r for the r of Algorithm 2; None if there is
     none. (epsilon, delta)-DP in total.
 
@@ -221,12 +265,14 @@ def terrific_ball(rows: np.ndarray, size: int, epsilon: float, delta: float, rng
     whose sensitivity is 1 because centres are already private. The hash reaches no farther than the factor c, so the
     rows that are averaged lie in the terrific ball (Remark 5.3).
     """
-    radius = terrific_radius(rows, size, epsilon / 2, rng, low=low, high=high, factor=factor, largest=largest,
-                             beta=beta, gamma=gamma)  # fmt: skip
+    radius = terrific_radius(
+        rows, size, epsilon / 2, rng, low=low, high=high, factor=factor, largest=largest, beta=beta, gamma=gamma
+    )
     if radius is None:
         return None
-    centres = good_centres(rows, size, radius, 3 * epsilon / 8, delta, rng, nominal=nominal, beta=beta,
-                           plan=narrow_hash(nominal, factor))  # fmt: skip
+    centres = good_centres(
+        rows, size, radius, 3 * epsilon / 8, delta, rng, nominal=nominal, beta=beta, plan=narrow_hash(nominal, factor)
+    )
     if not centres:
         return None
     slack = radius_plan(epsilon / 2, beta, low, high).gamma if gamma is None else gamma
@@ -236,9 +282,20 @@ def terrific_ball(rows: np.ndarray, size: int, epsilon: float, delta: float, rng
     return None if hit is None else Ball(centres[hit], SLACK_RADIUS * radius)
 
 
-def locate(rows: np.ndarray, size: int, epsilon: float, delta: float, rng: np.random.Generator, *, bound: float,
-           sigma_min: float, nominal: int, beta: float = 0.05, exponent: float = EXPONENT,
-           refine: bool = True) -> Ball | None:  # fmt: skip
+def locate(
+    rows: np.ndarray,
+    size: int,
+    epsilon: float,
+    delta: float,
+    rng: np.random.Generator,
+    *,
+    bound: float,
+    sigma_min: float,
+    nominal: int,
+    beta: float = 0.05,
+    exponent: float = EXPONENT,
+    refine: bool = True,
+) -> Ball | None:
     """Algorithm 5, PGLoc: a ball of at least t/2 rows that is not much larger than the smallest one of t rows; None if
     none is found. (epsilon, delta)-DP in total.
 

@@ -38,8 +38,9 @@ def split_rho(rho: float, rounds: int) -> list[float]:
     return [rho] if rounds == 1 else [0.25 * rho / (rounds - 1)] * (rounds - 1) + [0.75 * rho]
 
 
-def private_mean(rows: np.ndarray, ball: Ball, count: float, rhos: Sequence[float], rng: np.random.Generator, *,
-                 beta: float = 0.05) -> Ball:  # fmt: skip
+def private_mean(
+    rows: np.ndarray, ball: Ball, count: float, rhos: Sequence[float], rng: np.random.Generator, *, beta: float = 0.05
+) -> Ball:
     """CPMean: the mean of N(mu, I) with mu in the ball, and a ball that holds mu with probability about 1 - beta.
 
     count: a noised number of rows, at least 1. Costs the sum of rhos: every round releases a sum of rows clipped to
@@ -56,8 +57,9 @@ def private_mean(rows: np.ndarray, ball: Ball, count: float, rhos: Sequence[floa
     return ball
 
 
-def private_covariance(rows: np.ndarray, upper: float, count: float, rhos: Sequence[float], rng: np.random.Generator,
-                       *, beta: float = 0.05) -> np.ndarray:  # fmt: skip
+def private_covariance(
+    rows: np.ndarray, upper: float, count: float, rhos: Sequence[float], rng: np.random.Generator, *, beta: float = 0.05
+) -> np.ndarray:
     """CPCov: (d, d), positive semidefinite, the covariance of N(0, Sigma) with Sigma <= upper * I.
 
     Costs the sum of rhos: every round releases the second moment of whitened rows clipped to gamma(d, beta/n), of L2
@@ -81,9 +83,18 @@ def private_covariance(rows: np.ndarray, upper: float, count: float, rhos: Seque
     return (found + found.T) / 2
 
 
-def private_gaussian(rows: np.ndarray, ball: Ball, sigma_min: float, sigma_max: float, rho: float,
-                     rng: np.random.Generator, *, beta: float = 0.05, mean_rounds: int = 3,
-                     covariance_rounds: int = 3) -> Component | None:  # fmt: skip
+def private_gaussian(
+    rows: np.ndarray,
+    ball: Ball,
+    sigma_min: float,
+    sigma_max: float,
+    rho: float,
+    rng: np.random.Generator,
+    *,
+    beta: float = 0.05,
+    mean_rounds: int = 3,
+    covariance_rounds: int = 3,
+) -> Component | None:
     """A leaf: noised count, coarse mean, covariance about it, mean again in whitened coordinates. rho-zCDP in total.
 
     ball: holds the mean; sigma_min^2 I <= Sigma <= sigma_max^2 I. Without pairs of records, which few cells keep whole
@@ -96,8 +107,9 @@ def private_gaussian(rows: np.ndarray, ball: Ball, sigma_min: float, sigma_max: 
     scaled = Ball(ball.centre / sigma_max, ball.radius / sigma_max)
     coarse = private_mean(rows / sigma_max, scaled, count, split_rho(part["coarse"], mean_rounds), rng, beta=beta)
     centre = coarse.centre * sigma_max
-    covariance = private_covariance(rows - centre, sigma_max**2, count,
-                                    split_rho(part["covariance"], covariance_rounds), rng, beta=beta)  # fmt: skip
+    covariance = private_covariance(
+        rows - centre, sigma_max**2, count, split_rho(part["covariance"], covariance_rounds), rng, beta=beta
+    )
     values, vectors = np.linalg.eigh(covariance)
     values = np.maximum(values, sigma_min**2)
     whiten, colour = (vectors / np.sqrt(values)) @ vectors.T, (vectors * np.sqrt(values)) @ vectors.T

@@ -28,10 +28,24 @@ def record_halves(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return only(rows, ~odd), only(rows, odd)
 
 
-def learn_spherical(rows: np.ndarray, components: int, epsilon: float, delta: float, rng: np.random.Generator, *,
-                    radius: float, sigma_min: float, sigma_max: float, nominal: int, beta: float = 0.05,
-                    dimension: int | None = None, inflation: float = INFLATION, lift_noise: float = LIFT_NOISE,
-                    lift_spread: float = LIFT_SPREAD, paired: bool = True) -> list[Component] | None:  # fmt: skip
+def learn_spherical(
+    rows: np.ndarray,
+    components: int,
+    epsilon: float,
+    delta: float,
+    rng: np.random.Generator,
+    *,
+    radius: float,
+    sigma_min: float,
+    sigma_max: float,
+    nominal: int,
+    beta: float = 0.05,
+    dimension: int | None = None,
+    inflation: float = INFLATION,
+    lift_noise: float = LIFT_NOISE,
+    lift_spread: float = LIFT_SPREAD,
+    paired: bool = True,
+) -> list[Component] | None:
     """k components of weight 1/k, or None if k balls with rows were not found. (epsilon, delta)-DP in total.
 
     One half of the records gives the subspace (epsilon, delta), the other one the clusters (a half of both) and, cell
@@ -50,8 +64,9 @@ def learn_spherical(rows: np.ndarray, components: int, epsilon: float, delta: fl
     size = max(1, half // (2 * components))
     balls = []
     for _ in range(components):
-        ball = locate(left, size, each, slack, rng, bound=bound, sigma_min=sigma_min, nominal=half,
-                      beta=beta / components)  # fmt: skip
+        ball = locate(
+            left, size, each, slack, rng, bound=bound, sigma_min=sigma_min, nominal=half, beta=beta / components
+        )
         if ball is None:
             return None
         balls.append(Ball(ball.centre, inflation * ball.radius))

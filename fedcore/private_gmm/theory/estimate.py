@@ -44,8 +44,16 @@ def paired_sum(rows: np.ndarray) -> float:
     return float((differences[present(differences)] ** 2).sum())
 
 
-def spherical(rows: np.ndarray, ball: Ball, epsilon: float, delta: float, rng: np.random.Generator, *,
-              paired: bool = True, least: float = 2.0) -> Component | None:  # fmt: skip
+def spherical(
+    rows: np.ndarray,
+    ball: Ball,
+    epsilon: float,
+    delta: float,
+    rng: np.random.Generator,
+    *,
+    paired: bool = True,
+    least: float = 2.0,
+) -> Component | None:
     """Algorithm 6, PSGE: mean and variance of rows promised to be in the ball. (epsilon, delta)-DP in total.
 
     A quarter of epsilon each for: |X| + Lap, sum of x - c + Gaussian of sensitivity r, paired sum + Lap of sensitivity
@@ -79,8 +87,9 @@ def precondition_rounds(kappa: float, last: float = PRECONDITIONED, shrink: floa
     return max(0, math.ceil(math.log(kappa / last) / -math.log(shrink) - 1e-9))
 
 
-def precondition(pairs: np.ndarray, kappa: float, count: float, rho: float, rng: np.random.Generator, *,
-                 beta: float = 0.05) -> tuple[np.ndarray, float]:  # fmt: skip
+def precondition(
+    pairs: np.ndarray, kappa: float, count: float, rho: float, rng: np.random.Generator, *, beta: float = 0.05
+) -> tuple[np.ndarray, float]:
     """(A, kappa'): for I <= Sigma <= kappa I, a matrix with A Sigma A' of a ratio about kappa' (Kamath, Li, Singhal,
     Ullman 2019). rho-zCDP. Every round halves the directions whose noised variance is at least kappa / 2."""
     d, rounds = pairs.shape[1], precondition_rounds(kappa)
@@ -95,8 +104,17 @@ def precondition(pairs: np.ndarray, kappa: float, count: float, rho: float, rng:
     return found, kappa
 
 
-def gaussian(rows: np.ndarray, sigma_min: float, sigma_max: float, epsilon: float, delta: float,
-             rng: np.random.Generator, *, beta: float = 0.05, least: float = 4.0) -> Component | None:  # fmt: skip
+def gaussian(
+    rows: np.ndarray,
+    sigma_min: float,
+    sigma_max: float,
+    epsilon: float,
+    delta: float,
+    rng: np.random.Generator,
+    *,
+    beta: float = 0.05,
+    least: float = 4.0,
+) -> Component | None:
     """PGE: a Gaussian with sigma_min^2 I <= Sigma <= sigma_max^2 I, no bound on its mean. (epsilon, delta)-DP in total:
     Gaussian noise at delta/2, histograms of unbounded bins at delta/2.
 
@@ -125,8 +143,15 @@ def gaussian(rows: np.ndarray, sigma_min: float, sigma_max: float, epsilon: floa
     return None if mean is None else Component(count, colour @ mean, (vectors * values) @ vectors.T)
 
 
-def _located_mean(rows: np.ndarray, count: float, rho_bins: float, rho_mean: float, delta: float, beta: float,
-                  rng: np.random.Generator) -> np.ndarray | None:  # fmt: skip
+def _located_mean(
+    rows: np.ndarray,
+    count: float,
+    rho_bins: float,
+    rho_mean: float,
+    delta: float,
+    beta: float,
+    rng: np.random.Generator,
+) -> np.ndarray | None:
     """Mean of about N(mu, I): d histograms over the same records, then rows clipped about the heavy bins."""
     d = rows.shape[1]
     data = rows[present(rows)]

@@ -29,8 +29,18 @@ def flatness_dimension(rows: int, components: int, beta: float) -> float:
     return 64 * math.log(rows * components / beta)
 
 
-def easy_terms(d: int, components: int, epsilon: float, delta: float, alpha: float, rows: int, beta: float, *,
-               exponent: float = 0.1, dimension: int | None = None) -> dict[str, float]:  # fmt: skip
+def easy_terms(
+    d: int,
+    components: int,
+    epsilon: float,
+    delta: float,
+    alpha: float,
+    rows: int,
+    beta: float,
+    *,
+    exponent: float = 0.1,
+    dimension: int | None = None,
+) -> dict[str, float]:
     """Theorem 4.4, term by term. rows: only inside logarithms. dimension: l, published by default."""
     kept = projected_dimension(rows, components, beta) if dimension is None else dimension
     log = math.log(1 / delta)
@@ -43,8 +53,17 @@ def easy_terms(d: int, components: int, epsilon: float, delta: float, alpha: flo
     }
 
 
-def general_terms(d: int, components: int, epsilon: float, delta: float, alpha: float, least_weight: float, *,
-                  ratio: float = 10.0, exponent: float = 0.1) -> dict[str, float]:  # fmt: skip
+def general_terms(
+    d: int,
+    components: int,
+    epsilon: float,
+    delta: float,
+    alpha: float,
+    least_weight: float,
+    *,
+    ratio: float = 10.0,
+    exponent: float = 0.1,
+) -> dict[str, float]:
     """Theorem 5.1, term by term. ratio: sigma_max / sigma_min."""
     log = math.log(1 / delta)
     return {
@@ -81,13 +100,20 @@ class Literal:
 
 def literal(components: int, epsilon: float, delta: float, rows: int, beta: float = 0.05, radii: int = 60) -> Literal:
     """The published constants at these sizes; radii: of the grid."""
-    advanced = UnitBudget(epsilon / (4 * math.sqrt(AUTHORS_COMPOSITION * components * math.log(1 / delta)) + 2),
-                          delta / (8 * components))  # fmt: skip
+    advanced = UnitBudget(
+        epsilon / (4 * math.sqrt(AUTHORS_COMPOSITION * components * math.log(1 / delta)) + 2), delta / (8 * components)
+    )
     basic = unit_budget(epsilon, delta, components, advanced=False)
     gammas = [above_threshold_error(radii, unit.epsilon, beta, 2.0) for unit in (advanced, basic)]
-    return Literal(projected_dimension(rows, components, beta), flatness_dimension(rows, components, beta),
-                   general_separation(components, rows, 1 / components), advanced, basic, *gammas,
-                   *(4 * components * gamma for gamma in gammas))  # fmt: skip
+    return Literal(
+        projected_dimension(rows, components, beta),
+        flatness_dimension(rows, components, beta),
+        general_separation(components, rows, 1 / components),
+        advanced,
+        basic,
+        *gammas,
+        *(4 * components * gamma for gamma in gammas),
+    )
 
 
 # --- the practical learner ------------------------------------------------------------------------------------------
@@ -110,10 +136,22 @@ class Feasibility:
         return all(needed < available for needed, available in (self.boxes, self.profiles, self.pca))
 
 
-def feasible(rows: int, d: int, components: int, separation: float, epsilon: float, delta: float, *,
-             least_weight: float | None = None, radius: float | None = None, scales: int = 1,
-             widths: int = 8, shifts: int = 2, partition: float = 0.6,
-             shares: tuple[float, float, float] = (0.35, 0.20, 0.30)) -> Feasibility:  # fmt: skip
+def feasible(
+    rows: int,
+    d: int,
+    components: int,
+    separation: float,
+    epsilon: float,
+    delta: float,
+    *,
+    least_weight: float | None = None,
+    radius: float | None = None,
+    scales: int = 1,
+    widths: int = 8,
+    shifts: int = 2,
+    partition: float = 0.6,
+    shares: tuple[float, float, float] = (0.35, 0.20, 0.30),
+) -> Feasibility:
     """Whether box counts, distance profiles and PCA stand out of their noise. A forecast before any data are seen.
 
     least_weight: 0.6/k by default; radius: of the ball that a node is bounded to, sqrt(d) + separation/sqrt(2) by
@@ -126,8 +164,11 @@ def feasible(rows: int, d: int, components: int, separation: float, epsilon: flo
     size, histograms = weight * rows / 2, widths * shifts
     spread = math.sqrt(2 * histograms) / boxes
     threshold = 1 - spread * float(ndtri(delta / (2 * scales * histograms)))
-    return Feasibility((threshold, size), (math.sqrt(12 * components) / profiles, size / 8),
-                       (2 * math.sqrt(d) * reach**2 / pca, rows * weight * separation**2 / 4))  # fmt: skip
+    return Feasibility(
+        (threshold, size),
+        (math.sqrt(12 * components) / profiles, size / 8),
+        (2 * math.sqrt(d) * reach**2 / pca, rows * weight * separation**2 / 4),
+    )
 
 
 def least_rows(d: int, components: int, separation: float, epsilon: float, delta: float, **settings) -> int:

@@ -98,8 +98,9 @@ def textbook_scale(sensitivity: float, epsilon: float, delta: float) -> float:
     """sensitivity sqrt(2 ln(1.25/delta)) / epsilon, as the paper writes it. Raises ConfigError above epsilon 1 (S5)."""
     check_budget(epsilon, delta)
     if epsilon > 1:
-        raise ConfigError(f"The textbook's Gaussian noise is not private at epsilon {epsilon:g} > 1.",
-                          "Use gaussian_scale.")  # fmt: skip
+        raise ConfigError(
+            f"The textbook's Gaussian noise is not private at epsilon {epsilon:g} > 1.", "Use gaussian_scale."
+        )
     return sensitivity * math.sqrt(2 * math.log(1.25 / delta)) / epsilon
 
 
@@ -122,8 +123,9 @@ def noisy_count(rows: np.ndarray, epsilon: float, rng: np.random.Generator) -> f
 # --- AboveThreshold -------------------------------------------------------------------------------------------------
 
 
-def above_threshold(values: Iterable[float], threshold: float, epsilon: float, rng: np.random.Generator, *,
-                    sensitivity: float = 1.0) -> int | None:  # fmt: skip
+def above_threshold(
+    values: Iterable[float], threshold: float, epsilon: float, rng: np.random.Generator, *, sensitivity: float = 1.0
+) -> int | None:
     """The number of the first value that is, noised, above the noised threshold; None if there is none. epsilon-DP for
     any number of queries of this sensitivity: Lap(2 s/eps) on the threshold, Lap(4 s/eps) on every value. Values after
     the first hit are not asked for."""
@@ -149,8 +151,9 @@ def stability_threshold(epsilon: float, delta: float) -> float:
     return 1 + max(math.log(1 / (2 * delta)), 0.0) / epsilon
 
 
-def stability_histogram(keys: np.ndarray, epsilon: float, delta: float,
-                        rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+def stability_histogram(
+    keys: np.ndarray, epsilon: float, delta: float, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
     """Bins that are heavy, and their noised counts, heaviest first. keys: (n,), the one bin of each present record.
     Lap(1/epsilon) on every bin that is not empty. (epsilon, delta)-DP."""
     bins, counts = np.unique(keys, return_counts=True)
@@ -158,8 +161,9 @@ def stability_histogram(keys: np.ndarray, epsilon: float, delta: float,
     return _heaviest(bins, noised, stability_threshold(epsilon, delta))
 
 
-def gaussian_histogram(keys: np.ndarray, scale: float, delta: float,
-                       rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+def gaussian_histogram(
+    keys: np.ndarray, scale: float, delta: float, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
     """As `stability_histogram`, with N(0, scale^2) and the threshold 1 + scale Phi^-1(1 - delta). Costs 1/(2 scale^2)
     of zCDP and delta; J of them over the same records cost J times both."""
     bins, counts = np.unique(keys, return_counts=True)

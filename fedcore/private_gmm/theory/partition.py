@@ -61,8 +61,9 @@ class UnitBudget:
     delta: float
 
 
-def unit_budget(epsilon: float, delta: float, components: int, *, advanced: bool | None = None,
-                constant: float = COMPOSITION) -> UnitBudget:  # fmt: skip
+def unit_budget(
+    epsilon: float, delta: float, components: int, *, advanced: bool | None = None, constant: float = COMPOSITION
+) -> UnitBudget:
     """The unit of which k levels of four and the two of the leaves are (epsilon, delta) together.
 
     basic: (4k + 2) eps_0; advanced: 4 eps_0 through advanced composition over k levels, plus 2 eps_0. advanced None:
@@ -88,9 +89,17 @@ def split(rows: np.ndarray, by: np.ndarray, ball: Ball, factor: float = FACTOR) 
     return only(rows, inside), only(rows, beyond)
 
 
-def recursive_partition(rows: np.ndarray, components: int, unit: UnitBudget, facts: Facts, rng: np.random.Generator, *,
-                        factor: float = FACTOR, bounding: float = BOUNDING,
-                        gamma: float | None = None) -> list[np.ndarray]:  # fmt: skip
+def recursive_partition(
+    rows: np.ndarray,
+    components: int,
+    unit: UnitBudget,
+    facts: Facts,
+    rng: np.random.Generator,
+    *,
+    factor: float = FACTOR,
+    bounding: float = BOUNDING,
+    gamma: float | None = None,
+) -> list[np.ndarray]:
     """Algorithm 3, RPGMP: cells, each the rows with the records of other cells absent. They are not private.
 
     A level costs (4 epsilon, 4 delta) of the unit, and there are at most k - 1 that touch the data. A terrific ball of
@@ -104,14 +113,29 @@ def recursive_partition(rows: np.ndarray, components: int, unit: UnitBudget, fac
     if aim < 1:
         return [rows]
     bound = facts.radius + _deviation(facts, d, components)
-    node = locate(rows, aim, unit.epsilon / 2, unit.delta, rng, bound=bound, sigma_min=facts.sigma_min,
-                  nominal=facts.nominal, beta=facts.beta)  # fmt: skip
+    node = locate(
+        rows,
+        aim,
+        unit.epsilon / 2,
+        unit.delta,
+        rng,
+        bound=bound,
+        sigma_min=facts.sigma_min,
+        nominal=facts.nominal,
+        beta=facts.beta,
+    )
     if node is None:
         return [rows]
     node = Ball(node.centre, min(bounding * node.radius, 2 * bound))
     rows = only(rows, within(rows, node))
-    options = {"low": facts.sigma_min, "high": 2 * node.radius, "nominal": facts.nominal, "factor": factor,
-               "beta": facts.beta, "gamma": gamma}  # fmt: skip
+    options = {
+        "low": facts.sigma_min,
+        "high": 2 * node.radius,
+        "nominal": facts.nominal,
+        "factor": factor,
+        "beta": facts.beta,
+        "gamma": gamma,
+    }
     by = rows
     ball = terrific_ball(rows, size, unit.epsilon, unit.delta, rng, **options)
     if ball is None:
@@ -120,9 +144,13 @@ def recursive_partition(rows: np.ndarray, components: int, unit: UnitBudget, fac
         ball = terrific_ball(by, size, unit.epsilon, unit.delta, rng, largest=True, **options)
     if ball is None:
         return [rows]
-    return [cell for part in split(rows, by, ball, factor)
-            for cell in recursive_partition(part, components - 1, unit, facts, rng, factor=factor, bounding=bounding,
-                                            gamma=gamma)]  # fmt: skip
+    return [
+        cell
+        for part in split(rows, by, ball, factor)
+        for cell in recursive_partition(
+            part, components - 1, unit, facts, rng, factor=factor, bounding=bounding, gamma=gamma
+        )
+    ]
 
 
 def _deviation(facts: Facts, d: int, components: int) -> float:
@@ -130,9 +158,18 @@ def _deviation(facts: Facts, d: int, components: int) -> float:
     return math.sqrt(d + 2 * math.log(facts.nominal * components / facts.beta)) * facts.sigma_max * math.sqrt(2)
 
 
-def learn_mixture(rows: np.ndarray, components: int, epsilon: float, delta: float, facts: Facts,
-                  rng: np.random.Generator, *, factor: float = FACTOR, bounding: float = BOUNDING,
-                  gamma: float | None = None) -> tuple[list[Component], np.ndarray] | None:  # fmt: skip
+def learn_mixture(
+    rows: np.ndarray,
+    components: int,
+    epsilon: float,
+    delta: float,
+    facts: Facts,
+    rng: np.random.Generator,
+    *,
+    factor: float = FACTOR,
+    bounding: float = BOUNDING,
+    gamma: float | None = None,
+) -> tuple[list[Component], np.ndarray] | None:
     """Algorithm 4, PGME: components and their weights; None if a cell has too few rows for its estimate.
 
     (epsilon, delta)-DP in total: RPGMP, then PGE and a count in every cell, cells in parallel. There may be fewer
@@ -141,8 +178,10 @@ def learn_mixture(rows: np.ndarray, components: int, epsilon: float, delta: floa
     unit = unit_budget(epsilon, delta, components)
     data = clipped_to(rows, facts.radius + _deviation(facts, rows.shape[1], components))
     cells = recursive_partition(data, components, unit, facts, rng, factor=factor, bounding=bounding, gamma=gamma)
-    found = [gaussian(cell, facts.sigma_min, facts.sigma_max, unit.epsilon, unit.delta, rng, beta=facts.beta)
-             for cell in cells]  # fmt: skip
+    found = [
+        gaussian(cell, facts.sigma_min, facts.sigma_max, unit.epsilon, unit.delta, rng, beta=facts.beta)
+        for cell in cells
+    ]
     counts = np.array([max(noisy_count(cell, unit.epsilon, rng), 0.0) for cell in cells])
     if any(one is None for one in found) or counts.sum() <= 0:
         return None

@@ -17,16 +17,18 @@ def second_moment(rows: np.ndarray, ball: Ball) -> np.ndarray:
     return z.T @ z
 
 
-def principal_components(rows: np.ndarray, ball: Ball, count: int, epsilon: float, delta: float,
-                         rng: np.random.Generator) -> np.ndarray:  # fmt: skip
+def principal_components(
+    rows: np.ndarray, ball: Ball, count: int, epsilon: float, delta: float, rng: np.random.Generator
+) -> np.ndarray:
     """(d, q) orthonormal: the top q = min(count, d) eigenvectors, by signed eigenvalue, of the noised second moment
     about the ball's centre. (epsilon, delta)-DP. Slip S3: centred at the ball's centre and clipped, not at the origin.
     """
     return _leading(second_moment(rows, ball), gaussian_scale(ball.radius**2, epsilon, delta), count, rng)
 
 
-def principal_components_zcdp(rows: np.ndarray, ball: Ball, count: int, rho: float, rng: np.random.Generator, *,
-                              sensitivity: float | None = None) -> np.ndarray:  # fmt: skip
+def principal_components_zcdp(
+    rows: np.ndarray, ball: Ball, count: int, rho: float, rng: np.random.Generator, *, sensitivity: float | None = None
+) -> np.ndarray:
     """As `principal_components`, for rho-zCDP. sensitivity: of the second moment; radius^2 by default."""
     bound = ball.radius**2 if sensitivity is None else sensitivity
     return _leading(second_moment(rows, ball), scale_of_rho(bound, rho), count, rng)

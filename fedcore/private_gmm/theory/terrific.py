@@ -53,12 +53,14 @@ def quality(rows: np.ndarray, centres: np.ndarray, radii: np.ndarray, size: int,
     counts = ball_counts(rows, centres, np.concatenate([radii, factor * radii]))
     inside, reach = counts[:, : len(radii)], counts[:, len(radii) :]
     outside = int(present(rows).sum()) - reach
-    return np.minimum(np.minimum(inside, size), np.minimum(np.minimum(outside, size),
-                                                           np.maximum(0, size - (reach - inside))))  # fmt: skip
+    return np.minimum(
+        np.minimum(inside, size), np.minimum(np.minimum(outside, size), np.maximum(0, size - (reach - inside)))
+    )
 
 
-def is_terrific(rows: np.ndarray, centre: np.ndarray, radius: float, size: int, factor: float = FACTOR,
-                slack: float = 0.0) -> bool:  # fmt: skip
+def is_terrific(
+    rows: np.ndarray, centre: np.ndarray, radius: float, size: int, factor: float = FACTOR, slack: float = 0.0
+) -> bool:
     """Definition 5.2, with slack as its Gamma."""
     inside, reach = ball_counts(rows, centre[None, :], np.array([radius, factor * radius]))[0]
     outside = int(present(rows).sum()) - reach
@@ -96,17 +98,29 @@ class RadiusPlan:
     gamma: float
 
 
-def radius_plan(epsilon: float, beta: float, low: float, high: float, *, largest: bool = False,
-                ratio: float = 2.0) -> RadiusPlan:  # fmt: skip
+def radius_plan(
+    epsilon: float, beta: float, low: float, high: float, *, largest: bool = False, ratio: float = 2.0
+) -> RadiusPlan:
     """What PTerrificRadius does before it sees data: Gamma = 16 (ln T + ln(2/beta)) / epsilon."""
     radii = radius_grid(low, high, ratio)
     gamma = above_threshold_error(len(radii), epsilon, beta, SCORE_SENSITIVITY)
     return RadiusPlan(radii[::-1] if largest else radii, gamma)
 
 
-def terrific_radius(rows: np.ndarray, size: int, epsilon: float, rng: np.random.Generator, *, low: float, high: float,
-                    factor: float = FACTOR, largest: bool = False, beta: float = 0.05, ratio: float = 2.0,
-                    gamma: float | None = None) -> float | None:  # fmt: skip
+def terrific_radius(
+    rows: np.ndarray,
+    size: int,
+    epsilon: float,
+    rng: np.random.Generator,
+    *,
+    low: float,
+    high: float,
+    factor: float = FACTOR,
+    largest: bool = False,
+    beta: float = 0.05,
+    ratio: float = 2.0,
+    gamma: float | None = None,
+) -> float | None:
     """Algorithm 2, PTerrificRadius: a radius of the grid at which X has a terrific ball of size t, or None. eps-DP.
 
     A returned radius has a (c, 2 Gamma)-terrific ball with probability 1 - beta (Claim 5.5). If X has a
