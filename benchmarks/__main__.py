@@ -9,8 +9,8 @@ from importlib import import_module
 from pathlib import Path
 
 from benchmarks import history, machine
+from fedcore.cli.terminal import table
 from fedcore.errors import FedcoreError
-from fedcore.terminal import table
 
 NAMES = {
     "em": "client updates of federated EM per CPU-second, against NumPy in memory and a peer",

@@ -15,7 +15,7 @@ from time import perf_counter, sleep
 
 import psutil
 
-from fedcore.runs import Run
+from fedcore.runs.store import Run
 
 KEPT = ("PREFECT_LOGGING_LEVEL", "WARNING")
 POLL = 0.05

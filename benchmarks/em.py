@@ -23,15 +23,16 @@ from threadpoolctl import threadpool_limits
 from benchmarks import floors, machine
 from benchmarks.measured import Measured, in_turns
 from benchmarks.populations import COLUMNS, COMPONENTS, ROWS, mixture_means, mixture_rows
-from fedcore.engine import InProcessBackend
-from fedcore.federated_em import FederatedEM, FederatedEMConfig
-from fedcore.federated_em.rows import rows_of
-from fedcore.federated_em.server import scaling
-from fedcore.models.gaussian import GaussianMixture
+from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig
+from fedcore.methods.federated_em.rows import rows_of
+from fedcore.methods.federated_em.server import scaling
+from fedcore.methods.mixture_models.gaussian import GaussianMixture
 from fedcore.population.blocks import leaves
-from fedcore.rounds import PublicFacts
-from fedcore.runs import Run
-from fedcore.session import TrainRequest, ending, start
+from fedcore.rounds.engine import InProcessBackend
+from fedcore.rounds.method import PublicFacts
+from fedcore.runs.store import Run
+from fedcore.training.request import TrainRequest
+from fedcore.training.session import ending, start
 
 FLOW_ROUNDS = (10, 60)
 WARM_UP = 3  # rounds that size the futures
@@ -197,7 +198,7 @@ def _flow(population, workers: int, per_row: dict, repeats: int) -> dict:
 
 def _whole_flow(population, workers: int, rounds: int) -> dict:
     """cpu: seconds of this process and all its children; wall, clients: medians of a round's."""
-    from flows.train import Compute, train_federated_em
+    from fedcore.flows.train import Compute, train_federated_em
 
     config, before = FederatedEMConfig(algorithm="em", rounds=rounds, **SETTINGS), _cpu()
     with tempfile.TemporaryDirectory() as folder:

@@ -14,8 +14,8 @@ from threadpoolctl import threadpool_limits
 from benchmarks import floors, machine
 from benchmarks.in_memory import InMemory, block_of
 from benchmarks.measured import in_turns
-from fedcore.gradient_em import GradientEM, GradientEMConfig
-from fedcore.gradient_em.simulation import CENTRES, tasks
+from fedcore.methods.gradient_em import GradientEM, GradientEMConfig
+from fedcore.methods.gradient_em.simulation import CENTRES, tasks
 from fedcore.randomness import stream
 
 CLIENTS, ROWS, LOOPED, TOGETHER = 10_000, 150, 1000, 256

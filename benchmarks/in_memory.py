@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedcore.aggregation import merge, values
 from fedcore.population.blocks import ClientBlock, RowsBlock, leaves
-from fedcore.rounds import FederatedMethod, PublicFacts
+from fedcore.rounds.method import FederatedMethod, PublicFacts
+from fedcore.rounds.statistics import merge, values
 
 CLIENTS_PER_LEAF = 1024
 

@@ -22,12 +22,12 @@ from threadpoolctl import threadpool_limits
 from benchmarks.measured import Measured
 from benchmarks.populations import mixture_rows, reddit_like
 from benchmarks.processes import Server, own_server, taken
-from fedcore.aggregation import merge, values
-from fedcore.budgets import facts, ledger_of, plan_within_budget
-from fedcore.methods import make_method
+from fedcore.methods.registry import make_method
 from fedcore.population.blocks import leaves
 from fedcore.population.store import Population
 from fedcore.privacy.mechanisms import SecureNoise
+from fedcore.rounds.statistics import merge, values
+from fedcore.training.budget import facts, ledger_of, plan_within_budget
 
 CLIENTS = 1000
 LONG_CLIENTS = 100_000

@@ -18,12 +18,12 @@ from threadpoolctl import threadpool_limits
 
 from benchmarks.floors import in_turn, polar_step
 from benchmarks.measured import Measured
-from fedcore.dictionaries.matching import matched_atoms, path
-from fedcore.engine import InProcessBackend
+from fedcore.methods.dictionaries.matching import matched_atoms, path
 from fedcore.randomness import stream
 from fedcore.reproduce import perma_mnist
 from fedcore.reproduce.experiment import Place
 from fedcore.reproduce.fedem_runs import data_file
+from fedcore.rounds.engine import InProcessBackend
 
 SIZE, SPARSITY, LINE, SEED = perma_mnist.FULL, 20, "path", 1
 PAPER_SECONDS = perma_mnist.LINES[LINE].paper[-1]

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fedcore.budgets import ledger_name, ledger_of, remember_head
 from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
 from fedcore.population.synthetic import PUBLIC, client_names, synthesise
 from fedcore.population.writer import PopulationWriter
 from fedcore.randomness import stream
+from fedcore.training.budget import ledger_name, ledger_of, remember_head
 
 COMPONENTS, COLUMNS, ROWS = 5, 10, 20  # of `mixture_rows`; ragged clients have 1 .. 39 rows, 20 in the mean
 RUN = 10_240  # clients drawn together

@@ -18,8 +18,11 @@ from threadpoolctl import threadpool_limits
 from benchmarks import machine
 from benchmarks.command import train
 from benchmarks.measured import in_turns
-from fedcore.aggregation import merge
-from fedcore.budgets import ledger_name, ledger_of, remember_head
+from fedcore.methods.private_gmm.config import PrivateGMMConfig
+from fedcore.methods.private_gmm.method import PrivateGMM
+from fedcore.methods.private_gmm.simulation import mixture, prior, sample
+from fedcore.methods.private_gmm.statistics import CUBE_BITS, SLACK, Message, keys_of
+from fedcore.methods.private_gmm.whole import ONE
 from fedcore.population.blocks import leaves
 from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
@@ -27,12 +30,9 @@ from fedcore.population.synthetic import PUBLIC, client_names
 from fedcore.population.writer import PopulationWriter
 from fedcore.privacy.accounting import rho_of, zcdp_budget
 from fedcore.privacy.mechanisms import TestNoise
-from fedcore.private_gmm.config import PrivateGMMConfig
-from fedcore.private_gmm.method import PrivateGMM
-from fedcore.private_gmm.simulation import mixture, prior, sample
-from fedcore.private_gmm.statistics import CUBE_BITS, SLACK, Message, keys_of
-from fedcore.private_gmm.whole import ONE
-from fedcore.rounds import PublicFacts
+from fedcore.rounds.method import PublicFacts
+from fedcore.rounds.statistics import merge
+from fedcore.training.budget import ledger_name, ledger_of, remember_head
 
 COLUMNS, COMPONENTS, SEPARATION, ROWS = 20, 5, 10.0, 100
 BATCH = 1024  # clients drawn together

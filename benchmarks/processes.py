@@ -15,8 +15,7 @@ from pathlib import Path
 from time import monotonic, perf_counter, sleep
 
 import psutil
-
-from flows.server import server
+from fedcore.flows.server import server
 
 QUIET = 0.1  # CPU-seconds in a second: a server that has nothing left to do takes less
 PATIENCE = 20.0  # seconds that a server may take to be done with what it was sent

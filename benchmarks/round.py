@@ -15,7 +15,7 @@ from benchmarks import floors, machine
 from benchmarks.measured import Measured, seconds
 from benchmarks.populations import reddit_like
 from fedcore.population.synthetic import settings_of, true_centres
-from fedcore.runs import Run
+from fedcore.runs.store import Run
 
 ROUNDS = 14
 FLOOR_REPEATS = 7
@@ -63,8 +63,9 @@ def measure(options) -> dict:
 
 def flow(population, settings: dict, cache: int, workers: int) -> tuple[float, float, float]:
     """Median seconds of a round without its release, of its client part, and of its release."""
-    from fedcore.histograms.config import HistogramsConfig
-    from flows.train import Compute, train_histograms
+    from fedcore.flows.train import Compute, train_histograms
+
+    from fedcore.methods.histograms.config import HistogramsConfig
 
     with tempfile.TemporaryDirectory() as folder:
         config = HistogramsConfig(rounds=ROUNDS, **settings)

@@ -32,15 +32,16 @@ from benchmarks.command import Trained, train
 from benchmarks.in_memory import InMemory, block_of
 from benchmarks.measured import Measured, in_turns
 from benchmarks.processes import own_server
-from fedcore.engine import InProcessBackend
-from fedcore.gradient_em import GradientEM, GradientEMConfig
-from fedcore.gradient_em.simulation import tasks
+from fedcore.methods.gradient_em import GradientEM, GradientEMConfig
+from fedcore.methods.gradient_em.simulation import tasks
 from fedcore.population.writer import PopulationWriter
 from fedcore.randomness import stream
 from fedcore.reproduce.experiment import Options
 from fedcore.reproduce.fedem_runs import data_file
 from fedcore.reproduce.fedgrem_clusters import FedGrEMPenDigits
-from fedcore.session import TrainRequest, ending, start
+from fedcore.rounds.engine import InProcessBackend
+from fedcore.training.request import TrainRequest
+from fedcore.training.session import ending, start
 
 WRITERS, COMPONENTS, COLUMNS, SIZES = 44, 5, 16, (95, 99)  # of the pen digits
 ROUNDS, TIMED = 1000, 100  # rounds of a run; rounds of the loop, and of ours in memory, that are timed

@@ -1,5 +1,5 @@
 """Prefect flows: ingest, train, evaluate. They name steps and pass references; the mathematics is in fedcore."""
 
-from flows import settings
+from fedcore.flows import settings
 
 settings.apply()

@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from uuid import UUID
 
+from fedcore.flows.serve import to_deployment
 from prefect import get_client
 from prefect.blocks.webhook import Webhook
 from prefect.client.schemas.actions import WorkPoolCreate
@@ -17,9 +18,8 @@ from prefect.exceptions import ObjectAlreadyExists
 from prefect.flows import EntrypointType
 from prefect.workers.process import ProcessWorker
 
-from fedcore.deployment import Deployment, Notify
 from fedcore.errors import ConfigError
-from flows.serve import to_deployment
+from fedcore.operations.deployment import Deployment, Notify
 
 POOL = "fedcore"
 

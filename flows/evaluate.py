@@ -2,19 +2,19 @@
 
 from pathlib import Path
 
+from fedcore.flows.states import carried_out
+from fedcore.tasks.artifacts import key
+from fedcore.tasks.backends import backend_for
 from prefect import flow, get_run_logger, task
 from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.runtime import flow_run
 
-from fedcore.engine import Backend
 from fedcore.evaluation.evaluate import check_public, evaluate_run
-from fedcore.personalise import check_fits
 from fedcore.population.store import Population
-from fedcore.runs import Run
-from flows.states import carried_out
-from tasks.artifacts import key
-from tasks.backends import backend_for
+from fedcore.rounds.engine import Backend
+from fedcore.runs.store import Run
+from fedcore.training.personalise import check_fits
 
 
 @task(task_run_name="score-clients", cache_policy=NO_CACHE, persist_result=False)

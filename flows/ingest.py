@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
+from fedcore.flows.states import carried_out
+from fedcore.tasks.artifacts import key_of
 from prefect import flow, get_run_logger, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
-from fedcore.budgets import ledger_name, ledger_of
-from fedcore.population.ingest import describe, ingest
+from fedcore.population.ingest.ingest import describe, ingest
 from fedcore.population.store import Population
-from flows.states import carried_out
-from tasks.artifacts import key_of
+from fedcore.training.budget import ledger_name, ledger_of
 
 
 @task(cache_policy=NO_CACHE, persist_result=False)

@@ -2,13 +2,16 @@
 
 from pathlib import Path
 
+from fedcore.flows.states import carried_out
+from fedcore.tasks.artifacts import key
+from fedcore.tasks.dask_backend import DaskBackend, dask_client
 from prefect import flow, get_run_logger, task
 from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.runtime import flow_run
 
-from fedcore.deployment import Compute
 from fedcore.evaluation.figures import data_uri
+from fedcore.operations.deployment import Compute
 from fedcore.reproduce import experiment
 from fedcore.reproduce.experiment import (
     Cell,
@@ -21,9 +24,6 @@ from fedcore.reproduce.experiment import (
     markdown,
     open_folder,
 )
-from flows.states import carried_out
-from tasks.artifacts import key
-from tasks.dask_backend import DaskBackend, dask_client
 
 
 @task(task_run_name="{cell.key}", cache_policy=NO_CACHE, persist_result=False)

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 import prefect
+from fedcore.flows.train import FLOWS
 from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
 
-from fedcore.deployment import Deployment
 from fedcore.errors import ConfigError
-from flows.train import FLOWS
+from fedcore.operations.deployment import Deployment
 
 # A start that comes while a run of the deployment goes on is left out. If it waited, all the starts that were missed
 # while nobody served the deployment would follow one another, and each would spend of the budget.

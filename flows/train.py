@@ -6,25 +6,26 @@ from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 
+from fedcore.flows.states import REFUSED, carried_out
+from fedcore.tasks.artifacts import Showcase, show_comparison, show_population
+from fedcore.tasks.backends import backend_for
+from fedcore.tasks.operations import conclude_series
+from fedcore.tasks.training import next_rounds
 from prefect import Flow, flow, get_client, get_run_logger
 from prefect.client.schemas import State
 from prefect.runtime import deployment, flow_run
 from pydantic import ValidationError
 
-from fedcore.deployment import Compute, Series
-from fedcore.engine import Backend, peak_memory
 from fedcore.errors import ConfigError, FedcoreError, PopulationError
-from fedcore.methods import METHODS, explain, make_method, method_class, summary
-from fedcore.operations import Conclusion, conclusion_of, public_population
+from fedcore.methods.registry import METHODS, explain, make_method, method_class, summary
+from fedcore.operations.deployment import Compute
+from fedcore.operations.series import Conclusion, conclusion_of, public_population
 from fedcore.population.store import Population
-from fedcore.rounds import FederatedMethod
-from fedcore.runs import Run
-from fedcore.session import Session, TrainRequest, asked, ending, resume, start
-from flows.states import REFUSED, carried_out
-from tasks.artifacts import Showcase, show_comparison, show_population
-from tasks.backends import backend_for
-from tasks.operations import conclude_series
-from tasks.training import next_rounds
+from fedcore.rounds.engine import Backend, peak_memory
+from fedcore.rounds.method import FederatedMethod
+from fedcore.runs.store import Run
+from fedcore.training.request import Series, TrainRequest
+from fedcore.training.session import Session, asked, ending, resume, start
 
 
 def stamp() -> str:

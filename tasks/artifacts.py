@@ -16,9 +16,9 @@ from prefect.artifacts import (
 )
 
 from fedcore.evaluation.report import markdown_report, run_figures, write_report
+from fedcore.operations.population_page import budget_rows, population_page
 from fedcore.population.store import Population
-from fedcore.population_page import budget_rows, population_page
-from fedcore.session import Session
+from fedcore.training.session import Session
 
 SECONDS_BETWEEN = 5.0
 SECONDS_BETWEEN_FIGURES = 30.0

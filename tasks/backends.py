@@ -3,16 +3,17 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from fedcore.engine import Backend, InProcessBackend
 from fedcore.population.sizing import is_small
 from fedcore.population.store import Population
+from fedcore.rounds.engine import Backend, InProcessBackend
 
 
 @contextmanager
 def backend_for(
     population: Population, workers: int | None = None, address: str | None = None, private: bool = False
 ) -> Iterator[Backend]:
-    """Where its blocks are answered: by the workers of `tasks.dask_backend.dask_client`; or by this process itself, if
+    """Where its blocks are answered: by the workers of `fedcore.tasks.dask_backend.dask_client`; or by this process
+    itself, if
     there is a single block, which cannot be shared out, or if the population is small and no number of workers is
     asked for. `address` says where workers are: they may be where the data are.
     """
@@ -20,7 +21,7 @@ def backend_for(
     if address is None and (small or len(population.blocks) == 1):
         yield InProcessBackend()
         return
-    from tasks.dask_backend import DaskBackend, dask_client  # Dask takes a quarter of a second to import
+    from fedcore.tasks.dask_backend import DaskBackend, dask_client  # Dask takes a quarter of a second to import
 
     with dask_client(workers, address, private) as client:
         yield DaskBackend(client)

@@ -2,7 +2,7 @@
 on the workers as a tree, so that only one answer travels to the flow process.
 
 Which worker answers, in what order, and what is computed twice after a worker's death makes no difference to the
-result: that is the law of `fedcore.aggregation`.
+result: that is the law of `fedcore.rounds.statistics`.
 """
 
 import asyncio
@@ -24,10 +24,10 @@ from dask.utils import parse_timedelta
 from distributed import Client, Future, KilledWorker, LocalCluster, as_completed
 from distributed.client import FutureCancelledError
 
-from fedcore.aggregation import Statistics, aligned, merge_all, size_of
-from fedcore.engine import answer_all, peak_memory
 from fedcore.errors import ConfigError, PrivacyError, WorkerFailed
 from fedcore.population.sizing import WORKERS, shared_out
+from fedcore.rounds.engine import answer_all, peak_memory
+from fedcore.rounds.statistics import Statistics, aligned, merge_all, size_of
 
 FAN_IN = 8
 GATHERED_BYTES = 16 * 2**20  # of answers that this process adds up itself: a future more would take as long as they do
@@ -101,7 +101,7 @@ class Part:
 
 
 def received(message):
-    """The message with its arrays aligned: see `fedcore.aggregation.aligned`."""
+    """The message with its arrays aligned: see `fedcore.rounds.statistics.aligned`."""
     if not dataclasses.is_dataclass(message):
         return message
     arrays = {
@@ -222,7 +222,7 @@ class Watch:
 
 
 class DaskBackend:
-    """Maps blocks over the workers of one client (`fedcore.engine.Backend`)."""
+    """Maps blocks over the workers of one client (`fedcore.rounds.engine.Backend`)."""
 
     def __init__(self, client: Client):
         self.client = client

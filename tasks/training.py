@@ -10,7 +10,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from fedcore.errors import WorkerFailed
-from fedcore.session import Session
+from fedcore.training.session import Session
 
 CHEAP_SECONDS = 2.0  # rounds quicker than this share a task run; each costs tens of ms, most of it in the server
 BATCH_SECONDS = 4.0

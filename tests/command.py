@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from unittest import mock
 
 from fedcore.cli import main
-from fedcore.privacy.ledger import create_ledger, default_ledger_url
+from fedcore.privacy.ledger.ledger import create_ledger, default_ledger_url
 from tests.conftest import write_counts
 
 

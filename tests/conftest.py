@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from fedcore import engine
-from fedcore.methods import METHODS
+from fedcore.methods.registry import METHODS
 from fedcore.population.manifest import Provenance
 from fedcore.population.writer import PopulationWriter
+from fedcore.rounds import engine
 
 
 @pytest.fixture(autouse=True)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcore.aggregation import merge, values
 from fedcore.population.blocks import RowsBlock, leaves
-from fedcore.rounds import FederatedMethod, PublicFacts, RoundInfo, State
+from fedcore.rounds.method import FederatedMethod, PublicFacts, RoundInfo, State
+from fedcore.rounds.statistics import merge, values
 
 
 @dataclass

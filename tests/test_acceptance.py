@@ -2,8 +2,8 @@
 
 import pytest
 
-from fedcore.budgets import ledger_name, ledger_of
 from fedcore.population.synthetic import synthesise
+from fedcore.training.budget import ledger_name, ledger_of
 from tests.test_real_data import scores
 
 # Mean KL of the private centres at n = 20,000, from the specification's acceptance list, one seed instead of three:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcore.aggregation import ArgMax, FloatSum, IntegerSum, KeyedIntegerSum, Stack, merge, merge_all, size_of
+from fedcore.rounds.statistics import ArgMax, FloatSum, IntegerSum, KeyedIntegerSum, Stack, merge, merge_all, size_of
 
 
 @st.composite

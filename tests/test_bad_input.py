@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from fedcore.engine import InProcessBackend
 from fedcore.errors import FedcoreError
 from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
-from fedcore.privacy.ledger import create_ledger, default_ledger_url, open_ledger
-from fedcore.runs import Run
-from fedcore.session import TrainRequest, ending, start
+from fedcore.privacy.ledger.ledger import create_ledger, default_ledger_url, open_ledger
+from fedcore.rounds.engine import InProcessBackend
+from fedcore.runs.store import Run
+from fedcore.training.request import TrainRequest
+from fedcore.training.session import ending, start
 from tests.command import fedcore, private_population, works
 from tests.conftest import small_counts, write_counts
 

@@ -3,9 +3,9 @@
 from types import SimpleNamespace
 
 import pytest
+from fedcore.tasks import training
 
 from fedcore.errors import WorkerFailed
-from tasks import training
 
 
 class Steps:

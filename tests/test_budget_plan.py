@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcore.budget_plan import equal_runs, histograms, noise_loss, rounded_down, sketch_of, strength_in_words
-from fedcore.engine import InProcessBackend
 from fedcore.errors import BudgetExceeded, BudgetMissing, ConfigError, PrivacyError, WrongKind
-from fedcore.histograms.simplex import metric
+from fedcore.methods.histograms.simplex import metric
+from fedcore.planning.budget_plan import equal_runs, histograms, noise_loss, rounded_down, sketch_of, strength_in_words
 from fedcore.privacy.accounting import epsilon_of, rho_of
-from fedcore.privacy.ledger import create_ledger
-from fedcore.session import TrainRequest, ending, start
+from fedcore.privacy.ledger.ledger import create_ledger
+from fedcore.rounds.engine import InProcessBackend
+from fedcore.training.request import TrainRequest
+from fedcore.training.session import ending, start
 from tests.command import fedcore, private_population, works
 from tests.conftest import small_counts
 from tests.federated_em.test_run import rows_population

@@ -7,15 +7,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from fedcore.tasks.dask_backend import DaskBackend
 
-from fedcore import caches, engine
-from fedcore.aggregation import FloatSum
-from fedcore.caches import BLOCKS, BlockCache, MemoryCache, ReadAhead
-from fedcore.engine import InProcessBackend, Training
 from fedcore.errors import ChunkError, Unreachable
-from fedcore.files import place
 from fedcore.population.store import Population
-from tasks.dask_backend import DaskBackend
+from fedcore.rounds import caches, engine
+from fedcore.rounds.caches import BLOCKS, BlockCache, MemoryCache, ReadAhead
+from fedcore.rounds.engine import InProcessBackend, Training
+from fedcore.rounds.statistics import FloatSum
+from fedcore.storage.files import place
 from tests.conftest import small_counts, write_counts
 from tests.test_engine import begin, to_end
 from tests.toy import Toy, ToyConfig

@@ -11,13 +11,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedcore import claims, object_storage
-from fedcore.claims import Claim
-from fedcore.engine import InProcessBackend
 from fedcore.errors import LeaseLost, RunBusy, Unreachable
-from fedcore.files import place
-from fedcore.runs import Run, load_run
-from fedcore.session import abandon, resume
+from fedcore.rounds.engine import InProcessBackend
+from fedcore.runs.store import Run, load_run
+from fedcore.storage import objects as object_storage
+from fedcore.storage import remote_lock as claims
+from fedcore.storage.files import place
+from fedcore.storage.remote_lock import Claim
+from fedcore.training.session import abandon, resume
 from tests.command import private_population
 from tests.conftest import small_counts
 from tests.faults.driver import PATIENCE, PROCESSES, Kill
@@ -39,7 +40,7 @@ def quick(monkeypatch):
 @pytest.fixture
 def elsewhere(monkeypatch):
     """From its call on this process is one on another host."""
-    return lambda: monkeypatch.setattr("fedcore.privacy.leases.this_host", lambda: "elsewhere 1")
+    return lambda: monkeypatch.setattr("fedcore.storage.process.this_host", lambda: "elsewhere 1")
 
 
 @pytest.fixture
@@ -109,7 +110,7 @@ def test_wrong_clocks_change_nothing(memory, elsewhere, monkeypatch, year):
         patched.setattr(claims, "datetime", wrong)
         claim.take()
         assert told(claim)["renewed"].startswith(str(year))
-        patched.setattr("fedcore.privacy.leases.this_host", lambda: "elsewhere 1")
+        patched.setattr("fedcore.storage.process.this_host", lambda: "elsewhere 1")
         with pytest.raises(RunBusy):
             Claim(claim.path, "it").take()
         die(claim)

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import zarr
 
-from fedcore.engine import InProcessBackend
+from fedcore.cli.terminal import format_options, parse_bytes, read_settings
 from fedcore.errors import ConfigError
 from fedcore.population.store import Population
-from fedcore.privacy.ledger import default_ledger_url, open_ledger
-from fedcore.runs import Run
-from fedcore.session import TrainRequest, ending, start
-from fedcore.terminal import format_options, parse_bytes, read_settings
+from fedcore.privacy.ledger.ledger import default_ledger_url, open_ledger
+from fedcore.rounds.engine import InProcessBackend
+from fedcore.runs.store import Run
+from fedcore.training.request import TrainRequest
+from fedcore.training.session import ending, start
 from tests.command import fedcore, private_population, works
 from tests.conftest import small_counts, write_counts
 

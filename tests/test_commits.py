@@ -3,12 +3,13 @@
 from dataclasses import replace
 
 import pytest
+from fedcore.tasks.training import move_server, several_rounds
 
-from fedcore import engine, files
-from fedcore.engine import Training, memory_file
 from fedcore.errors import RunError
-from fedcore.runs import Run, load_run, read_values
-from tasks.training import move_server, several_rounds
+from fedcore.rounds import engine
+from fedcore.rounds.engine import Training, memory_file
+from fedcore.runs.store import Run, load_run, read_values
+from fedcore.storage import files
 from tests.test_engine import Recorder, begin, to_end
 from tests.toy import Toy, ToyConfig
 
@@ -153,7 +154,7 @@ def test_a_commit_that_failed_can_be_made_once_more(tmp_path, pause, monkeypatch
     training = begin(tmp_path, TEN)
     [training.step() for _ in range(4)]
     with monkeypatch.context() as patched:
-        patched.setattr("fedcore.runs.write_values", lambda *_: (_ for _ in ()).throw(RunError("no space")))
+        patched.setattr("fedcore.runs.store.write_values", lambda *_: (_ for _ in ()).throw(RunError("no space")))
         with pytest.raises(RunError):
             training.commit()
     assert Run.open(training.run.path).round == 0

@@ -21,18 +21,19 @@ import pytest
 import scipy.sparse as sp
 import zarr
 
-from fedcore.engine import InProcessBackend
 from fedcore.errors import LedgerError, ManifestError, RunError
 from fedcore.evaluation.evaluate import evaluate_run
-from fedcore.methods import method_class
-from fedcore.operations import all_latest
-from fedcore.personalise import personalise
+from fedcore.methods.registry import method_class
+from fedcore.operations.series import all_latest
 from fedcore.population.manifest import Provenance, _canonical
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
-from fedcore.privacy.ledger import create_ledger, open_ledger
-from fedcore.runs import Run, list_runs, load_run, read_values
-from fedcore.session import TrainRequest, abandon, resume, start
+from fedcore.privacy.ledger.ledger import create_ledger, open_ledger
+from fedcore.rounds.engine import InProcessBackend
+from fedcore.runs.store import Run, list_runs, load_run, read_values
+from fedcore.training.personalise import personalise
+from fedcore.training.request import TrainRequest
+from fedcore.training.session import abandon, resume, start
 from tests.faults.place import to_end
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -7,9 +7,9 @@ import time
 from dataclasses import replace
 
 import pytest
+from fedcore.tasks.dask_backend import DaskBackend, _encrypted_or_local, dask_client
 
 from fedcore.errors import ChunkError, ConfigError, PrivacyError, WorkerFailed
-from tasks.dask_backend import DaskBackend, _encrypted_or_local, dask_client
 from tests.conftest import small_counts, write_counts
 from tests.test_engine import Chatty, Recorder, begin, to_end
 from tests.toy import Toy, ToyConfig

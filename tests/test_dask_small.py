@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from fedcore.tasks.dask_backend import DaskBackend, Strayed, Watch, dask_client, received
 
-from fedcore.aggregation import ArgMax, FloatSum
 from fedcore.errors import WorkerFailed
-from tasks.dask_backend import DaskBackend, Strayed, Watch, dask_client, received
+from fedcore.rounds.statistics import ArgMax, FloatSum
 from tests.conftest import small_counts, write_counts
 from tests.test_engine import begin, to_end
 from tests.toy import Toy, ToyConfig
@@ -28,7 +28,7 @@ def test_small_rounds_are_few_futures_and_the_bits_are_those_of_one_process(
     """Two blocks are two futures, the message that both need, and their sum. Once it is known how long they take and
     how large their answers are, they are one if that is little, and this process adds up.
     """
-    monkeypatch.setattr("tasks.dask_backend.LATE_SECONDS", late)
+    monkeypatch.setattr("fedcore.tasks.dask_backend.LATE_SECONDS", late)
     matrix = small_counts(16)
     population = write_counts(tmp_path / "p", matrix, block=block)
     reference = to_end(begin(tmp_path, Toy(ToyConfig(rounds=ROUNDS)), matrix=matrix, population=population, name="one"))
@@ -96,7 +96,7 @@ class Vanishing:
 
 def test_a_worker_that_vanishes_between_two_looks_is_waited_for(monkeypatch):
     assert DaskBackend(Vanishing(3))._workers() == ["tcp://one"]
-    monkeypatch.setattr("tasks.dask_backend.FIRST_SECONDS", 0.05)
+    monkeypatch.setattr("fedcore.tasks.dask_backend.FIRST_SECONDS", 0.05)
     with pytest.raises(WorkerFailed, match="no worker"):
         DaskBackend(Vanishing(10**9))._workers()
 

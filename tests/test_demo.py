@@ -5,11 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from fedcore import demo
-from fedcore.budgets import ledger_of
+from fedcore.cli import demo_data as demo
 from fedcore.errors import IngestError
 from fedcore.population.store import Population
-from fedcore.privacy.ledger import open_ledger
+from fedcore.privacy.ledger.ledger import open_ledger
+from fedcore.training.budget import ledger_of
 from tests.command import fedcore, works
 
 LIBRARY = {"os.py": "import sys\ndef path(): pass\n", "sys.py": "import os\nimport sys sys\n", "empty.py": ""}

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fedcore.deployment import Compute, Series, read_deployments
 from fedcore.errors import ConfigError
+from fedcore.operations.deployment import Compute, read_deployments
+from fedcore.training.request import Series
 from tests.command import fedcore
 
 WHOLE = """
@@ -129,7 +130,7 @@ def test_where_a_deployment_starts_from(file, tmp_path, given, expected):
 
 def test_the_flow_of_a_deployment_is_told_where_to_start(file):
     """Every parameter that is handed over is one of the flow's."""
-    from flows.serve import to_deployment
+    from fedcore.flows.serve import to_deployment
 
     (item,) = read_deployments(file(ENTRY + 'start_from = "previous"\n'))
     deployed = to_deployment(item)
@@ -149,13 +150,13 @@ def test_what_becomes_of_the_runs(file, tmp_path):
 
 def test_served_and_deployed_are_the_same_but_for_the_place(file):
     """A deployment for workers names its flow by module: no file of code is fetched."""
-    from flows.deploy import flow_by_name
-    from flows.serve import to_deployment
+    from fedcore.flows.deploy import flow_by_name
+    from fedcore.flows.serve import to_deployment
 
     (item,) = read_deployments(file(ENTRY + "retention = 3\nschedule = { interval = 60 }\n"))
     served, deployed = to_deployment(item), flow_by_name(item, "pool")
     assert served.parameters == deployed.parameters and deployed.parameters["series"]["retention"] == 3
-    assert deployed.entrypoint == "flows.train.train_histograms" and deployed.work_pool_name == "pool"
+    assert deployed.entrypoint == "fedcore.flows.train.train_histograms" and deployed.work_pool_name == "pool"
     assert [len(each.schedules) for each in (served, deployed)] == [1, 1]
     module, name = deployed.entrypoint.rsplit(".", 1)
     assert getattr(import_module(module), name).name == "train-histograms"
@@ -163,7 +164,7 @@ def test_served_and_deployed_are_the_same_but_for_the_place(file):
 
 def test_a_start_that_comes_too_early_is_left_out(file):
     """If it waited, the starts that were missed would follow one another and each spend of the budget."""
-    from flows.serve import to_deployment
+    from fedcore.flows.serve import to_deployment
 
     (item,) = read_deployments(file(ENTRY))
     deployed = to_deployment(item)
@@ -174,7 +175,7 @@ def test_a_start_that_comes_too_early_is_left_out(file):
     "schedule", ['cron = "every night"', 'rrule = "FREQ=SOMETIMES"', 'cron = "0 3 * * *", timezone = "Mars/Olympus"']
 )
 def test_a_schedule_that_prefect_refuses(file, schedule):
-    from flows.serve import to_deployment
+    from fedcore.flows.serve import to_deployment
 
     (item,) = read_deployments(file(ENTRY + f"schedule = {{ {schedule} }}\n"))
     with pytest.raises(ConfigError, match="deployment 'a'"):
@@ -214,8 +215,9 @@ SHIPPED = ["histograms", "federated_em", "gradient_em", "private_gmm", "dictiona
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_the_files_that_come_with_the_package_are_good(name):
+    from fedcore.flows.serve import to_deployment
+
     import deployments
-    from flows.serve import to_deployment
 
     (item,) = read_deployments(Path(deployments.__file__).with_name(f"{name}.toml"))
     assert item.method == name and item.schedule is not None and item.retention

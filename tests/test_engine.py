@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info
 
-from fedcore.aggregation import FloatSum
-from fedcore.caches import BLOCKS
-from fedcore.engine import InProcessBackend, Source, Training, keep_freed_memory, memory_file
 from fedcore.errors import ChunkError, SensitivityError, UnplannedRelease, WorkerFailed
-from fedcore.rounds import PublicFacts
-from fedcore.runs import Run, read_values
+from fedcore.rounds.caches import BLOCKS
+from fedcore.rounds.engine import InProcessBackend, Source, Training, keep_freed_memory, memory_file
+from fedcore.rounds.method import PublicFacts
+from fedcore.rounds.statistics import FloatSum
+from fedcore.runs.store import Run, read_values
 from tests.conftest import small_counts, write_counts
 from tests.toy import Toy, ToyConfig
 

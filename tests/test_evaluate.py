@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from fedcore.engine import InProcessBackend
 from fedcore.errors import PopulationError, PrivacyError, WrongKind
 from fedcore.evaluation.evaluate import check_public, evaluate_run, write_not_private
 from fedcore.evaluation.histograms import validation_clients
-from fedcore.session import TrainRequest, ending, start
+from fedcore.rounds.engine import InProcessBackend
+from fedcore.training.request import TrainRequest
+from fedcore.training.session import ending, start
 from tests.conftest import small_counts, write_counts
 
 SETTINGS = {"algorithm": "fedavg", "prior_tokens": 6.0}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedcore.methods import METHODS
+from fedcore.methods.registry import METHODS
 
 ROOT = Path(__file__).parent.parent
 ROOMS = {module.split(":")[0].split(".")[1] for module in METHODS.values()}
@@ -61,9 +61,9 @@ def test_the_package_alone_is_quick_to_import():
     """`fedcore.load_run` is there, and is imported when it is asked for."""
     code = (
         "import sys, fedcore\n"
-        "heavy = {'numpy', 'zarr', 'pydantic', 'fedcore.runs'} & set(sys.modules)\n"
+        "heavy = {'numpy', 'zarr', 'pydantic', 'fedcore.runs.store'} & set(sys.modules)\n"
         "assert 'load_run' in dir(fedcore) and not hasattr(fedcore, 'nothing')\n"
-        "from fedcore.runs import load_run\n"
+        "from fedcore.runs.store import load_run\n"
         "print('LOADED', sorted(heavy), fedcore.load_run is load_run)"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)

@@ -5,17 +5,28 @@ import multiprocessing
 
 import pytest
 
-from fedcore import operations
-from fedcore.deployment import Series
-from fedcore.engine import InProcessBackend
 from fedcore.errors import ConfigError, PopulationError, PrivacyError, RunError, WrongKind
-from fedcore.methods import make_method
-from fedcore.operations import Score, all_latest, conclude, decide, headline, latest, pointer, promote, prune, score
-from fedcore.personalise import personalise
-from fedcore.population_page import MOST_RUNS, population_page
+from fedcore.methods.registry import make_method
+from fedcore.operations import series as operations
+from fedcore.operations.population_page import MOST_RUNS, population_page
+from fedcore.operations.series import (
+    Score,
+    all_latest,
+    conclude,
+    decide,
+    headline,
+    latest,
+    pointer,
+    promote,
+    prune,
+    score,
+)
 from fedcore.privacy.accounting import rho_of
-from fedcore.runs import Run, load_run
-from fedcore.session import TrainRequest, ending, resume, start
+from fedcore.rounds.engine import InProcessBackend
+from fedcore.runs.store import Run, load_run
+from fedcore.training.personalise import personalise
+from fedcore.training.request import Series, TrainRequest
+from fedcore.training.session import ending, resume, start
 from tests.command import fedcore, private_population, works
 from tests.conftest import small_counts, write_counts
 
@@ -488,7 +499,9 @@ def test_a_lost_ledger_is_said(tmp_path):
 
 def test_the_page_does_not_grow_for_ever(population, tmp_path, monkeypatch):
     runs = [replaced(run_id) for run_id in range(MOST_RUNS + 3)]
-    monkeypatch.setattr("fedcore.population_page.list_runs", lambda folder: [run(tmp_path, population) for run in runs])
+    monkeypatch.setattr(
+        "fedcore.operations.population_page.list_runs", lambda folder: [run(tmp_path, population) for run in runs]
+    )
     page = population_page(str(population.path), tmp_path / "runs")
     assert page.count("| finished |") == MOST_RUNS and "and 3 older runs" in page and f"run{MOST_RUNS + 2:03}" in page
 

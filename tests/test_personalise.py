@@ -9,12 +9,13 @@ import pytest
 import scipy.sparse as sp
 import zarr
 
-from fedcore.engine import InProcessBackend
 from fedcore.errors import PopulationError, RunError, WorkerFailed, WrongKind
-from fedcore.histograms import Histograms
-from fedcore.personalise import NOTE, personalise
-from fedcore.runs import Run, write_values
-from fedcore.session import TrainRequest, ending, start
+from fedcore.methods.histograms import Histograms
+from fedcore.rounds.engine import InProcessBackend
+from fedcore.runs.store import Run, write_values
+from fedcore.training.personalise import NOTE, personalise
+from fedcore.training.request import TrainRequest
+from fedcore.training.session import ending, start
 from tests.conftest import small_counts, write_counts
 from tests.toy import Toy
 

@@ -17,11 +17,11 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import pytest
 
-from fedcore.deployment import Series
-from fedcore.engine import InProcessBackend
 from fedcore.population.store import Population
-from fedcore.runs import list_runs, load_run
-from fedcore.session import TrainRequest, start
+from fedcore.rounds.engine import InProcessBackend
+from fedcore.runs.store import list_runs, load_run
+from fedcore.training.request import Series, TrainRequest
+from fedcore.training.session import start
 from tests.command import private_population
 from tests.conftest import small_counts, write_counts
 from tests.federated_em.test_run import rows_population
@@ -34,8 +34,9 @@ def prefect_server(tmp_path_factory):
     before = {name: os.environ.get(name) for name in ("PREFECT_HOME", "PREFECT_API_URL")}
     os.environ["PREFECT_HOME"] = str(home)
     os.environ.pop("PREFECT_API_URL", None)
+    from fedcore.flows.server import server
+
     import flows  # noqa: F401  makes the settings
-    from flows.server import server
 
     try:
         with server() as base:
@@ -279,8 +280,8 @@ REFUSED = """
 import json, sys
 from pathlib import Path
 from fedcore.errors import FedcoreError
-from fedcore.histograms.config import HistogramsConfig
-from flows.train import FLOWS, Compute
+from fedcore.methods.histograms.config import HistogramsConfig
+from fedcore.flows.train import FLOWS, Compute
 
 settings = HistogramsConfig(clusters=2, rounds=2, epsilon=0.9, spare_releases=0)
 for population in sys.argv[2:]:
@@ -289,10 +290,10 @@ for population in sys.argv[2:]:
     except FedcoreError as error:
         print(type(error).__name__)
 
-from flows.evaluate import evaluate_run_flow
-from flows.ingest import ingest_flow
-from flows.reproduce import reproduce_flow
-from flows.train import resume_run
+from fedcore.flows.evaluate import evaluate_run_flow
+from fedcore.flows.ingest import ingest_flow
+from fedcore.flows.reproduce import reproduce_flow
+from fedcore.flows.train import resume_run
 
 here = Path(sys.argv[1]).parent
 print(ingest_flow(source=str(here / "one.csv"), dest=str(here / "ingested"), options={"client": "client"}))

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from fedcore.budgets import ledger_name, ledger_of
-from fedcore.engine import InProcessBackend
 from fedcore.evaluation.evaluate import evaluate_run
-from fedcore.population.ingest import ingest
-from fedcore.session import TrainRequest, ending, start
+from fedcore.population.ingest.ingest import ingest
+from fedcore.rounds.engine import InProcessBackend
+from fedcore.training.budget import ledger_name, ledger_of
+from fedcore.training.request import TrainRequest
+from fedcore.training.session import ending, start
 
 FOLDER = os.environ.get("FEDCORE_DATA")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not FOLDER, reason="FEDCORE_DATA names no folder of data sets")]

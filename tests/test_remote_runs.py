@@ -12,17 +12,21 @@ import numpy as np
 import pytest
 
 import fedcore
-from fedcore import claims, files, object_storage, operations
-from fedcore.deployment import Series, read_deployments
-from fedcore.engine import InProcessBackend, memory_file
 from fedcore.errors import ConfigError, LeaseLost, RunBusy, RunError, RunNotFound
 from fedcore.evaluation.evaluate import evaluate_run
-from fedcore.files import place
-from fedcore.operations import all_latest, conclude, latest, pointer, promote, prune
-from fedcore.personalise import personalise
-from fedcore.population_page import population_page
-from fedcore.runs import Run, list_runs, load_run, read_values, write_values
-from fedcore.session import TrainRequest, abandon, check, ending, resume, start
+from fedcore.operations import series as operations
+from fedcore.operations.deployment import read_deployments
+from fedcore.operations.population_page import population_page
+from fedcore.operations.series import all_latest, conclude, latest, pointer, promote, prune
+from fedcore.rounds.engine import InProcessBackend, memory_file
+from fedcore.runs.store import Run, list_runs, load_run, read_values, write_values
+from fedcore.storage import files
+from fedcore.storage import objects as object_storage
+from fedcore.storage import remote_lock as claims
+from fedcore.storage.files import place
+from fedcore.training.personalise import personalise
+from fedcore.training.request import Series, TrainRequest
+from fedcore.training.session import abandon, check, ending, resume, start
 from tests.command import fedcore as command
 from tests.command import private_population, works
 from tests.conftest import small_counts, write_counts
@@ -268,7 +272,7 @@ class Hosts:
     monkeypatch: pytest.MonkeyPatch
 
     def elsewhere(self, name="elsewhere 1"):
-        self.monkeypatch.setattr("fedcore.privacy.leases.this_host", lambda: name)
+        self.monkeypatch.setattr("fedcore.storage.process.this_host", lambda: name)
 
 
 @pytest.fixture
@@ -450,7 +454,7 @@ def test_a_killed_start_leaves_a_name_that_can_be_given_up(s3, tmp_path, elsewhe
 
 @pytest.mark.slow
 def test_workers_write_memories_straight_to_the_url(s3, tmp_path):
-    from tasks.dask_backend import DaskBackend, dask_client
+    from fedcore.tasks.dask_backend import DaskBackend, dask_client
 
     population = rows_population(tmp_path / "p")
     settings = {"method": "federated_em", "settings": REMEMBERING, "seed": 5}

@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 
-from fedcore.engine import InProcessBackend
 from fedcore.errors import ConfigError, PrivacyError, RunError
 from fedcore.reproduce import EXPERIMENTS, experiment, histograms_table1
 from fedcore.reproduce.experiment import (
@@ -19,6 +18,7 @@ from fedcore.reproduce.experiment import (
     shown,
 )
 from fedcore.reproduce.simulation import simulate
+from fedcore.rounds.engine import InProcessBackend
 from tests.conftest import small_counts, write_counts
 
 

@@ -7,11 +7,10 @@ import re
 import numpy as np
 import pytest
 
-from fedcore.engine import InProcessBackend
 from fedcore.errors import ConfigError
 from fedcore.evaluation.curves import Panel, panels_figure
-from fedcore.models.low_rank import minimise
-from fedcore.models.missing import LowRankTables, observed_start
+from fedcore.methods.mixture_models.low_rank import minimise
+from fedcore.methods.mixture_models.missing import LowRankTables, observed_start
 from fedcore.reproduce import (
     experiment,
     fedem_hidden_cells,
@@ -22,6 +21,7 @@ from fedcore.reproduce import (
     fedem_tabular,
 )
 from fedcore.reproduce.experiment import Options, Place, reproduce
+from fedcore.rounds.engine import InProcessBackend
 
 REAL = os.environ.get("FEDCORE_DATA")
 NAMES = ("fedem-synthetic", "fedem-mnist", "fedem-missing", "fedem-tabular")

@@ -6,16 +6,16 @@ import os
 import numpy as np
 import pytest
 
-from fedcore.dictionaries import video
-from fedcore.dictionaries.synthetic import shared_atoms
-from fedcore.engine import InProcessBackend
 from fedcore.errors import ConfigError, IngestError
 from fedcore.evaluation.images import displayed, grid_figure
+from fedcore.methods.dictionaries import video
+from fedcore.methods.dictionaries.synthetic import shared_atoms
 from fedcore.reproduce import dictionaries_many as many
 from fedcore.reproduce import experiment, perma_clip, perma_mnist, perma_rg, perma_synthetic, perma_video
 from fedcore.reproduce.dictionaries_runs import train
 from fedcore.reproduce.experiment import Options, Place, reproduce
 from fedcore.reproduce.fedem_runs import rows_population
+from fedcore.rounds.engine import InProcessBackend
 
 NAMES = ("perma-synthetic", "perma-mnist", "perma-video", "perma-rg")
 QUICK = Options(quick=True)

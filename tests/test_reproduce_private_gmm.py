@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedcore.engine import InProcessBackend
 from fedcore.errors import ConfigError
-from fedcore.private_gmm.simulation import mixture
+from fedcore.methods.private_gmm.simulation import mixture
 from fedcore.reproduce import experiment, private_gmm, private_gmm_runs, private_gmm_table
 from fedcore.reproduce.experiment import Options, Place, markdown, reproduce
 from fedcore.reproduce.private_gmm_baselines import SETTINGS, Setting
 from fedcore.reproduce.private_gmm_figure import recursion_and_growth
+from fedcore.rounds.engine import InProcessBackend
 
 EASY = Setting(4, 2, 12.0)
 PNG = b"\x89PNG"

@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcore import calibration, run_plan
-from fedcore.calibration import Calibration, Timed, calibrate
+from fedcore.cli.terminal import parse_seconds
 from fedcore.errors import ConfigError
-from fedcore.methods import make_method
+from fedcore.methods.registry import make_method
+from fedcore.planning import calibration, run_plan
+from fedcore.planning.calibration import Calibration, Timed, calibrate
+from fedcore.planning.run_plan import Load, Where, planned, promise, refuse
 from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
 from fedcore.privacy.plan import PlannedRelease
-from fedcore.rounds import PublicFacts
-from fedcore.run_plan import Load, Where, planned, promise, refuse
-from fedcore.session import TrainRequest
-from fedcore.terminal import parse_seconds
+from fedcore.rounds.method import PublicFacts
+from fedcore.training.request import TrainRequest
 from tests.command import fedcore, private_population, works
 from tests.conftest import small_counts, write_counts
 

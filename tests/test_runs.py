@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import zarr
 
-from fedcore import value_files
 from fedcore.errors import RunBusy, RunError, RunNotFound
-from fedcore.runs import Run, load_run, read_values, write_values
+from fedcore.runs.store import Run, load_run, read_values, write_values
+from fedcore.storage import arrays as value_files
 
 
 @dataclass(frozen=True)

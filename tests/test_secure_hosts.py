@@ -16,12 +16,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from fedcore.tasks.dask_backend import dask_client
 
-from fedcore.engine import InProcessBackend
 from fedcore.errors import ConfigError
-from fedcore.runs import load_run
-from fedcore.session import TrainRequest, start
-from tasks.dask_backend import dask_client
+from fedcore.rounds.engine import InProcessBackend
+from fedcore.runs.store import load_run
+from fedcore.training.request import TrainRequest
+from fedcore.training.session import start
 from tests.command import private_population
 from tests.conftest import small_counts
 from tests.faults.month import Server

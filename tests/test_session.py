@@ -11,19 +11,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcore.aggregation import values
-from fedcore.budgets import facts, ledger_name, ledger_of, plan_within_budget
-from fedcore.engine import InProcessBackend
 from fedcore.errors import BudgetExceeded, BudgetMissing, ConfigError, RunBusy, RunError, WorkerFailed
-from fedcore.histograms import Histograms
-from fedcore.methods import make_method
+from fedcore.methods.histograms import Histograms
+from fedcore.methods.registry import make_method
 from fedcore.population.store import Population
 from fedcore.privacy.accounting import epsilon_of, exact_sum, rho_of, zcdp_budget
-from fedcore.privacy.chain import make_balance
+from fedcore.privacy.ledger.chain import make_balance
 from fedcore.privacy.mechanisms import SecureNoise
-from fedcore.rounds import PublicFacts
-from fedcore.runs import Run, load_run
-from fedcore.session import TrainRequest, abandon, check, ending, resume, start
+from fedcore.rounds.engine import InProcessBackend
+from fedcore.rounds.method import PublicFacts
+from fedcore.rounds.statistics import values
+from fedcore.runs.store import Run, load_run
+from fedcore.training.budget import facts, ledger_name, ledger_of, plan_within_budget
+from fedcore.training.request import TrainRequest
+from fedcore.training.session import abandon, check, ending, resume, start
 from tests.command import private_population
 from tests.conftest import small_counts, write_counts
 

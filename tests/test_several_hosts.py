@@ -16,14 +16,15 @@ from pathlib import Path
 
 import pytest
 
-from fedcore.engine import InProcessBackend
 from fedcore.errors import FedcoreError
 from fedcore.population.remote import copy_population
 from fedcore.population.store import Population
 from fedcore.privacy.accounting import exact_sum, rounded_up
-from fedcore.privacy.ledger import open_ledger
-from fedcore.runs import Run, load_run
-from fedcore.session import TrainRequest, start
+from fedcore.privacy.ledger.ledger import open_ledger
+from fedcore.rounds.engine import InProcessBackend
+from fedcore.runs.store import Run, load_run
+from fedcore.training.request import TrainRequest
+from fedcore.training.session import start
 from tests.command import private_population, works
 from tests.conftest import small_counts
 from tests.faults.month import Server

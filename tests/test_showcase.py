@@ -1,10 +1,11 @@
 """What the Prefect UI is sent, and how often: by a clock that the tests move, without a server."""
 
 import pytest
+from fedcore.tasks import artifacts
 
-from fedcore.engine import InProcessBackend
-from fedcore.session import TrainRequest, ending, start
-from tasks import artifacts
+from fedcore.rounds.engine import InProcessBackend
+from fedcore.training.request import TrainRequest
+from fedcore.training.session import ending, start
 from tests.conftest import small_counts, write_counts
 
 

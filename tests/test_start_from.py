@@ -6,13 +6,14 @@ import pickle
 import numpy as np
 import pytest
 
-from fedcore.engine import InProcessBackend
 from fedcore.errors import ConfigError, PrivacyError, RunError, RunNotFound
-from fedcore.histograms.given import checked_arrays
-from fedcore.methods import METHODS
-from fedcore.runs import Run, load_run, read_values, write_values
-from fedcore.session import START_FILE, TrainRequest, abandon, check, ending, resume, start
-from fedcore.starts import in_words, previous_run
+from fedcore.methods.histograms.given import checked_arrays
+from fedcore.methods.registry import METHODS
+from fedcore.rounds.engine import InProcessBackend
+from fedcore.runs.store import Run, load_run, read_values, write_values
+from fedcore.training.request import TrainRequest
+from fedcore.training.session import START_FILE, abandon, check, ending, resume, start
+from fedcore.training.warm_start import in_words, previous_run
 from tests.command import fedcore, private_population, works
 from tests.conftest import small_counts, write_counts
 
@@ -374,7 +375,7 @@ def test_a_run_is_planned_in_the_relation_of_the_budget(tmp_path):
 def test_a_plan_in_another_relation_is_refused_by_the_ledger(tmp_path, monkeypatch):
     population, ledger = private_population(tmp_path / "p", small_counts(), epsilon=None)
     ledger.set_budget(population.id, 8.0, 1e-6, relation="replace_one")
-    monkeypatch.setattr("fedcore.session._relation", lambda run: "add_or_remove_one")
+    monkeypatch.setattr("fedcore.training.session._relation", lambda run: "add_or_remove_one")
     with pytest.raises(PrivacyError, match="under replace_one"):
         begin(population, tmp_path)
 

@@ -6,9 +6,9 @@ from typing import ClassVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from fedcore.aggregation import FloatSum, IntegerSum
 from fedcore.privacy.plan import PlannedRelease
-from fedcore.rounds import RoundInfo
+from fedcore.rounds.method import RoundInfo
+from fedcore.rounds.statistics import FloatSum, IntegerSum
 
 GRID = 2**16
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedcore.cli.options import Json, Ledger, PopulationArgument, Settings, open_population, use_ledger
-from fedcore.terminal import read_settings, say, table
+from fedcore.cli.terminal import read_settings, say, table
 
 budget_app = typer.Typer(no_args_is_help=True, help="The privacy budget of a population.")
 
@@ -41,7 +41,7 @@ def budget_set(
     as_json: Json = False,
 ) -> None:
     """Set the budget of a population: once, for all runs to come."""
-    from fedcore.budgets import ledger_of, remember_head
+    from fedcore.training.budget import ledger_of, remember_head
 
     use_ledger(ledger)
     store = open_population(population)
@@ -57,7 +57,7 @@ def budget_raise(
     population: PopulationArgument, epsilon: Epsilon, delta: Delta, ledger: Ledger = None, as_json: Json = False
 ) -> None:
     """Raise the budget; the raise is kept and shown for ever."""
-    from fedcore.budgets import ledger_of, remember_head
+    from fedcore.training.budget import ledger_of, remember_head
 
     use_ledger(ledger)
     store = open_population(population)
@@ -70,7 +70,7 @@ def budget_raise(
 @budget_app.command("show")
 def budget_show(population: PopulationArgument, ledger: Ledger = None, as_json: Json = False) -> None:
     """What is spent, reserved and left, with the history; verifies the chain first."""
-    from fedcore.budgets import ledger_of
+    from fedcore.training.budget import ledger_of
 
     use_ledger(ledger)
     store = open_population(population)
@@ -103,8 +103,8 @@ def budget_plan(
     from the centres of the run before (warm). The loss from noise is an estimate, before shrinkage, from the nominal
     number of clients and clusters of equal size. Nothing is reserved and no data are opened.
     """
-    from fedcore.budget_plan import equal_runs, histograms
-    from fedcore.budgets import ledger_of
+    from fedcore.planning.budget_plan import equal_runs, histograms
+    from fedcore.training.budget import ledger_of
 
     use_ledger(ledger)
     store = open_population(population)

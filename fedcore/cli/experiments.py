@@ -11,9 +11,9 @@ import typer
 
 from fedcore.cli.options import Cache, Dask, Json, Local, Workers, use_ledger
 from fedcore.cli.runs import evaluate
+from fedcore.cli.terminal import bar, parse_bytes, say, table
 from fedcore.cli.training import train
 from fedcore.errors import ConfigError
-from fedcore.terminal import bar, parse_bytes, say, table
 
 
 def reproduce(
@@ -47,7 +47,7 @@ def reproduce(
     if local:
         result = reproduce_here(found, options, folder, workers, dask, parse_bytes(cache), as_json)
     else:
-        flow = import_module("flows.reproduce").reproduce_flow
+        flow = import_module("fedcore.flows.reproduce").reproduce_flow
         result = flow(
             name=name,
             options=options,
@@ -64,9 +64,9 @@ def reproduce(
 
 def reproduce_here(found, options, folder: Path, workers: int | None, dask: str | None, cache: int, quiet: bool):
     """An experiment without Prefect."""
-    from fedcore.engine import InProcessBackend
     from fedcore.reproduce.experiment import Place
     from fedcore.reproduce.experiment import reproduce as run
+    from fedcore.rounds.engine import InProcessBackend
 
     with bar(f"reproduce {found.name}", quiet) as progress:
 
@@ -75,7 +75,7 @@ def reproduce_here(found, options, folder: Path, workers: int | None, dask: str 
 
         if workers is None and dask is None:
             return run(found, options, Place(folder, InProcessBackend(), cache), tell)
-        cluster = import_module("tasks.dask_backend")
+        cluster = import_module("fedcore.tasks.dask_backend")
         with cluster.dask_client(workers, dask) as client:
             return run(found, options, Place(folder, cluster.DaskBackend(client), cache), tell)
 
@@ -86,7 +86,7 @@ def demo(
     workers: Workers = None,
 ) -> None:
     """A private training run over real data that this machine has: the source files of its Python packages."""
-    from fedcore.demo import prepare
+    from fedcore.cli.demo_data import prepare
 
     if (dir / "runs").exists():
         raise ConfigError(f"{str(dir)!r} holds a demo already.", "Choose another --dir, or delete that folder.")

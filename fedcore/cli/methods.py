@@ -7,14 +7,14 @@ from typing import Annotated
 import typer
 
 from fedcore.cli.options import Json
-from fedcore.terminal import say, table
+from fedcore.cli.terminal import say, table
 
 
 def methods(
     name: Annotated[str | None, typer.Argument(help="One method, for its settings.")] = None, as_json: Json = False
 ) -> None:
     """List the methods; or one method's settings with ranges, defaults and privacy."""
-    from fedcore.methods import METHODS, method_class, summary
+    from fedcore.methods.registry import METHODS, method_class, summary
 
     if name is None:
         rows = [{"method": n, "reads": method_class(n).kind, "what": summary(method_class(n))} for n in METHODS]

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from fedcore.cli.options import Cache, Json, Ledger, Local, PopulationArgument, Runs, Settings, use_ledger
+from fedcore.cli.terminal import parse_bytes, parse_seconds, read_settings, say, table
 from fedcore.errors import ConfigError
-from fedcore.terminal import parse_bytes, parse_seconds, read_settings, say, table
 
 
 def plan(
@@ -52,8 +52,8 @@ def plan(
 
     Some clients are answered in this process to measure how long it takes; only times and sizes are kept of that.
     """
-    from fedcore.run_plan import Where, planned
-    from fedcore.session import TrainRequest
+    from fedcore.planning.run_plan import Where, planned
+    from fedcore.training.request import TrainRequest
 
     use_ledger(ledger)
     request = TrainRequest(
@@ -76,7 +76,7 @@ def plan(
     )
     promised = planned(request, where, limit=calibration)
     if save is not None:
-        from fedcore.files import write_json
+        from fedcore.storage.files import write_json
 
         try:
             write_json(save, promised)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedcore.cli.options import Json, Ledger, PopulationArgument, Settings, open_population
-from fedcore.terminal import bar, format_options, parse_bytes, read_settings, say
+from fedcore.cli.terminal import bar, format_options, parse_bytes, read_settings, say
 
 population_app = typer.Typer(no_args_is_help=True, help="Make and inspect populations of clients.")
 
@@ -43,8 +43,8 @@ def population_ingest(
     as_json: Json = False,
 ) -> None:
     """Turn files into a population: whole clients in blocks, whatever the order and size of the input."""
-    from fedcore.budgets import ledger_name
-    from fedcore.population.ingest import describe, ingest
+    from fedcore.population.ingest.ingest import describe, ingest
+    from fedcore.training.budget import ledger_name
 
     with bar(f"ingest {source}", as_json) as progress:
         made = ingest(
@@ -70,7 +70,7 @@ def population_ingest(
 
 
 def register(population, ledger: str | None) -> None:
-    from fedcore.budgets import ledger_of
+    from fedcore.training.budget import ledger_of
 
     ledger_of(population, ledger).register(population.id)
 
@@ -86,9 +86,9 @@ def population_generate(
     as_json: Json = False,
 ) -> None:
     """Generate a synthetic population, block by block."""
-    from fedcore.budgets import ledger_name
-    from fedcore.population.ingest import describe
+    from fedcore.population.ingest.ingest import describe
     from fedcore.population.synthetic import synthesise
+    from fedcore.training.budget import ledger_name
 
     chosen = read_settings(None, settings) | ({} if clients is None else {"clients": clients})
     with bar(f"generate {preset}", as_json) as progress:
@@ -100,7 +100,7 @@ def population_generate(
 @population_app.command("describe")
 def population_describe(population: PopulationArgument, version: int | None = None, as_json: Json = False) -> None:
     """What a population holds, from its manifest."""
-    from fedcore.population.ingest import describe
+    from fedcore.population.ingest.ingest import describe
 
     say(describe(open_population(population, version)), as_json)
 

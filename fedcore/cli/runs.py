@@ -20,8 +20,8 @@ from fedcore.cli.options import (
     open_population,
     stamp,
 )
+from fedcore.cli.terminal import bar, say, table
 from fedcore.cli.training import show_run
-from fedcore.terminal import bar, say, table
 
 runs_app = typer.Typer(no_args_is_help=True, help="List, show, promote, prune and give up runs.")
 
@@ -29,8 +29,8 @@ runs_app = typer.Typer(no_args_is_help=True, help="List, show, promote, prune an
 @runs_app.command("list")
 def runs_list(runs: Runs = "runs", as_json: Json = False) -> None:
     """The runs of a folder."""
-    from fedcore.operations import summary_row
-    from fedcore.runs import list_runs
+    from fedcore.operations.series import summary_row
+    from fedcore.runs.store import list_runs
 
     rows = [summary_row(run) | {"run": str(run.path)} for run in list_runs(runs)]
     if as_json:
@@ -47,7 +47,7 @@ def runs_show(run: RunArgument, as_json: Json = False) -> None:
 @runs_app.command("abandon")
 def runs_abandon(run: RunArgument, ledger: Ledger = None, as_json: Json = False) -> None:
     """Give a run up for good: what it reserved and never charged goes back to the budget."""
-    from fedcore.session import abandon
+    from fedcore.training.session import abandon
 
     say({"run": str(abandon(run, ledger_url=ledger).path), "status": "abandoned"}, as_json)
 
@@ -59,7 +59,7 @@ Deployment = Annotated[str | None, typer.Option("--deployment", metavar="NAME", 
 def runs_latest(deployment: Deployment = None, runs: Runs = "runs", as_json: Json = False) -> None:
     """The latest run of each deployment: the one that is in use, which need not be the newest."""
     from fedcore.errors import RunNotFound
-    from fedcore.operations import all_latest, latest
+    from fedcore.operations.series import all_latest, latest
 
     if deployment is None:
         found = all_latest(runs)
@@ -96,8 +96,8 @@ def runs_promote(
 ) -> None:
     """Make a finished run the latest one of its deployment, whatever its scores."""
     from fedcore.errors import ConfigError
-    from fedcore.operations import promote
-    from fedcore.runs import Run
+    from fedcore.operations.series import promote
+    from fedcore.runs.store import Run
 
     opened = Run.open(run)
     name = deployment or opened.info.get("deployment")
@@ -119,7 +119,7 @@ def runs_prune(
     stay. Counted for each deployment by itself; runs that no deployment made, by method and population. The latest run
     of a deployment stays, and so does every run that has not finished.
     """
-    from fedcore.operations import prune
+    from fedcore.operations.series import prune
 
     rows = prune(runs, keep, stamp(), deployment, dry_run=dry_run)
     if as_json:
@@ -134,10 +134,10 @@ def runs_outliers(run: RunArgument, population: PopulationArgument, as_json: Jso
     Names clients: not private."""
     from dataclasses import asdict
 
+    from fedcore.evaluation.outliers import diagnose
     from fedcore.evaluation.report import write_report
-    from fedcore.files import write_json
-    from fedcore.gradient_em.diagnosis import diagnose
-    from fedcore.runs import Run
+    from fedcore.runs.store import Run
+    from fedcore.storage.files import write_json
 
     found = [asdict(task) for task in diagnose(run, population)]
     opened = Run.open(run)
@@ -165,13 +165,13 @@ def report(
 ) -> None:
     """Write the run's report.html again and print where it is."""
     from fedcore.evaluation.report import write_report
-    from fedcore.runs import Run
-    from fedcore.session import vocabulary_of
+    from fedcore.runs.store import Run
+    from fedcore.training.session import vocabulary_of
 
     opened = Run.open(run)
     held = {}
     if plan is not None:
-        from fedcore.promises import keep_promise, read_promise
+        from fedcore.runs.plan_check import keep_promise, read_promise
 
         held = {"promise": keep_promise(opened, read_promise(plan))}
     written = {"report": str(write_report(opened, vocabulary_of(opened)))}
@@ -189,7 +189,7 @@ def personalise(
     as_json: Json = False,
 ) -> None:
     """Write each client's own output: sensitive, for that client only, not differentially private."""
-    from fedcore.personalise import personalise as write
+    from fedcore.training.personalise import personalise as write
 
     with bar(f"personalise {population}", as_json) as progress:
         written = write(run, population, dest, progress=progress)
@@ -222,7 +222,7 @@ def evaluate(
     if local:
         result = evaluate_run(run, store, keep=True)
     else:
-        flows = import_module("flows.evaluate")
+        flows = import_module("fedcore.flows.evaluate")
         result = flows.evaluate_run_flow(run=str(run), population=str(population), workers=workers, dask=dask)
     if as_json:
         return say(result, True)

@@ -11,20 +11,20 @@ from typing import Annotated
 import typer
 
 from fedcore.cli.options import Json
+from fedcore.cli.terminal import say, table
 from fedcore.errors import ConfigError
-from fedcore.terminal import say, table
 
 File = Annotated[Path, typer.Argument(help="TOML file of deployments.")]
 
 
 def serve(file: File) -> None:
     """Serve scheduled training runs until stopped; starts a Prefect server here if PREFECT_API_URL names none."""
-    from fedcore.deployment import read_deployments
+    from fedcore.operations.deployment import read_deployments
 
     deployments = read_deployments(file)
-    with import_module("flows.server").server() as base:
+    with import_module("fedcore.flows.server").server() as base:
         print(f"Prefect UI: {base}", file=sys.stderr)
-        import_module("flows.serve").serve(deployments)
+        import_module("fedcore.flows.serve").serve(deployments)
 
 
 def deploy(
@@ -33,7 +33,7 @@ def deploy(
     as_json: Json = False,
 ) -> None:
     """Register scheduled training runs with the server that PREFECT_API_URL names, for its workers to run."""
-    from fedcore.deployment import read_file
+    from fedcore.operations.deployment import read_file
 
     content = read_file(file)
     if not os.environ.get("PREFECT_API_URL"):
@@ -42,8 +42,8 @@ def deploy(
             "Start one that stays (`prefect server start`) and set PREFECT_API_URL to its address and "
             "/api; or use `fedcore serve`, which needs none.",
         )
-    import_module("flows.server").check_reachable(os.environ["PREFECT_API_URL"])
-    flows = import_module("flows.deploy")
+    import_module("fedcore.flows.server").check_reachable(os.environ["PREFECT_API_URL"])
+    flows = import_module("fedcore.flows.deploy")
     rows = flows.deploy(content.deployment, pool)
     if content.notify is not None:
         flows.notify(content.notify, file.stem, rows)

@@ -22,9 +22,9 @@ from fedcore.cli.options import (
     stamp,
     use_ledger,
 )
+from fedcore.cli.terminal import importing, parse_bytes, read_settings, say
 from fedcore.errors import ConfigError
-from fedcore.files import Place
-from fedcore.terminal import importing, parse_bytes, read_settings, say
+from fedcore.storage.files import Place
 
 
 def train(
@@ -61,8 +61,9 @@ def train(
     with importing():
         from pydantic import ValidationError
 
-        from fedcore.methods import explain, make_method
-        from fedcore.session import TrainRequest, check, start
+        from fedcore.methods.registry import explain, make_method
+        from fedcore.training.request import TrainRequest
+        from fedcore.training.session import check, start
 
     use_ledger(ledger)
     try:
@@ -87,7 +88,7 @@ def train(
         path = in_process(lambda backend: start(request, backend, stamp=stamp()), workers, dask, private, as_json)
     else:
         with importing():
-            flows = import_module("flows.train")
+            flows = import_module("fedcore.flows.train")
         path = flows.FLOWS[request.method](
             population=str(population),
             config=make_method(method, request.settings).config,
@@ -116,9 +117,9 @@ def resume(
 ) -> None:
     """Go on with a run after its last committed round."""
     with importing():
-        from fedcore.runs import Run
-        from fedcore.session import asked, check_resumable
-        from fedcore.session import resume as reopen
+        from fedcore.runs.store import Run
+        from fedcore.training.session import asked, check_resumable
+        from fedcore.training.session import resume as reopen
 
     use_ledger(ledger)
     opened = Run.open(run)
@@ -135,7 +136,7 @@ def resume(
         )
     else:
         with importing():
-            flows = import_module("flows.train")
+            flows = import_module("fedcore.flows.train")
         compute = flows.Compute(workers=workers, dask=dask, cache_bytes=parse_bytes(cache))
         path = flows.resume_run(run=str(run), compute=compute, take_over=take_over, population=moved)
     show_run(str(path), as_json)
@@ -143,12 +144,12 @@ def resume(
 
 def in_process(begin, workers: int | None, dask: str | None, private: bool, quiet: bool) -> Place:
     """Rounds without Prefect; on a Dask cluster if workers or an address were given."""
-    from fedcore.engine import InProcessBackend
+    from fedcore.rounds.engine import InProcessBackend
 
     if workers is None and dask is None:
         backend = InProcessBackend()
         return _rounds(begin(backend), backend, quiet)
-    cluster = import_module("tasks.dask_backend")
+    cluster = import_module("fedcore.tasks.dask_backend")
     with cluster.dask_client(workers, dask, private) as client:
         backend = cluster.DaskBackend(client)
         return _rounds(begin(backend), backend, quiet)
@@ -159,10 +160,10 @@ def _rounds(session, backend, quiet: bool) -> Place:
         from rich.console import Console
         from rich.progress import Progress
 
-        from fedcore.engine import peak_memory
         from fedcore.evaluation.report import write_report
-        from fedcore.operations import conclude, conclusion_of
-        from fedcore.session import ending
+        from fedcore.operations.series import conclude, conclusion_of
+        from fedcore.rounds.engine import peak_memory
+        from fedcore.training.session import ending
 
     with Progress(console=Console(stderr=True), disable=quiet) as progress, ending(session):
         total = session.method.total_rounds(session.training.state)
@@ -184,7 +185,7 @@ def _rounds(session, backend, quiet: bool) -> Place:
 def show_run(path: str, as_json: bool, whole: bool = False) -> None:
     """A run and its privacy statement; the whole statement with every release, or its first lines."""
     from fedcore.evaluation.report import run_summary
-    from fedcore.runs import Run
+    from fedcore.runs.store import Run
 
     value = run_summary(Run.open(path)) | {"run": str(path)}
     if as_json:

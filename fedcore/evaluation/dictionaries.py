@@ -13,16 +13,16 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fedcore.aggregation import Statistics
-from fedcore.dictionaries.config import DictionariesConfig
-from fedcore.dictionaries.leaf import coder_of
-from fedcore.dictionaries.personal import own_atoms, split_parts
-from fedcore.dictionaries.state import DictionariesState
 from fedcore.errors import PopulationError, RunError
 from fedcore.evaluation import held_out as held_rows
 from fedcore.evaluation.held_out import Table, held_out
 from fedcore.evaluation.memories import Kept
+from fedcore.methods.dictionaries.config import DictionariesConfig
+from fedcore.methods.dictionaries.leaf import coder_of
+from fedcore.methods.dictionaries.personal import own_atoms, split_parts
+from fedcore.methods.dictionaries.state import DictionariesState
 from fedcore.population.blocks import RowsBlock
+from fedcore.rounds.statistics import Statistics
 
 READS_MEMORIES = True
 RUN, TRAINED = "global atoms of this run", "with own atoms as trained"

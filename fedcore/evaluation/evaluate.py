@@ -10,17 +10,17 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
-from fedcore.aggregation import Statistics, merge, values
-from fedcore.engine import Backend, InProcessBackend
 from fedcore.errors import ConfigError, PopulationError, PrivacyError
 from fedcore.evaluation.memories import Remembered, remembered_of
 from fedcore.evaluation.report import write_report
-from fedcore.files import Place, write_json
-from fedcore.personalise import check_fits, trained
 from fedcore.population.blocks import leaves
 from fedcore.population.store import Population
-from fedcore.runs import Run
-from fedcore.session import vocabulary_of
+from fedcore.rounds.engine import Backend, InProcessBackend
+from fedcore.rounds.statistics import Statistics, merge, values
+from fedcore.runs.store import Run
+from fedcore.storage.files import Place, write_json
+from fedcore.training.personalise import check_fits, trained
+from fedcore.training.session import vocabulary_of
 
 # Modules with evaluate_block(config, state, leaf) and table(config, values), whose result has to_json(where). One that
 # says READS_MEMORIES has evaluate_block(config, state, leaf, kept) instead, kept: `memories.Kept` of the leaf, or None.

@@ -11,16 +11,16 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fedcore.aggregation import Statistics
 from fedcore.errors import RunError
 from fedcore.evaluation import held_out as held_rows
 from fedcore.evaluation.held_out import RUN, Table, held_out
-from fedcore.federated_em import families
-from fedcore.federated_em.config import FederatedEMConfig
-from fedcore.federated_em.leaf import rows_of
-from fedcore.federated_em.server import scaling
-from fedcore.federated_em.state import FederatedEMState
+from fedcore.methods.federated_em import families
+from fedcore.methods.federated_em.config import FederatedEMConfig
+from fedcore.methods.federated_em.leaf import rows_of
+from fedcore.methods.federated_em.server import scaling
+from fedcore.methods.federated_em.state import FederatedEMState
 from fedcore.population.blocks import ClientBlock, segment_sums
+from fedcore.rounds.statistics import Statistics
 
 MOMENTS = "normal columns"
 

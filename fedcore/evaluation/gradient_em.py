@@ -11,18 +11,18 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fedcore.aggregation import Statistics
 from fedcore.errors import ConfigError, RunError
 from fedcore.evaluation import held_out as held_rows
 from fedcore.evaluation.held_out import RUN, Table, held_out
 from fedcore.evaluation.memories import Kept
-from fedcore.gradient_em import server
-from fedcore.gradient_em.config import GradientEMConfig
-from fedcore.gradient_em.frame import inward, log_scale, rows_of
-from fedcore.gradient_em.local_steps import e_step
-from fedcore.gradient_em.personal import adapted, parameters
-from fedcore.gradient_em.state import GradientEMState
+from fedcore.methods.gradient_em import server
+from fedcore.methods.gradient_em.config import GradientEMConfig
+from fedcore.methods.gradient_em.frame import inward, log_scale, rows_of
+from fedcore.methods.gradient_em.local_steps import e_step
+from fedcore.methods.gradient_em.personal import adapted, parameters
+from fedcore.methods.gradient_em.state import GradientEMState
 from fedcore.population.blocks import ClientBlock
+from fedcore.rounds.statistics import Statistics
 
 READS_MEMORIES = True
 CENTRES, TRAINED = "common centres", "own centres as trained"

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcore.aggregation import FloatSum, Statistics
 from fedcore.errors import PopulationError
 from fedcore.population.blocks import ClientBlock
+from fedcore.rounds.statistics import FloatSum, Statistics
 
 RUN = "this run"
 SIZES_OF = "sizes of "  # a line, among the statistics

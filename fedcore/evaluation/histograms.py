@@ -22,14 +22,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcore.aggregation import FloatSum, Statistics
 from fedcore.errors import PopulationError
-from fedcore.histograms.config import HistogramsConfig
-from fedcore.histograms.leaf import inverse_totals
-from fedcore.histograms.personal import base_of, centre_weights, local_prior_tokens
-from fedcore.histograms.state import HistogramsState
+from fedcore.methods.histograms.config import HistogramsConfig
+from fedcore.methods.histograms.leaf import inverse_totals
+from fedcore.methods.histograms.personal import base_of, centre_weights, local_prior_tokens
+from fedcore.methods.histograms.state import HistogramsState
 from fedcore.population.blocks import CountsBlock, segment_sums
 from fedcore.randomness import client_uniforms
+from fedcore.rounds.statistics import FloatSum, Statistics
 
 SMOOTHING = 1e-10
 SECOND_SMOOTHING = 1e-8
@@ -139,7 +139,8 @@ def table(
     prior_tokens: Sequence[float] = PRIOR_TOKENS,
     smoothing: tuple[float, float] = (SMOOTHING, SECOND_SMOOTHING),
 ) -> Table:
-    """The table from the finished statistics (`fedcore.aggregation.values`) of all leaves, same grid and smoothing.
+    """The table from the finished statistics (`fedcore.rounds.statistics.values`) of all leaves, same grid and
+    smoothing.
 
     Rows: Local at both smoothings; FedAvg and, unless the run is plain FedAvg, Algorithm 2 and Local mixture, each also
     with + FT: at the config's a, at the a that serves the validation clients best, and at every client's own choice.

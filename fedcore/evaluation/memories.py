@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcore.engine import read_memory
 from fedcore.population.store import Population
-from fedcore.rounds import Memory
-from fedcore.runs import Run
-from fedcore.session import asked
+from fedcore.rounds.engine import read_memory
+from fedcore.rounds.method import Memory
+from fedcore.runs.store import Run
+from fedcore.training.session import asked
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,10 +31,10 @@ from fedcore.evaluation.figures import (
     rounds_figure,
     seconds_figure,
 )
-from fedcore.files import Place, listing, read_bytes, write_whole
-from fedcore.promises import PROMISE, held
-from fedcore.run_files import METRICS
-from fedcore.runs import Run
+from fedcore.runs.plan_check import PROMISE, held
+from fedcore.runs.run_files import METRICS
+from fedcore.runs.store import Run
+from fedcore.storage.files import Place, listing, read_bytes, write_whole
 
 RAW = re.compile(r"objective|likelihood|loss|inertia|entropy|misfit|distortion|residual", re.IGNORECASE)
 CURVES = {  # by method: column of the metrics, title, unit
@@ -124,7 +124,7 @@ def run_summary(run: Run) -> dict[str, Any]:
     run_id, status, method, rounds, private (whether it may claim privacy), outcome (of methods that tell one),
     population {name, version, id}, started, code_version, seed, seconds (wall, of all rounds), metrics (the last row),
     peak_memory_bytes {flow, workers}, privacy (`privacy_of`), evaluation (title, rows), promise
-    (`fedcore.promises.held`). Raises RunError for unreadable files.
+    (`fedcore.runs.plan_check.held`). Raises RunError for unreadable files.
     """
     info, rows, privacy = run.info, shown_metrics(run), privacy_of(run)
     summary = {
@@ -254,7 +254,7 @@ def run_figures(run: Run, vocabulary: Sequence[str] | None = None) -> dict[str, 
             figures[name] = rounds_figure(rows, [name], title, unit)
     apart = _read(run.path / "diagnosis.json") if run.info.get("private") is False else None
     if apart is not None and apart.get("tasks"):
-        from fedcore.gradient_em.diagnosis import tasks_figure
+        from fedcore.evaluation.outliers import tasks_figure
 
         figures["tasks"] = tasks_figure(apart["tasks"])
     releases, privacy = _releases(run), privacy_of(run)
@@ -343,7 +343,7 @@ def _promise(summary: Mapping) -> dict:
 
 def _settings(run: Run) -> list[dict]:
     """One row for each setting; "given" where it is not the default, and those come first."""
-    from fedcore.methods import method_class
+    from fedcore.methods.registry import method_class
 
     config = run.info.get("config") or {}
     try:

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedcore import files, object_storage
 from fedcore.errors import PopulationError
 from fedcore.population import layout
+from fedcore.storage import files
+from fedcore.storage import objects as object_storage
 
 CHUNK_BYTES = 8 << 20  # of a chunk of an array that has several
 STREAM_BYTES = 32 << 20  # an array is buffered up to here; beyond, it is written chunk by chunk

@@ -22,9 +22,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedcore import object_storage
 from fedcore.errors import ConfigError, PopulationError
-from fedcore.files import Place, flush, is_remote, place, read_bytes, write_whole
+from fedcore.storage import objects as object_storage
+from fedcore.storage.files import Place, flush, is_remote, place, read_bytes, write_whole
 
 BLOCKS, VERSIONS, VOCABULARIES = "blocks", "versions", "vocabularies"
 LOCK, SPILL = ".writer.lock", ".spill"

@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from fedcore import files, object_storage
 from fedcore.errors import ChunkError, ManifestError, PopulationError
 from fedcore.population import layout
 from fedcore.population import manifest as manifests
 from fedcore.population.manifest import BlockEntry, Manifest
 from fedcore.population.store import Population
+from fedcore.storage import files
+from fedcore.storage import objects as object_storage
 
 CLAIM = ".copying"  # names the population that is being copied to a place; gone when the manifest is there
 

@@ -78,7 +78,8 @@ def is_small(clients: float, decoded: float) -> bool:
 def shared_out(sizes: Sequence[float], parts: int) -> list[list[int]]:
     """Indices for each of so many parts, in order; no part is larger than the smallest by more than one index's size.
 
-    Neighbours stay together, because sums over neighbouring leaves are small (`fedcore.aggregation.FloatSum`): from the
+    Neighbours stay together, because sums over neighbouring leaves are small (`fedcore.rounds.statistics.FloatSum`):
+    from the
     end, where blocks are large, each part takes what fits into an equal share; what is left, at the beginning, goes one
     by one to the part that has least.
     """

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import scipy.sparse as sp
 
-from fedcore import files
 from fedcore.errors import PopulationError, PopulationNotFound
 from fedcore.population import identifiers, layout
 from fedcore.population import manifest as manifests
@@ -24,6 +23,7 @@ from fedcore.population.checks import Rows, bytes_of, checked_counts, checked_ro
 from fedcore.population.manifest import BlockEntry, Manifest, Provenance
 from fedcore.population.sizing import CLIENTS_PER_LEAF, block_limit, chosen
 from fedcore.population.store import Population
+from fedcore.storage import files
 
 
 @dataclass

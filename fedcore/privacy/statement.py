@@ -8,11 +8,11 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from fedcore.privacy.accounting import epsilon_of, exact_sum, rounded_up
-from fedcore.privacy.chain import OPEN, SPENT, Account, RunAccount
+from fedcore.privacy.ledger.chain import OPEN, SPENT, Account, RunAccount
 from fedcore.privacy.mechanisms import SecureNoise, TestNoise
 
 if TYPE_CHECKING:
-    from fedcore.privacy.ledger import Ledger
+    from fedcore.privacy.ledger.ledger import Ledger
 
 RELATIONS = {
     ("client", "add_or_remove_one"): "the presence or absence of one client, with everything that client holds",

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcore.dictionaries import Dictionaries, DictionariesState
+from fedcore.methods.dictionaries import Dictionaries, DictionariesState
 from fedcore.population.blocks import leaves
 from fedcore.population.store import Population
 from fedcore.reproduce.experiment import Place
 from fedcore.reproduce.simulation import simulate
-from fedcore.rounds import ClientOutputs, RoundInfo
-from fedcore.runs import read_values
+from fedcore.rounds.method import ClientOutputs, RoundInfo
+from fedcore.runs.store import read_values
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,9 @@ from typing import Any, Protocol
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from fedcore.engine import Backend
 from fedcore.errors import ConfigError, RunError
-from fedcore.files import write_json, write_whole
+from fedcore.rounds.engine import Backend
+from fedcore.storage.files import write_json, write_whole
 
 NOT_PRIVATE = "privacy: none. Simulated runs without a budget, beside baselines that are not private."
 
@@ -55,7 +55,8 @@ class ResultTable:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an experiment runs. folder: its own; backend: answers the clients; cache_bytes: as in `fedcore.engine`."""
+    """Where an experiment runs. folder: its own; backend: answers the clients; cache_bytes: as in
+    `fedcore.rounds.engine`."""
 
     folder: Path
     backend: Backend

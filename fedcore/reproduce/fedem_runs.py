@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 
 from fedcore.errors import ConfigError
-from fedcore.federated_em import FederatedEM, FederatedEMState, families, server
-from fedcore.federated_em.leaf import rows_of
+from fedcore.methods.federated_em import FederatedEM, FederatedEMState, families, server
+from fedcore.methods.federated_em.leaf import rows_of
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
 from fedcore.reproduce.experiment import Options, Place
 from fedcore.reproduce.simulation import simulate
-from fedcore.rounds import RoundInfo
+from fedcore.rounds.method import RoundInfo
 
 NEVER_LOOKED_AT = 1_000_000  # the method's own looks at the objective would cost passes; the trace makes its own
 WINDOW = 0.5  # epochs before and after, over which a running median is taken

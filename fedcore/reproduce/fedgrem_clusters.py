@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedcore.errors import ConfigError
-from fedcore.gradient_em.contamination import contaminated
-from fedcore.gradient_em.metrics import misclustered
-from fedcore.gradient_em.personal import labelling, parameters
+from fedcore.methods.gradient_em.contamination import contaminated
+from fedcore.methods.gradient_em.metrics import misclustered
+from fedcore.methods.gradient_em.personal import labelling, parameters
 from fedcore.randomness import stream
 from fedcore.reproduce import fedgrem_runs as runs
 from fedcore.reproduce.experiment import Cell, Options, Place, ResultTable

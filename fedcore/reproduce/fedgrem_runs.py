@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcore.aggregation import merge, values
-from fedcore.gradient_em import GradientEM, GradientEMConfig, GradientEMState, central
-from fedcore.gradient_em.local_steps import Rows, e_step
+from fedcore.methods.gradient_em import GradientEM, GradientEMConfig, GradientEMState, central
+from fedcore.methods.gradient_em.local_steps import Rows, e_step
 from fedcore.population.blocks import RowsBlock, leaves
 from fedcore.reproduce.experiment import Options
-from fedcore.rounds import Memory, PublicFacts
+from fedcore.rounds.method import Memory, PublicFacts
+from fedcore.rounds.statistics import merge, values
 
 CLIENTS_PER_LEAF = 1024
 

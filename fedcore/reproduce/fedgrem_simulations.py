@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedcore.gradient_em import simulation
-from fedcore.gradient_em.metrics import errors
+from fedcore.methods.gradient_em import simulation
+from fedcore.methods.gradient_em.metrics import errors
 from fedcore.reproduce import fedgrem_runs as runs
 from fedcore.reproduce.experiment import Cell, Options, Place, ResultTable
 from fedcore.reproduce.fedem_runs import own_data_only, verdict

@@ -17,18 +17,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedcore.aggregation import FloatSum, Statistics
 from fedcore.errors import PopulationError, WrongKind
 from fedcore.evaluation import histograms as scores
 from fedcore.evaluation.evaluate import check_public
-from fedcore.histograms import HistogramsConfig, HistogramsState
-from fedcore.histograms.leaf import inverse_totals
-from fedcore.histograms.oracle import known_clusters, oracle_values, posterior_clusters
+from fedcore.methods.histograms import HistogramsConfig, HistogramsState
+from fedcore.methods.histograms.leaf import inverse_totals
+from fedcore.methods.histograms.oracle import known_clusters, oracle_values, posterior_clusters
 from fedcore.population.blocks import CountsBlock, segment_sums
 from fedcore.population.store import Population
 from fedcore.population.synthetic import cluster_weights, settings_of, synthesise, true_centres, true_clusters
 from fedcore.reproduce.experiment import Cell, Options, Place, ResultTable, mean_and_interval, shown
 from fedcore.reproduce.simulation import over_heldout, simulate
+from fedcore.rounds.statistics import FloatSum, Statistics
 
 PRESET = "reddit-like"
 QUICK_CLIENTS, FULL_CLIENTS, SEEDS = 20_000, 100_000, 3
@@ -170,13 +170,17 @@ class HistogramsTable1:
             f"{self.title}; {where}, {options.seeds or SEEDS} seeds, 95 % intervals",
             rows,
             [
-                "Data: not the paper's, which cannot be had. + FT: mixed with the client's own histogram; its weight is "
+                "Data: not the paper's, which cannot be had. + FT: mixed with the client's own histogram; its "
+                "weight is "
                 "chosen on a fifth of the clients that have held-out tokens, and the others are scored.",
-                "faithful: Algorithm 3 as printed on rows of clients (Algorithm 1), DimRed without noise: epsilon 15 is "
-                "what the paper's argument claims for it, but it is not private. theorem: noise by the paper's composition "
+                "faithful: Algorithm 3 as printed on rows of clients (Algorithm 1), DimRed without noise: epsilon "
+                "15 is "
+                "what the paper's argument claims for it, but it is not private. theorem: noise by the paper's "
+                "composition "
                 "theorem, corrected (KOV15); exact: by exact composition over the same 50 rounds.",
                 f"Noise on the mean, as line 4 of Algorithm 3 is printed (theorem's noise): Algorithm 2 {shown(note)}.",
-                f"sound: the whole pipeline at this total epsilon, delta {DELTA:g}, one client's data added or removed; "
+                f"sound: the whole pipeline at this total epsilon, delta {DELTA:g}, one client's data added or "
+                f"removed; "
                 "DimRed keeps the most frequent tokens of the noised mean; the local mixture is over the same centres.",
                 f"Local is a statement about its smoothing, {scores.SMOOTHING:g}.",
             ],
@@ -263,8 +267,8 @@ def oracle_leaf(truth: Truth, leaf: CountsBlock) -> Statistics:
 
 def _state_of(truth: Truth) -> HistogramsState:
     """The state of a run that has learnt the truth."""
-    from fedcore.histograms.baselines import init
-    from fedcore.rounds import PublicFacts
+    from fedcore.methods.histograms.baselines import init
+    from fedcore.rounds.method import PublicFacts
 
     k, d = truth.centres.shape
     state = init(HistogramsConfig(algorithm="algorithm2", clusters=k), PublicFacts("counts", d, 1, None, 1, None, 0))

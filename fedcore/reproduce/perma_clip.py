@@ -1,6 +1,7 @@
 """A clip of one's own, separated into background and what moves; and what all clips of experiments share.
 
-The clip is an NPZ or NPY of frames or a folder of images (`fedcore.dictionaries.video.read_clip`) from a camera that
+The clip is an NPZ or NPY of frames or a folder of images (`fedcore.methods.dictionaries.video.read_clip`) from a
+camera that
 stands still. Nobody knows its truth, so what is told of a background is the spread that it leaves and the share of the
 pixels beyond a threshold that needs no truth.
 """
@@ -12,8 +13,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedcore.dictionaries import pooled, video
-from fedcore.dictionaries.separation import TO_SPREAD
+from fedcore.methods.dictionaries import pooled, video
+from fedcore.methods.dictionaries.separation import TO_SPREAD
 from fedcore.reproduce.dictionaries_runs import train
 from fedcore.reproduce.experiment import Cell, Options, Place, ResultTable
 from fedcore.reproduce.fedem_runs import rows_population
@@ -160,7 +161,8 @@ def table(title: str, results: Mapping[str, dict]) -> ResultTable:
         rows,
         [
             f"Your clip, {results['own-robust']['count']} frames. Nobody knows its truth: spread left is 1.4826 median "
-            "|frame - background|; pixels that move lie beyond median + 6 MAD of the largest difference over the channels."
+            "|frame - background|; pixels that move lie beyond median + 6 MAD of the largest difference over the "
+            "channels."
         ],
     )
 

@@ -16,11 +16,11 @@ from typing import NamedTuple
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from fedcore.dictionaries import learners, metrics, pooled
-from fedcore.dictionaries.coding import Coder
-from fedcore.dictionaries.consensus import consensus_admm
-from fedcore.dictionaries.ksvd import fedavg_k_svd
-from fedcore.dictionaries.perpca import personalised_pca
+from fedcore.methods.dictionaries import learners, metrics, pooled
+from fedcore.methods.dictionaries.coding import Coder
+from fedcore.methods.dictionaries.consensus import consensus_admm
+from fedcore.methods.dictionaries.ksvd import fedavg_k_svd
+from fedcore.methods.dictionaries.perpca import personalised_pca
 from fedcore.randomness import stream
 from fedcore.reproduce.dictionaries_runs import train
 from fedcore.reproduce.experiment import Cell, Options, Place, ResultTable

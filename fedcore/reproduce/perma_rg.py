@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedcore.dictionaries.counting import by_jump, by_null
-from fedcore.dictionaries.matching import path, star
-from fedcore.dictionaries.synthetic import shared_atoms
+from fedcore.methods.dictionaries.counting import by_jump, by_null
+from fedcore.methods.dictionaries.matching import path, star
+from fedcore.methods.dictionaries.synthetic import shared_atoms
 from fedcore.randomness import stream
 from fedcore.reproduce import dictionaries_many as many
 from fedcore.reproduce.experiment import Cell, Options, Place, ResultTable
@@ -77,10 +77,12 @@ class PermaRg:
             self.title,
             rows,
             [
-                "The paper's rule is the jump of path lengths, shown for one problem (its Figure 7); ours to state are the "
+                "The paper's rule is the jump of path lengths, shown for one problem (its Figure 7); ours to state "
+                "are the "
                 f"problems: N = {CLIENTS}, d = {FEATURES} square dictionaries, {SAMPLES} samples, density .2, {STARTS} "
                 "starts with thresholds down to .15.",
-                "The jump can answer neither 0 nor all. With square dictionaries 9 and 10 global atoms are the same thing.",
+                "The jump can answer neither 0 nor all. With square dictionaries 9 and 10 global atoms are the same "
+                "thing.",
                 "null: best star score of clients who share nothing, in as many dimensions as are left.",
             ],
         )

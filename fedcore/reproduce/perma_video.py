@@ -18,8 +18,8 @@ import numpy as np
 from scipy.ndimage import gaussian_filter
 from threadpoolctl import threadpool_limits
 
-from fedcore.dictionaries import metrics, pooled, video
-from fedcore.dictionaries.perpca import personalised_pca
+from fedcore.methods.dictionaries import metrics, pooled, video
+from fedcore.methods.dictionaries.perpca import personalised_pca
 from fedcore.reproduce import perma_clip
 from fedcore.reproduce.experiment import Cell, Options, Place, ResultTable
 from fedcore.reproduce.fedem_runs import data_file, verdict

@@ -1,7 +1,7 @@
 """Baselines of the private mixtures: sample and aggregate (Section 6 of the paper), and EM without privacy.
 
-Each function gives one cell's numbers as JSON. Data are simulated (`fedcore.private_gmm.simulation`), and so is the
-noise of the aggregation: privacy: none.
+Each function gives one cell's numbers as JSON. Data are simulated (`fedcore.methods.private_gmm.simulation`), and so
+is the noise of the aggregation: privacy: none.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedcore.errors import ConfigError
-from fedcore.private_gmm.simulation import Truth, mixture, prior, sample, scores
-from fedcore.private_gmm.theory.aggregate import aggregate_boxes
-from fedcore.private_gmm.theory.blocks import Learner, spherical_em
+from fedcore.methods.private_gmm.simulation import Truth, mixture, prior, sample, scores
 from fedcore.randomness import stream
+from fedcore.reproduce.private_gmm_theory.aggregate import aggregate_boxes
+from fedcore.reproduce.private_gmm_theory.blocks import Learner, spherical_em
 
 DELTA = 1e-6
 RIGHT_LABELS = 0.99  # share of rows that the nearest mean must label as their component

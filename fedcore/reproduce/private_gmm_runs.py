@@ -1,7 +1,7 @@
 """What the cells of `fedcore reproduce private-gmm` compute: the private learner on simulated and on real rows.
 
-The learner runs in memory (`fedcore.private_gmm.learn`), with records as units, delta = 1e-6 of which the usual tenth
-is kept for thresholds, and pseudo-random noise of the same law: privacy: none.
+The learner runs in memory (`fedcore.methods.private_gmm.learn`), with records as units, delta = 1e-6 of which the
+usual tenth is kept for thresholds, and pseudo-random noise of the same law: privacy: none.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedcore.errors import ConfigError
+from fedcore.methods.private_gmm import simulation
+from fedcore.methods.private_gmm.config import PrivateGMMConfig
+from fedcore.methods.private_gmm.learn import Learned, learn
+from fedcore.methods.private_gmm.simulation import Prior, Truth
+from fedcore.methods.private_gmm.state import PrivateGMMState
+from fedcore.methods.private_gmm.tree import REST
 from fedcore.privacy.mechanisms import TestNoise
-from fedcore.private_gmm import simulation
-from fedcore.private_gmm.config import PrivateGMMConfig
-from fedcore.private_gmm.learn import Learned, learn
-from fedcore.private_gmm.simulation import Prior, Truth
-from fedcore.private_gmm.state import PrivateGMMState
-from fedcore.private_gmm.tree import REST
 from fedcore.reproduce.fedem_runs import needed_data
 from fedcore.reproduce.private_gmm_baselines import DELTA, RIGHT_LABELS, Setting
 

@@ -13,18 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from fedcore.aggregation import Statistics, merge, values
-from fedcore.budgets import settle
-from fedcore.engine import Source, Training
-from fedcore.methods import make_method
+from fedcore.methods.registry import make_method
 from fedcore.population.blocks import leaves
 from fedcore.population.store import Population
 from fedcore.privacy.accounting import rho_of, zcdp_budget
 from fedcore.privacy.mechanisms import TestNoise
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.reproduce.experiment import Place
-from fedcore.rounds import FederatedMethod, PublicFacts, RoundInfo, State
-from fedcore.runs import Run
+from fedcore.rounds.engine import Source, Training
+from fedcore.rounds.method import FederatedMethod, PublicFacts, RoundInfo, State
+from fedcore.rounds.statistics import Statistics, merge, values
+from fedcore.runs.store import Run
+from fedcore.training.budget import settle
 
 
 class SimulatedPublisher:

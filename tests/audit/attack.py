@@ -11,12 +11,12 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from fedcore.budgets import LedgerPublisher
 from fedcore.population.blocks import ClientBlock
-from fedcore.privacy.ledger import Charge
+from fedcore.privacy.ledger.ledger import Charge
 from fedcore.privacy.mechanisms import NoiseSource, SecureNoise, TestNoise
 from fedcore.privacy.plan import PlannedRelease
-from fedcore.rounds import FederatedMethod
+from fedcore.rounds.method import FederatedMethod
+from fedcore.training.budget import LedgerPublisher
 from tests.audit.em_releases import Rows
 from tests.audit.releases import Case, Round, sums
 from tests.audit.sabotage import counting, no_clip

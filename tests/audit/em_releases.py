@@ -12,15 +12,15 @@ from unittest import mock
 
 import numpy as np
 
-from fedcore.aggregation import IntegerSum
-from fedcore.federated_em import FederatedEM, FederatedEMConfig, private
-from fedcore.federated_em.families import model_of
-from fedcore.federated_em.leaf import rows_of
-from fedcore.federated_em.messages import plain_scaling
+from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig, private
+from fedcore.methods.federated_em.families import model_of
+from fedcore.methods.federated_em.leaf import rows_of
+from fedcore.methods.federated_em.messages import plain_scaling
 from fedcore.population.blocks import RowsBlock
 from fedcore.privacy.grid import grid_step
 from fedcore.privacy.plan import PlannedRelease
-from fedcore.rounds import PublicFacts
+from fedcore.rounds.method import PublicFacts
+from fedcore.rounds.statistics import IntegerSum
 from tests.federated_em.run_in_memory import block_of
 
 COLUMNS = 2

@@ -14,10 +14,10 @@ from itertools import count
 
 import numpy as np
 
-from fedcore.histograms import Histograms, HistogramsConfig
+from fedcore.methods.histograms import Histograms, HistogramsConfig
 from fedcore.population.blocks import CountsBlock
 from fedcore.privacy.plan import PlannedRelease
-from fedcore.rounds import PublicFacts
+from fedcore.rounds.method import PublicFacts
 from tests.audit import em_releases
 from tests.histograms.example_clients import block_of
 from tests.histograms.run_in_memory import answer

@@ -10,11 +10,11 @@ from unittest import mock
 
 import numpy as np
 
-from fedcore.aggregation import IntegerSum
-from fedcore.histograms import Histograms, private
+from fedcore.methods.histograms import Histograms, private
 from fedcore.population.blocks import segment_sums
 from fedcore.privacy.grid import grid_step
-from fedcore.rounds import FederatedMethod, RoundInfo
+from fedcore.rounds.method import FederatedMethod, RoundInfo
+from fedcore.rounds.statistics import IntegerSum
 from tests.audit import em_releases
 
 

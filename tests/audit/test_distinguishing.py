@@ -9,7 +9,7 @@ import re
 import numpy as np
 import pytest
 
-from fedcore.histograms import HistogramsConfig
+from fedcore.methods.histograms import HistogramsConfig
 from fedcore.privacy.accounting import epsilon_of
 from tests.audit.attack import CLIENTS, PRODUCT, SABOTAGES, attack_release, attack_runs, worlds_of
 from tests.audit.bounds import FINE, epsilon_lower_bound, mu_lower_bound, mu_of, upper_rate

@@ -13,13 +13,14 @@ from dp_accounting import ComposedDpEvent, GaussianDpEvent, SelfComposedDpEvent
 from dp_accounting.pld import PLDAccountant
 from scipy.optimize import minimize_scalar
 
-from fedcore.engine import InProcessBackend
 from fedcore.errors import BudgetExceeded, FedcoreError, PrivacyError
-from fedcore.population.ingest import ingest
+from fedcore.population.ingest.ingest import ingest
 from fedcore.population.store import Population
-from fedcore.privacy.ledger import create_ledger, default_ledger_url
-from fedcore.runs import Run
-from fedcore.session import TrainRequest, abandon, ending, resume, start
+from fedcore.privacy.ledger.ledger import create_ledger, default_ledger_url
+from fedcore.rounds.engine import InProcessBackend
+from fedcore.runs.store import Run
+from fedcore.training.request import TrainRequest
+from fedcore.training.session import abandon, ending, resume, start
 from tests.command import private_population
 from tests.conftest import small_counts
 

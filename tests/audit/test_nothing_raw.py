@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 from numcodecs.zstd import Zstd
 
-from fedcore.runs import Run
+from fedcore.runs.store import Run
 from tests.audit.search import Secrets, search
 from tests.audit.world import TOKENS, canary_name, make_worlds, secrets_of
 
 METHODS = {
-    "honest": "fedcore.histograms:Histograms",
+    "honest": "fedcore.methods.histograms:Histograms",
     "careless": "tests.audit.sabotage:Careless",
     "telling": "tests.audit.sabotage:Telling",
     "keeping": "tests.audit.sabotage:Keeping",

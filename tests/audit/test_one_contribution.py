@@ -9,9 +9,9 @@ import csv
 import numpy as np
 import pytest
 
-from fedcore.aggregation import merge_all
 from fedcore.population.blocks import CountsBlock, leaves
-from fedcore.population.ingest import ingest
+from fedcore.population.ingest.ingest import ingest
+from fedcore.rounds.statistics import merge_all
 from tests.audit.releases import CASES, rounds_of, squared_distance, sums, whole
 from tests.histograms.example_clients import block_of, random_counts
 

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedcore.budgets import LedgerPublisher
+from fedcore.methods.private_gmm import PrivateGMM
 from fedcore.privacy.accounting import epsilon_of
 from fedcore.privacy.mechanisms import TestNoise
-from fedcore.private_gmm import PrivateGMM
+from fedcore.training.budget import LedgerPublisher
 from tests.audit.attack import PRODUCT, SABOTAGES, Build, evidence
 from tests.audit.bounds import epsilon_lower_bound, mu_lower_bound
 from tests.private_gmm.test_sensitivity import clients_of_many_rows, every_ring, no_clip

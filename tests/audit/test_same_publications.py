@@ -14,18 +14,19 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-import fedcore.engine
-import fedcore.session
-from fedcore.caches import BLOCKS
-from fedcore.engine import InProcessBackend
+import fedcore.rounds.engine
+import fedcore.training.session
 from fedcore.evaluation.report import write_report
-from fedcore.methods import METHODS
+from fedcore.methods.registry import METHODS
 from fedcore.population.manifest import Provenance
 from fedcore.population.writer import PopulationWriter
-from fedcore.privacy.ledger import create_ledger, default_ledger_url
+from fedcore.privacy.ledger.ledger import create_ledger, default_ledger_url
 from fedcore.privacy.mechanisms import SecureNoise
-from fedcore.runs import Run, read_values
-from fedcore.session import TrainRequest, ending, start
+from fedcore.rounds.caches import BLOCKS
+from fedcore.rounds.engine import InProcessBackend
+from fedcore.runs.store import Run, read_values
+from fedcore.training.request import TrainRequest
+from fedcore.training.session import ending, start
 from tests.audit.em_releases import STARTS, rows_of_client
 from tests.command import private_population
 from tests.conftest import small_counts
@@ -90,9 +91,9 @@ def traces(folder, counts, monkeypatch, world=of_counts) -> dict[str, object]:
     """
     folder.mkdir()
     monkeypatch.setenv("FEDCORE_LEDGER", f"sqlite:///{folder / 'ledger.sqlite'}")
-    monkeypatch.setattr(fedcore.session, "_noise", lambda test_noise: Puppet())
+    monkeypatch.setattr(fedcore.training.session, "_noise", lambda test_noise: Puppet())
     ticks = iter(range(10**6))
-    monkeypatch.setattr(fedcore.engine, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
+    monkeypatch.setattr(fedcore.rounds.engine, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
     BLOCKS.clear()
     population, ledger, asked = world(folder, counts)
     request = TrainRequest(population=str(population.path), runs=str(folder / "runs"), run_id="run", **asked)

@@ -13,17 +13,17 @@ from pathlib import Path
 import numpy as np
 import scipy.sparse as sp
 
-from fedcore.budgets import facts
-from fedcore.caches import BLOCKS
-from fedcore.engine import Training
-from fedcore.methods import METHODS, make_method
+from fedcore.methods.registry import METHODS, make_method
 from fedcore.population.blocks import leaves
 from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
 from fedcore.privacy.grid import grid_step
-from fedcore.privacy.ledger import create_ledger
-from fedcore.runs import Run
+from fedcore.privacy.ledger.ledger import create_ledger
+from fedcore.rounds.caches import BLOCKS
+from fedcore.rounds.engine import Training
+from fedcore.runs.store import Run
+from fedcore.training.budget import facts
 from tests.audit.search import Secrets
 
 CLIENTS, FEATURES, LEAF = 40_000, 8, 4096
@@ -93,8 +93,9 @@ def make_worlds(folder: Path, methods: dict[str, str]) -> None:
 
 def flows(request: dict) -> None:
     """What the other process does: the runs, one after the other."""
-    from fedcore.histograms.config import HistogramsConfig
-    from flows.train import FLOWS, Compute
+    from fedcore.flows.train import FLOWS, Compute
+
+    from fedcore.methods.histograms.config import HistogramsConfig
 
     folder, moved = Path(request["folder"]), Training.move
 

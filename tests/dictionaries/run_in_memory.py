@@ -1,6 +1,6 @@
 """Runs dictionary learning on one block in this process (`tests.run_in_memory`)."""
 
-from fedcore.dictionaries import Dictionaries, DictionariesConfig
+from fedcore.methods.dictionaries import Dictionaries, DictionariesConfig
 from fedcore.population.blocks import RowsBlock
 from tests.run_in_memory import Ran, block_of, facts, run_method
 

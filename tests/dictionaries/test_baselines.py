@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from fedcore.dictionaries import pooled
-from fedcore.dictionaries.coding import Coder, omp
-from fedcore.dictionaries.consensus import consensus_admm
-from fedcore.dictionaries.ksvd import fedavg_k_svd, k_svd_step
-from fedcore.dictionaries.learners import random_atoms
-from fedcore.dictionaries.operators import d12, normalise
-from fedcore.dictionaries.perpca import personalised_pca
-from fedcore.dictionaries.synthetic import sparse_codes
+from fedcore.methods.dictionaries import pooled
+from fedcore.methods.dictionaries.coding import Coder, omp
+from fedcore.methods.dictionaries.consensus import consensus_admm
+from fedcore.methods.dictionaries.ksvd import fedavg_k_svd, k_svd_step
+from fedcore.methods.dictionaries.learners import random_atoms
+from fedcore.methods.dictionaries.operators import d12, normalise
+from fedcore.methods.dictionaries.perpca import personalised_pca
+from fedcore.methods.dictionaries.synthetic import sparse_codes
 
 CLIENTS, D = 5, 12
 

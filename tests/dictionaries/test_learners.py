@@ -5,11 +5,11 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from fedcore.dictionaries import learners, samples
-from fedcore.dictionaries.coding import Coder
-from fedcore.dictionaries.operators import d12, normalise, polar
-from fedcore.dictionaries.synthetic import shared_atoms
 from fedcore.errors import PopulationError
+from fedcore.methods.dictionaries import learners, samples
+from fedcore.methods.dictionaries.coding import Coder
+from fedcore.methods.dictionaries.operators import d12, normalise, polar
+from fedcore.methods.dictionaries.synthetic import shared_atoms
 from fedcore.randomness import stream
 from tests.dictionaries.run_in_memory import block_of
 

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcore.dictionaries.centres import centre, scaled
-from fedcore.dictionaries.choosing import choose, split
-from fedcore.dictionaries.counting import automatic, by_jump, by_null, null_scores
-from fedcore.dictionaries.learners import random_atoms
-from fedcore.dictionaries.matching import matched_atoms, path, shortest_paths, star
-from fedcore.dictionaries.operators import d12, layer_matrices, normalise
+from fedcore.methods.dictionaries.centres import centre, scaled
+from fedcore.methods.dictionaries.choosing import choose, split
+from fedcore.methods.dictionaries.counting import automatic, by_jump, by_null, null_scores
+from fedcore.methods.dictionaries.learners import random_atoms
+from fedcore.methods.dictionaries.matching import matched_atoms, path, shortest_paths, star
+from fedcore.methods.dictionaries.operators import d12, layer_matrices, normalise
 from fedcore.randomness import stream
 
 

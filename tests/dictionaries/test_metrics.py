@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcore.dictionaries import metrics
-from fedcore.dictionaries.learners import random_atoms
+from fedcore.methods.dictionaries import metrics
+from fedcore.methods.dictionaries.learners import random_atoms
 
 
 def slow_ssim(a, b, window):

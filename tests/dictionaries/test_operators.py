@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from fedcore.dictionaries.learners import random_atoms
-from fedcore.dictionaries.operators import (
+from fedcore.methods.dictionaries.learners import random_atoms
+from fedcore.methods.dictionaries.operators import (
     ZERO_DISTANCE,
     atom_distances,
     bottleneck_assign,

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from fedcore.dictionaries import Dictionaries, DictionariesConfig, samples
-from fedcore.dictionaries.learners import random_atoms
-from fedcore.dictionaries.operators import d12, polar
-from fedcore.dictionaries.separation import LAST, RobustCoder, huber, learn_background, separate
+from fedcore.methods.dictionaries import Dictionaries, DictionariesConfig, samples
+from fedcore.methods.dictionaries.learners import random_atoms
+from fedcore.methods.dictionaries.operators import d12, polar
+from fedcore.methods.dictionaries.separation import LAST, RobustCoder, huber, learn_background, separate
 from fedcore.randomness import stream
 from tests.dictionaries.run_in_memory import block_of, facts, run
 

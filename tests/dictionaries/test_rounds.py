@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from fedcore.dictionaries import Dictionaries, DictionariesConfig, samples
-from fedcore.dictionaries.leaf import coder_of, unused
-from fedcore.dictionaries.learners import random_atoms
-from fedcore.dictionaries.operators import d12, normalise
-from fedcore.dictionaries.personal import parts
-from fedcore.dictionaries.server import without_unused
 from fedcore.errors import ConfigError, PopulationError, RunError
+from fedcore.methods.dictionaries import Dictionaries, DictionariesConfig, samples
+from fedcore.methods.dictionaries.leaf import coder_of, unused
+from fedcore.methods.dictionaries.learners import random_atoms
+from fedcore.methods.dictionaries.operators import d12, normalise
+from fedcore.methods.dictionaries.personal import parts
+from fedcore.methods.dictionaries.server import without_unused
 from fedcore.randomness import stream
 from tests.dictionaries.run_in_memory import block_of, facts, run
 

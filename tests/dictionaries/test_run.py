@@ -9,16 +9,17 @@ import pytest
 import zarr
 
 import deployments
-from fedcore.deployment import read_deployments
-from fedcore.dictionaries import samples
-from fedcore.dictionaries.operators import d12
-from fedcore.engine import InProcessBackend
 from fedcore.errors import RunError
-from fedcore.personalise import personalise
+from fedcore.methods.dictionaries import samples
+from fedcore.methods.dictionaries.operators import d12
+from fedcore.operations.deployment import read_deployments
 from fedcore.population.manifest import Provenance
 from fedcore.population.writer import PopulationWriter
-from fedcore.runs import load_run, read_values, state_values
-from fedcore.session import TrainRequest, ending, resume, start
+from fedcore.rounds.engine import InProcessBackend
+from fedcore.runs.store import load_run, read_values, state_values
+from fedcore.training.personalise import personalise
+from fedcore.training.request import TrainRequest
+from fedcore.training.session import ending, resume, start
 from tests.dictionaries.run_in_memory import block_of, run
 from tests.dictionaries.test_rounds import task
 

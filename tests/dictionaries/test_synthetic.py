@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcore.dictionaries.synthetic import shared_atoms, sparse_codes
 from fedcore.errors import ConfigError
+from fedcore.methods.dictionaries.synthetic import shared_atoms, sparse_codes
 
 
 @given(st.integers(0, 10**6), st.integers(1, 8), st.data())

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcore.dictionaries import metrics, pooled, video
-from fedcore.dictionaries.learners import random_atoms
-from fedcore.dictionaries.separation import LAST, RobustCoder, client_atoms, learn_background, separate
 from fedcore.errors import ConfigError, IngestError
+from fedcore.methods.dictionaries import metrics, pooled, video
+from fedcore.methods.dictionaries.learners import random_atoms
+from fedcore.methods.dictionaries.separation import LAST, RobustCoder, client_atoms, learn_background, separate
 
 # --- layouts --------------------------------------------------------------------------------------------------------
 

@@ -3,19 +3,20 @@
 import numpy as np
 import pytest
 
-from fedcore.aggregation import values
-from fedcore.dictionaries import DictionariesConfig, DictionariesState
-from fedcore.dictionaries.synthetic import shared_atoms
-from fedcore.engine import InProcessBackend
 from fedcore.errors import PopulationError, RunError
 from fedcore.evaluation.dictionaries import ALONE, PERSONAL, RUN, TRAINED, ZERO, evaluate_block, table
 from fedcore.evaluation.evaluate import evaluate_run
 from fedcore.evaluation.memories import Kept, remembered_of
 from fedcore.evaluation.report import run_figures
+from fedcore.methods.dictionaries import DictionariesConfig, DictionariesState
+from fedcore.methods.dictionaries.synthetic import shared_atoms
 from fedcore.population.blocks import RowsBlock
-from fedcore.population.ingest import ingest
+from fedcore.population.ingest.ingest import ingest
 from fedcore.population.writer import PopulationWriter
-from fedcore.session import TrainRequest, ending, start
+from fedcore.rounds.engine import InProcessBackend
+from fedcore.rounds.statistics import values
+from fedcore.training.request import TrainRequest
+from fedcore.training.session import ending, start
 
 CONFIG = DictionariesConfig(atoms=3, global_atoms=1, code="top_k", sparsity=1)
 

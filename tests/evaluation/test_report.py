@@ -13,9 +13,9 @@ from fedcore.errors import RunError
 from fedcore.evaluation import report
 from fedcore.evaluation.figures import seconds_figure
 from fedcore.evaluation.report import markdown_report, run_figures, run_summary, show, show_bytes, write_report
-from fedcore.files import write_json
 from fedcore.privacy.statement import NOT_COVERED, PrivacyStatement, no_privacy
-from fedcore.runs import Run
+from fedcore.runs.store import Run
+from fedcore.storage.files import write_json
 
 EVIL = '<script>alert("x")</script><img src="http://evil.example/x.png">'
 VOCABULARY = ["the", EVIL, "$x$", "| pipe", "中文", "z"]

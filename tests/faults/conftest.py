@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedcore.runs import LoadedRun, load_run
+from fedcore.runs.store import LoadedRun, load_run
 from tests.faults.place import Place, template, to_end
 
 

@@ -16,20 +16,27 @@ from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 
-import fedcore.engine
-import fedcore.runs
-import fedcore.session
-import fedcore.value_files
-from fedcore.engine import InProcessBackend, Training
+import fedcore.rounds.engine
+import fedcore.runs.store
+import fedcore.storage.arrays
+import fedcore.training.session
 from fedcore.errors import FedcoreError
-from fedcore.privacy.ledger import Ledger
+from fedcore.privacy.ledger.ledger import Ledger
 from fedcore.privacy.mechanisms import SecureNoise, TestNoise
-from fedcore.runs import Run
-from fedcore.session import TrainRequest, ending, resume, start
+from fedcore.rounds.engine import InProcessBackend, Training
+from fedcore.runs.store import Run
+from fedcore.training.request import TrainRequest
+from fedcore.training.session import ending, resume, start
 
 PROCESSES = multiprocessing.get_context("forkserver")  # children without the threads of the test process
 PROCESSES.set_forkserver_preload(
-    ["tests.faults.driver", "fedcore.histograms", "fedcore.federated_em", "opendp.prelude", "dp_accounting.rdp"]
+    [
+        "tests.faults.driver",
+        "fedcore.methods.histograms",
+        "fedcore.methods.federated_em",
+        "opendp.prelude",
+        "dp_accounting.rdp",
+    ]
 )
 PATIENCE = 120.0  # of a test for one of its processes, seconds
 
@@ -49,7 +56,7 @@ def _round_of_file(path: Path) -> int:
 STEPS: dict[str, list[tuple[object, str, Callable[..., int]]]] = {
     "create": [(Run, "create", lambda *_: 0)],
     "reserve": [(Ledger, "reserve", lambda *_, **__: 0)],
-    "witness": [(fedcore.session, "remember_head", lambda *_: 0)],
+    "witness": [(fedcore.training.session, "remember_head", lambda *_: 0)],
     "acquire": [(Ledger, "acquire", lambda *_, **__: 0)],
     "map": [(Training, "_map", lambda training, _: training.round)],
     "charge": [(Ledger, "charge", lambda _, __, planned: planned.round)],
@@ -57,12 +64,12 @@ STEPS: dict[str, list[tuple[object, str, Callable[..., int]]]] = {
     "publish": [(Ledger, "publish", lambda _, __, charge, ___: charge.round)],
     "keep": [(Run, "keep_release", lambda run, *_: run.round + 1)],
     "commit": [(Run, "commit", lambda _, round, *__, **___: round)],
-    "state": [(fedcore.runs, "write_values", lambda path, *_, **__: _round_of_file(path))],
-    "memory": [(fedcore.engine, "write_values", lambda path, *_, **__: _round_of_file(path))],
-    "rename": [(fedcore.value_files, "replace_durably", lambda _, path: _round_of_file(path))],
+    "state": [(fedcore.runs.store, "write_values", lambda path, *_, **__: _round_of_file(path))],
+    "memory": [(fedcore.rounds.engine, "write_values", lambda path, *_, **__: _round_of_file(path))],
+    "rename": [(fedcore.storage.arrays, "replace_durably", lambda _, path: _round_of_file(path))],
     "head": [(Run, "_write_head", lambda _, head: head["round"])],
     "settle": [(Ledger, "finish", lambda *_: 0)],
-    "statement": [(fedcore.session, "statement_of", lambda *_: 0)],
+    "statement": [(fedcore.training.session, "statement_of", lambda *_: 0)],
     "finish": [(Run, "finish", lambda *_: 0)],
 }
 
@@ -138,9 +145,9 @@ def train(
 
     workers: of a local Dask cluster; 0: in this process. wait_at, until: see `pause`; None: before it begins.
     locks: False on a file system whose locks do not reach the other host. not_root: file permissions are heeded.
-    commit_seconds: as `fedcore.engine.COMMIT_SECONDS`; 0: every round is committed.
+    commit_seconds: as `fedcore.rounds.engine.COMMIT_SECONDS`; 0: every round is committed.
     """
-    fedcore.engine.COMMIT_SECONDS = commit_seconds
+    fedcore.rounds.engine.COMMIT_SECONDS = commit_seconds
     os.environ["FEDCORE_LEDGER"] = ledger
     hooks = {wait_at: lambda: pause(until)} if wait_at else {}
     count_steps(tally, kill, hooks)
@@ -178,7 +185,7 @@ def _backend(workers: int):
         return nullcontext(InProcessBackend())
     from contextlib import contextmanager
 
-    from tasks.dask_backend import DaskBackend, dask_client
+    from fedcore.tasks.dask_backend import DaskBackend, dask_client
 
     @contextmanager
     def cluster():

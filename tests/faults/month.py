@@ -28,15 +28,16 @@ from pathlib import Path
 
 import psutil
 
-from fedcore.engine import InProcessBackend
 from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
 from fedcore.population.synthetic import client_names, generate, settings_of, synthesise, true_centres
 from fedcore.population.writer import PopulationWriter
 from fedcore.privacy.accounting import exact_sum, rounded_up
-from fedcore.privacy.ledger import create_ledger, open_ledger
-from fedcore.runs import Run, load_run
-from fedcore.session import TrainRequest, start
+from fedcore.privacy.ledger.ledger import create_ledger, open_ledger
+from fedcore.rounds.engine import InProcessBackend
+from fedcore.runs.store import Run, load_run
+from fedcore.training.request import TrainRequest
+from fedcore.training.session import start
 from tests.faults.driver import Kill
 from tests.faults.place import KILLED, same_result, to_end
 
@@ -63,8 +64,8 @@ import json, sys, time
 from pathlib import Path
 from tests.faults.driver import Kill, count_steps
 from tests.faults.month import ROUND_SECONDS
-from flows.train import Compute, FLOWS
-from fedcore.histograms.config import HistogramsConfig
+from fedcore.flows.train import Compute, FLOWS
+from fedcore.methods.histograms.config import HistogramsConfig
 
 request, kill = json.loads(sys.argv[1]), json.loads(sys.argv[2])
 waits = {Kill("map", "before", round): lambda: time.sleep(ROUND_SECONDS) for round in range(1, 20)}

@@ -10,16 +10,17 @@ from pathlib import Path
 
 import numpy as np
 
-from fedcore.budgets import facts
-from fedcore.engine import InProcessBackend
-from fedcore.methods import make_method
+from fedcore.methods.registry import make_method
 from fedcore.population.store import Population
 from fedcore.population.synthetic import synthesise
 from fedcore.privacy.accounting import exact_sum, rounded_up
-from fedcore.privacy.ledger import Ledger, create_ledger, open_ledger
+from fedcore.privacy.ledger.ledger import Ledger, create_ledger, open_ledger
 from fedcore.privacy.plan import PlannedRelease
-from fedcore.runs import LoadedRun, Run, load_run
-from fedcore.session import Session, TrainRequest, _planned, ending, resume, start
+from fedcore.rounds.engine import InProcessBackend
+from fedcore.runs.store import LoadedRun, Run, load_run
+from fedcore.training.budget import facts
+from fedcore.training.request import TrainRequest
+from fedcore.training.session import Session, _planned, ending, resume, start
 from tests.faults.driver import PATIENCE, PROCESSES, Kill, train
 
 KILLED = -9

@@ -13,10 +13,10 @@ import psutil
 import pytest
 from distributed import Client
 
-from fedcore.engine import InProcessBackend
-from fedcore.privacy.ledger import open_ledger
-from fedcore.runs import Run, list_runs
-from fedcore.session import resume
+from fedcore.privacy.ledger.ledger import open_ledger
+from fedcore.rounds.engine import InProcessBackend
+from fedcore.runs.store import Run, list_runs
+from fedcore.training.session import resume
 from tests.command import private_population
 from tests.conftest import small_counts
 from tests.faults.month import Server

@@ -19,10 +19,10 @@ import dask
 import psutil
 import pytest
 from distributed import Nanny
+from fedcore.tasks.dask_backend import DaskBackend, dask_client, workerless_seconds
 
 from fedcore.errors import ConfigError, WorkerFailed
-from fedcore.runs import load_run
-from tasks.dask_backend import DaskBackend, dask_client, workerless_seconds
+from fedcore.runs.store import load_run
 from tests.faults.driver import Kill
 from tests.faults.place import same_result, to_end
 from tests.faults.test_two_processes import soon

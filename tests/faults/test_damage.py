@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from fedcore.caches import BLOCKS
-from fedcore.engine import _populations
 from fedcore.errors import (
     ChunkError,
     FedcoreError,
@@ -20,9 +18,11 @@ from fedcore.errors import (
     RunError,
     RunNotFound,
 )
-from fedcore.privacy.ledger import create_ledger
-from fedcore.runs import Run, load_run, read_values, write_values
-from fedcore.session import abandon
+from fedcore.privacy.ledger.ledger import create_ledger
+from fedcore.rounds.caches import BLOCKS
+from fedcore.rounds.engine import _populations
+from fedcore.runs.store import Run, load_run, read_values, write_values
+from fedcore.training.session import abandon
 from tests.faults.driver import Kill
 from tests.faults.place import same_result, to_end
 from tests.faults.test_two_processes import soon

@@ -10,11 +10,11 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from fedcore.errors import FedcoreError, LedgerError, RunError
-from fedcore.methods import METHODS
-from fedcore.privacy import ledger_schema
-from fedcore.privacy.ledger_writer import Writer
-from fedcore.runs import Run, load_run
-from fedcore.session import abandon
+from fedcore.methods.registry import METHODS
+from fedcore.privacy.ledger import schema as ledger_schema
+from fedcore.privacy.ledger.writer import Writer
+from fedcore.runs.store import Run, load_run
+from fedcore.training.session import abandon
 from tests.faults.place import bits, same_result, to_end
 
 

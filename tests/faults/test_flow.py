@@ -8,15 +8,15 @@ import sys
 import psutil
 import pytest
 
-from fedcore.runs import load_run
+from fedcore.runs.store import load_run
 from tests.faults.place import KILLED, same_result
 
 FLOW = """
 import json, sys
 from pathlib import Path
 from tests.faults.driver import Kill, count_steps
-from flows.train import Compute, FLOWS
-from fedcore.histograms.config import HistogramsConfig
+from fedcore.flows.train import Compute, FLOWS
+from fedcore.methods.histograms.config import HistogramsConfig
 
 count_steps(Path(sys.argv[2]), Kill("publish", "after", 3))
 request = json.loads(sys.argv[1])

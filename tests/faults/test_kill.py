@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from fedcore.errors import RunError, RunNotFound
-from fedcore.runs import Run, load_run
-from fedcore.session import abandon
+from fedcore.runs.store import Run, load_run
+from fedcore.training.session import abandon
 from tests.faults.driver import Kill
 from tests.faults.place import PRIVATE_ROUNDS, same_result
 

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fedcore.tasks.dask_backend import DaskBackend, dask_client
 
-from fedcore.engine import Answer, InProcessBackend, answer_block, memory_file
 from fedcore.errors import LeaseLost, RunError, WorkerFailed
 from fedcore.population.sizing import shared_out
-from fedcore.runs import LoadedRun, Run, load_run, read_values, write_values
-from tasks.dask_backend import DaskBackend, dask_client
+from fedcore.rounds.engine import Answer, InProcessBackend, answer_block, memory_file
+from fedcore.runs.store import LoadedRun, Run, load_run, read_values, write_values
 from tests.faults.driver import Kill, of_memory
 from tests.faults.place import Place, bits, same_result, to_end
 from tests.faults.test_damage import cut, empty, flip, garble, remove
@@ -329,7 +329,7 @@ def test_a_disk_that_fills_while_memories_are_written(remembering, calm, monkeyp
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("fedcore.engine.write_values", full)
+        patched.setattr("fedcore.rounds.engine.write_values", full)
         with pytest.raises(RunError, match="cannot write '000003.zip' of the run: No space left") as caught:
             to_end(session)
         monkeypatch.undo()
@@ -455,7 +455,7 @@ def test_a_task_that_nobody_waits_for_any_more_ends_late(populations, tmp_path, 
 
 def test_leaves_that_remember_different_things_are_a_mistake_of_the_method(remembering, monkeypatch):
     """Memories are one array for the clients of a block; one leaf without them would shift those of the others."""
-    from fedcore.federated_em import FederatedEM
+    from fedcore.methods.federated_em import FederatedEM
 
     here, real = remembering(), FederatedEM.client_update
 

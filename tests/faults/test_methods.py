@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedcore.engine import memory_file
-from fedcore.runs import Run, load_run, read_values
+from fedcore.rounds.engine import memory_file
+from fedcore.runs.store import Run, load_run, read_values
 from tests.dictionaries import test_run as dictionaries
 from tests.dictionaries.test_rounds import task
 from tests.faults.driver import Kill, of_memory

@@ -5,8 +5,8 @@ import time
 import pytest
 
 from fedcore.errors import ConfigError, LeaseLost, PopulationNotFound, RunBusy, RunError
-from fedcore.runs import Run, load_run
-from fedcore.session import abandon, ending
+from fedcore.runs.store import Run, load_run
+from fedcore.training.session import abandon, ending
 from tests.faults.driver import PATIENCE, Kill
 from tests.faults.place import PRIVATE_ROUNDS, same_result, to_end
 
@@ -47,7 +47,7 @@ def test_of_many_that_resume_exactly_one_proceeds(place, undisturbed, mode, proc
 def test_a_run_whose_host_died_waits_for_its_lease_or_is_taken_over(place, undisturbed, monkeypatch):
     here = place("test noise")
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr("fedcore.privacy.leases.this_host", lambda: "elsewhere 1")
+        elsewhere.setattr("fedcore.storage.process.this_host", lambda: "elsewhere 1")
         session = here.start()
         session.training.step()
     session.run.unlock()  # that host is gone; nobody gave the lease back

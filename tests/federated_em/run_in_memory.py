@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcore.aggregation import merge, values
-from fedcore.federated_em import FederatedEM, FederatedEMConfig, FederatedEMState
+from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig, FederatedEMState
 from fedcore.population.blocks import RowsBlock, leaves
 from fedcore.privacy.plan import PlannedRelease
-from fedcore.rounds import PublicFacts, RoundInfo
+from fedcore.rounds.method import PublicFacts, RoundInfo
+from fedcore.rounds.statistics import merge, values
 
 Noise = Callable[[PlannedRelease, np.ndarray], np.ndarray]
 

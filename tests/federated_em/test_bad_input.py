@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from fedcore.engine import InProcessBackend
 from fedcore.errors import ConfigError, PopulationError, WrongKind
-from fedcore.federated_em import FederatedEM, FederatedEMConfig
-from fedcore.methods import make_method
+from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig
+from fedcore.methods.registry import make_method
 from fedcore.population.manifest import Provenance
 from fedcore.population.writer import PopulationWriter
-from fedcore.session import TrainRequest, start
+from fedcore.rounds.engine import InProcessBackend
+from fedcore.training.request import TrainRequest
+from fedcore.training.session import start
 from tests.conftest import write_counts
 from tests.federated_em.direct_em import three_components, two_components
 from tests.federated_em.run_in_memory import answer, block_of, facts, run

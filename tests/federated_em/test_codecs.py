@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fedcore.errors import ConfigError, WorkerFailed
-from fedcore.federated_em.bits import BitReader, BitWriter, gamma_length
-from fedcore.federated_em.codecs import (
+from fedcore.methods.federated_em.bits import BitReader, BitWriter, gamma_length
+from fedcore.methods.federated_em.codecs import (
     Dithering,
     Identity,
     RandK,

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from fedcore.federated_em import FederatedEM, FederatedEMConfig
-from fedcore.federated_em.families import model_of
-from fedcore.federated_em.server import scaling
+from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig
+from fedcore.methods.federated_em.families import model_of
+from fedcore.methods.federated_em.server import scaling
 from tests.federated_em.run_in_memory import block_of, facts, run
 
 OBSERVERS, SITES, STAMPS = 30, 20, 15

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from fedcore.aggregation import IntegerSum
 from fedcore.errors import ConfigError
-from fedcore.federated_em import FederatedEM, FederatedEMConfig
-from fedcore.federated_em.leaf import rows_of
-from fedcore.federated_em.private import bounded_rows
-from fedcore.models.gaussian import GaussianMixture
+from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig
+from fedcore.methods.federated_em.leaf import rows_of
+from fedcore.methods.federated_em.private import bounded_rows
+from fedcore.methods.mixture_models.gaussian import GaussianMixture
 from fedcore.privacy.grid import GRID_NORM, grid_step
+from fedcore.rounds.statistics import IntegerSum
 from tests.federated_em.direct_em import loss, three_components, two_components
 from tests.federated_em.run_in_memory import answer, block_of, facts, rounded_normal, run
 

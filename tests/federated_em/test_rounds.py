@@ -6,13 +6,13 @@ import hashlib
 import numpy as np
 import pytest
 
-from fedcore.aggregation import values
 from fedcore.errors import PopulationError, RunError, WorkerFailed
-from fedcore.federated_em import FederatedEM, FederatedEMConfig
-from fedcore.federated_em.leaf import client_weights, rows_of
-from fedcore.federated_em.server import advance
-from fedcore.models.gaussian import GaussianMixture
+from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig
+from fedcore.methods.federated_em.leaf import client_weights, rows_of
+from fedcore.methods.federated_em.server import advance
+from fedcore.methods.mixture_models.gaussian import GaussianMixture
 from fedcore.randomness import client_uniforms
+from fedcore.rounds.statistics import values
 from tests.federated_em.direct_em import em_step, loss, three_components, two_components
 from tests.federated_em.run_in_memory import answer, block_of, facts, run
 

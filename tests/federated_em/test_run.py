@@ -6,18 +6,19 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from fedcore.caches import MEMORIES
-from fedcore.engine import InProcessBackend
 from fedcore.errors import ConfigError, PrivacyError, RunError, WrongKind
-from fedcore.federated_em import FederatedEM, FederatedEMConfig, FederatedEMState, server
-from fedcore.methods import make_method, method_class
-from fedcore.personalise import personalise
+from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig, FederatedEMState, server
+from fedcore.methods.registry import make_method, method_class
 from fedcore.population.blocks import counts_block
 from fedcore.population.manifest import Provenance
 from fedcore.population.writer import PopulationWriter
-from fedcore.privacy.ledger import create_ledger, default_ledger_url
-from fedcore.runs import load_run, read_values, state_values, write_values
-from fedcore.session import TrainRequest, ending, resume, start
+from fedcore.privacy.ledger.ledger import create_ledger, default_ledger_url
+from fedcore.rounds.caches import MEMORIES
+from fedcore.rounds.engine import InProcessBackend
+from fedcore.runs.store import load_run, read_values, state_values, write_values
+from fedcore.training.personalise import personalise
+from fedcore.training.request import TrainRequest
+from fedcore.training.session import ending, resume, start
 from tests.conftest import write_counts
 from tests.federated_em.direct_em import three_components
 from tests.federated_em.run_in_memory import block_of, facts, run

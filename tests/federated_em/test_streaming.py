@@ -8,15 +8,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedcore.engine import InProcessBackend, Source, answer_block
-from fedcore.federated_em import FederatedEM, FederatedEMConfig, private, rows
-from fedcore.federated_em.messages import plain_scaling
-from fedcore.federated_em.rows import rows_of
+from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig, private, rows
+from fedcore.methods.federated_em.messages import plain_scaling
+from fedcore.methods.federated_em.rows import rows_of
 from fedcore.population import streaming
 from fedcore.population.manifest import Provenance
 from fedcore.population.writer import PopulationWriter
-from fedcore.runs import load_run
-from fedcore.session import TrainRequest, ending, start
+from fedcore.rounds.engine import InProcessBackend, Source, answer_block
+from fedcore.runs.store import load_run
+from fedcore.training.request import TrainRequest
+from fedcore.training.session import ending, start
 from tests.federated_em.run_in_memory import block_of, facts
 from tests.federated_em.test_private import PRIVATE, two_component_facts
 
@@ -152,8 +153,8 @@ def _message(config):
 TRAIN = """
 import json, resource, sys
 from dataclasses import replace
-from fedcore.engine import InProcessBackend
-from fedcore.session import TrainRequest, ending, start
+from fedcore.rounds.engine import InProcessBackend
+from fedcore.training.session import TrainRequest, ending, start
 
 settings = {"algorithm": "em", "covariance": "diag", "components": 2, "rounds": 2, "cluster_rounds": 1}
 request = TrainRequest(method="federated_em", population=sys.argv[1], settings=settings, runs=sys.argv[2], run_id="r")

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from fedcore.aggregation import values
-from fedcore.federated_em import FederatedEM, FederatedEMConfig
-from fedcore.federated_em.server import _batches
-from fedcore.models.gaussian import GaussianMixture
+from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig
+from fedcore.methods.federated_em.server import _batches
+from fedcore.methods.mixture_models.gaussian import GaussianMixture
 from fedcore.randomness import client_uniforms
+from fedcore.rounds.statistics import values
 from tests.federated_em.direct_em import two_components
 from tests.federated_em.run_in_memory import answer, block_of, facts, run
 

@@ -28,15 +28,16 @@ from unittest import mock
 import numpy as np
 import scipy.sparse as sp
 
-from fedcore.budgets import remember_head
-from fedcore.engine import InProcessBackend
-from fedcore.operations import promote
+from fedcore.operations.series import promote
 from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
-from fedcore.privacy import ledger as ledgers
-from fedcore.runs import Run, load_run, write_values
-from fedcore.session import TrainRequest, ending, resume, start
+from fedcore.privacy.ledger import ledger as ledgers
+from fedcore.rounds.engine import InProcessBackend
+from fedcore.runs.store import Run, load_run, write_values
+from fedcore.training.budget import remember_head
+from fedcore.training.request import TrainRequest
+from fedcore.training.session import ending, resume, start
 
 NOW = 1_700_000_000.0
 STAMP = "20231114T221320"

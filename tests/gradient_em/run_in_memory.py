@@ -1,6 +1,6 @@
 """Runs gradient EM on one block in this process (`tests.run_in_memory`)."""
 
-from fedcore.gradient_em import GradientEM, GradientEMConfig
+from fedcore.methods.gradient_em import GradientEM, GradientEMConfig
 from fedcore.population.blocks import RowsBlock
 from tests.run_in_memory import Ran, block_of, facts, run_method
 

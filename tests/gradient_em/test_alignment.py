@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fedcore.errors import ConfigError
-from fedcore.gradient_em import alignment, simulation
-from fedcore.gradient_em.alignment import reordered
+from fedcore.methods.gradient_em import alignment, simulation
+from fedcore.methods.gradient_em.alignment import reordered
 
 
 def permuted(seed, clients, components, noise, p=4, outliers=0, far=4.0):

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from scipy.stats import multivariate_normal, norm
 
-from fedcore.gradient_em import simulation
-from fedcore.gradient_em.metrics import errors, misclustered
-from fedcore.models import GaussianMixture
+from fedcore.methods.gradient_em import simulation
+from fedcore.methods.gradient_em.metrics import errors, misclustered
+from fedcore.methods.mixture_models import GaussianMixture
 from tests.gradient_em.run_in_memory import block_of, run
 
 FAST = {"starts": 3, "start_steps": 10}

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from fedcore.gradient_em import central
+from fedcore.methods.gradient_em import central
 
 
 def problem(seed, clients=12, components=2, p=3, outliers=0, h=0.5):

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from fedcore.errors import ConfigError
-from fedcore.gradient_em import simulation
-from fedcore.gradient_em.contamination import contaminated
-from fedcore.gradient_em.metrics import _bottleneck, errors, misclustered
+from fedcore.methods.gradient_em import simulation
+from fedcore.methods.gradient_em.contamination import contaminated
+from fedcore.methods.gradient_em.metrics import _bottleneck, errors, misclustered
 
 
 def test_tasks_of_the_paper():

@@ -5,11 +5,11 @@ import pytest
 from scipy.special import logsumexp
 from scipy.stats import multivariate_normal
 
-from fedcore.gradient_em import simulation, tiles
-from fedcore.gradient_em.local_start import local_fits
-from fedcore.gradient_em.local_steps import Rows, e_step, full_m_step, largest_curvature, posteriors
-from fedcore.gradient_em.metrics import errors
-from fedcore.models import GaussianMixture
+from fedcore.methods.gradient_em import simulation, tiles
+from fedcore.methods.gradient_em.local_start import local_fits
+from fedcore.methods.gradient_em.local_steps import Rows, e_step, full_m_step, largest_curvature, posteriors
+from fedcore.methods.gradient_em.metrics import errors
+from fedcore.methods.mixture_models import GaussianMixture
 
 SIZES = (0, 3, 50, 50, 1, 0, 17, 400, 50, 18, 19)
 
@@ -65,7 +65,7 @@ def test_equals_one_client_at_a_time(regression, numbers, monkeypatch):
 
 
 def test_agrees_with_the_shared_model():
-    """One client: the model `known` of fedcore.models."""
+    """One client: the model `known` of fedcore.methods.mixture_models."""
     rows, theta, w = ragged(sizes=(300,))
     model = GaussianMixture(4, 3, "known")
     parameters = {"weights": w[0], "means": theta[0]}

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from fedcore.gradient_em import central, leaf, simulation
-from fedcore.gradient_em.contamination import contaminated
-from fedcore.gradient_em.local_steps import Rows, e_step, full_m_step
-from fedcore.gradient_em.metrics import errors
+from fedcore.methods.gradient_em import central, leaf, simulation
+from fedcore.methods.gradient_em.contamination import contaminated
+from fedcore.methods.gradient_em.local_steps import Rows, e_step, full_m_step
+from fedcore.methods.gradient_em.metrics import errors
 from tests.gradient_em.run_in_memory import block_of, run
 
 FAST = {"starts": 3, "start_steps": 10}

@@ -6,17 +6,18 @@ import numpy as np
 import pytest
 import zarr
 
-from fedcore.engine import InProcessBackend
 from fedcore.errors import ConfigError, PopulationError, RunError
-from fedcore.gradient_em import GradientEM, GradientEMConfig, simulation
-from fedcore.gradient_em.diagnosis import deviations, diagnose, scores, suspected
-from fedcore.gradient_em.metrics import errors
-from fedcore.methods import make_method
-from fedcore.personalise import personalise
+from fedcore.evaluation.outliers import deviations, diagnose, scores, suspected
+from fedcore.methods.gradient_em import GradientEM, GradientEMConfig, simulation
+from fedcore.methods.gradient_em.metrics import errors
+from fedcore.methods.registry import make_method
 from fedcore.population.manifest import Provenance
 from fedcore.population.writer import PopulationWriter
-from fedcore.runs import load_run, read_values, state_values, write_values
-from fedcore.session import TrainRequest, ending, resume, start
+from fedcore.rounds.engine import InProcessBackend
+from fedcore.runs.store import load_run, read_values, state_values, write_values
+from fedcore.training.personalise import personalise
+from fedcore.training.request import TrainRequest
+from fedcore.training.session import ending, resume, start
 from tests.gradient_em.run_in_memory import block_of, facts, run
 
 FAST = {"starts": 2, "start_steps": 5, "rounds": 8}

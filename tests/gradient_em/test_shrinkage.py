@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from fedcore.gradient_em import shrinkage, simulation
-from fedcore.gradient_em.metrics import errors
+from fedcore.methods.gradient_em import shrinkage, simulation
+from fedcore.methods.gradient_em.metrics import errors
 from tests.gradient_em.run_in_memory import block_of, run
 
 FAST = {"starts": 3, "start_steps": 10}

@@ -5,16 +5,16 @@ import json
 import numpy as np
 import pytest
 
-from fedcore.engine import InProcessBackend
 from fedcore.errors import ConfigError, PopulationError
 from fedcore.evaluation import gradient_em as scores
 from fedcore.evaluation.evaluate import evaluate_run
-from fedcore.gradient_em import simulation
+from fedcore.methods.gradient_em import simulation
 from fedcore.population.writer import PopulationWriter
 from fedcore.reproduce import experiment
 from fedcore.reproduce.experiment import Options, Place, reproduce
 from fedcore.reproduce.fedgrem_clusters import FedGrEMPenDigits
 from fedcore.reproduce.fedgrem_simulations import FedGrEMGaussians
+from fedcore.rounds.engine import InProcessBackend
 from tests.gradient_em.run_in_memory import block_of
 from tests.gradient_em.test_run import FAST, begin, to_end
 

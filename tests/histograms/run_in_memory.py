@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fedcore.aggregation import merge, values
-from fedcore.histograms import Histograms, HistogramsState
+from fedcore.methods.histograms import Histograms, HistogramsState
 from fedcore.population.blocks import CountsBlock, leaves
 from fedcore.privacy.plan import PlannedRelease
-from fedcore.rounds import PublicFacts, RoundInfo
+from fedcore.rounds.method import PublicFacts, RoundInfo
+from fedcore.rounds.statistics import merge, values
 
 Noise = Callable[[PlannedRelease, np.ndarray], np.ndarray]
 

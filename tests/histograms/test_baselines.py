@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedcore.aggregation import merge, values
 from fedcore.errors import PopulationError
-from fedcore.histograms import Histograms, HistogramsConfig
-from fedcore.histograms.baselines import MeanMessage, StartMessage, WorstMessage, entropies, start_distances
-from fedcore.histograms.simplex import smooth
+from fedcore.methods.histograms import Histograms, HistogramsConfig
+from fedcore.methods.histograms.baselines import MeanMessage, StartMessage, WorstMessage, entropies, start_distances
+from fedcore.methods.histograms.simplex import smooth
 from fedcore.population.blocks import leaves
+from fedcore.rounds.statistics import merge, values
 from tests.histograms.example_clients import block_of, dense_histograms, random_counts
 from tests.histograms.run_in_memory import answer, facts, run
 

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcore.aggregation import merge, values
-from fedcore.histograms import Histograms, HistogramsConfig
-from fedcore.histograms.ifca import gradient_step
+from fedcore.methods.histograms import Histograms, HistogramsConfig
+from fedcore.methods.histograms.ifca import gradient_step
 from fedcore.population.blocks import leaves
+from fedcore.rounds.statistics import merge, values
 from tests.histograms.example_clients import block_of, dense_histograms, random_counts
 from tests.histograms.run_in_memory import facts, run
 

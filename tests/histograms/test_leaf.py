@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcore.histograms.leaf import assign, clipped_on_grid, integer_sums_by_cell, inverse_totals, sums_by_cell
+from fedcore.methods.histograms.leaf import assign, clipped_on_grid, integer_sums_by_cell, inverse_totals, sums_by_cell
 from fedcore.population.blocks import leaves, segment_sums
 from fedcore.privacy.grid import GRID_NORM, bound_norms, grid_step
 from tests.histograms.example_clients import block_of, counts_arrays, dense_histograms, random_counts

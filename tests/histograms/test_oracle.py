@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import gammaln
 
-from fedcore.histograms.leaf import inverse_totals
-from fedcore.histograms.oracle import known_clusters, oracle_rows, oracle_values, posterior_clusters
+from fedcore.methods.histograms.leaf import inverse_totals
+from fedcore.methods.histograms.oracle import known_clusters, oracle_rows, oracle_values, posterior_clusters
 from fedcore.population.synthetic import SyntheticSettings, cluster_weights, true_clusters
 from tests.histograms.example_clients import block_of, counts_arrays, dense_histograms, synthetic
 

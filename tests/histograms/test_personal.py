@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcore.aggregation import merge, values
 from fedcore.errors import PopulationError
 from fedcore.evaluation.histograms import evaluate_block, own_values, table, validation_clients
-from fedcore.histograms import Histograms, HistogramsConfig, personal
+from fedcore.methods.histograms import Histograms, HistogramsConfig, personal
 from fedcore.population.blocks import leaves
+from fedcore.rounds.statistics import merge, values
 from tests.histograms.example_clients import block_of, counts_arrays, dense_histograms, random_counts
 from tests.histograms.run_in_memory import facts, run
 

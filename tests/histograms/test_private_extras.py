@@ -9,16 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fedcore.aggregation import IntegerSum, values
 from fedcore.errors import ConfigError
-from fedcore.histograms import Histograms, HistogramsConfig, moments, sensitivities
-from fedcore.histograms.leaf import assign, clipped_on_grid
-from fedcore.histograms.private import ReleaseMessage, client_update, count_norms, own_cells, votes, weighted
-from fedcore.histograms.private_start import elected, filled_up, given_mean
-from fedcore.histograms.reduction import reduce_block
-from fedcore.histograms.simplex import assignment_logs, metric
+from fedcore.methods.histograms import Histograms, HistogramsConfig, moments, sensitivities
+from fedcore.methods.histograms.leaf import assign, clipped_on_grid
+from fedcore.methods.histograms.private import ReleaseMessage, client_update, count_norms, own_cells, votes, weighted
+from fedcore.methods.histograms.private_start import elected, filled_up, given_mean
+from fedcore.methods.histograms.reduction import reduce_block
+from fedcore.methods.histograms.simplex import assignment_logs, metric
 from fedcore.privacy.grid import GRID_NORM
-from fedcore.runs import read_values, state_values, write_values
+from fedcore.rounds.statistics import IntegerSum, values
+from fedcore.runs.store import read_values, state_values, write_values
 from tests.histograms.example_clients import block_of, counts_arrays, random_counts
 from tests.histograms.run_in_memory import answer, facts, no_noise, rounded_normal, run
 

@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcore.aggregation import merge, values
 from fedcore.errors import ConfigError
 from fedcore.evaluation.histograms import validation_clients
-from fedcore.histograms import Histograms, HistogramsConfig, published
-from fedcore.histograms.leaf import clipped_deviations_by_cell
-from fedcore.histograms.personal import clusters_of
-from fedcore.histograms.published import Noise, noise_of, refined
-from fedcore.histograms.reduction import reduce_block
+from fedcore.methods.histograms import Histograms, HistogramsConfig, published
+from fedcore.methods.histograms.leaf import clipped_deviations_by_cell
+from fedcore.methods.histograms.personal import clusters_of
+from fedcore.methods.histograms.published import Noise, noise_of, refined
+from fedcore.methods.histograms.reduction import reduce_block
 from fedcore.population.blocks import leaves
 from fedcore.population.synthetic import SyntheticSettings
 from fedcore.randomness import stream
+from fedcore.rounds.statistics import merge, values
 from tests.histograms.example_clients import block_of, counts_arrays, dense_histograms, random_counts, synthetic
 from tests.histograms.run_in_memory import answer, facts, run
 

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from fedcore.aggregation import merge, values
 from fedcore.evaluation.histograms import evaluate_block, table
-from fedcore.histograms import Histograms, HistogramsConfig
+from fedcore.methods.histograms import Histograms, HistogramsConfig
 from fedcore.population.blocks import leaves
 from fedcore.population.synthetic import SyntheticSettings, cluster_weights
+from fedcore.rounds.statistics import merge, values
 from tests.histograms.example_clients import synthetic
 from tests.histograms.run_in_memory import facts, rounded_normal, run
 

@@ -5,11 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcore.aggregation import merge, values
 from fedcore.errors import ConfigError
-from fedcore.histograms import Histograms, HistogramsConfig
-from fedcore.histograms.leaf import assign
-from fedcore.histograms.reduction import (
+from fedcore.methods.histograms import Histograms, HistogramsConfig
+from fedcore.methods.histograms.leaf import assign
+from fedcore.methods.histograms.reduction import (
     check_matrix,
     kept_by_eigenvectors,
     kept_by_frequency,
@@ -22,6 +21,7 @@ from fedcore.histograms.reduction import (
     whitened_covariance,
 )
 from fedcore.population.blocks import leaves
+from fedcore.rounds.statistics import merge, values
 from tests.histograms.example_clients import block_of, counts_arrays, dense_histograms, random_counts
 from tests.histograms.run_in_memory import answer, facts, run
 

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from fedcore.histograms.simplex import metric, perturbed, project, shrink, smooth, ward_merge
+from fedcore.methods.histograms.simplex import metric, perturbed, project, shrink, smooth, ward_merge
 
 
 def test_smoothing_keeps_the_sum_and_projecting_floors():

@@ -9,8 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from fedcore.errors import ConfigError
-from fedcore.histograms.config import HistogramsConfig
-from fedcore.histograms.sizes import Sizes, size_rules, sizes_of
+from fedcore.methods.histograms.config import HistogramsConfig
+from fedcore.methods.histograms.sizes import Sizes, size_rules, sizes_of
 from tests.histograms.run_in_memory import facts
 
 RHO = {15: 2.030, 5: 0.2808, 2: 0.0500, 1: 0.0132}  # optimal conversion at delta = 1e-10

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import scipy.sparse as sp
 
-from fedcore.models.counts import BernoulliMixture, MultinomialMixture, PoissonMixture
-from fedcore.models.gaussian import GaussianMixture
-from fedcore.models.imputer import GaussianImputer
-from fedcore.models.missing import LowRankTables
-from fedcore.models.regression import RegressionMixture
+from fedcore.methods.mixture_models.counts import BernoulliMixture, MultinomialMixture, PoissonMixture
+from fedcore.methods.mixture_models.gaussian import GaussianMixture
+from fedcore.methods.mixture_models.imputer import GaussianImputer
+from fedcore.methods.mixture_models.missing import LowRankTables
+from fedcore.methods.mixture_models.regression import RegressionMixture
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcore.models.align import aligned, largest_differences, matching
-from fedcore.models.gaussian import GaussianMixture
+from fedcore.methods.mixture_models.align import aligned, largest_differences, matching
+from fedcore.methods.mixture_models.gaussian import GaussianMixture
 from tests.models.cases import MAKERS, case
 
 

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcore.models.client_sums import LANES, Space, aligned, columns_of, padded_tiles, working_memory
-from fedcore.models.counts import BernoulliMixture, MultinomialMixture, PoissonMixture
-from fedcore.models.gaussian import COVARIANCES, GaussianMixture
-from fedcore.models.regression import RegressionMixture
-from fedcore.models.views import RowView
+from fedcore.methods.mixture_models.client_sums import LANES, Space, aligned, columns_of, padded_tiles, working_memory
+from fedcore.methods.mixture_models.counts import BernoulliMixture, MultinomialMixture, PoissonMixture
+from fedcore.methods.mixture_models.gaussian import COVARIANCES, GaussianMixture
+from fedcore.methods.mixture_models.regression import RegressionMixture
+from fedcore.methods.mixture_models.views import RowView
 
 NONE = np.zeros(0)
 WILD = np.array([0.0, -0.0, 1e-308, 1e8, -1e200, 1e308, np.inf, -np.inf, np.nan])

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcore.models.client_sums import client_tiles, products_by_client, rows_at, tile_rows
+from fedcore.methods.mixture_models.client_sums import client_tiles, products_by_client, rows_at, tile_rows
 
 
 @given(st.lists(st.integers(0, 12), max_size=15), st.integers(1, 20), st.booleans())

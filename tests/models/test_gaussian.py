@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcore.errors import ConfigError, PopulationError
-from fedcore.models.gaussian import GaussianMixture
-from fedcore.models.packing import pack_symmetric, products, unpack_symmetric
+from fedcore.methods.mixture_models.gaussian import GaussianMixture
+from fedcore.methods.mixture_models.packing import pack_symmetric, products, unpack_symmetric
 
 
 def rows(n=600, d=4, g=3, seed=0):

@@ -3,8 +3,8 @@ import pytest
 from scipy.stats import multivariate_normal
 
 from fedcore.errors import ConfigError, PopulationError
-from fedcore.models.imputer import GaussianImputer
-from fedcore.models.packing import pack_symmetric
+from fedcore.methods.mixture_models.imputer import GaussianImputer
+from fedcore.methods.mixture_models.packing import pack_symmetric
 
 
 def incomplete(n=80, d=4, seed=0):

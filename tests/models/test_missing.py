@@ -2,8 +2,15 @@ import numpy as np
 import pytest
 
 from fedcore.errors import ConfigError, PopulationError
-from fedcore.models.low_rank import FAMILIES, log_partition, mean, minimise, nuclear_norm, soft_threshold
-from fedcore.models.missing import LowRankTables, observed_start
+from fedcore.methods.mixture_models.low_rank import (
+    FAMILIES,
+    log_partition,
+    mean,
+    minimise,
+    nuclear_norm,
+    soft_threshold,
+)
+from fedcore.methods.mixture_models.missing import LowRankTables, observed_start
 
 
 def tables(family, count=20, rows=12, columns=9, seen=0.4, never=0.25, scale=0.7, seed=0):

@@ -4,8 +4,8 @@ import scipy.sparse as sp
 from scipy import stats
 
 from fedcore.errors import ConfigError, PopulationError
-from fedcore.models.counts import RATE_FLOOR, BernoulliMixture, MultinomialMixture, PoissonMixture
-from fedcore.models.regression import RegressionMixture
+from fedcore.methods.mixture_models.counts import RATE_FLOOR, BernoulliMixture, MultinomialMixture, PoissonMixture
+from fedcore.methods.mixture_models.regression import RegressionMixture
 
 # --- regression -------------------------------------------------------------------------------------------------------
 

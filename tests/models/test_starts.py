@@ -2,12 +2,11 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from fedcore.aggregation import FloatSum
 from fedcore.errors import ConfigError, PopulationError
-from fedcore.models.counts import MultinomialMixture
-from fedcore.models.gaussian import COVARIANCES, GaussianMixture
-from fedcore.models.missing import LowRankTables
-from fedcore.models.starts import (
+from fedcore.methods.mixture_models.counts import MultinomialMixture
+from fedcore.methods.mixture_models.gaussian import COVARIANCES, GaussianMixture
+from fedcore.methods.mixture_models.missing import LowRankTables
+from fedcore.methods.mixture_models.starts import (
     cluster_sums,
     lloyd_step,
     moment_sums,
@@ -17,6 +16,7 @@ from fedcore.models.starts import (
     random_start,
     start_from_clusters,
 )
+from fedcore.rounds.statistics import FloatSum
 from tests.models.cases import MAKERS, case
 
 WITH_START = sorted(name for name in MAKERS if not name.startswith("tables"))

@@ -9,9 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedcore.errors import PopulationNotFound
-from fedcore.population import ingest as ingest_module
-from fedcore.population import layout, spill
-from fedcore.population.ingest import describe, ingest
+from fedcore.population import layout
+from fedcore.population.ingest import ingest as ingest_module
+from fedcore.population.ingest import spill
+from fedcore.population.ingest.ingest import describe, ingest
 from fedcore.population.store import Population
 
 from .contents import counts_of, ids_of, rows_of, write_csv
@@ -153,7 +154,7 @@ def test_text(tmp_path):
 
 
 def test_text_pieces_do_not_cut_tokens(tmp_path, monkeypatch):
-    from fedcore.population import sources_text
+    from fedcore.population.ingest import sources_text
 
     text = "alpha beta's alpha\nbeta alpha " * 5
     folder = text_folder(tmp_path / "in", {"f": text})

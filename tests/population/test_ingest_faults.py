@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse as sp
 
 from fedcore.errors import IngestError, PopulationError, PopulationNotFound
-from fedcore.population.ingest import ingest
+from fedcore.population.ingest.ingest import ingest
 
 from .contents import counts_of, rows_of, write_csv
 

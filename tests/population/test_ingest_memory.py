@@ -13,7 +13,7 @@ LIMIT = 64 * MIB
 
 CHILD = """
 import json, sys
-from fedcore.population.ingest import ingest
+from fedcore.population.ingest.ingest import ingest
 import pyarrow.csv, pyarrow.parquet, zarr
 source, dest, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 

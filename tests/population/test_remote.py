@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedcore import object_storage
 from fedcore.errors import ChunkError, ConfigError, ManifestError, PopulationError, PopulationNotFound
 from fedcore.population import arrays, layout, remote
-from fedcore.population.ingest import ingest
+from fedcore.population.ingest.ingest import ingest
 from fedcore.population.remote import copy_population
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter, name_ledger
+from fedcore.storage import objects as object_storage
 
 from .conftest import names, some_counts
 from .contents import counts_of, ids_of, rows_of

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from fedcore import object_storage
 from fedcore.errors import ChunkError, PopulationError, PopulationNotFound
 from fedcore.population import layout, remote
 from fedcore.population.remote import copy_population
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
+from fedcore.storage import objects as object_storage
 
 from .conftest import names, some_counts, some_rows
 from .remote_places import DAMAGES, copied, damage, snapshot

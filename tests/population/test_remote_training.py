@@ -5,15 +5,16 @@ import json
 import numpy as np
 import pytest
 
-from fedcore.budgets import ledger_name, ledger_of, remember_head
-from fedcore.engine import InProcessBackend
 from fedcore.errors import LedgerRolledBack, PopulationError
 from fedcore.population import layout
 from fedcore.population.remote import copy_population
 from fedcore.population.store import Population
-from fedcore.privacy.ledger import create_ledger, default_ledger_url, open_ledger
-from fedcore.runs import load_run
-from fedcore.session import TrainRequest, ending, resume, start
+from fedcore.privacy.ledger.ledger import create_ledger, default_ledger_url, open_ledger
+from fedcore.rounds.engine import InProcessBackend
+from fedcore.runs.store import load_run
+from fedcore.training.budget import ledger_name, ledger_of, remember_head
+from fedcore.training.request import TrainRequest
+from fedcore.training.session import ending, resume, start
 from tests.command import private_population
 from tests.conftest import small_counts, write_counts
 
@@ -151,7 +152,7 @@ def test_a_run_that_loses_its_storage_can_be_resumed(tmp_path, toy, s3, server):
 
 @pytest.mark.slow
 def test_dask_over_s3_gives_the_same_bits(tmp_path, toy, s3):
-    from tasks.dask_backend import DaskBackend, dask_client
+    from fedcore.tasks.dask_backend import DaskBackend, dask_client
 
     population = write_counts(tmp_path / "p", small_counts(400), block=16)
     there = copied(population, f"{s3}/p")

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcore.population import sizing
-from fedcore.population.ingest import ingest
+from fedcore.population.ingest.ingest import ingest
 from fedcore.population.sizing import BlockLimit, block_limit, blocks_of, chosen, is_small, shared_out
 from fedcore.population.writer import PopulationWriter
 

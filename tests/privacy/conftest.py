@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from fedcore.privacy.accounting import exact_sum, rounded_up
-from fedcore.privacy.ledger import Ledger, create_ledger
+from fedcore.privacy.ledger.ledger import Ledger, create_ledger
 from fedcore.privacy.plan import PlannedRelease
 
 SERVER = os.environ.get("FEDCORE_TEST_DATABASE")

@@ -6,8 +6,8 @@ import signal
 import numpy as np
 
 from fedcore.errors import FedcoreError
-from fedcore.privacy.ledger import open_ledger
-from fedcore.privacy.ledger_writer import Writer
+from fedcore.privacy.ledger.ledger import open_ledger
+from fedcore.privacy.ledger.writer import Writer
 
 
 def reserve_at_barrier(url, population, run, plan, barrier, answers):

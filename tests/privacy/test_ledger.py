@@ -14,9 +14,10 @@ from fedcore.errors import (
     LedgerMissing,
     PrivacyError,
 )
-from fedcore.privacy import ledger_books, ledger_schema
 from fedcore.privacy.accounting import ZcdpBudget, epsilon_of
-from fedcore.privacy.ledger import create_ledger, default_ledger_url, open_ledger
+from fedcore.privacy.ledger import books as ledger_books
+from fedcore.privacy.ledger import schema as ledger_schema
+from fedcore.privacy.ledger.ledger import create_ledger, default_ledger_url, open_ledger
 from tests.privacy.conftest import open_books, release, total
 
 # --- the ledger itself ----------------------------------------------------------------------------------------------

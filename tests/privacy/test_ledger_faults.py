@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from fedcore.errors import LedgerError, LedgerMissing, LedgerRolledBack, LedgerTampered
-from fedcore.privacy import ledger_schema
-from fedcore.privacy.chain import ChainHead, link
-from fedcore.privacy.ledger import create_ledger, open_ledger
+from fedcore.privacy.ledger import schema as ledger_schema
+from fedcore.privacy.ledger.chain import ChainHead, link
+from fedcore.privacy.ledger.ledger import create_ledger, open_ledger
 from tests.privacy import processes
 from tests.privacy.conftest import open_books, release, total
 

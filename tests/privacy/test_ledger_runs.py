@@ -13,9 +13,8 @@ from fedcore.errors import (
     SensitivityError,
     UnplannedRelease,
 )
-from fedcore.privacy import leases
-from fedcore.privacy.leases import Holder
-from fedcore.privacy.ledger import open_ledger
+from fedcore.privacy.ledger.ledger import open_ledger
+from fedcore.storage.process import Holder, this_process
 from tests.privacy.conftest import open_books, release, total
 
 VALUE = np.array([1, -2, 3])
@@ -61,7 +60,7 @@ def test_a_stale_token_can_neither_charge_nor_publish_nor_finish(books):
 
 
 def test_who_counts_as_alive(monkeypatch):
-    me = leases.this_process()
+    me = this_process()
     assert me.alive(expired=True)
     assert not Holder(me.host, me.pid, me.started - 100).alive(expired=False)  # the process id was used again
     assert not Holder(me.host, 2**22 + 5, me.started).alive(expired=False)
@@ -74,7 +73,7 @@ def test_a_lease_of_another_host_expires(url, monkeypatch):
     ledger = open_ledger(url, clock=lambda: now[0])
     run = books.reserve([release()])
     with monkeypatch.context() as patch:
-        patch.setattr("fedcore.privacy.ledger.this_process", lambda: Holder("elsewhere", 1, 0.0))
+        patch.setattr("fedcore.privacy.ledger.ledger.this_process", lambda: Holder("elsewhere", 1, 0.0))
         lease = ledger.acquire(run, ttl=60)
     now[0] += 59
     with pytest.raises(RunBusy, match="elsewhere"):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedcore.privacy.accounting import epsilon_of
-from fedcore.privacy.ledger import create_ledger
+from fedcore.privacy.ledger.ledger import create_ledger
 from fedcore.privacy.statement import no_privacy, private_statement
 from tests.privacy.conftest import release, total
 

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from fedcore.errors import ConfigError
-from fedcore.methods import make_method
+from fedcore.methods.private_gmm import PrivateGMM, PrivateGMMConfig, schedule, sensitivities
+from fedcore.methods.private_gmm.feasibility import feasible
+from fedcore.methods.private_gmm.whole import ONE
+from fedcore.methods.registry import make_method
 from fedcore.privacy.accounting import exact_sum, noise_multiplier_for
-from fedcore.private_gmm import PrivateGMM, PrivateGMMConfig, schedule, sensitivities
-from fedcore.private_gmm.feasibility import feasible
-from fedcore.private_gmm.whole import ONE
 from tests.private_gmm.worlds import CASES, RELATIONS, config, facts
 
 

@@ -6,19 +6,20 @@ import json
 import numpy as np
 import pytest
 
-from fedcore.engine import InProcessBackend
 from fedcore.errors import BudgetExceeded, ConfigError, PrivacyError
 from fedcore.evaluation.evaluate import evaluate_run
 from fedcore.evaluation.report import run_summary
-from fedcore.methods import make_method
-from fedcore.personalise import personalise
+from fedcore.methods.private_gmm import learn, simulation
+from fedcore.methods.registry import make_method
 from fedcore.population.manifest import Provenance
 from fedcore.population.writer import PopulationWriter
-from fedcore.privacy.ledger import create_ledger, default_ledger_url
+from fedcore.privacy.ledger.ledger import create_ledger, default_ledger_url
 from fedcore.privacy.mechanisms import TestNoise
-from fedcore.private_gmm import learn, simulation
-from fedcore.runs import load_run
-from fedcore.session import TrainRequest, ending, resume, start
+from fedcore.rounds.engine import InProcessBackend
+from fedcore.runs.store import load_run
+from fedcore.training.personalise import personalise
+from fedcore.training.request import TrainRequest
+from fedcore.training.session import ending, resume, start
 from tests.command import works
 
 TRUTH = simulation.mixture(4, 2, 12.0, 0)

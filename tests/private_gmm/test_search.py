@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from fedcore.errors import ConfigError, RunError
+from fedcore.methods.private_gmm import PrivateGMM, PrivateGMMConfig, learn, simulation, split
+from fedcore.methods.private_gmm.bounding import radius_of
+from fedcore.methods.private_gmm.candidates import Heavy, chosen, halved, merged, whole_cubes
+from fedcore.methods.private_gmm.schedule import PROFILE_CELLS, sizes_of
+from fedcore.methods.private_gmm.state import FOUND, NOTHING
+from fedcore.methods.private_gmm.tree import BALL, REST, VORONOI
 from fedcore.privacy.mechanisms import TestNoise
-from fedcore.private_gmm import PrivateGMM, PrivateGMMConfig, learn, simulation, split
-from fedcore.private_gmm.bounding import radius_of
-from fedcore.private_gmm.candidates import Heavy, chosen, halved, merged, whole_cubes
-from fedcore.private_gmm.schedule import PROFILE_CELLS, sizes_of
-from fedcore.private_gmm.state import FOUND, NOTHING
-from fedcore.private_gmm.tree import BALL, REST, VORONOI
 from tests.private_gmm.worlds import block_of
 
 DELTA = 1e-6
@@ -189,7 +189,7 @@ def test_balls_are_disjoint_and_small_ones_come_first():
 
 def test_a_leaf_of_noise_ends_the_run():
     """Guard 2: a leaf whose noised count is below t."""
-    from fedcore.private_gmm import server
+    from fedcore.methods.private_gmm import server
     from tests.private_gmm.worlds import facts, structured, sums
 
     method = PrivateGMM(PrivateGMMConfig(components=2, radius=60.0, sigma_min=0.1, least_weight=0.2))

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcore.aggregation import IntegerSum
+from fedcore.methods.private_gmm import PrivateGMM, statistics, tree, whole
+from fedcore.methods.private_gmm.tree import node_of
 from fedcore.population.streaming import StoredRows
-from fedcore.private_gmm import PrivateGMM, statistics, tree, whole
-from fedcore.private_gmm.tree import node_of
+from fedcore.rounds.statistics import IntegerSum
 from tests.private_gmm.worlds import CASES, CENTRES, RELATIONS, D, Round, block_of, rounds_of, sums
 
 UNITS = ("client", "record")

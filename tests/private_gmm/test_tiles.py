@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from fedcore.methods.private_gmm import method, whole
+from fedcore.methods.private_gmm.config import PrivateGMMConfig
+from fedcore.methods.private_gmm.learn import learn
+from fedcore.methods.private_gmm.simulation import mixture, prior, sample
 from fedcore.privacy.mechanisms import TestNoise
-from fedcore.private_gmm import method, whole
-from fedcore.private_gmm.config import PrivateGMMConfig
-from fedcore.private_gmm.learn import learn
-from fedcore.private_gmm.simulation import mixture, prior, sample
 
 ROWS = 3000
 

@@ -10,11 +10,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from fedcore.aggregation import merge
+from fedcore.methods.private_gmm import PrivateGMM, PrivateGMMConfig, PrivateGMMState
 from fedcore.population.blocks import RowsBlock, leaves
 from fedcore.privacy.plan import PlannedRelease
-from fedcore.private_gmm import PrivateGMM, PrivateGMMConfig, PrivateGMMState
-from fedcore.rounds import PublicFacts
+from fedcore.rounds.method import PublicFacts
+from fedcore.rounds.statistics import merge
 
 D = 4
 RELATIONS = ("add_or_remove_one", "replace_one")

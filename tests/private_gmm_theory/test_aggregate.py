@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from fedcore.errors import ConfigError
-from fedcore.private_gmm import simulation as sim
-from fedcore.private_gmm.theory import aggregate as agg
-from fedcore.private_gmm.theory import blocks
+from fedcore.methods.private_gmm import simulation as sim
+from fedcore.reproduce.private_gmm_theory import aggregate as agg
+from fedcore.reproduce.private_gmm_theory import blocks
 
 
 def right(truth, means, separation):

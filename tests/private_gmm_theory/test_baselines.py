@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from fedcore.private_gmm.theory import blocks
 from fedcore.reproduce import private_gmm_baselines as base
+from fedcore.reproduce.private_gmm_theory import blocks
 
 SMALLEST = base.SETTINGS[0]
 

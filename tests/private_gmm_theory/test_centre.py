@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from fedcore.private_gmm import simulation as sim
-from fedcore.private_gmm.theory import centre as loc
-from fedcore.private_gmm.theory.mechanisms import Ball, advanced_epsilon, only, within
+from fedcore.methods.private_gmm import simulation as sim
+from fedcore.reproduce.private_gmm_theory import centre as loc
+from fedcore.reproduce.private_gmm_theory.mechanisms import Ball, advanced_epsilon, only, within
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcore.private_gmm import simulation as sim
-from fedcore.private_gmm.theory import coinpress as coin
-from fedcore.private_gmm.theory import estimate as est
-from fedcore.private_gmm.theory.mechanisms import Ball, clipped, only, scale_of_rho, within, zcdp_rho
-from fedcore.private_gmm.theory.pca import principal_components, second_moment
+from fedcore.methods.private_gmm import simulation as sim
+from fedcore.reproduce.private_gmm_theory import coinpress as coin
+from fedcore.reproduce.private_gmm_theory import estimate as est
+from fedcore.reproduce.private_gmm_theory.mechanisms import Ball, clipped, only, scale_of_rho, within, zcdp_rho
+from fedcore.reproduce.private_gmm_theory.pca import principal_components, second_moment
 
 
 @st.composite

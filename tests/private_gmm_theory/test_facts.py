@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcore.private_gmm import simulation as sim
-from fedcore.private_gmm.theory.mechanisms import Ball, symmetric_noise, within
+from fedcore.methods.private_gmm import simulation as sim
+from fedcore.reproduce.private_gmm_theory.mechanisms import Ball, symmetric_noise, within
 
 
 @pytest.fixture(scope="module")

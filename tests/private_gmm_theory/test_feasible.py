@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedcore.private_gmm.theory import feasible as fea
+from fedcore.reproduce.private_gmm_theory import feasible as fea
 
 
 def test_published_constants_at_the_specifications_example():

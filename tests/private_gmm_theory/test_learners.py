@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from fedcore.errors import ConfigError
-from fedcore.private_gmm import simulation as sim
-from fedcore.private_gmm.theory import easy, partition
-from fedcore.private_gmm.theory.mechanisms import Ball, advanced_epsilon
+from fedcore.methods.private_gmm import simulation as sim
+from fedcore.reproduce.private_gmm_theory import easy, partition
+from fedcore.reproduce.private_gmm_theory.mechanisms import Ball, advanced_epsilon
 
 
 def test_published_dimension_keeps_everything():

@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import binomtest, norm
 
 from fedcore.errors import ConfigError
-from fedcore.private_gmm.theory import mechanisms as mech
+from fedcore.reproduce.private_gmm_theory import mechanisms as mech
 
 
 @pytest.mark.parametrize("epsilon, delta", [(0.1, 1e-6), (1.0, 5e-7), (4.0, 1e-6), (200.0, 1e-6)])

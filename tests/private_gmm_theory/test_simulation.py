@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedcore.errors import ConfigError
-from fedcore.private_gmm import simulation as sim
+from fedcore.methods.private_gmm import simulation as sim
 
 
 @pytest.mark.parametrize("options", [{}, {"scales": (1, 1, 10)}, {"axis_spread": (0.4, 1.0)}])

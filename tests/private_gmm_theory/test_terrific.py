@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcore.errors import ConfigError
-from fedcore.private_gmm import simulation as sim
-from fedcore.private_gmm.theory import terrific as ter
-from fedcore.private_gmm.theory.mechanisms import above_threshold_error
+from fedcore.methods.private_gmm import simulation as sim
+from fedcore.reproduce.private_gmm_theory import terrific as ter
+from fedcore.reproduce.private_gmm_theory.mechanisms import above_threshold_error
 
 
 def slow_quality(rows, centre, radius, size, factor):

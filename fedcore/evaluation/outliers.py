@@ -1,0 +1,124 @@
+"""Which tasks the penalty left apart from the common centres, and which of them are suspected outliers.
+
+A client's score is the median over its components of its distance from the common centre, in units of that beyond
+which the pull is bounded: the threshold tau_k of a penalty by the norm, or `limit` standard deviations of what clients
+differ by and their noise. Above 1 the penalty left it apart. Where all clients differ all are apart, so a client is
+suspected only if its score is also far from the others': (score - median) / (1.4826 MAD) above `cutoff`.
+
+The list says which client's data are unusual. It is not private, and not a proof: a client may be rightly different.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedcore.errors import ConfigError
+from fedcore.methods.gradient_em.personal import parameters
+from fedcore.population.blocks import leaves
+from fedcore.population.store import Population
+from fedcore.rounds.engine import answering, memory_file
+from fedcore.runs.store import Run, read_values
+from fedcore.training.personalise import check_fits, trained
+
+CUTOFF = 3.5
+NORMAL_MAD = 1.4826  # times the median absolute deviation is the standard deviation of normal numbers
+SMALLEST_SPREAD = 0.05  # of scores, so that a few equal ones make nobody an outlier
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """client: its id; number: in the population; score; deviation: (score - median) / spread; apart: components that
+    the penalty left apart, of `counted` ones."""
+
+    client: str
+    number: int
+    score: float
+    deviation: float
+    apart: int
+    counted: int
+    suspected: bool
+
+
+def scores(distance: np.ndarray) -> np.ndarray:
+    """(K,) medians over the components that count; NaN for a client without any. distance: (K, R), NaN where a
+    component does not count."""
+    known = np.isfinite(distance)
+    found = np.full(len(distance), np.nan)
+    some = known.any(axis=1)
+    found[some] = np.nanmedian(np.where(known, distance, np.nan)[some], axis=1)
+    return found
+
+
+def deviations(score: np.ndarray) -> np.ndarray:
+    """(K,) how far each score is above the median, in robust standard deviations; NaN stays NaN."""
+    known = np.isfinite(score)
+    if not known.any():
+        return np.full(len(score), np.nan)
+    middle = np.median(score[known])
+    spread = NORMAL_MAD * np.median(np.abs(score[known] - middle))
+    return (score - middle) / max(spread, SMALLEST_SPREAD)
+
+
+def suspected(distance: np.ndarray, cutoff: float = CUTOFF) -> np.ndarray:
+    """(K,) bool: left apart, and far more than the others. distance: (K, R) in units of the threshold."""
+    score = scores(distance)
+    return (np.nan_to_num(score) > 1.0) & (np.nan_to_num(deviations(score)) > cutoff)
+
+
+def diagnose(run_path: str | Path, population_path: str | Path, cutoff: float = CUTOFF) -> list[Task]:
+    """The tasks that the penalty left apart in at least one component, those of the largest scores first.
+
+    Reads the clients' memories of the run's last round, block by block. Raises RunError, PopulationError, WrongKind,
+    and ConfigError for a run of another method or algorithm.
+    """
+    run, population = Run.open(run_path), Population.open(population_path)
+    check_fits(run, population)
+    method, state = trained(run)
+    if method.name != "gradient_em" or method.config.algorithm != "fedgrem":
+        raise ConfigError(
+            f"run {run.id!r} has no penalty that could leave tasks apart.",
+            'Name a run of gradient_em with algorithm = "fedgrem".',
+        )
+    folder, distances, ids = run.memories(), [], []
+    for index in range(len(population.blocks)):
+        block, memory = population.read(index), read_values(memory_file(folder, index))
+        with answering(method, index):
+            for leaf in leaves(block, population.clients_per_leaf):
+                at = slice(leaf.first - block.first, leaf.first - block.first + leaf.clients)
+                own = {name: value[at] for name, value in memory.items()}
+                distances.append(parameters(method.config, state, leaf, own)["distance"])
+        ids.extend(str(client) for client in population.client_ids(index))
+    distance = np.concatenate(distances)
+    score, hit = scores(distance), suspected(distance, cutoff)
+    deviation = deviations(score)
+    with np.errstate(invalid="ignore"):
+        apart, counted = (distance > 1.0).sum(axis=1), np.isfinite(distance).sum(axis=1)
+    order = sorted(np.flatnonzero(apart > 0), key=lambda k: -score[k])
+    return [
+        Task(ids[k], int(k), float(score[k]), float(deviation[k]), int(apart[k]), int(counted[k]), bool(hit[k]))
+        for k in order
+    ]
+
+
+def tasks_figure(tasks: Sequence[Mapping]) -> bytes:
+    """A PNG: the scores of the tasks in order, the largest first; suspected ones apart. tasks: dicts of `Task`."""
+    from fedcore.evaluation.curves import curves_figure
+
+    at = range(1, len(tasks) + 1)
+    score = [float(task["score"]) for task in tasks]
+    hit = [bool(task["suspected"]) for task in tasks]
+    curves = {
+        label: (at, [s if own == wanted else np.nan for s, own in zip(score, hit, strict=True)])
+        for label, wanted in (("suspected", True), ("apart", False))
+    }
+    return curves_figure(
+        curves,
+        "Clients that the penalty left apart",
+        "clients, most distant first",
+        "distance / bound of the pull",
+        log_y=True,
+    )

@@ -1,7 +1,0 @@
-"""Federated expectation maximisation: FedEM and VR-FedEM (Dieuleveut, Fort, Moulines, Robin 2021)."""
-
-from fedcore.federated_em.config import FederatedEMConfig
-from fedcore.federated_em.method import FederatedEM
-from fedcore.federated_em.state import FederatedEMState
-
-__all__ = ["FederatedEM", "FederatedEMConfig", "FederatedEMState"]

@@ -1,7 +1,0 @@
-"""Penalised federated gradient EM: FedGrEM (Tian, Weng, Feng 2024) and the methods that it is compared with."""
-
-from fedcore.gradient_em.config import GradientEMConfig
-from fedcore.gradient_em.method import GradientEM
-from fedcore.gradient_em.state import GradientEMState
-
-__all__ = ["GradientEM", "GradientEMConfig", "GradientEMState"]

@@ -1,0 +1,84 @@
+"""What each client is given: its local atoms, and its samples split into a global and a local part."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedcore.errors import RunError
+from fedcore.methods.dictionaries.coding import Coder, omp
+from fedcore.methods.dictionaries.config import DictionariesConfig
+from fedcore.methods.dictionaries.leaf import begun, coder_of
+from fedcore.methods.dictionaries.robust import robust_parts
+from fedcore.methods.dictionaries.samples import groups
+from fedcore.methods.dictionaries.state import DictionariesState, RoundMessage
+from fedcore.population.blocks import RowsBlock
+from fedcore.rounds.method import ClientOutputs, Memory
+
+
+def personalise(
+    config: DictionariesConfig, state: DictionariesState, block: RowsBlock, memory: Memory | None
+) -> ClientOutputs:
+    """One row for each client of a leaf, or for each of its samples. The global dictionary is in the state.
+
+    local:    (C, r - rg, d) float64 local atoms, zeros beyond a client's rank
+    rank:     (C,) int64 atoms of its dictionary [G | L_i]; 0 for a client without samples other than zero
+    loss:     (C,) float64 mean squared residual of a sample with the codes given here; NaN without samples
+    distance: (C,) float64 mean distance of its own version of the global atoms from them, in its last round
+    rows_global, rows_local: (N, d) float32 parts of the samples; their sum is the reconstruction
+
+    Raises RunError before the matching.
+    """
+    if memory is None or state.phase == "start":
+        raise RunError("the run stopped before its first round.", "Resume it first.")
+    memory = own_atoms(state, block, memory)
+    shape = block.x.shape
+    outputs = {
+        "local": memory["local"],
+        "rank": memory["rank"],
+        "loss": np.full(block.clients, np.nan),
+        "distance": memory["distance"],
+        "rows_global": np.zeros(shape, np.float32),
+        "rows_local": np.zeros(shape, np.float32),
+    }
+    sizes = np.diff(block.ptr)
+    outputs["loss"][(sizes > 0) & (memory["rank"] == 0)] = 0.0
+    coder, wanted = coder_of(config), len(state.common)
+    for group in groups(block, memory["rank"]):
+        done = np.zeros(len(group.clients), np.int64)
+        lost = np.zeros(len(group.clients))
+        for tile in group.tiles():
+            for i, client in enumerate(group.clients):
+                low = int(block.ptr[client] + done[i])
+                high = min(low + tile.shape[1], int(block.ptr[client + 1]))
+                samples = tile[i, : high - low]
+                local = memory["local"][client, : group.rank - wanted]
+                common, own = split_parts(config, coder, samples, state.common, local)
+                outputs["rows_global"][low:high], outputs["rows_local"][low:high] = common, own
+                lost[i] += ((samples - common - own) ** 2).sum()
+                done[i] += high - low
+        outputs["loss"][group.clients] = lost / group.sizes
+    return outputs
+
+
+def split_parts(
+    config: DictionariesConfig, coder: Coder, samples: np.ndarray, common: np.ndarray, local: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """(global part, local part) of samples (n, d) as these settings code them: together, or robustly."""
+    if config.robust:
+        return robust_parts(config, samples, common, local, coder)
+    return parts(coder, samples, common, local)
+
+
+def parts(coder: Coder, samples: np.ndarray, common: np.ndarray, local: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(global part, local part) of samples (n, d), coded with [G | L]: by matching pursuit where k atoms are asked for,
+    because G and L are orthogonal to each other only nearly, and a plain top-k is then biased.
+    """
+    atoms = np.concatenate([common, local])
+    codes = omp(samples, atoms, coder.sparsity) if coder.code == "top_k" else coder(samples, atoms)
+    return codes[:, : len(common)] @ common, codes[:, len(common) :] @ local
+
+
+def own_atoms(state: DictionariesState, block: RowsBlock, memory: Memory) -> Memory:
+    """What clients remember, with their local atoms in "local" also if the run stopped before its first round."""
+    message = RoundMessage(state.round, state.seed, state.common, state.matched, state.index, 1.0, False, False)
+    return begun(message, block, memory)

@@ -1,0 +1,229 @@
+"""DP-A: EM in the space of statistics on sums with noise, user-level private.
+
+    rows      scaled by public constants, cut to a public L2 norm
+    client    c_i = clip_C( D^-1 (s_i - S_k) ) on an integer grid, s_i the mean statistic of its rows; 0 without rows
+    release   sum c_i + discrete Gaussian noise, by the engine
+    server    H = D release / n, n the public nominal number of clients; S_{k+1} = S_k + gamma H inside the domain
+
+Every client is asked in every round and no amplification by sampling is claimed: T releases of equal price. Clients
+keep no memory. The start, the scaling and D are public; steps are cut back by what was released; nothing else is seen.
+A client changes the sum by at most C (add or remove) or 2 C (replace one): docs/privacy/federated-em.md.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from fedcore.errors import ConfigError
+from fedcore.methods.federated_em import families, given
+from fedcore.methods.federated_em.config import FederatedEMConfig
+from fedcore.methods.federated_em.messages import ReleaseMessage
+from fedcore.methods.federated_em.rows import LeafRows, rows_of
+from fedcore.methods.federated_em.server import advance, scaling
+from fedcore.methods.federated_em.state import FederatedEMState, empty, pack
+from fedcore.methods.mixture_models.contract import CurvedEM
+from fedcore.methods.mixture_models.mixture import Mixture
+from fedcore.methods.mixture_models.views import RowView
+from fedcore.population.blocks import ClientBlock
+from fedcore.privacy.grid import GRID_NORM, bound_norms, grid_step
+from fedcore.privacy.plan import PlannedRelease
+from fedcore.rounds.method import PublicFacts, RoundInfo
+from fedcore.rounds.statistics import IntegerSum, Statistics
+
+ARGUMENT = "docs/privacy/federated-em.md"
+CLIPPED_TOGETHER = 2**14  # numbers of the clients that are clipped at a time, so that they stay in the cache
+
+
+# --- plan and state -------------------------------------------------------------------------------------------------
+
+
+def plan(config: FederatedEMConfig, public: PublicFacts) -> list[PlannedRelease]:
+    """T releases of equal price whose prices, rounded up, sum to at most public.rho."""
+    if public.rho is None or not public.rho > 0:
+        raise ConfigError(
+            "a private federated EM run needs a zCDP budget.",
+            "Set a budget for the population, or choose another algorithm.",
+        )
+    _nominal(config, public)
+    model, rounds = given.model(config, public), config.all_rounds
+    sensitivity = {"add_or_remove_one": GRID_NORM, "replace_one": 2 * GRID_NORM}[public.relation]
+    rho = public.rho
+    while True:
+        # Prices round up, hence a hair is kept back; the loop ends because the hair grows.
+        rho *= 1.0 - 1e-12
+        multiplier = math.sqrt(0.5 * rounds / rho)
+        releases = [
+            PlannedRelease(
+                release_name(number),
+                number,
+                (model.q,),
+                sensitivity,
+                multiplier,
+                ARGUMENT,
+                "one clipped vector for each client",
+            )
+            for number in range(1, rounds + 1)
+        ]
+        prices = [release.rho for release in releases]
+        if max(sum(prices), math.fsum(prices)) <= public.rho:
+            return releases
+
+
+def release_name(number: int) -> str:
+    """Planned name of the release of round 1 .. T."""
+    return f"field_{number:04d}"
+
+
+def init(config: FederatedEMConfig, public: PublicFacts) -> FederatedEMState:
+    """Raises ConfigError without a public start, or with one outside the model's domain."""
+    model = given.model(config, public)
+    s = model.statistic_of(given.parameters(public, model))
+    if not model.admissible(s, config.margin):
+        raise ConfigError("the public start is outside the domain of the model.", "Start from other parameters.")
+    flat, layout = pack(model.maximise(s))
+    fixed = given.scaling(config, public)
+    return empty(
+        phase="rounds",
+        seed=public.seed,
+        clients=float(_nominal(config, public)),
+        centre=fixed.centre,
+        scale=fixed.scale,
+        variance=fixed.variance,
+        mean=fixed.mean,
+        statistic=s,
+        theta=flat,
+        previous=flat,
+        layout=layout,
+        memory=np.zeros(model.q),
+        gamma=config.step(0.0, 1.0),
+        part_scales=given.part_scales(public, model.q),
+        multipliers=np.array([release.noise_multiplier for release in plan(config, public)]),
+    )
+
+
+def _nominal(config: FederatedEMConfig, public: PublicFacts) -> int:
+    nominal = config.nominal_clients or public.nominal_clients
+    if nominal is None:
+        raise ConfigError(
+            "a private federated EM run needs a nominal number of clients, because the exact one is not public.",
+            "Set nominal_clients in the settings, or declare it when the population is made.",
+        )
+    return nominal
+
+
+def message(config: FederatedEMConfig, state: FederatedEMState) -> ReleaseMessage | None:
+    if state.phase == "done":
+        return None
+    bound = config.record_bound or 3.0 * math.sqrt(len(state.variance))
+    return ReleaseMessage(
+        release_name(state.round + 1),
+        state.parameters(),
+        state.statistic,
+        scaling(state),
+        state.part_scales,
+        config.clip,
+        bound,
+    )
+
+
+# --- clients --------------------------------------------------------------------------------------------------------
+
+
+def client_update(config, model: CurvedEM, message: ReleaseMessage, block: ClientBlock) -> Statistics:
+    """The leaf's exact sum on the grid, (q,) int64, and nothing else.
+
+    What a client contributes is a function of its own rows, to the last bit: if it moved, by a grid step, what its
+    neighbours contribute, the sensitivity would not hold exactly. Mixtures answer all clients at once and keep them
+    apart (`fedcore.methods.mixture_models.client_sums`); other models answer them one by one. No rows make this fail
+    or warn: that would be seen, and would not be noised.
+    """
+    model.e_mean(message.theta, np.zeros((0, block.features)), np.zeros(2, np.int64))  # parameters that nobody can use
+    total, missing = np.zeros(model.q, np.int64), families.family(config).missing
+    with np.errstate(all="ignore"):
+        if isinstance(model, Mixture):
+            view = RowView(block.x, message.scaling.centre, message.scaling.scale, message.bound)
+            for _, part in LeafRows(view, block.ptr, np.diff(block.ptr).astype(np.float64)).portions():
+                total += clipped_on_grid(model, message, part).sum(axis=0).astype(np.int64)
+            return {message.release: IntegerSum(total)}
+        for client in range(block.clients):
+            leaf = rows_of(block.slice(client, client + 1, block.leaf), message.scaling)
+            grid = clipped_on_grid(model, message, bounded_rows(leaf, message.bound, missing))
+            total += grid[0].astype(np.int64)
+    return {message.release: IntegerSum(total)}
+
+
+def bounded_rows(leaf: LeafRows, bound: float, missing: bool) -> LeafRows:
+    """The rows cut to L2 norm `bound`, without those that are infinite or, unless they may be missing, hold a NaN."""
+    y = np.asarray(leaf.y)
+    usable = ~(np.isinf(y) if missing else ~np.isfinite(y)).any(axis=1)
+    y = y[usable]
+    with np.errstate(over="ignore"):
+        norms = np.sqrt(np.nansum(y * y, axis=1))
+    y = y * np.minimum(1.0, bound / np.maximum(norms, bound))[:, None]
+    ptr = np.concatenate([[0], np.cumsum(usable)])[leaf.ptr]
+    return LeafRows(y, ptr, np.diff(ptr).astype(np.float64))
+
+
+def clipped_on_grid(model: CurvedEM, message: ReleaseMessage, leaf: LeafRows) -> np.ndarray:
+    """(C, q) float64 whole numbers z with sum z**2 <= 2**32 exactly, for every client: D^-1 (s_i - S_k), scaled down to
+    norm C where it is longer, in grid steps and truncated towards zero. 0 for a client without rows, and for one whose
+    statistic is not finite or cannot be computed.
+    """
+    grid, rows = _client_means(model, message, leaf)
+    step = max(1, CLIPPED_TOGETHER // model.q)
+    for low in range(0, len(grid), step):
+        _clip(grid[low : low + step], rows[low : low + step] > 0, message)
+    return grid
+
+
+def _client_means(model: CurvedEM, message: ReleaseMessage, leaf: LeafRows) -> tuple[np.ndarray, np.ndarray]:
+    """(C, q) means of the clients' usable rows, and how many rows these are."""
+    if isinstance(model, Mixture):
+        return model.client_means(message.theta, leaf.y, leaf.ptr)
+    try:
+        return model.e_mean(message.theta, leaf.y, leaf.ptr), leaf.sizes
+    except np.linalg.LinAlgError:  # a covariance of the columns that this client has, singular by rounding
+        return np.full((len(leaf.sizes), model.q), np.nan), leaf.sizes
+
+
+def _clip(means: np.ndarray, filled: np.ndarray, message: ReleaseMessage) -> None:
+    """`clipped_on_grid` in place; filled: (C,) bool. Every operation is of one entry or along one row."""
+    means -= message.s
+    if (message.part_scales != 1.0).any():
+        means /= message.part_scales
+    norms = np.sqrt(np.sum(means * means, axis=1))
+    usable = np.isfinite(norms) & filled
+    means *= (np.minimum(1.0, message.clip / np.maximum(norms, message.clip)) / grid_step(message.clip))[:, None]
+    np.trunc(means, out=means)
+    if not usable.all():
+        means[~usable] = 0.0
+    long = np.flatnonzero(np.einsum("ij,ij->i", means, means) > GRID_NORM**2)  # exact: whole numbers below 2**53
+    if len(long):
+        q = means.shape[1]
+        means[long] = bound_norms(means[long].ravel(), np.arange(len(long) + 1) * q).reshape(-1, q)
+
+
+# --- server ---------------------------------------------------------------------------------------------------------
+
+
+def server_update(config: FederatedEMConfig, state: FederatedEMState, published: np.ndarray):
+    """published: (q,) int64 noised grid sum. The next state and its RoundInfo are made of published values only."""
+    model, number = families.model_of(config, scaling(state)), state.round + 1
+    field = published * grid_step(config.clip) * state.part_scales / state.clients
+    gamma = state.gamma / (1 + state.round / config.gamma_decay) if config.gamma_decay else state.gamma
+    s, used, halvings = advance(model, state.statistic, field, gamma, config.margin)
+    theta, _ = pack(model.maximise(s, start=state.parameters()))
+    info = RoundInfo(
+        {
+            "noise_multiplier": float(state.multipliers[state.round]),
+            "field_norm": float(field @ field),
+            "gamma": used,
+            "halvings": float(halvings),
+            "movement": float(np.linalg.norm(theta - state.theta)),
+        }
+    )
+    phase = "done" if number == len(state.multipliers) else "rounds"
+    return replace(state, phase=phase, round=number, statistic=s, theta=theta, previous=state.theta), info

@@ -1,0 +1,7 @@
+"""Penalised federated gradient EM: FedGrEM (Tian, Weng, Feng 2024) and the methods that it is compared with."""
+
+from fedcore.methods.gradient_em.config import GradientEMConfig
+from fedcore.methods.gradient_em.method import GradientEM
+from fedcore.methods.gradient_em.state import GradientEMState
+
+__all__ = ["GradientEM", "GradientEMConfig", "GradientEMState"]

@@ -1,0 +1,149 @@
+"""Components of clients who fitted their mixtures alone come in any order; alignment gives all clients one order.
+
+score(orders) = sum over components and ordered pairs of clients of the distance between their centres; lower is
+better. An order is (R,): centres[order] are the aligned ones. Clients that are outliers need no particular order.
+
+    exhaustive   the least score of all (R!)^(K - 1); for tests and very small problems
+    stepwise     client after client, each against those before it; a step is one assignment problem
+    shuffled     stepwise in several random orders; the least score, or each client's most frequent order
+    by_centres   all clients against common centres, which are their spatial medians; for many clients
+
+Source: Tian, Weng, Feng 2024, Appendix C. A stepwise step as an assignment problem, the vote and `by_centres` are ours.
+"""
+
+from __future__ import annotations
+
+from itertools import permutations, product
+from typing import Literal
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from fedcore.errors import ConfigError
+from fedcore.methods.gradient_em.central import spatial_median
+
+MOST_EXHAUSTIVE = 200_000  # candidates
+SWEEPS, RESTARTS = 20, 10
+Rule = Literal["score", "majority"]
+
+
+def pair_distances(centres: np.ndarray) -> np.ndarray:
+    """(K, K, R, R): D[j, k, r, s] = |centres_j[r] - centres_k[s]|. centres: (K, R, p)."""
+    clients, components, p = centres.shape
+    flat = centres.reshape(clients * components, p)
+    squares = np.einsum("ip,ip->i", flat, flat)
+    found = np.sqrt(np.maximum(squares[:, None] + squares - 2.0 * flat @ flat.T, 0.0))
+    return found.reshape(clients, components, clients, components).transpose(0, 2, 1, 3)
+
+
+def score(centres: np.ndarray, orders: np.ndarray) -> float:
+    """orders: (K, R). Summed over ordered pairs of clients."""
+    aligned = np.take_along_axis(centres, orders[:, :, None], axis=1)
+    total = 0.0
+    for own in aligned:
+        total += float(np.sqrt(((aligned - own) ** 2).sum(axis=2)).sum())
+    return total
+
+
+def _score_of(distances: np.ndarray, orders: np.ndarray) -> float:
+    clients, components = orders.shape
+    at = np.arange(clients)
+    return float(sum(distances[at[:, None], at, orders[:, r][:, None], orders[:, r]].sum() for r in range(components)))
+
+
+def exhaustive(centres: np.ndarray) -> np.ndarray:
+    """(K, R). The first client keeps its order. Raises ConfigError if there are too many candidates."""
+    clients, components, _ = centres.shape
+    choices = list(permutations(range(components)))
+    if len(choices) ** (clients - 1) > MOST_EXHAUSTIVE:
+        raise ConfigError(
+            f"{clients} clients with {components} components have too many alignments to try them all.",
+            'Choose alignment = "shuffles".',
+        )
+    distances = pair_distances(centres)
+    first = tuple(range(components))
+    candidates = (np.array([first, *rest]) for rest in product(choices, repeat=clients - 1))
+    return min(candidates, key=lambda orders: _score_of(distances, orders))
+
+
+def stepwise(
+    centres: np.ndarray, sequence: np.ndarray | None = None, distances: np.ndarray | None = None
+) -> np.ndarray:
+    """(K, R). sequence: (K,) the order in which clients are taken; the first keeps its order. distances: of
+    `pair_distances`, if they are known."""
+    clients, components, _ = centres.shape
+    sequence = np.arange(clients) if sequence is None else np.asarray(sequence)
+    distances = pair_distances(centres) if distances is None else distances
+    orders = np.tile(np.arange(components), (clients, 1))
+    for number in range(1, clients):
+        before, client = sequence[:number], sequence[number]
+        # cost[r, s]: of giving this client's centre s the place r, beside all clients that are in order already
+        cost = distances[before[:, None], client, orders[before]].sum(axis=0)
+        orders[client] = linear_sum_assignment(cost)[1]
+    return orders
+
+
+def shuffled(centres: np.ndarray, shuffles: int, generator: np.random.Generator, rule: Rule = "score") -> np.ndarray:
+    """(K, R), from `shuffles` random sequences.
+
+    score: the result with the least score. majority: the most frequent order of every client, after each result is
+    renamed so that one and the same client keeps its order; among equally frequent ones that of the result with the
+    least score.
+    """
+    clients = len(centres)
+    distances = pair_distances(centres)
+    results = [stepwise(centres, generator.permutation(clients), distances) for _ in range(max(shuffles, 1))]
+    results.sort(key=lambda orders: _score_of(distances, orders))
+    if rule == "score":
+        return results[0][:, np.argsort(results[0][0])]  # one name of many: the first client keeps its order
+    # Names are those of a client near the others in the best result: an outlier's order is not the same in all.
+    reference = _nearest_to_others(distances, results[0])
+    renamed = np.array([orders[:, np.argsort(orders[reference])] for orders in results])
+    return np.array([_most_frequent(renamed[:, client]) for client in range(clients)])
+
+
+def _nearest_to_others(distances: np.ndarray, orders: np.ndarray) -> int:
+    clients, components = orders.shape
+    at = np.arange(clients)
+    summed = sum(distances[at[:, None], at, orders[:, r][:, None], orders[:, r]] for r in range(components))
+    return int(np.argmin(np.median(summed, axis=1)))
+
+
+def _most_frequent(candidates: np.ndarray) -> np.ndarray:
+    """The most frequent row of (B, R); the first of equally frequent ones."""
+    found, first, counts = np.unique(candidates, axis=0, return_index=True, return_counts=True)
+    return found[min(range(len(found)), key=lambda i: (-counts[i], first[i]))]
+
+
+def to_centres(centres: np.ndarray, common: np.ndarray) -> np.ndarray:
+    """(K, R) int64: every client's order of least summed distance to common (R, p); no order depends on another
+    client's. Clients whose centres are nearest to different common ones need no assignment problem.
+    """
+    distances = np.sqrt(((common[None, :, None, :] - centres[:, None, :, :]) ** 2).sum(axis=3))
+    orders = distances.argmin(axis=2)
+    clash = (np.sort(orders, axis=1) != np.arange(orders.shape[1])).any(axis=1)
+    for client in np.flatnonzero(clash):
+        orders[client] = linear_sum_assignment(distances[client])[1]
+    return orders
+
+
+def by_centres(centres: np.ndarray, generator: np.random.Generator, restarts: int = RESTARTS) -> np.ndarray:
+    """(K, R): of several first references the one with the least summed distance to the spatial medians."""
+    best, least = None, np.inf
+    for reference in generator.permutation(len(centres))[:restarts]:
+        common, orders = centres[reference], None
+        for _ in range(SWEEPS):
+            new = to_centres(centres, common)
+            if orders is not None and np.array_equal(new, orders):
+                break
+            orders = new
+            common = spatial_median(reordered(centres, orders))
+        distance = float(np.sqrt(((reordered(centres, orders) - common) ** 2).sum(axis=2)).sum())
+        if distance < least:
+            best, least = orders, distance
+    return best
+
+
+def reordered(values: np.ndarray, orders: np.ndarray) -> np.ndarray:
+    """values (K, R, ...) with every client's components in its order."""
+    return np.take_along_axis(values, orders.reshape(*orders.shape, *[1] * (values.ndim - 2)), axis=1)

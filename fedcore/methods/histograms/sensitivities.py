@@ -1,0 +1,41 @@
+"""The sensitivities of the private releases, whole numbers of grid steps; argued in docs/privacy/histograms.md.
+
+All arrays are sums over clients of vectors of whole numbers >= 0. Exchanging a client's vector a for another b changes
+such a sum by ||a - b||**2 = ||a||**2 + ||b||**2 - 2 a.b <= ||a||**2 + ||b||**2, whichever cells they lie in. So a bound
+S for adding or removing a client is a bound sqrt(2) S for replacing one, in place of the general 2 S.
+"""
+
+from __future__ import annotations
+
+import math
+
+from fedcore.errors import ConfigError
+from fedcore.privacy.grid import GRID_NORM
+
+MOMENT_NORM = 2**10  # norm, in steps, of the vectors whose products make the second moment
+RELATIONS = ("add_or_remove_one", "replace_one")
+
+
+def clipped_sum(relation: str) -> int:
+    """Of a stack of sums of clipped histograms: 2**16, or the whole number above sqrt(2) 2**16.
+
+    Also of counts to which each client adds one, 2**16 steps, in at most one place.
+    """
+    return GRID_NORM if _one_sided(relation) else math.isqrt(2 * GRID_NORM**2) + 1
+
+
+def second_moment(relation: str) -> int:
+    """Of the triangle of `fedcore.methods.histograms.moments`: the whole number above 2**20 / sqrt(2), or 2**20."""
+    return math.isqrt(MOMENT_NORM**4 // 2) + 1 if _one_sided(relation) else MOMENT_NORM**2
+
+
+def spread(relation: str) -> float:
+    """`clipped_sum` in units of the clip: 1, or a hair above sqrt(2)."""
+    return clipped_sum(relation) / GRID_NORM
+
+
+def _one_sided(relation: str) -> bool:
+    """Raises ConfigError for a relation that these bounds are not made for."""
+    if relation not in RELATIONS:
+        raise ConfigError(f"a histograms run knows no relation {relation!r}.", f"Known: {', '.join(RELATIONS)}.")
+    return relation == "add_or_remove_one"

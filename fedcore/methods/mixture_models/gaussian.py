@@ -1,0 +1,338 @@
+"""Gaussian mixtures: known common, spherical, diagonal, tied or full covariances.
+
+Statistics of a row y, with x = y - c for a fixed public centre c (second moments about a distant origin lose digits):
+
+    known      r_g ; r_g x
+    spherical  r_g ; r_g x ; r_g |x|^2
+    diag       r_g ; r_g x ; r_g x^2
+    full       r_g ; r_g x ; r_g x x'       upper triangle, see `fedcore.methods.mixture_models.packing`
+    tied       r_g ; r_g x ; x x'           once: it does not depend on theta
+
+Penalised M-step for R = sum_g [ nu/2 ln|Sigma_g| + tr(Lam Sigma_g^-1)/2 - a ln pi_g ], tied: its covariance terms once:
+
+    pi_g    = (s0_g + a) / (sum s0 + G a)
+    mu_g    = c + s1_g / s0_g
+    Sigma_g = (s2_g - s1_g s1_g'/s0_g + Lam) / (s0_g + nu)
+    Sigma   = (M - sum_g s1_g s1_g'/s0_g + Lam) / (1 + nu)      tied, M the mean of x x'
+
+Lam > 0 keeps the likelihood bounded. Source: Dieuleveut, Fort, Moulines, Robin 2021 (tied: their experiments); the
+penalty is the conjugate prior of Fraley and Raftery 2007 without the term for the mean.
+
+Data should be of about unit scale (whitened by public moments): floors and margins are meant in those units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from scipy.linalg import solve_triangular
+
+from fedcore.errors import ConfigError
+from fedcore.methods.mixture_models.client_sums import PaddedTile, Space
+from fedcore.methods.mixture_models.contract import Rows, Theta
+from fedcore.methods.mixture_models.mixture import (
+    Mixture,
+    alive,
+    check_weights,
+    floored_counts,
+    log_weights,
+    require_finite,
+)
+from fedcore.methods.mixture_models.packing import (
+    RELATIVE_FLOOR,
+    SMALLEST_MOMENT,
+    Layout,
+    check_array,
+    check_columns,
+    check_finite_rows,
+    check_positive_definite,
+    check_shape,
+    floored,
+    pack_symmetric,
+    penalty_matrix,
+    positive_definite,
+    products,
+    triangle,
+    unpack_symmetric,
+)
+
+LOG_TWO_PI = float(np.log(2.0 * np.pi))
+Covariance = Literal["known", "spherical", "diag", "tied", "full"]
+COVARIANCES = ("known", "spherical", "diag", "tied", "full")
+
+
+@dataclass(frozen=True, eq=False)
+class GaussianMixture(Mixture):
+    """theta: weights (G,), means (G, d), and unless known covariances: (G,), (G, d), (d, d) or (G, d, d).
+
+    components: G; features: d
+    covariance: one of COVARIANCES
+    centre: (d,) public; None: the origin
+    nu, lam, a: the penalty; lam a number, (d,) or (d, d), positive semi-definite. spherical uses its mean diagonal,
+        diag its diagonal
+    known: (d, d), the common covariance of "known"; None: the identity
+
+    Raises ConfigError for settings out of range.
+    """
+
+    components: int
+    features: int
+    covariance: Covariance = "diag"
+    centre: Any = None
+    nu: float = 0.0
+    lam: Any = 0.0
+    a: float = 0.0
+    known: Any = None
+
+    labelled = ("weights", "means", "covariances")
+    location = "means"
+
+    def __post_init__(self):
+        d = self.features
+        if self.covariance not in COVARIANCES:
+            raise ConfigError(f"there is no covariance {self.covariance!r}.", f"Known: {', '.join(COVARIANCES)}.")
+        if self.components < 1 or d < 1:
+            raise ConfigError("a mixture needs at least one component and one feature.")
+        if not (self.nu >= 0 and self.a >= 0):
+            raise ConfigError("nu and a must be 0 or more.")
+        known = np.eye(d) if self.known is None else self.known
+        set_ = object.__setattr__
+        set_(self, "lam", penalty_matrix(self.lam, d))
+        set_(self, "centre", check_shape("centre", np.zeros(d) if self.centre is None else self.centre, (d,)))
+        set_(self, "known", check_shape("known", known, (d, d)))
+        if self.covariance == "known":
+            check_positive_definite("known", self.known)
+        if self.covariance == "tied":
+            set_(self, "labelled", ("weights", "means"))
+
+    def _layout(self) -> Layout:
+        d = self.features
+        second = {"known": (), "tied": (), "spherical": (1,), "diag": (d,), "full": (triangle(d),)}[self.covariance]
+        return Layout(self.components, (1, d, *second), triangle(d) if self.covariance == "tied" else 0)
+
+    # --- E-step -------------------------------------------------------------------------------------------------------
+
+    def _columns(self, space: Space, n: int) -> np.ndarray:
+        return space.array("features", sum(self.layout.kinds))[1 : 1 + self.features, :n]
+
+    def _expand(self, space: Space, n: int, joint_only: bool = False) -> np.ndarray:
+        d, z = self.features, space.array("features", sum(self.layout.kinds))[:, :n]
+        x, z[0] = z[1 : 1 + d], 1.0
+        if self.centre.any():
+            x -= self.centre[:, None]
+        if self.covariance == "diag":
+            np.multiply(x, x, out=z[1 + d :])
+        elif self.covariance == "spherical":
+            np.einsum("ij,ij->j", x, x, out=z[1 + d])
+        elif self.covariance == "full" and not joint_only:
+            products(x, z[1 + d :])
+        return z
+
+    def _prepare(self, theta: Theta) -> _Linear | _Whitening:
+        if self.covariance == "full":
+            return self._whitening(theta)
+        phi, _ = self.natural(theta)
+        constant = -0.5 * self.features * LOG_TWO_PI
+        precision = None
+        if self.covariance in ("known", "tied"):
+            covariance = self.known if self.covariance == "known" else theta["covariances"]
+            factor = _inverse_factors(covariance)
+            precision = factor.T @ factor
+            constant += float(np.log(np.diagonal(factor)).sum())
+        return _Linear(np.hstack(self.layout.unpack(phi)[: len(self.layout.kinds)]), constant, precision)
+
+    def _whitening(self, theta: Theta) -> _Whitening:
+        inverse = _inverse_factors(theta["covariances"])
+        offset = np.einsum("gij,gj->gi", inverse, theta["means"] - self.centre)
+        logs = log_weights(theta) + np.log(np.diagonal(inverse, axis1=1, axis2=2)).sum(axis=1)
+        return _Whitening(inverse.reshape(-1, self.features), offset.reshape(-1, 1), logs[:, None])
+
+    def _log_joint(self, prepared, z: np.ndarray, space: Space, each: int | None = None) -> np.ndarray:
+        if isinstance(prepared, _Linear):
+            return space.product("log joint", prepared.phi, z, each)
+        white = space.product("white", prepared.factors, z[1 : 1 + self.features], each)
+        white -= prepared.offset
+        white *= white
+        log_joint = white.reshape(self.components, self.features, -1).sum(axis=1)
+        log_joint *= -0.5
+        log_joint += prepared.logs
+        return log_joint
+
+    def _log_constant(self, prepared: _Linear | _Whitening, z: np.ndarray) -> np.ndarray | float:
+        if isinstance(prepared, _Whitening):
+            return -0.5 * self.features * LOG_TWO_PI
+        if prepared.precision is None:
+            return prepared.constant
+        x = z[1 : 1 + self.features]
+        return prepared.constant - 0.5 * np.einsum("ij,ij->j", x, prepared.precision @ x)
+
+    def _shared_total(self, z: np.ndarray, weights: np.ndarray | None) -> np.ndarray | None:
+        if self.covariance != "tied":
+            return None
+        x = z[1:]
+        return pack_symmetric((x if weights is None else x * weights) @ x.T)
+
+    def _shared_by_client(self, z: np.ndarray, space: Space, tile: PaddedTile, without: np.ndarray | None):
+        if self.covariance != "tied":
+            return None
+        x = space.array("counted", self.features)[:, : z.shape[1]]
+        np.copyto(x, z[1:])
+        tile.leave_out(x, without)
+        return pack_symmetric(space.client_products("squares", x, x, tile.each))
+
+    # --- natural parameters -------------------------------------------------------------------------------------------
+
+    def natural(self, theta: Theta) -> tuple[np.ndarray, float]:
+        """phi (q,), packed like the statistic, and psi."""
+        m, logs = theta["means"] - self.centre, log_weights(theta)
+        if self.covariance in ("known", "tied"):
+            factor = _inverse_factors(self.known if self.covariance == "known" else theta["covariances"])
+            precision = factor.T @ factor
+            first, shared = m @ precision, (pack_symmetric(-0.5 * precision),)
+            logs = logs - 0.5 * np.einsum("gi,gi->g", m, first)
+            if self.covariance == "known":
+                return self.layout.join(logs, first), 0.0
+            return self.layout.join(logs, first, *shared), -float(np.log(np.diagonal(factor)).sum())
+        covariances = np.asarray(theta["covariances"])
+        if self.covariance == "full":
+            factors = _inverse_factors(covariances)
+            precision = np.swapaxes(factors, 1, 2) @ factors
+            first, second = np.einsum("gij,gj->gi", precision, m), pack_symmetric(-0.5 * precision)
+            half_log_det = -np.log(np.diagonal(factors, axis1=1, axis2=2)).sum(axis=1)
+        else:
+            variances = covariances[:, None] if self.covariance == "spherical" else covariances
+            first, second = m / variances, -0.5 / variances
+            half_log_det = 0.5 * np.log(np.broadcast_to(variances, m.shape)).sum(axis=1)
+        return self.layout.join(logs - half_log_det - 0.5 * np.sum(m * first, axis=1), first, second), 0.0
+
+    # --- M-step -------------------------------------------------------------------------------------------------------
+
+    def _scatter(self, counts: np.ndarray, parts: list[np.ndarray], margin: float) -> tuple[np.ndarray, np.ndarray]:
+        """s2 - s1 s1'/s0 + Lam - margin s0, and the second moments it was subtracted from; (G,), (G, d), (d, d) or
+        (G, d, d), each with moments of one axis less than a matrix."""
+        d, first = self.features, parts[1]
+        if self.covariance == "spherical":
+            moments = parts[2][:, 0] + np.trace(self.lam)
+            return moments - np.sum(first * first, axis=1) / counts - d * margin * counts, moments
+        if self.covariance == "diag":
+            moments = parts[2] + np.diagonal(self.lam)
+            return moments - first * first / counts[:, None] - margin * counts[:, None], moments
+        second = unpack_symmetric(parts[2], d) + self.lam
+        moments = np.diagonal(second, axis1=-2, axis2=-1)
+        if self.covariance == "tied":
+            return second - (first / counts[:, None]).T @ first - margin * np.eye(d), moments
+        outer = first[:, :, None] * (first / counts[:, None])[:, None, :]
+        return second - (outer + margin * counts[:, None, None] * np.eye(d)), moments
+
+    def maximise(self, s: np.ndarray, start: Theta | None = None) -> Theta:
+        parts = self.layout.unpack(require_finite(s))
+        counts = floored_counts(parts[0])
+        theta = {"weights": self._weights_of(counts, self.a), "means": self.centre + parts[1] / counts[:, None]}
+        if self.covariance == "known":
+            return theta
+        scatter, moments = self._scatter(counts, parts, 0.0)
+        if self.covariance == "spherical":
+            scatter = np.maximum(scatter, RELATIVE_FLOOR * np.maximum(moments, SMALLEST_MOMENT))
+            return theta | {"covariances": scatter / (self.features * (counts + self.nu))}
+        if self.covariance == "diag":
+            scatter = np.maximum(scatter, RELATIVE_FLOOR * np.maximum(moments, SMALLEST_MOMENT))
+            return theta | {"covariances": scatter / (counts + self.nu)[:, None]}
+        divisor = 1.0 + self.nu if self.covariance == "tied" else (counts + self.nu)[:, None, None]
+        return theta | {"covariances": floored(scatter, moments) / divisor}
+
+    def admissible(self, s: np.ndarray, margin: float = 0.0) -> bool:
+        """s0_g > margin, and every eigenvalue of (s2_g - s1_g s1_g'/s0_g + Lam) / s0_g beyond margin and rounding."""
+        if not np.isfinite(s).all():
+            return False
+        parts = self.layout.unpack(s)
+        counts = parts[0].ravel()
+        if not alive(counts, margin):
+            return False
+        if self.covariance == "known":
+            return True
+        scatter, moments = self._scatter(counts, parts, margin)
+        if self.covariance in ("spherical", "diag"):
+            return bool(((moments > 0) & (scatter > RELATIVE_FLOOR * moments)).all())
+        return positive_definite(scatter, moments)
+
+    def statistic_of(self, theta: Theta) -> np.ndarray:
+        counts = self._counts_of(theta["weights"], self.a)
+        m = theta["means"] - self.centre
+        first = counts[:, None] * m
+        if self.covariance == "known":
+            return self.layout.join(counts, first)
+        covariances = np.asarray(theta["covariances"])
+        if self.covariance == "spherical":
+            second = self.features * covariances * (counts + self.nu) - np.trace(self.lam) + np.sum(first * m, axis=1)
+        elif self.covariance == "diag":
+            second = covariances * (counts + self.nu)[:, None] - np.diagonal(self.lam) + first * m
+        elif self.covariance == "tied":
+            second = pack_symmetric(covariances * (1.0 + self.nu) - self.lam + first.T @ m)
+        else:
+            outer = first[:, :, None] * m[:, None, :]
+            second = pack_symmetric(covariances * (counts + self.nu)[:, None, None] - self.lam + outer)
+        return self.layout.join(counts, first, second)
+
+    def penalty(self, theta: Theta) -> float:
+        value = -self.a * float(log_weights(theta).sum()) if self.a else 0.0
+        if self.covariance == "known" or not (self.nu or self.lam.any()):
+            return value
+        covariances = np.asarray(theta["covariances"])
+        if self.covariance in ("spherical", "diag"):
+            variances = covariances[:, None] if self.covariance == "spherical" else covariances
+            variances = np.broadcast_to(variances, (self.components, self.features))
+            return value + 0.5 * float(self.nu * np.log(variances).sum() + (np.diagonal(self.lam) / variances).sum())
+        factors = _inverse_factors(covariances)
+        log_det = -2.0 * np.log(np.diagonal(factors, axis1=-2, axis2=-1)).sum()
+        return value + 0.5 * float(self.nu * log_det + np.sum((factors @ self.lam) * factors))
+
+    # --- checks -------------------------------------------------------------------------------------------------------
+
+    def check_rows(self, y: Rows) -> None:
+        check_columns(y, self.features)
+        check_finite_rows(y)
+
+    def check_theta(self, theta: Mapping[str, np.ndarray]) -> Theta:
+        """theta in float64. Raises ConfigError unless its shapes fit, the weights are positive and add up to 1, and the
+        covariances are positive definite."""
+        g, d = self.components, self.features
+        checked = {"weights": check_weights(theta, g), "means": check_array(theta, "means", (g, d))}
+        if self.covariance == "known":
+            return checked
+        shape = {"spherical": (g,), "diag": (g, d), "tied": (d, d), "full": (g, d, d)}[self.covariance]
+        covariances = check_array(theta, "covariances", shape)
+        if self.covariance in ("spherical", "diag"):
+            if (covariances <= 0).any():
+                raise ConfigError("the variances of a start must be positive.")
+        else:
+            check_positive_definite("the covariances of a start", covariances)
+        return checked | {"covariances": covariances}
+
+
+class _Linear(NamedTuple):
+    """Logits phi @ z; ln p(y) has further terms constant - x' precision x / 2."""
+
+    phi: np.ndarray
+    constant: float
+    precision: np.ndarray | None
+
+
+class _Whitening(NamedTuple):
+    """Rows factors @ x - offset have squared norms that are Mahalanobis distances. Differences are taken before
+    squares, which keeps the digits of an ill-conditioned covariance."""
+
+    factors: np.ndarray
+    offset: np.ndarray
+    logs: np.ndarray
+
+
+def _inverse_factors(covariances: np.ndarray) -> np.ndarray:
+    """W (..., d, d) lower triangular with W'W = covariance^-1, from Cholesky factors."""
+    lower = np.linalg.cholesky(np.asarray(covariances, np.float64))
+    eye = np.eye(lower.shape[-1])
+    if lower.ndim == 2:
+        return solve_triangular(lower, eye, lower=True, check_finite=False)
+    return np.stack([solve_triangular(factor, eye, lower=True, check_finite=False) for factor in lower])

@@ -1,0 +1,245 @@
+"""What all mixtures share: responsibilities and their products with the features of a row.
+
+Every model here has statistics r_g * z(y), g = 1 .. G, where z are its features and r_g = P(component g | y; theta).
+The E-step is therefore two matrix products around a softmax. Features are kept with rows last, (F, n): then every
+elementwise step runs along contiguous memory, however small G and F are.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from fedcore.errors import ConfigError
+from fedcore.methods.mixture_models.client_sums import (
+    LANES,
+    PaddedTile,
+    Space,
+    fill,
+    padded_tiles,
+    row_tiles,
+    rows_at,
+    take,
+    taken,
+    tile_rows,
+    working_memory,
+)
+from fedcore.methods.mixture_models.contract import Rows, Theta
+from fedcore.methods.mixture_models.packing import WEIGHT_FLOOR, Layout, check_array
+
+
+class Mixture(ABC):
+    """Base of the mixtures. A subclass is a frozen dataclass with a field `components`.
+
+    labelled: names of the parameters whose first axis is the component
+    location: name of the parameter by which components are told apart (see `fedcore.methods.mixture_models.align`)
+    """
+
+    components: int
+    labelled: tuple[str, ...]
+    location: str
+
+    # --- what a model gives -------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _layout(self) -> Layout: ...
+
+    @abstractmethod
+    def _prepare(self, theta: Theta) -> Any:
+        """What `_log_joint` needs of theta, computed once for a leaf."""
+
+    @abstractmethod
+    def _columns(self, space: Space, n: int) -> np.ndarray:
+        """(d, n): where in the working memory the rows go, as columns."""
+
+    @abstractmethod
+    def _expand(self, space: Space, n: int, joint_only: bool = False) -> Any:
+        """Features of the rows that are there: (F, n) float64, first row ones. joint_only: those that `_log_joint`
+        needs will do."""
+
+    @abstractmethod
+    def _log_joint(self, prepared: Any, z: Any, space: Space, each: int | None = None) -> np.ndarray:
+        """(G, n) working memory: ln(pi_g f_g(y_j)), up to a number that is the same for all g. each: columns of a
+        client, see `fedcore.methods.mixture_models.client_sums.Space.product`; None: no client is told apart."""
+
+    def _log_constant(self, prepared: Any, z: Any) -> np.ndarray | float:
+        """(n,): what `_log_joint` leaves out."""
+        return 0.0
+
+    def _shared_total(self, z: Any, weights: np.ndarray | None) -> np.ndarray | None:
+        """Statistics that do not depend on theta, summed over the rows."""
+        return None
+
+    def _shared_by_client(self, z: Any, space: Space, tile: PaddedTile, without: np.ndarray | None):
+        """The same for every client of a padded tile, without the rows that are left out."""
+        return None
+
+    def _total(self, r: np.ndarray, z: Any) -> np.ndarray:
+        """(G, F): sum over rows of r_g z."""
+        return r @ z.T
+
+    def _by_client(self, r: np.ndarray, z: Any, space: Space, each: int) -> np.ndarray:
+        """(c, G, F): the same for every client of a padded tile."""
+        return space.client_products("sums", r, z, each)
+
+    def _features(self, y: Rows, space: Space, joint_only: bool = False) -> Any:
+        """Features of a tile's rows."""
+        n = y.shape[0]
+        fill(y, self._columns(space, n))
+        return self._expand(space, n, joint_only)
+
+    def _padded_features(self, y: Rows, space: Space, own: int, each: int) -> tuple[Any, np.ndarray | None]:
+        """Features with `each` columns for every `own` rows, and which are to be left out: (n,) bool, None for none."""
+        n = len(y) // own * each
+        without = fill(y, self._columns(space, n), own, each)
+        return self._expand(space, n), without
+
+    @cached_property
+    def layout(self) -> Layout:
+        return self._layout()
+
+    def _tile(self, y: Rows) -> int:
+        """Rows answered together: a function of the model and the kind of rows alone."""
+        return tile_rows(sum(self.layout.kinds) + 2 * self.components)
+
+    @property
+    def q(self) -> int:
+        return self.layout.q
+
+    @property
+    def blocks(self) -> tuple[slice, ...]:
+        return self.layout.blocks
+
+    # --- E-step -------------------------------------------------------------------------------------------------------
+
+    def e_total(self, theta: Theta, y: Rows, weights: np.ndarray | None = None) -> np.ndarray:
+        prepared, size = self._prepare(theta), self._tile(y)
+        total = np.zeros(self.q)
+        with working_memory(size) as space:
+            for rows in row_tiles(y.shape[0], size):
+                z = self._features(y[rows], space)
+                r = responsibilities(self._log_joint(prepared, z, space))
+                w = None if weights is None else np.asarray(weights, np.float64)[rows]
+                if w is not None:
+                    r *= w
+                total += self.layout.pack(self._total(r, z), self._shared_total(z, w))
+        return total
+
+    def e_mean(self, theta: Theta, y: Rows, ptr: np.ndarray) -> np.ndarray:
+        return self.client_means(theta, y, ptr)[0]
+
+    def client_means(self, theta: Theta, y: Rows, ptr: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """`e_mean`, and the rows (C,) float64 of every client that are in it: all, but those that `y` leaves out. For
+        dense rows every client's part is a function of its own rows, to the last bit
+        (`fedcore.methods.mixture_models.client_sums`).
+        """
+        prepared, size = self._prepare(theta), self._tile(y)
+        sums = np.zeros((len(ptr) - 1, self.q))
+        counts = np.diff(ptr).astype(np.float64)
+        with working_memory(size) as space:
+            for tile in padded_tiles(ptr, size):
+                each, rows = tile.each, taken(y, tile.rows, space)
+                z, without = self._padded_features(rows, space, tile.own or each, each)
+                r = responsibilities(self._log_joint(prepared, z, space, each))
+                missing = tile.leave_out(r, without)
+                if missing is not None:
+                    counts[tile.clients] -= missing
+                shared = self._shared_by_client(z, space, tile, without)
+                own = self._by_client(r, z, space, each)
+                if tile.whole and isinstance(tile.clients, slice):
+                    self.layout.pack(own, shared, out=sums[tile.clients])
+                    continue
+                together = space.array("packed", space.columns // LANES, self.q)[: len(own)]
+                own = self.layout.pack(own, shared, out=together)
+                if tile.whole:
+                    sums[tile.clients] = own
+                else:
+                    sums[tile.clients] += own
+        sums /= np.maximum(counts, 1.0)[:, None]
+        return sums, counts
+
+    def e_mean_at(self, theta: Theta, y: Rows, ptr: np.ndarray, at: np.ndarray) -> np.ndarray:
+        means = np.zeros((len(ptr) - 1, self.q))
+        filled, rows = rows_at(ptr, at)
+        if rows.size:
+            means[filled] = self.e_mean(theta, take(y, rows.ravel()), np.arange(len(rows) + 1) * rows.shape[1])
+        return means
+
+    # --- likelihood and outputs ---------------------------------------------------------------------------------------
+
+    def log_likelihood(self, theta: Theta, y: Rows) -> np.ndarray:
+        prepared, size = self._prepare(theta), self._tile(y)
+        values = np.empty(y.shape[0])
+        with working_memory(size) as space:
+            for rows in row_tiles(y.shape[0], size):
+                z = self._features(y[rows], space, joint_only=True)
+                log_joint = self._log_joint(prepared, z, space)
+                top = log_joint.max(axis=0)
+                log_joint -= top
+                np.exp(log_joint, out=log_joint)
+                values[rows] = top + np.log(log_joint.sum(axis=0)) + self._log_constant(prepared, z)
+        return values
+
+    def personalise(self, theta: Theta, y: Rows) -> dict[str, Any]:
+        """responsibilities (N, G) float64; label (N,) int64, the lowest of equals."""
+        prepared, size = self._prepare(theta), self._tile(y)
+        r = np.empty((y.shape[0], self.components))
+        with working_memory(size) as space:
+            for rows in row_tiles(y.shape[0], size):
+                z = self._features(y[rows], space, joint_only=True)
+                r[rows] = responsibilities(self._log_joint(prepared, z, space)).T
+        return {"responsibilities": r, "label": r.argmax(axis=1)}
+
+    # --- weights ------------------------------------------------------------------------------------------------------
+
+    def _weights_of(self, counts: np.ndarray, a: float = 0.0) -> np.ndarray:
+        """pi (G,) from floored s0 (G,): (s0 + a) / (sum s0 + G a)."""
+        return (counts + a) / (counts.sum() + self.components * a)
+
+    def _counts_of(self, weights: np.ndarray, a: float = 0.0) -> np.ndarray:
+        """s0 (G,) > 0 with `_weights_of(s0, a) == weights`; its sum is 1 unless a weight is too small for that."""
+        total = max(1.0, 2.0 * (a / float(weights.min()) - self.components * a))
+        return weights * (total + self.components * a) - a
+
+
+def responsibilities(log_joint: np.ndarray) -> np.ndarray:
+    """Softmax over the first axis, in place: (G, n), every column adds up to 1."""
+    log_joint -= log_joint.max(axis=0)
+    np.exp(log_joint, out=log_joint)
+    log_joint /= log_joint.sum(axis=0)
+    return log_joint
+
+
+def log_weights(theta: Theta) -> np.ndarray:
+    """ln pi (G,); -inf for a weight of 0."""
+    with np.errstate(divide="ignore"):
+        return np.log(theta["weights"])
+
+
+def check_weights(theta: Theta, components: int) -> np.ndarray:
+    """The weights as float64 (G,). Raises ConfigError unless they are positive and add up to 1."""
+    weights = check_array(theta, "weights", (components,))
+    if (weights <= 0).any() or abs(weights.sum() - 1.0) > 1e-6:
+        raise ConfigError("the weights must be positive and add up to 1.")
+    return weights / weights.sum()
+
+
+def floored_counts(counts: np.ndarray) -> np.ndarray:
+    """s0 (G,), every entry at least WEIGHT_FLOOR."""
+    return np.maximum(counts.ravel(), WEIGHT_FLOOR)
+
+
+def alive(counts: np.ndarray, margin: float) -> bool:
+    """Whether every s0_g exceeds the margin (and the floor)."""
+    return bool((counts > max(margin, WEIGHT_FLOOR)).all())
+
+
+def require_finite(s: np.ndarray) -> np.ndarray:
+    """s as float64. Raises ValueError if it is not finite: no parameter follows from it."""
+    s = np.asarray(s, np.float64)
+    if not np.isfinite(s).all():
+        raise ValueError("the statistic is not finite")
+    return s

@@ -1,0 +1,85 @@
+"""What the next round of a private_gmm run needs: arrays and scalars only, so that a checkpoint is Zarr and JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedcore.methods.private_gmm.tree import COLUMNS, Tree
+
+SEARCHING, FOUND = "searching", "found"
+NOTHING = "no separated structure found at this budget"
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateGMMState:
+    """State after a round. N: nodes, d: columns, q: of a basis, B: heavy boxes, M: candidates, m: leaves.
+
+    phase:   "search", "leaves", "done"
+    round:   finished rounds
+    seed:    of the public shifts of the boxes
+    unit, relation: of the budget
+    noise:   (releases,) standard deviations in grid steps, in the order of the plan
+    needed:  (t,) noised number of units that a ball or a leaf must hold; 0 before the first count
+    outcome: "searching", "found" or "no separated structure found at this budget"
+    reason:  of the outcome, in one sentence; made of published values
+    units_needed, epsilon_factor: forecast of what would be enough: units at this budget, and times this run's epsilon
+        at this size; 0 unless the search failed
+    tree_*:  columns of the tree (`fedcore.methods.private_gmm.tree.Tree`)
+    box_place: (B, 3) int64 node, shift and halvings of a heavy box; box_code: (B, qb) int64; box_count: (B,)
+    place_node: (M,) int64; place: (M, q) whole numbers in steps of the node's ball; place_width: (M,) steps;
+        place_count: (M,)
+    leaf: (m,) nodes; weights: (m,); means: (m, d); covariances: (m,), (m, d) or (m, d, d); reach: (m,) radius that a
+        leaf's rows are cut to
+    unreliable: (m,) bool, where the noise of a full covariance is not small beside its eigenvalues, which are then
+        those of its diagonal or of a sphere
+    """
+
+    phase: str
+    round: int
+    seed: int
+    unit: str
+    relation: str
+    noise: np.ndarray
+    needed: float
+    outcome: str
+    reason: str
+    units_needed: float
+    epsilon_factor: float
+    tree_centre: np.ndarray
+    tree_radius: np.ndarray
+    tree_basis: np.ndarray
+    tree_parent: np.ndarray
+    tree_level: np.ndarray
+    tree_kind: np.ndarray
+    tree_status: np.ndarray
+    tree_ball: np.ndarray
+    tree_ball_radius: np.ndarray
+    tree_count: np.ndarray
+    box_place: np.ndarray
+    box_code: np.ndarray
+    box_count: np.ndarray
+    place_node: np.ndarray
+    place: np.ndarray
+    place_width: np.ndarray
+    place_count: np.ndarray
+    leaf: np.ndarray
+    weights: np.ndarray
+    means: np.ndarray
+    covariances: np.ndarray
+    reach: np.ndarray
+    unreliable: np.ndarray
+
+    @property
+    def tree(self) -> Tree:
+        return Tree(**{name: getattr(self, f"tree_{name}") for name in COLUMNS})
+
+    @property
+    def found(self) -> bool:
+        return self.outcome == FOUND
+
+
+def tree_columns(tree: Tree) -> dict[str, np.ndarray]:
+    """The tree as fields of the state."""
+    return {f"tree_{name}": getattr(tree, name) for name in COLUMNS}

@@ -1,0 +1,135 @@
+"""The tree of cells that a run has found, and the cell in which a row lies.
+
+A node is a set of rows, known by the path that leads to it. Its rows are cut to a ball (centre, radius) and projected
+on a basis; when it is split, every child is a cell of the projected rows:
+
+    VORONOI    rows whose distance to its ball's centre, relative to the ball's radius, is the least
+    BALL       the same, and within sqrt(c) radii
+    REST       rows of the split in none of the balls
+
+All of it is public: published values made it. A row is in at most one node of a level, because its path is a function
+of the row and of the tree alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+
+from fedcore.methods.private_gmm.whole import clipped, projected, squared_distances
+
+VORONOI, BALL, REST = 0, 1, 2
+OPEN, SPLIT, LEAF = 0, 1, 2
+GAP = 1.3  # c: a ball of radius r is empty up to c r
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """N nodes, the root first.
+
+    centre: (N, d), radius: (N,) of the ball that rows are cut to, in the units of the data; frozen when a node is
+    split. basis: (N, d, q) whole numbers in steps of 2**-14. parent, level, kind, status: (N,) int64. ball: (N, q)
+    whole numbers and ball_radius: (N,) in steps of the parent's ball. count: (N,) noised, of units.
+    """
+
+    centre: np.ndarray
+    radius: np.ndarray
+    basis: np.ndarray
+    parent: np.ndarray
+    level: np.ndarray
+    kind: np.ndarray
+    status: np.ndarray
+    ball: np.ndarray
+    ball_radius: np.ndarray
+    count: np.ndarray
+
+    @property
+    def q(self) -> int:
+        return self.basis.shape[2]
+
+    def at(self, level: int) -> np.ndarray:
+        """Nodes of this level."""
+        return np.flatnonzero(self.level == level)
+
+    def leaves(self) -> np.ndarray:
+        """Nodes that are not split."""
+        return np.flatnonzero(self.status != SPLIT)
+
+    def changed(self, nodes, **columns) -> Tree:
+        """These columns of these nodes set."""
+        values = {}
+        for name, value in columns.items():
+            values[name] = getattr(self, name).copy()
+            values[name][nodes] = value
+        return replace(self, **values)
+
+    def with_children(self, parent: int, kinds, balls, radii, counts, centres) -> Tree:
+        """The node split into children, each first cut to its parent's ball about its own centre."""
+        m, d = len(kinds), self.centre.shape[1]
+        new = {
+            "centre": np.asarray(centres, np.float64).reshape(m, d),
+            "radius": np.full(m, self.radius[parent]),
+            "basis": np.zeros((m, d, self.q)),
+            "parent": np.full(m, parent),
+            "level": np.full(m, self.level[parent] + 1),
+            "kind": np.asarray(kinds),
+            "status": np.full(m, OPEN),
+            "ball": np.asarray(balls, np.float64),
+            "ball_radius": np.asarray(radii, np.float64),
+            "count": np.asarray(counts, np.float64),
+        }
+        grown = {
+            name: np.concatenate([getattr(self, name), value.astype(getattr(self, name).dtype)])
+            for name, value in new.items()
+        }
+        return Tree(**grown).changed([parent], status=SPLIT)
+
+
+def root(features: int, q: int, radius: float) -> Tree:
+    """One node: all rows, cut to the public ball about the origin."""
+    whole = np.zeros(1, np.int64)
+    return Tree(
+        np.zeros((1, features)),
+        np.array([radius]),
+        np.zeros((1, features, q)),
+        whole - 1,
+        whole,
+        whole,
+        whole,
+        np.zeros((1, q)),
+        np.zeros(1),
+        np.zeros(1),
+    )
+
+
+COLUMNS = tuple(field.name for field in fields(Tree))
+
+
+def node_of(tree: Tree, x: np.ndarray, level: int | None = None) -> np.ndarray:
+    """(n,) int64, the node in which each row ends; -1 where it left the tree. x: (n, d) float64, finite.
+
+    level: go down to this level at most.
+    """
+    at = np.zeros(len(x), np.int64)
+    deepest = int(tree.level.max()) if level is None else level
+    for depth in range(deepest):
+        for node in np.flatnonzero((tree.level == depth) & (tree.status == SPLIT)):
+            rows = np.flatnonzero(at == node)
+            if len(rows):
+                at[rows] = _child_of(tree, node, x[rows])
+    return at
+
+
+def _child_of(tree: Tree, node: int, x: np.ndarray) -> np.ndarray:
+    children = np.flatnonzero(tree.parent == node)
+    balls = children[tree.kind[children] != REST]
+    rest = children[tree.kind[children] == REST]
+    y = projected(clipped(x, tree.centre[node], float(tree.radius[node]))[0], tree.basis[node])
+    ratios = squared_distances(y, tree.ball[balls]) / tree.ball_radius[balls] ** 2
+    nearest = ratios.argmin(axis=1)
+    child = balls[nearest]
+    if tree.kind[balls[0]] == BALL:
+        outside = np.take_along_axis(ratios, nearest[:, None], axis=1)[:, 0] > GAP
+        child[outside] = rest[0] if len(rest) else -1
+    return child

@@ -1,0 +1,154 @@
+"""A file that says what is trained, when, and on which machine: read and checked here, scheduled by
+`fedcore.flows.serve` and `fedcore.flows.deploy`.
+
+    [[deployment]]
+    name = "nightly"
+    method = "histograms"
+    population = "populations/blogs"
+    runs = "runs"
+    start_from = "previous"    # optional: the newest finished run of this deployment; or a run's folder, an .npz file
+    schedule = { cron = "0 3 * * *", timezone = "UTC" }    # or { interval = 3600 } seconds, or { rrule = "FREQ=DAILY" }
+    evaluate_on = "populations/public"                     # optional, and what follows: see `Series`
+    promote = "if_better"
+    retention = 10
+
+    [deployment.config]        # settings of the method
+    epsilon = 0.5
+
+    [deployment.compute]
+    workers = 2
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fedcore.errors import ConfigError
+from fedcore.methods.registry import canonical, explain, make_method
+from fedcore.rounds.engine import DEFAULT_CACHE_BYTES
+from fedcore.storage.files import is_url
+from fedcore.training.request import Series
+from fedcore.training.warm_start import PREVIOUS
+
+
+class Schedule(BaseModel):
+    """Exactly one of cron, interval and rrule. timezone goes with cron and rrule."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    cron: str | None = None
+    interval: float | None = Field(None, ge=1, description="seconds between starts")
+    rrule: str | None = None
+    timezone: str = "UTC"
+
+    @model_validator(mode="after")
+    def _one(self):
+        if sum(value is not None for value in (self.cron, self.interval, self.rrule)) != 1:
+            raise ValueError("give exactly one of cron, interval and rrule")
+        return self
+
+
+class Compute(BaseModel):
+    """Where the clients are answered."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    workers: int | None = Field(
+        None,
+        ge=1,
+        le=256,
+        description="worker processes of the local cluster; by default 2, and none for a "
+        "population that could be one block",
+    )
+    dask: str | None = Field(None, description="address of a running Dask scheduler, instead of a local cluster")
+    cache_bytes: int = Field(DEFAULT_CACHE_BYTES, ge=0, description="decoded blocks that each worker may keep, bytes")
+
+
+class Deployment(Series):
+    """One scheduled training."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")
+    method: Annotated[str, AfterValidator(canonical)]
+    population: str
+    runs: str = "runs"
+    seed: int = Field(0, ge=0)
+    start_from: str | None = Field(None, min_length=1, description='run or .npz file to start from, or "previous"')
+    public_start_because: str | None = Field(None, min_length=1, description="why that start is public")
+    schedule: Schedule | None = None
+    config: dict = Field(default_factory=dict)
+    compute: Compute = Compute()
+    tags: list[str] = Field(default_factory=list)
+
+    @property
+    def series(self) -> Series:
+        return Series(**{name: getattr(self, name) for name in Series.model_fields})
+
+
+class Notify(BaseModel):
+    """Who is told when a run of the file's deployments ends badly; `fedcore deploy` sees to it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    webhook: str | None = Field(None, pattern=r"^https?://", description="URL that is sent a JSON object with `text`")
+    block: str | None = Field(None, min_length=1, description="or the name of a Webhook block on the Prefect server")
+    states: list[str] = Field(
+        ["Failed", "Refused", "Crashed"], min_length=1, description="names of states of flow runs"
+    )
+
+    @model_validator(mode="after")
+    def _one(self):
+        if (self.webhook is None) == (self.block is None):
+            raise ValueError("give exactly one of webhook and block")
+        return self
+
+
+class DeploymentFile(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    deployment: list[Deployment] = Field(min_length=1)
+    notify: Notify | None = None
+
+
+def read_deployments(path: str | Path) -> list[Deployment]:
+    """The deployments of a file, as `read_file` reads it."""
+    return read_file(path).deployment
+
+
+def read_file(path: str | Path) -> DeploymentFile:
+    """A deployment file; relative folders are taken from the file's own folder.
+
+    Raises ConfigError for a file that cannot be read, an unknown key, or settings that the method refuses.
+    """
+    path = Path(path)
+    try:
+        content = DeploymentFile.model_validate(tomllib.loads(path.read_text()))
+    except OSError as error:
+        raise ConfigError(f"cannot read {str(path)!r}: {error.strerror}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{str(path)!r} is not valid TOML: {error}.") from None
+    except ValidationError as error:
+        raise ConfigError(f"{path.name}: {explain(error)}", "See docs/deployments.md.") from None
+    names = [item.name for item in content.deployment]
+    if len(set(names)) != len(names):
+        raise ConfigError(f"{path.name}: two deployments have the same name.")
+    for item in content.deployment:
+        make_method(item.method, item.config)
+    here = path.resolve().parent
+    return content.model_copy(update={"deployment": [_placed(item, here) for item in content.deployment]})
+
+
+def _placed(item: Deployment, here: Path) -> Deployment:
+    """With its folders taken from the folder `here`."""
+    given = {name: getattr(item, name) for name in ("population", "runs", "evaluate_on", "start_from")}
+    return item.model_copy(
+        update={
+            name: where
+            if where is None or is_url(where) or (name, where) == ("start_from", PREVIOUS)
+            else str(here / where)
+            for name, where in given.items()
+        }
+    )

@@ -1,0 +1,169 @@
+"""What an operator asks about a population: its versions, the runs on it, what is spent of its budget.
+
+Counts of clients and blocks are for operators; privacy statements do not cover them. Nothing here is computed from
+clients' data.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedcore.errors import LedgerMissing, PrivacyError, RunError
+from fedcore.operations.series import all_latest, summary_row
+from fedcore.population.store import Population
+from fedcore.runs.store import Run, list_runs
+from fedcore.storage.files import Place, is_file, read_bytes, whole
+from fedcore.training.budget import epsilon_that_fits, ledger_of
+
+MOST_RUNS = 50
+MOST_VERSIONS = 20
+
+
+def population_page(path: str, runs: str | Place) -> str:
+    """Markdown: versions, runs of the folder `runs` on the population (newest first), latest runs, budget."""
+    newest = Population.open(path)
+    mine = [run for run in list_runs(runs) if (run.info.get("population") or {}).get("id") == newest.id]
+    mine.sort(key=lambda run: (str(run.info.get("started")), run.id), reverse=True)
+    parts = [
+        f"# Population {cell(newest.path.name)}",
+        "",
+        f"{newest.kind}, {newest.features} features; id {newest.id}; {cell(newest.location)}",
+        "",
+        "Numbers of clients and blocks are for operators and not protected; do not publish this page.",
+        "",
+        "## Versions",
+        "",
+        *_versions(newest),
+        "",
+        "## Budget",
+        "",
+        *_budget(newest),
+        "",
+        "## Latest runs",
+        "",
+        *_latest(runs, {run.path.name for run in mine}),
+        "",
+        f"## Runs in {cell(runs)}",
+        "",
+        *_runs(mine),
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _versions(newest: Population) -> list[str]:
+    numbers = sorted(newest.versions(), reverse=True)
+    rows = []
+    for number in numbers[:MOST_VERSIONS]:
+        version = newest if number == newest.version else Population.open(newest.path, version=number)
+        rows.append(
+            {
+                "version": number,
+                "clients": version.n_clients,
+                "tokens" if version.kind == "counts" else "rows": version.n_rows,
+                "blocks": len(version.blocks),
+                "held-out part": "yes" if version.has_heldout else "no",
+            }
+        )
+    return [*table(rows), *_left_out(len(numbers) - MOST_VERSIONS, "versions")]
+
+
+def _budget(population: Population) -> list[str]:
+    if population.manifest.ledger is None:
+        return ["The population names no ledger: no private run on it is possible."]
+    try:
+        balance = ledger_of(population).balance(population.id)
+    except LedgerMissing as error:
+        return [cell(f"The ledger is not at hand: {error}")]
+    except PrivacyError as error:
+        return [cell(f"The ledger cannot be used: {error}")]
+    if balance.budget is None:
+        return ["No budget is set: no private run on it is possible until `fedcore budget set`."]
+    rows = [{name or "": value for name, value in row.items()} for row in budget_rows(balance)]
+    left = epsilon_that_fits(balance)
+    fits = f"A run of epsilon {left:.4g} or less still fits." if left > 0 else "No run fits any more."
+    return [*table(rows), "", fits]
+
+
+def budget_rows(balance) -> list[dict]:
+    """A balance as a table of spent, reserved and left."""
+    budget = balance.budget
+    return [
+        {"": "budget", "rho": budget.rho_max, "epsilon": budget.epsilon, "delta": budget.delta},
+        {"": "spent", "rho": balance.rho_spent, "epsilon": balance.epsilon_spent, "delta": budget.delta_conv},
+        {"": "reserved", "rho": balance.rho_reserved, "epsilon": None, "delta": None},
+        {"": "left", "rho": balance.rho_left, "epsilon": None, "delta": None},
+    ]
+
+
+def _latest(runs: str | Place, mine: set[str]) -> list[str]:
+    try:
+        found = [item for item in all_latest(runs) if item.run in mine]
+    except RunError as error:
+        return [cell(str(error))]
+    rows = [
+        {"deployment": item.deployment, "run": item.run, "since": item.since, "because": item.because} for item in found
+    ]
+    return table(rows) if rows else ["None."]
+
+
+def _runs(runs: Sequence[Run]) -> list[str]:
+    rows = [_run(run) for run in runs[:MOST_RUNS]]
+    return [*(table(rows) if rows else ["None."]), *_left_out(len(runs) - MOST_RUNS, "runs")]
+
+
+def _run(run: Run) -> dict[str, Any]:
+    row = summary_row(run)
+    report = run.path / "report.html"
+    return {
+        "run": row["run"],
+        "status": row["status"],
+        "epsilon": _epsilon(run),
+        "rounds": row["rounds"],
+        "method": row["method"],
+        "version": row["version"],
+        "deployment": row["deployment"],
+        "started": row["started"],
+        "model": row["model"],
+        "report": whole(report) if is_file(report) else None,
+    }
+
+
+def _epsilon(run: Run) -> str | float:
+    """Of the run's statement; in words if it claims none or is not there yet."""
+    if not run.info.get("private") or run.info.get("test_noise"):
+        return "not private"
+    try:
+        statement = json.loads(read_bytes(run.path / "statement.json"))
+    except FileNotFoundError:
+        return "not stated yet"
+    except (OSError, ValueError):
+        return "unreadable"
+    value = statement.get("epsilon") if isinstance(statement, dict) and statement.get("private") is True else None
+    return value if isinstance(value, (int, float)) else "not private"
+
+
+def _left_out(number: int, what: str) -> list[str]:
+    return ["", f"and {number} older {what}"] if number > 0 else []
+
+
+# --- markdown -------------------------------------------------------------------------------------------------------
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The lines of a markdown table; the columns are those of the first row."""
+    names = list(rows[0])
+    return [
+        "| " + " | ".join(map(cell, names)) + " |",
+        "|" + "---|" * len(names),
+        *("| " + " | ".join(cell(row[name]) for name in names) + " |" for row in rows),
+    ]
+
+
+def cell(value: Any) -> str:
+    """Text that markdown and HTML leave as it is."""
+    text = "" if value is None else f"{value:.5g}" if isinstance(value, float) else str(value)
+    return re.sub(r"([\\`*_{}\[\]()#!|~$])", r"\\\1", html.escape(" ".join(text.split()), quote=False))

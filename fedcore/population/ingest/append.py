@@ -1,0 +1,338 @@
+"""A new version with more data: known clients keep their place and get their new rows, new clients follow.
+
+Blocks that no new row touches are shared with the version before; the others are written anew to new slots. New clients
+first fill the last block. Everything is sorted twice: by client id, to find out who is known, then by client index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import scipy.sparse as sp
+
+from fedcore.errors import IngestError
+from fedcore.population.checks import Rows
+from fedcore.population.ingest.batches import Account, MatrixBatch, Source
+from fedcore.population.ingest.sources import Options
+from fedcore.population.ingest.spill import Clients, LargeClient, Layout, Spill, keys_of, spill_batch, write_clients
+from fedcore.population.manifest import BlockEntry
+from fedcore.population.store import Population
+from fedcore.population.writer import PopulationWriter
+
+RANGE_SHARE, SPILL_SHARE = 16, 20  # three spills are alive at once
+
+
+def completed(options: Options, parent: Population) -> Options:
+    """The options, with what the population already fixes filled in."""
+    made = parent.manifest
+    changes = {}
+    if options.kind is None:
+        changes["kind"] = made.kind
+    if options.features is None:
+        changes["features"] = made.features
+    if options.vocabulary is None and made.vocabulary is not None:
+        changes["vocabulary"] = parent.vocabulary()
+    if made.kind == "rows":
+        changes["dtype"] = made.dtype
+    return replace(options, **changes)
+
+
+def refuse_mismatch(
+    parent: Population, source: Source, clients_per_leaf: int | None, ledger: dict | None, public: str | None
+) -> None:
+    """Raises IngestError if the source or the options do not fit the population."""
+    made = parent.manifest
+    vocabulary = None if made.vocabulary is None else parent.vocabulary()
+    faults = {
+        "kind": source.kind != made.kind,
+        "number of features": source.features != made.features,
+        "vocabulary": source.vocabulary != vocabulary,
+        "leaf size": clients_per_leaf not in (None, made.clients_per_leaf),
+        "ledger": ledger is not None and (made.ledger is None or made.ledger.model_dump() != ledger),
+    }
+    for name, fault in faults.items():
+        if fault:
+            raise IngestError(
+                f"What is appended to {parent.path} has another {name} than the population.",
+                "Append like to like, or make another population.",
+            )
+    if public is not None and not made.public_for_evaluation:
+        raise IngestError(
+            f"The population {parent.path} is not public for evaluation; appending cannot make it so.",
+            "Leave the declaration out.",
+        )
+
+
+def append(
+    writer: PopulationWriter, parent: Population, source: Source, account: Account, folder: Path, memory: int
+) -> None:
+    """Writes all clients of the new version to the writer. Settles the account before anything is written."""
+    layout = Layout(source.kind, source.features, source.dtype)
+    spill = Spill(folder / "index", layout, memory // SPILL_SHARE, 0, 2 * parent.n_clients)
+    index = _index_keyed if source.keyed else _index_matrix
+    clients = index(spill, parent, source, account, folder, memory)
+    arrivals = _Arrivals(spill.clients())
+    for number, entry in enumerate(parent.blocks):
+        stop = entry.first + entry.clients
+        grows = stop == parent.n_clients < clients and not _full(entry, parent, writer)
+        if arrivals.any_before(stop) or grows:
+            _Rewriting(writer, parent, number, memory // RANGE_SHARE).run(arrivals)
+            if not grows:
+                writer.close_block()
+        else:
+            writer.keep(entry)
+    for clients in arrivals.before(None):
+        write_clients(writer, clients)
+
+
+def _full(entry: BlockEntry, parent: Population, writer: PopulationWriter) -> bool:
+    if entry.clients % parent.clients_per_leaf:
+        return False
+    width = 8 if parent.kind == "counts" else parent.features * np.dtype(entry.train.dtype).itemsize
+    held = sum(part.entries for part in (entry.train, entry.heldout) if part is not None) * width
+    most = writer.limit.most_clients(entry.first, writer.clients_per_leaf)
+    return entry.clients >= most or held >= writer.limit.bytes
+
+
+# ---- who is known: from keys to indices
+
+
+def _index_keyed(spill: Spill, parent: Population, source: Source, account: Account, folder: Path, memory: int) -> int:
+    """Sorts the source by client id, finds the known clients, and spills all by client index. Returns n_clients."""
+    by_id = Spill(folder / "id", spill.layout, memory // SPILL_SHARE)
+    for batch in source.batches(account):
+        spill_batch(by_id, batch)
+    account.settle()
+    known = _KnownClients(parent, folder / "known", memory // SPILL_SHARE)
+    following = parent.n_clients
+    for clients in by_id.clients():
+        ids = [clients.id] if isinstance(clients, LargeClient) else clients.ids
+        index = known.look_up(keys_of(ids))
+        new = index < 0
+        index[new] = np.arange(following, following + int(new.sum()))
+        following += int(new.sum())
+        _spill_by_index(spill, index, clients)
+    return following
+
+
+class _KnownClients:
+    """Looks up clients of a population by their keys, which must come in increasing order; holds a part at a time."""
+
+    def __init__(self, parent: Population, folder: Path, memory: int):
+        spill = Spill(folder, Layout("counts", 1, None), memory)
+        for number, entry in enumerate(parent.blocks):
+            ids = parent.client_ids(number).tolist()
+            # The index of a client travels as the amount of its only token (from 1: an amount is positive).
+            keys = keys_of(ids)
+            spill.add(keys, ids)
+            spill.add_counts(
+                False, keys, np.zeros(len(ids), np.int32), np.arange(entry.first + 1, entry.first + 1 + len(ids))
+            )
+        self._parts = spill.clients()
+        self._keys = np.zeros((0, 2), np.uint64)
+        self._index = np.zeros(0, np.int64)
+
+    def _next(self) -> bool:
+        part = next(self._parts, None)
+        if part is None:
+            return False
+        self._keys = keys_of(part.ids)
+        self._index = part.train.toarray().ravel() - 1
+        return True
+
+    def look_up(self, keys: np.ndarray) -> np.ndarray:
+        """(C,) int64 index of each client, -1 if it is not known."""
+        found = np.full(len(keys), -1, np.int64)
+        if not len(keys):
+            return found
+        last = keys[-1, 0]
+        while True:
+            place = np.searchsorted(self._keys[:, 0], keys[:, 0])
+            if len(self._keys):
+                for shift in (0, 1):  # two clients may share the first 64 bits
+                    at = np.minimum(place + shift, len(self._keys) - 1)
+                    same = (self._keys[at] == keys).all(axis=1)
+                    found[same] = self._index[at[same]]
+                if self._keys[-1, 0] > last:
+                    return found
+            if not self._next():
+                return found
+
+
+def _index_matrix(spill: Spill, parent: Population, source: Source, account: Account, folder: Path, memory: int) -> int:
+    """A matrix without ids: every row is a new client. Its ids ("file:row") must not be known. Returns n_clients."""
+    known: set[str] = set()
+    files = {f"{name}:" for name in source.names}
+    for number in range(len(parent.blocks)):
+        for one in parent.client_ids(number).tolist():
+            name, _, row = one.rpartition(":")
+            if f"{name}:" in files and row.isdigit():
+                known.add(name)
+    if known:
+        raise IngestError(
+            f"Rows of {', '.join(sorted(known))} are in {parent.path} already.",
+            "To add rows to known clients give client ids; if they are other clients, rename the file.",
+        )
+    following = parent.n_clients
+    for batch in source.batches(account):
+        index = np.arange(following, following + len(batch.ids))
+        following += len(batch.ids)
+        _spill_by_index(spill, index, batch)
+    account.settle()
+    return following
+
+
+def _spill_by_index(spill: Spill, index: np.ndarray, clients: Clients | LargeClient | MatrixBatch) -> None:
+    keys = np.zeros((len(index), 2), np.uint64)
+    keys[:, 0] = index
+    spill.heldout |= clients.heldout is not None
+    if isinstance(clients, LargeClient):
+        spill.add(keys, [clients.id])
+        for heldout in (False, True):
+            for tile in clients.tiles(heldout):
+                spill.add_rows(heldout, np.repeat(keys, len(tile), axis=0), tile)
+        return
+    spill.add(keys, clients.ids)
+    for heldout, part in ((False, clients.train), (True, clients.heldout)):
+        if part is None:
+            continue
+        if isinstance(part, tuple):
+            ptr, x = part
+            spill.add_rows(heldout, np.repeat(keys, np.diff(ptr), axis=0), x)
+        else:
+            spill.add_counts(heldout, np.repeat(keys, np.diff(part.indptr), axis=0), part.indices, part.data)
+
+
+# ---- old and new data of each client together
+
+
+class _Arrivals:
+    """What was sorted by client index, handed out by ranges of the index."""
+
+    def __init__(self, clients: Iterator[Clients | LargeClient]):
+        self._clients = clients
+        self._held: Clients | LargeClient | None = None
+        self._advance()
+
+    def _advance(self) -> None:
+        self._held = next(self._clients, None)
+
+    def _first(self) -> int | None:
+        if self._held is None:
+            return None
+        return self._held.key if isinstance(self._held, LargeClient) else int(self._held.keys[0])
+
+    def any_before(self, stop: int) -> bool:
+        first = self._first()
+        return first is not None and first < stop
+
+    def before(self, stop: int | None) -> Iterator[Clients | LargeClient]:
+        """The arrivals with an index below `stop` (None: all that are left)."""
+        while self._held is not None and (stop is None or self.any_before(stop)):
+            held = self._held
+            if isinstance(held, LargeClient):
+                yield held
+                self._advance()
+                continue
+            cut = len(held.ids) if stop is None else int(np.searchsorted(held.keys, stop))
+            if cut == len(held.ids):
+                yield held
+                self._advance()
+            else:
+                self._held = _slice(held, cut, len(held.ids))
+                yield _slice(held, 0, cut)
+
+
+def _slice(clients: Clients, start: int, stop: int) -> Clients:
+    parts = [None if part is None else _rows_of(part, start, stop) for part in (clients.train, clients.heldout)]
+    return Clients(clients.keys[start:stop], clients.ids[start:stop], *parts)
+
+
+def _rows_of(part: sp.csr_matrix | Rows, start: int, stop: int) -> sp.csr_matrix | Rows:
+    if isinstance(part, tuple):
+        ptr, x = part
+        return ptr[start : stop + 1] - ptr[start], x[ptr[start] : ptr[stop]]
+    return part[start:stop]
+
+
+@dataclass
+class _Rewriting:
+    """Writes one block of the parent anew, client range by client range, with the arrivals of its clients added."""
+
+    writer: PopulationWriter
+    parent: Population
+    number: int
+    range_bytes: int
+
+    def run(self, arrivals: _Arrivals) -> None:
+        entry = self.parent.blocks[self.number]
+        self.first = entry.first
+        self.ids = self.parent.client_ids(self.number)
+        self.heldout = entry.heldout is not None
+        self.bytes = np.concatenate([[0], np.cumsum(self.parent.client_bytes(self.number))])
+        done = 0  # clients of the block that are written
+        for arrived in arrivals.before(entry.first + entry.clients):
+            if isinstance(arrived, LargeClient):
+                place = arrived.key - self.first
+                self._copy(done, place, None)
+                self._large(place, arrived.tiles(), arrived.tiles(True) if arrived.heldout is not None else None)
+                done = place + 1
+            else:
+                stop = int(arrived.keys[-1]) - self.first + 1
+                self._copy(done, stop, arrived)
+                done = stop
+        self._copy(done, entry.clients, None)
+
+    def _copy(self, start: int, stop: int, arrived: Clients | None) -> None:
+        """Clients start .. stop - 1 of the block, those that arrived included, in ranges that fit."""
+        while start < stop:
+            room = int(np.searchsorted(self.bytes, self.bytes[start] + self.range_bytes, side="right")) - 1
+            end = min(max(room, start + 1), stop)
+            mine = None
+            if arrived is not None:
+                low, high = np.searchsorted(arrived.keys, [self.first + start, self.first + end])
+                mine = _slice(arrived, int(low), int(high)) if high > low else None
+            if self.parent.kind == "rows" and self.bytes[end] - self.bytes[start] > self.range_bytes:
+                tiles = [None if mine is None or part is None else [part[1]] for part in _parts(mine)]
+                self._large(start, *tiles)
+            else:
+                merged = [self._merged(start, end, mine, heldout) for heldout in (False, True)]
+                self.writer.write(self.ids[start:end], *merged)
+            start = end
+
+    def _large(self, place: int, train: Iterable[np.ndarray] | None, heldout: Iterable[np.ndarray] | None) -> None:
+        """One client whose old or new rows do not fit, tile by tile."""
+        old = [self.parent.client_tiles(self.number, place, self.range_bytes, part) for part in (False, True)]
+        second = chain(old[1], heldout or ()) if self.heldout or heldout is not None else None
+        self.writer.write_large(str(self.ids[place]), chain(old[0], train or ()), second)
+
+    def _merged(self, start: int, stop: int, mine: Clients | None, heldout: bool) -> sp.csr_matrix | Rows | None:
+        """Old and new data of some clients; None if neither has any held out."""
+        new = _parts(mine)[heldout]
+        old = self.parent.read_clients(self.number, start, stop, heldout)
+        if old is None and new is None:
+            return None
+        clients = stop - start
+        if new is None:
+            return old
+        place = mine.keys.astype(np.int64) - self.first - start
+        lengths = np.zeros(clients, np.int64)
+        if isinstance(new, tuple):
+            ptr, x = new
+            if old is None:
+                old = np.zeros(clients + 1, np.int64), x[:0]
+            owner = np.concatenate([np.repeat(np.arange(clients), np.diff(old[0])), np.repeat(place, np.diff(ptr))])
+            order = np.argsort(owner, kind="stable")  # old rows come before new ones
+            return np.searchsorted(owner[order], np.arange(clients + 1)), np.concatenate([old[1], x])[order]
+        lengths[place] = np.diff(new.indptr)
+        indptr = np.concatenate([[0], np.cumsum(lengths)])
+        wide = sp.csr_matrix((new.data, new.indices, indptr), shape=(clients, new.shape[1]))
+        return wide if old is None else old + wide
+
+
+def _parts(clients: Clients | None) -> tuple:
+    return (None, None) if clients is None else (clients.train, clients.heldout)

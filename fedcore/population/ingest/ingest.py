@@ -1,0 +1,227 @@
+"""From files to a population: streaming, whole clients whatever the order of the rows, memory bounded at any size.
+
+keyed sources (client ids beside the rows)   rows are spilled and sorted by client; clients are ordered by a
+                                             stable hash of their id, so that file order changes nothing
+matrices with a client in each row           row order is kept, nothing is spilled
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import JsonValue
+
+from fedcore.errors import IngestError
+from fedcore.population import layout
+from fedcore.population.blocks import Kind
+from fedcore.population.ingest import append as appending
+from fedcore.population.ingest import sources
+from fedcore.population.ingest.batches import Account, Source
+from fedcore.population.ingest.sources import Format, Options, Where
+from fedcore.population.ingest.sources_text import Tokeniser
+from fedcore.population.ingest.spill import Clients, LargeClient, Layout, Spill, spill_batch, write_clients
+from fedcore.population.manifest import Provenance
+from fedcore.population.sizing import CLIENTS_PER_LEAF
+from fedcore.population.store import Population
+from fedcore.population.writer import PopulationWriter
+
+MEMORY = 512 << 20
+LEAST_MEMORY = 16 << 20
+# Shares of `memory`: what a batch, the spill's buffer and an array that is being written may hold. Sorting a full
+# buffer takes several times its size, which is why the shares are small.
+BATCH_SHARE, SPILL_SHARE, STREAM_SHARE = 12, 16, 16
+
+
+def ingest(
+    source: Where,
+    dest: str | Path,
+    *,
+    format: Format | None = None,
+    kind: Kind | None = None,
+    client: str | None = None,
+    token: str | None = None,
+    count: str | None = None,
+    columns: Sequence[str] | None = None,
+    features: int | None = None,
+    vocabulary: str | Path | Sequence[str] | None = None,
+    heldout: Where | None = None,
+    dtype: str | None = None,
+    array: str | None = None,
+    prefix: str | None = None,
+    heldout_prefix: str | None = None,
+    tokeniser: Tokeniser = "words",
+    delimiter: str | None = None,
+    append: bool = False,
+    memory: int = MEMORY,
+    tolerance: int = 0,
+    clients_per_leaf: int | None = None,
+    clients_per_block: int | None = None,
+    nominal_clients: int | None = None,
+    public_for_evaluation: str | None = None,
+    ledger: dict[str, str] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Population:
+    """Makes a population from files, or with append=True a new version of the one at `dest`.
+
+    source: a file, a folder, a glob pattern, or a list of these; heldout: the same clients' held-out data, likewise
+    format: csv, parquet, npz, npy or text; found out from the file names if None
+    kind:   counts or rows; found out if None
+
+    csv, parquet: client, token, count name the columns (default: client, token, and count if there is one, else every
+        row counts one); tokens are looked up in `vocabulary` (a file with one token a line, or a sequence), and without
+        one are whole numbers below `features`. Dense rows: `columns`, by default all but the client's; empty = missing.
+    npz: dense rows `array` (default x) with ids `client` (default client); or a CSR matrix of counts, one client a
+        row, as written by scipy.sparse.save_npz, or with a `prefix` (train: train_data, train_indices, train_indptr,
+        train_shape) and a `heldout_prefix`; an array `vocab` is the vocabulary.
+    npy: dense rows; client names the NPY file with the ids.
+    text: a folder; client is "file" (default) or "folder"; tokeniser is "words" or "identifiers".
+
+    dtype: of dense rows; by default what holds the source's values exactly
+    memory: bytes that the ingest may hold beside the interpreter, at any size of the input
+    tolerance: bad rows that are left out rather than fail the ingest
+    nominal_clients, public_for_evaluation, ledger: see `PopulationWriter`; clients_per_leaf: 1024 by default;
+        clients_per_block: by default as suits this machine (`fedcore.population.sizing`)
+    progress: called with (files done, files)
+
+    Appending keeps the population's id, ledger, leaf size, features and vocabulary; known clients keep their place, new
+    rows are added to theirs; earlier versions stay readable. A version made by appending is public for evaluation
+    only if the reason is given again.
+
+    Raises IngestError if the source is unusable (bad rows are listed with file and line), PopulationError if the
+    population cannot be written. Nothing is then visible.
+    """
+    if memory < LEAST_MEMORY:
+        raise IngestError(f"The memory limit of {memory} bytes is too small.", f"Allow at least {LEAST_MEMORY} bytes.")
+    if tolerance < 0:
+        raise IngestError("The tolerance is a number of bad rows.", "Use 0 or more.")
+    path = layout.writable(dest)
+    options = Options(
+        format,
+        kind,
+        client,
+        token,
+        count,
+        columns,
+        features,
+        vocabulary,
+        heldout,
+        dtype,
+        array,
+        prefix,
+        heldout_prefix,
+        tokeniser,
+        delimiter,
+    )
+    parent = Population.open(path) if append else None
+    if parent is not None:
+        options = appending.completed(options, parent)
+    opened = sources.source_of(source, options, memory // BATCH_SHARE, progress)
+    account = Account(tolerance)
+    if parent is None:
+        writer = PopulationWriter(
+            path,
+            opened.kind,
+            opened.features,
+            dtype=opened.dtype or "float32",
+            clients_per_leaf=CLIENTS_PER_LEAF if clients_per_leaf is None else clients_per_leaf,
+            clients_per_block=clients_per_block,
+            vocabulary=opened.vocabulary,
+            nominal_clients=nominal_clients,
+            public_for_evaluation=public_for_evaluation,
+            ledger=ledger,
+            stream_bytes=memory // STREAM_SHARE,
+        )
+    else:
+        appending.refuse_mismatch(parent, opened, clients_per_leaf, ledger, public_for_evaluation)
+        changes = {"public_for_evaluation": public_for_evaluation, "stream_bytes": memory // STREAM_SHARE}
+        if clients_per_block is not None:
+            changes["clients_per_block"] = clients_per_block
+        if nominal_clients is not None:
+            changes["nominal_clients"] = nominal_clients
+        writer = PopulationWriter.extending(parent, **changes)
+    with writer, _spill_folder(path) as folder, layout.named_os_errors(path):
+        if parent is not None:
+            appending.append(writer, parent, opened, account, folder, memory)
+        elif opened.keyed:
+            for clients in sorted_clients(opened, account, folder, memory // SPILL_SHARE):
+                write_clients(writer, clients)
+        else:
+            for batch in opened.batches(account):
+                writer.write(batch.ids, batch.train, batch.heldout)
+            account.settle()
+        if writer.clients == 0:
+            raise IngestError(f"The source {source} holds no client.", "Give at least one good row.")
+        return writer.commit(
+            Provenance(
+                sources=opened.names,
+                options=_stated(options),
+                dropped_tokens=account.dropped_tokens,
+                bad_rows=account.bad,
+            )
+        )
+
+
+@contextmanager
+def _spill_folder(path: Path) -> Iterator[Path]:
+    """A folder for spilled records, below the population; it is gone afterwards."""
+    folder = path / layout.SPILL
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def sorted_clients(source: Source, account: Account, folder: Path, memory: int) -> Iterator[Clients | LargeClient]:
+    """All clients of a keyed source, in the order of the hash of their ids. Settles the account before the first."""
+    spill = Spill(folder, Layout(source.kind, source.features, source.dtype), memory)
+    for batch in source.batches(account):
+        spill_batch(spill, batch)
+    account.settle()
+    yield from spill.clients()
+
+
+def _stated(options: Options) -> dict[str, JsonValue]:
+    """The options that were given, without paths: a manifest tells nothing about the machine."""
+    stated: dict[str, JsonValue] = {}
+    for name in Options.__slots__:
+        value = getattr(options, name)
+        if value is None or name in ("vocabulary", "heldout"):
+            continue
+        if isinstance(value, str):
+            stated[name] = Path(value).name if name == "client" else value
+        else:
+            stated[name] = value if isinstance(value, int) else [str(one) for one in value]
+    return stated
+
+
+def describe(population: Population) -> dict[str, JsonValue]:
+    """What an operator wants to know about a population: counts, sizes, origin. Nothing of its content."""
+    made = population.manifest
+    heldout = sum(block.heldout.total for block in made.blocks if block.heldout is not None)
+    unit = "tokens" if made.kind == "counts" else "rows"
+    return {
+        "path": str(population.path),
+        "population_id": made.population_id,
+        "version": made.version,
+        "versions": population.versions(),
+        "kind": made.kind,
+        "dtype": made.dtype,
+        "clients": made.n_clients,
+        "nominal_clients": made.nominal_clients,
+        "features": made.features,
+        unit: made.n_rows,
+        f"heldout_{unit}": heldout if made.has_heldout else None,
+        "entries": sum(block.train.entries for block in made.blocks),
+        "blocks": len(made.blocks),
+        "clients_per_leaf": made.clients_per_leaf,
+        "bytes": sum(block.bytes for block in made.blocks),
+        "vocabulary": None if made.vocabulary is None else made.vocabulary.size,
+        "ledger": None if made.ledger is None else made.ledger.model_dump(),
+        "public_for_evaluation": made.public_reason if made.public_for_evaluation else None,
+        "sources": list(made.provenance.sources),
+        "dropped_tokens": made.provenance.dropped_tokens,
+        "bad_rows": made.provenance.bad_rows,
+    }

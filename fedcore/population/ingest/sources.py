@@ -1,0 +1,171 @@
+"""Finding out what a source is: which files, which format, which reader."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from fedcore.errors import IngestError
+from fedcore.population.blocks import Kind
+from fedcore.population.ingest.batches import Source, read_vocabulary
+from fedcore.population.ingest.sources_array import DenseSource, MatrixSource, array_names
+from fedcore.population.ingest.sources_table import TableSource, column_names, delimiter_of
+from fedcore.population.ingest.sources_text import TextSource, Tokeniser, text_files
+
+Format = Literal["csv", "parquet", "npz", "npy", "text"]
+SUFFIXES: dict[str, Format] = {
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".npz": "npz",
+    ".npy": "npy",
+}
+Where = str | Path | Sequence[str | Path]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the user said about the source; None: find out. See `fedcore.population.ingest.ingest.ingest`."""
+
+    format: Format | None = None
+    kind: Kind | None = None
+    client: str | None = None
+    token: str | None = None
+    count: str | None = None
+    columns: Sequence[str] | None = None
+    features: int | None = None
+    vocabulary: str | Path | Sequence[str] | None = None
+    heldout: Where | None = None
+    dtype: str | None = None
+    array: str | None = None
+    prefix: str | None = None
+    heldout_prefix: str | None = None
+    tokeniser: Tokeniser = "words"
+    delimiter: str | None = None
+
+
+def files_of(where: Where) -> list[Path]:
+    """The files of a path, a glob pattern, a folder, or a list of these; sorted within each. Raises IngestError."""
+    if not isinstance(where, (str, Path)):
+        return [file for one in where for file in files_of(one)]
+    path = Path(where)
+    if path.is_dir():
+        files = [file for file in text_files(path) if file.suffix in SUFFIXES]
+    elif path.exists():
+        files = [path]
+    else:
+        files = sorted(Path(name) for name in glob.glob(str(where), recursive=True) if os.path.isfile(name))
+    if not files:
+        raise IngestError(f"There is nothing to ingest at {where}.", "Check the path.")
+    return files
+
+
+def format_of(where: Where, wanted: Format | None) -> Format:
+    """The format, from the files' suffixes unless it is named. Raises IngestError."""
+    if wanted is not None:
+        if wanted not in (*SUFFIXES.values(), "text"):
+            known = ", ".join(sorted({*SUFFIXES.values(), "text"}))
+            raise IngestError(f"There is no source format {wanted!r}.", f"Use one of {known}.")
+        return wanted
+    if isinstance(where, (str, Path)) and Path(where).is_dir():
+        files = text_files(Path(where))
+        if not files:
+            raise IngestError(f"The folder {where} holds no file.", "Check the path.")
+        if not any(file.suffix in SUFFIXES for file in files):
+            return "text"
+    found = {SUFFIXES.get(file.suffix) for file in files_of(where)}
+    if len(found) > 1 or None in found:
+        shown = ", ".join(sorted(str(one) for one in found))
+        raise IngestError(f"The format of {where} is not clear from the file names ({shown}).", "Name the format.")
+    return found.pop()
+
+
+def source_of(
+    where: Where, options: Options, memory: int, progress: Callable[[int, int], None] | None = None
+) -> Source:
+    """The reader for this source. memory: bytes that one batch may take. Raises IngestError."""
+    form = format_of(where, options.format)
+    vocabulary = None if options.vocabulary is None else read_vocabulary(options.vocabulary)
+    if form == "text":
+        source = _text(where, options, vocabulary, progress)
+    else:
+        files = files_of(where)
+        heldout = [] if options.heldout is None else files_of(options.heldout)
+        if form in ("csv", "parquet"):
+            source = _table(files, heldout, options, vocabulary, memory, progress)
+        else:
+            source = _arrays(form, files, heldout, options, memory, progress)
+    if options.features not in (None, source.features):
+        raise IngestError(f"The source has {source.features} features, not {options.features}.", "Correct the number.")
+    if vocabulary is not None:
+        if source.kind != "counts":
+            raise IngestError("Dense rows have no vocabulary.", "Leave it out, or ingest counts.")
+        if len(vocabulary) != source.features:
+            raise IngestError(
+                f"The vocabulary has {len(vocabulary)} tokens, the source {source.features} columns.", "Use its own."
+            )
+        if source.vocabulary not in (None, vocabulary):
+            raise IngestError("The source brings a vocabulary of its own, another than the one given.", "Use its own.")
+        source.vocabulary = vocabulary
+    return source
+
+
+def _text(where: Where, options: Options, vocabulary, progress) -> TextSource:
+    if options.kind == "rows":
+        raise IngestError("Text gives counts, not dense rows.", "Leave the kind out.")
+    if vocabulary is None:
+        raise IngestError("Text needs a public vocabulary.", "Give a vocabulary file with one token a line.")
+    if not isinstance(where, (str, Path)) or not isinstance(options.heldout, (str, Path, type(None))):
+        raise IngestError("Text is read from one folder.", "Name one folder.")
+    heldout = None if options.heldout is None else Path(options.heldout)
+    return TextSource(Path(where), vocabulary, options.tokeniser, options.client or "file", heldout, progress)
+
+
+def _table(files, heldout, options: Options, vocabulary, memory: int, progress) -> TableSource:
+    names = column_names(files[0], delimiter_of(files[0], options.delimiter))
+    kind = options.kind or ("counts" if options.token is not None or "token" in names else "rows")
+    count = options.count or ("count" if kind == "counts" and "count" in names else None)
+    return TableSource(
+        files,
+        kind,
+        options.client or "client",
+        options.token or "token",
+        count,
+        columns=options.columns,
+        vocabulary=vocabulary,
+        features=options.features,
+        heldout=heldout,
+        delimiter=options.delimiter,
+        wanted_dtype=options.dtype,
+        memory=memory,
+        progress=progress,
+    )
+
+
+def _arrays(form: Format, files, heldout, options: Options, memory: int, progress) -> Source:
+    array, prefix, heldout_prefix = options.array or "x", options.prefix, options.heldout_prefix
+    known = array_names(files[0]) if form == "npz" else []
+    matrix = form == "npz" and (prefix is not None or "indptr" in known or "train_indptr" in known)
+    if not matrix:
+        client = options.client or "client"
+        if form == "npy" and options.client is None:
+            raise IngestError("Rows in an NPY file need client ids in another.", "Name that file (client=ids.npy).")
+        return DenseSource(files, client, array, options.kind or "rows", heldout, options.dtype, memory, progress)
+    if options.kind == "rows":
+        raise IngestError(f"{files[0]} holds sparse counts, not dense rows.", "Leave the kind out.")
+    if heldout:
+        raise IngestError(
+            "The held-out part of a sparse matrix is another matrix in the same file.",
+            "Name it by its prefix (heldout_prefix).",
+        )
+    if prefix is None:
+        prefix = "" if "indptr" in known else "train"
+        if prefix == "train" and heldout_prefix is None and "test_indptr" in known:
+            heldout_prefix = "test"
+    ends = [None if one is None else (f"{one}_" if one else "") for one in (prefix, heldout_prefix)]
+    return MatrixSource(files, ends[0], ends[1], options.client, memory, progress)

@@ -1,0 +1,276 @@
+"""CSV and Parquet files as sources: long counts (client, token, count) or dense rows (client, features...)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from fedcore.errors import IngestError
+from fedcore.population.blocks import Kind
+from fedcore.population.ingest import csv_blocks
+from fedcore.population.ingest.batches import Account, Batch, bad_counts, count_fault, unusable
+
+Where = Callable[[int], str]
+PARQUET = (".parquet", ".pq")
+
+
+def column_names(file: Path, delimiter: str) -> list[str]:
+    """Names of the columns of a CSV or Parquet file. Raises IngestError."""
+    return _open_parquet(file).schema_arrow.names if file.suffix in PARQUET else csv_blocks.header(file, delimiter)
+
+
+def delimiter_of(file: Path, delimiter: str | None) -> str:
+    return delimiter or ("\t" if file.suffix == ".tsv" else ",")
+
+
+def _open_parquet(file: Path):
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    try:
+        return parquet.ParquetFile(file)
+    except (OSError, pa.ArrowException) as error:
+        raise IngestError(f"{file} cannot be read as a Parquet file.", "Check that the file is whole.") from error
+
+
+@dataclass
+class TableSource:
+    """CSV (with a header line) or Parquet files.
+
+    counts: columns client, token and count (None: every row counts one); tokens are looked up in `vocabulary`, or are
+            whole numbers 0 .. features - 1
+    rows:   columns client and `columns` (None: all others), empty or NaN = missing
+    heldout: files of the same form
+    """
+
+    files: Sequence[Path]
+    kind: Kind
+    client: str = "client"
+    token: str = "token"
+    count: str | None = None
+    columns: Sequence[str] | None = None
+    vocabulary: tuple[str, ...] | None = None
+    features: int | None = None
+    heldout: Sequence[Path] = ()
+    delimiter: str | None = None
+    wanted_dtype: str | None = None
+    memory: int = 64 << 20
+    progress: Callable[[int, int], None] | None = None
+    keyed: bool = True
+    dtype: str | None = None
+    names: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self):
+        self.names = tuple(file.name for file in self.files)
+        if self.kind == "counts":
+            self.columns = (self.token,) if self.count is None else (self.token, self.count)
+            if self.vocabulary is not None:
+                self.features = len(self.vocabulary)
+            if not self.features:
+                raise IngestError(
+                    "Tokens need a vocabulary, or feature ids a number of features.",
+                    "Give vocabulary=FILE or features=N.",
+                )
+        for file in (*self.files, *self.heldout):
+            names = column_names(file, delimiter_of(file, self.delimiter))
+            if self.columns is None:
+                self.columns = tuple(name for name in names if name != self.client)
+            for name in (self.client, *self.columns):
+                if name not in names:
+                    shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+                    raise IngestError(f"{file} has no column {name!r}.", f"Its columns are {shown}.")
+        if self.kind == "rows":
+            if not self.columns:
+                raise IngestError(
+                    f"{self.files[0]} has no feature column.", "Give at least one column beside the client."
+                )
+            if self.features not in (None, len(self.columns)):
+                raise IngestError(
+                    f"The files have {len(self.columns)} feature columns, not {self.features}.", "Name the columns."
+                )
+            self.features = len(self.columns)
+            self.dtype = self.wanted_dtype or "float64"
+
+    def batches(self, account: Account) -> Iterator[Batch]:
+        files = [(False, file) for file in self.files] + [(True, file) for file in self.heldout]
+        for number, (heldout, file) in enumerate(files):
+            yield from (self._parquet if file.suffix in PARQUET else self._csv)(account, heldout, file)
+            if self.progress is not None:
+                self.progress(number + 1, len(files))
+
+    # ---- CSV
+
+    def _csv(self, account: Account, heldout: bool, file: Path) -> Iterator[Batch]:
+        delimiter = delimiter_of(file, self.delimiter)
+        names = csv_blocks.header(file, delimiter)
+        size = max(self.memory // 24, 1 << 12)
+        for block in csv_blocks.without_header(csv_blocks.blocks(file, size)):
+            table = csv_blocks.parse_quickly(block, names, self._types(), delimiter)
+            if table is None:
+                yield self._slow_csv(account, heldout, file, block, names, delimiter)
+                continue
+            columns = [table.column(name).combine_chunks() for name in (self.client, *self.columns)]
+
+            def where(row: int, line=block.line) -> str:
+                return f"{file.name}, line {line + row}"
+
+            yield self._checked(account, heldout, columns[0], columns[1:], where)
+
+    def _types(self) -> dict:
+        import pyarrow as pa
+
+        if self.kind == "rows":
+            return {self.client: pa.string(), **dict.fromkeys(self.columns, pa.float64())}
+        types = {self.client: pa.string(), self.token: pa.int64() if self.vocabulary is None else pa.string()}
+        if self.count is not None:
+            types[self.count] = pa.float64()
+        return types
+
+    def _slow_csv(self, account, heldout, file, block, names, delimiter) -> Batch:
+        import pyarrow as pa
+
+        places = [names.index(name) for name in (self.client, *self.columns)]
+        text_token = self.kind == "counts" and self.vocabulary is not None
+        lines: list[int] = []
+        columns: list[list] = [[] for _ in places]
+        for line, fields in csv_blocks.records(file, block, delimiter):
+            if len(fields) != len(names):
+                account.reject(f"{file.name}, line {line}", f"{len(fields)} columns instead of {len(names)}")
+                continue
+            values: list = [fields[places[0]]]
+            fault = ""
+            for position, place in enumerate(places[1:]):
+                text = fields[place]
+                if position == 0 and text_token:
+                    values.append(text)
+                    continue
+                try:
+                    if position == 0 and self.kind == "counts":
+                        if "_" in text or not -(2**63) <= int(text) < 2**63:
+                            raise ValueError(text)
+                        values.append(int(text))
+                    else:
+                        values.append(csv_blocks.number(text))
+                except ValueError:
+                    feature = self.kind == "counts" and position == 0
+                    fault = f"unknown feature id {text!r}" if feature else f"{names[place]} is not a number: {text!r}"
+                    break
+            if fault:
+                account.reject(f"{file.name}, line {line}", fault)
+                continue
+            lines.append(line)
+            for column, value in zip(columns, values, strict=True):
+                column.append(value)
+        arrays = [
+            pa.array(column, type=kind, from_pandas=False)
+            for column, kind in zip(columns, self._types().values(), strict=True)
+        ]
+        return self._checked(account, heldout, arrays[0], arrays[1:], lambda row: f"{file.name}, line {lines[row]}")
+
+    # ---- Parquet
+
+    def _parquet(self, account: Account, heldout: bool, file: Path) -> Iterator[Batch]:
+        import pyarrow as pa
+
+        opened = _open_parquet(file)
+        step = max(self.memory // (32 * (len(self.columns) + 4)), 64)
+        first = 0
+        try:
+            for records in opened.iter_batches(step, columns=list((self.client, *self.columns)), use_threads=False):
+                columns = [self._cast(file, name, records.column(name)) for name in (self.client, *self.columns)]
+
+                def where(row: int, first=first) -> str:
+                    return f"{file.name}, row {first + row}"
+
+                yield self._checked(account, heldout, columns[0], columns[1:], where)
+                first += records.num_rows
+        except (OSError, pa.ArrowException) as error:
+            raise IngestError(f"{file} is truncated or damaged.", "Copy or download it again.") from error
+
+    def _cast(self, file: Path, name: str, column):
+        """The column in the type that is needed. Raises IngestError for the wrong type."""
+        import pyarrow as pa
+        import pyarrow.compute as compute
+
+        wanted = self._types()[name]
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+        kind = column.type
+        text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+        whole = pa.types.is_integer(kind)
+        fine = text or (whole and name == self.client) if pa.types.is_string(wanted) else whole
+        if pa.types.is_floating(wanted):
+            fine = whole or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+            if pa.types.is_boolean(kind):
+                column = column.cast(pa.int8())
+        if not fine:
+            raise IngestError(f"{file}: the column {name!r} is of type {kind}.", f"It should be {wanted}; convert it.")
+        return compute.cast(column, wanted, safe=False)
+
+    # ---- both
+
+    def _checked(self, account: Account, heldout: bool, clients, columns, where: Where) -> Batch:
+        """A batch of the good rows; the bad ones go to the account."""
+        good = np.ones(len(clients), bool)
+        coded = clients.dictionary_encode()
+        names = coded.dictionary.to_pylist()
+        faults = [unusable(name) for name in names]
+        codes = coded.indices.fill_null(len(names)).to_numpy(zero_copy_only=False).astype(np.int64)
+        if any(faults) or clients.null_count:
+            faults.append("the client id is missing")
+            good = ~np.array([bool(fault) for fault in faults])[codes]
+            account.reject_all(np.flatnonzero(~good), where, lambda row: faults[codes[row]])
+        if self.kind == "rows":
+            batch = self._rows(account, columns, where, good)
+            return Batch(heldout, *self._renamed(names, codes[good]), x=batch[good])
+        tokens, amounts = self._counts(account, columns, where, good)
+        unique, codes = self._renamed(names, codes[good])
+        tokens, amounts = tokens[good], amounts[good]
+        known = (tokens >= 0) & (amounts > 0)
+        account.dropped_tokens += int(amounts[tokens < 0].sum())
+        return Batch(heldout, unique, codes[known], tokens[known].astype(np.int32), amounts[known])
+
+    @staticmethod
+    def _renamed(names: list[str], codes: np.ndarray) -> tuple[list[str], np.ndarray]:
+        """Only the clients that still have a row."""
+        if not len(codes):
+            return [], codes
+        kept, codes = np.unique(codes, return_inverse=True)
+        return [names[code] for code in kept.tolist()], codes
+
+    def _rows(self, account: Account, columns, where: Where, good: np.ndarray) -> np.ndarray:
+        x = np.empty((len(good), len(columns)), self.dtype)
+        with np.errstate(over="ignore"):
+            for place, column in enumerate(columns):
+                x[:, place] = column.fill_null(np.nan).to_numpy(zero_copy_only=False)
+        rows = np.flatnonzero(np.isinf(x).any(axis=1) & good)
+        account.reject_all(rows, where, lambda row: f"{self.columns[int(np.isinf(x[row]).argmax())]} is infinite")
+        good[rows] = False
+        return x
+
+    def _counts(self, account: Account, columns, where: Where, good: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(token or -1 if out of the vocabulary, amount) of every row; clears `good` for bad rows."""
+        import pyarrow as pa
+        import pyarrow.compute as compute
+
+        missing = columns[0].is_null().to_numpy(zero_copy_only=False) & good
+        account.reject_all(np.flatnonzero(missing), where, lambda row: "the token is missing")
+        good[missing] = False
+        if self.vocabulary is None:
+            tokens = columns[0].fill_null(0).to_numpy(zero_copy_only=False)
+            rows = np.flatnonzero(((tokens < 0) | (tokens >= self.features)) & good)
+            account.reject_all(rows, where, lambda row: f"unknown feature id {tokens[row]}")
+            good[rows] = False
+        else:
+            found = compute.index_in(columns[0], value_set=pa.array(self.vocabulary, pa.string()))
+            tokens = found.fill_null(-1).to_numpy(zero_copy_only=False)
+        if self.count is None:
+            return tokens, np.ones(len(good), np.int64)
+        values = columns[1].fill_null(np.nan).to_numpy(zero_copy_only=False)
+        rows = np.flatnonzero(bad_counts(values) & good)
+        account.reject_all(rows, where, lambda row: count_fault(float(values[row])))
+        good[rows] = False
+        return tokens, np.where(good, values, 0).astype(np.int64)

@@ -1,0 +1,350 @@
+"""Bringing the rows of each client together in bounded memory: an external sort by key.
+
+Records are buffered; when the buffer is full they are distributed over files by ranges of the key (Knuth, The Art of
+Computer Programming 3, section 5.4: distribution). A file that is still too large is distributed again. What is left
+too large is one client, which is handed on in tiles. Rows of a client keep the order in which they came.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import scipy.sparse as sp
+
+from fedcore.errors import IngestError
+from fedcore.population import identifiers
+from fedcore.population.blocks import Kind
+from fedcore.population.checks import LARGEST_COUNT, Rows
+from fedcore.population.ingest.batches import Batch
+from fedcore.population.writer import PopulationWriter
+
+FAN_OUT = 64
+ID_COST = 48  # bytes that one logged id costs while it is sorted, beside its record and text
+KEY = [("k1", "<u8"), ("k2", "<u8")]
+ID = np.dtype([*KEY, ("length", "<i8")])
+LAST_KEY = 2**64 - 1
+LOGS = ("train", "heldout", "ids", "text")
+
+
+def keys_of(ids: Sequence[str]) -> np.ndarray:
+    """(C, 2) uint64: a stable 128-bit name of each id (BLAKE2b). Clients are ordered by its first 64 bits."""
+    digests = b"".join(hashlib.blake2b(one.encode("utf-8"), digest_size=16).digest() for one in ids)
+    return np.frombuffer(digests, "<u8").reshape(-1, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What a record is. dtype: of dense rows; None for counts."""
+
+    kind: Kind
+    features: int
+    dtype: str | None
+
+    @property
+    def record(self) -> np.dtype:
+        if self.kind == "counts":
+            return np.dtype([*KEY, ("token", "<i4"), ("amount", "<i8")])
+        return np.dtype([*KEY, ("x", self.dtype, (self.features,))])
+
+
+@dataclass(frozen=True, slots=True)
+class Clients:
+    """Whole clients in the order of their keys. keys: (C,) uint64, the first key; heldout None if none has any."""
+
+    keys: np.ndarray
+    ids: list[str]
+    train: sp.csr_matrix | Rows
+    heldout: sp.csr_matrix | Rows | None
+
+
+@dataclass(frozen=True, slots=True)
+class LargeClient:
+    """One client with more dense rows than fit in memory; each call reads its tiles again from the disk."""
+
+    key: int
+    id: str
+    train: Path
+    heldout: Path | None
+    layout: Layout
+    step: int
+
+    def tiles(self, heldout: bool = False) -> Iterator[np.ndarray]:
+        file = self.heldout if heldout else self.train
+        if file is not None:
+            for records in _pieces(file, self.layout.record, self.step):
+                yield records["x"]
+
+
+@dataclass
+class _Bucket:
+    """Files of one range of keys."""
+
+    folder: Path
+    size: int = 0
+    low: int = LAST_KEY
+    high: int = 0
+    one_client: tuple[int, int] | None = None
+    many: bool = False
+
+    def file(self, log: str) -> Path:
+        return self.folder / log
+
+    def note(self, ids: np.ndarray) -> None:
+        self.low, self.high = min(self.low, int(ids["k1"].min())), max(self.high, int(ids["k1"].max()))
+        first = (int(ids["k1"][0]), int(ids["k2"][0]))
+        self.one_client = self.one_client or first
+        self.many = (
+            self.many or first != self.one_client or bool(((ids["k1"] != first[0]) | (ids["k2"] != first[1])).any())
+        )
+
+
+@dataclass
+class Spill:
+    """Collects records by key and hands whole clients on in the order of (k1, k2).
+
+    folder: for its files, made when needed; memory: bytes that may be held (a few times this while sorting)
+    low, high: where the first keys lie; keys outside are allowed
+    """
+
+    folder: Path
+    layout: Layout
+    memory: int
+    low: int = 0
+    high: int = LAST_KEY
+    heldout: bool = False  # whether there is a held-out part, if only an empty one
+    fan_out: int = FAN_OUT
+    _held: dict[str, list] = field(default_factory=lambda: {log: [] for log in LOGS})
+    _size: int = 0
+    _named: np.ndarray | None = None
+    _buckets: list[_Bucket] | None = None
+
+    # ---- in
+
+    def add(self, keys: np.ndarray, ids: Sequence[str]) -> None:
+        """Names clients: keys (C, 2), ids (C). Every client must be named at least once."""
+        if not len(ids):
+            return
+        fresh = self._fresh(keys)
+        if not fresh.all():
+            keys, ids = keys[fresh], [ids[place] for place in np.flatnonzero(fresh).tolist()]
+            if not ids:
+                return
+        text, lengths = identifiers.encode(list(ids))
+        record = np.empty(len(ids), ID)
+        record["k1"], record["k2"], record["length"] = keys[:, 0], keys[:, 1], lengths
+        self._hold("ids", record)
+        self._hold("text", text)
+
+    def _fresh(self, keys: np.ndarray) -> np.ndarray:
+        """(C,) bool: False only for clients that were named before; a small cache, so some are named again."""
+        if self._named is None:
+            size = 1 << max((self.memory // 64).bit_length() - 1, 4)
+            self._named = np.full((size, 2), LAST_KEY, np.uint64)
+        slot = (keys[:, 0] & np.uint64(len(self._named) - 1)).astype(np.int64)
+        fresh = (self._named[slot] != keys).any(axis=1)
+        self._named[slot] = keys
+        return fresh
+
+    def add_counts(self, heldout: bool, keys: np.ndarray, tokens: np.ndarray, amounts: np.ndarray) -> None:
+        """keys (n, 2), tokens (n,), amounts (n,) int64: one count each."""
+        record = np.empty(len(tokens), self.layout.record)
+        record["k1"], record["k2"], record["token"], record["amount"] = keys[:, 0], keys[:, 1], tokens, amounts
+        self._hold("heldout" if heldout else "train", record)
+
+    def add_rows(self, heldout: bool, keys: np.ndarray, x: np.ndarray) -> None:
+        """keys (n, 2), x (n, D): one dense row each."""
+        record = np.empty(len(x), self.layout.record)
+        record["k1"], record["k2"], record["x"] = keys[:, 0], keys[:, 1], x
+        self._hold("heldout" if heldout else "train", record)
+
+    def _hold(self, log: str, records: np.ndarray) -> None:
+        if len(records):
+            self._held[log].append(records)
+            self._size += records.nbytes + (ID_COST * len(records) if log == "ids" else 0)
+        # Ids and their text are cut together, so the buffer is only emptied when both are in.
+        if self._size > self.memory and log != "ids":
+            self._distribute()
+
+    def _take(self, log: str, dtype: np.dtype) -> np.ndarray:
+        pieces, self._held[log] = self._held[log], []
+        return np.concatenate(pieces) if pieces else np.zeros(0, dtype)
+
+    def _distribute(self) -> None:
+        """Empties the buffer into the files of the buckets."""
+        if self._buckets is None:
+            self._buckets = [_Bucket(self.folder / f"{number:02d}") for number in range(self.fan_out)]
+            for bucket in self._buckets:
+                bucket.folder.mkdir(parents=True, exist_ok=True)
+        for log in ("train", "heldout"):
+            records = self._take(log, self.layout.record)
+            order, bounds = self._ranges(records["k1"])
+            for bucket, low, high in zip(self._buckets, bounds[:-1], bounds[1:], strict=True):
+                if high > low:
+                    _append(bucket.file(log), records[order[low:high]])
+                    bucket.size += int(high - low) * records.itemsize
+        ids, text = self._take("ids", ID), self._take("text", np.dtype(np.uint8))
+        starts = np.concatenate([[0], np.cumsum(ids["length"])])
+        order, bounds = self._ranges(ids["k1"])
+        for bucket, low, high in zip(self._buckets, bounds[:-1], bounds[1:], strict=True):
+            if high > low:
+                chosen = order[low:high]
+                _append(bucket.file("ids"), ids[chosen])
+                _append(bucket.file("text"), text[_spans(starts[chosen], ids["length"][chosen])])
+                bucket.note(ids[chosen])
+                bucket.size += len(chosen) * (ID.itemsize + ID_COST)
+        self._size = 0
+
+    def _ranges(self, k1: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(stable order by bucket, bounds (fan_out + 1,) of the buckets in that order)."""
+        width = np.uint64((self.high - self.low) // self.fan_out + 1)
+        inside = np.clip(k1, np.uint64(self.low), np.uint64(self.high)) - np.uint64(self.low)
+        number = (inside // width).astype(np.uint8)
+        order = np.argsort(number, kind="stable")
+        return order, np.concatenate([[0], np.cumsum(np.bincount(number, minlength=self.fan_out))])
+
+    # ---- out
+
+    def clients(self) -> Iterator[Clients | LargeClient]:
+        """Every client once, in the order of (k1, k2); empties the spill."""
+        if self._buckets is None:
+            if self._held["ids"]:
+                logs = [self._take(log, self.layout.record) for log in LOGS[:2]]
+                yield self._sorted(*logs, self._take("ids", ID), self._take("text", np.dtype(np.uint8)))
+            return
+        self._distribute()
+        for bucket in self._buckets:
+            if bucket.one_client is None:
+                continue
+            if bucket.size <= self.memory or (bucket.many and bucket.low == bucket.high):
+                yield self._sorted(*(_load(bucket.file(log), self._dtype(log)) for log in LOGS))
+            elif not bucket.many:
+                yield self._large(bucket)
+            else:
+                yield from self._again(bucket)
+            shutil.rmtree(bucket.folder, ignore_errors=True)
+
+    def _dtype(self, log: str) -> np.dtype:
+        return {"ids": ID, "text": np.dtype(np.uint8)}.get(log, self.layout.record)
+
+    def _again(self, bucket: _Bucket) -> Iterator[Clients | LargeClient]:
+        """Distributes a bucket that is too large over a finer range."""
+        parts = min(2 * bucket.size // max(self.memory, 1) + 2, FAN_OUT)
+        place = bucket.folder / "finer"
+        finer = Spill(place, self.layout, self.memory, bucket.low, bucket.high, self.heldout, parts)
+        step = max(self.memory // 4, 1)
+        for log in ("train", "heldout"):
+            for records in _pieces(bucket.file(log), self.layout.record, max(step // self.layout.record.itemsize, 1)):
+                finer._hold(log, records)
+            bucket.file(log).unlink(missing_ok=True)
+        with open(bucket.file("text"), "rb") as text:
+            for ids in _pieces(bucket.file("ids"), ID, max(step // ID_COST, 1)):
+                finer._hold("ids", ids)
+                finer._hold("text", np.frombuffer(text.read(int(ids["length"].sum())), np.uint8))
+        yield from finer.clients()
+
+    def _large(self, bucket: _Bucket) -> Clients | LargeClient:
+        """One client whose records do not fit. Counts do, once added up."""
+        first = next(_pieces(bucket.file("ids"), ID, 1))[0]
+        with open(bucket.file("text"), "rb") as text:
+            name = text.read(int(first["length"])).decode("utf-8")
+        step = max(self.memory // 2 // self.layout.record.itemsize, 1)
+        files = {log: bucket.file(log) if bucket.file(log).exists() else None for log in ("train", "heldout")}
+        if self.layout.kind == "rows":
+            return LargeClient(int(first["k1"]), name, bucket.file("train"), files["heldout"], self.layout, step)
+        sums = []
+        for file in files.values():
+            total, exact = np.zeros(self.layout.features, np.int64), 0
+            for records in _pieces(file, self.layout.record, step) if file else ():
+                exact += sum(records["amount"].tolist())
+                if exact > LARGEST_COUNT:
+                    raise _too_many(name)
+                np.add.at(total, records["token"], records["amount"])
+            sums.append(sp.csr_matrix(total))
+        return Clients(np.array([first["k1"]]), [name], sums[0], sums[1] if self.heldout else None)
+
+    def _sorted(self, train: np.ndarray, heldout: np.ndarray, ids: np.ndarray, text: np.ndarray) -> Clients:
+        starts = np.concatenate([[0], np.cumsum(ids["length"])])
+        order = np.lexsort((ids["k2"], ids["k1"]))
+        k1, k2 = ids["k1"][order], ids["k2"][order]
+        new = np.ones(len(order), bool)
+        new[1:] = (k1[1:] != k1[:-1]) | (k2[1:] != k2[:-1])
+        chosen, k1, k2 = order[new], k1[new], k2[new]
+        raw = text.tobytes()
+        names = [raw[starts[i] : starts[i + 1]].decode("utf-8") for i in chosen.tolist()]
+        if (k1[1:] == k1[:-1]).any():  # two ids with the same first 64 bits: the id decides their order
+            order = np.array(sorted(range(len(names)), key=lambda i: (int(k1[i]), names[i])))
+            k1, k2, names = k1[order], k2[order], [names[i] for i in order]
+        parts = [self._part(records, k1, k2, names) for records in (train, heldout)]
+        return Clients(k1, names, parts[0], parts[1] if self.heldout else None)
+
+    def _part(self, records: np.ndarray, k1: np.ndarray, k2: np.ndarray, names: list[str]) -> sp.csr_matrix | Rows:
+        clients = len(names)
+        position = np.searchsorted(k1, records["k1"])
+        if (k1[1:] == k1[:-1]).any():
+            place = {pair: i for i, pair in enumerate(zip(k1.tolist(), k2.tolist(), strict=True))}
+            pairs = zip(records["k1"].tolist(), records["k2"].tolist(), strict=True)
+            position = np.array([place[pair] for pair in pairs], np.int64)
+        if self.layout.kind == "rows":
+            order = np.argsort(position, kind="stable")
+            ptr = np.concatenate([[0], np.cumsum(np.bincount(position, minlength=clients))])
+            return ptr, records["x"][order]
+        totals = np.bincount(position, weights=records["amount"], minlength=clients)
+        if len(totals) and totals.max() > LARGEST_COUNT:
+            raise _too_many(names[int(totals.argmax())])
+        shape = (clients, self.layout.features)
+        return sp.coo_matrix((records["amount"], (position, records["token"])), shape=shape).tocsr()
+
+
+def _spans(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Positions of several spans, one after another."""
+    before = np.cumsum(lengths) - lengths
+    return np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))
+
+
+def _too_many(name: str) -> IngestError:
+    return IngestError(
+        f"The counts of the client {name!r} add up to more than 2**53.",
+        "Check the count column; scale the counts down.",
+    )
+
+
+def _append(file: Path, records: np.ndarray) -> None:
+    with open(file, "ab") as handle:
+        handle.write(np.ascontiguousarray(records).view(np.uint8).data)
+
+
+def _load(file: Path, dtype: np.dtype) -> np.ndarray:
+    return np.fromfile(file, dtype) if file.exists() else np.zeros(0, dtype)
+
+
+def _pieces(file: Path, dtype: np.dtype, records: int) -> Iterator[np.ndarray]:
+    if not file.exists():
+        return
+    with open(file, "rb") as handle:
+        while len(piece := np.fromfile(handle, dtype, records)):
+            yield piece
+
+
+def spill_batch(spill: Spill, batch: Batch) -> None:
+    """Adds a batch of a keyed source, by the hash of its client ids."""
+    keys = keys_of(batch.ids)
+    spill.heldout |= batch.heldout
+    spill.add(keys, batch.ids)
+    if batch.x is not None:
+        spill.add_rows(batch.heldout, keys[batch.codes], batch.x)
+    else:
+        spill.add_counts(batch.heldout, keys[batch.codes], batch.tokens, batch.amounts)
+
+
+def write_clients(writer: PopulationWriter, clients: Clients | LargeClient) -> None:
+    """Writes what came out of a spill."""
+    if isinstance(clients, LargeClient):
+        heldout = None if clients.heldout is None else clients.tiles(heldout=True)
+        writer.write_large(clients.id, clients.tiles(), heldout)
+    else:
+        writer.write(clients.ids, clients.train, clients.heldout)

@@ -1,9 +1,0 @@
-"""Private learning of separated Gaussian mixtures (Kamath, Sheffet, Singhal, Ullman 2019)."""
-
-from fedcore.private_gmm.config import PrivateGMMConfig
-from fedcore.private_gmm.learn import Learned, learn
-from fedcore.private_gmm.method import PrivateGMM
-from fedcore.private_gmm.result import PrivateMixture
-from fedcore.private_gmm.state import PrivateGMMState
-
-__all__ = ["Learned", "PrivateGMM", "PrivateGMMConfig", "PrivateGMMState", "PrivateMixture", "learn"]

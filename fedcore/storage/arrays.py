@@ -1,0 +1,213 @@
+"""Arrays and scalars in one file: a zipped Zarr group, in a folder or in object storage.
+
+Arrays and JSON only: reading executes nothing, and names and sizes are checked first. An object is built and read in
+memory, so that nothing of it lies on the disk of a worker.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import math
+import os
+import re
+import secrets
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import google_crc32c
+import numpy as np
+import zarr
+
+from fedcore.errors import RunError, Unreachable
+from fedcore.storage import files
+from fedcore.storage.files import Place, is_remote, replace_durably
+
+SCHEMA = 1
+UNREADABLE = (
+    OSError,
+    EOFError,
+    ValueError,
+    KeyError,
+    TypeError,
+    RuntimeError,
+    zipfile.BadZipFile,
+    zlib.error,
+    zarr.errors.BaseZarrError,
+)
+MAX_STATE_BYTES = 16 * 2**30
+CHECKSUM = np.dtype("<u4")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+
+
+@contextmanager
+def writing(what: str) -> Iterator[None]:
+    """A full or broken disk, or a missing permission, met inside becomes a RunError that names what was written."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"cannot write {what} of the run: {error.strerror or error}.",
+            "Free some space or mend the disk, then resume: committed rounds are kept.",
+        ) from error
+
+
+def write_values(path: Place, values: Mapping[str, Any], *, durable: bool = True) -> None:
+    """Arrays to Zarr, scalars (str, bool, int, float, None) to its attributes, in one zip file.
+
+    durable: whether it is on the disk on return, and not only in the memory of the system. The file appears whole or
+    not at all. One that exists already is replaced: it was never committed.
+    """
+    arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
+    scalars = {name: _scalar(name, value) for name, value in values.items() if name not in arrays}
+    bad = [name for name in values if not NAME.fullmatch(name)]
+    if bad:
+        raise RunError(f"{bad[0]!r} cannot be the name of a stored value.")
+    if is_remote(path):
+        return files.write_whole(path, _zipped(arrays, scalars))
+    partial = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.partial")
+    try:
+        with writing(repr(path.name)):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with zipfile.ZipFile(partial, "w") as archive:
+                _write_group(archive, arrays, scalars)
+            replace_durably(partial, path) if durable else os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _write_group(archive: zipfile.ZipFile, arrays: Mapping[str, np.ndarray], scalars: Mapping[str, Any]) -> None:
+    """What Zarr would write, entry by entry. Its own way to one takes a millisecond, and a state has dozens in every
+    round; so Zarr describes each kind of array once, and the chunks, one for each array, are written here.
+    """
+    shapes = {name: list(value.shape) for name, value in arrays.items()}
+    attributes = {"schema": SCHEMA, "scalars": scalars, "arrays": shapes}
+    archive.writestr("zarr.json", json.dumps({**_described_group(), "attributes": attributes}))
+    for name, value in arrays.items():
+        archive.writestr(f"{name}/zarr.json", _described(value.shape, value.dtype))
+        if value.size:
+            content = np.ascontiguousarray(value, value.dtype.newbyteorder("<")).tobytes()
+            checksum = np.array(google_crc32c.value(content), CHECKSUM).tobytes()
+            archive.writestr(_chunk(name, value.shape), content + checksum)
+
+
+def _chunk(name: str, shape: tuple[int, ...]) -> str:
+    return "/".join([name, "c", *("0" for _ in shape)])
+
+
+@lru_cache
+def _described_group() -> dict:
+    entries: dict[str, Any] = {}
+    zarr.create_group(zarr.storage.MemoryStore(entries), zarr_format=3)
+    return json.loads(entries["zarr.json"].to_bytes())
+
+
+@lru_cache(maxsize=1024)
+def _described(shape: tuple[int, ...], dtype: np.dtype) -> bytes:
+    """Zarr's description of an array that is one chunk, with a checksum."""
+    entries: dict[str, Any] = {}
+    zarr.create_array(
+        zarr.storage.MemoryStore(entries),
+        shape=shape,
+        chunks=tuple(max(1, n) for n in shape),
+        dtype=dtype,
+        compressors=[zarr.codecs.Crc32cCodec()],
+        zarr_format=3,
+    )
+    return entries["zarr.json"].to_bytes()
+
+
+def _zipped(arrays: Mapping[str, np.ndarray], scalars: Mapping[str, Any]) -> bytes:
+    """The zip file as bytes: the same entries as in a folder."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        _write_group(archive, arrays, scalars)
+    return buffer.getvalue()
+
+
+def _scalar(name: str, value: Any) -> Any:
+    if isinstance(value, (bool, str)) or value is None:
+        return value
+    if isinstance(value, (int, np.integer)):
+        return int(value)
+    if isinstance(value, (float, np.floating)) and math.isfinite(value):
+        return float(value)
+    raise RunError(f"{name!r} cannot be stored: a {type(value).__name__} is neither an array nor a finite scalar.")
+
+
+def read_values(path: Place) -> dict[str, Any]:
+    """What `write_values` wrote. Raises RunError if anything is missing, torn, too large, or of another schema."""
+    try:
+        with _opened(path) as archive:
+            if sum(entry.file_size for entry in archive.infolist()) > MAX_STATE_BYTES:
+                raise ValueError("it is too large")
+            attributes = json.loads(archive.read("zarr.json"))["attributes"]
+            arrays, values = attributes["arrays"], dict(attributes["scalars"])
+            if type(attributes["schema"]) is int and attributes["schema"] != SCHEMA:
+                raise unknown_schema(f"the file of stored values {path.name!r}", attributes["schema"])
+            if attributes["schema"] != SCHEMA or not all(NAME.fullmatch(name) for name in [*arrays, *values]):
+                raise ValueError("unknown schema or names")
+            for name, shape in arrays.items():
+                values[name] = _read_array(archive, name, tuple(shape))
+    except Unreachable:
+        raise
+    except UNREADABLE as error:
+        raise RunError(
+            f"stored values {path.name!r} are unreadable ({type(error).__name__}: {error}).",
+            "Restore this file of the run from a backup, or train again.",
+        ) from error
+    return values
+
+
+def _read_array(archive: zipfile.ZipFile, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """One array. Raises what UNREADABLE lists."""
+    described = json.loads(archive.read(f"{name}/zarr.json"))
+    dtype = np.dtype(described["data_type"])
+    if dtype.kind not in "biuf":
+        raise ValueError(f"array {name!r} is not as declared")
+    if described != json.loads(_described(shape, dtype)):  # another version of Zarr says it otherwise
+        return _read_by_zarr(archive, name, shape)
+    if math.prod(shape) == 0:
+        return np.empty(shape, dtype)
+    entry, nbytes = archive.getinfo(_chunk(name, shape)), math.prod(shape) * dtype.itemsize
+    if nbytes > MAX_STATE_BYTES or entry.file_size != nbytes + CHECKSUM.itemsize:
+        raise ValueError(f"array {name!r} is not as declared")
+    content = archive.read(entry)
+    values = np.frombuffer(content, dtype.newbyteorder("<"), math.prod(shape))
+    if google_crc32c.value(content[:nbytes]) != np.frombuffer(content, CHECKSUM, offset=nbytes)[0]:
+        raise ValueError(f"array {name!r} is not what its checksum says")
+    return values.astype(dtype).reshape(shape)
+
+
+def _read_by_zarr(archive: zipfile.ZipFile, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    whole = zarr.core.buffer.default_buffer_prototype().buffer
+    mine = [entry for entry in archive.infolist() if entry.filename.startswith(f"{name}/")]
+    entries = {entry.filename: whole.from_bytes(archive.read(entry)) for entry in mine}
+    array = zarr.open_array(zarr.storage.MemoryStore(entries), path=name, mode="r", zarr_format=3)
+    if array.shape != shape or array.nbytes > MAX_STATE_BYTES or array.dtype.kind not in "biuf":
+        raise ValueError(f"array {name!r} is not as declared")
+    if array.size and sum(f"{entry}/".startswith(f"{name}/c/") for entry in entries) != array.nchunks:
+        raise ValueError(f"array {name!r} lacks chunks")
+    return np.asarray(array[...])
+
+
+def unknown_schema(what: str, found: Any) -> RunError:
+    """For what another version of fedcore wrote; it is not guessed at."""
+    return RunError(
+        f"{what} has the unknown schema {found!r}; this version of fedcore knows {SCHEMA}.",
+        "Use the version of fedcore that wrote it, or a newer one.",
+    )
+
+
+def _opened(path: Place) -> zipfile.ZipFile:
+    return zipfile.ZipFile(io.BytesIO(files.read_bytes(path)) if is_remote(path) else path)
+
+
+def state_values(state: Any) -> dict[str, Any]:
+    """The fields of a state dataclass."""
+    return {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}

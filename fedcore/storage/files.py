@@ -1,0 +1,158 @@
+"""Files that must be whole or absent, in a folder or behind a URL: the small operations that both have.
+
+In a folder a file is written to a temporary name, flushed and renamed. In object storage it is put: that is atomic and
+durable by itself, and there are no folders but in the names of what they hold.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+from urllib.parse import unquote
+
+from fedcore.errors import ConfigError
+from fedcore.storage import objects as object_storage
+
+if TYPE_CHECKING:
+    from upath import UPath
+
+Place: TypeAlias = "Path | UPath"  # both have /, name, stem, suffix, parent and str(); the rest goes by this module
+
+LOST_SLASH = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/]")  # what pathlib makes of a URL
+
+
+# --- where ------------------------------------------------------------------------------------------------------------
+
+
+def is_url(location: str) -> bool:
+    """Whether this is a URL, and not a local path."""
+    return "://" in location
+
+
+def is_remote(path: Place) -> bool:
+    return not isinstance(path, Path)
+
+
+def place(location: str | Place) -> Place:
+    """A local path (also for file:// URLs), or a path behind any other URL.
+
+    Nothing is contacted. Raises ConfigError if the URL cannot be used.
+    """
+    if not isinstance(location, (str, Path)):
+        return location
+    text = str(location)
+    if text.startswith("file://"):
+        host, slash, path = text.removeprefix("file://").partition("/")
+        if host not in ("", "localhost") or not slash:
+            raise ConfigError(f"{text} names a host.", "Write file:/// and then the whole path.")
+        return Path("/" + unquote(path))
+    if is_url(text):
+        return object_storage.place(text)
+    path = Path(location)
+    if LOST_SLASH.match(text) and not path.exists():
+        raise ConfigError(f"{text} looks like a URL that lost a slash.", "Give a URL as text, with :// in it.")
+    return path
+
+
+def whole(path: Place) -> str:
+    """The absolute path, or the URL: what another process opens."""
+    return str(path if is_remote(path) else path.resolve())
+
+
+# --- looking ----------------------------------------------------------------------------------------------------------
+
+
+def read_bytes(file: Place) -> bytes:
+    """Raises OSError, or Unreachable if the storage cannot be reached."""
+    return object_storage.read_bytes(file) if is_remote(file) else file.read_bytes()
+
+
+def is_file(path: Place) -> bool:
+    return object_storage.exists(path) if is_remote(path) else path.is_file()
+
+
+def is_folder(path: Place) -> bool:
+    """In object storage: whether there is anything below it."""
+    return bool(object_storage.listing(path)) if is_remote(path) else path.is_dir()
+
+
+def listing(folder: Place) -> dict[str, int | None]:
+    """{name: bytes, or None for a folder} directly in the folder, in order; empty if there is no such folder."""
+    if is_remote(folder):
+        return object_storage.listing(folder)
+    if not folder.is_dir():
+        return {}
+    found: dict[str, int | None] = {}
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):  # a temporary file that was renamed meanwhile
+                found[entry.name] = None if entry.is_dir() else entry.stat().st_size
+    return dict(sorted(found.items()))
+
+
+def size(path: Place) -> int:
+    """Bytes of a file, or of all files below a folder; 0 if there is neither."""
+    if is_remote(path):
+        return sum(object_storage.sizes(path).values())
+    files = [path] if path.is_file() else path.rglob("*")
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def flush(path: Place) -> None:
+    """Make the content of a file durable, or the renames inside a folder."""
+    if is_remote(path):
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_whole(path: Place, content: bytes) -> None:
+    """Replace a file by new content, atomically and durably."""
+    if is_remote(path):
+        return object_storage.write_bytes(path, content)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with open(partial, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    flush(path.parent)
+
+
+def json_bytes(value: Any) -> bytes:
+    return (json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
+
+
+def write_json(path: Place, value: Any) -> None:
+    write_whole(path, json_bytes(value))
+
+
+def replace_durably(partial: Path, path: Path) -> None:
+    """Flush a finished local file and rename it to its name."""
+    flush(partial)
+    os.replace(partial, path)
+    flush(path.parent)
+
+
+def remove(path: Place) -> None:
+    """Removes a file, or a folder with all below it; nothing happens if there is none."""
+    if is_remote(path):
+        object_storage.remove(path)
+    elif path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

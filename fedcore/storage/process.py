@@ -1,0 +1,46 @@
+"""Which process this is, and whether another one still lives: what locks and leases name as their holder."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import asdict, dataclass
+
+import psutil
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A process. started: its start time, so that a re-used process id is not mistaken for it."""
+
+    host: str
+    pid: int
+    started: float
+
+    def to_json(self) -> dict:
+        return asdict(self)
+
+    def alive(self, expired: bool) -> bool:
+        """On this host: whether the process exists. On another host nobody can tell, and its time to live decides."""
+        if self.host != this_host():
+            return not expired
+        try:
+            process = psutil.Process(self.pid)
+            same = abs(process.create_time() - self.started) < 1.0
+            return same and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+        except psutil.AccessDenied:  # it exists
+            return True
+
+
+def this_host() -> str:
+    """This host, or this container: two of one name have different spaces of process ids."""
+    try:
+        return f"{platform.node()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:  # not Linux
+        return platform.node()
+
+
+def this_process() -> Holder:
+    return Holder(this_host(), os.getpid(), psutil.Process().create_time())

@@ -1,0 +1,282 @@
+"""The budget of a population at work: which ledger it is charged to, what a run may spend, how a release is paid.
+
+A population's manifest names its ledger. The newest record that was seen is kept beside the population, so that a
+ledger restored from an old copy is noticed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedcore.errors import (
+    BudgetExceeded,
+    BudgetMissing,
+    ConfigError,
+    LedgerMissing,
+    LedgerRolledBack,
+    PopulationError,
+    PrivacyError,
+    WrongKind,
+)
+from fedcore.population import layout
+from fedcore.population.store import Population
+from fedcore.privacy.accounting import epsilon_of, fits, rho_of
+from fedcore.privacy.ledger.chain import Balance, ChainHead
+from fedcore.privacy.ledger.leases import Lease
+from fedcore.privacy.mechanisms import NoiseSource
+from fedcore.privacy.plan import PlannedRelease
+from fedcore.rounds.method import FederatedMethod, PublicFacts
+from fedcore.runs.store import Run
+from fedcore.storage.files import json_bytes
+
+if TYPE_CHECKING:  # a run that is not private needs no database
+    from fedcore.privacy.ledger.ledger import Ledger
+
+WITNESS = layout.WITNESS
+CRUMB = 1e-6  # what rounding leaves of a budget that was given to a run whole, as a share of it; it buys noise only
+
+
+def ledger_name(url: str | None = None) -> dict:
+    """{"id", "url"} of the ledger that new populations name: `url`, else FEDCORE_LEDGER, else the user's own.
+
+    Made if it does not exist yet. A ledger of test noise is taken as it is.
+    """
+    from fedcore.privacy.ledger.ledger import create_ledger, default_ledger_url, open_ledger
+
+    url = _from_the_root(url or default_ledger_url())
+    try:
+        ledger = open_ledger(url)
+    except LedgerMissing:
+        ledger = create_ledger(url)
+    return {"id": ledger.id, "url": ledger.url}
+
+
+def _from_the_root(url: str) -> str:
+    """A SQLite address with its whole path: populations are used from other folders than the one they were made in."""
+    from fedcore.privacy.ledger.schema import parse_url
+
+    parsed = parse_url(url)
+    if parsed.get_backend_name() != "sqlite":
+        return url
+    return parsed.set(database=str(Path(parsed.database).expanduser().absolute())).render_as_string()
+
+
+def ledger_of(population: Population, url: str | None = None) -> Ledger:
+    """The ledger that the population's manifest names; `url` or FEDCORE_LEDGER may say where it now is.
+
+    Raises LedgerMissing if it is absent or another one, LedgerRolledBack if it lacks a record seen before.
+    """
+    named = population.manifest.ledger
+    if named is None:
+        raise LedgerMissing(
+            f"population {population.path.name!r} names no ledger: it was made without one.",
+            "Ingest it again with a ledger.",
+        )
+    ledger = _find(named, url)
+    witness = layout.read_beside(population.path, WITNESS)
+    if witness is not None:
+        try:
+            seen = ChainHead(**json.loads(witness))
+        except (ValueError, TypeError):
+            raise LedgerRolledBack(
+                f"{WITNESS} of population {population.path.name!r} is damaged, so the ledger cannot be checked.",
+                "Restore it from a backup.",
+            ) from None
+        ledger.check_not_rolled_back(population.id, seen)
+    return ledger
+
+
+def _find(named, url: str | None) -> Ledger:
+    """The ledger of the manifest at `url`; else at FEDCORE_LEDGER, which may be meant for other populations; else where
+    the manifest says. Only the ledger with the manifest's id will do.
+    """
+    from fedcore.privacy.ledger.ledger import default_ledger_url, open_ledger
+
+    if url is None and os.environ.get("FEDCORE_LEDGER"):
+        try:
+            return open_ledger(default_ledger_url(), expected_id=named.id)
+        except LedgerMissing as elsewhere:
+            try:
+                return open_ledger(named.url, expected_id=named.id)
+            except LedgerMissing:
+                raise elsewhere from None
+    return open_ledger(url or named.url, expected_id=named.id)
+
+
+def remember_head(population: Population, ledger: Ledger) -> None:
+    """Keep the newest record of the ledger beside the population, so that a restored old ledger is noticed.
+
+    Raises PopulationError if it cannot be written.
+    """
+    head = ledger.head(population.id)
+    try:
+        layout.write_beside(
+            population.path, WITNESS, json_bytes({"ledger_id": head.ledger_id, "seq": head.seq, "hash": head.hash})
+        )
+    except OSError as error:
+        raise PopulationError(
+            f"cannot write {WITNESS} of population {population.path.name!r}: {error.strerror or error}.",
+            "A private run keeps there what it saw of the ledger. Free some space or give permission to write; then "
+            "try again, or resume.",
+        ) from error
+
+
+class LedgerPublisher:
+    """Charges the ledger, draws the noise, publishes; one release at a time (the `Publisher` of the engine)."""
+
+    def __init__(self, ledger: Ledger, population: Population, run: Run, lease: Lease, noise: NoiseSource):
+        self.ledger = ledger
+        self.population = population
+        self.run = run
+        self.lease = lease
+        self.noise = noise
+
+    def published(self, planned: PlannedRelease) -> np.ndarray | None:
+        return self.ledger.published(self.run.id, planned.name)
+
+    def release(self, planned: PlannedRelease, grid_values: np.ndarray) -> np.ndarray:
+        stored = self.published(planned)
+        if stored is not None:
+            return stored
+        charge = self.ledger.charge(self.lease, planned)
+        return self.ledger.publish(self.lease, charge, self.noise.draw(planned, self.run.id, grid_values))
+
+    def head(self) -> dict:
+        self.ledger.renew(self.lease)
+        head = self.ledger.head(self.population.id)
+        return {"ledger_id": head.ledger_id, "seq": head.seq, "hash": head.hash}
+
+
+# --- what a run may spend ---------------------------------------------------------------------------------------------
+
+
+def nominal_clients(method: FederatedMethod, population: Population) -> int | None:
+    """The size that the owner declared: in the settings of the run, else in the manifest."""
+    return getattr(method.config, "nominal_clients", None) or population.manifest.nominal_clients
+
+
+def facts(
+    method: FederatedMethod,
+    population: Population,
+    rho: float | None,
+    seed: int,
+    relation: str = "add_or_remove_one",
+    start: Mapping[str, np.ndarray] | None = None,
+    unit: str = "client",
+) -> PublicFacts:
+    """What the method may know; the exact number of clients only if it is not private.
+
+    relation, unit: of the population's budget. start: public arrays that the run starts from.
+    """
+    return PublicFacts(
+        population.kind,
+        population.features,
+        population.clients_per_leaf,
+        nominal_clients(method, population),
+        None if method.private else population.n_clients,
+        rho,
+        seed,
+        relation,
+        start,
+        unit,
+    )
+
+
+def check_kind(method: FederatedMethod, population: Population) -> None:
+    """Raises WrongKind unless the population holds what the method reads."""
+    if population.kind != method.kind:
+        raise WrongKind(
+            f"method {method.name!r} needs a population of {method.kind}, and {population.path.name!r} holds "
+            f"{population.kind}.",
+            "Ingest the data as the other kind, or choose another method.",
+        )
+
+
+def unit_of(method: FederatedMethod, ledger: Ledger, population: Population) -> str:
+    """The unit of the population's budget. Raises PrivacyError if the method has no arguments for it (`units`)."""
+    return checked_unit(method, ledger.balance(population.id).unit, population)
+
+
+def checked_unit(method: FederatedMethod, unit: str, population: Population) -> str:
+    """`unit`, if the method has arguments for it. Raises PrivacyError otherwise."""
+    if unit not in getattr(method, "units", ("client",)):
+        raise PrivacyError(
+            f"the budget of population {population.path.name!r} promises privacy for one {unit}, and "
+            f"method {method.name!r} has no argument for that unit. Nothing was released.",
+            "Choose a method that has; a budget's unit never changes.",
+        )
+    return unit
+
+
+def plan_within_budget(
+    method: FederatedMethod,
+    population: Population,
+    ledger: Ledger,
+    seed: int,
+    start: Mapping[str, np.ndarray] | None = None,
+) -> tuple[list[PlannedRelease], float]:
+    """The plan whose price, with its spare releases, is this run's share of the budget; and the rho it was made for.
+
+    The share is config.epsilon at the population's delta, or all that is left; the relation is that of the budget.
+    """
+    balance = ledger.balance(population.id)
+    if balance.budget is None:
+        raise BudgetMissing(
+            f"population {population.path.name!r} has no privacy budget.",
+            f"Set one: fedcore budget set {population.path} --epsilon E --delta D",
+        )
+    share = balance.rho_left
+    if method.config.epsilon is not None:
+        share = rho_of(method.config.epsilon, balance.budget.delta_conv)
+        if share > balance.rho_left:
+            left = epsilon_that_fits(balance)
+            raise BudgetExceeded(
+                f"population {population.path.name!r} has rho = {balance.rho_left:.6g} left of "
+                f"{balance.budget.rho_max:.6g} (a run of epsilon = {left:.4g}), and this run asks for epsilon = "
+                f"{method.config.epsilon:g} (rho = {share:.6g}). Nothing was released.",
+                f"Lower epsilon to {left:.4g} or less, or raise the budget." if left > 0 else "Raise the budget.",
+            )
+    elif share <= CRUMB * balance.budget.rho_max:
+        left = max(share, 0.0)
+        raise BudgetExceeded(
+            f"the budget of population {population.path.name!r} is used up: rho = {left:.3g} left of "
+            f"{balance.budget.rho_max:.6g}. Nothing was released.",
+            "Raise it with `fedcore budget raise`, if you can justify that to the people in it.",
+        )
+    unit = unit_of(method, ledger, population)
+    return settle(method, lambda rho: facts(method, population, rho, seed, balance.relation, start, unit), share)
+
+
+def epsilon_that_fits(balance: Balance) -> float:
+    """What a run may ask for at most, at the budget's delta; 0 if nothing is left that buys more than noise."""
+    if balance.budget is None or balance.rho_left <= CRUMB * balance.budget.rho_max:
+        return 0.0
+    left = epsilon_of(balance.rho_left, balance.budget.delta_conv)
+    return left * (1 - 5e-4)  # four digits are shown, and what they say must fit
+
+
+def settle(
+    method: FederatedMethod, facts_for: Callable[[float], PublicFacts], share: float
+) -> tuple[list[PlannedRelease], float]:
+    """The plan whose price with its spares is at most `share`, and the rho that it was made for.
+
+    facts_for: public facts with this rho. Raises ConfigError if no plan is found.
+    """
+    rho = share
+    for _ in range(60):
+        plan = list(method.plan(facts_for(rho)))
+        prices = [planned.rho for planned in plan]
+        prices += [max(prices)] * method.config.spare_releases
+        if fits([], prices, share):
+            return plan, rho
+        rho *= min(share / sum(prices), 1.0) * (1 - 1e-9)
+    raise ConfigError(
+        "the plan of this configuration does not settle within the budget.",
+        "Name rounds and clusters instead of leaving them automatic.",
+    )

@@ -1,0 +1,144 @@
+"""Per-client outputs, written on request: one row for each client, outside the run.
+
+They contain each client's own data and are not differentially private: they are for that client only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import zarr
+
+from fedcore.errors import ConfigError, PopulationError, RunError, WrongKind
+from fedcore.methods.registry import make_method
+from fedcore.population.blocks import leaves
+from fedcore.population.store import Population
+from fedcore.rounds.engine import answering, memory_file
+from fedcore.rounds.method import ROWS, FederatedMethod, State
+from fedcore.runs.store import Run, read_values
+from fedcore.storage.files import Place, flush, is_remote, place
+from fedcore.training.session import asked
+
+ROWS_PER_CHUNK = 16_384
+NOTE = (
+    "Personalised outputs contain each client's own data. They are not differentially private: give each client "
+    "its own row and nobody else's."
+)
+
+
+def personalise(run_path: str | Place, population_path: str | Place, dest: str | Path, progress=None) -> dict:
+    """Write `dest`: a Zarr group with an array for each output, first axis = clients, and clients.jsonl with their ids.
+
+    An output whose name begins with "rows_" has a row for each row of the population instead; client i then owns the
+    rows ptr[i] .. ptr[i + 1] - 1, in the order in which the population stores them.
+
+    Memory stays at one block. Raises RunError, WrongKind if run and population do not fit, PopulationError if `dest`
+    exists, ConfigError if it is a URL. Returns {"dest", "clients", "outputs", "sensitive", "note"}.
+    """
+    run, population, dest = Run.open(run_path), Population.open(population_path), _local(dest)
+    check_fits(run, population)
+    if dest.exists():
+        raise PopulationError(f"{str(dest)!r} exists already.", "Name a folder that does not exist.")
+    method, state = trained(run)
+    memory = run.memories()
+    partial = dest.with_name(f".{dest.name}.{os.getpid()}.partial")
+    try:
+        partial.mkdir(parents=True, mode=0o700)
+        group = zarr.open_group(partial, mode="a", zarr_format=3)
+        group.attrs.update({"sensitive": True, "note": NOTE, "run": run.id, "method": method.name})
+        with open(partial / "clients.jsonl", "w") as ids:
+            first_row = 0
+            for index in range(len(population.blocks)):
+                kept = None if memory is None else read_values(memory_file(memory, index))
+                outputs = _write_block(group, method, state, population, index, kept, first_row)
+                first_row += population.blocks[index].train.entries
+                ids.writelines(json.dumps(str(client)) + "\n" for client in population.client_ids(index))
+                if progress is not None:
+                    progress(index + 1, len(population.blocks))
+        partial.rename(dest)
+        flush(dest.parent)
+    except OSError as error:
+        raise PopulationError(f"cannot write {str(dest)!r}: {error.strerror}.", "Nothing was kept.") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return {
+        "dest": str(dest),
+        "clients": population.n_clients,
+        "outputs": sorted(outputs),
+        "sensitive": True,
+        "note": NOTE,
+    }
+
+
+def _local(dest: str | Path) -> Path:
+    path = place(dest)
+    if is_remote(path):
+        raise ConfigError(
+            f"Personalised outputs are not written to {path}.", "They hold clients' own data: name a local folder."
+        )
+    return path
+
+
+def _write_block(group, method, state, population: Population, index: int, memory, first_row: int) -> set[str]:
+    """first_row: of the block, counted over the population. Returns the names of the outputs."""
+    names: set[str] = set()
+    block = population.read(index)
+    with answering(method, index):
+        for leaf in leaves(block, population.clients_per_leaf):
+            start = leaf.first - block.first
+            mine = None if memory is None else {k: v[start : start + leaf.clients] for k, v in memory.items()}
+            outputs = method.personalise(state, leaf, mine)
+            if any(name.startswith(ROWS) for name in outputs):
+                ends = leaf.ptr[1:] + first_row
+                _put(group, "ptr", ends, leaf.first + 1, population.n_clients + 1, population.clients_per_leaf)
+            for name, values in outputs.items():
+                if name.startswith(ROWS):
+                    _put(group, name, values, first_row, population.n_rows, ROWS_PER_CHUNK)
+                else:
+                    _put(group, name, values, leaf.first, population.n_clients, population.clients_per_leaf)
+                names.add(name)
+            first_row += 0 if population.kind == "counts" else int(leaf.ptr[-1])
+    return names
+
+
+def _put(group, name: str, values, first: int, length: int, chunk: int) -> None:
+    """values to entries first ... of the array of this name, which is made if it is not there."""
+    if name not in group:
+        group.create_array(
+            name,
+            shape=(length, *values.shape[1:]),
+            dtype=values.dtype,
+            chunks=(chunk, *values.shape[1:]),
+            config={"write_empty_chunks": True},
+        )
+    group[name][first : first + len(values)] = values
+
+
+def trained(run: Run) -> tuple[FederatedMethod, State]:
+    """The run's method and its last committed state. Raises RunError, also for a state of another version's."""
+    info = asked(run)
+    method, values = make_method(info["method"], info["config"]), run.read_state()
+    try:
+        return method, method.State(**values)
+    except TypeError as error:
+        raise RunError(
+            f"the state of run {run.id!r} is not one of method {method.name!r} ({error}).",
+            "Restore it from a backup, or use the version that wrote it.",
+        ) from error
+
+
+def check_fits(run: Run, population: Population) -> None:
+    """Raises unless the run's model can be applied to this population."""
+    info = asked(run)
+    kind = make_method(info["method"], info["config"]).kind
+    if population.kind != kind or population.features != info["features"]:
+        raise WrongKind(
+            f"run {run.id!r} needs {kind} with {info['features']} features; population {population.path.name!r} "
+            f"holds {population.kind} with {population.features}.",
+            "Ingest it with the same vocabulary or columns.",
+        )
+    if run.round < 1:
+        raise RunError(f"run {run.id!r} has not finished a round yet.", "Resume it first.")

@@ -1,0 +1,282 @@
+"""What a run may start from: what an earlier run of the method ended with, or arrays that somebody declares public.
+
+A private run treats its start as public: it is in the messages to the clients from the first round on and costs no
+budget. So it must be either the outcome of a private run, paid for in that run, or public for a reason that a person
+states and the privacy statement repeats.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedcore.errors import ConfigError, PopulationError, PrivacyError, RunError
+from fedcore.methods.registry import METHODS, make_method, method_class
+from fedcore.population.store import Population
+from fedcore.rounds.method import FederatedMethod
+from fedcore.runs.store import LoadedRun, Run, list_runs, load_run
+from fedcore.storage.files import Place, is_remote, place, read_bytes, whole
+
+if TYPE_CHECKING:
+    from fedcore.privacy.ledger.ledger import Ledger
+
+PREVIOUS = "previous"
+LARGEST_FILE = 2**31  # bytes of arrays
+
+
+@dataclass(frozen=True)
+class Start:
+    """arrays: by name, float64, as the method wants them. record: what run.json says of them."""
+
+    arrays: dict[str, np.ndarray]
+    record: dict[str, Any]
+
+
+def find_start(
+    start_from: str | None,
+    public_because: str | None,
+    *,
+    method: FederatedMethod,
+    private: bool,
+    population: Population,
+    ledger: Ledger | None,
+    runs: str | Place,
+    deployment: str | None = None,
+) -> Start | None:
+    """The start that was asked for; None: none was, or the first of a series of runs has no previous one.
+
+    start_from: a run's folder or URL, an .npz file, or "previous": the newest finished run in `runs` of the same
+    method and population, and of the same deployment if it has one. Raises ConfigError for arrays that do not fit,
+    PrivacyError for a private run whose start is neither private nor declared public, RunError for a run that cannot
+    be read.
+    """
+    if public_because is not None and not public_because.strip():
+        raise ConfigError("the reason why a start is public is empty.", "Say why, in words that others can check.")
+    if start_from is None:
+        if public_because is not None:
+            raise ConfigError("a reason for a public start is given, and no start.", "Name it with --start-from.")
+        return None
+    if not hasattr(method, "as_start"):
+        raise ConfigError(f"method {method.name!r} does not start from given values.", "Leave the start out.")
+    if start_from == PREVIOUS:
+        found = previous_run(runs, method.name, private, population, deployment)
+        if found is None:
+            return None
+        path = found.path
+    else:
+        path = place(start_from)
+    if path.suffix == ".npz":
+        return _from_file(path, public_because, method, private, population)
+    return _from_run(path, public_because, method, private, population, ledger)
+
+
+def previous_run(
+    runs: str | Place, method: str, private: bool, population: Population, deployment: str | None = None
+) -> Run | None:
+    """The newest finished run of the same method on the same population; a private one if `private`."""
+    found = []
+    for run in list_runs(runs):
+        info, where = run.info, run.info.get("population") or {}
+        same = info.get("method") == method and where.get("id") == population.id and run.status == "finished"
+        mine = deployment is None or info.get("deployment") == deployment
+        if same and mine and not run.pruned and (not private or _secure(info)):
+            found.append(run)
+    return max(found, key=lambda run: (str(run.info.get("started")), run.id), default=None)
+
+
+def _secure(info: Mapping) -> bool:
+    return info.get("private") is True and info.get("test_noise") is None
+
+
+# --- runs -----------------------------------------------------------------------------------------------------------
+
+
+def _from_run(
+    path: Place,
+    public_because: str | None,
+    method: FederatedMethod,
+    private: bool,
+    population: Population,
+    ledger: Ledger | None,
+) -> Start:
+    run = load_run(path)
+    where = run.info.get("population") or {}
+    name = run.info.get("run_id", path.name)
+    if method.name not in _startable(run.info.get("method")):
+        raise ConfigError(
+            f"run {name!r} is one of method {run.info.get('method')!r}, not {method.name!r}.",
+            f"Name a run of the method {method.name}.",
+        )
+    arrays = _of_state(run, name)
+    if private and public_because is None:
+        _check_private(run, name, population, ledger)
+    _check_vocabulary(name, where, population)
+    return _start(
+        arrays,
+        f"run {name!r}",
+        method,
+        population,
+        {
+            "kind": "run",
+            "from": whole(path),
+            "name": name,
+            "population_id": where.get("id"),
+            "private": _secure(run.info),
+            "public_because": public_because,
+        },
+    )
+
+
+def _startable(earlier: str | None) -> tuple[str, ...]:
+    """The methods that may start from a run of this one: itself, and those that it names in `starts_for`."""
+    if earlier not in METHODS:
+        return ()
+    return (earlier, *getattr(method_class(earlier), "starts_for", ()))
+
+
+def _of_state(run: LoadedRun, name: str) -> dict[str, np.ndarray]:
+    """What its method says that a later run may start from."""
+    try:
+        earlier = make_method(run.info["method"], run.info["config"])
+        state = earlier.State(**run.state)
+    except (KeyError, TypeError) as error:
+        raise RunError(
+            f"the state of run {name!r} is not one of its method ({error}).", "Restore it from a backup."
+        ) from error
+    try:
+        return earlier.as_start(state)
+    except ConfigError as error:
+        raise ConfigError(f"run {name!r} {error.message}", error.remedy) from None
+
+
+def _check_private(run: LoadedRun, name: str, population: Population, ledger: Ledger | None) -> None:
+    """Raises PrivacyError unless what the run released is private: by its statement, and by its ledger if that is at
+    hand.
+    """
+    remedy = "Start from a private run, or say with --public-start why what it released is public."
+    if not _secure(run.info):
+        raise PrivacyError(
+            f"run {name!r} is not private, and a private run cannot start from its centres: they may "
+            "tell anything about the people that it was trained on.",
+            remedy,
+        )
+    try:
+        statement = json.loads(read_bytes(run.path / "statement.json"))
+        claims = isinstance(statement, dict) and statement.get("private") is True
+    except FileNotFoundError:
+        raise PrivacyError(
+            f"run {name!r} has not ended, so its privacy statement is not made.",
+            "Let it finish, or give it up with `fedcore runs abandon`; then start from it.",
+        ) from None
+    except (OSError, ValueError) as error:
+        raise RunError(
+            f"the privacy statement of run {name!r} is unreadable ({type(error).__name__}).",
+            "Restore statement.json from a backup.",
+        ) from error
+    if not claims:
+        raise PrivacyError(f"the statement of run {name!r} claims no privacy.", remedy)
+    own = (run.info.get("population") or {}).get("id") == population.id
+    if own and ledger is not None and ledger.run_status(name) is None:
+        raise PrivacyError(
+            f"ledger {ledger.id} knows no run {name!r} of this population: what it released was not charged here.",
+            remedy,
+        )
+
+
+def _check_vocabulary(name: str, where: Mapping, population: Population) -> None:
+    """Raises ConfigError if the run's tokens are known to be others. The versions of a population share theirs."""
+    if where.get("id") == population.id:
+        return
+    mine = population.vocabulary()
+    try:
+        theirs = Population.open(where["path"], version=where.get("version")).vocabulary()
+    except (PopulationError, KeyError, TypeError):
+        theirs = None
+    if mine is not None and theirs is not None and list(mine) != list(theirs):
+        raise ConfigError(
+            f"run {name!r} was trained on another vocabulary than that of population {population.path.name!r}.",
+            "Start from a run with the same tokens in the same order.",
+        )
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+def _from_file(
+    path: Place, public_because: str | None, method: FederatedMethod, private: bool, population: Population
+) -> Start:
+    if private and public_because is None:
+        raise PrivacyError(
+            f"a private run cannot start from {str(path)!r}: nothing says that it is public.",
+            "Say with --public-start why it tells nothing about the people in this population.",
+        )
+    return _start(
+        _read_arrays(path),
+        repr(path.name),
+        method,
+        population,
+        {
+            "kind": "file",
+            "from": whole(path),
+            "name": path.name,
+            "population_id": None,
+            "private": False,
+            "public_because": public_because,
+        },
+    )
+
+
+def _read_arrays(path: Place) -> dict[str, np.ndarray]:
+    """Plain arrays only: nothing in the file is executed. Raises ConfigError."""
+    try:
+        source = io.BytesIO(read_bytes(path)) if is_remote(path) else path
+        with zipfile.ZipFile(source) as archive:
+            if sum(item.file_size for item in archive.infolist()) > LARGEST_FILE:
+                raise ConfigError(f"{str(path)!r} holds more than {LARGEST_FILE} bytes.", "Give smaller ones.")
+        with np.load(source, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except OSError as error:
+        raise ConfigError(f"cannot read {str(path)!r}: {error.strerror or error}.") from None
+    except (ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+        raise ConfigError(
+            f"{str(path)!r} is not a readable .npz of plain arrays ({type(error).__name__}).",
+            "Write it with numpy.savez.",
+        ) from None
+
+
+# --- what both must be ----------------------------------------------------------------------------------------------
+
+
+def _start(
+    arrays: Mapping[str, np.ndarray], what: str, method: FederatedMethod, population: Population, record: dict
+) -> Start:
+    checked = method.checked_start(arrays, what, population.features)
+    shapes = {name: list(value.shape) for name, value in checked.items()}
+    return Start(checked, {**record, "arrays": shapes, "sha256": digest_of(checked)})
+
+
+def digest_of(arrays: Mapping[str, np.ndarray]) -> str:
+    """SHA-256 of names, shapes and little-endian bytes."""
+    sha256 = hashlib.sha256()
+    for name in sorted(arrays):
+        value = np.ascontiguousarray(arrays[name], "<f8")
+        sha256.update(f"{name}{value.shape}".encode() + value.tobytes())
+    return sha256.hexdigest()
+
+
+def in_words(record: Mapping) -> str:
+    """One sentence for the privacy statement."""
+    source = f"what run {record['name']!r} released" if record["kind"] == "run" else f"the file {record['name']!r}"
+    source += f" (SHA-256 {record['sha256'][:16]})"
+    if record["public_because"] is not None:
+        return f"{source}, declared public because: {record['public_because']}"
+    if record["private"]:
+        return f"{source}, which was paid for in that run, from the budget of population {record['population_id']}"
+    return source
