@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedcore.population.blocks import ClientBlock, RowsBlock, leaves
-from fedcore.rounds.method import FederatedMethod, PublicFacts
+from fedcore.rounds.method import Method, PublicFacts
 from fedcore.rounds.statistics import merge, values
 
 CLIENTS_PER_LEAF = 1024
@@ -22,11 +22,11 @@ def block_of(rows: Sequence[np.ndarray]) -> RowsBlock:
 class InMemory:
     """A training of a method that is not private. start: public arrays that it begins with."""
 
-    def __init__(self, method: FederatedMethod, block: ClientBlock, start: Mapping[str, np.ndarray] | None = None):
+    def __init__(self, method: Method, block: ClientBlock, start: Mapping[str, np.ndarray] | None = None):
         self.method, self.memory = method, None
         self.parts = list(leaves(block, CLIENTS_PER_LEAF))
         self.state = method.init(
-            PublicFacts(method.kind, block.features, CLIENTS_PER_LEAF, None, block.clients, None, 0, start=start)
+            PublicFacts(method.kind, block.features, CLIENTS_PER_LEAF, None, block.clients, None, 0, warm_start=start)
         )
 
     def step(self) -> bool:

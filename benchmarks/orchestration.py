@@ -156,7 +156,7 @@ def work(case: Case, population: Population, rounds: int) -> float:
                 sums, memory[at] = method.client_update(message, leaf, memory[at])
                 total = merge(total, sums)
             if method.private:
-                grid = method.quantise(message, total)
+                grid = method.release_values(message, total)
                 got = {p.name: noise.draw(p, "benchmark", grid[p.name]) for p in planned if p.round == round}
             else:
                 got = values(total)

@@ -132,7 +132,7 @@ def _messages(parts):
 
     while (message := method.message(state)) is not None:
         yield message, answer
-        sums = method.quantise(message, answer(message))
+        sums = method.release_values(message, answer(message))
         state, _ = method.server_update(
             state, {p.name: noise.draw(p, "", sums[p.name]) for p in plan if p.round == state.round + 1}
         )

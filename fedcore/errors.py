@@ -27,6 +27,10 @@ class ConfigError(FedcoreError):
     """A setting is unknown, of the wrong type, or out of range."""
 
 
+class MethodError(FedcoreError):
+    """A method breaks the contract of methods: a mistake of its author, not of its user."""
+
+
 class PopulationError(FedcoreError):
     """A population cannot be used as it is."""
 

@@ -22,7 +22,7 @@ from fedcore.operations.deployment import Compute
 from fedcore.operations.series import Conclusion, conclusion_of, public_population
 from fedcore.population.store import Population
 from fedcore.rounds.engine import Backend, peak_memory
-from fedcore.rounds.method import FederatedMethod
+from fedcore.rounds.method import Method
 from fedcore.runs.store import Run
 from fedcore.training.request import Series, TrainRequest
 from fedcore.training.session import Session, asked, ending, resume, start
@@ -242,7 +242,7 @@ def _request(**given) -> TrainRequest:
         raise ConfigError(f"the run cannot be made: {explain(error)}") from None
 
 
-def _concluded(series: Series | None, method: FederatedMethod, population: Population) -> Conclusion | None:
+def _concluded(series: Series | None, method: Method, population: Population) -> Conclusion | None:
     """What becomes of the run, its public population checked before anything is spent; None if no deployment asks."""
     if series is None:
         return None

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedcore.population.blocks import RowsBlock, leaves
-from fedcore.rounds.method import FederatedMethod, PublicFacts, RoundInfo, State
+from fedcore.rounds.method import Method, PublicFacts, RoundInfo, State
 from fedcore.rounds.statistics import merge, values
 
 
 @dataclass
 class Ran:
-    method: FederatedMethod
+    method: Method
     state: State
     infos: list[RoundInfo]
     memory: dict[str, np.ndarray]
@@ -32,11 +32,11 @@ def block_of(rows: list[np.ndarray]) -> RowsBlock:
 
 
 def facts(block: RowsBlock, seed: int = 0, start=None) -> PublicFacts:
-    return PublicFacts("rows", block.features, 1024, None, block.clients, None, seed, start=start)
+    return PublicFacts("rows", block.features, 1024, None, block.clients, None, seed, warm_start=start)
 
 
 def run_method(
-    method: FederatedMethod, block: RowsBlock, *, seed: int = 0, given=None, clients_per_leaf: int = 1024, change=None
+    method: Method, block: RowsBlock, *, seed: int = 0, given=None, clients_per_leaf: int = 1024, change=None
 ) -> Ran:
     """given: public arrays to start from. change: memory, number of the pass -> memory, to interfere with what clients
     remember."""

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from fedcore.errors import BudgetExceeded, BudgetMissing, ConfigError, PrivacyError, WrongKind
 from fedcore.methods.histograms.simplex import metric
-from fedcore.planning.budget_plan import equal_runs, histograms, noise_loss, rounded_down, sketch_of, strength_in_words
+from fedcore.methods.histograms.sketch import noise_loss, strength_in_words
+from fedcore.planning.budget_plan import equal_runs, planned_method, rounded_down, sketch_of
 from fedcore.privacy.accounting import epsilon_of, rho_of
 from fedcore.privacy.ledger.ledger import create_ledger
 from fedcore.rounds.engine import InProcessBackend
@@ -28,7 +29,9 @@ def place(tmp_path):
 
 def planned(place, runs, epsilon=None, **settings):
     population, ledger = place
-    return equal_runs(histograms(settings), population, ledger.balance(population.id), runs, epsilon)
+    return equal_runs(
+        planned_method("histograms", settings, population), population, ledger.balance(population.id), runs, epsilon
+    )
 
 
 def test_equal_runs_fit_and_one_more_would_not(place, tmp_path):
@@ -76,13 +79,13 @@ def test_an_epsilon_that_does_not_fit_so_often(place):
 def test_the_sizes_are_those_of_the_runs(place):
     population, ledger = place
     said = planned(place, 2)
-    method = histograms({})
-    plan, sketch = sketch_of(method, population, ledger.balance(population.id), said["rho_per_run"], warm=False)
+    method = planned_method("histograms", {}, population)
+    plan, sketch, _ = sketch_of(method, population, ledger.balance(population.id), said["rho_per_run"])
     assert said["cold"]["releases"] == len(plan) == said["cold"]["rounds"] + 2
     assert said["warm"] == {**said["warm"], "rounds": 2, "releases": 2, "clusters": said["cold"]["clusters"]}
     assert said["warm"]["first_cells"] == said["warm"]["clusters"] and said["cold"]["first_cells"] == plan[2].shape[0]
     assert said["warm"]["loss_nats"] < said["cold"]["loss_nats"], "fewer rounds, less noise in each"
-    assert sketch.strength == said["cold"]["strength"] and sketch.in_words == strength_in_words(sketch.strength)
+    assert sketch == said["cold"] and sketch["in_words"] == strength_in_words(sketch["strength"])
 
 
 def test_more_runs_buy_less(place):
@@ -152,7 +155,7 @@ def test_the_share_converts_to_no_more_than_it_may(place):
 
 def test_what_cannot_be_planned(place, tmp_path):
     with pytest.raises(ConfigError, match="not private"):
-        histograms({"algorithm": "algorithm2"})
+        planned_method("histograms", {"algorithm": "algorithm2"}, place[0])
     with pytest.raises(ConfigError, match="at least 1"):
         planned(place, 0)
     with pytest.raises(BudgetMissing):
@@ -177,7 +180,7 @@ def test_a_budget_that_the_method_has_no_argument_for_is_refused_by_plans_and_ru
     population, ledger = private_population(tmp_path / "counts", small_counts(50), epsilon=None)
     ledger.set_budget(population.id, 8.0, 1e-6, unit="record")
     with pytest.raises(PrivacyError, match="one record"):
-        equal_runs(histograms({}), population, ledger.balance(population.id), 3)
+        equal_runs(planned_method("histograms", {}, population), population, ledger.balance(population.id), 3)
     for command in (
         ("plan", "histograms", population.path, "--local"),
         ("train", "histograms", population.path, "--local", "--runs", tmp_path / "runs"),
@@ -193,4 +196,4 @@ def test_a_population_of_rows_has_no_plan_for_histograms(tmp_path):
     ledger.register(population.id)
     ledger.set_budget(population.id, 8.0, 1e-6)
     with pytest.raises(WrongKind, match="counts"):
-        equal_runs(histograms({}), population, ledger.balance(population.id), 3)
+        equal_runs(planned_method("histograms", {}, population), population, ledger.balance(population.id), 3)

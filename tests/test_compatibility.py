@@ -78,7 +78,7 @@ def request_of(golden, **more) -> TrainRequest:
 
 def current_kernel(golden, name) -> bool:
     info = Run.open(golden / "trained" / name).info
-    return method_class(info["method"]).kernel == info["kernel"]
+    return method_class(info["method"]).arithmetic_version == info["kernel"]
 
 
 # --- what is kept -----------------------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ def test_interrupted_runs_go_on_or_are_refused_by_their_kernel(golden, name):
 @pytest.mark.parametrize("name", ["interrupted", "remembering"])
 def test_an_older_kernel_is_refused_and_its_run_is_still_of_use(golden, tmp_path, monkeypatch, name):
     path, population = golden / "trained" / name, golden / RUNS[name]
-    monkeypatch.setattr(method_class(Run.open(path).info["method"]), "kernel", "of another version")
+    monkeypatch.setattr(method_class(Run.open(path).info["method"]), "arithmetic_version", "of another version")
     before = contents(golden)
     with pytest.raises(RunError, match="kernel.*going on with others") as refused:
         resume(path, InProcessBackend(), population=str(population))

@@ -99,13 +99,13 @@ def test_a_private_run_publishes_each_planned_release_once(tmp_path):
 
 
 class Greedy(Toy):
-    def quantise(self, message, statistics):
-        return super().quantise(message, statistics) | {"extra": np.zeros(3, np.int64)}
+    def release_values(self, message, statistics):
+        return super().release_values(message, statistics) | {"extra": np.zeros(3, np.int64)}
 
 
 class Floating(Toy):
-    def quantise(self, message, statistics):
-        return {name: value.astype(float) for name, value in super().quantise(message, statistics).items()}
+    def release_values(self, message, statistics):
+        return {name: value.astype(float) for name, value in super().release_values(message, statistics).items()}
 
 
 class Inexact(Toy):
@@ -119,7 +119,7 @@ class Chatty(Toy):
 
 
 class ChattyServer(Toy):
-    def quantise(self, message, statistics):
+    def release_values(self, message, statistics):
         raise ValueError(f"the sum is {statistics['mean'].value()}")
 
 

@@ -9,7 +9,7 @@ import scipy.sparse as sp
 
 from fedcore.errors import PopulationError, PrivacyError, WrongKind
 from fedcore.evaluation.evaluate import check_public, evaluate_run, write_not_private
-from fedcore.evaluation.histograms import validation_clients
+from fedcore.methods.histograms.scores import validation_clients
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import ending, start

@@ -305,7 +305,7 @@ def parted(tmp_path):
 def test_another_kernel_is_refused(parted, monkeypatch):
     _, _, path = parted
     with monkeypatch.context() as changed:
-        changed.setattr(Histograms, "kernel", "histograms-of-tomorrow")
+        changed.setattr(Histograms, "arithmetic_version", "histograms-of-tomorrow")
         with pytest.raises(RunError, match="kernel") as refused:
             resume(path, InProcessBackend())
     assert refused.value.remedy

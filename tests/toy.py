@@ -1,14 +1,17 @@
-"""Two tiny methods that exercise the whole contract: a mean with client memory, and a private mean."""
+"""Two tiny methods in one that exercise the whole contract: a mean with client memory, and a private mean."""
 
-from dataclasses import dataclass, field
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from fedcore.population.blocks import ClientBlock, Kind
 from fedcore.privacy.plan import PlannedRelease
-from fedcore.rounds.method import RoundInfo
-from fedcore.rounds.statistics import FloatSum, IntegerSum
+from fedcore.rounds.method import ClientOutputs, Memory, Message, PrivateMethod, PublicFacts, RoundInfo
+from fedcore.rounds.results import Metric
+from fedcore.rounds.statistics import FloatSum, IntegerSum, Statistics
 
 GRID = 2**16
 
@@ -30,26 +33,25 @@ class ToyState:
     clients: int
 
 
-@dataclass(frozen=True)
-class Toy:
+class Toy(PrivateMethod[ToyConfig, ToyState]):
     """Moves a centre half-way to the mean histogram of the clients, who remember how often they were asked."""
 
-    config: ToyConfig = field(default_factory=ToyConfig)
     name: ClassVar[str] = "toy"
-    kind: ClassVar[str] = "counts"
-    kernel: ClassVar[str] = "toy-1"
-    Config: ClassVar[type] = ToyConfig
-    State: ClassVar[type] = ToyState
+    kinds: ClassVar[tuple[Kind, ...]] = ("counts",)
+    arithmetic_version: ClassVar[str] = "toy-1"
+    Config = ToyConfig
+    State = ToyState
+    metrics: ClassVar[tuple[Metric, ...]] = (Metric("movement", "Movement of the centre"),)
 
     @property
-    def private(self):
+    def private(self) -> bool:
         return self.config.private
 
     @property
-    def not_private_because(self):
+    def not_private_because(self) -> str:
         return "" if self.private else "it adds no noise"
 
-    def plan(self, public):
+    def plan(self, public: PublicFacts) -> Sequence[PlannedRelease]:
         if not self.private:
             return []
         sigma = (self.config.rounds / (2 * public.rho)) ** 0.5 * (1 + 1e-9)
@@ -58,34 +60,34 @@ class Toy:
             for r in range(1, self.config.rounds + 1)
         ]
 
-    def init(self, public):
+    def init(self, public: PublicFacts) -> ToyState:
         return ToyState(np.zeros(public.features), 0, public.clients or public.nominal_clients)
 
-    def total_rounds(self, state):
+    def total_rounds(self, state: ToyState) -> int:
         return self.config.rounds
 
-    def message(self, state):
+    def message(self, state: ToyState) -> Message | None:
         return None if state.step == self.config.rounds else state
 
-    def client_update(self, message, block, memory):
+    def client_update(
+        self, message: Message, block: ClientBlock, memory: Memory | None
+    ) -> tuple[Statistics, Memory | None]:
         asked = np.zeros(block.clients) if memory is None else memory["asked"]
         shares = block.csr.multiply(1 / np.maximum(block.totals, 1)[:, None]).tocsr()
         if self.private:
-            return {"mean": IntegerSum(np.asarray(np.trunc(shares.toarray() * GRID).sum(axis=0), np.int64))}, None
+            grid = np.asarray(np.trunc(shares.toarray() * GRID).sum(axis=0), np.int64)
+            return {f"mean-{message.step + 1}": IntegerSum(grid)}, None
         answer = {
             "mean": FloatSum.at(block.leaf, np.asarray(shares.sum(axis=0)).ravel()),
             "asked": FloatSum.at(block.leaf, asked.sum()),
         }
         return answer, {"asked": asked + 1}
 
-    def quantise(self, message, statistics):
-        return {f"mean-{message.step + 1}": statistics["mean"].value()}
-
-    def server_update(self, state, result):
+    def server_update(self, state: ToyState, result: Mapping[str, Any]) -> tuple[ToyState, RoundInfo]:
         total = result[f"mean-{state.step + 1}"] / GRID if self.private else result["mean"]
         centre = (state.centre + total / state.clients) / 2
         info = RoundInfo({"movement": float(np.abs(centre - state.centre).sum())})
         return ToyState(centre, state.step + 1, state.clients), info
 
-    def personalise(self, state, block, memory):
+    def personalise(self, state: ToyState, block: ClientBlock, memory: Memory | None) -> ClientOutputs:
         return {"distance": np.abs(block.csr.toarray() - state.centre).sum(axis=1).astype(np.float32)}

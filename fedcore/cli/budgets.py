@@ -93,26 +93,29 @@ def budget_show(population: PopulationArgument, ledger: Ledger = None, as_json: 
 def budget_plan(
     population: PopulationArgument,
     runs: Annotated[int, typer.Option(min=1, help="Equal runs to share what is left.")],
+    method: Annotated[
+        str | None, typer.Option(help="Name of the method; default: the first that is private for such a population.")
+    ] = None,
     epsilon: Annotated[float | None, typer.Option(help="What each run would ask for; default: all that fits.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file of settings.")] = None,
     settings: Settings = None,
     ledger: Ledger = None,
     as_json: Json = False,
 ) -> None:
-    """What each of some equal runs of `histograms` may spend, and what that buys: a run without a start (cold) and one
-    from the centres of the run before (warm). The loss from noise is an estimate, before shrinkage, from the nominal
-    number of clients and clusters of equal size. Nothing is reserved and no data are opened.
+    """What each of some equal runs may spend, and what that buys: a run from nothing (cold) and, where the method can,
+    one from what the run before released (warm). Made from the budget and public facts: nothing is reserved and no
+    data are opened.
     """
-    from fedcore.planning.budget_plan import equal_runs, histograms
+    from fedcore.planning.budget_plan import equal_runs, planned_method
     from fedcore.training.budget import ledger_of
 
     use_ledger(ledger)
     store = open_population(population)
-    method = histograms(read_settings(config, settings))
-    planned = equal_runs(method, store, ledger_of(store).balance(store.id), runs, epsilon)
+    planner = planned_method(method, read_settings(config, settings), store)
+    planned = equal_runs(planner, store, ledger_of(store).balance(store.id), runs, epsilon)
     planned = {"population": str(population), **planned}
     if as_json:
         return say(planned, True)
-    sketches = [{"run": name, **planned.pop(name)} for name in ("cold", "warm")]
+    sketches = [{"run": name, **planned.pop(name)} for name in ("cold", "warm") if name in planned]
     say(planned, False)
     table("Each run", sketches)

@@ -7,7 +7,6 @@ is not public is scored only into a separate local file that says so.
 from __future__ import annotations
 
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 
 from fedcore.errors import ConfigError, PopulationError, PrivacyError
@@ -16,30 +15,18 @@ from fedcore.evaluation.report import write_report
 from fedcore.population.blocks import leaves
 from fedcore.population.store import Population
 from fedcore.rounds.engine import Backend, InProcessBackend
+from fedcore.rounds.method import Method, State
 from fedcore.rounds.statistics import Statistics, merge, values
 from fedcore.runs.store import Run
 from fedcore.storage.files import Place, write_json
 from fedcore.training.personalise import check_fits, trained
 from fedcore.training.session import vocabulary_of
 
-# Modules with evaluate_block(config, state, leaf) and table(config, values), whose result has to_json(where). One that
-# says READS_MEMORIES has evaluate_block(config, state, leaf, kept) instead, kept: `memories.Kept` of the leaf, or None.
-SCORES = {
-    "histograms": "fedcore.evaluation.histograms",
-    "federated_em": "fedcore.evaluation.federated_em",
-    "gradient_em": "fedcore.evaluation.gradient_em",
-    "dictionaries": "fedcore.evaluation.dictionaries",
-    "private_gmm": "fedcore.evaluation.private_gmm",
-}
 
-
-def scores_of(method: str):
-    """The module that scores runs of this method. Raises ConfigError if there is none."""
-    if method not in SCORES:
-        raise ConfigError(
-            f"runs of method {method!r} cannot be scored on held-out data.", f"Methods that can: {', '.join(SCORES)}."
-        )
-    return import_module(SCORES[method])
+def check_scored(method: Method) -> None:
+    """Raises ConfigError unless runs of the method can be scored."""
+    if not method.can_be_scored:
+        raise ConfigError(f"runs of method {method.name!r} cannot be scored on held-out data.")
 
 
 def check_public(population: Population) -> None:
@@ -54,21 +41,16 @@ def check_public(population: Population) -> None:
 
 
 def score_block(
-    method: str, config, path: str, version: int, remembered: Remembered | None, state, index: int
+    method: Method, path: str, version: int, remembered: Remembered | None, state: State, index: int
 ) -> Statistics:
     """The scores of one block, leaf by leaf; memories are read for one block at a time."""
     population = Population.open(path, version=version)
-    scores = scores_of(method)
     block = population.read(index, heldout=True)
-    kept = None if remembered is None else remembered.of(block.first, block.clients)
+    known = None if remembered is None else remembered.of(block.first, block.clients)
     total = None
     for leaf in leaves(block, population.clients_per_leaf):
-        if getattr(scores, "READS_MEMORIES", False):
-            mine = None if kept is None else kept.part(leaf.first - block.first, leaf.clients)
-            statistics = scores.evaluate_block(config, state, leaf, mine)
-        else:
-            statistics = scores.evaluate_block(config, state, leaf)
-        total = merge(total, statistics)
+        mine = None if known is None else known.part(leaf.first - block.first, leaf.clients)
+        total = merge(total, method.score_block(state, leaf, mine))
     return total
 
 
@@ -86,12 +68,12 @@ def evaluate_run(
     if not population.has_heldout:
         raise PopulationError(f"population {population.path.name!r} has no held-out part.", "Ingest it with one.")
     method, state = trained(run)
-    scores = scores_of(method.name)  # before anybody works
-    remembered = remembered_of(run, population) if getattr(scores, "READS_MEMORIES", False) else None
-    function = partial(score_block, method.name, method.config, population.location, population.version, remembered)
+    check_scored(method)  # before anybody works
+    remembered = remembered_of(run, population) if method.scores_use_memories else None
+    function = partial(score_block, method, population.location, population.version, remembered)
     blocks = range(len(population.blocks))
     statistics = (backend or InProcessBackend()).map_blocks(function, state, blocks, population.sizes())
-    table = scores.table(method.config, values(statistics)).to_json(population.path.name)
+    table = method.score_table(values(statistics)).to_json(population.path.name)
     title = f"{table.pop('title')}; run {run.id}"
     result = {
         "run": run.id,

@@ -15,6 +15,8 @@ from functools import cache
 
 import numpy as np
 
+from fedcore.rounds.results import distinguishing, heaviest
+
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 INK, SOFT, GRID = "#262626", "#6b6b6b", "#e3e3e3"
 DPI = 120
@@ -144,7 +146,7 @@ def profiles_figure(
     12 are shown, each on its own scale, since one odd centre would flatten the others. vocabulary: d tokens; without
     one a token is shown by its index.
     """
-    chosen = heaviest(len(centres), weights)
+    chosen = heaviest(len(centres), weights, PANELS)
     tops = [distinguishing(centres[k], mean, top) for k in chosen]
     columns = min(COLUMNS, max(1, len(chosen)))
     rows = max(1, -(-len(chosen) // columns))
@@ -270,26 +272,6 @@ def seconds_figure(metrics: Sequence[Mapping]) -> bytes:
 
 
 # --- what the figures and the report's tables share -----------------------------------------------------------------
-
-
-def heaviest(count: int, weights: np.ndarray | None, most: int = PANELS) -> list[int]:
-    """Indices of at most `most` centres, heaviest first; in their own order without weights."""
-    order = range(count) if weights is None else np.argsort(-np.asarray(weights, np.float64), kind="stable")
-    return [int(k) for k in order][:most]
-
-
-def distinguishing(centre: np.ndarray, mean: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray]:
-    """The at most `top` tokens with the largest p ln(p / mean): (indices, scores), largest first; scores > 0 only.
-
-    centre, mean: (d,) non-negative. Where the mean is 0 it counts as the smallest positive float.
-    """
-    p = np.asarray(centre, np.float64)
-    reference = np.maximum(np.asarray(mean, np.float64), np.finfo(np.float64).tiny)
-    positive = p > 0
-    scores = np.where(positive, p * (np.log(np.where(positive, p, 1.0)) - np.log(reference)), 0.0)
-    order = np.argsort(-scores, kind="stable")[:top]
-    order = order[scores[order] > 1e-12]
-    return order, scores[order]
 
 
 def row_labels(rows: Sequence[Mapping]) -> list[tuple[str, str]]:

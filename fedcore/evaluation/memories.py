@@ -13,20 +13,9 @@ import numpy as np
 from fedcore.population.store import Population
 from fedcore.rounds.engine import read_memory
 from fedcore.rounds.method import Memory
+from fedcore.rounds.scores import KnownMemories
 from fedcore.runs.store import Run
 from fedcore.training.session import asked
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """memory: of some clients in a row, zeros for those who have none; known: (C,) bool, who has one."""
-
-    memory: Memory
-    known: np.ndarray
-
-    def part(self, start: int, clients: int) -> Kept:
-        at = slice(start, start + clients)
-        return Kept({name: values[at] for name, values in self.memory.items()}, self.known[at])
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +25,7 @@ class Remembered:
     folder: str
     blocks: tuple[tuple[int, int], ...]
 
-    def of(self, first: int, clients: int) -> Kept | None:
+    def of(self, first: int, clients: int) -> KnownMemories | None:
         """Of the clients first ... first + clients - 1; None if none of them has one. Raises RunError for files that
         are lost or damaged.
         """
@@ -51,7 +40,7 @@ class Remembered:
                 if name not in memory:
                     memory[name] = np.zeros((clients, *values.shape[1:]), values.dtype)
                 memory[name][low - first : high - first] = values[low - start : high - start]
-        return Kept(memory, known) if known.any() else None
+        return KnownMemories(memory, known) if known.any() else None
 
 
 def remembered_of(run: Run, population: Population) -> Remembered | None:

@@ -16,12 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedcore.errors import ConfigError
-from fedcore.methods.gradient_em.personal import parameters
 from fedcore.population.blocks import leaves
 from fedcore.population.store import Population
-from fedcore.rounds.engine import answering, memory_file
-from fedcore.runs.store import Run, read_values
+from fedcore.rounds.engine import answering, read_memory
+from fedcore.runs.store import Run
 from fedcore.training.personalise import check_fits, trained
 
 CUTOFF = 3.5
@@ -78,19 +76,15 @@ def diagnose(run_path: str | Path, population_path: str | Path, cutoff: float = 
     run, population = Run.open(run_path), Population.open(population_path)
     check_fits(run, population)
     method, state = trained(run)
-    if method.name != "gradient_em" or method.config.algorithm != "fedgrem":
-        raise ConfigError(
-            f"run {run.id!r} has no penalty that could leave tasks apart.",
-            'Name a run of gradient_em with algorithm = "fedgrem".',
-        )
     folder, distances, ids = run.memories(), [], []
     for index in range(len(population.blocks)):
-        block, memory = population.read(index), read_values(memory_file(folder, index))
+        block = population.read(index)
+        memory = None if folder is None else read_memory(folder, index, block.clients)
         with answering(method, index):
             for leaf in leaves(block, population.clients_per_leaf):
                 at = slice(leaf.first - block.first, leaf.first - block.first + leaf.clients)
-                own = {name: value[at] for name, value in memory.items()}
-                distances.append(parameters(method.config, state, leaf, own)["distance"])
+                own = None if memory is None else {name: value[at] for name, value in memory.items()}
+                distances.append(method.outlier_distances(state, leaf, own))
         ids.extend(str(client) for client in population.client_ids(index))
     distance = np.concatenate(distances)
     score, hit = scores(distance), suspected(distance, cutoff)

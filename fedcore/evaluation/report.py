@@ -17,76 +17,30 @@ from typing import Any
 
 import numpy as np
 
-from fedcore.errors import ConfigError, RunError
+from fedcore.errors import ConfigError, FedcoreError, RunError
 from fedcore.evaluation.figures import (
     PARTS,
     WHOLE,
     budget_figure,
     data_uri,
-    distinguishing,
     evaluation_figure,
-    heaviest,
     printable,
     profiles_figure,
     rounds_figure,
     seconds_figure,
 )
+from fedcore.methods.registry import make_method
+from fedcore.rounds.method import Method
+from fedcore.rounds.results import Features, Metric, Result, Table
 from fedcore.runs.plan_check import PROMISE, held
 from fedcore.runs.run_files import METRICS
 from fedcore.runs.store import Run
 from fedcore.storage.files import Place, listing, read_bytes, write_whole
 
 RAW = re.compile(r"objective|likelihood|loss|inertia|entropy|misfit|distortion|residual", re.IGNORECASE)
-CURVES = {  # by method: column of the metrics, title, unit
-    "histograms": [
-        ("objective", "Objective", "nats per client"),
-        ("movement", "Movement of the centres", "total variation"),
-    ],
-    "federated_em": [
-        ("objective", "Negative log-likelihood", "nats per row"),
-        ("field_norm", "Squared norm of the field H", ""),
-        ("active_clients", "Active clients", ""),
-        ("bits_up", "Bits from clients", "bits"),
-        ("movement", "Movement of the parameters", ""),
-    ],
-    "private_gmm": [
-        ("radius", "Largest radius of a cell's ball", "units of the data"),
-        ("leaves", "Cells", ""),
-        ("candidates", "Candidate centres", ""),
-        ("noise_of_a_count", "Noise of a count (standard deviation)", "units"),
-    ],
-    "gradient_em": [
-        ("movement", "Movement of the common centres", ""),
-        ("between_clients", "Standard deviation of clients' centres around the common ones", ""),
-        ("apart", "Share of estimates that the penalty leaves apart", ""),
-        ("active_clients", "Active clients", ""),
-    ],
-    "dictionaries": [
-        ("loss", "Squared residual of a sample", "units of the data, squared"),
-        ("movement", "Largest movement of a global atom", ""),
-        ("distance", "Clients' own version of the global atoms from them", ""),
-        ("nonzero", "Atoms of a sample's code", ""),
-        ("active_clients", "Active clients", ""),
-    ],
-}
-CAPTIONS = {
-    "objective": "Objective of the training data after each round.",
-    "movement": "How far centres or parameters moved in each round.",
-    "loss": "Mean over all samples of the clients that took part, before their step.",
-    "distance": "Mean over clients and atoms; unit atoms that have nothing in common are 1.41 apart.",
-    "nonzero": "Mean over the samples.",
-    "apart": "Estimates of clients that stay further from the common centre than the penalty reaches.",
-    "between_clients": "By coordinate, in units of the spread within a component; by it clients are drawn.",
+CAPTIONS = {  # of figures that no method declares
     "tasks": "Distance from the common centres in units of what the pull bounds; above 1 it leaves a client apart.",
-    "field_norm": "How far the statistics still are from a fixed point of EM; compression and batches add noise to it.",
-    "active_clients": "Clients that took part in each round.",
-    "radius": "The released ball that rows are cut to, of the level or the leaves in work; jumps where a level begins.",
-    "leaves": "Cells that the search has found so far; each becomes a component.",
-    "candidates": "Released centres of boxes that hold many rows, before balls are chosen among them.",
-    "noise_of_a_count": "What one unit of noise in a release hides, were every release a count.",
-    "bits_up": "Encoded messages of all active clients in each round.",
     "budget": "What is spent after each release; dotted: planned, but not released.",
-    "profiles": "The tokens whose share of a centre exceeds their share of the mean the most.",
     "evaluation": "Scores on held-out data that their owner declared public.",
     "seconds": "Where the time went.",
 }
@@ -193,11 +147,45 @@ def _statement(run: Run) -> dict[str, Any]:
 
 
 def shown_metrics(run: Run) -> list[dict]:
-    """The committed metrics; of a private run without columns that would follow raw statistics."""
+    """The committed metrics; of a private run only columns that its method declares as made from published values."""
     rows = run.metrics()
     if not _withholds(run):
         return rows
-    return [{name: value for name, value in row.items() if not RAW.search(name)} for row in rows]
+    declared = {metric.name: not metric.follows_data for metric in _metrics(run)}
+    return [
+        {name: value for name, value in row.items() if not RAW.search(name) and _may_be_seen(name, declared)}
+        for row in rows
+    ]
+
+
+def _may_be_seen(name: str, declared: Mapping[str, bool]) -> bool:
+    """Rounds and seconds are the engine's own columns. Nothing is known of a method of another installation."""
+    return name == "round" or name.startswith("seconds_") or declared.get(name, not declared)
+
+
+def _method(run: Run) -> Method[Any, Any] | None:
+    """The run's method; None for one of another installation, or for damaged settings."""
+    try:
+        return make_method(str(run.info.get("method")), run.info.get("config") or {})
+    except FedcoreError:
+        return None
+
+
+def _metrics(run: Run) -> tuple[Metric, ...]:
+    method = _method(run)
+    return () if method is None else method.metrics
+
+
+def result_of(run: Run, vocabulary: Sequence[str] | None = None) -> Result:
+    """What the run has learnt, as its method tells it; empty before the first round. Raises RunError."""
+    method = _method(run)
+    if method is None or run.round < 1:
+        return Result()
+    try:
+        state = method.State(**run.read_state())
+    except TypeError:  # of another version
+        return Result()
+    return method.result(state, Features(int(run.info.get("features") or 0), vocabulary))
 
 
 def evaluation_of(run: Run) -> dict | None:
@@ -242,19 +230,19 @@ def run_figures(run: Run, vocabulary: Sequence[str] | None = None) -> dict[str, 
     "seconds_clients", "seconds_release", "seconds_server", "seconds_round".
     """
     rows, figures = shown_metrics(run), {}
-    evaluation, profiles = evaluation_of(run), _profiles(run)
+    evaluation = evaluation_of(run)
     if evaluation is not None and evaluation["rows"]:
         figures["evaluation"] = evaluation_figure(
             evaluation["rows"], evaluation.get("loss", LOSS), evaluation.get("axis", AXIS)
         )
-    if profiles is not None:
-        figures["profiles"] = profiles_figure(*profiles, vocabulary, TOP)
-    for name, title, unit in CURVES.get(run.info.get("method"), []):
-        if any(name in row for row in rows):
-            figures[name] = rounds_figure(rows, [name], title, unit)
+    for figure in result_of(run, vocabulary).figures:
+        figures[figure.name] = profiles_figure(figure.centres, figure.mean, figure.weights, vocabulary, TOP)
+    for metric in _metrics(run):
+        if metric.title and any(metric.name in row for row in rows):
+            figures[metric.name] = rounds_figure(rows, [metric.name], metric.title, metric.unit)
     apart = _read(run.path / "diagnosis.json") if run.info.get("private") is False else None
     if apart is not None and apart.get("tasks"):
-        from fedcore.evaluation.outliers import tasks_figure
+        from fedcore.evaluation.outliers import tasks_figure  # it imports training, which not every report needs
 
         figures["tasks"] = tasks_figure(apart["tasks"])
     releases, privacy = _releases(run), privacy_of(run)
@@ -266,25 +254,6 @@ def run_figures(run: Run, vocabulary: Sequence[str] | None = None) -> dict[str, 
     if any(part in row for row in rows for part in SECONDS):
         figures["seconds"] = seconds_figure(rows)
     return figures
-
-
-def _profiles(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray | None] | None:
-    """(centres, mean, weights) of a state whose centres are histograms and have been trained for a round."""
-    if run.round < 0:
-        return None
-    state = run.read_state()
-    centres, mean = state.get("centres"), state.get("mean")
-    if not (isinstance(centres, np.ndarray) and isinstance(mean, np.ndarray)) or state.get("round") == 0:
-        return None
-    if centres.ndim != 2 or not centres.size or mean.shape != centres.shape[1:]:
-        return None
-    if not (np.isfinite(centres).all() and np.isfinite(mean).all() and centres.min() >= 0 and mean.min() >= 0):
-        return None
-    counts = state.get("counts")
-    if not isinstance(counts, np.ndarray) or counts.shape != centres.shape[:1]:
-        return centres, mean, None
-    counts = np.maximum(counts, 0.0)  # noised counts may be negative
-    return centres, mean, counts / counts.sum() if counts.sum() > 0 else None
 
 
 def _published(run: Run) -> set[str]:
@@ -310,13 +279,14 @@ def write_report(run: Run, vocabulary: Sequence[str] | None = None, drawn: Mappi
     drawn = run_figures(run, vocabulary) if drawn is None else drawn
     figures = {name: data_uri(png) for name, png in drawn.items()}
     path, evaluation = run.path / "report.html", evaluation_of(run)
-    summary = run_summary(run)
+    summary, result = run_summary(run), result_of(run, vocabulary)
     page = environment.from_string(source).render(
         summary=summary,
         figures=figures,
-        captions=CAPTIONS,
+        captions=_captions(run, result),
         settings=_settings(run),
-        profiles=_profile_rows(run, vocabulary),
+        results=[(table, _columns(table)) for table in result.tables],
+        pictures=[figure.name for figure in result.figures],
         metrics=_table(shown_metrics(run), ["round"], SECONDS),
         promise=_promise(summary),
         releases=_releases(run),
@@ -324,12 +294,37 @@ def write_report(run: Run, vocabulary: Sequence[str] | None = None, drawn: Mappi
         paragraphs=_paragraphs(privacy_of(run)),
         evaluation=evaluation,
         scores=_table((evaluation or {}).get("rows", []), ("method", (evaluation or {}).get("loss", LOSS), "se")),
-        curves=[*(name for name, *_ in CURVES.get(run.info.get("method"), [])), "tasks"],
+        curves=[*(metric.name for metric in _metrics(run) if metric.title), "tasks"],
         asked=run.info,
         files=_files(run),
     )
     write_whole(path, page.encode("utf-8", "backslashreplace"))
     return path
+
+
+def _captions(run: Run, result: Result) -> dict[str, str]:
+    """Of every figure that the run may have, by name."""
+    captions = dict(CAPTIONS)
+    captions |= {metric.name: metric.caption or metric.title for metric in _metrics(run)}
+    return captions | {figure.name: figure.caption for figure in result.figures}
+
+
+def _columns(table: Table) -> dict:
+    """columns: (heading, whether it holds numbers); cells: rows of text, or of lists of text."""
+    kept = [
+        (column, all(isinstance(value, (int, float, type(None))) for value in column.values))
+        for column in table.columns
+    ]
+    cells = zip(*([_cell(value, column.unit) for value in column.values] for column, _ in kept), strict=True)
+    return {"columns": [(column.name, numeric) for column, numeric in kept], "cells": list(cells)}
+
+
+def _cell(value: object, unit: str) -> str | list[str]:
+    if isinstance(value, (list, tuple)):
+        return [printable(str(item)) for item in value]
+    if unit == "%" and isinstance(value, float):
+        return f"{100 * value:.3g} %"
+    return show(value)
 
 
 def _promise(summary: Mapping) -> dict:
@@ -368,23 +363,6 @@ def _table(rows: Sequence[Mapping], first: Sequence[str] = (), last: Sequence[st
     cells = [[row.get(name) for name in names] for row in rows]
     numeric = [all(isinstance(row.get(name), (int, float, type(None))) for row in rows) for name in names]
     return {"columns": list(zip(names, numeric, strict=True)), "cells": cells}
-
-
-def _profile_rows(run: Run, vocabulary: Sequence[str] | None) -> list[dict]:
-    """The profiles as text: full tokens, which the figure shortens or cannot draw."""
-    found = _profiles(run)
-    if found is None:
-        return []
-    centres, mean, weights = found
-    rows = []
-    for k in heaviest(len(centres), weights, len(centres)):
-        tokens, _ = distinguishing(centres[k], mean, TOP)
-        names = [
-            printable(str(vocabulary[i])) if vocabulary is not None and i < len(vocabulary) else f"token {i}"
-            for i in tokens
-        ]
-        rows.append({"centre": k + 1, "share": None if weights is None else float(weights[k]), "tokens": names})
-    return rows
 
 
 def _releases(run: Run) -> list[dict]:
@@ -463,8 +441,9 @@ def markdown_report(run: Run, figures: Mapping[str, bytes]) -> str:
     lines += ["| | |", "|---|---|"]
     lines += [f"| {_md(name)} | {_md(show(value))} |" for name, value in table.items() if value is not None]
     lines += ["", "## Privacy", "", *_three_lines(privacy), ""]
+    captions = _captions(run, result_of(run))
     for name, png in figures.items():
-        lines += [f"![{_md(name)}]({data_uri(png)})", "", CAPTIONS.get(name, ""), ""]
+        lines += [f"![{_md(name)}]({data_uri(png)})", "", captions.get(name, ""), ""]
     return "\n".join(lines)
 
 

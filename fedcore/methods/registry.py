@@ -1,21 +1,61 @@
-"""The methods, by name. A method is added by one folder and one line here."""
+"""The methods, by name: those of this package, and those that other packages register as entry points.
+
+A package registers a method under the group `fedcore.methods`, in its pyproject.toml:
+
+    [project.entry-points."fedcore.methods"]
+    federated_pca = "my_package:FederatedPCA"
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from functools import cached_property
 from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
 from pydantic import ValidationError
 
-from fedcore.errors import ConfigError
-from fedcore.rounds.method import FederatedMethod
+from fedcore.errors import ConfigError, MethodError
+from fedcore.rounds.method import Method, check_definition
 
-METHODS = {
+GROUP = "fedcore.methods"
+OWN = {
     "histograms": "fedcore.methods.histograms:Histograms",
     "federated_em": "fedcore.methods.federated_em:FederatedEM",
     "gradient_em": "fedcore.methods.gradient_em:GradientEM",
     "private_gmm": "fedcore.methods.private_gmm:PrivateGMM",
     "dictionaries": "fedcore.methods.dictionaries:Dictionaries",
 }
+
+
+class Registry(Mapping[str, str]):
+    """Where the class of each method is, "module:Class" by name. Other packages are asked only when it is necessary."""
+
+    @cached_property
+    def _others(self) -> dict[str, str]:
+        found: dict[str, EntryPoint] = {}
+        for point in entry_points(group=GROUP):
+            name = canonical(point.name)
+            if name in OWN or (name in found and found[name].value != point.value):
+                raise ConfigError(
+                    f"two packages register a method named {name!r}; one of them is {point.value}.",
+                    "Uninstall one of them.",
+                )
+            found[name] = point
+        return {name: found[name].value for name in sorted(found)}
+
+    def __getitem__(self, name: str) -> str:
+        return OWN[name] if name in OWN else self._others[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*OWN, *self._others])
+
+    def __len__(self) -> int:
+        return len(OWN) + len(self._others)
+
+
+METHODS = Registry()
 
 
 def canonical(name: str) -> str:
@@ -25,19 +65,28 @@ def canonical(name: str) -> str:
 
 def summary(cls: type) -> str:
     """The first line of what a method says of itself."""
-    return (cls.__doc__ or "").strip().splitlines()[0]
+    return ((cls.__doc__ or "").strip().splitlines() or [""])[0]
 
 
-def method_class(name: str) -> type[FederatedMethod]:
-    """The class of a method. Raises ConfigError for a name that is none."""
+def method_class(name: str) -> type[Method[Any, Any]]:
+    """The class of a method. Raises ConfigError for a name that is none, MethodError for one that cannot be run."""
     name = canonical(name)
     if name not in METHODS:
         raise ConfigError(f"there is no method {name!r}.", f"Known methods: {', '.join(sorted(METHODS))}.")
-    module, attribute = METHODS[name].split(":")
-    return getattr(import_module(module), attribute)
+    return load(METHODS[name])
 
 
-def make_method(name: str, settings: dict) -> FederatedMethod:
+def load(where: str) -> type[Method[Any, Any]]:
+    """The method class at "module:Class". Raises MethodError if there is none, or none that can be run."""
+    module, _, attribute = where.partition(":")
+    try:
+        cls = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, TypeError) as error:
+        raise MethodError(f"the method at {where!r} cannot be loaded ({type(error).__name__}: {error}).") from error
+    return check_definition(cls)
+
+
+def make_method(name: str, settings: Mapping[str, Any]) -> Method[Any, Any]:
     """A method with its settings validated. Raises ConfigError that names every bad setting and its range."""
     cls = method_class(name)
     try:

@@ -22,15 +22,16 @@ from typing import Any
 from pydantic import ValidationError
 
 from fedcore.errors import ConfigError, FedcoreError, PopulationError, RunBusy, RunError, RunNotFound, WrongKind
-from fedcore.evaluation.evaluate import SCORES, check_public, evaluate_run
+from fedcore.evaluation.evaluate import check_public, evaluate_run
 from fedcore.methods.registry import explain
 from fedcore.population.store import Population
 from fedcore.rounds.engine import Backend
-from fedcore.rounds.method import FederatedMethod
+from fedcore.rounds.method import Method
 from fedcore.runs.store import NAME, Run, list_runs, pointed, writing
 from fedcore.storage import files
 from fedcore.storage.files import Place, is_remote, place, write_json
 from fedcore.storage.remote_lock import Claim
+from fedcore.training.personalise import trained
 from fedcore.training.request import Series
 
 SCHEMA = 1
@@ -161,7 +162,7 @@ class Decision:
     because: str
 
 
-def public_population(series: Series, method: FederatedMethod, population: Population) -> Population | None:
+def public_population(series: Series, method: Method, population: Population) -> Population | None:
     """The population that runs of the deployment are compared on; None if they are not.
 
     Asked before training, so that no budget is spent on a run that cannot be compared. Raises PrivacyError if its owner
@@ -172,7 +173,7 @@ def public_population(series: Series, method: FederatedMethod, population: Popul
         return None
     store = Population.open(series.evaluate_on)
     check_public(store)
-    if method.name not in SCORES:
+    if not method.can_be_scored:
         raise ConfigError(f"runs of method {method.name!r} cannot be scored.", "Leave evaluate_on out.")
     if store.kind != method.kind or store.features != population.features:
         raise WrongKind(
@@ -199,21 +200,12 @@ def score(run: Run, store: Population, backend: Backend | None = None, *, keep: 
     Raises what `evaluate_run` raises, PrivacyError if the population is not public.
     """
     check_public(store)
-    return headline(run, evaluate_run(run.path, store, backend, keep=keep))
+    return headline(run, trained(run)[0], evaluate_run(run.path, store, backend, keep=keep))
 
 
-def headline(run: Run, table: dict) -> Score:
-    """The line of a table of scores for what the run gives its clients: its parameters ("this run"), or the
-    personalised estimate that its settings ask for.
-    """
-    config, rows, loss = run.info["config"], table["rows"], table["loss"]
-    chosen = [row for row in rows if row["method"] == "this run"]
-    if loss == "kl":
-        base = {"centre": "Algorithm 2", "mixture": "Local mixture"}[config["personalisation"]]
-        name = f"{'FedAvg' if config['algorithm'] == 'fedavg' else base} + FT"
-        by = "each client" if config["weights"] == "local" else ""
-        chosen = [row for row in rows if row["method"] == name and row["chosen_by"] == by]
-    row = (chosen or rows)[0]
+def headline(run: Run, method: Method, table: dict) -> Score:
+    """The line of a table of scores for what the run gives its clients."""
+    row, loss = method.headline(table["rows"]), table["loss"]
     return Score(run.id, loss, row["method"], float(row[loss]), float(row["se"]))
 
 
@@ -249,7 +241,7 @@ class Conclusion:
     why_not: str = ""
 
 
-def conclusion_of(run: Run, method: FederatedMethod, population: Population) -> Conclusion | None:
+def conclusion_of(run: Run, method: Method, population: Population) -> Conclusion | None:
     """How a run that was begun by a deployment ends, wherever it goes on; None if it was begun by none.
 
     What it would be compared on may be gone by now: that keeps nobody from finishing a run that was paid for. Raises

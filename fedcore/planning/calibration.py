@@ -26,7 +26,7 @@ from fedcore.population.store import TRAIN, Population
 from fedcore.privacy.mechanisms import TestNoise
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.engine import Source, answering, block_for
-from fedcore.rounds.method import FederatedMethod, Memory, PublicFacts
+from fedcore.rounds.method import Memory, Method, PublicFacts
 from fedcore.rounds.statistics import Stack, merge, size_of, values
 from fedcore.storage import files
 from fedcore.storage.files import Place
@@ -35,7 +35,6 @@ LIMIT_SECONDS = 10.0
 REPEATS = 4
 SMALL, LARGE = 0.2, 0.4  # shares of the limit for the rounds of the first attempt, and of the second
 FIRST_CLIENTS = 16  # of the first attempt, whose seconds say how many the limit has room for
-STACKED = ("aligned_clients", "matched_clients")  # settings that bound whose answers the server keeps apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +157,7 @@ class _Kind:
 
 
 def calibrate(
-    method: FederatedMethod,
+    method: Method,
     population: Population,
     facts_for: Callable[[int | None], PublicFacts],
     plan: Sequence[PlannedRelease],
@@ -217,7 +216,7 @@ def calibrate(
         start_bytes=start_bytes,
         flow_bytes=flow_bytes,
         seconds=perf_counter() - begun,
-        stacked_clients=min(getattr(method.config, name, population.n_clients) for name in STACKED),
+        stacked_clients=min(population.n_clients, method.clients_kept_apart(population.n_clients)),
     )
 
 
@@ -273,13 +272,7 @@ def _large(population: Population) -> int:
 
 
 def _rounds(
-    method: FederatedMethod,
-    population: Population,
-    facts_for,
-    plan,
-    pieces: Sequence[ClientBlock],
-    limit: float,
-    least: int = 3,
+    method: Method, population: Population, facts_for, plan, pieces: Sequence[ClientBlock], limit: float, least: int = 3
 ):
     """(kinds, whether the method ended, last state, rounds made) of a training of these pieces alone, for `limit`
     seconds but at least so many rounds: what comes after a long start must be met as well."""
@@ -301,7 +294,7 @@ def _rounds(
         if number >= least and perf_counter() - begun > limit:
             return list(kinds.values()), False, state, number
         number += 1
-        phase = _phase(state, message)
+        phase = method.phase(state, message)
         first = phase not in kinds
         kind = kinds.setdefault(phase, _Kind(phase, pieces))
         try:
@@ -310,7 +303,7 @@ def _rounds(
             given = values(halves) if stacked and halves is not None else None
             result = values(total)
             if method.private:
-                grid = method.quantise(message, total)
+                grid = method.release_values(message, total)
                 result = {
                     release.name: noise.draw(release, "", _as_of_all(grid[release.name], largest))
                     for release in by_round.get(number, ())
@@ -330,12 +323,6 @@ def _rounds(
                 raise
             kinds = {name: other for name, other in kinds.items() if other.server}
             return list(kinds.values()), False, state, number - 1
-
-
-def _phase(state: Any, message: Any) -> str:
-    phase = str(getattr(state, "phase", "") or "rounds")
-    kind = getattr(message, "kind", None)  # of a pass within a phase
-    return f"{phase}: {kind}" if isinstance(kind, str) else phase
 
 
 def _answers(method, message, pieces, memories, kind: _Kind, first: bool):

@@ -23,7 +23,7 @@ from fedcore.population.store import Population
 from fedcore.population.streaming import WINDOW_BYTES
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.engine import AHEAD_BYTES, COMMIT_SECONDS, DEFAULT_CACHE_BYTES, DEFAULT_WHOLE_BYTES, waits
-from fedcore.rounds.method import FederatedMethod, PublicFacts
+from fedcore.rounds.method import Method, PublicFacts
 from fedcore.runs.store import STATES_KEPT
 from fedcore.storage.files import Place, is_remote, place
 from fedcore.training.budget import facts, ledger_of, plan_within_budget, unit_of
@@ -94,7 +94,7 @@ class Load:
         return max(self.sizes)
 
 
-def load_of(method: FederatedMethod, population: Population, clients: int | None) -> Load:
+def load_of(method: Method, population: Population, clients: int | None) -> Load:
     """Of the population as it is; or of one with so many clients like these, in blocks as this machine would make."""
     leaf, entries = population.clients_per_leaf, float(sum(entry.train.entries for entry in population.blocks))
     blocks, sizes = [entry.clients for entry in population.blocks], population.sizes()
@@ -103,7 +103,7 @@ def load_of(method: FederatedMethod, population: Population, clients: int | None
         limit = block_limit(leaf, chosen(leaf, population.manifest.clients_per_block))
         blocks = blocks_of(clients, leaf, limit, each)
         sizes, entries = [each * block for block in blocks], entries * clients / population.n_clients
-    streams = getattr(method, "streams_rows", False) and population.kind == "rows" and max(sizes) > DEFAULT_WHOLE_BYTES
+    streams = method.streams_rows and population.kind == "rows" and max(sizes) > DEFAULT_WHOLE_BYTES
     return Load(
         sum(blocks),
         tuple(sizes),
@@ -156,7 +156,7 @@ def planned(request: TrainRequest, where: Where, *, limit: float = LIMIT_SECONDS
 
 
 def promise(
-    method: FederatedMethod,
+    method: Method,
     population: Population,
     plan: Sequence[PlannedRelease],
     passes: int,

@@ -18,9 +18,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedcore.errors import PopulationError, WrongKind
-from fedcore.evaluation import histograms as scores
 from fedcore.evaluation.evaluate import check_public
-from fedcore.methods.histograms import HistogramsConfig, HistogramsState
+from fedcore.methods.histograms import HistogramsConfig, HistogramsState, scores
 from fedcore.methods.histograms.leaf import inverse_totals
 from fedcore.methods.histograms.oracle import known_clusters, oracle_values, posterior_clusters
 from fedcore.population.blocks import CountsBlock, segment_sums

@@ -21,7 +21,7 @@ from fedcore.privacy.mechanisms import TestNoise
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.reproduce.experiment import Place
 from fedcore.rounds.engine import Source, Training
-from fedcore.rounds.method import FederatedMethod, PublicFacts, RoundInfo, State
+from fedcore.rounds.method import Method, PublicFacts, RoundInfo, State
 from fedcore.rounds.statistics import Statistics, merge, values
 from fedcore.runs.store import Run
 from fedcore.training.budget import settle
@@ -65,7 +65,7 @@ def simulate(
     budget: tuple[float, float] | None = None,
     start: dict | None = None,
     on_round: Callable[[State, RoundInfo], None] | None = None,
-) -> tuple[FederatedMethod, State]:
+) -> tuple[Method, State]:
     """Train a method to its end; (method, last state).
 
     key: of the run's folder, made afresh. budget: (epsilon, delta) of a private configuration; what of delta a

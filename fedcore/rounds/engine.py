@@ -2,7 +2,7 @@
 
 One round:
 
-    message -> [map blocks -> reduce] -> (private: quantise -> charge -> draw -> publish) -> server_update -> commit
+    message -> [map blocks -> reduce] -> (private: values -> charge -> draw -> publish) -> server_update -> commit
 
 The engine knows nothing of Prefect or Dask; `tasks/` gives it a Dask backend and calls `answer` and `move` as tasks.
 """
@@ -27,7 +27,7 @@ from fedcore.population.blocks import ClientBlock, leaves
 from fedcore.population.store import Population
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.caches import AHEAD, BLOCKS, MEMORIES
-from fedcore.rounds.method import FederatedMethod, Memory, Message, RoundInfo
+from fedcore.rounds.method import Memory, Message, Method, RoundInfo
 from fedcore.rounds.statistics import IntegerSum, KeyedIntegerSum, Statistics, merge, merge_all, values
 from fedcore.runs.store import Run, read_values, write_values
 from fedcore.storage import files
@@ -104,7 +104,7 @@ def keep_freed_memory() -> None:
 
 
 @contextmanager
-def answering(method: FederatedMethod, index: int) -> Iterator[None]:
+def answering(method: Method, index: int) -> Iterator[None]:
     """One BLAS thread, so that results have the same bits everywhere; and in a private run an error that is not one of
     ours is renamed without its text, because a traceback could show what must not be seen.
     """
@@ -123,13 +123,9 @@ def answering(method: FederatedMethod, index: int) -> Iterator[None]:
         ) from None
 
 
-def block_for(method: FederatedMethod, source: Source, population: Population, index: int) -> ClientBlock:
+def block_for(method: Method, source: Source, population: Population, index: int) -> ClientBlock:
     """Methods that say `streams_rows` take rows of which only parts become arrays; the others get every block whole."""
-    if (
-        getattr(method, "streams_rows", False)
-        and population.kind == "rows"
-        and (population.decoded_bytes(index) > source.whole_bytes)
-    ):
+    if method.streams_rows and population.kind == "rows" and (population.decoded_bytes(index) > source.whole_bytes):
         return population.stream(index)
     key = (population.id, source.version, index)
     return BLOCKS.get(key, partial(AHEAD.take, key, partial(population.read, index)), source.cache_bytes)
@@ -139,7 +135,7 @@ def block_for(method: FederatedMethod, source: Source, population: Population, i
 class Answer:
     """What a worker is asked to do with each of its blocks: `answer_block`."""
 
-    method: FederatedMethod
+    method: Method
     source: Source
 
     def __call__(self, message: Message, index: int) -> Statistics:
@@ -173,7 +169,7 @@ def answer_all(
         yield function(message, block)
 
 
-def answer_block(method: FederatedMethod, source: Source, message: Message, index: int) -> Statistics:
+def answer_block(method: Method, source: Source, message: Message, index: int) -> Statistics:
     """The statistics of one block: leaf by leaf, in order. Idempotent: a block may be computed twice."""
     with answering(method, index):
         population = _population(source)
@@ -279,7 +275,7 @@ class Training:
 
     def __init__(
         self,
-        method: FederatedMethod,
+        method: Method,
         run: Run,
         state: Any,
         source: Source,
@@ -407,7 +403,7 @@ class Training:
         if inexact:
             raise SensitivityError(f"a private round may only use exact integer sums; {inexact} are not.")
         try:
-            return self.method.quantise(message, statistics)
+            return self.method.release_values(message, statistics)
         except FedcoreError:
             raise
         except Exception as error:

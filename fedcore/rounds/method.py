@@ -1,24 +1,33 @@
-"""The contract of one federated round.
+"""The contract of one federated round, as a base class.
 
     The server says something, every active client answers from its own rows and memory, the answers add up,
     perhaps noise is added, the server moves.
 
-A method is a frozen value (its validated config) with a handful of pure functions. The engine (`fedcore.rounds.engine`)
-runs it; the engine, not the method, charges the budget, draws noise and publishes. A private method never sees a
-raw sum in `server_update`, nor an exact count in `init`.
+A method holds its validated settings and a handful of pure functions. The engine (`fedcore.rounds.engine`) runs it;
+the engine, not the method, charges the budget, draws noise and publishes. A private method never sees a raw sum in
+`server_update`, nor an exact count in `init`.
+
+A new method derives from `NonPrivateMethod` or `PrivateMethod`, is registered under the entry-point group
+`fedcore.methods`, and is checked by `python -m fedcore.testing PACKAGE:Class`. What must be written is abstract here;
+everything else has a default. docs/adding-a-method.md builds one from an empty folder.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 from pydantic import BaseModel
 
+from fedcore.errors import ConfigError, MethodError
 from fedcore.population.blocks import ClientBlock, Kind
 from fedcore.privacy.plan import PlannedRelease
+from fedcore.rounds.results import Features, Metric, Result
+from fedcore.rounds.scores import KnownMemories, ScoreTable
 from fedcore.rounds.statistics import Statistics
 
 Message = Any  # a frozen dataclass of arrays and scalars
@@ -27,6 +36,9 @@ Memory = dict[str, np.ndarray]  # per-client state of a block; first axis = clie
 # Personalised outputs. First axis = clients; of those whose name begins with ROWS, the rows of the clients.
 ClientOutputs = dict[str, np.ndarray]
 ROWS = "rows_"
+
+ConfigT = TypeVar("ConfigT", bound=BaseModel)
+StateT = TypeVar("StateT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +51,7 @@ class PublicFacts:
     rho:      zCDP budget of this run without its spares; None for a non-private run
     seed:     names the streams of simulation randomness (never of noise that protects people)
     relation: neighbouring relation of the population's budget: "add_or_remove_one" or "replace_one"
-    start:    public arrays by name that the run starts from (released earlier, or declared public); None: no start
+    warm_start: public arrays by name that the run starts from (released earlier, or declared public), or None
     unit:     what the population's budget protects: "client" or "record"; the latter only for methods that say so in
               `units`
     """
@@ -52,7 +64,7 @@ class PublicFacts:
     rho: float | None
     seed: int
     relation: str = "add_or_remove_one"
-    start: Mapping[str, np.ndarray] | None = None
+    warm_start: Mapping[str, np.ndarray] | None = None
     unit: str = "client"
 
 
@@ -60,7 +72,8 @@ class PublicFacts:
 class RoundInfo:
     """What a person or a plot needs to know of a round; the next round never reads it.
 
-    scalars: one number for each name, the same names in every round of a phase; they become the metrics row
+    scalars: one number for each name, the same names in every round of a phase; they become the metrics row, and each
+        name is declared in `Method.metrics`
     note:    one line for the log, or empty
     """
 
@@ -68,68 +81,275 @@ class RoundInfo:
     note: str = ""
 
 
-class FederatedMethod(Protocol):
-    """A method: a frozen dataclass holding its config. All functions are pure.
+class PrivateSettings(Protocol):
+    """The settings that every private method has.
 
-    name:       of the method, as on the command line
-    kind:       the kind of population it reads
-    Config:     its pydantic model; State: its state dataclass (see `fedcore.runs.store` for what may be in one)
-    kernel:     changes whenever the arithmetic of client_update does; a run is resumed only with its own
-    private:    whether this configuration releases only noised values
-    not_private_because: the reason, for the privacy statement; empty if private
+    epsilon: what a run may spend, at the delta of the population's budget; None: all that is left
+    spare_releases: reserved for values that are drawn and lost, each at the price of the dearest release
+    nominal_clients: the public size of the population; None: that of the manifest
     """
 
-    name: str
-    kind: Kind
-    kernel: str
-    Config: type[BaseModel]
-    State: type
-    config: BaseModel
+    @property
+    def epsilon(self) -> float | None: ...
 
     @property
-    def private(self) -> bool: ...
+    def spare_releases(self) -> int: ...
 
     @property
-    def not_private_because(self) -> str: ...
+    def nominal_clients(self) -> int | None: ...
 
+
+class Method(ABC, Generic[ConfigT, StateT]):
+    """A method with its settings. All functions are pure, and the object is never changed after it was made.
+
+    name:    of the method, as on the command line
+    kinds:   the kinds of population that it can read; `kind` is that of these settings
+    arithmetic_version: changes whenever the bits of `client_update` do; a run is resumed only with its own
+    Config:  its settings, a frozen pydantic model in which every field has a default
+    State:   a frozen dataclass of arrays and scalars; see `fedcore.storage.arrays` for what may be in one
+    metrics: every scalar that a `RoundInfo` may hold
+    units:   units of privacy that the method has an argument for
+    streams_rows: whether `client_update` can read the rows of a block part by part, so that a block need not fit in
+        memory
+    accepts_warm_start: whether a run may start from public arrays (`PublicFacts.warm_start`)
+    warm_starts_for: names of other methods whose runs may start from what a run of this one ends with
+    scores_use_memories: whether `score_block` wants what the clients of the run remember
+    """
+
+    name: ClassVar[str]
+    kinds: ClassVar[tuple[Kind, ...]]
+    arithmetic_version: ClassVar[str]
+    Config: type[ConfigT]
+    State: type[StateT]
+    metrics: ClassVar[tuple[Metric, ...]] = ()
+    units: ClassVar[tuple[str, ...]] = ("client",)
+    streams_rows: ClassVar[bool] = False
+    accepts_warm_start: ClassVar[bool] = False
+    warm_starts_for: ClassVar[tuple[str, ...]] = ()
+    scores_use_memories: ClassVar[bool] = False
+
+    config: ConfigT
+
+    def __init__(self, config: ConfigT | None = None):
+        self.config = self.Config() if config is None else config
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self.config == cast(Method[Any, Any], other).config
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.config))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.config!r})"
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of population that a run with these settings reads."""
+        return self.kinds[0]
+
+    # --- privacy ----------------------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def private(self) -> bool:
+        """Whether these settings release only noised values."""
+
+    @property
+    @abstractmethod
+    def not_private_because(self) -> str:
+        """The reason, for the privacy statement; empty if private."""
+
+    @abstractmethod
     def plan(self, public: PublicFacts) -> Sequence[PlannedRelease]:
-        """Every noised release of the run and its price, from config and public facts alone; [] if not private."""
+        """Every noised release of the run and its price, from settings and public facts alone; empty if not private.
 
-    def init(self, public: PublicFacts) -> State: ...
+        Raises ConfigError if there can be no such run.
+        """
 
-    def total_rounds(self, state: State) -> int:
+    @abstractmethod
+    def release_values(self, message: Message, statistics: Statistics) -> dict[str, np.ndarray]:
+        """The int64 grid values to be noised in this round, by planned name; the engine does the rest."""
+
+    @property
+    def private_settings(self) -> PrivateSettings:
+        """The settings that say what a private run may spend. Raises MethodError if the method has none."""
+        raise MethodError(f"method {self.name!r} has no settings of a private run.")
+
+    @property
+    def nominal_clients(self) -> int | None:
+        """The public number of clients that the settings name; None: that of the manifest."""
+        return None
+
+    # --- rounds -----------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def init(self, public: PublicFacts) -> StateT:
+        """The state before the first round. Raises ConfigError for settings that do not suit the population."""
+
+    @abstractmethod
+    def total_rounds(self, state: StateT) -> int:
         """The largest number of rounds that the run can take, for progress."""
 
-    def message(self, state: State) -> Message | None:
+    @abstractmethod
+    def message(self, state: StateT) -> Message | None:
         """What the server says in this round; None when the run is finished."""
 
+    @abstractmethod
     def client_update(
         self, message: Message, block: ClientBlock, memory: Memory | None
     ) -> tuple[Statistics, Memory | None]:
         """The answer of one leaf of clients. Called leaf by leaf; may be called again for the same leaf."""
 
-    def quantise(self, message: Message, statistics: Statistics) -> dict[str, np.ndarray]:
-        """Private methods: the int64 grid values to be noised, by planned name; the engine does the rest."""
-
-    def server_update(self, state: State, result: Mapping[str, Any]) -> tuple[State, RoundInfo]:
+    @abstractmethod
+    def server_update(self, state: StateT, result: Mapping[str, Any]) -> tuple[StateT, RoundInfo]:
         """result: published noised values by planned name if private, else the finished statistics by name."""
 
-    def personalise(self, state: State, block: ClientBlock, memory: Memory | None) -> ClientOutputs:
-        """Outputs for each client of the block (and for its rows), from the state and the client's own data."""
+    def phase(self, state: StateT, message: Message) -> str:
+        """What kind of round this is; rounds of one phase cost about the same, and a plan counts them together."""
+        return "rounds"
 
+    def clients_kept_apart(self, clients: int) -> int:
+        """Of how many clients the server keeps single answers (`Stack`) in a round, at most."""
+        return clients
 
-class SaysOutcome(FederatedMethod, Protocol):
-    """A method whose runs may finish without what was asked for."""
+    # --- what a run shows -------------------------------------------------------------------------------------------
 
-    def outcome(self, state: State) -> str:
-        """What a finished run has found, or why nothing, in one line; kept with the run."""
+    def outcome(self, state: StateT) -> str:
+        """What a finished run has found, or why nothing, in one line; empty if there is nothing to tell."""
+        return ""
 
+    def result(self, state: StateT, features: Features) -> Result:
+        """What the run has learnt, as tables and figures for people; empty before there is anything."""
+        return Result()
 
-class StartsFromGiven(FederatedMethod, Protocol):
-    """A method whose runs may start from public arrays (`PublicFacts.start`)."""
+    # --- warm starts ------------------------------------------------------------------------------------------------
 
-    def as_start(self, state: State) -> dict[str, np.ndarray]:
-        """What a later run may start from. Raises ConfigError ("has not ...") if the run is not far enough."""
+    def warm_start_of(self, state: StateT) -> dict[str, np.ndarray]:
+        """Public arrays that a later run may start from. Raises ConfigError ("has not ...") if it is too early."""
+        raise ConfigError(f"is one of method {self.name!r}, which leaves nothing to start from.")
 
-    def checked_start(self, arrays: Mapping[str, np.ndarray], what: str, features: int) -> dict[str, np.ndarray]:
+    def checked_warm_start(self, arrays: Mapping[str, np.ndarray], what: str, features: int) -> dict[str, np.ndarray]:
         """The arrays as float64. Raises ConfigError, naming `what`, unless a run over so many features can use them."""
+        raise ConfigError(f"method {self.name!r} does not start from given values, such as {what}.", "Leave it out.")
+
+    # --- for each client --------------------------------------------------------------------------------------------
+
+    def personalise(self, state: StateT, block: ClientBlock, memory: Memory | None) -> ClientOutputs:
+        """Outputs for each client of the block (and for its rows), from the state and the client's own data."""
+        raise ConfigError(f"method {self.name!r} has no outputs for single clients.")
+
+    def outlier_distances(self, state: StateT, block: ClientBlock, memory: Memory | None) -> np.ndarray:
+        """(C, R) float64: how far each client is from what all share, by component, in units of the distance beyond
+        which it counts as apart; NaN where a component does not count.
+        """
+        raise ConfigError(f"runs of method {self.name!r} have no penalty that could leave clients apart.")
+
+    # --- scores on held-out data ------------------------------------------------------------------------------------
+
+    def score_block(self, state: StateT, block: ClientBlock, memories: KnownMemories | None) -> Statistics:
+        """Sums over the clients of a leaf that have held-out data, for this run and for its baselines."""
+        raise ConfigError(f"runs of method {self.name!r} cannot be scored on held-out data.", "Choose another method.")
+
+    def score_table(self, statistics: Mapping[str, np.ndarray]) -> ScoreTable:
+        """The table of scores from the finished statistics of all leaves. Raises PopulationError if it is empty."""
+        raise ConfigError(f"runs of method {self.name!r} cannot be scored on held-out data.", "Choose another method.")
+
+    def headline(self, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """The row of a table of scores (as JSON) for what the run gives its clients; by it runs are compared."""
+        return next((row for row in rows if row.get("method") == "this run"), rows[0])
+
+    @property
+    def can_be_scored(self) -> bool:
+        return type(self).score_block is not Method.score_block
+
+    # --- budgets over several runs ----------------------------------------------------------------------------------
+
+    def budget_sketch(self, public: PublicFacts, plan: Sequence[PlannedRelease]) -> dict[str, Any]:
+        """What a run with this plan buys, as JSON; made from public facts, no data are opened."""
+        return {"rounds": max((planned.round for planned in plan), default=0), "releases": len(plan)}
+
+    def likely_warm_start(self, public: PublicFacts) -> dict[str, np.ndarray] | None:
+        """Stand-ins, of the right shapes, for what an equal earlier run would leave; None if runs do not start warm."""
+        return None
+
+
+class NonPrivateMethod(Method[ConfigT, StateT]):
+    """A method that releases exact sums: it only has to say why it is not private."""
+
+    @property
+    def private(self) -> bool:
+        return False
+
+    @property
+    @abstractmethod
+    def not_private_because(self) -> str: ...
+
+    def plan(self, public: PublicFacts) -> Sequence[PlannedRelease]:
+        return []
+
+    def release_values(self, message: Message, statistics: Statistics) -> dict[str, np.ndarray]:
+        return {}
+
+
+class PrivateMethod(Method[ConfigT, StateT]):
+    """A method that releases noised values, in all or in some of its settings. Its settings are `PrivateSettings`.
+
+    Settings in which it is not private override `private` and `not_private_because`.
+    """
+
+    @property
+    def private(self) -> bool:
+        return True
+
+    @property
+    def not_private_because(self) -> str:
+        return ""
+
+    def release_values(self, message: Message, statistics: Statistics) -> dict[str, np.ndarray]:
+        """By default every statistic is an exact sum of grid steps under the name of its release."""
+        return {name: cast(np.ndarray, statistic.value()) for name, statistic in statistics.items()}
+
+    @property
+    def private_settings(self) -> PrivateSettings:
+        return cast(PrivateSettings, self.config)
+
+    @property
+    def nominal_clients(self) -> int | None:
+        return self.private_settings.nominal_clients
+
+
+# --- mistakes of authors ----------------------------------------------------------------------------------------------
+
+PRIVATE_SETTINGS = ("epsilon", "spare_releases", "nominal_clients")
+
+
+def check_definition(cls: Any) -> type[Method[Any, Any]]:
+    """`cls`, if it is a method that the platform can run. Raises MethodError that names what is missing or wrong."""
+    if not (isinstance(cls, type) and issubclass(cls, Method)):
+        raise MethodError(f"{cls!r} is not a method.", "Derive it from NonPrivateMethod or PrivateMethod.")
+    where = f"method class {cls.__name__}"
+    for name in ("name", "kinds", "arithmetic_version", "Config", "State"):
+        if not hasattr(cls, name):
+            raise MethodError(f"{where} has no attribute {name!r}.", "See fedcore.rounds.method.Method.")
+    missing = sorted(getattr(cls, "__abstractmethods__", ()))
+    if missing:
+        raise MethodError(f"{where} does not define {', '.join(missing)}.", "See fedcore.rounds.method.Method.")
+    config = cls.Config
+    if not (isinstance(config, type) and issubclass(config, BaseModel)):
+        raise MethodError(f"Config of {where} is not a pydantic model.")
+    if not config.model_config.get("frozen"):
+        raise MethodError(f"Config of {where} is not frozen.", "Give it model_config = ConfigDict(frozen=True, ...).")
+    if config.model_config.get("extra") != "forbid":
+        raise MethodError(f"Config of {where} takes unknown settings.", 'Give it ConfigDict(extra="forbid", ...).')
+    required = sorted(name for name, info in config.model_fields.items() if info.is_required())
+    if required:
+        raise MethodError(f"settings {', '.join(required)} of {where} have no default.")
+    if not (dataclasses.is_dataclass(cls.State) and cls.State.__dataclass_params__.frozen):  # type: ignore[attr-defined]
+        raise MethodError(f"State of {where} is not a frozen dataclass.")
+    if issubclass(cls, PrivateMethod):
+        lacking = [name for name in PRIVATE_SETTINGS if name not in config.model_fields and not hasattr(config, name)]
+        if lacking:
+            raise MethodError(f"Config of {where} lacks the setting {lacking[0]!r} of a private method.")
+    if isinstance(cls.kinds, str) or not set(cls.kinds) <= {"counts", "rows"} or not cls.kinds:
+        raise MethodError(f"kinds of {where} is {cls.kinds!r}.", 'Name "counts", "rows", or both, in a tuple.')
+    return cls

@@ -31,7 +31,7 @@ from fedcore.privacy.ledger.chain import Balance, ChainHead
 from fedcore.privacy.ledger.leases import Lease
 from fedcore.privacy.mechanisms import NoiseSource
 from fedcore.privacy.plan import PlannedRelease
-from fedcore.rounds.method import FederatedMethod, PublicFacts
+from fedcore.rounds.method import Method, PublicFacts
 from fedcore.runs.store import Run
 from fedcore.storage.files import json_bytes
 
@@ -156,13 +156,13 @@ class LedgerPublisher:
 # --- what a run may spend ---------------------------------------------------------------------------------------------
 
 
-def nominal_clients(method: FederatedMethod, population: Population) -> int | None:
+def nominal_clients(method: Method, population: Population) -> int | None:
     """The size that the owner declared: in the settings of the run, else in the manifest."""
-    return getattr(method.config, "nominal_clients", None) or population.manifest.nominal_clients
+    return method.nominal_clients or population.manifest.nominal_clients
 
 
 def facts(
-    method: FederatedMethod,
+    method: Method,
     population: Population,
     rho: float | None,
     seed: int,
@@ -188,7 +188,7 @@ def facts(
     )
 
 
-def check_kind(method: FederatedMethod, population: Population) -> None:
+def check_kind(method: Method, population: Population) -> None:
     """Raises WrongKind unless the population holds what the method reads."""
     if population.kind != method.kind:
         raise WrongKind(
@@ -198,14 +198,14 @@ def check_kind(method: FederatedMethod, population: Population) -> None:
         )
 
 
-def unit_of(method: FederatedMethod, ledger: Ledger, population: Population) -> str:
+def unit_of(method: Method, ledger: Ledger, population: Population) -> str:
     """The unit of the population's budget. Raises PrivacyError if the method has no arguments for it (`units`)."""
     return checked_unit(method, ledger.balance(population.id).unit, population)
 
 
-def checked_unit(method: FederatedMethod, unit: str, population: Population) -> str:
+def checked_unit(method: Method, unit: str, population: Population) -> str:
     """`unit`, if the method has arguments for it. Raises PrivacyError otherwise."""
-    if unit not in getattr(method, "units", ("client",)):
+    if unit not in method.units:
         raise PrivacyError(
             f"the budget of population {population.path.name!r} promises privacy for one {unit}, and "
             f"method {method.name!r} has no argument for that unit. Nothing was released.",
@@ -215,11 +215,7 @@ def checked_unit(method: FederatedMethod, unit: str, population: Population) -> 
 
 
 def plan_within_budget(
-    method: FederatedMethod,
-    population: Population,
-    ledger: Ledger,
-    seed: int,
-    start: Mapping[str, np.ndarray] | None = None,
+    method: Method, population: Population, ledger: Ledger, seed: int, start: Mapping[str, np.ndarray] | None = None
 ) -> tuple[list[PlannedRelease], float]:
     """The plan whose price, with its spare releases, is this run's share of the budget; and the rho it was made for.
 
@@ -232,14 +228,14 @@ def plan_within_budget(
             f"Set one: fedcore budget set {population.path} --epsilon E --delta D",
         )
     share = balance.rho_left
-    if method.config.epsilon is not None:
-        share = rho_of(method.config.epsilon, balance.budget.delta_conv)
+    if method.private_settings.epsilon is not None:
+        share = rho_of(method.private_settings.epsilon, balance.budget.delta_conv)
         if share > balance.rho_left:
             left = epsilon_that_fits(balance)
             raise BudgetExceeded(
                 f"population {population.path.name!r} has rho = {balance.rho_left:.6g} left of "
                 f"{balance.budget.rho_max:.6g} (a run of epsilon = {left:.4g}), and this run asks for epsilon = "
-                f"{method.config.epsilon:g} (rho = {share:.6g}). Nothing was released.",
+                f"{method.private_settings.epsilon:g} (rho = {share:.6g}). Nothing was released.",
                 f"Lower epsilon to {left:.4g} or less, or raise the budget." if left > 0 else "Raise the budget.",
             )
     elif share <= CRUMB * balance.budget.rho_max:
@@ -262,7 +258,7 @@ def epsilon_that_fits(balance: Balance) -> float:
 
 
 def settle(
-    method: FederatedMethod, facts_for: Callable[[float], PublicFacts], share: float
+    method: Method, facts_for: Callable[[float], PublicFacts], share: float
 ) -> tuple[list[PlannedRelease], float]:
     """The plan whose price with its spares is at most `share`, and the rho that it was made for.
 
@@ -272,7 +268,7 @@ def settle(
     for _ in range(60):
         plan = list(method.plan(facts_for(rho)))
         prices = [planned.rho for planned in plan]
-        prices += [max(prices)] * method.config.spare_releases
+        prices += [max(prices)] * method.private_settings.spare_releases
         if fits([], prices, share):
             return plan, rho
         rho *= min(share / sum(prices), 1.0) * (1 - 1e-9)

@@ -17,7 +17,7 @@ from fedcore.methods.registry import make_method
 from fedcore.population.blocks import leaves
 from fedcore.population.store import Population
 from fedcore.rounds.engine import answering, memory_file
-from fedcore.rounds.method import ROWS, FederatedMethod, State
+from fedcore.rounds.method import ROWS, Method, State
 from fedcore.runs.store import Run, read_values
 from fedcore.storage.files import Place, flush, is_remote, place
 from fedcore.training.session import asked
@@ -117,7 +117,7 @@ def _put(group, name: str, values, first: int, length: int, chunk: int) -> None:
     group[name][first : first + len(values)] = values
 
 
-def trained(run: Run) -> tuple[FederatedMethod, State]:
+def trained(run: Run) -> tuple[Method, State]:
     """The run's method and its last committed state. Raises RunError, also for a state of another version's."""
     info = asked(run)
     method, values = make_method(info["method"], info["config"]), run.read_state()

@@ -32,7 +32,7 @@ from fedcore.privacy.mechanisms import NoiseSource, SecureNoise, TestNoise
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.privacy.statement import PrivacyStatement, no_privacy, private_statement
 from fedcore.rounds.engine import DEFAULT_CACHE_BYTES, Backend, Source, Training
-from fedcore.rounds.method import FederatedMethod
+from fedcore.rounds.method import Method
 from fedcore.runs.store import Run, read_values, write_values, writing
 from fedcore.storage.files import Place, place, write_json
 from fedcore.training.budget import (
@@ -66,7 +66,7 @@ class Session:
 
     def __init__(
         self,
-        method: FederatedMethod,
+        method: Method,
         population: Population,
         run: Run,
         training: Training,
@@ -85,8 +85,8 @@ class Session:
         if self.ledger is not None:
             self.ledger.finish(self.lease, status)
             remember_head(self.population, self.ledger)
-        if status == "finished" and hasattr(self.method, "outcome"):
-            self.run.note(outcome=self.method.outcome(self.training.state))
+        if status == "finished" and (outcome := self.method.outcome(self.training.state)):
+            self.run.note(outcome=outcome)
         statement = self.statement().to_json()
         with writing("statement.json"):
             write_json(self.run.path / "statement.json", statement)
@@ -111,7 +111,7 @@ def _give_back(ledger: Ledger, lease: Lease) -> None:
         ledger.release(lease)
 
 
-def statement_of(run: Run, method: FederatedMethod, ledger: Ledger | None, population: Population) -> PrivacyStatement:
+def statement_of(run: Run, method: Method, ledger: Ledger | None, population: Population) -> PrivacyStatement:
     """What the run may claim, from its ledger; `none` with the reason if it may claim nothing."""
     if not method.private:
         return no_privacy(method.not_private_because)
@@ -180,7 +180,7 @@ def start(request: TrainRequest, backend: Backend, *, stamp: str, ledger_url: st
             "config": method.config.model_dump(mode="json"),
             "seed": request.seed,
             "code_version": fedcore.__version__,
-            "kernel": method.kernel,
+            "kernel": method.arithmetic_version,
             "population": {
                 "path": population.location,
                 "name": population.path.name,
@@ -287,7 +287,7 @@ def _reopen(
             f"run {run.id!r} belongs to another population than {str(store.path)!r}.",
             "Name the right one with --population.",
         )
-    if method.kernel != kernel or store.clients_per_leaf != clients_per_leaf or method.private != private:
+    if method.arithmetic_version != kernel or store.clients_per_leaf != clients_per_leaf or method.private != private:
         raise RunError(
             f"run {run.id!r} was made with kernel {kernel!r} and leaves of {clients_per_leaf} clients; "
             "going on with others would change its result.",
@@ -329,7 +329,7 @@ def _planned(item: dict) -> dict:
 
 
 def _open(
-    method: FederatedMethod,
+    method: Method,
     population: Population,
     run: Run,
     backend: Backend,
@@ -348,7 +348,7 @@ def _open(
                 population.id,
                 run.id,
                 plan,
-                method.config.spare_releases,
+                method.private_settings.spare_releases,
                 unit=_unit(run),
                 relation=_relation(run),
                 secure=run.info["test_noise"] is None,
@@ -391,7 +391,7 @@ def _undo(run: Run, population: Population, ledger: Ledger, lease: Lease) -> Non
 
 
 def _session(
-    method: FederatedMethod,
+    method: Method,
     population: Population,
     run: Run,
     backend: Backend,

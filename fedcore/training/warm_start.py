@@ -20,7 +20,7 @@ import numpy as np
 from fedcore.errors import ConfigError, PopulationError, PrivacyError, RunError
 from fedcore.methods.registry import METHODS, make_method, method_class
 from fedcore.population.store import Population
-from fedcore.rounds.method import FederatedMethod
+from fedcore.rounds.method import Method
 from fedcore.runs.store import LoadedRun, Run, list_runs, load_run
 from fedcore.storage.files import Place, is_remote, place, read_bytes, whole
 
@@ -43,7 +43,7 @@ def find_start(
     start_from: str | None,
     public_because: str | None,
     *,
-    method: FederatedMethod,
+    method: Method,
     private: bool,
     population: Population,
     ledger: Ledger | None,
@@ -63,7 +63,7 @@ def find_start(
         if public_because is not None:
             raise ConfigError("a reason for a public start is given, and no start.", "Name it with --start-from.")
         return None
-    if not hasattr(method, "as_start"):
+    if not method.accepts_warm_start:
         raise ConfigError(f"method {method.name!r} does not start from given values.", "Leave the start out.")
     if start_from == PREVIOUS:
         found = previous_run(runs, method.name, private, population, deployment)
@@ -101,7 +101,7 @@ def _secure(info: Mapping) -> bool:
 def _from_run(
     path: Place,
     public_because: str | None,
-    method: FederatedMethod,
+    method: Method,
     private: bool,
     population: Population,
     ledger: Ledger | None,
@@ -135,10 +135,10 @@ def _from_run(
 
 
 def _startable(earlier: str | None) -> tuple[str, ...]:
-    """The methods that may start from a run of this one: itself, and those that it names in `starts_for`."""
+    """The methods that may start from a run of this one: itself, and those that it names in `warm_starts_for`."""
     if earlier not in METHODS:
         return ()
-    return (earlier, *getattr(method_class(earlier), "starts_for", ()))
+    return (earlier, *method_class(earlier).warm_starts_for)
 
 
 def _of_state(run: LoadedRun, name: str) -> dict[str, np.ndarray]:
@@ -151,7 +151,7 @@ def _of_state(run: LoadedRun, name: str) -> dict[str, np.ndarray]:
             f"the state of run {name!r} is not one of its method ({error}).", "Restore it from a backup."
         ) from error
     try:
-        return earlier.as_start(state)
+        return earlier.warm_start_of(state)
     except ConfigError as error:
         raise ConfigError(f"run {name!r} {error.message}", error.remedy) from None
 
@@ -209,9 +209,7 @@ def _check_vocabulary(name: str, where: Mapping, population: Population) -> None
 # --- files ----------------------------------------------------------------------------------------------------------
 
 
-def _from_file(
-    path: Place, public_because: str | None, method: FederatedMethod, private: bool, population: Population
-) -> Start:
+def _from_file(path: Place, public_because: str | None, method: Method, private: bool, population: Population) -> Start:
     if private and public_because is None:
         raise PrivacyError(
             f"a private run cannot start from {str(path)!r}: nothing says that it is public.",
@@ -254,10 +252,8 @@ def _read_arrays(path: Place) -> dict[str, np.ndarray]:
 # --- what both must be ----------------------------------------------------------------------------------------------
 
 
-def _start(
-    arrays: Mapping[str, np.ndarray], what: str, method: FederatedMethod, population: Population, record: dict
-) -> Start:
-    checked = method.checked_start(arrays, what, population.features)
+def _start(arrays: Mapping[str, np.ndarray], what: str, method: Method, population: Population, record: dict) -> Start:
+    checked = method.checked_warm_start(arrays, what, population.features)
     shapes = {name: list(value.shape) for name, value in checked.items()}
     return Start(checked, {**record, "arrays": shapes, "sha256": digest_of(checked)})
 

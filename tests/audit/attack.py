@@ -15,7 +15,7 @@ from fedcore.population.blocks import ClientBlock
 from fedcore.privacy.ledger.ledger import Charge
 from fedcore.privacy.mechanisms import NoiseSource, SecureNoise, TestNoise
 from fedcore.privacy.plan import PlannedRelease
-from fedcore.rounds.method import FederatedMethod
+from fedcore.rounds.method import Method
 from fedcore.training.budget import LedgerPublisher
 from tests.audit.em_releases import Rows
 from tests.audit.releases import Case, Round, sums
@@ -67,7 +67,7 @@ class Build:
     peel: what the attacker makes of a published value first, in the n-th run. pairs: of runs that catch it for sure.
     """
 
-    method: Callable[[FederatedMethod], FederatedMethod] = lambda method: method
+    method: Callable[[Method], Method] = lambda method: method
     noise: Callable[[int], NoiseSource] = lambda number: SecureNoise()
     shelf: type[Shelf] = Shelf
     attempts: int = 2
@@ -114,7 +114,7 @@ def whole_run(build: Build, case: Case | Rows, rho: float, world: int, number: i
         message = method.message(state)
         # The true world comes last, in case a sabotaged method keeps something of it.
         grids = {
-            other: method.quantise(message, method.client_update(message, worlds[other], None)[0])
+            other: method.release_values(message, method.client_update(message, worlds[other], None)[0])
             for other in (1 - world, world)
         }
         result = {}

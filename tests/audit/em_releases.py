@@ -143,7 +143,9 @@ def large_world(model: str, covariance: str, d: int, components: int, generator:
         "bernoulli": {"weights": weights, "probabilities": shares / 1.5},
     }[model]
     method = FederatedEM(config)
-    public = PublicFacts("rows", d, 1024, 60, None, 0.5, 0, start={k: v for k, v in given.items() if v is not None})
+    public = PublicFacts(
+        "rows", d, 1024, 60, None, 0.5, 0, warm_start={k: v for k, v in given.items() if v is not None}
+    )
     sizes = [0, 1, 2, 3, 3, 3, 7, 8, 9, 16, 31, 32, 33, 100, 1000] + generator.integers(0, 40, 25).tolist()
     parts = [generator.normal(size=(size, d)).astype(np.float32) for size in generator.permutation(sizes)]
     if model == "gaussian_imputer":

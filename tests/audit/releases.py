@@ -1,7 +1,7 @@
 """What is audited: a table of configurations of the private pipeline. Every release that a configuration plans is
 audited, whatever its name and shape; a new release needs one more row.
 
-The audits use the public functions of the method only: `plan`, `init`, `message`, `client_update`, `quantise`,
+The audits use the public functions of the method only: `plan`, `init`, `message`, `client_update`, `release_values`,
 `server_update`.
 """
 
@@ -149,7 +149,7 @@ def rounds_of(
 
 def sums(case: Case, message, block: CountsBlock, clients_per_leaf: int = 1024) -> dict[str, np.ndarray]:
     """The exact sums that the engine would add noise to, by planned name."""
-    return case.method.quantise(message, answer(case.method, message, block, clients_per_leaf))
+    return case.method.release_values(message, answer(case.method, message, block, clients_per_leaf))
 
 
 def whole(array: np.ndarray) -> list[int]:

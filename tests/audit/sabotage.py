@@ -13,7 +13,7 @@ import numpy as np
 from fedcore.methods.histograms import Histograms, private
 from fedcore.population.blocks import segment_sums
 from fedcore.privacy.grid import grid_step
-from fedcore.rounds.method import FederatedMethod, RoundInfo
+from fedcore.rounds.method import Method, RoundInfo
 from fedcore.rounds.statistics import IntegerSum
 from tests.audit import em_releases
 
@@ -78,7 +78,7 @@ KERNELS = {
 }
 
 
-def counting(method: FederatedMethod) -> FederatedMethod:
+def counting(method: Method) -> Method:
     """Tells the exact number of clients with every round: a count released without noise, by a side door."""
 
     class Counting(type(method)):
@@ -88,10 +88,10 @@ def counting(method: FederatedMethod) -> FederatedMethod:
             statistics, memory = super().client_update(message, block, memory)
             return {**statistics, "clients": IntegerSum(np.array([block.clients]))}, memory
 
-        def quantise(self, message, statistics):
+        def release_values(self, message, statistics):
             statistics = dict(statistics)
             Counting.clients = int(statistics.pop("clients").value()[0])
-            return super().quantise(message, statistics)
+            return super().release_values(message, statistics)
 
         def server_update(self, state, result):
             state, info = super().server_update(state, result)
@@ -116,8 +116,8 @@ class Telling(Histograms):
 
     largest = 0
 
-    def quantise(self, message, statistics):
-        grid = super().quantise(message, statistics)
+    def release_values(self, message, statistics):
+        grid = super().release_values(message, statistics)
         Telling.largest = max(int(value.max()) for value in grid.values())
         return grid
 
@@ -131,9 +131,9 @@ class Keeping(Histograms):
 
     sums = None
 
-    def quantise(self, message, statistics):
-        Keeping.sums = next(iter(super().quantise(message, statistics).values()))
-        return super().quantise(message, statistics)
+    def release_values(self, message, statistics):
+        Keeping.sums = next(iter(super().release_values(message, statistics).values()))
+        return super().release_values(message, statistics)
 
     def server_update(self, state, result):
         state, info = super().server_update(state, result)

@@ -66,7 +66,7 @@ def population_of(folder, clients: dict[str, np.ndarray], generator, *, files=1,
 def exact_sums(case, message, clients: list[CountsBlock]) -> dict[str, np.ndarray]:
     """clients: leaves, as `leaves_of` a population."""
     answers = [case.method.client_update(message, leaf, None)[0] for leaf in clients]
-    return case.method.quantise(message, merge_all(answers))
+    return case.method.release_values(message, merge_all(answers))
 
 
 def leaves_of(population) -> list[CountsBlock]:

@@ -137,7 +137,7 @@ def secrets_of(folder: Path, world: str) -> Secrets:
         message, total = method.message(state), dict.fromkeys(names, 0)
         for index in range(len(population.blocks)):
             for leaf in leaves(population.read(index), population.clients_per_leaf):
-                for name, grid in method.quantise(message, method.client_update(message, leaf, None)[0]).items():
+                for name, grid in method.release_values(message, method.client_update(message, leaf, None)[0]).items():
                     whole.update(grid.ravel().tolist())
                     total[name] = total[name] + grid
         for exact in total.values():

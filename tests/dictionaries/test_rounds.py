@@ -147,11 +147,11 @@ def test_a_run_from_a_given_global_dictionary():
         ({"global": np.full((3, 6), np.nan)}, "finite"),
     ):
         with pytest.raises(ConfigError, match=why):
-            method.checked_start(arrays, "the file", 6)
-    np.testing.assert_allclose(method.checked_start({"global": 2 * common}, "x", 6)["global"], common)
-    np.testing.assert_allclose(method.as_start(ran.state)["global"], ran.state.common)
+            method.checked_warm_start(arrays, "the file", 6)
+    np.testing.assert_allclose(method.checked_warm_start({"global": 2 * common}, "x", 6)["global"], common)
+    np.testing.assert_allclose(method.warm_start_of(ran.state)["global"], ran.state.common)
     with pytest.raises(ConfigError, match="before it had"):
-        method.as_start(method.init(facts(block_of(rows), start={"global": common})))
+        method.warm_start_of(method.init(facts(block_of(rows), start={"global": common})))
     with pytest.raises(ConfigError, match="needs a global dictionary"):
         method.init(facts(block_of(rows)))
 

@@ -4,16 +4,17 @@ import numpy as np
 import pytest
 
 from fedcore.errors import PopulationError, RunError
-from fedcore.evaluation.dictionaries import ALONE, PERSONAL, RUN, TRAINED, ZERO, evaluate_block, table
 from fedcore.evaluation.evaluate import evaluate_run
-from fedcore.evaluation.memories import Kept, remembered_of
+from fedcore.evaluation.memories import remembered_of
 from fedcore.evaluation.report import run_figures
 from fedcore.methods.dictionaries import DictionariesConfig, DictionariesState
+from fedcore.methods.dictionaries.scores import ALONE, PERSONAL, RUN, TRAINED, ZERO, evaluate_block, table
 from fedcore.methods.dictionaries.synthetic import shared_atoms
 from fedcore.population.blocks import RowsBlock
 from fedcore.population.ingest.ingest import ingest
 from fedcore.population.writer import PopulationWriter
 from fedcore.rounds.engine import InProcessBackend
+from fedcore.rounds.scores import KnownMemories
 from fedcore.rounds.statistics import values
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import ending, start
@@ -58,7 +59,7 @@ def test_own_atoms_as_trained_by_hand():
     heldout = [[[4.0, 0, 0], [0, 5.0, 0]], [[0, 0, 3.0]], [[0, 2.0, 0]]]
     memory = {"rank": np.array([0, 2, 1]), "local": np.zeros((3, 2, 3)), "distance": np.zeros(3)}
     memory["local"][1, 0] = [0, 0.6, 0.8]
-    kept = Kept(memory, np.array([False, True, True]))
+    kept = KnownMemories(memory, np.array([False, True, True]))
     found = table(CONFIG, values(evaluate_block(CONFIG, state([[1.0, 0, 0]]), block(training, heldout), kept)))
     lines = {line.method: line for line in found.lines}
     assert lines[TRAINED].loss == pytest.approx((9 * (1 - 0.64) + 4) / 2 / 3)  # client 2 has the global atom alone
@@ -67,7 +68,7 @@ def test_own_atoms_as_trained_by_hand():
     shown = {row["method"]: row for row in found.to_json("p")["rows"]}
     assert (shown[TRAINED]["clients"], shown[TRAINED]["held-out rows"]) == (2, 2)
     assert (shown[RUN]["clients"], shown[RUN]["held-out rows"]) == (3, 4)
-    nobody = Kept(memory, np.zeros(3, bool))
+    nobody = KnownMemories(memory, np.zeros(3, bool))
     found = table(CONFIG, values(evaluate_block(CONFIG, state([[1.0, 0, 0]]), block(training, heldout), nobody)))
     assert TRAINED not in {line.method for line in found.lines} and "clients" not in found.to_json("p")["rows"][0]
 

@@ -3,7 +3,7 @@
 import base64
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -13,7 +13,9 @@ from fedcore.errors import RunError
 from fedcore.evaluation import report
 from fedcore.evaluation.figures import seconds_figure
 from fedcore.evaluation.report import markdown_report, run_figures, run_summary, show, show_bytes, write_report
+from fedcore.methods.histograms import Histograms, HistogramsConfig, HistogramsState
 from fedcore.privacy.statement import NOT_COVERED, PrivacyStatement, no_privacy
+from fedcore.rounds.method import PublicFacts
 from fedcore.runs.store import Run
 from fedcore.storage.files import write_json
 
@@ -38,17 +40,11 @@ STATEMENT = PrivacyStatement(
 ).to_json()
 
 
-@dataclass(frozen=True)
-class State:
-    centres: np.ndarray
-    mean: np.ndarray
-    counts: np.ndarray
-    round: int
-
-
-def state(round: int) -> State:
+def state(round: int) -> HistogramsState:
     centres = np.array([[0.6, 0.2, 0.05, 0.05, 0.05, 0.05], [0.05, 0.05, 0.3, 0.2, 0.2, 0.2]])
-    return State(centres, centres.mean(axis=0), np.array([30.0, -1.0]), round)
+    before = Histograms(HistogramsConfig(algorithm="fedavg")).init(PublicFacts("counts", 6, 4, None, 30, None, 0))
+    known = {"centres": centres, "mean": centres.mean(axis=0), "counts": np.array([30.0, -1.0])}
+    return replace(before, **known, round=round)
 
 
 def make(folder, *, private, rounds=3, statement=None, status="finished", **info) -> Run:
@@ -204,7 +200,7 @@ def test_a_run_without_any_commit_has_a_report(tmp_path):
 
 def test_centres_that_are_no_histograms_have_no_profiles(tmp_path):
     run = Run.create(tmp_path, {"run_id": "r", "method": "m", "private": False})
-    run.commit(1, State(np.array([[-1.0, 2.0]]), np.zeros(2), np.ones(1), 1))
+    run.commit(1, replace(state(1), centres=np.array([[-1.0, 2.0]])))
     assert "profiles" not in run_figures(run, None)
 
 

@@ -87,7 +87,7 @@ def run(
         statistics, memory = answer(method, message, block, clients_per_leaf, memory, order)
         if method.private:
             result = {}
-            for name, grid in method.quantise(message, statistics).items():
+            for name, grid in method.release_values(message, statistics).items():
                 planned = plan.pop((len(infos) + 1, name))
                 assert grid.dtype == np.int64 and grid.shape == planned.shape
                 result[name] = noise(planned, grid)

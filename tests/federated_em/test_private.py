@@ -109,7 +109,7 @@ def messages_of(config, block, public, seed=0):
     noise, plan, state = rounded_normal(np.random.default_rng(seed)), method.plan(public), method.init(public)
     while (message := method.message(state)) is not None:
         messages.append(message)
-        grid = method.quantise(message, answer(method, message, block, 16, None)[0])
+        grid = method.release_values(message, answer(method, message, block, 16, None)[0])
         planned = plan[len(messages) - 1]
         state, _ = method.server_update(state, {planned.name: noise(planned, grid[planned.name])})
     return messages
@@ -266,7 +266,7 @@ def test_public_scaling_and_part_scales():
     np.testing.assert_allclose(ran.state.statistic, plain.state.statistic, atol=1e-1)
     means, scaled = (FederatedEM(config).parameters(one.state)["means"] for one in (plain, ran))
     np.testing.assert_allclose((scaled - shift) / scale, means, atol=0.1)
-    again = FederatedEM(config).as_start(ran.state)
+    again = FederatedEM(config).warm_start_of(ran.state)
     np.testing.assert_array_equal(again["part_scales"], given["part_scales"])
     for bad in ({"centre": shift}, {"centre": shift, "scale": -scale}, {"part_scales": np.zeros(q)}):
         with pytest.raises(ConfigError):

@@ -201,7 +201,7 @@ def test_a_run_goes_on_from_another():
     block = block_of(np.array_split(y, 30))
     config = FederatedEMConfig(algorithm="em", rounds=10)
     one = run(config, block, facts(block))
-    arrays = FederatedEM(config).as_start(one.state)
+    arrays = FederatedEM(config).warm_start_of(one.state)
     two = run(config.model_copy(update={"start": "given"}), block, facts(block, start=arrays))
     once = run(config.model_copy(update={"rounds": 20}), block, facts(block))
     np.testing.assert_allclose(two.state.statistic, once.state.statistic, rtol=1e-8, atol=1e-10)

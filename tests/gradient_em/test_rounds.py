@@ -354,8 +354,12 @@ def test_runs_start_from_given_centres(standardise):
     tasks = small(seed=0, h=0.0)
     block = block_of([50.0 + 3.0 * rows for rows in tasks.rows] if standardise == "columns" else tasks.rows)
     first = run(block, standardise=standardise, penalty=1.0, **FAST)
-    arrays = first.method.as_start(first.state)
+    arrays = first.method.warm_start_of(first.state)
     again = run(
-        block, given=first.method.checked_start(arrays, "it", 10), start="given", standardise=standardise, penalty=1.0
+        block,
+        given=first.method.checked_warm_start(arrays, "it", 10),
+        start="given",
+        standardise=standardise,
+        penalty=1.0,
     )
     np.testing.assert_allclose(again.state.centres, first.state.centres, atol=0.2)

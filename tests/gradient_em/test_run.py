@@ -171,7 +171,7 @@ def test_a_run_without_a_round_gives_nothing():
     with pytest.raises(RunError, match="before its first round"):
         method.personalise(method.init(facts(block)), block, None)
     with pytest.raises(ConfigError, match="before it had centres"):
-        method.as_start(method.init(facts(block)))
+        method.warm_start_of(method.init(facts(block)))
 
 
 # --- faults ---------------------------------------------------------------------------------------------------------

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from fedcore.errors import ConfigError, PopulationError
-from fedcore.evaluation import gradient_em as scores
 from fedcore.evaluation.evaluate import evaluate_run
-from fedcore.methods.gradient_em import simulation
+from fedcore.methods.gradient_em import scores, simulation
 from fedcore.population.writer import PopulationWriter
 from fedcore.reproduce import experiment
 from fedcore.reproduce.experiment import Options, Place, reproduce

@@ -48,7 +48,7 @@ def run(
         statistics = answer(method, message, block, clients_per_leaf)
         if method.private:
             result = {}
-            for name, grid in method.quantise(message, statistics).items():
+            for name, grid in method.release_values(message, statistics).items():
                 planned = plan.pop((number, name))
                 assert grid.dtype == np.int64 and grid.shape == planned.shape
                 result[name] = noise(planned, grid)

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcore.errors import PopulationError
-from fedcore.evaluation.histograms import evaluate_block, own_values, table, validation_clients
 from fedcore.methods.histograms import Histograms, HistogramsConfig, personal
+from fedcore.methods.histograms.scores import evaluate_block, own_values, table, validation_clients
 from fedcore.population.blocks import leaves
 from fedcore.rounds.statistics import merge, values
 from tests.histograms.example_clients import block_of, counts_arrays, dense_histograms, random_counts

@@ -70,7 +70,7 @@ def messages_of(config: HistogramsConfig, block, seed: int) -> list[ReleaseMessa
     state = method.init(public)
     while (message := method.message(state)) is not None:
         messages.append(message)
-        grid = method.quantise(message, answer(method, message, block, 1024))
+        grid = method.release_values(message, answer(method, message, block, 1024))
         planned = plan[len(messages) - 1]
         state, _ = method.server_update(state, {planned.name: noise(planned, grid[planned.name])})
     return messages
@@ -90,11 +90,11 @@ def test_one_client_changes_no_release_by_more_than_the_planned_sensitivity(seed
     newcomers = [0 * one[0], one[8], one[0] * 2**40, *random_counts(generator, 8, 9)]
     method, reached = Histograms(SMALL), 0
     for message in messages_of(SMALL, block_of(counts), seed):
-        without = method.quantise(message, answer(method, message, block_of(counts), 4))[message.release]
+        without = method.release_values(message, answer(method, message, block_of(counts), 4))[message.release]
         for newcomer in newcomers:
             place = generator.integers(0, 26)
             joined = block_of(np.insert(counts, place, newcomer, axis=0))
-            with_one = method.quantise(message, answer(method, message, joined, 4))[message.release]
+            with_one = method.release_values(message, answer(method, message, joined, 4))[message.release]
             change = squared_change(with_one, without)
             assert change <= GRID_NORM**2
             assert np.sum((with_one != without).any(axis=1)) <= 1, "a client is in one cell"
@@ -156,7 +156,7 @@ def finish(state: HistogramsState, block) -> list[HistogramsState]:
     method, states = Histograms(HistogramsConfig(clusters=len(state.centres))), []
     while (message := method.message(state)) is not None:
         statistics = answer(method, message, block, 1024)
-        state, _ = method.server_update(state, method.quantise(message, statistics))
+        state, _ = method.server_update(state, method.release_values(message, statistics))
         states.append(state)
     return states
 
@@ -204,7 +204,7 @@ def test_merging_keeps_sums_and_drops_dead_cells():
     method = Histograms(HistogramsConfig(clusters=2, overseed=4, rounds=3, merge_after=1))
     message = method.message(state)
     assert message.cells == 4
-    merged, _ = method.server_update(state, method.quantise(message, answer(method, message, block, 1024)))
+    merged, _ = method.server_update(state, method.release_values(message, answer(method, message, block, 1024)))
     assert merged.centres.shape == (2, 3)
     expected = np.array([[(9 * 40 + 8 * 20) / 11, (40 + 40) / 11, 60 / 11], [30 / 11, 30 / 11, 270 / 11]])
     np.testing.assert_allclose(merged.sums, expected, atol=60 * grid_step(3.0))
@@ -217,7 +217,7 @@ def test_fewer_live_cells_than_clusters_are_filled_up():
     state = state_for_rounds([[0.8, 0.2], [0.01, 0.99], [0.02, 0.98]], rounds=4, sigma=0.01, clusters=2, merge_after=1)
     method = Histograms(HistogramsConfig(clusters=2, overseed=3, rounds=4, merge_after=1))
     message = method.message(state)
-    merged, _ = method.server_update(state, method.quantise(message, answer(method, message, block, 1024)))
+    merged, _ = method.server_update(state, method.release_values(message, answer(method, message, block, 1024)))
     np.testing.assert_allclose(merged.centres[0], [5 / 6, 1 / 6], atol=1e-3)
     assert merged.centres.shape == (2, 2) and not np.allclose(merged.centres[0], merged.centres[1])
 
@@ -243,7 +243,7 @@ def test_every_state_survives_the_run_store(tmp_path, config, public):
         if message is None:
             break
         statistics = answer(method, message, block, 1024)
-        result = method.quantise(message, statistics) if method.private else values(statistics)
+        result = method.release_values(message, statistics) if method.private else values(statistics)
         state, info = method.server_update(again, result)
         assert all(math.isfinite(value) for value in info.scalars.values())
     assert state.phase == "done" and number >= len(plan)
@@ -261,7 +261,7 @@ def test_the_mean_of_the_rounds_is_better_than_that_of_the_second_release():
         noise, plan, state = rounded_normal(np.random.default_rng(seed)), method.plan(public), method.init(public)
         for planned in plan:
             message = method.message(state)
-            grid = method.quantise(message, answer(method, message, block, 1024))
+            grid = method.release_values(message, answer(method, message, block, 1024))
             state, _ = method.server_update(state, {planned.name: noise(planned, grid[planned.name])})
             if planned.name == "whitened_mean":
                 errors["early"].append(np.sum((state.mean - exact) ** 2 / exact))

@@ -33,7 +33,7 @@ def start_of(k: int, d: int = D, seed: int = 0, **more) -> dict:
 
 def public(relation="add_or_remove_one", start=None, **given):
     base = facts(D, **{"rho": 0.5, "nominal": 60, **given})
-    return dataclasses.replace(base, relation=relation, start=start)
+    return dataclasses.replace(base, relation=relation, warm_start=start)
 
 
 EVERYTHING = {  # each release that there is occurs in one of these
@@ -61,7 +61,7 @@ def messages_of(config, given, relation, block, seed=0) -> list[tuple[ReleaseMes
     noise, state = rounded_normal(np.random.default_rng(seed)), method.init(known)
     plan = {release.name: release for release in method.plan(known)}
     while (message := method.message(state)) is not None:
-        grid = method.quantise(message, answer(method, message, block, 1024))
+        grid = method.release_values(message, answer(method, message, block, 1024))
         met.append((message, {name: plan[name].sensitivity for name in grid}))
         state, _ = method.server_update(state, {name: noise(plan[name], value) for name, value in grid.items()})
     assert sorted(name for _, released in met for name in released) == sorted(plan)
@@ -271,7 +271,7 @@ def test_votes_and_norms_count_clients_with_tokens():
 def test_plans_fit_and_waste_nothing_whatever_is_asked_for(rho, nominal, reduction, adaptive, relation, given_centres):
     config = HistogramsConfig(reduction=reduction, adaptive_clip=adaptive)
     start = None if given_centres is None else start_of(given_centres, 20)
-    known = dataclasses.replace(facts(20, rho=rho, nominal=nominal), relation=relation, start=start)
+    known = dataclasses.replace(facts(20, rho=rho, nominal=nominal), relation=relation, warm_start=start)
     plan = Histograms(config).plan(known)
     prices = [release.rho for release in plan]
     assert sum(prices) <= rho and math.fsum(prices) <= rho and math.fsum(prices) >= rho * (1 - 1e-9)
@@ -378,7 +378,7 @@ def test_two_clusters_are_found(relation, settings_, warm):
     start = {"centres": 0.7 * truth + 0.3 * truth.mean(axis=0)} if warm else None
     sizes = {} if warm else {"rounds": 5, "overseed": 4, "merge_after": 2}
     config = HistogramsConfig(clusters=2, **sizes, **settings_)
-    known = known_of(12, relation=relation, start=start)
+    known = known_of(12, relation=relation, warm_start=start)
     state, infos = run(Histograms(config), block, known, rounded_normal(np.random.default_rng(0)))
     assert state.phase == "done" and state.centres.shape == (2, 12) and state.mean.shape == (12,)
     np.testing.assert_allclose(state.centres.sum(axis=1), 1.0)
@@ -427,13 +427,13 @@ def test_votes_choose_the_candidates_that_clients_are_near_to(relation):
     strangers = np.random.default_rng(1).dirichlet(np.full(12, 0.1), 20)
     start = {"centres": np.vstack([strangers[:10], truth, strangers[10:]])}
     method = Histograms(HistogramsConfig(clusters=2, overseed=2, rounds=2))
-    known = known_of(12, relation=relation, start=start)
+    known = known_of(12, relation=relation, warm_start=start)
     state, noise = method.init(known), rounded_normal(np.random.default_rng(0))
     planned = method.plan(known)[0]
     assert (planned.name, planned.shape) == ("votes", (22,))
     message = method.message(state)
     assert message.kind == "votes" and message.release == "votes"
-    grid = method.quantise(message, answer(method, message, block, 1024))
+    grid = method.release_values(message, answer(method, message, block, 1024))
     state, info = method.server_update(state, {"votes": noise(planned, grid["votes"])})
     assert state.phase == "rounds" and state.centres.shape == (2, 12) and distance(state.centres, truth) < 0.15
     assert info.scalars["live_cells"] < 22
@@ -484,7 +484,7 @@ def test_every_state_survives_the_run_store_and_serves_all_tokens(tmp_path, case
         message = method.message(again)
         if message is None:
             break
-        grid = method.quantise(message, answer(method, message, block, 1024))
+        grid = method.release_values(message, answer(method, message, block, 1024))
         state, info = method.server_update(again, {name: noise(plan[name], value) for name, value in grid.items()})
         assert all(math.isfinite(value) for value in info.scalars.values())
     assert state.phase == "done"
@@ -508,7 +508,7 @@ def test_clients_of_a_reduced_run_answer_with_the_reduced_vocabulary():
 
 def test_algorithm_2_starts_where_it_is_told_to():
     block, truth = two_groups()
-    known = dataclasses.replace(facts(12), start={"centres": truth})
+    known = dataclasses.replace(facts(12), warm_start={"centres": truth})
     config = HistogramsConfig(algorithm="algorithm2", clusters=2)
     state, infos = run(Histograms(config), block, known)
     assert distance(state.centres, truth) < 0.05 and state.phase == "done"
@@ -521,7 +521,7 @@ def test_algorithm_2_starts_where_it_is_told_to():
 def test_algorithm_2_merges_and_fills_up(given_centres, clusters, cells):
     block, _ = two_groups()
     config = HistogramsConfig(algorithm="algorithm2", clusters=clusters)
-    known = dataclasses.replace(facts(12), start=start_of(given_centres, 12))
+    known = dataclasses.replace(facts(12), warm_start=start_of(given_centres, 12))
     method = Histograms(config)
     state = method.init(known)
     assert method.total_rounds(state) >= 1 + state.rounds
@@ -544,5 +544,5 @@ def test_algorithm_2_merges_and_fills_up(given_centres, clusters, cells):
 )
 def test_what_does_not_start_from_given_centres(config, words):
     with pytest.raises(ConfigError, match=words) as refused:
-        Histograms(HistogramsConfig(**config)).init(dataclasses.replace(facts(12), start=start_of(5, 12)))
+        Histograms(HistogramsConfig(**config)).init(dataclasses.replace(facts(12), warm_start=start_of(5, 12)))
     assert refused.value.remedy

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from fedcore.evaluation.histograms import evaluate_block, table
 from fedcore.methods.histograms import Histograms, HistogramsConfig
+from fedcore.methods.histograms.scores import evaluate_block, table
 from fedcore.population.blocks import leaves
 from fedcore.population.synthetic import SyntheticSettings, cluster_weights
 from fedcore.rounds.statistics import merge, values

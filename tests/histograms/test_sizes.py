@@ -131,7 +131,7 @@ def test_floors_shrink_with_a_large_vocabulary():
     ],
 )
 def test_sizes_of_a_run_from_given_centres(given, config, expected):
-    public = replace(facts(1000, rho=2.0, nominal=100_000), start={"centres": np.full((given, 1000), 1e-3)})
+    public = replace(facts(1000, rho=2.0, nominal=100_000), warm_start={"centres": np.full((given, 1000), 1e-3)})
     assert sizes_of(HistogramsConfig(**config), public) == expected
 
 

@@ -100,7 +100,7 @@ def test_data_without_structure_end_cleanly(kind):
     with pytest.raises(RunError, match="no mixture"):
         found.result.sample(np.random.default_rng(0), 3)
     with pytest.raises(ConfigError, match="has not found"):
-        PrivateGMM(config).as_start(found.state)
+        PrivateGMM(config).warm_start_of(found.state)
 
 
 def test_too_few_rows_end_cleanly_and_say_how_many_would_do():

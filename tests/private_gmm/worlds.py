@@ -74,7 +74,7 @@ def sums(method: PrivateGMM, message, block: RowsBlock, clients_per_leaf: int = 
     total = None
     for leaf in leaves(block, clients_per_leaf):
         total = merge(total, method.client_update(message, leaf, None)[0])
-    return method.quantise(message, total)
+    return method.release_values(message, total)
 
 
 def wild(generator: np.random.Generator, grid: np.ndarray) -> np.ndarray:

@@ -42,12 +42,12 @@ def init(config: DictionariesConfig, public: PublicFacts) -> DictionariesState:
         )
     state = DictionariesState("start", 0, public.seed, d, public.clients or 0, common=np.zeros((0, d)))
     if config.start == "given":
-        if public.start is None or "global" not in public.start:
+        if public.warm_start is None or "global" not in public.warm_start:
             raise ConfigError(
                 'start = "given" needs a global dictionary to start from.',
                 "Name a start: an earlier run, or a file with an array 'global'.",
             )
-        state = replace(state, common=np.asarray(public.start["global"], np.float64))
+        state = replace(state, common=np.asarray(public.warm_start["global"], np.float64))
         if state.common.shape != (config.global_atoms, d):
             raise ConfigError(
                 f"'global' of the start has shape {state.common.shape}, and the run needs {(config.global_atoms, d)}."

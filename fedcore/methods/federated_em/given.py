@@ -64,12 +64,12 @@ def part_scales(public: PublicFacts, q: int) -> np.ndarray:
 
 
 def _arrays(public: PublicFacts) -> Mapping[str, np.ndarray]:
-    if public.start is None:
+    if public.warm_start is None:
         raise ConfigError(
             'start = "given" needs parameters to start from.',
             "Name a start: the result of an earlier run, or a file of arrays.",
         )
-    return public.start
+    return public.warm_start
 
 
 def _vector(arrays: Mapping[str, np.ndarray], name: str, length: int) -> np.ndarray:

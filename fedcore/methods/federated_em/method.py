@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from fedcore.errors import ConfigError
-from fedcore.methods.federated_em import families, given, leaf, private, server
+from fedcore.methods.federated_em import families, given, leaf, private, scores, server
 from fedcore.methods.federated_em.config import FederatedEMConfig
 from fedcore.methods.federated_em.messages import (
     ClusterMessage,
@@ -23,10 +22,13 @@ from fedcore.methods.federated_em.messages import (
 )
 from fedcore.methods.federated_em.personal import personalise
 from fedcore.methods.federated_em.picking import clusters, pick
+from fedcore.methods.federated_em.round_metrics import METRICS
 from fedcore.methods.federated_em.state import FederatedEMState
 from fedcore.population.blocks import ClientBlock, Kind
 from fedcore.privacy.plan import PlannedRelease
-from fedcore.rounds.method import ClientOutputs, Memory, Message, PublicFacts, RoundInfo
+from fedcore.rounds.method import ClientOutputs, Memory, Message, PrivateMethod, PublicFacts, RoundInfo
+from fedcore.rounds.results import Metric
+from fedcore.rounds.scores import KnownMemories, ScoreTable
 from fedcore.rounds.statistics import Statistics
 
 NOT_PRIVATE = {
@@ -37,31 +39,27 @@ NOT_PRIVATE = {
 }
 
 
-class KindOfModel:
-    """The population that a method reads: what its settings say; "rows" of the class, for lists of methods."""
-
-    def __get__(self, method: FederatedEM | None, owner: type) -> Kind:
-        return "rows" if method is None else method.config.kind
-
-
-@dataclass(frozen=True)
-class FederatedEM:
+class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
     """Expectation maximisation over clients who send compressed statistics and remember what they sent.
 
     Source: Dieuleveut, Fort, Moulines, Robin, "Federated Expectation Maximization with heterogeneity mitigation and
     variance reduction" (2021). One driver, configured by oracle, codec, alpha, gamma and participation, is FedEM,
     VR-FedEM, naive compressed EM, online EM, SPIDER-EM (one client, no codec) and EM. `algorithm = "private"` is
-    `fedcore.methods.federated_em.private`. See `fedcore.rounds.method.FederatedMethod` for the functions.
+    `fedcore.methods.federated_em.private`.
     """
 
-    config: FederatedEMConfig = FederatedEMConfig()
-
     name: ClassVar[str] = "federated_em"
-    kind: ClassVar[Kind] = KindOfModel()
-    kernel: ClassVar[str] = "federated-em-2"
-    Config: ClassVar[type[FederatedEMConfig]] = FederatedEMConfig
-    State: ClassVar[type[FederatedEMState]] = FederatedEMState
+    kinds: ClassVar[tuple[Kind, ...]] = ("rows", "counts")
+    arithmetic_version: ClassVar[str] = "federated-em-2"
+    Config = FederatedEMConfig
+    State = FederatedEMState
+    metrics: ClassVar[tuple[Metric, ...]] = METRICS
+    accepts_warm_start: ClassVar[bool] = True
     streams_rows: ClassVar[bool] = True
+
+    @property
+    def kind(self) -> Kind:
+        return self.config.kind
 
     @property
     def private(self) -> bool:
@@ -106,10 +104,6 @@ class FederatedEM:
                 return leaf.objective(self.config, model, message, block), memory
         return leaf.round_answer(self.config, model, families.codec_of(self.config, model), message, block, memory)
 
-    def quantise(self, message: Message, statistics: Statistics) -> dict[str, np.ndarray]:
-        """The sums are whole grid steps already: (q,) int64 under the planned name."""
-        return {name: statistic.value() for name, statistic in statistics.items()}
-
     def server_update(self, state: FederatedEMState, result: Mapping[str, Any]) -> tuple[FederatedEMState, RoundInfo]:
         if self.private:
             return private.server_update(self.config, state, result[private.release_name(state.round + 1)])
@@ -119,7 +113,7 @@ class FederatedEM:
         """The parameters by name, of rows in the units of the data; empty before there is a start."""
         return dict(families.in_data_units(self.config, state.parameters(), server.scaling(state)))
 
-    def as_start(self, state: FederatedEMState) -> dict[str, np.ndarray]:
+    def warm_start_of(self, state: FederatedEMState) -> dict[str, np.ndarray]:
         """What another run may start from: parameters, and what rows and clipped parts were scaled by."""
         if not len(state.theta):
             raise ConfigError("stopped before it had parameters.", "Name a run that has.")
@@ -131,7 +125,7 @@ class FederatedEM:
         }
         return {**state.parameters(), **{name: array for name, array in arrays.items() if len(array)}}
 
-    def checked_start(self, arrays: Mapping[str, np.ndarray], what: str, features: int) -> dict[str, np.ndarray]:
+    def checked_warm_start(self, arrays: Mapping[str, np.ndarray], what: str, features: int) -> dict[str, np.ndarray]:
         """float64, finite; whether they are parameters of the model is seen when the run is planned."""
         return given.checked_arrays(arrays, what)
 
@@ -139,3 +133,13 @@ class FederatedEM:
         """Per client: what its own rows say under the shared parameters; see
         `fedcore.methods.federated_em.personal`."""
         return personalise(self.config, state, block)
+
+    def score_block(self, state: FederatedEMState, block: ClientBlock, memories: KnownMemories | None) -> Statistics:
+        """See `fedcore.methods.federated_em.scores`."""
+        return scores.evaluate_block(self.config, state, block)
+
+    def score_table(self, statistics: Mapping[str, np.ndarray]) -> ScoreTable:
+        return scores.table(self.config, statistics)
+
+    def phase(self, state: FederatedEMState, message: Message) -> str:
+        return state.phase

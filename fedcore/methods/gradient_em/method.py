@@ -2,53 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 
 from fedcore.errors import ConfigError
-from fedcore.methods.gradient_em import baselines, leaf, server
+from fedcore.methods.gradient_em import baselines, leaf, scores, server
 from fedcore.methods.gradient_em.config import GradientEMConfig
 from fedcore.methods.gradient_em.frame import in_data_units
-from fedcore.methods.gradient_em.personal import personalise
+from fedcore.methods.gradient_em.personal import parameters, personalise
+from fedcore.methods.gradient_em.round_metrics import METRICS
 from fedcore.methods.gradient_em.state import GradientEMState, MomentsMessage, StartMessage, TotalsMessage
 from fedcore.population.blocks import ClientBlock, Kind
-from fedcore.privacy.plan import PlannedRelease
-from fedcore.rounds.method import ClientOutputs, Memory, Message, PublicFacts, RoundInfo
+from fedcore.rounds.method import ClientOutputs, Memory, Message, NonPrivateMethod, PublicFacts, RoundInfo
+from fedcore.rounds.results import Metric
+from fedcore.rounds.scores import KnownMemories, ScoreTable
 from fedcore.rounds.statistics import Statistics
 
 NOT_PRIVATE = "clients' centres, or exact sums of them, reach the server without noise"
 
 
-@dataclass(frozen=True)
-class GradientEM:
+class GradientEM(NonPrivateMethod[GradientEMConfig, GradientEMState]):
     """Penalised federated gradient EM for mixtures that are similar between clients, some of whom may be outliers.
 
     Source: Tian, Weng, Feng, "Towards the Theory of Unsupervised Federated Learning: Non-asymptotic Analysis of
     Federated EM Algorithms" (2024), Algorithm 1. Weights of the components stay with the clients; centres are pulled
-    towards a robust common centre. See `fedcore.rounds.method.FederatedMethod` for the functions.
+    towards a robust common centre.
     """
 
-    config: GradientEMConfig = GradientEMConfig()
-
     name: ClassVar[str] = "gradient_em"
-    kind: ClassVar[Kind] = "rows"
-    kernel: ClassVar[str] = "gradient-em-3"
-    Config: ClassVar[type[GradientEMConfig]] = GradientEMConfig
-    State: ClassVar[type[GradientEMState]] = GradientEMState
-
-    @property
-    def private(self) -> bool:
-        return False
+    kinds: ClassVar[tuple[Kind, ...]] = ("rows",)
+    arithmetic_version: ClassVar[str] = "gradient-em-3"
+    Config = GradientEMConfig
+    State = GradientEMState
+    metrics: ClassVar[tuple[Metric, ...]] = METRICS
+    scores_use_memories: ClassVar[bool] = True
+    accepts_warm_start: ClassVar[bool] = True
 
     @property
     def not_private_because(self) -> str:
         return NOT_PRIVATE
-
-    def plan(self, public: PublicFacts) -> Sequence[PlannedRelease]:
-        return []
 
     def init(self, public: PublicFacts) -> GradientEMState:
         return server.init(self.config, public)
@@ -74,9 +68,6 @@ class GradientEM:
         begun = leaf.begun(self.config, message, block, memory)
         return baselines.client_round(self.config, message, block, begun)
 
-    def quantise(self, message: Message, statistics: Statistics) -> dict[str, np.ndarray]:
-        return {}  # nothing is released with noise
-
     def server_update(self, state: GradientEMState, result: Mapping[str, Any]) -> tuple[GradientEMState, RoundInfo]:
         return server.server_update(self.config, state, result)
 
@@ -87,13 +78,13 @@ class GradientEM:
             return {}
         return {"centres": in_data_units(self.config, server.frame(state), state.centres, None)}
 
-    def as_start(self, state: GradientEMState) -> dict[str, np.ndarray]:
+    def warm_start_of(self, state: GradientEMState) -> dict[str, np.ndarray]:
         """The common centres. They are in the units of the data unless clients' own units are used."""
         if not len(state.centres) or not state.clients:
             raise ConfigError("stopped before it had centres.", "Name a run that has.")
         return self.parameters(state)
 
-    def checked_start(self, arrays: Mapping[str, np.ndarray], what: str, features: int) -> dict[str, np.ndarray]:
+    def checked_warm_start(self, arrays: Mapping[str, np.ndarray], what: str, features: int) -> dict[str, np.ndarray]:
         """The array 'centres' as float64 (R, p). Raises ConfigError."""
         centres = arrays.get("centres")
         if centres is None or centres.dtype.kind not in "iuf" or not np.isfinite(centres).all():
@@ -107,3 +98,26 @@ class GradientEM:
         """Per client: parameters, labels and distance from the common centres; see
         `fedcore.methods.gradient_em.personal`."""
         return personalise(self.config, state, block, memory)
+
+    def score_block(self, state: GradientEMState, block: ClientBlock, memories: KnownMemories | None) -> Statistics:
+        """See `fedcore.methods.gradient_em.scores`."""
+        return scores.evaluate_block(self.config, state, block, memories)
+
+    def score_table(self, statistics: Mapping[str, np.ndarray]) -> ScoreTable:
+        return scores.table(self.config, statistics)
+
+    def phase(self, state: GradientEMState, message: Message) -> str:
+        return state.phase
+
+    def clients_kept_apart(self, clients: int) -> int:
+        """Those whose components are aligned one by one."""
+        return self.config.aligned_clients
+
+    def outlier_distances(self, state: GradientEMState, block: ClientBlock, memory: Memory | None) -> np.ndarray:
+        """In units of what the penalty bounds; above 1 it leaves a client apart."""
+        if self.config.algorithm != "fedgrem":
+            raise ConfigError(
+                "the run has no penalty that could leave clients apart.",
+                'Name a run of gradient_em with algorithm = "fedgrem".',
+            )
+        return parameters(self.config, state, block, memory)["distance"]

@@ -57,12 +57,12 @@ def init(config: GradientEMConfig, public: PublicFacts) -> GradientEMState:
         covariance = np.eye(public.features if config.model == "gaussian" else 1)
     centres = np.zeros((0, p))
     if config.start == "given":
-        if public.start is None or "centres" not in public.start:
+        if public.warm_start is None or "centres" not in public.warm_start:
             raise ConfigError(
                 'start = "given" needs common centres to start from.',
                 "Name a start: an earlier run, or a file with an array 'centres'.",
             )
-        centres = np.asarray(public.start["centres"], np.float64)
+        centres = np.asarray(public.warm_start["centres"], np.float64)
         if centres.shape != (config.components, p):
             raise ConfigError(
                 f"'centres' of the start has shape {centres.shape}, and the run needs {(config.components, p)}."

@@ -114,10 +114,13 @@ def init(config: HistogramsConfig, public: PublicFacts) -> HistogramsState:
         spread=sensitivities.spread(public.relation),
         norms_multiplier=norms[0] if norms else 0.0,
     )
-    if public.start is None:
+    if public.warm_start is None:
         return state
     config = config.for_vocabulary(d)
-    mean, given = given_mean(public.start, config.centre_floor), np.asarray(public.start["centres"], np.float64)
+    mean, given = (
+        given_mean(public.warm_start, config.centre_floor),
+        np.asarray(public.warm_start["centres"], np.float64),
+    )
     w = metric(mean, config.metric_floor, config.effective_tokens)
     state = replace(state, mean=mean, metric=w, centres=given, counts=np.zeros(len(given)))
     return replace(state, phase="votes") if elects(public, sizes) else _with_cells(config, state)

@@ -30,7 +30,7 @@ def norms_release(t: int) -> str:
 
 def elects(public: PublicFacts, sizes: Sizes) -> bool:
     """Whether votes choose among the given centres."""
-    return len(public.start["centres"]) > sizes.cells(1)
+    return len(public.warm_start["centres"]) > sizes.cells(1)
 
 
 def counts_norms(config: HistogramsConfig, t: int, rounds: int) -> bool:
@@ -78,11 +78,11 @@ def _wanted(config: HistogramsConfig, public: PublicFacts, sizes: Sizes) -> list
     d = public.features
     largest = sensitivities.clipped_sum(public.relation)
     stages = []  # (name, shape, sensitivity, share, composition)
-    if public.start is None:
+    if public.warm_start is None:
         stages.append((FLAT, (1, d), largest, config.first_share, ONE_SUM))
         stages.append((WHITENED, (1, d), largest, config.second_share, ONE_SUM))
     elif elects(public, sizes):
-        shape = (len(public.start["centres"]),)
+        shape = (len(public.warm_start["centres"]),)
         stages.append((VOTES, shape, largest, config.votes_share, "one vote per client: all counts cost one release"))
     if config.reduction == "eigenvectors":
         bound = sensitivities.second_moment(public.relation)

@@ -73,7 +73,7 @@ def sizes_of(config: HistogramsConfig, public: PublicFacts) -> Sizes:
     """The sizes of a run: what the config names, the rest by rule. Raises ConfigError if they do not fit together.
 
     Another relation than add_or_remove_one costs noise, which counts as a smaller budget; fewer tokens count as a
-    smaller vocabulary. Given centres (public.start): see `_with_start`.
+    smaller vocabulary. Given centres (public.warm_start): see `_with_start`.
     """
     if config.algorithm == "private":
         chosen = size_rules(*bought(config, public), config.clip, config.clusters)
@@ -82,8 +82,8 @@ def sizes_of(config: HistogramsConfig, public: PublicFacts) -> Sizes:
         merges = config.algorithm == "algorithm2" and config.start == "perturbed_mean"
         overseed = 3 * k if merges else k
         chosen = Sizes(DEFAULT_ROUNDS, k, overseed, 0, SMALL_PERTURBATION)
-    if public.start is not None:
-        chosen = _with_start(config, chosen, len(public.start["centres"]))
+    if public.warm_start is not None:
+        chosen = _with_start(config, chosen, len(public.warm_start["centres"]))
     k = chosen.clusters if config.overseed is None else min(chosen.clusters, config.overseed)
     overseed = chosen.overseed if config.overseed is None else config.overseed
     rounds = config.rounds or chosen.rounds

@@ -25,14 +25,14 @@ client_update = baselines.client_update
 def init(config: HistogramsConfig, public: PublicFacts) -> HistogramsState:
     """Raises ConfigError if the given centres cannot be used with these settings."""
     state = baselines.init(config, public)
-    if public.start is None:
+    if public.warm_start is None:
         return state
     if config.reduction == "eigenvectors":
         raise ConfigError(
             'algorithm2 with reduction = "eigenvectors" does not start from given centres.',
             'Choose reduction = "frequency" or "none", or leave the start out.',
         )
-    given = np.asarray(public.start["centres"], np.float64)
+    given = np.asarray(public.warm_start["centres"], np.float64)
     if len(given) > state.clusters and not state.merge_after:
         raise ConfigError(
             f"{len(given)} given centres cannot be merged to {state.clusters} in {state.rounds} rounds.",

@@ -64,11 +64,11 @@ def learn(
         statistics = None
         for leaf in [*leaves(block, clients_per_leaf or max(block.clients, 1))] or [block]:
             statistics = merge(statistics, method.client_update(message, leaf, None)[0])
-        grid = method.quantise(message, statistics)
+        grid = method.release_values(message, statistics)
         planned = [release for release in plan if release.round == len(infos) + 1]
         state, info = method.server_update(state, {p.name: noise.draw(p, "learn", grid[p.name]) for p in planned})
         spent += [release.rho for release in planned]
         infos.append(info)
         if on_round is not None:
             on_round(state, info)
-    return Learned(method.result(state), state, float(sum(spent)), float(sum(p.rho for p in plan)), tuple(infos))
+    return Learned(method.mixture(state), state, float(sum(spent)), float(sum(p.rho for p in plan)), tuple(infos))

@@ -12,13 +12,13 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedcore.errors import PopulationError, RunError
-from fedcore.evaluation import held_out as held_rows
-from fedcore.evaluation.held_out import RUN, Table, held_out
 from fedcore.methods.private_gmm.config import PrivateGMMConfig
 from fedcore.methods.private_gmm.result import PrivateMixture, result_of
 from fedcore.methods.private_gmm.start import start_of
 from fedcore.methods.private_gmm.state import PrivateGMMState
 from fedcore.population.blocks import ClientBlock, segment_sums
+from fedcore.rounds import scores as held_rows
+from fedcore.rounds.scores import RUN, Table, held_out
 from fedcore.rounds.statistics import Statistics
 
 MOMENTS = "normal columns"

@@ -1,4 +1,6 @@
-"""Losses of held-out rows as a table: a mean for each row of the table, with its standard error.
+"""Scores of a run on held-out data: what a method is given, and what it gives back.
+
+Most methods score rows: the table then has a mean loss for each line, with its standard error.
 
 The standard error treats a client's rows as one draw, because rows of a client are alike: the ratio estimator over
 clients, from sums of the clients' numbers of rows m and summed losses s: m, m^2, s, s^2, s m.
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,6 +24,28 @@ LOSSES = {  # (title, axis)
     "nll": ("Negative log-likelihood", "negative log-likelihood (nats per row)"),
     "mse": ("Mean squared error", "mean squared error of a number"),
 }
+
+
+class ScoreTable(Protocol):
+    """Scores, ready to print."""
+
+    def to_json(self, where: str) -> dict[str, Any]:
+        """title; loss: the column of the rows that is compared, lower is better; axis: its name with unit; rows: dicts
+        with "method", the loss and "se"; and what else the method tells. where: of the population, for the title.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class KnownMemories:
+    """What clients remember of the training. memory: of some clients in a row, zeros for those who have none; known:
+    (C,) bool, who has one."""
+
+    memory: dict[str, np.ndarray]
+    known: np.ndarray
+
+    def part(self, start: int, clients: int) -> KnownMemories:
+        at = slice(start, start + clients)
+        return KnownMemories({name: values[at] for name, values in self.memory.items()}, self.known[at])
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,17 +14,15 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedcore.errors import PopulationError, RunError
-from fedcore.evaluation import held_out as held_rows
-from fedcore.evaluation.held_out import Table, held_out
-from fedcore.evaluation.memories import Kept
 from fedcore.methods.dictionaries.config import DictionariesConfig
 from fedcore.methods.dictionaries.leaf import coder_of
 from fedcore.methods.dictionaries.personal import own_atoms, split_parts
 from fedcore.methods.dictionaries.state import DictionariesState
 from fedcore.population.blocks import RowsBlock
+from fedcore.rounds import scores as held_rows
+from fedcore.rounds.scores import KnownMemories, Table, held_out
 from fedcore.rounds.statistics import Statistics
 
-READS_MEMORIES = True
 RUN, TRAINED = "global atoms of this run", "with own atoms as trained"
 PERSONAL = "with own atoms refitted: singular vectors of the rest"
 ALONE, ZERO = "own singular vectors", "no dictionary"
@@ -32,7 +30,7 @@ LINES = (RUN, TRAINED, PERSONAL, ALONE, ZERO)
 
 
 def evaluate_block(
-    config: DictionariesConfig, state: DictionariesState, block: RowsBlock, kept: Kept | None = None
+    config: DictionariesConfig, state: DictionariesState, block: RowsBlock, kept: KnownMemories | None = None
 ) -> Statistics:
     """Sums over the clients of one leaf that have held-out and training rows. kept: what they remember of the training.
 

@@ -12,9 +12,6 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedcore.errors import ConfigError, RunError
-from fedcore.evaluation import held_out as held_rows
-from fedcore.evaluation.held_out import RUN, Table, held_out
-from fedcore.evaluation.memories import Kept
 from fedcore.methods.gradient_em import server
 from fedcore.methods.gradient_em.config import GradientEMConfig
 from fedcore.methods.gradient_em.frame import inward, log_scale, rows_of
@@ -22,14 +19,15 @@ from fedcore.methods.gradient_em.local_steps import e_step
 from fedcore.methods.gradient_em.personal import adapted, parameters
 from fedcore.methods.gradient_em.state import GradientEMState
 from fedcore.population.blocks import ClientBlock
+from fedcore.rounds import scores as held_rows
+from fedcore.rounds.scores import RUN, KnownMemories, Table, held_out
 from fedcore.rounds.statistics import Statistics
 
-READS_MEMORIES = True
 CENTRES, TRAINED = "common centres", "own centres as trained"
 
 
 def evaluate_block(
-    config: GradientEMConfig, state: GradientEMState, block: ClientBlock, kept: Kept | None = None
+    config: GradientEMConfig, state: GradientEMState, block: ClientBlock, kept: KnownMemories | None = None
 ) -> Statistics:
     """Sums over the clients of one leaf that have held-out rows. kept: what they remember of the training.
 

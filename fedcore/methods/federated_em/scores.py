@@ -12,14 +12,14 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedcore.errors import RunError
-from fedcore.evaluation import held_out as held_rows
-from fedcore.evaluation.held_out import RUN, Table, held_out
 from fedcore.methods.federated_em import families
 from fedcore.methods.federated_em.config import FederatedEMConfig
 from fedcore.methods.federated_em.leaf import rows_of
 from fedcore.methods.federated_em.server import scaling
 from fedcore.methods.federated_em.state import FederatedEMState
 from fedcore.population.blocks import ClientBlock, segment_sums
+from fedcore.rounds import scores as held_rows
+from fedcore.rounds.scores import RUN, Table, held_out
 from fedcore.rounds.statistics import Statistics
 
 MOMENTS = "normal columns"

@@ -1,0 +1,35 @@
+"""The metrics of a round of `federated_em`, with the curves that are drawn of them."""
+
+from fedcore.rounds.results import Metric
+
+METRICS = (
+    Metric(
+        "objective",
+        "Negative log-likelihood",
+        "nats per row",
+        "Objective of the training data after each round.",
+        follows_data=True,
+    ),
+    Metric(
+        "field_norm",
+        "Squared norm of the field H",
+        "",
+        "How far the statistics still are from a fixed point of EM; compression and batches add noise to it.",
+    ),
+    Metric("active_clients", "Active clients", "", "Clients that took part in each round."),
+    Metric("bits_up", "Bits from clients", "bits", "Encoded messages of all active clients in each round."),
+    Metric("movement", "Movement of the parameters", "", "How far centres or parameters moved in each round."),
+    Metric("bits_down"),
+    Metric("clients"),
+    Metric("epochs"),
+    Metric("expectations"),
+    Metric("gamma"),
+    Metric("halvings"),
+    Metric("largest_cluster"),
+    Metric("mean_field_norm"),
+    Metric("noise_multiplier"),
+    Metric("picked"),
+    Metric("rows"),
+    Metric("smallest_cluster"),
+    Metric("spread_of_starts"),
+)

@@ -1,0 +1,33 @@
+"""The metrics of a round of `gradient_em`, with the curves that are drawn of them."""
+
+from fedcore.rounds.results import Metric
+
+METRICS = (
+    Metric("movement", "Movement of the common centres", "", "How far centres or parameters moved in each round."),
+    Metric(
+        "between_clients",
+        "Standard deviation of clients' centres around the common ones",
+        "",
+        "By coordinate, in units of the spread within a component; by it clients are drawn.",
+    ),
+    Metric(
+        "apart",
+        "Share of estimates that the penalty leaves apart",
+        "",
+        "Estimates of clients that stay further from the common centre than the penalty reaches.",
+    ),
+    Metric("active_clients", "Active clients", "", "Clients that took part in each round."),
+    Metric("central_gradient"),
+    Metric("central_steps"),
+    Metric("centre_step"),
+    Metric("clients"),
+    Metric("diverged"),
+    Metric("fitted"),
+    Metric("left_out"),
+    Metric("log_likelihood", follows_data=True),
+    Metric("penalty"),
+    Metric("rows"),
+    Metric("second_starts"),
+    Metric("sources"),
+    Metric("spread"),
+)

@@ -1,0 +1,105 @@
+"""What a run shows to people, as plain values: metrics of its rounds, tables and figures of its result.
+
+Methods fill these in; reports, the command line and Prefect artifacts draw them. In a private run everything here is
+made from published values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A scalar of a round.
+
+    name:    its column in metrics.jsonl
+    title, unit, caption: of its curve over the rounds; a metric without a title is kept and listed, but not drawn
+    follows_data: whether it is computed from raw statistics of the clients (an objective, say); such a metric is never
+        shown in a private run
+    """
+
+    name: str
+    title: str = ""
+    unit: str = ""
+    caption: str = ""
+    follows_data: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """The columns of a population, or its vocabulary. names: None if nobody named them."""
+
+    count: int
+    names: Sequence[str] | None = None
+
+    def name(self, index: int, what: str = "column") -> str:
+        """The name of a feature; "column 3" (or "token 3") if it has none."""
+        if self.names is not None and index < len(self.names):
+            return str(self.names[index])
+        return f"{what} {index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """name: its heading. values: numbers, texts, or lists of texts; None where there is nothing. unit: of numbers; "%"
+    for shares, which are stored between 0 and 1."""
+
+    name: str
+    values: Sequence[object]
+    unit: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """name: as that of a file; title: for people; columns: of equal length."""
+
+    name: str
+    title: str
+    columns: tuple[Column, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Profiles:
+    """A figure: the features by which each centre differs from the mean the most.
+
+    centres: (K, d) float64 >= 0; mean: (d,) float64 >= 0; weights: (K,) shares, or None
+    """
+
+    name: str
+    title: str
+    caption: str
+    centres: np.ndarray
+    mean: np.ndarray
+    weights: np.ndarray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """tables and figures in the order in which they are shown."""
+
+    tables: tuple[Table, ...] = field(default=())
+    figures: tuple[Profiles, ...] = field(default=())
+
+
+def distinguishing(centre: np.ndarray, mean: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray]:
+    """The at most `top` tokens with the largest p ln(p / mean): (indices, scores), largest first; scores > 0 only.
+
+    centre, mean: (d,) non-negative. Where the mean is 0 it counts as the smallest positive float.
+    """
+    p = np.asarray(centre, np.float64)
+    reference = np.maximum(np.asarray(mean, np.float64), np.finfo(np.float64).tiny)
+    positive = p > 0
+    scores = np.where(positive, p * (np.log(np.where(positive, p, 1.0)) - np.log(reference)), 0.0)
+    order = np.argsort(-scores, kind="stable")[:top]
+    order = order[scores[order] > 1e-12]
+    return order, scores[order]
+
+
+def heaviest(count: int, weights: np.ndarray | None, most: int) -> list[int]:
+    """Indices of at most `most` centres, heaviest first; in their own order without weights."""
+    order = range(count) if weights is None else np.argsort(-np.asarray(weights, np.float64), kind="stable")
+    return [int(k) for k in order][:most]
