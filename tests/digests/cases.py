@@ -1,0 +1,290 @@
+"""The runs whose ends are kept: every algorithm of each method, and each setting that takes another path."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+EPSILON = 60.0  # of a population's budget; so large that noise does not drown few clients
+
+
+@dataclass(frozen=True)
+class Case:
+    """population: a name of POPULATIONS. given: a name of STARTS, or of another case, which is run before.
+
+    unit, relation: of the population's budget, if the run is private.
+    """
+
+    method: str
+    population: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    given: str | None = None
+    unit: str = "client"
+    relation: str = "add_or_remove_one"
+
+
+CASES: dict[str, Case] = {}
+
+
+# --- histograms -------------------------------------------------------------------------------------------------------
+
+
+def histograms(name: str, population: str = "counts", given: str | None = None, relation: str = "", **settings) -> None:
+    """algorithm: the first word of the name, if it is not among the settings."""
+    settings = {"algorithm": name.split("-")[0], "clusters": 2, "rounds": 3, **settings}
+    CASES[f"histograms/{name}"] = Case(
+        "histograms", population, settings, given, relation=relation or "add_or_remove_one"
+    )
+
+
+PRIVATE = {"nominal_clients": 26, "effective_tokens": 20.0, "clip": 2.0}
+
+histograms("private", **PRIVATE)
+histograms("private-by-size-rules", clusters=None, rounds=None, nominal_clients=26)
+histograms("private-merged", **PRIVATE, rounds=5, overseed=4, merge_after=2)
+histograms("private-replace-one", **PRIVATE, relation="replace_one")
+histograms("private-adaptive-clip", **PRIVATE, rounds=5, adaptive_clip=True)
+histograms("private-half-weights", **PRIVATE, half_weight_tokens=5.0)
+histograms("private-frequency", **PRIVATE, reduction="frequency", keep=3)
+histograms("private-eigenvectors", **PRIVATE, reduction="eigenvectors", keep=3)
+histograms("private-eigenvectors-replace-one", **PRIVATE, reduction="eigenvectors", relation="replace_one")
+histograms("private-given", given="three histograms", **{**PRIVATE, "clusters": 4})
+histograms("private-given-votes", given="seven histograms", **PRIVATE)
+histograms("private-given-frequency", given="three histograms", **PRIVATE, clusters=3, reduction="frequency", keep=3)
+histograms("private-after-private", given="histograms/private", **PRIVATE)
+histograms("private-wide", "counts_wide", nominal_clients=14)
+histograms("private-own-cluster", **PRIVATE, personalisation="centre", weights="local")
+
+histograms("algorithm2")
+histograms("algorithm2-farthest", temperature=50.0)
+histograms("algorithm2-drawn-uniformly", temperature=0.0, clusters=3)
+histograms("algorithm2-merged", start="perturbed_mean", rounds=6, overseed=5, merge_after=3)
+histograms("algorithm2-uniform", start="uniform", clusters=3)
+histograms("algorithm2-frequency", reduction="frequency", keep=3)
+histograms("algorithm2-eigenvectors", reduction="eigenvectors", keep=3)
+histograms("algorithm2-given", given="three histograms", clusters=4, overseed=5, merge_after=1)
+histograms("algorithm2-given-frequency", given="three histograms", clusters=3, reduction="frequency", keep=3)
+histograms("algorithm2-wide", "counts_wide", personalisation="centre")
+histograms("fedavg")
+histograms("fedavg-local-weights", weights="local", personalisation="centre")
+histograms("ifca")
+histograms("ifca-perturbed-mean", start="perturbed_mean", learning_rate=1.0)
+histograms("ifca-uniform-frequency", start="uniform", reduction="frequency", keep=3)
+histograms("ifca-eigenvectors", reduction="eigenvectors")
+histograms("published", published_rounds=3)
+histograms("published-mean", published_noise="mean", published_rounds=3)
+histograms("published-ifca", published_step="ifca", published_rounds=3)
+histograms("published-exact", accounting="exact", published_rounds=3)
+histograms("published-ifca-exact", published_step="ifca", accounting="exact", start="perturbed_mean")
+histograms("published-eigenvectors", reduction="eigenvectors", keep=3)
+
+
+# --- federated EM -----------------------------------------------------------------------------------------------------
+
+
+def federated_em(name: str, population: str = "gaussians", given: str | None = None, relation: str = "", **settings):
+    settings = {"algorithm": "fedem", "rounds": 4, "monitor_every": 2, "cluster_rounds": 1, **settings}
+    if settings["algorithm"] == "private":
+        del settings["monitor_every"]
+        settings = {"nominal_clients": 22, "record_bound": 20.0, **settings}
+    CASES[f"federated_em/{name}"] = Case(
+        "federated_em", population, settings, given, relation=relation or "add_or_remove_one"
+    )
+
+
+THEOREM = {"v_min": 0.5, "field_lipschitz": 1.0, "objective_lipschitz": 2.0}
+TABLES = {"table_rows": 5, "nuclear_penalty": 0.3}
+COUNTS = {"kind": "counts", "components": 2}
+
+for covariance in ("full", "tied", "diag", "spherical", "known"):
+    federated_em(f"fedem-{covariance}", covariance=covariance)
+    federated_em(
+        f"private-{covariance}",
+        algorithm="private",
+        covariance=covariance,
+        given=f"gaussian {covariance}",
+    )
+federated_em("fedem-float64", "gaussians_float64", start="kmeans++")
+federated_em("fedem-plain-units", standardise=False, regularisation=0.01, pseudo_counts=1.0)
+federated_em("fedem-identity", codec="identity", weights="rows")
+federated_em("fedem-dithering-1", codec="dithering", norm="1", levels=2)
+federated_em("fedem-dithering-inf", codec="dithering", norm="inf", norms_by_part=False)
+federated_em("fedem-block", codec="block", covariance="diag", memory_start="full")
+federated_em("fedem-rand-k", codec="rand-k", kept=7)
+federated_em("fedem-sampled", participation=0.5, rounds=6)
+federated_em("fedem-sampled-fixed", participation=0.5, sampling="fixed", rounds=6)
+federated_em("fedem-batches", batch=5, covariance="diag")
+federated_em("fedem-batches-imputer", "incomplete", model="gaussian_imputer", batch=4)
+federated_em("fedem-clients", weights="clients", memory_start="zero", alpha=0.3)
+federated_em("fedem-decreasing", gamma=0.8, gamma_decay=2.0, margin=1e-3)
+federated_em("fedem-theorem", **THEOREM, participation=0.7)
+federated_em("fedem-to-tolerance", codec="identity", tolerance=0.5, rounds=12)
+federated_em("fedem-random-restarts", start="random", restarts=2, trial_rounds=2)
+federated_em("fedem-given", given="gaussian full scaled", start="given")
+federated_em("fedem-after-fedem", given="federated_em/fedem-full", start="given")
+federated_em(
+    "fedem-after-private-gmm",
+    "separated",
+    given="private_gmm/diag",
+    start="given",
+    covariance="diag",
+    components=2,
+    rounds=2,
+)
+federated_em("fedem-regression", "regressions", model="regression", components=2)
+federated_em("fedem-poisson", "rows_of_counts", model="poisson")
+federated_em("fedem-multinomial-counts", "counts", model="multinomial", **COUNTS)
+federated_em("fedem-gaussian-tables", "tables_gaussian", model="gaussian_tables", **TABLES)
+for covariance in ("full", "diag"):
+    federated_em(f"vr-{covariance}", algorithm="vr-fedem", covariance=covariance, inner_rounds=2)
+federated_em("vr-batches", algorithm="vr-fedem", batch=3, inner_rounds=3, codec="rand-k", rounds=6)
+federated_em("vr-theorem", algorithm="vr-fedem", **THEOREM, v_max=2.0)
+federated_em("vr-regression", "regressions", algorithm="vr-fedem", model="regression", components=2)
+federated_em("vr-poisson-counts", "counts", algorithm="vr-fedem", model="poisson", **COUNTS)
+federated_em("vr-bernoulli-tables", "tables_bernoulli", algorithm="vr-fedem", model="bernoulli_tables", **TABLES)
+federated_em("naive", algorithm="naive")
+federated_em("naive-bernoulli-counts", "counts_binary", algorithm="naive", model="bernoulli", **COUNTS)
+federated_em("em", algorithm="em")
+federated_em("em-regression", "regressions", algorithm="em", model="regression", components=2)
+federated_em("em-poisson", "rows_of_counts", algorithm="em", model="poisson")
+federated_em("em-poisson-counts", "counts", algorithm="em", model="poisson", **COUNTS)
+federated_em("em-multinomial", "rows_of_counts", algorithm="em", model="multinomial")
+federated_em("em-bernoulli-counts", "counts_binary", algorithm="em", model="bernoulli", **COUNTS)
+federated_em("em-imputer", "incomplete", algorithm="em", model="gaussian_imputer")
+federated_em("em-imputer-factors", "incomplete", algorithm="em", model="gaussian_imputer", rank=2)
+federated_em("em-gaussian-tables", "tables_gaussian", algorithm="em", model="gaussian_tables", **TABLES)
+federated_em("em-poisson-tables", "tables_poisson", algorithm="em", model="poisson_tables", **TABLES, rank=2)
+federated_em("em-bernoulli-tables", "tables_bernoulli", algorithm="em", model="bernoulli_tables", **TABLES)
+federated_em("private-scaled", algorithm="private", given="gaussian full scaled", gamma_decay=3.0)
+federated_em("private-replace-one", algorithm="private", given="gaussian full", relation="replace_one")
+federated_em("private-regression", "regressions", "regression", algorithm="private", model="regression", components=2)
+federated_em("private-poisson", "rows_of_counts", "poisson", algorithm="private", model="poisson")
+federated_em("private-imputer", "incomplete", "imputer", algorithm="private", model="gaussian_imputer")
+
+
+# --- gradient EM ------------------------------------------------------------------------------------------------------
+
+
+# Of several starts that end equally well, last bits choose one, and with it the order of the components.
+ONE_START = {"starts": 1, "ward": False, "shuffles": 1}
+
+
+def gradient_em(name: str, population: str = "gaussians", given: str | None = None, **settings) -> None:
+    regression = population == "regressions"
+    few = {"model": "regression", "components": 2} if regression else {"components": 3}
+    settings = {"rounds": 4, "start_steps": 3, "second_start": 2, **ONE_START, **few, **settings}
+    if given is not None:
+        settings["start"] = "given"
+    CASES[f"gradient_em/{name}"] = Case("gradient_em", population, settings, given)
+
+
+PAPER = {"preset": "paper", "second_start": 0}
+NORM = {"shrinkage": "norm", "second_start": 0}
+BASELINES = ("local-fit", "local-em", "local-grem", "fedem", "fedem-w", "pooled-em", "pooled-grem")
+
+gradient_em("fedgrem")
+gradient_em("fedgrem-float64", "gaussians_float64", rounds=10)
+gradient_em("fedgrem-regression", "regressions")
+gradient_em("fedgrem-regression-shared", "regressions", covariance="shared", intercept=True)
+gradient_em("fedgrem-regression-known", "regressions", covariance="known", known=0.2, cap_steps=False)
+gradient_em("fedgrem-identity", covariance="identity", standardise="clients")
+gradient_em("fedgrem-known", covariance="known", known=(1.0, 4.0, 1.0, 0.25))
+gradient_em("fedgrem-columns", standardise="columns")
+gradient_em("fedgrem-sampled", participation=0.6, share_weights=True)
+gradient_em("fedgrem-batches", batch=6)
+gradient_em("fedgrem-clipped", gradient_clip=2.0, local_steps=2)
+gradient_em("fedgrem-given", given="centres")
+gradient_em("fedgrem-given-regression", "regressions", "coefficients")
+gradient_em("fedgrem-after-fedgrem", given="gradient_em/fedgrem")
+gradient_em("fedgrem-exhaustive", "gaussians_few", components=2, alignment="exhaustive")
+gradient_em("fedgrem-starts", starts=3, ward=True)
+gradient_em("fedgrem-starts-regression", "regressions", starts=3)
+gradient_em("fedgrem-stepwise", alignment="stepwise")
+gradient_em("fedgrem-majority", alignment="majority", shuffles=5, aligned_clients=8)
+gradient_em("fedgrem-centres", alignment="centres")
+gradient_em("paper", **PAPER, alignment="shuffles", shuffles=5)
+gradient_em("paper-regression", "regressions", **PAPER)
+gradient_em("paper-authors", **PAPER, central="authors", by_component=True)
+gradient_em("norm", **NORM)
+gradient_em("norm-sampled", **NORM, participation=0.6, share_weights=True, by_component=True)
+gradient_em("norm-exact", **NORM, central="exact", share_weights=True)
+gradient_em("norm-batches-regression", "regressions", **NORM, batch=6, step="paper", local_steps=2)
+for algorithm in BASELINES:
+    gradient_em(algorithm, algorithm=algorithm)
+    gradient_em(f"{algorithm}-regression", "regressions", algorithm=algorithm)
+gradient_em("fedem-clients", algorithm="fedem", average="clients", standardise="columns")
+gradient_em("pooled-em-given", given="centres", algorithm="pooled-em")
+gradient_em("tgmm", algorithm="tgmm")
+gradient_em("fedgmm", "regressions", algorithm="fedgmm", covariates=2)
+gradient_em("fedgmm-clients", "regressions", algorithm="fedgmm", covariates=1, average="clients", intercept=True)
+
+
+# --- private Gaussian mixtures ----------------------------------------------------------------------------------------
+
+
+def private_gmm(name: str, population: str = "separated", unit: str = "client", relation: str = "", **settings) -> None:
+    settings = {"components": 2, "radius": 60.0, "sigma_min": 0.5, "least_weight": 0.2, "widths": 2, **settings}
+    relation = relation or "add_or_remove_one"
+    CASES[f"private_gmm/{name}"] = Case(
+        "private_gmm", population, {"spare_releases": 0, **settings}, None, unit, relation
+    )
+
+
+THREE = {"components": 3, "depth": 2, "widths": 3}
+
+private_gmm("diag", covariance="diag")
+private_gmm("full-records", unit="record", covariance="full")
+private_gmm("spherical-replace-one", relation="replace_one", covariance="spherical")
+private_gmm("diag-records-replace-one", unit="record", relation="replace_one", covariance="diag")
+private_gmm("two-levels", **THREE, covariance="full")
+private_gmm("up-to", components=4, up_to=True, depth=2, covariance="spherical", box_dimensions=2)
+private_gmm("nothing-projected", "separated_narrow", covariance="full")
+private_gmm("nothing-found", "separated_not", covariance="diag")
+
+
+# --- dictionaries -----------------------------------------------------------------------------------------------------
+
+
+def dictionaries(name: str, population: str = "atoms", given: str | None = None, **settings) -> None:
+    settings = {"rounds": 4, "start_steps": 5, "sparsity": 2, **settings}
+    if given is not None:
+        settings["start"] = "given"
+    CASES[f"dictionaries/{name}"] = Case("dictionaries", population, settings, given)
+
+
+GRADIENT, STATISTICS = {"learner": "gradient"}, {"learner": "statistics", "local_rounds": 2}
+
+dictionaries("recommended")
+dictionaries("recommended-top-k", code="top_k", local_steps=2)
+dictionaries("recommended-float32", precision="float32", far=0.2, far_rounds=1)
+dictionaries("recommended-sampled", participation=0.6, refine_steps=2)
+dictionaries("recommended-few-samples", "atoms_few_samples")
+dictionaries("recommended-ragged", "atoms_few_samples", ragged=True)
+dictionaries("recommended-few-matched", matched_clients=6)
+dictionaries("recommended-to-tolerance", tolerance=1e-3, rounds=30)
+dictionaries("recommended-restarts", restarts=2, start_steps=None)
+dictionaries("recommended-square", atoms=8, global_atoms=3)
+dictionaries("recommended-random", first="random", density=0.3)
+dictionaries("recommended-null", global_atoms="null")
+dictionaries("recommended-jump", global_atoms="jump")
+dictionaries("recommended-given", given="atoms")
+dictionaries("recommended-after-paper", given="dictionaries/paper")
+dictionaries("paper", profile="paper")
+dictionaries("paper-orders", profile="paper", orders=4)
+dictionaries("paper-samples", profile="paper", weights="samples", weight_cap=25, participation=0.6)
+dictionaries("scripts", profile="scripts")
+dictionaries("robust", profile="robust", rounds=3)
+dictionaries("robust-threshold", profile="robust", code="threshold", aggregate="mean", rounds=3, refine_steps=2)
+dictionaries("robust-given", given="atoms", profile="robust", rounds=3)
+dictionaries("median-polar", norm="polar", align="greedy", first="samples")
+dictionaries("mean-unit", aggregate="mean", norm="unit", align="seq", first="unit")
+dictionaries("gradient", **GRADIENT)
+dictionaries("gradient-top-k", **GRADIENT, code="top_k", step_size=0.05)
+dictionaries("gradient-omp", **GRADIENT, code="omp", atoms=10, local_steps=2)
+dictionaries("gradient-lasso", **GRADIENT, code="lasso", alpha=0.05, restarts=1)
+dictionaries("statistics-omp", **STATISTICS, code="omp", atoms=10)
+dictionaries("statistics-lasso", **STATISTICS, code="lasso", alpha=0.05)
+dictionaries("statistics-joint", **STATISTICS, code="omp", split="joint", sweeps=2)
+dictionaries("statistics-sampled", **STATISTICS, code="omp", participation=0.6, ragged=True)
+dictionaries("statistics-given", given="atoms", **STATISTICS, code="omp")
