@@ -99,12 +99,7 @@ COUNTS = {"kind": "counts", "components": 2}
 
 for covariance in ("full", "tied", "diag", "spherical", "known"):
     federated_em(f"fedem-{covariance}", covariance=covariance)
-    federated_em(
-        f"private-{covariance}",
-        algorithm="private",
-        covariance=covariance,
-        given=f"gaussian {covariance}",
-    )
+    federated_em(f"private-{covariance}", algorithm="private", covariance=covariance, given=f"gaussian {covariance}")
 federated_em("fedem-float64", "gaussians_float64", start="kmeans++")
 federated_em("fedem-plain-units", standardise=False, regularisation=0.01, pseudo_counts=1.0)
 federated_em("fedem-identity", codec="identity", weights="rows")

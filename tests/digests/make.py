@@ -42,16 +42,17 @@ import scipy
 import sklearn
 import threadpoolctl
 
-from fedcore.engine import InProcessBackend, answering, memory_file
 from fedcore.errors import RunError
-from fedcore.personalise import trained
 from fedcore.population.blocks import leaves
 from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
-from fedcore.privacy.ledger import create_ledger, default_ledger_url
-from fedcore.runs import Run, load_run, read_values
-from fedcore.session import TrainRequest, ending, start
+from fedcore.privacy.ledger.ledger import create_ledger, default_ledger_url
+from fedcore.rounds.engine import InProcessBackend, answering, memory_file
+from fedcore.runs.store import Run, load_run, read_values
+from fedcore.training.personalise import trained
+from fedcore.training.request import TrainRequest
+from fedcore.training.session import ending, start
 from tests.digests.cases import CASES, EPSILON, Case
 from tests.digests.populations import POPULATIONS, STARTS, People
 

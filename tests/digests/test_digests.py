@@ -13,7 +13,7 @@ from typing import Literal, Union, get_args, get_origin
 
 import pytest
 
-from fedcore.methods import make_method, method_class
+from fedcore.methods.registry import make_method, method_class
 from tests.digests.cases import CASES
 from tests.digests.make import differences, machine, made, stored
 
