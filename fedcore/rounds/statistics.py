@@ -30,7 +30,7 @@ class Statistic(Protocol):
         """The finished value, once every leaf of the population is in."""
 
 
-Statistics = dict[str, Statistic]
+Statistics = Mapping[str, Statistic]
 
 
 def aligned(array: np.ndarray) -> np.ndarray:
