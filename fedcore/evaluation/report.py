@@ -29,7 +29,7 @@ from fedcore.evaluation.figures import (
     rounds_figure,
     seconds_figure,
 )
-from fedcore.methods.registry import make_method
+from fedcore.methods.registry import make_method, method_class
 from fedcore.rounds.method import Method
 from fedcore.rounds.results import Features, Metric, Result, Table
 from fedcore.runs.plan_check import PROMISE, held
@@ -164,9 +164,11 @@ def _may_be_seen(name: str, declared: Mapping[str, bool]) -> bool:
 
 
 def _method(run: Run) -> Method[Any, Any] | None:
-    """The run's method; None for one of another installation, or for damaged settings."""
+    """The run's method, without settings that this version does not know; None for one of another installation."""
+    config = run.info.get("config") or {}
     try:
-        return make_method(str(run.info.get("method")), run.info.get("config") or {})
+        known = method_class(str(run.info.get("method"))).Config.model_fields
+        return make_method(str(run.info["method"]), {name: config[name] for name in known if name in config})
     except FedcoreError:
         return None
 

@@ -121,9 +121,9 @@ def test_distinguishing_tokens_by_hand():
 
 
 def test_heaviest_centres_come_first():
-    assert heaviest(3, np.array([0.2, 0.5, 0.3])) == [1, 2, 0]
-    assert heaviest(3, None) == [0, 1, 2]
-    assert heaviest(40, None) == list(range(12))
+    assert heaviest(3, np.array([0.2, 0.5, 0.3]), 12) == [1, 2, 0]
+    assert heaviest(3, None, 12) == [0, 1, 2]
+    assert heaviest(40, None, 12) == list(range(12))
 
 
 @pytest.mark.parametrize(("count", "vocabulary"), [(1, None), (2, ODD_TOKENS[:3]), (4, ODD_TOKENS), (13, ODD_TOKENS)])
