@@ -32,7 +32,7 @@ from fedcore.rounds.engine import InProcessBackend
 from fedcore.rounds.method import PublicFacts
 from fedcore.runs.store import Run
 from fedcore.training.request import TrainRequest
-from fedcore.training.session import ending, start
+from fedcore.training.session import concluding, start_run
 
 FLOW_ROUNDS = (10, 60)
 WARM_UP = 3  # rounds that size the futures
@@ -158,8 +158,8 @@ def _run_store(population, per_row: dict) -> list[dict]:
                 settings={**SETTINGS, **settings, "rounds": 8},
                 cache_bytes=8 * 2**30,
             )
-            session, spent = start(request, InProcessBackend(), stamp=""), []
-            with ending(session):
+            session, spent = start_run(request, InProcessBackend(), stamp=""), []
+            with concluding(session):
                 goes_on = True
                 while goes_on:
                     started, phase = process_time(), session.training.state.phase

@@ -41,7 +41,7 @@ from fedcore.reproduce.fedem_runs import data_file
 from fedcore.reproduce.fedgrem_clusters import FedGrEMPenDigits
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.training.request import TrainRequest
-from fedcore.training.session import ending, start
+from fedcore.training.session import concluding, start_run
 
 WRITERS, COMPONENTS, COLUMNS, SIZES = 44, 5, 16, (95, 99)  # of the pen digits
 ROUNDS, TIMED = 1000, 100  # rounds of a run; rounds of the loop, and of ours in memory, that are timed
@@ -130,8 +130,8 @@ def _run_store(population: Path, settings: dict, given: Path, folder: str) -> tu
             settings=settings,
             start_from=str(given),
         )
-        session, began = start(request, InProcessBackend(), stamp=""), process_time()
-        with ending(session):
+        session, began = start_run(request, InProcessBackend(), stamp=""), process_time()
+        with concluding(session):
             while session.training.step() is not None:
                 pass
         return sum(row["seconds_round"] for row in session.run.metrics()[-ROUNDS:]), process_time() - began

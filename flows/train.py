@@ -21,11 +21,13 @@ from fedcore.methods.registry import METHODS, explain, make_method, method_class
 from fedcore.operations.deployment import Compute
 from fedcore.operations.series import Conclusion, conclusion_of, public_population
 from fedcore.population.store import Population
-from fedcore.rounds.engine import Backend, peak_memory
+from fedcore.rounds.clients import peak_memory
+from fedcore.rounds.engine import Backend
 from fedcore.rounds.method import Method
 from fedcore.runs.store import Run
 from fedcore.training.request import Series, TrainRequest
-from fedcore.training.session import Session, asked, ending, resume, start
+from fedcore.training.session import Session, concluding, resume, start_run
+from fedcore.training.spec import recorded_request
 
 
 def stamp() -> str:
@@ -98,7 +100,7 @@ def training_flow(method: str) -> Flow:
             store = Population.open(population, version=version)
             how = _concluded(series, made, store)
             with backend_for(store, compute.workers, compute.dask, made.private) as backend:
-                begun.append(session := start(request, backend, stamp=stamp()))
+                begun.append(session := start_run(request, backend, stamp=stamp()))
                 train(session, backend)
                 if how is not None:
                     _conclude(session, how, backend)
@@ -168,7 +170,7 @@ def resume_run(run: str, compute: Compute = Compute(), take_over: bool = False, 
 
 def _asked(path: str) -> Run:
     run = Run.open(path)
-    asked(run)
+    recorded_request(run)
     return run
 
 
@@ -184,7 +186,7 @@ def train(session: Session, backend: Backend) -> None:
         run.path,
     )
     show = Showcase(session)
-    with ending(session):
+    with concluding(session):
         goes_on, seconds = True, None
         while goes_on:
             before = run.round

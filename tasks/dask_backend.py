@@ -26,7 +26,7 @@ from distributed.client import FutureCancelledError
 
 from fedcore.errors import ConfigError, PrivacyError, WorkerFailed
 from fedcore.population.sizing import WORKERS, shared_out
-from fedcore.rounds.engine import answer_all, peak_memory
+from fedcore.rounds.clients import answer_all, peak_memory
 from fedcore.rounds.statistics import Statistics, aligned, merge_all, size_of
 
 FAN_IN = 8

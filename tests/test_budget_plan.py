@@ -15,7 +15,7 @@ from fedcore.privacy.accounting import epsilon_of, rho_of
 from fedcore.privacy.ledger.ledger import create_ledger
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.training.request import TrainRequest
-from fedcore.training.session import ending, start
+from fedcore.training.session import concluding, start_run
 from tests.command import fedcore, private_population, works
 from tests.conftest import small_counts
 from tests.federated_em.test_run import rows_population
@@ -50,11 +50,11 @@ def test_equal_runs_fit_and_one_more_would_not(place, tmp_path):
         )
         if number == 3:
             with pytest.raises(BudgetExceeded):
-                start(request, InProcessBackend(), stamp="then")
+                start_run(request, InProcessBackend(), stamp="then")
             break
-        session = start(request, InProcessBackend(), stamp="then")
+        session = start_run(request, InProcessBackend(), stamp="then")
         assert sum(item["rho"] for item in session.run.info["plan"]) == pytest.approx(said["rho_if_no_spare"])
-        with ending(session):
+        with concluding(session):
             while session.training.step() is not None:
                 pass
     left = ledger.balance(population.id)

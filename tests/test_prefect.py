@@ -21,7 +21,7 @@ from fedcore.population.store import Population
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import list_runs, load_run
 from fedcore.training.request import Series, TrainRequest
-from fedcore.training.session import start
+from fedcore.training.session import start_run
 from tests.command import private_population
 from tests.conftest import small_counts, write_counts
 from tests.federated_em.test_run import rows_population
@@ -325,7 +325,7 @@ def test_a_refused_run_says_why_in_its_state(prefect_server, tmp_path):
         deployment="weekly",
         series=Series(),
     )
-    start(request, InProcessBackend(), stamp="then").close()
+    start_run(request, InProcessBackend(), stamp="then").close()
     command = [
         sys.executable,
         "-c",

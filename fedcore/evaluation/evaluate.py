@@ -20,7 +20,7 @@ from fedcore.rounds.statistics import Statistics, merge, values
 from fedcore.runs.store import Run
 from fedcore.storage.files import Place, write_json
 from fedcore.training.personalise import check_fits, trained
-from fedcore.training.session import vocabulary_of
+from fedcore.training.spec import vocabulary_of
 
 
 def check_scored(method: Method) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from fedcore.population.blocks import leaves
 from fedcore.population.store import Population
-from fedcore.rounds.engine import answering, read_memory
+from fedcore.rounds.clients import read_memory, redacted
 from fedcore.runs.store import Run
 from fedcore.training.personalise import check_fits, trained
 
@@ -80,7 +80,7 @@ def diagnose(run_path: str | Path, population_path: str | Path, cutoff: float = 
     for index in range(len(population.blocks)):
         block = population.read(index)
         memory = None if folder is None else read_memory(folder, index, block.clients)
-        with answering(method, index):
+        with redacted(method, index):
             for leaf in leaves(block, population.clients_per_leaf):
                 at = slice(leaf.first - block.first, leaf.first - block.first + leaf.clients)
                 own = None if memory is None else {name: value[at] for name, value in memory.items()}

@@ -25,7 +25,7 @@ from fedcore.population.blocks import ClientBlock, leaves
 from fedcore.population.store import TRAIN, Population
 from fedcore.privacy.mechanisms import TestNoise
 from fedcore.privacy.plan import PlannedRelease
-from fedcore.rounds.engine import Source, answering, block_for
+from fedcore.rounds.clients import Source, block_for, redacted
 from fedcore.rounds.method import Memory, Method, PublicFacts
 from fedcore.rounds.statistics import Stack, merge, size_of, values
 from fedcore.storage import files
@@ -174,7 +174,7 @@ def calibrate(
     taken, reading, reading_bytes = _read(method, population)
     pieces = [taken[0].slice(0, min(FIRST_CLIENTS, taken[0].clients), taken[0].leaf)]
     working, waiting = process_time(), perf_counter()
-    with answering(method, 0):
+    with redacted(method, 0):
         started = perf_counter()
         kinds, ended, state, rounds = _rounds(method, population, facts_for, plan, pieces, SMALL * limit)
         spent = (perf_counter() - started) * max(1.0, method.total_rounds(state) / rounds)
@@ -243,7 +243,7 @@ def _read(method, population: Population) -> tuple[list[ClientBlock], float, flo
         decoded = max(population.decoded_bytes(index), 1)
         started = perf_counter()
         block = block_for(method, source, population, index)
-        whole = block.nbytes if decoded <= source.whole_bytes else 0
+        whole = block.nbytes if decoded <= source.stream_above else 0
         if whole:
             seconds, size = seconds + perf_counter() - started, size + decoded
         if index == large and whole:

@@ -15,21 +15,19 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from fedcore.errors import ConfigError
-from fedcore.methods.registry import make_method
 from fedcore.planning.calibration import LIMIT_SECONDS, Calibration, Timed, calibrate
 from fedcore.planning.machine import existing
 from fedcore.population.sizing import WORKERS, block_limit, blocks_of, chosen, is_small, shared_out, usable_cores
 from fedcore.population.store import Population
 from fedcore.population.streaming import WINDOW_BYTES
 from fedcore.privacy.plan import PlannedRelease
-from fedcore.rounds.engine import AHEAD_BYTES, COMMIT_SECONDS, DEFAULT_CACHE_BYTES, DEFAULT_WHOLE_BYTES, waits
+from fedcore.rounds.clients import AHEAD_BYTES, DEFAULT_CACHE_BYTES, DEFAULT_STREAM_ABOVE, is_high_latency
+from fedcore.rounds.engine import COMMIT_SECONDS
 from fedcore.rounds.method import Method, PublicFacts
 from fedcore.runs.store import STATES_KEPT
 from fedcore.storage.files import Place, is_remote, place
-from fedcore.training.budget import facts, ledger_of, plan_within_budget, unit_of
 from fedcore.training.request import TrainRequest
-from fedcore.training.session import UNIT, USUAL_RELATION, check
-from fedcore.training.warm_start import find_start
+from fedcore.training.spec import resolve
 
 MOST_WORKERS = 10_000
 
@@ -103,7 +101,7 @@ def load_of(method: Method, population: Population, clients: int | None) -> Load
         limit = block_limit(leaf, chosen(leaf, population.manifest.clients_per_block))
         blocks = blocks_of(clients, leaf, limit, each)
         sizes, entries = [each * block for block in blocks], entries * clients / population.n_clients
-    streams = method.streams_rows and population.kind == "rows" and max(sizes) > DEFAULT_WHOLE_BYTES
+    streams = method.streams_rows and population.kind == "rows" and max(sizes) > DEFAULT_STREAM_ABOVE
     return Load(
         sum(blocks),
         tuple(sizes),
@@ -112,42 +110,25 @@ def load_of(method: Method, population: Population, clients: int | None) -> Load
         max(blocks),
         streams,
         not method.private,
-        waits(population),
+        is_high_latency(population),
     )
 
 
 def planned(request: TrainRequest, where: Where, *, limit: float = LIMIT_SECONDS) -> dict[str, Any]:
     """The promise (see `promise`) of the run that is asked for; nothing is reserved, released or kept.
 
-    limit: seconds of the calibration. Raises ConfigError for what cannot fit, and what `session.start` refuses.
+    limit: seconds of the calibration. Raises ConfigError for what cannot fit, and for what `resolve` refuses.
     """
-    check(request)
-    method = make_method(request.method, request.settings)
-    population = Population.open(request.population, version=request.version)
-    ledger = ledger_of(population) if method.private else None
-    start = find_start(
-        request.start_from,
-        request.public_start_because,
-        method=method,
-        population=population,
-        ledger=ledger,
-        private=method.private,
-        runs=request.runs,
-        deployment=request.deployment,
-    )
-    given, releases, rho, relation, unit = None if start is None else start.arrays, [], None, USUAL_RELATION, UNIT
-    if ledger is not None:
-        releases, rho = plan_within_budget(method, population, ledger, request.seed, given)
-        relation, unit = ledger.balance(population.id).relation, unit_of(method, ledger, population)
-    public = facts(method, population, rho, request.seed, relation, given, unit)
+    spec = resolve(request)
+    method, population, public = spec.method, spec.population, spec.public
 
     def facts_for(clients: int | None) -> PublicFacts:
         return public if clients is None else replace(public, clients=clients)
 
     runs = place(request.runs)
-    measured = calibrate(method, population, facts_for, releases, runs, limit=limit)
+    measured = calibrate(method, population, facts_for, spec.releases, runs, limit=limit)
     passes = method.total_rounds(method.init(public))
-    promised = promise(method, population, releases, passes, measured, where)
+    promised = promise(method, population, spec.releases, passes, measured, where)
     refuse(promised, where, runs)
     return promised
 

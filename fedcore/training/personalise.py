@@ -16,11 +16,11 @@ from fedcore.errors import ConfigError, PopulationError, RunError, WrongKind
 from fedcore.methods.registry import make_method
 from fedcore.population.blocks import leaves
 from fedcore.population.store import Population
-from fedcore.rounds.engine import answering, memory_file
+from fedcore.rounds.clients import memory_file, redacted
 from fedcore.rounds.method import ROWS, Method, State
 from fedcore.runs.store import Run, read_values
 from fedcore.storage.files import Place, flush, is_remote, place
-from fedcore.training.session import asked
+from fedcore.training.spec import recorded_request
 
 ROWS_PER_CHUNK = 16_384
 NOTE = (
@@ -86,7 +86,7 @@ def _write_block(group, method, state, population: Population, index: int, memor
     """first_row: of the block, counted over the population. Returns the names of the outputs."""
     names: set[str] = set()
     block = population.read(index)
-    with answering(method, index):
+    with redacted(method, index):
         for leaf in leaves(block, population.clients_per_leaf):
             start = leaf.first - block.first
             mine = None if memory is None else {k: v[start : start + leaf.clients] for k, v in memory.items()}
@@ -119,7 +119,7 @@ def _put(group, name: str, values, first: int, length: int, chunk: int) -> None:
 
 def trained(run: Run) -> tuple[Method, State]:
     """The run's method and its last committed state. Raises RunError, also for a state of another version's."""
-    info = asked(run)
+    info = recorded_request(run)
     method, values = make_method(info["method"], info["config"]), run.read_state()
     try:
         return method, method.State(**values)
@@ -132,7 +132,7 @@ def trained(run: Run) -> tuple[Method, State]:
 
 def check_fits(run: Run, population: Population) -> None:
     """Raises unless the run's model can be applied to this population."""
-    info = asked(run)
+    info = recorded_request(run)
     kind = make_method(info["method"], info["config"]).kind
     if population.kind != kind or population.features != info["features"]:
         raise WrongKind(

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from fedcore.methods.registry import canonical
-from fedcore.rounds.engine import DEFAULT_CACHE_BYTES
+from fedcore.rounds.clients import DEFAULT_CACHE_BYTES
 
 
 class Series(BaseModel):

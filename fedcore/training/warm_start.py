@@ -20,7 +20,7 @@ import numpy as np
 from fedcore.errors import ConfigError, PopulationError, PrivacyError, RunError
 from fedcore.methods.registry import METHODS, make_method, method_class
 from fedcore.population.store import Population
-from fedcore.rounds.method import Method
+from fedcore.rounds.method import AnyMethod
 from fedcore.runs.store import LoadedRun, Run, list_runs, load_run
 from fedcore.storage.files import Place, is_remote, place, read_bytes, whole
 
@@ -32,24 +32,24 @@ LARGEST_FILE = 2**31  # bytes of arrays
 
 
 @dataclass(frozen=True)
-class Start:
+class WarmStart:
     """arrays: by name, float64, as the method wants them. record: what run.json says of them."""
 
     arrays: dict[str, np.ndarray]
     record: dict[str, Any]
 
 
-def find_start(
+def find_warm_start(
     start_from: str | None,
     public_because: str | None,
     *,
-    method: Method,
+    method: AnyMethod,
     private: bool,
     population: Population,
     ledger: Ledger | None,
     runs: str | Place,
     deployment: str | None = None,
-) -> Start | None:
+) -> WarmStart | None:
     """The start that was asked for; None: none was, or the first of a series of runs has no previous one.
 
     start_from: a run's folder or URL, an .npz file, or "previous": the newest finished run in `runs` of the same
@@ -101,11 +101,11 @@ def _secure(info: Mapping) -> bool:
 def _from_run(
     path: Place,
     public_because: str | None,
-    method: Method,
+    method: AnyMethod,
     private: bool,
     population: Population,
     ledger: Ledger | None,
-) -> Start:
+) -> WarmStart:
     run = load_run(path)
     where = run.info.get("population") or {}
     name = run.info.get("run_id", path.name)
@@ -118,7 +118,7 @@ def _from_run(
     if private and public_because is None:
         _check_private(run, name, population, ledger)
     _check_vocabulary(name, where, population)
-    return _start(
+    return _warm_start(
         arrays,
         f"run {name!r}",
         method,
@@ -160,7 +160,7 @@ def _check_private(run: LoadedRun, name: str, population: Population, ledger: Le
     """Raises PrivacyError unless what the run released is private: by its statement, and by its ledger if that is at
     hand.
     """
-    remedy = "Start from a private run, or say with --public-start why what it released is public."
+    remedy = "WarmStart from a private run, or say with --public-start why what it released is public."
     if not _secure(run.info):
         raise PrivacyError(
             f"run {name!r} is not private, and a private run cannot start from its centres: they may "
@@ -202,20 +202,22 @@ def _check_vocabulary(name: str, where: Mapping, population: Population) -> None
     if mine is not None and theirs is not None and list(mine) != list(theirs):
         raise ConfigError(
             f"run {name!r} was trained on another vocabulary than that of population {population.path.name!r}.",
-            "Start from a run with the same tokens in the same order.",
+            "WarmStart from a run with the same tokens in the same order.",
         )
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
 
 
-def _from_file(path: Place, public_because: str | None, method: Method, private: bool, population: Population) -> Start:
+def _from_file(
+    path: Place, public_because: str | None, method: AnyMethod, private: bool, population: Population
+) -> WarmStart:
     if private and public_because is None:
         raise PrivacyError(
             f"a private run cannot start from {str(path)!r}: nothing says that it is public.",
             "Say with --public-start why it tells nothing about the people in this population.",
         )
-    return _start(
+    return _warm_start(
         _read_arrays(path),
         repr(path.name),
         method,
@@ -252,10 +254,12 @@ def _read_arrays(path: Place) -> dict[str, np.ndarray]:
 # --- what both must be ----------------------------------------------------------------------------------------------
 
 
-def _start(arrays: Mapping[str, np.ndarray], what: str, method: Method, population: Population, record: dict) -> Start:
+def _warm_start(
+    arrays: Mapping[str, np.ndarray], what: str, method: AnyMethod, population: Population, record: dict
+) -> WarmStart:
     checked = method.checked_warm_start(arrays, what, population.features)
     shapes = {name: list(value.shape) for name, value in checked.items()}
-    return Start(checked, {**record, "arrays": shapes, "sha256": digest_of(checked)})
+    return WarmStart(checked, {**record, "arrays": shapes, "sha256": digest_of(checked)})
 
 
 def digest_of(arrays: Mapping[str, np.ndarray]) -> str:

@@ -26,7 +26,7 @@ from fedcore.rounds.caches import BLOCKS
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import Run, read_values
 from fedcore.training.request import TrainRequest
-from fedcore.training.session import ending, start
+from fedcore.training.session import concluding, start_run
 from tests.audit.em_releases import STARTS, rows_of_client
 from tests.command import private_population
 from tests.conftest import small_counts
@@ -97,8 +97,8 @@ def traces(folder, counts, monkeypatch, world=of_counts) -> dict[str, object]:
     BLOCKS.clear()
     population, ledger, asked = world(folder, counts)
     request = TrainRequest(population=str(population.path), runs=str(folder / "runs"), run_id="run", **asked)
-    session = start(request, InProcessBackend(), stamp="then")
-    with ending(session):
+    session = start_run(request, InProcessBackend(), stamp="then")
+    with concluding(session):
         while session.training.step() is not None:
             pass
     write_report(Run.open(folder / "runs" / "run"), None)

@@ -19,7 +19,7 @@ from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import load_run, read_values, state_values
 from fedcore.training.personalise import personalise
 from fedcore.training.request import TrainRequest
-from fedcore.training.session import ending, resume, start
+from fedcore.training.session import concluding, resume, start_run
 from tests.dictionaries.run_in_memory import block_of, run
 from tests.dictionaries.test_rounds import task
 
@@ -42,11 +42,11 @@ def begin(population, tmp_path, settings, **changes):
         runs=str(tmp_path / "runs"),
         **{"run_id": "r", **changes},
     )
-    return start(request, InProcessBackend(), stamp="then")
+    return start_run(request, InProcessBackend(), stamp="then")
 
 
 def to_end(session):
-    with ending(session):
+    with concluding(session):
         while session.training.step() is not None:
             pass
     return session.run
@@ -82,7 +82,7 @@ def test_a_run_in_pieces_has_the_bits_of_a_whole_one(tmp_path, settings):
     while session.training.step() is not None:
         session.close()
         session = resume(session.run.path, InProcessBackend())
-    with ending(session):
+    with concluding(session):
         pass
     larger = to_end(begin(population_of(tmp_path / "q", rows, block=12), tmp_path, settings, run_id="larger"))
     assert digest(whole.path) == digest(session.run.path) == digest(larger.path)
@@ -96,7 +96,7 @@ def test_rows_read_from_the_store_while_they_are_used_give_the_same_bits(tmp_pat
     population = population_of(tmp_path / "p", rows)
     held = to_end(begin(population, tmp_path, FAST, run_id="held"))
     session = begin(population, tmp_path, FAST, run_id="streamed")
-    session.training.source = replace(session.training.source, whole_bytes=0)
+    session.training.source = replace(session.training.source, stream_above=0)
     assert digest(held.path) == digest(to_end(session).path)
 
 

@@ -17,7 +17,7 @@ from fedcore.rounds.engine import InProcessBackend
 from fedcore.rounds.scores import KnownMemories
 from fedcore.rounds.statistics import values
 from fedcore.training.request import TrainRequest
-from fedcore.training.session import ending, start
+from fedcore.training.session import concluding, start_run
 
 CONFIG = DictionariesConfig(atoms=3, global_atoms=1, code="top_k", sparsity=1)
 
@@ -109,7 +109,7 @@ def trained(population, tmp_path):
         run_id="r",
         settings={"rounds": 3, "starts": 1},
     )
-    with ending(session := start(request, InProcessBackend(), stamp="then")):
+    with concluding(session := start_run(request, InProcessBackend(), stamp="then")):
         while session.training.step() is not None:
             pass
     return session.run

@@ -26,7 +26,7 @@ from fedcore.privacy.mechanisms import SecureNoise, TestNoise
 from fedcore.rounds.engine import InProcessBackend, Training
 from fedcore.runs.store import Run
 from fedcore.training.request import TrainRequest
-from fedcore.training.session import ending, resume, start
+from fedcore.training.session import concluding, resume, start_run
 
 PROCESSES = multiprocessing.get_context("forkserver")  # children without the threads of the test process
 PROCESSES.set_forkserver_preload(
@@ -160,10 +160,10 @@ def train(
     try:
         with _backend(workers) as backend:
             if isinstance(request, dict):
-                session = start(TrainRequest(**request), backend, stamp="then")
+                session = start_run(TrainRequest(**request), backend, stamp="then")
             else:
                 session = resume(request, backend, take_over=take_over)
-            with ending(session):
+            with concluding(session):
                 while session.training.step() is not None:
                     pass
         answer = {"error": None}

@@ -18,7 +18,7 @@ from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import load_run, read_values, state_values, write_values
 from fedcore.training.personalise import personalise
 from fedcore.training.request import TrainRequest
-from fedcore.training.session import ending, resume, start
+from fedcore.training.session import concluding, resume, start_run
 from tests.conftest import write_counts
 from tests.federated_em.direct_em import three_components
 from tests.federated_em.run_in_memory import block_of, facts, run
@@ -45,11 +45,11 @@ def begin(population, tmp_path, settings, **changes):
         runs=str(tmp_path / "runs"),
         **{"run_id": "r", **changes},
     )
-    return start(request, InProcessBackend(), stamp="then")
+    return start_run(request, InProcessBackend(), stamp="then")
 
 
 def to_end(session):
-    with ending(session):
+    with concluding(session):
         while session.training.step() is not None:
             pass
     return session.run
@@ -73,7 +73,7 @@ def test_a_run_in_pieces_has_the_bits_of_a_whole_one(tmp_path, settings):
             break
         session.close()
         session = resume(session.run.path, InProcessBackend())
-    with ending(session):
+    with concluding(session):
         pass
     larger = to_end(begin(rows_population(tmp_path / "q", block=32), tmp_path, settings, run_id="larger"))
     assert digest(whole.path) == digest(session.run.path) == digest(larger.path)
@@ -112,7 +112,7 @@ def test_memories_of_another_round_stop_the_run(tmp_path, monkeypatch):
     MEMORIES.clear()  # what this process has written itself it does not read
     file = sorted(session.run.memory_folder(session.run.round).iterdir())[2]
     write_values(file, {name: value + 1e-6 for name, value in read_values(file).items()})
-    with pytest.raises(RunError, match="memories add up"), ending(session):
+    with pytest.raises(RunError, match="memories add up"), concluding(session):
         session.training.step()
     assert session.run.status == "failed"
 

@@ -17,7 +17,7 @@ from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import load_run, read_values, state_values, write_values
 from fedcore.training.personalise import personalise
 from fedcore.training.request import TrainRequest
-from fedcore.training.session import ending, resume, start
+from fedcore.training.session import concluding, resume, start_run
 from tests.gradient_em.run_in_memory import block_of, facts, run
 
 FAST = {"starts": 2, "start_steps": 5, "rounds": 8}
@@ -43,11 +43,11 @@ def begin(population, tmp_path, settings, **changes):
         runs=str(tmp_path / "runs"),
         **{"run_id": "r", **changes},
     )
-    return start(request, InProcessBackend(), stamp="then")
+    return start_run(request, InProcessBackend(), stamp="then")
 
 
 def to_end(session):
-    with ending(session):
+    with concluding(session):
         while session.training.step() is not None:
             pass
     return session.run
@@ -87,7 +87,7 @@ def test_a_run_in_pieces_has_the_bits_of_a_whole_one(tmp_path, settings):
     while session.training.step() is not None:
         session.close()
         session = resume(session.run.path, InProcessBackend())
-    with ending(session):
+    with concluding(session):
         pass
     larger = to_end(begin(population_of(tmp_path / "q", tasks, block=12), tmp_path, settings, run_id="larger"))
     assert digest(whole.path) == digest(session.run.path) == digest(larger.path)

@@ -19,7 +19,7 @@ from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import load_run
 from fedcore.training.personalise import personalise
 from fedcore.training.request import TrainRequest
-from fedcore.training.session import ending, resume, start
+from fedcore.training.session import concluding, resume, start_run
 from tests.command import works
 
 TRUTH = simulation.mixture(4, 2, 12.0, 0)
@@ -73,11 +73,11 @@ def begin(made, tmp_path, method="private_gmm", settings=SETTINGS, **changes):
         runs=str(tmp_path / "runs"),
         **{"run_id": "r", **changes},
     )
-    return start(request, InProcessBackend(), stamp="then")
+    return start_run(request, InProcessBackend(), stamp="then")
 
 
 def to_end(session):
-    with ending(session):
+    with concluding(session):
         while session.training.step() is not None:
             pass
     return session.run
@@ -98,7 +98,7 @@ def test_a_run_in_pieces_has_the_bits_of_a_whole_one_and_of_one_in_memory(tmp_pa
     while session.training.step() is not None:
         session.close()
         session = resume(session.run.path, InProcessBackend())
-    with ending(session):
+    with concluding(session):
         pass
     assert digest(whole.path) == digest(session.run.path)
     stored = load_run(whole.path)
