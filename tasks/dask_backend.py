@@ -6,7 +6,6 @@ result: that is the law of `fedcore.rounds.statistics`.
 """
 
 import asyncio
-import dataclasses
 import logging
 import math
 import time
@@ -27,7 +26,7 @@ from distributed.client import FutureCancelledError
 from fedcore.errors import ConfigError, PrivacyError, WorkerFailed
 from fedcore.population.sizing import WORKERS, shared_out
 from fedcore.rounds.clients import answer_all, peak_memory
-from fedcore.rounds.statistics import Statistics, aligned, merge_all, size_of
+from fedcore.rounds.statistics import Statistics, aligned_arrays, merge_all, size_of
 
 FAN_IN = 8
 GATHERED_BYTES = 16 * 2**20  # of answers that this process adds up itself: a future more would take as long as they do
@@ -100,23 +99,9 @@ class Part:
     seconds: float
 
 
-def received(message):
-    """The message with its arrays aligned: see `fedcore.rounds.statistics.aligned`."""
-    if not dataclasses.is_dataclass(message):
-        return message
-    arrays = {
-        field.name: value
-        for field in dataclasses.fields(message)
-        if isinstance(value := getattr(message, field.name), np.ndarray)
-    }
-    if all(array.flags.aligned for array in arrays.values()):
-        return message
-    return dataclasses.replace(message, **{name: aligned(array) for name, array in arrays.items()})
-
-
 def answer_group(asked: Asked, blocks: Sequence[int], then: int | None = None) -> Part:
     """then: the block that this worker is likely to be asked for next."""
-    started, message = time.perf_counter(), received(asked.message)
+    started, message = time.perf_counter(), aligned_arrays(asked.message)
     statistics = merge_all(answer_all(asked.function, message, blocks, then))
     return Part(statistics, time.perf_counter() - started)
 

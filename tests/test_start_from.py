@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -376,7 +377,12 @@ def test_a_run_is_planned_in_the_relation_of_the_budget(tmp_path):
 def test_a_plan_in_another_relation_is_refused_by_the_ledger(tmp_path, monkeypatch):
     population, ledger = private_population(tmp_path / "p", small_counts(), epsilon=None)
     ledger.set_budget(population.id, 8.0, 1e-6, relation="replace_one")
-    monkeypatch.setattr("fedcore.training.session._relation", lambda run: "add_or_remove_one")
+
+    def in_another(*arguments):
+        spec = resolve(*arguments)
+        return replace(spec, public=replace(spec.public, relation="add_or_remove_one"))
+
+    monkeypatch.setattr("fedcore.training.session.resolve", in_another)
     with pytest.raises(PrivacyError, match="under replace_one"):
         begin(population, tmp_path)
 

@@ -35,7 +35,7 @@ from time import perf_counter
 started = perf_counter()
 import sys
 from pathlib import Path
-from fedcore.rounds.engine import peak_memory
+from fedcore.rounds.clients import peak_memory
 from fedcore.methods.registry import method_class
 
 def size():

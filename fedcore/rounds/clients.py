@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
-from fedcore.errors import FedcoreError, RunError, WorkerFailed
+from fedcore.errors import FedcoreError, MethodError, RunError, WorkerFailed
 from fedcore.population.blocks import ClientBlock, leaves
 from fedcore.population.store import Population
 from fedcore.rounds.caches import AHEAD, BLOCKS, MEMORIES

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fedcore.errors import FedcoreError, SensitivityError, UnplannedRelease, WorkerFailed
+from fedcore.errors import FedcoreError, MethodError, SensitivityError, UnplannedRelease, WorkerFailed
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.clients import Answer, Source, answer_all, one_blas_thread
 from fedcore.rounds.method import AnyMethod, Message, RoundInfo

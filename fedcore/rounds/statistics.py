@@ -13,9 +13,10 @@ by leaf; everything above the leaves is done here.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -38,6 +39,25 @@ def aligned(array: np.ndarray) -> np.ndarray:
     not aligned take another path, with other last bits.
     """
     return array if array.flags.aligned else array.copy()
+
+
+def aligned_arrays(value: Any) -> Any:
+    """The value (a message, say) with every array in it aligned: in dataclasses, dicts, tuples and lists, however deep.
+    What is aligned already is returned as it is.
+    """
+    if isinstance(value, np.ndarray):
+        return aligned(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
+        changed = {name: new for name, part in parts.items() if (new := aligned_arrays(part)) is not part}
+        return dataclasses.replace(value, **changed) if changed else value
+    if isinstance(value, dict):
+        items = {key: aligned_arrays(part) for key, part in value.items()}
+        return items if any(items[key] is not part for key, part in value.items()) else value
+    if type(value) in (tuple, list):
+        members = [aligned_arrays(part) for part in value]
+        return type(value)(members) if any(new is not old for new, old in zip(members, value, strict=True)) else value
+    return value
 
 
 class FloatSum:

@@ -238,7 +238,7 @@ def _undo(spec: RunSpec, run: Run, account: Account) -> None:
 def _session(spec: RunSpec, run: Run, account: Account | None, backend: Backend) -> Session:
     publisher = None
     if account is not None:
-        noise: NoiseSource = SecureNoise() if spec.test_noise is None else TestNoise(spec.test_noise)
+        noise = _noise(spec.test_noise)
         publisher = LedgerPublisher(account.ledger, spec.population, run, account.lease, noise)
     state = _state(spec, run)
     if run.status != "running":
@@ -248,6 +248,10 @@ def _session(spec: RunSpec, run: Run, account: Account | None, backend: Backend)
     blocks = range(len(population.blocks))
     training = Training(spec.method, run, state, source, blocks, backend, spec.releases, publisher, population.sizes())
     return Session(spec, run, training, account)
+
+
+def _noise(test_noise: str | None) -> NoiseSource:
+    return SecureNoise() if test_noise is None else TestNoise(test_noise)
 
 
 def _state(spec: RunSpec, run: Run) -> Any:

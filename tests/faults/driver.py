@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 
+import fedcore.rounds.clients
 import fedcore.rounds.engine
 import fedcore.runs.store
 import fedcore.storage.arrays
@@ -65,7 +66,7 @@ STEPS: dict[str, list[tuple[object, str, Callable[..., int]]]] = {
     "keep": [(Run, "keep_release", lambda run, *_: run.round + 1)],
     "commit": [(Run, "commit", lambda _, round, *__, **___: round)],
     "state": [(fedcore.runs.store, "write_values", lambda path, *_, **__: _round_of_file(path))],
-    "memory": [(fedcore.rounds.engine, "write_values", lambda path, *_, **__: _round_of_file(path))],
+    "memory": [(fedcore.rounds.clients, "write_values", lambda path, *_, **__: _round_of_file(path))],
     "rename": [(fedcore.storage.arrays, "replace_durably", lambda _, path: _round_of_file(path))],
     "head": [(Run, "_write_head", lambda _, head: head["round"])],
     "settle": [(Ledger, "finish", lambda *_: 0)],
