@@ -7,7 +7,7 @@ import pytest
 from fedcore.tasks.dask_backend import DaskBackend, Strayed, Watch, dask_client
 
 from fedcore.errors import WorkerFailed
-from fedcore.rounds.statistics import aligned_arrays, ArgMax, FloatSum
+from fedcore.rounds.statistics import ArgMax, FloatSum, aligned_arrays
 from tests.conftest import small_counts, write_counts
 from tests.test_engine import begin, to_end
 from tests.toy import Toy, ToyConfig

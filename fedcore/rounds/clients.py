@@ -29,6 +29,7 @@ from fedcore.storage.files import Place, place
 DEFAULT_CACHE_BYTES = 512 * 2**20
 DEFAULT_STREAM_ABOVE = 512 * 2**20
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+Answering = Callable[[Message, int], Statistics | None]  # of (message, block); None: nobody is in the block
 AHEAD_BYTES = 64 * 2**20  # a block that is larger, decoded, is read when it is needed, so that only one is in memory
 
 
@@ -91,7 +92,8 @@ def keep_freed_memory() -> None:
 
 def one_blas_thread() -> AbstractContextManager[Any]:
     """Inside it BLAS takes one thread, so that results have the same bits on any number of cores."""
-    return _blas().limit(limits=1)
+    limited: AbstractContextManager[Any] = _blas().limit(limits=1)
+    return limited
 
 
 @contextmanager
@@ -129,7 +131,7 @@ class Answer:
     method: AnyMethod
     source: Source
 
-    def __call__(self, message: Message, index: int) -> Statistics:
+    def __call__(self, message: Message, index: int) -> Statistics | None:
         return answer_block(self.method, self.source, message, index)
 
     def expect(self, index: int) -> None:
@@ -150,8 +152,8 @@ def is_high_latency(population: Population) -> bool:
 
 
 def answer_all(
-    function: Callable[[Message, int], Statistics], message: Message, blocks: Iterable[int], then: int | None = None
-) -> Iterator[Statistics]:
+    function: Answering, message: Message, blocks: Iterable[int], then: int | None = None
+) -> Iterator[Statistics | None]:
     """function(message, block) for one block after the other. then: the block that this process is asked for next."""
     blocks, expect = list(blocks), getattr(function, "expect", None)
     for block, following in zip(blocks, [*blocks[1:], then], strict=True):
@@ -160,12 +162,12 @@ def answer_all(
         yield function(message, block)
 
 
-def answer_block(method: AnyMethod, source: Source, message: Message, index: int) -> Statistics:
+def answer_block(method: AnyMethod, source: Source, message: Message, index: int) -> Statistics | None:
     """The statistics of one block: leaf by leaf, in order. Idempotent: a block may be computed twice."""
     with redacted(method, index):
         population = _population(source)
         block = block_for(method, source, population, index)
-        memory = _memory(source, index, block.clients) if source.memory_in else None
+        memory = None if source.memory_in is None else _memory(source, source.memory_in, index, block.clients)
         total, kept = None, []
         for leaf in leaves(block, population.clients_per_leaf):
             start = leaf.first - block.first
@@ -199,9 +201,9 @@ def checked_answer(method: AnyMethod, answer: Any) -> tuple[Statistics, Memory |
     return statistics, memory
 
 
-def _memory(source: Source, index: int, clients: int) -> Memory:
-    kept = MEMORIES.take((source.training, source.memory_in, index)) if source.training else None
-    return read_memory(source.memory_in, index, clients) if kept is None else kept
+def _memory(source: Source, folder: str, index: int, clients: int) -> Memory:
+    kept = MEMORIES.take((source.training, folder, index)) if source.training else None
+    return read_memory(folder, index, clients) if kept is None else kept
 
 
 def memory_file(folder: str | Place, index: int) -> Place:

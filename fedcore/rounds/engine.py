@@ -10,21 +10,23 @@ The engine knows nothing of Prefect or Dask; `tasks/` gives it a Dask backend an
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from secrets import token_hex
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from fedcore.errors import FedcoreError, MethodError, SensitivityError, UnplannedRelease, WorkerFailed
 from fedcore.privacy.plan import PlannedRelease
-from fedcore.rounds.clients import Answer, Source, answer_all, one_blas_thread
+from fedcore.rounds.clients import Answer, Answering, Source, answer_all, one_blas_thread
 from fedcore.rounds.method import AnyMethod, Message, RoundInfo
 from fedcore.rounds.statistics import IntegerSum, KeyedIntegerSum, Statistics, merge_all, values
 from fedcore.runs.store import Run
 from fedcore.storage import files
 from fedcore.storage.files import Place
+
+T = TypeVar("T")
 
 # A commit flushes files to the disk, which takes longer than a cheap round. Nothing that a run without noise has done
 # is lost for good: its rounds come out the same when they are made again.
@@ -33,12 +35,8 @@ COMMIT_SECONDS = 0.5
 
 class Backend(Protocol):
     def map_blocks(
-        self,
-        function: Callable[[Message, int], Statistics],
-        message: Message,
-        blocks: Sequence[int],
-        sizes: Sequence[float] | None = None,
-    ) -> Statistics:
+        self, function: Answering, message: Message, blocks: Sequence[int], sizes: Sequence[float] | None = None
+    ) -> Statistics | None:
         """function(message, block) for every block, merged in any order. sizes: of the blocks, by which they are shared
         out; None: all alike.
         """
@@ -50,7 +48,9 @@ class Backend(Protocol):
 class InProcessBackend:
     """One block after the other in this process."""
 
-    def map_blocks(self, function, message, blocks: Iterable[int], sizes=None) -> Statistics:
+    def map_blocks(
+        self, function: Answering, message: Message, blocks: Sequence[int], sizes: Sequence[float] | None = None
+    ) -> Statistics | None:
         return merge_all(answer_all(function, message, blocks))
 
     def memory_of_workers(self) -> list[int]:
@@ -68,7 +68,7 @@ class Publisher(Protocol):
 
     def release(self, planned: PlannedRelease, grid_values: np.ndarray) -> np.ndarray: ...
 
-    def head(self) -> dict: ...
+    def head(self) -> dict[str, Any]: ...
 
 
 # --- the driver -----------------------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ class Training:
         self.seconds: dict[str, float] = {}
         self.marked = self.committed = time.perf_counter()
         self.done = run.round  # rounds made; `run.round` of them are committed
-        self.rows: list[dict] = []  # of the metrics, of rounds that are not
+        self.rows: list[dict[str, Any]] = []  # of the metrics, of rounds that are not
         self.durable = True  # whether the memories of the last of them are flushed
         self.token = token_hex(8)
 
@@ -135,15 +135,22 @@ class Training:
         if not self.method.private:
             self.pending = values(self._timed("clients", self._map, message))
             return True
-        planned = [release for release in self.plan.values() if release.round == self.round]
-        stored = {release.name: self.publisher.published(release) for release in planned}
-        if not planned or any(value is None for value in stored.values()):
-            statistics = self._timed("clients", self._map, message)
-            stored = self._timed("release", self._publish, message, statistics, planned)
-        for name, value in stored.items():
+        self.pending = self._published(message)
+        for name, value in self.pending.items():
             self.run.keep_release(name, value)
-        self.pending = stored
         return True
+
+    def _published(self, message: Message) -> dict[str, np.ndarray]:
+        """The releases of this round: published already, or made of what the clients answer now."""
+        if self.publisher is None:
+            raise SensitivityError(f"method {self.method.name!r} is private, and nobody is there to charge for it.")
+        planned = [release for release in self.plan.values() if release.round == self.round]
+        found = {release.name: self.publisher.published(release) for release in planned}
+        stored = {name: value for name, value in found.items() if value is not None}
+        if planned and len(stored) == len(planned):
+            return stored
+        statistics = self._timed("clients", self._map, message)
+        return self._timed("release", self._publish, self.publisher, message, statistics, planned)
 
     def move(self) -> RoundInfo:
         """server_update on what `answer` got, and the commit if it is time."""
@@ -181,7 +188,7 @@ class Training:
         self.run.commit(self.done, self.state, self.rows, **head)
         self.rows, self.durable, self.committed = [], True, time.perf_counter()
 
-    def _timed(self, name: str, function: Callable, *arguments):
+    def _timed(self, name: str, function: Callable[..., T], *arguments: Any) -> T:
         started = time.perf_counter()
         result = function(*arguments)
         self.seconds[name] = time.perf_counter() - started
@@ -198,7 +205,8 @@ class Training:
             durable=self.durable,
             training=self.token,
         )
-        return self.backend.map_blocks(Answer(self.method, source), message, self.blocks, self.sizes)
+        statistics = self.backend.map_blocks(Answer(self.method, source), message, self.blocks, self.sizes)
+        return {} if statistics is None else statistics
 
     def _memories(self) -> Place | None:
         if self.done == self.run.round:
@@ -206,8 +214,10 @@ class Training:
         folder = self.run.memory_folder(self.done)
         return folder if files.is_folder(folder) else None
 
-    def _publish(self, message, statistics: Statistics, planned: Sequence[PlannedRelease]) -> dict[str, np.ndarray]:
-        grid = self._quantise(message, statistics)
+    def _publish(
+        self, publisher: Publisher, message: Message, statistics: Statistics, planned: Sequence[PlannedRelease]
+    ) -> dict[str, np.ndarray]:
+        grid = self._release_values(message, statistics)
         if grid.keys() != {release.name for release in planned}:
             raise UnplannedRelease(
                 f"round {self.round} wants to release {sorted(grid)}, the plan has {[p.name for p in planned]}."
@@ -216,9 +226,9 @@ class Training:
             value = grid[release.name]
             if not isinstance(value, np.ndarray) or value.dtype != np.int64 or value.shape != release.shape:
                 raise SensitivityError(f"release {release.name!r} is not an int64 array of shape {release.shape}.")
-        return {release.name: self.publisher.release(release, grid[release.name]) for release in planned}
+        return {release.name: publisher.release(release, grid[release.name]) for release in planned}
 
-    def _quantise(self, message, statistics: Statistics) -> dict[str, np.ndarray]:
+    def _release_values(self, message: Message, statistics: Statistics) -> dict[str, np.ndarray]:
         inexact = [n for n, s in statistics.items() if not isinstance(s, (IntegerSum, KeyedIntegerSum))]
         if inexact:
             raise SensitivityError(f"a private round may only use exact integer sums; {inexact} are not.")

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
 import numpy as np
+import numpy.typing as npt
 
 INT64_SAFE = 2**62
 
@@ -27,7 +28,7 @@ class Statistic(Protocol):
     def merge(self, other: Self) -> Self:
         """The statistic of both groups of clients together. May reuse the memory of `self`."""
 
-    def value(self):
+    def value(self) -> Any:
         """The finished value, once every leaf of the population is in."""
 
 
@@ -74,7 +75,7 @@ class FloatSum:
         self.nodes = nodes
 
     @classmethod
-    def at(cls, leaf: int, array) -> FloatSum:
+    def at(cls, leaf: int, array: npt.ArrayLike) -> FloatSum:
         """The contribution of one leaf. array: any shape, converted to float64."""
         return cls({(0, int(leaf)): np.asarray(array, np.float64)})
 
@@ -107,7 +108,7 @@ class IntegerSum:
 
     total: np.ndarray
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.total = np.asarray(self.total)
         if self.total.dtype != np.int64:
             raise TypeError(f"an exact sum needs int64, not {self.total.dtype}")
@@ -173,7 +174,7 @@ def size_of(statistics: Statistics | None) -> int:
     """Bytes of the arrays in them."""
     total = 0
     for statistic in (statistics or {}).values():
-        for slot in statistic.__slots__:
+        for slot in type(statistic).__slots__:  # type: ignore[attr-defined]  # all kinds above have slots
             held = getattr(statistic, slot)
             total += sum(np.asarray(array).nbytes for array in (held.values() if isinstance(held, dict) else [held]))
     return total
@@ -197,6 +198,6 @@ def merge_all(parts: Iterable[Statistics | None]) -> Statistics | None:
     return total
 
 
-def values(statistics: Statistics) -> Mapping[str, object]:
+def values(statistics: Statistics) -> dict[str, Any]:
     """The finished values, by name."""
     return {name: statistic.value() for name, statistic in statistics.items()}

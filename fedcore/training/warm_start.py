@@ -13,6 +13,7 @@ import json
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -91,7 +92,7 @@ def previous_run(
     return max(found, key=lambda run: (str(run.info.get("started")), run.id), default=None)
 
 
-def _secure(info: Mapping) -> bool:
+def _secure(info: Mapping[str, Any]) -> bool:
     return info.get("private") is True and info.get("test_noise") is None
 
 
@@ -134,9 +135,9 @@ def _from_run(
     )
 
 
-def _startable(earlier: str | None) -> tuple[str, ...]:
+def _startable(earlier: object) -> tuple[str, ...]:
     """The methods that may start from a run of this one: itself, and those that it names in `warm_starts_for`."""
-    if earlier not in METHODS:
+    if not isinstance(earlier, str) or earlier not in METHODS:
         return ()
     return (earlier, *method_class(earlier).warm_starts_for)
 
@@ -236,7 +237,7 @@ def _from_file(
 def _read_arrays(path: Place) -> dict[str, np.ndarray]:
     """Plain arrays only: nothing in the file is executed. Raises ConfigError."""
     try:
-        source = io.BytesIO(read_bytes(path)) if is_remote(path) else path
+        source = io.BytesIO(read_bytes(path)) if is_remote(path) else Path(path)
         with zipfile.ZipFile(source) as archive:
             if sum(item.file_size for item in archive.infolist()) > LARGEST_FILE:
                 raise ConfigError(f"{str(path)!r} holds more than {LARGEST_FILE} bytes.", "Give smaller ones.")
@@ -255,7 +256,7 @@ def _read_arrays(path: Place) -> dict[str, np.ndarray]:
 
 
 def _warm_start(
-    arrays: Mapping[str, np.ndarray], what: str, method: AnyMethod, population: Population, record: dict
+    arrays: Mapping[str, np.ndarray], what: str, method: AnyMethod, population: Population, record: dict[str, Any]
 ) -> WarmStart:
     checked = method.checked_warm_start(arrays, what, population.features)
     shapes = {name: list(value.shape) for name, value in checked.items()}
@@ -271,7 +272,7 @@ def digest_of(arrays: Mapping[str, np.ndarray]) -> str:
     return sha256.hexdigest()
 
 
-def in_words(record: Mapping) -> str:
+def in_words(record: Mapping[str, Any]) -> str:
     """One sentence for the privacy statement."""
     source = f"what run {record['name']!r} released" if record["kind"] == "run" else f"the file {record['name']!r}"
     source += f" (SHA-256 {record['sha256'][:16]})"

@@ -17,6 +17,7 @@ from typing import Any
 
 from fedcore.errors import LedgerTampered
 from fedcore.privacy.accounting import ZcdpBudget, epsilon_of, exact_sum, rounded_down, rounded_up
+from fedcore.privacy.plan import Relation, Unit
 
 GENESIS = "0" * 64
 OPEN = "open"
@@ -118,8 +119,8 @@ class Balance:
 
     population_id: str
     budget: ZcdpBudget | None
-    unit: str | None
-    relation: str | None
+    unit: Unit | None
+    relation: Relation | None
     rho_spent: float
     rho_reserved: float
     rho_left: float
