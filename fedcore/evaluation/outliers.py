@@ -76,7 +76,8 @@ def diagnose(run_path: str | Path, population_path: str | Path, cutoff: float = 
     run, population = Run.open(run_path), Population.open(population_path)
     check_fits(run, population)
     method, state = trained(run)
-    folder, distances, ids = run.memories(), [], []
+    folder, distances = run.memories(), []
+    ids: list[str] = []
     for index in range(len(population.blocks)):
         block = population.read(index)
         memory = None if folder is None else read_memory(folder, index, block.clients)

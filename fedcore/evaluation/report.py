@@ -11,13 +11,13 @@ import html
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
 import numpy as np
 
-from fedcore.errors import ConfigError, FedcoreError, RunError
+from fedcore.errors import FedcoreError, RunError
 from fedcore.evaluation.figures import (
     PARTS,
     WHOLE,
@@ -277,7 +277,8 @@ def write_report(run: Run, vocabulary: Sequence[str] | None = None, drawn: Mappi
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"show": show, "bytes": show_bytes, "words": _words}
+    filters: dict[str, Callable[..., str]] = {"show": show, "bytes": show_bytes, "words": _words}
+    environment.filters.update(filters)
     drawn = run_figures(run, vocabulary) if drawn is None else drawn
     figures = {name: data_uri(png) for name, png in drawn.items()}
     path, evaluation = run.path / "report.html", evaluation_of(run)
@@ -340,12 +341,10 @@ def _promise(summary: Mapping) -> dict:
 
 def _settings(run: Run) -> list[dict]:
     """One row for each setting; "given" where it is not the default, and those come first."""
-    from fedcore.methods.registry import method_class
-
     config = run.info.get("config") or {}
     try:
-        fields = method_class(run.info.get("method")).Config.model_fields
-    except (ConfigError, ImportError):  # a method of another installation: defaults unknown
+        fields = method_class(str(run.info.get("method"))).Config.model_fields
+    except FedcoreError:  # a method of another installation: defaults unknown
         fields = {}
     rows = []
     for name in sorted(config, key=lambda name: list(fields).index(name) if name in fields else len(fields)):

@@ -84,7 +84,8 @@ def sketch_of(
     """A run of this share of rho, from nothing or from public arrays: its plan, its sketch, what both rest on."""
 
     def public(rho: float) -> PublicFacts:
-        return public_facts(method, population, rho, 0, balance.relation, start, balance.unit)
+        relation = balance.relation or "add_or_remove_one"
+        return public_facts(method, population, rho, 0, relation, start, balance.unit or "client")
 
     plan, facts = fit_plan(method, public, share)
     return plan, method.budget_sketch(facts, plan), facts

@@ -278,7 +278,8 @@ def _rounds(
     seconds but at least so many rounds: what comes after a long start must be met as well."""
     clients = sum(piece.clients for piece in pieces)
     state = method.init(facts_for(None if method.private else clients))
-    noise, by_round = TestNoise(token_hex(8)), {}
+    noise = TestNoise(token_hex(8))
+    by_round: dict[int, list[PlannedRelease]] = {}
     for release in plan:
         by_round.setdefault(release.round, []).append(release)
     kinds: dict[str, _Kind] = {}

@@ -23,7 +23,7 @@ from fedcore.population.streaming import WINDOW_BYTES
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.clients import AHEAD_BYTES, DEFAULT_CACHE_BYTES, DEFAULT_STREAM_ABOVE, is_high_latency
 from fedcore.rounds.engine import COMMIT_SECONDS
-from fedcore.rounds.method import Method, PublicFacts
+from fedcore.rounds.method import AnyMethod, PublicFacts
 from fedcore.runs.store import STATES_KEPT
 from fedcore.storage.files import Place, is_remote, place
 from fedcore.training.request import TrainRequest
@@ -92,10 +92,11 @@ class Load:
         return max(self.sizes)
 
 
-def load_of(method: Method, population: Population, clients: int | None) -> Load:
+def load_of(method: AnyMethod, population: Population, clients: int | None) -> Load:
     """Of the population as it is; or of one with so many clients like these, in blocks as this machine would make."""
     leaf, entries = population.clients_per_leaf, float(sum(entry.train.entries for entry in population.blocks))
-    blocks, sizes = [entry.clients for entry in population.blocks], population.sizes()
+    blocks = [entry.clients for entry in population.blocks]
+    sizes = [float(size) for size in population.sizes()]
     if clients is not None:
         each = sum(sizes) / population.n_clients
         limit = block_limit(leaf, chosen(leaf, population.manifest.clients_per_block))
@@ -137,7 +138,7 @@ def planned(request: TrainRequest, where: Where, *, limit: float = LIMIT_SECONDS
 
 
 def promise(
-    method: Method,
+    method: AnyMethod,
     population: Population,
     plan: Sequence[PlannedRelease],
     passes: int,
@@ -257,7 +258,7 @@ def _uncached(load: Load, where: Where) -> float:
 
 def _largest_share(load: Load, where: Where) -> float:
     """Of the decoded bytes, at the worker that has most of them."""
-    return _largest_of(load.sizes, max(1, where.workers))
+    return _largest_of(load.sizes, max(1, where.workers or 0))
 
 
 @lru_cache
@@ -302,14 +303,15 @@ def _workers_for(kinds, load, measured, where: Where, plan) -> int:
 
     # More workers take less, until what their futures cost the scheduler is more than what they save.
     low, high = 1, min([*(1 << power for power in range(most.bit_length())), most], key=seconds)
-    if seconds(high) > where.deadline:
+    deadline = math.inf if where.deadline is None else where.deadline
+    if seconds(high) > deadline:
         raise ConfigError(
-            f"no number of workers up to {most} ends in {where.deadline:.0f} s: {high} need {seconds(high):.0f} s.",
+            f"no number of workers up to {most} ends in {deadline:.0f} s: {high} need {seconds(high):.0f} s.",
             "Allow more time, ask for fewer rounds, or make smaller blocks.",
         )
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if seconds(middle) <= where.deadline else (middle + 1, high)
+        low, high = (low, middle) if seconds(middle) <= deadline else (middle + 1, high)
     return low
 
 
@@ -331,7 +333,7 @@ def _answering_bytes(kinds, load: Load, measured: Calibration, where: Where) -> 
     cached = 0.0 if load.streams else min(where.cache_bytes, load.decoded * _largest_share(load, where))
     fits = cached + load.largest <= where.cache_bytes or cached >= load.decoded * _largest_share(load, where)
     if load.streams:
-        block = WINDOW_BYTES
+        block = float(WINDOW_BYTES)
     else:
         block = load.largest * max(0.0, measured.reading_bytes - (1.0 if fits else 0.0))
     whole = min(measured.leaf_clients, load.clients)

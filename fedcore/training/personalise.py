@@ -87,7 +87,7 @@ def _local(dest: str | Path) -> Path:
         raise ConfigError(
             f"Personalised outputs are not written to {path}.", "They hold clients' own data: name a local folder."
         )
-    return Path(path)
+    return Path(str(path))
 
 
 def _write_block(
@@ -130,7 +130,9 @@ def _put(group: zarr.Group, name: str, values: np.ndarray, first: int, length: i
             chunks=(chunk, *values.shape[1:]),
             config={"write_empty_chunks": True},
         )
-    group[name][first : first + len(values)] = values
+    array = group[name]
+    if isinstance(array, zarr.Array):
+        array[first : first + len(values)] = values
 
 
 def trained(run: Run) -> tuple[AnyMethod, State]:

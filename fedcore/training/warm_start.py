@@ -191,7 +191,7 @@ def _check_private(run: LoadedRun, name: str, population: Population, ledger: Le
         )
 
 
-def _check_vocabulary(name: str, where: Mapping, population: Population) -> None:
+def _check_vocabulary(name: str, where: Mapping[str, Any], population: Population) -> None:
     """Raises ConfigError if the run's tokens are known to be others. The versions of a population share theirs."""
     if where.get("id") == population.id:
         return
@@ -237,7 +237,7 @@ def _from_file(
 def _read_arrays(path: Place) -> dict[str, np.ndarray]:
     """Plain arrays only: nothing in the file is executed. Raises ConfigError."""
     try:
-        source = io.BytesIO(read_bytes(path)) if is_remote(path) else Path(path)
+        source = io.BytesIO(read_bytes(path)) if is_remote(path) else Path(str(path))
         with zipfile.ZipFile(source) as archive:
             if sum(item.file_size for item in archive.infolist()) > LARGEST_FILE:
                 raise ConfigError(f"{str(path)!r} holds more than {LARGEST_FILE} bytes.", "Give smaller ones.")
