@@ -378,8 +378,3 @@ def _peak() -> Iterator[list[int]]:
 
 def _size(named: Mapping[str, Any]) -> int:
     return sum(value.nbytes if isinstance(value, np.ndarray) else 32 for value in named.values())
-
-
-def expected_memory(kinds: Sequence[Timed]) -> float:
-    """Bytes that a client remembers after the rounds, the most of all kinds."""
-    return max((kind.memory for kind in kinds), default=0.0)
