@@ -248,11 +248,11 @@ def conclusion_of(run: Run, method: Method, population: Population) -> Conclusio
     What it would be compared on may be gone by now: that keeps nobody from finishing a run that was paid for. Raises
     RunError if run.json is damaged.
     """
-    deployment, asked = run.info.get("deployment"), run.info.get("series")
-    if deployment is None or asked is None:  # or by an earlier version, which did not keep the series
+    deployment, settings = run.info.get("deployment"), run.info.get("series")
+    if deployment is None or settings is None:  # or by an earlier version, which did not keep the series
         return None
     try:
-        series = Series.model_validate(asked)
+        series = Series.model_validate(settings)
     except ValidationError as error:
         raise RunError(
             f"the series in run.json of run {run.id!r} is damaged: {explain(error)}", "Restore it from a backup."
@@ -294,7 +294,7 @@ def conclude(
         for role, item in (("new", mine), ("latest before", theirs))
         if item is not None
     ]
-    told = {
+    comparison = {
         "deployment": deployment,
         "run": run.id,
         "latest_before": None if rival is None else rival.id,
@@ -306,9 +306,9 @@ def conclude(
         "rows": rows,
     }
     with writing("comparison.json"):
-        write_json(run.path / "comparison.json", told)
+        write_json(run.path / "comparison.json", comparison)
     pruned = [] if series.retention is None else prune(folder, series.retention, stamp, deployment)
-    return {**told, "pruned": [item["run"] for item in pruned if item["removed"]]}
+    return {**comparison, "pruned": [item["run"] for item in pruned if item["removed"]]}
 
 
 def _rival(folder: Place, deployment: str, run: Run) -> Run | None:
