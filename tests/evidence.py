@@ -36,7 +36,7 @@ def commit() -> str:
     found = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT, check=True
     )
-    changed = subprocess.run(["git", "status", "--porcelain"], capture_output=True, text=True, cwd=ROOT, check=True)
+    changed = subprocess.run(["git", "status", "--porcelain"], **git)
     return found.stdout.strip() + (" with changes" if changed.stdout.strip() else "")
 
 
