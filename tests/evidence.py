@@ -33,11 +33,11 @@ ROW = re.compile(r"\| `(?P<test>[^`]+)` \|.*")
 
 def commit() -> str:
     """The commit that is checked out; marked if files differ from it."""
-    found = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT, check=True
-    )
-    changed = subprocess.run(["git", "status", "--porcelain"], **git)
-    return found.stdout.strip() + (" with changes" if changed.stdout.strip() else "")
+    return _git("rev-parse", "--short", "HEAD") + (" with changes" if _git("status", "--porcelain") else "")
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=ROOT, check=True).stdout.strip()
 
 
 def outcomes(report: Path) -> dict[str, tuple[str, float]]:
