@@ -186,7 +186,7 @@ def _rounds(session, backend, quiet: bool) -> Place:
 
 def show_run(path: str, as_json: bool, whole: bool = False) -> None:
     """A run and its privacy statement; the whole statement with every release, or its first lines."""
-    from fedcore.evaluation.report import run_summary
+    from fedcore.evaluation.run_summary import run_summary
     from fedcore.runs.store import Run
 
     value = run_summary(Run.open(path)) | {"run": str(path)}

@@ -8,7 +8,7 @@ import pytest
 
 from fedcore.errors import BudgetExceeded, ConfigError, PrivacyError
 from fedcore.evaluation.evaluate import evaluate_run
-from fedcore.evaluation.report import run_summary
+from fedcore.evaluation.run_summary import run_summary
 from fedcore.methods.private_gmm import learn, simulation
 from fedcore.methods.registry import make_method
 from fedcore.population.manifest import Provenance
