@@ -391,25 +391,6 @@ class PopulationWriter:
             seen.add(one)
 
 
-def name_ledger(population: Population, ledger: dict[str, str]) -> Population:
-    """A new version, with the same data, that names its ledger. Naming the same ledger again changes nothing.
-
-    Raises PopulationError if the population names another ledger already: budgets cannot be reset.
-    """
-    old = population.manifest.ledger
-    if old is not None:
-        if old.model_dump() == ledger:
-            return population
-        raise PopulationError(
-            f"The population {population.path} names the ledger {old.id} already.",
-            "A population keeps its ledger for good.",
-        )
-    with PopulationWriter.extending(population, ledger=ledger) as writer:
-        for entry in population.blocks:
-            writer.keep(entry)
-        return writer.commit(population.manifest.provenance)
-
-
 def _preview(writer: PopulationWriter) -> Manifest:
     """An unchecked manifest, good for nothing but reading the ids of the blocks just written."""
     return Manifest.model_construct(

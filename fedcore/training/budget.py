@@ -60,7 +60,7 @@ def ledger_name(url: str | None = None) -> dict[str, str]:
 
 def _from_the_root(url: str) -> str:
     """A SQLite address with its whole path: populations are used from other folders than the one they were made in."""
-    from fedcore.privacy.ledger.schema import parse_url
+    from fedcore.privacy.ledger.database import parse_url
 
     parsed = parse_url(url)
     if parsed.get_backend_name() != "sqlite":

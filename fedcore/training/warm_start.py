@@ -23,7 +23,7 @@ from fedcore.methods.registry import METHODS, make_method, method_class
 from fedcore.population.store import Population
 from fedcore.rounds.method import AnyMethod
 from fedcore.runs.store import LoadedRun, Run, list_runs, load_run
-from fedcore.storage.files import Place, is_remote, place, read_bytes, whole
+from fedcore.storage.files import Place, absolute, is_remote, place, read_bytes
 
 if TYPE_CHECKING:
     from fedcore.privacy.ledger.ledger import Ledger
@@ -126,7 +126,7 @@ def _from_run(
         population,
         {
             "kind": "run",
-            "from": whole(path),
+            "from": absolute(path),
             "name": name,
             "population_id": where.get("id"),
             "private": _secure(run.info),
@@ -225,7 +225,7 @@ def _from_file(
         population,
         {
             "kind": "file",
-            "from": whole(path),
+            "from": absolute(path),
             "name": path.name,
             "population_id": None,
             "private": False,

@@ -1,4 +1,4 @@
-"""The books of a ledger: populations, their budgets, their chains. `fedcore.privacy.ledger.ledger` adds the runs."""
+"""The accounts of a ledger: populations, their budgets, their chains. `fedcore.privacy.ledger.ledger` adds the runs."""
 
 from __future__ import annotations
 
@@ -6,33 +6,33 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 from sqlalchemy import Connection, Engine, Row, select
 
 from fedcore.errors import BudgetExists, BudgetMissing, ConfigError, LedgerError, LedgerMissing, LedgerRolledBack
 from fedcore.privacy.accounting import zcdp_budget
-from fedcore.privacy.ledger import schema as db
+from fedcore.privacy.ledger import database as db
 from fedcore.privacy.ledger.chain import GENESIS, Account, Balance, ChainHead, link, replay
-from fedcore.privacy.ledger.views import compare_tables, read_chain, table_balance
-from fedcore.privacy.ledger.writer import Writer, budget_of, insert_record
+from fedcore.privacy.ledger.chain_writer import ChainWriter, insert_record
+from fedcore.privacy.ledger.queries import budget_of, compare_tables, read_chain, table_balance
 from fedcore.privacy.plan import Relation, Unit
 
 LONGEST_NAME = 128
 
 
-class Books:
-    """Populations of a ledger in a database; holds no connection between calls.
+class Accounts:
+    """The populations of a ledger in a database. No connection is held between calls.
 
-    id:      of this ledger, for ever
-    url:     its address, password hidden
+    id:      the ledger's own, for ever
+    url:     its address, with the password hidden
     is_test: whether it is for test noise
     clock:   seconds since 1970
 
     Every method may raise LedgerError, LedgerMissing or LedgerTampered.
     """
 
-    def __init__(self, engine: Engine, url: str, id: str, is_test: bool, clock: Callable[[], float]):
+    def __init__(self, engine: Engine, url: str, id: str, is_test: bool, clock: Callable[[], float]) -> None:
         self._engine = engine
         self.url = url
         self.id = id
@@ -50,22 +50,22 @@ class Books:
             yield connection
 
     @contextmanager
-    def _reading(self, population_id: str) -> Iterator[tuple[Connection, Row]]:
+    def _reading(self, population_id: str) -> Iterator[tuple[Connection, Row[Any]]]:
         """A consistent view of one population."""
         with self._transaction(write=False) as connection:
             yield connection, self._account_row(connection, population_id, read=True)
 
     @contextmanager
-    def _writing(self, population_id: str) -> Iterator[Writer]:
+    def _writing(self, population_id: str) -> Iterator[ChainWriter]:
         with self._transaction(write=True) as connection:
-            yield Writer(self, connection, self._account_row(connection, population_id, read=False))
+            yield ChainWriter(self.id, self.clock, connection, self._account_row(connection, population_id, read=False))
 
     @contextmanager
-    def _writing_run(self, run_id: str) -> Iterator[Writer]:
+    def _writing_run(self, run_id: str) -> Iterator[ChainWriter]:
         with self._writing(self._population_of(run_id)) as writer:
             yield writer
 
-    def _account_row(self, connection: Connection, population_id: str, *, read: bool) -> Row:
+    def _account_row(self, connection: Connection, population_id: str, *, read: bool) -> Row[Any]:
         """The account, locked where the database has row locks (SQLite locks or freezes the whole file instead)."""
         query = select(db.accounts).where(db.accounts.c.population_id == population_id).with_for_update(read=read)
         row = connection.execute(query).one_or_none()
@@ -78,7 +78,8 @@ class Books:
 
     def _population_of(self, run_id: str) -> str:
         with self._transaction(write=False) as connection:
-            found = connection.execute(select(db.runs.c.population_id).where(db.runs.c.run_id == run_id)).scalar()
+            query = select(db.runs.c.population_id).where(db.runs.c.run_id == run_id)
+            found: str | None = connection.execute(query).scalar()
         if found is None:
             raise LedgerError(f"ledger {self.id} knows no run {run_id!r}.", "Reserve its plan first.")
         return found
@@ -86,7 +87,7 @@ class Books:
     # --- populations and budgets --------------------------------------------------------------------------------
 
     def register(self, population_id: str) -> None:
-        """Make a population known. Again: nothing happens."""
+        """Make a population known to the ledger. For one that is known already nothing happens."""
         if not 0 < len(population_id) <= LONGEST_NAME:
             raise ConfigError(f"a population id has 1 to {LONGEST_NAME} characters, not {len(population_id)}.")
         first = link(self.id, population_id, 1, "register", None, {"at": self.clock()}, GENESIS)
@@ -109,7 +110,7 @@ class Books:
         unit: Unit = "client",
         relation: Relation = "add_or_remove_one",
     ) -> None:
-        """What the population may lose in total, for whom (unit) and against what (relation). Once.
+        """Say once what the population may lose in total, for whom (unit) and against what (relation).
 
         Raises ConfigError for a bad value, BudgetExists if there is a budget.
         """
@@ -130,7 +131,7 @@ class Books:
             writer.append("budget set", None, {"budget": budget.to_json(), "unit": unit, "relation": relation})
 
     def raise_budget(self, population_id: str, epsilon: float, delta: float) -> None:
-        """A larger budget. A record of the chain, shown for ever.
+        """Give the population a larger budget, by a record of the chain that is shown for ever.
 
         delta_extra keeps its share of delta. Raises BudgetMissing, ConfigError, BudgetExists if it is not a raise.
         """
@@ -154,11 +155,11 @@ class Books:
             writer.append("budget raise", None, {"budget": new.to_json(), "before": old.to_json()})
 
     def balance(self, population_id: str) -> Balance:
-        """Where the budget stands. Raises LedgerError for a population that is not registered."""
+        """What of the budget is spent, reserved and left. Raises LedgerError for an unregistered population."""
         with self._reading(population_id) as (connection, row):
             return table_balance(connection, row, budget_of(row))
 
-    def history(self, population_id: str) -> list[dict]:
+    def history(self, population_id: str) -> list[dict[str, Any]]:
         """The records in order, for display: seq, kind, run_id, hash and what the record says; `at` in seconds."""
         with self._reading(population_id) as (connection, _):
             chain = read_chain(connection, population_id)
@@ -181,6 +182,7 @@ class Books:
     # --- the chain ----------------------------------------------------------------------------------------------
 
     def head(self, population_id: str) -> ChainHead:
+        """The newest record of the population's chain."""
         with self._reading(population_id) as (_, row):
             return ChainHead(self.id, row.seq, row.hash)
 
@@ -208,7 +210,7 @@ class Books:
         with self._reading(population_id) as (connection, row):
             return self._verified(connection, row, arrays=True).balance()
 
-    def _verified(self, connection: Connection, row: Row, *, arrays: bool) -> Account:
+    def _verified(self, connection: Connection, row: Row[Any], *, arrays: bool) -> Account:
         account = replay(self.id, row.population_id, read_chain(connection, row.population_id))
         compare_tables(connection, self.id, account, row, budget_of(row), arrays=arrays)
         return account

@@ -1,4 +1,4 @@
-"""What can be read off a ledger: its chain, its balance, whether its tables agree, and why a plan is refused."""
+"""What is read from a ledger: a chain, a balance, whether tables and chain agree, and why a plan is refused."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import hashlib
 import math
 from collections import Counter
 from fractions import Fraction
+from typing import Any
 
 from sqlalchemy import Connection, Row, select
 
 from fedcore.errors import LedgerTampered
 from fedcore.privacy.accounting import ZcdpBudget, epsilon_of, exact_sum, rounded_up
-from fedcore.privacy.ledger import schema as db
+from fedcore.privacy.ledger import database as db
 from fedcore.privacy.ledger.chain import (
     OPEN,
     PUBLISHED,
@@ -33,17 +34,24 @@ def read_chain(connection: Connection, population_id: str) -> list[Record]:
     return [Record(*row) for row in rows]
 
 
-def _runs(connection: Connection, population_id: str) -> dict[str, Row]:
+def budget_of(account: Row[Any]) -> ZcdpBudget | None:
+    """The budget in a row of `database.accounts`; None before one is set."""
+    if account.rho_max is None:
+        return None
+    return ZcdpBudget(account.epsilon, account.delta, account.rho_max, account.delta_conv, account.delta_extra)
+
+
+def _runs(connection: Connection, population_id: str) -> dict[str, Row[Any]]:
     rows = connection.execute(select(db.runs).where(db.runs.c.population_id == population_id))
     return {row.run_id: row for row in rows}
 
 
-def _releases(connection: Connection, population_id: str) -> list[Row]:
+def _releases(connection: Connection, population_id: str) -> list[Row[Any]]:
     of_population = select(db.releases).join(db.runs).where(db.runs.c.population_id == population_id)
     return list(connection.execute(of_population))
 
 
-def table_balance(connection: Connection, account: Row, budget: ZcdpBudget | None) -> Balance:
+def table_balance(connection: Connection, account: Row[Any], budget: ZcdpBudget | None) -> Balance:
     """The balance by the tables alone, without replaying the chain."""
     runs, releases = _runs(connection, account.population_id), _releases(connection, account.population_id)
     open_runs = [run_id for run_id, run in runs.items() if run.status == OPEN]
@@ -70,7 +78,7 @@ def table_balance(connection: Connection, account: Row, budget: ZcdpBudget | Non
 
 
 def compare_tables(
-    connection: Connection, ledger_id: str, account: Account, row: Row, budget: ZcdpBudget | None, *, arrays: bool
+    connection: Connection, ledger_id: str, account: Account, row: Row[Any], budget: ZcdpBudget | None, *, arrays: bool
 ) -> None:
     """Raises LedgerTampered if a table says anything else than the chain does.
 
@@ -93,24 +101,25 @@ def compare_tables(
     runs = _runs(connection, population_id)
     check(runs.keys() == account.runs.keys(), "the runs are")
     for run_id, run in runs.items():
-        said = account.runs[run_id]
-        same = run.plan == canonical(said.plan)
+        replayed = account.runs[run_id]
+        same = run.plan == canonical(replayed.plan)
         for name in ("plan_digest", "spares", "used", "spare_rho", "spare_delta", "secure", "status", "token"):
-            same = same and getattr(run, name) == getattr(said, name)
+            same = same and getattr(run, name) == getattr(replayed, name)
         check(same, f"the entry of run {run_id!r} is")
 
     releases = {
         (r.run_id, r.round, r.name, r.attempt): (r.state, r.rho, r.delta) for r in _releases(connection, population_id)
     }
-    said = {(run_id, *key): attempt for run_id, run in account.runs.items() for key, attempt in run.attempts.items()}
-    check(releases.keys() == said.keys(), "the list of releases is")
+    attempts = {(run_id, *key): a for run_id, run in account.runs.items() for key, a in run.attempts.items()}
+    check(releases.keys() == attempts.keys(), "the list of releases is")
     for key, stored in releases.items():
-        check(stored == (said[key].state, said[key].rho, said[key].delta), f"release {key[2]!r} of run {key[0]!r} is")
+        attempt = attempts[key]
+        check(stored == (attempt.state, attempt.rho, attempt.delta), f"release {key[2]!r} of run {key[0]!r} is")
 
     p = db.published.c
     columns = (p.run_id, p.round, p.name, p.attempt, p.sha256, *((p.shape, p.data) if arrays else ()))
     query = select(*columns).join(db.runs).where(db.runs.c.population_id == population_id)
-    published = {key: attempt.digest for key, attempt in said.items() if attempt.state == PUBLISHED}
+    published = {key: attempt.digest for key, attempt in attempts.items() if attempt.state == PUBLISHED}
     for value in connection.execute(query):
         key = (value.run_id, value.round, value.name, value.attempt)
         found = hashlib.sha256(value.shape.encode() + value.data).hexdigest() if arrays else value.sha256
@@ -122,9 +131,11 @@ def compare_tables(
         check(False, f"the published value of {name!r} of run {run_id!r} is missing, which is")
 
 
-def refusal(balance: Balance, run_id: str, rho: Fraction, delta: Fraction, spares: int) -> tuple[str, str]:
-    """(message, remedy) for a plan that costs rho and delta, spares included, and does not fit."""
-    budget, population_id = balance.budget, balance.population_id
+def refusal(
+    budget: ZcdpBudget, balance: Balance, run_id: str, rho: Fraction, delta: Fraction, spares: int
+) -> tuple[str, str]:
+    """(message, remedy) for a plan that costs rho and delta, spares included, and does not fit into the budget."""
+    population_id = balance.population_id
     if delta > Fraction(max(balance.delta_left, 0.0)):
         return (
             f"run {run_id!r} needs delta = {float(delta):.3g} for its thresholding steps, and population "

@@ -162,7 +162,7 @@ def connect(url: URL, *, create: bool) -> Engine:
                 f"no driver for {url.render_as_string()} is installed ({error}).",
                 "Install fedcore[postgresql] and write postgresql+psycopg://...",
             ) from None
-    path = Path(url.database).expanduser().absolute()
+    path = Path(url.database or "").expanduser().absolute()
     if create:
         _make_file(path)
     elif not path.is_file():
