@@ -24,7 +24,7 @@ from benchmarks import floors, machine
 from benchmarks.measured import Measured, in_turns
 from benchmarks.populations import COLUMNS, COMPONENTS, ROWS, mixture_means, mixture_rows
 from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig
-from fedcore.methods.federated_em.rows import rows_of
+from fedcore.methods.federated_em.leaf_rows import rows_of
 from fedcore.methods.federated_em.server import scaling
 from fedcore.methods.mixture_models.gaussian import GaussianMixture
 from fedcore.population.blocks import leaves

@@ -9,8 +9,8 @@ import pytest
 
 from fedcore.errors import ConfigError
 from fedcore.evaluation.curves import Panel, panels_figure
-from fedcore.methods.mixture_models.low_rank import minimise
-from fedcore.methods.mixture_models.missing import LowRankTables, observed_start
+from fedcore.methods.mixture_models.low_rank_tables import LowRankTables, observed_start
+from fedcore.methods.mixture_models.nuclear_norm import minimise
 from fedcore.reproduce import (
     experiment,
     fedem_hidden_cells,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from scipy.stats import poisson
 
-from fedcore.methods.mixture_models.low_rank import soft_threshold
+from fedcore.methods.mixture_models.nuclear_norm import soft_threshold
 from fedcore.randomness import stream
 from fedcore.reproduce import fedem_runs as runs
 from fedcore.reproduce.experiment import Options, Place

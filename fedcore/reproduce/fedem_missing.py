@@ -15,7 +15,7 @@ from functools import partial
 
 import numpy as np
 
-from fedcore.methods.mixture_models.low_rank import mean
+from fedcore.methods.mixture_models.nuclear_norm import mean
 from fedcore.randomness import stream
 from fedcore.reproduce import fedem_hidden_cells as real
 from fedcore.reproduce import fedem_runs as runs

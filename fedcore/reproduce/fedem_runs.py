@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from fedcore.errors import ConfigError
-from fedcore.methods.federated_em import FederatedEM, FederatedEMState, families, server
-from fedcore.methods.federated_em.leaf import rows_of
+from fedcore.methods.federated_em import FederatedEM, FederatedEMState, server
+from fedcore.methods.federated_em import models as families
+from fedcore.methods.federated_em.clients import rows_of
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
 from fedcore.reproduce.experiment import Options, Place

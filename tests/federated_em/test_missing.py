@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig
-from fedcore.methods.federated_em.families import model_of
+from fedcore.methods.federated_em.models import model_of
 from fedcore.methods.federated_em.server import scaling
 from tests.federated_em.run_in_memory import block_of, facts, run
 

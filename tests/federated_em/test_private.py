@@ -11,7 +11,7 @@ from hypothesis.extra.numpy import arrays
 
 from fedcore.errors import ConfigError
 from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig
-from fedcore.methods.federated_em.leaf import rows_of
+from fedcore.methods.federated_em.clients import rows_of
 from fedcore.methods.federated_em.private import bounded_rows
 from fedcore.methods.mixture_models.gaussian import GaussianMixture
 from fedcore.privacy.grid import GRID_NORM, grid_step

@@ -8,7 +8,7 @@ import pytest
 
 from fedcore.errors import PopulationError, RunError, WorkerFailed
 from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig
-from fedcore.methods.federated_em.leaf import client_weights, rows_of
+from fedcore.methods.federated_em.clients import client_weights, rows_of
 from fedcore.methods.federated_em.server import advance
 from fedcore.methods.mixture_models.gaussian import GaussianMixture
 from fedcore.randomness import client_uniforms

@@ -8,7 +8,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedcore.errors import ConfigError
-from fedcore.methods.federated_em import families, given, leaf, private, scores, server
+from fedcore.methods.federated_em import clients as leaf
+from fedcore.methods.federated_em import models as families
+from fedcore.methods.federated_em import private, scores, server
+from fedcore.methods.federated_em import start as given
 from fedcore.methods.federated_em.config import FederatedEMConfig
 from fedcore.methods.federated_em.messages import (
     ClusterMessage,
@@ -21,8 +24,8 @@ from fedcore.methods.federated_em.messages import (
     plain_scaling,
 )
 from fedcore.methods.federated_em.personal import personalise
-from fedcore.methods.federated_em.picking import clusters, pick
 from fedcore.methods.federated_em.round_metrics import METRICS
+from fedcore.methods.federated_em.seeding import clusters, pick
 from fedcore.methods.federated_em.state import FederatedEMState
 from fedcore.population.blocks import ClientBlock, Kind
 from fedcore.privacy.plan import PlannedRelease

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from fedcore.errors import RunError
-from fedcore.methods.federated_em import families
+from fedcore.methods.federated_em import models as families
+from fedcore.methods.federated_em.clients import LeafRows, rows_of
 from fedcore.methods.federated_em.config import FederatedEMConfig
-from fedcore.methods.federated_em.leaf import LeafRows, rows_of
 from fedcore.methods.federated_em.server import scaling
 from fedcore.methods.federated_em.state import FederatedEMState
 from fedcore.population.blocks import ClientBlock, segment_sums

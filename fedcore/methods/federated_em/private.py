@@ -18,15 +18,16 @@ from dataclasses import replace
 import numpy as np
 
 from fedcore.errors import ConfigError
-from fedcore.methods.federated_em import families, given
+from fedcore.methods.federated_em import models as families
+from fedcore.methods.federated_em import start as given
 from fedcore.methods.federated_em.config import FederatedEMConfig
+from fedcore.methods.federated_em.leaf_rows import LeafRows, rows_of
 from fedcore.methods.federated_em.messages import ReleaseMessage
-from fedcore.methods.federated_em.rows import LeafRows, rows_of
 from fedcore.methods.federated_em.server import advance, scaling
 from fedcore.methods.federated_em.state import FederatedEMState, empty, pack
 from fedcore.methods.mixture_models.contract import CurvedEM
 from fedcore.methods.mixture_models.mixture import Mixture
-from fedcore.methods.mixture_models.views import RowView
+from fedcore.methods.mixture_models.row_view import RowView
 from fedcore.population.blocks import ClientBlock
 from fedcore.privacy.grid import GRID_NORM, bound_norms, grid_step
 from fedcore.privacy.plan import PlannedRelease

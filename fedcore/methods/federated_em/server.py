@@ -20,9 +20,10 @@ from dataclasses import replace
 import numpy as np
 
 from fedcore.errors import ConfigError, PopulationError, RunError
-from fedcore.methods.federated_em import families, given
+from fedcore.methods.federated_em import models as families
+from fedcore.methods.federated_em import start as given
+from fedcore.methods.federated_em.clients import PARTICIPATION, remembers
 from fedcore.methods.federated_em.config import FederatedEMConfig
-from fedcore.methods.federated_em.leaf import PARTICIPATION, remembers
 from fedcore.methods.federated_em.messages import (
     ClusterMessage,
     FieldMessage,
@@ -36,7 +37,7 @@ from fedcore.methods.federated_em.messages import (
 )
 from fedcore.methods.federated_em.state import FederatedEMState, empty, pack, unpack
 from fedcore.methods.mixture_models.contract import CurvedEM
-from fedcore.methods.mixture_models.starts import lloyd_step, start_from_clusters
+from fedcore.methods.mixture_models.initialisation import lloyd_step, start_from_clusters
 from fedcore.randomness import client_uniforms, stream
 from fedcore.rounds.method import PublicFacts, RoundInfo
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedcore.methods.federated_em.leaf import rows_of
+from fedcore.methods.federated_em.clients import rows_of
 from fedcore.methods.federated_em.messages import ClusterMessage, PickMessage
-from fedcore.methods.mixture_models.starts import cluster_sums, nearest_squares, pick_row
+from fedcore.methods.mixture_models.initialisation import cluster_sums, nearest_squares, pick_row
 from fedcore.population.blocks import ClientBlock
 from fedcore.rounds.statistics import FloatSum, Statistics
 

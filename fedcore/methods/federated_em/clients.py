@@ -14,8 +14,8 @@ import scipy.sparse as sp
 from fedcore.errors import PopulationError
 from fedcore.methods.federated_em.codecs import Codec, Identity, check_finite
 from fedcore.methods.federated_em.config import FederatedEMConfig
+from fedcore.methods.federated_em.leaf_rows import LeafRows, client_means, rows_of
 from fedcore.methods.federated_em.messages import FieldMessage, ObjectiveMessage, RoundMessage, TrialMessage
-from fedcore.methods.federated_em.rows import LeafRows, client_means, rows_of
 from fedcore.methods.mixture_models.contract import CurvedEM
 from fedcore.population.blocks import ClientBlock
 from fedcore.randomness import client_uniforms

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from fedcore.methods.mixture_models.align import aligned, largest_differences, matching
 from fedcore.methods.mixture_models.gaussian import GaussianMixture
-from tests.models.cases import MAKERS, case
+from tests.mixture_models.cases import MAKERS, case
 
 
 @given(st.permutations(range(3)))

@@ -5,7 +5,7 @@ variance, Poisson (theta = log-intensity) or Bernoulli. Cells that were not obse
 table: itself, completed; its expectation puts Psi'(theta) where nothing was observed. M-step:
 
     T(s) = argmin_theta sum Psi(theta) - <s, theta> + lam ||theta||_*        (see
-    `fedcore.methods.mixture_models.low_rank`)
+    `fedcore.methods.mixture_models.nuclear_norm`)
 
 Gaussian, one client a table, no compression: soft-impute of Mazumder, Hastie, Tibshirani 2010 on the mean completion.
 Source: Dieuleveut, Fort, Moulines, Robin 2021, the application to biodiversity; the nuclear norm is the convex form
@@ -28,7 +28,8 @@ from scipy.special import gammaln
 from fedcore.errors import ConfigError, PopulationError
 from fedcore.methods.mixture_models.client_sums import rows_at
 from fedcore.methods.mixture_models.contract import Rows, Theta
-from fedcore.methods.mixture_models.low_rank import (
+from fedcore.methods.mixture_models.mixture import require_finite
+from fedcore.methods.mixture_models.nuclear_norm import (
     FAMILIES,
     Family,
     log_partition,
@@ -37,7 +38,6 @@ from fedcore.methods.mixture_models.low_rank import (
     nuclear_norm,
     soft_threshold,
 )
-from fedcore.methods.mixture_models.mixture import require_finite
 from fedcore.methods.mixture_models.packing import check_array, check_columns, refuse
 
 TILE_NUMBERS = 500_000  # of the tables completed at a time

@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 
 from fedcore.errors import ConfigError, PopulationError
-from fedcore.methods.mixture_models.low_rank import (
+from fedcore.methods.mixture_models.low_rank_tables import LowRankTables, observed_start
+from fedcore.methods.mixture_models.nuclear_norm import (
     FAMILIES,
     log_partition,
     mean,
@@ -10,7 +11,6 @@ from fedcore.methods.mixture_models.low_rank import (
     nuclear_norm,
     soft_threshold,
 )
-from fedcore.methods.mixture_models.missing import LowRankTables, observed_start
 
 
 def tables(family, count=20, rows=12, columns=9, seen=0.4, never=0.25, scale=0.7, seed=0):

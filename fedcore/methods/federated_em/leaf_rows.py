@@ -13,7 +13,7 @@ import scipy.sparse as sp
 
 from fedcore.methods.federated_em.messages import Scaling
 from fedcore.methods.mixture_models.contract import CurvedEM, Rows
-from fedcore.methods.mixture_models.views import RowView
+from fedcore.methods.mixture_models.row_view import RowView
 from fedcore.population.blocks import ClientBlock, CountsBlock
 
 PIECE_NUMBERS = 2**20  # in the rows of a piece: what is as long as the rows is made piece by piece

@@ -16,9 +16,9 @@ from fedcore.methods.mixture_models.contract import CurvedEM, Theta
 from fedcore.methods.mixture_models.counts import BernoulliMixture, MultinomialMixture, PoissonMixture
 from fedcore.methods.mixture_models.gaussian import GaussianMixture
 from fedcore.methods.mixture_models.imputer import GaussianImputer
-from fedcore.methods.mixture_models.missing import LowRankTables, observed_start
+from fedcore.methods.mixture_models.initialisation import random_start
+from fedcore.methods.mixture_models.low_rank_tables import LowRankTables, observed_start
 from fedcore.methods.mixture_models.regression import RegressionMixture
-from fedcore.methods.mixture_models.starts import random_start
 
 SMALLEST_MEAN = 1e-6
 Build = Callable[[FederatedEMConfig, Scaling], CurvedEM]

@@ -5,8 +5,7 @@ import scipy.sparse as sp
 from fedcore.errors import ConfigError, PopulationError
 from fedcore.methods.mixture_models.counts import MultinomialMixture
 from fedcore.methods.mixture_models.gaussian import COVARIANCES, GaussianMixture
-from fedcore.methods.mixture_models.missing import LowRankTables
-from fedcore.methods.mixture_models.starts import (
+from fedcore.methods.mixture_models.initialisation import (
     cluster_sums,
     lloyd_step,
     moment_sums,
@@ -16,8 +15,9 @@ from fedcore.methods.mixture_models.starts import (
     random_start,
     start_from_clusters,
 )
+from fedcore.methods.mixture_models.low_rank_tables import LowRankTables
 from fedcore.rounds.statistics import FloatSum
-from tests.models.cases import MAKERS, case
+from tests.mixture_models.cases import MAKERS, case
 
 WITH_START = sorted(name for name in MAKERS if not name.startswith("tables"))
 

@@ -9,7 +9,7 @@ from fedcore.methods.mixture_models.client_sums import LANES, Space, aligned, co
 from fedcore.methods.mixture_models.counts import BernoulliMixture, MultinomialMixture, PoissonMixture
 from fedcore.methods.mixture_models.gaussian import COVARIANCES, GaussianMixture
 from fedcore.methods.mixture_models.regression import RegressionMixture
-from fedcore.methods.mixture_models.views import RowView
+from fedcore.methods.mixture_models.row_view import RowView
 
 NONE = np.zeros(0)
 WILD = np.array([0.0, -0.0, 1e-308, 1e8, -1e200, 1e308, np.inf, -np.inf, np.nan])

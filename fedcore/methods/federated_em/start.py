@@ -12,8 +12,8 @@ import numpy as np
 
 from fedcore.errors import ConfigError
 from fedcore.methods.federated_em.config import FederatedEMConfig
-from fedcore.methods.federated_em.families import model_of
 from fedcore.methods.federated_em.messages import Scaling, plain_scaling
+from fedcore.methods.federated_em.models import model_of
 from fedcore.methods.mixture_models.contract import CurvedEM
 from fedcore.rounds.method import PublicFacts
 

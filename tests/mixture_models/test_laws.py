@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse as sp
 
 from fedcore.errors import ConfigError
-from tests.models.cases import MAKERS, case, directions, moved
+from tests.mixture_models.cases import MAKERS, case, directions, moved
 
 ALL = sorted(MAKERS)
 each_model = pytest.mark.parametrize("name", ALL)
@@ -176,7 +176,7 @@ def test_the_answer_does_not_depend_on_the_tile(name, monkeypatch):
     ptr = ragged(c, sizes_of(c))
     before = c.model.e_mean(c.theta, c.y, ptr), c.model.e_total(c.theta, c.y), c.model.log_likelihood(c.theta, c.y)
     monkeypatch.setattr(type(c.model), "_tile", lambda *_: 4, raising=False)
-    monkeypatch.setattr("fedcore.methods.mixture_models.missing.TILE_NUMBERS", 40)
+    monkeypatch.setattr("fedcore.methods.mixture_models.low_rank_tables.TILE_NUMBERS", 40)
     after = c.model.e_mean(c.theta, c.y, ptr), c.model.e_total(c.theta, c.y), c.model.log_likelihood(c.theta, c.y)
     for a, b in zip(before, after, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-11)
