@@ -15,9 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from fedcore.errors import ConfigError
-from fedcore.methods.federated_em import FederatedEM, FederatedEMState, server
-from fedcore.methods.federated_em import models as families
-from fedcore.methods.federated_em.clients import rows_of
+from fedcore.methods.federated_em import FederatedEM, FederatedEMState, models
+from fedcore.methods.federated_em.leaf_rows import rows_of
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
 from fedcore.reproduce.experiment import Options, Place
@@ -126,7 +125,7 @@ class Trace:
 def all_rows(population: Population, state: FederatedEMState, method: FederatedEM) -> np.ndarray:
     """(N, d) all rows, as the model sees them."""
     blocks = [population.read(index) for index in range(len(population.blocks))]
-    return np.concatenate([rows_of(block, server.scaling(state), method.config.unit).y for block in blocks])
+    return np.concatenate([rows_of(block, state.scaling(), method.config.rows_per_observation).y for block in blocks])
 
 
 def mean_field(method: FederatedEM, state: FederatedEMState, rows: np.ndarray) -> float:
@@ -136,7 +135,7 @@ def mean_field(method: FederatedEM, state: FederatedEMState, rows: np.ndarray) -
 
 
 def model_of(method: FederatedEM, state: FederatedEMState):
-    return families.model_of(method.config, server.scaling(state))
+    return models.model_of(method.config, state.scaling())
 
 
 @dataclass(frozen=True, slots=True)

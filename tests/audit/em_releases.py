@@ -13,7 +13,7 @@ from unittest import mock
 import numpy as np
 
 from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig, private
-from fedcore.methods.federated_em.clients import rows_of
+from fedcore.methods.federated_em.leaf_rows import rows_of
 from fedcore.methods.federated_em.messages import plain_scaling
 from fedcore.methods.federated_em.models import model_of
 from fedcore.population.blocks import RowsBlock
