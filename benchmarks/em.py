@@ -24,8 +24,7 @@ from benchmarks import floors, machine
 from benchmarks.measured import Measured, in_turns
 from benchmarks.populations import COLUMNS, COMPONENTS, ROWS, mixture_means, mixture_rows
 from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig
-from fedcore.methods.federated_em.rows import rows_of
-from fedcore.methods.federated_em.server import scaling
+from fedcore.methods.federated_em.leaf_rows import rows_of
 from fedcore.methods.mixture_models.gaussian import GaussianMixture
 from fedcore.population.blocks import leaves
 from fedcore.rounds.engine import InProcessBackend
@@ -84,7 +83,7 @@ def in_memory(population, repeats: int, per_row: dict | None = None) -> tuple[li
     em = FederatedEM(FederatedEMConfig(algorithm="em", start="given", standardise=False, **SETTINGS))
     private = FederatedEM(FederatedEMConfig(algorithm="private", components=COMPONENTS, covariance="diag"))
     state = private.init(public)
-    model, scale, released = GaussianMixture(COMPONENTS, COLUMNS, "diag"), scaling(state), private.message(state)
+    model, scale, released = GaussianMixture(COMPONENTS, COLUMNS, "diag"), state.scaling(), private.message(state)
     round_message = em.message(
         replace(
             em.init(replace(public, rho=None, clients=clients)),

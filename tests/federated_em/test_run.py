@@ -8,7 +8,7 @@ import scipy.sparse as sp
 
 from fedcore.errors import ConfigError, PrivacyError, RunError, WrongKind
 from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig, FederatedEMState, server
-from fedcore.methods.registry import make_method, method_class
+from fedcore.methods.registry import make_method
 from fedcore.population.blocks import counts_block
 from fedcore.population.manifest import Provenance
 from fedcore.population.writer import PopulationWriter
@@ -257,7 +257,7 @@ def test_a_population_of_another_kind_is_refused(tmp_path):
         begin(counts, tmp_path, {})
     finished = to_end(begin(counts, tmp_path, {"model": "poisson", "kind": "counts", "components": 2, "rounds": 3}))
     assert load_run(finished.path).head["status"] == "finished"
-    assert method_class("federated_em").kind == "rows"
+    assert make_method("federated_em", {}).kind == "rows"
 
 
 # --- settings -------------------------------------------------------------------------------------------------------

@@ -8,9 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig, private, rows
+from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig, private
+from fedcore.methods.federated_em import leaf_rows as rows
+from fedcore.methods.federated_em.leaf_rows import rows_of
 from fedcore.methods.federated_em.messages import plain_scaling
-from fedcore.methods.federated_em.rows import rows_of
 from fedcore.population import streaming
 from fedcore.population.manifest import Provenance
 from fedcore.population.writer import PopulationWriter

@@ -140,7 +140,7 @@ def test_pooled_em_is_em_of_the_shared_model():
     np.testing.assert_allclose(ran.state.centres, theta["means"], atol=1e-8)
     np.testing.assert_allclose(ran.state.pooled_covariance, theta["covariances"], atol=1e-8)
     out = ran.outputs()
-    labels = model.personalise(theta, block.x)["label"]
+    labels = model.personalise(theta, block.x)["responsibilities"].argmax(axis=1)
     assert np.array_equal(out["labels"][0, :150], labels[:150]) and np.array_equal(out["centres"][0], out["centres"][5])
     fit = ran.column("log_likelihood")
     assert (np.diff(fit) > -1e-3).all()

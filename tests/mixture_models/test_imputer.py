@@ -22,8 +22,8 @@ def truth(d=4):
 
 
 def slow(theta, y, centre):
-    """Statistics, imputed rows, standard deviations and log-likelihoods, one row at a time, by the textbook."""
-    statistics, imputed, deviation, logs = [], [], [], []
+    """Statistics, imputed rows and log-likelihoods, one row at a time, by the textbook."""
+    statistics, imputed, logs = [], [], []
     mu, sigma = theta["mean"], theta["covariance"]
     for row in y:
         m = np.isnan(row)
@@ -40,14 +40,13 @@ def slow(theta, y, centre):
         shifted = x - centre
         statistics.append(np.concatenate([shifted, pack_symmetric(np.outer(shifted, shifted) + c)]))
         imputed.append(x)
-        deviation.append(np.sqrt(np.diag(c)))
-    return np.array(statistics), np.array(imputed), np.array(deviation), np.array(logs)
+    return np.array(statistics), np.array(imputed), np.array(logs)
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_against_one_row_at_a_time(dtype):
     y, theta, centre = incomplete().astype(dtype), truth(), np.array([1.0, 2, 3, 0])
-    statistics, imputed, deviation, logs = slow(theta, y.astype(np.float64), centre)
+    statistics, imputed, logs = slow(theta, y.astype(np.float64), centre)
     model = GaussianImputer(4, centre=centre)
     np.testing.assert_allclose(model.e_mean(theta, y, np.arange(81)), statistics, atol=1e-11)
     ptr = np.array([0, 5, 5, 6, 50, 80])
@@ -56,7 +55,6 @@ def test_against_one_row_at_a_time(dtype):
     np.testing.assert_allclose(model.log_likelihood(theta, y), logs, atol=1e-11)
     outputs = model.personalise(theta, y)
     np.testing.assert_allclose(outputs["imputed"], imputed, atol=1e-11)
-    np.testing.assert_allclose(outputs["standard_deviation"], deviation, atol=1e-7)
     assert np.array_equal(outputs["imputed"][~np.isnan(y)], y[~np.isnan(y)])
 
 
@@ -87,12 +85,8 @@ def test_imputation_beats_the_mean():
     theta = {"mean": np.nanmean(y, axis=0), "covariance": np.diag(np.nanvar(y, axis=0))}
     for _ in range(60):
         theta = model.maximise(model.e_total(theta, y) / len(y))
-    outputs = model.personalise(theta, y)
-    residual = (outputs["imputed"] - full)[hole]
+    residual = (model.personalise(theta, y)["imputed"] - full)[hole]
     assert residual.std() < 0.35 * full[hole].std()
-    # the standard deviations that are claimed are those that are found; 3000 residuals, 5 standard errors
-    claimed = outputs["standard_deviation"][hole]
-    assert (residual / claimed).std() == pytest.approx(1.0, abs=5 / np.sqrt(2 * hole.sum()) + 0.03)
 
 
 def test_singular_covariances():

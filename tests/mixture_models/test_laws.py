@@ -1,4 +1,4 @@
-"""What every model of the room owes to EM (fedcore/models/contract.py)."""
+"""What every model of the room owes to EM (`fedcore.methods.mixture_models.contract`)."""
 
 import pickle
 
@@ -7,7 +7,8 @@ import pytest
 import scipy.sparse as sp
 
 from fedcore.errors import ConfigError
-from tests.models.cases import MAKERS, case, directions, moved
+from tests.mixture_models.cases import MAKERS, case, directions, moved
+from tests.mixture_models.natural import natural
 
 ALL = sorted(MAKERS)
 each_model = pytest.mark.parametrize("name", ALL)
@@ -43,7 +44,7 @@ def test_fisher_identity(name):
     for _ in range(3):
         direction, step = directions(c, rng), 1e-5
         up, down = moved(c.theta, direction, step), moved(c.theta, direction, -step)
-        (phi_up, psi_up), (phi_down, psi_down) = c.model.natural(up), c.model.natural(down)
+        (phi_up, psi_up), (phi_down, psi_down) = natural(c.model, up), natural(c.model, down)
         right = -(phi_up - phi_down) @ s + psi_up - psi_down + c.model.penalty(up) - c.model.penalty(down)
         left = c.objective(up) - c.objective(down)
         assert left / (2 * step) == pytest.approx(right / (2 * step), rel=2e-6, abs=2e-6)
@@ -68,7 +69,7 @@ def test_maximise_minimises_the_surrogate(name):
     best = c.model.maximise(s)
 
     def surrogate(theta):
-        phi, psi = c.model.natural(theta)
+        phi, psi = natural(c.model, theta)
         return psi + c.model.penalty(theta) - s @ phi
 
     for _ in range(5):
@@ -83,19 +84,15 @@ def test_maximise_minimises_the_surrogate(name):
 
 
 @each_model
-def test_mean_is_the_mean_of_mean_at(name):
+def test_mean_is_the_mean_of_single_rows(name):
     c = case(name)
     sizes = sizes_of(c)
-    ptr = ragged(c, sizes)
-    mean = c.model.e_mean(c.theta, c.y, ptr)
+    mean = c.model.e_mean(c.theta, c.y, ragged(c, sizes))
     assert mean.shape == (len(sizes), c.model.q)
-    for client, size in enumerate(sizes):
-        alone = []
-        for j in range(size):
-            at = np.zeros((len(sizes), 1), np.int64)
-            at[client] = j
-            alone.append(c.model.e_mean_at(c.theta, c.y, ptr, at)[client])
-        expected = np.mean(alone, axis=0) if size else np.zeros(c.model.q)
+    alone = c.model.e_mean(c.theta, c.y, np.arange(c.observations + 1) * c.each)
+    ends = np.cumsum(sizes)
+    for client, (size, end) in enumerate(zip(sizes, ends, strict=True)):
+        expected = alone[end - size : end].mean(axis=0) if size else np.zeros(c.model.q)
         np.testing.assert_allclose(mean[client], expected, atol=1e-12)
 
 
@@ -110,19 +107,6 @@ def test_total_is_the_weighted_sum(name):
     ptr = ragged(c, sizes_of(c))
     means = c.model.e_mean(c.theta, c.y, ptr)
     np.testing.assert_allclose(np.array(sizes_of(c)) @ means, rows.sum(axis=0), atol=1e-10)
-
-
-@each_model
-def test_rows_may_be_asked_for_twice_and_only_if_there(name):
-    c = case(name)
-    ptr = ragged(c, [2, 3])
-    at = np.array([[1, 1, 0], [2, 0, 0]])
-    rows = c.model.e_mean(c.theta, c.y[: 5 * c.each], np.arange(6) * c.each)
-    got = c.model.e_mean_at(c.theta, c.y, ptr, at)
-    np.testing.assert_allclose(got[0], (2 * rows[1] + rows[0]) / 3, atol=1e-12)
-    np.testing.assert_allclose(got[1], (rows[4] + 2 * rows[2]) / 3, atol=1e-12)
-    with pytest.raises(IndexError):
-        c.model.e_mean_at(c.theta, c.y, ptr, np.array([[2], [0]]))
 
 
 @each_model
@@ -143,7 +127,7 @@ def test_gradient_of_the_lyapunov_function(name):
     for _ in range(3):
         u = rng.standard_normal(c.model.q)
         up, down = c.model.maximise(s + step * u, theta), c.model.maximise(s - step * u, theta)
-        bend = (c.model.natural(up)[0] - c.model.natural(down)[0]) / (2 * step)
+        bend = (natural(c.model, up)[0] - natural(c.model, down)[0]) / (2 * step)
         slope = (c.objective(up) - c.objective(down)) / (2 * step)
         assert slope == pytest.approx(-bend @ h, rel=5e-5, abs=1e-5)
 
@@ -161,7 +145,6 @@ def test_nobody_and_one_row(name):
     none = c.y[:0]
     assert np.array_equal(c.model.e_total(c.theta, none), np.zeros(c.model.q))
     assert np.array_equal(c.model.e_mean(c.theta, none, np.zeros(4, np.int64)), np.zeros((3, c.model.q)))
-    assert c.model.e_mean_at(c.theta, none, np.zeros(3, np.int64), np.zeros((2, 5), np.int64)).shape == (2, c.model.q)
     assert c.model.log_likelihood(c.theta, none).shape == (0,)
     one = c.y[: c.each]
     total = c.model.e_total(c.theta, one)
@@ -176,7 +159,7 @@ def test_the_answer_does_not_depend_on_the_tile(name, monkeypatch):
     ptr = ragged(c, sizes_of(c))
     before = c.model.e_mean(c.theta, c.y, ptr), c.model.e_total(c.theta, c.y), c.model.log_likelihood(c.theta, c.y)
     monkeypatch.setattr(type(c.model), "_tile", lambda *_: 4, raising=False)
-    monkeypatch.setattr("fedcore.methods.mixture_models.missing.TILE_NUMBERS", 40)
+    monkeypatch.setattr("fedcore.methods.mixture_models.low_rank_tables.TILE_NUMBERS", 40)
     after = c.model.e_mean(c.theta, c.y, ptr), c.model.e_total(c.theta, c.y), c.model.log_likelihood(c.theta, c.y)
     for a, b in zip(before, after, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-11)
@@ -256,4 +239,3 @@ def test_csr_equals_dense(name):
     np.testing.assert_allclose(c.model.log_likelihood(c.theta, c.y), c.model.log_likelihood(c.theta, dense), atol=1e-12)
     got, expected = c.model.personalise(c.theta, c.y), c.model.personalise(c.theta, dense)
     np.testing.assert_allclose(got["responsibilities"], expected["responsibilities"], atol=1e-13)
-    assert np.array_equal(got["label"], expected["label"])

@@ -11,7 +11,7 @@ import scipy.sparse as sp
 from fedcore.methods.mixture_models.counts import BernoulliMixture, MultinomialMixture, PoissonMixture
 from fedcore.methods.mixture_models.gaussian import GaussianMixture
 from fedcore.methods.mixture_models.imputer import GaussianImputer
-from fedcore.methods.mixture_models.missing import LowRankTables
+from fedcore.methods.mixture_models.low_rank_tables import LowRankTables
 from fedcore.methods.mixture_models.regression import RegressionMixture
 
 

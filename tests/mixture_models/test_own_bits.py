@@ -5,11 +5,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcore.methods.mixture_models.client_sums import LANES, Space, aligned, columns_of, padded_tiles, working_memory
+from fedcore.methods.mixture_models.client_sums import (
+    LANES,
+    Workspace,
+    aligned_array,
+    columns_of,
+    padded_tiles,
+    workspace,
+)
 from fedcore.methods.mixture_models.counts import BernoulliMixture, MultinomialMixture, PoissonMixture
 from fedcore.methods.mixture_models.gaussian import COVARIANCES, GaussianMixture
 from fedcore.methods.mixture_models.regression import RegressionMixture
-from fedcore.methods.mixture_models.views import RowView
+from fedcore.methods.mixture_models.row_view import RowView
 
 NONE = np.zeros(0)
 WILD = np.array([0.0, -0.0, 1e-308, 1e8, -1e200, 1e308, np.inf, -np.inf, np.nan])
@@ -151,22 +158,22 @@ def test_padded_tiles_cover_every_row_once(sizes, size, equal):
 def test_products_by_client_are_products():
     rng = np.random.default_rng(0)
     for each in (8, 24, 32, 40):
-        space = Space(5 * each)
-        a, b = space.array("a", 3)[:, : 4 * each], space.array("b", 7)[:, : 4 * each]
+        work = Workspace(5 * each)
+        a, b = work.array("a", 3)[:, : 4 * each], work.array("b", 7)[:, : 4 * each]
         a[...], b[...] = rng.normal(size=a.shape), rng.normal(size=b.shape)
         left = rng.normal(size=(2, 7))
         np.testing.assert_allclose(
-            space.client_products("s", a, b, each),
+            work.client_products("s", a, b, each),
             columns_of(a, each) @ columns_of(b, each).transpose(0, 2, 1),
             atol=1e-12,
         )
-        np.testing.assert_allclose(space.product("p", left, b, each), left @ b, atol=1e-12)
+        np.testing.assert_allclose(work.product("p", left, b, each), left @ b, atol=1e-12)
 
 
 def test_memory_is_aligned_and_not_shared_by_nested_answers():
-    assert all(aligned(n, 16).ctypes.data % 64 == 0 for n in range(1, 20))
-    with working_memory(16) as outer, working_memory(16) as inner:
+    assert all(aligned_array(n, 16).ctypes.data % 64 == 0 for n in range(1, 20))
+    with workspace(16) as outer, workspace(16) as inner:
         assert outer is not inner
         assert not np.shares_memory(outer.array("x", 2), inner.array("x", 2))
-    with working_memory(16) as again:
+    with workspace(16) as again:
         assert again is outer

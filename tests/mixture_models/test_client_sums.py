@@ -1,9 +1,8 @@
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcore.methods.mixture_models.client_sums import client_tiles, products_by_client, rows_at, tile_rows
+from fedcore.methods.mixture_models.client_sums import client_tiles, products_by_client, tile_rows
 
 
 @given(st.lists(st.integers(0, 12), max_size=15), st.integers(1, 20), st.booleans())
@@ -30,11 +29,3 @@ def test_tiles_cover_every_row_once(sizes, tile, equal):
 def test_rows_of_a_tile_are_no_power_of_two():
     for numbers in (1, 3, 31, 100, 1000, 10**6):
         assert tile_rows(numbers) % 16 == 8
-
-
-def test_rows_at():
-    filled, rows = rows_at(np.array([0, 2, 2, 5]), np.array([[1, 0], [7, 7], [2, 2]]))
-    assert filled.tolist() == [0, 2]
-    assert rows.tolist() == [[1, 0], [4, 4]]
-    with pytest.raises(IndexError):
-        rows_at(np.array([0, 2]), np.array([[-1]]))

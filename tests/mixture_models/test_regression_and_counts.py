@@ -52,7 +52,7 @@ def test_two_lines_are_found():
     np.testing.assert_allclose(theta["coefficients"], [[2, 1], [-1, 0]], atol=5 * 0.008)
     np.testing.assert_allclose(theta["weights"], [first.mean(), 1 - first.mean()], atol=5 * 0.025)
     np.testing.assert_allclose(np.sqrt(theta["variances"]), 0.1, atol=5 * 0.1 / np.sqrt(2 * 160))
-    label = model.personalise(theta, y)["label"]
+    label = model.personalise(theta, y)["responsibilities"].argmax(axis=1)
     assert np.mean((label == 0) == first) > 0.9
     density = sum(
         w * stats.norm(b[0] * y[:, 0] + b[1], np.sqrt(v)).pdf(y[:, 1])
@@ -130,7 +130,7 @@ def test_one_component_is_the_penalised_mean():
 @pytest.mark.parametrize("model", [PoissonMixture(2, 3), MultinomialMixture(2, 3), BernoulliMixture(2, 3)])
 def test_counts_never_seen_stay_possible(model):
     y = np.array([[1.0, 0, 1], [0, 0, 1], [1, 0, 0]])
-    name = model.location
+    name = "rates" if isinstance(model, PoissonMixture) else "probabilities"
     theta = {"weights": np.full(2, 0.5), name: np.array([[0.2, 0.3, 0.4], [0.5, 0.4, 0.1]])}
     s = model.e_total(theta, y) / 3
     assert model.admissible(s)
@@ -183,13 +183,13 @@ def test_settings_of_counts_out_of_range(make):
 
 def test_parameters_on_the_edge_are_no_start():
     weights = np.full(2, 0.5)
-    for model, values in (
-        (PoissonMixture(2, 2), [[0.0, 1], [1, 1]]),
-        (BernoulliMixture(2, 2), [[1.0, 0.5], [0.5, 0.5]]),
-        (MultinomialMixture(2, 2), [[0.5, 0.6], [0.5, 0.5]]),
+    for model, name, values in (
+        (PoissonMixture(2, 2), "rates", [[0.0, 1], [1, 1]]),
+        (BernoulliMixture(2, 2), "probabilities", [[1.0, 0.5], [0.5, 0.5]]),
+        (MultinomialMixture(2, 2), "probabilities", [[0.5, 0.6], [0.5, 0.5]]),
     ):
         with pytest.raises(ConfigError):
-            model.check_theta({"weights": weights, model.location: np.array(values)})
+            model.check_theta({"weights": weights, name: np.array(values)})
 
 
 def test_many_sparse_rows_in_several_tiles():

@@ -5,7 +5,7 @@ variance, Poisson (theta = log-intensity) or Bernoulli. Cells that were not obse
 table: itself, completed; its expectation puts Psi'(theta) where nothing was observed. M-step:
 
     T(s) = argmin_theta sum Psi(theta) - <s, theta> + lam ||theta||_*        (see
-    `fedcore.methods.mixture_models.low_rank`)
+    `fedcore.methods.mixture_models.nuclear_norm`)
 
 Gaussian, one client a table, no compression: soft-impute of Mazumder, Hastie, Tibshirani 2010 on the mean completion.
 Source: Dieuleveut, Fort, Moulines, Robin 2021, the application to biodiversity; the nuclear norm is the convex form
@@ -13,22 +13,21 @@ of (lam/2)(|U|^2 + |V|^2) for theta = U V'.
 
 **Rows.** What the contract calls a row is a whole table here. In the arrays of a population a table is J consecutive
 rows of L columns, NaN where missing; a client of k tables owns k J rows and `ptr` counts those. So `e_mean` averages
-over a client's k tables, `weights` and `log_likelihood` have one entry a table, `at` numbers the tables of a client.
+over a client's k tables, and `weights` and `log_likelihood` have one entry for each table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from scipy.special import gammaln
 
 from fedcore.errors import ConfigError, PopulationError
-from fedcore.methods.mixture_models.client_sums import rows_at
 from fedcore.methods.mixture_models.contract import Rows, Theta
-from fedcore.methods.mixture_models.low_rank import (
+from fedcore.methods.mixture_models.mixture import require_finite
+from fedcore.methods.mixture_models.nuclear_norm import (
     FAMILIES,
     Family,
     log_partition,
@@ -37,7 +36,6 @@ from fedcore.methods.mixture_models.low_rank import (
     nuclear_norm,
     soft_threshold,
 )
-from fedcore.methods.mixture_models.mixture import require_finite
 from fedcore.methods.mixture_models.packing import check_array, check_columns, refuse
 
 TILE_NUMBERS = 500_000  # of the tables completed at a time
@@ -80,7 +78,7 @@ class LowRankTables:
 
     # --- E-step -------------------------------------------------------------------------------------------------------
 
-    def _tables(self, y: np.ndarray) -> np.ndarray:
+    def _tables(self, y: Rows) -> np.ndarray:
         """(tables, J L) view. Raises PopulationError unless the rows make whole tables."""
         self._check_tables(y)
         return np.asarray(y).reshape(-1, self.q)
@@ -131,20 +129,7 @@ class LowRankTables:
         means /= np.maximum(counts, 1)[:, None]
         return means
 
-    def e_mean_at(self, theta: Theta, y: Rows, ptr: np.ndarray, at: np.ndarray) -> np.ndarray:
-        tables, ptr = self._tables(y), self._table_ptr(ptr)
-        means = np.zeros((len(ptr) - 1, self.q))
-        filled, chosen = rows_at(ptr, at)
-        if chosen.size:
-            y = tables[chosen.ravel()].reshape(-1, self.columns)
-            means[filled] = self.e_mean(theta, y, np.arange(len(chosen) + 1) * (chosen.shape[1] * self.rows))
-        return means
-
     # --- M-step -------------------------------------------------------------------------------------------------------
-
-    def natural(self, theta: Theta) -> tuple[np.ndarray, float]:
-        """phi (q,), packed like the statistic, and psi."""
-        return np.array(theta["natural"], np.float64).ravel(), float(log_partition(self.family, theta["natural"]).sum())
 
     def _outside(self, s: np.ndarray, margin: float) -> np.ndarray:
         """(J, L): by how much s leaves the range of a mean, less the margin; negative where too large."""
@@ -201,7 +186,7 @@ class LowRankTables:
             values[low : low + step] = np.nansum(cells, axis=1)
         return values
 
-    def personalise(self, theta: Theta, y: Rows) -> dict[str, Any]:
+    def personalise(self, theta: Theta, y: Rows) -> dict[str, np.ndarray]:
         """imputed (N, L): the rows with Psi'(theta) where nothing was observed."""
         completed = _completed(self._tables(y), self._expected(theta))
         return {"imputed": completed.reshape(-1, self.columns)}
@@ -243,7 +228,7 @@ def _completed(tables: np.ndarray, expected: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(tables), expected, tables)
 
 
-def observed_start(model: LowRankTables, total: np.ndarray, visits: np.ndarray) -> Theta:
+def parameters_from_cells(model: LowRankTables, total: np.ndarray, visits: np.ndarray) -> Theta:
     """theta from sums over the population: total (J, L) of observed values, visits (J, L) how often a cell was seen.
 
     The link of a shrunken mean: a cell's mean with one visit's worth of the overall mean added, cut to max_rank. Where

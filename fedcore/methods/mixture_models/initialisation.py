@@ -1,11 +1,10 @@
-"""Where EM begins. Pure functions of statistics that add up over leaves; the driver makes the passes.
+"""First parameters of a model, as pure functions of statistics that add up over leaves; the driver makes the passes.
 
-    random_start       from the pooled mean and variance: public moments, or one pass of `moment_sums`
-    k-means++          one pass of `nearest_squares` and `pick_row` for each centre (Arthur, Vassilvitskii 2007)
-    Lloyd              a few passes of `cluster_sums` and `lloyd_step`, then `start_from_clusters`
+    random_parameters  from the pooled mean and variance of the columns
+    k-means++          one pass of `squared_distances` and `draw_row` for each seed (Arthur, Vassilvitskii 2007)
+    Lloyd              a few passes of `cluster_sums` and `lloyd_step`, then `parameters_from_clusters`
 
-**Not private.** A centre that `pick_row` returns is the row of a real client, and the sums carry no noise. A private
-run starts from public moments or a released start.
+**Not private.** A seed is the row of a client, and the sums carry no noise. A private run has a warm start.
 """
 
 from __future__ import annotations
@@ -13,12 +12,13 @@ from __future__ import annotations
 import numpy as np
 import scipy.sparse as sp
 
-from fedcore.errors import ConfigError, PopulationError
+from fedcore.errors import ConfigError
 from fedcore.methods.mixture_models.client_sums import row_tiles
-from fedcore.methods.mixture_models.contract import Rows, Theta
+from fedcore.methods.mixture_models.contract import CurvedEM, Rows, Theta, is_sparse
 from fedcore.methods.mixture_models.counts import BernoulliMixture, CountMixture, MultinomialMixture, PoissonMixture
 from fedcore.methods.mixture_models.gaussian import GaussianMixture
 from fedcore.methods.mixture_models.imputer import GaussianImputer
+from fedcore.methods.mixture_models.mixture import Mixture
 from fedcore.methods.mixture_models.regression import RegressionMixture
 from fedcore.population.blocks import segment_sums
 from fedcore.randomness import client_uniforms, stream
@@ -26,58 +26,31 @@ from fedcore.rounds.statistics import ArgMax
 
 START = "em/start"
 PICK = "em/start/pick"
-NUMBERS_TOGETHER = 2**20  # in the rows whose differences from the centres are in memory
-OWN_ROWS = 5.0  # rows' worth of the pooled variance in a cluster's variance; of the pooled mean in its rates: 1
+NUMBERS_TOGETHER = 2**20  # in the rows whose differences from the centres are in RAM
+PRIOR_ROWS = 5.0  # rows' worth of the pooled variance in a cluster's variance; of the pooled mean in its rates: 1
 
 
-# --- moments ----------------------------------------------------------------------------------------------------------
+def random_parameters(model: CurvedEM, mean: np.ndarray, variance: np.ndarray, seed: int) -> Theta:
+    """Parameters drawn around the pooled moments (d,), with equal weights.
 
+    Gaussian: means N(mean, variance), pooled variances. Counts: the mean, each entry times exp(N(0, 1)). Regression:
+    slopes N(0, var v / (p var u)) through the mean point, variance of the response. Imputer: the pooled moments.
 
-def moment_sums(y: Rows, centre: np.ndarray | None = None) -> np.ndarray:
-    """(3, d) of a leaf: number, sum and sum of squares of every column, about the centre; NaN is left out."""
-    if sp.issparse(y):
-        y = y.astype(np.float64)
-        total, squares = (np.asarray(m.sum(axis=0)).ravel() for m in (y, y.multiply(y)))
-        if centre is not None:
-            squares = squares - 2.0 * centre * total + y.shape[0] * centre**2
-            total = total - y.shape[0] * centre
-        return np.stack([np.full(y.shape[1], float(y.shape[0])), total, squares])
-    x = np.asarray(y, np.float64) if centre is None else y - np.asarray(centre, np.float64)
-    seen = ~np.isnan(x)
-    x = np.where(seen, x, 0.0)
-    return np.stack([seen.sum(axis=0).astype(np.float64), x.sum(axis=0), np.einsum("ij,ij->j", x, x)])
-
-
-def pooled_moments(sums: np.ndarray, centre: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """mean (d,) and variance (d,) from the sum of `moment_sums`. Raises PopulationError for a column never seen."""
-    if (sums[0] == 0).any():
-        column = int(np.argmin(sums[0]))
-        raise PopulationError(f"column {column} has no value in any row.", "Leave it out of the population.")
-    mean = sums[1] / sums[0]
-    variance = np.maximum(sums[2] / sums[0] - mean * mean, 0.0)
-    return (mean if centre is None else mean + centre), variance
-
-
-def random_start(model, mean: np.ndarray, variance: np.ndarray, seed: int, spread: float = 1.0) -> Theta:
-    """A start from pooled moments (d,), equal weights. Raises ConfigError for a model that has none.
-
-    Gaussian: means N(mean, spread^2 variance), pooled variances. Counts: the mean, each entry times
-    exp(spread N(0, 1)). Regression: slopes N(0, spread^2 var v / (p var u)) through the mean point, variance of the
-    response. Imputer: the pooled moments.
+    Raises ConfigError for a model of another kind.
     """
     generator = stream(seed, START)
     mean, variance = np.asarray(mean, np.float64), np.maximum(np.asarray(variance, np.float64), 1e-12)
     if isinstance(model, GaussianImputer):
         return model.maximise(model.statistic_of({"mean": mean, "covariance": np.diag(variance)}))
     if isinstance(model, GaussianMixture):
-        means = mean + spread * np.sqrt(variance) * generator.standard_normal((model.components, len(mean)))
+        means = mean + np.sqrt(variance) * generator.standard_normal((model.components, len(mean)))
         return _gaussian(model, _equal(model), means, np.tile(variance, (model.components, 1)))
     if isinstance(model, CountMixture):
-        factors = np.exp(spread * generator.standard_normal((model.components, len(mean))))
+        factors = np.exp(generator.standard_normal((model.components, len(mean))))
         return _counts(model, _equal(model), np.maximum(mean, 1e-6) * factors)
     if isinstance(model, RegressionMixture):
         slopes = model.features - 1
-        scale = spread * np.sqrt(variance[-1] / (variance[:-1] * max(slopes, 1)))
+        scale = np.sqrt(variance[-1] / (variance[:-1] * max(slopes, 1)))
         b = scale * generator.standard_normal((model.components, slopes))
         if model.intercept:
             b = np.column_stack([b, mean[-1] - b @ mean[:-1]])
@@ -88,21 +61,21 @@ def random_start(model, mean: np.ndarray, variance: np.ndarray, seed: int, sprea
 # --- k-means++ --------------------------------------------------------------------------------------------------------
 
 
-def nearest_squares(y: Rows, centres: np.ndarray, scale: np.ndarray | None = None) -> np.ndarray:
-    """(N,) squared Euclidean distance of every row to its nearest centre (k, d), columns divided by scale (d,)."""
-    if sp.issparse(y):
-        return _squares(y, centres, scale).min(axis=0)
+def squared_distances(y: Rows, centres: np.ndarray) -> np.ndarray:
+    """(N,) squared Euclidean distance of every row to the nearest of the centres (k, d)."""
+    if is_sparse(y):
+        return _squares(y, centres).min(axis=0)
     nearest = np.empty(y.shape[0])
     for rows in row_tiles(y.shape[0], _rows_together(y)):
-        nearest[rows] = _squares(np.asarray(y[rows]), centres, scale).min(axis=0)
+        nearest[rows] = _squares(np.asarray(y[rows]), centres).min(axis=0)
     return nearest
 
 
-def pick_row(y: Rows, ptr: np.ndarray, first: int, log_weights: np.ndarray, seed: int, step: int) -> ArgMax:
+def draw_row(y: Rows, ptr: np.ndarray, first: int, log_weights: np.ndarray, seed: int, step: int) -> ArgMax:
     """A leaf's candidate for a draw of one row of the population, with probability exp(log_weights) up to a factor.
 
     log_weights: (N,), -inf for rows that must not be drawn. k-means++: zeros for the first centre, then the logarithm
-    of `nearest_squares`.
+    of `squared_distances`.
     first: the population's number of the leaf's first client; seed, step: name the draw
 
     Returns the best client and its payload {"row": (d,)}; the score of a leaf without rows is -inf. The maximum over
@@ -129,30 +102,30 @@ def pick_row(y: Rows, ptr: np.ndarray, first: int, log_weights: np.ndarray, seed
     chosen = rows.start + int(np.searchsorted(cumulative, uniforms[client, 1] * cumulative[-1], "right"))
     chosen = min(chosen, rows.stop - 1)
     row = y[chosen : chosen + 1]
-    row = row.toarray()[0] if sp.issparse(row) else np.asarray(row)[0]
+    row = row.toarray()[0] if is_sparse(row) else np.asarray(row)[0]
     return ArgMax(float(scores[client]), first + client, {"row": np.asarray(row, np.float64)})
 
 
 # --- Lloyd ------------------------------------------------------------------------------------------------------------
 
 
-def cluster_sums(y: Rows, centres: np.ndarray, scale: np.ndarray | None = None) -> np.ndarray:
-    """(k, 1 + 2 d) of a leaf: number of rows nearest to every centre, sum of the rows less the centre, sum of their
-    squares."""
+def cluster_sums(y: Rows, centres: np.ndarray) -> np.ndarray:
+    """(k, 1 + 2 d) of a leaf: the number of rows nearest to every centre, the sum of their differences from it, and the
+    sum of the squares of these."""
     k, d = centres.shape
     sums = np.zeros((k, 1 + 2 * d))
     if not y.shape[0]:
         return sums
-    if not sp.issparse(y) and y.shape[0] > _rows_together(y):
+    if not is_sparse(y) and y.shape[0] > _rows_together(y):
         for rows in row_tiles(y.shape[0], _rows_together(y)):
-            sums += cluster_sums(y[rows], centres, scale)
+            sums += cluster_sums(y[rows], centres)
         return sums
-    y = y if sp.issparse(y) else np.asarray(y)
-    labels = _squares(y, centres, scale).argmin(axis=0)
+    y = y if is_sparse(y) else np.asarray(y)
+    labels = _squares(y, centres).argmin(axis=0)
     member = np.zeros((k, y.shape[0]))
     member[labels, np.arange(len(labels))] = 1.0
     sums[:, 0] = member.sum(axis=1)
-    if sp.issparse(y):
+    if is_sparse(y):
         y = y.astype(np.float64)
         first, second = (y.T @ member.T).T, (y.multiply(y).tocsr().T @ member.T).T
         sums[:, 1 : 1 + d] = first - sums[:, :1] * centres
@@ -169,11 +142,13 @@ def lloyd_step(centres: np.ndarray, sums: np.ndarray) -> np.ndarray:
     return centres + sums[:, 1 : 1 + centres.shape[1]] / np.maximum(sums[:, :1], 1.0)
 
 
-def start_from_clusters(model, centres: np.ndarray, sums: np.ndarray, mean: np.ndarray, variance: np.ndarray) -> Theta:
-    """theta from the `cluster_sums` about these centres, and the pooled moments (d,). Weights and variances are
+def parameters_from_clusters(
+    model: CurvedEM, centres: np.ndarray, sums: np.ndarray, mean: np.ndarray, variance: np.ndarray
+) -> Theta:
+    """theta from the `cluster_sums` about these centres (G, d) and the pooled moments (d,). Weights and variances are
     shrunken towards equal and pooled ones, so that a small cluster is not degenerate.
 
-    Raises ConfigError for a model that has no clusters of rows as a start.
+    Raises ConfigError for a model whose components are not clusters of rows.
     """
     counts, d = sums[:, :1], centres.shape[1]
     weights = (counts[:, 0] + 1.0) / (counts.sum() + len(counts))
@@ -181,7 +156,7 @@ def start_from_clusters(model, centres: np.ndarray, sums: np.ndarray, mean: np.n
     if isinstance(model, GaussianMixture):
         within = np.maximum(sums[:, 1 + d :] - counts * shift**2, 0.0)
         pooled = np.maximum(np.asarray(variance, np.float64), 1e-12)
-        return _gaussian(model, weights, centres + shift, (within + OWN_ROWS * pooled) / (counts + OWN_ROWS))
+        return _gaussian(model, weights, centres + shift, (within + PRIOR_ROWS * pooled) / (counts + PRIOR_ROWS))
     if isinstance(model, CountMixture):
         return _counts(model, weights, (counts * (centres + shift) + np.maximum(mean, 1e-6)) / (counts + 1.0))
     raise ConfigError(f"{type(model).__name__} has no start from clusters of rows.", "Use a random start.")
@@ -190,19 +165,18 @@ def start_from_clusters(model, centres: np.ndarray, sums: np.ndarray, mean: np.n
 # --- parts ------------------------------------------------------------------------------------------------------------
 
 
-def _squares(y: Rows, centres: np.ndarray, scale: np.ndarray | None) -> np.ndarray:
+def _squares(y: Rows, centres: np.ndarray) -> np.ndarray:
     """(k, N)."""
-    scale = np.ones(centres.shape[1]) if scale is None else np.asarray(scale, np.float64)
     squares = np.empty((len(centres), y.shape[0]))
-    if sp.issparse(y):
-        y = sp.csr_matrix(y.multiply(1.0 / scale))
+    if is_sparse(y):
+        y = sp.csr_matrix(y, dtype=np.float64)
         norms = np.asarray(y.multiply(y).sum(axis=1)).ravel()
-        for i, centre in enumerate(centres / scale):
+        for i, centre in enumerate(centres):
             squares[i] = np.maximum(norms - 2.0 * (y @ centre) + centre @ centre, 0.0)
         return squares
     for i, centre in enumerate(centres):
         # differences before squares: a row has distance 0 from itself
-        x = (y - centre) / scale
+        x = y - centre
         squares[i] = np.einsum("ij,ij->i", x, x)
     return squares
 
@@ -211,7 +185,7 @@ def _rows_together(y: Rows) -> int:
     return max(NUMBERS_TOGETHER // max(y.shape[1], 1), 1)
 
 
-def _equal(model) -> np.ndarray:
+def _equal(model: Mixture) -> np.ndarray:
     return np.full(model.components, 1.0 / model.components)
 
 
