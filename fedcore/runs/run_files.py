@@ -1,4 +1,5 @@
-"""Names and contents of the small files of a run (`fedcore.runs.store`), read with care: they may be damaged or lost."""
+"""Names and contents of the small files of a run (`fedcore.runs.store`), read with care: they may be damaged or
+lost."""
 
 from __future__ import annotations
 

@@ -8,7 +8,8 @@
     metrics.jsonl    one row for each committed round; appended to
     report.html
 
-Behind a URL there are two differences. `holder.json` stands for the lock (`fedcore.storage.remote_lock`). Objects are not appended
+Behind a URL there are two differences. `holder.json` stands for the lock (`fedcore.storage.remote_lock`). Objects are
+not appended
 to, so the metrics are put whole at each commit, under a name of their writer's own that the head tells: a process that
 lost the run cannot shorten those of its successor.
 
