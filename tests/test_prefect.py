@@ -34,9 +34,8 @@ def prefect_server(tmp_path_factory):
     before = {name: os.environ.get(name) for name in ("PREFECT_HOME", "PREFECT_API_URL")}
     os.environ["PREFECT_HOME"] = str(home)
     os.environ.pop("PREFECT_API_URL", None)
+    import fedcore.flows  # noqa: F401  makes the settings
     from fedcore.flows.server import server
-
-    import flows  # noqa: F401  makes the settings
 
     try:
         with server() as base:
