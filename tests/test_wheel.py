@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import time
 import tomllib
 import urllib.error
@@ -138,8 +137,7 @@ def environment(wheel, tmp_path_factory) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=120)
     python = folder / "bin" / "python"
     pip("--python", python, "install", "--no-deps", "--no-index", wheel)
-    own = {str(ROOT), *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))}
-    others = [entry for entry in sys.path if "site-packages" in entry and Path(entry).is_dir() and entry not in own]
+    others = [entry for entry in sys.path if Path(entry).name in ("site-packages", "dist-packages")]
     (packages,) = folder.glob("lib/python*/site-packages")
     (packages / "zz-others.pth").write_text("\n".join(others))
     return folder / "bin"
