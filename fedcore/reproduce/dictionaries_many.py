@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedcore.methods.dictionaries import learners
-from fedcore.methods.dictionaries.centres import centre
-from fedcore.methods.dictionaries.choosing import choose, split
-from fedcore.methods.dictionaries.coding import Coder
+from fedcore.methods.dictionaries.aggregation import centre
+from fedcore.methods.dictionaries.alignment import choose, split
+from fedcore.methods.dictionaries.distances import d12
 from fedcore.methods.dictionaries.matching import matched_atoms, path, star
-from fedcore.methods.dictionaries.operators import d12
-from fedcore.methods.dictionaries.synthetic import SharedAtoms
+from fedcore.methods.dictionaries.simulation.synthetic import SharedAtoms
+from fedcore.methods.dictionaries.sparse_coding import Coder
 from fedcore.randomness import stream
 
 FAR, FAR_ROUNDS = 0.7, 3  # as the method leaves clients out

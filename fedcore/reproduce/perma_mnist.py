@@ -16,11 +16,13 @@ from typing import NamedTuple
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from fedcore.methods.dictionaries import learners, metrics, pooled
-from fedcore.methods.dictionaries.coding import Coder
-from fedcore.methods.dictionaries.consensus import consensus_admm
-from fedcore.methods.dictionaries.ksvd import fedavg_k_svd
-from fedcore.methods.dictionaries.perpca import personalised_pca
+from fedcore.methods.dictionaries import learners
+from fedcore.methods.dictionaries.baselines import pooled
+from fedcore.methods.dictionaries.baselines.consensus import consensus_admm
+from fedcore.methods.dictionaries.baselines.ksvd import fedavg_k_svd
+from fedcore.methods.dictionaries.baselines.perpca import personalised_pca
+from fedcore.methods.dictionaries.simulation.errors_against_truth import image_quality, reconstructed
+from fedcore.methods.dictionaries.sparse_coding import Coder
 from fedcore.randomness import stream
 from fedcore.reproduce.dictionaries_runs import train
 from fedcore.reproduce.experiment import Cell, Options, Place, ResultTable
@@ -269,7 +271,7 @@ def estimates(
         return pooled.zero_image(images) if line.title == LINES["zero"].title else pooled.mean_image(images, samples)
     if line.code == "first":
         return (images @ atoms[:k].T) @ atoms[:k]
-    return metrics.rebuilt(images, atoms, k, line.code)
+    return reconstructed(images, atoms, k, line.code)
 
 
 def scores(
@@ -289,7 +291,7 @@ def scores(
             found = estimates(line, atoms[client], samples, images, k)
             errors[client] = np.mean((found - images) ** 2, axis=1)
             if client == FIRST:
-                quality = metrics.quality(images, found, (side, side))
+                quality = image_quality(images, found, (side, side))
                 first.append(quality[:3])
                 clipped.append(quality.clipped)
                 if k == KEPT[0] and atoms[client] is not None:

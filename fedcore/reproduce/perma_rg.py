@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedcore.methods.dictionaries.counting import by_jump, by_null
 from fedcore.methods.dictionaries.matching import path, star
-from fedcore.methods.dictionaries.synthetic import shared_atoms
+from fedcore.methods.dictionaries.number_of_global_atoms import by_jump, by_null
+from fedcore.methods.dictionaries.simulation.synthetic import shared_atoms
 from fedcore.randomness import stream
 from fedcore.reproduce import dictionaries_many as many
 from fedcore.reproduce.experiment import Cell, Options, Place, ResultTable

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedcore.methods.dictionaries.operators import d12
-from fedcore.methods.dictionaries.synthetic import shared_atoms
+from fedcore.methods.dictionaries.distances import d12
+from fedcore.methods.dictionaries.simulation.synthetic import shared_atoms
 from fedcore.reproduce import dictionaries_many as many
 from fedcore.reproduce.experiment import Cell, Options, Place, ResultTable
 from fedcore.reproduce.fedem_runs import own_data_only

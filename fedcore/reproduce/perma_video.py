@@ -18,8 +18,15 @@ import numpy as np
 from scipy.ndimage import gaussian_filter
 from threadpoolctl import threadpool_limits
 
-from fedcore.methods.dictionaries import metrics, pooled, video
-from fedcore.methods.dictionaries.perpca import personalised_pca
+from fedcore.methods.dictionaries.baselines import pooled
+from fedcore.methods.dictionaries.baselines.perpca import personalised_pca
+from fedcore.methods.dictionaries.simulation import video
+from fedcore.methods.dictionaries.simulation.errors_against_truth import (
+    best_mask_scores,
+    energy_inside,
+    mask_scores,
+    psnr,
+)
 from fedcore.reproduce import perma_clip
 from fedcore.reproduce.experiment import Cell, Options, Place, ResultTable
 from fedcore.reproduce.fedem_runs import data_file, verdict
@@ -221,14 +228,14 @@ def seeds(options: Options) -> range:
 def scores(clip: video.Clip, background: np.ndarray) -> dict:
     """JSON. spread: 1.4826 median |frame - background|, which needs no truth."""
     difference = video.difference(clip.frames, background)
-    own = metrics.found(difference > video.own_threshold(difference), clip.masks)
-    best, _ = metrics.best_found(difference, clip.masks)
+    own = mask_scores(difference > video.own_threshold(difference), clip.masks)
+    best, _ = best_mask_scores(difference, clip.masks)
     return {
         "f1": own.f1,
         "iou": own.iou,
         "best_f1": best.f1,
         "best_iou": best.iou,
-        "psnr": float(metrics.psnr(np.mean((background - clip.background) ** 2))),
+        "psnr": float(psnr(np.mean((background - clip.background) ** 2))),
         "spread": spread_left(clip.frames, background),
     }
 
@@ -260,7 +267,7 @@ def tree(place: Place, key: str, size: Size) -> dict:
     region = gaussian_filter(change, (0, BLUR, BLUR)) > CHANGED
 
     def inside(estimate: np.ndarray) -> float:
-        return metrics.energy_inside(frames[hand:] - estimate, region)
+        return energy_inside(frames[hand:] - estimate, region)
 
     at = np.array([hand // 2, *np.linspace(hand + 1, len(frames) - 1, SHOWN - 1).round().astype(int)])
     at = np.minimum(at, len(frames) - 1)
@@ -271,7 +278,7 @@ def tree(place: Place, key: str, size: Size) -> dict:
 
     return {
         "inside": inside(background[hand:]),
-        "local": metrics.energy_inside(foreground[hand:], region),
+        "local": energy_inside(foreground[hand:], region),
         "median": inside(pooled.frame_median(frames)),
         "mean": inside(pooled.frame_mean(frames)),
         "area": float(region.mean()),

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from fedcore.errors import PopulationError
-from fedcore.methods.dictionaries import learners, samples
-from fedcore.methods.dictionaries.coding import Coder
-from fedcore.methods.dictionaries.operators import d12, normalise, polar
-from fedcore.methods.dictionaries.synthetic import shared_atoms
+from fedcore.methods.dictionaries import client_groups, learners
+from fedcore.methods.dictionaries.distances import d12
+from fedcore.methods.dictionaries.operators import normalise, polar
+from fedcore.methods.dictionaries.simulation.synthetic import shared_atoms
+from fedcore.methods.dictionaries.sparse_coding import Coder
 from fedcore.randomness import stream
 from tests.dictionaries.run_in_memory import block_of
 
@@ -158,10 +159,10 @@ def test_tiles_of_a_client_give_what_its_samples_give_in_one(monkeypatch, number
         client: learners.step("orthogonal", lambda rows=rows: [rows[None]], start[None], THRESHOLD)
         for client, rows in ((0, y[:3]), (1, y), (3, y[:70]))
     }
-    monkeypatch.setattr(samples, "TILE_NUMBERS", numbers)
-    monkeypatch.setattr(samples, "STACK_NUMBERS", numbers)
+    monkeypatch.setattr(client_groups, "TILE_NUMBERS", numbers)
+    monkeypatch.setattr(client_groups, "STACK_NUMBERS", numbers)
     seen = []
-    for group in samples.groups(block, np.array([6, 6, 6, 6])):
+    for group in client_groups.groups(block, np.array([6, 6, 6, 6])):
         atoms = np.broadcast_to(start, (len(group.clients), 6, 6))
         moved, sums = learners.step("orthogonal", group.tiles, atoms, THRESHOLD)
         for i, client in enumerate(group.clients):
@@ -178,7 +179,7 @@ def test_groups_hold_clients_of_one_rank_and_little_padding():
     ranks = np.where(sizes > 10, 4, 2)
     block = block_of([np.full((n, 3), i + 1.0) for i, n in enumerate(sizes)])
     seen = []
-    for group in samples.groups(block, ranks):
+    for group in client_groups.groups(block, ranks):
         tile = next(iter(group.tiles()))
         assert set(ranks[group.clients]) == {group.rank}
         assert (group.sizes >= 1).all() and group.sizes.sum() >= 0.85 * tile.shape[0] * tile.shape[1]
@@ -191,7 +192,7 @@ def test_groups_hold_clients_of_one_rank_and_little_padding():
 def test_values_that_are_not_finite_are_named():
     block = block_of([np.ones((4, 2)), np.array([[1.0, np.nan]])])
     with pytest.raises(PopulationError, match="client number 1"):
-        for group in samples.groups(block, np.array([2, 2])):
+        for group in client_groups.groups(block, np.array([2, 2])):
             list(group.tiles())
 
 
@@ -200,14 +201,14 @@ def test_memory_of_a_pass_over_a_large_client_is_that_of_a_tile():
     d, r = 256, 64
     block = block_of([stream(0, "large").random((20_000, d), dtype=np.float32)])
     atoms = learners.random_atoms(stream(1, "large"), r, d)[None]
-    (group,) = samples.groups(block, np.array([r]))
+    (group,) = client_groups.groups(block, np.array([r]))
     tracemalloc.start()
     try:
         learners.step("orthogonal", group.tiles, atoms, Coder("top_k", sparsity=8))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    b = samples.tile_rows(d)
+    b = client_groups.tile_rows(d)
     assert 20_000 > 4 * b
     assert peak < 1.2 * 8 * (d * b + r * b + 2 * d * r + r * r)
 

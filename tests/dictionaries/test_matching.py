@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcore.methods.dictionaries.centres import centre, scaled
-from fedcore.methods.dictionaries.choosing import choose, split
-from fedcore.methods.dictionaries.counting import automatic, by_jump, by_null, null_scores
+from fedcore.methods.dictionaries.aggregation import centre, scaled
+from fedcore.methods.dictionaries.alignment import choose, split
+from fedcore.methods.dictionaries.distances import d12, layer_matrices
 from fedcore.methods.dictionaries.learners import random_atoms
 from fedcore.methods.dictionaries.matching import matched_atoms, path, shortest_paths, star
-from fedcore.methods.dictionaries.operators import d12, layer_matrices, normalise
+from fedcore.methods.dictionaries.number_of_global_atoms import automatic, by_jump, by_null, null_scores
+from fedcore.methods.dictionaries.operators import normalise
 from fedcore.randomness import stream
 
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from fedcore.methods.dictionaries import Dictionaries, DictionariesConfig, samples
+from fedcore.methods.dictionaries import Dictionaries, DictionariesConfig, client_groups
+from fedcore.methods.dictionaries.distances import d12
 from fedcore.methods.dictionaries.learners import random_atoms
-from fedcore.methods.dictionaries.operators import d12, polar
+from fedcore.methods.dictionaries.operators import polar
 from fedcore.methods.dictionaries.separation import LAST, RobustCoder, huber, learn_background, separate
 from fedcore.randomness import stream
 from tests.dictionaries.run_in_memory import block_of, facts, run
@@ -89,8 +90,8 @@ def test_leaves_stacks_and_streams_change_nothing_but_spreads(monkeypatch):
     np.testing.assert_allclose(whole.state.common, leaves.state.common, atol=1e-9)
     alone = learn_background(rows, run(block_of(rows), **{**ROBUST, "rounds": 1}).state.common, 4, aggregate="median")
     np.testing.assert_allclose(whole.state.common, alone, atol=1e-9)
-    monkeypatch.setattr(samples, "TILE_NUMBERS", 40 * 20)
-    monkeypatch.setattr(samples, "STACK_NUMBERS", 40 * 20)
+    monkeypatch.setattr(client_groups, "TILE_NUMBERS", 40 * 20)
+    monkeypatch.setattr(client_groups, "STACK_NUMBERS", 40 * 20)
     tiles = run(block_of(rows), **ROBUST)  # 20 rows at a time: spreads are those of tiles
     assert miss(atoms, tiles.state.common) < 0.2
     assert np.isfinite(tiles.outputs()["rows_local"]).all()

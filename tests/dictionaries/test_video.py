@@ -6,9 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcore.errors import ConfigError, IngestError
-from fedcore.methods.dictionaries import metrics, pooled, video
+from fedcore.methods.dictionaries.baselines import pooled
 from fedcore.methods.dictionaries.learners import random_atoms
 from fedcore.methods.dictionaries.separation import LAST, RobustCoder, client_atoms, learn_background, separate
+from fedcore.methods.dictionaries.simulation import video
+from fedcore.methods.dictionaries.simulation.errors_against_truth import energy_inside, mask_scores
 
 # --- layouts --------------------------------------------------------------------------------------------------------
 
@@ -181,10 +183,10 @@ def test_a_small_clip():
         parts = [separate(own, atoms, 10, 5, 3, LAST if name == "robust" else coder) for own in rows]
         background = np.stack([video.to_frame(part.background, clip.frames.shape[1:], (10, 10)) for part in parts])
         difference = video.difference(clip.frames, background)
-        scores[name] = metrics.found(difference > video.own_threshold(difference), clip.masks).f1
+        scores[name] = mask_scores(difference > video.own_threshold(difference), clip.masks).f1
     assert scores["robust"] > 0.9 and scores["robust"] > scores["plain"], scores
     foreground = video.to_frame(parts[0].foreground, clip.frames.shape[1:], (10, 10))[None]
-    assert metrics.energy_inside(foreground, clip.masks[:1]) > 3 * clip.masks[0].mean()
+    assert energy_inside(foreground, clip.masks[:1]) > 3 * clip.masks[0].mean()
 
 
 def test_frame_statistics():

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcore.methods.dictionaries.coding import Coder
 from fedcore.methods.dictionaries.operators import normalise, polar
+from fedcore.methods.dictionaries.sparse_coding import Coder
 from fedcore.randomness import stream
 
 Tiles = Callable[[], Iterable[np.ndarray]]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcore.methods.dictionaries.operators import ZERO_DISTANCE, align_signs, assign, atom_distances, layer_matrices
+from fedcore.methods.dictionaries.distances import ZERO_DISTANCE, align_signs, assign, atom_distances, layer_matrices
 
 UNMATCHED = 2.0  # distance of an anchor's atom that found no partner
 FAR = 0.7  # matched atoms further apart are left out of their centre

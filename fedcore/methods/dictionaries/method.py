@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedcore.errors import ConfigError
-from fedcore.methods.dictionaries import leaf, scores, server
+from fedcore.methods.dictionaries import clients as leaf
+from fedcore.methods.dictionaries import scores, server
 from fedcore.methods.dictionaries.config import DictionariesConfig
 from fedcore.methods.dictionaries.personal import personalise
 from fedcore.methods.dictionaries.round_metrics import METRICS

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from fedcore.errors import RunError
-from fedcore.methods.dictionaries.coding import Coder, omp
+from fedcore.methods.dictionaries.client_groups import groups
+from fedcore.methods.dictionaries.clients import begun, coder_of
 from fedcore.methods.dictionaries.config import DictionariesConfig
-from fedcore.methods.dictionaries.leaf import begun, coder_of
 from fedcore.methods.dictionaries.robust import robust_parts
-from fedcore.methods.dictionaries.samples import groups
+from fedcore.methods.dictionaries.sparse_coding import Coder, omp
 from fedcore.methods.dictionaries.state import DictionariesState, RoundMessage
 from fedcore.population.blocks import RowsBlock
 from fedcore.rounds.method import ClientOutputs, Memory

@@ -13,11 +13,12 @@ from typing import NamedTuple
 import numpy as np
 
 from fedcore.methods.dictionaries import learners
-from fedcore.methods.dictionaries.coding import Coder
+from fedcore.methods.dictionaries.client_groups import Group
 from fedcore.methods.dictionaries.config import DictionariesConfig
-from fedcore.methods.dictionaries.operators import matched_distances, polar
-from fedcore.methods.dictionaries.samples import Group
+from fedcore.methods.dictionaries.distances import matched_distances
+from fedcore.methods.dictionaries.operators import polar
 from fedcore.methods.dictionaries.separation import LAST, RobustCoder, huber, local_parts
+from fedcore.methods.dictionaries.sparse_coding import Coder
 from fedcore.methods.dictionaries.state import RoundMessage
 from fedcore.rounds.method import Memory
 

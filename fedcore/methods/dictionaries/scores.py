@@ -14,8 +14,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedcore.errors import PopulationError, RunError
+from fedcore.methods.dictionaries.clients import coder_of
 from fedcore.methods.dictionaries.config import DictionariesConfig
-from fedcore.methods.dictionaries.leaf import coder_of
 from fedcore.methods.dictionaries.personal import own_atoms, split_parts
 from fedcore.methods.dictionaries.state import DictionariesState
 from fedcore.population.blocks import RowsBlock

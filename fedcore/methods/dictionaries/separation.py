@@ -26,10 +26,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcore.methods.dictionaries.centres import centre
-from fedcore.methods.dictionaries.coding import Coder
+from fedcore.methods.dictionaries.aggregation import centre
 from fedcore.methods.dictionaries.learners import step
 from fedcore.methods.dictionaries.operators import polar
+from fedcore.methods.dictionaries.sparse_coding import Coder
 
 TO_SPREAD = 1.4826  # of a normal distribution, by its median absolute value
 SMALLEST = 1e-9  # spread of residuals, below which they are rounding

@@ -12,13 +12,14 @@ from dataclasses import replace
 import numpy as np
 
 from fedcore.errors import ConfigError, PopulationError, RunError
-from fedcore.methods.dictionaries.centres import Centre, centre, scaled
+from fedcore.methods.dictionaries.aggregation import Centre, centre, scaled
+from fedcore.methods.dictionaries.clients import MATCHED, as_sent
 from fedcore.methods.dictionaries.config import DictionariesConfig
-from fedcore.methods.dictionaries.counting import automatic
-from fedcore.methods.dictionaries.leaf import MATCHED, as_sent
+from fedcore.methods.dictionaries.distances import d12
 from fedcore.methods.dictionaries.learners import UNUSED, descend
 from fedcore.methods.dictionaries.matching import Matching, matched_atoms, path, star
-from fedcore.methods.dictionaries.operators import d12, normalise, polar
+from fedcore.methods.dictionaries.number_of_global_atoms import automatic
+from fedcore.methods.dictionaries.operators import normalise, polar
 from fedcore.methods.dictionaries.state import DictionariesState, RoundMessage, StartMessage
 from fedcore.randomness import client_uniforms, stream
 from fedcore.rounds.method import PublicFacts, RoundInfo

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedcore.methods.dictionaries.operators import align_signs, assign, atom_distances
+from fedcore.methods.dictionaries.distances import align_signs, assign, atom_distances
 
 
 class Chosen(NamedTuple):

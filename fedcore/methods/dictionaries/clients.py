@@ -16,11 +16,12 @@ from __future__ import annotations
 import numpy as np
 
 from fedcore.methods.dictionaries import learners, robust
-from fedcore.methods.dictionaries.choosing import choose, split
-from fedcore.methods.dictionaries.coding import Coder
+from fedcore.methods.dictionaries.alignment import choose, split
+from fedcore.methods.dictionaries.client_groups import Group, groups
 from fedcore.methods.dictionaries.config import DictionariesConfig
-from fedcore.methods.dictionaries.operators import ZERO_DISTANCE, normalise, polar
-from fedcore.methods.dictionaries.samples import Group, groups
+from fedcore.methods.dictionaries.distances import ZERO_DISTANCE
+from fedcore.methods.dictionaries.operators import normalise, polar
+from fedcore.methods.dictionaries.sparse_coding import Coder
 from fedcore.methods.dictionaries.state import RoundMessage, StartMessage
 from fedcore.population.blocks import RowsBlock
 from fedcore.randomness import client_uniforms, stream
