@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedcore.methods.dictionaries.baselines import pooled
-from fedcore.methods.dictionaries.separation import TO_SPREAD
+from fedcore.methods.dictionaries.robust import TO_STANDARD_DEVIATION
 from fedcore.methods.dictionaries.simulation import video
 from fedcore.reproduce.dictionaries_runs import train
 from fedcore.reproduce.experiment import Cell, Options, Place, ResultTable
@@ -56,7 +56,7 @@ def shown_frames(frames: int) -> np.ndarray:
 
 def spread_left(frames: np.ndarray, background: np.ndarray) -> float:
     """1.4826 median |frame - background|, which needs no truth."""
-    return TO_SPREAD * float(np.median(np.abs(frames - background)))
+    return TO_STANDARD_DEVIATION * float(np.median(np.abs(frames - background)))
 
 
 def to_text(images: np.ndarray) -> str:

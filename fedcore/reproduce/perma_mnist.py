@@ -16,11 +16,12 @@ from typing import NamedTuple
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from fedcore.methods.dictionaries import learners
 from fedcore.methods.dictionaries.baselines import pooled
 from fedcore.methods.dictionaries.baselines.consensus import consensus_admm
 from fedcore.methods.dictionaries.baselines.ksvd import fedavg_k_svd
 from fedcore.methods.dictionaries.baselines.perpca import personalised_pca
+from fedcore.methods.dictionaries.initialisation import Schedule, best_of_starts, singular_start
+from fedcore.methods.dictionaries.operators import random_atoms
 from fedcore.methods.dictionaries.simulation.errors_against_truth import image_quality, reconstructed
 from fedcore.methods.dictionaries.sparse_coding import Coder
 from fedcore.randomness import stream
@@ -80,10 +81,10 @@ def _alone(stacked: np.ndarray, size: Size) -> np.ndarray:
     def tiles():
         yield stacked
 
-    begun = learners.singular_start(tiles, ATOMS)[:, None]
-    schedule = learners.Schedule(steps=size.start_steps + size.rounds)
+    begun = singular_start(tiles, ATOMS)[:, None]
+    schedule = Schedule(steps=size.start_steps + size.rounds)
     counts = np.full(len(stacked), stacked.shape[1], np.float64)
-    return learners.warm_start("orthogonal", tiles, counts, begun, Coder("top_k", sparsity=20), schedule)[0]
+    return best_of_starts("orthogonal", tiles, counts, begun, Coder("top_k", sparsity=20), schedule)[0]
 
 
 def perma(place: Place, key: str, size: Size, samples: list[np.ndarray], seed: int, **settings) -> list[np.ndarray]:
@@ -107,12 +108,12 @@ def perpca(place, key, size: Size, samples: list[np.ndarray], seed: int, common:
 
 
 def consensus(place, key, size: Size, samples: list[np.ndarray], seed: int) -> list[np.ndarray]:
-    start = learners.random_atoms(stream(seed, "perma-mnist/start"), ATOMS, size.side**2)
+    start = random_atoms(stream(seed, "perma-mnist/start"), ATOMS, size.side**2)
     return [consensus_admm(samples, start, Coder("omp", sparsity=10), size.other_rounds)] * len(samples)
 
 
 def k_svd(place, key, size: Size, samples: list[np.ndarray], seed: int) -> list[np.ndarray]:
-    start = learners.random_atoms(stream(seed, "perma-mnist/start"), ATOMS, size.side**2)
+    start = random_atoms(stream(seed, "perma-mnist/start"), ATOMS, size.side**2)
     return [fedavg_k_svd(samples, start, 10, size.other_rounds)] * len(samples)
 
 

@@ -50,7 +50,7 @@ class PermaRg:
         chosen: dict[str, list[int]] = {name: [] for name in (JUMP, EDGE, HALF, QUARTER, NULL)}
         for s, seed in enumerate(seeds):
             own = started.dictionaries(s)
-            lengths, scores = path(own, FEATURES).scores, star(own, 1, stream(seed, "dictionaries/anchors")).every
+            lengths, scores = path(own, FEATURES).scores, star(own, 1, stream(seed, "dictionaries/anchors")).all_scores
             chosen[JUMP].append(by_jump(lengths, CLIENTS))
             chosen[EDGE].append(leading(np.sort(lengths) / (CLIENTS - 1) < 0.5))
             chosen[HALF].append(leading(scores < 0.5))

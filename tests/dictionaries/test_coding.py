@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcore.methods.dictionaries.learners import random_atoms
-from fedcore.methods.dictionaries.operators import normalise, top_k
+from fedcore.methods.dictionaries.operators import normalise, random_atoms, top_k
 from fedcore.methods.dictionaries.sparse_coding import Coder, lasso, omp
 from fedcore.randomness import stream
 

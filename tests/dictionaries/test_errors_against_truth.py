@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcore.methods.dictionaries.learners import random_atoms
+from fedcore.methods.dictionaries.operators import random_atoms
 from fedcore.methods.dictionaries.simulation.errors_against_truth import (
     best_mask_scores,
     energy_inside,

@@ -16,8 +16,7 @@ from fedcore.methods.dictionaries.distances import (
     dictionary_distance,
     matched_distances,
 )
-from fedcore.methods.dictionaries.learners import random_atoms
-from fedcore.methods.dictionaries.operators import hard_threshold, normalise, polar, top_k
+from fedcore.methods.dictionaries.operators import hard_threshold, normalise, polar, random_atoms, top_k
 from fedcore.randomness import stream
 
 FINITE = st.floats(-5, 5, allow_nan=False, width=32)

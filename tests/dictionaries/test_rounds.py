@@ -8,12 +8,12 @@ from pydantic import ValidationError
 
 from fedcore.errors import ConfigError, PopulationError, RunError
 from fedcore.methods.dictionaries import Dictionaries, DictionariesConfig, client_groups
-from fedcore.methods.dictionaries.clients import coder_of, unused
+from fedcore.methods.dictionaries.clients import unused
 from fedcore.methods.dictionaries.distances import d12
-from fedcore.methods.dictionaries.learners import random_atoms
-from fedcore.methods.dictionaries.operators import normalise
+from fedcore.methods.dictionaries.operators import normalise, random_atoms
 from fedcore.methods.dictionaries.personal import parts
 from fedcore.methods.dictionaries.server import without_unused
+from fedcore.methods.dictionaries.sparse_coding import coder_of
 from fedcore.randomness import stream
 from tests.dictionaries.run_in_memory import block_of, facts, run
 
@@ -275,7 +275,7 @@ def test_parts_add_up_to_the_reconstruction():
     whole = out["rows_global"] + out["rows_local"]
     np.testing.assert_allclose(whole, np.concatenate(rows), atol=1e-5)
     assert np.abs(out["rows_global"] @ dictionaries[0][3:].T).max() < 1e-5
-    expected = parts(coder_of(ran.method.config), rows[0], ran.state.common, out["local"][0])
+    expected = parts(ran.method.config, coder_of(ran.method.config), rows[0], ran.state.common, out["local"][0])
     np.testing.assert_allclose(expected[0], out["rows_global"][:200], atol=1e-6)
     with pytest.raises(RunError, match="before its first round"):
         ran.method.personalise(ran.method.init(facts(ran.block)), ran.block, None)

@@ -1,4 +1,4 @@
-"""The operators HT (hard threshold), top-k and Polar, on stacks of matrices.
+"""Hard threshold, top-k, scaling to norm 1 and polar factor, on stacks of matrices; random atoms.
 
 Layout of this room, the transpose of the paper's (samples of a population are rows):
 
@@ -48,6 +48,15 @@ def normalise(atoms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(atoms of norm 1, their norms before). atoms: (..., r, d). An atom of norm 0 stays 0."""
     norms = np.linalg.norm(atoms, axis=-1)
     return atoms / np.where(norms > 0, norms, 1.0)[..., None], norms
+
+
+def random_atoms(generator: np.random.Generator, rank: int, features: int) -> np.ndarray:
+    """(rank, d) unit atoms: orthonormal and uniformly distributed if rank <= d, else independent uniform directions."""
+    gaussian = generator.standard_normal((rank, features))
+    if rank > features:
+        return normalise(gaussian)[0]
+    q, upper = np.linalg.qr(gaussian.T)
+    return (q * np.where(np.diagonal(upper) < 0, -1.0, 1.0)).T.copy()
 
 
 def polar(a: np.ndarray, previous: np.ndarray | None = None) -> np.ndarray:
