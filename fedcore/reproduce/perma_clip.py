@@ -80,6 +80,7 @@ def masks_from(text: str, shape: Sequence[int], count: int = SHOWN) -> np.ndarra
 
 def read(options: Options) -> np.ndarray:
     """(F, H, W, C) the clip that the options name, every so-many-th frame of it. Raises IngestError."""
+    assert options.population is not None
     frames = video.read_clip(options.population)
     return frames[:: -(-len(frames) // (QUICK_FRAMES if options.quick else FRAMES))]
 

@@ -77,9 +77,8 @@ class PermaRg:
             self.title,
             rows,
             [
-                "The paper's rule is the jump of path lengths, shown for one problem (its Figure 7); ours to state "
-                "are the "
-                f"problems: N = {CLIENTS}, d = {FEATURES} square dictionaries, {SAMPLES} samples, density .2, {STARTS} "
+                "The paper's rule is the jump of path lengths, shown for one problem (its Figure 7). The problems here: "
+                f"N = {CLIENTS}, d = {FEATURES} square dictionaries, {SAMPLES} samples, density .2, {STARTS} "
                 "starts with thresholds down to .15.",
                 "The jump can answer neither 0 nor all. With square dictionaries 9 and 10 global atoms are the same "
                 "thing.",
@@ -95,7 +94,7 @@ class PermaRg:
         return panels_figure(
             [
                 Panel(
-                    {name: (at, np.array(found["lengths"]) / (CLIENTS - 1)) for name, found in shown.items()},
+                    {name: (at, mean_edges(found["lengths"])) for name, found in shown.items()},
                     "Figure 7: mean edge of successive shortest paths",
                     "path",
                     "distance",
@@ -108,6 +107,11 @@ class PermaRg:
                 ),
             ]
         )
+
+
+def mean_edges(lengths: Sequence[float]) -> list[float]:
+    """Of paths of these lengths."""
+    return [length / (CLIENTS - 1) for length in lengths]
 
 
 def leading(good: np.ndarray) -> int:

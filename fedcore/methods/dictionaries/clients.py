@@ -69,7 +69,7 @@ def initial_round(config: DictionariesConfig, message: InitialMessage, block: Ro
     uniforms = client_uniforms(message.seed, MATCHED, 0, block.first, block.clients)[:, 0]
     senders = np.flatnonzero(learnt & (uniforms <= message.threshold))
     few = learnt & (sizes < r)
-    statistics = {
+    statistics: dict[str, Statistic] = {
         "sizes": FloatSum.at(block.leaf, [learnt.sum(), sizes.sum(), (~learnt).sum(), few.sum(), scores.sum()]),
         "senders": Stack({block.first: np.column_stack([block.first + senders, ranks[senders]])}),
         "dictionaries": Stack({block.first: in_message_precision(config, atoms[senders])}),

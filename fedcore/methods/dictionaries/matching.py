@@ -83,7 +83,7 @@ def path(
     for _ in range(orders - 1):
         assert generator is not None
         order = generator.permutation(clients)
-        found, found_lengths = shortest_paths([dictionaries[i] for i in order], count)
+        found, found_lengths = shortest_paths([dictionaries[i] for i in order.tolist()], count)
         if found_lengths.sum() < lengths.sum():
             index = np.empty_like(found)
             index[order] = found

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.ndimage import uniform_filter
 
-from fedcore.methods.dictionaries.sparse_coding import Coder
+from fedcore.methods.dictionaries.sparse_coding import Code, Coder
 
 WINDOW = 7  # pixels of an SSIM window, each way
 STABLE = (0.01, 0.03)  # K1, K2 of the SSIM
@@ -39,7 +39,7 @@ class MaskScores(NamedTuple):
 # --- images ---------------------------------------------------------------------------------------------------------
 
 
-def reconstructed(samples: np.ndarray, atoms: np.ndarray, k: int, code: str = "omp") -> np.ndarray:
+def reconstructed(samples: np.ndarray, atoms: np.ndarray, k: int, code: Code = "omp") -> np.ndarray:
     """(n, d) estimates of samples (n, d) from k of the atoms (r, d).
 
     code: "top_k" for orthonormal atoms, where it is the best choice; "omp", a least-squares refit, for any others,
