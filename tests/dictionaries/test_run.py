@@ -10,8 +10,8 @@ import zarr
 
 import deployments
 from fedcore.errors import RunError
-from fedcore.methods.dictionaries import samples
-from fedcore.methods.dictionaries.operators import d12
+from fedcore.methods.dictionaries import client_groups
+from fedcore.methods.dictionaries.distances import d12
 from fedcore.operations.deployment import read_deployments
 from fedcore.population.manifest import Provenance
 from fedcore.population.writer import PopulationWriter
@@ -90,8 +90,8 @@ def test_a_run_in_pieces_has_the_bits_of_a_whole_one(tmp_path, settings):
 
 
 def test_rows_read_from_the_store_while_they_are_used_give_the_same_bits(tmp_path, monkeypatch):
-    monkeypatch.setattr(samples, "TILE_NUMBERS", 6 * 64)  # some clients are read in tiles
-    monkeypatch.setattr(samples, "STACK_NUMBERS", 6 * 64)
+    monkeypatch.setattr(client_groups, "TILE_NUMBERS", 6 * 64)  # some clients are read in tiles
+    monkeypatch.setattr(client_groups, "STACK_NUMBERS", 6 * 64)
     rows, _, _ = task(1, clients=12, sizes=SIZES)
     population = population_of(tmp_path / "p", rows)
     held = to_end(begin(population, tmp_path, FAST, run_id="held"))

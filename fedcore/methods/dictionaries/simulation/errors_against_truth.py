@@ -13,14 +13,14 @@ from typing import NamedTuple
 import numpy as np
 from scipy.ndimage import uniform_filter
 
-from fedcore.methods.dictionaries.coding import Coder
+from fedcore.methods.dictionaries.sparse_coding import Code, Coder
 
 WINDOW = 7  # pixels of an SSIM window, each way
 STABLE = (0.01, 0.03)  # K1, K2 of the SSIM
 LEVELS = 25  # thresholds among which the best is looked for
 
 
-class Quality(NamedTuple):
+class ImageQuality(NamedTuple):
     """Means over images: mse per pixel, psnr in dB, ssim; clipped: mse of estimates clipped to [0, 1]."""
 
     mse: float
@@ -29,7 +29,7 @@ class Quality(NamedTuple):
     clipped: float
 
 
-class Found(NamedTuple):
+class MaskScores(NamedTuple):
     """Scores of a mask, of all pixels: f1, iou (intersection over union)."""
 
     f1: float
@@ -39,7 +39,7 @@ class Found(NamedTuple):
 # --- images ---------------------------------------------------------------------------------------------------------
 
 
-def rebuilt(samples: np.ndarray, atoms: np.ndarray, k: int, code: str = "omp") -> np.ndarray:
+def reconstructed(samples: np.ndarray, atoms: np.ndarray, k: int, code: Code = "omp") -> np.ndarray:
     """(n, d) estimates of samples (n, d) from k of the atoms (r, d).
 
     code: "top_k" for orthonormal atoms, where it is the best choice; "omp", a least-squares refit, for any others,
@@ -48,12 +48,12 @@ def rebuilt(samples: np.ndarray, atoms: np.ndarray, k: int, code: str = "omp") -
     return Coder(code, sparsity=k)(samples, atoms) @ atoms
 
 
-def quality(images: np.ndarray, estimates: np.ndarray, shape: Sequence[int]) -> Quality:
+def image_quality(images: np.ndarray, estimates: np.ndarray, shape: Sequence[int]) -> ImageQuality:
     """images, estimates: (n, pixels) of images of this shape (height, width)."""
     errors = np.mean((estimates - images) ** 2, axis=1)
     clipped = np.clip(estimates, 0.0, 1.0)
     similar = ssim(images.reshape(-1, *shape), estimates.reshape(-1, *shape))
-    return Quality(
+    return ImageQuality(
         float(errors.mean()), float(psnr(errors).mean()), float(similar.mean()), float(np.mean((clipped - images) ** 2))
     )
 
@@ -89,20 +89,20 @@ def ssim(a: np.ndarray, b: np.ndarray, window: int = WINDOW) -> np.ndarray:
 # --- masks ----------------------------------------------------------------------------------------------------------
 
 
-def found(mask: np.ndarray, truth: np.ndarray) -> Found:
+def mask_scores(mask: np.ndarray, truth: np.ndarray) -> MaskScores:
     """Scores of a bool mask against the true one, same shape; 1 if both are empty."""
     hits, either, total = int((mask & truth).sum()), int((mask | truth).sum()), int(mask.sum() + truth.sum())
-    return Found(2 * hits / total, hits / either) if total else Found(1.0, 1.0)
+    return MaskScores(2 * hits / total, hits / either) if total else MaskScores(1.0, 1.0)
 
 
-def best_found(values: np.ndarray, truth: np.ndarray, levels: int = LEVELS) -> tuple[Found, float]:
+def best_mask_scores(values: np.ndarray, truth: np.ndarray, levels: int = LEVELS) -> tuple[MaskScores, float]:
     """(scores, threshold) of the mask values > threshold that is best in F1: chosen with the truth, so optimistic.
 
     Thresholds lie between the smallest and the largest value, closer together where they are small.
     """
     low, high = float(values.min()), float(values.max())
     tried = low + (high - low) * np.linspace(0.0, 1.0, levels, endpoint=False) ** 2
-    scored = [(found(values > level, truth), float(level)) for level in tried]
+    scored = [(mask_scores(values > level, truth), float(level)) for level in tried]
     return max(scored, key=lambda each: each[0].f1)
 
 

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedcore.methods.dictionaries.learners import random_atoms
-from fedcore.methods.dictionaries.operators import polar
+from fedcore.methods.dictionaries.operators import polar, random_atoms
 from fedcore.randomness import stream
 
 SHRINK = np.exp(-1.0)  # of the step, after a round that made things worse

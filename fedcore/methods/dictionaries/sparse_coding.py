@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 
 from fedcore.errors import ConfigError
+from fedcore.methods.dictionaries.config import DictionariesConfig
 from fedcore.methods.dictionaries.operators import hard_threshold, top_k
 
 Code = Literal["threshold", "top_k", "omp", "lasso"]
@@ -40,6 +41,11 @@ class Coder:
         for at in np.ndindex(*lead):
             out[at] = omp(y[at], a[at], self.sparsity) if self.code == "omp" else lasso(y[at], a[at], self.alpha)
         return out
+
+
+def coder_of(config: DictionariesConfig) -> Coder:
+    """The coder that the settings ask for."""
+    return Coder(config.code, config.threshold, config.sparsity, config.alpha)
 
 
 def omp(samples: np.ndarray, atoms: np.ndarray, k: int) -> np.ndarray:

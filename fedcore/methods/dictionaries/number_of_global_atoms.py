@@ -1,4 +1,8 @@
-"""How many atoms are global: from scores of the star against a null, or from the jump of path lengths."""
+"""How many atoms are global, where the settings leave it open: two rules.
+
+null   as many as the star matches better than half as well as it would match clients who share nothing
+jump   up to the largest jump of the path lengths (the paper, Section 3.2)
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedcore.methods.dictionaries.learners import random_atoms
 from fedcore.methods.dictionaries.matching import path, star
+from fedcore.methods.dictionaries.operators import random_atoms
 from fedcore.randomness import stream
 
-REPEATS = 12  # simulated populations of the null
+REPEATS, FEW_REPEATS = 12, 3  # simulated populations of the null; fewer in many dimensions
+MANY_DIMENSIONS = 50
 LAST = 0.15  # null for one dimension left, where all local atoms are equal and the simulated one is 0
 SHARE = 0.5  # of the null that a global atom's score stays below
 POINTS = 6  # places at which a long null is simulated; between them it is interpolated
@@ -18,8 +23,10 @@ NULL_CLIENTS = 30  # more clients change the null little
 
 
 def null_scores(dimensions: Sequence[int], atoms: Sequence[int], clients: int, seed: int) -> np.ndarray:
-    """Best score of the star among clients who share nothing: frames of `atoms` random orthonormal atoms (directions,
-    if more) in so many dimensions. Means over 12 simulated populations. Returns one number for each pair."""
+    """Best score of the star among clients who share nothing: each has so many random atoms in so many dimensions.
+
+    Means over simulated populations, one number for each pair of `dimensions` and `atoms`.
+    """
     out = []
     for m, r in zip(dimensions, atoms, strict=True):
         if m <= 1:
@@ -27,26 +34,22 @@ def null_scores(dimensions: Sequence[int], atoms: Sequence[int], clients: int, s
             continue
         generator = stream(seed, "dictionaries/null", m)
         scores = []
-        for _ in range(REPEATS if m <= 50 else 3):
-            frames = [random_atoms(generator, r, m) for _ in range(min(clients, NULL_CLIENTS))]
-            scores.append(star(frames, 1, generator).scores[0])
+        for _ in range(REPEATS if m <= MANY_DIMENSIONS else FEW_REPEATS):
+            dictionaries = [random_atoms(generator, r, m) for _ in range(min(clients, NULL_CLIENTS))]
+            scores.append(star(dictionaries, 1, generator).scores[0])
         out.append(float(np.mean(scores)))
     return np.array(out)
 
 
 def by_null(scores: np.ndarray, features: int, clients: int, seed: int) -> int:
-    """Number of leading scores below half of the null for what is left when so many atoms are taken out.
+    """Number of leading scores below half of the null for the dimensions and atoms that are left after so many.
 
     scores: (r,) sorted scores of the star. features: d. For square dictionaries r = d - 1 and d cannot be told apart.
     """
     r = len(scores)
-    left = np.arange(r)
-    if r <= 2 * POINTS:
-        null = null_scores(features - left, r - left, clients, seed)
-    else:
-        at = np.unique(np.linspace(0, r - 1, POINTS).round().astype(int))
-        null = np.interp(left, at, null_scores(features - at, r - at, clients, seed))
-    below = scores < SHARE * null
+    at = np.arange(r) if r <= 2 * POINTS else np.unique(np.linspace(0, r - 1, POINTS).round().astype(int))
+    null = null_scores((features - at).tolist(), (r - at).tolist(), clients, seed)
+    below = scores < SHARE * np.interp(np.arange(r), at, null)
     return int(r if below.all() else np.argmin(below))
 
 
@@ -59,12 +62,11 @@ def by_jump(lengths: np.ndarray, clients: int) -> int:
     return int(np.argmax(ordered[1:] / ordered[:-1])) + 1
 
 
-def automatic(rule: str, dictionaries: Sequence[np.ndarray], seed: int) -> tuple[int, np.ndarray]:
+def number_by_rule(rule: str, dictionaries: Sequence[np.ndarray], seed: int) -> tuple[int, np.ndarray]:
     """(number of global atoms, the scores that it was read from) by the rule "null" or "jump"."""
     count = min(len(atoms) for atoms in dictionaries)
     if rule == "jump":
         lengths = path(dictionaries, count).scores
         return by_jump(lengths, len(dictionaries)), lengths
-    found = star(dictionaries, min(1, count), stream(seed, "dictionaries/anchors"))
-    scores = found.every[:count]
+    scores = star(dictionaries, min(1, count), stream(seed, "dictionaries/anchors")).all_scores[:count]
     return by_null(scores, dictionaries[0].shape[1], len(dictionaries), seed), scores
