@@ -1,6 +1,6 @@
 """What the cells of `fedcore reproduce private-gmm` compute: the private learner on simulated and on real rows.
 
-The learner runs in memory (`fedcore.methods.private_gmm.learn`), with records as units, delta = 1e-6 of which the
+The learner runs in memory (`fedcore.reproduce.private_gmm_in_memory`), with records as units, delta = 1e-6 of which the
 usual tenth is kept for thresholds, and pseudo-random noise of the same law: privacy: none.
 """
 
@@ -14,13 +14,13 @@ import numpy as np
 from fedcore.errors import ConfigError
 from fedcore.methods.private_gmm import simulation
 from fedcore.methods.private_gmm.config import PrivateGMMConfig
-from fedcore.methods.private_gmm.learn import Learned, learn
 from fedcore.methods.private_gmm.simulation import Prior, Truth
 from fedcore.methods.private_gmm.state import PrivateGMMState
 from fedcore.methods.private_gmm.tree import REST
 from fedcore.privacy.mechanisms import TestNoise
 from fedcore.reproduce.fedem_runs import needed_data
 from fedcore.reproduce.private_gmm_baselines import DELTA, RIGHT_LABELS, Setting
+from fedcore.reproduce.private_gmm_in_memory import Learned, learn
 
 RIGHT, WRONG, REFUSED = "right", "wrong", "refused"
 FAR_OFF = 10.0  # sigma: an answer whose mean is further off is wrong, whatever the labels
@@ -59,7 +59,7 @@ def run_once(
     x, labels = simulation.sample(truth, rows, seed)
     config = config_of(simulation.prior(truth, radius_factor), truth.components, covariance=covariance, depth=depth)
     noise = TestNoise(f"{key}|{epsilon:g}|{rows}|{seed}")
-    found = learn(x, config, epsilon=epsilon, delta=DELTA, noise=noise, seed=seed).result
+    found = learn(x, config, epsilon=epsilon, delta=DELTA, noise=noise, seed=seed).mixture
     if not found.found:
         nothing = dict.fromkeys(("mean_error", "accuracy", "weight_error", "trace_error"))
         return {"outcome": REFUSED, **nothing}
@@ -191,7 +191,7 @@ def nothing_there(
     for seed in seeds:
         noise = TestNoise(f"{kind}|{components}|{epsilon:g}|{rows}|{seed}")
         x = simulation.structureless(kind, features, rows, seed)
-        refused += not learn(x, config, epsilon=epsilon, delta=DELTA, noise=noise, seed=seed).result.found
+        refused += not learn(x, config, epsilon=epsilon, delta=DELTA, noise=noise, seed=seed).mixture.found
     return {"runs": len(seeds), "refused": refused}
 
 
@@ -222,15 +222,15 @@ def pictured(setting: Setting, rows: int, epsilon: float, seed: int) -> dict:
     children = np.flatnonzero((state.tree_parent == 0) & (state.tree_kind != REST))
     balls = np.column_stack([state.tree_ball[children] * step, state.tree_ball_radius[children] * step])
     leaves = np.zeros((0, 3))
-    if learned.result.found:
-        spread = np.sqrt(np.trace(learned.result.matrices(), axis1=1, axis2=2) / truth.features)
-        leaves = np.column_stack([((learned.result.means - state.tree_centre[0]) @ basis)[:, :2], spread])
+    if learned.mixture.found:
+        spread = np.sqrt(np.trace(learned.mixture.matrices(), axis1=1, axis2=2) / truth.features)
+        leaves = np.column_stack([((learned.mixture.means - state.tree_centre[0]) @ basis)[:, :2], spread])
     return {
         "radii": radii,
         "candidates": (kept.get("place", np.zeros((0, 2)))[:, :2] * step).tolist(),
         "balls": balls[:, [0, 1, -1]].tolist(),
         "leaves": leaves.tolist(),
-        "reason": learned.result.reason,
+        "reason": learned.mixture.reason,
     }
 
 
@@ -279,7 +279,7 @@ def real(name: str, components: int, epsilon: float, seeds: Sequence[int]) -> di
     x, classes = real_rows(name)
     told = {"found": [], "nll": [], "ari": [], "weights": [], "reasons": [], "factors": []}
     for seed in seeds:
-        mixture = real_run(x, components, epsilon, f"{name}|{seed}").result
+        mixture = real_run(x, components, epsilon, f"{name}|{seed}").mixture
         told["found"].append(mixture.components)
         if not mixture.found:
             told["reasons"].append(mixture.reason)
