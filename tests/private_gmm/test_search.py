@@ -14,7 +14,8 @@ from fedcore.methods.private_gmm.terrific import terrific_balls
 from fedcore.methods.private_gmm.tree import BALL, REST, VORONOI
 from fedcore.privacy.mechanisms import TestNoise
 from fedcore.reproduce.private_gmm_in_memory import learn
-from tests.private_gmm.worlds import block_of
+from fedcore.rounds.results import Features, Result
+from tests.private_gmm.worlds import block_of, facts, structured, sums
 
 DELTA = 1e-6
 
@@ -190,11 +191,8 @@ def test_balls_are_disjoint_and_small_ones_come_first():
     assert terrific.children_of(found[:1], at, 13.0, 5.0, 3).kinds == [BALL, REST]
 
 
-def test_a_leaf_of_noise_ends_the_run():
-    """Guard 2: a leaf whose noised count is below t."""
-    from fedcore.methods.private_gmm import server
-    from tests.private_gmm.worlds import facts, structured, sums
-
+def test_a_cell_of_noise_ends_the_run():
+    """Guard 2: a cell whose noised count is below t."""
     method = PrivateGMM(PrivateGMMConfig(components=2, radius=60.0, sigma_min=0.1, least_weight=0.2))
     state, block = method.init(facts(rho=200.0)), structured()
     while (message := method.message(state)) is not None:
@@ -203,7 +201,7 @@ def test_a_leaf_of_noise_ends_the_run():
             grid["leaf_counts"][1] = int(0.99 * state.needed * 2**16)
         state, info = method.server_update(state, grid)
     assert not state.found and "balls of noise" in state.reason and info.note == state.reason
-    assert server.message(method.config, state) is None
+    assert method.message(state) is None
 
 
 def test_radius_leaves_out_what_noise_hides_and_never_more_than_a_quarter():
@@ -251,3 +249,32 @@ def test_personal_outputs_are_the_clients_own_labels():
     assert outputs["rows_labels"].tolist() == [-1 if i == 2 else order[labels[i]] for i in range(7)]
     assert outputs["component"][2] == -1 and np.isnan(outputs["shares"][2]).all()
     assert outputs["shares"][0].sum() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("covariance", ["spherical", "diag", "full"])
+def test_the_tables_of_a_result_are_of_the_mixture(covariance):
+    truth = simulation.mixture(4, 2, 12.0, 4, weights=(0.35, 0.65))
+    x, _ = simulation.sample(truth, 6000, 4)
+    found = learned(truth, x, epsilon=4.0, covariance=covariance)
+    method = PrivateGMM(config_of(truth, covariance=covariance))
+    result = method.result(found.state, Features(4, ["a", "b"]))
+    components, means, deviations = result.tables
+    assert [table.name for table in result.tables] == ["components", "means", "standard_deviations"]
+    shares = components.columns[1].values
+    heaviest = int(found.mixture.weights.argmax())
+    assert shares == sorted(found.mixture.weights.tolist(), reverse=True)
+    assert components.columns[0].values[0] == heaviest + 1 and components.columns[2].values[0] == covariance
+    assert means.columns[1].name == f"component {heaviest + 1}"
+    assert means.columns[0].values == deviations.columns[0].values == ["a", "b", "column 2", "column 3"]
+    assert means.columns[1].values == found.mixture.means[heaviest].tolist()
+    own = np.sqrt(np.diagonal(found.mixture.matrices()[heaviest]))
+    assert deviations.columns[1].values == pytest.approx(own) and own == pytest.approx(np.ones(4), abs=0.1)
+    nothing = learned(truth, x[:50], epsilon=0.5, covariance=covariance)
+    assert method.result(nothing.state, Features(4)) == Result()
+
+
+def test_metrics_are_declared():
+    truth = simulation.mixture(4, 2, 12.0, 4)
+    x, _ = simulation.sample(truth, 6000, 4)
+    for info in learned(truth, x, epsilon=4.0).infos:
+        assert set(info.scalars) == {metric.name for metric in PrivateGMM.metrics}

@@ -116,7 +116,8 @@ def column_variances(form: Covariance, covariances: np.ndarray, d: int) -> np.nd
 def result_of(form: Covariance, state: PrivateGMMState, features: Features) -> Result:
     """Shares, means and standard deviations of the components, the heaviest first; empty unless the run has found some.
 
-    A component has the same number in all tables. Means and standard deviations are in the units of the data.
+    Component 1 is row 0 of the state's arrays, and label 0 of the clients' outputs. Means and standard deviations are
+    in the units of the data.
     """
     if not state.found:
         return Result()
@@ -126,19 +127,16 @@ def result_of(form: Covariance, state: PrivateGMMState, features: Features) -> R
         "components",
         "Components",
         (
-            Column("component", [number + 1 for number in range(len(order))]),
+            Column("component", [k + 1 for k in order]),
             Column("share", [float(state.weights[k]) for k in order], "%"),
             Column("covariance", ["too noisy, simplified" if state.unreliable[k] else form for k in order]),
         ),
     )
     names = Column("column", [features.name(index) for index in range(state.features)])
-    return Result(
-        (components, _by_column("means", "Means", names, state.means[order]))
-        + (_by_column("standard_deviations", "Standard deviations", names, deviations[order]),)
-    )
 
+    def by_column(name: str, title: str, values: np.ndarray) -> Table:
+        """A line for each column of the data. values: (m, d)."""
+        return Table(name, title, (names, *(Column(f"component {k + 1}", values[k].tolist()) for k in order)))
 
-def _by_column(name: str, title: str, names: Column, values: np.ndarray) -> Table:
-    """A line for each column of the data. values: (m, d)."""
-    of = tuple(Column(f"component {number + 1}", row.tolist()) for number, row in enumerate(values))
-    return Table(name, title, (names, *of))
+    means = by_column("means", "Means", state.means)
+    return Result((components, means, by_column("standard_deviations", "Standard deviations", deviations)))
