@@ -1,4 +1,4 @@
-"""The learner on arrays in memory: the same plan, statistics and server steps as a run, with noise of your choice.
+"""`private_gmm` on arrays in memory: the same plan, statistics and server steps as a run, with noise of your choice.
 
 With `SecureNoise` a call costs what its plan says, and nobody keeps account of it: the ledger does, in runs. With any
 other noise the result protects nobody.
@@ -11,23 +11,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcore.methods.private_gmm.config import PrivateGMMConfig
-from fedcore.methods.private_gmm.method import PrivateGMM
-from fedcore.methods.private_gmm.result import PrivateMixture
-from fedcore.methods.private_gmm.state import PrivateGMMState
+from fedcore.methods.private_gmm import PrivateGMM, PrivateGMMConfig, PrivateGMMState, PrivateMixture
 from fedcore.population.blocks import RowsBlock, leaves
 from fedcore.privacy.accounting import rho_of, zcdp_budget
 from fedcore.privacy.mechanisms import NoiseSource, SecureNoise
 from fedcore.rounds.method import PublicFacts, RoundInfo
-from fedcore.rounds.statistics import merge
+from fedcore.rounds.statistics import merge_all
 
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """result: the mixture or the reason of a failure. state: the last. rho: spent, of rho_planned. infos: of the
-    rounds."""
+    """mixture: or the reason of a failure. state: the last. rho: spent, of rho_planned. infos: of the rounds."""
 
-    result: PrivateMixture
+    mixture: PrivateMixture
     state: PrivateGMMState
     rho: float
     rho_planned: float
@@ -59,12 +55,13 @@ def learn(
     method, noise = PrivateGMM(config), noise or SecureNoise()
     public = PublicFacts("rows", block.features, 1024, None, None, rho, seed, relation, None, unit)
     plan = list(method.plan(public))
-    state, spent, infos = method.init(public), [], []
+    parts = [*leaves(block, clients_per_leaf or max(block.clients, 1))] or [block]
+    state = method.init(public)
+    infos: list[RoundInfo] = []
+    spent: list[float] = []
     while (message := method.message(state)) is not None:
-        statistics = None
-        for leaf in [*leaves(block, clients_per_leaf or max(block.clients, 1))] or [block]:
-            statistics = merge(statistics, method.client_update(message, leaf, None)[0])
-        grid = method.release_values(message, statistics)
+        statistics = merge_all(method.client_update(message, part, None)[0] for part in parts)
+        grid = method.release_values(message, statistics or {})
         planned = [release for release in plan if release.round == len(infos) + 1]
         state, info = method.server_update(state, {p.name: noise.draw(p, "learn", grid[p.name]) for p in planned})
         spent += [release.rho for release in planned]

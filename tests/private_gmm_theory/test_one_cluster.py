@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedcore.methods.private_gmm import simulation as sim
-from fedcore.reproduce.private_gmm_theory import centre as loc
+from fedcore.reproduce.private_gmm_theory import one_cluster as loc
 from fedcore.reproduce.private_gmm_theory.mechanisms import Ball, advanced_epsilon, only, within
 
 
