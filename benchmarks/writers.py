@@ -33,7 +33,7 @@ from benchmarks.in_memory import InMemory, block_of
 from benchmarks.measured import Measured, in_turns
 from benchmarks.processes import own_server
 from fedcore.methods.gradient_em import GradientEM, GradientEMConfig
-from fedcore.methods.gradient_em.simulation import tasks
+from fedcore.methods.gradient_em.simulation.similar_mixtures import simulated_clients
 from fedcore.population.writer import PopulationWriter
 from fedcore.randomness import stream
 from fedcore.reproduce.experiment import Options
@@ -94,7 +94,7 @@ def writers() -> tuple[list[np.ndarray], np.ndarray, str]:
     if data_file("pendigits", "pendigits.npz") is None:
         generator = stream(1, "benchmark/writers")
         centres = generator.normal(0.0, 1.0, (COMPONENTS, COLUMNS))
-        data = tasks(
+        data = simulated_clients(
             1,
             clients=WRITERS,
             outliers=0,

@@ -98,9 +98,9 @@ def run_figures(run: Run, vocabulary: Sequence[str] | None = None) -> dict[str, 
             figures[metric.name] = rounds_figure(rows, [metric.name], metric.title, metric.unit)
     apart = read_object(run.path / "diagnosis.json") if run.info.get("private") is False else None
     if apart is not None and apart.get("tasks"):
-        from fedcore.evaluation.outliers import tasks_figure  # it imports training, which not every report needs
+        from fedcore.evaluation.outliers import distances_figure  # it imports training, which not every report needs
 
-        figures["tasks"] = tasks_figure(apart["tasks"])
+        figures["tasks"] = distances_figure(apart["tasks"])
     releases, privacy = _releases(run), privacy_of(run)
     if releases:
         population = privacy.get("population") or {}

@@ -8,8 +8,9 @@ import zarr
 
 from fedcore.errors import ConfigError, PopulationError, RunError
 from fedcore.evaluation.outliers import deviations, diagnose, scores, suspected
-from fedcore.methods.gradient_em import GradientEM, GradientEMConfig, simulation
-from fedcore.methods.gradient_em.metrics import errors
+from fedcore.methods.gradient_em import GradientEM, GradientEMConfig
+from fedcore.methods.gradient_em.simulation.errors import errors
+from fedcore.methods.gradient_em.simulation.similar_mixtures import simulated_clients
 from fedcore.methods.registry import make_method
 from fedcore.population.manifest import Provenance
 from fedcore.population.writer import PopulationWriter
@@ -32,7 +33,7 @@ def population_of(path, tasks, *, leaf=3, block=6):
 
 def tasks_of(model="gaussian"):
     sizes = np.array([60, 0, 80, 45, 7, 90, 60, 60, 75, 50, 60, 60, 60, 66])
-    return simulation.tasks(0, model=model, clients=14, outliers=2, rows=sizes, h=0.5)
+    return simulated_clients(0, model=model, clients=14, outliers=2, rows=sizes, h=0.5)
 
 
 def begin(population, tmp_path, settings, **changes):
@@ -126,7 +127,7 @@ def test_every_algorithm_gives_outputs_of_every_client(tmp_path, algorithm):
 
 
 def test_suspected_outliers_are_listed(tmp_path):
-    tasks = simulation.tasks(3, clients=12, outliers=2, h=1.0)
+    tasks = simulated_clients(3, clients=12, outliers=2, h=1.0)
     population = population_of(tmp_path / "p", tasks)
     ran = to_end(begin(population, tmp_path, {**FAST, "rounds": 30}))
     found = diagnose(ran.path, population.path)

@@ -13,13 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 
 from fedcore.methods.gradient_em.config import GradientEMConfig
-from fedcore.methods.gradient_em.frame import inward, outward
+from fedcore.methods.gradient_em.coordinates import coordinates_of, to_model, to_standardised
 from fedcore.methods.gradient_em.local_steps import LOG_TWO_PI, LOG_WEIGHT_FLOOR, RIDGE, Rows, pair_products
-from fedcore.methods.gradient_em.state import Frame, GradientEMState, RoundMessage
+from fedcore.methods.gradient_em.messages import RoundMessage
+from fedcore.methods.gradient_em.state import GradientEMState
 from fedcore.methods.gradient_em.tiles import stacks
 from fedcore.population.blocks import RowsBlock
 from fedcore.rounds.method import Memory
@@ -28,7 +30,7 @@ from fedcore.rounds.statistics import FloatSum, Statistics
 SPREAD = 0.5  # of the first means of the inputs
 
 
-def begin(config: GradientEMConfig, state: GradientEMState) -> GradientEMState:
+def first_state(config: GradientEMConfig, state: GradientEMState) -> GradientEMState:
     """Means of the inputs +-SPREAD along one axis after the other, unit covariance."""
     p = state.centres.shape[1]
     means = np.zeros((config.covariates, p))
@@ -43,9 +45,9 @@ def client_round(
     """means: (A, p + 1) sums weighted by mass; centre: (R, p + 1), scatter: (p p + 1,) by rows or plainly."""
     n, clients = rows.sizes, block.clients
     components, p = message.centres.shape
-    v = inward(config, message.frame, message.centres)
+    v = to_model(config, message.coordinates, message.centres)
     theta = (
-        inward(config, message.frame, memory["theta"])
+        to_model(config, message.coordinates, memory["theta"])
         if message.number == 1
         else np.broadcast_to(v, (clients, components, p))
     )
@@ -61,9 +63,9 @@ def client_round(
     new = joint.copy()
     packed, cross = np.zeros((clients, components, len(left))), np.zeros((clients, components, p))
     sums, scatter = np.zeros((clients, config.covariates, p)), np.zeros((clients, p, p))
-    mass, fit = np.zeros(joint.shape), 0.0
+    mass, fit, response = np.zeros(joint.shape), 0.0, cast(np.ndarray, rows.y)  # it is for regressions
     for stack in stacks(rows.ptr, 2 * config.covariates * components + p * p):
-        c, x, y = stack.clients, stack.take(rows.x), stack.take(rows.y)
+        c, x, y = stack.clients, stack.take(rows.x), stack.take(response)
         seen = np.ones(stack.shape) if stack.seen is None else stack.seen.astype(np.float64)
         z = x @ white.T
         of_inputs = np.matmul(z, means.T) - 0.5 * (means**2).sum(axis=1) - 0.5 * (z**2).sum(axis=2)[:, :, None]
@@ -99,11 +101,10 @@ def client_round(
     }, {"joint": new, "w": new.sum(axis=1)}
 
 
-def server_update(config: GradientEMConfig, state: GradientEMState, result: Mapping) -> GradientEMState:
+def server_update(config: GradientEMConfig, state: GradientEMState, result: Mapping[str, Any]) -> GradientEMState:
     p = state.centres.shape[1]
     centre, means, scatter = (np.asarray(result[name]) for name in ("centre", "means", "scatter"))
-    own = Frame(state.mean, state.scale, state.covariance)
-    moved = outward(config, own, centre[:, :-1] / centre[:, -1:])
+    moved = to_standardised(config, coordinates_of(state), centre[:, :-1] / centre[:, -1:])
     alive = means[:, -1:] > 0
     located = np.where(alive, means[:, :-1] / np.where(alive, means[:, -1:], 1.0), state.covariate_means)
     covariance = (scatter[:-1] / scatter[-1]).reshape(p, p)

@@ -1,4 +1,4 @@
-"""The simulations of Tian, Weng, Feng 2024, Section 4.1 and Appendix B.1: similar mixtures and outlier tasks.
+"""The simulations of Tian, Weng, Feng 2024, Section 4.1 and Appendix B.1: clients with similar mixtures, and outliers.
 
 Presets: "paper", as the text says, and "code", as the authors' program does it.
 
@@ -28,11 +28,12 @@ CENTRES = np.array(
     ],
     np.float64,
 )
+Model = Literal["gaussian", "regression"]
 Preset = Literal["paper", "code"]
 
 
 @dataclass(frozen=True, slots=True)
-class Tasks:
+class SimulatedClients:
     """rows: of each client, the response of a regression in the last column; theta: (K, R, p), w: (K, R) the truth, NaN
     for outliers; inlier: (K,) bool; labels: of each client's rows, -1 for outliers."""
 
@@ -43,10 +44,10 @@ class Tasks:
     labels: list[np.ndarray]
 
 
-def tasks(
+def simulated_clients(
     seed: int,
     *,
-    model: Literal["gaussian", "regression"] = "gaussian",
+    model: Model = "gaussian",
     clients: int = 10,
     outliers: int = 1,
     h: float = 0.0,
@@ -54,8 +55,10 @@ def tasks(
     preset: Preset = "paper",
     centres: np.ndarray = CENTRES,
     concentration: float = 5.0,
-) -> Tasks:
-    """K tasks; the last ones are outliers. theta_r^(k) = c_r + h z / |z|, w^(k) ~ Dirichlet(concentration).
+) -> SimulatedClients:
+    """K clients (the paper's tasks); the last ones are outliers.
+
+    theta_r^(k) = c_r + h z / |z|, w^(k) ~ Dirichlet(concentration).
 
     rows: of every client, or (K,) of each; None: the preset's. centres: (R, p). Raises ConfigError unless
     0 <= outliers <= clients.
@@ -87,4 +90,4 @@ def tasks(
             y = noise.sum(axis=1) * (3.0 if preset == "paper" else -3.0) + last
         found.append(x if model == "gaussian" else np.column_stack([x, y]))
         labels.append(label)
-    return Tasks(found, theta, w, inlier, labels)
+    return SimulatedClients(found, theta, w, inlier, labels)

@@ -1,6 +1,6 @@
 """Contamination of some clients' rows, for experiments on robustness.
 
-    outlier   all rows are replaced by N(mean 1, variance I): the outlier task of Tian, Weng, Feng 2024
+    outlier   all rows are replaced by N(mean 1, variance I), as of the outliers of Tian, Weng, Feng 2024
     flipped   rows are reflected in the client's mean; of a regression, the response changes its sign
     shifted   all rows are moved by one and the same vector of the given length; of a regression, the response
     random    every column is replaced by uniform numbers over its own range
@@ -48,7 +48,7 @@ def contaminated(
     if outside:
         raise ConfigError(f"there is no client {outside[0]}.", f"Clients are 0 .. {len(ptr) - 2}.")
     x = np.array(x, np.float64)
-    direction = stream(seed, "gradient_em/contamination/shift").standard_normal(x.shape[1])
+    direction = stream(seed, "gradient_em/contamination/shift").standard_normal((x.shape[1],))
     shift = length * direction / np.linalg.norm(direction)
     for client in clients:
         generator = stream(seed, f"gradient_em/contamination/{kind}", client=int(client))
@@ -62,7 +62,15 @@ def contaminated(
     return x
 
 
-def _changed(own, kind, generator, response, shift, mean, variance):
+def _changed(
+    own: np.ndarray,
+    kind: Contamination,
+    generator: np.random.Generator,
+    response: bool,
+    shift: np.ndarray,
+    mean: float,
+    variance: float,
+) -> np.ndarray:
     if kind == "outlier":
         return mean + np.sqrt(variance) * generator.standard_normal(own.shape)
     if kind == "random":
