@@ -12,7 +12,7 @@ import re
 import shutil
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from urllib.parse import unquote
 
 from fedcore.errors import ConfigError
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from upath import UPath
 
 Place: TypeAlias = "Path | UPath"  # both have /, name, stem, suffix, parent and str(); this module does the rest
+AnyPlace = TypeVar("AnyPlace", bound=Place)
 
 LOST_SLASH = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/]")  # what pathlib makes of a URL
 
@@ -59,6 +60,11 @@ def place(location: str | Place) -> Place:
     if LOST_SLASH.match(text) and not local.exists():
         raise ConfigError(f"{text} looks like a URL that lost a slash.", "Give a URL as text, with :// in it.")
     return local
+
+
+def below(path: AnyPlace, *names: str) -> AnyPlace:
+    """path / name / ..., a path of the same kind, which type checkers do not see of `/`."""
+    return path.joinpath(*names)  # type: ignore[return-value]
 
 
 def absolute(path: Place) -> str:
