@@ -59,7 +59,7 @@ from fedcore.methods.histograms.simplex import (
 )
 from fedcore.methods.histograms.sizes import sizes_of
 from fedcore.methods.histograms.start import elected, filled_up, mean_of_warm_start
-from fedcore.methods.histograms.state import HistogramsState, initial_state
+from fedcore.methods.histograms.state import HistogramsState, Step, initial_state
 from fedcore.privacy.grid import GRID_NORM, grid_step
 from fedcore.randomness import stream
 from fedcore.rounds.method import PublicFacts, RoundInfo
@@ -119,9 +119,7 @@ def message(config: HistogramsConfig, state: HistogramsState) -> ReleaseMessage 
     return ReleaseMessage(cluster_release(t), k, logs, whitening, clip, "sums", state.kept, weight, norms)
 
 
-def server_update(
-    config: HistogramsConfig, state: HistogramsState, result: Mapping[str, np.ndarray]
-) -> tuple[HistogramsState, RoundInfo]:
+def server_update(config: HistogramsConfig, state: HistogramsState, result: Mapping[str, np.ndarray]) -> Step:
     """result: the round's noised int64 arrays, by planned name."""
     match state.phase:
         case "flat":
@@ -138,9 +136,7 @@ def server_update(
 # --- before the clustering rounds -----------------------------------------------------------------------------------
 
 
-def _flat_mean(
-    config: HistogramsConfig, state: HistogramsState, released: np.ndarray
-) -> tuple[HistogramsState, RoundInfo]:
+def _flat_mean(config: HistogramsConfig, state: HistogramsState, released: np.ndarray) -> Step:
     """The rough mean; uniform still if noise explains the count. Its noise is that of d entries with whitening 1."""
     noise = _noise(state, config.first_clip)
     sums = released[0] * grid_step(config.first_clip)
@@ -152,9 +148,7 @@ def _flat_mean(
     return replace(state, phase="whitened", mean=mean, metric=w, centres=mean[None, :], counts=np.array([count])), info
 
 
-def _whitened_mean(
-    config: HistogramsConfig, state: HistogramsState, released: np.ndarray
-) -> tuple[HistogramsState, RoundInfo]:
+def _whitened_mean(config: HistogramsConfig, state: HistogramsState, released: np.ndarray) -> Step:
     """The mean F and its precision, the metric w, and the first cells."""
     noise = _noise(state, config.clip)
     sums = released[0] * grid_step(config.clip) * np.sqrt(state.metric)
@@ -168,7 +162,7 @@ def _whitened_mean(
     return _with_first_cells(config, state), info
 
 
-def _votes(config: HistogramsConfig, state: HistogramsState, released: np.ndarray) -> tuple[HistogramsState, RoundInfo]:
+def _votes(config: HistogramsConfig, state: HistogramsState, released: np.ndarray) -> Step:
     """Centres of the warm start with too few votes go, the rest is merged to the cells of the run."""
     counts = released / GRID_NORM
     chosen, live = elected(state.centres, counts, DEAD * _noise(state, 1.0), state.metric, state.first_cells)
@@ -187,9 +181,7 @@ def _with_first_cells(config: HistogramsConfig, state: HistogramsState) -> Histo
     return state
 
 
-def _second_moment(
-    config: HistogramsConfig, state: HistogramsState, released: np.ndarray
-) -> tuple[HistogramsState, RoundInfo]:
+def _second_moment(config: HistogramsConfig, state: HistogramsState, released: np.ndarray) -> Step:
     """The tokens to cluster on: those of the eigenvectors that stand above the noise."""
     d, sigma = len(state.mean), _multiplier(state)
     bound = sensitivities.second_moment("add_or_remove_one" if state.spread == 1.0 else "replace_one")
@@ -223,9 +215,7 @@ class _Cells:
     alive: np.ndarray
 
 
-def _clustering_round(
-    config: HistogramsConfig, state: HistogramsState, result: Mapping[str, np.ndarray]
-) -> tuple[HistogramsState, RoundInfo]:
+def _clustering_round(config: HistogramsConfig, state: HistogramsState, result: Mapping[str, np.ndarray]) -> Step:
     """New centres from the sums of the cells, and a new clip from the norms if they were counted."""
     t, clip = state.round + 1, _clip(config, state)
     step = _clusters_on_tokens if len(state.kept) else _clusters
@@ -237,9 +227,7 @@ def _clustering_round(
     return after, RoundInfo({**info.scalars, "clip": clip}, info.note)
 
 
-def _clusters(
-    config: HistogramsConfig, state: HistogramsState, released: np.ndarray
-) -> tuple[HistogramsState, RoundInfo]:
+def _clusters(config: HistogramsConfig, state: HistogramsState, released: np.ndarray) -> Step:
     """One clustering round: normalise, find dead cells, shrink; merge after round T1, pool the last two rounds."""
     t, last = state.round + 1, state.round + 1 == state.rounds
     clip, floor = _clip(config, state), config.centre_floor
@@ -274,9 +262,7 @@ def _clusters(
     return replace(after, phase="rounds", counts=cells.counts, sums=cells.sums), info
 
 
-def _clusters_on_tokens(
-    config: HistogramsConfig, state: HistogramsState, released: np.ndarray
-) -> tuple[HistogramsState, RoundInfo]:
+def _clusters_on_tokens(config: HistogramsConfig, state: HistogramsState, released: np.ndarray) -> Step:
     """The round of the reduced problem, its centres and mean lifted again: a run that stops early serves all tokens."""
     kept, mean = state.kept, state.mean
     small = replace(

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedcore.methods.histograms.messages import all_tokens
 from fedcore.methods.histograms.sizes import Sizes
-from fedcore.rounds.method import PublicFacts
+from fedcore.rounds.method import PublicFacts, RoundInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,9 @@ class HistogramsState:
         weights = np.maximum(self.counts, 0.0)
         total = weights.sum()
         return self.centres, weights / total if total > 0 else np.full(len(weights), 1.0 / len(weights))
+
+
+Step = tuple[HistogramsState, RoundInfo]  # what the server makes of a round: the next state, and what a person reads
 
 
 def initial_state(phase: str, sizes: Sizes, public: PublicFacts) -> HistogramsState:

@@ -24,7 +24,7 @@ from fedcore.methods.histograms.messages import AssignMessage, BaselineMessage, 
 from fedcore.methods.histograms.reduction import kept_by_frequency, lift, lift_log_likelihood, reduce_rows, tokens_kept
 from fedcore.methods.histograms.simplex import assignment_logs, total_variation, ward_merge
 from fedcore.methods.histograms.start import filled_up
-from fedcore.methods.histograms.state import HistogramsState
+from fedcore.methods.histograms.state import HistogramsState, Step
 from fedcore.rounds.method import PublicFacts, RoundInfo
 
 
@@ -66,9 +66,7 @@ def message(config: HistogramsConfig, state: HistogramsState) -> BaselineMessage
     return before_rounds.message(config, state)
 
 
-def server_update(
-    config: HistogramsConfig, state: HistogramsState, result: Mapping[str, Any]
-) -> tuple[HistogramsState, RoundInfo]:
+def server_update(config: HistogramsConfig, state: HistogramsState, result: Mapping[str, Any]) -> Step:
     """result: finished statistics of the pass."""
     match state.phase:
         case "given":
@@ -99,9 +97,7 @@ def objective(state: HistogramsState, result: Mapping[str, Any]) -> float:
 # --- steps ----------------------------------------------------------------------------------------------------------
 
 
-def _warm_start(
-    config: HistogramsConfig, state: HistogramsState, result: Mapping[str, Any]
-) -> tuple[HistogramsState, RoundInfo]:
+def _warm_start(config: HistogramsConfig, state: HistogramsState, result: Mapping[str, Any]) -> Step:
     """The mean is there: choose the tokens, and fill up the centres that the run starts from."""
     state, info = before_rounds.with_mean(config, state, result)
     kept = state.kept
@@ -112,7 +108,7 @@ def _warm_start(
     return replace(state, phase="rounds", kept=kept, centres=centres, counts=np.zeros(len(centres))), info
 
 
-def _round(state: HistogramsState, result: Mapping[str, Any]) -> tuple[HistogramsState, RoundInfo]:
+def _round(state: HistogramsState, result: Mapping[str, Any]) -> Step:
     t = state.round + 1
     counts = np.asarray(result["counts"], np.float64)
     filled = counts > 0
@@ -146,9 +142,7 @@ def _merged(state: HistogramsState, centres: np.ndarray, counts: np.ndarray) -> 
     return merged, merged_counts
 
 
-def _reseed(
-    config: HistogramsConfig, state: HistogramsState, result: Mapping[str, Any]
-) -> tuple[HistogramsState, RoundInfo]:
+def _reseed(config: HistogramsConfig, state: HistogramsState, result: Mapping[str, Any]) -> Step:
     """The first of the empty clusters takes the row of the client that the others serve worst."""
     cell, waiting = int(state.reseed[0]), state.reseed[1:]
     centres = state.centres.copy()

@@ -26,7 +26,7 @@ from fedcore.methods.histograms.reduction import kept_by_eigenvectors, kept_by_f
 from fedcore.methods.histograms.simplex import metric, smooth
 from fedcore.methods.histograms.sizes import sizes_of
 from fedcore.methods.histograms.start import perturbed_start
-from fedcore.methods.histograms.state import HistogramsState, initial_state
+from fedcore.methods.histograms.state import HistogramsState, Step, initial_state
 from fedcore.rounds.method import PublicFacts, RoundInfo
 
 LARGEST_MATRIX = 4096  # features
@@ -55,9 +55,7 @@ def message(config: HistogramsConfig, state: HistogramsState) -> MeanMessage | C
     return SeedingMessage(rows, config.start_smoothing, config.temperature, state.seed, state.kept)
 
 
-def server_update(
-    config: HistogramsConfig, state: HistogramsState, result: Mapping[str, Any]
-) -> tuple[HistogramsState, RoundInfo]:
+def server_update(config: HistogramsConfig, state: HistogramsState, result: Mapping[str, Any]) -> Step:
     """result: finished statistics of the pass. The phase becomes "rounds" after the last of these passes."""
     if state.phase == "mean":
         return _mean(config, state, result)
@@ -67,9 +65,7 @@ def server_update(
     return _with_rows(config, state, rows), RoundInfo({"chosen": float(len(rows))})
 
 
-def with_mean(
-    config: HistogramsConfig, state: HistogramsState, result: Mapping[str, Any]
-) -> tuple[HistogramsState, RoundInfo]:
+def with_mean(config: HistogramsConfig, state: HistogramsState, result: Mapping[str, Any]) -> Step:
     """The state with F, the metric, the number of clients and their entropy. Raises PopulationError without clients."""
     clients = float(result["clients"])
     if clients == 0:
@@ -87,9 +83,7 @@ def usable_rows(config: HistogramsConfig, state: HistogramsState, rows: np.ndarr
     return lift(smooth(reduce_rows(rows, state.kept), config.start_smoothing), state.kept, state.mean)
 
 
-def _mean(
-    config: HistogramsConfig, state: HistogramsState, result: Mapping[str, Any]
-) -> tuple[HistogramsState, RoundInfo]:
+def _mean(config: HistogramsConfig, state: HistogramsState, result: Mapping[str, Any]) -> Step:
     state, info = with_mean(config, state, result)
     if _seeds_with_rows(config):
         state = replace(state, centres=result["pick"].payload["row"][None, :])
@@ -100,9 +94,7 @@ def _mean(
     return _with_first_centres(config, state), info
 
 
-def _covariance(
-    config: HistogramsConfig, state: HistogramsState, result: Mapping[str, Any]
-) -> tuple[HistogramsState, RoundInfo]:
+def _covariance(config: HistogramsConfig, state: HistogramsState, result: Mapping[str, Any]) -> Step:
     matrix = whitened_covariance(result["second_moment"], state.mean, state.clients)
     keep = tokens_kept(config.keep, len(state.mean))
     kept = kept_by_eigenvectors(matrix, state.clusters - 1, keep)  # centred: K clusters differ in K - 1 directions

@@ -14,8 +14,7 @@ import numpy as np
 from fedcore.methods.histograms.baselines import before_rounds
 from fedcore.methods.histograms.config import HistogramsConfig
 from fedcore.methods.histograms.messages import BaselineMessage
-from fedcore.methods.histograms.state import HistogramsState
-from fedcore.rounds.method import RoundInfo
+from fedcore.methods.histograms.state import HistogramsState, Step
 
 init = before_rounds.init
 total_rounds = before_rounds.passes
@@ -25,9 +24,7 @@ def message(config: HistogramsConfig, state: HistogramsState) -> BaselineMessage
     return None if state.phase == "done" else before_rounds.message(config, state)
 
 
-def server_update(
-    config: HistogramsConfig, state: HistogramsState, result: Mapping[str, Any]
-) -> tuple[HistogramsState, RoundInfo]:
+def server_update(config: HistogramsConfig, state: HistogramsState, result: Mapping[str, Any]) -> Step:
     """result: finished statistics of the pass of the mean."""
     state, info = before_rounds.with_mean(config, state, result)
     return replace(state, phase="done", round=1, centres=state.mean[None, :], counts=np.array([state.clients])), info

@@ -11,7 +11,7 @@ One departure: a step ends at the cluster's mean at the latest. A cluster with m
 past it, and one with more than 2/eta of them farther away at every round; after a uniform start such clusters are
 common.
 
-The passes before the rounds (mean, covariance, start) are those of `before_rounds`; clients answer as in Algorithm 2.
+The passes before the rounds (mean, covariance, start) are those of `before_rounds`; messages are those of Algorithm 2.
 """
 
 from __future__ import annotations
@@ -22,34 +22,19 @@ from typing import Any
 
 import numpy as np
 
-from fedcore.methods.histograms.baselines import before_rounds
-from fedcore.methods.histograms.baselines.algorithm2 import assignment, objective
+from fedcore.methods.histograms.baselines import algorithm2, before_rounds
 from fedcore.methods.histograms.config import HistogramsConfig
-from fedcore.methods.histograms.messages import AssignMessage, BaselineMessage
 from fedcore.methods.histograms.reduction import lift, reduce_rows
 from fedcore.methods.histograms.simplex import total_variation
-from fedcore.methods.histograms.state import HistogramsState
+from fedcore.methods.histograms.state import HistogramsState, Step
 from fedcore.rounds.method import RoundInfo
 
 init = before_rounds.init
+total_rounds = algorithm2.total_rounds
+message = algorithm2.message
 
 
-def total_rounds(config: HistogramsConfig, state: HistogramsState) -> int:
-    return before_rounds.passes(config, state) + state.rounds
-
-
-def message(config: HistogramsConfig, state: HistogramsState) -> BaselineMessage | None:
-    match state.phase:
-        case "done":
-            return None
-        case "rounds":
-            return AssignMessage(assignment(config, state, state.centres), state.kept)
-    return before_rounds.message(config, state)
-
-
-def server_update(
-    config: HistogramsConfig, state: HistogramsState, result: Mapping[str, Any]
-) -> tuple[HistogramsState, RoundInfo]:
+def server_update(config: HistogramsConfig, state: HistogramsState, result: Mapping[str, Any]) -> Step:
     """result: finished statistics of the pass."""
     if state.phase != "rounds":
         return before_rounds.server_update(config, state, result)
@@ -58,7 +43,7 @@ def server_update(
     centres = gradient_step(before, result["sums"], counts, state.clients, config.learning_rate)
     info = RoundInfo(
         {
-            "objective": objective(state, result),
+            "objective": algorithm2.objective(state, result),
             "movement": float(np.average(total_variation(before, centres), weights=counts)),
             "empty_clusters": float(np.sum(counts == 0)),
         }

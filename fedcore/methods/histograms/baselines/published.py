@@ -29,14 +29,13 @@ from typing import Any
 
 import numpy as np
 
-from fedcore.methods.histograms.baselines import before_rounds
-from fedcore.methods.histograms.baselines.algorithm2 import assignment, objective
+from fedcore.methods.histograms.baselines import algorithm2, before_rounds
 from fedcore.methods.histograms.baselines.ifca import gradient_step
 from fedcore.methods.histograms.config import HistogramsConfig
-from fedcore.methods.histograms.messages import AssignMessage, BaselineMessage, CentringMessage
+from fedcore.methods.histograms.messages import BaselineMessage, CentringMessage
 from fedcore.methods.histograms.reduction import lift, reduce_rows
 from fedcore.methods.histograms.simplex import project, total_variation
-from fedcore.methods.histograms.state import HistogramsState
+from fedcore.methods.histograms.state import HistogramsState, Step
 from fedcore.privacy.composition import gdp, kov15, kov15_single
 from fedcore.privacy.mechanisms import simulated_gaussian
 from fedcore.randomness import stream
@@ -101,20 +100,13 @@ def total_rounds(config: HistogramsConfig, state: HistogramsState) -> int:
 
 
 def message(config: HistogramsConfig, state: HistogramsState) -> BaselineMessage | None:
-    match state.phase:
-        case "done":
-            return None
-        case "rounds":
-            return AssignMessage(assignment(config, state, state.centres), state.kept)
-        case "centring":
-            bound = config.published_clip / math.sqrt(state.sums.shape[1])
-            return CentringMessage(assignment(config, state, state.centres), state.sums, bound, state.kept)
-    return before_rounds.message(config, state)
+    if state.phase != "centring":
+        return algorithm2.message(config, state)
+    bound = config.published_clip / math.sqrt(state.sums.shape[1])
+    return CentringMessage(algorithm2.assignment(config, state, state.centres), state.sums, bound, state.kept)
 
 
-def server_update(
-    config: HistogramsConfig, state: HistogramsState, result: Mapping[str, Any]
-) -> tuple[HistogramsState, RoundInfo]:
+def server_update(config: HistogramsConfig, state: HistogramsState, result: Mapping[str, Any]) -> Step:
     """result: finished statistics of the pass."""
     match state.phase:
         case "rounds":
@@ -125,9 +117,7 @@ def server_update(
     return before_rounds.server_update(config, state, result)
 
 
-def _first(
-    config: HistogramsConfig, state: HistogramsState, result: Mapping[str, Any]
-) -> tuple[HistogramsState, RoundInfo]:
+def _first(config: HistogramsConfig, state: HistogramsState, result: Mapping[str, Any]) -> Step:
     """Lines 3 and 4: the count and the first estimate."""
     noise, generator = noise_of(config), stream(state.seed, NOISE, 2 * state.round + 1)
     counts = np.asarray(result["counts"], np.float64)
@@ -139,7 +129,7 @@ def _first(
     first = np.maximum(first, config.published_floor)
     info = RoundInfo(
         {
-            "objective": objective(state, result),
+            "objective": algorithm2.objective(state, result),
             "noise_multiplier": noise.sigma,
             "released_count": float(sizes.sum()),
             "empty_clusters": float(np.sum(counts == 0)),
@@ -148,9 +138,7 @@ def _first(
     return replace(state, phase="centring", sums=first, counts=sizes), info
 
 
-def _centring(
-    config: HistogramsConfig, state: HistogramsState, result: Mapping[str, Any]
-) -> tuple[HistogramsState, RoundInfo]:
+def _centring(config: HistogramsConfig, state: HistogramsState, result: Mapping[str, Any]) -> Step:
     """Lines 5 and 6: the deviations, and the new centres."""
     scale = config.published_clip * noise_of(config).sigma
     generator = stream(state.seed, NOISE, 2 * state.round + 2)
@@ -164,9 +152,7 @@ def refined(first: np.ndarray, deviations: np.ndarray, sizes: np.ndarray, floor:
     return project(first + np.sqrt(first) * deviations / sizes[:, None], floor)
 
 
-def _gradient(
-    config: HistogramsConfig, state: HistogramsState, result: Mapping[str, Any]
-) -> tuple[HistogramsState, RoundInfo]:
+def _gradient(config: HistogramsConfig, state: HistogramsState, result: Mapping[str, Any]) -> Step:
     """A noised step of IFCA. The number of all clients is taken as known."""
     noise, generator = noise_of(config), stream(state.seed, NOISE, 2 * state.round + 1)
     counts = np.asarray(result["counts"], np.float64)
@@ -174,7 +160,7 @@ def _gradient(
     before = reduce_rows(state.centres, state.kept)
     centres = gradient_step(before, together[:, :-1], together[:, -1], state.clients, config.learning_rate)
     scalars = {
-        "objective": objective(state, result),
+        "objective": algorithm2.objective(state, result),
         "noise_multiplier": noise.sigma,
         "released_count": float(together[:, -1].sum()),
         "empty_clusters": float(np.sum(counts == 0)),
@@ -183,9 +169,7 @@ def _gradient(
     return _with_centres(state, project(centres, config.centre_floor), scalars)
 
 
-def _with_centres(
-    state: HistogramsState, centres: np.ndarray, scalars: Mapping[str, float]
-) -> tuple[HistogramsState, RoundInfo]:
+def _with_centres(state: HistogramsState, centres: np.ndarray, scalars: Mapping[str, float]) -> Step:
     """The state with its new, reduced centres after a whole round, and its movement beside the scalars."""
     t = state.round + 1
     moved = total_variation(reduce_rows(state.centres, state.kept), centres)
