@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedcore.errors import ConfigError, PrivacyError, RunError, RunNotFound
-from fedcore.methods.histograms.given import checked_arrays
+from fedcore.methods.histograms.start import checked_warm_start
 from fedcore.methods.registry import METHODS
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import Run, load_run, read_values, write_values
@@ -301,7 +301,7 @@ def test_nothing_in_a_file_is_executed(private, tmp_path):
 
 def test_rows_are_made_to_sum_to_one_exactly(centres):
     rounded = centres.astype(np.float32)
-    checked = checked_arrays({"centres": rounded, "counts": np.array([1, 2])}, "it", FEATURES)
+    checked = checked_warm_start({"centres": rounded, "counts": np.array([1, 2])}, "it", FEATURES)
     assert checked["centres"].dtype == checked["counts"].dtype == np.float64
     np.testing.assert_allclose(checked["centres"].sum(axis=1), 1.0, rtol=1e-15)
 

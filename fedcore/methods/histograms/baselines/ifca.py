@@ -11,33 +11,45 @@ One departure: a step ends at the cluster's mean at the latest. A cluster with m
 past it, and one with more than 2/eta of them farther away at every round; after a uniform start such clusters are
 common.
 
-The passes before the rounds (mean, covariance, start) are those of `fedcore.methods.histograms.baselines`.
+The passes before the rounds (mean, covariance, start) are those of `before_rounds`; messages are those of Algorithm 2.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from fedcore.methods.histograms import baselines
+from fedcore.methods.histograms.baselines import algorithm2, before_rounds
 from fedcore.methods.histograms.config import HistogramsConfig
-from fedcore.methods.histograms.reduction import lifted, reduced
-from fedcore.methods.histograms.state import HistogramsState
+from fedcore.methods.histograms.reduction import lift, reduce_rows
+from fedcore.methods.histograms.simplex import total_variation
+from fedcore.methods.histograms.state import HistogramsState, Step
 from fedcore.rounds.method import RoundInfo
 
-init = baselines.init
-total_rounds = baselines.total_rounds
-message = baselines.message
-client_update = baselines.client_update
+init = before_rounds.init
+total_rounds = algorithm2.total_rounds
+message = algorithm2.message
 
 
-def server_update(config: HistogramsConfig, state: HistogramsState, result: Mapping):
-    """result: finished statistics of the pass. Returns the next state and its RoundInfo."""
-    if state.phase == "rounds":
-        return _round(config, state, result)
-    return baselines.server_update(config, state, result)
+def server_update(config: HistogramsConfig, state: HistogramsState, result: Mapping[str, Any]) -> Step:
+    """result: finished statistics of the pass."""
+    if state.phase != "rounds":
+        return before_rounds.server_update(config, state, result)
+    t, counts = state.round + 1, np.asarray(result["counts"], np.float64)
+    before = reduce_rows(state.centres, state.kept)
+    centres = gradient_step(before, result["sums"], counts, state.clients, config.learning_rate)
+    info = RoundInfo(
+        {
+            "objective": algorithm2.objective(state, result),
+            "movement": float(np.average(total_variation(before, centres), weights=counts)),
+            "empty_clusters": float(np.sum(counts == 0)),
+        }
+    )
+    phase = "done" if t == state.rounds else "rounds"
+    return replace(state, phase=phase, round=t, centres=lift(centres, state.kept, state.mean), counts=counts), info
 
 
 def gradient_step(centres: np.ndarray, sums: np.ndarray, counts: np.ndarray, clients: float, rate: float) -> np.ndarray:
@@ -48,20 +60,3 @@ def gradient_step(centres: np.ndarray, sums: np.ndarray, counts: np.ndarray, cli
     """
     steps = np.minimum(rate / clients, 1.0 / np.maximum(counts, 1.0))
     return centres + steps[:, None] * (sums - counts[:, None] * centres)
-
-
-def _round(config, state, result):
-    t, counts = state.round + 1, np.asarray(result["counts"], np.float64)
-    before = reduced(state.centres, state.kept)
-    centres = gradient_step(before, result["sums"], counts, state.clients, config.learning_rate)
-    moved = 0.5 * np.abs(centres - before).sum(axis=1)
-    info = RoundInfo(
-        {
-            "objective": baselines.objective(state, result),
-            "movement": float(np.average(moved, weights=counts)),
-            "empty_clusters": float(np.sum(counts == 0)),
-        }
-    )
-    phase = "done" if t == state.rounds else "rounds"
-    centres = lifted(centres, state.kept, state.mean)
-    return replace(state, phase=phase, round=t, centres=centres, counts=counts), info

@@ -1,11 +1,11 @@
-"""The leaf kernels against dense brute force, and the exact bound of one client's part."""
+"""The clients' kernels against dense brute force, and the exact bound of one client's part."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcore.methods.histograms.leaf import assign, clipped_on_grid, integer_sums_by_cell, inverse_totals, sums_by_cell
+from fedcore.methods.histograms.clients import assign, clipped_on_grid, integer_sums_by_cell
 from fedcore.population.blocks import leaves, segment_sums
 from fedcore.privacy.grid import GRID_NORM, bound_norms, grid_step
 from tests.histograms.example_clients import block_of, counts_arrays, dense_histograms, random_counts
@@ -37,14 +37,6 @@ def test_assignment_is_the_least_kl(block):
 def test_ties_go_to_the_lowest_cell(block):
     logs = np.log(np.full((17, 4), 1 / 17)).astype(np.float32)
     assert not assign(block, logs).any()
-
-
-def test_sums_by_cell_are_those_of_the_dense_matrix(block):
-    cells = np.random.default_rng(3).integers(0, 4, block.clients)
-    onehot = np.eye(4)[cells]
-    got = sums_by_cell(block, cells, 4, inverse_totals(block))
-    np.testing.assert_allclose(got, onehot.T @ dense_histograms(block), rtol=1e-12)
-    assert got.dtype == np.float64
 
 
 def test_integer_sums_by_cell_are_exact(block):

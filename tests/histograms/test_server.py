@@ -1,126 +1,16 @@
-"""The private pipeline: its plan, the sensitivity of every release, and its decisions on published values."""
+"""The server of the private pipeline: its decisions on published values."""
 
-import dataclasses
 import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fedcore.methods.histograms import Histograms, HistogramsConfig, HistogramsState
-from fedcore.methods.histograms.private import ReleaseMessage
-from fedcore.privacy.grid import GRID_NORM, grid_step
-from fedcore.privacy.plan import PlannedRelease
-from fedcore.rounds.statistics import IntegerSum, values
+from fedcore.privacy.grid import grid_step
+from fedcore.rounds.statistics import values
 from fedcore.runs.store import read_values, state_values, write_values
-from tests.histograms.example_clients import block_of, counts_arrays, random_counts
-from tests.histograms.run_in_memory import answer, facts, rounded_normal, run
-
-SMALL = HistogramsConfig(clusters=2, rounds=5, overseed=4, merge_after=2)
-
-
-# --- the plan -------------------------------------------------------------------------------------------------------
-
-
-@given(st.floats(1e-9, 1e4), st.integers(1, 10**9), st.integers(2, 10**5), st.sampled_from([None, 1, 3, 50]))
-def test_the_plan_never_exceeds_the_budget_and_wastes_none_of_it(rho, nominal, features, clusters):
-    releases = Histograms(HistogramsConfig(clusters=clusters)).plan(facts(features, rho=rho, nominal=nominal))
-    prices = [release.rho for release in releases]
-    assert sum(prices) <= rho and math.fsum(prices) <= rho and sum(reversed(prices)) <= rho * (1 + 1e-15)
-    assert math.fsum(prices) >= rho * (1 - 1e-9)
-    assert [release.round for release in releases] == list(range(1, len(releases) + 1))
-    assert len({release.name for release in releases}) == len(releases)
-    assert all(type(release.sensitivity) is int and release.sensitivity == 2**16 for release in releases)
-
-
-def test_shares_of_the_budget():
-    prices = [release.rho for release in Histograms(SMALL).plan(facts(8, rho=2.0, nominal=100))]
-    np.testing.assert_allclose(prices, [0.08, 0.08, *[0.368] * 5], rtol=1e-9)
-
-
-def test_the_plan_knows_config_and_public_facts_only():
-    public = facts(8, rho=2.0, nominal=100)
-    assert Histograms(SMALL).plan(public) == Histograms(SMALL).plan(dataclasses.replace(public, seed=9))
-    shapes = [release.shape for release in Histograms(SMALL).plan(public)]
-    assert shapes == [(1, 8), (1, 8), (4, 8), (4, 8), (2, 8), (2, 8), (2, 8)]
-    assert all(isinstance(release, PlannedRelease) for release in Histograms(SMALL).plan(public))
-    assert Histograms(HistogramsConfig(algorithm="fedavg")).plan(public) == []
-
-
-@given(counts_arrays(), st.integers(0, 5))
-def test_rounds_and_shapes_do_not_depend_on_the_data(counts, seed):
-    """`run` fails when a release is not exactly as planned, whatever the data and the noise are."""
-    block = block_of(counts)
-    public = facts(block.features, rho=0.01 * 10 ** (seed % 4), nominal=1000, seed=seed)
-    state, infos = run(Histograms(SMALL), block, public, rounded_normal(np.random.default_rng(seed)))
-    assert state.phase == "done" and len(infos) == 7
-    assert np.all(np.isfinite(state.centres)) and state.centres.shape == (2, block.features)
-    np.testing.assert_allclose(state.centres.sum(axis=1), 1.0)
-
-
-# --- sensitivity ----------------------------------------------------------------------------------------------------
-
-
-def messages_of(config: HistogramsConfig, block, seed: int) -> list[ReleaseMessage]:
-    """The messages of a whole noised run."""
-    method, messages = Histograms(config), []
-    public = facts(block.features, rho=0.5, nominal=60, seed=seed)
-    noise, plan = rounded_normal(np.random.default_rng(seed)), method.plan(public)
-    state = method.init(public)
-    while (message := method.message(state)) is not None:
-        messages.append(message)
-        grid = method.release_values(message, answer(method, message, block, 1024))
-        planned = plan[len(messages) - 1]
-        state, _ = method.server_update(state, {planned.name: noise(planned, grid[planned.name])})
-    return messages
-
-
-def squared_change(one: np.ndarray, other: np.ndarray) -> int:
-    """Squared L2 norm of the difference of two integer arrays, in Python integers."""
-    return sum((int(a) - int(b)) ** 2 for a, b in zip(one.ravel(), other.ravel(), strict=True))
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_one_client_changes_no_release_by_more_than_the_planned_sensitivity(seed):
-    """With the message fixed, adding any client (empty, one-token, usual, huge) moves the array by at most 2**16."""
-    generator = np.random.default_rng(seed)
-    counts = random_counts(generator, 25, 9)
-    one = np.eye(9, dtype=int)
-    newcomers = [0 * one[0], one[8], one[0] * 2**40, *random_counts(generator, 8, 9)]
-    method, reached = Histograms(SMALL), 0
-    for message in messages_of(SMALL, block_of(counts), seed):
-        without = method.release_values(message, answer(method, message, block_of(counts), 4))[message.release]
-        for newcomer in newcomers:
-            place = generator.integers(0, 26)
-            joined = block_of(np.insert(counts, place, newcomer, axis=0))
-            with_one = method.release_values(message, answer(method, message, joined, 4))[message.release]
-            change = squared_change(with_one, without)
-            assert change <= GRID_NORM**2
-            assert np.sum((with_one != without).any(axis=1)) <= 1, "a client is in one cell"
-            assert (change == 0) == (not newcomer.any())
-            reached = max(reached, change)
-    assert reached > 0.999 * GRID_NORM**2, "the bound is tight, so a smaller declared sensitivity would be wrong"
-
-
-def test_a_client_cannot_switch_cells_while_the_message_stands():
-    """The cell is a function of the client's own counts and the message: nobody else's presence matters."""
-    generator = np.random.default_rng(3)
-    counts = random_counts(generator, 12, 9)
-    method = Histograms(SMALL)
-    message = messages_of(SMALL, block_of(counts), 1)[-1]
-    alone = [answer(method, message, block_of(row[None]), 1)[message.release].value() for row in counts]
-    together = answer(method, message, block_of(counts), 1024)[message.release].value()
-    assert np.array_equal(sum(alone), together)
-
-
-def test_only_the_planned_integer_sum_leaves_the_clients():
-    block = block_of(random_counts(np.random.default_rng(0), 10, 9))
-    for message in messages_of(SMALL, block, 0):
-        statistics, memory = Histograms(SMALL).client_update(message, block, None)
-        assert memory is None and list(statistics) == [message.release]
-        assert type(statistics[message.release]) is IntegerSum
-
+from tests.histograms.example_clients import SMALL, block_of, random_counts
+from tests.histograms.run_in_memory import answer, facts, rounded_normal
 
 # --- rounds ---------------------------------------------------------------------------------------------------------
 

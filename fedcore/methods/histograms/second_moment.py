@@ -1,4 +1,4 @@
-"""The second moment of clipped histograms as a private release, and the tokens that it speaks for.
+"""The second moment of clipped histograms as a private release, and the tokens that are chosen from it.
 
 Source: Dwork, Talwar, Thakurta, Zhang 2014 ("Analyze Gauss"), on whole numbers. A client's clipped, whitened histogram
 becomes z, whole numbers with ||z|| <= 2**10 exactly, and contributes the upper triangle of z z^T: z_i z_j above the
@@ -25,10 +25,10 @@ from fedcore.privacy.grid import GRID_NORM
 
 LARGEST = 2048  # features: the release has d (d + 1) / 2 numbers, each noised exactly
 DIAGONAL, DIAGONAL_UNIT = 46340, 65536  # their ratio is just below 1 / sqrt(2)
-CLIENTS_AT_ONCE = 1024
+CLIENTS_AT_ONCE = 1024  # bounds the dense part of a leaf
 
 
-def cells(features: int) -> int:
+def triangle_size(features: int) -> int:
     """d (d + 1) / 2. Raises ConfigError for a vocabulary that is too large."""
     if features > LARGEST:
         raise ConfigError(
@@ -68,7 +68,7 @@ def _upper(d: int) -> np.ndarray:
     return np.triu(np.ones((d, d), bool))
 
 
-# --- what the server makes of it ------------------------------------------------------------------------------------
+# --- server ---------------------------------------------------------------------------------------------------------
 
 
 def covariance(published: np.ndarray, w: np.ndarray, mean: np.ndarray, clip: float) -> np.ndarray:
@@ -91,9 +91,9 @@ def covariance(published: np.ndarray, w: np.ndarray, mean: np.ndarray, clip: flo
 
 
 def noise_norm(scale: float, clip: float, features: int) -> float:
-    """About the largest eigenvalue that the noise alone gives: 2 sqrt(d) times its standard deviation off the diagonal.
+    """About the largest eigenvalue of the noise alone: 2 sqrt(d) times its standard deviation off the diagonal.
 
-    scale: of the noise in grid steps.
+    scale: standard deviation of the noise in grid steps.
     """
     return 2 * math.sqrt(features) * scale * (clip / MOMENT_NORM) ** 2
 

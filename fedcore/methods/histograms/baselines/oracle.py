@@ -1,12 +1,13 @@
-"""Estimates that know the truth of a synthetic population: what is left to learn for those that do not.
+"""Bayes estimates that know the parameters of a synthetic population: a bound for all estimates that must learn them.
 
     centre known   alpha / (alpha + m_u) P_c(u) + m_u / (alpha + m_u) q_u
     mixture        sum_c r_c(u) [alpha P_c + x_u] / (alpha + m_u),
                    ln r_c(u) = ln w_c + sum over x_ui > 0 of [lnGamma(alpha P_ci + x_ui) - lnGamma(alpha P_ci)] + const
 
-Source: Setlur, Feldman, Talwar 2023, Lemma 2.2 and section 2.1. The first is the posterior mean for who knows the
-client's cluster, the second for who knows centres, weights and alpha only; both if the population is a mixture of
-Dirichlets (`SyntheticSettings.beta` none). Both are one formula over responsibilities: a known cluster is one of 1.
+Source: Setlur, Feldman, Talwar 2023, Lemma 2.2 and section 2.1. The first is the posterior mean if the
+client's cluster is known as well as the centres and alpha, the second if it is not; both if the population is a mixture
+of Dirichlets (`SyntheticSettings.beta` is None). They are one formula over responsibilities: that of a known cluster is
+1.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from __future__ import annotations
 import numpy as np
 from scipy.special import gammaln, softmax
 
-from fedcore.methods.histograms.leaf import inverse_totals
+from fedcore.methods.histograms.clients import inverse_totals
 from fedcore.methods.histograms.simplex import project
 from fedcore.population.blocks import CountsBlock, segment_sums
 
-SHAPE_FLOOR = 1e-9  # of alpha P
+SHAPE_FLOOR = 1e-9  # of a Dirichlet parameter alpha P
 
 
 def known_clusters(clusters: np.ndarray, k: int) -> np.ndarray:
@@ -59,12 +60,3 @@ def oracle_values(
         base += weight[client] * row[tokens]
     own = np.asarray(block.csr[client, tokens], np.float64).ravel() * inverse_totals(block)[client]
     return share * base + (1.0 - share) * own
-
-
-def oracle_rows(block: CountsBlock, responsibilities: np.ndarray, centres: np.ndarray, alpha: float) -> np.ndarray:
-    """(C, d) float64: every client's estimate, dense."""
-    share = alpha / (alpha + block.totals)
-    rows = share[:, None] * (responsibilities @ centres)
-    own = np.repeat((1.0 - share) * inverse_totals(block), np.diff(block.indptr)) * block.data
-    rows[block.rows_of_entries(), block.indices] += own
-    return rows
