@@ -213,9 +213,9 @@ def _em(setting: list, rows: int, seeds: int) -> dict:
 
 
 def _rival(setting: list, seeds: int) -> dict:
-    asked = Setting(*setting)
-    block = baselines.smallest_block(asked, seeds=_seeds(seeds))
-    return {"b": block, "rows": [] if block is None else baselines.smallest_numbers(asked, block, seeds=_seeds(seeds))}
+    chosen = Setting(*setting)
+    block = baselines.smallest_block(chosen, seeds=_seeds(seeds))
+    return {"b": block, "rows": [] if block is None else baselines.smallest_numbers(chosen, block, seeds=_seeds(seeds))}
 
 
 def _slope(who: str, columns: int, seeds: int) -> dict:

@@ -201,13 +201,13 @@ def _enough_rows(results: Cells) -> Iterator[Row]:
 
 
 def _variant_rows(results: Cells) -> Iterator[Row]:
-    for name, asked in runs.VARIANTS.items():
+    for name, chosen in runs.VARIANTS.items():
         if f"variant-{name}" in results:
             yield _row(
-                what=f"{asked.title}, {number(asked.rows)} rows",
-                spec=asked.expected,
+                what=f"{chosen.title}, {number(chosen.rows)} rows",
+                spec=chosen.expected,
                 ε="1",
-                data=f"{asked.features}, {asked.components}, {asked.separation:g}",
+                data=f"{chosen.features}, {chosen.components}, {chosen.separation:g}",
                 ours=outcomes(results[f"variant-{name}"]),
             )
     for kind in KINDS:
