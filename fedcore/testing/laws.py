@@ -208,6 +208,16 @@ def chunkings(case: Case) -> None:
         _require_same_end(expected, found, f"a stored run with blocks of {block} clients")
 
 
+@law("streaming")
+def streaming(case: Case) -> None:
+    """A run whose rows are read while they are used ends in the same bits, if the method says that it can do that."""
+    if not case.method.streams_rows or case.population.kind != "rows":
+        return
+    with TemporaryDirectory() as folder:
+        found = whole_run(case, Path(folder), streamed=True)
+    _require_same_end(_ended_in_memory(case), found, "a run whose rows are streamed")
+
+
 @law("resuming")
 def resuming(case: Case) -> None:
     """A run that is interrupted before its first round and after every one, and resumed, ends in the same bits."""
@@ -231,6 +241,7 @@ def _ended_in_memory(case: Case) -> Ended:
         memories = {name: np.concatenate([memory[name] for memory in history.memories]) for name in names}
     infos = [(made.number, made.info) for made in history.rounds]
     return Ended(
+        "finished",
         state_values(history.state),
         memories,
         [{"round": number, **{k: float(v) for k, v in info.scalars.items()}} for number, info in infos],
@@ -240,7 +251,7 @@ def _ended_in_memory(case: Case) -> Ended:
 
 
 def _require_same_end(expected: Ended, found: Ended, what: str) -> None:
-    for name in ("state", "memories", "metrics", "releases"):
+    for name in ("status", "state", "memories", "metrics", "releases"):
         different = difference(getattr(expected, name), getattr(found, name), name)
         require(not different, f"{what} ends with other {name} than the run in memory: {different}.")
     require(

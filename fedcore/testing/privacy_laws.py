@@ -18,7 +18,7 @@ from fedcore.privacy.mechanisms import NoiseSource, SecureNoise
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.method import Memory
 from fedcore.testing.bits import copied, difference
-from fedcore.testing.broken import require
+from fedcore.testing.broken import LawBroken, require
 from fedcore.testing.cases import Case, Round, answers, released
 from fedcore.testing.laws import law
 from fedcore.testing.populations import odd_client
@@ -96,12 +96,13 @@ def _check_neighbours(case: Case, made: Round, generator: np.random.Generator) -
     after = _released(case, made, with_one, int(generator.integers(1, 8)))
     before = _released(case, made, without, int(generator.integers(1, 8)))
     for planned in made.planned:
-        moved = squared_distance(after[planned.name], before[planned.name])
-        require(
-            moved <= planned.sensitivity**2,
-            f"round {made.number}: {what} moves release {planned.name!r} by {math.isqrt(moved) + 1} grid steps, and its "
-            f"sensitivity is {planned.sensitivity}.",
-        )
+        moved, bound = squared_distance(after[planned.name], before[planned.name]), planned.sensitivity
+        if moved > bound**2:
+            steps = math.isqrt(moved - 1) + 1
+            raise LawBroken(
+                f"round {made.number}: {what} moves release {planned.name!r} by {steps} grid steps, and its "
+                f"sensitivity is {bound}."
+            )
 
 
 def _neighbours(case: Case, made: Round, generator: np.random.Generator) -> tuple[_People, _People, str]:

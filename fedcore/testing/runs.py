@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -39,12 +39,14 @@ RUN = "run"
 class Ended:
     """What is left of a stored run.
 
+    status:   of the run
     state, memories: after the last round; memories are those of all clients, empty if they remember nothing
     metrics:  rows without times
     releases: published values
     spent:    rho that the ledger charged; 0 if the run is not private
     """
 
+    status: str
     state: Mapping[str, Any]
     memories: Mapping[str, np.ndarray]
     metrics: list[dict[str, Any]]
@@ -88,10 +90,17 @@ def budgeted_facts(case: Case) -> tuple[PublicFacts, tuple[PlannedRelease, ...]]
 # --- stored runs ------------------------------------------------------------------------------------------------------
 
 
-def whole_run(case: Case, folder: Path, *, block: int | None = None, backend: Backend | None = None) -> Ended:
-    """The run from its first round to its last. block: clients of a stored block, if not those of the case."""
+def whole_run(
+    case: Case, folder: Path, *, block: int | None = None, backend: Backend | None = None, streamed: bool = False
+) -> Ended:
+    """The run from its first round to its last.
+
+    block: clients of a stored block, if not those of the case. streamed: rows are read while they are used.
+    """
     with _registered(case):
         session = _started(case, folder, block, backend or InProcessBackend())
+        if streamed:
+            session.training.source = replace(session.training.source, whole_bytes=0)
         with ending(session):
             while session.training.step() is not None:
                 pass
@@ -193,6 +202,7 @@ def _ended(session: Session) -> Ended:
         memories = {name: np.concatenate([values[name] for values in read]) for name in read[0]}
     balance = session.balance()
     return Ended(
+        run.status,
         loaded.state,
         memories,
         [{name: value for name, value in row.items() if not name.startswith("seconds")} for row in loaded.metrics],
