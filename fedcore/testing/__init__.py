@@ -1,0 +1,23 @@
+"""The laws that every method obeys, as functions; `python -m fedcore.testing PACKAGE:Class` looks at them all.
+
+A package's own tests call them too:
+
+    from fedcore.testing import LAWS, cases_for
+
+    @pytest.mark.parametrize("law", LAWS)
+    def test_laws(law):
+        for case in cases_for(MyMethod(MyConfig(components=2))):
+            LAWS[law](case)
+
+Cases may be made by hand, with a `SmallPopulation` and a warm start of one's own. docs/adding-a-method.md is the guide.
+"""
+
+from fedcore.testing import privacy_laws as _privacy_laws  # registers its laws
+from fedcore.testing.broken import LawBroken
+from fedcore.testing.cases import Case, cases_for
+from fedcore.testing.laws import LAWS, same_with
+from fedcore.testing.populations import SmallPopulation, random_population
+
+noise_from = _privacy_laws.noise_from
+
+__all__ = ["LAWS", "Case", "LawBroken", "SmallPopulation", "cases_for", "noise_from", "random_population", "same_with"]

@@ -1,0 +1,202 @@
+"""The laws of private methods: what is released, by how much one person can change it, and how it is noised.
+
+Differences are computed in Python's integers, which neither round nor wrap.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import chi2
+
+from fedcore.errors import FedcoreError
+from fedcore.population.blocks import ClientBlock
+from fedcore.privacy.mechanisms import NoiseSource, SecureNoise
+from fedcore.privacy.plan import PlannedRelease
+from fedcore.rounds.method import Memory
+from fedcore.testing.bits import copied, difference
+from fedcore.testing.broken import LawBroken, require
+from fedcore.testing.cases import Case, Round, answers, released
+from fedcore.testing.laws import law
+from fedcore.testing.populations import odd_client
+
+NEIGHBOURS = 12  # random pairs of populations for each round
+DRAWS = 4000  # of noise, at least, for each release
+LEVEL = 1e-6  # of the test of the variance: a right release fails it that often
+ABSURD = 2**45  # no noise gives published values as large
+
+
+# --- the plan ---------------------------------------------------------------------------------------------------------
+
+
+@law("plan")
+def plan(case: Case) -> None:
+    """The plan follows from settings and public facts; each round releases what is planned for it, as int64 sums."""
+    method = case.method
+    if not method.private:
+        require(not list(method.plan(case.public)), "a method that is not private plans releases.")
+        return
+    first, second = list(method.plan(case.public)), list(copied(method).plan(copied(case.public)))
+    different = difference(first, second, "the plan")
+    require(not different, f"plan gives another plan when it is called again: {different}.")
+    require(bool(first), "a private method plans no release.")
+    for planned in first:
+        require(isinstance(planned, PlannedRelease), f"plan holds a {type(planned).__name__}, not a PlannedRelease.")
+        require(planned.round >= 1, f"release {planned.name!r} is planned for round {planned.round}; the first is 1.")
+        require(bool(planned.argument), f"release {planned.name!r} names no argument for its sensitivity.")
+    names = [planned.name for planned in first]
+    require(len(names) == len(set(names)), f"two planned releases share a name: {sorted(names)}.")
+    require(bool(case.history.rounds), "a private run makes no round.")  # what each releases was checked as it was made
+
+
+# --- the sensitivity --------------------------------------------------------------------------------------------------
+
+
+@law("sensitivity")
+def sensitivity(case: Case) -> None:
+    """No release moves by more than its planned sensitivity when one unit is added (or replaced, where that is the
+    relation), whatever its data are and whatever was published before.
+    """
+    if not case.method.private:
+        return
+    generator = np.random.Generator(np.random.Philox(case.seed))
+    for made in _rounds_to_attack(case):
+        for _ in range(NEIGHBOURS):
+            _check_neighbours(case, made, generator)
+
+
+def _rounds_to_attack(case: Case) -> Iterator[Round]:
+    """Rounds of the run with test noise, and of runs whose published values are nothing, or absurd."""
+    yield from case.history.rounds
+    generator = np.random.Generator(np.random.Philox(case.seed + 1))
+    yield from _rounds_of(case, lambda planned, grid: np.zeros_like(grid))
+    yield from _rounds_of(case, lambda planned, grid: generator.integers(-ABSURD, ABSURD, grid.shape))
+
+
+def _rounds_of(case, published) -> Iterator[Round]:
+    try:
+        yield from case.run(published).rounds
+    except FedcoreError:  # a refusal of what no mechanism publishes
+        return
+
+
+@dataclass(frozen=True)
+class _People:
+    """Clients with what they remember, one array row for each client; None: nothing."""
+
+    clients: list[np.ndarray]
+    memory: Memory | None
+
+
+def _check_neighbours(case: Case, made: Round, generator: np.random.Generator) -> None:
+    with_one, without, what = _neighbours(case, made, generator)
+    after = _released(case, made, with_one, int(generator.integers(1, 8)))
+    before = _released(case, made, without, int(generator.integers(1, 8)))
+    for planned in made.planned:
+        moved, bound = squared_distance(after[planned.name], before[planned.name]), planned.sensitivity
+        if moved > bound**2:
+            steps = math.isqrt(moved - 1) + 1
+            raise LawBroken(
+                f"round {made.number}: {what} moves release {planned.name!r} by {steps} grid steps, and its "
+                f"sensitivity is {bound}."
+            )
+
+
+def _neighbours(case: Case, made: Round, generator: np.random.Generator) -> tuple[_People, _People, str]:
+    """Two neighbouring populations, and how they differ."""
+    people = case.population
+    whole = None if made.memories is None else _together(made.memories)
+    size = int(generator.integers(2, 8))
+    chosen = generator.choice(len(people.clients), size)
+
+    def somebody() -> np.ndarray:
+        odd = generator.random() < 0.6
+        return odd_client(people, generator) if odd else people.clients[generator.integers(len(people.clients))]
+
+    others = [somebody() if generator.random() < 0.2 else people.clients[i] for i in chosen]
+    place = int(generator.integers(0, size))
+    one, instead, replaced = somebody(), somebody(), case.relation == "replace_one"
+    if case.unit == "record":
+        one, instead, rest = _records(people, one, instead, others[place], generator)
+        joined = [*others[:place], np.concatenate([rest, one]), *others[place + 1 :]]
+        left = np.concatenate([rest, instead]) if replaced else rest
+        parted = [*others[:place], left, *others[place + 1 :]]
+        mine = theirs = chosen
+    else:
+        joined, mine = [*others[:place], one, *others[place:]], np.insert(chosen, place, chosen[0])
+        parted, theirs = others, chosen
+        if replaced:
+            parted, theirs = [*others[:place], instead, *others[place:]], mine
+    what = f"one {case.unit} {'in place of another' if replaced else 'more'}"
+
+    def remembering(clients: list[np.ndarray], of: np.ndarray) -> _People:
+        return _People(clients, None if whole is None else {name: array[of] for name, array in whole.items()})
+
+    return remembering(joined, mine), remembering(parted, theirs), what
+
+
+def _records(people, one, instead, rest, generator):
+    """Single rows of `one` and `instead`, or usual rows if they have none, and the rest of the client's rows."""
+    usual = np.concatenate([own for own in people.clients if len(own)])
+
+    def single(rows: np.ndarray) -> np.ndarray:
+        return rows[:1] if len(rows) else usual[generator.integers(len(usual))][None]
+
+    return single(one), single(instead), rest
+
+
+def _together(memories: list[Memory]) -> Memory:
+    return {name: np.concatenate([memory[name] for memory in memories]) for name in memories[0]}
+
+
+def _released(case: Case, made: Round, people: _People, leaf: int) -> dict[str, np.ndarray]:
+    """The exact values of a round for these people."""
+    blocks: list[ClientBlock] = case.population.leaves(people.clients, leaf)
+    memories = None
+    if people.memory is not None:
+        firsts = range(0, len(people.clients), leaf)
+        memories = [{name: array[at : at + leaf] for name, array in people.memory.items()} for at in firsts]
+    statistics, _ = answers(case.method, made.message, blocks, memories)
+    return released(case.method, made.number, made.planned, made.message, statistics)
+
+
+def squared_distance(one: np.ndarray, other: np.ndarray) -> int:
+    """The squared L2 distance of two int64 arrays of one shape, in Python's integers."""
+    return sum((int(a) - int(b)) ** 2 for a, b in zip(one.ravel(), other.ravel(), strict=True))
+
+
+# --- the noise --------------------------------------------------------------------------------------------------------
+
+
+@law("noise")
+def noise(case: Case) -> None:
+    """What is published less the exact sum has the planned variance, for every release: a chi-square test."""
+    noise_from(case, SecureNoise())
+
+
+def noise_from(case: Case, source: NoiseSource) -> None:
+    """The law of the noise for another source than the one that protects people."""
+    for made in case.history.rounds:
+        for planned in made.planned:
+            exact = made.exact[planned.name]
+            draws = -(-DRAWS // max(planned.cells, 1))
+            errors = np.array([source.draw(planned, "", exact) - exact for _ in range(draws)], np.float64)
+            ratio = float(np.sum(errors**2)) / variance_of(planned.scale)
+            low, high = chi2.ppf(LEVEL / 2, errors.size), chi2.isf(LEVEL / 2, errors.size)
+            require(
+                low <= ratio <= high,
+                f"the noise of release {planned.name!r} has {ratio / errors.size:.4g} times the planned variance; "
+                f"{low / errors.size:.4g} to {high / errors.size:.4g} would be by chance.",
+            )
+
+
+def variance_of(scale: float) -> float:
+    """Of the discrete Gaussian with this scale, whose variance is scale**2 unless the scale is a few steps."""
+    if scale > 8:
+        return scale**2
+    steps = np.arange(-200, 201, dtype=np.float64)
+    weights = np.exp(-(steps**2) / (2 * scale**2))
+    return float((steps**2 * weights).sum() / weights.sum())

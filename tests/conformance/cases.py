@@ -1,0 +1,91 @@
+"""What the laws are asked about: the small runs whose ends are kept in tests/digests, with held-out data.
+
+FAST has at least one of each algorithm, SLOW more of what clients remember and of what is released.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import scipy.sparse as sp
+
+from fedcore.methods.registry import make_method
+from fedcore.testing import Case, SmallPopulation
+from tests.digests.cases import CASES
+from tests.digests.populations import POPULATIONS, STARTS
+
+FAST = [
+    "histograms/private",
+    "histograms/private-merged",
+    "histograms/private-eigenvectors-replace-one",
+    "histograms/algorithm2",
+    "histograms/fedavg",
+    "histograms/ifca",
+    "histograms/published",
+    "federated_em/fedem-full",
+    "federated_em/fedem-sampled",
+    "federated_em/fedem-random-restarts",
+    "federated_em/vr-batches",
+    "federated_em/naive",
+    "federated_em/em",
+    "federated_em/private-diag",
+    "gradient_em/fedgrem",
+    "gradient_em/fedgrem-regression",
+    "gradient_em/paper",
+    "gradient_em/tgmm",
+    "gradient_em/fedem",
+    "private_gmm/diag",
+    "private_gmm/full-records",
+    "dictionaries/recommended",
+    "dictionaries/gradient",
+    "dictionaries/statistics-omp",
+]
+SLOW = [
+    "histograms/private-adaptive-clip",
+    "histograms/private-given-votes",
+    "histograms/algorithm2-merged",
+    "federated_em/fedem-batches",
+    "federated_em/fedem-poisson",
+    "federated_em/fedem-gaussian-tables",
+    "federated_em/private-replace-one",
+    "federated_em/private-imputer",
+    "gradient_em/fedgrem-batches",
+    "gradient_em/fedgrem-columns",
+    "gradient_em/fedgrem-sampled",
+    "gradient_em/fedgrem-starts",
+    "gradient_em/norm-sampled",
+    "gradient_em/fedgmm",
+    "gradient_em/local-fit",
+    "gradient_em/pooled-grem",
+    "private_gmm/diag-records-replace-one",
+    "private_gmm/nothing-found",
+    "private_gmm/two-levels",
+    "dictionaries/paper-samples",
+    "dictionaries/recommended-few-matched",
+    "dictionaries/recommended-sampled",
+    "dictionaries/recommended-few-samples",
+    "dictionaries/robust",
+]
+OTHERS = [
+    name for name, case in CASES.items() if name not in FAST + SLOW and (case.given is None or case.given in STARTS)
+]
+
+
+@cache
+def population(name: str) -> SmallPopulation:
+    people = POPULATIONS[name]()
+    if people.kind == "counts":
+        clients = tuple(sp.csr_matrix(people.matrix).toarray().astype(np.int64))
+    else:
+        ptr, x = people.matrix
+        clients = tuple(np.split(x, ptr[1:-1]))
+    return SmallPopulation(people.kind, people.features, clients, clients, people.dtype, people.leaf, people.block)
+
+
+@cache  # with its run in memory, which most laws look at
+def case(name: str) -> Case:
+    kept = CASES[name]
+    method = make_method(kept.method, kept.settings)
+    start = None if kept.given is None else STARTS[kept.given]
+    return Case(name, method, population(kept.population), start, kept.unit, kept.relation)

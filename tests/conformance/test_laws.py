@@ -1,0 +1,72 @@
+"""Every method obeys every law, with settings of each of its algorithms."""
+
+import pytest
+from fedcore.tasks.dask_backend import DaskBackend, dask_client
+
+from fedcore.methods.registry import METHODS
+from fedcore.testing import LAWS, LawBroken, same_with
+from tests.audit import em_releases, sabotage
+from tests.conformance.cases import FAST, OTHERS, SLOW, case
+from tests.digests.cases import CASES
+
+MORE_ROUNDS = "clusters that become empty get new centres in rounds that total_rounds does not count"
+BROKEN = {("histograms/algorithm2-drawn-uniformly", "rounds"): MORE_ROUNDS}
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("name", FAST)
+def test_laws(name, law):
+    LAWS[law](case(name))
+
+
+def every_law(name):
+    for law, check in LAWS.items():
+        if (name, law) not in BROKEN:
+            check(case(name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SLOW)
+def test_laws_with_other_settings(name):
+    every_law(name)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", OTHERS)
+def test_laws_with_all_settings(name):
+    every_law(name)
+
+
+@pytest.mark.parametrize(("name", "law"), BROKEN)
+def test_known_faults(name, law):
+    with pytest.raises(AssertionError):
+        LAWS[law](case(name))
+
+
+@pytest.fixture(scope="module", params=[1, 2, 4])
+def workers(request):
+    with dask_client(request.param) as client:
+        yield DaskBackend(client)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAST)
+def test_the_number_of_workers_changes_no_bit(workers, name):
+    same_with(case(name), workers, "Dask")
+
+
+KERNELS = [
+    ("histograms/private", kernel) for name, kernel in sabotage.KERNELS.items() if name != "precision of the block"
+]
+KERNELS += [("federated_em/private-diag", kernel) for kernel in em_releases.KERNELS.values()]
+
+
+@pytest.mark.parametrize(("name", "kernel"), KERNELS, ids=lambda value: getattr(value, "__name__", None))
+def test_builds_that_break_a_bound_are_noticed(name, kernel):
+    """All but one of those of the audits: that one needs a tie between two centres."""
+    with kernel(), pytest.raises(LawBroken, match="one client more moves release"):
+        LAWS["sensitivity"](case(name))
+
+
+def test_every_method_is_looked_at():
+    assert {CASES[name].method for name in FAST} == set(METHODS)
