@@ -10,7 +10,8 @@ from fedcore.errors import ConfigError, PrivacyError, RunError, RunNotFound
 from fedcore.methods.histograms.given import checked_arrays
 from fedcore.methods.registry import METHODS
 from fedcore.rounds.engine import InProcessBackend
-from fedcore.runs.store import Run, load_run, read_values, write_values
+from fedcore.runs.store import Run, load_run
+from fedcore.storage.arrays import read_values, write_values
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import START_FILE, abandon, check, ending, resume, start
 from fedcore.training.warm_start import in_words, previous_run

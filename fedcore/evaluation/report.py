@@ -32,7 +32,7 @@ from fedcore.evaluation.figures import (
 from fedcore.methods.registry import make_method
 from fedcore.rounds.method import Method
 from fedcore.rounds.results import Features, Metric, Result, Table
-from fedcore.runs.plan_check import PROMISE, held
+from fedcore.runs.plan_check import PLAN, compare
 from fedcore.runs.run_files import METRICS
 from fedcore.runs.store import Run
 from fedcore.storage.files import Place, listing, read_bytes, write_whole
@@ -50,7 +50,7 @@ FILES = {
     METRICS: "one row for each committed round",
     "statement.json": "the privacy statement",
     "evaluation.json": "scores on public held-out data",
-    PROMISE: "the plan that the run is held against",
+    PLAN: "the plan that the run is held against",
     "report.html": "this page",
     "state": "state of the server after the last rounds",
     "memory": "memories of the clients; their own data may follow from them, so keep them where the data are",
@@ -78,7 +78,7 @@ def run_summary(run: Run) -> dict[str, Any]:
     run_id, status, method, rounds, private (whether it may claim privacy), outcome (of methods that tell one),
     population {name, version, id}, started, code_version, seed, seconds (wall, of all rounds), metrics (the last row),
     peak_memory_bytes {flow, workers}, privacy (`privacy_of`), evaluation (title, rows), promise
-    (`fedcore.runs.plan_check.held`). Raises RunError for unreadable files.
+    (`fedcore.runs.plan_check.compare`). Raises RunError for unreadable files.
     """
     info, rows, privacy = run.info, shown_metrics(run), privacy_of(run)
     summary = {
@@ -103,9 +103,9 @@ def run_summary(run: Run) -> dict[str, Any]:
     evaluation = evaluation_of(run)
     if evaluation is not None:
         summary["evaluation"] = {key: evaluation[key] for key in ("title", "rows") if key in evaluation}
-    promised = _read(run.path / PROMISE)
+    promised = _read(run.path / PLAN)
     if promised is not None:
-        summary["promise"] = held(run, promised)
+        summary["promise"] = compare(run, promised)
     return summary | {"privacy": privacy}
 
 

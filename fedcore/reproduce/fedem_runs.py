@@ -175,7 +175,9 @@ def traced(
     """Train with these settings of the method federated_em; see `simulate` and `Trace`."""
     settings = {"monitor_every": NEVER_LOOKED_AT, **settings}
     trace = Trace(FederatedEM(FederatedEM.Config(**settings)), population, every)
-    method, state = simulate(place, key, "federated_em", settings, population, seed=seed, start=start, on_round=trace)
+    method, state = simulate(
+        place, key, "federated_em", settings, population, seed=seed, warm_start=start, on_round=trace
+    )
     return Ran(method, state, trace)
 
 

@@ -123,7 +123,7 @@ class FedGrEMPenDigits:
                     }
                 )
         number = len(runs.repetitions(options, *self.repetitions))
-        notes = [*self.setup(), *self.claims(found, levels)]
+        notes = [*self.setup(), *self.findings(found, levels)]
         return ResultTable(f"{self.title}; {number} split(s), mean (sd)", rows, notes)
 
     def gathered(self, options: Options, results: Mapping[str, dict]) -> dict[tuple[str, int], list[dict]]:
@@ -148,7 +148,7 @@ class FedGrEMPenDigits:
         }
         return curves_figure(curves, self.title, "% of clients whose rows are noise", "% of rows mis-clustered")
 
-    def claims(self, found, levels) -> list[str]:
+    def findings(self, found, levels) -> list[str]:
         own, said = "FedGrEM (default)", []
         for level in levels:
             error = {

@@ -29,8 +29,9 @@ from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.caches import AHEAD, BLOCKS, MEMORIES
 from fedcore.rounds.method import Memory, Message, Method, RoundInfo
 from fedcore.rounds.statistics import IntegerSum, KeyedIntegerSum, Statistics, merge, merge_all, values
-from fedcore.runs.store import Run, read_values, write_values
+from fedcore.runs.store import Run
 from fedcore.storage import files
+from fedcore.storage.arrays import read_values, write_values
 from fedcore.storage.files import Place, place
 
 DEFAULT_CACHE_BYTES = 512 * 2**20

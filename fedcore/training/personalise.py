@@ -18,7 +18,8 @@ from fedcore.population.blocks import leaves
 from fedcore.population.store import Population
 from fedcore.rounds.engine import answering, memory_file
 from fedcore.rounds.method import ROWS, Method, State
-from fedcore.runs.store import Run, read_values
+from fedcore.runs.store import Run
+from fedcore.storage.arrays import read_values
 from fedcore.storage.files import Place, flush, is_remote, place
 from fedcore.training.session import asked
 

@@ -33,7 +33,8 @@ from fedcore.privacy.plan import PlannedRelease
 from fedcore.privacy.statement import PrivacyStatement, no_privacy, private_statement
 from fedcore.rounds.engine import DEFAULT_CACHE_BYTES, Backend, Source, Training
 from fedcore.rounds.method import Method
-from fedcore.runs.store import Run, read_values, write_values, writing
+from fedcore.runs.store import Run
+from fedcore.storage.arrays import read_values, write_values, writing
 from fedcore.storage.files import Place, place, write_json
 from fedcore.training.budget import (
     LedgerPublisher,

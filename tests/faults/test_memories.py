@@ -20,7 +20,8 @@ from fedcore.tasks.dask_backend import DaskBackend, dask_client
 from fedcore.errors import LeaseLost, RunError, WorkerFailed
 from fedcore.population.sizing import shared_out
 from fedcore.rounds.engine import Answer, InProcessBackend, answer_block, memory_file
-from fedcore.runs.store import LoadedRun, Run, load_run, read_values, write_values
+from fedcore.runs.store import LoadedRun, Run, load_run
+from fedcore.storage.arrays import read_values, write_values
 from tests.faults.driver import Kill, of_memory
 from tests.faults.place import Place, bits, same_result, to_end
 from tests.faults.test_damage import cut, empty, flip, garble, remove

@@ -15,7 +15,8 @@ from fedcore.population.writer import PopulationWriter
 from fedcore.privacy.ledger.ledger import create_ledger, default_ledger_url
 from fedcore.rounds.caches import MEMORIES
 from fedcore.rounds.engine import InProcessBackend
-from fedcore.runs.store import load_run, read_values, state_values, write_values
+from fedcore.runs.store import load_run
+from fedcore.storage.arrays import read_values, state_values, write_values
 from fedcore.training.personalise import personalise
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import ending, resume, start

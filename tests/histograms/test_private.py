@@ -13,7 +13,7 @@ from fedcore.methods.histograms.private import ReleaseMessage
 from fedcore.privacy.grid import GRID_NORM, grid_step
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.statistics import IntegerSum, values
-from fedcore.runs.store import read_values, state_values, write_values
+from fedcore.storage.arrays import read_values, state_values, write_values
 from tests.histograms.example_clients import block_of, counts_arrays, random_counts
 from tests.histograms.run_in_memory import answer, facts, rounded_normal, run
 

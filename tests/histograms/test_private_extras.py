@@ -18,7 +18,7 @@ from fedcore.methods.histograms.reduction import reduce_block
 from fedcore.methods.histograms.simplex import assignment_logs, metric
 from fedcore.privacy.grid import GRID_NORM
 from fedcore.rounds.statistics import IntegerSum, values
-from fedcore.runs.store import read_values, state_values, write_values
+from fedcore.storage.arrays import read_values, state_values, write_values
 from tests.histograms.example_clients import block_of, counts_arrays, random_counts
 from tests.histograms.run_in_memory import answer, facts, no_noise, rounded_normal, run
 
