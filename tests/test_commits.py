@@ -9,8 +9,9 @@ from fedcore.errors import RunError
 from fedcore.rounds import engine
 from fedcore.rounds.clients import memory_file
 from fedcore.rounds.engine import Training
-from fedcore.runs.store import Run, load_run, read_values
+from fedcore.runs.store import Run, load_run
 from fedcore.storage import files
+from fedcore.storage.arrays import read_values
 from tests.test_engine import Recorder, begin, to_end
 from tests.toy import Toy, ToyConfig
 

@@ -14,7 +14,8 @@ from fedcore.rounds.clients import Source, keep_freed_memory, memory_file
 from fedcore.rounds.engine import InProcessBackend, Training
 from fedcore.rounds.method import PublicFacts
 from fedcore.rounds.statistics import FloatSum
-from fedcore.runs.store import Run, read_values
+from fedcore.runs.store import Run
+from fedcore.storage.arrays import read_values
 from tests.conftest import small_counts, write_counts
 from tests.toy import Toy, ToyConfig
 

@@ -12,7 +12,8 @@ import zarr
 from fedcore.errors import PopulationError, RunError, WorkerFailed, WrongKind
 from fedcore.methods.histograms import Histograms
 from fedcore.rounds.engine import InProcessBackend
-from fedcore.runs.store import Run, write_values
+from fedcore.runs.store import Run
+from fedcore.storage.arrays import write_values
 from fedcore.training.personalise import NOTE, personalise
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import concluding, start_run

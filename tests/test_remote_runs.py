@@ -20,10 +20,10 @@ from fedcore.operations.population_page import population_page
 from fedcore.operations.series import all_latest, conclude, latest, pointer, promote, prune
 from fedcore.rounds.clients import memory_file
 from fedcore.rounds.engine import InProcessBackend
-from fedcore.runs.store import Run, list_runs, load_run, read_values, write_values
-from fedcore.storage import files
+from fedcore.runs.store import Run, list_runs, load_run
+from fedcore.storage import files, remote_lock
 from fedcore.storage import objects as object_storage
-from fedcore.storage import remote_lock as claims
+from fedcore.storage.arrays import read_values, write_values
 from fedcore.storage.files import place
 from fedcore.training.personalise import personalise
 from fedcore.training.request import Series, TrainRequest
@@ -279,7 +279,7 @@ class Hosts:
 
 @pytest.fixture
 def hosts(monkeypatch):
-    monkeypatch.setattr(claims, "SECONDS", 1.0)
+    monkeypatch.setattr(remote_lock, "SECONDS", 1.0)
     return Hosts(monkeypatch)
 
 

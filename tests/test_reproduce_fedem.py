@@ -95,7 +95,14 @@ def test_the_traced_field_is_the_one_that_the_method_monitors(tmp_path):
         told.append(info.scalars.get("mean_field_norm"))
 
     fedem_runs.simulate(
-        place, "monitored", "federated_em", settings, population, seed=1, start=fedem_synthetic.start(), on_round=listen
+        place,
+        "monitored",
+        "federated_em",
+        settings,
+        population,
+        seed=1,
+        warm_start=fedem_synthetic.start(),
+        on_round=listen,
     )
     monitored = [value for value in told if value is not None]
     assert len(monitored) == 4 and trace.mean_field[0] > 1e-3

@@ -11,7 +11,8 @@ from fedcore.errors import ConfigError, PrivacyError, RunError, RunNotFound
 from fedcore.methods.histograms.start import checked_warm_start
 from fedcore.methods.registry import METHODS
 from fedcore.rounds.engine import InProcessBackend
-from fedcore.runs.store import Run, load_run, read_values, write_values
+from fedcore.runs.store import Run, load_run
+from fedcore.storage.arrays import read_values, write_values
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import abandon, concluding, resume, start_run
 from fedcore.training.spec import START_FILE, resolve

@@ -14,7 +14,7 @@ from fedcore.population.store import Population
 from fedcore.reproduce.experiment import Place
 from fedcore.reproduce.simulation import simulate
 from fedcore.rounds.method import ClientOutputs, RoundInfo
-from fedcore.runs.store import read_values
+from fedcore.storage.arrays import read_values
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from fedcore.reproduce.private_gmm_table import (
     SLOPE_COLUMNS,
     SPEC,
     WORDS,
-    claims,
+    findings,
     growth,
     key_of,
     rows_of,
@@ -61,7 +61,7 @@ class PrivateGMMTables:
         return COMPUTE[cell.arguments["part"]](**{k: v for k, v in cell.arguments.items() if k != "part"})
 
     def table(self, options: Options, results: Mapping[str, dict]) -> ResultTable:
-        return ResultTable(f"{self.title}; records, δ 1e-6", rows_of(results), [*SETUP, *claims(results)])
+        return ResultTable(f"{self.title}; records, δ 1e-6", rows_of(results), [*SETUP, *findings(results)])
 
     def figure(self, options: Options, results: Mapping[str, dict]) -> bytes:
         from fedcore.reproduce.private_gmm_figure import recursion_and_growth

@@ -22,7 +22,8 @@ from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.caches import MEMORIES
 from fedcore.rounds.engine import Backend, InProcessBackend, memory_file
 from fedcore.rounds.method import PublicFacts
-from fedcore.runs.store import Run, load_run, read_values, write_values
+from fedcore.runs.store import Run, load_run
+from fedcore.storage.arrays import read_values, write_values
 from fedcore.training.budget import settle
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import Session, ending, resume, start

@@ -24,7 +24,8 @@ from fedcore.privacy.ledger.ledger import create_ledger, default_ledger_url
 from fedcore.privacy.mechanisms import SecureNoise
 from fedcore.rounds.caches import BLOCKS
 from fedcore.rounds.engine import InProcessBackend
-from fedcore.runs.store import Run, read_values
+from fedcore.runs.store import Run
+from fedcore.storage.arrays import read_values
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import concluding, start_run
 from tests.audit.em_releases import STARTS, rows_of_client

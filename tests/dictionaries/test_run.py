@@ -16,7 +16,8 @@ from fedcore.operations.deployment import read_deployments
 from fedcore.population.manifest import Provenance
 from fedcore.population.writer import PopulationWriter
 from fedcore.rounds.engine import InProcessBackend
-from fedcore.runs.store import load_run, read_values
+from fedcore.runs.store import load_run
+from fedcore.storage.arrays import read_values
 from fedcore.training.personalise import personalise
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import concluding, resume, start_run

@@ -21,7 +21,8 @@ from fedcore.errors import (
 from fedcore.privacy.ledger.ledger import create_ledger
 from fedcore.rounds.caches import BLOCKS
 from fedcore.rounds.clients import _populations
-from fedcore.runs.store import Run, load_run, read_values, write_values
+from fedcore.runs.store import Run, load_run
+from fedcore.storage.arrays import read_values, write_values
 from fedcore.training.session import abandon
 from tests.faults.driver import Kill
 from tests.faults.place import same_result, to_end

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from fedcore.rounds.clients import memory_file
-from fedcore.runs.store import Run, load_run, read_values
+from fedcore.runs.store import Run, load_run
+from fedcore.storage.arrays import read_values
 from tests.dictionaries import test_run as dictionaries
 from tests.dictionaries.test_rounds import task
 from tests.faults.driver import Kill, of_memory
