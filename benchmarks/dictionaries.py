@@ -14,7 +14,7 @@ from benchmarks import floors, machine
 from benchmarks.in_memory import InMemory, block_of
 from benchmarks.measured import in_turns
 from fedcore.methods.dictionaries import Dictionaries, DictionariesConfig
-from fedcore.methods.dictionaries.synthetic import shared_atoms
+from fedcore.methods.dictionaries.simulation.synthetic import shared_atoms
 
 CLIENTS, SAMPLES, COLUMNS, ATOMS, SHARED = 1000, 200, 64, 32, 16
 THRESHOLD, TOGETHER = 0.15, 64

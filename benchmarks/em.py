@@ -24,15 +24,14 @@ from benchmarks import floors, machine
 from benchmarks.measured import Measured, in_turns
 from benchmarks.populations import COLUMNS, COMPONENTS, ROWS, mixture_means, mixture_rows
 from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig
-from fedcore.methods.federated_em.rows import rows_of
-from fedcore.methods.federated_em.server import scaling
+from fedcore.methods.federated_em.leaf_rows import rows_of
 from fedcore.methods.mixture_models.gaussian import GaussianMixture
 from fedcore.population.blocks import leaves
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.rounds.method import PublicFacts
 from fedcore.runs.store import Run
 from fedcore.training.request import TrainRequest
-from fedcore.training.session import ending, start
+from fedcore.training.session import concluding, start_run
 
 FLOW_ROUNDS = (10, 60)
 WARM_UP = 3  # rounds that size the futures
@@ -84,7 +83,7 @@ def in_memory(population, repeats: int, per_row: dict | None = None) -> tuple[li
     em = FederatedEM(FederatedEMConfig(algorithm="em", start="given", standardise=False, **SETTINGS))
     private = FederatedEM(FederatedEMConfig(algorithm="private", components=COMPONENTS, covariance="diag"))
     state = private.init(public)
-    model, scale, released = GaussianMixture(COMPONENTS, COLUMNS, "diag"), scaling(state), private.message(state)
+    model, scale, released = GaussianMixture(COMPONENTS, COLUMNS, "diag"), state.scaling(), private.message(state)
     round_message = em.message(
         replace(
             em.init(replace(public, rho=None, clients=clients)),
@@ -158,8 +157,8 @@ def _run_store(population, per_row: dict) -> list[dict]:
                 settings={**SETTINGS, **settings, "rounds": 8},
                 cache_bytes=8 * 2**30,
             )
-            session, spent = start(request, InProcessBackend(), stamp=""), []
-            with ending(session):
+            session, spent = start_run(request, InProcessBackend(), stamp=""), []
+            with concluding(session):
                 goes_on = True
                 while goes_on:
                     started, phase = process_time(), session.training.state.phase

@@ -15,7 +15,7 @@ from benchmarks import floors, machine
 from benchmarks.in_memory import InMemory, block_of
 from benchmarks.measured import in_turns
 from fedcore.methods.gradient_em import GradientEM, GradientEMConfig
-from fedcore.methods.gradient_em.simulation import CENTRES, tasks
+from fedcore.methods.gradient_em.simulation.similar_mixtures import CENTRES, simulated_clients
 from fedcore.randomness import stream
 
 CLIENTS, ROWS, LOOPED, TOGETHER = 10_000, 150, 1000, 256
@@ -29,7 +29,7 @@ def measure(options) -> dict:
     limits = machine.limits()
     rows = []
     for kind, sizes in (("equal", ROWS), ("half to one and a half", ragged(options.clients))):
-        data = tasks(1, clients=options.clients, outliers=0, h=0.5, rows=sizes, concentration=20.0).rows
+        data = simulated_clients(1, clients=options.clients, outliers=0, h=0.5, rows=sizes, concentration=20.0).rows
         with threadpool_limits(1):
             rows += [row for name in KINDS for row in _measured(name, kind, data, options.repeats, limits)]
     return {"benchmark": "gradient_em", "clients": options.clients, "rows": rows + limits.rows()}

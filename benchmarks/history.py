@@ -18,7 +18,7 @@ import numpy as np
 import fedcore
 from benchmarks import machine
 from benchmarks.measured import Measured
-from fedcore.rounds.engine import peak_memory
+from fedcore.rounds.clients import peak_memory
 
 SCHEMA = 1
 FEWEST = 3  # values of a quantity that tell a spread

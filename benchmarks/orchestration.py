@@ -27,7 +27,7 @@ from fedcore.population.blocks import leaves
 from fedcore.population.store import Population
 from fedcore.privacy.mechanisms import SecureNoise
 from fedcore.rounds.statistics import merge, values
-from fedcore.training.budget import facts, ledger_of, plan_within_budget
+from fedcore.training.budget import ledger_of, plan_within_budget, public_facts
 
 CLIENTS = 1000
 LONG_CLIENTS = 100_000
@@ -144,10 +144,10 @@ def work(case: Case, population: Population, rounds: int) -> float:
         for index in range(len(population.blocks))
         for leaf in leaves(population.read(index), population.clients_per_leaf)
     ]
-    planned, rho, noise = [], None, SecureNoise()
+    planned, public, noise = (), public_facts(method, population, None, 0), SecureNoise()
     if method.private:
-        planned, rho = plan_within_budget(method, population, ledger_of(population), 0)
-    state, memory, round = method.init(facts(method, population, rho, 0)), [None] * len(parts), 0
+        planned, public = plan_within_budget(method, population, ledger_of(population), 0)
+    state, memory, round = method.init(public), [None] * len(parts), 0
     with threadpool_limits(1):
         began = process_time()
         while (message := method.message(state)) is not None:

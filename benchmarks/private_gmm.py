@@ -18,11 +18,12 @@ from threadpoolctl import threadpool_limits
 from benchmarks import machine
 from benchmarks.command import train
 from benchmarks.measured import in_turns
+from fedcore.methods.private_gmm.boxes import CUBE_BITS, SLACK, keys_of
 from fedcore.methods.private_gmm.config import PrivateGMMConfig
+from fedcore.methods.private_gmm.integer_rows import ONE
+from fedcore.methods.private_gmm.messages import BoxesMessage, Message, OffsetsMessage, ProfilesMessage
 from fedcore.methods.private_gmm.method import PrivateGMM
 from fedcore.methods.private_gmm.simulation import mixture, prior, sample
-from fedcore.methods.private_gmm.statistics import CUBE_BITS, SLACK, Message, keys_of
-from fedcore.methods.private_gmm.whole import ONE
 from fedcore.population.blocks import leaves
 from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
@@ -109,7 +110,7 @@ def _flops(message: Message, n: int) -> float:
         return 2.0 * n * COLUMNS**2
     if kind in ("boxes", "offsets", "profiles"):
         width = message.basis.shape[-1]
-        return 2.0 * n * width * (COLUMNS + (len(message.place) if kind == "profiles" else 0))
+        return 2.0 * n * width * (COLUMNS + (len(message.candidates) if isinstance(message, ProfilesMessage) else 0))
     return 4.0 * n * COLUMNS
 
 
@@ -199,11 +200,11 @@ def _projected(message: Message, slot: int, x: np.ndarray) -> np.ndarray:
     return _cut(x, message.centre[slot], message.radius[slot])[0] @ (message.basis[slot] * (2.0**-14 * ONE))
 
 
-def _corners(message: Message, y: np.ndarray) -> list[np.ndarray]:
+def _corners(message: BoxesMessage | OffsetsMessage, y: np.ndarray) -> list[np.ndarray]:
     return [(y[:, : message.shifts.shape[1]] + (shift + ONE + SLACK)).astype(np.int64) for shift in message.shifts]
 
 
-def _boxes(message: Message, slot: int, x: np.ndarray) -> list[np.ndarray]:
+def _boxes(message: BoxesMessage, slot: int, x: np.ndarray) -> list[np.ndarray]:
     y, j = _projected(message, slot, x), message.halvings
     found = np.zeros(message.shapes[0], np.int64)
     for shift, corner in enumerate(_corners(message, y)):
@@ -219,17 +220,17 @@ def _boxes(message: Message, slot: int, x: np.ndarray) -> list[np.ndarray]:
     return [found]
 
 
-def _offsets(message: Message, slot: int, x: np.ndarray) -> list[np.ndarray]:
+def _offsets(message: OffsetsMessage, slot: int, x: np.ndarray) -> list[np.ndarray]:
     y = _projected(message, slot, x)
-    corners, found = _corners(message, y), np.zeros((len(message.place), y.shape[1]))
-    for place, (shift, halvings, *code) in enumerate(message.place_box):
+    corners, found = _corners(message, y), np.zeros((len(message.box), y.shape[1]))
+    for box, (shift, halvings, *code) in enumerate(message.box):
         inside = ((corners[shift] >> (CUBE_BITS - halvings)) == np.array(code)).all(axis=1)
-        found[place] = _cut(y[inside], message.place[place], message.place_reach[place])[0].sum(axis=0)
+        found[box] = _cut(y[inside], message.middle[box], message.reach[box])[0].sum(axis=0)
     return [found]
 
 
-def _profiles(message: Message, slot: int, x: np.ndarray) -> list[np.ndarray]:
-    y, places = _projected(message, slot, x), message.place
+def _profiles(message: ProfilesMessage, slot: int, x: np.ndarray) -> list[np.ndarray]:
+    y, places = _projected(message, slot, x), message.candidates
     squares = np.einsum("ij,ij->i", y, y)[:, None] - 2 * y @ places.T + (places * places).sum(axis=1)
     cells = message.shapes[0][1]
     return [np.stack([np.bincount(np.searchsorted(message.edges, column), minlength=cells) for column in squares.T])]

@@ -97,7 +97,7 @@ class Server:
 @contextmanager
 def own_server(folder: Path) -> Iterator[Server]:
     """A fresh server on loopback, with its database in `folder`; ended afterwards."""
-    import flows  # noqa: F401  makes the settings of every process that is started here
+    import fedcore.flows  # noqa: F401  makes the settings of every process that is started here
 
     with _set({"PREFECT_HOME": str(folder), "PREFECT_API_URL": None}):
         before = {child.pid for child in psutil.Process().children()}

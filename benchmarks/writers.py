@@ -33,7 +33,7 @@ from benchmarks.in_memory import InMemory, block_of
 from benchmarks.measured import Measured, in_turns
 from benchmarks.processes import own_server
 from fedcore.methods.gradient_em import GradientEM, GradientEMConfig
-from fedcore.methods.gradient_em.simulation import tasks
+from fedcore.methods.gradient_em.simulation.similar_mixtures import simulated_clients
 from fedcore.population.writer import PopulationWriter
 from fedcore.randomness import stream
 from fedcore.reproduce.experiment import Options
@@ -41,7 +41,7 @@ from fedcore.reproduce.fedem_runs import data_file
 from fedcore.reproduce.fedgrem_clusters import FedGrEMPenDigits
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.training.request import TrainRequest
-from fedcore.training.session import ending, start
+from fedcore.training.session import concluding, start_run
 
 WRITERS, COMPONENTS, COLUMNS, SIZES = 44, 5, 16, (95, 99)  # of the pen digits
 ROUNDS, TIMED = 1000, 100  # rounds of a run; rounds of the loop, and of ours in memory, that are timed
@@ -94,7 +94,7 @@ def writers() -> tuple[list[np.ndarray], np.ndarray, str]:
     if data_file("pendigits", "pendigits.npz") is None:
         generator = stream(1, "benchmark/writers")
         centres = generator.normal(0.0, 1.0, (COMPONENTS, COLUMNS))
-        data = tasks(
+        data = simulated_clients(
             1,
             clients=WRITERS,
             outliers=0,
@@ -130,8 +130,8 @@ def _run_store(population: Path, settings: dict, given: Path, folder: str) -> tu
             settings=settings,
             start_from=str(given),
         )
-        session, began = start(request, InProcessBackend(), stamp=""), process_time()
-        with ending(session):
+        session, began = start_run(request, InProcessBackend(), stamp=""), process_time()
+        with concluding(session):
             while session.training.step() is not None:
                 pass
         return sum(row["seconds_round"] for row in session.run.metrics()[-ROUNDS:]), process_time() - began

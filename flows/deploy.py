@@ -1,11 +1,12 @@
 """Deployments for a worker (`fedcore deploy FILE`): registered with a server that stays, run by `prefect worker start`.
 
 The worker's host has fedcore installed, and flows are found by the name of their module: no repository and no file of
-code is fetched.
+code is fetched. `fedcore.deployments.forwarding` sees to deployments that know the module by an older name.
 """
 
 import re
 from collections.abc import Sequence
+from typing import cast
 from uuid import UUID
 
 from fedcore.flows.serve import to_deployment
@@ -15,8 +16,8 @@ from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.events.actions import CallWebhook
 from prefect.events.schemas.automations import AutomationCore, EventTrigger
 from prefect.exceptions import ObjectAlreadyExists
-from prefect.flows import EntrypointType
 from prefect.workers.process import ProcessWorker
+from pydantic import SecretStr
 
 from fedcore.errors import ConfigError
 from fedcore.operations.deployment import Deployment, Notify
@@ -25,7 +26,7 @@ POOL = "fedcore"
 
 
 def make_pool(name: str) -> None:
-    """A pool of processes of this name, unless there is one. Raises ConfigError if there is one of another type."""
+    """Make a pool of processes of this name, unless there is one. Raises ConfigError if it is of another type."""
     with get_client(sync_client=True) as client:
         try:
             client.create_work_pool(
@@ -42,20 +43,16 @@ def make_pool(name: str) -> None:
                 ) from None
 
 
-def flow_by_name(item: Deployment, pool: str):
-    return to_deployment(item, work_pool_name=pool, entrypoint_type=EntrypointType.MODULE_PATH)
-
-
 def deploy(deployments: Sequence[Deployment], pool: str = POOL) -> list[dict]:
     """Register the deployments with their schedules in a pool of processes; those of the same name are replaced.
 
     Returns name, schedule and id of each. Raises ConfigError for a schedule that Prefect refuses, before anything is
     registered.
     """
-    made = [flow_by_name(item, pool) for item in deployments]
+    made = [to_deployment(item, pool) for item in deployments]
     make_pool(pool)
     return [
-        {"deployment": ready.full_name, "schedule": _in_words(item), "id": str(ready.apply())}
+        {"deployment": ready.full_name, "schedule": _in_words(item), "id": str(cast(UUID, ready.apply()))}
         for item, ready in zip(deployments, made, strict=True)
     ]
 
@@ -66,13 +63,17 @@ MESSAGE = (
 )
 
 
-def notify(given: Notify, name: str, deployed: Sequence[dict]) -> None:
-    """An automation of the server: it calls a webhook when a run of one of the deployments gets into one of the states.
+def notify(settings: Notify, name: str, deployed: Sequence[dict]) -> None:
+    """Make an automation of the server that calls a webhook when a run of one of the deployments gets into a bad state.
 
-    name: tells the automations of several files apart; one of the same name is replaced. deployed: from `deploy`.
+    Args:
+        settings: which webhook, which states
+        name: tells the automations of several files apart; one of the same name is replaced
+        deployed: what `deploy` returned
+
     Raises ConfigError if the server has no such block.
     """
-    block = _webhook(given, f"fedcore-{_slug(name)}")
+    block = _webhook(settings, f"fedcore-{_slug(name)}")
     mine = {
         "prefect.resource.role": "deployment",
         "prefect.resource.id": [f"prefect.deployment.{row['id']}" for row in deployed],
@@ -81,7 +82,7 @@ def notify(given: Notify, name: str, deployed: Sequence[dict]) -> None:
         name=f"fedcore: {name}",
         description="Calls a webhook when a scheduled training ends badly.",
         trigger=EventTrigger(
-            expect={f"prefect.flow-run.{state}" for state in given.states},
+            expect={f"prefect.flow-run.{state}" for state in settings.states},
             match={"prefect.resource.id": "prefect.flow-run.*"},
             match_related=mine,
             for_each={"prefect.resource.id"},
@@ -98,20 +99,25 @@ def _slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "file"
 
 
-def _webhook(given: Notify, name: str) -> UUID:
-    if given.webhook is not None:
-        return Webhook(url=given.webhook).save(name, overwrite=True)
+def _webhook(settings: Notify, name: str) -> UUID:
+    """The id of the Webhook block: of one of this name that is made for a URL, or of the one that the file names."""
+    if settings.webhook is not None:
+        return cast(UUID, Webhook(url=SecretStr(settings.webhook)).save(name, overwrite=True))
+    assert settings.block is not None, "the file has one of the two"
     try:
-        return Webhook.load(given.block)._block_document_id
+        block = cast(Webhook, Webhook.load(settings.block))
     except ValueError:
         raise ConfigError(
-            f"the Prefect server has no Webhook block named {given.block!r}.",
+            f"the Prefect server has no Webhook block named {settings.block!r}.",
             "Make it in the UI, or give the URL as `webhook`.",
         ) from None
+    return cast(UUID, block._block_document_id)  # it has one, because it was loaded
 
 
 def _in_words(item: Deployment) -> str:
     if item.schedule is None:
         return "by hand"
-    given = item.schedule
-    return f"every {given.interval:g} s" if given.interval else f"{given.cron or given.rrule} ({given.timezone})"
+    schedule = item.schedule
+    if schedule.interval:
+        return f"every {schedule.interval:g} s"
+    return f"{schedule.cron or schedule.rrule} ({schedule.timezone})"

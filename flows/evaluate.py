@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fedcore.flows.states import carried_out
+from fedcore.flows.states import run_to_state
 from fedcore.tasks.artifacts import key
 from fedcore.tasks.backends import backend_for
 from prefect import flow, get_run_logger, task
@@ -23,16 +23,16 @@ def score_clients(run: str, population: Population, backend: Backend) -> dict:
     return evaluate_run(run, population, backend, keep=True)
 
 
-def _name() -> str:
-    given = flow_run.parameters
-    return f"{_last(given['run'])}-on-{_last(given['population'])}"
+def _flow_run_name() -> str:
+    parameters = flow_run.parameters
+    return f"{_last(parameters['run'])}-on-{_last(parameters['population'])}"
 
 
 def _last(place: object) -> str:
     return Path(str(place).rstrip("/")).name
 
 
-@flow(name="evaluate", flow_run_name=_name, persist_result=False)
+@flow(name="evaluate", flow_run_name=_flow_run_name, persist_result=False)
 def evaluate_run_flow(run: str, population: str, workers: int | None = None, dask: str | None = None) -> dict:
     """Score a run on held-out data.
 
@@ -43,7 +43,7 @@ def evaluate_run_flow(run: str, population: str, workers: int | None = None, das
         dask: address of a running Dask scheduler, instead of a local cluster
     """
 
-    def work(begun: list) -> dict:
+    def work(kept: list) -> dict:
         store = Population.open(population)
         check_public(store)
         check_fits(Run.open(run), store)  # before workers are started
@@ -53,4 +53,4 @@ def evaluate_run_flow(run: str, population: str, workers: int | None = None, das
         get_run_logger().info("%s", table["title"])
         return table
 
-    return carried_out(work, lambda begun: f"run {_last(run)} was not scored on population {_last(population)}")
+    return run_to_state(work, lambda kept: f"run {_last(run)} was not scored on population {_last(population)}")

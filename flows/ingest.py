@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fedcore.flows.states import carried_out
+from fedcore.flows.states import run_to_state
 from fedcore.tasks.artifacts import key_of
 from prefect import flow, get_run_logger, task
 from prefect.artifacts import create_markdown_artifact
@@ -15,7 +15,7 @@ from fedcore.training.budget import ledger_name, ledger_of
 
 @task(cache_policy=NO_CACHE, persist_result=False)
 def ingest_files(source: str, dest: str, options: dict) -> int:
-    """The version that was made."""
+    """Make a version of the population `dest`; returns its number."""
     made = ingest(source, Path(dest), **options)
     get_run_logger().info(
         "population %s: version %d with %d clients in %d blocks",
@@ -38,13 +38,13 @@ def ingest_flow(source: str, dest: str, append: bool = False, options: dict | No
         options: as for `fedcore population ingest`, e.g. {"format": "csv", "client": "user"}
     """
 
-    def work(begun: list) -> str:
+    def work(kept: list) -> str:
         chosen = dict(options or {}) | {"append": append}
         if not append:
             chosen["ledger"] = ledger_name()
         ingest_files(source, dest, chosen)
         population = Population.open(dest)
-        begun.append(population)
+        kept.append(population)
         if not append:
             ledger_of(population).register(population.id)
         rows = "\n".join(f"| {name} | {value} |" for name, value in describe(population).items())
@@ -55,4 +55,4 @@ def ingest_flow(source: str, dest: str, append: bool = False, options: dict | No
         )
         return dest
 
-    return carried_out(work, lambda begun: f"population {Path(dest).name} was {'made' if begun else 'not changed'}")
+    return run_to_state(work, lambda kept: f"population {Path(dest).name} was {'made' if kept else 'not changed'}")

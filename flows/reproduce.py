@@ -1,8 +1,10 @@
 """The reproduction flow: a table of a paper, one task run for each training with its scores."""
 
 from pathlib import Path
+from typing import cast
+from uuid import UUID
 
-from fedcore.flows.states import carried_out
+from fedcore.flows.states import run_to_state
 from fedcore.tasks.artifacts import key
 from fedcore.tasks.dask_backend import DaskBackend, dask_client
 from prefect import flow, get_run_logger, task
@@ -32,12 +34,12 @@ def compute_cell(found: Experiment, cell: Cell, options: Options, place: Place) 
     return compute(found, cell, options, place)
 
 
-def _name() -> str:
-    given = flow_run.parameters
-    return f"{given['name']}-{Path(str(given['folder'])).name}"
+def _flow_run_name() -> str:
+    parameters = flow_run.parameters
+    return f"{parameters['name']}-{Path(str(parameters['folder'])).name}"
 
 
-@flow(name="reproduce", flow_run_name=_name, persist_result=False)
+@flow(name="reproduce", flow_run_name=_flow_run_name, persist_result=False)
 def reproduce_flow(
     name: str, options: Options = Options(), folder: str = "reproduce", compute: Compute = Compute()
 ) -> ResultTable:
@@ -50,25 +52,27 @@ def reproduce_flow(
         compute: where the clients are answered
     """
 
-    def work(begun: list) -> ResultTable:
+    def work(kept: list) -> ResultTable:
         found, where = experiment(name), Path(folder)
         open_folder(found, options, where)
-        shown = create_progress_artifact(progress=0.0, key=key("reproduce", name), description=found.title)
+        progress = cast(  # Prefect types the function as one that may also return a coroutine
+            UUID, create_progress_artifact(progress=0.0, key=key("reproduce", name), description=found.title)
+        )
         with dask_client(compute.workers, compute.dask) as client:
             place = Place(where, DaskBackend(client), compute.cache_bytes)
             cells, results = found.cells(options, place), {}
             for number, cell in enumerate(cells):
                 get_run_logger().info("%s (%d of %d)", cell.title, number + 1, len(cells))
                 results[cell.key] = compute_cell(found, cell, options, place)
-                begun.append(cell)
-                update_progress_artifact(shown, progress=100.0 * (number + 1) / len(cells))
-        return _shown(found, options, results, where)
+                kept.append(cell)
+                update_progress_artifact(progress, progress=100.0 * (number + 1) / len(cells))
+        return _show_table(found, options, results, where)
 
-    return carried_out(work, lambda begun: f"experiment {name} stopped after {len(begun)} cells, which are kept")
+    return run_to_state(work, lambda kept: f"experiment {name} stopped after {len(kept)} cells, which are kept")
 
 
-def _shown(found: Experiment, options: Options, results: dict, where: Path) -> ResultTable:
-    """The table, as an artifact with its figure."""
+def _show_table(found: Experiment, options: Options, results: dict, where: Path) -> ResultTable:
+    """The table, which is also shown as an artifact with its figure."""
     table = conclude(found, options, results, where)
     figure = data_uri((where / "figure.png").read_bytes())
     create_markdown_artifact(

@@ -1,37 +1,36 @@
 """Scheduled training runs served from one process (`fedcore serve FILE`)."""
 
 from collections.abc import Sequence
+from typing import cast
 
 import prefect
 from fedcore.flows.train import FLOWS
 from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
+from prefect.deployments.runner import RunnerDeployment
+from prefect.flows import EntrypointType
+from prefect.schedules import Cron, Interval, RRule
+from prefect.schedules import Schedule as PrefectSchedule
 
 from fedcore.errors import ConfigError
-from fedcore.operations.deployment import Deployment
+from fedcore.operations.deployment import Deployment, Schedule
 
 # A start that comes while a run of the deployment goes on is left out. If it waited, all the starts that were missed
-# while nobody served the deployment would follow one another, and each would spend of the budget.
+# while nobody served the deployment would follow one another, and each would spend from the budget.
 ONE_AT_A_TIME = ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW)
 
 
-def to_deployment(item: Deployment, **where):
-    """A Prefect deployment of one entry of the file. where: of its work pool, if it is not served by this process.
+def to_deployment(item: Deployment, pool: str | None = None) -> RunnerDeployment:
+    """A Prefect deployment of one entry of the file; its flow is found by the name of the flow's module.
 
+    pool: the work pool whose workers run it; without one it is run by the process that serves it.
     Raises ConfigError for a schedule that Prefect refuses.
     """
-    from prefect.schedules import Cron, Interval, RRule
-
-    schedule = None
     try:
-        if item.schedule is not None and item.schedule.cron:
-            schedule = Cron(item.schedule.cron, timezone=item.schedule.timezone)
-        elif item.schedule is not None and item.schedule.interval:
-            schedule = Interval(item.schedule.interval)
-        elif item.schedule is not None:
-            schedule = RRule(item.schedule.rrule, timezone=item.schedule.timezone)
-        return FLOWS[item.method].to_deployment(
+        made = FLOWS[item.method].to_deployment(
             name=item.name,
-            schedule=schedule,
+            schedule=None if item.schedule is None else to_schedule(item.schedule),
+            work_pool_name=pool,
+            entrypoint_type=EntrypointType.MODULE_PATH,
             tags=[item.method, *item.tags],
             concurrency_limit=ONE_AT_A_TIME,
             parameters={
@@ -44,12 +43,22 @@ def to_deployment(item: Deployment, **where):
                 "public_start_because": item.public_start_because,
                 "series": item.series.model_dump(),
             },
-            **where,
         )
     except ValueError as error:
         raise ConfigError(f"deployment {item.name!r}: {error}") from None
+    return cast(RunnerDeployment, made)  # Prefect types the method as one that may also return a coroutine
+
+
+def to_schedule(schedule: Schedule) -> PrefectSchedule:
+    """The schedule as Prefect's type. Raises ValueError if Prefect refuses it."""
+    if schedule.cron is not None:
+        return Cron(schedule.cron, timezone=schedule.timezone)
+    if schedule.rrule is not None:
+        return RRule(schedule.rrule, timezone=schedule.timezone)
+    assert schedule.interval is not None, "a schedule has one of the three"
+    return Interval(schedule.interval)
 
 
 def serve(deployments: Sequence[Deployment], limit: int = 1) -> None:
-    """Register the deployments and run what the scheduler starts, until interrupted. limit: runs at a time."""
+    """Register the deployments and run what the scheduler starts, until interrupted. limit: how many runs at a time."""
     prefect.serve(*[to_deployment(item) for item in deployments], limit=limit, pause_on_shutdown=True)

@@ -1,4 +1,7 @@
-"""A Prefect server on this host, for when none is given. Does not import Prefect: its address must be known first."""
+"""A Prefect server on this host, for when PREFECT_API_URL names none.
+
+This module does not import Prefect, which reads that address when it is imported.
+"""
 
 import os
 import signal
@@ -27,9 +30,9 @@ def server(port: int | None = None) -> Iterator[str]:
     """The base address of the server that PREFECT_API_URL names, or of one started here on loopback and stopped at
     the end. Raises ConfigError if it does not come up.
     """
-    given = os.environ.get("PREFECT_API_URL")
-    if given:
-        yield given.removesuffix("/api")
+    address = os.environ.get("PREFECT_API_URL")
+    if address:
+        yield address.removesuffix("/api")
         return
     base = f"http://127.0.0.1:{port or free_port()}"
     environment = os.environ | {"PREFECT_SERVER_UI_API_URL": f"{base}/api"}

@@ -1,6 +1,6 @@
-"""Prefect's settings, made before it is first imported: no telemetry, and a patient first start.
+"""Prefect's settings, which are made before it is first imported: no telemetry, and a patient first start.
 
-A setting that the user made wins.
+A setting that the user made stays.
 """
 
 import os

@@ -1,10 +1,10 @@
 """How a flow run ends when something is wrong with its input, its budget or its cluster: in a state whose message says
 what happened and what to do, without a traceback, and without being tried again.
 
-    Refused   nothing was trained, charged or released, nothing was made
-    Failed    the work had begun; what is committed is kept
+    Refused   nothing was trained, charged or released, and nothing was made
+    Failed    the work was under way; what is committed is kept
 
-Both are of Prefect's type FAILED. The caller of a flow still gets the error itself.
+Both are of Prefect's type FAILED. The caller of a flow gets the error itself.
 """
 
 import logging
@@ -35,25 +35,30 @@ _no_traceback = NoTraceback()
 
 
 def without_tracebacks() -> None:
-    """Tasks and flows log named errors in one line from now on; Prefect logs the end of a flow after its return."""
+    """From now on tasks and flows log named errors in one line.
+
+    The filters stay, because Prefect logs the end of a flow after the flow's function has returned.
+    """
     for name in LOGGERS:
         logging.getLogger(name).addFilter(_no_traceback)
 
 
-def ended(error: FedcoreError, refused: bool) -> State:
-    """The state of a flow run that a named error ended; raises that error for whoever called the flow."""
+def failed(error: FedcoreError, refused: bool) -> State:
+    """The state of a flow run that a named error ended; it raises that error for whoever called the flow."""
     return Failed(name=REFUSED if refused else "Failed", message=str(error), data=error)
 
 
-def carried_out(work: Callable[[list], Any], said: Callable[[list], str]) -> Any:
+def run_to_state(work: Callable[[list], Any], describe: Callable[[list], str]) -> Any:
     """What `work` returns; or, after a named error, the state of the flow run that says what was wrong.
 
-    work: appends to its argument once it has begun what is kept. said: of that list, what a line of log begins with.
+    Args:
+        work: is given an empty list, and appends to it as soon as there is something that stays although it fails
+        describe: what the line of log about an error begins with, made from that list
     """
-    begun: list = []
+    kept: list = []
     without_tracebacks()
     try:
-        return work(begun)
+        return work(kept)
     except FedcoreError as error:
-        get_run_logger().error("%s: %s: %s", said(begun), type(error).__name__, error)
-        return ended(error, refused=not begun and not isinstance(error, WorkerFailed))
+        get_run_logger().error("%s: %s: %s", describe(kept), type(error).__name__, error)
+        return failed(error, refused=not kept and not isinstance(error, WorkerFailed))

@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from fedcore.flows.states import REFUSED, carried_out
+from fedcore.flows.states import REFUSED, run_to_state
 from fedcore.tasks.artifacts import Showcase, show_comparison, show_population
 from fedcore.tasks.backends import backend_for
 from fedcore.tasks.operations import conclude_series
@@ -14,18 +15,20 @@ from fedcore.tasks.training import next_rounds
 from prefect import Flow, flow, get_client, get_run_logger
 from prefect.client.schemas import State
 from prefect.runtime import deployment, flow_run
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from fedcore.errors import ConfigError, FedcoreError, PopulationError
 from fedcore.methods.registry import METHODS, explain, make_method, method_class, summary
 from fedcore.operations.deployment import Compute
 from fedcore.operations.series import Conclusion, conclusion_of, public_population
 from fedcore.population.store import Population
-from fedcore.rounds.engine import Backend, peak_memory
+from fedcore.rounds.clients import peak_memory
+from fedcore.rounds.engine import Backend
 from fedcore.rounds.method import Method
 from fedcore.runs.store import Run
 from fedcore.training.request import Series, TrainRequest
-from fedcore.training.session import Session, asked, ending, resume, start
+from fedcore.training.session import Session, concluding, resume, start_run
+from fedcore.training.spec import recorded_request
 
 
 def stamp() -> str:
@@ -41,8 +44,8 @@ def _namer(method: str) -> Callable[[], str]:
     """Names of flow runs: the name that the run was given, or method, population and time."""
 
     def name() -> str:
-        given = flow_run.parameters
-        return str(given.get("run_id") or f"{method}-{_last(given['population'])}-{stamp()}")
+        parameters = flow_run.parameters
+        return str(parameters.get("run_id") or f"{method}-{_last(parameters['population'])}-{stamp()}")
 
     return name
 
@@ -52,7 +55,7 @@ def _resumed() -> str:
 
 
 def _tag(method: str, population: str, private: bool) -> None:
-    """Add tags to this flow run, however it was started; lists in the UI are filtered by them."""
+    """Add tags to this flow run, however it was started: lists in the UI are filtered by them."""
     with get_client(sync_client=True) as client:
         mine = client.read_flow_run(flow_run.id)
         tags = {*mine.tags, method, _last(population), "private" if private else "not-private"}
@@ -66,7 +69,7 @@ def training_flow(method: str) -> Flow:
 
     def train_method(
         population: str,
-        config: settings = settings(),
+        config: BaseModel = settings(),
         runs: str = "runs",
         compute: Compute = Compute(),
         seed: int = 0,
@@ -77,7 +80,7 @@ def training_flow(method: str) -> Flow:
         public_start_because: str | None = None,
         series: Series | None = None,
     ) -> str:
-        def work(begun: list[Session]) -> str:
+        def work(sessions: list[Session]) -> str:
             request = _request(
                 method=method,
                 population=population,
@@ -96,16 +99,17 @@ def training_flow(method: str) -> Flow:
             made = make_method(method, request.settings)
             _tag(method, population, made.private and test_noise is None)
             store = Population.open(population, version=version)
-            how = _concluded(series, made, store)
+            conclusion = _check_series(series, made, store)
             with backend_for(store, compute.workers, compute.dask, made.private) as backend:
-                begun.append(session := start(request, backend, stamp=stamp()))
+                sessions.append(session := start_run(request, backend, stamp=stamp()))
                 train(session, backend)
-                if how is not None:
-                    _conclude(session, how, backend)
+                if conclusion is not None:
+                    _conclude(session, conclusion, backend)
             return str(session.run.path)
 
-        return _carried_out(work, population, runs)
+        return _run_and_show(work, population, runs)
 
+    train_method.__annotations__["config"] = settings  # Prefect makes the form of it
     train_method.__name__ = train_method.__qualname__ = f"train_{method}"
     train_method.__doc__ = f"""{summary(method_class(method))}
 
@@ -142,49 +146,49 @@ def resume_run(run: str, compute: Compute = Compute(), take_over: bool = False, 
         take_over: take the run from a holder that seems alive
         population: where the population is now, if it was moved
     """
-    opened = carried_out(lambda _: _asked(run), lambda _: f"run {_last(run)} cannot be resumed")
-    if isinstance(opened, State):
-        return opened
+    opened = run_to_state(lambda _: _open_to_resume(run), lambda _: f"run {_last(run)} cannot be resumed")
+    if not isinstance(opened, Run):
+        return opened  # the state that says why not
     info = opened.info
     place = population or info["population"]["path"]
 
-    def work(begun: list[Session]) -> str:
+    def work(sessions: list[Session]) -> str:
         _tag(info["method"], place, info["private"] and info["test_noise"] is None)
         store = Population.open(place, version=info["population"]["version"])
         with backend_for(store, compute.workers, compute.dask, info["private"]) as backend:
-            begun.append(
+            sessions.append(
                 session := resume(
                     run, backend, cache_bytes=compute.cache_bytes, take_over=take_over, population=population
                 )
             )
             train(session, backend)
-            how = conclusion_of(session.run, session.method, session.population)
-            if how is not None:
-                _conclude(session, how, backend)
+            conclusion = conclusion_of(session.run, session.method, session.population)
+            if conclusion is not None:
+                _conclude(session, conclusion, backend)
         return str(session.run.path)
 
-    return _carried_out(work, place, str(opened.path.parent))
+    return _run_and_show(work, place, str(opened.path.parent))
 
 
-def _asked(path: str) -> Run:
+def _open_to_resume(path: str) -> Run:
     run = Run.open(path)
-    asked(run)
+    recorded_request(run)
     return run
 
 
 def train(session: Session, backend: Backend) -> None:
-    """Rounds to the end; artifacts while it runs; the report."""
-    logger, said, run = get_run_logger(), in_a_line(session), session.run
+    """Make all rounds that are left, keep the artifacts up to date while they run, and write the report."""
+    logger, name, run = get_run_logger(), in_a_line(session), session.run
     logger.info(
         "%s: begins with round %d of at most %d, process %d, kept in %s",
-        said,
+        name,
         max(run.round, 0) + 1,
         session.method.total_rounds(session.training.state),
         os.getpid(),
         run.path,
     )
     show = Showcase(session)
-    with ending(session):
+    with concluding(session):
         goes_on, seconds = True, None
         while goes_on:
             before = run.round
@@ -193,18 +197,18 @@ def train(session: Session, backend: Backend) -> None:
             if run.round > before:
                 logger.info(
                     "%s: round %d of at most %d, %.2f s each",
-                    said,
+                    name,
                     run.round,
                     session.method.total_rounds(session.training.state),
                     seconds,
                 )
         run.note(peak_memory_of_workers=backend.memory_of_workers(), peak_memory_of_flow=peak_memory())
     outcome = f"; {run.head['outcome']}" if run.head.get("outcome") else ""
-    logger.info("%s: %s after %d rounds%s; report: %s", said, run.status, run.round, outcome, show.report())
+    logger.info("%s: %s after %d rounds%s; report: %s", name, run.status, run.round, outcome, show.report())
 
 
 def in_a_line(session: Session) -> str:
-    """Which run this is, for a line of log that is read alone."""
+    """Which run this is, for lines of log that are read one by one."""
     private = session.method.private and session.run.info["test_noise"] is None
     return (
         f"run {session.run.id} ({session.method.name} on population {session.population.path.name} version "
@@ -215,17 +219,18 @@ def in_a_line(session: Session) -> str:
 # --- around the rounds ----------------------------------------------------------------------------------------------
 
 
-def _carried_out(work: Callable[[list[Session]], str], population: str, runs: str):
+def _run_and_show(work: Callable[[list[Session]], str], population: str, runs: str) -> Any:
     """The folder of the run; or, after a named error, the state of the flow run that says what was wrong.
 
-    work: appends the session to its argument once the run has begun. The page of the population is brought up to date
-    in either case.
+    work: appends its session to the list that it is given, as soon as there is one.
+
+    The page of the population is brought up to date in either case.
     """
 
-    def said(begun: list[Session]) -> str:
-        return in_a_line(begun[0]) if begun else f"nothing was trained on population {_last(population)}"
+    def describe(sessions: list[Session]) -> str:
+        return in_a_line(sessions[0]) if sessions else f"nothing was trained on population {_last(population)}"
 
-    result = carried_out(work, said)
+    result = run_to_state(work, describe)
     if isinstance(result, State) and result.name == REFUSED and isinstance(result.data, PopulationError):
         return result
     try:
@@ -235,15 +240,15 @@ def _carried_out(work: Callable[[list[Session]], str], population: str, runs: st
     return result
 
 
-def _request(**given) -> TrainRequest:
+def _request(**fields: Any) -> TrainRequest:
     try:
-        return TrainRequest(**given)
+        return TrainRequest(**fields)
     except ValidationError as error:
         raise ConfigError(f"the run cannot be made: {explain(error)}") from None
 
 
-def _concluded(series: Series | None, method: Method, population: Population) -> Conclusion | None:
-    """What becomes of the run, its public population checked before anything is spent; None if no deployment asks."""
+def _check_series(series: Series | None, method: Method, population: Population) -> Conclusion | None:
+    """What becomes of the run, with its public population checked before anything is spent; None without a series."""
     if series is None:
         return None
     if deployment.name is None:
@@ -254,20 +259,20 @@ def _concluded(series: Series | None, method: Method, population: Population) ->
     return Conclusion(deployment.name, series, public_population(series, method, population))
 
 
-def _conclude(session: Session, how: Conclusion, backend: Backend) -> None:
-    """Compare, promote, prune; and say so."""
-    logger, said = get_run_logger(), in_a_line(session)
-    told = conclude_series(session.run, how, stamp(), backend)
-    show_comparison(told)
-    outcome = "is now the latest run" if told["promoted"] else "does not become the latest run"
-    logger.info("%s: %s of deployment %s, because %s", said, outcome, how.deployment, told["because"])
-    if told["pruned"]:
+def _conclude(session: Session, conclusion: Conclusion, backend: Backend) -> None:
+    """Compare, promote and prune; then say what was done in the log and an artifact."""
+    logger, name = get_run_logger(), in_a_line(session)
+    outcome = conclude_series(session.run, conclusion, stamp(), backend)
+    show_comparison(outcome)
+    decision = "is now the latest run" if outcome["promoted"] else "does not become the latest run"
+    logger.info("%s: %s of deployment %s, because %s", name, decision, conclusion.deployment, outcome["because"])
+    if outcome["pruned"]:
         logger.info(
             "%s: removed the models of %d older runs of deployment %s: %s",
-            said,
-            len(told["pruned"]),
-            how.deployment,
-            ", ".join(told["pruned"]),
+            name,
+            len(outcome["pruned"]),
+            conclusion.deployment,
+            ", ".join(outcome["pruned"]),
         )
 
 

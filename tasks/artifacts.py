@@ -7,6 +7,8 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import cast
+from uuid import UUID
 
 from prefect.artifacts import (
     create_markdown_artifact,
@@ -22,7 +24,7 @@ from fedcore.training.session import Session
 
 SECONDS_BETWEEN = 5.0
 SECONDS_BETWEEN_FIGURES = 30.0
-SHARE = 0.01  # of the run's seconds that tables may take, and figures; both grow with the run
+SHARE = 0.01  # of the run's seconds that the tables may take, and the figures; both grow with the run
 
 
 def key(kind: str, name: str) -> str:
@@ -31,7 +33,7 @@ def key(kind: str, name: str) -> str:
 
 
 def key_of(population: Population) -> str:
-    """Of the artifacts of a population: the same for all its versions and runs, and of no other population."""
+    """The key of a population's artifacts: the same for all its versions and runs, and for no other population."""
     return key("population", f"{population.path.name}-{population.id[:8]}")
 
 
@@ -44,19 +46,19 @@ def show_population(population: Population, runs: str) -> None:
     )
 
 
-def show_comparison(told: dict) -> None:
+def show_comparison(outcome: dict) -> None:
     """How a run compared with the latest one of its deployment: a new version of one artifact."""
-    if told["rows"]:
-        outcome = "promoted" if told["promoted"] else "not promoted"
+    if outcome["rows"]:
+        decision = "promoted" if outcome["promoted"] else "not promoted"
         rows = [
             {name: float(f"{value:.5g}") if isinstance(value, float) else value for name, value in row.items()}
-            for row in told["rows"]
+            for row in outcome["rows"]
         ]
         create_table_artifact(
             table=rows,
-            key=key("comparison", told["deployment"]),
-            description=f"Run {told['run']} of {told['deployment']} on {told['population']}: "
-            f"{outcome}, because {told['because']}",
+            key=key("comparison", outcome["deployment"]),
+            description=f"Run {outcome['run']} of {outcome['deployment']} on {outcome['population']}: "
+            f"{decision}, because {outcome['because']}",
         )
 
 
@@ -93,8 +95,11 @@ class Showcase:
         self.begun, self.first = time.monotonic(), session.run.round
         self.shown, self.tables = time.monotonic() - SECONDS_BETWEEN, Pace(SECONDS_BETWEEN)
         self.figures = Pace(SECONDS_BETWEEN_FIGURES, first=SECONDS_BETWEEN_FIGURES)
-        self.progress_id = create_progress_artifact(
-            progress=0.0, key=key("progress", session.run.id), description=f"Rounds of run {session.run.id}"
+        self.progress_id = cast(  # Prefect types the function as one that may also return a coroutine
+            UUID,
+            create_progress_artifact(
+                progress=0.0, key=key("progress", session.run.id), description=f"Rounds of run {session.run.id}"
+            ),
         )
 
     def progress(self) -> None:

@@ -12,10 +12,9 @@ from fedcore.rounds.engine import Backend, InProcessBackend
 def backend_for(
     population: Population, workers: int | None = None, address: str | None = None, private: bool = False
 ) -> Iterator[Backend]:
-    """Where its blocks are answered: by the workers of `fedcore.tasks.dask_backend.dask_client`; or by this process
-    itself, if
-    there is a single block, which cannot be shared out, or if the population is small and no number of workers is
-    asked for. `address` says where workers are: they may be where the data are.
+    """Where the blocks of a population are answered: by the workers of `fedcore.tasks.dask_backend.dask_client`; or by
+    this process itself, if there is a single block, which cannot be shared out, or if the population is small and no
+    number of workers is asked for. Workers at `address` are used in any case: they may be where the data are.
     """
     small = workers is None and is_small(population.n_clients, sum(population.sizes()))
     if address is None and (small or len(population.blocks) == 1):

@@ -6,7 +6,6 @@ result: that is the law of `fedcore.rounds.statistics`.
 """
 
 import asyncio
-import dataclasses
 import logging
 import math
 import time
@@ -15,6 +14,7 @@ from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice, zip_longest
+from typing import Any
 from urllib.parse import urlparse
 from uuid import uuid4
 
@@ -26,8 +26,9 @@ from distributed.client import FutureCancelledError
 
 from fedcore.errors import ConfigError, PrivacyError, WorkerFailed
 from fedcore.population.sizing import WORKERS, shared_out
-from fedcore.rounds.engine import answer_all, peak_memory
-from fedcore.rounds.statistics import Statistics, aligned, merge_all, size_of
+from fedcore.rounds.clients import Answering, answer_all, peak_memory
+from fedcore.rounds.method import Message
+from fedcore.rounds.statistics import Statistics, aligned_arrays, merge_all, size_of
 
 FAN_IN = 8
 GATHERED_BYTES = 16 * 2**20  # of answers that this process adds up itself: a future more would take as long as they do
@@ -80,16 +81,16 @@ def _local_settings() -> dict:
 
 
 @dataclass
-class Asked:
-    """What is asked of every block: function(message, block)."""
+class Request:
+    """What is request of every block: function(message, block)."""
 
-    function: Callable
-    message: object
+    function: Answering
+    message: Message
 
 
-def hold(asked: Asked) -> Asked:
+def hold(request: Request) -> Request:
     """Keeps what a round asks on the cluster; can be recomputed if the worker that has it dies."""
-    return asked
+    return request
 
 
 @dataclass
@@ -100,24 +101,10 @@ class Part:
     seconds: float
 
 
-def received(message):
-    """The message with its arrays aligned: see `fedcore.rounds.statistics.aligned`."""
-    if not dataclasses.is_dataclass(message):
-        return message
-    arrays = {
-        field.name: value
-        for field in dataclasses.fields(message)
-        if isinstance(value := getattr(message, field.name), np.ndarray)
-    }
-    if all(array.flags.aligned for array in arrays.values()):
-        return message
-    return dataclasses.replace(message, **{name: aligned(array) for name, array in arrays.items()})
-
-
-def answer_group(asked: Asked, blocks: Sequence[int], then: int | None = None) -> Part:
-    """then: the block that this worker is likely to be asked for next."""
-    started, message = time.perf_counter(), received(asked.message)
-    statistics = merge_all(answer_all(asked.function, message, blocks, then))
+def answer_group(request: Request, blocks: Sequence[int], then: int | None = None) -> Part:
+    """then: the block that this worker is likely to be request for next."""
+    started, message = time.perf_counter(), aligned_arrays(request.message)
+    statistics = merge_all(answer_all(request.function, message, blocks, then))
     return Part(statistics, time.perf_counter() - started)
 
 
@@ -231,27 +218,30 @@ class DaskBackend:
         self.pace: float | None = None  # seconds for what has size 1 in the last round; makes the groups of the next
 
     def map_blocks(
-        self, function: Callable, message, blocks: Sequence[int], sizes: Sequence[float] | None = None
-    ) -> Statistics:
-        blocks, sizes = list(blocks), np.ones(len(blocks)) if sizes is None else np.maximum(sizes, 1.0)
-        for attempt in range(ATTEMPTS):
+        self, function: Answering, message: Message, blocks: Sequence[int], sizes: Sequence[float] | None = None
+    ) -> Statistics | None:
+        """`Backend.map_blocks`; a round whose workers are all gone is shared out anew, ATTEMPTS times."""
+        weights = np.ones(len(blocks)) if sizes is None else np.maximum(sizes, 1.0)
+        attempt = 0
+        while True:
+            attempt += 1
             try:
-                return self._round(Asked(function, message), blocks, sizes)
+                return self._round(Request(function, message), list(blocks), weights)
             except (FutureCancelledError, TimeoutError) as error:
-                if attempt == ATTEMPTS - 1 or self.client.status != "running":
+                if attempt == ATTEMPTS or self.client.status != "running":
                     raise WorkerFailed(
                         "the Dask scheduler was lost in the middle of a round.",
                         "Resume the run; committed rounds are kept.",
                     ) from error
             except Strayed as error:
-                if attempt == ATTEMPTS - 1:
-                    self._name_deadly_block(Asked(function, message), error.blocks)
+                if attempt == ATTEMPTS:
+                    self._name_deadly_block(Request(function, message), error.blocks)
                     raise WorkerFailed(
                         f"all workers were lost {ATTEMPTS} times in the course of a round.",
                         "Find out what ends them, then resume the run.",
                     ) from None
             except KilledWorker as error:  # although each of its blocks can be computed alone
-                if attempt == ATTEMPTS - 1:
+                if attempt == ATTEMPTS:
                     raise WorkerFailed(
                         f"workers died again and again, at last with {error.task}.",
                         "Find out what ends them, then resume the run.",
@@ -261,21 +251,21 @@ class DaskBackend:
         """Peak resident bytes of each worker process."""
         return list(self.client.run(peak_memory).values())
 
-    def _round(self, asked: Asked, blocks: list[int], sizes: np.ndarray) -> Statistics:
+    def _round(self, request: Request, blocks: Sequence[int], sizes: np.ndarray) -> Statistics | None:
         workers = self._workers()
         groups = list(self._groups(blocks, sizes, workers))
         waiting = iter(groups)
         # What travels once to each worker goes with its blocks: a future costs more than a small round's work.
-        held = asked if len(groups) <= len(workers) else self.client.submit(hold, asked, pure=False)
+        held = request if len(groups) <= len(workers) else self.client.submit(hold, request, pure=False)
         live, partial, finished = set(), [], as_completed(loop=self.client.loop)
         in_flight: dict[str, list[int]] = {}  # blocks by key
 
-        def submit(function, *arguments, **options):
+        def submit(function: Callable[..., Any], *arguments: Any, **options: Any) -> Future:
             future = self.client.submit(function, *arguments, pure=False, **options)
             live.add(future)
             return future
 
-        def submit_group():
+        def submit_group() -> None:
             for home, group, then in islice(waiting, 1):
                 key = f"blocks-{group[0]}-{group[-1]}-{uuid4().hex[:12]}"
                 in_flight[key] = group
@@ -287,12 +277,12 @@ class DaskBackend:
             for future in self._as_finished(finished, workers):
                 if future.status != "finished":
                     future.result()  # raises what went wrong
-                in_flight.pop(future.key)
+                in_flight.pop(str(future.key))
                 partial.append(future)
                 if len(partial) == FAN_IN:
-                    total = submit(add_up, partial)
+                    merged = submit(add_up, partial)
                     live.difference_update(partial)
-                    partial = [total]
+                    partial = [merged]
                 submit_group()
             if len(partial) > 1 and len(partial) * self.answer_bytes > GATHERED_BYTES:
                 finished.add(submit(add_up, partial))
@@ -305,18 +295,18 @@ class DaskBackend:
                 future.release()
             missing = sorted(block for group in in_flight.values() for block in group)
             if isinstance(error, KilledWorker):
-                self._name_deadly_block(asked, missing)
+                self._name_deadly_block(request, missing)
             if isinstance(error, Strayed):
                 error.blocks = missing
             raise
         self.pace, self.answer_bytes = total.seconds / float(sizes.sum()), size_of(total.statistics)
         return total.statistics
 
-    def _name_deadly_block(self, asked: Asked, blocks: list[int]) -> None:
+    def _name_deadly_block(self, request: Request, blocks: Sequence[int]) -> None:
         """Dask blames everything that waited on a dead worker; so each block is tried alone. Raises WorkerFailed."""
         for block in blocks:
             future = self.client.submit(
-                answer_group, asked, [block], pure=False, key=f"blocks-{block}-{block}-{uuid4().hex[:12]}"
+                answer_group, request, [block], pure=False, key=f"blocks-{block}-{block}-{uuid4().hex[:12]}"
             )
             try:
                 next(self._as_finished(as_completed([future], loop=self.client.loop))).result()
@@ -342,9 +332,8 @@ class DaskBackend:
     def _gathered(self, futures: Sequence[Future], homes: Sequence[str]) -> list[Part]:
         """Their results, computed anew if they went with a worker. Raises what `Watch.look` does."""
         watch = Watch(self.client, homes)
-        parts = asyncio.run_coroutine_threadsafe(
-            self.client.gather(list(futures), asynchronous=True), self.client.loop.asyncio_loop
-        )
+        loop = self.client.loop.asyncio_loop  # type: ignore[union-attr]  # a client that answers has one
+        parts = asyncio.run_coroutine_threadsafe(self.client.gather(list(futures), asynchronous=True), loop)
         try:
             while not wait([parts], watch.interval).done:
                 watch.look()
@@ -354,7 +343,8 @@ class DaskBackend:
 
     def _workers(self) -> list[str]:
         patience = workerless_seconds() if self.answered else min(FIRST_SECONDS, workerless_seconds())
-        until, found = time.monotonic() + patience, []
+        until = time.monotonic() + patience
+        found: list[str] = []
         while not found:  # one that was there a moment ago may be gone
             try:
                 self.client.wait_for_workers(1, timeout=max(0.1, until - time.monotonic()))
@@ -367,13 +357,13 @@ class DaskBackend:
         return found
 
     def _groups(
-        self, blocks: list[int], sizes: np.ndarray, workers: list[str]
+        self, blocks: Sequence[int], sizes: np.ndarray, workers: list[str]
     ) -> Iterator[tuple[str, list[int], int | None]]:
         """(home worker, blocks, the first of its next). A block keeps its home from round to round, whatever the size
         of the groups.
         """
         queues = []
-        for home in shared_out(sizes, len(workers)):
+        for home in shared_out(sizes.tolist(), len(workers)):
             whole = float(sizes[home].sum())
             if self.pace is None:
                 most = 0.0
@@ -381,7 +371,8 @@ class DaskBackend:
                 most = whole
             else:
                 most = min(TARGET_SECONDS / self.pace, whole / 2)
-            queue, held = [], math.inf
+            queue: list[list[int]] = []
+            held = math.inf
             for index in home:
                 if held + sizes[index] > most:
                     queue.append([])

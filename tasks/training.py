@@ -1,13 +1,14 @@
 """The tasks of a training run. A session holds the run; tasks return references (round numbers, paths), never data.
 
 Nothing here is cached or persisted as a Prefect result: what a task makes is in the run store, and what is sensitive
-is nowhere.
+is stored nowhere.
 """
 
 import time
 
-from prefect import task
+from prefect import State, Task, task
 from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import TaskRun
 
 from fedcore.errors import WorkerFailed
 from fedcore.training.session import Session
@@ -15,21 +16,26 @@ from fedcore.training.session import Session
 CHEAP_SECONDS = 2.0  # rounds quicker than this share a task run; each costs tens of ms, most of it in the server
 BATCH_SECONDS = 4.0
 
-OPTIONS = {"cache_policy": NO_CACHE, "persist_result": False}
 
-
-def _lost_workers(task, task_run, state) -> bool:
-    """Retry only what a fresh set of workers can mend; the ledger makes a second release impossible."""
+def _lost_workers(task: Task, task_run: TaskRun, state: State) -> bool:
+    """Retry only what a fresh set of workers can mend. The ledger makes a second release impossible."""
     return isinstance(state.result(raise_on_failure=False), WorkerFailed)
 
 
-@task(task_run_name="clients-r{number}", retries=2, retry_delay_seconds=2, retry_condition_fn=_lost_workers, **OPTIONS)
+@task(
+    task_run_name="clients-r{number}",
+    retries=2,
+    retry_delay_seconds=2,
+    retry_condition_fn=_lost_workers,
+    cache_policy=NO_CACHE,
+    persist_result=False,
+)
 def answer_clients(session: Session, number: int) -> bool:
     """All clients of round `number`: map, reduce; if private also charge, draw and publish. False: finished."""
     return session.training.answer()
 
 
-@task(task_run_name="server-r{number}", **OPTIONS)
+@task(task_run_name="server-r{number}", cache_policy=NO_CACHE, persist_result=False)
 def move_server(session: Session, number: int) -> str:
     """The server's step of round `number` and its commit. Returns the file of the new state."""
     session.training.move()
@@ -42,11 +48,12 @@ def move_server(session: Session, number: int) -> str:
     retries=2,
     retry_delay_seconds=2,
     retry_condition_fn=_lost_workers,
-    **OPTIONS,
+    cache_policy=NO_CACHE,
+    persist_result=False,
 )
 def several_rounds(session: Session, number: int, last: int) -> bool:
-    """Cheap rounds `number` .. `last` in one task run, committed at its end; a retry goes on after the last that was
-    made. False: finished.
+    """Cheap rounds `number` .. `last` in one task run, committed at its end. A retry goes on after the last round that
+    was made. False: finished.
     """
     while session.training.round <= last:
         if session.training.step() is None:
@@ -56,7 +63,11 @@ def several_rounds(session: Session, number: int, last: int) -> bool:
 
 
 def next_rounds(session: Session, seconds: float | None) -> tuple[bool, float]:
-    """The next round, or several if the last took less than CHEAP_SECONDS. (goes on, seconds for each round)"""
+    """Make the next round, or several of them if the last one took less than CHEAP_SECONDS.
+
+    seconds: what a round took the last time; None before the first. Returns whether the run goes on, and the seconds
+    that each round took.
+    """
     started, number = time.perf_counter(), session.training.round
     if seconds is not None and seconds < CHEAP_SECONDS:
         last = number + max(1, int(BATCH_SECONDS / max(seconds, 0.01))) - 1

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from fedcore.methods.registry import METHODS
+from fedcore.methods.registry import OWN
 from fedcore.population.manifest import Provenance
 from fedcore.population.writer import PopulationWriter
 from fedcore.rounds import engine
@@ -26,7 +26,7 @@ def every_round_committed(monkeypatch):
 
 @pytest.fixture
 def toy(monkeypatch):
-    monkeypatch.setitem(METHODS, "toy", "tests.toy:Toy")
+    monkeypatch.setitem(OWN, "toy", "tests.toy:Toy")
 
 
 def small_counts(clients: int = 50, features: int = 7, seed: int = 0) -> sp.csr_matrix:

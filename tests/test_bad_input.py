@@ -21,7 +21,7 @@ from fedcore.privacy.ledger.ledger import create_ledger, default_ledger_url, ope
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import Run
 from fedcore.training.request import TrainRequest
-from fedcore.training.session import ending, start
+from fedcore.training.session import concluding, start_run
 from tests.command import fedcore, private_population, works
 from tests.conftest import small_counts, write_counts
 
@@ -113,7 +113,7 @@ def unstarted(place: Path) -> None:
         run_id="r",
         settings={"algorithm": "fedavg"},
     )
-    start(request, InProcessBackend(), stamp="then").close()
+    start_run(request, InProcessBackend(), stamp="then").close()
 
 
 def interrupted(place: Path) -> None:
@@ -126,7 +126,7 @@ def interrupted(place: Path) -> None:
         run_id="r",
         settings={"clusters": 2, "rounds": 2},
     )
-    with pytest.raises(KeyboardInterrupt), ending(start(request, InProcessBackend(), stamp="then")):
+    with pytest.raises(KeyboardInterrupt), concluding(start_run(request, InProcessBackend(), stamp="then")):
         raise KeyboardInterrupt
 
 
@@ -208,8 +208,8 @@ def witness_forgotten(place: Path) -> None:
         run_id="r",
         settings={"clusters": 2, "rounds": 2},
     )
-    session = start(request, InProcessBackend(), stamp="then")
-    with pytest.raises(KeyboardInterrupt), ending(session):
+    session = start_run(request, InProcessBackend(), stamp="then")
+    with pytest.raises(KeyboardInterrupt), concluding(session):
         session.training.step()
         raise KeyboardInterrupt
     put_the_copy_back(place)

@@ -84,7 +84,7 @@ def test_the_command_line_knows_every_benchmark():
 
 @pytest.mark.parametrize("name", gradient_em.KINDS)
 def test_floors_of_gradient_em_are_the_method(name):
-    data = gradient_em.tasks(3, clients=6, outliers=0, h=0.5, rows=150, concentration=20.0).rows
+    data = gradient_em.simulated_clients(3, clients=6, outliers=0, h=0.5, rows=150, concentration=20.0).rows
     ours, floor = gradient_em.training(name, data), gradient_em.KINDS[name][1]
     loop, stacked = floor(data, gradient_em.CENTRES), floor(data, gradient_em.CENTRES, 4)
     for _ in range(6):

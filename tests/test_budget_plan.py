@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from fedcore.errors import BudgetExceeded, BudgetMissing, ConfigError, PrivacyError, WrongKind
 from fedcore.methods.histograms.simplex import metric
-from fedcore.methods.histograms.sketch import noise_loss, strength_in_words
+from fedcore.methods.histograms.sizes import in_words, noise_loss
 from fedcore.planning.budget_plan import equal_runs, planned_method, rounded_down, sketch_of
 from fedcore.privacy.accounting import epsilon_of, rho_of
 from fedcore.privacy.ledger.ledger import create_ledger
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.training.request import TrainRequest
-from fedcore.training.session import ending, start
+from fedcore.training.session import concluding, start_run
 from tests.command import fedcore, private_population, works
 from tests.conftest import small_counts
 from tests.federated_em.test_run import rows_population
@@ -50,11 +50,11 @@ def test_equal_runs_fit_and_one_more_would_not(place, tmp_path):
         )
         if number == 3:
             with pytest.raises(BudgetExceeded):
-                start(request, InProcessBackend(), stamp="then")
+                start_run(request, InProcessBackend(), stamp="then")
             break
-        session = start(request, InProcessBackend(), stamp="then")
+        session = start_run(request, InProcessBackend(), stamp="then")
         assert sum(item["rho"] for item in session.run.info["plan"]) == pytest.approx(said["rho_if_no_spare"])
-        with ending(session):
+        with concluding(session):
             while session.training.step() is not None:
                 pass
     left = ledger.balance(population.id)
@@ -85,7 +85,7 @@ def test_the_sizes_are_those_of_the_runs(place):
     assert said["warm"] == {**said["warm"], "rounds": 2, "releases": 2, "clusters": said["cold"]["clusters"]}
     assert said["warm"]["first_cells"] == said["warm"]["clusters"] and said["cold"]["first_cells"] == plan[2].shape[0]
     assert said["warm"]["loss_nats"] < said["cold"]["loss_nats"], "fewer rounds, less noise in each"
-    assert sketch == said["cold"] and sketch["in_words"] == strength_in_words(sketch["strength"])
+    assert sketch == said["cold"] and sketch["in_words"] == in_words(sketch["strength"])
 
 
 def test_more_runs_buy_less(place):
@@ -143,7 +143,7 @@ def test_rounding_down(value):
 
 @given(st.floats(1e-9, 1e6))
 def test_every_strength_has_words(b):
-    assert strength_in_words(b)
+    assert in_words(b)
 
 
 def test_the_share_converts_to_no_more_than_it_may(place):

@@ -11,7 +11,7 @@ from fedcore.tasks.dask_backend import DaskBackend
 
 from fedcore.errors import ChunkError, Unreachable
 from fedcore.population.store import Population
-from fedcore.rounds import caches, engine
+from fedcore.rounds import caches, clients
 from fedcore.rounds.caches import BLOCKS, BlockCache, MemoryCache, ReadAhead
 from fedcore.rounds.engine import InProcessBackend, Training
 from fedcore.rounds.statistics import FloatSum
@@ -33,13 +33,13 @@ def empty():
 @pytest.fixture
 def read(monkeypatch):
     """Blocks whose memories were read from files."""
-    found, real = [], engine.read_memory
+    found, real = [], clients.read_memory
 
     def read_memory(folder, index, clients):
         found.append(index)
         return real(folder, index, clients)
 
-    monkeypatch.setattr(engine, "read_memory", read_memory)
+    monkeypatch.setattr(clients, "read_memory", read_memory)
     return found
 
 
@@ -114,7 +114,7 @@ def test_another_training_of_the_run_reads_the_files(tmp_path, read):
     )
     resumed.step()
     assert read == list(training.blocks)
-    assert engine.read_values(engine.memory_file(training.run.memories(), 0))["asked"].tolist() == [2.0] * 8
+    assert clients.read_values(clients.memory_file(training.run.memories(), 0))["asked"].tolist() == [2.0] * 8
 
 
 class Oblique(Toy):
@@ -145,7 +145,7 @@ def test_kept_memories_have_the_bits_that_read_ones_have(tmp_path, read):
 @pytest.fixture
 def waiting(monkeypatch):
     """As if the populations were behind a URL."""
-    monkeypatch.setattr(engine, "waits", lambda population: True)
+    monkeypatch.setattr(clients, "is_high_latency", lambda population: True)
 
 
 def test_only_what_is_behind_a_url_is_worth_reading_ahead(tmp_path, reads):
@@ -153,7 +153,7 @@ def test_only_what_is_behind_a_url_is_worth_reading_ahead(tmp_path, reads):
     training.source = replace(training.source, cache_bytes=0)
     to_end(training)
     assert {thread for _, thread in reads} == {threading.current_thread().name}
-    assert engine.waits(SimpleNamespace(path=place("memory://p")))
+    assert clients.is_high_latency(SimpleNamespace(path=place("memory://p")))
 
 
 @pytest.fixture
@@ -188,7 +188,7 @@ def test_what_is_cached_is_not_read_ahead(tmp_path, reads, waiting):
 
 
 def test_large_blocks_are_read_when_they_are_needed(tmp_path, reads, waiting, monkeypatch):
-    monkeypatch.setattr(engine, "AHEAD_BYTES", 10)
+    monkeypatch.setattr(clients, "AHEAD_BYTES", 10)
     training = begin(tmp_path, Toy())
     training.source = replace(training.source, cache_bytes=0)
     to_end(training)

@@ -16,7 +16,7 @@ from fedcore.privacy.ledger.ledger import default_ledger_url, open_ledger
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import Run
 from fedcore.training.request import TrainRequest
-from fedcore.training.session import ending, start
+from fedcore.training.session import concluding, start_run
 from tests.command import fedcore, private_population, works
 from tests.conftest import small_counts, write_counts
 
@@ -349,8 +349,8 @@ def interrupt(place, run_id="half", **changes):
         run_id=run_id,
         settings={"clusters": 2, "rounds": 2, **changes},
     )
-    session = start(request, InProcessBackend(), stamp="then")
-    with pytest.raises(KeyboardInterrupt), ending(session):
+    session = start_run(request, InProcessBackend(), stamp="then")
+    with pytest.raises(KeyboardInterrupt), concluding(session):
         session.training.step()
         raise KeyboardInterrupt
 

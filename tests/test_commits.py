@@ -7,7 +7,8 @@ from fedcore.tasks.training import move_server, several_rounds
 
 from fedcore.errors import RunError
 from fedcore.rounds import engine
-from fedcore.rounds.engine import Training, memory_file
+from fedcore.rounds.clients import memory_file
+from fedcore.rounds.engine import Training
 from fedcore.runs.store import Run, load_run, read_values
 from fedcore.storage import files
 from tests.test_engine import Recorder, begin, to_end

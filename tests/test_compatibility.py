@@ -33,7 +33,7 @@ from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import Run, list_runs, load_run, read_values
 from fedcore.training.personalise import personalise
 from fedcore.training.request import TrainRequest
-from fedcore.training.session import abandon, resume, start
+from fedcore.training.session import abandon, resume, start_run
 from tests.faults.place import to_end
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -139,7 +139,7 @@ def test_the_ledger_verifies_and_goes_on(golden):
     ]
     for name, value in Run.open(golden / "trained" / "finished").releases().items():
         assert (ledger.published("finished", name) == value).all()
-    to_end(start(request_of(golden), InProcessBackend(), stamp="now"))
+    to_end(start_run(request_of(golden), InProcessBackend(), stamp="now"))
     after = ledger.verify(counts.id)
     assert after.releases["published"] == 9 and after.rho_spent > before.rho_spent
     ledger.raise_budget(counts.id, 9.0, 1e-6)
@@ -161,7 +161,7 @@ def test_the_latest_run_of_a_deployment_is_found(golden):
     (latest,) = all_latest(golden / "trained")
     assert (latest.deployment, latest.run) == ("nightly", "finished")
     assert load_run(latest.path).info["run_id"] == "finished"
-    again = start(
+    again = start_run(
         request_of(
             golden,
             start_from="previous",
@@ -242,7 +242,7 @@ def test_a_newer_manifest(golden, tmp_path):
         ManifestError,
         "schema version 2; this fedcore reads 1",
         lambda: Population.open(path),
-        lambda: start(request_of(golden), InProcessBackend(), stamp="now"),
+        lambda: start_run(request_of(golden), InProcessBackend(), stamp="now"),
         lambda: resume(golden / "trained" / "interrupted", InProcessBackend(), population=str(path)),
         lambda: personalise(golden / "trained" / "finished", path, tmp_path / "out"),
         lambda: PopulationWriter.extending(counts).__enter__(),
@@ -333,7 +333,7 @@ def test_a_newer_ledger(golden):
         "has schema 2; this version of fedcore knows 1",
         lambda: open_ledger(url),
         lambda: create_ledger(url, test=True),
-        lambda: start(request_of(golden), InProcessBackend(), stamp="now"),
+        lambda: start_run(request_of(golden), InProcessBackend(), stamp="now"),
         lambda: resume(golden / "trained" / "interrupted", InProcessBackend(), population=str(golden / "counts")),
         lambda: abandon_moved(golden),
     )

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from fedcore.tasks.dask_backend import DaskBackend, Strayed, Watch, dask_client, received
+from fedcore.tasks.dask_backend import DaskBackend, Strayed, Watch, dask_client
 
 from fedcore.errors import WorkerFailed
-from fedcore.rounds.statistics import ArgMax, FloatSum
+from fedcore.rounds.statistics import ArgMax, FloatSum, aligned_arrays
 from tests.conftest import small_counts, write_counts
 from tests.test_engine import begin, to_end
 from tests.toy import Toy, ToyConfig
@@ -71,10 +71,15 @@ class Sent:
 def test_what_came_over_a_wire_is_aligned_before_anybody_multiplies_with_it():
     """Products of large matrices have other last bits otherwise."""
     weights = np.arange(4.0)
-    message = received(Sent(3, odd(np.arange(12.0).reshape(3, 4)), weights))
+    message = aligned_arrays(Sent(3, odd(np.arange(12.0).reshape(3, 4)), weights))
     assert message.centres.flags.aligned and message.weights is weights and message.number == 3
     assert message.centres.tolist() == np.arange(12.0).reshape(3, 4).tolist()
-    assert received(7) == 7
+    assert aligned_arrays(7) == 7
+    nested = Sent(3, {"theta": odd(weights), "means": (odd(weights), [odd(weights)])}, weights)
+    found = aligned_arrays(nested)
+    assert found.centres["theta"].flags.aligned and found.centres["theta"].tolist() == weights.tolist()
+    assert found.centres["means"][0].flags.aligned and found.centres["means"][1][0].flags.aligned
+    assert aligned_arrays(found) is found, "nothing is copied twice"
     total = FloatSum({(0, 0): odd(np.arange(5.0))}).value()
     assert total.flags.aligned and total.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
     assert ArgMax(1.0, 2, {"row": odd(weights)}).value().payload["row"].flags.aligned

@@ -149,14 +149,14 @@ def test_what_becomes_of_the_runs(file, tmp_path):
 
 
 def test_served_and_deployed_are_the_same_but_for_the_place(file):
-    """A deployment for workers names its flow by module: no file of code is fetched."""
-    from fedcore.flows.deploy import flow_by_name
+    """They name their flow by module: no file of code is fetched."""
     from fedcore.flows.serve import to_deployment
 
     (item,) = read_deployments(file(ENTRY + "retention = 3\nschedule = { interval = 60 }\n"))
-    served, deployed = to_deployment(item), flow_by_name(item, "pool")
+    served, deployed = to_deployment(item), to_deployment(item, "pool")
     assert served.parameters == deployed.parameters and deployed.parameters["series"]["retention"] == 3
-    assert deployed.entrypoint == "fedcore.flows.train.train_histograms" and deployed.work_pool_name == "pool"
+    assert served.entrypoint == deployed.entrypoint == "fedcore.flows.train.train_histograms"
+    assert (served.work_pool_name, deployed.work_pool_name) == (None, "pool")
     assert [len(each.schedules) for each in (served, deployed)] == [1, 1]
     module, name = deployed.entrypoint.rsplit(".", 1)
     assert getattr(import_module(module), name).name == "train-histograms"

@@ -10,7 +10,8 @@ from threadpoolctl import threadpool_info
 
 from fedcore.errors import ChunkError, SensitivityError, UnplannedRelease, WorkerFailed
 from fedcore.rounds.caches import BLOCKS
-from fedcore.rounds.engine import InProcessBackend, Source, Training, keep_freed_memory, memory_file
+from fedcore.rounds.clients import Source, keep_freed_memory, memory_file
+from fedcore.rounds.engine import InProcessBackend, Training
 from fedcore.rounds.method import PublicFacts
 from fedcore.rounds.statistics import FloatSum
 from fedcore.runs.store import Run, read_values

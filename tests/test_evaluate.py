@@ -12,7 +12,7 @@ from fedcore.evaluation.evaluate import check_public, evaluate_run, write_not_pr
 from fedcore.methods.histograms.scores import validation_clients
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.training.request import TrainRequest
-from fedcore.training.session import ending, start
+from fedcore.training.session import concluding, start_run
 from tests.conftest import small_counts, write_counts
 
 SETTINGS = {"algorithm": "fedavg", "prior_tokens": 6.0}
@@ -28,7 +28,7 @@ def train(population, tmp_path, **settings):
         run_id="r",
         settings=settings or SETTINGS,
     )
-    with ending(session := start(request, InProcessBackend(), stamp="then")):
+    with concluding(session := start_run(request, InProcessBackend(), stamp="then")):
         while session.training.step() is not None:
             pass
     return session.run

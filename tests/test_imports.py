@@ -1,48 +1,12 @@
-"""Who may import whom (docs/architecture.md)."""
+"""What a command and the bare package import: start-up is quick because they load only what they need."""
 
-import ast
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from fedcore.methods.registry import METHODS
-
 ROOT = Path(__file__).parent.parent
-ROOMS = {module.split(":")[0].split(".")[1] for module in METHODS.values()}
-FORBIDDEN = {
-    "fedcore": {"prefect", "dask", "distributed", "prefect_dask", "flows", "tasks", "deployments"},
-    "tasks": {"flows"},
-}
-
-
-def imports(path: Path) -> set[str]:
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "import_module":
-            name = node.args[0]
-            found.add(name.value if isinstance(name, ast.Constant) else "")
-    return found
-
-
-@pytest.mark.parametrize("package", FORBIDDEN)
-def test_imports_run_downwards(package):
-    for path in sorted((ROOT / package).rglob("*.py")):
-        roots = {name.split(".")[0] for name in imports(path)}
-        allowed = {"flows", "tasks"} if path.parent == ROOT / "fedcore" / "cli" else set()
-        assert not roots & (FORBIDDEN[package] - allowed), path
-
-
-def test_a_method_room_imports_no_other_room():
-    for room in ROOMS:
-        for path in (ROOT / "fedcore" / room).rglob("*.py"):
-            others = {name.split(".")[1] for name in imports(path) if name.startswith("fedcore.")} & (ROOMS - {room})
-            assert not others, path
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["methods"]])

@@ -28,7 +28,7 @@ from fedcore.rounds.method import Method
 from fedcore.runs.store import Run, load_run
 from fedcore.training.personalise import personalise, trained
 from fedcore.training.request import Series, TrainRequest
-from fedcore.training.session import ending, resume, start
+from fedcore.training.session import concluding, resume, start_run
 from tests.command import fedcore, private_population, works
 from tests.conftest import small_counts, write_counts
 
@@ -48,11 +48,11 @@ def begin(population, tmp_path, run_id, settings=OPEN, deployment="nightly", sta
         deployment=deployment,
         **more,
     )
-    return start(request, InProcessBackend(), stamp=stamp or run_id)
+    return start_run(request, InProcessBackend(), stamp=stamp or run_id)
 
 
 def train(*arguments, **named) -> Run:
-    with ending(session := begin(*arguments, **named)):
+    with concluding(session := begin(*arguments, **named)):
         while session.training.step() is not None:
             pass
     return session.run
@@ -297,7 +297,7 @@ def test_runs_that_have_not_finished_or_are_held_are_left_alone(population, tmp_
     session.training.step()
     session.close()
     failed = begin(population, tmp_path, "b")
-    with pytest.raises(ConfigError), ending(failed):
+    with pytest.raises(ConfigError), concluding(failed):
         raise ConfigError("it went wrong")
     for name in "cde":
         train(population, tmp_path, name)
@@ -307,7 +307,7 @@ def test_runs_that_have_not_finished_or_are_held_are_left_alone(population, tmp_
     with_lock.unlock()
     assert [item["removed"] for item in prune(tmp_path / "runs", 1, "now")] == [True]
     assert models(tmp_path) == set("abe")
-    with ending(again := resume(tmp_path / "runs" / "a", InProcessBackend())):
+    with concluding(again := resume(tmp_path / "runs" / "a", InProcessBackend())):
         while again.training.step() is not None:
             pass
     assert again.run.status == "finished"

@@ -15,7 +15,7 @@ from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import Run, write_values
 from fedcore.training.personalise import NOTE, personalise
 from fedcore.training.request import TrainRequest
-from fedcore.training.session import ending, start
+from fedcore.training.session import concluding, start_run
 from tests.conftest import small_counts, write_counts
 from tests.toy import Toy
 
@@ -24,7 +24,7 @@ def train(population, tmp_path, method="histograms", **settings):
     request = TrainRequest(
         method=method, population=str(population.path), runs=str(tmp_path / "runs"), run_id="r", settings=settings
     )
-    with ending(session := start(request, InProcessBackend(), stamp="then")):
+    with concluding(session := start_run(request, InProcessBackend(), stamp="then")):
         while session.training.step() is not None:
             pass
     return session.run

@@ -21,7 +21,7 @@ from fedcore.population.store import Population
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import list_runs, load_run
 from fedcore.training.request import Series, TrainRequest
-from fedcore.training.session import start
+from fedcore.training.session import start_run
 from tests.command import private_population
 from tests.conftest import small_counts, write_counts
 from tests.federated_em.test_run import rows_population
@@ -34,9 +34,8 @@ def prefect_server(tmp_path_factory):
     before = {name: os.environ.get(name) for name in ("PREFECT_HOME", "PREFECT_API_URL")}
     os.environ["PREFECT_HOME"] = str(home)
     os.environ.pop("PREFECT_API_URL", None)
+    import fedcore.flows  # noqa: F401  makes the settings
     from fedcore.flows.server import server
-
-    import flows  # noqa: F401  makes the settings
 
     try:
         with server() as base:
@@ -86,23 +85,23 @@ def test_a_served_schedule_makes_a_run_that_finishes(prefect_server, tmp_path):
         environment = os.environ | {"PREFECT_API_URL": prefect_server + "/api"}
         serving = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
         try:
-            seen = _first(
+            seen = first(
                 lambda: [
-                    run for run in _ask(prefect_server, "/flow_runs/filter", {}) if run["state_type"] == "COMPLETED"
+                    run for run in ask(prefect_server, "/flow_runs/filter", {}) if run["state_type"] == "COMPLETED"
                 ],
                 150,
             )
         finally:
-            _end(serving)
+            end(serving)
     assert seen, (tmp_path / "log").read_text()[-3000:]
     assert seen[0]["auto_scheduled"] and "test" in seen[0]["tags"]
     finished = [run for run in list_runs(tmp_path / "runs") if run.status == "finished"]
     assert finished and (finished[0].path / "report.html").exists()
-    keys = {item["key"].split("-")[0] for item in _ask(prefect_server, "/artifacts/filter", {})}
+    keys = {item["key"].split("-")[0] for item in ask(prefect_server, "/artifacts/filter", {})}
     assert {"progress", "metrics", "report"} <= keys
 
 
-def _end(process):
+def end(process):
     """SIGTERM, and again: Prefect's runner may ask for a second one. (SIGINT is ignored by jobs in the background.)"""
     for patience in (20, 40):
         process.send_signal(signal.SIGTERM)
@@ -115,7 +114,7 @@ def _end(process):
     process.wait()
 
 
-def _first(look, seconds):
+def first(look, seconds):
     """What `look` finds, as soon as it finds something."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -126,7 +125,7 @@ def _first(look, seconds):
     return look()
 
 
-def _ask(base, path, body):
+def ask(base, path, body):
     headers = {"content-type": "application/json"}
     request = urllib.request.Request(f"{base}/api{path}", json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=20) as answer:
@@ -198,7 +197,7 @@ def process(log, *command, **environment):
         try:
             yield running
         finally:
-            _end(running)
+            end(running)
 
 
 @pytest.mark.slow
@@ -229,7 +228,7 @@ def deployments_on_a_worker(prefect_server, tmp_path, webhook, told):
     ids = {row["deployment"].split("/")[1]: row["id"] for row in json.loads(done.stdout)["deployments"]}
 
     def runs_of(name, state):
-        return _ask(
+        return ask(
             prefect_server,
             "/flow_runs/filter",
             {
@@ -239,10 +238,10 @@ def deployments_on_a_worker(prefect_server, tmp_path, webhook, told):
             },
         )
 
-    _ask(prefect_server, f"/deployments/{ids['broken']}/create_flow_run", {})
+    ask(prefect_server, f"/deployments/{ids['broken']}/create_flow_run", {})
     prefect = [sys.executable, "-m", "prefect", "worker", "start", "--pool", "tests"]
     with process(tmp_path / "log", *prefect, **server):
-        _first(lambda: told and len(runs_of("recurring", "COMPLETED")) > 1, 150)
+        first(lambda: told and len(runs_of("recurring", "COMPLETED")) > 1, 150)
     completed, log = runs_of("recurring", "COMPLETED"), (tmp_path / "log").read_text()
     assert len(completed) > 1, log[-3000:]
     assert completed[0]["auto_scheduled"] and completed[0]["name"].startswith("histograms-population-")
@@ -258,7 +257,7 @@ def deployments_on_a_worker(prefect_server, tmp_path, webhook, told):
     assert load_run(tmp_path / "runs" / "latest-recurring.json").info["deployment"] == "recurring"
     assert "is now the latest run of deployment recurring, because it is the first one" in log
     assert f"removed the models of 1 older runs of deployment recurring: {finished[0].id}" in log
-    artifacts = {item["key"]: item for item in _ask(prefect_server, "/artifacts/latest/filter", {"limit": 200})}
+    artifacts = {item["key"]: item for item in ask(prefect_server, "/artifacts/latest/filter", {"limit": 200})}
     assert finished[1].id in json.dumps(artifacts["comparison-recurring"]["data"])
     page = artifacts[f"population-population-{finished[0].info['population']['id'][:8]}"]["data"]
     assert finished[0].id in page and "| recurring |" in page
@@ -266,7 +265,7 @@ def deployments_on_a_worker(prefect_server, tmp_path, webhook, told):
 
     now = datetime.now(UTC)
     for name, zone, clock in (("nightly", "Europe/Berlin", (3, 30)), ("weekly", "UTC", (4, 15))):
-        starts = _first(lambda name=name: runs_of(name, "SCHEDULED"), 60)
+        starts = first(lambda name=name: runs_of(name, "SCHEDULED"), 60)
         times = [datetime.fromisoformat(run["expected_start_time"]) for run in starts]
         assert len(times) >= 2 and times[0] > now
         local = [time.astimezone(ZoneInfo(zone)) for time in times]
@@ -325,7 +324,7 @@ def test_a_refused_run_says_why_in_its_state(prefect_server, tmp_path):
         deployment="weekly",
         series=Series(),
     )
-    start(request, InProcessBackend(), stamp="then").close()
+    start_run(request, InProcessBackend(), stamp="then").close()
     command = [
         sys.executable,
         "-c",
@@ -348,7 +347,7 @@ def test_a_refused_run_says_why_in_its_state(prefect_server, tmp_path):
         "RunNotFound",
     ], done.stderr[-3000:]
     assert "Traceback" not in done.stderr
-    runs = _ask(
+    runs = ask(
         prefect_server,
         "/flow_runs/filter",
         {"flow_runs": {"tags": {"any_": ["spent", "bare", "missing"]}}, "sort": "EXPECTED_START_TIME_ASC"},
@@ -370,7 +369,7 @@ def test_a_refused_run_says_why_in_its_state(prefect_server, tmp_path):
         ("reproduce", "nothing"),
         ("resume-run", "no run at"),
     ):
-        (ended,) = _ask(
+        (ended,) = ask(
             prefect_server,
             "/flow_runs/filter",
             {"flows": {"name": {"any_": [kind]}}, "flow_runs": {"state": {"name": {"any_": ["Refused"]}}}},
@@ -378,7 +377,7 @@ def test_a_refused_run_says_why_in_its_state(prefect_server, tmp_path):
         assert words in ended["state"]["message"] and ended["run_count"] == 1
     assert load_run(tmp_path / "runs" / "latest-weekly.json").info["run_id"] == "interrupted"
     assert "is now the latest run of deployment weekly" in done.stderr
-    artifacts = {item["key"]: item for item in _ask(prefect_server, "/artifacts/latest/filter", {"limit": 200})}
+    artifacts = {item["key"]: item for item in ask(prefect_server, "/artifacts/latest/filter", {"limit": 200})}
     ingested = Population.open(tmp_path / "ingested")
     assert "| clients | 1 |" in artifacts[f"population-ingested-{ingested.id[:8]}"]["data"]
     assert "| spent | 0." in artifacts[f"population-spent-{spent.id[:8]}"]["data"]

@@ -10,7 +10,7 @@ from fedcore.population.ingest.ingest import ingest
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.training.budget import ledger_name, ledger_of
 from fedcore.training.request import TrainRequest
-from fedcore.training.session import ending, start
+from fedcore.training.session import concluding, start_run
 
 FOLDER = os.environ.get("FEDCORE_DATA")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not FOLDER, reason="FEDCORE_DATA names no folder of data sets")]
@@ -20,8 +20,8 @@ def scores(tmp_path, population, **settings) -> dict[str, float]:
     request = TrainRequest(
         method="histograms", population=str(population.path), settings=settings, runs=str(tmp_path / "runs")
     )
-    session = start(request, InProcessBackend(), stamp="t")
-    with ending(session):
+    session = start_run(request, InProcessBackend(), stamp="t")
+    with concluding(session):
         while session.training.step() is not None:
             pass
     rows = evaluate_run(session.run.path, population)["rows"]

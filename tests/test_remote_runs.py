@@ -18,7 +18,8 @@ from fedcore.operations import series as operations
 from fedcore.operations.deployment import read_deployments
 from fedcore.operations.population_page import population_page
 from fedcore.operations.series import all_latest, conclude, latest, pointer, promote, prune
-from fedcore.rounds.engine import InProcessBackend, memory_file
+from fedcore.rounds.clients import memory_file
+from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import Run, list_runs, load_run, read_values, write_values
 from fedcore.storage import files
 from fedcore.storage import objects as object_storage
@@ -26,7 +27,8 @@ from fedcore.storage import remote_lock as claims
 from fedcore.storage.files import place
 from fedcore.training.personalise import personalise
 from fedcore.training.request import Series, TrainRequest
-from fedcore.training.session import abandon, check, ending, resume, start
+from fedcore.training.session import abandon, concluding, resume, start_run
+from fedcore.training.spec import resolve
 from tests.command import fedcore as command
 from tests.command import private_population, works
 from tests.conftest import small_counts, write_counts
@@ -71,11 +73,11 @@ def request_of(population, runs, run_id="r", **more) -> TrainRequest:
 
 
 def begin(population, runs, run_id="r", stamp="then", **more):
-    return start(request_of(population, runs, run_id, **more), InProcessBackend(), stamp=stamp)
+    return start_run(request_of(population, runs, run_id, **more), InProcessBackend(), stamp=stamp)
 
 
 def to_end(session) -> Run:
-    with ending(session):
+    with concluding(session):
         while session.training.step() is not None:
             pass
     return session.run
@@ -136,7 +138,7 @@ def test_a_run_in_pieces_has_the_bits_of_a_whole_one(toy, population, memory, tm
     while session.training.step() is not None:
         session.close()
         session = resume(f"{memory}/runs/r", InProcessBackend())
-    with ending(session):
+    with concluding(session):
         pass
     assert same_result(load_run(session.run.path), load_run(whole.path))
     assert memories(session.run, population) == memories(whole, population)
@@ -177,7 +179,7 @@ def test_a_run_starts_from_a_run_behind_a_url(population, memory, tmp_path):
     ).run
     np.testing.assert_allclose(read_values(run.path / "start.zip")["centres"], arrays["centres"])
     with pytest.raises(ConfigError, match="cannot read"):
-        check(
+        resolve(
             request_of(
                 population, f"{memory}/runs", method="histograms", settings=OPEN, start_from=f"{memory}/missing.npz"
             )
@@ -198,7 +200,7 @@ def test_a_run_starts_from_a_run_behind_a_url(population, memory, tmp_path):
 )
 def test_urls_that_cannot_be_used(toy, population, runs, what):
     for refused in (
-        lambda: check(request_of(population, runs)),
+        lambda: resolve(request_of(population, runs)),
         lambda: list_runs(runs),
         lambda: Run.open(runs),
         lambda: prune(runs, 1, "now"),
@@ -247,7 +249,7 @@ def test_a_store_that_cannot_be_reached_is_no_damage(toy, population, s3, server
     session.training.step()
     require_credentials(server, 0)
     try:
-        with pytest.raises(RunError, match="cannot be reached.*AWS_ACCESS_KEY_ID"), ending(session):
+        with pytest.raises(RunError, match="cannot be reached.*AWS_ACCESS_KEY_ID"), concluding(session):
             session.training.step()
         for look in (
             lambda: list_runs(f"{s3}/runs"),
@@ -297,7 +299,7 @@ def test_a_run_of_another_host(toy, population, request, hosts, tmp_path, store,
         old.run._lock._stop.set()  # as if its process had died
     new = resume(f"{base}/runs/r", InProcessBackend(), take_over=way == "taken over")
     new.training.step()
-    with pytest.raises(LeaseLost, match="another process has gone on"), ending(old):
+    with pytest.raises(LeaseLost, match="another process has gone on"), concluding(old):
         old.training.step()
     old.close()
     assert "holder.json" in objects(new.run.path), "the old holder takes nothing away"
@@ -311,7 +313,7 @@ def test_the_old_holder_stops_though_the_new_one_has_done_nothing_yet(toy, popul
     old.training.step()
     hosts.elsewhere()
     new = resume(f"{memory}/runs/r", InProcessBackend(), take_over=True)
-    with pytest.raises(LeaseLost), ending(old):
+    with pytest.raises(LeaseLost), concluding(old):
         old.training.step()
     assert to_end(new).round == 3
 
@@ -460,7 +462,7 @@ def test_workers_write_memories_straight_to_the_url(s3, tmp_path):
     settings = {"method": "federated_em", "settings": REMEMBERING, "seed": 5}
     reference = train(population, tmp_path / "runs", **settings)
     with dask_client(1) as client:
-        session = start(request_of(population, f"{s3}/runs", **settings), DaskBackend(client), stamp="then")
+        session = start_run(request_of(population, f"{s3}/runs", **settings), DaskBackend(client), stamp="then")
         to_end(session)
     assert same_result(load_run(session.run.path), load_run(reference.path))
     assert memories(session.run, population) == memories(reference, population)

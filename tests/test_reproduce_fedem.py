@@ -9,8 +9,8 @@ import pytest
 
 from fedcore.errors import ConfigError
 from fedcore.evaluation.curves import Panel, panels_figure
-from fedcore.methods.mixture_models.low_rank import minimise
-from fedcore.methods.mixture_models.missing import LowRankTables, observed_start
+from fedcore.methods.mixture_models.low_rank_tables import LowRankTables, parameters_from_cells
+from fedcore.methods.mixture_models.nuclear_norm import minimise
 from fedcore.reproduce import (
     experiment,
     fedem_hidden_cells,
@@ -379,7 +379,7 @@ def test_tables_start_inside_the_domain_whatever_the_penalty(family, lam):
     visits = generator.integers(0, 3, (30, 40)).astype(float)
     total = visits * (generator.random((30, 40)) < 0.2)
     model = LowRankTables(30, 40, family, lam)
-    start = observed_start(model, total, visits)
+    start = parameters_from_cells(model, total, visits)
     s = model.statistic_of(start)
     assert model.admissible(s)
     np.testing.assert_allclose(model.maximise(s, start)["natural"], start["natural"], atol=1e-5)

@@ -8,8 +8,8 @@ import pytest
 
 from fedcore.errors import ConfigError, IngestError
 from fedcore.evaluation.images import displayed, grid_figure
-from fedcore.methods.dictionaries import video
-from fedcore.methods.dictionaries.synthetic import shared_atoms
+from fedcore.methods.dictionaries.simulation import video
+from fedcore.methods.dictionaries.simulation.synthetic import shared_atoms
 from fedcore.reproduce import dictionaries_many as many
 from fedcore.reproduce import experiment, perma_clip, perma_mnist, perma_rg, perma_synthetic, perma_video
 from fedcore.reproduce.dictionaries_runs import train

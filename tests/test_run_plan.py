@@ -13,7 +13,7 @@ from fedcore.errors import ConfigError
 from fedcore.methods.registry import make_method
 from fedcore.planning import calibration, run_plan
 from fedcore.planning.calibration import Calibration, Timed, calibrate
-from fedcore.planning.run_plan import Load, Where, planned, promise, refuse
+from fedcore.planning.run_plan import Load, Resources, plan_run, predicted, refuse
 from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
@@ -101,7 +101,7 @@ def test_work_is_linear_in_clients_and_leaves():
         block_clients=16,
         streams=False,
         shares_commits=False,
-        waits=False,
+        high_latency=False,
     )
     assert run_plan._work(timed(), load, measured()) == pytest.approx(10 * 0.1 + 80 * 0.1)
     heavier = replace(load, entries=960)  # twice the rows for each client
@@ -122,7 +122,7 @@ def test_the_promise_by_hand(tmp_path):
     population = write_rows(tmp_path / "p")  # 60 clients, 360 rows of 3 float32: 4 blocks, 8 leaves, 4320 bytes
     method = make_method("federated_em", {"algorithm": "em"})
     releases = [PlannedRelease("a", 1, (5, 10), 1, 1.0, "", "")]
-    told = promise(method, population, releases, 7, measured(), Where(workers=0, cache_bytes=2160))
+    told = predicted(method, population, releases, 7, measured(), Resources(workers=0, cache_bytes=2160))
     assert told["passes"] == 7  # five were met, two more are like them
     assert told["bytes_read_first_pass"] == 2160 and told["bytes_read_later_pass"] == 1080  # half is in the cache
     assert told["bytes_read"] == 2160 + 6 * 1080
@@ -141,10 +141,10 @@ def test_cheap_rounds_share_commits(tmp_path):
     load = Load(80, 5 * (0.0,), 10, 480, 16, False, True, False)
     rounds = {seconds: timed(whole=0.0, half=0.0, server=seconds) for seconds in (0.1, 1.0)}
     known = measured(pace=1.0, commit=0.05)
-    assert run_plan._pass(rounds[0.1], load, known, Where(workers=0), True) == pytest.approx(0.1 + 0.05 / 5)
-    assert run_plan._pass(rounds[1.0], load, known, Where(workers=0), True) == pytest.approx(1.0 + 0.05)
+    assert run_plan._pass(rounds[0.1], load, known, Resources(workers=0), True) == pytest.approx(0.1 + 0.05 / 5)
+    assert run_plan._pass(rounds[1.0], load, known, Resources(workers=0), True) == pytest.approx(1.0 + 0.05)
     private = replace(load, shares_commits=False)
-    assert run_plan._pass(rounds[0.1], private, known, Where(workers=0), True) == pytest.approx(0.1 + 0.05)
+    assert run_plan._pass(rounds[0.1], private, known, Resources(workers=0), True) == pytest.approx(0.1 + 0.05)
 
 
 def test_a_single_block_has_no_workers_and_a_small_population_those_it_is_given(tmp_path):
@@ -159,7 +159,7 @@ def test_a_single_block_has_no_workers_and_a_small_population_those_it_is_given(
         (four, {"clients": 9000}),
         (four, {"prefect": False, "clients": 9000}),
     ]
-    told = [promise(method, population, [], 5, measured(), Where(**where)) for population, where in asked]
+    told = [predicted(method, population, [], 5, measured(), Resources(**where)) for population, where in asked]
     assert [row["workers"] for row in told] == [0, 2, 0, 3, 2, 0]
     assert [row["bytes_per_worker"] > 0 for row in told] == [False, True, False, True, True, False]
     assert told[0]["bytes_of_flow"] > told[1]["bytes_of_flow"] - run_plan.DASK_BYTES > run_plan.PREFECT_BYTES
@@ -168,9 +168,9 @@ def test_a_single_block_has_no_workers_and_a_small_population_those_it_is_given(
 def test_memories_are_on_disk_and_in_time(tmp_path):
     population = write_rows(tmp_path / "p")
     method = make_method("federated_em", {"algorithm": "fedem"})
-    without = promise(method, population, [], 5, measured(), Where(workers=0))
+    without = predicted(method, population, [], 5, measured(), Resources(workers=0))
     kind = timed(memory=1000.0)
-    told = promise(method, population, [], 5, measured(kind, memory_io=1e-5, memory_file=0.03), Where(workers=0))
+    told = predicted(method, population, [], 5, measured(kind, memory_io=1e-5, memory_file=0.03), Resources(workers=0))
     assert told["disk_bytes"] - without["disk_bytes"] == 2 * 60 * 1000
     assert told["seconds"] - without["seconds"] == pytest.approx(5 * (60 * 1000 * 1e-5 + 4 * 0.03))
 
@@ -178,13 +178,13 @@ def test_memories_are_on_disk_and_in_time(tmp_path):
 def test_the_deadline_names_the_fewest_workers(tmp_path):
     population = write_rows(tmp_path / "p")
     method = make_method("federated_em", {"algorithm": "em"})
-    seconds = [promise(method, population, [], 5, measured(), Where(workers=0, deadline=1e9))["seconds"]]
-    told = promise(method, population, [], 5, measured(), Where(deadline=0.6 * seconds[0]))
+    seconds = [predicted(method, population, [], 5, measured(), Resources(workers=0, deadline=1e9))["seconds"]]
+    told = predicted(method, population, [], 5, measured(), Resources(deadline=0.6 * seconds[0]))
     assert told["workers_for_deadline"] == 2
-    told = promise(method, population, [], 5, measured(), Where(deadline=2.0 * seconds[0]))
+    told = predicted(method, population, [], 5, measured(), Resources(deadline=2.0 * seconds[0]))
     assert told["workers_for_deadline"] == 1
     with pytest.raises(ConfigError, match="no number of workers up to 4"):
-        promise(method, population, [], 5, measured(), Where(deadline=1.0))
+        predicted(method, population, [], 5, measured(), Resources(deadline=1.0))
 
 
 def test_a_server_that_keeps_answers_apart_grows_with_them():
@@ -196,15 +196,15 @@ def test_a_server_that_keeps_answers_apart_grows_with_them():
 
 def test_what_cannot_fit_is_refused_with_the_numbers(tmp_path, monkeypatch):
     told = {"bytes_per_worker": 600 * 2**20, "bytes_of_flow": 100 * 2**20, "disk_bytes_most": 5 * 2**40}
-    where = Where(memory_bytes=400 * 2**20, cache_bytes=300 * 2**20)
+    where = Resources(memory_bytes=400 * 2**20, cache_bytes=300 * 2**20)
     with pytest.raises(ConfigError, match="a worker would need 600 MiB, and may have 400 MiB") as refused:
         refuse(told, where, tmp_path)
     assert "A cache of 100 MiB would fit" in refused.value.remedy
     monkeypatch.setattr(run_plan.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 2**30}))
     with pytest.raises(ConfigError, match="5,242,880 MiB .* 1,024 MiB are free"):
-        refuse(told, Where(), tmp_path / "not" / "there")
+        refuse(told, Resources(), tmp_path / "not" / "there")
     monkeypatch.setattr(run_plan.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 2**60}))
-    refuse(told, Where(), tmp_path)
+    refuse(told, Resources(), tmp_path)
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("30m", 1800), ("2h", 7200), ("45", 45), ("1d", 86400)])
@@ -241,14 +241,14 @@ def test_the_calibration_meets_every_phase(tmp_path, quick):
 def test_a_method_that_needs_more_clients_still_has_a_plan(tmp_path, quick):
     # Eight clients of a leaf of eight cannot fill nine clusters; what was measured until then stands.
     write_counts(tmp_path / "p", small_counts(), block=16, leaf=8)
-    told = planned(
+    told = plan_run(
         TrainRequest(
             method="histograms",
             population=str(tmp_path / "p"),
             runs=str(tmp_path / "runs"),
             settings={"algorithm": "algorithm2", "clusters": 9, "rounds": 3},
         ),
-        Where(workers=0),
+        Resources(workers=0),
         limit=30.0,
     )
     assert told["passes"] >= 3 and told["seconds"] > 0

@@ -22,7 +22,7 @@ from fedcore.errors import ConfigError
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import load_run
 from fedcore.training.request import TrainRequest
-from fedcore.training.session import start
+from fedcore.training.session import start_run
 from tests.command import private_population
 from tests.conftest import small_counts
 from tests.faults.month import Server
@@ -230,7 +230,7 @@ def test_runs_need_few_rights_in_the_ledger(postgres, tmp_path, monkeypatch):
         settings={"clusters": 2, "rounds": 2, "epsilon": 4.0},
         run_id="run",
     )
-    to_end(start(request, InProcessBackend(), stamp="then"))
+    to_end(start_run(request, InProcessBackend(), stamp="then"))
     assert load_run(tmp_path / "runs" / "run").head["status"] == "finished"
     assert ledger.verify(population.id).releases["published"] == 4
     with psycopg.connect(f"postgresql://fedcore_runs@{postgres}", autocommit=True) as runs:

@@ -22,9 +22,10 @@ from fedcore.rounds.engine import InProcessBackend
 from fedcore.rounds.method import PublicFacts
 from fedcore.rounds.statistics import values
 from fedcore.runs.store import Run, load_run
-from fedcore.training.budget import facts, ledger_name, ledger_of, plan_within_budget
+from fedcore.training.budget import ledger_name, ledger_of, plan_within_budget
 from fedcore.training.request import TrainRequest
-from fedcore.training.session import abandon, check, ending, resume, start
+from fedcore.training.session import abandon, concluding, resume, start_run
+from fedcore.training.spec import resolve
 from tests.command import private_population
 from tests.conftest import small_counts, write_counts
 
@@ -44,11 +45,11 @@ def request_for(population, tmp_path, **changes) -> TrainRequest:
 
 
 def begin(population, tmp_path, **changes):
-    return start(request_for(population, tmp_path, **changes), InProcessBackend(), stamp="then")
+    return start_run(request_for(population, tmp_path, **changes), InProcessBackend(), stamp="then")
 
 
 def to_end(session):
-    with ending(session):
+    with concluding(session):
         while session.training.step() is not None:
             pass
     return session.run
@@ -56,7 +57,7 @@ def to_end(session):
 
 def interrupted(session, rounds: int):
     """Some rounds, then Ctrl-C between two of them."""
-    with pytest.raises(KeyboardInterrupt), ending(session):
+    with pytest.raises(KeyboardInterrupt), concluding(session):
         for _ in range(rounds):
             session.training.step()
         raise KeyboardInterrupt
@@ -103,9 +104,9 @@ def test_plan_and_spares_never_cost_more_than_the_share(epsilon, spent, spares, 
             return
         share = Fraction(rho_of(asked, budget.delta_conv))
     method = make_method("histograms", {"epsilon": asked, "spare_releases": spares, **sizes})
-    plan, rho = plan_within_budget(method, population, ledger, 0)
+    plan, public = plan_within_budget(method, population, ledger, 0)
     assert price(plan, spares) <= share  # exactly: fractions
-    assert plan == list(method.plan(facts(method, population, rho, 0)))
+    assert plan == tuple(method.plan(public))
     if sizes:  # the prices are then proportional to rho, and nothing but rounding is wasted
         assert price(plan, spares) >= share * Fraction(1 - 1e-7)
 
@@ -113,10 +114,10 @@ def test_plan_and_spares_never_cost_more_than_the_share(epsilon, spent, spares, 
 def test_clustering_rounds_have_equal_prices_and_equal_runs_equal_shares(tmp_path):
     population, ledger = private_population(tmp_path / "p", small_counts(20))
     method = make_method("histograms", {"epsilon": 2.0, "clusters": 3, "rounds": 4})
-    plan, rho = plan_within_budget(method, population, ledger, 0)
+    plan, public = plan_within_budget(method, population, ledger, 0)
     prices = [planned.rho for planned in plan]
     assert len(prices) == 6 and len(set(prices[2:])) == 1
-    assert np.allclose(np.array(prices) / rho, [0.04, 0.04, 0.23, 0.23, 0.23, 0.23], rtol=1e-9)
+    assert np.allclose(np.array(prices) / public.rho, [0.04, 0.04, 0.23, 0.23, 0.23, 0.23], rtol=1e-9)
     first = to_end(begin(population, tmp_path, run_id="a", settings={"epsilon": 2.0, **SMALL}))
     second = to_end(begin(population, tmp_path, run_id="b", settings={"epsilon": 2.0, **SMALL}))
     assert first.info["plan"] == second.info["plan"] and first.info["rho"] == second.info["rho"]
@@ -254,7 +255,7 @@ def test_one_client_more_changes_neither_plan_nor_first_state(tmp_path):
 def test_the_config_may_declare_the_nominal_size_and_wins(tmp_path):
     population, _ = private_population(tmp_path / "p", small_counts(), nominal=None)
     with pytest.raises(ConfigError, match="nominal"):
-        check(request_for(population, tmp_path))
+        resolve(request_for(population, tmp_path))
     session = begin(population, tmp_path, settings={"nominal_clients": 123, **SMALL})
     assert session.run.info["nominal_clients"] == 123
     session.close()
@@ -263,7 +264,7 @@ def test_the_config_may_declare_the_nominal_size_and_wins(tmp_path):
 def test_check_reserves_nothing_and_makes_nothing(tmp_path):
     population, ledger = private_population(tmp_path / "p", small_counts())
     before = ledger.head(population.id)
-    check(request_for(population, tmp_path))
+    resolve(request_for(population, tmp_path))
     assert ledger.head(population.id) == before and not (tmp_path / "runs").exists()
 
 
@@ -344,7 +345,7 @@ def test_a_failed_run_keeps_its_reservation_and_goes_on(tmp_path, monkeypatch):
     def fail(*_):
         raise WorkerFailed("block 0 failed.")
 
-    with monkeypatch.context() as broken, pytest.raises(WorkerFailed), ending(session):
+    with monkeypatch.context() as broken, pytest.raises(WorkerFailed), concluding(session):
         session.training.step()
         broken.setattr(session.training.backend, "map_blocks", fail, raising=False)
         session.training.step()
@@ -361,7 +362,7 @@ def test_a_lost_draw_without_spares_ends_the_run_as_exhausted(tmp_path, monkeypa
     def lost(*_):
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as broken, pytest.raises(KeyboardInterrupt), ending(session):
+    with monkeypatch.context() as broken, pytest.raises(KeyboardInterrupt), concluding(session):
         session.training.step()
         broken.setattr(SecureNoise, "draw", lost)
         session.training.step()

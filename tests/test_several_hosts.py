@@ -24,7 +24,7 @@ from fedcore.privacy.ledger.ledger import open_ledger
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import Run, load_run
 from fedcore.training.request import TrainRequest
-from fedcore.training.session import start
+from fedcore.training.session import start_run
 from tests.command import private_population, works
 from tests.conftest import small_counts
 from tests.faults.month import Server
@@ -224,7 +224,7 @@ def test_hosts_that_share_a_store_and_servers_train_together(postgres, s3, tmp_p
         run_id="run",
         test_noise="a key",
     )
-    session = start(request, InProcessBackend(), stamp="then")
+    session = start_run(request, InProcessBackend(), stamp="then")
     to_end(session)
     found = load_run(f"{s3}/runs/latest-nightly.json")
     assert found.info["deployment"] == "nightly" and same_result(found, load_run(session.run.path))

@@ -5,7 +5,7 @@ from fedcore.tasks import artifacts
 
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.training.request import TrainRequest
-from fedcore.training.session import ending, start
+from fedcore.training.session import concluding, start_run
 from tests.conftest import small_counts, write_counts
 
 
@@ -61,7 +61,7 @@ def session(tmp_path):
         runs=str(tmp_path / "runs"),
         settings={"algorithm": "algorithm2", "clusters": 2, "rounds": 12},
     )
-    session = start(request, InProcessBackend(), stamp="")
+    session = start_run(request, InProcessBackend(), stamp="")
     yield session
     session.close()
 
@@ -102,7 +102,7 @@ def test_the_end_is_shown_whole_whatever_was_shown_before_and_drawn_once(session
     told, slow = sent
     slow |= {"table": 50.0, "figures": 50.0}
     show = artifacts.Showcase(session)
-    with ending(session):
+    with concluding(session):
         while session.training.step() is not None:
             show.progress()
     del told[:]

@@ -2,17 +2,19 @@
 
 import json
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from fedcore.errors import ConfigError, PrivacyError, RunError, RunNotFound
-from fedcore.methods.histograms.given import checked_arrays
+from fedcore.methods.histograms.start import checked_warm_start
 from fedcore.methods.registry import METHODS
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import Run, load_run, read_values, write_values
 from fedcore.training.request import TrainRequest
-from fedcore.training.session import START_FILE, abandon, check, ending, resume, start
+from fedcore.training.session import abandon, concluding, resume, start_run
+from fedcore.training.spec import START_FILE, resolve
 from fedcore.training.warm_start import in_words, previous_run
 from tests.command import fedcore, private_population, works
 from tests.conftest import small_counts, write_counts
@@ -35,11 +37,11 @@ def request_for(population, tmp_path, **changes) -> TrainRequest:
 
 
 def begin(population, tmp_path, stamp="then", **changes):
-    return start(request_for(population, tmp_path, **changes), InProcessBackend(), stamp=stamp)
+    return start_run(request_for(population, tmp_path, **changes), InProcessBackend(), stamp=stamp)
 
 
 def to_end(session):
-    with ending(session):
+    with concluding(session):
         while session.training.step() is not None:
             pass
     return session.run
@@ -98,7 +100,7 @@ def test_the_start_is_that_of_the_first_round_and_survives_the_loss_of_its_run(p
     expected = load_run(first.path).state["centres"]
     session = begin(population, tmp_path, run_id="second", start_from=str(first.path))
     np.testing.assert_allclose(session.training.state.centres, expected, rtol=1e-14)
-    with pytest.raises(KeyboardInterrupt), ending(session):
+    with pytest.raises(KeyboardInterrupt), concluding(session):
         raise KeyboardInterrupt
     for path in sorted(first.path.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
@@ -135,14 +137,14 @@ def test_another_copy_is_noticed(private, tmp_path, centres):
 def test_an_abandoned_private_run_with_a_round_will_do(private, tmp_path):
     population, _, _ = private
     session = begin(population, tmp_path, run_id="half")
-    with pytest.raises(KeyboardInterrupt), ending(session):
+    with pytest.raises(KeyboardInterrupt), concluding(session):
         for _ in range(3):
             session.training.step()
         raise KeyboardInterrupt
     with pytest.raises(PrivacyError, match="has not ended"):
-        check(request_for(population, tmp_path, start_from=str(session.run.path)))
+        resolve(request_for(population, tmp_path, start_from=str(session.run.path)))
     abandon(session.run.path)
-    check(request_for(population, tmp_path, start_from=str(session.run.path)))
+    resolve(request_for(population, tmp_path, start_from=str(session.run.path)))
 
 
 def test_a_run_without_a_clustering_round_will_not_do(private, tmp_path):
@@ -152,7 +154,7 @@ def test_a_run_without_a_clustering_round_will_not_do(private, tmp_path):
     session.close()
     abandon(session.run.path)
     with pytest.raises(ConfigError, match="has not finished a round"):
-        check(request_for(population, tmp_path, start_from=str(session.run.path)))
+        resolve(request_for(population, tmp_path, start_from=str(session.run.path)))
 
 
 # --- what a private run may not start from --------------------------------------------------------------------------
@@ -179,9 +181,9 @@ def test_test_noise_does_not_count_as_private(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDCORE_LEDGER", f"sqlite:///{tmp_path / 'people'}.sqlite")
     population, _ = private_population(tmp_path / "p", small_counts())
     with pytest.raises(PrivacyError, match="'noisy' is not private"):
-        check(request_for(population, tmp_path, start_from=str(noisy.path)))
+        resolve(request_for(population, tmp_path, start_from=str(noisy.path)))
     with pytest.raises(PrivacyError, match="claims no privacy"):
-        check(request_for(population, tmp_path, start_from=str(silent.path)))
+        resolve(request_for(population, tmp_path, start_from=str(silent.path)))
     # a run of test noise protects nobody, and may start from anything
     monkeypatch.setenv("FEDCORE_LEDGER", f"sqlite:///{tmp_path / 'tests'}.sqlite")
     assert train(other, tmp_path, test_noise="key", start_from=str(noisy.path)).status == "finished"
@@ -191,20 +193,20 @@ def test_a_run_that_the_ledger_of_its_population_does_not_know(private, tmp_path
     population, ledger, first = private
     monkeypatch.setattr(type(ledger), "run_status", lambda self, run_id: None)
     with pytest.raises(PrivacyError, match="knows no run 'first'"):
-        check(request_for(population, tmp_path, start_from=str(first.path)))
+        resolve(request_for(population, tmp_path, start_from=str(first.path)))
 
 
 def test_a_damaged_statement_is_told(private, tmp_path):
     population, _, first = private
     (first.path / "statement.json").write_text("{")
     with pytest.raises(RunError, match="privacy statement of run 'first'"):
-        check(request_for(population, tmp_path, start_from=str(first.path)))
+        resolve(request_for(population, tmp_path, start_from=str(first.path)))
 
 
 def test_a_file_needs_a_reason(private, tmp_path, file, centres):
     population, _, _ = private
     with pytest.raises(PrivacyError, match="nothing says that it is public"):
-        check(request_for(population, tmp_path, start_from=str(file)))
+        resolve(request_for(population, tmp_path, start_from=str(file)))
     run = train(population, tmp_path, run_id="second", start_from=str(file), public_start_because=BECAUSE)
     said = statement(run)
     assert said["start"].endswith(BECAUSE) and "'start.npz'" in said["text"]
@@ -216,7 +218,7 @@ def test_a_reason_without_sense(private, tmp_path, because, words):
     population, _, first = private
     given = {} if because == BECAUSE else {"start_from": str(first.path)}
     with pytest.raises(ConfigError, match=words):
-        check(request_for(population, tmp_path, public_start_because=because, **given))
+        resolve(request_for(population, tmp_path, public_start_because=because, **given))
 
 
 # --- runs that are not private --------------------------------------------------------------------------------------
@@ -234,9 +236,9 @@ def test_a_run_that_is_not_private_starts_from_anything(private, tmp_path, file)
 def test_what_cannot_start_is_refused_before_a_run_is_made(private, tmp_path, file, toy):
     population, _, _ = private
     with pytest.raises(ConfigError, match="fedavg"):
-        check(request_for(population, tmp_path, settings={"algorithm": "fedavg"}, start_from=str(file)))
+        resolve(request_for(population, tmp_path, settings={"algorithm": "fedavg"}, start_from=str(file)))
     with pytest.raises(ConfigError, match="'toy' does not start"):
-        check(request_for(population, tmp_path, method="toy", settings={}, start_from=str(file)))
+        resolve(request_for(population, tmp_path, method="toy", settings={}, start_from=str(file)))
     assert "toy" in METHODS
 
 
@@ -266,7 +268,7 @@ def test_arrays_that_do_not_fit(private, tmp_path, arrays, words):
     population, _, _ = private
     np.savez(tmp_path / "bad.npz", **arrays)
     with pytest.raises(ConfigError) as refused:
-        check(request_for(population, tmp_path, start_from=str(tmp_path / "bad.npz"), public_start_because=BECAUSE))
+        resolve(request_for(population, tmp_path, start_from=str(tmp_path / "bad.npz"), public_start_because=BECAUSE))
     assert words in str(refused.value)
 
 
@@ -289,7 +291,7 @@ def test_nothing_in_a_file_is_executed(private, tmp_path):
         ("missing", "cannot read"),
     ):
         with pytest.raises(ConfigError, match=words):
-            check(
+            resolve(
                 request_for(
                     population, tmp_path, start_from=str(tmp_path / f"{name}.npz"), public_start_because=BECAUSE
                 )
@@ -299,7 +301,7 @@ def test_nothing_in_a_file_is_executed(private, tmp_path):
 
 def test_rows_are_made_to_sum_to_one_exactly(centres):
     rounded = centres.astype(np.float32)
-    checked = checked_arrays({"centres": rounded, "counts": np.array([1, 2])}, "it", FEATURES)
+    checked = checked_warm_start({"centres": rounded, "counts": np.array([1, 2])}, "it", FEATURES)
     assert checked["centres"].dtype == checked["counts"].dtype == np.float64
     np.testing.assert_allclose(checked["centres"].sum(axis=1), 1.0, rtol=1e-15)
 
@@ -308,20 +310,20 @@ def test_a_run_of_other_tokens(private, tmp_path):
     _, _, first = private
     other, _ = private_population(tmp_path / "wide", small_counts(features=9))
     with pytest.raises(ConfigError, match="the population has 9 tokens"):
-        check(request_for(other, tmp_path, start_from=str(first.path)))
+        resolve(request_for(other, tmp_path, start_from=str(first.path)))
     words = [f"word{i}" for i in range(FEATURES)]
     spoken, _ = private_population(tmp_path / "spoken", small_counts(), vocabulary=words)
     reordered, _ = private_population(tmp_path / "reordered", small_counts(), vocabulary=words[::-1])
     run = train(spoken, tmp_path, run_id="spoken")
     with pytest.raises(ConfigError, match="another vocabulary"):
-        check(request_for(reordered, tmp_path, start_from=str(run.path)))
-    check(request_for(spoken, tmp_path, start_from=str(run.path)))
+        resolve(request_for(reordered, tmp_path, start_from=str(run.path)))
+    resolve(request_for(spoken, tmp_path, start_from=str(run.path)))
 
 
 def test_a_folder_that_is_no_run(private, tmp_path):
     population, _, _ = private
     with pytest.raises(RunNotFound):
-        check(request_for(population, tmp_path, start_from=str(tmp_path / "nothing")))
+        resolve(request_for(population, tmp_path, start_from=str(tmp_path / "nothing")))
 
 
 # --- the previous run -----------------------------------------------------------------------------------------------
@@ -363,7 +365,7 @@ def test_a_run_is_planned_in_the_relation_of_the_budget(tmp_path):
     session = begin(population, tmp_path)
     assert session.run.info["relation"] == "replace_one"
     assert {item["sensitivity"] for item in session.run.info["plan"]} == {92682}
-    with pytest.raises(KeyboardInterrupt), ending(session):
+    with pytest.raises(KeyboardInterrupt), concluding(session):
         session.training.step()
         raise KeyboardInterrupt
     run = to_end(resume(session.run.path, InProcessBackend()))
@@ -375,7 +377,12 @@ def test_a_run_is_planned_in_the_relation_of_the_budget(tmp_path):
 def test_a_plan_in_another_relation_is_refused_by_the_ledger(tmp_path, monkeypatch):
     population, ledger = private_population(tmp_path / "p", small_counts(), epsilon=None)
     ledger.set_budget(population.id, 8.0, 1e-6, relation="replace_one")
-    monkeypatch.setattr("fedcore.training.session._relation", lambda run: "add_or_remove_one")
+
+    def in_another(*arguments):
+        spec = resolve(*arguments)
+        return replace(spec, public=replace(spec.public, relation="add_or_remove_one"))
+
+    monkeypatch.setattr("fedcore.training.session.resolve", in_another)
     with pytest.raises(PrivacyError, match="under replace_one"):
         begin(population, tmp_path)
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from fedcore.cli.options import Json, Ledger, PopulationArgument, Settings, open_population, use_ledger
 from fedcore.cli.terminal import read_settings, say, table
+
+if TYPE_CHECKING:
+    from fedcore.privacy.plan import Relation, Unit
 
 budget_app = typer.Typer(no_args_is_help=True, help="The privacy budget of a population.")
 
@@ -47,7 +50,9 @@ def budget_set(
     store = open_population(population)
     found = ledger_of(store)
     found.register(store.id)  # in case the process that ingested died just before it did
-    found.set_budget(store.id, epsilon, delta, delta_extra=delta_extra, relation=relation, unit=unit)
+    found.set_budget(
+        store.id, epsilon, delta, delta_extra=delta_extra, relation=cast("Relation", relation), unit=cast("Unit", unit)
+    )
     remember_head(store, found)
     budget_show(population, None, as_json)
 

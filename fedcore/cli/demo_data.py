@@ -99,7 +99,7 @@ def read(path: Path) -> str:
 
 def most_common_tokens(files: Iterable[Path], size: int) -> list[str]:
     """The tokens that occur in most files; ties in alphabetical order."""
-    files_with = Counter()
+    files_with: Counter[str] = Counter()
     for path in files:
         files_with.update(set(TOKEN.findall(read(path))))
     return sorted(files_with, key=lambda token: (-files_with[token], token))[:size]
@@ -107,7 +107,9 @@ def most_common_tokens(files: Iterable[Path], size: int) -> list[str]:
 
 def counts(texts: list[str], column: dict[str, int]) -> sp.csr_matrix:
     """(texts, d) counts of the known tokens."""
-    rows, columns, data = [], [], []
+    rows: list[int] = []
+    columns: list[int] = []
+    data: list[int] = []
     for row, text in enumerate(texts):
         found = Counter(column[token] for token in TOKEN.findall(text) if token in column)
         rows.extend([row] * len(found))

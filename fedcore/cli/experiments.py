@@ -92,8 +92,8 @@ def demo(
         raise ConfigError(f"{str(dir)!r} holds a demo already.", "Choose another --dir, or delete that folder.")
     prepare(dir, say=lambda text: print(text, file=sys.stderr))
     use_ledger(f"sqlite:///{(dir / 'ledger.sqlite').resolve()}")
-    train("histograms", dir / "population", runs=dir / "runs", run_id="demo", workers=workers, local=local)
-    evaluate(dir / "runs" / "demo", dir / "evaluation", workers=workers, local=local)
+    train("histograms", str(dir / "population"), runs=str(dir / "runs"), run_id="demo", workers=workers, local=local)
+    evaluate(str(dir / "runs" / "demo"), str(dir / "evaluation"), workers=workers, local=local)
     print(
         f"\nReport:  {dir / 'runs' / 'demo' / 'report.html'}\n"
         f"Budget:  fedcore budget show {dir / 'population'}\n"

@@ -17,7 +17,7 @@ def methods(
     from fedcore.methods.registry import METHODS, method_class, summary
 
     if name is None:
-        rows = [{"method": n, "reads": method_class(n).kind, "what": summary(method_class(n))} for n in METHODS]
+        rows = [_row(n) for n in METHODS]
         return say({"methods": rows}, True) if as_json else table("Methods", rows)
     schema = method_class(name).Config.model_json_schema()
     if as_json:
@@ -33,6 +33,18 @@ def methods(
         for field, item in schema["properties"].items()
     ]
     table(f"{name}: {summary(method_class(name))}", rows)
+
+
+def _row(name: str) -> dict[str, str]:
+    """A line of the list. A method of another package that cannot be run says why, and keeps nobody from the others."""
+    from fedcore.errors import MethodError
+    from fedcore.methods.registry import method_class, summary
+
+    try:
+        cls = method_class(name)
+    except MethodError as error:
+        return {"method": name, "reads": "-", "what": f"cannot be run: {error.message}"}
+    return {"method": name, "reads": cls.kinds[0], "what": summary(cls)}
 
 
 def _type(item: dict) -> str:

@@ -52,7 +52,7 @@ def plan(
 
     Some clients are answered in this process to measure how long it takes; only times and sizes are kept of that.
     """
-    from fedcore.planning.run_plan import Where, planned
+    from fedcore.planning.run_plan import Resources, plan_run
     from fedcore.training.request import TrainRequest
 
     use_ledger(ledger)
@@ -65,7 +65,7 @@ def plan(
         start_from=start_from,
         public_start_because=public_start,
     )
-    where = Where(
+    where = Resources(
         workers=workers,
         prefect=not local,
         cluster=cluster,
@@ -74,20 +74,20 @@ def plan(
         memory_bytes=None if memory is None else parse_bytes(memory),
         deadline=None if deadline is None else parse_seconds(deadline),
     )
-    promised = planned(request, where, limit=calibration)
+    predictions = plan_run(request, where, limit=calibration)
     if save is not None:
         from fedcore.storage.files import write_json
 
         try:
-            write_json(save, promised)
+            write_json(save, predictions)
         except OSError as error:
             raise ConfigError(f"cannot write {str(save)!r}: {error.strerror}.") from None
     if as_json:
-        return say(promised, True)
-    show(promised)
+        return say(predictions, True)
+    show(predictions)
 
 
-def show(promised: dict) -> None:
+def show(predictions: dict) -> None:
     """The plan for people."""
     phases = [
         {
@@ -96,10 +96,10 @@ def show(promised: dict) -> None:
             "seconds of a pass": row["seconds_per_pass"],
             "seconds of work in it": row["client_seconds"],
         }
-        for row in promised["phases"]
+        for row in predictions["phases"]
     ]
-    table(f"{promised['method']} on {promised['population']}, {promised['clients']:,} clients", phases)
-    for name, value in promised.items():
+    table(f"{predictions['method']} on {predictions['population']}, {predictions['clients']:,} clients", phases)
+    for name, value in predictions.items():
         if name not in ("phases", "calibration"):
             print(f"{name.replace('_', ' '):<26} {in_units(name, value)}")
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from fedcore.cli.options import Json, Ledger, PopulationArgument, Settings, open_population
 from fedcore.cli.terminal import bar, format_options, parse_bytes, read_settings, say
+
+if TYPE_CHECKING:
+    from fedcore.population.blocks import Kind
+    from fedcore.population.ingest.sources import Format
 
 population_app = typer.Typer(no_args_is_help=True, help="Make and inspect populations of clients.")
 
@@ -50,8 +54,8 @@ def population_ingest(
         made = ingest(
             source,
             dest,
-            format=format,
-            kind=kind,
+            format=cast("Format | None", format),
+            kind=cast("Kind | None", kind),
             client=client,
             token=token,
             count=count,

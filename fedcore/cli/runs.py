@@ -166,7 +166,7 @@ def report(
     """Write the run's report.html again and print where it is."""
     from fedcore.evaluation.report import write_report
     from fedcore.runs.store import Run
-    from fedcore.training.session import vocabulary_of
+    from fedcore.training.spec import vocabulary_of
 
     opened = Run.open(run)
     held = {}

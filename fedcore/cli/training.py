@@ -63,7 +63,8 @@ def train(
 
         from fedcore.methods.registry import explain, make_method
         from fedcore.training.request import TrainRequest
-        from fedcore.training.session import check, start
+        from fedcore.training.session import start_run
+        from fedcore.training.spec import resolve
 
     use_ledger(ledger)
     try:
@@ -82,10 +83,10 @@ def train(
         )
     except ValidationError as error:
         raise ConfigError(f"the run cannot be made: {explain(error)}", "See `fedcore train --help`.") from None
-    check(request)  # a mistake is told at once, not after a server has started
+    resolve(request)  # a mistake is told at once, not after a server has started
     if local:
         private = make_method(method, request.settings).private
-        path = in_process(lambda backend: start(request, backend, stamp=stamp()), workers, dask, private, as_json)
+        path = in_process(lambda backend: start_run(request, backend, stamp=stamp()), workers, dask, private, as_json)
     else:
         with importing():
             flows = import_module("fedcore.flows.train")
@@ -118,20 +119,21 @@ def resume(
     """Go on with a run after its last committed round."""
     with importing():
         from fedcore.runs.store import Run
-        from fedcore.training.session import asked, check_resumable
+        from fedcore.training.session import check_resumable
         from fedcore.training.session import resume as reopen
+        from fedcore.training.spec import recorded_request
 
     use_ledger(ledger)
     opened = Run.open(run)
     check_resumable(opened)
-    asked(opened)
+    recorded_request(opened)
     moved = None if population is None else str(population)
     if local:
         path = in_process(
             lambda backend: reopen(run, backend, cache_bytes=parse_bytes(cache), take_over=take_over, population=moved),
             workers,
             dask,
-            asked(opened)["private"],
+            recorded_request(opened)["private"],
             as_json,
         )
     else:
@@ -162,10 +164,10 @@ def _rounds(session, backend, quiet: bool) -> Place:
 
         from fedcore.evaluation.report import write_report
         from fedcore.operations.series import conclude, conclusion_of
-        from fedcore.rounds.engine import peak_memory
-        from fedcore.training.session import ending
+        from fedcore.rounds.clients import peak_memory
+        from fedcore.training.session import concluding
 
-    with Progress(console=Console(stderr=True), disable=quiet) as progress, ending(session):
+    with Progress(console=Console(stderr=True), disable=quiet) as progress, concluding(session):
         total = session.method.total_rounds(session.training.state)
         shown = progress.add_task(f"run {session.run.id}", total=total, completed=session.run.round)
         while (info := session.training.step()) is not None:
@@ -184,7 +186,7 @@ def _rounds(session, backend, quiet: bool) -> Place:
 
 def show_run(path: str, as_json: bool, whole: bool = False) -> None:
     """A run and its privacy statement; the whole statement with every release, or its first lines."""
-    from fedcore.evaluation.report import run_summary
+    from fedcore.evaluation.run_summary import run_summary
     from fedcore.runs.store import Run
 
     value = run_summary(Run.open(path)) | {"run": str(path)}

@@ -53,11 +53,11 @@ def panels_figure(panels: Sequence[Panel]) -> bytes:
 def _draw(axes, panel: Panel) -> None:
     axes.set_title(panel.title, **_title())
     drawn = []
-    for label, (x, y, *half) in panel.curves.items():
-        x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    for label, (*line, half) in ((label, (*curve, None)[:3]) for label, curve in panel.curves.items()):
+        x, y = (np.asarray(values, np.float64) for values in line)
         kept = np.isfinite(y) & ((y > 0) if panel.log_y else True) & ((x > 0) if panel.log_x else True)
         if kept.any():
-            drawn.append((label, x[kept], y[kept], np.asarray(half[0], np.float64)[kept] if half else None))
+            drawn.append((label, x[kept], y[kept], None if half is None else np.asarray(half, np.float64)[kept]))
     if not drawn:
         axes.set_axis_off()
         axes.text(0, 0.9, "no values yet", transform=axes.transAxes, va="top", **_text())
@@ -66,10 +66,10 @@ def _draw(axes, panel: Panel) -> None:
         axes.set_xscale("log")
     if panel.log_y:
         axes.set_yscale("log")
-    for colour, (_, x, y, half) in zip(_colours(), drawn, strict=False):
+    for colour, (_, x, y, deviation) in zip(_colours(), drawn, strict=False):
         axes.plot(x, y, color=colour, linewidth=1.8, marker="o" if len(x) <= MARKED else None, markersize=4)
-        if half is not None:
-            axes.fill_between(x, y - half, y + half, color=colour, alpha=0.15, linewidth=0)
+        if deviation is not None:
+            axes.fill_between(x, y - deviation, y + deviation, color=colour, alpha=0.15, linewidth=0)
     axes.set_xlabel(panel.x_label, **_text())
     axes.set_ylabel(panel.y_label, **_text())
     if panel.ticks is not None:

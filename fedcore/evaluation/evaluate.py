@@ -15,15 +15,15 @@ from fedcore.evaluation.report import write_report
 from fedcore.population.blocks import leaves
 from fedcore.population.store import Population
 from fedcore.rounds.engine import Backend, InProcessBackend
-from fedcore.rounds.method import Method, State
+from fedcore.rounds.method import AnyMethod, State
 from fedcore.rounds.statistics import Statistics, merge, values
 from fedcore.runs.store import Run
 from fedcore.storage.files import Place, write_json
 from fedcore.training.personalise import check_fits, trained
-from fedcore.training.session import vocabulary_of
+from fedcore.training.spec import vocabulary_of
 
 
-def check_scored(method: Method) -> None:
+def check_scored(method: AnyMethod) -> None:
     """Raises ConfigError unless runs of the method can be scored."""
     if not method.can_be_scored:
         raise ConfigError(f"runs of method {method.name!r} cannot be scored on held-out data.")
@@ -41,8 +41,8 @@ def check_public(population: Population) -> None:
 
 
 def score_block(
-    method: Method, path: str, version: int, remembered: Remembered | None, state: State, index: int
-) -> Statistics:
+    method: AnyMethod, path: str, version: int, remembered: Remembered | None, state: State, index: int
+) -> Statistics | None:
     """The scores of one block, leaf by leaf; memories are read for one block at a time."""
     population = Population.open(path, version=version)
     block = population.read(index, heldout=True)
@@ -73,7 +73,7 @@ def evaluate_run(
     function = partial(score_block, method, population.location, population.version, remembered)
     blocks = range(len(population.blocks))
     statistics = (backend or InProcessBackend()).map_blocks(function, state, blocks, population.sizes())
-    table = method.score_table(values(statistics)).to_json(population.path.name)
+    table = method.score_table(values(statistics or {})).to_json(population.path.name)
     title = f"{table.pop('title')}; run {run.id}"
     result = {
         "run": run.id,

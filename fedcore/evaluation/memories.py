@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedcore.population.store import Population
-from fedcore.rounds.engine import read_memory
+from fedcore.rounds.clients import read_memory
 from fedcore.rounds.method import Memory
 from fedcore.rounds.scores import KnownMemories
 from fedcore.runs.store import Run
-from fedcore.training.session import asked
+from fedcore.training.spec import recorded_request
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def remembered_of(run: Run, population: Population) -> Remembered | None:
     one; None if it is another one, no longer has that version, or the run keeps no memories. Raises RunError if they
     are lost.
     """
-    trained = asked(run)["population"]
+    trained = recorded_request(run)["population"]
     if trained["id"] != population.id or population.version < trained["version"]:
         return None
     if trained["version"] not in population.versions():

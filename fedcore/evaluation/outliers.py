@@ -1,9 +1,9 @@
-"""Which tasks the penalty left apart from the common centres, and which of them are suspected outliers.
+"""Which clients are farther from the common centres than the penalty reaches, and which of them are suspected outliers.
 
 A client's score is the median over its components of its distance from the common centre, in units of that beyond
-which the pull is bounded: the threshold tau_k of a penalty by the norm, or `limit` standard deviations of what clients
-differ by and their noise. Above 1 the penalty left it apart. Where all clients differ all are apart, so a client is
-suspected only if its score is also far from the others': (score - median) / (1.4826 MAD) above `cutoff`.
+which the penalty does not grow faster: the threshold tau_k of a penalty by the norm, or `limit` standard deviations of
+what clients differ by and their noise. Above 1 the client is left apart. Where clients differ much all are apart, so a
+client is suspected only if its score is also far from the others': (score - median) / (1.4826 MAD) above `cutoff`.
 
 The list says which client's data are unusual. It is not private, and not a proof: a client may be rightly different.
 """
@@ -13,24 +13,29 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedcore.population.blocks import leaves
 from fedcore.population.store import Population
-from fedcore.rounds.engine import answering, read_memory
+from fedcore.rounds.clients import read_memory, redacted
 from fedcore.runs.store import Run
 from fedcore.training.personalise import check_fits, trained
 
 CUTOFF = 3.5
 NORMAL_MAD = 1.4826  # times the median absolute deviation is the standard deviation of normal numbers
-SMALLEST_SPREAD = 0.05  # of scores, so that a few equal ones make nobody an outlier
+SMALLEST_DEVIATION = 0.05  # of scores, so that a few equal ones make nobody an outlier
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
-    """client: its id; number: in the population; score; deviation: (score - median) / spread; apart: components that
-    the penalty left apart, of `counted` ones."""
+class DistantClient:
+    """A client that is left apart in at least one component. The fields are keys of diagnosis.json.
+
+    client: its id; number: in the population
+    score, deviation: see the module; the latter in robust standard deviations
+    apart, counted:   components in which it is left apart, of those that count
+    """
 
     client: str
     number: int
@@ -57,8 +62,8 @@ def deviations(score: np.ndarray) -> np.ndarray:
     if not known.any():
         return np.full(len(score), np.nan)
     middle = np.median(score[known])
-    spread = NORMAL_MAD * np.median(np.abs(score[known] - middle))
-    return (score - middle) / max(spread, SMALLEST_SPREAD)
+    deviation = NORMAL_MAD * np.median(np.abs(score[known] - middle))
+    return (score - middle) / max(deviation, SMALLEST_DEVIATION)
 
 
 def suspected(distance: np.ndarray, cutoff: float = CUTOFF) -> np.ndarray:
@@ -67,8 +72,8 @@ def suspected(distance: np.ndarray, cutoff: float = CUTOFF) -> np.ndarray:
     return (np.nan_to_num(score) > 1.0) & (np.nan_to_num(deviations(score)) > cutoff)
 
 
-def diagnose(run_path: str | Path, population_path: str | Path, cutoff: float = CUTOFF) -> list[Task]:
-    """The tasks that the penalty left apart in at least one component, those of the largest scores first.
+def diagnose(run_path: str | Path, population_path: str | Path, cutoff: float = CUTOFF) -> list[DistantClient]:
+    """The clients that are left apart in at least one component, those of the largest scores first.
 
     Reads the clients' memories of the run's last round, block by block. Raises RunError, PopulationError, WrongKind,
     and ConfigError for a run of another method or algorithm.
@@ -76,11 +81,13 @@ def diagnose(run_path: str | Path, population_path: str | Path, cutoff: float = 
     run, population = Run.open(run_path), Population.open(population_path)
     check_fits(run, population)
     method, state = trained(run)
-    folder, distances, ids = run.memories(), [], []
+    folder = run.memories()
+    distances: list[np.ndarray] = []
+    ids: list[str] = []
     for index in range(len(population.blocks)):
         block = population.read(index)
         memory = None if folder is None else read_memory(folder, index, block.clients)
-        with answering(method, index):
+        with redacted(method, index):
             for leaf in leaves(block, population.clients_per_leaf):
                 at = slice(leaf.first - block.first, leaf.first - block.first + leaf.clients)
                 own = None if memory is None else {name: value[at] for name, value in memory.items()}
@@ -93,18 +100,21 @@ def diagnose(run_path: str | Path, population_path: str | Path, cutoff: float = 
         apart, counted = (distance > 1.0).sum(axis=1), np.isfinite(distance).sum(axis=1)
     order = sorted(np.flatnonzero(apart > 0), key=lambda k: -score[k])
     return [
-        Task(ids[k], int(k), float(score[k]), float(deviation[k]), int(apart[k]), int(counted[k]), bool(hit[k]))
+        DistantClient(
+            ids[k], int(k), float(score[k]), float(deviation[k]), int(apart[k]), int(counted[k]), bool(hit[k])
+        )
         for k in order
     ]
 
 
-def tasks_figure(tasks: Sequence[Mapping]) -> bytes:
-    """A PNG: the scores of the tasks in order, the largest first; suspected ones apart. tasks: dicts of `Task`."""
+def distances_figure(clients: Sequence[Mapping[str, Any]]) -> bytes:
+    """A PNG: the clients' scores, the largest first, suspected ones in another colour. clients: `DistantClient`s as
+    dicts."""
     from fedcore.evaluation.curves import curves_figure
 
-    at = range(1, len(tasks) + 1)
-    score = [float(task["score"]) for task in tasks]
-    hit = [bool(task["suspected"]) for task in tasks]
+    at = range(1, len(clients) + 1)
+    score = [float(client["score"]) for client in clients]
+    hit = [bool(client["suspected"]) for client in clients]
     curves = {
         label: (at, [s if own == wanted else np.nan for s, own in zip(score, hit, strict=True)])
         for label, wanted in (("suspected", True), ("apart", False))

@@ -11,13 +11,13 @@ import html
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
 import numpy as np
 
-from fedcore.errors import ConfigError, FedcoreError, RunError
+from fedcore.errors import FedcoreError
 from fedcore.evaluation.figures import (
     PARTS,
     WHOLE,
@@ -29,15 +29,22 @@ from fedcore.evaluation.figures import (
     rounds_figure,
     seconds_figure,
 )
-from fedcore.methods.registry import make_method, method_class
-from fedcore.rounds.method import Method
-from fedcore.rounds.results import Features, Metric, Result, Table
-from fedcore.runs.plan_check import PROMISE, held
+from fedcore.evaluation.run_summary import (
+    declared_metrics,
+    evaluation_of,
+    privacy_of,
+    read_object,
+    result_of,
+    run_summary,
+    shown_metrics,
+)
+from fedcore.methods.registry import method_class
+from fedcore.rounds.results import Result, Table
+from fedcore.runs.plan_check import PROMISE
 from fedcore.runs.run_files import METRICS
 from fedcore.runs.store import Run
-from fedcore.storage.files import Place, listing, read_bytes, write_whole
+from fedcore.storage.files import Place, listing, write_whole
 
-RAW = re.compile(r"objective|likelihood|loss|inertia|entropy|misfit|distortion|residual", re.IGNORECASE)
 CAPTIONS = {  # of figures that no method declares
     "tasks": "Distance from the common centres in units of what the pull bounds; above 1 it leaves a client apart.",
     "budget": "What is spent after each release; dotted: planned, but not released.",
@@ -69,159 +76,6 @@ LOSS, AXIS = "kl", "mean KL(held out ‖ estimate) over clients (nats)"  # unles
 TOP = 8  # tokens of a profile
 
 
-# --- what is known of a run -----------------------------------------------------------------------------------------
-
-
-def run_summary(run: Run) -> dict[str, Any]:
-    """What is known of a run, as JSON: parts that do not exist are left out.
-
-    run_id, status, method, rounds, private (whether it may claim privacy), outcome (of methods that tell one),
-    population {name, version, id}, started, code_version, seed, seconds (wall, of all rounds), metrics (the last row),
-    peak_memory_bytes {flow, workers}, privacy (`privacy_of`), evaluation (title, rows), promise
-    (`fedcore.runs.plan_check.held`). Raises RunError for unreadable files.
-    """
-    info, rows, privacy = run.info, shown_metrics(run), privacy_of(run)
-    summary = {
-        "run_id": run.id,
-        "status": run.status,
-        "method": info.get("method"),
-        "rounds": max(run.round, 0),
-        "private": privacy["private"],
-    }
-    if run.head.get("outcome"):
-        summary["outcome"] = run.head["outcome"]
-    population = info.get("population") or {}
-    if population:
-        summary["population"] = {key: population[key] for key in ("name", "version", "id") if key in population}
-    summary |= {key: info[key] for key in ("started", "code_version", "seed") if info.get(key) is not None}
-    if rows:
-        summary["seconds"] = round(sum(row.get(WHOLE, sum(row.get(part, 0.0) for part in PARTS)) for row in rows), 3)
-        summary["metrics"] = rows[-1]
-    memory = {"flow": run.head.get("peak_memory_of_flow"), "workers": run.head.get("peak_memory_of_workers")}
-    if any(memory.values()):
-        summary["peak_memory_bytes"] = {key: value for key, value in memory.items() if value}
-    evaluation = evaluation_of(run)
-    if evaluation is not None:
-        summary["evaluation"] = {key: evaluation[key] for key in ("title", "rows") if key in evaluation}
-    promised = _read(run.path / PROMISE)
-    if promised is not None:
-        summary["promise"] = held(run, promised)
-    return summary | {"privacy": privacy}
-
-
-def privacy_of(run: Run) -> dict[str, Any]:
-    """The run's statement (`PrivacyStatement.to_json`); "private" tells whether it claims anything, "text" says it.
-
-    A claim needs three things: a private method, no test noise, and a statement that claims. Where one is missing,
-    nothing else of the statement is returned than the reason; "pending" marks a private run that has none yet.
-    """
-    statement = _statement(run)
-    if statement.get("private") is True:
-        return {"text": "", **statement}
-    if run.info.get("private") is True and not run.info.get("test_noise") and not statement:
-        text = (
-            "No statement yet: one is written when a run finishes or its budget is exhausted. What the run charged "
-            "counts against the budget of its population, whatever becomes of the run."
-        )
-        return {"private": False, "pending": True, "text": text}
-    reason = str(statement["reason"]).rstrip(".")
-    return {"private": False, "privacy": "none", "reason": reason, "text": f"privacy: none, because {reason}."}
-
-
-def _statement(run: Run) -> dict[str, Any]:
-    """statement.json, or {} if there is none; without its claims where method or noise cannot bear them."""
-    statement = _read(run.path / "statement.json") or {}
-    if run.info.get("private") is True and not run.info.get("test_noise"):
-        if not statement or (statement.get("private") is True and statement.get("privacy") != "none"):
-            return statement
-        reason = statement.get("reason") or "its statement claims nothing"
-    elif run.info.get("test_noise"):
-        reason = "the noise was pseudo-random test noise, which anyone who knows its key can subtract"
-    else:
-        reason = (
-            not statement.get("private")
-            and statement.get("reason")
-            or "this configuration of the method adds no noise that protects people"
-        )
-    return {"private": False, "reason": reason}
-
-
-def shown_metrics(run: Run) -> list[dict]:
-    """The committed metrics; of a private run only columns that its method declares as made from published values."""
-    rows = run.metrics()
-    if not _withholds(run):
-        return rows
-    declared = {metric.name: not metric.follows_data for metric in _metrics(run)}
-    return [
-        {name: value for name, value in row.items() if not RAW.search(name) and _may_be_seen(name, declared)}
-        for row in rows
-    ]
-
-
-def _may_be_seen(name: str, declared: Mapping[str, bool]) -> bool:
-    """Rounds and seconds are the engine's own columns. Nothing is known of a method of another installation."""
-    return name == "round" or name.startswith("seconds_") or declared.get(name, not declared)
-
-
-def _method(run: Run) -> Method[Any, Any] | None:
-    """The run's method, without settings that this version does not know; None for one of another installation."""
-    config = run.info.get("config") or {}
-    try:
-        known = method_class(str(run.info.get("method"))).Config.model_fields
-        return make_method(str(run.info["method"]), {name: config[name] for name in known if name in config})
-    except FedcoreError:
-        return None
-
-
-def _metrics(run: Run) -> tuple[Metric, ...]:
-    method = _method(run)
-    return () if method is None else method.metrics
-
-
-def result_of(run: Run, vocabulary: Sequence[str] | None = None) -> Result:
-    """What the run has learnt, as its method tells it; empty before the first round. Raises RunError."""
-    method = _method(run)
-    if method is None or run.round < 1:
-        return Result()
-    try:
-        state = method.State(**run.read_state())
-    except TypeError:  # of another version
-        return Result()
-    return method.result(state, Features(int(run.info.get("features") or 0), vocabulary))
-
-
-def evaluation_of(run: Run) -> dict | None:
-    """The run's scores, if they are of data that their owner declared public, with the reason."""
-    evaluation = _read(run.path / "evaluation.json")
-    if evaluation is None or evaluation.get("privacy") == "none" or not evaluation.get("public"):
-        return None
-    rows = evaluation.get("rows")
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise RunError(f"the rows of {run.path.name}/evaluation.json are not a table.", "Evaluate the run again.")
-    return evaluation
-
-
-def _withholds(run: Run) -> bool:
-    """Whether raw statistics must not be shown; so also when nobody said."""
-    return run.info.get("private") is not False
-
-
-def _read(path: Place) -> dict | None:
-    """A JSON object, or None if there is no such file. Raises RunError for an unreadable one."""
-    try:
-        value = json.loads(read_bytes(path))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise RunError(
-            f"{path.parent.name}/{path.name} is unreadable ({type(error).__name__}).",
-            "Restore it from a backup, or remove it.",
-        ) from error
-    if not isinstance(value, dict):
-        raise RunError(f"{path.parent.name}/{path.name} does not hold an object.", "Restore it, or remove it.")
-    return value
-
-
 # --- figures --------------------------------------------------------------------------------------------------------
 
 
@@ -239,14 +93,14 @@ def run_figures(run: Run, vocabulary: Sequence[str] | None = None) -> dict[str, 
         )
     for figure in result_of(run, vocabulary).figures:
         figures[figure.name] = profiles_figure(figure.centres, figure.mean, figure.weights, vocabulary, TOP)
-    for metric in _metrics(run):
+    for metric in declared_metrics(run):
         if metric.title and any(metric.name in row for row in rows):
             figures[metric.name] = rounds_figure(rows, [metric.name], metric.title, metric.unit)
-    apart = _read(run.path / "diagnosis.json") if run.info.get("private") is False else None
+    apart = read_object(run.path / "diagnosis.json") if run.info.get("private") is False else None
     if apart is not None and apart.get("tasks"):
-        from fedcore.evaluation.outliers import tasks_figure  # it imports training, which not every report needs
+        from fedcore.evaluation.outliers import distances_figure  # it imports training, which not every report needs
 
-        figures["tasks"] = tasks_figure(apart["tasks"])
+        figures["tasks"] = distances_figure(apart["tasks"])
     releases, privacy = _releases(run), privacy_of(run)
     if releases:
         population = privacy.get("population") or {}
@@ -277,7 +131,8 @@ def write_report(run: Run, vocabulary: Sequence[str] | None = None, drawn: Mappi
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"show": show, "bytes": show_bytes, "words": _words}
+    filters: dict[str, Callable[..., str]] = {"show": show, "bytes": show_bytes, "words": _words}
+    environment.filters.update(filters)
     drawn = run_figures(run, vocabulary) if drawn is None else drawn
     figures = {name: data_uri(png) for name, png in drawn.items()}
     path, evaluation = run.path / "report.html", evaluation_of(run)
@@ -296,7 +151,7 @@ def write_report(run: Run, vocabulary: Sequence[str] | None = None, drawn: Mappi
         paragraphs=_paragraphs(privacy_of(run)),
         evaluation=evaluation,
         scores=_table((evaluation or {}).get("rows", []), ("method", (evaluation or {}).get("loss", LOSS), "se")),
-        curves=[*(metric.name for metric in _metrics(run) if metric.title), "tasks"],
+        curves=[*(metric.name for metric in declared_metrics(run) if metric.title), "tasks"],
         asked=run.info,
         files=_files(run),
     )
@@ -307,7 +162,7 @@ def write_report(run: Run, vocabulary: Sequence[str] | None = None, drawn: Mappi
 def _captions(run: Run, result: Result) -> dict[str, str]:
     """Of every figure that the run may have, by name."""
     captions = dict(CAPTIONS)
-    captions |= {metric.name: metric.caption or metric.title for metric in _metrics(run)}
+    captions |= {metric.name: metric.caption or metric.title for metric in declared_metrics(run)}
     return captions | {figure.name: figure.caption for figure in result.figures}
 
 
@@ -340,12 +195,10 @@ def _promise(summary: Mapping) -> dict:
 
 def _settings(run: Run) -> list[dict]:
     """One row for each setting; "given" where it is not the default, and those come first."""
-    from fedcore.methods.registry import method_class
-
     config = run.info.get("config") or {}
     try:
-        fields = method_class(run.info.get("method")).Config.model_fields
-    except (ConfigError, ImportError):  # a method of another installation: defaults unknown
+        fields = method_class(str(run.info.get("method"))).Config.model_fields
+    except FedcoreError:  # a method of another installation: defaults unknown
         fields = {}
     rows = []
     for name in sorted(config, key=lambda name: list(fields).index(name) if name in fields else len(fields)):

@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from fedcore.errors import ConfigError, MethodError
-from fedcore.rounds.method import Method, check_definition
+from fedcore.rounds.method import AnyMethod, check_definition
 
 GROUP = "fedcore.methods"
 OWN = {
@@ -68,7 +68,7 @@ def summary(cls: type) -> str:
     return ((cls.__doc__ or "").strip().splitlines() or [""])[0]
 
 
-def method_class(name: str) -> type[Method[Any, Any]]:
+def method_class(name: str) -> type[AnyMethod]:
     """The class of a method. Raises ConfigError for a name that is none, MethodError for one that cannot be run."""
     name = canonical(name)
     if name not in METHODS:
@@ -76,7 +76,7 @@ def method_class(name: str) -> type[Method[Any, Any]]:
     return load(METHODS[name])
 
 
-def load(where: str) -> type[Method[Any, Any]]:
+def load(where: str) -> type[AnyMethod]:
     """The method class at "module:Class". Raises MethodError if there is none, or none that can be run."""
     module, _, attribute = where.partition(":")
     try:
@@ -86,7 +86,7 @@ def load(where: str) -> type[Method[Any, Any]]:
     return check_definition(cls)
 
 
-def make_method(name: str, settings: Mapping[str, Any]) -> Method[Any, Any]:
+def make_method(name: str, settings: Mapping[str, Any]) -> AnyMethod:
     """A method with its settings validated. Raises ConfigError that names every bad setting and its range."""
     cls = method_class(name)
     try:

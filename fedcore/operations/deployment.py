@@ -29,7 +29,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from fedcore.errors import ConfigError
 from fedcore.methods.registry import canonical, explain, make_method
-from fedcore.rounds.engine import DEFAULT_CACHE_BYTES
+from fedcore.rounds.clients import DEFAULT_CACHE_BYTES
 from fedcore.storage.files import is_url
 from fedcore.training.request import Series
 from fedcore.training.warm_start import PREVIOUS

@@ -16,7 +16,7 @@ from fedcore.errors import LedgerMissing, PrivacyError, RunError
 from fedcore.operations.series import all_latest, summary_row
 from fedcore.population.store import Population
 from fedcore.runs.store import Run, list_runs
-from fedcore.storage.files import Place, is_file, read_bytes, whole
+from fedcore.storage.files import Place, absolute, is_file, read_bytes
 from fedcore.training.budget import epsilon_that_fits, ledger_of
 
 MOST_RUNS = 50
@@ -128,7 +128,7 @@ def _run(run: Run) -> dict[str, Any]:
         "deployment": row["deployment"],
         "started": row["started"],
         "model": row["model"],
-        "report": whole(report) if is_file(report) else None,
+        "report": absolute(report) if is_file(report) else None,
     }
 
 

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -29,7 +30,7 @@ from fedcore.rounds.engine import Backend
 from fedcore.rounds.method import Method
 from fedcore.runs.store import NAME, Run, list_runs, pointed, writing
 from fedcore.storage import files
-from fedcore.storage.files import Place, is_remote, place, write_json
+from fedcore.storage.files import Place, place, write_json
 from fedcore.storage.remote_lock import Claim
 from fedcore.training.personalise import trained
 from fedcore.training.request import Series
@@ -48,12 +49,12 @@ def _alone(folder: Place) -> Iterator[None]:
 
     Raises RunBusy behind a URL, where it is not waited for a process without end.
     """
-    if is_remote(folder):
+    if not isinstance(folder, Path):
         with closing(_waited_for(Claim(folder / HOLDER, f"which runs of {folder} are in use and kept"))):
             yield
         return
     with writing("the lock of the runs folder"):
-        file = open(folder / LOCK, "w")
+        file = open(str(folder / LOCK), "w")
     with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -219,7 +220,7 @@ def decide(series: Series, mine: Score | None, theirs: Score | None, why_not: st
         return Decision(series.promote == "always", f'promote = "{series.promote}"')
     if why_not:
         return Decision(False, f"it could not be compared with the latest run: {why_not}")
-    if theirs is None:
+    if mine is None or theirs is None:
         return Decision(True, "it is the first one")
     if mine.loss != theirs.loss:
         return Decision(False, f"its score is {mine.loss} and that of the latest run {theirs.loss}")
@@ -247,11 +248,11 @@ def conclusion_of(run: Run, method: Method, population: Population) -> Conclusio
     What it would be compared on may be gone by now: that keeps nobody from finishing a run that was paid for. Raises
     RunError if run.json is damaged.
     """
-    deployment, asked = run.info.get("deployment"), run.info.get("series")
-    if deployment is None or asked is None:  # or by an earlier version, which did not keep the series
+    deployment, settings = run.info.get("deployment"), run.info.get("series")
+    if deployment is None or settings is None:  # or by an earlier version, which did not keep the series
         return None
     try:
-        series = Series.model_validate(asked)
+        series = Series.model_validate(settings)
     except ValidationError as error:
         raise RunError(
             f"the series in run.json of run {run.id!r} is damaged: {explain(error)}", "Restore it from a backup."
@@ -293,7 +294,7 @@ def conclude(
         for role, item in (("new", mine), ("latest before", theirs))
         if item is not None
     ]
-    told = {
+    comparison = {
         "deployment": deployment,
         "run": run.id,
         "latest_before": None if rival is None else rival.id,
@@ -305,9 +306,9 @@ def conclude(
         "rows": rows,
     }
     with writing("comparison.json"):
-        write_json(run.path / "comparison.json", told)
+        write_json(run.path / "comparison.json", comparison)
     pruned = [] if series.retention is None else prune(folder, series.retention, stamp, deployment)
-    return {**told, "pruned": [item["run"] for item in pruned if item["removed"]]}
+    return {**comparison, "pruned": [item["run"] for item in pruned if item["removed"]]}
 
 
 def _rival(folder: Place, deployment: str, run: Run) -> Run | None:

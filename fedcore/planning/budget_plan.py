@@ -18,7 +18,7 @@ from fedcore.privacy.accounting import epsilon_of, rho_of
 from fedcore.privacy.ledger.ledger import Balance
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.method import Method, PublicFacts
-from fedcore.training.budget import check_kind, checked_unit, facts, nominal_clients, settle
+from fedcore.training.budget import check_kind, checked_unit, fit_plan, nominal_clients, public_facts
 
 DIGITS = 4  # of an epsilon that is shown, rounded down so that what is shown fits
 
@@ -80,14 +80,15 @@ def sketch_of(
     balance: Balance,
     share: float,
     start: Mapping[str, np.ndarray] | None = None,
-) -> tuple[list[PlannedRelease], dict[str, Any], PublicFacts]:
+) -> tuple[tuple[PlannedRelease, ...], dict[str, Any], PublicFacts]:
     """A run of this share of rho, from nothing or from public arrays: its plan, its sketch, what both rest on."""
 
     def public(rho: float) -> PublicFacts:
-        return facts(method, population, rho, 0, balance.relation, start, balance.unit)
+        relation = balance.relation or "add_or_remove_one"
+        return public_facts(method, population, rho, 0, relation, start, balance.unit or "client")
 
-    plan, rho = settle(method, public, share)
-    return plan, method.budget_sketch(public(rho), plan), public(rho)
+    plan, facts = fit_plan(method, public, share)
+    return plan, method.budget_sketch(facts, plan), facts
 
 
 def rounded_down(value: float) -> float:

@@ -25,7 +25,7 @@ from fedcore.population.blocks import ClientBlock, leaves
 from fedcore.population.store import TRAIN, Population
 from fedcore.privacy.mechanisms import TestNoise
 from fedcore.privacy.plan import PlannedRelease
-from fedcore.rounds.engine import Source, answering, block_for
+from fedcore.rounds.clients import Source, block_for, redacted
 from fedcore.rounds.method import Memory, Method, PublicFacts
 from fedcore.rounds.statistics import Stack, merge, size_of, values
 from fedcore.storage import files
@@ -170,11 +170,11 @@ def calibrate(
     facts_for: public facts for so many clients (None: private). plan: of the private run. runs: where the run will be;
     files of zeros are written beside it, timed and removed.
     """
-    begun = perf_counter()
+    began = perf_counter()
     taken, reading, reading_bytes = _read(method, population)
     pieces = [taken[0].slice(0, min(FIRST_CLIENTS, taken[0].clients), taken[0].leaf)]
     working, waiting = process_time(), perf_counter()
-    with answering(method, 0):
+    with redacted(method, 0):
         started = perf_counter()
         kinds, ended, state, rounds = _rounds(method, population, facts_for, plan, pieces, SMALL * limit)
         spent = (perf_counter() - started) * max(1.0, method.total_rounds(state) / rounds)
@@ -188,8 +188,8 @@ def calibrate(
             reached = {kind.phase for kind in larger}
             kinds = larger + [kind for kind in kinds if kind.phase not in reached]
         again = 0
-        while again < REPEATS and perf_counter() - begun < 0.5 * limit:  # a machine with other work is not even
-            more, *_ = _rounds(method, population, facts_for, plan, pieces, 0.5 * limit - (perf_counter() - begun), 1)
+        while again < REPEATS and perf_counter() - began < 0.5 * limit:  # a machine with other work is not even
+            more, *_ = _rounds(method, population, facts_for, plan, pieces, 0.5 * limit - (perf_counter() - began), 1)
             again += 1
             for kind in kinds:
                 kind.take(next((other for other in more if other.phase == kind.phase), None))
@@ -215,7 +215,7 @@ def calibrate(
         start=start,
         start_bytes=start_bytes,
         flow_bytes=flow_bytes,
-        seconds=perf_counter() - begun,
+        seconds=perf_counter() - began,
         stacked_clients=min(population.n_clients, method.clients_kept_apart(population.n_clients)),
     )
 
@@ -243,7 +243,7 @@ def _read(method, population: Population) -> tuple[list[ClientBlock], float, flo
         decoded = max(population.decoded_bytes(index), 1)
         started = perf_counter()
         block = block_for(method, source, population, index)
-        whole = block.nbytes if decoded <= source.whole_bytes else 0
+        whole = block.nbytes if decoded <= source.stream_above else 0
         if whole:
             seconds, size = seconds + perf_counter() - started, size + decoded
         if index == large and whole:
@@ -278,20 +278,21 @@ def _rounds(
     seconds but at least so many rounds: what comes after a long start must be met as well."""
     clients = sum(piece.clients for piece in pieces)
     state = method.init(facts_for(None if method.private else clients))
-    noise, by_round = TestNoise(token_hex(8)), {}
+    noise = TestNoise(token_hex(8))
+    by_round: dict[int, list[PlannedRelease]] = {}
     for release in plan:
         by_round.setdefault(release.round, []).append(release)
     kinds: dict[str, _Kind] = {}
     memories: list[Memory | None] = [None] * len(pieces)
-    begun, number = perf_counter(), 0
+    began, number = perf_counter(), 0
     largest = max(1, population.n_clients // clients)
     while True:
         started = process_time()
         message = method.message(state)
-        said = process_time() - started
+        speaking = process_time() - started
         if message is None:
             return list(kinds.values()), True, state, number
-        if number >= least and perf_counter() - begun > limit:
+        if number >= least and perf_counter() - began > limit:
             return list(kinds.values()), False, state, number
         number += 1
         phase = method.phase(state, message)
@@ -314,10 +315,10 @@ def _rounds(
                 kind.server_bytes = measured[0]
                 if given is not None:
                     kind.stacked = True
-                    kind.server_half.append(said + work_seconds(method.server_update, state, given))
+                    kind.server_half.append(speaking + work_seconds(method.server_update, state, given))
             started = process_time()
             state, _ = method.server_update(state, result)
-            kind.server.append(said + process_time() - started)
+            kind.server.append(speaking + process_time() - started)
         except FedcoreError:  # so few clients are not enough for the method; what was measured stands
             if not any(other.server for other in kinds.values()):
                 raise
@@ -377,8 +378,3 @@ def _peak() -> Iterator[list[int]]:
 
 def _size(named: Mapping[str, Any]) -> int:
     return sum(value.nbytes if isinstance(value, np.ndarray) else 32 for value in named.values())
-
-
-def expected_memory(kinds: Sequence[Timed]) -> float:
-    """Bytes that a client remembers after the rounds, the most of all kinds."""
-    return max((kind.memory for kind in kinds), default=0.0)

@@ -23,7 +23,6 @@ from fedcore.privacy.mechanisms import SecureNoise
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.runs.store import Run
 from fedcore.storage import files
-from fedcore.storage import objects as object_storage
 from fedcore.storage.arrays import read_values, state_values, write_values
 from fedcore.storage.files import Place, is_remote
 
@@ -35,7 +34,7 @@ from time import perf_counter
 started = perf_counter()
 import sys
 from pathlib import Path
-from fedcore.rounds.engine import peak_memory
+from fedcore.rounds.clients import peak_memory
 from fedcore.methods.registry import method_class
 
 def size():
@@ -111,15 +110,15 @@ def _beside(runs: Place) -> Iterator[Place]:
         try:
             yield folder
         finally:
-            object_storage.remove(folder)
+            files.remove(folder)
         return
     with tempfile.TemporaryDirectory(prefix=".plan-", dir=existing(runs)) as name:
         yield Path(name)
 
 
-def existing(folder: Path) -> Path:
+def existing(folder: Place) -> Path:
     """The folder, or the nearest one above it that there is."""
-    folder = folder.absolute()
+    folder = Path(str(folder)).absolute()
     while not folder.is_dir():
         folder = folder.parent
     return folder
@@ -130,14 +129,15 @@ def exact_noise(plan: Sequence[PlannedRelease]) -> tuple[float, float]:
     and of the first draw of a process beyond that."""
     if not plan:
         return 0.0, 0.0
-    zeros, slowest, first = np.zeros(NOISE_CELLS, np.int64), 0.0, None
+    zeros, slowest = np.zeros(NOISE_CELLS, np.int64), 0.0
+    first: float | None = None
     for release in (min(plan, key=lambda r: r.scale), max(plan, key=lambda r: r.scale)):
         timed = replace(release, shape=(NOISE_CELLS,))
         begin = work_seconds(SecureNoise().draw, timed, "", zeros)
         seconds = work_seconds(SecureNoise().draw, timed, "", zeros)
         first = max(0.0, begin - seconds) if first is None else first
         slowest = max(slowest, seconds / NOISE_CELLS)
-    return slowest, first
+    return slowest, first or 0.0
 
 
 def started_process(method: str, private: bool) -> tuple[float, int, int]:

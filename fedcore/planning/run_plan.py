@@ -15,21 +15,19 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from fedcore.errors import ConfigError
-from fedcore.methods.registry import make_method
 from fedcore.planning.calibration import LIMIT_SECONDS, Calibration, Timed, calibrate
 from fedcore.planning.machine import existing
 from fedcore.population.sizing import WORKERS, block_limit, blocks_of, chosen, is_small, shared_out, usable_cores
 from fedcore.population.store import Population
 from fedcore.population.streaming import WINDOW_BYTES
 from fedcore.privacy.plan import PlannedRelease
-from fedcore.rounds.engine import AHEAD_BYTES, COMMIT_SECONDS, DEFAULT_CACHE_BYTES, DEFAULT_WHOLE_BYTES, waits
-from fedcore.rounds.method import Method, PublicFacts
+from fedcore.rounds.clients import AHEAD_BYTES, DEFAULT_CACHE_BYTES, DEFAULT_STREAM_ABOVE, is_high_latency
+from fedcore.rounds.engine import COMMIT_SECONDS
+from fedcore.rounds.method import AnyMethod, PublicFacts
 from fedcore.runs.store import STATES_KEPT
 from fedcore.storage.files import Place, is_remote, place
-from fedcore.training.budget import facts, ledger_of, plan_within_budget, unit_of
 from fedcore.training.request import TrainRequest
-from fedcore.training.session import UNIT, USUAL_RELATION, check
-from fedcore.training.warm_start import find_start
+from fedcore.training.spec import resolve
 
 MOST_WORKERS = 10_000
 
@@ -46,7 +44,7 @@ FUTURE_WORK = 0.25  # seconds of work that are put into a future
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class Resources:
     """What the run would have.
 
     workers: 0 for this process alone, None for what a run would have by default; prefect: whether a flow has them
@@ -69,7 +67,7 @@ class Load:
     """Sizes of the population as the run sees it.
 
     sizes: decoded bytes of each block's training part; block_clients: of the block that has most; shares_commits:
-    whether cheap rounds do; waits: whether blocks are read ahead
+    whether cheap rounds do; high_latency: whether blocks are read ahead
     """
 
     clients: float
@@ -79,7 +77,7 @@ class Load:
     block_clients: int
     streams: bool
     shares_commits: bool
-    waits: bool
+    high_latency: bool
 
     @property
     def blocks(self) -> int:
@@ -94,16 +92,17 @@ class Load:
         return max(self.sizes)
 
 
-def load_of(method: Method, population: Population, clients: int | None) -> Load:
+def load_of(method: AnyMethod, population: Population, clients: int | None) -> Load:
     """Of the population as it is; or of one with so many clients like these, in blocks as this machine would make."""
     leaf, entries = population.clients_per_leaf, float(sum(entry.train.entries for entry in population.blocks))
-    blocks, sizes = [entry.clients for entry in population.blocks], population.sizes()
+    blocks = [entry.clients for entry in population.blocks]
+    sizes = [float(size) for size in population.sizes()]
     if clients is not None:
         each = sum(sizes) / population.n_clients
         limit = block_limit(leaf, chosen(leaf, population.manifest.clients_per_block))
         blocks = blocks_of(clients, leaf, limit, each)
         sizes, entries = [each * block for block in blocks], entries * clients / population.n_clients
-    streams = method.streams_rows and population.kind == "rows" and max(sizes) > DEFAULT_WHOLE_BYTES
+    streams = method.streams_rows and population.kind == "rows" and max(sizes) > DEFAULT_STREAM_ABOVE
     return Load(
         sum(blocks),
         tuple(sizes),
@@ -112,56 +111,39 @@ def load_of(method: Method, population: Population, clients: int | None) -> Load
         max(blocks),
         streams,
         not method.private,
-        waits(population),
+        is_high_latency(population),
     )
 
 
-def planned(request: TrainRequest, where: Where, *, limit: float = LIMIT_SECONDS) -> dict[str, Any]:
-    """The promise (see `promise`) of the run that is asked for; nothing is reserved, released or kept.
+def plan_run(request: TrainRequest, where: Resources, *, limit: float = LIMIT_SECONDS) -> dict[str, Any]:
+    """What the requested run would take (see `predicted`); nothing is reserved, released or kept.
 
-    limit: seconds of the calibration. Raises ConfigError for what cannot fit, and what `session.start` refuses.
+    limit: seconds of the calibration. Raises ConfigError for what cannot fit, and for what `resolve` refuses.
     """
-    check(request)
-    method = make_method(request.method, request.settings)
-    population = Population.open(request.population, version=request.version)
-    ledger = ledger_of(population) if method.private else None
-    start = find_start(
-        request.start_from,
-        request.public_start_because,
-        method=method,
-        population=population,
-        ledger=ledger,
-        private=method.private,
-        runs=request.runs,
-        deployment=request.deployment,
-    )
-    given, releases, rho, relation, unit = None if start is None else start.arrays, [], None, USUAL_RELATION, UNIT
-    if ledger is not None:
-        releases, rho = plan_within_budget(method, population, ledger, request.seed, given)
-        relation, unit = ledger.balance(population.id).relation, unit_of(method, ledger, population)
-    public = facts(method, population, rho, request.seed, relation, given, unit)
+    spec = resolve(request)
+    method, population, public = spec.method, spec.population, spec.public
 
     def facts_for(clients: int | None) -> PublicFacts:
         return public if clients is None else replace(public, clients=clients)
 
     runs = place(request.runs)
-    measured = calibrate(method, population, facts_for, releases, runs, limit=limit)
+    measured = calibrate(method, population, facts_for, spec.releases, runs, limit=limit)
     passes = method.total_rounds(method.init(public))
-    promised = promise(method, population, releases, passes, measured, where)
-    refuse(promised, where, runs)
-    return promised
+    predictions = predicted(method, population, spec.releases, passes, measured, where)
+    refuse(predictions, where, runs)
+    return predictions
 
 
-# --- the promise ----------------------------------------------------------------------------------------------------
+# --- the prediction -------------------------------------------------------------------------------------------------
 
 
-def promise(
-    method: Method,
+def predicted(
+    method: AnyMethod,
     population: Population,
     plan: Sequence[PlannedRelease],
     passes: int,
     measured: Calibration,
-    where: Where,
+    where: Resources,
 ) -> dict[str, Any]:
     """What the run will take, as JSON: names say their unit. passes: the largest number of rounds.
 
@@ -173,7 +155,7 @@ def promise(
     cells = sum(release.cells for release in plan)
     memory = max((kind.memory for kind, _ in kinds), default=0.0) * load.clients
     state = measured.state
-    promised: dict[str, Any] = {
+    predictions: dict[str, Any] = {
         "method": method.name,
         "population": population.path.name,
         "version": population.version,
@@ -193,10 +175,10 @@ def promise(
     }
     stored = measured.stored * load.decoded
     missing = _uncached(load, where)
-    promised |= {
+    predictions |= {
         "bytes_read_first_pass": int(stored),
         "bytes_read_later_pass": int(stored * missing),
-        "bytes_read": int(stored * (1 + missing * (promised["passes"] - 1))),
+        "bytes_read": int(stored * (1 + missing * (predictions["passes"] - 1))),
         "bytes_per_worker": int(_worker_bytes(kinds, load, measured, where)),
         "bytes_of_flow": int(_flow_bytes(kinds, load, measured, where)),
         "disk_bytes": int(STATES_KEPT * (state + kinds[-1][0].memory * load.clients) + 8 * cells),
@@ -210,20 +192,20 @@ def promise(
         + _noise(plan, measured),
         "pace": measured.pace,
     }
-    promised["seconds_per_pass"] = promised["seconds"] / max(1, promised["passes"])
+    predictions["seconds_per_pass"] = predictions["seconds"] / max(1, predictions["passes"])
     if where.deadline is not None:
-        promised["deadline_seconds"] = where.deadline
-        promised["workers_for_deadline"] = _workers_for(kinds, load, measured, where, plan)
-    promised["calibration"] = {
+        predictions["deadline_seconds"] = where.deadline
+        predictions["workers_for_deadline"] = _workers_for(kinds, load, measured, where, plan)
+    predictions["calibration"] = {
         "seconds": measured.seconds,
         "noise_seconds_per_cell": measured.noise,
         "commit_seconds": measured.commit,
         "phases": [asdict(kind) for kind in measured.rounds],
     }
-    return promised
+    return predictions
 
 
-def _workers(load: Load, where: Where) -> int:
+def _workers(load: Load, where: Resources) -> int:
     """How many there will be: `fedcore.tasks.backends.backend_for` in a flow."""
     if where.cluster or not where.prefect:
         return where.workers if where.workers is not None else WORKERS if where.cluster else 0
@@ -266,7 +248,7 @@ def _server(kind: Timed, load: Load, measured: Calibration) -> float:
     return kind.server * max(1.0, most / (kind.clients * kind.pieces)) ** power
 
 
-def _uncached(load: Load, where: Where) -> float:
+def _uncached(load: Load, where: Resources) -> float:
     """The share of the decoded bytes that each pass after the first reads again."""
     if load.streams:
         return 1.0
@@ -274,9 +256,9 @@ def _uncached(load: Load, where: Where) -> float:
     return max(0.0, 1.0 - where.cache_bytes / max(share, 1.0))
 
 
-def _largest_share(load: Load, where: Where) -> float:
+def _largest_share(load: Load, where: Resources) -> float:
     """Of the decoded bytes, at the worker that has most of them."""
-    return _largest_of(load.sizes, max(1, where.workers))
+    return _largest_of(load.sizes, max(1, where.workers or 0))
 
 
 @lru_cache
@@ -285,13 +267,13 @@ def _largest_of(sizes: tuple[float, ...], parts: int) -> float:
     return max(sum(sizes[index] for index in share) for share in shares) / max(sum(sizes), 1.0)
 
 
-def _share_of_work(load: Load, where: Where) -> float:
+def _share_of_work(load: Load, where: Resources) -> float:
     """What of the work takes time one after the other: workers beyond the cores of this machine are no help."""
     bound = 1 / usable_cores() if where.workers and not where.cluster else 0.0
     return max(_largest_share(load, where), bound)
 
 
-def _pass(kind: Timed, load: Load, measured: Calibration, where: Where, cached: bool) -> float:
+def _pass(kind: Timed, load: Load, measured: Calibration, where: Resources, cached: bool) -> float:
     """Seconds of a round without its releases. cached: not the first, which reads every block."""
     reading = load.decoded * measured.reading * (_uncached(load, where) if cached else 1.0)
     work, remembered = measured.pace * _work(kind, load, measured) + reading, _remembered(kind, load, measured)
@@ -304,7 +286,7 @@ def _pass(kind: Timed, load: Load, measured: Calibration, where: Where, cached: 
     return seconds + measured.commit * (min(1.0, seconds / COMMIT_SECONDS) if load.shares_commits else 1.0)
 
 
-def _seconds(kinds, load: Load, measured: Calibration, where: Where, plan: Sequence[PlannedRelease]) -> float:
+def _seconds(kinds, load: Load, measured: Calibration, where: Resources, plan: Sequence[PlannedRelease]) -> float:
     total = sum(count * _pass(kind, load, measured, where, True) for kind, count in kinds)
     first = kinds[0][0]
     total += _pass(first, load, measured, where, False) - _pass(first, load, measured, where, True)
@@ -312,7 +294,7 @@ def _seconds(kinds, load: Load, measured: Calibration, where: Where, plan: Seque
     return total + _releases(plan, measured)
 
 
-def _workers_for(kinds, load, measured, where: Where, plan) -> int:
+def _workers_for(kinds, load, measured, where: Resources, plan) -> int:
     """The fewest workers, each with a core of this kind, that meet the deadline. Raises ConfigError."""
     most = min(MOST_WORKERS, load.blocks)
 
@@ -321,14 +303,15 @@ def _workers_for(kinds, load, measured, where: Where, plan) -> int:
 
     # More workers take less, until what their futures cost the scheduler is more than what they save.
     low, high = 1, min([*(1 << power for power in range(most.bit_length())), most], key=seconds)
-    if seconds(high) > where.deadline:
+    deadline = math.inf if where.deadline is None else where.deadline
+    if seconds(high) > deadline:
         raise ConfigError(
-            f"no number of workers up to {most} ends in {where.deadline:.0f} s: {high} need {seconds(high):.0f} s.",
+            f"no number of workers up to {most} ends in {deadline:.0f} s: {high} need {seconds(high):.0f} s.",
             "Allow more time, ask for fewer rounds, or make smaller blocks.",
         )
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if seconds(middle) <= where.deadline else (middle + 1, high)
+        low, high = (low, middle) if seconds(middle) <= deadline else (middle + 1, high)
     return low
 
 
@@ -345,12 +328,12 @@ def _noise(plan: Sequence[PlannedRelease], measured: Calibration) -> float:
 # --- memory ---------------------------------------------------------------------------------------------------------
 
 
-def _answering_bytes(kinds, load: Load, measured: Calibration, where: Where) -> float:
+def _answering_bytes(kinds, load: Load, measured: Calibration, where: Resources) -> float:
     """Blocks, memories, and what answering takes, in the process that answers."""
     cached = 0.0 if load.streams else min(where.cache_bytes, load.decoded * _largest_share(load, where))
     fits = cached + load.largest <= where.cache_bytes or cached >= load.decoded * _largest_share(load, where)
     if load.streams:
-        block = WINDOW_BYTES
+        block = float(WINDOW_BYTES)
     else:
         block = load.largest * max(0.0, measured.reading_bytes - (1.0 if fits else 0.0))
     whole = min(measured.leaf_clients, load.clients)
@@ -359,7 +342,7 @@ def _answering_bytes(kinds, load: Load, measured: Calibration, where: Where) -> 
     statistics = max((kind.statistics for kind, _ in kinds), default=0)
     remembered = max((kind.memory for kind, _ in kinds), default=0.0) * load.clients * _largest_share(load, where)
     kept = max(0.0, min(where.cache_bytes - cached, remembered))
-    ahead = load.largest if load.waits and not fits and load.largest <= AHEAD_BYTES else 0.0
+    ahead = load.largest if load.high_latency and not fits and load.largest <= AHEAD_BYTES else 0.0
     return cached + kept + ahead + max(block, leaf + 3 * memory) + 4 * statistics + BLOCK_BYTES * load.blocks
 
 
@@ -369,13 +352,13 @@ def _leaf_bytes(kind: Timed, clients: float) -> float:
     return kind.leaf_bytes + each * max(0.0, clients - kind.clients)
 
 
-def _worker_bytes(kinds, load: Load, measured: Calibration, where: Where) -> float:
+def _worker_bytes(kinds, load: Load, measured: Calibration, where: Resources) -> float:
     if not where.workers:
         return 0.0
     return measured.start_bytes + DASK_BYTES + KEPT_BYTES + _answering_bytes(kinds, load, measured, where)
 
 
-def _flow_bytes(kinds, load: Load, measured: Calibration, where: Where) -> float:
+def _flow_bytes(kinds, load: Load, measured: Calibration, where: Resources) -> float:
     server = max((kind.server_bytes for kind, _ in kinds), default=0) + 2 * measured.state
     prefect = PREFECT_BYTES if where.prefect else 0
     if where.workers:
@@ -386,12 +369,14 @@ def _flow_bytes(kinds, load: Load, measured: Calibration, where: Where) -> float
 # --- what cannot fit ------------------------------------------------------------------------------------------------
 
 
-def refuse(promised: dict[str, Any], where: Where, runs: Place) -> None:
+def refuse(predictions: dict[str, Any], where: Resources, runs: Place) -> None:
     """Raises ConfigError, with the numbers, for memory or disk that the run would not have. What is free behind a URL
     is not known, and not asked."""
-    largest = max(promised["bytes_per_worker"], promised["bytes_of_flow"])
+    largest = max(predictions["bytes_per_worker"], predictions["bytes_of_flow"])
     if where.memory_bytes is not None and largest > where.memory_bytes:
-        who = "a worker" if promised["bytes_per_worker"] >= promised["bytes_of_flow"] else "the process of the flow"
+        who = (
+            "a worker" if predictions["bytes_per_worker"] >= predictions["bytes_of_flow"] else "the process of the flow"
+        )
         without = largest - where.cache_bytes
         remedy = (
             f"A cache of {_mib(max(0, where.memory_bytes - without))} would fit (--cache)."
@@ -402,9 +387,9 @@ def refuse(promised: dict[str, Any], where: Where, runs: Place) -> None:
     if is_remote(runs):
         return
     free = shutil.disk_usage(existing(runs)).free
-    if promised["disk_bytes_most"] > free:
+    if predictions["disk_bytes_most"] > free:
         raise ConfigError(
-            f"the run would need {_mib(promised['disk_bytes_most'])} at {str(runs)!r}, where {_mib(free)} are free.",
+            f"the run would need {_mib(predictions['disk_bytes_most'])} at {str(runs)!r}, where {_mib(free)} are free.",
             "Free some space, or name another place with --runs.",
         )
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -64,7 +65,7 @@ class ArrayWriter:
     length: int = 0
     _pieces: list[np.ndarray] = field(default_factory=list)
     _held: int = 0  # bytes in _pieces
-    _array: object = None  # of zarr, once streaming
+    _array: Any = None  # of zarr, once streaming
     _chunk: int = 0
     _written: int = 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import scipy.sparse as sp
@@ -10,7 +11,7 @@ import scipy.sparse as sp
 from fedcore.population import identifiers, layout
 from fedcore.population.arrays import ArrayWriter
 from fedcore.population.blocks import Kind
-from fedcore.population.manifest import BlockEntry, PartEntry
+from fedcore.population.manifest import BlockEntry, PartEntry, StoredDtype
 from fedcore.population.store import HELDOUT, TRAIN
 
 
@@ -52,7 +53,7 @@ class PartWriter:
         if self.kind == "counts":
             self.indices.close()
         dtype = self.values.close()
-        return PartEntry(entries=int(ptr[-1]), total=self.total, dtype=str(dtype))
+        return PartEntry(entries=int(ptr[-1]), total=self.total, dtype=cast(StoredDtype, str(dtype)))
 
 
 class BlockWriter:

@@ -22,8 +22,11 @@ def bytes_of(data: sp.csr_matrix | Rows) -> np.ndarray:
     return np.diff(data.indptr).astype(np.int64) * 8
 
 
-def checked_counts(matrix, clients: int, features: int, dtype: None) -> sp.csr_matrix:
-    """Canonical int64 CSR: sorted, no duplicates, no stored zeros."""
+def checked_counts(matrix: sp.spmatrix | Rows, clients: int, features: int) -> sp.csr_matrix:
+    """Counts as canonical int64 CSR (clients, features): sorted, no duplicates, no stored zeros.
+
+    Raises PopulationError if they are no whole numbers from 0 to 2**53, or of another shape.
+    """
     if isinstance(matrix, tuple) or not hasattr(matrix, "tocsr"):
         raise PopulationError(
             "Counts must come as a SciPy sparse matrix.", "Convert them with scipy.sparse.csr_matrix."
@@ -51,7 +54,8 @@ def checked_counts(matrix, clients: int, features: int, dtype: None) -> sp.csr_m
     return result
 
 
-def checked_rows(data, clients: int, features: int, dtype: str) -> Rows:
+def checked_rows(data: sp.spmatrix | Rows, clients: int, features: int, dtype: str) -> Rows:
+    """Rows as (ptr (C + 1,) int64, x (N, features) of this dtype). Raises PopulationError for any others."""
     if not isinstance(data, tuple) or len(data) != 2:
         raise PopulationError("Dense rows must come as (ptr, x).", "ptr has one more entry than there are clients.")
     ptr, x = np.asarray(data[0]).astype(np.int64), np.asarray(data[1])
@@ -71,6 +75,7 @@ def checked_rows(data, clients: int, features: int, dtype: str) -> Rows:
 
 
 def checked_vocabulary(tokens: Sequence[str], features: int) -> tuple[str, ...]:
+    """The tokens, one for each feature, distinct, none empty or of several lines. Raises PopulationError otherwise."""
     tokens = tuple(str(token) for token in tokens)
     if len(tokens) != features:
         raise PopulationError(f"The vocabulary has {len(tokens)} tokens for {features} features.")

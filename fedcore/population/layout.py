@@ -7,7 +7,7 @@
     <path>/ledger-head.json             the newest record of the privacy ledger that was seen
     <path>/.writer.lock                 held by the one process that writes
 
-A population is written in a local folder. It is read from there, or from behind a URL through `object_storage.py`.
+A population is written in a local folder, and read from there or, by `fedcore.storage.objects`, from behind a URL.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 
 from fedcore.errors import ConfigError, PopulationError
 from fedcore.storage import objects as object_storage
-from fedcore.storage.files import Place, flush, is_remote, place, read_bytes, write_whole
+from fedcore.storage.files import AnyPlace, Place, below, flush, is_remote, place, read_bytes, write_whole
 
 BLOCKS, VERSIONS, VOCABULARIES = "blocks", "versions", "vocabularies"
 LOCK, SPILL = ".writer.lock", ".spill"
@@ -46,16 +46,16 @@ def writable(location: str | Place) -> Path:
     return path
 
 
-def block_folder(path: Place, slot: str) -> Place:
-    return path / BLOCKS / slot
+def block_folder(path: AnyPlace, slot: str) -> AnyPlace:
+    return below(path, BLOCKS, slot)
 
 
-def version_file(path: Place, version: int) -> Place:
-    return path / VERSIONS / f"{version:06d}.json"
+def version_file(path: AnyPlace, version: int) -> AnyPlace:
+    return below(path, VERSIONS, f"{version:06d}.json")
 
 
-def vocabulary_file(path: Place, sha256: str) -> Place:
-    return path / VOCABULARIES / f"{sha256}.txt"
+def vocabulary_file(path: AnyPlace, sha256: str) -> AnyPlace:
+    return below(path, VOCABULARIES, f"{sha256}.txt")
 
 
 def read_beside(path: Place, name: str) -> bytes | None:
@@ -77,7 +77,7 @@ def write_beside(path: Place, name: str, content: bytes) -> None:
 def versions(path: Place) -> list[int]:
     """The committed versions, in order; empty if there is none."""
     folder = path / VERSIONS
-    if is_remote(path):
+    if is_remote(folder):
         stems = [name.removesuffix(".json") for name in object_storage.names(folder) if name.endswith(".json")]
         return sorted(int(stem) for stem in stems if stem.isdigit())
     if not folder.is_dir():
@@ -86,7 +86,7 @@ def versions(path: Place) -> list[int]:
 
 
 def is_population_root(path: Path) -> bool:
-    """Whether the root group carries our mark."""
+    """Whether the root group is marked as a population's."""
     try:
         attributes = json.loads((path / ROOT).read_text("utf-8")).get("attributes", {})
     except (OSError, ValueError, AttributeError):
@@ -140,9 +140,9 @@ def contents(folder: Place) -> Iterator[tuple[str, bytes]]:
 
 
 class Hasher:
-    """Takes the files of a slot, in order, and gives `digest`'s result."""
+    """The result of `digest`, for files that are given one after another in the order of their names."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.total = 0
         self.sha256 = hashlib.sha256()
 
@@ -203,7 +203,7 @@ def writer_lock(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def named_os_errors(path: Path) -> Iterator[None]:
+def named_os_errors(path: Place) -> Iterator[None]:
     """Turns a full disk, or any other OSError met while writing, into a PopulationError. Nothing became visible."""
     try:
         yield

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Literal, Self
+from typing import Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
@@ -12,7 +12,8 @@ from fedcore.errors import ManifestError, PopulationNotFound
 from fedcore.population import layout
 from fedcore.population.blocks import Kind
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Final = 1
+StoredDtype = Literal["int32", "int64", "float32", "float64"]
 Sha256 = Field(pattern=r"^[0-9a-f]{64}$")
 SLOT = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # one folder name: a manifest can never point outside its population
 
@@ -45,7 +46,7 @@ class PartEntry(_Frozen):
 
     entries: int = Field(ge=0)
     total: int = Field(ge=0)
-    dtype: Literal["int32", "int64", "float32", "float64"]
+    dtype: StoredDtype
 
 
 class BlockEntry(_Frozen):
@@ -136,7 +137,7 @@ class Manifest(_Frozen):
         return any(block.heldout is not None for block in self.blocks)
 
 
-def _canonical(content: dict) -> bytes:
+def _canonical(content: dict[str, Any]) -> bytes:
     return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
@@ -176,7 +177,7 @@ def decode(data: bytes, where: str) -> Manifest:
         raise ManifestError(f"The manifest {where} contradicts itself: {_first_of(error)}.", remedy) from error
 
 
-def build(**fields) -> Manifest:
+def build(**fields: Any) -> Manifest:
     """A manifest from its fields. Raises ManifestError instead of pydantic's error."""
     try:
         return Manifest(**fields)

@@ -19,7 +19,7 @@ from fedcore.population.store import Population
 from fedcore.storage import files
 from fedcore.storage import objects as object_storage
 
-CLAIM = ".copying"  # names the population that is being copied to a place; gone when the manifest is there
+MARKER = ".copying"  # names the population that is being copied to a place; gone when the manifest is there
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +51,12 @@ def copy_population(
     """
     store, target = Population.open(source, version), layout.place(dest)
     made = store.manifest
-    here = str(target if layout.is_remote(target) else target.resolve())
+    here = files.absolute(target)
     if here == store.location:
         raise PopulationError(f"{target} cannot be copied onto itself.", "Name another place.")
     with _held(target):
         fresh = _refuse_others(store, target)
-        _claim(target, made)
+        _mark(target, made)
         kept, size = 0, 0
         for index, entry in enumerate(made.blocks):
             if not fresh and _is_there(target, entry):
@@ -72,13 +72,13 @@ def copy_population(
             _put(target, name, _group(store, name))
         _copy_witness(store, target)
         _commit(target, made)
-        _remove(target / CLAIM)
+        _remove(target / MARKER)
     return Copied(here, made.population_id, made.version, len(made.blocks), kept, size)
 
 
 @contextmanager
 def _held(target: layout.Place) -> Iterator[None]:
-    """The place exists and, if it is local, its writer lock is held: object storage has none, hence the claim."""
+    """The place exists and, if it is local, its writer lock is held: object storage has none, hence the marker."""
     with ExitStack() as stack:
         if not layout.is_remote(target):
             with layout.named_os_errors(target):
@@ -106,30 +106,29 @@ def _refuse_others(store: Population, target: layout.Place) -> bool:
                 f"{target} was appended to on its own: its slot {block.slot} is another than that of {store.path}.",
                 remedy,
             )
-    claim = layout.read_beside(target, CLAIM)
-    if claim is not None and claim.decode("ascii", "replace") != made.population_id:
+    marker = layout.read_beside(target, MARKER)
+    if marker is not None and marker.decode("ascii", "replace") != made.population_id:
         raise PopulationError(
             f"Another population is being copied to {target}, or was and was left unfinished.",
             f"Name another place; or, if nobody copies there, delete {target} first.",
         )
-    if known or claim is not None:
+    if known or marker is not None:
         return False
-    there = (
-        object_storage.names(target)
-        if layout.is_remote(target)
-        else [entry.name for entry in target.iterdir() if entry.name != layout.LOCK]
-    )
-    if there:
+    if layout.is_remote(target):
+        occupied = bool(object_storage.names(target))
+    else:
+        occupied = any(entry.name != layout.LOCK for entry in target.iterdir())
+    if occupied:
         raise PopulationError(f"{target} is not empty and holds no population.", "Name a new or empty place.")
     return True
 
 
-def _claim(target: layout.Place, made: Manifest) -> None:
+def _mark(target: layout.Place, made: Manifest) -> None:
     content = made.population_id.encode()
     try:
-        _create(target / CLAIM, content)
+        _create(target / MARKER, content)
     except FileExistsError:
-        if layout.read_beside(target, CLAIM) != content:
+        if layout.read_beside(target, MARKER) != content:
             raise PopulationError(f"Another population is being copied to {target}.", "Name another place.") from None
 
 
@@ -149,7 +148,8 @@ def _size(folder: layout.Place) -> int:
 def _copy_slot(store: Population, index: int, entry: BlockEntry, target: layout.Place) -> int:
     """Into a slot that is not there. Returns the bytes copied."""
     folder = layout.block_folder(target, entry.slot)
-    hasher, batch, held = layout.Hasher(), {}, 0
+    hasher, held = layout.Hasher(), 0
+    batch: dict[str, bytes] = {}
     for name, content in _source_files(store, index, entry):
         hasher.add(name, content)
         if batch and held + len(content) > object_storage.BATCH_BYTES:
@@ -198,7 +198,7 @@ def _write_files(folder: layout.Place, batch: dict[str, bytes]) -> None:
 
 def _copy_vocabulary(store: Population, target: layout.Place) -> None:
     named, tokens = store.manifest.vocabulary, store.vocabulary()
-    if tokens is not None:
+    if named is not None and tokens is not None:
         content = "".join(f"{token}\n" for token in tokens).encode()
         _put(target, f"{layout.VOCABULARIES}/{named.sha256}.txt", content)
 
@@ -219,8 +219,11 @@ def _copy_witness(store: Population, target: layout.Place) -> None:
     if content is None:
         return
     there = layout.read_beside(target, layout.WITNESS)
-    if there is None or (_seen(there) is not None and _seen(content) is not None and _seen(content) > _seen(there)):
-        _put(target, layout.WITNESS, content)
+    if there is not None:
+        new, old = _seen(content), _seen(there)
+        if new is None or old is None or new <= old:
+            return
+    _put(target, layout.WITNESS, content)
 
 
 def _seen(witness: bytes) -> int | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar, cast
 
 import numpy as np
 import scipy.sparse as sp
@@ -17,8 +18,10 @@ from fedcore.population.blocks import FLOAT32_EXACT, ClientBlock, CountsBlock, K
 from fedcore.population.checks import Rows
 from fedcore.population.manifest import BlockEntry, Manifest, PartEntry
 from fedcore.population.streaming import StoredRows
+from fedcore.storage import files
 
 TRAIN, HELDOUT = "train", "heldout"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +54,13 @@ class Population:
         Raises PopulationNotFound if there is none, ManifestError if its manifest cannot be trusted, PopulationError
         if a URL cannot be reached, ConfigError if it cannot be used.
         """
-        path = layout.place(path)
-        return cls(path, manifests.load(path, version))
+        folder = layout.place(path)
+        return cls(folder, manifests.load(folder, version))
 
     @property
     def location(self) -> str:
-        """The absolute path of the folder, or the URL: what another process opens."""
-        return str(self.path if layout.is_remote(self.path) else self.path.resolve())
+        """The absolute path of the folder, or the URL: what another process can open."""
+        return files.absolute(self.path)
 
     @property
     def version(self) -> int:
@@ -128,23 +131,13 @@ class Population:
                 f"The population {self.path} has no held-out part.",
                 "Ingest it with one, or evaluate on the training part.",
             )
-        try:
-            other = self._part(entry, HELDOUT, entry.heldout, None) if heldout else None
-            return self._part(entry, TRAIN, entry.train, other)
-        except arrays.ArrayDamaged as damage:
-            raise self._damaged(index, str(damage)) from damage
+        read: Callable[..., ClientBlock] = self._counts if self.kind == "counts" else self._rows
+        return self._in_block(index, read, entry, heldout)
 
     def client_ids(self, index: int) -> np.ndarray:
         """(C,) str, the ids of the clients of block `index`. Raises ChunkError."""
         entry = self._entry(index)
-        folder = layout.block_folder(self.path, entry.slot) / "ids"
-        try:
-            ptr = arrays.read(folder / "ptr", entry.sha256, (entry.clients + 1,), "int64")
-            _check_pointers(ptr, entry.id_bytes, "ids/ptr")
-            data = arrays.read(folder / "bytes", entry.sha256, (entry.id_bytes,), "uint8")
-            return identifiers.decode(data, ptr)
-        except (arrays.ArrayDamaged, UnicodeDecodeError) as damage:
-            raise self._damaged(index, str(damage)) from damage
+        return self._in_block(index, stored_client_ids, layout.block_folder(self.path, entry.slot), entry)
 
     def tiles(self, index: int, max_bytes: int, heldout: bool = False) -> Iterator[RowsBlock]:
         """Block `index` of dense rows in tiles of about max_bytes (at least one stored chunk is held in memory).
@@ -199,7 +192,8 @@ class Population:
         chunk = self._in_block(index, arrays.chunk_length, *stored)
         read = partial(self._in_block, index, arrays.read, *stored)
         rows = StoredRows(read, part.entries, self.features, part.dtype, chunk)
-        return RowsBlock(entry.first, entry.first // self.clients_per_leaf, ptr, rows)
+        # `StoredRows` does what is done to the rows of a block: slices, selections, np.asarray.
+        return RowsBlock(entry.first, entry.first // self.clients_per_leaf, ptr, cast(np.ndarray, rows))
 
     def client_bytes(self, index: int) -> np.ndarray:
         """(C,) int64: decoded bytes of each client of block `index`, held-out data included."""
@@ -287,17 +281,19 @@ class Population:
 
     def _read_everything(self, index: int, entry: BlockEntry) -> None:
         self.client_ids(index)
-        if self.kind == "counts":
-            block = self.read(index, heldout=entry.heldout is not None)
-            for part, expected in ((block, entry.train), (block.heldout, entry.heldout)):
-                if part is not None and not _increasing_within_clients(part):
-                    raise self._damaged(index, "the token ids of a client are not increasing")
-                if part is not None and int(part.totals.sum()) != expected.total:
-                    raise self._damaged(index, "the tokens do not add up to the number in the manifest")
-        else:
-            for part in (False, True):
-                for _ in self.tiles(index, arrays.STREAM_BYTES, heldout=part):
+        if self.kind == "rows":
+            for heldout in (False, True):
+                for _ in self.tiles(index, arrays.STREAM_BYTES, heldout=heldout):
                     pass
+            return
+        for name, stored in ((TRAIN, entry.train), (HELDOUT, entry.heldout)):
+            if stored is None:
+                continue
+            part = self._in_block(index, self._counts_part, entry, name, stored)
+            if not _increasing_within_clients(part):
+                raise self._damaged(index, "the token ids of a client are not increasing")
+            if int(part.totals.sum()) != stored.total:
+                raise self._damaged(index, "the tokens do not add up to the number in the manifest")
 
     def _entry(self, index: int) -> BlockEntry:
         if not 0 <= index < len(self.blocks):
@@ -306,11 +302,11 @@ class Population:
             )
         return self.blocks[index]
 
-    def _in_block(self, index: int, function, *arguments):
+    def _in_block(self, index: int, function: Callable[..., T], *arguments: object) -> T:
         """Calls the function; damage is reported as that of block `index`."""
         try:
             return function(*arguments)
-        except arrays.ArrayDamaged as damage:
+        except (arrays.ArrayDamaged, UnicodeDecodeError) as damage:
             raise self._damaged(index, str(damage)) from damage
 
     def _damaged(self, index: int, what: str) -> ChunkError:
@@ -327,22 +323,33 @@ class Population:
         _check_pointers(ptr, part.entries, f"{name}/{pointers}")
         return ptr
 
-    def _part(self, entry: BlockEntry, name: str, part: PartEntry | None, heldout: ClientBlock | None) -> ClientBlock:
+    def _rows(self, entry: BlockEntry, heldout: bool) -> RowsBlock:
+        other = self._rows_part(entry, HELDOUT, entry.heldout) if heldout else None
+        return replace(self._rows_part(entry, TRAIN, entry.train), heldout=other)
+
+    def _counts(self, entry: BlockEntry, heldout: bool) -> CountsBlock:
+        other = self._counts_part(entry, HELDOUT, entry.heldout) if heldout else None
+        return replace(self._counts_part(entry, TRAIN, entry.train), heldout=other)
+
+    def _rows_part(self, entry: BlockEntry, name: str, part: PartEntry | None) -> RowsBlock:
+        """The rows of one part of a block; part None: no client of the block has any."""
         leaf = entry.first // self.clients_per_leaf
+        if part is None:
+            none = np.empty((0, self.features), self.manifest.dtype)
+            return RowsBlock(entry.first, leaf, np.zeros(entry.clients + 1, np.int64), none)
         folder = layout.block_folder(self.path, entry.slot) / name
-        counts = self.kind == "counts"
-        if part is None:  # no client of this block has held-out data
-            ptr = np.zeros(entry.clients + 1, np.int32 if counts else np.int64)
-            if not counts:
-                return RowsBlock(entry.first, leaf, ptr, np.empty((0, self.features), self.manifest.dtype))
-            none = np.empty(0, np.float32)
-            return CountsBlock(
-                entry.first, leaf, ptr, np.empty(0, np.int32), none, np.zeros(entry.clients), self.features
-            )
         ptr = self._pointers(entry, name, part)
-        if not counts:
-            x = arrays.read(folder / "x", entry.sha256, (part.entries, self.features), part.dtype)
-            return RowsBlock(entry.first, leaf, ptr, x, heldout)
+        x = arrays.read(folder / "x", entry.sha256, (part.entries, self.features), part.dtype)
+        return RowsBlock(entry.first, leaf, ptr, x)
+
+    def _counts_part(self, entry: BlockEntry, name: str, part: PartEntry | None) -> CountsBlock:
+        """The counts of one part of a block; part None: no client of the block has any."""
+        leaf = entry.first // self.clients_per_leaf
+        if part is None:
+            ptr, indices, data = np.zeros(entry.clients + 1, np.int32), np.empty(0, np.int32), np.empty(0, np.float32)
+            return CountsBlock(entry.first, leaf, ptr, indices, data, np.zeros(entry.clients), self.features)
+        folder = layout.block_folder(self.path, entry.slot) / name
+        ptr = self._pointers(entry, name, part)
         indices = arrays.read(folder / "indices", entry.sha256, (part.entries,), "int32")
         data = arrays.read(folder / "counts", entry.sha256, (part.entries,), part.dtype)
         largest = 0
@@ -356,7 +363,15 @@ class Population:
         if part.entries <= np.iinfo(np.int32).max:
             ptr = ptr.astype(np.int32)  # SciPy copies the indices when their type differs from that of indptr
         data = data.astype(np.float32 if largest < FLOAT32_EXACT else np.float64)
-        return CountsBlock(entry.first, leaf, ptr, indices, data, totals, self.features, heldout)
+        return CountsBlock(entry.first, leaf, ptr, indices, data, totals, self.features)
+
+
+def stored_client_ids(folder: layout.Place, entry: BlockEntry) -> np.ndarray:
+    """(C,) str, the ids of the clients of the block in this folder. Raises ArrayDamaged, UnicodeDecodeError."""
+    ptr = arrays.read(folder / "ids" / "ptr", entry.sha256, (entry.clients + 1,), "int64")
+    _check_pointers(ptr, entry.id_bytes, "ids/ptr")
+    data = arrays.read(folder / "ids" / "bytes", entry.sha256, (entry.id_bytes,), "uint8")
+    return identifiers.decode(data, ptr)
 
 
 def _check_pointers(ptr: np.ndarray, entries: int, name: str) -> None:

@@ -20,9 +20,9 @@ from fedcore.population.arrays import STREAM_BYTES
 from fedcore.population.block_writer import BlockWriter, PartWriter
 from fedcore.population.blocks import Kind
 from fedcore.population.checks import Rows, bytes_of, checked_counts, checked_rows, checked_vocabulary
-from fedcore.population.manifest import BlockEntry, Manifest, Provenance
+from fedcore.population.manifest import BlockEntry, Manifest, Provenance, Vocabulary
 from fedcore.population.sizing import CLIENTS_PER_LEAF, block_limit, chosen
-from fedcore.population.store import Population
+from fedcore.population.store import Population, stored_client_ids
 from fedcore.storage import files
 
 
@@ -101,8 +101,8 @@ class PopulationWriter:
         self._open: BlockWriter | None = None
         self._slots = 0
         self._made: list[Path] = []  # what disappears again without a commit
-        self._stack: ExitStack | None = None
-        self._committed = self._failed = False
+        self._lock = ExitStack()  # holds the writer lock
+        self._entered = self._committed = self._failed = False
 
     @classmethod
     def extending(cls, parent: Population, **changes) -> PopulationWriter:
@@ -122,7 +122,7 @@ class PopulationWriter:
             "ledger": None if old.ledger is None else old.ledger.model_dump(),
             **changes,
         }
-        return cls(parent.path, old.kind, old.features, parent=parent, **settings)
+        return cls(layout.writable(parent.path), old.kind, old.features, parent=parent, **settings)
 
     # ---- life cycle
 
@@ -145,7 +145,7 @@ class PopulationWriter:
                 layout.write_group(self.path / layout.BLOCKS)
             if self.parent is None:
                 self._made.append(self.path)
-            self._stack = stack.pop_all()
+            self._lock, self._entered = stack.pop_all(), True
         return self
 
     def _check_place(self) -> None:
@@ -173,7 +173,7 @@ class PopulationWriter:
                 for folder in reversed(self._made):
                     shutil.rmtree(folder, ignore_errors=True)
         finally:
-            self._stack.close()
+            self._lock.close()
 
     # ---- clients in
 
@@ -279,7 +279,7 @@ class PopulationWriter:
     # ---- inside
 
     def _ready(self) -> None:
-        if self._stack is None or self._committed:
+        if not self._entered or self._committed:
             raise PopulationError("This writer is not open.", "Use it inside its `with` statement, before the commit.")
         if self._failed:
             raise PopulationError("An earlier write of this writer failed half-way.", "Start again with a new writer.")
@@ -345,9 +345,11 @@ class PopulationWriter:
             self.close_block()
 
     def _checked(self, data: sp.spmatrix | Rows, clients: int) -> sp.csr_matrix | Rows:
-        return (checked_counts if self.kind == "counts" else checked_rows)(data, clients, self.features, self.dtype)
+        if self.dtype is None:
+            return checked_counts(data, clients, self.features)
+        return checked_rows(data, clients, self.features, self.dtype)
 
-    def _store_vocabulary(self) -> dict | None:
+    def _store_vocabulary(self) -> Vocabulary | None:
         if self.tokens is None:
             return None
         data = "".join(f"{token}\n" for token in self.tokens).encode("utf-8")
@@ -356,7 +358,7 @@ class PopulationWriter:
         if not file.exists():
             with layout.named_os_errors(self.path):
                 layout.create_exclusively(file, data)
-        return {"sha256": sha256, "size": len(self.tokens)}
+        return Vocabulary(sha256=sha256, size=len(self.tokens))
 
     def _store_manifest(self, made: Manifest) -> None:
         for name in (layout.ROOT, f"{layout.BLOCKS}/{layout.ROOT}"):
@@ -380,42 +382,12 @@ class PopulationWriter:
             return
         # Equal hashes are nearly always equal ids; look at the ids themselves to be sure.
         seen: set[str] = set()
-        preview = Population(self.path, _preview(self))
         for position in np.flatnonzero(np.isin(hashes, suspects)).tolist():
             index = next(i for i, block in enumerate(self._blocks) if position < block.first + block.clients)
-            one = str(preview.client_ids(index)[position - self._blocks[index].first])
+            block = self._blocks[index]
+            one = str(stored_client_ids(layout.block_folder(self.path, block.slot), block)[position - block.first])
             if one in seen:
                 raise PopulationError(
                     f"The client id {one!r} was written twice.", "Give all data of a client in one call of `write`."
                 )
             seen.add(one)
-
-
-def name_ledger(population: Population, ledger: dict[str, str]) -> Population:
-    """A new version, with the same data, that names its ledger. Naming the same ledger again changes nothing.
-
-    Raises PopulationError if the population names another ledger already: budgets cannot be reset.
-    """
-    old = population.manifest.ledger
-    if old is not None:
-        if old.model_dump() == ledger:
-            return population
-        raise PopulationError(
-            f"The population {population.path} names the ledger {old.id} already.",
-            "A population keeps its ledger for good.",
-        )
-    with PopulationWriter.extending(population, ledger=ledger) as writer:
-        for entry in population.blocks:
-            writer.keep(entry)
-        return writer.commit(population.manifest.provenance)
-
-
-def _preview(writer: PopulationWriter) -> Manifest:
-    """An unchecked manifest, good for nothing but reading the ids of the blocks just written."""
-    return Manifest.model_construct(
-        version=writer.version,
-        kind=writer.kind,
-        features=writer.features,
-        blocks=tuple(writer._blocks),
-        clients_per_leaf=writer.clients_per_leaf,
-    )

@@ -1,4 +1,4 @@
-"""The currency: approximate zero-concentrated differential privacy (zCDP).
+"""The currency of budgets: approximate zero-concentrated differential privacy (zCDP).
 
 A budget (epsilon, delta) is turned once into (rho_max, delta_conv, delta_extra). A release costs (rho, delta'); what is
 spent may not exceed sum rho <= rho_max and sum delta' <= delta_extra, also when later releases are chosen after
@@ -18,6 +18,7 @@ from functools import cache, lru_cache
 import numpy as np
 
 from fedcore.errors import ConfigError
+from fedcore.privacy.plan import PlannedRelease
 
 SAFETY = 1e-4  # calibrated to epsilon * (1 - SAFETY), so that a recomputation by other software stays within epsilon
 EXTRA_SHARE = 0.1
@@ -37,7 +38,7 @@ class ZcdpBudget:
     delta_conv: float
     delta_extra: float
 
-    def to_json(self) -> dict:
+    def to_json(self) -> dict[str, float]:
         return asdict(self)
 
 
@@ -98,7 +99,10 @@ def _renyi() -> tuple[type, type]:
     """
     name = "dp_accounting"
     if name not in sys.modules:
-        bare = importlib.util.module_from_spec(importlib.util.find_spec(name))
+        spec = importlib.util.find_spec(name)
+        if spec is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        bare = importlib.util.module_from_spec(spec)
         sys.modules[name] = bare
     else:
         bare = None
@@ -127,20 +131,8 @@ def rho_of(epsilon: float, delta: float) -> float:
     return low
 
 
-def noise_multiplier_for(rho: float) -> float:
-    """The smallest noise multiplier, to rounding, whose `PlannedRelease.rho` is at most `rho`."""
-    if not (math.isfinite(rho) and rho > 0):
-        raise ConfigError(f"rho must be positive and finite, not {rho!r}.")
-    sigma = math.sqrt(0.5 / rho)
-    while gaussian_rho(sigma) > rho:
-        sigma = math.nextafter(sigma, math.inf)
-    return sigma
-
-
 def gaussian_rho(noise_multiplier: float) -> float:
     """Price of one discrete Gaussian of this noise multiplier, rounded up as in `PlannedRelease.rho`."""
-    from fedcore.privacy.plan import PlannedRelease
-
     return PlannedRelease("", 1, (), 1, noise_multiplier, "", "").rho
 
 

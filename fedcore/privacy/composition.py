@@ -34,6 +34,7 @@ from functools import lru_cache
 from scipy.special import log_ndtr
 
 from fedcore.errors import ConfigError
+from fedcore.privacy.accounting import epsilon_of
 
 SUMS_PER_ROUND = 2
 UNITS_PER_ROUND = 3  # with the count
@@ -113,8 +114,19 @@ def _kov15_total(rounds: int) -> Callable[[float, float], float]:
     return lambda x, root: root * x + rounds * x * math.tanh(x / 2)  # tanh(x/2) = (e^x - 1) / (e^x + 1)
 
 
-def _advanced(epsilon, delta, rounds, total, sigma=classical_sigma, units=UNITS_PER_ROUND, sums=SUMS_PER_ROUND):
-    """total(x, sqrt(2 T ln 1/delta')) = epsilon, solved for x = units * eps_0."""
+def _advanced(
+    epsilon: float,
+    delta: float,
+    rounds: int,
+    total: Callable[[float, float], float],
+    sigma: Callable[[float, float], float] = classical_sigma,
+    units: int = UNITS_PER_ROUND,
+    sums: int = SUMS_PER_ROUND,
+) -> Multiplier:
+    """The solution of total(x, sqrt(2 T ln 1/delta')) = epsilon for x = units * eps_0.
+
+    sigma: (eps_0, delta_0) -> the multiplier of one Gaussian
+    """
     _check(epsilon, delta, rounds)
     if rounds == 1:
         epsilon_0 = epsilon / units
@@ -138,8 +150,6 @@ def zcdp_simple(epsilon: float, delta: float, releases: int) -> Multiplier:
 
 def zcdp_optimal(epsilon: float, delta: float, releases: int) -> Multiplier:
     """As `zcdp_simple` with the conversion of the best order, which budgets use (they keep 1e-4 of epsilon back)."""
-    from fedcore.privacy.accounting import epsilon_of
-
     _check(epsilon, delta, releases)
     return Multiplier(math.sqrt(releases / (2 * _solve(lambda rho: epsilon_of(rho, delta), epsilon))))
 
@@ -148,13 +158,6 @@ def gdp(epsilon: float, delta: float, releases: int) -> Multiplier:
     """Exact for Gaussians: sigma = sqrt(releases) / mu (Dong, Roth, Su 2022)."""
     _check(epsilon, delta, releases)
     return Multiplier(math.sqrt(releases) / gdp_mu(epsilon, delta))
-
-
-def gdp_shares(epsilon: float, delta: float, shares: list[float]) -> list[float]:
-    """The multipliers of releases that take these shares of mu**2, which must not exceed 1 in sum."""
-    if not shares or min(shares) <= 0 or math.fsum(shares) > 1 + 1e-12:
-        raise ConfigError("shares of a budget must be positive and sum to at most 1.")
-    return [1.0 / (math.sqrt(share) * gdp_mu(epsilon, delta)) for share in shares]
 
 
 def pld_with_counts(
@@ -179,7 +182,7 @@ def pld_with_counts(
         raise ConfigError(f"counts of epsilon {count_epsilon:g} in {rounds} rounds leave nothing of {epsilon:g}.")
     counts = SelfComposedDpEvent(LaplaceDpEvent(1 / count_epsilon), rounds)
 
-    def events(sigma):
+    def events(sigma: float) -> ComposedDpEvent:
         return ComposedDpEvent([SelfComposedDpEvent(GaussianDpEvent(sigma), SUMS_PER_ROUND * rounds), counts])
 
     low = gdp(epsilon, delta, SUMS_PER_ROUND * rounds).sigma

@@ -12,7 +12,7 @@ import numpy as np
 from fedcore.population.blocks import segment_sums
 
 GRID_BITS = 16
-GRID_NORM = 2**GRID_BITS  # the clip in grid steps: the sensitivity
+GRID_NORM: int = 2**GRID_BITS  # the clip in grid steps: the sensitivity
 
 
 def grid_step(clip: float) -> float:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Protocol
 
@@ -19,9 +20,9 @@ import numpy as np
 from fedcore.errors import PrivacyError, SensitivityError
 from fedcore.privacy.plan import PlannedRelease
 
-# Values stay below 2**62 (aggregation.IntegerSum refuses more), and noise of this scale reaches 2**62 only at 128
-# standard deviations. So no sum leaves int64, whatever the data are; OpenDP would saturate there, which is
-# post-processing, so that not even that could leak.
+# Values stay below 2**62 (`fedcore.rounds.statistics.IntegerSum` refuses more), and noise of this scale reaches 2**62
+# only at 128 standard deviations. So no sum leaves int64, whatever the data are; OpenDP would saturate there, which
+# is post-processing, so that not even that could leak.
 LARGEST_SCALE = 2.0**55
 LARGEST_SENSITIVITY = 2**53  # exact as a float
 SCALE_STEPS = 64
@@ -74,7 +75,7 @@ class SecureNoise:
 
 
 @lru_cache(maxsize=256)
-def _measurement(name: str, sensitivity: int, scale: float, rho: float):
+def _measurement(name: str, sensitivity: int, scale: float, rho: float) -> Callable[[list[int]], list[int]]:
     """OpenDP's measurement whose own price is at most the price that is charged.
 
     Both prices are rounded upwards; the scale grows by units in the last place until OpenDP's is the smaller one.
@@ -109,7 +110,7 @@ class TestNoise:
     secure = False
     label = "test noise: not private"
 
-    def __init__(self, key: str):
+    def __init__(self, key: str) -> None:
         self.key = key
 
     def draw(self, planned: PlannedRelease, run_key: str, values: np.ndarray) -> np.ndarray:
@@ -117,18 +118,20 @@ class TestNoise:
         name = f"{self.key}|{planned.round}|{planned.name}"
         digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
         rng = np.random.Generator(np.random.Philox(key=np.frombuffer(digest, np.uint64)))
-        return values + _pseudo_discrete_gaussian(rng, planned.scale, values.size).reshape(values.shape)
+        noise = _pseudo_discrete_gaussian(rng, planned.scale, values.size).reshape(values.shape)
+        noised: np.ndarray = values + noise
+        return noised
 
 
 def _pseudo_discrete_gaussian(rng: np.random.Generator, scale: float, size: int) -> np.ndarray:
     """(size,) int64 by rejection from a discrete Laplace (Canonne, Kamath, Steinke 2020, Alg. 3), in floats."""
-    spread = math.floor(scale) + 1
+    laplace_scale = math.floor(scale) + 1
     kept, missing = [], size
     while missing > 0:
         tries = 2 * missing + 16
-        geometric = rng.geometric(-math.expm1(-1 / spread), (2, tries))
+        geometric = rng.geometric(-math.expm1(-1 / laplace_scale), (2, tries))
         laplace = geometric[0] - geometric[1]
-        excess = (np.abs(laplace) - scale**2 / spread) / scale
+        excess = (np.abs(laplace) - scale**2 / laplace_scale) / scale
         kept.append(laplace[rng.random(tries) < np.exp(-(excess**2) / 2)][:missing])
         missing -= len(kept[-1])
     return np.concatenate(kept) if kept else np.zeros(0, np.int64)

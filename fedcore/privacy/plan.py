@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass
 from fractions import Fraction
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -39,7 +39,7 @@ class PlannedRelease:
     composition: str
     delta: float = 0.0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier > 0):
             raise ConfigError(f"release {self.name!r}: the noise multiplier must be positive and finite.")
         if type(self.sensitivity) is not int or self.sensitivity <= 0:
@@ -61,5 +61,5 @@ class PlannedRelease:
     def cells(self) -> int:
         return int(np.prod(self.shape))
 
-    def to_json(self) -> dict:
+    def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "shape": list(self.shape), "rho": self.rho}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedcore.privacy.accounting import epsilon_of, exact_sum, rounded_up
-from fedcore.privacy.ledger.chain import OPEN, SPENT, Account, RunAccount
+from fedcore.privacy.ledger.chain import OPEN, SPENT, Account, Attempt, RunAccount
 from fedcore.privacy.mechanisms import SecureNoise, TestNoise
 
 if TYPE_CHECKING:
@@ -53,15 +53,15 @@ class PrivacyStatement:
     epsilon: float | None = None
     delta: float | None = None
     rho: float | None = None
-    releases: tuple[Mapping, ...] = ()
+    releases: tuple[Mapping[str, Any], ...] = ()
     mechanism: str = ""
-    population: Mapping = field(default_factory=dict)
+    population: Mapping[str, Any] = field(default_factory=dict)
     ended: bool = True
     start: str = ""
     trust_model: str = TRUST_MODEL
     not_covered: tuple[str, ...] = NOT_COVERED
 
-    def to_json(self) -> dict:
+    def to_json(self) -> dict[str, Any]:
         value = {**asdict(self), "privacy": "differential privacy" if self.private else "none", "text": self.text()}
         return {**value, "releases": [dict(entry) for entry in self.releases], "not_covered": list(self.not_covered)}
 
@@ -90,7 +90,7 @@ class PrivacyStatement:
         return "\n".join(lines)
 
 
-def _line(entry: Mapping) -> str:
+def _line(entry: Mapping[str, Any]) -> str:
     attempts = "" if entry["attempts"] == 1 else f", drawn {entry['attempts']} times"
     return (
         f"  - round {entry['round']}, {entry['name']}: sensitivity {entry['sensitivity']} grid units, noise "
@@ -129,25 +129,24 @@ def statement_of_account(account: Account, run: RunAccount, *, test_ledger: bool
         if attempts:
             cost = rounded_up(exact_sum(attempt.rho for attempt in attempts))
             releases.append({**planned, "attempts": len(attempts), "rho": cost})
-    rho, delta = _price(run.spent(), account.budget.delta_conv)
-    balance = account.balance()
-    population = {**account.budget.to_json(), "rho_spent": balance.rho_spent, "epsilon_spent": balance.epsilon_spent}
+    budget, balance = account.required_budget(), account.balance()
+    rho, delta = _price(run.spent(), budget.delta_conv)
+    population = {**budget.to_json(), "rho_spent": balance.rho_spent, "epsilon_spent": balance.epsilon_spent}
     return PrivacyStatement(
-        True,
-        "",
-        account.unit,
-        account.relation,
-        epsilon_of(rho, account.budget.delta_conv),
-        delta,
-        rho,
-        tuple(releases),
-        SecureNoise.label,
-        population,
-        run.status != OPEN,
+        private=True,
+        unit=account.unit or "",
+        relation=account.relation or "",
+        epsilon=epsilon_of(rho, budget.delta_conv),
+        delta=delta,
+        rho=rho,
+        releases=tuple(releases),
+        mechanism=SecureNoise.label,
+        population=population,
+        ended=run.status != OPEN,
     )
 
 
-def _price(spent: Sequence, delta_conv: float) -> tuple[float, float]:
+def _price(spent: Sequence[Attempt], delta_conv: float) -> tuple[float, float]:
     """(rho, delta) of charged attempts, rounded up."""
     delta = exact_sum(attempt.delta for attempt in spent) + Fraction(delta_conv)
     return rounded_up(exact_sum(attempt.rho for attempt in spent)), rounded_up(delta)

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedcore.methods.dictionaries import learners
-from fedcore.methods.dictionaries.centres import centre
-from fedcore.methods.dictionaries.choosing import choose, split
-from fedcore.methods.dictionaries.coding import Coder
+from fedcore.methods.dictionaries.aggregation import aggregate
+from fedcore.methods.dictionaries.alignment import align, divide
+from fedcore.methods.dictionaries.distances import d12
+from fedcore.methods.dictionaries.initialisation import Schedule, best_of_starts, starting_dictionaries
 from fedcore.methods.dictionaries.matching import matched_atoms, path, star
-from fedcore.methods.dictionaries.operators import d12
-from fedcore.methods.dictionaries.synthetic import SharedAtoms
+from fedcore.methods.dictionaries.simulation.synthetic import SharedAtoms
+from fedcore.methods.dictionaries.sparse_coding import Coder
 from fedcore.randomness import stream
 
 FAR, FAR_ROUNDS = 0.7, 3  # as the method leaves clients out
@@ -57,13 +58,11 @@ def start(
     for i, own in enumerate(own for problem in problems for own in problem.samples):
         samples[i, : len(own)] = own
     unit = np.broadcast_to(np.eye(d), (clients, d, d))
-    begun = np.concatenate(
-        [learners.first_dictionaries(d, d, starts, seed, np.arange(clients), unit) for seed in seeds]
-    )
+    begun = np.concatenate([starting_dictionaries(d, d, starts, seed, np.arange(clients), unit) for seed in seeds])
     coder = Coder("threshold", threshold)
     sizes = np.array([len(own) for problem in problems for own in problem.samples], np.float64)
-    schedule = learners.Schedule(density=density)
-    atoms, _ = learners.warm_start("orthogonal", lambda: iter([samples]), sizes, begun, coder, schedule)
+    schedule = Schedule(density=density)
+    atoms, _ = best_of_starts("orthogonal", lambda: iter([samples]), sizes, begun, coder, schedule)
     return Started(problems, samples, atoms, coder)
 
 
@@ -76,17 +75,16 @@ class Learnt:
     local: np.ndarray
 
 
-def learn(
-    started: Started, rounds: int, matcher: str, aggregate: str, norm: str = "unit", align: str = "lsa"
-) -> Learnt:
-    """Matching, then rounds with the orthogonal learner, as the method makes them."""
+def learn(started: Started, rounds: int, matcher: str, how: str, norm: str = "unit", rule: str = "lsa") -> Learnt:
+    """Matching, then rounds with the orthogonal learner, as the method makes them. how: "mean" or "median" of the
+    clients' versions; rule: of the alignment."""
     problems, n = started.problems, started.clients
     common, local = [], []
     for s, problem in enumerate(problems):
         own, wanted = started.dictionaries(s), len(problem.common)
         found = star(own, wanted, stream(0, "dictionaries/anchors")) if matcher == "star" else path(own, wanted)
-        common.append(centre(matched_atoms(own, found), aggregate, norm).atoms)
-        local.append(split(np.stack(own), found.index)[1])
+        common.append(aggregate(matched_atoms(own, found), how, norm).atoms)
+        local.append(divide(np.stack(own), found.index)[1])
     mine = np.concatenate(local)
     errors = [[d12(g, p.common) for g, p in zip(common, problems, strict=True)]]
     far = np.zeros(len(mine), np.int64)
@@ -95,13 +93,13 @@ def learn(
         atoms, _ = learners.step(
             "orthogonal", started.tiles, np.concatenate([shared, mine], axis=1), started.coder, loss=False
         )
-        picked = choose(shared, atoms, align)
-        mine = picked.local
-        far = np.where(picked.distances.mean(1) > FAR, far + 1, 0)
+        aligned = align(shared, atoms, rule)
+        mine = aligned.local
+        far = np.where(aligned.distances.mean(1) > FAR, far + 1, 0)
         for s in range(len(problems)):
-            there = picked.common[s * n : (s + 1) * n][far[s * n : (s + 1) * n] < FAR_ROUNDS]
+            there = aligned.common[s * n : (s + 1) * n][far[s * n : (s + 1) * n] < FAR_ROUNDS]
             if len(there):
-                common[s] = centre(there, aggregate, norm, common[s]).atoms
+                common[s] = aggregate(there, how, norm, common[s]).atoms
         errors.append([d12(g, p.common) for g, p in zip(common, problems, strict=True)])
     return Learnt(np.array(errors), common, mine.reshape(len(problems), n, *mine.shape[1:]))
 

@@ -63,6 +63,7 @@ def train(
         place, key, "dictionaries", dict(settings), population, seed=seed, start=start, on_round=listen
     )
     seconds = time.perf_counter() - began
+    assert isinstance(method, Dictionaries) and isinstance(state, DictionariesState)
     last = max((place.folder / "runs" / key / "memory").iterdir())  # of the last round: names are numbers
     parts: list[ClientOutputs] = []
     for index in range(len(population.blocks)):

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from scipy.stats import poisson
 
-from fedcore.methods.mixture_models.low_rank import soft_threshold
+from fedcore.methods.mixture_models.nuclear_norm import soft_threshold
 from fedcore.randomness import stream
 from fedcore.reproduce import fedem_runs as runs
 from fedcore.reproduce.experiment import Options, Place
@@ -32,6 +33,7 @@ RANKS = (1, 2, 3, 5)
 TABLE_ROUNDS, IMPUTER_ROUNDS = 100, 40
 SOFT_STEPS = 300
 COLUMN_MEANS = "column means"
+Model = Callable[[Mapping[str, Any], float], tuple[np.ndarray, runs.Ran]]  # from settings, and the one to be chosen
 
 
 def tables(options: Options) -> tuple[str, ...]:
@@ -67,12 +69,12 @@ def compute(place: Place, key: str, name: str, seed: int, options: Options) -> d
         return min(found, key=lambda each: error(each[1], validation))
 
     log = np.log1p(seen)
-    found = {COLUMN_MEANS: {"error": error(column_means(log), hidden)}}
+    found: dict[str, dict[str, Any]] = {COLUMN_MEANS: {"error": error(column_means(log), hidden)}}
     penalty, estimate = best(SOFT_PENALTIES, lambda penalty: soft_imputed(log, penalty))
     found["soft-impute, all sites in one place"] = {"error": error(estimate, hidden), "setting": f"penalty {penalty:g}"}
-    estimate = iterative_imputer(log)
-    if estimate is not None:
-        found["IterativeImputer of scikit-learn"] = {"error": error(estimate, hidden)}
+    imputed = iterative_imputer(log)
+    if imputed is not None:
+        found["IterativeImputer of scikit-learn"] = {"error": error(imputed, hidden)}
 
     dealt = [np.arange(client, len(counts), CLIENTS) for client in range(CLIENTS)]
     own_tables = runs.rows_population(
@@ -82,7 +84,7 @@ def compute(place: Place, key: str, name: str, seed: int, options: Options) -> d
         place, f"{name}-rows-{seed}", lambda: [log[own] for own in dealt], "a published research data set"
     )
 
-    def poisson_tables(settings: Mapping, penalty: float) -> tuple[np.ndarray, runs.Ran]:
+    def poisson_tables(settings: Mapping[str, Any], penalty: float) -> tuple[np.ndarray, runs.Ran]:
         ran = runs.traced(
             place,
             key,
@@ -99,26 +101,30 @@ def compute(place: Place, key: str, name: str, seed: int, options: Options) -> d
         )
         return expected_log(np.exp(ran.state.parameters()["natural"])), ran
 
-    def gaussian_imputer(settings: Mapping, rank: int) -> tuple[np.ndarray, runs.Ran]:
+    def gaussian_imputer(settings: Mapping[str, Any], rank: float) -> tuple[np.ndarray, runs.Ran]:
         ran = runs.traced(
             place,
             key,
-            {**settings, "model": "gaussian_imputer", "rank": rank, "rounds": IMPUTER_ROUNDS},
+            {**settings, "model": "gaussian_imputer", "rank": int(rank), "rounds": IMPUTER_ROUNDS},
             own_rows,
             seed,
             every=IMPUTER_ROUNDS,
         )
-        rows = runs.model_of(ran.method, ran.state).personalise(ran.state.parameters(), ran.trace.rows)["imputed"]
+        rows = runs.model_of(ran.method, ran.state).personalise(ran.state.parameters(), ran.rows)["imputed"]
         estimate = np.empty_like(log)
         estimate[np.concatenate(dealt)] = rows * ran.state.scale + ran.state.centre
         return estimate, ran
 
+    def by_em(model: Model) -> Callable[[float], np.ndarray]:
+        return lambda setting: model({"algorithm": "em"}, setting)[0]
+
     ranks = [rank for rank in RANKS if rank < counts.shape[1]]
-    for label, model, choices, word, levels in (
+    models: tuple[tuple[str, Model, Sequence[float], str, int], ...] = (
         ("poisson_tables", poisson_tables, PENALTIES, "penalty", 16),
         ("gaussian_imputer", gaussian_imputer, ranks, "rank", 64),
-    ):
-        setting, _ = best(choices, lambda setting, model=model: model({"algorithm": "em"}, setting)[0])
+    )
+    for label, model, choices, word, levels in models:
+        setting, _ = best(choices, by_em(model))
         for algorithm, settings in (
             (f"{label}, EM", {"algorithm": "em", "gamma": 1.0}),
             (f"{label}, FedEM s {levels}", {"levels": levels, "gamma": 0.5}),

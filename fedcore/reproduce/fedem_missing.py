@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import cast
 
 import numpy as np
 
-from fedcore.methods.mixture_models.low_rank import mean
+from fedcore.methods.mixture_models.low_rank_tables import LowRankTables
+from fedcore.methods.mixture_models.nuclear_norm import Family, mean
 from fedcore.randomness import stream
 from fedcore.reproduce import fedem_hidden_cells as real
 from fedcore.reproduce import fedem_runs as runs
@@ -71,8 +73,8 @@ class FedEMMissing:
         population = runs.rows_population(place, f"{data}-{seed}", partial(observers_of, data, seed), "synthetic")
         ran = runs.traced(place, cell.key, cell.arguments["settings"], population, seed)
         theta, (truth, never) = ran.state.parameters()["natural"], truth_of(data, seed)
-        model = runs.model_of(ran.method, ran.state)
-        spectral, along = model.optimality(ran.state.parameters(), ran.trace.rows)
+        model = cast(LowRankTables, runs.model_of(ran.method, ran.state))
+        spectral, along = model.optimality(ran.state.parameters(), ran.rows)
         return ran.results() | {
             "error": relative_error(theta, truth, never),
             "natural": theta.ravel().tolist(),
@@ -82,23 +84,23 @@ class FedEMMissing:
     def table(self, options: Options, results: Mapping[str, dict]) -> ResultTable:
         rows = []
         for line, (data, label, _) in lines(options).items():
-            asked = partial(runs.median_of, results, line)
+            median, known = partial(runs.median_of, results, line), partial(runs.known_median, results, line)
             rows.append(
                 _row(
                     TITLES[data],
                     label,
-                    error=runs.brief(asked(lambda c: c.get("error")), ".3f", never=""),
-                    correlation=runs.brief(asked(lambda c: c.get("correlation")), ".3f", never=""),
-                    field=runs.brief(asked(lambda c: runs.tail(c["mean_field"]))),
+                    error=runs.brief(median(lambda c: c.get("error")), ".3f", never=""),
+                    correlation=runs.brief(median(lambda c: c.get("correlation")), ".3f", never=""),
+                    field=runs.brief(known(lambda c: runs.tail(c["mean_field"]))),
                     away="" if data in TRENDS or label == "EM" else runs.brief(away(results, line, f"{data}_em")),
-                    rounds=f"{asked(lambda c: len(c['epochs']) - 1):g}",
-                    cut=f"{asked(lambda c: c['cut_back']):g}",
-                    up=f"{asked(lambda c: c['bits_up'][-1]) / 8e6:.4g}",
-                    raw=f"{asked(lambda c: c['raw_up']) / 8e6:.4g}",
+                    rounds=f"{known(lambda c: len(c['epochs']) - 1):g}",
+                    cut=f"{known(lambda c: c['cut_back']):g}",
+                    up=f"{known(lambda c: c['bits_up'][-1]) / 8e6:.4g}",
+                    raw=f"{known(lambda c: c['raw_up']) / 8e6:.4g}",
                 )
             )
         for name in TRENDS if not options.quick else ("each",):
-            plain = runs.median_of(results, f"{name}_em", lambda c: c["plain"])
+            plain = runs.known_median(results, f"{name}_em", lambda c: c["plain"])
             rows.append(_row(TITLES[name], "mean count of a month", correlation=f"{plain:.3f}"))
         for name in real.tables(options):
             rows += [
@@ -149,7 +151,19 @@ NOTES = (
 )
 
 
-def _row(data: str, method: str, *, error="", correlation="", field="", away="", rounds="", cut="", up="", raw=""):
+def _row(
+    data: str,
+    method: str,
+    *,
+    error: str = "",
+    correlation: str = "",
+    field: str = "",
+    away: str = "",
+    rounds: str = "",
+    cut: str = "",
+    up: str = "",
+    raw: str = "",
+) -> dict[str, str]:
     return {
         "data": data,
         "method": method,
@@ -210,7 +224,7 @@ def observers_of(family: str, seed: int) -> list[np.ndarray]:
 
 
 def _drawn(generator: np.random.Generator, family: str, natural: np.ndarray) -> np.ndarray:
-    expected = mean(family, natural)
+    expected = mean(cast(Family, family), natural)
     if family == "gaussian":
         return expected + generator.standard_normal(expected.shape)
     return generator.poisson(expected).astype(np.float64)
@@ -263,7 +277,7 @@ def trend_results(place: Place, cell: Cell, seed: int) -> dict:
     ran = runs.traced(place, cell.key, cell.arguments["settings"], population, seed)
     truth = np.exp(trend_truth(name, seed)).sum(axis=0)
     estimate = np.exp(ran.state.parameters()["natural"]).sum(axis=0)
-    tables = ran.trace.rows.reshape(-1, *trend_truth(name, seed).shape)
+    tables = ran.rows.reshape(-1, *trend_truth(name, seed).shape)
     visited = ~np.isnan(tables).all(axis=(0, 1))
     plain = np.nanmean(tables[:, :, visited], axis=(0, 1))
     return ran.results() | {
@@ -279,19 +293,19 @@ def trend_results(place: Place, cell: Cell, seed: int) -> dict:
 
 def claims(results: Mapping[str, dict], options: Options) -> list[str]:
     def field(line: str) -> float:
-        return runs.median_of(results, line, lambda cell: runs.tail(cell["mean_field"]))
+        return runs.known_median(results, line, lambda cell: runs.tail(cell["mean_field"]))
 
     levels = levels_of(options)
     fields = [field(f"gaussian_fedem_{s}") for s in levels]
     gaps = [away(results, f"gaussian_fedem_{s}", "gaussian_em") for s in levels]
     naive = [field(f"gaussian_naive_{s}") for s in levels]
-    error = runs.median_of(results, "poisson_em", lambda cell: cell["error"])
+    error = runs.known_median(results, "poisson_em", lambda cell: cell["error"])
     optimal = {
-        family: runs.median_of(results, f"{family}_em", lambda cell: cell["optimality"])
+        family: runs.known_median(results, f"{family}_em", lambda cell: cell["optimality"])
         for family in ("gaussian", "poisson")
     }
     trends = {
-        line: runs.median_of(results, line, lambda cell: cell["correlation"])
+        line: runs.known_median(results, line, lambda cell: cell["correlation"])
         for line, (data, *_) in lines(options).items()
         if data in TRENDS
     }

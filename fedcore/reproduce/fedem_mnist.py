@@ -74,7 +74,7 @@ class FedEMMnist:
 
         cells = {label: results[f"{line}-1"] for line, label in IN_FIGURE.items()}
         epochs = {label: (cell["epochs"], cell["mean_field"]) for label, cell in cells.items()}
-        bits = {label: (np.asarray(cell["bits_up"]) / 8e6, cell["mean_field"]) for label, cell in cells.items()}
+        bits = {label: ([bits / 8e6 for bits in cell["bits_up"]], cell["mean_field"]) for label, cell in cells.items()}
         return panels_figure(
             [
                 Panel(epochs, "By epochs", "conditional expectations / N", "‖h‖²", log_y=True),
@@ -189,13 +189,13 @@ def notes(size: int) -> list[str]:
 
 def claims(results: Mapping[str, dict]) -> list[str]:
     nll = {
-        line: runs.median_of(results, line, lambda cell: cell["nll"])
+        line: runs.known_median(results, line, lambda cell: cell["nll"])
         for line in ("em", "fedem", "fedem-half", "naive", "naive-half", "naive-one")
     }
-    field = runs.median_of(results, "vr", lambda cell: cell["mean_field"][-1])
-    epochs = runs.median_of(results, "vr", lambda cell: cell["epochs"][-1])
-    batch = runs.median_of(results, "batch", lambda cell: runs.tail(cell["mean_field"]))
-    stuck = runs.median_of(results, "naive-one", lambda cell: cell["cut_back"] / (len(cell["epochs"]) - 1))
+    field = runs.known_median(results, "vr", lambda cell: cell["mean_field"][-1])
+    epochs = runs.known_median(results, "vr", lambda cell: cell["epochs"][-1])
+    batch = runs.known_median(results, "batch", lambda cell: runs.tail(cell["mean_field"]))
+    stuck = runs.known_median(results, "naive-one", lambda cell: cell["cut_back"] / (len(cell["epochs"]) - 1))
     lost = nll["naive-one"] > LOST or stuck > 0.5
     return [
         f"FedEM at equal rounds: nll - EM {nll['fedem'] - nll['em']:+.3f} (γ 1), asked at most {NEAR:g}, "

@@ -11,12 +11,14 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedcore.errors import ConfigError
-from fedcore.methods.federated_em import FederatedEM, FederatedEMState, families, server
-from fedcore.methods.federated_em.leaf import rows_of
+from fedcore.methods.federated_em import FederatedEM, FederatedEMState, models
+from fedcore.methods.federated_em.leaf_rows import rows_of
+from fedcore.methods.mixture_models.contract import CurvedEM
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
 from fedcore.reproduce.experiment import Options, Place
@@ -114,9 +116,10 @@ class Trace:
         self.epochs.append(state.expectations / state.rows)
         self.bits_up.append(state.bits_up)
         looks = state.round % self.every == 0
-        self.mean_field.append(mean_field(self.method, state, self._rows(state)) if looks else math.nan)
+        self.mean_field.append(mean_field(self.method, state, self.rows_of(state)) if looks else math.nan)
 
-    def _rows(self, state: FederatedEMState) -> np.ndarray:
+    def rows_of(self, state: FederatedEMState) -> np.ndarray:
+        """(N, d) all rows, standardised as in this state; read once."""
         if self.rows is None:
             self.rows = all_rows(self.population, state, self.method)
         return self.rows
@@ -124,8 +127,10 @@ class Trace:
 
 def all_rows(population: Population, state: FederatedEMState, method: FederatedEM) -> np.ndarray:
     """(N, d) all rows, as the model sees them."""
-    blocks = [population.read(index) for index in range(len(population.blocks))]
-    return np.concatenate([rows_of(block, server.scaling(state), method.config.unit).y for block in blocks])
+    blocks = (population.read(index) for index in range(len(population.blocks)))
+    return np.concatenate(
+        [np.asarray(rows_of(block, state.scaling(), method.config.rows_per_observation).y) for block in blocks]
+    )
 
 
 def mean_field(method: FederatedEM, state: FederatedEMState, rows: np.ndarray) -> float:
@@ -134,8 +139,9 @@ def mean_field(method: FederatedEM, state: FederatedEMState, rows: np.ndarray) -
     return float(h @ h)
 
 
-def model_of(method: FederatedEM, state: FederatedEMState):
-    return families.model_of(method.config, server.scaling(state))
+def model_of(method: FederatedEM, state: FederatedEMState) -> CurvedEM:
+    """The model of the run, for standardised rows."""
+    return models.model_of(method.config, state.scaling())
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +152,15 @@ class Ran:
     state: FederatedEMState
     trace: Trace
 
+    @property
+    def rows(self) -> np.ndarray:
+        """(N, d) all rows, as the model sees them."""
+        return self.trace.rows_of(self.state)
+
     def results(self) -> dict:
         """JSON of the trace; nll: mean negative log-likelihood of an observation, nats, without the penalty."""
         trace, state = self.trace, self.state
-        losses = -model_of(self.method, state).log_likelihood(state.parameters(), trace.rows)
+        losses = -model_of(self.method, state).log_likelihood(state.parameters(), self.rows)
         return {
             "epochs": trace.epochs,
             "mean_field": trace.mean_field,
@@ -166,17 +177,17 @@ class Ran:
 def traced(
     place: Place,
     key: str,
-    settings: Mapping,
+    settings: Mapping[str, Any],
     population: Population,
     seed: int,
-    start: dict | None = None,
+    start: dict[str, np.ndarray] | None = None,
     every: int = 1,
 ) -> Ran:
     """Train with these settings of the method federated_em; see `simulate` and `Trace`."""
     settings = {"monitor_every": NEVER_LOOKED_AT, **settings}
     trace = Trace(FederatedEM(FederatedEM.Config(**settings)), population, every)
-    method, state = simulate(place, key, "federated_em", settings, population, seed=seed, start=start, on_round=trace)
-    return Ran(method, state, trace)
+    _, state = simulate(place, key, "federated_em", settings, population, seed=seed, start=start, on_round=trace)
+    return Ran(trace.method, state, trace)
 
 
 # --- numbers of a table ---------------------------------------------------------------------------------------------
@@ -189,11 +200,11 @@ def tail(values: Sequence[float], share: float = 0.2) -> float:
 
 def smoothed(epochs: Sequence[float], values: Sequence[float]) -> np.ndarray:
     """Running median over the points within half an epoch."""
-    at, values = np.asarray(epochs), np.asarray(values)
+    at, points = np.asarray(epochs), np.asarray(values)
     low, high = np.searchsorted(at, at - WINDOW, "right"), np.searchsorted(at, at + WINDOW, "left")
     low = np.minimum(low, np.arange(len(at)))
     high = np.maximum(high, np.arange(len(at)) + 1)
-    return np.array([np.median(values[a:b]) for a, b in zip(low, high, strict=True)])
+    return np.array([np.median(points[a:b]) for a, b in zip(low, high, strict=True)])
 
 
 def epochs_to(epochs: Sequence[float], values: Sequence[float], bound: float) -> float | None:
@@ -211,7 +222,16 @@ def rounds_to(values: Sequence[float], bound: float) -> int | None:
 def median_of(results: Mapping[str, dict], line: str, number: Callable[[dict], float | None]) -> float | None:
     """The median over the repetitions of a line (cells "line-1", "line-2" ...); None if one of them has no number."""
     found = [number(cell) for key, cell in results.items() if key.rpartition("-")[0] == line]
-    return float(np.median(found)) if found and all(value is not None for value in found) else None
+    known = [value for value in found if value is not None]
+    return float(np.median(known)) if known and len(known) == len(found) else None
+
+
+def known_median(results: Mapping[str, dict], line: str, number: Callable[[dict], float]) -> float:
+    """`median_of` a number that all cells have. Raises ValueError for a line without cells."""
+    value = median_of(results, line, number)
+    if value is None:
+        raise ValueError(f"the experiment has no cells of line {line!r}")
+    return value
 
 
 def brief(value: float | None, form: str = ".1e", never: str = "never") -> str:
@@ -222,11 +242,11 @@ def verdict(met: bool) -> str:
     return "met" if met else "NOT MET"
 
 
-def cost_row(results: Mapping[str, dict], line: str) -> dict:
+def cost_row(results: Mapping[str, dict], line: str) -> dict[str, str]:
     """nll, ||h||^2 and costs of a line, at its end."""
 
     def number(of: Callable[[dict], float]) -> float:
-        return median_of(results, line, of)
+        return known_median(results, line, of)
 
     return {
         "nll": f"{number(lambda c: c['nll']):.4f}",

@@ -11,6 +11,7 @@ Rows are whitened by the known covariance before they are stored: ||h||^2 and th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,13 @@ COVARIANCE = np.array([[1.0, 0.3], [0.3, 0.8]])
 FIRST_WEIGHTS, FIRST_MEANS = np.array([0.5, 0.5]), np.array([[-0.5, 0.5], [0.5, -0.5]])
 ROUNDS, EARLY = 600, 200
 BOUNDS = (1e-3, 1e-4, 1e-6, 1e-8, 1e-10, 1e-12)
-COMMON = {"model": "gaussian", "components": 2, "covariance": "known", "start": "given", "norms_by_part": False}
+COMMON: dict[str, Any] = {
+    "model": "gaussian",
+    "components": 2,
+    "covariance": "known",
+    "start": "given",
+    "norms_by_part": False,
+}
 
 # (levels s, gamma, p), each with memories and without
 SETTINGS = ((1, 1.0, 1.0), (1, 1.0, 0.75), (1, 0.5, 1.0), (1, 0.5, 0.75), (1, 0.1, 1.0), (4, 1.0, 1.0), (4, 0.5, 0.75))
@@ -34,7 +41,8 @@ NAIVE_QUICK = ((1, 0.5, 0.75),)
 
 # line: (clients, epochs, settings); rounds follow from the epochs
 FEW, ONE = 20, 1
-REDUCED = {
+Line = tuple[int, float, dict[str, Any]]
+REDUCED: dict[str, Line] = {
     "VR-FedEM b 20, k_in 25, γ 0.3": (FEW, 45, {"batch": 20, "inner_rounds": 25, "gamma": 0.3}),
     "VR-FedEM b 20, k_in 25, γ 0.6": (FEW, 25, {"batch": 20, "inner_rounds": 25, "gamma": 0.6}),
     "VR-FedEM b 20, k_in 25, γ 1": (FEW, 25, {"batch": 20, "inner_rounds": 25, "gamma": 1.0}),
@@ -45,11 +53,14 @@ REDUCED = {
         {"batch": 100, "inner_rounds": 100, "gamma": 0.3, "codec": "identity"},
     ),
 }
-BATCHED = {
+BATCHED: dict[str, Line] = {
     "FedEM b 20, γ 0.1": (FEW, 100, {"batch": 20, "gamma": 0.1}),
     "FedEM b 20, γ 0.5 / (1 + 0.02 k)": (FEW, 100, {"batch": 20, "gamma": 0.5, "gamma_decay": 50.0}),
 }
-WHOLE = {"EM, γ 1": (FEW, 130, {"algorithm": "em", "gamma": 1.0}), "FedEM full passes, γ 1": (FEW, 130, {"gamma": 1.0})}
+WHOLE: dict[str, Line] = {
+    "EM, γ 1": (FEW, 130, {"algorithm": "em", "gamma": 1.0}),
+    "FedEM full passes, γ 1": (FEW, 130, {"gamma": 1.0}),
+}
 QUICK_EPOCHS = 30  # of batches; EM goes on to the bounds
 QUICK_LINES = ("EM, γ 1", "FedEM b 20, γ 0.1", "VR-FedEM b 20, k_in 25, γ 0.6")
 
@@ -104,13 +115,13 @@ class FedEMSynthetic:
         }
         first = {label: results[f"{line}-1"] for label, line in shown.items()}
         rounds = {label: (range(len(r["mean_field"])), r["mean_field"]) for label, r in first.items()}
-        megabits = {label: (np.asarray(r["bits_up"]) / 1e6, r["mean_field"]) for label, r in first.items()}
+        megabits = {label: ([bits / 1e6 for bits in r["bits_up"]], r["mean_field"]) for label, r in first.items()}
         epochs = {}
         for line, (labels, *_) in lines(options).items():
             cell = results[f"{line}-1"]
             if line.startswith("reduced") and labels["method"] in IN_FIGURE:
                 at = cell["epochs"]
-                epochs[IN_FIGURE[labels["method"]]] = at, runs.smoothed(at, cell["mean_field"])
+                epochs[IN_FIGURE[labels["method"]]] = at, runs.smoothed(at, cell["mean_field"]).tolist()
         return panels_figure(
             [
                 Panel(rounds, "By rounds: 100 clients, sorted", "rounds", "‖h‖²", log_y=True),
@@ -147,7 +158,7 @@ IN_FIGURE = {
 # --- lines ----------------------------------------------------------------------------------------------------------
 
 
-def lines(options: Options) -> dict[str, tuple[dict, int, bool, dict]]:
+def lines(options: Options) -> dict[str, tuple[dict[str, Any], int, bool, dict[str, Any]]]:
     """line: (labels of the row, clients, whether they hold sorted rows, settings of the method)."""
     found = {
         "em": (
@@ -161,37 +172,30 @@ def lines(options: Options) -> dict[str, tuple[dict, int, bool, dict]]:
         for algorithm, name in (("fedem", "FedEM"), ("naive", "naive")):
             if options.quick and algorithm == "naive" and (levels, gamma, p) not in NAIVE_QUICK:
                 continue
-            settings = {
-                **COMMON,
-                "algorithm": algorithm,
-                "levels": levels,
-                "gamma": gamma,
-                "participation": p,
-                "rounds": ROUNDS,
-            }
+            own = {"algorithm": algorithm, "levels": levels, "gamma": gamma, "participation": p, "rounds": ROUNDS}
             line = f"{algorithm}-{levels}-{gamma:g}-{p:g}"
-            found[line] = _labels("sorted", name, levels, gamma, p), 100, True, settings
+            found[line] = _labels("sorted", name, levels, gamma, p), 100, True, {**COMMON, **own}
             if (levels, gamma, p) in ALIKE and not options.quick:
-                found[f"alike-{line}"] = _labels("alike", name, levels, gamma, p), 100, False, settings
+                found[f"alike-{line}"] = _labels("alike", name, levels, gamma, p), 100, False, {**COMMON, **own}
     for number, (name, (clients, epochs, settings)) in enumerate({**WHOLE, **BATCHED, **REDUCED}.items()):
         if options.quick and name not in QUICK_LINES:
             continue
         if options.quick and name in BATCHED:
             epochs = QUICK_EPOCHS
         algorithm = "vr-fedem" if name in REDUCED else "fedem"
-        levels = {} if "codec" in settings or "algorithm" in settings else {"levels": 2}
-        settings = {**COMMON, "algorithm": algorithm, **levels, **settings}
-        settings["rounds"] = rounds_of(settings, clients, epochs)
-        labels = _labels(f"sorted, n = {clients}", name, levels.get("levels", ""), settings["gamma"], 1.0)
-        found[f"reduced-{number}"] = labels, clients, True, settings
+        dithers = "codec" not in settings and "algorithm" not in settings
+        full = {**COMMON, "algorithm": algorithm, **({"levels": 2} if dithers else {}), **settings}
+        full["rounds"] = rounds_of(full, clients, epochs)
+        labels = _labels(f"sorted, n = {clients}", name, 2 if dithers else "", full["gamma"], 1.0)
+        found[f"reduced-{number}"] = labels, clients, True, full
     return found
 
 
-def _labels(data: str, method: str, levels: int | str, gamma: float, p: float) -> dict:
+def _labels(data: str, method: str, levels: int | str, gamma: float, p: float) -> dict[str, Any]:
     return {"data": data, "method": method, "s": levels, "γ": f"{gamma:g}", "p": f"{p:g}"}
 
 
-def rounds_of(settings: Mapping, clients: int, epochs: float) -> int:
+def rounds_of(settings: Mapping[str, Any], clients: int, epochs: float) -> int:
     """Rounds of so many epochs: batches of b rows cost b n / N; with a full pass every k_in rounds N + 2 b n (k_in - 1)
     for each k_in."""
     batch, inner = settings.get("batch"), settings.get("inner_rounds")
@@ -233,14 +237,14 @@ class Found:
     def __init__(self, results: Mapping[str, dict]):
         self.results = results
 
-    def end(self, line: str) -> float | None:
-        return runs.median_of(self.results, line, lambda cell: runs.tail(cell["mean_field"]))
+    def end(self, line: str) -> float:
+        return runs.known_median(self.results, line, lambda cell: runs.tail(cell["mean_field"]))
 
-    def nll(self, line: str) -> float | None:
-        return runs.median_of(self.results, line, lambda cell: cell["nll"])
+    def nll(self, line: str) -> float:
+        return runs.known_median(self.results, line, lambda cell: cell["nll"])
 
-    def message_bits(self, line: str) -> float | None:
-        return runs.median_of(self.results, line, runs.message_bits)
+    def message_bits(self, line: str) -> float:
+        return runs.known_median(self.results, line, runs.message_bits)
 
     def epochs_to(self, line: str, bound: float) -> float | None:
         return runs.median_of(self.results, line, lambda c: runs.epochs_to(c["epochs"], c["mean_field"], bound))
@@ -274,8 +278,8 @@ def claims(found: Found) -> list[str]:
     vr, exact, batch = (names[name] for name in ("VR-FedEM b 20, k_in 25, γ 0.6", "EM, γ 1", "FedEM b 20, γ 0.1"))
     vr_at, em_at, batch_at = (found.epochs_to(line, REACHED) for line in (vr, exact, batch))
     faster = vr_at is not None and vr_at < VR_EPOCHS and (em_at is None or em_at > EM_EPOCHS) and batch_at is None
-    near = None not in (em, coarse, fine) and max(coarse, fine) <= 1.2 * em
-    share = None not in (coarse, absent) and absent <= 1.1 * coarse / 0.75
+    near = em is not None and coarse is not None and fine is not None and max(coarse, fine) <= 1.2 * em
+    share = coarse is not None and absent is not None and absent <= 1.1 * coarse / 0.75
     early = [runs.brief(found.epochs_to(line, 1e-3), ".1f") for line in (vr, exact, batch)]
     return [
         f"Claim a, it converges though compressed and with absent clients (s 1, γ .5, p .75): ‖h‖² {both:.1e}, asked "

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,7 @@ TITLES = {
     "wisdm": "wisdm, 6 Gaussians with one covariance, 39 columns",
     "vowel": "vowel, 5 Gaussians, 9 columns",
 }
-MODELS = {
+MODELS: dict[str, dict[str, Any]] = {
     "wisdm-missing": {"model": "gaussian_imputer"},
     "wisdm": {"model": "gaussian", "components": 6, "covariance": "tied"},
     "vowel": {"model": "gaussian", "components": 5, "covariance": "full"},
@@ -123,9 +124,9 @@ def claims(results: Mapping[str, dict]) -> list[str]:
     found = []
     for data in TITLES:
         em, fedem, naive = (
-            runs.median_of(results, f"{data}_{line}", lambda cell: cell["nll"]) for line in ("em", "64", "naive")
+            runs.known_median(results, f"{data}_{line}", lambda cell: cell["nll"]) for line in ("em", "64", "naive")
         )
-        saved = runs.median_of(results, f"{data}_64", lambda cell: cell["raw_up"] / cell["bits_up"][-1])
+        saved = runs.known_median(results, f"{data}_64", lambda cell: cell["raw_up"] / cell["bits_up"][-1])
         found.append(
             f"{data}: FedEM, s 64, at equal epochs: nll - EM {fedem - em:+.4f}, asked < {NEAR:g}, "
             f"{runs.verdict(fedem - em < NEAR)}, with {saved:.1f} times fewer bytes from the clients; without "

@@ -8,23 +8,28 @@ clients are left out of the scores. Labels of a client's rows are matched to its
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from fedcore.errors import ConfigError
-from fedcore.methods.gradient_em.contamination import contaminated
-from fedcore.methods.gradient_em.metrics import misclustered
 from fedcore.methods.gradient_em.personal import labelling, parameters
+from fedcore.methods.gradient_em.simulation.contamination import contaminated
+from fedcore.methods.gradient_em.simulation.errors import misclustered
 from fedcore.randomness import stream
 from fedcore.reproduce import fedgrem_runs as runs
 from fedcore.reproduce.experiment import Cell, Options, Place, ResultTable
 from fedcore.reproduce.fedem_mnist import whitened_components
-from fedcore.reproduce.fedem_runs import data_file, needed_data, own_data_only, verdict
+from fedcore.reproduce.fedem_runs import needed_data, own_data_only, verdict
 
 NEAR = 0.3  # points above the best line
 WEAK = {"starts": 1, "ward": False, "start_steps": 5}  # one k-means++ start of each client
-LOOP = "the same, plain loop over tasks"
+LOOP = "the same, plain loop over tasks"  # a line of the table
 PAPER_COLUMNS = ("Local-EM", "Local-GrEM", "FedEM", "FedGrEM", "TGMM", "Pooled-EM", "Pooled-GrEM")
+
+
+Labelled = tuple[np.ndarray, np.ndarray, np.ndarray]  # rows, their labels 0 .. R - 1, their clients
+Split = tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]  # training rows, test rows, test labels by client
+Found = dict[tuple[str, int], list[dict[str, Any]]]  # by label and level: of each split
 
 
 class FedGrEMPenDigits:
@@ -34,7 +39,7 @@ class FedGrEMPenDigits:
     title = "FedGrEM: mis-clustering of pen digits 5 to 9 by writer, %"
     components = 5
     clients = 44
-    levels = (0, 3, 6, 9)  # clients whose rows are replaced
+    levels: tuple[int, ...] = (0, 3, 6, 9)  # clients whose rows are replaced
     repetitions = (1, 20)
     weak = True
     # Table 1 by level, then Table 6 (seconds at level 0)
@@ -48,7 +53,7 @@ class FedGrEMPenDigits:
 
     def cells(self, options: Options, place: Place) -> Sequence[Cell]:
         own_data_only(options)
-        self.data(options)
+        self.check_data(options)
         return [
             Cell(
                 f"{number}-{level}-{seed}",
@@ -60,10 +65,14 @@ class FedGrEMPenDigits:
             for number, (label, settings) in enumerate(self.lines(options).items())
         ]
 
+    def check_data(self, options: Options) -> None:
+        """Raises ConfigError if the file is not there."""
+        self.data(options)
+
     def levels_of(self, options: Options) -> Sequence[int]:
         return (self.levels[0], self.levels[-1]) if options.quick else self.levels
 
-    def lines(self, options: Options) -> dict[str, dict]:
+    def lines(self, options: Options) -> dict[str, dict[str, Any]]:
         found = {label: {"components": self.components, **runs.LINES[label][1]} for label in runs.GAUSSIANS}
         if self.weak:
             found |= {
@@ -126,7 +135,7 @@ class FedGrEMPenDigits:
         notes = [*self.setup(), *self.claims(found, levels)]
         return ResultTable(f"{self.title}; {number} split(s), mean (sd)", rows, notes)
 
-    def gathered(self, options: Options, results: Mapping[str, dict]) -> dict[tuple[str, int], list[dict]]:
+    def gathered(self, options: Options, results: Mapping[str, dict]) -> Found:
         return {
             (label, level): [
                 results[f"{number}-{level}-{seed}"] for seed in runs.repetitions(options, *self.repetitions)
@@ -148,7 +157,7 @@ class FedGrEMPenDigits:
         }
         return curves_figure(curves, self.title, "% of clients whose rows are noise", "% of rows mis-clustered")
 
-    def claims(self, found, levels) -> list[str]:
+    def claims(self, found: Found, levels: Sequence[int]) -> list[str]:
         own, said = "FedGrEM (default)", []
         for level in levels:
             error = {
@@ -166,8 +175,8 @@ class FedGrEMPenDigits:
 
     # --- data -------------------------------------------------------------------------------------------------------
 
-    def data(self, options: Options) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Rows, labels 0 .. R - 1, clients. Raises ConfigError if the file is not there."""
+    def data(self, options: Options) -> Labelled:
+        """Raises ConfigError if the file is not there."""
         with np.load(needed_data("pendigits", "pendigits.npz"), allow_pickle=False) as stored:
             x, y, writer = (
                 np.concatenate([stored[f"{name}_train"], stored[f"{name}_test"]]) for name in ("x", "y", "writer")
@@ -175,8 +184,8 @@ class FedGrEMPenDigits:
         kept = y >= 5
         return x[kept].astype(np.float64), y[kept].astype(np.int64) - 5, writer[kept].astype(np.int64)
 
-    def split(self, seed: int, options: Options):
-        """Training rows, test rows and test labels of each client; standardised by its training rows."""
+    def split(self, seed: int, options: Options) -> Split:
+        """Each client's rows are standardised by its training rows."""
         x, y, client = self.data(options)
         train, test, labels = [], [], []
         for k in range(self.clients):
@@ -220,6 +229,7 @@ class FedGrEMMnist(FedGrEMPenDigits):
     every = 10  # images of a quick table
     source = ("mnist", "mnist.npz")
     scale = 2.0  # whitened scores are multiplied by this, so that rows within a component vary by about 1
+    _read: tuple[bool, Labelled] | None = None
     paper = {
         0: (12.47, 12.06, 9.97, 10.63, 12.18, 12.84, 10.67),
         8: (12.30, 11.98, 11.97, 10.64, 13.66, 15.07, 14.16),
@@ -228,7 +238,7 @@ class FedGrEMMnist(FedGrEMPenDigits):
     }
     paper_seconds = (83.99, 113.81, 93.00, 134.69, 299.56, 94.87, 166.12)
 
-    def lines(self, options: Options) -> dict[str, dict]:
+    def lines(self, options: Options) -> dict[str, dict[str, Any]]:
         found = super().lines(options)
         return {
             label: {
@@ -240,7 +250,7 @@ class FedGrEMMnist(FedGrEMPenDigits):
             for label, settings in found.items()
         }
 
-    def data(self, options: Options):
+    def data(self, options: Options) -> Labelled:
         with np.load(needed_data(*self.source), allow_pickle=False) as stored:
             images = np.concatenate([stored["x_train"], stored["x_test"]])
             digits = np.concatenate([stored["y_train"], stored["y_test"]])
@@ -250,7 +260,7 @@ class FedGrEMMnist(FedGrEMPenDigits):
         dealt = stream(0, "fedgrem/dealt").integers(0, self.clients, len(scores))
         return self.scale * scores, digits.astype(np.int64), dealt
 
-    def split(self, seed: int, options: Options):
+    def split(self, seed: int, options: Options) -> Split:
         x, y, client = self._kept(options)
         train, test, labels = [], [], []
         for k in range(self.clients):
@@ -261,28 +271,14 @@ class FedGrEMMnist(FedGrEMPenDigits):
             labels.append(y[rows[at:]])
         return train, test, labels
 
-    def _kept(self, options: Options):
-        """The scores, computed once for an experiment object."""
-        if getattr(self, "_scores", None) is None or self._scores[0] != options.quick:
-            self._scores = (options.quick, self.data(options))
-        return self._scores[1]
+    def _kept(self, options: Options) -> Labelled:
+        """The data, read once for an experiment object."""
+        if self._read is None or self._read[0] != options.quick:
+            self._read = (options.quick, self.data(options))
+        return self._read[1]
 
-    def cells(self, options: Options, place: Place) -> Sequence[Cell]:
-        own_data_only(options)
-        if data_file(*self.source) is None:
-            raise ConfigError(
-                f"{'/'.join(self.source)} is not there.", "Set FEDCORE_DATA to a folder of data sets that holds it."
-            )
-        return [
-            Cell(
-                f"{number}-{level}-{seed}",
-                f"{label}, {level} clients of noise, split {seed}",
-                {"settings": settings, "level": level, "seed": seed, "loop": label == "FedGrEM (paper)"},
-            )
-            for seed in runs.repetitions(options, *self.repetitions)
-            for level in self.levels_of(options)
-            for number, (label, settings) in enumerate(self.lines(options).items())
-        ]
+    def check_data(self, options: Options) -> None:
+        needed_data(*self.source)
 
     def setup(self) -> list[str]:
         return [

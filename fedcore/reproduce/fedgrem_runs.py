@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 
@@ -17,12 +18,12 @@ from fedcore.methods.gradient_em.local_steps import Rows, e_step
 from fedcore.population.blocks import RowsBlock, leaves
 from fedcore.reproduce.experiment import Options
 from fedcore.rounds.method import Memory, PublicFacts
-from fedcore.rounds.statistics import merge, values
+from fedcore.rounds.statistics import Statistics, merge_all, values
 
 CLIENTS_PER_LEAF = 1024
 
 # label: (name in the paper's tables, settings)
-LINES: dict[str, tuple[str, dict]] = {
+LINES: dict[str, tuple[str, dict[str, Any]]] = {
     "FedGrEM (default)": ("FedGrEM", {}),
     "FedGrEM (paper)": ("FedGrEM", {"preset": "paper"}),
     "FedGrEM (paper, one sweep)": ("FedGrEM", {"preset": "paper", "central": "authors"}),
@@ -58,35 +59,37 @@ def block_of(rows: Sequence[np.ndarray]) -> RowsBlock:
     return RowsBlock(0, 0, ptr, np.concatenate(rows))
 
 
-def run(block: RowsBlock, seed: int, settings: Mapping) -> Ran:
+def run(block: RowsBlock, seed: int, settings: Mapping[str, Any]) -> Ran:
     """Trains the method gradient_em on all clients of the block, to its end."""
     method = GradientEM(GradientEMConfig(**settings))
     facts = PublicFacts("rows", block.features, CLIENTS_PER_LEAF, None, block.clients, None, seed)
-    state, memory, begun, of_start = method.init(facts), None, time.perf_counter(), 0.0
+    state, begun, of_start = method.init(facts), time.perf_counter(), 0.0
     parts = list(leaves(block, CLIENTS_PER_LEAF))
+    memory: Memory = {}
     while (message := method.message(state)) is not None:
         if state.phase == "rounds" and not of_start:
             of_start = time.perf_counter() - begun
-        total, kept = None, []
+        answers = []
         for leaf in parts:
-            mine = None
-            if memory is not None:
-                at = slice(leaf.first - block.first, leaf.first - block.first + leaf.clients)
-                mine = {name: value[at] for name, value in memory.items()}
-            statistics, new = method.client_update(message, leaf, mine)
-            total = merge(total, statistics)
-            kept.append(new)
-        memory = None if kept[0] is None else {name: np.concatenate([part[name] for part in kept]) for name in kept[0]}
-        state, _ = method.server_update(state, values(total))
+            at = slice(leaf.first - block.first, leaf.first - block.first + leaf.clients)
+            mine = {name: value[at] for name, value in memory.items()} if memory else None
+            answers.append(method.client_update(message, leaf, mine))
+        kept = [own for _, own in answers if own is not None]
+        memory = {name: np.concatenate([own[name] for own in kept]) for name in (kept[0] if kept else ())}
+        total = merge_all(statistics for statistics, _ in answers)
+        state, _ = method.server_update(state, values(cast(Statistics, total)))
     return Ran(method, state, memory, block, time.perf_counter() - begun, of_start, state.round)
 
 
 def per_task_loop(block: RowsBlock, theta: np.ndarray, w: np.ndarray, rounds: int) -> float:
-    """Seconds of Algorithm 1 for Gaussians, its paper's schedule, written as a loop over the tasks in NumPy, from given
-    starts theta (K, R, p), w (K, R)."""
+    """Seconds of Algorithm 1 for Gaussians with the paper's schedule, as a loop over the clients (tasks) in NumPy.
+
+    theta: (K, R, p), w: (K, R) the starts, components in one order
+    """
     begun = time.perf_counter()
     n, theta, w = np.diff(block.ptr).astype(np.float64), theta.copy(), w.copy()
-    eta, penalty, v = 0.95 / np.maximum(w, 1e-3), 1.0, None
+    eta, penalty = 0.95 / np.maximum(w, 1e-3), 1.0
+    v: np.ndarray | None = None
     for _ in range(rounds):
         sent = np.empty_like(theta)
         for k in range(block.clients):
@@ -104,7 +107,7 @@ def repetitions(options: Options, quick: int, whole: int) -> range:
     return range(options.seeds or (quick if options.quick else whole))
 
 
-def mean(values: Sequence[float]) -> float:
+def mean(values: Sequence[float] | np.ndarray) -> float:
     return float(np.mean(values))
 
 

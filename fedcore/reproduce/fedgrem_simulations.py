@@ -1,7 +1,8 @@
-"""FedGrEM and the methods it is compared with on similar mixtures with an outlier task.
+"""FedGrEM and the methods it is compared with on similar mixtures with an outlier.
 
-Figure 3 and Tables 4 and 5 of Tian, Weng, Feng 2024: ten tasks, five components in ten dimensions, one outlier. The
-figure has no numbers; its claims stand in the notes. Every task's components are matched in their own way.
+Figure 3 and Tables 4 and 5 of Tian, Weng, Feng 2024: ten clients (tasks), five components in ten dimensions, one
+outlier. The figure has no numbers; its claims stand in the notes. Every client's components are matched in their own
+way.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedcore.methods.gradient_em import simulation
-from fedcore.methods.gradient_em.metrics import errors
+from fedcore.methods.gradient_em.simulation.errors import errors
+from fedcore.methods.gradient_em.simulation.similar_mixtures import Model, Preset, simulated_clients
 from fedcore.reproduce import fedgrem_runs as runs
 from fedcore.reproduce.experiment import Cell, Options, Place, ResultTable
 from fedcore.reproduce.fedem_runs import own_data_only, verdict
@@ -45,13 +46,16 @@ TABLE_4 = {
 }
 
 
+Found = dict[tuple[str, float], dict[str, list[float]]]  # by label and h: of each replication
+
+
 class FedGrEMGaussians:
     """See the module. A `fedcore.reproduce.experiment.Experiment`."""
 
     name = "fedgrem-gmm"
     title = "FedGrEM: errors on similar Gaussian mixtures with an outlier task"
-    model = "gaussian"
-    preset = "paper"
+    model: Model = "gaussian"
+    preset: Preset = "paper"
 
     def cells(self, options: Options, place: Place) -> Sequence[Cell]:
         own_data_only(options)
@@ -82,15 +86,15 @@ class FedGrEMGaussians:
         return found
 
     def compute(self, cell: Cell, options: Options, place: Place) -> dict:
-        found = {"largest": [], "rms": [], "weights": [], "seconds": []}
+        found: dict[str, list[float]] = {"largest": [], "rms": [], "weights": [], "seconds": []}
         for seed in cell.arguments["seeds"]:
-            tasks = simulation.tasks(seed, model=self.model, h=cell.arguments["h"], preset=self.preset)
-            ran = runs.run(runs.block_of(tasks.rows), seed, {"model": self.model, **cell.arguments["settings"]})
+            simulated = simulated_clients(seed, model=self.model, h=cell.arguments["h"], preset=self.preset)
+            ran = runs.run(runs.block_of(simulated.rows), seed, {"model": self.model, **cell.arguments["settings"]})
             out = ran.method.personalise(ran.state, ran.block, ran.memory)
-            centres = errors(out["centres"], tasks.theta, tasks.inlier)
+            centres = errors(out["centres"], simulated.theta, simulated.inlier)
             found["largest"].append(centres.largest)
             found["rms"].append(centres.rms)
-            found["weights"].append(errors(out["weights"], tasks.w, tasks.inlier).largest)
+            found["weights"].append(errors(out["weights"], simulated.w, simulated.inlier).largest)
             found["seconds"].append(ran.seconds)
         return found
 
@@ -123,7 +127,7 @@ class FedGrEMGaussians:
         row = table[float(label.rpartition("C ")[2])] if "C " in label else table[0.95]
         return f"{row[DISTANCES.index(h)]:g}" if DISTANCES.index(h) < len(row) else ""
 
-    def gathered(self, options: Options, results: Mapping[str, dict]) -> dict[tuple[str, float], dict[str, list]]:
+    def gathered(self, options: Options, results: Mapping[str, dict]) -> Found:
         found = {}
         for number, label in enumerate(self.lines(options)):
             for h in distances(options):
@@ -135,11 +139,8 @@ class FedGrEMGaussians:
         from fedcore.evaluation.curves import Panel, panels_figure
 
         found, at = self.gathered(options, results), distances(options)
-        shown = [
-            label
-            for label in self.lines(options)
-            if "C " not in label and "sweep" not in label and "unit" not in label and label != "Pooled-GrEM"
-        ]  # fmt: skip  as Pooled-EM; there are seven colours
+        left_out = ("C ", "sweep", "unit", "Pooled-GrEM")  # the last is as Pooled-EM; there are seven colours
+        shown = [label for label in self.lines(options) if not any(word in label for word in left_out)]
         return panels_figure(
             [
                 Panel(
@@ -167,7 +168,7 @@ class FedGrEMGaussians:
             "Seconds with the start, in this process, on whatever else the machine did.",
         ]
 
-    def claims(self, found, options: Options) -> list[str]:
+    def claims(self, found: Found, options: Options) -> list[str]:
         own = "FedGrEM (default)"
         said = []
         for h in distances(options):
@@ -192,8 +193,8 @@ class FedGrEMRegressions(FedGrEMGaussians):
 
     name = "fedgrem-mor"
     title = "FedGrEM: errors on similar mixtures of regressions with an outlier task"
-    model = "regression"
-    preset = "code"
+    model: Model = "regression"
+    preset: Preset = "code"
 
 
 def distances(options: Options) -> tuple[float, ...]:

@@ -1,4 +1,4 @@
-"""Table 1 of Setlur, Feldman, Talwar (2023) beside our faithful and our sound versions.
+"""Table 1 of Setlur, Feldman, Talwar (2023) beside a faithful and a sound version of its algorithms.
 
     non-private   the paper's estimators without noise
     faithful      Algorithm 3 as printed, on the rows of clients that Algorithm 1 returns: not private, whatever its
@@ -6,28 +6,32 @@
                   composition theorem, and with the noise of exact accounting
     sound         `algorithm` = "private", start included, at its total epsilon
 
-The paper's data cannot be had: the columns stand beside each other on the synthetic preset "reddit-like", made to have
-the paper's non-private pattern, or on a population that is given.
+The paper's data are not available. All columns but the paper's are computed on the synthetic preset "reddit-like",
+which was made to have the paper's non-private pattern, or on a population of the caller's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from fedcore.errors import PopulationError, WrongKind
 from fedcore.evaluation.evaluate import check_public
 from fedcore.methods.histograms import HistogramsConfig, HistogramsState, scores
-from fedcore.methods.histograms.leaf import inverse_totals
-from fedcore.methods.histograms.oracle import known_clusters, oracle_values, posterior_clusters
+from fedcore.methods.histograms.baselines.oracle import known_clusters, oracle_values, posterior_clusters
+from fedcore.methods.histograms.clients import inverse_totals
+from fedcore.methods.histograms.sizes import sizes_of
+from fedcore.methods.histograms.state import initial_state
 from fedcore.population.blocks import CountsBlock, segment_sums
 from fedcore.population.store import Population
 from fedcore.population.synthetic import cluster_weights, settings_of, synthesise, true_centres, true_clusters
 from fedcore.reproduce.experiment import Cell, Options, Place, ResultTable, mean_and_interval, shown
 from fedcore.reproduce.simulation import over_heldout, simulate
-from fedcore.rounds.statistics import FloatSum, Statistics
+from fedcore.rounds.method import PublicFacts
+from fedcore.rounds.statistics import FloatSum, Statistic, Statistics
 
 PRESET = "reddit-like"
 QUICK_CLIENTS, FULL_CLIENTS, SEEDS = 20_000, 100_000, 3
@@ -62,7 +66,7 @@ LINES = {
 }
 WITHOUT_FT = ("Local", "Oracle, centre known", "Oracle, mixture")  # they mix by themselves
 
-NON_PRIVATE = {
+NON_PRIVATE: dict[str, dict[str, Any]] = {
     "fedavg": {"algorithm": "fedavg"},
     "ifca": {"algorithm": "ifca", "start": "uniform"},
     "ifca-mean": {"algorithm": "ifca", "start": "perturbed_mean"},
@@ -72,7 +76,7 @@ NON_PRIVATE = {
 }
 # Every round of Algorithm 3 draws its centres afresh, so a few rounds at the noise of 50 are as good as 50. Floors are
 # those that did best for each noise on another data set of the preset.
-PUBLISHED = {
+PUBLISHED: dict[str, dict[str, dict[str, Any]]] = {
     "kov": {
         "fedavg": {"clusters": 1, "rounds": 1, "published_rounds": 1, "published_floor": 1e-4},
         "ifca": {"published_step": "ifca", "start": "uniform", "rounds": 50},
@@ -86,8 +90,8 @@ PUBLISHED = {
         "algorithm2": {"rounds": 15},
     },
 }
-LITERAL = {"algorithm": "published", "rounds": 3, "published_noise": "mean"}
-SOUND = {
+LITERAL: dict[str, Any] = {"algorithm": "published", "rounds": 3, "published_noise": "mean"}
+SOUND: dict[str, dict[str, Any]] = {
     "fedavg": {"algorithm": "private", "clusters": 1},
     "dimred": {"algorithm": "private", "reduction": "frequency"},
     "algorithm2": {"algorithm": "private"},
@@ -95,7 +99,7 @@ SOUND = {
 
 
 class HistogramsTable1:
-    """See the module. A `fedcore.reproduce.experiment.Experiment`."""
+    """The `fedcore.reproduce.experiment.Experiment` that this module describes."""
 
     name = "histograms-table1"
     title = "Mean KL(held out || estimate), nats"
@@ -169,18 +173,15 @@ class HistogramsTable1:
             f"{self.title}; {where}, {options.seeds or SEEDS} seeds, 95 % intervals",
             rows,
             [
-                "Data: not the paper's, which cannot be had. + FT: mixed with the client's own histogram; its "
-                "weight is "
-                "chosen on a fifth of the clients that have held-out tokens, and the others are scored.",
-                "faithful: Algorithm 3 as printed on rows of clients (Algorithm 1), DimRed without noise: epsilon "
-                "15 is "
-                "what the paper's argument claims for it, but it is not private. theorem: noise by the paper's "
-                "composition "
-                "theorem, corrected (KOV15); exact: by exact composition over the same 50 rounds.",
+                "Data: not the paper's, which are not available. + FT: mixed with the client's own histogram; its "
+                "weight is chosen on a fifth of the clients that have held-out tokens, and the others are scored.",
+                "faithful: Algorithm 3 as printed on rows of clients (Algorithm 1), DimRed without noise: epsilon 15 "
+                "is what the paper's argument claims for it, but it is not private. theorem: noise by the paper's "
+                "composition theorem, corrected (KOV15); exact: by exact composition over the same 50 rounds.",
                 f"Noise on the mean, as line 4 of Algorithm 3 is printed (theorem's noise): Algorithm 2 {shown(note)}.",
                 f"sound: the whole pipeline at this total epsilon, delta {DELTA:g}, one client's data added or "
-                f"removed; "
-                "DimRed keeps the most frequent tokens of the noised mean; the local mixture is over the same centres.",
+                "removed; DimRed keeps the most frequent tokens of the noised mean; the local mixture is over the "
+                "same centres.",
                 f"Local is a statement about its smoothing, {scores.SMOOTHING:g}.",
             ],
         )
@@ -242,14 +243,19 @@ class Truth:
 
 
 def oracle_leaf(truth: Truth, leaf: CountsBlock) -> Statistics:
-    """Sums of KL of both oracle estimates for every alpha of the grid, over validation and evaluated clients."""
+    """Sums of KL of both oracle estimates for every alpha of the grid, over validation and evaluated clients.
+
+    Raises ValueError if the leaf has no held-out part.
+    """
     heldout, d = leaf.heldout, leaf.features
+    if heldout is None:
+        raise ValueError("the block has no held-out counts")
     client = np.repeat(np.arange(leaf.clients), np.diff(heldout.indptr))
     test = heldout.data * inverse_totals(heldout)[client]
     constant = segment_sums(test * np.log(test), heldout.indptr)
     numbers = np.minimum(leaf.first + np.arange(leaf.clients), len(truth.clusters) - 1)  # beyond: nothing held out
     known = known_clusters(truth.clusters[numbers], len(truth.centres))
-    losses = {"centre known": [], "mixture": []}
+    losses: dict[str, list[np.ndarray]] = {"centre known": [], "mixture": []}
     for alpha in scores.PRIOR_TOKENS:
         guessed = posterior_clusters(leaf, truth.centres, truth.weights, alpha)
         for name, responsibilities in (("centre known", known), ("mixture", guessed)):
@@ -257,7 +263,7 @@ def oracle_leaf(truth: Truth, leaf: CountsBlock) -> Statistics:
             smooth = (p + scores.SMOOTHING) / (1 + d * scores.SMOOTHING)
             losses[name].append(constant - segment_sums(test * np.log(smooth), heldout.indptr))
     validation, usable = scores.validation_clients(leaf.first, leaf.clients), heldout.totals > 0
-    statistics: Statistics = {"evaluated_clients": FloatSum.at(leaf.leaf, np.sum(usable & ~validation))}
+    statistics: dict[str, Statistic] = {"evaluated_clients": FloatSum.at(leaf.leaf, np.sum(usable & ~validation))}
     for name, lines in losses.items():
         for part, chosen in (("validation", usable & validation), ("evaluated", usable & ~validation)):
             statistics[f"{part} {name}"] = FloatSum.at(leaf.leaf, np.stack(lines)[:, chosen].sum(axis=1))
@@ -266,14 +272,10 @@ def oracle_leaf(truth: Truth, leaf: CountsBlock) -> Statistics:
 
 def _state_of(truth: Truth) -> HistogramsState:
     """The state of a run that has learnt the truth."""
-    from fedcore.methods.histograms.baselines import init
-    from fedcore.rounds.method import PublicFacts
-
     k, d = truth.centres.shape
-    state = init(HistogramsConfig(algorithm="algorithm2", clusters=k), PublicFacts("counts", d, 1, None, 1, None, 0))
-    return replace(
-        state, phase="done", round=1, centres=truth.centres, counts=truth.weights, mean=truth.weights @ truth.centres
-    )
+    public = PublicFacts("counts", d, 1, None, 1, None, 0)
+    state = initial_state("done", sizes_of(HistogramsConfig(algorithm="algorithm2", clusters=k), public), public)
+    return replace(state, round=1, centres=truth.centres, counts=truth.weights, mean=truth.weights @ truth.centres)
 
 
 # --- scores ---------------------------------------------------------------------------------------------------------
@@ -286,13 +288,13 @@ class Trained:
 
 
 def score_leaf(trained: Trained, leaf: CountsBlock) -> Statistics:
-    return scores.evaluate_block(trained.config, trained.state, leaf)
+    return scores.score_block(trained.config, trained.state, leaf)
 
 
 def _scores(place: Place, population: Population, config: HistogramsConfig, state: HistogramsState) -> dict:
     """Mean KL by estimate; + FT with the weight chosen on the validation clients."""
-    table = scores.table(config, over_heldout(place, population, score_leaf, Trained(config, state)))
-    found = {}
+    table = scores.score_table(config, over_heldout(place, population, score_leaf, Trained(config, state)))
+    found: dict[str, float] = {}
     for row in table.rows:
         if row.chosen == "validation clients" or (row.prior_tokens is None and not row.chosen):
             found.setdefault(row.method, row.kl)  # Local is there twice; the first is at the usual smoothing

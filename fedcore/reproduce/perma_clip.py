@@ -1,9 +1,8 @@
 """A clip of one's own, separated into background and what moves; and what all clips of experiments share.
 
-The clip is an NPZ or NPY of frames or a folder of images (`fedcore.methods.dictionaries.video.read_clip`) from a
-camera that
-stands still. Nobody knows its truth, so what is told of a background is the spread that it leaves and the share of the
-pixels beyond a threshold that needs no truth.
+The clip is an NPZ or NPY of frames or a folder of images (`dictionaries.simulation.video.read_clip`) from a camera that
+stands still. Its truth is unknown, so a background is judged by the standard deviation of what it leaves and by the
+share of the pixels beyond a threshold that needs no truth.
 """
 
 from __future__ import annotations
@@ -13,8 +12,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedcore.methods.dictionaries import pooled, video
-from fedcore.methods.dictionaries.separation import TO_SPREAD
+from fedcore.methods.dictionaries.baselines import pooled
+from fedcore.methods.dictionaries.robust import TO_STANDARD_DEVIATION
+from fedcore.methods.dictionaries.simulation import video
 from fedcore.reproduce.dictionaries_runs import train
 from fedcore.reproduce.experiment import Cell, Options, Place, ResultTable
 from fedcore.reproduce.fedem_runs import rows_population
@@ -56,7 +56,7 @@ def shown_frames(frames: int) -> np.ndarray:
 
 def spread_left(frames: np.ndarray, background: np.ndarray) -> float:
     """1.4826 median |frame - background|, which needs no truth."""
-    return TO_SPREAD * float(np.median(np.abs(frames - background)))
+    return TO_STANDARD_DEVIATION * float(np.median(np.abs(frames - background)))
 
 
 def to_text(images: np.ndarray) -> str:
@@ -80,6 +80,7 @@ def masks_from(text: str, shape: Sequence[int], count: int = SHOWN) -> np.ndarra
 
 def read(options: Options) -> np.ndarray:
     """(F, H, W, C) the clip that the options name, every so-many-th frame of it. Raises IngestError."""
+    assert options.population is not None
     frames = video.read_clip(options.population)
     return frames[:: -(-len(frames) // (QUICK_FRAMES if options.quick else FRAMES))]
 

@@ -11,16 +11,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from fedcore.methods.dictionaries import learners, metrics, pooled
-from fedcore.methods.dictionaries.coding import Coder
-from fedcore.methods.dictionaries.consensus import consensus_admm
-from fedcore.methods.dictionaries.ksvd import fedavg_k_svd
-from fedcore.methods.dictionaries.perpca import personalised_pca
+from fedcore.methods.dictionaries.baselines import pooled
+from fedcore.methods.dictionaries.baselines.consensus import consensus_admm
+from fedcore.methods.dictionaries.baselines.ksvd import fedavg_k_svd
+from fedcore.methods.dictionaries.baselines.perpca import personalised_pca
+from fedcore.methods.dictionaries.initialisation import Schedule, best_of_starts, singular_start
+from fedcore.methods.dictionaries.operators import random_atoms
+from fedcore.methods.dictionaries.simulation.errors_against_truth import image_quality, reconstructed
+from fedcore.methods.dictionaries.sparse_coding import Code, Coder
 from fedcore.randomness import stream
 from fedcore.reproduce.dictionaries_runs import train
 from fedcore.reproduce.experiment import Cell, Options, Place, ResultTable
@@ -56,7 +59,7 @@ class Line(NamedTuple):
     """paper: MSE k 10, 20; PSNR; SSIM; seconds of its Table 1, where this line stands for one of its own."""
 
     title: str
-    code: str
+    code: Code | Literal["first", ""]
     learn: Callable[[Place, str, Size, list[np.ndarray], int], Sequence[np.ndarray]] | None
     paper: tuple[float, ...] = ()
 
@@ -78,47 +81,53 @@ def _alone(stacked: np.ndarray, size: Size) -> np.ndarray:
     def tiles():
         yield stacked
 
-    begun = learners.singular_start(tiles, ATOMS)[:, None]
-    schedule = learners.Schedule(steps=size.start_steps + size.rounds)
+    begun = singular_start(tiles, ATOMS)[:, None]
+    schedule = Schedule(steps=size.start_steps + size.rounds)
     counts = np.full(len(stacked), stacked.shape[1], np.float64)
-    return learners.warm_start("orthogonal", tiles, counts, begun, Coder("top_k", sparsity=20), schedule)[0]
+    return best_of_starts("orthogonal", tiles, counts, begun, Coder("top_k", sparsity=20), schedule)[0]
 
 
-def perma(place: Place, key: str, size: Size, samples: list[np.ndarray], seed: int, **settings) -> list[np.ndarray]:
-    """A run of the method."""
+def perma(
+    place: Place, key: str, size: Size, samples: list[np.ndarray], seed: int, changes: Mapping[str, object]
+) -> list[np.ndarray]:
+    """A run of the method. changes: of the settings."""
     population = rows_population(place, f"mnist-{seed}", lambda: samples, "a published research data set")
-    rounds = size.online_rounds if settings.get("learner") == "statistics" else size.rounds
+    rounds = size.online_rounds if changes.get("learner") == "statistics" else size.rounds
     settings = {
         "start_steps": size.start_steps,
         "starts": 1,
         "rounds": rounds,
         "local_rounds": max(rounds // 3, 1),
-        **settings,
+        **changes,
     }
     trained = train(place, key, settings, population, seed)
     return [trained.atoms(client) for client in range(len(samples))]
 
 
-def perpca(place, key, size: Size, samples: list[np.ndarray], seed: int, common: int, own: int) -> list[np.ndarray]:
+def perpca(
+    place: Place, key: str, size: Size, samples: list[np.ndarray], seed: int, common: int, own: int
+) -> list[np.ndarray]:
     found = personalised_pca(samples, common, own, max(size.rounds // 2, 1), seed)
     return [np.concatenate([found.common, mine]) for mine in found.local]
 
 
-def consensus(place, key, size: Size, samples: list[np.ndarray], seed: int) -> list[np.ndarray]:
-    start = learners.random_atoms(stream(seed, "perma-mnist/start"), ATOMS, size.side**2)
+def consensus(place: Place, key: str, size: Size, samples: list[np.ndarray], seed: int) -> list[np.ndarray]:
+    start = random_atoms(stream(seed, "perma-mnist/start"), ATOMS, size.side**2)
     return [consensus_admm(samples, start, Coder("omp", sparsity=10), size.other_rounds)] * len(samples)
 
 
-def k_svd(place, key, size: Size, samples: list[np.ndarray], seed: int) -> list[np.ndarray]:
-    start = learners.random_atoms(stream(seed, "perma-mnist/start"), ATOMS, size.side**2)
+def k_svd(place: Place, key: str, size: Size, samples: list[np.ndarray], seed: int) -> list[np.ndarray]:
+    start = random_atoms(stream(seed, "perma-mnist/start"), ATOMS, size.side**2)
     return [fedavg_k_svd(samples, start, 10, size.other_rounds)] * len(samples)
 
 
-def svd(place, key, size: Size, samples: list[np.ndarray], seed: int) -> list[np.ndarray]:
+def svd(place: Place, key: str, size: Size, samples: list[np.ndarray], seed: int) -> list[np.ndarray]:
     return [pooled.singular_vectors(samples, ATOMS)] * len(samples)
 
 
-def mini_batch(place, key, size: Size, samples: list[np.ndarray], seed: int, together: bool) -> list[np.ndarray]:
+def mini_batch(
+    place: Place, key: str, size: Size, samples: list[np.ndarray], seed: int, together: bool
+) -> list[np.ndarray]:
     if together:
         return [pooled.mini_batch_dictionary(np.concatenate(samples), ATOMS, seed, passes=size.passes)] * len(samples)
     return [pooled.mini_batch_dictionary(own, ATOMS, seed, passes=size.passes) for own in samples]
@@ -140,20 +149,22 @@ LINES = {
     "path": Line(
         "PerMA, path, 100 global, polar",
         "top_k",
-        partial(perma, **SCRIPTS, global_atoms=100),
+        partial(perma, changes={**SCRIPTS, "global_atoms": 100}),
         (0.0319, 0.0207, 15.38, 17.38, 0.629, 0.707, 40.8),
     ),
     "star": Line(
-        "PerMA, star, 100 global, polar", "top_k", partial(perma, **{**SCRIPTS, "matcher": "star"}, global_atoms=100)
+        "PerMA, star, 100 global, polar",
+        "top_k",
+        partial(perma, changes={**SCRIPTS, "matcher": "star", "global_atoms": 100}),
     ),
-    "recommended": Line("PerMA, star, median, 100 global", "omp", partial(perma, **TOP, global_atoms=100)),
-    "path-50": Line("PerMA, path, 50 + 50", "omp", partial(perma, **SCRIPTS, global_atoms=50)),
-    "path-20": Line("PerMA, path, 20 + 80", "omp", partial(perma, **SCRIPTS, global_atoms=20)),
+    "recommended": Line("PerMA, star, median, 100 global", "omp", partial(perma, changes={**TOP, "global_atoms": 100})),
+    "path-50": Line("PerMA, path, 50 + 50", "omp", partial(perma, changes={**SCRIPTS, "global_atoms": 50})),
+    "path-20": Line("PerMA, path, 20 + 80", "omp", partial(perma, changes={**SCRIPTS, "global_atoms": 20})),
     "central": Line("Algorithm 4, pooled", "top_k", central),
     "consensus": Line("consensus-ADMM DL", "omp", consensus),
     "k-svd": Line("FedAvg K-SVD", "omp", k_svd),
-    "online": Line("federated sums, 100 global", "omp", partial(perma, **ONLINE, global_atoms=100)),
-    "online-80": Line("federated sums, 80 + 20", "omp", partial(perma, **ONLINE, global_atoms=80)),
+    "online": Line("federated sums, 100 global", "omp", partial(perma, changes={**ONLINE, "global_atoms": 100})),
+    "online-80": Line("federated sums, 80 + 20", "omp", partial(perma, changes={**ONLINE, "global_atoms": 80})),
     "sklearn-own": Line("scikit-learn, each client alone", "omp", partial(mini_batch, together=False)),
     "sklearn": Line("scikit-learn, pooled", "omp", partial(mini_batch, together=True)),
 }
@@ -269,7 +280,8 @@ def estimates(
         return pooled.zero_image(images) if line.title == LINES["zero"].title else pooled.mean_image(images, samples)
     if line.code == "first":
         return (images @ atoms[:k].T) @ atoms[:k]
-    return metrics.rebuilt(images, atoms, k, line.code)
+    assert line.code
+    return reconstructed(images, atoms, k, line.code)
 
 
 def scores(
@@ -283,22 +295,23 @@ def scores(
     for k in KEPT:
         errors = np.empty((CLIENTS, len(images)))
         for client in range(CLIENTS):
-            if client and np.array_equal(atoms[client], atoms[0]):  # all atoms are global
+            own, other = atoms[client], atoms[0]
+            if client and (own is None or other is None or np.array_equal(own, other)):  # all atoms are global
                 errors[client] = errors[0]
                 continue
-            found = estimates(line, atoms[client], samples, images, k)
+            found = estimates(line, own, samples, images, k)
             errors[client] = np.mean((found - images) ** 2, axis=1)
             if client == FIRST:
-                quality = metrics.quality(images, found, (side, side))
+                quality = image_quality(images, found, (side, side))
                 first.append(quality[:3])
                 clipped.append(quality.clipped)
-                if k == KEPT[0] and atoms[client] is not None:
+                if k == KEPT[0] and own is not None:
                     at = [int(np.flatnonzero(digits == digit)[0]) for digit in range(10)]
                     result["rebuilt"] = np.rint(np.clip(found[at], 0, 1) * 255).astype(int).ravel().tolist()
-                    result["atoms"] = np.round(atoms[client][:10], 4).ravel().tolist()
+                    result["atoms"] = np.round(own[:10], 4).ravel().tolist()
         every.append(float(errors.mean()))
-        other = digits[None] != np.array([own_digit(client) for client in range(CLIENTS)])[:, None]
-        minority.append(float(errors[other].mean()))
+        minor = digits[None] != np.array([own_digit(client) for client in range(CLIENTS)])[:, None]
+        minority.append(float(errors[minor].mean()))
     return {**result, "first": first, "clipped": clipped, "all": every, "minority": minority}
 
 
@@ -306,20 +319,22 @@ def row(line: str, results: Mapping[str, dict], options: Options) -> dict:
     cells = [results[f"{line}-{seed}"] for seed in seeds(options)]
     paper = LINES[line].paper
 
-    def of(number: Callable[[dict], float], form: str = ".4f") -> str:
-        return format(float(np.mean([number(cell) for cell in cells])), form).removeprefix("0")
+    def of(number: Callable[[dict, int], float], form: str = ".4f") -> list[str]:
+        """For each k the mean over the seeds."""
+        means = [float(np.mean([number(cell, at) for cell in cells])) for at in range(len(KEPT))]
+        return [format(mean, form).removeprefix("0") for mean in means]
 
     return {
         "method": LINES[line].title,
         "paper MSE k10 / k20": f"{paper[0]:.4f} / {paper[1]:.4f}" if paper else "",
-        **{f"MSE k{k}": of(lambda cell, at=at: cell["first"][at][0]) for at, k in enumerate(KEPT)},
-        "clipped, MSE": " / ".join(of(lambda cell, at=at: cell["clipped"][at]) for at in range(2)),
+        **dict(zip((f"MSE k{k}" for k in KEPT), of(lambda cell, at: cell["first"][at][0]), strict=True)),
+        "clipped, MSE": " / ".join(of(lambda cell, at: cell["clipped"][at])),
         "paper PSNR": f"{paper[2]:.2f} / {paper[3]:.2f}" if paper else "",
-        "PSNR k10 / k20": " / ".join(of(lambda cell, at=at: cell["first"][at][1], ".2f") for at in range(2)),
+        "PSNR k10 / k20": " / ".join(of(lambda cell, at: cell["first"][at][1], ".2f")),
         "paper SSIM": f"{paper[4]:.3f} / {paper[5]:.3f}" if paper else "",
-        "SSIM k10 / k20": " / ".join(of(lambda cell, at=at: cell["first"][at][2], ".3f") for at in range(2)),
-        "all clients, MSE": " / ".join(of(lambda cell, at=at: cell["all"][at]) for at in range(2)),
-        "other digits, MSE": " / ".join(of(lambda cell, at=at: cell["minority"][at]) for at in range(2)),
+        "SSIM k10 / k20": " / ".join(of(lambda cell, at: cell["first"][at][2], ".3f")),
+        "all clients, MSE": " / ".join(of(lambda cell, at: cell["all"][at])),
+        "other digits, MSE": " / ".join(of(lambda cell, at: cell["minority"][at])),
         "paper s": f"{paper[6]:g}" if paper else "",
         "s": f"{np.mean([cell['seconds'] for cell in cells]):.1f}",
     }

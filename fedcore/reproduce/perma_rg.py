@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedcore.methods.dictionaries.counting import by_jump, by_null
 from fedcore.methods.dictionaries.matching import path, star
-from fedcore.methods.dictionaries.synthetic import shared_atoms
+from fedcore.methods.dictionaries.number_of_global_atoms import by_jump, by_null
+from fedcore.methods.dictionaries.simulation.synthetic import shared_atoms
 from fedcore.randomness import stream
 from fedcore.reproduce import dictionaries_many as many
 from fedcore.reproduce.experiment import Cell, Options, Place, ResultTable
@@ -50,7 +50,7 @@ class PermaRg:
         chosen: dict[str, list[int]] = {name: [] for name in (JUMP, EDGE, HALF, QUARTER, NULL)}
         for s, seed in enumerate(seeds):
             own = started.dictionaries(s)
-            lengths, scores = path(own, FEATURES).scores, star(own, 1, stream(seed, "dictionaries/anchors")).every
+            lengths, scores = path(own, FEATURES).scores, star(own, 1, stream(seed, "dictionaries/anchors")).all_scores
             chosen[JUMP].append(by_jump(lengths, CLIENTS))
             chosen[EDGE].append(leading(np.sort(lengths) / (CLIENTS - 1) < 0.5))
             chosen[HALF].append(leading(scores < 0.5))
@@ -77,9 +77,8 @@ class PermaRg:
             self.title,
             rows,
             [
-                "The paper's rule is the jump of path lengths, shown for one problem (its Figure 7); ours to state "
-                "are the "
-                f"problems: N = {CLIENTS}, d = {FEATURES} square dictionaries, {SAMPLES} samples, density .2, {STARTS} "
+                "The paper's rule is the jump of path lengths, shown for one problem (its Figure 7). The problems "
+                f"here: N = {CLIENTS}, d = {FEATURES} square dictionaries, {SAMPLES} samples, density .2, {STARTS} "
                 "starts with thresholds down to .15.",
                 "The jump can answer neither 0 nor all. With square dictionaries 9 and 10 global atoms are the same "
                 "thing.",
@@ -95,7 +94,7 @@ class PermaRg:
         return panels_figure(
             [
                 Panel(
-                    {name: (at, np.array(found["lengths"]) / (CLIENTS - 1)) for name, found in shown.items()},
+                    {name: (at, mean_edges(found["lengths"])) for name, found in shown.items()},
                     "Figure 7: mean edge of successive shortest paths",
                     "path",
                     "distance",
@@ -108,6 +107,11 @@ class PermaRg:
                 ),
             ]
         )
+
+
+def mean_edges(lengths: Sequence[float]) -> list[float]:
+    """Of paths of these lengths."""
+    return [length / (CLIENTS - 1) for length in lengths]
 
 
 def leading(good: np.ndarray) -> int:

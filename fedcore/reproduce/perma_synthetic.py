@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from fedcore.methods.dictionaries.operators import d12
-from fedcore.methods.dictionaries.synthetic import shared_atoms
+from fedcore.methods.dictionaries.distances import d12
+from fedcore.methods.dictionaries.simulation.synthetic import shared_atoms
 from fedcore.reproduce import dictionaries_many as many
 from fedcore.reproduce.experiment import Cell, Options, Place, ResultTable
 from fedcore.reproduce.fedem_runs import own_data_only
@@ -32,7 +33,7 @@ VARIANTS = {
 BY_COUNT, BY_THRESHOLD = "by count", "to threshold"
 
 # line: (title, settings of the problems, starts, rule of the start)
-RATES = {
+RATES: dict[str, tuple[str, dict[str, Any], int, str]] = {
     "count": ("Figure 2: 1 start", {}, 1, BY_COUNT),
     "garbage": ("one garbage client, 1 start", {"garbage": 1}, 1, BY_COUNT),
     "two-garbage": ("two garbage clients, 1 start", {"garbage": 2}, 1, BY_COUNT),
@@ -44,7 +45,7 @@ RATES = {
     "threshold-noise": ("noise .05, 1 start", {"noise": 0.05}, 1, BY_THRESHOLD),
 }
 QUICK_RATES = ("count", "five", "threshold", "threshold-garbage")
-SWEEPS = {
+SWEEPS: dict[str, tuple[str, dict[str, Any]]] = {
     **{
         f"d-{d}": (f"Figure 5 (a, b): d = {d}", {"features": d, "common": d // 2, "local": d - d // 2})
         for d in (4, 6, 8, 10, 20)

@@ -18,11 +18,18 @@ import numpy as np
 from scipy.ndimage import gaussian_filter
 from threadpoolctl import threadpool_limits
 
-from fedcore.methods.dictionaries import metrics, pooled, video
-from fedcore.methods.dictionaries.perpca import personalised_pca
+from fedcore.methods.dictionaries.baselines import pooled
+from fedcore.methods.dictionaries.baselines.perpca import personalised_pca
+from fedcore.methods.dictionaries.simulation import video
+from fedcore.methods.dictionaries.simulation.errors_against_truth import (
+    best_mask_scores,
+    energy_inside,
+    mask_scores,
+    psnr,
+)
 from fedcore.reproduce import perma_clip
 from fedcore.reproduce.experiment import Cell, Options, Place, ResultTable
-from fedcore.reproduce.fedem_runs import data_file, verdict
+from fedcore.reproduce.fedem_runs import data_file, needed_data, verdict
 from fedcore.reproduce.perma_clip import SHOWN, images_from, masks_from, parts, shown_frames, spread_left, to_text
 
 SEEDS, ATOMS, KEPT = 3, 100, 50
@@ -66,9 +73,16 @@ def median(place: Place, key: str, frames: np.ndarray, size: Size, seed: int) ->
 
 
 def perma(
-    place: Place, key: str, frames: np.ndarray, size: Size, seed: int, layout: video.Layout, common: int, **settings
+    place: Place,
+    key: str,
+    frames: np.ndarray,
+    size: Size,
+    seed: int,
+    layout: video.Layout,
+    common: int,
+    changes: Mapping[str, object] = {},
 ) -> np.ndarray:
-    """A run of the method on whole frames; the background is the global part of the rows."""
+    """A run of the method on whole frames; the background is the global part of the rows. changes: of the settings."""
     settings = {
         "profile": "paper",
         "atoms": ATOMS,
@@ -79,7 +93,7 @@ def perma(
         "starts": 1,
         "start_steps": 1,
         "rounds": size.rounds,
-        **settings,
+        **changes,
     }
     return parts(place, key, frames, f"{layout}-{seed}", layout, BLOCKS[layout], settings, seed)[0]
 
@@ -90,34 +104,42 @@ def perpca(place: Place, key: str, frames: np.ndarray, size: Size, seed: int, co
     return np.stack([video.to_frame(own @ found.T @ found, frames.shape[1:], BLOCKS["polyphase"]) for own in rows])
 
 
-ROBUST = {"profile": "robust", "aggregate": "mean", "start_steps": 0, "far": None, "refine_steps": 1}
-STAR = {"profile": "recommended", "matcher": "star", "aggregate": "median", "norm": "polar", "align": "lsa"}
-GRADIENT = {"learner": "gradient", "norm": "unit", "align": "lsa", "refine_steps": 5}
+ROBUST: dict[str, object] = {"profile": "robust", "aggregate": "mean", "start_steps": 0, "far": None, "refine_steps": 1}
+STAR: dict[str, object] = {
+    "profile": "recommended",
+    "matcher": "star",
+    "aggregate": "median",
+    "norm": "polar",
+    "align": "lsa",
+}
+GRADIENT: dict[str, object] = {"learner": "gradient", "norm": "unit", "align": "lsa", "refine_steps": 5}
+
+
+def polyphase(common: int, changes: Mapping[str, object] = {}) -> Callable[..., np.ndarray]:
+    """`perma` with this layout and so many global atoms. changes: of the settings."""
+    return partial(perma, layout="polyphase", common=common, changes=changes)
+
+
 LINES = {
     "median": Line("median of the frames", median),
     "mean": Line("mean of the frames", mean),
-    "robust-30": Line("PerMA, robust, polyphase, 30 global", partial(perma, layout="polyphase", common=30, **ROBUST)),
-    "robust-10": Line("PerMA, robust, polyphase, 10 global", partial(perma, layout="polyphase", common=10, **ROBUST)),
-    "robust-20": Line("PerMA, robust, polyphase, 20 global", partial(perma, layout="polyphase", common=20, **ROBUST)),
-    "robust-60": Line("PerMA, robust, polyphase, 60 global", partial(perma, layout="polyphase", common=60, **ROBUST)),
+    "robust-30": Line("PerMA, robust, polyphase, 30 global", polyphase(30, ROBUST)),
+    "robust-10": Line("PerMA, robust, polyphase, 10 global", polyphase(10, ROBUST)),
+    "robust-20": Line("PerMA, robust, polyphase, 20 global", polyphase(20, ROBUST)),
+    "robust-60": Line("PerMA, robust, polyphase, 60 global", polyphase(60, ROBUST)),
     "robust-30-median": Line(
-        "PerMA, robust, median of atoms, 30 global",
-        partial(perma, layout="polyphase", common=30, **{**ROBUST, "aggregate": "median"}),
+        "PerMA, robust, median of atoms, 30 global", polyphase(30, {**ROBUST, "aggregate": "median"})
     ),
-    "paper-10": Line("PerMA as printed, polyphase, 10 global", partial(perma, layout="polyphase", common=10)),
-    "paper-30": Line("PerMA as printed, polyphase, 30 global", partial(perma, layout="polyphase", common=30)),
-    "paper-3": Line("PerMA as printed, polyphase, 3 global", partial(perma, layout="polyphase", common=3)),
-    "star-10": Line("PerMA, star, median, polyphase, 10 global", partial(perma, layout="polyphase", common=10, **STAR)),
-    "gradient-10": Line(
-        "PerMA, Algorithms 5 and 6, polyphase, 10 global", partial(perma, layout="polyphase", common=10, **GRADIENT)
-    ),
+    "paper-10": Line("PerMA as printed, polyphase, 10 global", polyphase(10)),
+    "paper-30": Line("PerMA as printed, polyphase, 30 global", polyphase(30)),
+    "paper-3": Line("PerMA as printed, polyphase, 3 global", polyphase(3)),
+    "star-10": Line("PerMA, star, median, polyphase, 10 global", polyphase(10, STAR)),
+    "gradient-10": Line("PerMA, Algorithms 5 and 6, polyphase, 10 global", polyphase(10, GRADIENT)),
     "gradient-alone-10": Line(
-        "PerMA, Algorithm 5 without 6, polyphase, 10 global",
-        partial(perma, layout="polyphase", common=10, **{**GRADIENT, "refine_steps": 0}),
+        "PerMA, Algorithm 5 without 6, polyphase, 10 global", polyphase(10, {**GRADIENT, "refine_steps": 0})
     ),
     "gradient-omp-10": Line(
-        "PerMA, Algorithms 5 and 6, codes by OMP, polyphase, 10 global",
-        partial(perma, layout="polyphase", common=10, **GRADIENT, code="omp"),
+        "PerMA, Algorithms 5 and 6, codes by OMP, polyphase, 10 global", polyphase(10, {**GRADIENT, "code": "omp"})
     ),
     "tiles-10": Line("PerMA as printed, tiles, 10 global", partial(perma, layout="tiles", common=10)),
     "tiles-30": Line("PerMA as printed, tiles, 30 global", partial(perma, layout="tiles", common=30)),
@@ -221,14 +243,14 @@ def seeds(options: Options) -> range:
 def scores(clip: video.Clip, background: np.ndarray) -> dict:
     """JSON. spread: 1.4826 median |frame - background|, which needs no truth."""
     difference = video.difference(clip.frames, background)
-    own = metrics.found(difference > video.own_threshold(difference), clip.masks)
-    best, _ = metrics.best_found(difference, clip.masks)
+    own = mask_scores(difference > video.own_threshold(difference), clip.masks)
+    best, _ = best_mask_scores(difference, clip.masks)
     return {
         "f1": own.f1,
         "iou": own.iou,
         "best_f1": best.f1,
         "best_iou": best.iou,
-        "psnr": float(metrics.psnr(np.mean((background - clip.background) ** 2))),
+        "psnr": float(psnr(np.mean((background - clip.background) ** 2))),
         "spread": spread_left(clip.frames, background),
     }
 
@@ -249,7 +271,7 @@ def tree(place: Place, key: str, size: Size) -> dict:
 
     The hand's region is where the blurred frame differs from the median of the frames before it came.
     """
-    frames = video.read_clip(data_file(*TREE), size.tree)
+    frames = video.read_clip(needed_data(*TREE), size.tree)
     began = time.perf_counter()
     settings = {"profile": "robust", "aggregate": "mean", "far": None, "rounds": size.rounds, **TREE_ATOMS}
     background, foreground = parts(place, key, frames, "tree", "polyphase", TREE_BLOCK, settings, 1)
@@ -260,7 +282,7 @@ def tree(place: Place, key: str, size: Size) -> dict:
     region = gaussian_filter(change, (0, BLUR, BLUR)) > CHANGED
 
     def inside(estimate: np.ndarray) -> float:
-        return metrics.energy_inside(frames[hand:] - estimate, region)
+        return energy_inside(frames[hand:] - estimate, region)
 
     at = np.array([hand // 2, *np.linspace(hand + 1, len(frames) - 1, SHOWN - 1).round().astype(int)])
     at = np.minimum(at, len(frames) - 1)
@@ -271,7 +293,7 @@ def tree(place: Place, key: str, size: Size) -> dict:
 
     return {
         "inside": inside(background[hand:]),
-        "local": metrics.energy_inside(foreground[hand:], region),
+        "local": energy_inside(foreground[hand:], region),
         "median": inside(pooled.frame_median(frames)),
         "mean": inside(pooled.frame_mean(frames)),
         "area": float(region.mean()),

@@ -13,10 +13,11 @@ this method was built from, measured with a prototype of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from fedcore.methods.private_gmm.simulation import Structureless
 from fedcore.reproduce import private_gmm_baselines as baselines
 from fedcore.reproduce import private_gmm_runs as runs
 from fedcore.reproduce.experiment import Cell, Options, Place, ResultTable
@@ -54,7 +55,7 @@ class PrivateGMMTables:
 
     def cells(self, options: Options, place: Place) -> Sequence[Cell]:
         own_data_only(options)
-        return [*(_quick_cells if options.quick else _all_cells)(options)]
+        return [*(_quick_cells(options) if options.quick else _all_cells(options))]
 
     def compute(self, cell: Cell, options: Options, place: Place) -> dict:
         return COMPUTE[cell.arguments["part"]](**{k: v for k, v in cell.arguments.items() if k != "part"})
@@ -132,7 +133,7 @@ def _all_cells(options: Options) -> Iterator[Cell]:
     for setting in SETTINGS:
         for epsilon in EPSILONS:
             yield _search_cell(setting, epsilon, seeds)
-        (rows, _), em = SPEC[setting]["enough"], SPEC[setting]["em"]
+        (rows, _), em = SPEC[setting].enough, SPEC[setting].em
         yield _cell(
             "enough", key_of(setting), f"{rows} rows, {key_of(setting)}", setting=_of(setting), rows=rows, seeds=seeds
         )
@@ -163,7 +164,7 @@ def _all_cells(options: Options) -> Iterator[Cell]:
                 )
     for setting in SETTINGS:
         for epsilon in EPSILONS:
-            rows = 2 * SPEC[setting]["n"][epsilon][0]
+            rows = 2 * SPEC[setting].n[epsilon][0]
             key = key_of(setting)
             title = f"{key}, epsilon {epsilon:g}, {rows} rows"
             yield _cell(
@@ -224,6 +225,8 @@ def _slope(who: str, columns: int, seeds: int) -> dict:
         found = runs.smallest(setting, 1.0, _seeds(seeds), runs.FINE_GRID, twice=False)
         return {goal: found[goal] for goal in WORDS}
     block = baselines.smallest_block(setting, seeds=_seeds(seeds), sizes=RIVAL_SIZES)
+    if block is None:
+        return {"b": None, **dict.fromkeys(WORDS)}
     rows = baselines.smallest_numbers(setting, block, (1.0,), seeds=_seeds(seeds), numbers=RIVAL_NUMBERS)
     return {"b": block, **{row["goal"]: row["n"] for row in rows}}
 
@@ -232,7 +235,7 @@ def _variant(name: str, seeds: int) -> dict:
     return runs.variant(name, _seeds(seeds))
 
 
-def _nothing(kind: str, components: int, seeds: int) -> dict:
+def _nothing(kind: Structureless, components: int, seeds: int) -> dict:
     return runs.nothing_there(kind, components, _seeds(seeds))
 
 
@@ -249,7 +252,7 @@ def _picture(setting: list, rest: list) -> dict:
     return runs.pictured(Setting(*setting), *rest)
 
 
-COMPUTE = {
+COMPUTE: dict[str, Callable[..., dict]] = {
     "search": _search,
     "accept": _at,
     "enough": _at,

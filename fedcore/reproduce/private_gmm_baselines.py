@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from fedcore.errors import ConfigError
-from fedcore.methods.private_gmm.simulation import Truth, mixture, prior, sample, scores
+from fedcore.methods.private_gmm.simulation import Scores, Truth, mixture, prior, sample, scores
 from fedcore.randomness import stream
 from fedcore.reproduce.private_gmm_theory.aggregate import aggregate_boxes
 from fedcore.reproduce.private_gmm_theory.blocks import Learner, spherical_em
@@ -46,13 +47,24 @@ SETTINGS = (
 )
 
 
+def score_values(scored: Scores) -> dict[str, Any]:
+    """{"mean_error": the largest of a component, in sigma; "accuracy", "weight_error", "trace_error"}."""
+    return {
+        "mean_error": float(scored.mean_errors.max()),
+        "accuracy": scored.accuracy,
+        "weight_error": scored.weight_error,
+        "trace_error": scored.trace_error,
+    }
+
+
 def learnt_blocks(
     truth: Truth, size: int, blocks: int, seed: int, first: int = 0, learner: Learner = spherical_em
 ) -> tuple[np.ndarray, np.ndarray]:
     """Means (m, k, d) and weights (m, k) of blocks first .. first + blocks - 1, each of fresh rows of the truth. A
     block's numbers depend on (seed, size) and its tile of blocks, so first and blocks should stay multiples of one."""
     step = max(1, TILE // (size * truth.features))
-    means, weights = [], []
+    means: list[np.ndarray] = []
+    weights: list[np.ndarray] = []
     for start in range(first, first + blocks, step):
         here = min(step, first + blocks - start)
         rows, _ = sample(truth, here * size, int(stream(seed, f"private_gmm/blocks/{size}", start).integers(2**62)))
@@ -96,8 +108,9 @@ def _growing(
     setting: Setting, size: int, seed: int, numbers: Sequence[int], learner: Learner
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """The first m blocks for every m of the increasing numbers, each learnt once."""
-    truth, means, weights = setting.truth(seed), [], []
-    have = 0
+    truth, have = setting.truth(seed), 0
+    means: list[np.ndarray] = []
+    weights: list[np.ndarray] = []
     for number in numbers:
         found = learnt_blocks(truth, size, number - have, seed, first=have, learner=learner)
         means, weights, have = [*means, found[0]], [*weights, found[1]], number
@@ -123,27 +136,27 @@ def smallest_numbers(
     farther off than `accurate` sigma (None: not asked). Seeds differ in the mixture, its rows and the noise.
     """
     goals = {"labels": float("inf")} | ({} if accurate is None else {"means": accurate})
-    told = {seed: prior(setting.truth(seed), radius_factor) for seed in seeds}
+    known = {seed: prior(setting.truth(seed), radius_factor) for seed in seeds}
     tests = {seed: sample(setting.truth(seed), TEST_ROWS, seed + 1_000_003) for seed in seeds}
     found: dict[tuple[float, str], dict] = {}
     growing = (_growing(setting, size, seed, numbers, learner) for seed in seeds)
     for number, blocks in zip(numbers, zip(*growing, strict=True), strict=True):
         for epsilon in epsilons:
             wanted = [goal for goal in goals if (epsilon, goal) not in found]
-            outcomes = []
+            outcomes: list[dict[str, Any]] = []
             for seed, (means, weights) in zip(seeds if wanted else (), blocks, strict=bool(wanted)):
                 noise = stream(seed, f"private_gmm/aggregate/{epsilon:g}", number)
                 result = aggregate_boxes(
-                    means, weights, epsilon, DELTA, noise, radius=told[seed].radius, finest=2 * told[seed].sigma_min
+                    means, weights, epsilon, DELTA, noise, radius=known[seed].radius, finest=2 * known[seed].sigma_min
                 )
                 if result is None:
                     break
                 rows, labels = tests[seed]
                 scored = scores(setting.truth(seed), result.means, weights=result.weights, rows=rows, labels=labels)
-                outcomes.append((float(scored.mean_errors.max()), scored.accuracy, scored.weight_error))
+                outcomes.append(score_values(scored))
             if len(outcomes) < len(seeds):
                 continue
-            error, accuracy = max(one[0] for one in outcomes), min(one[1] for one in outcomes)
+            error, accuracy = max(one["mean_error"] for one in outcomes), min(one["accuracy"] for one in outcomes)
             for goal in wanted:
                 if accuracy >= RIGHT_LABELS and error <= goals[goal]:
                     found[epsilon, goal] = {
@@ -151,7 +164,7 @@ def smallest_numbers(
                         "n": size * number,
                         "mean_error": error,
                         "accuracy": accuracy,
-                        "weight_error": max(one[2] for one in outcomes),
+                        "weight_error": max(one["weight_error"] for one in outcomes),
                     }
         if len(found) == len(goals) * len(epsilons):
             break
@@ -177,10 +190,6 @@ def em_scores(setting: Setting, rows: int, seed: int, *, covariance: str = "sphe
     covariances = model.covariances_
     if covariance != "full":
         covariances = covariances.reshape(setting.components, 1, -1) * np.eye(setting.features)
-    scored = scores(truth, model.means_, weights=model.weights_, covariances=covariances, rows=data, labels=labels)
-    return {
-        "mean_error": float(scored.mean_errors.max()),
-        "accuracy": scored.accuracy,
-        "weight_error": scored.weight_error,
-        "trace_error": scored.trace_error,
-    }
+    return score_values(
+        scores(truth, model.means_, weights=model.weights_, covariances=covariances, rows=data, labels=labels)
+    )

@@ -12,7 +12,7 @@ Line = tuple[Sequence[float], Sequence[float]]
 
 
 def recursion_and_growth(picture: Mapping, lines: Mapping[str, Line]) -> bytes:
-    """Left: candidates, balls and leaves of `private_gmm_runs.pictured`, released values only. Right: n against d with
+    """Left: candidates, balls and cells of `private_gmm_runs.pictured`, released values only. Right: n against d with
     logarithmic axes, a line for each label; without lines it says so."""
     figure, grid = _figure((11.0, 4.6), 1, 2)
     _recursion(grid[0, 0], picture)

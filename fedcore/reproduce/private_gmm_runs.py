@@ -1,26 +1,29 @@
 """What the cells of `fedcore reproduce private-gmm` compute: the private learner on simulated and on real rows.
 
-The learner runs in memory (`fedcore.methods.private_gmm.learn`), with records as units, delta = 1e-6 of which the
+The learner runs in memory (`fedcore.reproduce.private_gmm_in_memory`), with records as units, delta = 1e-6 of which the
 usual tenth is kept for thresholds, and pseudo-random noise of the same law: privacy: none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from fedcore.errors import ConfigError
 from fedcore.methods.private_gmm import simulation
-from fedcore.methods.private_gmm.config import PrivateGMMConfig
-from fedcore.methods.private_gmm.learn import Learned, learn
-from fedcore.methods.private_gmm.simulation import Prior, Truth
+from fedcore.methods.private_gmm.config import Covariance, PrivateGMMConfig
+from fedcore.methods.private_gmm.integer_rows import BASIS_BITS, ONE
+from fedcore.methods.private_gmm.simulation import Prior, Structureless, Truth
 from fedcore.methods.private_gmm.state import PrivateGMMState
 from fedcore.methods.private_gmm.tree import REST
 from fedcore.privacy.mechanisms import TestNoise
 from fedcore.reproduce.fedem_runs import needed_data
-from fedcore.reproduce.private_gmm_baselines import DELTA, RIGHT_LABELS, Setting
+from fedcore.reproduce.private_gmm_baselines import DELTA, RIGHT_LABELS, Setting, score_values
+from fedcore.reproduce.private_gmm_in_memory import Learned, learn
+from fedcore.rounds.method import RoundInfo
 
 RIGHT, WRONG, REFUSED = "right", "wrong", "refused"
 FAR_OFF = 10.0  # sigma: an answer whose mean is further off is wrong, whatever the labels
@@ -29,7 +32,9 @@ GRID = (1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
 FINE_GRID = tuple(round(1000 * 2 ** (step / 4)) for step in range(37))  # to 512,000
 
 
-def config_of(prior: Prior, components: int, *, covariance: str = "spherical", depth: int = 1) -> PrivateGMMConfig:
+def config_of(
+    prior: Prior, components: int, *, covariance: Covariance = "spherical", depth: int = 1
+) -> PrivateGMMConfig:
     return PrivateGMMConfig(
         components=components,
         covariance=covariance,
@@ -48,7 +53,7 @@ def run_once(
     key: str,
     *,
     radius_factor: float = 2.0,
-    covariance: str = "spherical",
+    covariance: Covariance = "spherical",
     depth: int = 1,
 ) -> dict:
     """{"outcome", "mean_error", "accuracy", "weight_error", "trace_error"}; scores None if refused.
@@ -59,22 +64,16 @@ def run_once(
     x, labels = simulation.sample(truth, rows, seed)
     config = config_of(simulation.prior(truth, radius_factor), truth.components, covariance=covariance, depth=depth)
     noise = TestNoise(f"{key}|{epsilon:g}|{rows}|{seed}")
-    found = learn(x, config, epsilon=epsilon, delta=DELTA, noise=noise, seed=seed).result
+    found = learn(x, config, epsilon=epsilon, delta=DELTA, noise=noise, seed=seed).mixture
     if not found.found:
         nothing = dict.fromkeys(("mean_error", "accuracy", "weight_error", "trace_error"))
         return {"outcome": REFUSED, **nothing}
     scored = simulation.scores(
         truth, found.means, weights=found.weights, covariances=found.matrices(), rows=x, labels=labels
     )
-    error = float(scored.mean_errors.max())
-    right = scored.accuracy >= RIGHT_LABELS and error <= FAR_OFF
-    return {
-        "outcome": RIGHT if right else WRONG,
-        "mean_error": error,
-        "accuracy": scored.accuracy,
-        "weight_error": scored.weight_error,
-        "trace_error": scored.trace_error,
-    }
+    values = score_values(scored)
+    right = values["accuracy"] >= RIGHT_LABELS and values["mean_error"] <= FAR_OFF
+    return {"outcome": RIGHT if right else WRONG, **values}
 
 
 def summary(runs: Sequence[Mapping]) -> dict:
@@ -112,7 +111,8 @@ def smallest(
 ) -> dict:
     """{"labels", "means": the first n of the grid that reaches the goal, None if none does}, "tried": [{"n",
     **summary}], "twice": the summary at twice the n of goal "labels", None without one or if not wanted."""
-    tried, first = [], {"labels": None, "means": None}
+    tried: list[dict[str, Any]] = []
+    first: dict[str, int | None] = {"labels": None, "means": None}
     for rows in grid:
         tried.append({"n": rows, **at(setting, rows, epsilon, seeds)})
         for goal in first:
@@ -129,7 +129,7 @@ def smallest(
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What is unlike the main table. expected: the specification's words; mixture, run: further arguments."""
+    """A cell that differs from the main table. expected: the specification's words; mixture, run: further arguments."""
 
     title: str
     features: int
@@ -137,8 +137,8 @@ class Variant:
     separation: float
     rows: int
     expected: str
-    mixture: Mapping = None
-    run: Mapping = None
+    mixture: Mapping[str, Any] = field(default_factory=dict)
+    run: Mapping[str, Any] = field(default_factory=dict)
 
 
 THREE = (20, 3)
@@ -176,14 +176,20 @@ def variant(name: str, seeds: Sequence[int], epsilon: float = 1.0) -> dict:
     """`summary` of a variant."""
     asked = VARIANTS[name]
     truths = {
-        seed: simulation.mixture(asked.features, asked.components, asked.separation, seed, **(asked.mixture or {}))
+        seed: simulation.mixture(asked.features, asked.components, asked.separation, seed, **asked.mixture)
         for seed in seeds
     }
-    return summary([run_once(truths[seed], asked.rows, seed, epsilon, name, **(asked.run or {})) for seed in seeds])
+    return summary([run_once(truths[seed], asked.rows, seed, epsilon, name, **asked.run) for seed in seeds])
 
 
 def nothing_there(
-    kind: str, components: int, seeds: Sequence[int], *, features: int = 20, rows: int = 20_000, epsilon: float = 1.0
+    kind: Structureless,
+    components: int,
+    seeds: Sequence[int],
+    *,
+    features: int = 20,
+    rows: int = 20_000,
+    epsilon: float = 1.0,
 ) -> dict:
     """{"runs", "refused"} on data without separated components."""
     config = config_of(simulation.structureless_prior(kind, features, components), components)
@@ -191,7 +197,7 @@ def nothing_there(
     for seed in seeds:
         noise = TestNoise(f"{kind}|{components}|{epsilon:g}|{rows}|{seed}")
         x = simulation.structureless(kind, features, rows, seed)
-        refused += not learn(x, config, epsilon=epsilon, delta=DELTA, noise=noise, seed=seed).result.found
+        refused += not learn(x, config, epsilon=epsilon, delta=DELTA, noise=noise, seed=seed).mixture.found
     return {"runs": len(seeds), "refused": refused}
 
 
@@ -202,35 +208,36 @@ def pictured(setting: Setting, rows: int, epsilon: float, seed: int) -> dict:
     """The recursion of one run, all of it from released values, in the first two directions of the released basis and
     in the units of the data: {"radii": of the ball of the root, before and after the first passes; "candidates":
     (M, 2); "balls": (m, 3) centre and radius; "leaves": (m, 3) mean and standard deviation; "reason"}."""
-    truth, kept = setting.truth(seed), {}
-    told = simulation.prior(truth)
-    radii = [told.radius]
+    truth = setting.truth(seed)
+    prior = simulation.prior(truth)
+    radii, candidates = [prior.radius], np.zeros((0, 2))
 
-    def look(state: PrivateGMMState, info) -> None:
+    def look(state: PrivateGMMState, info: RoundInfo) -> None:
+        nonlocal candidates
         if state.tree_radius[0] != radii[-1]:
             radii.append(float(state.tree_radius[0]))
         if len(state.place):
-            kept["place"] = state.place
+            candidates = state.place
 
     x, _ = simulation.sample(truth, rows, seed)
     noise = TestNoise(f"picture|{epsilon:g}|{rows}|{seed}")
-    config = config_of(told, truth.components)
+    config = config_of(prior, truth.components)
     learned = learn(x, config, epsilon=epsilon, delta=DELTA, noise=noise, seed=seed, on_round=look)
     state = learned.state
-    step = float(state.tree_radius[0]) / 2**16
-    basis = state.tree_basis[0] * 2.0**-14
+    step = float(state.tree_radius[0]) / ONE
+    basis = state.tree_basis[0] * 2.0**-BASIS_BITS
     children = np.flatnonzero((state.tree_parent == 0) & (state.tree_kind != REST))
     balls = np.column_stack([state.tree_ball[children] * step, state.tree_ball_radius[children] * step])
-    leaves = np.zeros((0, 3))
-    if learned.result.found:
-        spread = np.sqrt(np.trace(learned.result.matrices(), axis1=1, axis2=2) / truth.features)
-        leaves = np.column_stack([((learned.result.means - state.tree_centre[0]) @ basis)[:, :2], spread])
+    cells = np.zeros((0, 3))
+    if learned.mixture.found:
+        spread = np.sqrt(np.trace(learned.mixture.matrices(), axis1=1, axis2=2) / truth.features)
+        cells = np.column_stack([((learned.mixture.means - state.tree_centre[0]) @ basis)[:, :2], spread])
     return {
         "radii": radii,
-        "candidates": (kept.get("place", np.zeros((0, 2)))[:, :2] * step).tolist(),
+        "candidates": (candidates[:, :2] * step).tolist(),
         "balls": balls[:, [0, 1, -1]].tolist(),
-        "leaves": leaves.tolist(),
-        "reason": learned.result.reason,
+        "leaves": cells.tolist(),
+        "reason": learned.mixture.reason,
     }
 
 
@@ -277,18 +284,18 @@ def real(name: str, components: int, epsilon: float, seeds: Sequence[int]) -> di
     """{"found": components of every run, 0 if refused; "nll": nats per row and "ari": of the answers; "weights": of the
     last answer, "reasons": of the refusals, "factors": of epsilon that they forecast}."""
     x, classes = real_rows(name)
-    told = {"found": [], "nll": [], "ari": [], "weights": [], "reasons": [], "factors": []}
+    seen: dict[str, list[Any]] = {name: [] for name in ("found", "nll", "ari", "weights", "reasons", "factors")}
     for seed in seeds:
-        mixture = real_run(x, components, epsilon, f"{name}|{seed}").result
-        told["found"].append(mixture.components)
+        mixture = real_run(x, components, epsilon, f"{name}|{seed}").mixture
+        seen["found"].append(mixture.components)
         if not mixture.found:
-            told["reasons"].append(mixture.reason)
-            told["factors"].append(mixture.epsilon_factor)
+            seen["reasons"].append(mixture.reason)
+            seen["factors"].append(mixture.epsilon_factor)
             continue
-        told["nll"].append(-float(mixture.log_likelihood(x).mean()))
-        told["weights"] = mixture.weights.tolist()
-        told["ari"].append(agreement(classes, mixture.labels(x)))
-    return told
+        seen["nll"].append(-float(mixture.log_likelihood(x).mean()))
+        seen["weights"] = mixture.weights.tolist()
+        seen["ari"].append(agreement(classes, mixture.labels(x)))
+    return seen
 
 
 def real_em(name: str, components: int, seed: int = 1) -> dict:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -10,46 +12,62 @@ from fedcore.reproduce import private_gmm_runs as runs
 from fedcore.reproduce.fedem_runs import verdict
 from fedcore.reproduce.private_gmm_baselines import SETTINGS, Setting
 
+Cells = Mapping[str, dict[str, Any]]  # results, by key of the cell
+Row = dict[str, Any]
+
 EPSILONS = (0.5, 1.0, 4.0)
 SLOPE_COLUMNS = (25, 50, 100, 200, 400)
 KINDS = ("gaussian", "t3", "cube", "ring", "needle")
 
-# The specification's n, and the largest error there, for each epsilon; then sample-and-aggregate (b, m, n at 1 and 4);
-# then the comfortable n, the error there at epsilon 1, and EM (n, error)
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What the specification prints for a setting.
+
+    n: by epsilon, its n and the largest error there; rival: by epsilon, sample-and-aggregate's rows of a block and
+    number of blocks; enough: a comfortable n, and the error there at epsilon 1; em: EM's (n, error)
+    """
+
+    n: Mapping[float, tuple[int, str]]
+    rival: Mapping[float, tuple[int, int]]
+    enough: tuple[int, str]
+    em: tuple[tuple[int, str], ...]
+
+
 SPEC = {
-    SETTINGS[0]: {
-        "n": {0.5: (2000, "1.5"), 1.0: (1000, ".6"), 4.0: (1000, ".25")},
-        "rival": {1.0: (8, 800), 4.0: (8, 100)},
-        "enough": (50_000, ".04"),
-        "em": ((5000, ".11"),),
-    },
-    SETTINGS[1]: {
-        "n": {0.5: (5000, ".6"), 1.0: (5000, ".4"), 4.0: (1000, ".44")},
-        "rival": {1.0: (12, 800), 4.0: (12, 400)},
-        "enough": (50_000, ".05"),
-        "em": ((10_000, ".09"),),
-    },
-    SETTINGS[2]: {
-        "n": {0.5: (10_000, "2.5"), 1.0: (10_000, "1.3"), 4.0: (2000, "2.3")},
-        "rival": {1.0: (40, 1600), 4.0: (40, 800)},
-        "enough": (50_000, ".14"),
-        "em": ((10_000, ".18"), (50_000, ".09")),
-    },
-    SETTINGS[3]: {
-        "n": {0.5: (20_000, "2.2"), 1.0: (10_000, "1.3"), 4.0: (2000, "2.7")},
-        "rival": {1.0: (80, 3200), 4.0: (80, 800)},
-        "enough": (50_000, ".21"),
-        "em": ((20_000, ".17"),),
-    },
-    SETTINGS[4]: {
-        "n": {0.5: (50_000, "2.5"), 1.0: (50_000, ".7"), 4.0: (10_000, "1.1")},
-        "rival": {1.0: (80, 12_800), 4.0: (80, 1600)},
-        "enough": (100_000, ".17"),
-        "em": ((50_000, ".12"),),
-    },
+    SETTINGS[0]: Published(
+        n={0.5: (2000, "1.5"), 1.0: (1000, ".6"), 4.0: (1000, ".25")},
+        rival={1.0: (8, 800), 4.0: (8, 100)},
+        enough=(50_000, ".04"),
+        em=((5000, ".11"),),
+    ),
+    SETTINGS[1]: Published(
+        n={0.5: (5000, ".6"), 1.0: (5000, ".4"), 4.0: (1000, ".44")},
+        rival={1.0: (12, 800), 4.0: (12, 400)},
+        enough=(50_000, ".05"),
+        em=((10_000, ".09"),),
+    ),
+    SETTINGS[2]: Published(
+        n={0.5: (10_000, "2.5"), 1.0: (10_000, "1.3"), 4.0: (2000, "2.3")},
+        rival={1.0: (40, 1600), 4.0: (40, 800)},
+        enough=(50_000, ".14"),
+        em=((10_000, ".18"), (50_000, ".09")),
+    ),
+    SETTINGS[3]: Published(
+        n={0.5: (20_000, "2.2"), 1.0: (10_000, "1.3"), 4.0: (2000, "2.7")},
+        rival={1.0: (80, 3200), 4.0: (80, 800)},
+        enough=(50_000, ".21"),
+        em=((20_000, ".17"),),
+    ),
+    SETTINGS[4]: Published(
+        n={0.5: (50_000, "2.5"), 1.0: (50_000, ".7"), 4.0: (10_000, "1.1")},
+        rival={1.0: (80, 12_800), 4.0: (80, 1600)},
+        enough=(100_000, ".17"),
+        em=((50_000, ".12"),),
+    ),
 }
-GAIN_ASKED = 5  # times fewer rows than sample-and-aggregate, at epsilon 1, in the last two settings
-SLOPE_ASKED, SLOPE_GAP = 1.5, 0.5
+GAIN_WANTED = 5  # times fewer rows than sample-and-aggregate, at epsilon 1, in the last two settings
+SLOPE_WANTED, SLOPE_GAP = 1.5, 0.5
 
 
 def key_of(setting: Setting) -> str:
@@ -77,12 +95,12 @@ COLUMNS = (
 )
 
 
-def rows_of(results: Mapping[str, dict]) -> list[dict]:
+def rows_of(results: Cells) -> list[Row]:
     """All rows of the cells that there are."""
     return [*_main_rows(results), *_enough_rows(results), *_variant_rows(results), *_real_rows(results)]
 
 
-def _row(**cells) -> dict:
+def _row(**cells: str) -> Row:
     return {name: cells.get(name, "") for name in COLUMNS}
 
 
@@ -95,7 +113,7 @@ def error(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}".removeprefix("0")
 
 
-def told(found: Mapping) -> str:
+def outcomes(found: Mapping[str, Any]) -> str:
     """ "20/20 right; .25, .31": median and largest of the runs' largest errors of a mean."""
     counts = ", ".join(
         f"{found[name]}/{found['runs']} {name}" for name in (runs.RIGHT, runs.WRONG, runs.REFUSED) if found[name]
@@ -107,7 +125,7 @@ def times(more: int | None, fewer: int | None) -> str:
     return "" if more is None or fewer is None else f"{more / fewer:.2g}"
 
 
-def _main_rows(results: Mapping[str, dict]) -> Iterator[dict]:
+def _main_rows(results: Cells) -> Iterator[Row]:
     for setting in SETTINGS:
         for epsilon in EPSILONS:
             found = results.get(f"search-{key_of(setting)}-{epsilon:g}")
@@ -115,8 +133,8 @@ def _main_rows(results: Mapping[str, dict]) -> Iterator[dict]:
                 yield _main_row(results, setting, epsilon, found)
 
 
-def _main_row(results: Mapping[str, dict], setting: Setting, epsilon: float, found: dict) -> dict:
-    n, largest = SPEC[setting]["n"][epsilon]
+def _main_row(results: Cells, setting: Setting, epsilon: float, found: dict[str, Any]) -> Row:
+    n, largest = SPEC[setting].n[epsilon]
     by_n = {tried["n"]: tried for tried in found["tried"]}
     rival, cells = rival_of(results, setting, epsilon), {}
     for goal in WORDS:
@@ -125,17 +143,17 @@ def _main_row(results: Mapping[str, dict], setting: Setting, epsilon: float, fou
             blocks = f" ({row['b']} x {number(row['m'])})" if row["m"] else ""
             cells[f"S&A, {goal}"] = number(row["n"]) + blocks
             cells[f"S&A / ours, {goal}"] = times(row["n"], found[goal])
-    if epsilon in SPEC[setting]["rival"]:
-        b, m = SPEC[setting]["rival"][epsilon]
+    if epsilon in SPEC[setting].rival:
+        b, m = SPEC[setting].rival[epsilon]
         cells["S&A, spec"] = f"{number(b * m)} ({b} x {number(m)})"
-    em = results.get(f"em-{key_of(setting)}-{SPEC[setting]['em'][0][0]}")
+    em = results.get(f"em-{key_of(setting)}-{SPEC[setting].em[0][0]}")
     if em is not None and epsilon == 1.0:
-        rows, paper = SPEC[setting]["em"][0]
+        rows, paper = SPEC[setting].em[0]
         cells["without privacy"] = f"EM at {number(rows)}: {error(em['worst_error'])} (spec {paper})"
     if found["labels"] is not None:
         first = by_n[found["labels"]]
         cells["ours"] = f"{number(found['labels'])} ({error(first['mean_error'])}, {error(first['worst_error'])})"
-        cells["ours at 2 n"] = told(found["twice"])
+        cells["ours at 2 n"] = outcomes(found["twice"])
     else:
         cells["ours"] = "none"
     return _row(
@@ -148,15 +166,15 @@ def _main_row(results: Mapping[str, dict], setting: Setting, epsilon: float, fou
     )
 
 
-def rival_of(results: Mapping[str, dict], setting: Setting, epsilon: float) -> dict[str, dict]:
+def rival_of(results: Cells, setting: Setting, epsilon: float) -> dict[str, dict[str, Any]]:
     """Rows of `smallest_numbers` by goal; {} where they were not asked for."""
     rows = results.get(f"rival-{key_of(setting)}", {"rows": []})["rows"]
     return {row["goal"]: row for row in rows if row["epsilon"] == epsilon}
 
 
-def _enough_rows(results: Mapping[str, dict]) -> Iterator[dict]:
+def _enough_rows(results: Cells) -> Iterator[Row]:
     for setting in SETTINGS:
-        (rows, paper), found = SPEC[setting]["enough"], results.get(f"enough-{key_of(setting)}")
+        (rows, paper), found = SPEC[setting].enough, results.get(f"enough-{key_of(setting)}")
         if found is not None:
             em = results[f"em-{key_of(setting)}-{rows}"]
             yield _row(
@@ -164,7 +182,7 @@ def _enough_rows(results: Mapping[str, dict]) -> Iterator[dict]:
                 data=f"{setting.features}, {setting.components}, {setting.separation:g}",
                 ε="1",
                 spec=paper,
-                ours=f"{told(found)}; labels {found['accuracy']:.2%}; weights {found['weight_error']:.4f}; "
+                ours=f"{outcomes(found)}; labels {found['accuracy']:.2%}; weights {found['weight_error']:.4f}; "
                 f"traces {found['trace_error']:.1%}",
                 **{"without privacy": f"EM: {error(em['worst_error'])}"},
             )
@@ -172,17 +190,17 @@ def _enough_rows(results: Mapping[str, dict]) -> Iterator[dict]:
         for epsilon in EPSILONS:
             found = results.get(f"accept-{key_of(setting)}-{epsilon:g}")
             if found is not None:
-                rows, paper = 2 * SPEC[setting]["n"][epsilon][0], "19/20 right; 1.0"
+                rows, paper = 2 * SPEC[setting].n[epsilon][0], "19/20 right; 1.0"
                 yield _row(
                     what=f"{number(rows)} rows: 2 x spec",
                     data=f"{setting.features}, {setting.components}, {setting.separation:g}",
                     ε=f"{epsilon:g}",
                     spec=paper,
-                    ours=told(found),
+                    ours=outcomes(found),
                 )
 
 
-def _variant_rows(results: Mapping[str, dict]) -> Iterator[dict]:
+def _variant_rows(results: Cells) -> Iterator[Row]:
     for name, asked in runs.VARIANTS.items():
         if f"variant-{name}" in results:
             yield _row(
@@ -190,7 +208,7 @@ def _variant_rows(results: Mapping[str, dict]) -> Iterator[dict]:
                 spec=asked.expected,
                 ε="1",
                 data=f"{asked.features}, {asked.components}, {asked.separation:g}",
-                ours=told(results[f"variant-{name}"]),
+                ours=outcomes(results[f"variant-{name}"]),
             )
     for kind in KINDS:
         for components in (2, 3):
@@ -205,11 +223,13 @@ def _variant_rows(results: Mapping[str, dict]) -> Iterator[dict]:
                 )
 
 
-def _real_rows(results: Mapping[str, dict]) -> Iterator[dict]:
+def _real_rows(results: Cells) -> Iterator[Row]:
     for name, known in runs.REAL.items():
         for components in (2, known.components):
             found = results.get(f"real-{name}-{components}")
-            for epsilon in ("1", "4") if found is not None else ():
+            if found is None:
+                continue
+            for epsilon in ("1", "4"):
                 yield _row(
                     what="real rows",
                     data=f"{name}, up to {components}",
@@ -219,7 +239,7 @@ def _real_rows(results: Mapping[str, dict]) -> Iterator[dict]:
                 )
 
 
-def _seen(found: Mapping) -> str:
+def _seen(found: Mapping[str, Any]) -> str:
     counts = [
         f"{found['found'].count(m)} x {'refused' if m == 0 else f'{m} components'}" for m in sorted(set(found["found"]))
     ]
@@ -229,7 +249,7 @@ def _seen(found: Mapping) -> str:
     return "; ".join(counts)
 
 
-def _fit(found: Mapping) -> str:
+def _fit(found: Mapping[str, Any]) -> str:
     return f"nll {found['nll']:.2f}" + ("" if found["ari"] is None else f", ARI {error(found['ari'])}")
 
 
@@ -252,7 +272,7 @@ SETUP = (
 )
 
 
-def growth(results: Mapping[str, dict], who: str, goal: str) -> tuple[list[int], list[int]]:
+def growth(results: Cells, who: str, goal: str) -> tuple[list[int], list[int]]:
     """(d, n) of the slope cells that found one."""
     found = {
         columns: results[f"slope-{who}-{columns}"].get(goal)
@@ -268,7 +288,7 @@ def slope(line: tuple[Sequence[int], Sequence[int]]) -> float:
     return float(np.polyfit(np.log(line[0]), np.log(line[1]), 1)[0])
 
 
-def claims(results: Mapping[str, dict]) -> list[str]:
+def claims(results: Cells) -> list[str]:
     """What the specification asks for beside what was measured; of a quick table only what it holds."""
     found = [*_claim_of_acceptance(results), *_claim_of_gain(results), *_claim_of_slope(results)]
     answers = [one for key, cell in results.items() if key.startswith("search") for one in cell["tried"]]
@@ -285,7 +305,7 @@ def claims(results: Mapping[str, dict]) -> list[str]:
     return found
 
 
-def _claim_of_acceptance(results: Mapping[str, dict]) -> Iterator[str]:
+def _claim_of_acceptance(results: Cells) -> Iterator[str]:
     accepted = [cell for key, cell in results.items() if key.startswith("accept")]
     if accepted:
         good = [cell["right"] >= 0.95 * cell["runs"] and (cell["mean_error"] or np.inf) <= 1.0 for cell in accepted]
@@ -307,21 +327,23 @@ def _claim_of_acceptance(results: Mapping[str, dict]) -> Iterator[str]:
         yield f"And labels of at least 99.9 %: {least:.2%}, {verdict(least >= 0.999)}."
 
 
-def _claim_of_gain(results: Mapping[str, dict]) -> Iterator[str]:
+def _claim_of_gain(results: Cells) -> Iterator[str]:
     for setting in SETTINGS[-2:]:
         rival, ours = rival_of(results, setting, 1.0), results.get(f"search-{key_of(setting)}-1")
-        for goal in WORDS if rival and ours else ():
+        if not rival or not ours:
+            continue
+        for goal in WORDS:
             if rival[goal]["n"] is None or ours[goal] is None:
                 yield f"Fewer rows than sample-and-aggregate, {key_of(setting)}, {goal}: not both found."
                 continue
             gain = rival[goal]["n"] / ours[goal]
             yield (
                 f"Fewer rows than sample-and-aggregate, {key_of(setting)}, ε 1, goal {goal}: {gain:.3g} times; "
-                f"asked {GAIN_ASKED}, {verdict(gain >= GAIN_ASKED)}."
+                f"asked {GAIN_WANTED}, {verdict(gain >= GAIN_WANTED)}."
             )
 
 
-def _claim_of_slope(results: Mapping[str, dict]) -> Iterator[str]:
+def _claim_of_slope(results: Cells) -> Iterator[str]:
     for goal, words in WORDS.items():
         ours, rival = growth(results, "ours", goal), growth(results, "rival", goal)
         if len(ours[0]) < 3 or len(rival[0]) < 3:
@@ -329,7 +351,7 @@ def _claim_of_slope(results: Mapping[str, dict]) -> Iterator[str]:
         own, other = slope(ours), slope(rival)
         yield (
             f"log n against log d, k 5, separation 12, ε 1, {words}: ours {_pairs(ours)}, slope {own:.2f}, asked at "
-            f"most {SLOPE_ASKED}, {verdict(own <= SLOPE_ASKED)}; sample-and-aggregate {_pairs(rival)}, slope "
+            f"most {SLOPE_WANTED}, {verdict(own <= SLOPE_WANTED)}; sample-and-aggregate {_pairs(rival)}, slope "
             f"{other:.2f}, asked {SLOPE_GAP} more than ours, {verdict(other >= own + SLOPE_GAP)}."
         )
 

@@ -20,11 +20,12 @@ from fedcore.privacy.accounting import rho_of, zcdp_budget
 from fedcore.privacy.mechanisms import TestNoise
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.reproduce.experiment import Place
-from fedcore.rounds.engine import Source, Training
+from fedcore.rounds.clients import Source
+from fedcore.rounds.engine import Training
 from fedcore.rounds.method import Method, PublicFacts, RoundInfo, State
 from fedcore.rounds.statistics import Statistics, merge, values
 from fedcore.runs.store import Run
-from fedcore.training.budget import settle
+from fedcore.training.budget import fit_plan
 
 
 class SimulatedPublisher:
@@ -73,7 +74,6 @@ def simulate(
     on_round: told the state after every round, and what the round said.
     """
     method = make_method(name, settings)
-    plan, rho = [], None
 
     def facts(rho: float | None) -> PublicFacts:
         return PublicFacts(
@@ -84,17 +84,18 @@ def simulate(
             None if method.private else population.n_clients,
             rho,
             seed,
-            start=start,
+            warm_start=start,
         )
 
+    plan, public = (), facts(None)
     if method.private:
         epsilon, delta = budget
-        plan, rho = settle(method, facts, rho_of(epsilon, zcdp_budget(epsilon, delta).delta_conv))
+        plan, public = fit_plan(method, facts, rho_of(epsilon, zcdp_budget(epsilon, delta).delta_conv))
     shutil.rmtree(place.folder / "runs" / key, ignore_errors=True)  # of an attempt that was interrupted
     info = {"run_id": key, "method": name, "config": method.config.model_dump(), "private": False, "simulation": True}
     run = SimulatedRun.create(place.folder / "runs", info)
     try:
-        state = method.init(facts(rho))
+        state = method.init(public)
         run.commit(0, state)
         source = Source(population.location, population.version, cache_bytes=place.cache_bytes)
         publisher = SimulatedPublisher(f"{key}|{seed}") if method.private else None

@@ -13,15 +13,17 @@ import numpy as np
 
 from fedcore.population.blocks import ClientBlock
 
+Key = tuple[object, ...]  # names what is kept; its first part is the population, or the training
+
 
 class BlockCache:
     """Decoded blocks of this process, bounded by bytes."""
 
-    def __init__(self):
-        self.blocks: dict[tuple, ClientBlock] = {}
+    def __init__(self) -> None:
+        self.blocks: dict[Key, ClientBlock] = {}
         self.bytes = 0
 
-    def get(self, key: tuple, read: Callable[[], ClientBlock], limit: int) -> ClientBlock:
+    def get(self, key: Key, read: Callable[[], ClientBlock], limit: int) -> ClientBlock:
         if limit <= 0:
             return read()
         block = self.blocks.get(key)
@@ -45,17 +47,17 @@ class MemoryCache:
     another run.
     """
 
-    def __init__(self):
-        self.memories: dict[tuple, Mapping[str, np.ndarray]] = {}
+    def __init__(self) -> None:
+        self.memories: dict[Key, Mapping[str, np.ndarray]] = {}
         self.bytes = 0
 
-    def take(self, key: tuple) -> dict[str, np.ndarray] | None:
+    def take(self, key: Key) -> dict[str, np.ndarray] | None:
         """What was kept, once: the round that it is for writes a new one."""
         memory = self.memories.pop(key, None)
         self.bytes -= _bytes(memory)
         return None if memory is None else dict(memory)
 
-    def keep(self, key: tuple, memory: Mapping[str, np.ndarray], limit: int) -> None:
+    def keep(self, key: Key, memory: Mapping[str, np.ndarray], limit: int) -> None:
         """Keep it if there is room, for which those of other trainings have to make way."""
         self.take(key)
         for other in [other for other in self.memories if other[0] != key[0]]:
@@ -77,11 +79,11 @@ def _bytes(memory: Mapping[str, np.ndarray] | None) -> int:
 class ReadAhead:
     """Blocks that a thread reads before they are asked for: at most the one that is needed now, and the next."""
 
-    def __init__(self):
-        self.reading: dict[tuple, Future[ClientBlock]] = {}
+    def __init__(self) -> None:
+        self.reading: dict[Key, Future[ClientBlock]] = {}
         self.thread: ThreadPoolExecutor | None = None
 
-    def expect(self, key: tuple, read: Callable[[], ClientBlock]) -> None:
+    def expect(self, key: Key, read: Callable[[], ClientBlock]) -> None:
         """Begin to read it."""
         if key in self.reading:
             return
@@ -91,14 +93,14 @@ class ReadAhead:
             self.thread = ThreadPoolExecutor(1, "read-ahead")
         self.reading[key] = self.thread.submit(read)
 
-    def take(self, key: tuple, read: Callable[[], ClientBlock]) -> ClientBlock:
+    def take(self, key: Key, read: Callable[[], ClientBlock]) -> ClientBlock:
         """What could not be read ahead, perhaps for a storage that was away for a moment, is read now."""
-        begun = self.reading.pop(key, None)
-        return read() if begun is None or begun.cancel() or begun.exception() else begun.result()
+        future = self.reading.pop(key, None)
+        return read() if future is None or future.cancel() or future.exception() else future.result()
 
     def clear(self) -> None:
-        for begun in self.reading.values():
-            begun.cancel()
+        for future in self.reading.values():
+            future.cancel()
         self.reading.clear()
 
 

@@ -18,14 +18,14 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
+from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 from pydantic import BaseModel
 
 from fedcore.errors import ConfigError, MethodError
 from fedcore.population.blocks import ClientBlock, Kind
-from fedcore.privacy.plan import PlannedRelease
+from fedcore.privacy.plan import PlannedRelease, Relation, Unit
 from fedcore.rounds.results import Features, Metric, Result
 from fedcore.rounds.scores import KnownMemories, ScoreTable
 from fedcore.rounds.statistics import Statistics
@@ -63,9 +63,9 @@ class PublicFacts:
     clients: int | None
     rho: float | None
     seed: int
-    relation: str = "add_or_remove_one"
+    relation: Relation = "add_or_remove_one"
     warm_start: Mapping[str, np.ndarray] | None = None
-    unit: str = "client"
+    unit: Unit = "client"
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +273,9 @@ class Method(ABC, Generic[ConfigT, StateT]):
         return None
 
 
+AnyMethod: TypeAlias = Method[Any, Any]
+
+
 class NonPrivateMethod(Method[ConfigT, StateT]):
     """A method that releases exact sums: it only has to say why it is not private."""
 
@@ -323,7 +326,7 @@ class PrivateMethod(Method[ConfigT, StateT]):
 PRIVATE_SETTINGS = ("epsilon", "spare_releases", "nominal_clients")
 
 
-def check_definition(cls: Any) -> type[Method[Any, Any]]:
+def check_definition(cls: Any) -> type[AnyMethod]:
     """`cls`, if it is a method that the platform can run. Raises MethodError that names what is missing or wrong."""
     if not (isinstance(cls, type) and issubclass(cls, Method)):
         raise MethodError(f"{cls!r} is not a method.", "Derive it from NonPrivateMethod or PrivateMethod.")

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedcore.errors import PopulationError
 from fedcore.population.blocks import ClientBlock
-from fedcore.rounds.statistics import FloatSum, Statistics
+from fedcore.rounds.statistics import FloatSum, Statistic, Statistics
 
 RUN = "this run"
 SIZES_OF = "sizes of "  # a line, among the statistics
@@ -72,7 +72,7 @@ class Table:
     rows: int
     skipped: int
 
-    def to_json(self, where: str) -> dict:
+    def to_json(self, where: str) -> dict[str, Any]:
         """For the run's evaluation. where: of the population, for the title."""
         title, axis = LOSSES[self.loss]
         return {
@@ -85,7 +85,7 @@ class Table:
             "rows": [self._line(line) for line in self.lines],
         }
 
-    def _line(self, line: Row) -> dict:
+    def _line(self, line: Row) -> dict[str, Any]:
         row = {"method": line.method, self.loss: line.loss, "se": line.standard_error}
         if all(each.clients is None for each in self.lines):
             return row
@@ -109,7 +109,7 @@ def sums(
     of: by line, (C,) bool, the only clients that the line is about.
     """
     m = np.asarray(m, np.float64)
-    found: Statistics = {"sizes": FloatSum.at(leaf, _sizes(m))}
+    found: dict[str, Statistic] = {"sizes": FloatSum.at(leaf, _sizes(m))}
     for name, s in losses.items():
         mine = m if of is None or name not in of else np.where(of[name], m, 0.0)
         s = np.where(mine > 0, s, 0.0)

@@ -13,11 +13,13 @@ by leaf; everything above the leaves is done here.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
+import numpy.typing as npt
 
 INT64_SAFE = 2**62
 
@@ -26,7 +28,7 @@ class Statistic(Protocol):
     def merge(self, other: Self) -> Self:
         """The statistic of both groups of clients together. May reuse the memory of `self`."""
 
-    def value(self):
+    def value(self) -> Any:
         """The finished value, once every leaf of the population is in."""
 
 
@@ -38,6 +40,25 @@ def aligned(array: np.ndarray) -> np.ndarray:
     not aligned take another path, with other last bits.
     """
     return array if array.flags.aligned else array.copy()
+
+
+def aligned_arrays(value: Any) -> Any:
+    """The value (a message, say) with every array in it aligned: in dataclasses, dicts, tuples and lists, however deep.
+    What is aligned already is returned as it is.
+    """
+    if isinstance(value, np.ndarray):
+        return aligned(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
+        changed = {name: new for name, part in parts.items() if (new := aligned_arrays(part)) is not part}
+        return dataclasses.replace(value, **changed) if changed else value
+    if isinstance(value, dict):
+        items = {key: aligned_arrays(part) for key, part in value.items()}
+        return items if any(items[key] is not part for key, part in value.items()) else value
+    if type(value) in (tuple, list):
+        members = [aligned_arrays(part) for part in value]
+        return type(value)(members) if any(new is not old for new, old in zip(members, value, strict=True)) else value
+    return value
 
 
 class FloatSum:
@@ -54,7 +75,7 @@ class FloatSum:
         self.nodes = nodes
 
     @classmethod
-    def at(cls, leaf: int, array) -> FloatSum:
+    def at(cls, leaf: int, array: npt.ArrayLike) -> FloatSum:
         """The contribution of one leaf. array: any shape, converted to float64."""
         return cls({(0, int(leaf)): np.asarray(array, np.float64)})
 
@@ -87,7 +108,7 @@ class IntegerSum:
 
     total: np.ndarray
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.total = np.asarray(self.total)
         if self.total.dtype != np.int64:
             raise TypeError(f"an exact sum needs int64, not {self.total.dtype}")
@@ -153,7 +174,7 @@ def size_of(statistics: Statistics | None) -> int:
     """Bytes of the arrays in them."""
     total = 0
     for statistic in (statistics or {}).values():
-        for slot in statistic.__slots__:
+        for slot in type(statistic).__slots__:  # type: ignore[attr-defined]  # all kinds above have slots
             held = getattr(statistic, slot)
             total += sum(np.asarray(array).nbytes for array in (held.values() if isinstance(held, dict) else [held]))
     return total
@@ -177,6 +198,6 @@ def merge_all(parts: Iterable[Statistics | None]) -> Statistics | None:
     return total
 
 
-def values(statistics: Statistics) -> Mapping[str, object]:
+def values(statistics: Statistics) -> dict[str, Any]:
     """The finished values, by name."""
     return {name: statistic.value() for name, statistic in statistics.items()}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from fedcore.storage import files
 from fedcore.errors import RunError
-from fedcore.storage.files import Place, write_json
 from fedcore.runs.store import Run
+from fedcore.storage import files
+from fedcore.storage.files import Place, write_json
 
 PROMISE = "promise.json"  # in the folder of a run: the plan that it is held against
 

@@ -1,4 +1,5 @@
-"""Names and contents of the small files of a run (`fedcore.runs.store`), read with care: they may be damaged or lost."""
+"""Names and contents of the small files of a run (`fedcore.runs.store`), read with care: they may be damaged or
+lost."""
 
 from __future__ import annotations
 
@@ -7,11 +8,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from fedcore.errors import RunError
 from fedcore.storage import files
 from fedcore.storage import objects as object_storage
-from fedcore.errors import RunError
-from fedcore.storage.files import Place, is_remote
 from fedcore.storage.arrays import SCHEMA, unknown_schema
+from fedcore.storage.files import Place, is_remote
 
 NO_HEAD = {"round": -1, "status": "running", "metrics_bytes": 0}  # before the first state
 STATUSES = ("running", "finished", "failed", "budget exhausted", "abandoned")

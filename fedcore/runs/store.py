@@ -8,7 +8,8 @@
     metrics.jsonl    one row for each committed round; appended to
     report.html
 
-Behind a URL there are two differences. `holder.json` stands for the lock (`fedcore.storage.remote_lock`). Objects are not appended
+Behind a URL there are two differences. `holder.json` stands for the lock (`fedcore.storage.remote_lock`). Objects are
+not appended
 to, so the metrics are put whole at each commit, under a name of their writer's own that the head tells: a process that
 lost the run cannot shorten those of its successor.
 
@@ -28,11 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcore.storage import files
-from fedcore.storage import objects as object_storage
-from fedcore.storage.remote_lock import Claim
 from fedcore.errors import FedcoreError, LeaseLost, RunBusy, RunError, RunNotFound, Unreachable
-from fedcore.storage.files import Place, is_remote, json_bytes, place, write_json
 from fedcore.runs.run_files import (
     HOLDER,
     METRICS,
@@ -43,7 +40,11 @@ from fedcore.runs.run_files import (
     read_json,
     refuse_unknown_schema,
 )
+from fedcore.storage import files
+from fedcore.storage import objects as object_storage
 from fedcore.storage.arrays import NAME, SCHEMA, read_values, state_values, unknown_schema, write_values, writing
+from fedcore.storage.files import Place, is_remote, json_bytes, place, write_json
+from fedcore.storage.remote_lock import Claim
 
 __all__ = [
     "NAME",

@@ -23,6 +23,7 @@ from typing import Any
 import google_crc32c
 import numpy as np
 import zarr
+import zarr.codecs
 
 from fedcore.errors import RunError, Unreachable
 from fedcore.storage import files
@@ -101,7 +102,7 @@ def _chunk(name: str, shape: tuple[int, ...]) -> str:
 
 
 @lru_cache
-def _described_group() -> dict:
+def _described_group() -> dict[str, Any]:
     entries: dict[str, Any] = {}
     zarr.create_group(zarr.storage.MemoryStore(entries), zarr_format=3)
     return json.loads(entries["zarr.json"].to_bytes())

@@ -12,16 +12,18 @@ import re
 import shutil
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from urllib.parse import unquote
 
 from fedcore.errors import ConfigError
 from fedcore.storage import objects as object_storage
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeIs
     from upath import UPath
 
-Place: TypeAlias = "Path | UPath"  # both have /, name, stem, suffix, parent and str(); the rest goes by this module
+Place: TypeAlias = "Path | UPath"  # both have /, name, stem, suffix, parent and str(); this module does the rest
+AnyPlace = TypeVar("AnyPlace", bound=Place)
 
 LOST_SLASH = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/]")  # what pathlib makes of a URL
 
@@ -34,7 +36,8 @@ def is_url(location: str) -> bool:
     return "://" in location
 
 
-def is_remote(path: Place) -> bool:
+def is_remote(path: Place) -> TypeIs[UPath]:
+    """Whether the path is behind a URL; if not, it is a `Path`."""
     return not isinstance(path, Path)
 
 
@@ -53,14 +56,19 @@ def place(location: str | Place) -> Place:
         return Path("/" + unquote(path))
     if is_url(text):
         return object_storage.place(text)
-    path = Path(location)
-    if LOST_SLASH.match(text) and not path.exists():
+    local = Path(location)
+    if LOST_SLASH.match(text) and not local.exists():
         raise ConfigError(f"{text} looks like a URL that lost a slash.", "Give a URL as text, with :// in it.")
-    return path
+    return local
 
 
-def whole(path: Place) -> str:
-    """The absolute path, or the URL: what another process opens."""
+def below(path: AnyPlace, *names: str) -> AnyPlace:
+    """path / name / ..., a path of the same kind, which type checkers do not see of `/`."""
+    return path.joinpath(*names)  # type: ignore[return-value]
+
+
+def absolute(path: Place) -> str:
+    """The absolute path, or the URL: what another process can open."""
     return str(path if is_remote(path) else path.resolve())
 
 

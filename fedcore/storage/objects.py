@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from fedcore.errors import ConfigError, FedcoreError, Unreachable
@@ -33,7 +33,10 @@ VARIABLES = {
     "az": "AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_CONNECTION_STRING",
 }
 # One request for each object, and no answers from an old listing. Without the former s3fs asks for the size first.
-OPTIONS = {"s3": {"max_concurrency": 1, "use_listings_cache": False}, "gs": {"use_listings_cache": False}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "s3": {"max_concurrency": 1, "use_listings_cache": False},
+    "gs": {"use_listings_cache": False},
+}
 SAME_STORE = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az"}
 REFUSED = ("PreconditionFailed", "ConditionalRequestConflict")  # S3: the object is not the one that the put was for
 
@@ -77,7 +80,7 @@ def _password(url: str) -> bool:
         return False
 
 
-def _options(scheme: str) -> dict:
+def _options(scheme: str) -> dict[str, Any]:
     return OPTIONS.get(SAME_STORE.get(scheme, scheme), {})
 
 
@@ -100,9 +103,10 @@ def _unreachable(path: object, error: Exception) -> Unreachable:
 @contextmanager
 def reaching(path: object, *allowed: type[Exception]) -> Iterator[None]:
     """Foreign errors become `Unreachable`, which names `path`; a missing or existing object stays what it is."""
+    kept: tuple[type[Exception], ...] = (FedcoreError, FileNotFoundError, FileExistsError, *allowed)
     try:
         yield
-    except (FedcoreError, FileNotFoundError, FileExistsError, *allowed):
+    except kept:
         raise
     except Exception as error:  # each store has its own kinds
         raise _unreachable(path, error) from error
@@ -306,6 +310,8 @@ def _strict_store():
 
     class StrictStore(FsspecStore):
         """A store in which what is missing is an error: Zarr would read it as fill values, without a word."""
+
+        url: str  # of the bucket
 
         async def get(self, key, prototype, byte_range=None):
             with reaching(f"{self.url}/{key}"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import psutil
 
@@ -17,7 +18,7 @@ class Holder:
     pid: int
     started: float
 
-    def to_json(self) -> dict:
+    def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     def alive(self, expired: bool) -> bool:

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,13 +25,14 @@ from fedcore.errors import (
     WrongKind,
 )
 from fedcore.population import layout
+from fedcore.population.manifest import Ledger as NamedLedger
 from fedcore.population.store import Population
 from fedcore.privacy.accounting import epsilon_of, fits, rho_of
 from fedcore.privacy.ledger.chain import Balance, ChainHead
 from fedcore.privacy.ledger.leases import Lease
 from fedcore.privacy.mechanisms import NoiseSource
-from fedcore.privacy.plan import PlannedRelease
-from fedcore.rounds.method import Method, PublicFacts
+from fedcore.privacy.plan import PlannedRelease, Relation, Unit
+from fedcore.rounds.method import AnyMethod, PublicFacts
 from fedcore.runs.store import Run
 from fedcore.storage.files import json_bytes
 
@@ -42,7 +43,7 @@ WITNESS = layout.WITNESS
 CRUMB = 1e-6  # what rounding leaves of a budget that was given to a run whole, as a share of it; it buys noise only
 
 
-def ledger_name(url: str | None = None) -> dict:
+def ledger_name(url: str | None = None) -> dict[str, str]:
     """{"id", "url"} of the ledger that new populations name: `url`, else FEDCORE_LEDGER, else the user's own.
 
     Made if it does not exist yet. A ledger of test noise is taken as it is.
@@ -59,12 +60,12 @@ def ledger_name(url: str | None = None) -> dict:
 
 def _from_the_root(url: str) -> str:
     """A SQLite address with its whole path: populations are used from other folders than the one they were made in."""
-    from fedcore.privacy.ledger.schema import parse_url
+    from fedcore.privacy.ledger.database import parse_url
 
     parsed = parse_url(url)
     if parsed.get_backend_name() != "sqlite":
         return url
-    return parsed.set(database=str(Path(parsed.database).expanduser().absolute())).render_as_string()
+    return parsed.set(database=str(Path(parsed.database or "").expanduser().absolute())).render_as_string()
 
 
 def ledger_of(population: Population, url: str | None = None) -> Ledger:
@@ -92,7 +93,7 @@ def ledger_of(population: Population, url: str | None = None) -> Ledger:
     return ledger
 
 
-def _find(named, url: str | None) -> Ledger:
+def _find(named: NamedLedger, url: str | None) -> Ledger:
     """The ledger of the manifest at `url`; else at FEDCORE_LEDGER, which may be meant for other populations; else where
     the manifest says. Only the ledger with the manifest's id will do.
     """
@@ -147,7 +148,7 @@ class LedgerPublisher:
         charge = self.ledger.charge(self.lease, planned)
         return self.ledger.publish(self.lease, charge, self.noise.draw(planned, self.run.id, grid_values))
 
-    def head(self) -> dict:
+    def head(self) -> dict[str, Any]:
         self.ledger.renew(self.lease)
         head = self.ledger.head(self.population.id)
         return {"ledger_id": head.ledger_id, "seq": head.seq, "hash": head.hash}
@@ -156,19 +157,19 @@ class LedgerPublisher:
 # --- what a run may spend ---------------------------------------------------------------------------------------------
 
 
-def nominal_clients(method: Method, population: Population) -> int | None:
+def nominal_clients(method: AnyMethod, population: Population) -> int | None:
     """The size that the owner declared: in the settings of the run, else in the manifest."""
     return method.nominal_clients or population.manifest.nominal_clients
 
 
-def facts(
-    method: Method,
+def public_facts(
+    method: AnyMethod,
     population: Population,
     rho: float | None,
     seed: int,
-    relation: str = "add_or_remove_one",
+    relation: Relation = "add_or_remove_one",
     start: Mapping[str, np.ndarray] | None = None,
-    unit: str = "client",
+    unit: Unit = "client",
 ) -> PublicFacts:
     """What the method may know; the exact number of clients only if it is not private.
 
@@ -188,7 +189,7 @@ def facts(
     )
 
 
-def check_kind(method: Method, population: Population) -> None:
+def check_kind(method: AnyMethod, population: Population) -> None:
     """Raises WrongKind unless the population holds what the method reads."""
     if population.kind != method.kind:
         raise WrongKind(
@@ -198,13 +199,9 @@ def check_kind(method: Method, population: Population) -> None:
         )
 
 
-def unit_of(method: Method, ledger: Ledger, population: Population) -> str:
-    """The unit of the population's budget. Raises PrivacyError if the method has no arguments for it (`units`)."""
-    return checked_unit(method, ledger.balance(population.id).unit, population)
-
-
-def checked_unit(method: Method, unit: str, population: Population) -> str:
-    """`unit`, if the method has arguments for it. Raises PrivacyError otherwise."""
+def checked_unit(method: AnyMethod, unit: Unit | None, population: Population) -> Unit:
+    """The unit of the budget, if the method has arguments for it. Raises PrivacyError otherwise."""
+    unit = unit or "client"
     if unit not in method.units:
         raise PrivacyError(
             f"the budget of population {population.path.name!r} promises privacy for one {unit}, and "
@@ -215,9 +212,10 @@ def checked_unit(method: Method, unit: str, population: Population) -> str:
 
 
 def plan_within_budget(
-    method: Method, population: Population, ledger: Ledger, seed: int, start: Mapping[str, np.ndarray] | None = None
-) -> tuple[list[PlannedRelease], float]:
-    """The plan whose price, with its spare releases, is this run's share of the budget; and the rho it was made for.
+    method: AnyMethod, population: Population, ledger: Ledger, seed: int, start: Mapping[str, np.ndarray] | None = None
+) -> tuple[tuple[PlannedRelease, ...], PublicFacts]:
+    """The plan whose price, with its spare releases, is this run's share of the budget, and the public facts that
+    it was made from.
 
     The share is config.epsilon at the population's delta, or all that is left; the relation is that of the budget.
     """
@@ -245,8 +243,9 @@ def plan_within_budget(
             f"{balance.budget.rho_max:.6g}. Nothing was released.",
             "Raise it with `fedcore budget raise`, if you can justify that to the people in it.",
         )
-    unit = unit_of(method, ledger, population)
-    return settle(method, lambda rho: facts(method, population, rho, seed, balance.relation, start, unit), share)
+    unit = checked_unit(method, balance.unit, population)
+    relation = balance.relation or "add_or_remove_one"
+    return fit_plan(method, lambda rho: public_facts(method, population, rho, seed, relation, start, unit), share)
 
 
 def epsilon_that_fits(balance: Balance) -> float:
@@ -257,20 +256,21 @@ def epsilon_that_fits(balance: Balance) -> float:
     return left * (1 - 5e-4)  # four digits are shown, and what they say must fit
 
 
-def settle(
-    method: Method, facts_for: Callable[[float], PublicFacts], share: float
-) -> tuple[list[PlannedRelease], float]:
-    """The plan whose price with its spares is at most `share`, and the rho that it was made for.
+def fit_plan(
+    method: AnyMethod, facts_for: Callable[[float], PublicFacts], share: float
+) -> tuple[tuple[PlannedRelease, ...], PublicFacts]:
+    """The plan whose price, spare releases included, is at most `share`, and the public facts that it was made from.
 
     facts_for: public facts with this rho. Raises ConfigError if no plan is found.
     """
     rho = share
     for _ in range(60):
-        plan = list(method.plan(facts_for(rho)))
+        public = facts_for(rho)
+        plan = tuple(method.plan(public))
         prices = [planned.rho for planned in plan]
         prices += [max(prices)] * method.private_settings.spare_releases
         if fits([], prices, share):
-            return plan, rho
+            return plan, public
         rho *= min(share / sum(prices), 1.0) * (1 - 1e-9)
     raise ConfigError(
         "the plan of this configuration does not settle within the budget.",

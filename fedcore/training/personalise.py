@@ -8,19 +8,22 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import zarr
 
 from fedcore.errors import ConfigError, PopulationError, RunError, WrongKind
 from fedcore.methods.registry import make_method
-from fedcore.population.blocks import leaves
+from fedcore.population.blocks import CountsBlock, leaves
 from fedcore.population.store import Population
-from fedcore.rounds.engine import answering, memory_file
-from fedcore.rounds.method import ROWS, Method, State
+from fedcore.rounds.clients import memory_file, redacted
+from fedcore.rounds.method import ROWS, AnyMethod, Memory, State
 from fedcore.runs.store import Run, read_values
 from fedcore.storage.files import Place, flush, is_remote, place
-from fedcore.training.session import asked
+from fedcore.training.spec import recorded_request
 
 ROWS_PER_CHUNK = 16_384
 NOTE = (
@@ -29,7 +32,12 @@ NOTE = (
 )
 
 
-def personalise(run_path: str | Place, population_path: str | Place, dest: str | Path, progress=None) -> dict:
+def personalise(
+    run_path: str | Place,
+    population_path: str | Place,
+    dest: str | Path,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
     """Write `dest`: a Zarr group with an array for each output, first axis = clients, and clients.jsonl with their ids.
 
     An output whose name begins with "rows_" has a row for each row of the population instead; client i then owns the
@@ -79,19 +87,27 @@ def _local(dest: str | Path) -> Path:
         raise ConfigError(
             f"Personalised outputs are not written to {path}.", "They hold clients' own data: name a local folder."
         )
-    return path
+    return Path(str(path))
 
 
-def _write_block(group, method, state, population: Population, index: int, memory, first_row: int) -> set[str]:
+def _write_block(
+    group: zarr.Group,
+    method: AnyMethod,
+    state: State,
+    population: Population,
+    index: int,
+    memory: Memory | None,
+    first_row: int,
+) -> set[str]:
     """first_row: of the block, counted over the population. Returns the names of the outputs."""
     names: set[str] = set()
     block = population.read(index)
-    with answering(method, index):
+    with redacted(method, index):
         for leaf in leaves(block, population.clients_per_leaf):
             start = leaf.first - block.first
             mine = None if memory is None else {k: v[start : start + leaf.clients] for k, v in memory.items()}
             outputs = method.personalise(state, leaf, mine)
-            if any(name.startswith(ROWS) for name in outputs):
+            if not isinstance(leaf, CountsBlock) and any(name.startswith(ROWS) for name in outputs):
                 ends = leaf.ptr[1:] + first_row
                 _put(group, "ptr", ends, leaf.first + 1, population.n_clients + 1, population.clients_per_leaf)
             for name, values in outputs.items():
@@ -100,11 +116,11 @@ def _write_block(group, method, state, population: Population, index: int, memor
                 else:
                     _put(group, name, values, leaf.first, population.n_clients, population.clients_per_leaf)
                 names.add(name)
-            first_row += 0 if population.kind == "counts" else int(leaf.ptr[-1])
+            first_row += 0 if isinstance(leaf, CountsBlock) else int(leaf.ptr[-1])
     return names
 
 
-def _put(group, name: str, values, first: int, length: int, chunk: int) -> None:
+def _put(group: zarr.Group, name: str, values: np.ndarray, first: int, length: int, chunk: int) -> None:
     """values to entries first ... of the array of this name, which is made if it is not there."""
     if name not in group:
         group.create_array(
@@ -114,12 +130,14 @@ def _put(group, name: str, values, first: int, length: int, chunk: int) -> None:
             chunks=(chunk, *values.shape[1:]),
             config={"write_empty_chunks": True},
         )
-    group[name][first : first + len(values)] = values
+    array = group[name]
+    if isinstance(array, zarr.Array):
+        array[first : first + len(values)] = values
 
 
-def trained(run: Run) -> tuple[Method, State]:
+def trained(run: Run) -> tuple[AnyMethod, State]:
     """The run's method and its last committed state. Raises RunError, also for a state of another version's."""
-    info = asked(run)
+    info = recorded_request(run)
     method, values = make_method(info["method"], info["config"]), run.read_state()
     try:
         return method, method.State(**values)
@@ -132,7 +150,7 @@ def trained(run: Run) -> tuple[Method, State]:
 
 def check_fits(run: Run, population: Population) -> None:
     """Raises unless the run's model can be applied to this population."""
-    info = asked(run)
+    info = recorded_request(run)
     kind = make_method(info["method"], info["config"]).kind
     if population.kind != kind or population.features != info["features"]:
         raise WrongKind(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from fedcore.methods.registry import canonical
-from fedcore.rounds.engine import DEFAULT_CACHE_BYTES
+from fedcore.rounds.clients import DEFAULT_CACHE_BYTES
 
 
 class Series(BaseModel):
@@ -34,7 +34,7 @@ class Series(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _has_a_score(self):
+    def _has_a_score(self) -> Series:
         if self.promote == "if_better" and self.evaluate_on is None:
             raise ValueError('promote = "if_better" needs evaluate_on, the public population to compare on')
         if self.tolerance and self.promote != "if_better":
@@ -49,7 +49,9 @@ class TrainRequest(BaseModel):
 
     method: Annotated[str, AfterValidator(canonical)] = Field(description="name of the method")
     population: str = Field(description="folder or URL of the population")
-    settings: dict = Field(default_factory=dict, description="settings of the method; unset ones take their defaults")
+    settings: dict[str, Any] = Field(
+        default_factory=dict, description="settings of the method; unset ones take their defaults"
+    )
     runs: str = Field("runs", description="folder or URL of the runs")
     run_id: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$", description="name of the run")
     version: int | None = Field(None, ge=1, description="version of the population; the newest by default")

@@ -1,23 +1,27 @@
-"""Starting, resuming and ending a run: where method, population, ledger and run store meet.
+"""The second of the two steps in which a run begins, and how it ends: where method, ledger and run store meet.
 
-`start` and `resume` give a `Session` whose `training` is stepped by the command line (`--local`) or by a flow.
-Order matters for people's privacy: the plan is made from the config and the manifest, the budget is reserved, and only
-then are data opened.
+    start_run(request)   resolve -> make the run's folder -> reserve its budget -> first state   -> Session
+    resume(path)         recorded spec -> the reservation again -> last committed state           -> Session
+
+The `training` of a session is stepped by the command line (`--local`) or by a flow, inside `concluding`. The order
+matters for people's privacy: the plan is made from settings and manifest, the budget is reserved, and only then are
+data opened.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-import fedcore
 from fedcore.errors import (
     BudgetExceeded,
     FedcoreError,
     LeaseLost,
     LedgerError,
+    LedgerMissing,
     PopulationError,
     RunBusy,
     RunError,
@@ -26,218 +30,99 @@ from fedcore.errors import (
 )
 from fedcore.methods.registry import make_method
 from fedcore.population.store import Population
-from fedcore.privacy.ledger.chain import Balance, ChainHead
+from fedcore.privacy.ledger.chain import Balance
 from fedcore.privacy.ledger.leases import Lease
 from fedcore.privacy.mechanisms import NoiseSource, SecureNoise, TestNoise
-from fedcore.privacy.plan import PlannedRelease
 from fedcore.privacy.statement import PrivacyStatement, no_privacy, private_statement
-from fedcore.rounds.engine import DEFAULT_CACHE_BYTES, Backend, Source, Training
-from fedcore.rounds.method import Method
-from fedcore.runs.store import Run, read_values, write_values, writing
-from fedcore.storage.files import Place, place, write_json
-from fedcore.training.budget import (
-    LedgerPublisher,
-    check_kind,
-    facts,
-    ledger_of,
-    nominal_clients,
-    plan_within_budget,
-    remember_head,
-    unit_of,
-)
+from fedcore.rounds.clients import DEFAULT_CACHE_BYTES, Source
+from fedcore.rounds.engine import Backend, Training
+from fedcore.rounds.method import AnyMethod
+from fedcore.runs.store import Run, write_values, writing
+from fedcore.storage.files import Place, write_json
+from fedcore.training.budget import LedgerPublisher, ledger_of, remember_head
 from fedcore.training.request import TrainRequest
-from fedcore.training.warm_start import digest_of, find_start, in_words
+from fedcore.training.spec import START_FILE, RunSpec, recorded_request, recorded_spec, resolve
+from fedcore.training.warm_start import in_words
 
 if TYPE_CHECKING:
     from fedcore.privacy.ledger.ledger import Ledger
 
-UNIT = "client"  # of runs that are not private, or were made before run.json named it
-USUAL_RELATION = "add_or_remove_one"  # of runs that were made before run.json named it
-START_FILE = "start.zip"  # the run's own copy of the arrays that it started from
-ASKED = {"method", "config", "kernel", "private", "population", "features", "plan", "rho", "seed", "test_noise"}
 ENDED = ("finished", "budget exhausted", "abandoned")
 
 
-# --- a session ------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Account:
+    """Where a private run is charged, and the right to do so."""
+
+    ledger: Ledger
+    lease: Lease
+
+    def release(self) -> None:
+        """Let another process charge for the run."""
+        # One that cannot be given back is soon one of a dead process, or runs out; the error that matters is another.
+        with suppress(LedgerError):
+            self.ledger.release(self.lease)
 
 
+@dataclass(frozen=True)
 class Session:
-    """A run that this process holds: what the command line or a flow steps through."""
+    """A run that this process holds: what the command line or a flow steps through. account: None if not private."""
 
-    def __init__(
-        self,
-        method: Method,
-        population: Population,
-        run: Run,
-        training: Training,
-        ledger: Ledger | None,
-        lease: Lease | None,
-    ):
-        self.method = method
-        self.population = population
-        self.run = run
-        self.training = training
-        self.ledger = ledger
-        self.lease = lease
+    spec: RunSpec
+    run: Run
+    training: Training
+    account: Account | None
+
+    @property
+    def method(self) -> AnyMethod:
+        return self.spec.method
+
+    @property
+    def population(self) -> Population:
+        return self.spec.population
 
     def finish(self, status: str) -> None:
         """End the run: return what was reserved and never charged, write the statement and the head."""
-        if self.ledger is not None:
-            self.ledger.finish(self.lease, status)
-            remember_head(self.population, self.ledger)
+        if self.account is not None:
+            self.account.ledger.finish(self.account.lease, status)
+            remember_head(self.population, self.account.ledger)
         if status == "finished" and (outcome := self.method.outcome(self.training.state)):
             self.run.note(outcome=outcome)
-        statement = self.statement().to_json()
-        with writing("statement.json"):
-            write_json(self.run.path / "statement.json", statement)
+        _write_statement(self.run, self.statement())
         self.run.finish(status)
 
     def statement(self) -> PrivacyStatement:
-        return statement_of(self.run, self.method, self.ledger, self.population)
+        ledger = None if self.account is None else self.account.ledger
+        return statement_of(self.run, self.method, ledger, self.population.id)
 
     def balance(self) -> Balance | None:
-        return None if self.ledger is None else self.ledger.balance(self.population.id)
+        return None if self.account is None else self.account.ledger.balance(self.population.id)
 
     def close(self) -> None:
         """Let other processes have the run. Nothing happens if somebody else has it already."""
-        if self.ledger is not None:
-            _give_back(self.ledger, self.lease)
+        if self.account is not None:
+            self.account.release()
         self.run.unlock()
 
 
-def _give_back(ledger: Ledger, lease: Lease) -> None:
-    # A lease that cannot be given back is one of a dead process soon, or runs out; the error that matters is another.
-    with suppress(LedgerError):
-        ledger.release(lease)
+# --- beginning --------------------------------------------------------------------------------------------------------
 
 
-def statement_of(run: Run, method: Method, ledger: Ledger | None, population: Population) -> PrivacyStatement:
-    """What the run may claim, from its ledger; `none` with the reason if it may claim nothing."""
-    if not method.private:
-        return no_privacy(method.not_private_because)
-    if run.info["test_noise"] is not None:
-        return no_privacy("the noise was pseudo-random test noise, which anyone who knows its key can subtract")
-    started = run.info.get("start")
-    return private_statement(ledger, population.id, run.id, start="" if started is None else in_words(started))
-
-
-def _noise(test_noise: str | None) -> NoiseSource:
-    return SecureNoise() if test_noise is None else TestNoise(test_noise)
-
-
-def check(request: TrainRequest) -> None:
-    """Everything that can be refused before a run is made: settings, population, budget. Raises what `start` raises."""
-    _prepare(request, None)
-
-
-def _prepare(request: TrainRequest, ledger_url: str | None):
-    """(method, population, ledger, plan, rho, start) of a new run; opens no data and reserves nothing."""
-    method = make_method(request.method, request.settings)
-    place(request.runs)  # what a URL cannot be is told before anything is made
-    population = Population.open(request.population, version=request.version)
-    check_kind(method, population)
-    ledger = ledger_of(population, ledger_url) if method.private else None
-    start = find_start(
-        request.start_from,
-        request.public_start_because,
-        method=method,
-        population=population,
-        ledger=ledger,
-        private=method.private and request.test_noise is None,
-        runs=request.runs,
-        deployment=request.deployment,
-    )
-    given, plan, rho = None if start is None else start.arrays, [], None
-    relation, unit = USUAL_RELATION, UNIT
-    if ledger is not None:
-        plan, rho = plan_within_budget(method, population, ledger, request.seed, given)
-        relation, unit = ledger.balance(population.id).relation, unit_of(method, ledger, population)
-    # What the method cannot do with this population, budget and start is refused now.
-    method.init(facts(method, population, rho, request.seed, relation, given, unit))
-    return method, population, ledger, plan, rho, start
-
-
-def start(request: TrainRequest, backend: Backend, *, stamp: str, ledger_url: str | None = None) -> Session:
+def start_run(request: TrainRequest, backend: Backend, *, stamp: str, ledger_url: str | None = None) -> Session:
     """A new run, reserved and with its first state committed.
 
-    stamp: a time as text, for the run's name. Raises ConfigError, WrongKind, the population's and the ledger's
-    errors, BudgetMissing, BudgetExceeded. If it raises, nothing stays reserved and no run is left behind, unless the
-    ledger failed after it had reserved: then the run can be resumed or abandoned.
+    stamp: a time as text, for the run's name. Raises what `resolve` raises, and RunError for a name that is taken. If
+    it raises, nothing stays reserved and no run is left behind, unless the ledger failed after it had reserved: then
+    the run can be resumed or abandoned.
     """
-    method, population, ledger, plan, rho, given = _prepare(request, ledger_url)
-    run_id = request.run_id or f"{request.method}-{population.path.name}-{stamp}-{secrets.token_hex(2)}"
-    if ledger is not None and ledger.run_status(run_id) is not None:
-        # Its published values would be taken for those of this run.
-        raise RunError(
-            f"ledger {ledger.id} knows a run named {run_id!r} already.",
-            "Choose another name. A run that was interrupted is resumed, not started again.",
-        )
-    run = Run.create(
-        request.runs,
-        {
-            "run_id": run_id,
-            "method": request.method,
-            "config": method.config.model_dump(mode="json"),
-            "seed": request.seed,
-            "code_version": fedcore.__version__,
-            "kernel": method.arithmetic_version,
-            "population": {
-                "path": population.location,
-                "name": population.path.name,
-                "id": population.id,
-                "version": population.version,
-                "clients_per_leaf": population.clients_per_leaf,
-            },
-            "features": population.features,
-            "nominal_clients": nominal_clients(method, population),
-            "private": method.private,
-            "rho": rho,
-            "plan": [planned.to_json() for planned in plan],
-            "test_noise": request.test_noise,
-            "relation": None if ledger is None else ledger.balance(population.id).relation,
-            "unit": None if ledger is None else unit_of(method, ledger, population),
-            "start": None if given is None else given.record,
-            "deployment": request.deployment,
-            "series": None if request.series is None else request.series.model_dump(mode="json"),
-            "started": stamp,
-        },
-    )
+    spec = resolve(request, ledger_url)
+    run = _create(spec, request, stamp)
     try:
-        if given is not None:
-            _keep_start(run, given.arrays)
-        return _open(method, population, run, backend, request.cache_bytes, ledger, plan, new=True)
+        _keep_warm_start(spec, run)
+        return _open(spec, run, backend, new=True)
     except BaseException:
         run.unlock()
         raise
-
-
-def _keep_start(run: Run, arrays: dict) -> None:
-    try:
-        write_values(run.path / START_FILE, arrays)
-    except BaseException:
-        run.remove()
-        raise
-
-
-def _kept_start(run: Run) -> dict | None:
-    """The arrays that the run starts from. Raises RunError if they are not those that it was asked to start from."""
-    if run.info.get("start") is None:
-        return None
-    arrays = read_values(run.path / START_FILE)
-    if digest_of(arrays) != run.info["start"].get("sha256"):
-        raise RunError(
-            f"{START_FILE} of run {run.id!r} does not hold what the run was asked to start from.",
-            "Restore it from a backup.",
-        )
-    return arrays
-
-
-def _relation(run: Run) -> str:
-    return run.info.get("relation") or USUAL_RELATION
-
-
-def _unit(run: Run) -> str:
-    return run.info.get("unit") or UNIT
 
 
 def resume(
@@ -251,62 +136,18 @@ def resume(
 ) -> Session:
     """Go on with a run after its last committed round.
 
-    population: where the population is now, if it was moved. Raises RunError if the run has ended or was made with
-    another kernel or leaf size, RunBusy, LedgerRolledBack, and what `start` raises.
+    population: where the population is now, if it was moved. Raises RunError if the run has ended, RunBusy, and what
+    `recorded_spec` raises.
     """
     run = Run.open_locked(path, take_over=take_over)
     try:
         check_resumable(run)
+        spec = recorded_spec(run, cache_bytes=cache_bytes, ledger_url=ledger_url, population_path=population)
         # Whoever held the run until now may still have some time to live in the ledger, which is not waited for.
-        return _reopen(run, backend, cache_bytes, take_over or run.taken, ledger_url, population)
+        return _open(spec, run, backend, take_over=take_over or run.taken)
     except BaseException:
         run.unlock()
         raise
-
-
-def _reopen(
-    run: Run, backend: Backend, cache_bytes: int, take_over: bool, ledger_url: str | None, population: str | None
-) -> Session:
-    info = asked(run)
-    try:
-        config, kernel, private = info["config"], info["kernel"], info["private"]
-        path, version, id = (info["population"][name] for name in ("path", "version", "id"))
-        clients_per_leaf = info["population"]["clients_per_leaf"]
-        plan = [PlannedRelease(**_planned(item)) for item in info["plan"]]
-        method = make_method(info["method"], config)
-        seen = ChainHead(**run.head["ledger_head"]) if "ledger_head" in run.head else None
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise RunError(
-            f"run.json or head.json of run {run.path.name!r} is damaged ({type(error).__name__}: {error}).",
-            "Restore them from a backup.",
-        ) from error
-    run.metrics()  # damage is told before anything is charged
-    store = Population.open(population or path, version=version)
-    if store.id != id:
-        raise RunError(
-            f"run {run.id!r} belongs to another population than {str(store.path)!r}.",
-            "Name the right one with --population.",
-        )
-    if method.arithmetic_version != kernel or store.clients_per_leaf != clients_per_leaf or method.private != private:
-        raise RunError(
-            f"run {run.id!r} was made with kernel {kernel!r} and leaves of {clients_per_leaf} clients; "
-            "going on with others would change its result.",
-            "Resume it with the version that started it, or train again.",
-        )
-    ledger = None
-    if method.private:
-        ledger = ledger_of(store, ledger_url)
-        if seen is not None:
-            ledger.check_not_rolled_back(store.id, seen)
-    return _open(method, store, run, backend, cache_bytes, ledger, plan, take_over=take_over)
-
-
-def asked(run: Run) -> dict:
-    """What run.json says that was asked. Raises RunError if something is missing."""
-    missing = ASKED - run.info.keys()
-    if missing:
-        raise RunError(f"run.json of run {run.path.name!r} lacks {sorted(missing)[0]!r}.", "Restore it from a backup.")
-    return run.info
 
 
 def check_resumable(run: Run) -> None:
@@ -315,59 +156,63 @@ def check_resumable(run: Run) -> None:
         raise RunError(f"run {run.id!r} has ended ({run.status}); there is nothing to resume.")
 
 
-def vocabulary_of(run: Run) -> list[str] | None:
-    """The vocabulary of the population that the run was trained on; None if it has none or is not there any more."""
+def _create(spec: RunSpec, request: TrainRequest, stamp: str) -> Run:
+    """The run's folder with its record, held by this process."""
+    run_id = request.run_id or f"{spec.method.name}-{spec.population.path.name}-{stamp}-{secrets.token_hex(2)}"
+    if spec.ledger is not None and spec.ledger.run_status(run_id) is not None:
+        # Its published values would be taken for those of this run.
+        raise RunError(
+            f"ledger {spec.ledger.id} knows a run named {run_id!r} already.",
+            "Choose another name. A run that was interrupted is resumed, not started again.",
+        )
+    return Run.create(request.runs, spec.record(request, run_id, stamp))
+
+
+def _keep_warm_start(spec: RunSpec, run: Run) -> None:
+    if spec.warm_start is None:
+        return
     try:
-        where = asked(run)["population"]
-        return Population.open(where["path"], version=where["version"]).vocabulary()
-    except PopulationError:
-        return None
+        write_values(run.path / START_FILE, spec.warm_start.arrays)
+    except BaseException:
+        run.remove()
+        raise
 
 
-def _planned(item: dict) -> dict:
-    return {**{k: v for k, v in item.items() if k != "rho"}, "shape": tuple(item["shape"])}
-
-
-def _open(
-    method: Method,
-    population: Population,
-    run: Run,
-    backend: Backend,
-    cache_bytes: int,
-    ledger: Ledger | None,
-    plan: Sequence[PlannedRelease],
-    *,
-    take_over: bool = False,
-    new: bool = False,
-) -> Session:
-    """new: if it raises, what was reserved goes back and the run's folder is removed."""
-    lease = None
+def _open(spec: RunSpec, run: Run, backend: Backend, *, take_over: bool = False, new: bool = False) -> Session:
+    """Reserve, then the first state or the last one. new: if it raises, what was reserved goes back and the run's
+    folder is removed."""
+    account = None
     try:
-        if ledger is not None:
-            ledger.reserve(
-                population.id,
-                run.id,
-                plan,
-                method.private_settings.spare_releases,
-                unit=_unit(run),
-                relation=_relation(run),
-                secure=run.info["test_noise"] is None,
-            )
-            lease = ledger.acquire(run.id, take_over=take_over)
-            remember_head(population, ledger)
-        return _session(method, population, run, backend, cache_bytes, ledger, lease, plan)
+        if spec.ledger is not None:
+            _reserve(spec, spec.ledger, run)
+            account = Account(spec.ledger, spec.ledger.acquire(run.id, take_over=take_over))
+            remember_head(spec.population, spec.ledger)
+        return _session(spec, run, account, backend)
     except BaseException as error:
         if not new:
-            if lease is not None:
-                _give_back(ledger, lease)
-        elif lease is not None:
-            _undo(run, population, ledger, lease)
-        elif ledger is None or _refused(error) or not _may_be_reserved(ledger, run.id):
+            if account is not None:
+                account.release()
+        elif account is not None:
+            _undo(spec, run, account)
+        elif spec.ledger is None or _was_refused(error) or not _may_be_reserved(spec.ledger, run.id):
             run.remove()
         raise
 
 
-def _refused(error: BaseException) -> bool:
+def _reserve(spec: RunSpec, ledger: Ledger, run: Run) -> None:
+    """Set the plan's price aside. The same run with the same plan again: nothing is added."""
+    ledger.reserve(
+        spec.population.id,
+        run.id,
+        spec.releases,
+        spec.method.private_settings.spare_releases,
+        unit=spec.public.unit,
+        relation=spec.public.relation,
+        secure=spec.test_noise is None,
+    )
+
+
+def _was_refused(error: BaseException) -> bool:
     """Whether nothing was reserved for sure: the plan was refused, or another process holds a run of this name."""
     return isinstance(error, FedcoreError) and not isinstance(error, LedgerError)
 
@@ -379,55 +224,56 @@ def _may_be_reserved(ledger: Ledger, run_id: str) -> bool:
         return True
 
 
-def _undo(run: Run, population: Population, ledger: Ledger, lease: Lease) -> None:
-    """Take a start back. If the ledger cannot take the reservation back now, the run stays, and can be abandoned."""
+def _undo(spec: RunSpec, run: Run, account: Account) -> None:
+    """Take a new run back. If the ledger cannot take the reservation back now, the run stays, and can be abandoned."""
     try:
-        ledger.finish(lease, "abandoned")
+        account.ledger.finish(account.lease, "abandoned")
     except (LedgerError, LeaseLost):
         return
     with suppress(PopulationError, LedgerError):  # an older record stays there, which the ledger contains as well
-        remember_head(population, ledger)
+        remember_head(spec.population, account.ledger)
     run.remove()
 
 
-def _session(
-    method: Method,
-    population: Population,
-    run: Run,
-    backend: Backend,
-    cache_bytes: int,
-    ledger: Ledger | None,
-    lease: Lease | None,
-    plan: Sequence[PlannedRelease],
-) -> Session:
+def _session(spec: RunSpec, run: Run, account: Account | None, backend: Backend) -> Session:
     publisher = None
-    if ledger is not None:
-        publisher = LedgerPublisher(ledger, population, run, lease, _noise(run.info["test_noise"]))
-    if run.round < 0:
-        state = method.init(
-            facts(method, population, run.info["rho"], run.info["seed"], _relation(run), _kept_start(run), _unit(run))
-        )
-        run.commit(0, state)
-    else:
-        values = run.read_state()
-        try:
-            state = method.State(**values)
-        except TypeError as error:
-            raise RunError(
-                f"the state of run {run.id!r} is not one of method {method.name!r} ({error}).",
-                "Restore it from a backup, or resume with the version that wrote it.",
-            ) from error
+    if account is not None:
+        noise = _noise(spec.test_noise)
+        publisher = LedgerPublisher(account.ledger, spec.population, run, account.lease, noise)
+    state = _state(spec, run)
     if run.status != "running":
         run.finish("running")
-    source = Source(population.location, population.version, cache_bytes=cache_bytes)
-    training = Training(
-        method, run, state, source, range(len(population.blocks)), backend, plan, publisher, population.sizes()
-    )
-    return Session(method, population, run, training, ledger, lease)
+    population = spec.population
+    source = Source(population.location, population.version, cache_bytes=spec.cache_bytes)
+    blocks = range(len(population.blocks))
+    training = Training(spec.method, run, state, source, blocks, backend, spec.releases, publisher, population.sizes())
+    return Session(spec, run, training, account)
+
+
+def _noise(test_noise: str | None) -> NoiseSource:
+    return SecureNoise() if test_noise is None else TestNoise(test_noise)
+
+
+def _state(spec: RunSpec, run: Run) -> Any:
+    """The last committed state; of a new run the first one, committed."""
+    if run.round < 0:
+        state = spec.method.init(spec.public)
+        run.commit(0, state)
+        return state
+    try:
+        return spec.method.State(**run.read_state())
+    except TypeError as error:
+        raise RunError(
+            f"the state of run {run.id!r} is not one of method {spec.method.name!r} ({error}).",
+            "Restore it from a backup, or resume with the version that wrote it.",
+        ) from error
+
+
+# --- the end ----------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def ending(session: Session) -> Iterator[None]:
+def concluding(session: Session) -> Iterator[None]:
     """Records how the steps inside ended. A run whose process was interrupted stays "running" and can be resumed."""
     try:
         yield
@@ -461,18 +307,33 @@ def abandon(path: str | Place, *, ledger_url: str | None = None) -> Run:
     try:
         if run.status in ENDED:
             raise RunError(f"run {run.id!r} has ended ({run.status}).")
-        info, ledger, population = asked(run), None, None
-        method = make_method(info["method"], info["config"])
+        info = recorded_request(run)
+        method, ledger = make_method(info["method"], info["config"]), None
         if method.private:
             population = Population.open(info["population"]["path"], version=info["population"]["version"])
             ledger = ledger_of(population, ledger_url)
             if ledger.has_reservation(run.id):
                 ledger.finish(ledger.acquire(run.id, take_over=run.taken), "abandoned")
                 remember_head(population, ledger)
-        statement = statement_of(run, method, ledger, population).to_json()
-        with writing("statement.json"):
-            write_json(run.path / "statement.json", statement)
+        _write_statement(run, statement_of(run, method, ledger, info["population"]["id"]))
         run.finish("abandoned")
     finally:
         run.unlock()
     return run
+
+
+def statement_of(run: Run, method: AnyMethod, ledger: Ledger | None, population_id: str) -> PrivacyStatement:
+    """What the run may claim, from its ledger; `none` with the reason if it may claim nothing."""
+    if not method.private:
+        return no_privacy(method.not_private_because)
+    if run.info["test_noise"] is not None:
+        return no_privacy("the noise was pseudo-random test noise, which anyone who knows its key can subtract")
+    if ledger is None:
+        raise LedgerMissing(f"run {run.id!r} is private, and its ledger is not at hand.")
+    record = run.info.get("start")
+    return private_statement(ledger, population_id, run.id, start="" if record is None else in_words(record))
+
+
+def _write_statement(run: Run, statement: PrivacyStatement) -> None:
+    with writing("statement.json"):
+        write_json(run.path / "statement.json", statement.to_json())

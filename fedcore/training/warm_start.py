@@ -13,6 +13,7 @@ import json
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,9 +21,9 @@ import numpy as np
 from fedcore.errors import ConfigError, PopulationError, PrivacyError, RunError
 from fedcore.methods.registry import METHODS, make_method, method_class
 from fedcore.population.store import Population
-from fedcore.rounds.method import Method
+from fedcore.rounds.method import AnyMethod
 from fedcore.runs.store import LoadedRun, Run, list_runs, load_run
-from fedcore.storage.files import Place, is_remote, place, read_bytes, whole
+from fedcore.storage.files import Place, absolute, is_remote, place, read_bytes
 
 if TYPE_CHECKING:
     from fedcore.privacy.ledger.ledger import Ledger
@@ -32,24 +33,24 @@ LARGEST_FILE = 2**31  # bytes of arrays
 
 
 @dataclass(frozen=True)
-class Start:
+class WarmStart:
     """arrays: by name, float64, as the method wants them. record: what run.json says of them."""
 
     arrays: dict[str, np.ndarray]
     record: dict[str, Any]
 
 
-def find_start(
+def find_warm_start(
     start_from: str | None,
     public_because: str | None,
     *,
-    method: Method,
+    method: AnyMethod,
     private: bool,
     population: Population,
     ledger: Ledger | None,
     runs: str | Place,
     deployment: str | None = None,
-) -> Start | None:
+) -> WarmStart | None:
     """The start that was asked for; None: none was, or the first of a series of runs has no previous one.
 
     start_from: a run's folder or URL, an .npz file, or "previous": the newest finished run in `runs` of the same
@@ -91,7 +92,7 @@ def previous_run(
     return max(found, key=lambda run: (str(run.info.get("started")), run.id), default=None)
 
 
-def _secure(info: Mapping) -> bool:
+def _secure(info: Mapping[str, Any]) -> bool:
     return info.get("private") is True and info.get("test_noise") is None
 
 
@@ -101,11 +102,11 @@ def _secure(info: Mapping) -> bool:
 def _from_run(
     path: Place,
     public_because: str | None,
-    method: Method,
+    method: AnyMethod,
     private: bool,
     population: Population,
     ledger: Ledger | None,
-) -> Start:
+) -> WarmStart:
     run = load_run(path)
     where = run.info.get("population") or {}
     name = run.info.get("run_id", path.name)
@@ -118,14 +119,14 @@ def _from_run(
     if private and public_because is None:
         _check_private(run, name, population, ledger)
     _check_vocabulary(name, where, population)
-    return _start(
+    return _warm_start(
         arrays,
         f"run {name!r}",
         method,
         population,
         {
             "kind": "run",
-            "from": whole(path),
+            "from": absolute(path),
             "name": name,
             "population_id": where.get("id"),
             "private": _secure(run.info),
@@ -134,9 +135,9 @@ def _from_run(
     )
 
 
-def _startable(earlier: str | None) -> tuple[str, ...]:
+def _startable(earlier: object) -> tuple[str, ...]:
     """The methods that may start from a run of this one: itself, and those that it names in `warm_starts_for`."""
-    if earlier not in METHODS:
+    if not isinstance(earlier, str) or earlier not in METHODS:
         return ()
     return (earlier, *method_class(earlier).warm_starts_for)
 
@@ -160,7 +161,7 @@ def _check_private(run: LoadedRun, name: str, population: Population, ledger: Le
     """Raises PrivacyError unless what the run released is private: by its statement, and by its ledger if that is at
     hand.
     """
-    remedy = "Start from a private run, or say with --public-start why what it released is public."
+    remedy = "WarmStart from a private run, or say with --public-start why what it released is public."
     if not _secure(run.info):
         raise PrivacyError(
             f"run {name!r} is not private, and a private run cannot start from its centres: they may "
@@ -190,7 +191,7 @@ def _check_private(run: LoadedRun, name: str, population: Population, ledger: Le
         )
 
 
-def _check_vocabulary(name: str, where: Mapping, population: Population) -> None:
+def _check_vocabulary(name: str, where: Mapping[str, Any], population: Population) -> None:
     """Raises ConfigError if the run's tokens are known to be others. The versions of a population share theirs."""
     if where.get("id") == population.id:
         return
@@ -202,27 +203,29 @@ def _check_vocabulary(name: str, where: Mapping, population: Population) -> None
     if mine is not None and theirs is not None and list(mine) != list(theirs):
         raise ConfigError(
             f"run {name!r} was trained on another vocabulary than that of population {population.path.name!r}.",
-            "Start from a run with the same tokens in the same order.",
+            "WarmStart from a run with the same tokens in the same order.",
         )
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
 
 
-def _from_file(path: Place, public_because: str | None, method: Method, private: bool, population: Population) -> Start:
+def _from_file(
+    path: Place, public_because: str | None, method: AnyMethod, private: bool, population: Population
+) -> WarmStart:
     if private and public_because is None:
         raise PrivacyError(
             f"a private run cannot start from {str(path)!r}: nothing says that it is public.",
             "Say with --public-start why it tells nothing about the people in this population.",
         )
-    return _start(
+    return _warm_start(
         _read_arrays(path),
         repr(path.name),
         method,
         population,
         {
             "kind": "file",
-            "from": whole(path),
+            "from": absolute(path),
             "name": path.name,
             "population_id": None,
             "private": False,
@@ -234,7 +237,7 @@ def _from_file(path: Place, public_because: str | None, method: Method, private:
 def _read_arrays(path: Place) -> dict[str, np.ndarray]:
     """Plain arrays only: nothing in the file is executed. Raises ConfigError."""
     try:
-        source = io.BytesIO(read_bytes(path)) if is_remote(path) else path
+        source = io.BytesIO(read_bytes(path)) if is_remote(path) else Path(str(path))
         with zipfile.ZipFile(source) as archive:
             if sum(item.file_size for item in archive.infolist()) > LARGEST_FILE:
                 raise ConfigError(f"{str(path)!r} holds more than {LARGEST_FILE} bytes.", "Give smaller ones.")
@@ -252,10 +255,12 @@ def _read_arrays(path: Place) -> dict[str, np.ndarray]:
 # --- what both must be ----------------------------------------------------------------------------------------------
 
 
-def _start(arrays: Mapping[str, np.ndarray], what: str, method: Method, population: Population, record: dict) -> Start:
+def _warm_start(
+    arrays: Mapping[str, np.ndarray], what: str, method: AnyMethod, population: Population, record: dict[str, Any]
+) -> WarmStart:
     checked = method.checked_warm_start(arrays, what, population.features)
     shapes = {name: list(value.shape) for name, value in checked.items()}
-    return Start(checked, {**record, "arrays": shapes, "sha256": digest_of(checked)})
+    return WarmStart(checked, {**record, "arrays": shapes, "sha256": digest_of(checked)})
 
 
 def digest_of(arrays: Mapping[str, np.ndarray]) -> str:
@@ -267,7 +272,7 @@ def digest_of(arrays: Mapping[str, np.ndarray]) -> str:
     return sha256.hexdigest()
 
 
-def in_words(record: Mapping) -> str:
+def in_words(record: Mapping[str, Any]) -> str:
     """One sentence for the privacy statement."""
     source = f"what run {record['name']!r} released" if record["kind"] == "run" else f"the file {record['name']!r}"
     source += f" (SHA-256 {record['sha256'][:16]})"

@@ -13,9 +13,9 @@ from unittest import mock
 import numpy as np
 
 from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig, private
-from fedcore.methods.federated_em.families import model_of
-from fedcore.methods.federated_em.leaf import rows_of
+from fedcore.methods.federated_em.leaf_rows import rows_of
 from fedcore.methods.federated_em.messages import plain_scaling
+from fedcore.methods.federated_em.models import model_of
 from fedcore.population.blocks import RowsBlock
 from fedcore.privacy.grid import grid_step
 from fedcore.privacy.plan import PlannedRelease

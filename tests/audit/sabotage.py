@@ -10,7 +10,7 @@ from unittest import mock
 
 import numpy as np
 
-from fedcore.methods.histograms import Histograms, private
+from fedcore.methods.histograms import Histograms, clients
 from fedcore.population.blocks import segment_sums
 from fedcore.privacy.grid import grid_step
 from fedcore.rounds.method import Method, RoundInfo
@@ -26,26 +26,26 @@ def no_clip():
         totals = np.repeat(np.maximum(block.totals, 1.0), np.diff(block.indptr))
         return np.trunc(block.data / totals * whitening[block.indices] / grid_step(clip))
 
-    with mock.patch.object(private, "clipped_on_grid", unclipped), em_releases.no_clip():
+    with mock.patch.object(clients, "clipped_on_grid", unclipped), em_releases.no_clip():
         yield
 
 
 @contextmanager
 def clip_of_the_leaf():
     """The clip is shared out over a leaf: a client's part depends on who else is there."""
-    kept = private.clipped_on_grid
+    kept = clients.clipped_on_grid
 
     def shared(block, whitening, clip):
         return np.trunc(kept(block, whitening, clip) / max(1, np.count_nonzero(block.totals)))
 
-    with mock.patch.object(private, "clipped_on_grid", shared):
+    with mock.patch.object(clients, "clipped_on_grid", shared):
         yield
 
 
 @contextmanager
 def balanced_cells():
     """Clients go to cells in turn, so that a newcomer moves those after it."""
-    with mock.patch.object(private, "assign", lambda block, logs: np.arange(block.clients) % logs.shape[1]):
+    with mock.patch.object(clients, "assign", lambda block, logs: np.arange(block.clients) % logs.shape[1]):
         yield
 
 
@@ -58,14 +58,14 @@ def rounded_up():
         norms = np.sqrt(np.repeat(segment_sums(kept * kept, block.indptr), np.diff(block.indptr)))
         return np.ceil(kept / norms * clip / grid_step(clip)) if len(kept) else kept
 
-    with mock.patch.object(private, "clipped_on_grid", away):
+    with mock.patch.object(clients, "clipped_on_grid", away):
         yield
 
 
 @contextmanager
 def precision_of_the_block():
     """Scores in the precision that the block is stored in, which one client with a huge count changes for all."""
-    with mock.patch.object(private, "own_cells", private.assign):
+    with mock.patch.object(clients, "assign_in_float32", clients.assign):
         yield
 
 

@@ -20,7 +20,7 @@ from fedcore.privacy.ledger.ledger import create_ledger, default_ledger_url
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import Run
 from fedcore.training.request import TrainRequest
-from fedcore.training.session import abandon, ending, resume, start
+from fedcore.training.session import abandon, concluding, resume, start_run
 from tests.command import private_population
 from tests.conftest import small_counts
 
@@ -39,11 +39,11 @@ def request_for(population, tmp_path, run_id, **settings) -> TrainRequest:
 
 
 def begin(population, tmp_path, run_id, **settings):
-    return start(request_for(population, tmp_path, run_id, **settings), InProcessBackend(), stamp="then")
+    return start_run(request_for(population, tmp_path, run_id, **settings), InProcessBackend(), stamp="then")
 
 
 def to_end(session):
-    with ending(session):
+    with concluding(session):
         while session.training.step() is not None:
             pass
 
@@ -78,7 +78,7 @@ def test_the_whole_life_of_a_population_adds_up(tmp_path):
     session = begin(population, tmp_path, "broken", epsilon=1.0)
     draw = session.training.publisher.noise.draw
     session.training.publisher.noise.draw = lambda *arguments: (draw(*arguments), 1 / 0)  # drawn, and then a crash
-    with pytest.raises(ZeroDivisionError), ending(session):
+    with pytest.raises(ZeroDivisionError), concluding(session):
         session.training.step()
     to_end(resume(tmp_path / "runs" / "broken", InProcessBackend()))
     session = begin(population, tmp_path, "given-up", epsilon=1.0)

@@ -17,7 +17,7 @@ import scipy.sparse as sp
 import fedcore.rounds.engine
 import fedcore.training.session
 from fedcore.evaluation.report import write_report
-from fedcore.methods.registry import METHODS
+from fedcore.methods.registry import OWN
 from fedcore.population.manifest import Provenance
 from fedcore.population.writer import PopulationWriter
 from fedcore.privacy.ledger.ledger import create_ledger, default_ledger_url
@@ -26,7 +26,7 @@ from fedcore.rounds.caches import BLOCKS
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import Run, read_values
 from fedcore.training.request import TrainRequest
-from fedcore.training.session import ending, start
+from fedcore.training.session import concluding, start_run
 from tests.audit.em_releases import STARTS, rows_of_client
 from tests.command import private_population
 from tests.conftest import small_counts
@@ -97,8 +97,8 @@ def traces(folder, counts, monkeypatch, world=of_counts) -> dict[str, object]:
     BLOCKS.clear()
     population, ledger, asked = world(folder, counts)
     request = TrainRequest(population=str(population.path), runs=str(folder / "runs"), run_id="run", **asked)
-    session = start(request, InProcessBackend(), stamp="then")
-    with ending(session):
+    session = start_run(request, InProcessBackend(), stamp="then")
+    with concluding(session):
         while session.training.step() is not None:
             pass
     write_report(Run.open(folder / "runs" / "run"), None)
@@ -148,7 +148,7 @@ def test_the_same_publications_leave_the_same_traces(tmp_path, monkeypatch, neig
     ("method", "where"), [("Telling", "runs/run/metrics.jsonl"), ("Keeping", "runs/run/state/000006.zip:reseed")]
 )
 def test_a_method_that_lets_raw_values_through_is_noticed(tmp_path, monkeypatch, method, where):
-    monkeypatch.setitem(METHODS, "histograms", f"tests.audit.sabotage:{method}")
+    monkeypatch.setitem(OWN, "histograms", f"tests.audit.sabotage:{method}")
     one, other = (
         traces(tmp_path / name, counts, monkeypatch)
         for name, counts in (("one", BASE), ("two", NEIGHBOURS["one client more"]))

@@ -86,7 +86,7 @@ def test_a_clients_part_is_its_own_to_the_last_bit_in_large_leaves(model, covari
     Alone, in all company, without some others, in another order, cut into leaves and into portions, stored in another
     precision, and read from the store: whether a block is too large to be held depends on all of its clients.
     """
-    monkeypatch.setattr("fedcore.methods.federated_em.rows.PORTION_NUMBERS", 8000)
+    monkeypatch.setattr("fedcore.methods.federated_em.leaf_rows.PORTION_NUMBERS", 8000)
     generator = np.random.default_rng(d)
     method, message, parts = em_releases.large_world(model, covariance, d, components, generator)
     alone = np.stack([total_of(method, message, [part]) for part in parts])

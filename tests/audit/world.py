@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import scipy.sparse as sp
 
-from fedcore.methods.registry import METHODS, make_method
+from fedcore.methods.registry import OWN, make_method
 from fedcore.population.blocks import leaves
 from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
@@ -23,7 +23,7 @@ from fedcore.privacy.ledger.ledger import create_ledger
 from fedcore.rounds.caches import BLOCKS
 from fedcore.rounds.engine import Training
 from fedcore.runs.store import Run
-from fedcore.training.budget import facts
+from fedcore.training.budget import public_facts
 from tests.audit.search import Secrets
 
 CLIENTS, FEATURES, LEAF = 40_000, 8, 4096
@@ -106,7 +106,7 @@ def flows(request: dict) -> None:
 
     Training.move = move
     for world, method in request["methods"].items():
-        METHODS["histograms"] = method
+        OWN["histograms"] = method
         FLOWS["histograms"](
             config=HistogramsConfig(**SETTINGS),
             compute=Compute(workers=2),
@@ -130,8 +130,8 @@ def secrets_of(folder: Path, world: str) -> Secrets:
     """All that a run of this world may not tell: the canary, and the exact sums of its rounds, whole and by leaf."""
     run, population = Run.open(folder / "runs" / world), Population.open(folder / "populations" / world)
     method = make_method("histograms", run.info["config"])
-    state, published = method.init(facts(method, population, run.info["rho"], run.info["seed"])), run.releases()
-    plan, whole, real = method.plan(facts(method, population, run.info["rho"], 0)), {TOKENS}, set()
+    state, published = method.init(public_facts(method, population, run.info["rho"], run.info["seed"])), run.releases()
+    plan, whole, real = method.plan(public_facts(method, population, run.info["rho"], 0)), {TOKENS}, set()
     for number in sorted({planned.round for planned in plan}):
         names = [planned.name for planned in plan if planned.round == number]
         message, total = method.message(state), dict.fromkeys(names, 0)

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from fedcore.methods.dictionaries import pooled
-from fedcore.methods.dictionaries.coding import Coder, omp
-from fedcore.methods.dictionaries.consensus import consensus_admm
-from fedcore.methods.dictionaries.ksvd import fedavg_k_svd, k_svd_step
-from fedcore.methods.dictionaries.learners import random_atoms
-from fedcore.methods.dictionaries.operators import d12, normalise
-from fedcore.methods.dictionaries.perpca import personalised_pca
-from fedcore.methods.dictionaries.synthetic import sparse_codes
+from fedcore.methods.dictionaries.baselines import pooled
+from fedcore.methods.dictionaries.baselines.consensus import consensus_admm
+from fedcore.methods.dictionaries.baselines.ksvd import fedavg_k_svd, k_svd_step
+from fedcore.methods.dictionaries.baselines.perpca import personalised_pca
+from fedcore.methods.dictionaries.distances import d12
+from fedcore.methods.dictionaries.operators import normalise, random_atoms
+from fedcore.methods.dictionaries.simulation.synthetic import sparse_codes
+from fedcore.methods.dictionaries.sparse_coding import Coder, omp
 
 CLIENTS, D = 5, 12
 

@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcore.methods.dictionaries.coding import Coder, lasso, omp
-from fedcore.methods.dictionaries.learners import random_atoms
-from fedcore.methods.dictionaries.operators import normalise, top_k
+from fedcore.methods.dictionaries.operators import normalise, random_atoms, top_k
+from fedcore.methods.dictionaries.sparse_coding import Coder, lasso, omp
 from fedcore.randomness import stream
 
 
@@ -26,7 +25,7 @@ def test_omp_in_several_lots_is_the_same(monkeypatch):
     generator = stream(1, "omp")
     atoms, y = normalise(generator.standard_normal((20, 8)))[0], generator.standard_normal((50, 8))
     whole = omp(y, atoms, 4)
-    monkeypatch.setattr("fedcore.methods.dictionaries.coding.OMP_SAMPLES", 7)
+    monkeypatch.setattr("fedcore.methods.dictionaries.sparse_coding.OMP_SAMPLES", 7)
     np.testing.assert_allclose(omp(y, atoms, 4), whole, atol=1e-12)
 
 

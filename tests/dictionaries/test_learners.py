@@ -6,10 +6,18 @@ import numpy as np
 import pytest
 
 from fedcore.errors import PopulationError
-from fedcore.methods.dictionaries import learners, samples
-from fedcore.methods.dictionaries.coding import Coder
-from fedcore.methods.dictionaries.operators import d12, normalise, polar
-from fedcore.methods.dictionaries.synthetic import shared_atoms
+from fedcore.methods.dictionaries import client_groups, learners
+from fedcore.methods.dictionaries.distances import d12
+from fedcore.methods.dictionaries.initialisation import (
+    SETTLING_STEPS,
+    Schedule,
+    best_of_starts,
+    singular_start,
+    starting_dictionaries,
+)
+from fedcore.methods.dictionaries.operators import normalise, polar, random_atoms
+from fedcore.methods.dictionaries.simulation.synthetic import shared_atoms
+from fedcore.methods.dictionaries.sparse_coding import Coder
 from fedcore.randomness import stream
 from tests.dictionaries.run_in_memory import block_of
 
@@ -19,7 +27,7 @@ THRESHOLD = Coder("threshold", 0.15)
 def sparse_samples(seed, n=200, d=6, theta=0.2, floor=0.3):
     """(samples (n, d), orthonormal dictionary (d, d)) of the paper's synthetic task."""
     generator = stream(seed, "sparse")
-    atoms = learners.random_atoms(generator, d, d)
+    atoms = random_atoms(generator, d, d)
     codes = generator.standard_normal((n, d)) * (generator.random((n, d)) < theta)
     codes = np.where((codes != 0) & (np.abs(codes) < floor), floor * np.sign(codes), codes)
     return codes @ atoms, atoms
@@ -89,12 +97,12 @@ def test_several_starts_in_the_same_passes_are_those_one_by_one():
         passes.append(1)
         return [y[None]]
 
-    begun = learners.first_dictionaries(6, 6, 3, 0, np.array([7]))
-    schedule = learners.Schedule(steps=30)
-    together, score = learners.warm_start("orthogonal", tiles, np.array([200.0]), begun, THRESHOLD, schedule)
+    begun = starting_dictionaries(6, 6, 3, 0, np.array([7]))
+    schedule = Schedule(steps=30)
+    together, score = best_of_starts("orthogonal", tiles, np.array([200.0]), begun, THRESHOLD, schedule)
     count = len(passes)
     alone = [
-        learners.warm_start("orthogonal", tiles, np.array([200.0]), begun[:, s : s + 1], THRESHOLD, schedule)
+        best_of_starts("orthogonal", tiles, np.array([200.0]), begun[:, s : s + 1], THRESHOLD, schedule)
         for s in range(3)
     ]
     assert len(passes) == 4 * count
@@ -107,10 +115,8 @@ def test_starts_find_the_dictionary():
     found = []
     for seed in range(10):
         y, truth = sparse_samples(20 + seed)
-        begun = learners.first_dictionaries(6, 6, 5, seed, np.array([0]))
-        own, _ = learners.warm_start(
-            "orthogonal", lambda y=y: [y[None]], np.array([200.0]), begun, THRESHOLD, learners.Schedule()
-        )
+        begun = starting_dictionaries(6, 6, 5, seed, np.array([0]))
+        own, _ = best_of_starts("orthogonal", lambda y=y: [y[None]], np.array([200.0]), begun, THRESHOLD, Schedule())
         found.append(d12(own[0], truth) < 1e-2)
     assert sum(found) >= 9
 
@@ -123,14 +129,14 @@ def test_a_known_density_ends_the_shrinking_early():
         passes.append(1)
         return [y[None]]
 
-    begun = learners.first_dictionaries(6, 6, 1, 0, np.array([0]), np.eye(6)[None])
+    begun = starting_dictionaries(6, 6, 1, 0, np.array([0]), np.eye(6)[None])
     for density in (None, 0.2):
-        schedule = learners.Schedule(density=density)
-        learners.warm_start("orthogonal", tiles, np.array([200.0]), begun, THRESHOLD, schedule)
+        schedule = Schedule(density=density)
+        best_of_starts("orthogonal", tiles, np.array([200.0]), begun, THRESHOLD, schedule)
         passes.append(0)
     first = passes.index(0)
     assert len(passes) - first < first
-    assert first == 137 + learners.SETTLING_STEPS + 1  # 0.6 * 0.99^t <= 0.15 at t = 138; one pass for the objective
+    assert first == 137 + SETTLING_STEPS + 1  # 0.6 * 0.99^t <= 0.15 at t = 138; one pass for the objective
 
 
 def test_refinement_leaves_global_atoms_alone_and_lowers_the_loss():
@@ -142,7 +148,7 @@ def test_refinement_leaves_global_atoms_alone_and_lowers_the_loss():
 
 def test_singular_starts_are_the_leading_singular_vectors():
     y, _ = sparse_samples(8)
-    found = learners.singular_start(lambda: [y[None, :50], y[None, 50:]], 4)[0]
+    found = singular_start(lambda: [y[None, :50], y[None, 50:]], 4)[0]
     assert d12(found, np.linalg.svd(y, full_matrices=False)[2][:4]) < 1e-6
 
 
@@ -158,10 +164,10 @@ def test_tiles_of_a_client_give_what_its_samples_give_in_one(monkeypatch, number
         client: learners.step("orthogonal", lambda rows=rows: [rows[None]], start[None], THRESHOLD)
         for client, rows in ((0, y[:3]), (1, y), (3, y[:70]))
     }
-    monkeypatch.setattr(samples, "TILE_NUMBERS", numbers)
-    monkeypatch.setattr(samples, "STACK_NUMBERS", numbers)
+    monkeypatch.setattr(client_groups, "TILE_NUMBERS", numbers)
+    monkeypatch.setattr(client_groups, "STACK_NUMBERS", numbers)
     seen = []
-    for group in samples.groups(block, np.array([6, 6, 6, 6])):
+    for group in client_groups.groups(block, np.array([6, 6, 6, 6])):
         atoms = np.broadcast_to(start, (len(group.clients), 6, 6))
         moved, sums = learners.step("orthogonal", group.tiles, atoms, THRESHOLD)
         for i, client in enumerate(group.clients):
@@ -178,7 +184,7 @@ def test_groups_hold_clients_of_one_rank_and_little_padding():
     ranks = np.where(sizes > 10, 4, 2)
     block = block_of([np.full((n, 3), i + 1.0) for i, n in enumerate(sizes)])
     seen = []
-    for group in samples.groups(block, ranks):
+    for group in client_groups.groups(block, ranks):
         tile = next(iter(group.tiles()))
         assert set(ranks[group.clients]) == {group.rank}
         assert (group.sizes >= 1).all() and group.sizes.sum() >= 0.85 * tile.shape[0] * tile.shape[1]
@@ -191,7 +197,7 @@ def test_groups_hold_clients_of_one_rank_and_little_padding():
 def test_values_that_are_not_finite_are_named():
     block = block_of([np.ones((4, 2)), np.array([[1.0, np.nan]])])
     with pytest.raises(PopulationError, match="client number 1"):
-        for group in samples.groups(block, np.array([2, 2])):
+        for group in client_groups.groups(block, np.array([2, 2])):
             list(group.tiles())
 
 
@@ -199,15 +205,15 @@ def test_memory_of_a_pass_over_a_large_client_is_that_of_a_tile():
     """Spec, section 5: 8 (d b + r b + 2 d r + r^2) bytes for tiles of b samples; 20 % for what NumPy needs beside."""
     d, r = 256, 64
     block = block_of([stream(0, "large").random((20_000, d), dtype=np.float32)])
-    atoms = learners.random_atoms(stream(1, "large"), r, d)[None]
-    (group,) = samples.groups(block, np.array([r]))
+    atoms = random_atoms(stream(1, "large"), r, d)[None]
+    (group,) = client_groups.groups(block, np.array([r]))
     tracemalloc.start()
     try:
         learners.step("orthogonal", group.tiles, atoms, Coder("top_k", sparsity=8))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    b = samples.tile_rows(d)
+    b = client_groups.tile_rows(d)
     assert 20_000 > 4 * b
     assert peak < 1.2 * 8 * (d * b + r * b + 2 * d * r + r * r)
 
@@ -217,13 +223,8 @@ def test_of_several_starts_the_one_that_codes_the_samples_is_kept():
     problem = shared_atoms(0, 1, 8, 2, 2, 80)
     y, true = problem.samples[0], problem.atoms(0)
     off = np.linalg.svd(true)[2][4:]
-    atoms, scores = learners.warm_start(
-        "orthogonal",
-        lambda: iter([y[None]]),
-        np.array([80.0]),
-        np.stack([off, true])[None],
-        THRESHOLD,
-        learners.Schedule(),
+    atoms, scores = best_of_starts(
+        "orthogonal", lambda: iter([y[None]]), np.array([80.0]), np.stack([off, true])[None], THRESHOLD, Schedule()
     )
     assert d12(atoms[0], true) < 1e-6
     x = THRESHOLD(y, true)

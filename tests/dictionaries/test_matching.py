@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcore.methods.dictionaries.centres import centre, scaled
-from fedcore.methods.dictionaries.choosing import choose, split
-from fedcore.methods.dictionaries.counting import automatic, by_jump, by_null, null_scores
-from fedcore.methods.dictionaries.learners import random_atoms
+from fedcore.methods.dictionaries.aggregation import aggregate, with_norm
+from fedcore.methods.dictionaries.alignment import align, divide
+from fedcore.methods.dictionaries.distances import d12, layer_matrices
 from fedcore.methods.dictionaries.matching import matched_atoms, path, shortest_paths, star
-from fedcore.methods.dictionaries.operators import d12, layer_matrices, normalise
+from fedcore.methods.dictionaries.number_of_global_atoms import by_jump, by_null, null_scores, number_by_rule
+from fedcore.methods.dictionaries.operators import normalise, random_atoms
 from fedcore.randomness import stream
 
 
@@ -61,8 +61,8 @@ def test_shared_atoms_are_found_with_ragged_clients(how):
         "star": lambda: star(dictionaries, 3, generator),
         "path in several orders": lambda: path(dictionaries, 3, 4, generator),
     }[how]()
-    together = centre(matched_atoms(dictionaries, found), "mean", "unit")
-    assert d12(together.atoms, common) < 1e-7 and together.least == pytest.approx(1)
+    together = aggregate(matched_atoms(dictionaries, found), "mean", "unit")
+    assert d12(together.atoms, common) < 1e-7 and together.least_norm == pytest.approx(1)
 
 
 def test_the_star_leaves_out_a_client_that_has_nothing_to_do_with_it():
@@ -70,13 +70,13 @@ def test_the_star_leaves_out_a_client_that_has_nothing_to_do_with_it():
     dictionaries[2] = random_atoms(stream(9, "other"), 6, 6)
     found = star(dictionaries, 3, stream(0, "order"))
     assert found.kept.sum(0).min() >= 9 and not found.kept[2].all()
-    assert d12(centre(matched_atoms(dictionaries, found), "median", "unit").atoms, common) < 1e-7
+    assert d12(aggregate(matched_atoms(dictionaries, found), "median", "unit").atoms, common) < 1e-7
 
 
 def test_many_clients_are_matched_around_some_anchors():
     dictionaries, common = clients(5, count=60)
     found = star(dictionaries, 3, stream(0, "anchors"))
-    assert d12(centre(matched_atoms(dictionaries, found), "median", "unit").atoms, common) < 1e-7
+    assert d12(aggregate(matched_atoms(dictionaries, found), "median", "unit").atoms, common) < 1e-7
 
 
 def test_an_assignment_never_collides_and_a_greedy_choice_says_so():
@@ -84,52 +84,52 @@ def test_an_assignment_never_collides_and_a_greedy_choice_says_so():
     reference = random_atoms(generator, 4, 6)
     atoms = normalise(generator.standard_normal((20, 6, 6)))[0]
     for rule in ("lsa", "seq"):
-        found = choose(reference, atoms, rule)
+        found = align(reference, atoms, rule)
         assert not found.collisions.any()
         assert all(len(set(row)) == 4 for row in found.index)
         both = np.concatenate([found.common, found.local], axis=1)
         assert max(d12(a, b) for a, b in zip(both, atoms, strict=True)) < 1e-7  # nothing lost, nothing doubled
         assert ((found.common * reference).sum(-1) >= 0).all()
-    greedy = choose(reference, atoms, "greedy")
+    greedy = align(reference, atoms, "greedy")
     assert greedy.collisions.sum() == sum(4 - len(set(row)) for row in greedy.index) > 0
     assert greedy.common.shape == (20, 4, 6) and greedy.local.shape == (20, 2, 6)
     with pytest.raises(ValueError, match="unknown rule"):
-        choose(reference, atoms, "nearest")
+        align(reference, atoms, "nearest")
     with pytest.raises(ValueError, match="cannot be chosen"):
-        choose(reference, atoms[:, :3])
+        align(reference, atoms[:, :3])
 
 
 def test_a_choice_by_hand():
     reference = np.eye(3)[:2]
     atoms = np.array([[[0.1, -1.0, 0.0], [0.9, 0.5, 0.0], [0.0, 0.6, 0.8]]])
     atoms = normalise(atoms)[0]
-    found = choose(reference, atoms)
+    found = align(reference, atoms)
     assert found.index.tolist() == [[1, 0]]
     np.testing.assert_allclose(found.common[0, 1], -atoms[0, 0])
     np.testing.assert_allclose(found.local[0, 0], atoms[0, 2])
-    common, local = split(atoms, np.array([[2, 2]]))
+    common, local = divide(atoms, np.array([[2, 2]]))
     np.testing.assert_array_equal(local[0], atoms[0, :1])  # one too many was unchosen: the first stays
     np.testing.assert_array_equal(common[0], atoms[0, [2, 2]])
 
 
 def test_centres_by_hand():
     atoms = np.array([[[1.0, 0.0]], [[0.0, 1.0]], [[1.0, 0.0]]])
-    np.testing.assert_allclose(centre(atoms, "mean", "none").atoms, [[2 / 3, 1 / 3]])
-    np.testing.assert_allclose(centre(atoms, "mean", "unit").atoms, [[2 / np.sqrt(5), 1 / np.sqrt(5)]])
-    np.testing.assert_allclose(centre(atoms, "median", "unit").atoms, [[1, 0]])
+    np.testing.assert_allclose(aggregate(atoms, "mean", "none").atoms, [[2 / 3, 1 / 3]])
+    np.testing.assert_allclose(aggregate(atoms, "mean", "unit").atoms, [[2 / np.sqrt(5), 1 / np.sqrt(5)]])
+    np.testing.assert_allclose(aggregate(atoms, "median", "unit").atoms, [[1, 0]])
     atoms[2] = np.nan
-    np.testing.assert_allclose(centre(atoms, "mean", "none").atoms, [[0.5, 0.5]])
+    np.testing.assert_allclose(aggregate(atoms, "mean", "none").atoms, [[0.5, 0.5]])
     atoms[:] = np.nan
-    np.testing.assert_allclose(centre(atoms, "median", "unit", np.array([[0.0, 1.0]])).atoms, [[0, 1]])
+    np.testing.assert_allclose(aggregate(atoms, "median", "unit", np.array([[0.0, 1.0]])).atoms, [[0, 1]])
     with pytest.raises(ValueError, match="no client has"):
-        centre(atoms, "median", "unit")
+        aggregate(atoms, "median", "unit")
 
 
 def test_a_centre_flags_atoms_that_clients_do_not_agree_on():
-    found = scaled(np.array([[0.1, 0.0], [0.0, 0.9], [0.0, 0.0]]), "unit", np.array([[1.0, 0], [1, 0], [0.6, 0.8]]))
-    assert found.not_shared == 2 and found.least == 0
+    found = with_norm(np.array([[0.1, 0.0], [0.0, 0.9], [0.0, 0.0]]), "unit", np.array([[1.0, 0], [1, 0], [0.6, 0.8]]))
+    assert found.not_shared == 2 and found.least_norm == 0
     np.testing.assert_allclose(found.atoms, [[1, 0], [0, 1], [0.6, 0.8]])
-    np.testing.assert_allclose(scaled(np.eye(2) * [[2], [3]], "polar", None).atoms, np.eye(2))
+    np.testing.assert_allclose(with_norm(np.eye(2) * [[2], [3]], "polar", None).atoms, np.eye(2))
 
 
 def test_a_jump_of_path_lengths():
@@ -146,10 +146,10 @@ def test_the_null_falls_with_the_dimension():
 @pytest.mark.parametrize("shared", [0, 2, 4, 6])
 def test_the_number_of_global_atoms_is_found(shared):
     dictionaries, _ = clients(10 + shared, shared=shared, noise=0.01)
-    count, scores = automatic("null", dictionaries, 0)
+    count, scores = number_by_rule("null", dictionaries, 0)
     assert count == shared and (np.diff(scores) >= 0).all()
     if 0 < shared < 6:
-        assert automatic("jump", dictionaries, 0)[0] == shared
+        assert number_by_rule("jump", dictionaries, 0)[0] == shared
 
 
 def test_a_long_null_is_interpolated():

@@ -8,19 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from fedcore.methods.dictionaries.learners import random_atoms
-from fedcore.methods.dictionaries.operators import (
+from fedcore.methods.dictionaries.distances import (
     ZERO_DISTANCE,
     atom_distances,
     bottleneck_assign,
     d12,
     dictionary_distance,
-    hard_threshold,
     matched_distances,
-    normalise,
-    polar,
-    top_k,
 )
+from fedcore.methods.dictionaries.operators import hard_threshold, normalise, polar, random_atoms, top_k
 from fedcore.randomness import stream
 
 FINITE = st.floats(-5, 5, allow_nan=False, width=32)

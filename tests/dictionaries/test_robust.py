@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from fedcore.methods.dictionaries import Dictionaries, DictionariesConfig, samples
-from fedcore.methods.dictionaries.learners import random_atoms
-from fedcore.methods.dictionaries.operators import d12, polar
-from fedcore.methods.dictionaries.separation import LAST, RobustCoder, huber, learn_background, separate
+from fedcore.methods.dictionaries import Dictionaries, DictionariesConfig, client_groups
+from fedcore.methods.dictionaries.distances import d12
+from fedcore.methods.dictionaries.operators import polar, random_atoms
+from fedcore.methods.dictionaries.robust import RobustCoder, huber
 from fedcore.randomness import stream
+from tests.dictionaries.robust_loop import TO_KEEP, learn_background, separate
 from tests.dictionaries.run_in_memory import block_of, facts, run
 
 ROBUST = {"profile": "robust", "atoms": 6, "global_atoms": 4, "sparsity": 2, "rounds": 5}
@@ -38,12 +39,12 @@ def test_rounds_are_the_loop_in_memory(aggregate):
     atoms, _, seen = scene()
     start = near(atoms)
     ran = run(block_of(list(seen)), **ROBUST, aggregate=aggregate, start="given", given={"global": start})
-    expected = learn_background(list(seen), start, 5, aggregate=aggregate)
+    expected = learn_background(list(seen), start, 5, how=aggregate)
     np.testing.assert_allclose(ran.state.common, expected, atol=1e-10)
     assert len(ran.infos) == 6 and not ran.column("collisions").any()
     assert ran.column("loss")[-1] < ran.column("loss")[0]
     assert ran.column("movement")[-1] == pytest.approx(
-        d12(expected, learn_background(list(seen), start, 4, aggregate=aggregate))
+        d12(expected, learn_background(list(seen), start, 4, how=aggregate))
     )
 
 
@@ -54,7 +55,7 @@ def test_a_run_from_its_own_start_sees_through_gross_errors():
     out = robust.outputs()
     back = out["rows_global"].reshape(seen.shape)
     assert np.median(np.abs(back - clean)) < 0.02
-    np.testing.assert_allclose(back[0], LAST(seen[0], robust.state.common)[0] @ robust.state.common, atol=1e-6)
+    np.testing.assert_allclose(back[0], TO_KEEP(seen[0], robust.state.common)[0] @ robust.state.common, atol=1e-6)
 
 
 def test_local_atoms_are_those_of_the_separation():
@@ -87,10 +88,10 @@ def test_leaves_stacks_and_streams_change_nothing_but_spreads(monkeypatch):
     whole = run(block_of(rows), **ROBUST)
     leaves = run(block_of(rows), **ROBUST, clients_per_leaf=2)
     np.testing.assert_allclose(whole.state.common, leaves.state.common, atol=1e-9)
-    alone = learn_background(rows, run(block_of(rows), **{**ROBUST, "rounds": 1}).state.common, 4, aggregate="median")
+    alone = learn_background(rows, run(block_of(rows), **{**ROBUST, "rounds": 1}).state.common, 4, how="median")
     np.testing.assert_allclose(whole.state.common, alone, atol=1e-9)
-    monkeypatch.setattr(samples, "TILE_NUMBERS", 40 * 20)
-    monkeypatch.setattr(samples, "STACK_NUMBERS", 40 * 20)
+    monkeypatch.setattr(client_groups, "TILE_NUMBERS", 40 * 20)
+    monkeypatch.setattr(client_groups, "STACK_NUMBERS", 40 * 20)
     tiles = run(block_of(rows), **ROBUST)  # 20 rows at a time: spreads are those of tiles
     assert miss(atoms, tiles.state.common) < 0.2
     assert np.isfinite(tiles.outputs()["rows_local"]).all()
@@ -134,7 +135,7 @@ def test_a_given_start_is_made_orthonormal():
     ran = run(block_of(list(seen)), **{**ROBUST, "rounds": 1}, start="given", given={"global": atoms + 0.05})
     np.testing.assert_allclose(ran.state.common @ ran.state.common.T, np.eye(4), atol=1e-10)
     np.testing.assert_allclose(
-        ran.state.common, learn_background(list(seen), atoms + 0.05, 1, aggregate="median"), atol=1e-10
+        ran.state.common, learn_background(list(seen), atoms + 0.05, 1, how="median"), atol=1e-10
     )
 
 

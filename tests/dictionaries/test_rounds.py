@@ -7,12 +7,13 @@ import pytest
 from pydantic import ValidationError
 
 from fedcore.errors import ConfigError, PopulationError, RunError
-from fedcore.methods.dictionaries import Dictionaries, DictionariesConfig, samples
-from fedcore.methods.dictionaries.leaf import coder_of, unused
-from fedcore.methods.dictionaries.learners import random_atoms
-from fedcore.methods.dictionaries.operators import d12, normalise
+from fedcore.methods.dictionaries import Dictionaries, DictionariesConfig, client_groups
+from fedcore.methods.dictionaries.clients import unused
+from fedcore.methods.dictionaries.distances import d12
+from fedcore.methods.dictionaries.operators import normalise, random_atoms
 from fedcore.methods.dictionaries.personal import parts
 from fedcore.methods.dictionaries.server import without_unused
+from fedcore.methods.dictionaries.sparse_coding import coder_of
 from fedcore.randomness import stream
 from tests.dictionaries.run_in_memory import block_of, facts, run
 
@@ -175,8 +176,8 @@ def test_heavy_clients_in_tiles_give_the_same_run(monkeypatch):
         settings = {**SMALL, "rounds": 4, "start_steps": 30, **settings}
         whole = run(block_of(rows), **settings)
         with monkeypatch.context() as patch:
-            patch.setattr(samples, "TILE_NUMBERS", 6 * 64)
-            patch.setattr(samples, "STACK_NUMBERS", 6 * 64)
+            patch.setattr(client_groups, "TILE_NUMBERS", 6 * 64)
+            patch.setattr(client_groups, "STACK_NUMBERS", 6 * 64)
             tiles = run(block_of(rows), **settings)
         assert d12(tiles.state.common, whole.state.common) < 1e-7  # the order of equally sure atoms may differ
         for name in ("rows_global", "rows_local", "loss"):
@@ -274,7 +275,7 @@ def test_parts_add_up_to_the_reconstruction():
     whole = out["rows_global"] + out["rows_local"]
     np.testing.assert_allclose(whole, np.concatenate(rows), atol=1e-5)
     assert np.abs(out["rows_global"] @ dictionaries[0][3:].T).max() < 1e-5
-    expected = parts(coder_of(ran.method.config), rows[0], ran.state.common, out["local"][0])
+    expected = parts(ran.method.config, coder_of(ran.method.config), rows[0], ran.state.common, out["local"][0])
     np.testing.assert_allclose(expected[0], out["rows_global"][:200], atol=1e-6)
     with pytest.raises(RunError, match="before its first round"):
         ran.method.personalise(ran.method.init(facts(ran.block)), ran.block, None)

@@ -10,8 +10,8 @@ import zarr
 
 import deployments
 from fedcore.errors import RunError
-from fedcore.methods.dictionaries import samples
-from fedcore.methods.dictionaries.operators import d12
+from fedcore.methods.dictionaries import client_groups
+from fedcore.methods.dictionaries.distances import d12
 from fedcore.operations.deployment import read_deployments
 from fedcore.population.manifest import Provenance
 from fedcore.population.writer import PopulationWriter
@@ -19,7 +19,7 @@ from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import load_run, read_values
 from fedcore.training.personalise import personalise
 from fedcore.training.request import TrainRequest
-from fedcore.training.session import ending, resume, start
+from fedcore.training.session import concluding, resume, start_run
 from tests.dictionaries.run_in_memory import block_of
 from tests.dictionaries.test_rounds import task
 
@@ -42,11 +42,11 @@ def begin(population, tmp_path, settings, **changes):
         runs=str(tmp_path / "runs"),
         **{"run_id": "r", **changes},
     )
-    return start(request, InProcessBackend(), stamp="then")
+    return start_run(request, InProcessBackend(), stamp="then")
 
 
 def to_end(session):
-    with ending(session):
+    with concluding(session):
         while session.training.step() is not None:
             pass
     return session.run
@@ -63,13 +63,13 @@ def digest(path) -> str:
 
 
 def test_rows_read_from_the_store_while_they_are_used_give_the_same_bits(tmp_path, monkeypatch):
-    monkeypatch.setattr(samples, "TILE_NUMBERS", 6 * 64)  # some clients are read in tiles
-    monkeypatch.setattr(samples, "STACK_NUMBERS", 6 * 64)
+    monkeypatch.setattr(client_groups, "TILE_NUMBERS", 6 * 64)  # some clients are read in tiles
+    monkeypatch.setattr(client_groups, "STACK_NUMBERS", 6 * 64)
     rows, _, _ = task(1, clients=12, sizes=SIZES)
     population = population_of(tmp_path / "p", rows)
     held = to_end(begin(population, tmp_path, FAST, run_id="held"))
     session = begin(population, tmp_path, FAST, run_id="streamed")
-    session.training.source = replace(session.training.source, whole_bytes=0)
+    session.training.source = replace(session.training.source, stream_above=0)
     assert digest(held.path) == digest(to_end(session).path)
 
 

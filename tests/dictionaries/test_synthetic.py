@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcore.errors import ConfigError
-from fedcore.methods.dictionaries.synthetic import shared_atoms, sparse_codes
+from fedcore.methods.dictionaries.simulation.synthetic import shared_atoms, sparse_codes
 
 
 @given(st.integers(0, 10**6), st.integers(1, 8), st.data())

@@ -6,9 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcore.errors import ConfigError, IngestError
-from fedcore.methods.dictionaries import metrics, pooled, video
-from fedcore.methods.dictionaries.learners import random_atoms
-from fedcore.methods.dictionaries.separation import LAST, RobustCoder, client_atoms, learn_background, separate
+from fedcore.methods.dictionaries.baselines import pooled
+from fedcore.methods.dictionaries.operators import random_atoms
+from fedcore.methods.dictionaries.robust import RobustCoder
+from fedcore.methods.dictionaries.simulation import video
+from fedcore.methods.dictionaries.simulation.errors_against_truth import energy_inside, mask_scores
+from tests.dictionaries.robust_loop import TO_KEEP, client_atoms, learn_background, separate
 
 # --- layouts --------------------------------------------------------------------------------------------------------
 
@@ -125,7 +128,7 @@ def scene():
 
 def test_robust_codes_see_through_gross_errors(scene):
     atoms, clean, seen = scene
-    coder = RobustCoder(looks=12, steps=20)
+    coder = RobustCoder(estimates=12, steps=20)
     codes, cleaned = coder(seen[0], atoms)
     plain = seen[0] @ atoms.T
     truth = clean[0] @ atoms.T
@@ -135,7 +138,7 @@ def test_robust_codes_see_through_gross_errors(scene):
 
 def test_clean_samples_are_coded_as_ever(scene):
     atoms, clean, _ = scene
-    codes, cleaned = LAST(clean[0], atoms)
+    codes, cleaned = TO_KEEP(clean[0], atoms)
     np.testing.assert_allclose(codes, clean[0] @ atoms.T, atol=1e-9)
     np.testing.assert_allclose(cleaned, clean[0], atol=1e-9)
 
@@ -157,7 +160,7 @@ def test_robust_rounds_find_the_span_that_least_squares_misses(scene):
     plain = learn_background(list(seen), start, 10, RobustCoder(cut=1e9))
     assert miss(robust) < 0.1 < 0.5 < miss(plain)
     np.testing.assert_allclose(robust @ robust.T, np.eye(4), atol=1e-10)
-    assert miss(learn_background(list(seen), start, 10, aggregate="median")) < 0.1
+    assert miss(learn_background(list(seen), start, 10, how="median")) < 0.1
 
 
 def test_it_is_no_median_over_frames(scene):
@@ -178,13 +181,13 @@ def test_a_small_clip():
     scores = {}
     for name, coder in (("robust", RobustCoder()), ("plain", RobustCoder(cut=1e9))):
         atoms = learn_background(list(rows), start, 6, coder)
-        parts = [separate(own, atoms, 10, 5, 3, LAST if name == "robust" else coder) for own in rows]
+        parts = [separate(own, atoms, 10, 5, 3, TO_KEEP if name == "robust" else coder) for own in rows]
         background = np.stack([video.to_frame(part.background, clip.frames.shape[1:], (10, 10)) for part in parts])
         difference = video.difference(clip.frames, background)
-        scores[name] = metrics.found(difference > video.own_threshold(difference), clip.masks).f1
+        scores[name] = mask_scores(difference > video.own_threshold(difference), clip.masks).f1
     assert scores["robust"] > 0.9 and scores["robust"] > scores["plain"], scores
     foreground = video.to_frame(parts[0].foreground, clip.frames.shape[1:], (10, 10))[None]
-    assert metrics.energy_inside(foreground, clip.masks[:1]) > 3 * clip.masks[0].mean()
+    assert energy_inside(foreground, clip.masks[:1]) > 3 * clip.masks[0].mean()
 
 
 def test_frame_statistics():

@@ -48,11 +48,12 @@ from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
 from fedcore.privacy.ledger.ledger import create_ledger, default_ledger_url
-from fedcore.rounds.engine import InProcessBackend, answering, memory_file
+from fedcore.rounds.clients import memory_file, redacted
+from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import Run, load_run, read_values
 from fedcore.training.personalise import trained
 from fedcore.training.request import TrainRequest
-from fedcore.training.session import ending, start
+from fedcore.training.session import concluding, start_run
 from tests.digests.cases import CASES, EPSILON, Case
 from tests.digests.populations import POPULATIONS, STARTS, People
 
@@ -111,8 +112,8 @@ def _run(case: Case, population: Population, folder: Path, run_id: str) -> Run:
         seed=7,
         **asked,
     )
-    session = start(request, InProcessBackend(), stamp="then")
-    with ending(session):
+    session = start_run(request, InProcessBackend(), stamp="then")
+    with concluding(session):
         while session.training.step() is not None:
             pass
     return session.run
@@ -167,7 +168,7 @@ def _outputs(run: Run, population: Population) -> dict[str, np.ndarray]:
     folder, block, parts = run.memories(), population.read(0), []
     memory = None if folder is None else read_values(memory_file(folder, 0))
     try:
-        with answering(method, 0):
+        with redacted(method, 0):
             for leaf in leaves(block, population.clients_per_leaf):
                 clients = slice(leaf.first, leaf.first + leaf.clients)
                 mine = None if memory is None else {name: value[clients] for name, value in memory.items()}

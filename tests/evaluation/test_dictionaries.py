@@ -9,7 +9,7 @@ from fedcore.evaluation.memories import remembered_of
 from fedcore.evaluation.report import run_figures
 from fedcore.methods.dictionaries import DictionariesConfig, DictionariesState
 from fedcore.methods.dictionaries.scores import ALONE, PERSONAL, RUN, TRAINED, ZERO, evaluate_block, table
-from fedcore.methods.dictionaries.synthetic import shared_atoms
+from fedcore.methods.dictionaries.simulation.synthetic import shared_atoms
 from fedcore.population.blocks import RowsBlock
 from fedcore.population.ingest.ingest import ingest
 from fedcore.population.writer import PopulationWriter
@@ -17,7 +17,7 @@ from fedcore.rounds.engine import InProcessBackend
 from fedcore.rounds.scores import KnownMemories
 from fedcore.rounds.statistics import values
 from fedcore.training.request import TrainRequest
-from fedcore.training.session import ending, start
+from fedcore.training.session import concluding, start_run
 
 CONFIG = DictionariesConfig(atoms=3, global_atoms=1, code="top_k", sparsity=1)
 
@@ -39,7 +39,7 @@ def test_by_hand():
     """Held-out rows along the global atom, along the client's own direction, and neither. One atom a code."""
     training = [[[0, 2.0, 0], [0, 1.0, 0]], [[3.0, 0, 0]], np.zeros((0, 3))]
     heldout = [[[4.0, 0, 0], [0, 5.0, 0]], [[0, 0, 3.0]], [[1.0, 0, 0]]]
-    found = table(CONFIG, values(evaluate_block(CONFIG, state([[1.0, 0, 0]]), block(training, heldout))))
+    found = table(values(evaluate_block(CONFIG, state([[1.0, 0, 0]]), block(training, heldout))))
     assert (found.clients, found.rows, found.skipped) == (2, 3, 1)
     mse = {line.method: line.loss for line in found.lines}
     assert mse[ZERO] == pytest.approx((16 + 25 + 9) / 9)
@@ -60,7 +60,7 @@ def test_own_atoms_as_trained_by_hand():
     memory = {"rank": np.array([0, 2, 1]), "local": np.zeros((3, 2, 3)), "distance": np.zeros(3)}
     memory["local"][1, 0] = [0, 0.6, 0.8]
     kept = KnownMemories(memory, np.array([False, True, True]))
-    found = table(CONFIG, values(evaluate_block(CONFIG, state([[1.0, 0, 0]]), block(training, heldout), kept)))
+    found = table(values(evaluate_block(CONFIG, state([[1.0, 0, 0]]), block(training, heldout), kept)))
     lines = {line.method: line for line in found.lines}
     assert lines[TRAINED].loss == pytest.approx((9 * (1 - 0.64) + 4) / 2 / 3)  # client 2 has the global atom alone
     assert (lines[TRAINED].clients, lines[TRAINED].rows) == (2, 2)
@@ -69,7 +69,7 @@ def test_own_atoms_as_trained_by_hand():
     assert (shown[TRAINED]["clients"], shown[TRAINED]["held-out rows"]) == (2, 2)
     assert (shown[RUN]["clients"], shown[RUN]["held-out rows"]) == (3, 4)
     nobody = KnownMemories(memory, np.zeros(3, bool))
-    found = table(CONFIG, values(evaluate_block(CONFIG, state([[1.0, 0, 0]]), block(training, heldout), nobody)))
+    found = table(values(evaluate_block(CONFIG, state([[1.0, 0, 0]]), block(training, heldout), nobody)))
     assert TRAINED not in {line.method for line in found.lines} and "clients" not in found.to_json("p")["rows"][0]
 
 
@@ -83,7 +83,7 @@ def test_what_cannot_be_scored():
     with pytest.raises(PopulationError, match="client number 0"):
         evaluate_block(CONFIG, state([[1.0, 0, 0]]), block(rows, [[[np.nan, 0, 0]]]))
     with pytest.raises(PopulationError, match="held-out"):
-        table(CONFIG, values(evaluate_block(CONFIG, state([[1.0, 0, 0]]), block(rows, [np.zeros((0, 3))]))))
+        table(values(evaluate_block(CONFIG, state([[1.0, 0, 0]]), block(rows, [np.zeros((0, 3))]))))
 
 
 def packed(drawn, clients, cut):
@@ -109,7 +109,7 @@ def trained(population, tmp_path):
         run_id="r",
         settings={"rounds": 3, "starts": 1},
     )
-    with ending(session := start(request, InProcessBackend(), stamp="then")):
+    with concluding(session := start_run(request, InProcessBackend(), stamp="then")):
         while session.training.step() is not None:
             pass
     return session.run

@@ -12,7 +12,8 @@ import pytest
 from fedcore.errors import RunError
 from fedcore.evaluation import report
 from fedcore.evaluation.figures import seconds_figure
-from fedcore.evaluation.report import markdown_report, run_figures, run_summary, show, show_bytes, write_report
+from fedcore.evaluation.report import markdown_report, run_figures, show, show_bytes, write_report
+from fedcore.evaluation.run_summary import run_summary
 from fedcore.methods.histograms import Histograms, HistogramsConfig, HistogramsState
 from fedcore.privacy.statement import NOT_COVERED, PrivacyStatement, no_privacy
 from fedcore.rounds.method import PublicFacts

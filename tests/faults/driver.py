@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 
+import fedcore.rounds.clients
 import fedcore.rounds.engine
 import fedcore.runs.store
 import fedcore.storage.arrays
@@ -26,7 +27,7 @@ from fedcore.privacy.mechanisms import SecureNoise, TestNoise
 from fedcore.rounds.engine import InProcessBackend, Training
 from fedcore.runs.store import Run
 from fedcore.training.request import TrainRequest
-from fedcore.training.session import ending, resume, start
+from fedcore.training.session import concluding, resume, start_run
 
 PROCESSES = multiprocessing.get_context("forkserver")  # children without the threads of the test process
 PROCESSES.set_forkserver_preload(
@@ -65,7 +66,7 @@ STEPS: dict[str, list[tuple[object, str, Callable[..., int]]]] = {
     "keep": [(Run, "keep_release", lambda run, *_: run.round + 1)],
     "commit": [(Run, "commit", lambda _, round, *__, **___: round)],
     "state": [(fedcore.runs.store, "write_values", lambda path, *_, **__: _round_of_file(path))],
-    "memory": [(fedcore.rounds.engine, "write_values", lambda path, *_, **__: _round_of_file(path))],
+    "memory": [(fedcore.rounds.clients, "write_values", lambda path, *_, **__: _round_of_file(path))],
     "rename": [(fedcore.storage.arrays, "replace_durably", lambda _, path: _round_of_file(path))],
     "head": [(Run, "_write_head", lambda _, head: head["round"])],
     "settle": [(Ledger, "finish", lambda *_: 0)],
@@ -160,10 +161,10 @@ def train(
     try:
         with _backend(workers) as backend:
             if isinstance(request, dict):
-                session = start(TrainRequest(**request), backend, stamp="then")
+                session = start_run(TrainRequest(**request), backend, stamp="then")
             else:
                 session = resume(request, backend, take_over=take_over)
-            with ending(session):
+            with concluding(session):
                 while session.training.step() is not None:
                     pass
         answer = {"error": None}

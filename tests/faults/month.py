@@ -37,7 +37,7 @@ from fedcore.privacy.ledger.ledger import create_ledger, open_ledger
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import Run, load_run
 from fedcore.training.request import TrainRequest
-from fedcore.training.session import start
+from fedcore.training.session import start_run
 from tests.faults.driver import Kill
 from tests.faults.place import KILLED, same_result, to_end
 
@@ -314,7 +314,7 @@ def calm(folder: Path, days: list[Day], seed: int) -> None:
         grow(folder, settings, seed, day.number)
         if not day.refused:
             request = TrainRequest(method="histograms", **request_of(folder, day, before))
-            to_end(start(request, InProcessBackend(), stamp="then"))
+            to_end(start_run(request, InProcessBackend(), stamp="then"))
             before = day
 
 

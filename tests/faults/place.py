@@ -18,9 +18,10 @@ from fedcore.privacy.ledger.ledger import Ledger, create_ledger, open_ledger
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import LoadedRun, Run, load_run
-from fedcore.training.budget import facts
+from fedcore.training.budget import public_facts
 from fedcore.training.request import TrainRequest
-from fedcore.training.session import Session, _planned, ending, resume, start
+from fedcore.training.session import Session, concluding, resume, start_run
+from fedcore.training.spec import _planned
 from tests.faults.driver import PATIENCE, PROCESSES, Kill, train
 
 KILLED = -9
@@ -96,7 +97,9 @@ class Place:
     # --- doing --------------------------------------------------------------------------------------------------
 
     def start(self, backend=None) -> Session:
-        return start(TrainRequest(**self.request()), backend or InProcessBackend(), stamp="then", ledger_url=self.url)
+        return start_run(
+            TrainRequest(**self.request()), backend or InProcessBackend(), stamp="then", ledger_url=self.url
+        )
 
     def resume(self, backend=None, **options) -> Session:
         return resume(self.run_path, backend or InProcessBackend(), ledger_url=self.url, **options)
@@ -178,7 +181,7 @@ class Place:
         """The final state is what the server makes of the published values in the ledger, bit for bit."""
         run, population = load_run(self.run_path), self.population()
         method = make_method(run.info["method"], run.info["config"])
-        state = method.init(facts(method, population, run.info["rho"], run.info["seed"]))
+        state = method.init(public_facts(method, population, run.info["rho"], run.info["seed"]))
         for planned in self.plan()[: run.head["round"]]:
             state, _ = method.server_update(state, {planned.name: self.ledger().published("run", planned.name)})
         assert bits(fields_of(state)) == bits(run.state)
@@ -214,7 +217,7 @@ def same_result(run: LoadedRun, reference: LoadedRun) -> bool:
 
 
 def to_end(session: Session) -> None:
-    with ending(session):
+    with concluding(session):
         while session.training.step() is not None:
             pass
 

@@ -20,7 +20,7 @@ from fedcore.errors import (
 )
 from fedcore.privacy.ledger.ledger import create_ledger
 from fedcore.rounds.caches import BLOCKS
-from fedcore.rounds.engine import _populations
+from fedcore.rounds.clients import _populations
 from fedcore.runs.store import Run, load_run, read_values, write_values
 from fedcore.training.session import abandon
 from tests.faults.driver import Kill

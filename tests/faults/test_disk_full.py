@@ -10,9 +10,9 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from fedcore.errors import FedcoreError, LedgerError, RunError
-from fedcore.methods.registry import METHODS
-from fedcore.privacy.ledger import schema as ledger_schema
-from fedcore.privacy.ledger.writer import Writer
+from fedcore.methods.registry import OWN
+from fedcore.privacy.ledger import database as ledger_database
+from fedcore.privacy.ledger.chain_writer import ChainWriter
 from fedcore.runs.store import Run, load_run
 from fedcore.training.session import abandon
 from tests.faults.place import bits, same_result, to_end
@@ -147,7 +147,7 @@ def test_a_ledger_that_cannot_grow(place, undisturbed, monkeypatch):
         return connection
 
     with monkeypatch.context() as full:
-        full.setattr(ledger_schema.sqlite3, "connect", connect)
+        full.setattr(ledger_database.sqlite3, "connect", connect)
         with pytest.raises(LedgerError, match="disk is full") as caught:
             to_end(session)
     assert caught.value.remedy
@@ -163,7 +163,7 @@ def test_a_ledger_whose_disk_is_full_inside_a_transaction(place, undisturbed, mo
     session = here.start()
     session.training.step()
     session.training.step()
-    append = Writer.append
+    append = ChainWriter.append
 
     def full(self, appended, run_id, payload):
         if appended == kind:
@@ -171,7 +171,7 @@ def test_a_ledger_whose_disk_is_full_inside_a_transaction(place, undisturbed, mo
         append(self, appended, run_id, payload)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Writer, "append", full)
+        patched.setattr(ChainWriter, "append", full)
         with pytest.raises(LedgerError, match="disk is full") as caught:
             to_end(session)
     assert caught.value.remedy
@@ -185,7 +185,7 @@ def test_a_start_whose_ledger_is_full_reserves_nothing_or_can_be_given_up(place,
     here = place("secure")
     population = here.population().id
     left = here.ledger().balance(population).rho_left
-    append = Writer.append
+    append = ChainWriter.append
 
     def full(self, appended, run_id, payload):
         if appended == kind:
@@ -193,7 +193,7 @@ def test_a_start_whose_ledger_is_full_reserves_nothing_or_can_be_given_up(place,
         append(self, appended, run_id, payload)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Writer, "append", full)
+        patched.setattr(ChainWriter, "append", full)
         with pytest.raises(LedgerError, match="disk is full"):
             here.start()
     assert here.run_path.exists() == (kind == "acquire")
@@ -205,7 +205,7 @@ def test_a_start_whose_ledger_is_full_reserves_nothing_or_can_be_given_up(place,
 
 def test_memory_that_does_not_fit(place, disk, monkeypatch):
     """A method whose clients remember: the round is not committed, and the next attempt writes all memory again."""
-    monkeypatch.setitem(METHODS, "toy", "tests.toy:Toy")
+    monkeypatch.setitem(OWN, "toy", "tests.toy:Toy")
     here = place("plain")
     request = here.request() | {"method": "toy", "settings": {"rounds": 4}}
     monkeypatch.setattr(type(here), "request", lambda _: request)

@@ -19,7 +19,8 @@ from fedcore.tasks.dask_backend import DaskBackend, dask_client
 
 from fedcore.errors import LeaseLost, RunError, WorkerFailed
 from fedcore.population.sizing import shared_out
-from fedcore.rounds.engine import Answer, InProcessBackend, answer_block, memory_file
+from fedcore.rounds.clients import Answer, answer_block, memory_file
+from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import LoadedRun, Run, load_run, read_values, write_values
 from tests.faults.driver import Kill, of_memory
 from tests.faults.place import Place, bits, same_result, to_end
@@ -329,7 +330,7 @@ def test_a_disk_that_fills_while_memories_are_written(remembering, calm, monkeyp
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("fedcore.rounds.engine.write_values", full)
+        patched.setattr("fedcore.rounds.clients.write_values", full)
         with pytest.raises(RunError, match="cannot write '000003.zip' of the run: No space left") as caught:
             to_end(session)
         monkeypatch.undo()

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedcore.rounds.engine import memory_file
+from fedcore.rounds.clients import memory_file
 from fedcore.runs.store import Run, load_run, read_values
 from tests.dictionaries import test_run as dictionaries
 from tests.dictionaries.test_rounds import task

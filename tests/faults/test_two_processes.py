@@ -6,7 +6,7 @@ import pytest
 
 from fedcore.errors import ConfigError, LeaseLost, PopulationNotFound, RunBusy, RunError
 from fedcore.runs.store import Run, load_run
-from fedcore.training.session import abandon, ending
+from fedcore.training.session import abandon, concluding
 from tests.faults.driver import PATIENCE, Kill
 from tests.faults.place import PRIVATE_ROUNDS, same_result, to_end
 
@@ -148,7 +148,7 @@ def test_a_run_that_ended_between_opening_and_locking_is_not_begun_again(place, 
 def test_a_session_that_was_closed_or_failed_can_be_resumed_in_the_same_process(place, undisturbed, mode):
     here = place(mode)
     session = here.start()
-    with pytest.raises(ConfigError), ending(session):
+    with pytest.raises(ConfigError), concluding(session):
         session.training.step()
         raise ConfigError("for a test")
     assert load_run(here.run_path).head["status"] == "failed"

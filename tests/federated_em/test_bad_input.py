@@ -13,7 +13,7 @@ from fedcore.population.manifest import Provenance
 from fedcore.population.writer import PopulationWriter
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.training.request import TrainRequest
-from fedcore.training.session import start
+from fedcore.training.session import start_run
 from tests.conftest import write_counts
 from tests.federated_em.direct_em import three_components, two_components
 from tests.federated_em.run_in_memory import answer, block_of, facts, run
@@ -142,7 +142,7 @@ def test_a_population_of_the_wrong_kind(tmp_path):
             method="federated_em", population=str(population.path), settings=settings, runs=str(tmp_path / "runs")
         )
         with pytest.raises(WrongKind, match="needs a population of") as caught:
-            start(request, InProcessBackend(), stamp="then")
+            start_run(request, InProcessBackend(), stamp="then")
         assert caught.value.remedy
     assert not (tmp_path / "runs").exists()
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig
-from fedcore.methods.federated_em.families import model_of
-from fedcore.methods.federated_em.server import scaling
+from fedcore.methods.federated_em.models import model_of
 from tests.federated_em.run_in_memory import block_of, facts, run
 
 OBSERVERS, SITES, STAMPS = 30, 20, 15
@@ -88,7 +87,7 @@ def test_poisson_tables_reach_the_optimum_of_the_observed_objective():
         **{**COMMON, "nuclear_penalty": 0.2},
     )
     ran = run(config, block, facts(block))
-    model = model_of(config, scaling(ran.state))
+    model = model_of(config, ran.state.scaling())
     outside, gap = model.optimality(ran.state.parameters(), block.x)
     first = model.optimality(ran.states[2].parameters(), block.x)
     assert outside < 1e-3 and abs(gap) < 1e-2 and abs(first[1]) > 10 * abs(gap)

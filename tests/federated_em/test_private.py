@@ -11,7 +11,7 @@ from hypothesis.extra.numpy import arrays
 
 from fedcore.errors import ConfigError
 from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig
-from fedcore.methods.federated_em.leaf import rows_of
+from fedcore.methods.federated_em.leaf_rows import rows_of
 from fedcore.methods.federated_em.private import bounded_rows
 from fedcore.methods.mixture_models.gaussian import GaussianMixture
 from fedcore.privacy.grid import GRID_NORM, grid_step
@@ -66,9 +66,9 @@ def test_the_plan_knows_config_and_public_facts_only():
     [
         (dict(rho=None), "needs a zCDP budget"),
         (dict(nominal_clients=None), "nominal number"),
-        (dict(start=None), "needs parameters"),
-        (dict(start={"weights": np.ones(2) / 2}), "means"),
-        (dict(start={"weights": np.ones(2) / 2, "means": np.full((2, 2), np.nan)}), "means"),
+        (dict(warm_start=None), "needs parameters"),
+        (dict(warm_start={"weights": np.ones(2) / 2}), "means"),
+        (dict(warm_start={"weights": np.ones(2) / 2, "means": np.full((2, 2), np.nan)}), "means"),
     ],
 )
 def test_what_a_private_run_needs(changes, match):

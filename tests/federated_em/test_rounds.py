@@ -8,8 +8,9 @@ import pytest
 
 from fedcore.errors import PopulationError, RunError, WorkerFailed
 from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig
-from fedcore.methods.federated_em.leaf import client_weights, rows_of
-from fedcore.methods.federated_em.server import advance
+from fedcore.methods.federated_em.clients import Weights
+from fedcore.methods.federated_em.leaf_rows import rows_of
+from fedcore.methods.federated_em.server import damped_step
 from fedcore.methods.mixture_models.gaussian import GaussianMixture
 from fedcore.randomness import client_uniforms
 from fedcore.rounds.statistics import values
@@ -60,7 +61,7 @@ def test_exact_messages_do_not_care_what_clients_remember():
     state = method.init(facts(block, start=start))
     state, _ = method.server_update(state, values(answer(method, method.message(state), block, 8, None)[0]))
     v = np.random.default_rng(0).normal(size=(40, len(state.statistic)))
-    weights = client_weights(config, rows_of(block).sizes, state.clients, state.rows)
+    weights = Weights(config.by_rows, state.clients, state.rows).of_clients(rows_of(block).sizes)
     state, memory = dataclasses.replace(state, phase="rounds", memory=weights @ v, gamma=1.0), {"V": v}
     theta = state.parameters()
     for _ in range(3):
@@ -248,12 +249,12 @@ def test_costs_worked_by_hand(known):
 def test_steps_are_halved_until_they_are_inside():
     model = GaussianMixture(2, 1, "known")
     s, field = np.array([0.5, 0.5, 0.0, 0.0]), np.array([-1.0, 1.0, 0.0, 0.0])
-    assert advance(model, s, field, 1.0, 0.0)[1:] == (0.25, 2)  # 0.5 would reach the boundary itself
-    assert advance(model, s, field, 0.4, 0.0)[1:] == (0.4, 0)
-    assert advance(model, s, field, 1.0, 0.26)[1:] == (0.125, 3)
-    moved, gamma, halvings = advance(model, s, 1e9 * field, 1.0, 0.0)
+    assert damped_step(model, s, field, 1.0, 0.0)[1:] == (0.25, 2)  # 0.5 would reach the boundary itself
+    assert damped_step(model, s, field, 0.4, 0.0)[1:] == (0.4, 0)
+    assert damped_step(model, s, field, 1.0, 0.26)[1:] == (0.125, 3)
+    moved, gamma, halvings = damped_step(model, s, 1e9 * field, 1.0, 0.0)
     assert gamma == 0.0 and halvings == 12 and np.array_equal(moved, s)
-    assert advance(model, s, np.full(4, np.nan), 1.0, 0.0)[1] == 0.0
+    assert damped_step(model, s, np.full(4, np.nan), 1.0, 0.0)[1] == 0.0
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import scipy.sparse as sp
 
 from fedcore.errors import ConfigError, PrivacyError, RunError, WrongKind
 from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig, FederatedEMState, server
-from fedcore.methods.registry import make_method, method_class
+from fedcore.methods.registry import make_method
 from fedcore.population.blocks import counts_block
 from fedcore.population.manifest import Provenance
 from fedcore.population.writer import PopulationWriter
@@ -16,7 +16,7 @@ from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import load_run, read_values, write_values
 from fedcore.training.personalise import personalise
 from fedcore.training.request import TrainRequest
-from fedcore.training.session import ending, start
+from fedcore.training.session import concluding, start_run
 from tests.conftest import write_counts
 from tests.federated_em.direct_em import three_components
 from tests.federated_em.run_in_memory import block_of, facts, run
@@ -42,11 +42,11 @@ def begin(population, tmp_path, settings, **changes):
         runs=str(tmp_path / "runs"),
         **{"run_id": "r", **changes},
     )
-    return start(request, InProcessBackend(), stamp="then")
+    return start_run(request, InProcessBackend(), stamp="then")
 
 
 def to_end(session):
-    with ending(session):
+    with concluding(session):
         while session.training.step() is not None:
             pass
     return session.run
@@ -71,7 +71,7 @@ def test_memories_of_another_round_stop_the_run(tmp_path, monkeypatch):
     MEMORIES.clear()  # what this process has written itself it does not read
     file = sorted(session.run.memory_folder(session.run.round).iterdir())[2]
     write_values(file, {name: value + 1e-6 for name, value in read_values(file).items()})
-    with pytest.raises(RunError, match="memories add up"), ending(session):
+    with pytest.raises(RunError, match="memories add up"), concluding(session):
         session.training.step()
     assert session.run.status == "failed"
 
@@ -205,7 +205,7 @@ def test_a_population_of_another_kind_is_refused(tmp_path):
         begin(counts, tmp_path, {})
     finished = to_end(begin(counts, tmp_path, {"model": "poisson", "kind": "counts", "components": 2, "rounds": 3}))
     assert load_run(finished.path).head["status"] == "finished"
-    assert method_class("federated_em").kinds == ("rows", "counts")
+    assert make_method("federated_em", {}).kind == "rows"
 
 
 # --- settings -------------------------------------------------------------------------------------------------------

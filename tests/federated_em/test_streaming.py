@@ -8,16 +8,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig, private, rows
+from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig, private
+from fedcore.methods.federated_em import leaf_rows as rows
+from fedcore.methods.federated_em.leaf_rows import rows_of
 from fedcore.methods.federated_em.messages import plain_scaling
-from fedcore.methods.federated_em.rows import rows_of
 from fedcore.population import streaming
 from fedcore.population.manifest import Provenance
 from fedcore.population.writer import PopulationWriter
-from fedcore.rounds.engine import InProcessBackend, Source, answer_block
+from fedcore.rounds.clients import Source, answer_block
+from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import load_run
 from fedcore.training.request import TrainRequest
-from fedcore.training.session import ending, start
+from fedcore.training.session import concluding, start_run
 from tests.federated_em.run_in_memory import block_of, facts
 from tests.federated_em.test_private import PRIVATE, two_component_facts
 
@@ -54,9 +56,9 @@ def trained(population, folder, name, settings, whole_bytes):
         run_id=name,
         cache_bytes=0,
     )
-    session = start(request, InProcessBackend(), stamp="then")
-    session.training.source = replace(session.training.source, whole_bytes=whole_bytes)
-    with ending(session):
+    session = start_run(request, InProcessBackend(), stamp="then")
+    session.training.source = replace(session.training.source, stream_above=whole_bytes)
+    with concluding(session):
         while session.training.step() is not None:
             pass
     return load_run(session.run.path).state
@@ -89,7 +91,7 @@ def test_private_rounds_stream(population, monkeypatch):
     public = facts(population.read(0), start=given, rho=1.0, nominal=12, leaf=4)
     message = method.message(method.init(public))
     source = Source(str(population.path), 1, cache_bytes=0)
-    whole, streamed = (answer_block(method, replace(source, whole_bytes=limit), message, 0) for limit in (2**40, 0))
+    whole, streamed = (answer_block(method, replace(source, stream_above=limit), message, 0) for limit in (2**40, 0))
     assert np.array_equal(whole[message.release].value(), streamed[message.release].value())
     assert whole[message.release].value().any()
 
@@ -107,7 +109,7 @@ def test_methods_that_do_not_stream_get_blocks_whole(population, monkeypatch):
     for cls in (Whole, FederatedEM):
         method = cls(FederatedEMConfig(algorithm="em"))
         message = method.message(method.init(facts(population.read(0))))
-        answer_block(method, Source(str(population.path), 1, cache_bytes=0, whole_bytes=0), message, 0)
+        answer_block(method, Source(str(population.path), 1, cache_bytes=0, stream_above=0), message, 0)
     assert set(kinds) == {np.ndarray}
 
 
@@ -159,7 +161,7 @@ from fedcore.training.session import TrainRequest, ending, start
 settings = {"algorithm": "em", "covariance": "diag", "components": 2, "rounds": 2, "cluster_rounds": 1}
 request = TrainRequest(method="federated_em", population=sys.argv[1], settings=settings, runs=sys.argv[2], run_id="r")
 session = start(request, InProcessBackend(), stamp="then")
-session.training.source = replace(session.training.source, whole_bytes=64 * 2**20)
+session.training.source = replace(session.training.source, stream_above=64 * 2**20)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 with ending(session):
     while session.training.step() is not None:

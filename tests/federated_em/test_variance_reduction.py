@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig
-from fedcore.methods.federated_em.server import _batches
+from fedcore.methods.federated_em.start import batch_sizes
 from fedcore.methods.mixture_models.gaussian import GaussianMixture
 from fedcore.randomness import client_uniforms
 from fedcore.rounds.statistics import values
@@ -99,9 +99,9 @@ def test_the_estimate_starts_anew_and_the_memories_go_on(clients):
 def test_sizes_of_batches_by_the_balance_of_costs():
     """m = 5000, omega = 1: b = ceil(50 / 2), k_in = b (1 + omega)^2; Theorem 3's b = ceil(k_in / (1 + omega)^2)."""
     settings = dict(algorithm="vr-fedem")
-    assert _batches(FederatedEMConfig(**settings), 1.0, 5000) == (25, 100)
-    assert _batches(FederatedEMConfig(**settings, inner_rounds=30), 1.0, 5000) == (8, 30)
-    assert _batches(FederatedEMConfig(**settings, batch=7), 0.0, 5000) == (7, 7)
-    assert _batches(FederatedEMConfig(**settings, batch=7, inner_rounds=3), 0.0, 5000) == (7, 3)
-    assert _batches(FederatedEMConfig(**settings), 0.0, 1.0) == (1, 2)
-    assert _batches(FederatedEMConfig(batch=7), 0.0, 5000) == (7, 0)
+    assert batch_sizes(FederatedEMConfig(**settings), 1.0, 5000) == (25, 100)
+    assert batch_sizes(FederatedEMConfig(**settings, inner_rounds=30), 1.0, 5000) == (8, 30)
+    assert batch_sizes(FederatedEMConfig(**settings, batch=7), 0.0, 5000) == (7, 7)
+    assert batch_sizes(FederatedEMConfig(**settings, batch=7, inner_rounds=3), 0.0, 5000) == (7, 3)
+    assert batch_sizes(FederatedEMConfig(**settings), 0.0, 1.0) == (1, 2)
+    assert batch_sizes(FederatedEMConfig(batch=7), 0.0, 5000) == (7, 0)

@@ -37,7 +37,7 @@ from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import Run, load_run, write_values
 from fedcore.training.budget import remember_head
 from fedcore.training.request import TrainRequest
-from fedcore.training.session import ending, resume, start
+from fedcore.training.session import concluding, resume, start_run
 
 NOW = 1_700_000_000.0
 STAMP = "20231114T221320"
@@ -102,11 +102,11 @@ def begin(method: str, population: str, runs: str, run_id: str, settings: dict, 
     request = TrainRequest(
         method=method, population=population, runs=runs, run_id=run_id, settings=settings, seed=7, **more
     )
-    return start(request, InProcessBackend(), stamp=STAMP)
+    return start_run(request, InProcessBackend(), stamp=STAMP)
 
 
 def to_end(session) -> Run:
-    with ending(session):
+    with concluding(session):
         while session.training.step() is not None:
             pass
     return session.run
@@ -122,7 +122,7 @@ def interrupted(name: str, rounds: int, lose: bool = False, **asked) -> None:
         session.training.step()
     if lose:
         planned = [item for item in session.training.plan.values() if item.round == session.training.round]
-        session.ledger.charge(session.lease, planned[0])
+        session.account.ledger.charge(session.account.lease, planned[0])
     session.close()
     shutil.copytree("trained", "again")
     kept = Path("ledger.sqlite").read_bytes()

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy.stats import multivariate_normal, norm
 
-from fedcore.methods.gradient_em import simulation
-from fedcore.methods.gradient_em.metrics import errors, misclustered
+from fedcore.methods.gradient_em.simulation.errors import errors, misclustered
+from fedcore.methods.gradient_em.simulation.similar_mixtures import simulated_clients
 from fedcore.methods.mixture_models import GaussianMixture
 from tests.gradient_em.run_in_memory import block_of, run
 
@@ -14,7 +14,7 @@ FAST = {"starts": 3, "start_steps": 10}
 
 def tasks_of(model="gaussian", **options):
     sizes = np.array([150, 80, 200, 150, 120, 150])
-    return simulation.tasks(0, model=model, clients=6, h=1.0, **{"rows": sizes, **options})
+    return simulated_clients(0, model=model, clients=6, h=1.0, **{"rows": sizes, **options})
 
 
 def clients_of(block):
@@ -140,7 +140,7 @@ def test_pooled_em_is_em_of_the_shared_model():
     np.testing.assert_allclose(ran.state.centres, theta["means"], atol=1e-8)
     np.testing.assert_allclose(ran.state.pooled_covariance, theta["covariances"], atol=1e-8)
     out = ran.outputs()
-    labels = model.personalise(theta, block.x)["label"]
+    labels = model.personalise(theta, block.x)["responsibilities"].argmax(axis=1)
     assert np.array_equal(out["labels"][0, :150], labels[:150]) and np.array_equal(out["centres"][0], out["centres"][5])
     fit = ran.column("log_likelihood")
     assert (np.diff(fit) > -1e-3).all()
@@ -191,7 +191,7 @@ def test_fedgmm():
 
 
 def test_local_fits_label_by_their_own_covariance():
-    tasks = simulation.tasks(0, clients=4, outliers=0, rows=300)
+    tasks = simulated_clients(0, clients=4, outliers=0, rows=300)
     stretch = np.array([5.0] + [1.0] * 9)
     block = block_of([rows * stretch for rows in tasks.rows])
     out = run(block, algorithm="local-fit").outputs()

@@ -6,40 +6,40 @@ import numpy as np
 import pytest
 
 from fedcore.errors import ConfigError
-from fedcore.methods.gradient_em import simulation
-from fedcore.methods.gradient_em.contamination import contaminated
-from fedcore.methods.gradient_em.metrics import _bottleneck, errors, misclustered
+from fedcore.methods.gradient_em.simulation.contamination import contaminated
+from fedcore.methods.gradient_em.simulation.errors import _bottleneck, errors, misclustered
+from fedcore.methods.gradient_em.simulation.similar_mixtures import CENTRES, simulated_clients
 
 
 def test_tasks_of_the_paper():
-    tasks = simulation.tasks(0, h=2.0, rows=20_000, clients=3)
-    np.testing.assert_allclose(np.linalg.norm(tasks.theta[:2] - simulation.CENTRES, axis=2), 2.0)
+    tasks = simulated_clients(0, h=2.0, rows=20_000, clients=3)
+    np.testing.assert_allclose(np.linalg.norm(tasks.theta[:2] - CENTRES, axis=2), 2.0)
     assert tasks.inlier.tolist() == [True, True, False] and np.isnan(tasks.theta[2]).all()
     own = tasks.rows[0][tasks.labels[0] == 3]
     np.testing.assert_allclose(own.mean(axis=0), tasks.theta[0, 3], atol=5 / np.sqrt(len(own)))
     np.testing.assert_allclose(np.bincount(tasks.labels[0]) / 20_000, tasks.w[0], atol=0.02)
     np.testing.assert_allclose(tasks.rows[2].mean(), 2.0, atol=0.03)
     np.testing.assert_allclose(tasks.rows[2].var(), 3.0, atol=0.05)
-    distances = [np.linalg.norm(a - b) for a, b in permutations(simulation.CENTRES, 2)]
+    distances = [np.linalg.norm(a - b) for a, b in permutations(CENTRES, 2)]
     assert 2.0 / min(distances) == pytest.approx(0.3592, abs=1e-4), "the ratio that the paper quotes for h = 2"
 
 
 @pytest.mark.parametrize("preset,slope", [("paper", 3.0), ("code", -3.0)])
 def test_regressions_of_the_paper(preset, slope):
-    tasks = simulation.tasks(0, model="regression", rows=4000, clients=2, preset=preset)
+    tasks = simulated_clients(0, model="regression", rows=4000, clients=2, preset=preset)
     x, y = tasks.rows[1][:, :-1], tasks.rows[1][:, -1]
     np.testing.assert_allclose(np.linalg.lstsq(x, y, rcond=None)[0], slope, atol=0.1)
     x, y = tasks.rows[0][:, :-1], tasks.rows[0][:, -1]
     rest = y - np.einsum("np,np->n", x, tasks.theta[0][tasks.labels[0]])
     assert abs(rest.std() - 1.0) < 0.05
-    assert len(simulation.tasks(0, model="regression", preset="code").rows[0]) == 200
+    assert len(simulated_clients(0, model="regression", preset="code").rows[0]) == 200
 
 
 def test_a_task_does_not_depend_on_how_many_there_are():
-    few, many = simulation.tasks(3, clients=5), simulation.tasks(3, clients=9)
+    few, many = simulated_clients(3, clients=5), simulated_clients(3, clients=9)
     assert all(np.array_equal(few.rows[k], many.rows[k]) for k in range(4))
     with pytest.raises(ConfigError, match="cannot be outliers"):
-        simulation.tasks(0, clients=2, outliers=3)
+        simulated_clients(0, clients=2, outliers=3)
 
 
 def test_contamination():

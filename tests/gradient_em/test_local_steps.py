@@ -5,10 +5,11 @@ import pytest
 from scipy.special import logsumexp
 from scipy.stats import multivariate_normal
 
-from fedcore.methods.gradient_em import simulation, tiles
-from fedcore.methods.gradient_em.local_start import local_fits
+from fedcore.methods.gradient_em import tiles
+from fedcore.methods.gradient_em.local_fits import local_fits
 from fedcore.methods.gradient_em.local_steps import Rows, e_step, full_m_step, largest_curvature, posteriors
-from fedcore.methods.gradient_em.metrics import errors
+from fedcore.methods.gradient_em.simulation.errors import errors
+from fedcore.methods.gradient_em.simulation.similar_mixtures import simulated_clients
 from fedcore.methods.mixture_models import GaussianMixture
 
 SIZES = (0, 3, 50, 50, 1, 0, 17, 400, 50, 18, 19)
@@ -144,7 +145,7 @@ def test_stacks_cover_every_row_once_with_little_padding(monkeypatch):
 
 
 def test_local_fits_find_the_components():
-    tasks = simulation.tasks(0, clients=8, outliers=0, rows=300)
+    tasks = simulated_clients(0, clients=8, outliers=0, rows=300)
     x, sizes = np.concatenate(tasks.rows), [len(rows) for rows in tasks.rows]
     fits = local_fits(Rows(x, None, np.concatenate([[0], np.cumsum(sizes)])), 5, 0, 0)
     # about 60 rows of a cluster in 10 dimensions: sqrt(10 / 60) = 0.41, overlap makes it larger
@@ -154,7 +155,7 @@ def test_local_fits_find_the_components():
 
 
 def test_a_client_is_fitted_as_if_alone():
-    tasks = simulation.tasks(1, clients=6, outliers=0, rows=np.array([150, 40, 9, 150, 33, 60]))
+    tasks = simulated_clients(1, clients=6, outliers=0, rows=np.array([150, 40, 9, 150, 33, 60]))
     x, sizes = np.concatenate(tasks.rows), [len(rows) for rows in tasks.rows]
     ptr = np.concatenate([[0], np.cumsum(sizes)])
     fits = local_fits(Rows(x, None, ptr), 5, 7, 100, starts=3)
@@ -166,7 +167,7 @@ def test_a_client_is_fitted_as_if_alone():
 
 
 def test_more_starts_are_never_less_likely():
-    tasks = simulation.tasks(2, clients=5, outliers=0)
+    tasks = simulated_clients(2, clients=5, outliers=0)
     rows = Rows(np.concatenate(tasks.rows), None, np.arange(6) * 150)
     few = local_fits(rows, 5, 0, 0, starts=1, ward=False, steps=40)
     many = local_fits(rows, 5, 0, 0, starts=8, ward=True, steps=40)
@@ -176,7 +177,7 @@ def test_more_starts_are_never_less_likely():
 
 def test_regressions_of_well_separated_lines():
     centres = np.array([[8.0, 0.0], [-8.0, 0.0], [0.0, 8.0]])
-    tasks = simulation.tasks(0, model="regression", clients=4, outliers=0, rows=300, centres=centres)
+    tasks = simulated_clients(0, model="regression", clients=4, outliers=0, rows=300, centres=centres)
     rows = np.concatenate(tasks.rows)
     fits = local_fits(Rows(rows[:, :-1], rows[:, -1], np.arange(5) * 300), 3, 0, 0, starts=20)
     assert errors(fits.theta, tasks.theta, tasks.inlier).largest < 0.6
@@ -184,6 +185,6 @@ def test_regressions_of_well_separated_lines():
 
 
 def test_a_large_client_is_fitted_on_some_rows():
-    tasks = simulation.tasks(0, clients=1, outliers=0, rows=5000)
+    tasks = simulated_clients(0, clients=1, outliers=0, rows=5000)
     fits = local_fits(Rows(tasks.rows[0], None, np.array([0, 5000])), 5, 0, 0, starts=2)
     assert errors(fits.theta, tasks.theta, tasks.inlier).rms < 0.3

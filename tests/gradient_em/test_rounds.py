@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from fedcore.methods.gradient_em import central, leaf, simulation
-from fedcore.methods.gradient_em.contamination import contaminated
+from fedcore.methods.gradient_em.clients import LocalUpdate, restored
 from fedcore.methods.gradient_em.local_steps import Rows, e_step, full_m_step
-from fedcore.methods.gradient_em.metrics import errors
+from fedcore.methods.gradient_em.simulation.contamination import contaminated
+from fedcore.methods.gradient_em.simulation.errors import errors
+from fedcore.methods.gradient_em.simulation.similar_mixtures import CENTRES, simulated_clients
 from tests.gradient_em.run_in_memory import block_of, run
 
 FAST = {"starts": 3, "start_steps": 10}
@@ -14,43 +15,13 @@ NORM = {"shrinkage": "norm", "covariance": "identity"}
 
 
 def small(seed=0, h=0.5, clients=10, outliers=1, **options):
-    return simulation.tasks(seed, clients=clients, outliers=outliers, h=h, **options)
-
-
-def direct_fedgrem(block, theta, w, rounds, penalty, step, mode="current"):
-    """Algorithm 1 as written, one client after the other, with the central update solved exactly in every round."""
-    clients, n = block.clients, np.diff(block.ptr).astype(float)
-    theta, w, start, lam, v = theta.copy(), w.copy(), w.copy(), 1.0, None
-    for _ in range(rounds):
-        tilde = np.empty_like(theta)
-        for k in range(clients):
-            x = block.x[block.ptr[k] : block.ptr[k + 1]]
-            logs = np.log(w[k]) - 0.5 * ((x[:, None] - theta[k]) ** 2).sum(axis=2)
-            g = np.exp(logs - logs.max(axis=1, keepdims=True))
-            g /= g.sum(axis=1, keepdims=True)
-            slope = np.einsum("ir,irp->rp", g, x[:, None] - theta[k]) / len(x)
-            w[k] = g.mean(axis=0)
-            tilde[k] = theta[k] + step / (w[k] if mode == "current" else start[k])[:, None] * slope
-        lam = 0.1 * lam + penalty * np.sqrt(theta.shape[2] + np.log(clients))
-        found = central.solve(tilde, n, lam, v, tolerance=1e-13, most_steps=5000)
-        v, theta = found.v, found.theta
-    return theta, w, v
+    return simulated_clients(seed, clients=clients, outliers=outliers, h=h, **options)
 
 
 def starts_of(block, **settings):
     """Aligned starts: theta and w of a run of local fits."""
     ran = run(block, algorithm="local-fit", **FAST, **settings)
     return ran.memory["theta"], ran.memory["w"]
-
-
-@pytest.mark.parametrize("mode", ["current", "paper"])
-def test_exact_rounds_are_algorithm_1(mode):
-    block = block_of(small(h=1.0).rows)
-    ran = run(block, rounds=15, preset="paper", step=mode, step_size=0.9, smallest_cluster=0.0, tolerance=0.0, **FAST)
-    theta, w, v = direct_fedgrem(block, *starts_of(block), 15, 2.0, 0.9, mode)
-    np.testing.assert_allclose(ran.outputs()["centres"], theta, atol=1e-5)
-    np.testing.assert_allclose(ran.outputs()["weights"], w, atol=1e-6)
-    np.testing.assert_allclose(ran.state.centres, v, atol=1e-5)
 
 
 @pytest.mark.parametrize("h", [0.0, 2.0])
@@ -89,7 +60,7 @@ def test_with_an_infinite_penalty_it_is_fedem(model):
 
 def given(block, **settings):
     """A run from the true common centres."""
-    return run(block, given={"centres": simulation.CENTRES}, start="given", **{**NORM, **settings})
+    return run(block, given={"centres": CENTRES}, start="given", **{**NORM, **settings})
 
 
 def test_the_result_depends_on_penalty_over_step_size():
@@ -222,7 +193,7 @@ def test_every_contamination_moves_the_others_little(kind):
 
 
 def test_regressions_recover_from_bad_local_optima():
-    tasks = simulation.tasks(1, model="regression", preset="code")
+    tasks = simulated_clients(1, model="regression", preset="code")
     block = block_of(tasks.rows)
     found = {}
     for algorithm in ("fedgrem", "fedem", "local-fit"):
@@ -281,7 +252,7 @@ def test_a_known_covariance_is_whitened_away():
 
 
 def test_a_known_noise_of_regressions():
-    tasks = simulation.tasks(0, model="regression", rows=200)
+    tasks = simulated_clients(0, model="regression", rows=200)
     scaled = block_of([np.column_stack([rows[:, :-1], 3.0 * rows[:, -1]]) for rows in tasks.rows])
     common = {"model": "regression", "rounds": 20, "starts": 3}
     plain = run(block_of(tasks.rows), **common).outputs()["centres"]
@@ -311,21 +282,22 @@ def test_steps_that_diverge_are_halved():
     diverged = ran.column("diverged")
     assert diverged.sum() == 1 and ran.memory["halvings"].sum() == 1 and ran.memory["halvings"][2, 1] == 1
     assert errors(ran.outputs()["centres"], tasks.theta, tasks.inlier).rms < rms(tasks) + 0.02
-    new, memory = np.array([[[np.nan, 1.0]]]), {"halvings": np.full((1, 1), 5, np.int8)}
-    back, count = leaf._restored(new, np.array([[3.0, 4.0]]), memory)
-    assert count == 1 and np.array_equal(back, [[[3.0, 4.0]]]) and memory["halvings"][0, 0] == 5
+    memory = {"halvings": np.full((1, 1), 5, np.int8)}
+    new = LocalUpdate(np.array([[[np.nan, 1.0]]]), np.ones((1, 1)), None, None, memory)
+    back, count = restored(new, np.array([[3.0, 4.0]]))
+    assert count == 1 and np.array_equal(back.estimate, [[[3.0, 4.0]]]) and back.memory["halvings"][0, 0] == 5
 
 
 def test_caps_of_regression_steps():
     """40 rows of a line in 10 dimensions: C = 1.9 / w is unstable without the cap."""
-    tasks = simulation.tasks(0, model="regression", rows=150)
+    tasks = simulated_clients(0, model="regression", rows=150)
     common = {"model": "regression", "step_size": 1.9, "starts": 3, "rounds": 60}
     capped, free = (run(block_of(tasks.rows), cap_steps=cap, **common) for cap in (True, False))
     assert capped.column("movement")[-5:].max() < 0.1 and free.column("movement")[-5:].max() > 1.0
 
 
 def test_an_intercept():
-    tasks = simulation.tasks(0, model="regression", clients=6, outliers=0, rows=300, centres=4.0 * np.eye(3, 4))
+    tasks = simulated_clients(0, model="regression", clients=6, outliers=0, rows=300, centres=4.0 * np.eye(3, 4))
     moved = block_of([np.column_stack([rows[:, :-1], rows[:, -1] + 10.0]) for rows in tasks.rows])
     out = run(moved, model="regression", intercept=True, components=3, starts=10, rounds=80).outputs()["centres"]
     assert out.shape == (6, 3, 5)
@@ -340,7 +312,7 @@ def test_thresholds_by_component_and_gradients_that_are_clipped():
     block = block_of(tasks.rows)
     spoilt = contaminated(block.x, block.ptr, range(9), "shifted", 0, share=0.05, length=40.0)
     bad = block_of([spoilt[a:b] for a, b in zip(block.ptr[:-1], block.ptr[1:], strict=True)])
-    start = {"given": {"centres": simulation.CENTRES}, "start": "given"}
+    start = {"given": {"centres": CENTRES}, "start": "given"}
     clipped, free = (
         errors(run(bad, gradient_clip=c, **start).outputs()["centres"], tasks.theta, tasks.inlier).rms
         for c in (6.3, None)

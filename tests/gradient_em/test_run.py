@@ -6,8 +6,9 @@ import zarr
 
 from fedcore.errors import ConfigError, PopulationError, RunError
 from fedcore.evaluation.outliers import deviations, diagnose, scores, suspected
-from fedcore.methods.gradient_em import GradientEM, GradientEMConfig, simulation
-from fedcore.methods.gradient_em.metrics import errors
+from fedcore.methods.gradient_em import GradientEM, GradientEMConfig
+from fedcore.methods.gradient_em.simulation.errors import errors
+from fedcore.methods.gradient_em.simulation.similar_mixtures import simulated_clients
 from fedcore.methods.registry import make_method
 from fedcore.population.manifest import Provenance
 from fedcore.population.writer import PopulationWriter
@@ -15,7 +16,7 @@ from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import load_run
 from fedcore.training.personalise import personalise
 from fedcore.training.request import TrainRequest
-from fedcore.training.session import ending, start
+from fedcore.training.session import concluding, start_run
 from tests.gradient_em.run_in_memory import block_of, facts, run
 
 FAST = {"starts": 2, "start_steps": 5, "rounds": 8}
@@ -30,7 +31,7 @@ def population_of(path, tasks, *, leaf=3, block=6):
 
 def tasks_of(model="gaussian"):
     sizes = np.array([60, 0, 80, 45, 7, 90, 60, 60, 75, 50, 60, 60, 60, 66])
-    return simulation.tasks(0, model=model, clients=14, outliers=2, rows=sizes, h=0.5)
+    return simulated_clients(0, model=model, clients=14, outliers=2, rows=sizes, h=0.5)
 
 
 def begin(population, tmp_path, settings, **changes):
@@ -41,11 +42,11 @@ def begin(population, tmp_path, settings, **changes):
         runs=str(tmp_path / "runs"),
         **{"run_id": "r", **changes},
     )
-    return start(request, InProcessBackend(), stamp="then")
+    return start_run(request, InProcessBackend(), stamp="then")
 
 
 def to_end(session):
-    with ending(session):
+    with concluding(session):
         while session.training.step() is not None:
             pass
     return session.run
@@ -74,7 +75,7 @@ def test_every_algorithm_gives_outputs_of_every_client(tmp_path, algorithm):
 
 
 def test_suspected_outliers_are_listed(tmp_path):
-    tasks = simulation.tasks(3, clients=12, outliers=2, h=1.0)
+    tasks = simulated_clients(3, clients=12, outliers=2, h=1.0)
     population = population_of(tmp_path / "p", tasks)
     ran = to_end(begin(population, tmp_path, {**FAST, "rounds": 30}))
     found = diagnose(ran.path, population.path)

@@ -7,7 +7,8 @@ import pytest
 
 from fedcore.errors import ConfigError, PopulationError
 from fedcore.evaluation.evaluate import evaluate_run
-from fedcore.methods.gradient_em import scores, simulation
+from fedcore.methods.gradient_em import scores
+from fedcore.methods.gradient_em.simulation.similar_mixtures import simulated_clients
 from fedcore.population.writer import PopulationWriter
 from fedcore.reproduce import experiment
 from fedcore.reproduce.experiment import Options, Place, reproduce
@@ -19,7 +20,7 @@ from tests.gradient_em.test_run import FAST, begin, to_end
 
 
 def population_with_heldout(path, scale=1.0):
-    tasks = simulation.tasks(0, clients=8, outliers=1, h=1.0)
+    tasks = simulated_clients(0, clients=8, outliers=1, h=1.0)
     train, held = (block_of([scale * rows[part] for rows in tasks.rows]) for part in (slice(0, 120), slice(120, None)))
     with PopulationWriter(path, "rows", 10, dtype="float64", public_for_evaluation="synthetic") as writer:
         writer.write([f"c{k}" for k in range(8)], (train.ptr, train.x), heldout=(held.ptr, held.x))
@@ -56,7 +57,7 @@ def test_runs_without_scores(tmp_path):
     with pytest.raises(ConfigError, match="no common centres"):
         evaluate_run(ran.path, population)
     with pytest.raises(PopulationError, match="held-out"):
-        scores.table(None, {"sizes": np.zeros(4)})
+        scores.score_table({"sizes": np.zeros(4)})
 
 
 def test_outliers_from_the_command_line(tmp_path, capsys):

@@ -1,13 +1,20 @@
-"""Small populations of counts for the tests, and slow, dense ways to compute what the leaf kernels compute."""
+"""Small populations of counts for the tests, settings to run on them, and slow, dense ways to compute what the kernels
+compute."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import numpy as np
 import scipy.sparse as sp
 from hypothesis import strategies as st
 
+from fedcore.methods.histograms import HistogramsConfig
+from fedcore.methods.histograms.scores import Row, Table
 from fedcore.population.blocks import CountsBlock, counts_block
 from fedcore.population.synthetic import RUN, SyntheticSettings, generate, true_centres
+from fedcore.rounds.method import PublicFacts
+from tests.histograms.run_in_memory import facts
 
 
 def block_of(counts, heldout=None, first: int = 0, leaf: int = 0) -> CountsBlock:
@@ -45,3 +52,76 @@ def synthetic(settings: SyntheticSettings, seed: int) -> tuple[CountsBlock, np.n
     empty = [sp.csr_matrix(train.shape) for train, _ in parts]
     heldout = sp.vstack([other if other is not None else none for (_, other), none in zip(parts, empty, strict=True)])
     return counts_block(0, 0, sp.vstack([train for train, _ in parts]), heldout), true_centres(settings, seed)
+
+
+# --- settings and public facts ----------------------------------------------------------------------------------------
+
+RELATIONS = ("add_or_remove_one", "replace_one")
+D = 9
+SMALL = HistogramsConfig(clusters=2, rounds=5, overseed=4, merge_after=2)
+
+
+def warm_start(k: int, d: int = D, seed: int = 0, **more) -> dict[str, np.ndarray]:
+    """k random centres."""
+    return {"centres": np.random.default_rng(seed).dirichlet(np.ones(d), k), **more}
+
+
+def public(relation: str = "add_or_remove_one", start: dict | None = None, **given) -> PublicFacts:
+    """Of 60 nominal clients with D features and a budget of rho 0.5, start: the warm start."""
+    base = facts(D, **{"rho": 0.5, "nominal": 60, **given})
+    return dataclasses.replace(base, relation=relation, warm_start=start)
+
+
+EVERYTHING = {  # each release that there is occurs in one of these
+    "usual": (SMALL, None),
+    "moments and clip": (
+        HistogramsConfig(
+            clusters=2,
+            rounds=4,
+            overseed=2,
+            reduction="eigenvectors",
+            keep=4,
+            adaptive_clip=True,
+            half_weight_tokens=20.0,
+        ),
+        None,
+    ),
+    "votes": (HistogramsConfig(clusters=2, rounds=3, overseed=2, reduction="frequency", keep=5), warm_start(7)),
+    "warm, moments": (HistogramsConfig(clusters=2, reduction="eigenvectors", keep=3), warm_start(2, seed=3)),
+}
+
+
+def exact(array) -> list[int]:
+    return [int(value) for value in np.asarray(array).ravel()]
+
+
+def squared_change(one, other) -> int:
+    """Squared L2 norm of the difference of two integer arrays, in Python integers."""
+    return sum((a - b) ** 2 for a, b in zip(exact(one), exact(other), strict=True))
+
+
+def two_groups(n: int = 400, d: int = 12, seed: int = 0):
+    """(block, truth): clients of two well separated clusters, 60 tokens each."""
+    generator = np.random.default_rng(seed)
+    truth = np.vstack([np.linspace(1, 4, d), np.linspace(4, 1, d)]) ** 2
+    truth /= truth.sum(axis=1, keepdims=True)
+    counts = np.vstack([generator.multinomial(60, row, size=n // 2) for row in truth])
+    return block_of(counts), truth
+
+
+def distance(centres, truth) -> float:
+    """The largest total variation of a true centre from the nearest found one."""
+    return float(np.max(0.5 * np.abs(truth[:, None] - centres[None]).sum(axis=2).min(axis=1)))
+
+
+def facts_of_two_groups(rho: float = 5.0, **more) -> PublicFacts:
+    return dataclasses.replace(facts(12, rho=rho, nominal=400), **more)
+
+
+# --- scores -----------------------------------------------------------------------------------------------------------
+
+
+def row_of(table: Table, method: str, **wanted) -> Row:
+    """The only row of this method with these fields."""
+    (found,) = [r for r in table.rows if r.method == method and all(getattr(r, k) == v for k, v in wanted.items())]
+    return found

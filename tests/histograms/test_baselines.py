@@ -7,7 +7,8 @@ import pytest
 
 from fedcore.errors import PopulationError
 from fedcore.methods.histograms import Histograms, HistogramsConfig
-from fedcore.methods.histograms.baselines import MeanMessage, StartMessage, WorstMessage, entropies, start_distances
+from fedcore.methods.histograms.baselines.clients import entropies, inverse_totals, seeding_distances, sums_by_cell
+from fedcore.methods.histograms.messages import MeanMessage, SeedingMessage, WorstFitMessage
 from fedcore.methods.histograms.simplex import smooth
 from fedcore.population.blocks import leaves
 from fedcore.rounds.statistics import merge, values
@@ -30,6 +31,14 @@ def test_fedavg_is_the_mean_of_clients_not_of_tokens(block):
     assert len(infos) == 1
 
 
+def test_sums_by_cell_are_those_of_the_dense_matrix(block):
+    cells = np.random.default_rng(3).integers(0, 4, block.clients)
+    onehot = np.eye(4)[cells]
+    got = sums_by_cell(block, cells, 4, inverse_totals(block))
+    np.testing.assert_allclose(got, onehot.T @ dense_histograms(block), rtol=1e-12)
+    assert got.dtype == np.float64
+
+
 def test_entropies_are_those_of_the_dense_matrix(block):
     q = dense_histograms(block)
     np.testing.assert_allclose(entropies(block), np.sum(q * np.log(np.where(q > 0, q, 1)), axis=1), atol=1e-9)
@@ -40,7 +49,7 @@ def test_start_distances_are_those_of_the_dense_matrix(block):
     p, q = smooth(rows, e), smooth(dense_histograms(block), e)
     q[block.totals == 0] = e / (1 + 17 * e)
     expected = np.min([np.sum(row * np.log(row / q), axis=1) for row in p], axis=0)
-    np.testing.assert_allclose(start_distances(block, rows, e), expected, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(seeding_distances(block, rows, e), expected, rtol=1e-9, atol=1e-9)
 
 
 def test_a_cold_start_draws_uniformly_and_a_hot_one_the_farthest():
@@ -49,7 +58,7 @@ def test_a_cold_start_draws_uniformly_and_a_hot_one_the_farthest():
     rows, method = dense_histograms(block)[:1], Histograms(ALGORITHM2)
 
     def draws(temperature, seeds):
-        messages = [StartMessage(rows, 1e-4, temperature, seed) for seed in seeds]
+        messages = [SeedingMessage(rows, 1e-4, temperature, seed) for seed in seeds]
         return [answer(method, message, block, 2)["pick"].client for message in messages]
 
     assert set(draws(1e6, range(20))) == {3}
@@ -61,9 +70,9 @@ def test_a_cold_start_draws_uniformly_and_a_hot_one_the_farthest():
 def test_the_draw_follows_the_softmax_of_the_distances():
     block = block_of([[9, 1], [7, 3], [5, 5]])
     rows, tau, method = dense_histograms(block)[:1], 2.0, Histograms(ALGORITHM2)
-    weights = np.exp(tau * start_distances(block, rows, 1e-4))
+    weights = np.exp(tau * seeding_distances(block, rows, 1e-4))
     expected = 1000 * weights / weights.sum()
-    drawn = [answer(method, StartMessage(rows, 1e-4, tau, seed), block, 3)["pick"].client for seed in range(1000)]
+    drawn = [answer(method, SeedingMessage(rows, 1e-4, tau, seed), block, 3)["pick"].client for seed in range(1000)]
     assert np.all(np.abs(np.bincount(drawn, minlength=3) - expected) < 5 * np.sqrt(expected))
 
 
@@ -137,7 +146,7 @@ def test_an_empty_cluster_takes_the_row_that_is_served_worst():
     while (message := method.message(state)) is not None:
         seen.append(type(message))
         state, info = method.server_update(state, values(answer(method, message, block, 2)))
-    assert WorstMessage in seen
+    assert WorstFitMessage in seen
     np.testing.assert_allclose(state.centres, [[0.9, 0.1, 0], [0, 0.1, 0.9]], atol=1e-12)
     assert state.counts.tolist() == [5, 1]
 

@@ -6,12 +6,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import gammaln
 
-from fedcore.methods.histograms.leaf import inverse_totals
-from fedcore.methods.histograms.oracle import known_clusters, oracle_rows, oracle_values, posterior_clusters
+from fedcore.methods.histograms.baselines.oracle import known_clusters, oracle_values, posterior_clusters
+from fedcore.methods.histograms.clients import inverse_totals
 from fedcore.population.synthetic import SyntheticSettings, cluster_weights, true_clusters
 from tests.histograms.example_clients import block_of, counts_arrays, dense_histograms, synthetic
 
 CENTRES = np.array([[0.5, 0.5, 0.0], [0.0, 0.5, 0.5]])
+
+
+def oracle_rows(block, responsibilities, centres, alpha):
+    """(C, d): every client's estimate, from the dense formula."""
+    share = (alpha / (alpha + block.totals))[:, None]
+    return share * (responsibilities @ centres) + (1 - share) * dense_histograms(block)
 
 
 def test_a_known_centre_worked_by_hand():

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from fedcore.errors import PopulationError
 from fedcore.methods.histograms import Histograms, HistogramsConfig, personal
-from fedcore.methods.histograms.scores import evaluate_block, own_values, table, validation_clients
+from fedcore.methods.histograms.scores import PRIOR_TOKENS, own_values, score_block, score_table, validation_clients
 from fedcore.population.blocks import leaves
 from fedcore.rounds.statistics import merge, values
-from tests.histograms.example_clients import block_of, counts_arrays, dense_histograms, random_counts
+from tests.histograms.example_clients import block_of, counts_arrays, dense_histograms, random_counts, row_of
 from tests.histograms.run_in_memory import facts, run
 
 MIXTURE = HistogramsConfig(algorithm="algorithm2", clusters=3, prior_tokens=40.0, mixture_prior=2.0)
@@ -139,11 +139,11 @@ def dense_kl(block, p, e):
         return np.sum(np.where(t > 0, t * (np.log(t) - np.log((p + e) / (1 + d * e))), 0.0), axis=1)
 
 
-def scored(block, state, clients_per_leaf=16, grid=(10.0, 200.0)):
+def scored(block, state, clients_per_leaf=16):
     total = None
     for leaf in leaves(block, clients_per_leaf):
-        total = merge(total, evaluate_block(CONFIG, state, leaf, prior_tokens=grid))
-    return table(CONFIG, values(total), prior_tokens=grid)
+        total = merge(total, score_block(CONFIG, state, leaf))
+    return score_table(CONFIG, values(total))
 
 
 def test_the_table_is_that_of_the_dense_matrices(trained):
@@ -172,12 +172,12 @@ def test_the_table_is_that_of_the_dense_matrices(trained):
     }
     for name, losses in expected.items():
         method, wanted = (name[0], {"smoothing": name[1]}) if isinstance(name, tuple) else (name, {"chosen": ""})
-        row = scores.row(method, **wanted)
+        row = row_of(scores, method, **wanted)
         assert row.kl == pytest.approx(losses[chosen].mean(), rel=1e-5 if "mixture" in name else 1e-9), name
         assert row.standard_error == pytest.approx(losses[chosen].std(ddof=1) / np.sqrt(chosen.sum()), rel=1e-4)
-    by_a = {a: dense_kl(block, estimates(block, state, a), 1e-10) for a in (40.0, 10.0, 200.0)}
+    by_a = {a: dense_kl(block, estimates(block, state, a), 1e-10) for a in (40.0, *PRIOR_TOKENS)}
     best = min(by_a, key=lambda a: by_a[a][tuned].mean())
-    row = scores.row("Algorithm 2 + FT", chosen="validation clients")
+    row = row_of(scores, "Algorithm 2 + FT", chosen="validation clients")
     assert row.prior_tokens == best and row.kl == pytest.approx(by_a[best][chosen].mean(), rel=1e-9)
     assert (scores.clients, scores.validation_clients) == (chosen.sum(), tuned.sum())
     assert scores.skipped == np.sum(~usable) > 0
@@ -189,7 +189,7 @@ def test_local_depends_on_the_smoothing_through_the_unseen_mass(trained):
     keep = block.totals > 0
     block = block_of(block.csr.toarray()[keep], heldout=block.heldout.csr.toarray()[keep])
     scores = scored(block, state)
-    low, high = scores.row("Local", smoothing=1e-8).kl, scores.row("Local", smoothing=1e-10).kl
+    low, high = row_of(scores, "Local", smoothing=1e-8).kl, row_of(scores, "Local", smoothing=1e-10).kl
     assert high - low == pytest.approx(scores.unseen_mass * np.log(100), abs=1e-4)
     t, q = dense_histograms(block.heldout), dense_histograms(block)
     evaluated = (block.heldout.totals > 0) & ~validation_clients(0, block.clients)

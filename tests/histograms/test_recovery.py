@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from fedcore.methods.histograms import Histograms, HistogramsConfig
-from fedcore.methods.histograms.scores import evaluate_block, table
+from fedcore.methods.histograms.scores import score_block, score_table
 from fedcore.population.blocks import leaves
 from fedcore.population.synthetic import SyntheticSettings, cluster_weights
 from fedcore.rounds.statistics import merge, values
-from tests.histograms.example_clients import synthetic
+from tests.histograms.example_clients import row_of, synthetic
 from tests.histograms.run_in_memory import facts, rounded_normal, run
 
 SETTINGS = SyntheticSettings(
@@ -53,8 +53,8 @@ def test_centres_are_recovered_within_sampling_and_noise(config, rho):
 def scores(config, state, block):
     total = None
     for leaf in leaves(block, 1024):
-        total = merge(total, evaluate_block(config, state, leaf))
-    return table(config, values(total))
+        total = merge(total, score_block(config, state, leaf))
+    return score_table(config, values(total))
 
 
 @pytest.mark.heavy
@@ -70,12 +70,12 @@ def test_the_reddit_like_preset_meets_its_targets():
 
     config = HistogramsConfig(algorithm="algorithm2")
     plain = [algorithm2(config, None, seed) for seed in range(2)]
-    assert 0.91 < min(t.row("Algorithm 2").kl for t in plain) < 0.94
-    assert 1.055 < plain[0].row("FedAvg").kl < 1.085
+    assert 0.91 < min(row_of(t, "Algorithm 2").kl for t in plain) < 0.94
+    assert 1.055 < row_of(plain[0], "FedAvg").kl < 1.085
     assert plain[0].unseen_mass == pytest.approx(0.304, abs=0.01)
     for rho, target in ((1.82, 0.945), (0.2518, 0.960), (0.0433, 1.010), (0.0111, 1.060)):
         runs = [algorithm2(HistogramsConfig(), rho, seed) for seed in range(2)]
-        mean = np.mean([t.row("Algorithm 2").kl for t in runs])
+        mean = np.mean([row_of(t, "Algorithm 2").kl for t in runs])
         assert mean <= target
-        assert mean < np.mean([t.row("FedAvg").kl for t in runs])
-        assert np.mean([t.row("Algorithm 2 + FT", chosen="").kl for t in runs]) < mean
+        assert mean < np.mean([row_of(t, "FedAvg").kl for t in runs])
+        assert np.mean([row_of(t, "Algorithm 2 + FT", chosen="").kl for t in runs]) < mean

@@ -7,18 +7,17 @@ from hypothesis import strategies as st
 
 from fedcore.errors import ConfigError
 from fedcore.methods.histograms import Histograms, HistogramsConfig
-from fedcore.methods.histograms.leaf import assign
+from fedcore.methods.histograms.baselines.before_rounds import check_matrix, whitened_covariance
+from fedcore.methods.histograms.baselines.clients import second_moment
+from fedcore.methods.histograms.clients import assign
 from fedcore.methods.histograms.reduction import (
-    check_matrix,
     kept_by_eigenvectors,
     kept_by_frequency,
     lift,
     lift_log_likelihood,
     reduce_block,
-    reduce_histogram,
-    second_moment,
+    reduce_rows,
     tokens_kept,
-    whitened_covariance,
 )
 from fedcore.population.blocks import leaves
 from fedcore.rounds.statistics import merge, values
@@ -54,7 +53,7 @@ def test_a_reduced_block_is_the_reduced_dense_matrix(counts, seed, keep):
     kept = subset(block.features, seed, min(keep, block.features))
     got = reduce_block(block, kept)
     dense = got.csr.toarray().astype(np.float64)
-    assert np.array_equal(dense, reduce_histogram(counts.astype(np.float64), kept))
+    assert np.array_equal(dense, reduce_rows(counts.astype(np.float64), kept))
     assert np.array_equal(dense.sum(axis=1), block.totals) and np.array_equal(got.totals, block.totals)
     assert np.all(got.data > 0), "no stored zeros"
     lengths = np.diff(got.indptr)
@@ -105,7 +104,7 @@ def test_reducing_what_was_lifted_gives_it_back(d, keep, seed):
     mean = generator.dirichlet(np.ones(d)) * (generator.random(d) < 0.7)  # some tokens without mass
     centres = generator.dirichlet(np.ones(len(kept) + 1), 3)
     lifted = lift(centres, kept, mean)
-    np.testing.assert_allclose(reduce_histogram(lifted, kept), centres, atol=1e-15)
+    np.testing.assert_allclose(reduce_rows(lifted, kept), centres, atol=1e-15)
     np.testing.assert_allclose(lifted.sum(axis=1), 1.0, rtol=1e-14)
     assert np.all(lifted >= 0)
 
@@ -113,7 +112,7 @@ def test_reducing_what_was_lifted_gives_it_back(d, keep, seed):
 def test_lifting_the_mean_itself_gives_the_mean():
     mean = np.random.default_rng(0).dirichlet(np.ones(12))
     kept = np.array([0, 4, 7])
-    np.testing.assert_allclose(lift(reduce_histogram(mean[None, :], kept), kept, mean), [mean], rtol=1e-14)
+    np.testing.assert_allclose(lift(reduce_rows(mean[None, :], kept), kept, mean), [mean], rtol=1e-14)
 
 
 def test_lifted_centres_choose_the_clusters_of_reduced_ones(block):
@@ -131,7 +130,7 @@ def test_what_the_lift_adds_to_the_likelihood(block):
     mean = q.mean(axis=0)
     centre = np.random.default_rng(4).dirichlet(np.ones(7), 1)
     whole = np.mean(q @ np.log(lift(centre, kept, mean))[0])
-    few = np.mean(reduce_histogram(q, kept) @ np.log(centre)[0])
+    few = np.mean(reduce_rows(q, kept) @ np.log(centre)[0])
     assert whole - few == pytest.approx(lift_log_likelihood(kept, mean), rel=1e-12)
 
 

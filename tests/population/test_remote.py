@@ -17,7 +17,7 @@ from fedcore.population import arrays, layout, remote
 from fedcore.population.ingest.ingest import ingest
 from fedcore.population.remote import copy_population
 from fedcore.population.store import Population
-from fedcore.population.writer import PopulationWriter, name_ledger
+from fedcore.population.writer import PopulationWriter
 from fedcore.storage import objects as object_storage
 
 from .conftest import names, some_counts
@@ -241,7 +241,6 @@ def test_writing_straight_to_a_url_is_refused(counts_population, tmp_path, memor
     attempts = [
         lambda: PopulationWriter(f"{memory}/q", "counts", 7),
         lambda: PopulationWriter.extending(there),
-        lambda: name_ledger(there, {"id": "x", "url": "y"}),
         lambda: ingest(tmp_path / "data.csv", f"{memory}/q"),
         lambda: ingest(tmp_path / "data.csv", f"{memory}/p", append=True),
     ]

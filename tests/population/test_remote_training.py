@@ -14,7 +14,7 @@ from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import load_run
 from fedcore.training.budget import ledger_name, ledger_of, remember_head
 from fedcore.training.request import TrainRequest
-from fedcore.training.session import ending, resume, start
+from fedcore.training.session import concluding, resume, start_run
 from tests.command import private_population
 from tests.conftest import small_counts, write_counts
 
@@ -28,8 +28,8 @@ def trained(location, tmp_path, run_id, backend=None, **changes):
     request = TrainRequest(
         **{"method": "toy", "population": str(location), "runs": str(tmp_path / "runs"), "run_id": run_id, **changes}
     )
-    session = start(request, backend or InProcessBackend(), stamp="then")
-    with ending(session):
+    session = start_run(request, backend or InProcessBackend(), stamp="then")
+    with concluding(session):
         while session.training.step() is not None:
             pass
     return session.run
@@ -135,16 +135,16 @@ def test_a_run_that_loses_its_storage_can_be_resumed(tmp_path, toy, s3, server):
     request = TrainRequest(
         method="toy", population=there.location, runs=str(tmp_path / "runs"), run_id="r", cache_bytes=0
     )
-    session = start(request, InProcessBackend(), stamp="then")
+    session = start_run(request, InProcessBackend(), stamp="then")
     try:
-        with pytest.raises(PopulationError, match="cannot be reached"), ending(session):
+        with pytest.raises(PopulationError, match="cannot be reached"), concluding(session):
             session.training.step()
             require_credentials(server, 0)
             session.training.step()
     finally:
         require_credentials(server, float("inf"))
     session = resume(session.run.path, InProcessBackend())
-    with ending(session):
+    with concluding(session):
         while session.training.step() is not None:
             pass
     assert bits(session.run) == bits(reference)

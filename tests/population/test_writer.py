@@ -16,12 +16,10 @@ from fedcore.errors import ManifestError, PopulationError, PopulationNotFound
 from fedcore.population import arrays, layout
 from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
-from fedcore.population.writer import PopulationWriter, name_ledger
+from fedcore.population.writer import PopulationWriter
 
 from .conftest import names, some_counts, some_rows
 from .test_store import all_counts
-
-LEDGER = {"id": "l1", "url": "sqlite:///ledger.db"}
 
 
 @settings(max_examples=8, deadline=None)
@@ -98,7 +96,10 @@ def test_a_version_is_made_once(counts_population):
 
 
 def test_a_stale_parent_is_refused(counts_population):
-    name_ledger(counts_population, LEDGER)
+    with PopulationWriter.extending(counts_population) as writer:
+        for entry in counts_population.blocks:
+            writer.keep(entry)
+        writer.commit()
     with pytest.raises(PopulationError, match="moved on to version 2"):
         PopulationWriter.extending(counts_population).__enter__()
 
@@ -192,14 +193,6 @@ def test_keep_out_of_order(counts_population):
     with PopulationWriter.extending(counts_population) as writer:
         with pytest.raises(PopulationError, match="does not follow"):
             writer.keep(counts_population.blocks[1])
-
-
-def test_a_ledger_is_named_once(counts_population):
-    named = name_ledger(counts_population, LEDGER)
-    assert named.version == 2 and named.manifest.ledger.model_dump() == LEDGER and named.id == counts_population.id
-    assert name_ledger(named, LEDGER) is named
-    with pytest.raises(PopulationError, match="already"):
-        name_ledger(named, {"id": "l2", "url": "elsewhere"})
 
 
 def counts_with(value, dtype=np.float64):

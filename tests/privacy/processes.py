@@ -6,8 +6,8 @@ import signal
 import numpy as np
 
 from fedcore.errors import FedcoreError
+from fedcore.privacy.ledger.chain_writer import ChainWriter
 from fedcore.privacy.ledger.ledger import open_ledger
-from fedcore.privacy.ledger.writer import Writer
 
 
 def reserve_at_barrier(url, population, run, plan, barrier, answers):
@@ -32,14 +32,14 @@ def die():
 
 def die_before_record(kind):
     """SIGKILL inside the transaction, after its other rows were written and before its record is."""
-    append = Writer.append
+    append = ChainWriter.append
 
     def dying(self, appended, run_id, payload):
         if appended == kind:
             die()
         append(self, appended, run_id, payload)
 
-    Writer.append = dying
+    ChainWriter.append = dying
 
 
 def work_and_die(url, population, run, plan, spares, when):

@@ -13,7 +13,6 @@ from fedcore.privacy.composition import (
     gdp,
     gdp_delta,
     gdp_mu,
-    gdp_shares,
     kov15,
     kov15_analytic,
     kov15_single,
@@ -50,17 +49,6 @@ def as_printed(value: float, printed: str) -> bool:
 def test_every_row_of_the_table(rule, releases, row):
     for epsilon, printed in zip(EPSILONS, row.split(), strict=True):
         assert as_printed(rule(epsilon, DELTA, releases).sigma, printed), (epsilon, printed)
-
-
-@pytest.mark.parametrize(
-    "epsilon, rounds, first, later",
-    [(15.0, 8, "2.395", "1.413"), (5.0, 8, "6.404", "3.777"), (2.0, 6, "15.13", "7.73"), (1.0, 6, "29.34", "14.98")],
-)
-def test_shares_of_an_uneven_list(epsilon, rounds, first, later):
-    """4 % for each of two first releases, the rest evenly. (The last number is 14.985.)"""
-    sigmas = gdp_shares(epsilon, DELTA, [0.04, 0.04, *[0.92 / rounds] * rounds])
-    assert as_printed(sigmas[0], first) and as_printed(sigmas[-1], later)
-    assert math.sqrt(sum(sigma**-2 for sigma in sigmas)) == pytest.approx(gdp_mu(epsilon, DELTA), rel=1e-12)
 
 
 @pytest.mark.parametrize("epsilon, mu", zip(EPSILONS, ["2.0874", ".7808", ".3305", ".1704"], strict=True))
@@ -129,9 +117,6 @@ def test_budgets_that_are_none_are_refused(rule, arguments):
         rule(*arguments)
 
 
-def test_shares_beyond_the_whole_and_counts_beyond_the_budget_are_refused():
-    for shares in ([], [0.5, 0.0], [0.7, 0.4]):
-        with pytest.raises(ConfigError):
-            gdp_shares(1.0, 1e-5, shares)
+def test_counts_beyond_the_budget_are_refused():
     with pytest.raises(ConfigError):
         pld_with_counts(2.0, 1e-5, 50, 0.05)

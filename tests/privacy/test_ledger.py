@@ -15,8 +15,8 @@ from fedcore.errors import (
     PrivacyError,
 )
 from fedcore.privacy.accounting import ZcdpBudget, epsilon_of
-from fedcore.privacy.ledger import books as ledger_books
-from fedcore.privacy.ledger import schema as ledger_schema
+from fedcore.privacy.ledger import accounts as ledger_books
+from fedcore.privacy.ledger import database as ledger_database
 from fedcore.privacy.ledger.ledger import create_ledger, default_ledger_url, open_ledger
 from tests.privacy.conftest import open_books, release, total
 
@@ -78,7 +78,7 @@ def test_addresses_that_cannot_be_a_ledger_are_refused(url):
 
 
 def test_the_password_is_hidden():
-    parsed = ledger_schema.parse_url("postgresql+psycopg://me:secret@host/name")
+    parsed = ledger_database.parse_url("postgresql+psycopg://me:secret@host/name")
     assert "secret" not in parsed.render_as_string()
 
 

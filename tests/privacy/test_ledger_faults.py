@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedcore.errors import LedgerError, LedgerMissing, LedgerRolledBack, LedgerTampered
-from fedcore.privacy.ledger import schema as ledger_schema
+from fedcore.privacy.ledger import database as ledger_database
 from fedcore.privacy.ledger.chain import ChainHead, link
 from fedcore.privacy.ledger.ledger import create_ledger, open_ledger
 from tests.privacy import processes
@@ -300,7 +300,7 @@ def limit_pages(monkeypatch, pages):
         connection.execute(f"PRAGMA max_page_count = {pages}")
         return connection
 
-    monkeypatch.setattr(ledger_schema.sqlite3, "connect", limited)
+    monkeypatch.setattr(ledger_database.sqlite3, "connect", limited)
 
 
 def test_a_full_disk_is_one_clear_message_and_the_charge_can_still_be_published(file_books, monkeypatch):
@@ -319,7 +319,7 @@ def test_a_full_disk_is_one_clear_message_and_the_charge_can_still_be_published(
 
 
 def test_a_locked_ledger_is_one_clear_message(tmp_path, monkeypatch):
-    monkeypatch.setattr(ledger_schema, "BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(ledger_database, "BUSY_SECONDS", 0.05)
     books = open_books(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
     other = sqlite3.connect(tmp_path / "ledger.sqlite", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
@@ -337,7 +337,7 @@ def test_a_read_only_ledger_is_one_clear_message(file_books, monkeypatch):
     def read_only(address, **options):
         return connect(address.replace("mode=rw", "mode=ro"), **options)
 
-    monkeypatch.setattr(ledger_schema.sqlite3, "connect", read_only)
+    monkeypatch.setattr(ledger_database.sqlite3, "connect", read_only)
     with pytest.raises(LedgerError, match="may not be written") as caught:
         file_books.reserve([release()])
     assert "permission" in caught.value.remedy

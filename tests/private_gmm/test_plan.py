@@ -1,6 +1,7 @@
 """What a run may spend, in which unit and relation, and what is refused before any data are open."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -8,11 +9,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from fedcore.errors import ConfigError
-from fedcore.methods.private_gmm import PrivateGMM, PrivateGMMConfig, schedule, sensitivities
-from fedcore.methods.private_gmm.feasibility import feasible
-from fedcore.methods.private_gmm.whole import ONE
+from fedcore.methods.private_gmm import PrivateGMM, PrivateGMMConfig, sensitivities
+from fedcore.methods.private_gmm.feasibility import forecast, needs_of
+from fedcore.methods.private_gmm.integer_rows import ONE
+from fedcore.methods.private_gmm.plan import passes_of
 from fedcore.methods.registry import make_method
-from fedcore.privacy.accounting import exact_sum, noise_multiplier_for
+from fedcore.privacy.accounting import exact_sum
 from tests.private_gmm.worlds import CASES, RELATIONS, config, facts
 
 
@@ -26,7 +28,7 @@ def test_a_plan_spends_the_budget_and_no_more(case, relation, rho, features):
     assert all(release.delta == 0 for release in plan), "no thresholding step: nothing is taken from delta"
     assert [release.round for release in plan] == sorted(release.round for release in plan)
     assert len({release.name for release in plan}) == len(plan)
-    assert all(release.noise_multiplier == pytest.approx(noise_multiplier_for(release.rho)) for release in plan)
+    assert all(release.noise_multiplier == pytest.approx(math.sqrt(0.5 / release.rho)) for release in plan)
 
 
 def test_shares_are_those_that_the_page_lists():
@@ -106,24 +108,26 @@ def test_settings_that_do_not_agree_are_refused(settings):
 
 def test_defaults_follow_from_what_is_given():
     given = PrivateGMMConfig(radius=10.0, components=4)
-    assert (given.share, given.finest, given.levels) == (0.125, 0.01, 1)
+    assert (given.w_min, given.sigma_floor, given.levels) == (0.125, 0.01, 1)
     assert PrivateGMMConfig(radius=10.0, sigma_min=0.1, sigma_max=2.0).levels == 2
     assert PrivateGMMConfig(radius=10.0, sigma_min=0.1, sigma_max=2.0, depth=1).levels == 1
 
 
-def test_a_forecast_falls_with_the_budget_and_names_what_needs_most():
-    given = config(components=3, least_weight=0.2)
-    small, large = (feasible(given, facts(rho=rho, features=20), 3000) for rho in (1e-4, 1.0))
-    assert small.limit and small.units > 3000 and small.epsilon_factor == pytest.approx(small.units / 3000)
-    assert large.units == 0 and large.limit == ""
-    tenfold = feasible(given, facts(rho=1e-2, features=20), 3000)
-    assert small.units == pytest.approx(10 * (tenfold.needs[small.limit] * 2 / 0.2), rel=1e-6)
-    with pytest.raises(ConfigError):
-        feasible(given, facts(rho=1.0))
+def test_a_forecast_falls_with_the_budget_and_is_of_what_needs_most():
+    method = PrivateGMM(config(components=3, least_weight=0.2))
+
+    def failed_at(rho, needed=300.0):
+        return replace(method.init(facts(rho=rho, features=20)), needed=needed)
+
+    small, large = (forecast(method.config, failed_at(rho)) for rho in (1e-4, 1.0))
+    assert small.units > 3000 and small.epsilon_factor == pytest.approx(small.units / 3000)
+    assert large.units == large.epsilon_factor == 0
+    tenfold = needs_of(method.config, 20, RELATIONS[0], failed_at(1e-2).noise)
+    assert small.units == pytest.approx(10 * max(tenfold.values()) * 2 / 0.2, rel=1e-6)
 
 
-def test_nothing_found_changes_the_schedule():
-    passes = schedule.schedule(config(components=3, depth=3), 20, RELATIONS[0])
+def test_nothing_found_changes_the_plan():
+    passes = passes_of(config(components=3, depth=3), 20, RELATIONS[0])
     assert [each.kind for each in passes if each.level == 1] == [each.kind for each in passes if each.level == 0]
     assert [each.kind for each in passes[-5:]] == [
         "leaf radii",

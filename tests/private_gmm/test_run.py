@@ -7,18 +7,19 @@ import pytest
 
 from fedcore.errors import BudgetExceeded, ConfigError, PrivacyError
 from fedcore.evaluation.evaluate import evaluate_run
-from fedcore.evaluation.report import run_summary
-from fedcore.methods.private_gmm import learn, simulation
+from fedcore.evaluation.run_summary import run_summary
+from fedcore.methods.private_gmm import simulation
 from fedcore.methods.registry import make_method
 from fedcore.population.manifest import Provenance
 from fedcore.population.writer import PopulationWriter
 from fedcore.privacy.ledger.ledger import create_ledger, default_ledger_url
 from fedcore.privacy.mechanisms import TestNoise
+from fedcore.reproduce.private_gmm_in_memory import learn
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import load_run
 from fedcore.training.personalise import personalise
 from fedcore.training.request import TrainRequest
-from fedcore.training.session import ending, start
+from fedcore.training.session import concluding, start_run
 from tests.command import works
 
 TRUTH = simulation.mixture(4, 2, 12.0, 0)
@@ -72,11 +73,11 @@ def begin(made, tmp_path, method="private_gmm", settings=SETTINGS, **changes):
         runs=str(tmp_path / "runs"),
         **{"run_id": "r", **changes},
     )
-    return start(request, InProcessBackend(), stamp="then")
+    return start_run(request, InProcessBackend(), stamp="then")
 
 
 def to_end(session):
-    with ending(session):
+    with concluding(session):
         while session.training.step() is not None:
             pass
     return session.run
@@ -96,8 +97,8 @@ def test_a_run_finds_what_the_function_finds(tmp_path):
         ptr=ptr,
         noise=TestNoise("key"),
     )
-    scores = simulation.scores(TRUTH, again.result.means)
-    assert scores.mean_errors.max() < 0.3 and np.abs(again.result.means - stored.state["means"]).max() < 0.3
+    scores = simulation.scores(TRUTH, again.mixture.means)
+    assert scores.mean_errors.max() < 0.3 and np.abs(again.mixture.means - stored.state["means"]).max() < 0.3
 
 
 def test_a_mixture_is_refined_by_private_em_under_the_same_budget(tmp_path):

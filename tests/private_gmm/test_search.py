@@ -4,19 +4,23 @@ import numpy as np
 import pytest
 
 from fedcore.errors import ConfigError, RunError
-from fedcore.methods.private_gmm import PrivateGMM, PrivateGMMConfig, learn, simulation, split
+from fedcore.methods.private_gmm import PrivateGMM, PrivateGMMConfig, simulation, terrific
 from fedcore.methods.private_gmm.bounding import radius_of
-from fedcore.methods.private_gmm.candidates import Heavy, chosen, halved, merged, whole_cubes
-from fedcore.methods.private_gmm.schedule import PROFILE_CELLS, sizes_of
+from fedcore.methods.private_gmm.boxes import Boxes, fullest, heavy_halves, whole_cubes
+from fedcore.methods.private_gmm.candidates import Candidates, merged
+from fedcore.methods.private_gmm.plan import PROFILE_RADII, sizes_of
 from fedcore.methods.private_gmm.state import FOUND, NOTHING
+from fedcore.methods.private_gmm.terrific import terrific_balls
 from fedcore.methods.private_gmm.tree import BALL, REST, VORONOI
 from fedcore.privacy.mechanisms import TestNoise
-from tests.private_gmm.worlds import block_of
+from fedcore.reproduce.private_gmm_in_memory import learn
+from fedcore.rounds.results import Features, Result
+from tests.private_gmm.worlds import block_of, facts, structured, sums
 
 DELTA = 1e-6
 
 
-def told(truth, **settings) -> PrivateGMMConfig:
+def config_of(truth, **settings) -> PrivateGMMConfig:
     prior = simulation.prior(truth)
     return PrivateGMMConfig(
         **{
@@ -33,7 +37,7 @@ def told(truth, **settings) -> PrivateGMMConfig:
 
 def learned(truth, x, epsilon=1.0, key="0", seed=0, **settings):
     more = {name: settings.pop(name) for name in ("unit", "ptr", "clients_per_leaf") if name in settings}
-    return learn(x, told(truth, **settings), epsilon=epsilon, delta=DELTA, noise=TestNoise(key), seed=seed, **more)
+    return learn(x, config_of(truth, **settings), epsilon=epsilon, delta=DELTA, noise=TestNoise(key), seed=seed, **more)
 
 
 @pytest.mark.parametrize("covariance", ["spherical", "diag", "full"])
@@ -43,7 +47,7 @@ def test_a_separated_mixture_is_found(covariance):
     x, labels = simulation.sample(truth, 10_000, 1)
     found = learned(truth, x, covariance=covariance)
     assert found.state.outcome == FOUND and found.rho == pytest.approx(found.rho_planned)
-    mixture = found.result
+    mixture = found.mixture
     scores = simulation.scores(
         truth, mixture.means, weights=mixture.weights, covariances=mixture.matrices(), rows=x, labels=labels
     )
@@ -59,17 +63,17 @@ def test_nested_scales_are_found_on_two_levels():
     truth = simulation.mixture(10, 3, 10.0, 3, scales=(1, 1, 12))
     x, labels = simulation.sample(truth, 20_000, 3)
     found = learned(truth, x, epsilon=2.0, depth=2)
-    assert found.result.found, found.result.reason
-    scores = simulation.scores(truth, found.result.means, rows=x, labels=labels)
+    assert found.mixture.found, found.mixture.reason
+    scores = simulation.scores(truth, found.mixture.means, rows=x, labels=labels)
     assert scores.mean_errors.max() < 0.5 and set(found.state.tree_level) >= {0, 1}
 
 
 def test_up_to_k_components():
     truth = simulation.mixture(10, 2, 10.0, 1)
     x, _ = simulation.sample(truth, 10_000, 1)
-    assert not learned(truth, x, components=4, least_weight=0.2).result.found
+    assert not learned(truth, x, components=4, least_weight=0.2).mixture.found
     found = learned(truth, x, components=4, least_weight=0.2, up_to=True)
-    assert found.result.components == 2 and simulation.scores(truth, found.result.means).mean_errors.max() < 0.5
+    assert found.mixture.components == 2 and simulation.scores(truth, found.mixture.means).mean_errors.max() < 0.5
 
 
 def test_clients_weigh_the_same_whatever_they_hold():
@@ -80,10 +84,10 @@ def test_clients_weigh_the_same_whatever_they_hold():
     of = (generator.random(4000) < 0.3).astype(int)
     x = truth.means[np.repeat(of, sizes)] + generator.normal(size=(sizes.sum(), 6))
     found = learned(truth, x, unit="client", ptr=np.concatenate([[0], np.cumsum(sizes)]), least_weight=0.2)
-    assert found.result.found, found.result.reason
-    scores = simulation.scores(truth, found.result.means)
+    assert found.mixture.found, found.mixture.reason
+    scores = simulation.scores(truth, found.mixture.means)
     assert scores.mean_errors.max() < 0.3
-    assert abs(found.result.weights.min() - (of == 1).mean()) < 0.03
+    assert abs(found.mixture.weights.min() - (of == 1).mean()) < 0.03
     assert abs(found.state.tree_count[0] - 4000) < 200, "units are clients"
 
 
@@ -93,12 +97,12 @@ def test_data_without_structure_end_cleanly(kind):
     prior = simulation.structureless_prior(kind, 6, 2)
     config = PrivateGMMConfig(components=2, radius=prior.radius, sigma_min=prior.sigma_min, least_weight=0.3)
     found = learn(x, config, epsilon=1.0, delta=DELTA, noise=TestNoise("0"))
-    assert not found.result.found and found.state.outcome == NOTHING and found.state.phase == "done"
+    assert not found.mixture.found and found.state.outcome == NOTHING and found.state.phase == "done"
     assert 0 < found.rho < found.rho_planned, "what is not needed any more is not released"
-    assert "1 of 2 components found" in found.result.reason and "the budget was enough" in found.result.reason
-    assert found.result.units_needed == 0, "by the forecast the budget would have been enough for separated data"
+    assert "1 of 2 components found" in found.mixture.reason and "the budget was enough" in found.mixture.reason
+    assert found.mixture.units_needed == 0, "by the forecast the budget would have been enough for separated data"
     with pytest.raises(RunError, match="no mixture"):
-        found.result.sample(np.random.default_rng(0), 3)
+        found.mixture.sample(np.random.default_rng(0), 3)
     with pytest.raises(ConfigError, match="has not found"):
         PrivateGMM(config).warm_start_of(found.state)
 
@@ -107,11 +111,11 @@ def test_too_few_rows_end_cleanly_and_say_how_many_would_do():
     truth = simulation.mixture(20, 3, 10.0, 0)
     x, _ = simulation.sample(truth, 900, 0)
     found = learned(truth, x)
-    assert not found.result.found
-    assert 900 < found.result.units_needed < 20_000 and found.result.epsilon_factor > 1
-    assert found.result.reason.startswith(NOTHING) and "records would be enough" in found.result.reason
+    assert not found.mixture.found
+    assert 900 < found.mixture.units_needed < 20_000 and found.mixture.epsilon_factor > 1
+    assert found.mixture.reason.startswith(NOTHING) and "records would be enough" in found.mixture.reason
     nobody = learned(truth, x[:0])
-    assert "noised count of all units" in nobody.result.reason and nobody.rho < 0.05 * nobody.rho_planned
+    assert "noised count of all units" in nobody.mixture.reason and nobody.rho < 0.05 * nobody.rho_planned
 
 
 def test_leaves_and_order_change_no_bit():
@@ -131,7 +135,7 @@ def test_leaves_and_order_change_no_bit():
 def test_samples_have_the_moments_of_the_mixture():
     truth = simulation.mixture(4, 2, 9.0, 4)
     x, _ = simulation.sample(truth, 20_000, 4)
-    mixture = learned(truth, x, epsilon=4.0, covariance="full").result
+    mixture = learned(truth, x, epsilon=4.0, covariance="full").mixture
     rows, labels = mixture.sample(np.random.default_rng(0), 40_000)
     for component in range(2):
         own = rows[labels == component]
@@ -144,7 +148,7 @@ def test_samples_have_the_moments_of_the_mixture():
 
 
 def profile_of(at: dict[int, float]) -> np.ndarray:
-    row = np.zeros((1, PROFILE_CELLS + 1))
+    row = np.zeros((1, PROFILE_RADII + 1))
     for cell, value in at.items():
         row[0, cell] = value
     return row
@@ -155,43 +159,40 @@ def test_a_ball_must_hold_more_than_noise_makes():
     needed, noise = 1000.0, 100.0
     for cells, inside in ((6, 1000 + 200 * np.sqrt(7)), (12, 1000 + 200 * np.sqrt(13))):
         enough, short = (
-            split.terrific(profile_of({cells: inside + more, 24: 3000.0}), inside + more + 3000, noise, needed)
+            terrific_balls(profile_of({cells: inside + more, 24: 3000.0}), inside + more + 3000, noise, needed)
             for more in (1.0, -1.0)
         )
-        assert [ball.radius for ball in enough] == [split.profile_edges()[cells]] and not short
-    assert split.terrific(profile_of({3: 1e5, 24: 1e5}), 2e5, 178.0, needed) == [], "a shell that noise may fill"
-    assert split.terrific(profile_of({3: 1e5, 24: 700.0}), 1e5 + 700, noise, needed) == [], "nothing is left outside"
+        assert [ball.radius for ball in enough] == [terrific.profile_radii()[cells]] and not short
+    assert terrific_balls(profile_of({3: 1e5, 24: 1e5}), 2e5, 178.0, needed) == [], "a shell that noise may fill"
+    assert terrific_balls(profile_of({3: 1e5, 24: 700.0}), 1e5 + 700, noise, needed) == [], "nothing is left outside"
 
 
 def test_a_shell_must_be_nearly_empty():
     full = profile_of({5: 5000.0, 6: 700.0, 24: 5000.0})
-    radii = [ball.radius for ball in split.terrific(full, 10_700.0, 10.0, 1000.0)]
-    edges = split.profile_edges()
+    radii = [ball.radius for ball in terrific_balls(full, 10_700.0, 10.0, 1000.0)]
+    edges = terrific.profile_radii()
     assert edges[5] not in radii and edges[6] in radii and edges[6 + 2] in radii
 
 
 def test_balls_are_disjoint_and_small_ones_come_first():
     at = np.array([[0.0, 0.0], [10.0, 0.0], [100.0, 0.0]])
     balls = [
-        split.Ball(1, 40.0, 10, 0.0),
-        split.Ball(0, 4.0, 10, 0.01),
-        split.Ball(1, 4.0, 10, 0.0),
-        split.Ball(2, 5.0, 10, 0.0),
+        terrific.Ball(1, 40.0, 10, 0.0),
+        terrific.Ball(0, 4.0, 10, 0.01),
+        terrific.Ball(1, 4.0, 10, 0.0),
+        terrific.Ball(2, 5.0, 10, 0.0),
     ]
-    assert [(ball.place, ball.radius) for ball in split.disjoint(balls, at, 3)] == [(1, 4.0), (2, 5.0), (0, 4.0)]
-    assert len(split.disjoint(balls, at, 1)) == 1
-    found = split.disjoint(balls, at, 3)
-    assert split.children(found, at, 30.0, 5.0, 3).kinds == [VORONOI] * 3
-    assert split.children(found[:2], at, 30.0, 5.0, 3).kinds == [BALL, BALL, REST]
-    assert split.children(found[:2], at, 22.0, 5.0, 3).kinds == [VORONOI] * 2
-    assert split.children(found[:1], at, 13.0, 5.0, 3).kinds == [BALL, REST]
+    assert [(ball.candidate, ball.radius) for ball in terrific.disjoint(balls, at, 3)] == [(1, 4.0), (2, 5.0), (0, 4.0)]
+    assert len(terrific.disjoint(balls, at, 1)) == 1
+    found = terrific.disjoint(balls, at, 3)
+    assert terrific.children_of(found, at, 30.0, 5.0, 3).kinds == [VORONOI] * 3
+    assert terrific.children_of(found[:2], at, 30.0, 5.0, 3).kinds == [BALL, BALL, REST]
+    assert terrific.children_of(found[:2], at, 22.0, 5.0, 3).kinds == [VORONOI] * 2
+    assert terrific.children_of(found[:1], at, 13.0, 5.0, 3).kinds == [BALL, REST]
 
 
-def test_a_leaf_of_noise_ends_the_run():
-    """Guard 2: a leaf whose noised count is below t."""
-    from fedcore.methods.private_gmm import server
-    from tests.private_gmm.worlds import facts, structured, sums
-
+def test_a_cell_of_noise_ends_the_run():
+    """Guard 2: a cell whose noised count is below t."""
     method = PrivateGMM(PrivateGMMConfig(components=2, radius=60.0, sigma_min=0.1, least_weight=0.2))
     state, block = method.init(facts(rho=200.0)), structured()
     while (message := method.message(state)) is not None:
@@ -200,7 +201,7 @@ def test_a_leaf_of_noise_ends_the_run():
             grid["leaf_counts"][1] = int(0.99 * state.needed * 2**16)
         state, info = method.server_update(state, grid)
     assert not state.found and "balls of noise" in state.reason and info.note == state.reason
-    assert server.message(method.config, state) is None
+    assert method.message(state) is None
 
 
 def test_radius_leaves_out_what_noise_hides_and_never_more_than_a_quarter():
@@ -215,24 +216,25 @@ def test_boxes_are_halved_where_rows_are():
     cubes = whole_cubes(1, 2)
     counts = np.zeros((2, 4))
     counts[0, 3], counts[1, 0] = 900.0, 40.0
-    found = halved(cubes, counts, 10.0, 1000.0, 10)
+    found = heavy_halves(cubes, counts, 10.0, 1000.0, 10)
     assert found.place.tolist() == [[0, 0, 1]] and found.code.tolist() == [[1, 1]], "40 is less than a tenth of t"
-    again = halved(found, np.array([[0.0, 500.0, 400.0, 0.0]]), 10.0, 1000.0, 1)
+    again = heavy_halves(found, np.array([[0.0, 500.0, 400.0, 0.0]]), 10.0, 1000.0, 1)
     assert again.code.tolist() == [[3, 2]] and again.place.tolist() == [[0, 0, 2]] and again.count.tolist() == [500.0]
 
 
 def test_of_near_candidates_the_fullest_stays():
     at = np.array([[0.0, 0.0], [3.0, 0.0], [50.0, 0.0], [0.0, 1.0]])
     slot, width = np.array([0, 0, 0, 1]), np.full(4, 10.0)
-    assert merged(slot, at, width, np.array([5.0, 9.0, 1.0, 2.0])).tolist() == [1, 3, 2]
+    kept = merged(Candidates(slot, at, width, np.array([5.0, 9.0, 1.0, 2.0])))
+    assert kept.count.tolist() == [9.0, 2.0, 1.0] and np.array_equal(kept.at, at[[1, 3, 2]])
 
 
 def test_places_are_shared_out_over_widths():
     sizes = sizes_of(PrivateGMMConfig(components=2, radius=1.0), 3)
     place = np.array([(0, shift, width) for width in (1, 2) for shift in (0, 1) for _ in range(10)])
-    heavy = Heavy(place, np.zeros((40, 2), np.int64), np.arange(40.0))
-    kept = chosen(heavy, sizes, 2)
-    assert len(kept.place) == sizes.places == 16
+    boxes = Boxes(place, np.zeros((40, 2), np.int64), np.arange(40.0))
+    kept = fullest(boxes, sizes.candidates)
+    assert len(kept) == sizes.candidates == 16
     assert all((kept.place == key).all(axis=1).sum() == 4 for key in np.unique(place, axis=0))
 
 
@@ -240,10 +242,39 @@ def test_personal_outputs_are_the_clients_own_labels():
     truth = simulation.mixture(4, 2, 9.0, 4)
     x, labels = simulation.sample(truth, 6000, 4)
     found = learned(truth, x, epsilon=4.0)
-    method, order = PrivateGMM(told(truth)), simulation.scores(truth, found.result.means).order
+    method, order = PrivateGMM(config_of(truth)), simulation.scores(truth, found.mixture.means).order
     rows = x[:7].copy()
     rows[2, 1] = np.nan
     outputs = method.personalise(found.state, block_of([rows[:5], rows[5:7], rows[:0]]), None)
     assert outputs["rows_labels"].tolist() == [-1 if i == 2 else order[labels[i]] for i in range(7)]
     assert outputs["component"][2] == -1 and np.isnan(outputs["shares"][2]).all()
     assert outputs["shares"][0].sum() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("covariance", ["spherical", "diag", "full"])
+def test_the_tables_of_a_result_are_of_the_mixture(covariance):
+    truth = simulation.mixture(4, 2, 12.0, 4, weights=(0.35, 0.65))
+    x, _ = simulation.sample(truth, 6000, 4)
+    found = learned(truth, x, epsilon=4.0, covariance=covariance)
+    method = PrivateGMM(config_of(truth, covariance=covariance))
+    result = method.result(found.state, Features(4, ["a", "b"]))
+    components, means, deviations = result.tables
+    assert [table.name for table in result.tables] == ["components", "means", "standard_deviations"]
+    shares = components.columns[1].values
+    heaviest = int(found.mixture.weights.argmax())
+    assert shares == sorted(found.mixture.weights.tolist(), reverse=True)
+    assert components.columns[0].values[0] == heaviest + 1 and components.columns[2].values[0] == covariance
+    assert means.columns[1].name == f"component {heaviest + 1}"
+    assert means.columns[0].values == deviations.columns[0].values == ["a", "b", "column 2", "column 3"]
+    assert means.columns[1].values == found.mixture.means[heaviest].tolist()
+    own = np.sqrt(np.diagonal(found.mixture.matrices()[heaviest]))
+    assert deviations.columns[1].values == pytest.approx(own) and own == pytest.approx(np.ones(4), abs=0.1)
+    nothing = learned(truth, x[:50], epsilon=0.5, covariance=covariance)
+    assert method.result(nothing.state, Features(4)) == Result()
+
+
+def test_metrics_are_declared():
+    truth = simulation.mixture(4, 2, 12.0, 4)
+    x, _ = simulation.sample(truth, 6000, 4)
+    for info in learned(truth, x, epsilon=4.0).infos:
+        assert set(info.scalars) == {metric.name for metric in PrivateGMM.metrics}

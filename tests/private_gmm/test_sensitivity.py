@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcore.methods.private_gmm import PrivateGMM, statistics, tree, whole
+from fedcore.methods.private_gmm import PrivateGMM, clients, integer_rows, tree
 from fedcore.methods.private_gmm.tree import node_of
 from fedcore.population.streaming import StoredRows
 from fedcore.rounds.statistics import IntegerSum
@@ -43,7 +43,7 @@ def row(draw, message):
         return centre + direction * radius * 10.0 ** draw(st.integers(1, 9))
     if kind == "corner":
         steps = generator.integers(-8, 8, D) * 2.0 ** draw(st.integers(8, 15)) + draw(st.sampled_from([0.0, 0.5, -0.5]))
-        return centre + steps * radius / whole.ONE
+        return centre + steps * radius / integer_rows.ONE
     if kind == "middle":
         return centre.copy()
     if kind == "huge":
@@ -154,12 +154,12 @@ def test_clipped_rows_keep_their_norm_exactly(seed, d, b):
     x = generator.normal(size=(20, d)) * 10.0 ** generator.integers(-8, 12, (20, 1))
     x[0], x[1] = 1e308, -1e308
     centre, radius = generator.normal(size=d), 10.0 ** generator.integers(-3, 5)
-    z, _ = whole.clipped(x, centre, radius, np.full(20, b))
+    z, _ = integer_rows.clipped(x, centre, radius, np.full(20, b))
     assert np.array_equal(z, np.rint(z))
-    assert all(sum(int(value) ** 2 for value in own) <= whole.ONE**2 // b for own in z)
+    assert all(sum(int(value) ** 2 for value in own) <= integer_rows.ONE**2 // b for own in z)
     inside = np.linalg.norm(np.clip(x, -1e100, 1e100) - centre, axis=1) < 0.9 * radius
-    assert np.abs(z[inside] * radius / whole.ONE * np.sqrt(b) - (x - centre)[inside]).max(initial=0.0) <= (
-        0.51 * np.sqrt(b) * radius / whole.ONE
+    assert np.abs(z[inside] * radius / integer_rows.ONE * np.sqrt(b) - (x - centre)[inside]).max(initial=0.0) <= (
+        0.51 * np.sqrt(b) * radius / integer_rows.ONE
     )
 
 
@@ -174,10 +174,10 @@ def test_a_clients_part_is_its_own_whatever_the_block_looks_like(monkeypatch):
     method = PrivateGMM(CASES["two levels"])
     for unit in UNITS:
         for round in rounds_of("two levels", unit):
-            monkeypatch.setattr(whole, "TILE_NUMBERS", 2**22)
+            monkeypatch.setattr(integer_rows, "TILE_NUMBERS", 2**22)
             alone = [sums(method, round.message, block_of([own])) for own in clients]
             together = sums(method, round.message, block_of(clients))
-            monkeypatch.setattr(whole, "TILE_NUMBERS", 30)
+            monkeypatch.setattr(integer_rows, "TILE_NUMBERS", 30)
             order = generator.permutation(len(clients))
             turned = sums(method, round.message, block_of([clients[i] for i in order]), 3)
             block = block_of(clients)
@@ -198,36 +198,36 @@ def no_clip():
     """Rows count whole, however far out they are."""
 
     def unclipped(x, centre, radius, rows=None):
-        z = np.rint(np.clip((x - centre) / (radius / whole.ONE), -(2.0**20), 2.0**20))
+        z = np.rint(np.clip((x - centre) / (radius / integer_rows.ONE), -(2.0**20), 2.0**20))
         return z, (z * z).sum(axis=1)
 
-    with mock.patch.object(statistics, "clipped", unclipped):
+    with mock.patch.object(clients, "clipped", unclipped):
         yield
 
 
 @contextmanager
 def clients_of_many_rows():
     """A client's rows count each for itself."""
-    close = whole.VectorSum.close
+    close = integer_rows.VectorSum.close
 
     def heavy(self, group):
-        close(self, whole.Group(np.ones_like(group.sizes), group.tiles))
+        close(self, integer_rows.Group(np.ones_like(group.sizes), group.tiles))
 
-    with mock.patch.object(whole.VectorSum, "close", heavy):
+    with mock.patch.object(integer_rows.VectorSum, "close", heavy):
         yield
 
 
 @contextmanager
 def node_of_the_neighbour():
     """A row goes to the node of the row before it."""
-    with mock.patch.object(statistics, "node_of", lambda tree, x, level=None: np.roll(node_of(tree, x, level), 1)):
+    with mock.patch.object(clients, "node_of", lambda tree, x, level=None: np.roll(node_of(tree, x, level), 1)):
         yield
 
 
 @contextmanager
 def shared_leaf():
     """The sum of a leaf is shared out: a part depends on who else is there."""
-    kept = statistics.client_update
+    kept = clients.client_update
 
     def shared(message, block):
         return {
@@ -235,20 +235,20 @@ def shared_leaf():
             for name, total in kept(message, block).items()
         }
 
-    with mock.patch.object(statistics, "client_update", shared):
+    with mock.patch.object(clients, "client_update", shared):
         yield
 
 
 @contextmanager
 def every_ring():
     """A row is counted in all rings up to its own, so that its weight grows with their number."""
-    add = whole.CountSum.add
+    add = integer_rows.CountSum.add
 
     def heavy(self, tile, cells):
         add(self, tile, cells)
         add(self, tile, np.maximum(cells - 1, -1))
 
-    with mock.patch.object(whole.CountSum, "add", heavy):
+    with mock.patch.object(integer_rows.CountSum, "add", heavy):
         yield
 
 
@@ -278,7 +278,7 @@ def test_the_product_keeps_it_under_the_same_people():
 def test_a_row_is_in_at_most_one_node_of_a_level():
     """By the tree of a finished run: what is in no child has left the tree."""
     message = rounds_of("two levels")[-1].message
-    assert set(message.tree.status[message.nodes]) <= {tree.LEAF, tree.OPEN}
+    assert set(message.tree.status[message.nodes]) <= {tree.CLOSED, tree.OPEN}
     x = np.random.default_rng(0).normal(size=(4000, D)) * 40
     at = node_of(message.tree, x)
     assert set(at) <= {-1, *message.nodes.tolist()} and len(set(at) - {-1}) == 3

@@ -77,6 +77,14 @@ def sums(method: PrivateGMM, message, block: RowsBlock, clients_per_leaf: int = 
     return method.release_values(message, total)
 
 
+def run_without_noise(method: PrivateGMM, public: PublicFacts, block: RowsBlock) -> PrivateGMMState:
+    """The end of a run in which the exact sums are published."""
+    state = method.init(public)
+    while (message := method.message(state)) is not None:
+        state, _ = method.server_update(state, sums(method, message, block))
+    return state
+
+
 def wild(generator: np.random.Generator, grid: np.ndarray) -> np.ndarray:
     """Values that no noise gives."""
     return generator.integers(-(2**45), 2**45, grid.shape)

@@ -203,9 +203,12 @@ class DictionariesConfig(BaseModel):
 
     @model_validator(mode="after")
     def _settings_agree(self) -> Self:
-        fixed = not self.automatic
+        count, fixed = self.global_atoms, isinstance(self.global_atoms, int)
         for wrong, text in (
-            (fixed and not 0 <= self.global_atoms <= self.atoms, f"global_atoms must be 0 to atoms = {self.atoms}"),
+            (
+                isinstance(count, int) and not 0 <= count <= self.atoms,
+                f"global_atoms must be 0 to atoms = {self.atoms}",
+            ),
             (not fixed and self.start == "given", "the number of global atoms is that of the given ones"),
             (not fixed and self.ragged, "ragged needs a number of global atoms"),
             (

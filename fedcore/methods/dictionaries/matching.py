@@ -1,8 +1,9 @@
-"""Global matching: which atoms of the clients' dictionaries are the same (Algorithm 2), the surest first.
+"""Global matching: which atoms of the clients' dictionaries are the same, the most similar first (Algorithm 2).
 
-    path   shortest paths through the clients' atoms, one after the other, no atom used twice
-    star   linear assignment of an anchor client's atoms to everybody's; scored by medians over the clients, so that no
-           single client can break it
+path   the paper's: the clients in a chain, one atom of each on a path, whose length is the sum of the distances of
+       neighbours; the shortest paths one after the other, no atom used twice
+star   one client in the middle, the anchor: linear assignment of its atoms to those of every other client, each atom
+       scored by its median distance over the clients, so that no single client can break the matching
 
 Dictionaries may have different numbers of atoms; all atoms (r_i, d) have norm 1.
 """
@@ -14,10 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcore.methods.dictionaries.operators import ZERO_DISTANCE, align_signs, assign, atom_distances, layer_matrices
+from fedcore.methods.dictionaries.distances import ZERO_DISTANCE, align_signs, assign, atom_distances, layer_matrices
 
 UNMATCHED = 2.0  # distance of an anchor's atom that found no partner
-FAR = 0.7  # matched atoms further apart are left out of their centre
+FAR = 0.7  # matched atoms further apart are left out of the aggregate
 ALL_ANCHORS = 50  # clients up to which every one is tried as anchor
 SOME_ANCHORS = 20
 
@@ -27,20 +28,17 @@ class Matching:
     """Global atoms in the order in which they were found, best first.
 
     index:  (N, rg) int64 which atom of each client it is; -1 if the client has none
-    kept:   (N, rg) bool, whether that atom enters the centre
-    scores: (rg,) length of the path, or median distance from the anchor's atom; all candidates of the star follow in
-            `every`: (r,) sorted
-    anchor: client whose atoms the signs agree with
+    kept:   (N, rg) bool, whether that atom enters the aggregate
+    scores: (rg,) length of the path, or median distance from the anchor's atom
+    all_scores: of all candidates, sorted: with `star` (r,), the anchor's other atoms too
+    anchor: client whose atoms the signs agree with; with `path` the first in the chain
     """
 
     index: np.ndarray
     kept: np.ndarray
     scores: np.ndarray
-    every: np.ndarray
+    all_scores: np.ndarray
     anchor: int
-
-    def first(self, count: int) -> Matching:
-        return Matching(self.index[:, :count], self.kept[:, :count], self.scores[:count], self.every, self.anchor)
 
 
 def shortest_paths(dictionaries: Sequence[np.ndarray], count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -73,60 +71,59 @@ def shortest_paths(dictionaries: Sequence[np.ndarray], count: int) -> tuple[np.n
 
 
 def path(
-    dictionaries: Sequence[np.ndarray], count: int, tries: int = 1, generator: np.random.Generator | None = None
+    dictionaries: Sequence[np.ndarray], count: int, orders: int = 1, generator: np.random.Generator | None = None
 ) -> Matching:
-    """Shortest paths in the clients' order, or the best in total length of `tries` orders, all but one of them random.
-
-    Returns the matching; an atom of every client enters every centre.
+    """Shortest paths through the clients in their order, or in that of several orders whose paths are the shortest in
+    total; all orders but the first are drawn by the generator. An atom of every client enters every aggregate.
     """
     clients = len(dictionaries)
-    best = None
-    for attempt in range(tries):
-        order = np.arange(clients) if attempt == 0 else generator.permutation(clients)
-        found, lengths = shortest_paths([dictionaries[i] for i in order], count)
-        if best is None or lengths.sum() < best[1].sum():
+    order = np.arange(clients)
+    index, lengths = shortest_paths(dictionaries, count)
+    anchor = 0
+    for _ in range(orders - 1):
+        assert generator is not None
+        order = generator.permutation(clients)
+        found, found_lengths = shortest_paths([dictionaries[i] for i in order.tolist()], count)
+        if found_lengths.sum() < lengths.sum():
             index = np.empty_like(found)
             index[order] = found
-            best = index, lengths, int(order[0])
-    index, lengths, first = best
-    return Matching(index, np.ones(index.shape, bool), lengths, lengths, first)
+            lengths, anchor = found_lengths, int(order[0])
+    return Matching(index, np.ones(index.shape, bool), lengths, lengths, anchor)
 
 
 def star(dictionaries: Sequence[np.ndarray], count: int, generator: np.random.Generator) -> Matching:
     """Every candidate anchor's atoms assigned to every client's; the anchor whose `count` best atoms have the least
     total of median distances. Up to 50 clients all are candidates, beyond that 20 drawn at random.
 
-    The median is over the other clients. Atoms further than 0.7 from the anchor's are not kept for the centre, unless
-    that would leave none but the anchor's.
+    The median is over the other clients. Atoms further than 0.7 from the anchor's are not kept for the aggregate,
+    unless that would leave none but the anchor's. Raises ValueError if no anchor has `count` atoms.
     """
     clients = len(dictionaries)
-    if clients <= ALL_ANCHORS:
-        anchors = np.arange(clients)
-    else:
+    anchors = np.arange(clients)
+    if clients > ALL_ANCHORS:
         anchors = np.sort(generator.choice(clients, SOME_ANCHORS, replace=False))
-    best = None
-    for anchor in anchors:
+    best: tuple[float, Matching] | None = None
+    for anchor in anchors.tolist():
         if len(dictionaries[anchor]) < count:
             continue
-        index, distances = _around(dictionaries, int(anchor))
+        index, distances = _assigned_to(dictionaries, anchor)
         others = np.delete(distances, anchor, axis=0)
         score = np.median(others, axis=0) if len(others) else np.zeros(len(dictionaries[anchor]))
         order = np.argsort(score, kind="stable")
-        value = float(score[order[:count]].sum()) if count else float(score.sum())
+        top = order[:count]
+        value = float(score[top].sum()) if count else float(score.sum())
         if best is None or value < best[0]:
-            best = value, int(anchor), index, distances, score, order
+            near = distances[:, top] <= FAR
+            near[:, near.sum(0) < 2] = True
+            chosen = index[:, top]
+            best = value, Matching(chosen, near & (chosen >= 0), score[top], score[order], anchor)
     if best is None:
         raise ValueError(f"no anchor has {count} atoms")
-    _, anchor, index, distances, score, order = best
-    top = order[:count]
-    near = distances[:, top] <= FAR
-    near[:, near.sum(0) < 2] = True
-    index = index[:, top]
-    return Matching(index, near & (index >= 0), score[top], score[order], anchor)
+    return best[1]
 
 
-def _around(dictionaries: Sequence[np.ndarray], anchor: int) -> tuple[np.ndarray, np.ndarray]:
-    """((N, r) atoms assigned to the anchor's, or -1; (N, r) their distances)."""
+def _assigned_to(dictionaries: Sequence[np.ndarray], anchor: int) -> tuple[np.ndarray, np.ndarray]:
+    """((N, r) atoms assigned to the anchor's r atoms, or -1; (N, r) their distances)."""
     middle = dictionaries[anchor]
     index = np.full((len(dictionaries), len(middle)), -1, np.int64)
     distances = np.full(index.shape, UNMATCHED)
@@ -154,6 +151,6 @@ def matched_atoms(dictionaries: Sequence[np.ndarray], matching: Matching) -> np.
     reference = dictionaries[matching.anchor][matching.index[matching.anchor]]
     out = np.full((len(dictionaries), *reference.shape), np.nan)
     for i, atoms in enumerate(dictionaries):
-        there = matching.kept[i] & (matching.index[i] >= 0)
-        out[i, there] = align_signs(atoms[matching.index[i, there]], reference[there])
+        present = matching.kept[i] & (matching.index[i] >= 0)
+        out[i, present] = align_signs(atoms[matching.index[i, present]], reference[present])
     return out

@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from fedcore.errors import RunError
-from fedcore.methods.dictionaries.coding import Coder, omp
+from fedcore.methods.dictionaries.client_groups import groups
+from fedcore.methods.dictionaries.clients import with_local_atoms
 from fedcore.methods.dictionaries.config import DictionariesConfig
-from fedcore.methods.dictionaries.leaf import begun, coder_of
+from fedcore.methods.dictionaries.messages import RoundMessage
 from fedcore.methods.dictionaries.robust import robust_parts
-from fedcore.methods.dictionaries.samples import groups
-from fedcore.methods.dictionaries.state import DictionariesState, RoundMessage
+from fedcore.methods.dictionaries.sparse_coding import Coder, coder_of, omp
+from fedcore.methods.dictionaries.state import DictionariesState
 from fedcore.population.blocks import RowsBlock
 from fedcore.rounds.method import ClientOutputs, Memory
 
@@ -30,7 +31,7 @@ def personalise(
     """
     if memory is None or state.phase == "start":
         raise RunError("the run stopped before its first round.", "Resume it first.")
-    memory = own_atoms(state, block, memory)
+    memory = remembered(state, block, memory)
     shape = block.x.shape
     outputs = {
         "local": memory["local"],
@@ -45,40 +46,37 @@ def personalise(
     coder, wanted = coder_of(config), len(state.common)
     for group in groups(block, memory["rank"]):
         done = np.zeros(len(group.clients), np.int64)
-        lost = np.zeros(len(group.clients))
+        loss = np.zeros(len(group.clients))
         for tile in group.tiles():
             for i, client in enumerate(group.clients):
                 low = int(block.ptr[client] + done[i])
                 high = min(low + tile.shape[1], int(block.ptr[client + 1]))
                 samples = tile[i, : high - low]
                 local = memory["local"][client, : group.rank - wanted]
-                common, own = split_parts(config, coder, samples, state.common, local)
-                outputs["rows_global"][low:high], outputs["rows_local"][low:high] = common, own
-                lost[i] += ((samples - common - own) ** 2).sum()
+                global_part, local_part = parts(config, coder, samples, state.common, local)
+                outputs["rows_global"][low:high], outputs["rows_local"][low:high] = global_part, local_part
+                loss[i] += ((samples - global_part - local_part) ** 2).sum()
                 done[i] += high - low
-        outputs["loss"][group.clients] = lost / group.sizes
+        outputs["loss"][group.clients] = loss / group.sizes
     return outputs
 
 
-def split_parts(
+def parts(
     config: DictionariesConfig, coder: Coder, samples: np.ndarray, common: np.ndarray, local: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(global part, local part) of samples (n, d) as these settings code them: together, or robustly."""
+    """(global part, local part) of samples (n, d), coded with [G | L] together, or robustly with G first.
+
+    Together they are coded by matching pursuit where k atoms are asked for: G and L are orthogonal to each other only
+    nearly, and a plain top-k is then biased.
+    """
     if config.robust:
         return robust_parts(config, samples, common, local, coder)
-    return parts(coder, samples, common, local)
-
-
-def parts(coder: Coder, samples: np.ndarray, common: np.ndarray, local: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(global part, local part) of samples (n, d), coded with [G | L]: by matching pursuit where k atoms are asked for,
-    because G and L are orthogonal to each other only nearly, and a plain top-k is then biased.
-    """
     atoms = np.concatenate([common, local])
     codes = omp(samples, atoms, coder.sparsity) if coder.code == "top_k" else coder(samples, atoms)
     return codes[:, : len(common)] @ common, codes[:, len(common) :] @ local
 
 
-def own_atoms(state: DictionariesState, block: RowsBlock, memory: Memory) -> Memory:
+def remembered(state: DictionariesState, block: RowsBlock, memory: Memory) -> Memory:
     """What clients remember, with their local atoms in "local" also if the run stopped before its first round."""
     message = RoundMessage(state.round, state.seed, state.common, state.matched, state.index, 1.0, False, False)
-    return begun(message, block, memory)
+    return with_local_atoms(message, block, memory)

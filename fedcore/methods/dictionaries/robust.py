@@ -1,86 +1,155 @@
-"""A client's side of the robust rounds, loss = "huber"; `fedcore.methods.dictionaries.separation` says what is done.
+"""Robust rounds, loss = "huber": global atoms hold the background of a fixed camera, local atoms what is left.
 
-Every client measures the spread of its own residuals: a median over its rows, which the round needs of nobody else. So
-what reaches the server is what reaches it in the other rounds, a client's global atoms, and their centre is taken as
-ever. A client that is read in tiles has a spread for each tile: one median over all of them would be a sort on disk.
+As printed, PerMA fits its global atoms to whole frames by least squares, so that objects leak into them, and into the
+codes: background "ghosts". Here the global part is robust, after Huber's modified residuals:
+
+    codes of a sample y     least Huber loss of y - x G, by x <- x + psi(y - x G) G'
+    cleaned samples         x G + psi(y - x G): residuals beyond the cut are reduced to it
+    client's global atoms   the orthogonal learner's step (Algorithm 4) on the cleaned samples: polar factor of X'Y
+    server                  the aggregate of the clients' atoms, as in the other rounds
+    local atoms             the learner's steps on the rest y - x G, which holds the objects (Algorithm 6)
+
+psi(r) = r cut to [-c s, c s]. The standard deviation s is estimated by 1.4826 median |r| of the client's residuals, so
+a round needs nothing of anybody else for it. A client that is read in tiles has an s for each tile: one median over
+all of them would be a sort on disk. In the rounds only global atoms are sent; the matching before them needs whole
+dictionaries. Samples may come in any order, and a frame may be brighter than the others.
+
+Sources: Liang, Shi, Al Kontar, Fattahi 2023, Algorithms 4 and 6; Huber, "Robust Statistics" (1981), Chapter 7.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
-from fedcore.methods.dictionaries import learners
-from fedcore.methods.dictionaries.coding import Coder
+from fedcore.methods.dictionaries.client_groups import Group
 from fedcore.methods.dictionaries.config import DictionariesConfig
-from fedcore.methods.dictionaries.operators import matched_distances, polar
-from fedcore.methods.dictionaries.samples import Group
-from fedcore.methods.dictionaries.separation import LAST, RobustCoder, huber, local_parts
-from fedcore.methods.dictionaries.state import RoundMessage
+from fedcore.methods.dictionaries.distances import matched_distances
+from fedcore.methods.dictionaries.initialisation import singular_start
+from fedcore.methods.dictionaries.learners import step
+from fedcore.methods.dictionaries.messages import Counts, RoundMessage
+from fedcore.methods.dictionaries.operators import polar
+from fedcore.methods.dictionaries.sparse_coding import Coder
 from fedcore.rounds.method import Memory
 
 Rows = Callable[[], Iterator[np.ndarray]]
+TO_STANDARD_DEVIATION = 1.4826  # of a normal distribution, from its median absolute value
+SMALLEST = 1e-9  # standard deviation of residuals, below which they are rounding
 
 
-class Answer(NamedTuple):
-    """Of one client. common: (rg, d) its global atoms; loss: sum of the Huber losses of its samples by the codes that
-    it learned from; nonzero: codes; dead: local atoms that no sample used."""
-
-    common: np.ndarray
-    loss: float
-    nonzero: float
-    dead: float
+# --- codes ----------------------------------------------------------------------------------------------------------
 
 
-def coders(config: DictionariesConfig) -> tuple[RobustCoder, RobustCoder]:
-    """(to learn global atoms from, for codes that are kept)"""
-    return RobustCoder(config.cut), RobustCoder(config.cut, LAST.looks, LAST.steps)
+@dataclass(frozen=True, slots=True)
+class RobustCoder:
+    """Codes of least Huber loss.
+
+    cut:       c, standard deviations from which on a residual counts as an outlier
+    estimates: how often the standard deviation is estimated; steps: of the iteration after each estimate
+    """
+
+    cut: float = 1.0
+    estimates: int = 3
+    steps: int = 5
+
+    def __call__(self, samples: np.ndarray, atoms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(codes (n, r), cleaned samples (n, d)) of samples (n, d) with orthonormal atoms (r, d)."""
+        codes = samples @ atoms.T
+        if not len(samples):
+            return codes, samples
+        rest = samples - codes @ atoms
+        bound = 0.0
+        for _ in range(self.estimates):
+            bound = self.cut * max(TO_STANDARD_DEVIATION * float(np.median(np.abs(rest))), SMALLEST)
+            for _ in range(self.steps):
+                codes += np.clip(rest, -bound, bound) @ atoms.T
+                rest = samples - codes @ atoms
+        return codes, codes @ atoms + np.clip(rest, -bound, bound)
 
 
-def rows_of(group: Group, i: int) -> Rows:
-    """The samples of client i of the group, (m, d) tile by tile, without what fills up the stack."""
+def coder_to_learn(config: DictionariesConfig) -> RobustCoder:
+    """For codes that global atoms are learnt from."""
+    return RobustCoder(config.cut)
+
+
+def coder_to_keep(config: DictionariesConfig) -> RobustCoder:
+    """For codes that are kept, or that local atoms are learnt from: closer to the minimum."""
+    return RobustCoder(config.cut, estimates=6, steps=10)
+
+
+def huber(rest: np.ndarray, cut: np.ndarray) -> np.ndarray:
+    """Huber losses of residuals and what the cut leaves of them: r^2 up to the bound b, 2 b |r| - b^2 beyond."""
+    return np.abs(cut) * (2.0 * np.abs(rest) - np.abs(cut))
+
+
+def robust_parts(
+    config: DictionariesConfig, samples: np.ndarray, common: np.ndarray, local: np.ndarray, coder: Coder
+) -> tuple[np.ndarray, np.ndarray]:
+    """(global part, local part) of samples (n, d): robust codes of G alone, then the local atoms' of what is left."""
+    shared = coder_to_keep(config)(samples, common)[0] @ common
+    rest = samples - shared
+    return shared, coder(rest, local) @ local if len(local) else np.zeros_like(rest)
+
+
+# --- a round of the clients -----------------------------------------------------------------------------------------
+
+
+def robust_round(
+    config: DictionariesConfig,
+    message: RoundMessage,
+    group: Group,
+    memory: Memory,
+    sent: np.ndarray,
+    coder: Coder,
+    counts: Counts,
+) -> None:
+    """The round of a group of clients: writes their atoms into `sent` (C, rg, d), what they learn into `memory`, and
+    adds to `counts`. In the last rounds local atoms move."""
+    common, local_atoms = message.global_atoms, group.rank - len(message.common)
+    for i, client in enumerate(group.clients.tolist()):
+        rows = _rows_of(group, i)
+        sent[client], loss = global_atoms(rows, common, coder_to_learn(config), config.local_steps)
+        memory["loss"][client] = loss / group.sizes[i]
+        counts.nonzero += group.sizes[i] * len(common)
+        if message.learn_local and local_atoms:
+            local = memory["local"][client, :local_atoms] if memory["fitted"][client] else None
+            rest = _left_by(common, rows, coder_to_keep(config), keep=not group.in_tiles)
+            local, used = learn_local_atoms(rest, local, local_atoms, max(config.refine_steps, 1), coder)
+            memory["local"][client, :local_atoms], memory["fitted"][client] = local, 1
+            counts.nonzero += float(used.sum())
+            counts.unused_atoms += float((used == 0).sum())
+    distances = matched_distances(sent[group.clients], common)
+    memory["distance"][group.clients] = distances.mean(-1) if len(common) else 0.0
+
+
+def _rows_of(group: Group, i: int) -> Rows:
+    """The samples of client i of the group, (m, d) tile by tile, without the padding of the stack."""
     size = int(group.sizes[i])
 
     def tiles() -> Iterator[np.ndarray]:
-        for tile in group.tiles():  # more than one only if the client stands alone, and is not filled up
+        for tile in group.tiles():  # more than one only if the client is alone in its group, which has no padding
             yield tile[i, : min(size, tile.shape[1])]
 
     return tiles
 
 
-def answer(
-    config: DictionariesConfig, message: RoundMessage, group: Group, i: int, memory: Memory, coder: Coder
-) -> Answer:
-    """The round of client i of the group; in the last rounds its local atoms in `memory` move."""
-    common, rows, client = message.global_atoms, rows_of(group, i), int(group.clients[i])
-    moved, lost = global_atoms(rows, common, coders(config)[0], config.local_steps)
-    locals_ = group.rank - len(common)
-    if not (message.learn_local and locals_):
-        return Answer(moved, lost, 0.0, 0.0)
-    local = memory["local"][client, :locals_] if memory["fitted"][client] else None
-    rest = left_by(common, rows, coders(config)[1], keep=not group.in_tiles)
-    local, used = local_atoms(rest, local, locals_, max(config.refine_steps, 1), coder)
-    memory["local"][client, :locals_], memory["fitted"][client] = local, 1
-    return Answer(moved, lost, float(used.sum()), float((used == 0).sum()))
-
-
 def global_atoms(rows: Rows, common: np.ndarray, coder: RobustCoder, steps: int = 1) -> tuple[np.ndarray, float]:
     """((rg, d) a client's global atoms after some steps from the common ones, Huber loss of the last step's codes)."""
-    lost = 0.0
+    loss = 0.0
     for _ in range(steps):
-        xy, lost = np.zeros_like(common), 0.0
+        xy, loss = np.zeros_like(common), 0.0
         for y in rows():
             codes, cleaned = coder(y, common)
             xy += codes.T @ cleaned
             made = codes @ common
-            lost += float(huber(y - made, cleaned - made).sum())
+            loss += float(huber(y - made, cleaned - made).sum())
         common = polar(xy, common)
-    return common, lost
+    return common, loss
 
 
-def left_by(common: np.ndarray, rows: Rows, coder: RobustCoder, keep: bool) -> Rows:
+def _left_by(common: np.ndarray, rows: Rows, coder: RobustCoder, keep: bool) -> Rows:
     """What the global atoms leave, (1, m, d) tile by tile. keep: in memory, else it is made anew in every pass."""
 
     def rest() -> Iterator[np.ndarray]:
@@ -93,27 +162,16 @@ def left_by(common: np.ndarray, rows: Rows, coder: RobustCoder, keep: bool) -> R
     return lambda: iter(kept)
 
 
-def local_atoms(
+def learn_local_atoms(
     rest: Rows, local: np.ndarray | None, count: int, steps: int, coder: Coder
 ) -> tuple[np.ndarray, np.ndarray]:
     """((l, d) orthonormal atoms learnt from what the global ones leave, (l,) codes of the last step that used them).
 
-    local: to go on from; None: `count` singular vectors of what is left.
+    local: (l, d) to go on from; None: `count` singular vectors of what is left. steps: at least 1.
     """
-    atoms = learners.singular_start(rest, count) if local is None else local[None]
+    atoms = singular_start(rest, count) if local is None else local[None]
+    used = np.zeros(count)
     for _ in range(steps):
-        atoms, sums = learners.step("orthogonal", rest, atoms, coder, loss=False)
-    return atoms[0], sums.used[0, 0]
-
-
-def distance(answers: np.ndarray, common: np.ndarray) -> np.ndarray:
-    """(c,) mean distance of clients' global atoms (c, rg, d) from the common ones, atom by atom."""
-    return matched_distances(answers, common).mean(-1) if len(common) else np.zeros(len(answers))
-
-
-def robust_parts(
-    config: DictionariesConfig, samples: np.ndarray, common: np.ndarray, local: np.ndarray, coder: Coder
-) -> tuple[np.ndarray, np.ndarray]:
-    """(global part, local part) of samples (n, d): robust codes of G alone, then the local atoms' of what is left."""
-    shared = coders(config)[1](samples, common)[0] @ common
-    return shared, local_parts(samples - shared, local, coder)
+        atoms, sums = step("orthogonal", rest, atoms, coder, loss=False)
+        used = sums.used[0, 0]
+    return atoms[0], used

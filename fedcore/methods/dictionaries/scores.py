@@ -1,10 +1,10 @@
-"""How well the atoms of a dictionary run rebuild held-out rows: mean squared error of a number.
+"""How well the atoms of a dictionary run reconstruct held-out rows: mean squared error of a number.
 
-On the population that the run was trained on, clients have their own atoms as trained. Beside them, and alone on any
-other population, stands what a client can add at once: own atoms refitted, singular vectors of what the global atoms
-leave in its training rows, as many as it has local atoms. The same number of singular vectors of its training rows
-stands for a client alone, and zero for no dictionary. All are coded as the run codes, matching pursuit in place of a
-plain top-k.
+Five lines. The global atoms alone; on the population that the run was trained on, with the clients' own atoms as
+trained; on any population, with own atoms that a client can add at once: singular vectors of what the global atoms
+leave in its training rows, as many as it has local atoms. A client alone has as many singular vectors of its training
+rows as its dictionary has atoms. No dictionary predicts zero. All are coded as the run codes, with matching pursuit in
+place of a plain top-k.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 
 from fedcore.errors import PopulationError, RunError
 from fedcore.methods.dictionaries.config import DictionariesConfig
-from fedcore.methods.dictionaries.leaf import coder_of
-from fedcore.methods.dictionaries.personal import own_atoms, split_parts
+from fedcore.methods.dictionaries.personal import parts, remembered
+from fedcore.methods.dictionaries.sparse_coding import coder_of
 from fedcore.methods.dictionaries.state import DictionariesState
 from fedcore.population.blocks import RowsBlock
 from fedcore.rounds import scores as held_rows
@@ -30,59 +30,62 @@ LINES = (RUN, TRAINED, PERSONAL, ALONE, ZERO)
 
 
 def evaluate_block(
-    config: DictionariesConfig, state: DictionariesState, block: RowsBlock, kept: KnownMemories | None = None
+    config: DictionariesConfig, state: DictionariesState, block: RowsBlock, known: KnownMemories | None = None
 ) -> Statistics:
-    """Sums over the clients of one leaf that have held-out and training rows. kept: what they remember of the training.
+    """Sums over the clients of one leaf that have held-out and training rows. known: what they remember of training.
 
     Raises ValueError if the block has no held-out part, RunError if the run has no global dictionary yet,
     PopulationError for rows that are not finite.
     """
     held = held_out(block)
+    assert isinstance(held, RowsBlock)
     if state.phase == "start":
         raise RunError("the run stopped before it had a global dictionary.", "Resume it first.")
     coder, common, d = coder_of(config), state.common, block.features
-    own = max(config.atoms - len(common), 0)
+    local_atoms, none = max(config.atoms - len(common), 0), np.zeros((0, d))
     losses, m = {name: np.zeros(block.clients) for name in LINES}, np.zeros(block.clients)
-    trained = None if kept is None else own_atoms(state, block, kept.memory)
-    has = np.zeros(block.clients, bool) if kept is None else kept.known & (trained["rank"] > 0)
+    trained = None if known is None else remembered(state, block, known.memory)
+    has_trained = np.zeros(block.clients, bool)
+    if known is not None and trained is not None:
+        has_trained = known.known & (trained["rank"] > 0)
     for client in range(block.clients):
-        rows = _rows(held, client)
-        training = _rows(block, client)
+        rows, training = _rows(held, client), _rows(block, client)
         if not len(rows) or not len(training):
             continue
         m[client] = len(rows)
-        none = np.zeros((0, d))
         if not (np.isfinite(rows).all() and np.isfinite(training).all()):
             raise PopulationError(
                 f"client number {block.first + client} has rows with missing or infinite values.",
                 "Dictionaries need complete rows: fill or drop these before ingesting.",
             )
-        rest = training - split_parts(config, coder, training, common, none)[0] if len(common) else training
-        local = _singular(rest, own)
+        rest = training - parts(config, coder, training, common, none)[0] if len(common) else training
         lines = {
             RUN: (common, none),
-            PERSONAL: (common, local),
-            ALONE: (none, _singular(training, config.atoms)),
+            PERSONAL: (common, _singular_vectors(rest, local_atoms)),
+            ALONE: (none, _singular_vectors(training, config.atoms)),
             ZERO: (none, none),
         }
-        if has[client]:
-            lines[TRAINED] = (common, trained["local"][client, : trained["rank"][client] - len(common)])
-        for name, (shared, mine) in lines.items():
-            a, b = split_parts(config, coder, rows, shared, mine) if len(shared) + len(mine) else (0.0, 0.0)
-            losses[name][client] = ((rows - a - b) ** 2).sum() / d
-    return held_rows.sums(block.leaf, m, losses, of={TRAINED: has})
+        if trained is not None and has_trained[client]:
+            lines[TRAINED] = (common, trained["local"][client][: int(trained["rank"][client]) - len(common)])
+        for name, (shared, own) in lines.items():
+            residual = rows
+            if len(shared) + len(own):
+                global_part, local_part = parts(config, coder, rows, shared, own)
+                residual = rows - global_part - local_part
+            losses[name][client] = (residual**2).sum() / d
+    return held_rows.sums(block.leaf, m, losses, of={TRAINED: has_trained})
 
 
 def _rows(block: RowsBlock, client: int) -> np.ndarray:
     return np.asarray(block.x[int(block.ptr[client]) : int(block.ptr[client + 1])], np.float64)
 
 
-def _singular(rows: np.ndarray, count: int) -> np.ndarray:
+def _singular_vectors(rows: np.ndarray, count: int) -> np.ndarray:
     """(at most count, d) leading right singular vectors with energy."""
     _, values, vectors = np.linalg.svd(rows, full_matrices=False)
     return vectors[: min(count, int((values > 1e-10 * max(values[0], 1e-300)).sum()))]
 
 
-def table(config: DictionariesConfig, statistics: Mapping[str, np.ndarray]) -> Table:
+def table(statistics: Mapping[str, np.ndarray]) -> Table:
     """The table from the finished statistics of all leaves. Raises PopulationError if nothing was held out."""
     return held_rows.table(statistics, LINES, "mse")

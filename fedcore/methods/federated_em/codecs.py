@@ -34,7 +34,8 @@ LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 class Codec(Protocol):
     """q: length of a message. omega: variance bound. draws: uniforms that one message needs."""
 
-    q: int
+    @property
+    def q(self) -> int: ...
 
     @property
     def omega(self) -> float: ...
@@ -197,14 +198,6 @@ class Dithering:
             levels[0] = (_read_dense if reader.bit() else _read_sparse)(reader, self.q)
         return self.decode(norms, levels)[0]
 
-    def variance(self, x: np.ndarray) -> np.ndarray:
-        """(C,) the exact E ||Quant(x) - x||^2: sum (N / s)^2 f (1 - f), f the fraction of s |x| / N."""
-        wide = np.repeat(self._norms(np.abs(x)).astype(np.float64), self._lengths(), axis=1)
-        with np.errstate(invalid="ignore"):
-            scaled = np.where(wide > 0, np.abs(x) * self.levels / wide, 0.0)
-        fraction = scaled - np.floor(scaled)
-        return np.sum((wide / self.levels) ** 2 * fraction * (1 - fraction), axis=1)
-
     def _lengths(self) -> np.ndarray:
         return np.diff(self.blocks, prepend=0)
 
@@ -248,20 +241,6 @@ def _gamma_of(numbers: np.ndarray) -> np.ndarray:
     """`gamma_length`, looked up where that is possible."""
     largest = int(numbers.max(initial=0))
     return gamma_lengths(TABLE)[numbers] if largest <= TABLE else gamma_length(numbers)
-
-
-def fixed_bits(codec: Dithering) -> int:
-    """Length of a message without any code: a norm for each block and ceil(log2(2 s + 1)) bits for each level."""
-    return NORM_BITS * len(codec.blocks) + codec.q * math.ceil(math.log2(2 * codec.levels + 1))
-
-
-def entropy_bits(levels: np.ndarray) -> np.ndarray:
-    """(C,) float64: order-0 entropy of the signed levels of each message (C, q), summed; what no symbol code beats."""
-    bits = np.zeros(len(levels))
-    for level in np.unique(levels):
-        count = (levels == level).sum(axis=1)
-        bits -= count * np.log2(np.maximum(count, 1) / levels.shape[1])
-    return bits
 
 
 def _write_sparse(writer: BitWriter, levels: Sequence[int]) -> None:

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 COUNT_MODELS = ("poisson", "multinomial", "bernoulli")
 TABLES = ("gaussian_tables", "poisson_tables", "bernoulli_tables")
+Refusals = tuple[tuple[bool, str], ...]  # (whether the settings contradict each other, how)
 ROUNDS, PRIVATE_ROUNDS = 100, 30
 PRIVATE_GAMMA = 0.5
 BATCH_GAMMA = 0.3  # an upper bound: the noise of a batch does not die with the compression's
@@ -201,8 +202,8 @@ class FederatedEMConfig(BaseModel):
         return self.algorithm == "vr-fedem"
 
     @property
-    def unit(self) -> int:
-        """Rows of the population that are one observation: those of a table, else 1."""
+    def rows_per_observation(self) -> int:
+        """Rows of the population that are one observation of the model: those of a table, else 1."""
         return self.table_rows or 1
 
     @property
@@ -218,7 +219,7 @@ class FederatedEMConfig(BaseModel):
         return self.start or ("given" if self.private else "kmeans++")
 
     @property
-    def look_every(self) -> int:
+    def monitoring_interval(self) -> int:
         return self.monitor_every or 10
 
     @property
@@ -227,7 +228,7 @@ class FederatedEMConfig(BaseModel):
         return self.weights != "clients" and not self.private
 
     @property
-    def memories(self) -> bool:
+    def fills_memories(self) -> bool:
         """Whether a pass gives the memories their first values, if there are memories."""
         return self.memory_start != "zero" and self.algorithm in ("fedem", "vr-fedem")
 
@@ -255,10 +256,14 @@ class FederatedEMConfig(BaseModel):
     def _step_of_theorem(self, omega: float, omega_p: float, clients: float) -> float:
         """gamma_max of Theorem 1, with omega_p for absent clients; or the step of Theorem 3."""
         v, field, objective = self.v_min, self.field_lipschitz, self.objective_lipschitz
+        if v is None or field is None or objective is None:
+            raise ValueError("the constants of the theorems are not known")
         if self.variance_reduced:
-            spread = (1 + omega) * math.sqrt(omega + (1 + 10 * omega) / 8)
+            if self.v_max is None:
+                raise ValueError("v_max is not known")
+            noise = (1 + omega) * math.sqrt(omega + (1 + 10 * omega) / 8)
             ratio = self.v_max * field / (objective * math.sqrt(clients))
-            return v / objective / (1 + 4 * math.sqrt(2) * ratio * spread)
+            return v / objective / (1 + 4 * math.sqrt(2) * ratio * noise)
         largest = v / (2 * objective)
         if omega_p == 0:
             return largest
@@ -272,7 +277,7 @@ class FederatedEMConfig(BaseModel):
                 raise ValueError(text)
         return self
 
-    def _of_the_model(self):
+    def _of_the_model(self) -> Refusals:
         tables = self.model in TABLES
         return (
             (
@@ -282,7 +287,7 @@ class FederatedEMConfig(BaseModel):
             (tables != (self.table_rows is not None), "table_rows is needed for tables, and for nothing else"),
         )
 
-    def _of_the_algorithm(self):
+    def _of_the_algorithm(self) -> Refusals:
         exact = self.algorithm == "em"
         return (
             (
@@ -298,12 +303,12 @@ class FederatedEMConfig(BaseModel):
             (self.inner_rounds is not None and not self.variance_reduced, "inner_rounds is for vr-fedem"),
             (self.kept is not None and self.codec_name != "rand-k", 'kept is for codec = "rand-k"'),
             (
-                self.algorithm == "naive" and (self.alpha or self.memory_start == "full"),
+                self.algorithm == "naive" and (bool(self.alpha) or self.memory_start == "full"),
                 "the naive variant keeps no memories: it takes neither alpha nor memory_start",
             ),
         )
 
-    def _of_privacy(self):
+    def _of_privacy(self) -> Refusals:
         if not self.private:
             return ((self.epsilon is not None, f'epsilon is for algorithm = "private", not {self.algorithm!r}'),)
         return (

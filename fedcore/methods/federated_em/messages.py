@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-Parameters = Mapping[str, np.ndarray]
+from fedcore.methods.mixture_models.contract import Theta
+
+BITS_PER_NUMBER = 64  # of what is not compressed
+HEADER_BITS = 64  # the number of the round
+
+Oracle = Literal["full", "batch", "recursive"]
+
+
+def bits_to_client(q: int, parameters: int) -> float:
+    """Bits of a server's message: the number of the round, S_k (q numbers) and T(S_k). Not compressed, as in the
+    paper."""
+    return float(HEADER_BITS + BITS_PER_NUMBER * (q + parameters))
 
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """How rows are standardised before the model sees them: (x - centre) / scale, each (d,) float64; and the pooled
-    moments that the model's penalty and start may rest on, in the units after standardisation.
+    """How rows are standardised before the model sees them, (x - centre) / scale, and the pooled moments that the
+    model's penalty and its initialisation rest on.
 
-    centre and scale are (0,) if rows are left as they are; mean is (0,) where it is not known. seen: (d,) entries of
-    each column that are not missing, (0,) where that is not known. In tables the last three are those of cells.
+    centre, scale: (d,) float64, in the units of the data; (0,) if rows are left as they are
+    variance, mean: (d,) float64 of the standardised columns; mean is (0,) where it is not known
+    seen: (d,) float64, how many entries of each column are not missing; (0,) where that is not known
+
+    For tables the last three are those of the J L cells.
     """
 
     centre: np.ndarray
@@ -28,33 +41,34 @@ class Scaling:
 
 
 def plain_scaling(width: int) -> Scaling:
-    """Rows as they are, and moments that are not known: variances of 1."""
+    """Rows as they are; moments are not known, and variances are taken to be 1."""
     none = np.zeros(0)
     return Scaling(none, none, np.ones(width), none, none)
 
 
 @dataclass(frozen=True, slots=True)
 class MomentsMessage:
-    """Asks for the sizes of the clients and the moments of the columns; rows are checked on the way."""
+    """Asks for the clients' numbers of rows and the moments of the columns. The rows are checked on the way."""
 
 
 @dataclass(frozen=True, slots=True)
-class PickMessage:
-    """Asks for one more row for each start.
+class SeedMessage:
+    """Asks for one more seed, a row of the population, for each of R initialisations.
 
-    chosen: (R, j, d) float64, the rows chosen so far for each of R starts, standardised.
-    far:    probability proportional to the squared distance from the nearest chosen row; else the same for all others.
+    chosen: (R, j, d) float64, the seeds so far, standardised
+    by_distance: a row is drawn with a probability proportional to its squared distance from the nearest seed
+        (k-means++); else all rows that are no seed yet are equally likely
     """
 
     chosen: np.ndarray
-    far: bool
+    by_distance: bool
     scaling: Scaling
     seed: int
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterMessage:
-    """Asks for the clusters around the centres of each start. centres: (R, G, d) float64, standardised."""
+    """Asks for the sums of the clusters around the centres of R initialisations, (R, G, d) float64, standardised."""
 
     centres: np.ndarray
     scaling: Scaling
@@ -62,22 +76,26 @@ class ClusterMessage:
 
 @dataclass(frozen=True, slots=True)
 class TrialMessage:
-    """Asks for plain EM steps of several starts at once: sums of statistics and objectives.
+    """Asks for one exact EM step of each initialisation: sums of statistics, and objectives.
 
-    thetas: one set of parameters for each start. clients, rows: totals of the population, for the weights.
+    thetas: one set of parameters for each. clients, rows: totals of the population, from which the weights w_i follow
+    (also in the messages below).
     """
 
-    thetas: tuple[Parameters, ...]
+    thetas: tuple[Theta, ...]
     scaling: Scaling
     clients: float
     rows: float
 
 
 @dataclass(frozen=True, slots=True)
-class FieldMessage:
-    """Asks for V_i = h_i(S_0), uncompressed (Algorithm 1's initialisation in theory)."""
+class InitialMemoryMessage:
+    """Asks for V_{0,i} = h_i(S_0), uncompressed: the memories with which the theorems begin.
 
-    theta: Parameters
+    theta: T(S_0). s: (q,) S_0.
+    """
+
+    theta: Theta
     s: np.ndarray
     scaling: Scaling
     clients: float
@@ -88,21 +106,22 @@ class FieldMessage:
 class RoundMessage:
     """One round of Algorithm 1 or 2.
 
-    number:    names the round's streams, from 1 (VR-FedEM: of all inner rounds)
-    theta:     T(S_k); previous: T(S_{k-1}), None unless this is an inner round of VR-FedEM
-    oracle:    "full" pass; "batch" of rows; "recursive": the same batch at theta and at previous
-    s:         S_k, (q,)
+    number:    names the round's random streams, from 1 (VR-FedEM: counts all inner rounds)
+    theta:     T(S_k). previous: T(S_{k-1}) in an inner round of VR-FedEM, else None
+    oracle:    how s_i is found: from all rows ("full"), from a batch, or by a correction from the same batch at theta
+               and at previous ("recursive")
+    s:         (q,) S_k
     threshold: a client takes part if its uniform is at most this
-    batch:     rows that a client draws; 0 with "full"
-    monitor:   whether the objective and the exact field are asked for
-    audit:     whether the clients' memories are summed
+    batch:     rows that a client draws; 0 if the oracle is "full"
+    monitor:   whether the objective and the exact mean field are asked for
+    audit:     whether the sum of the clients' memories is asked for
     """
 
     number: int
     seed: int
-    theta: Parameters
-    previous: Parameters | None
-    oracle: Literal["full", "batch", "recursive"]
+    theta: Theta
+    previous: Theta | None
+    oracle: Oracle
     s: np.ndarray
     scaling: Scaling
     threshold: float
@@ -117,7 +136,7 @@ class RoundMessage:
 class ObjectiveMessage:
     """Asks for the objective at the final parameters."""
 
-    theta: Parameters
+    theta: Theta
     scaling: Scaling
     clients: float
     rows: float
@@ -125,13 +144,14 @@ class ObjectiveMessage:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseMessage:
-    """DP-A: asks for the sum over the clients of clip_C(D^-1 (s_i - S_k)) on the grid.
+    """Private runs: asks for the sum over the clients of clip_C(D^-1 (s_i - S_k)), in whole grid steps.
 
-    release: planned name. part_scales: (q,) diagonal of D. bound: rows are cut to this L2 norm.
+    release: its planned name. s: (q,) S_k. part_scales: (q,) diagonal of D. clip: C. bound: rows are scaled down to
+    this L2 norm.
     """
 
     release: str
-    theta: Parameters
+    theta: Theta
     s: np.ndarray
     scaling: Scaling
     part_scales: np.ndarray
@@ -141,10 +161,10 @@ class ReleaseMessage:
 
 Message = (
     MomentsMessage
-    | PickMessage
+    | SeedMessage
     | ClusterMessage
     | TrialMessage
-    | FieldMessage
+    | InitialMemoryMessage
     | RoundMessage
     | ObjectiveMessage
     | ReleaseMessage

@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from fedcore.errors import ConfigError
-from fedcore.methods.federated_em import families, given, leaf, private, scores, server
+from fedcore.methods.federated_em import clients, models, private, scores, seeding, server, start
 from fedcore.methods.federated_em.config import FederatedEMConfig
 from fedcore.methods.federated_em.messages import (
     ClusterMessage,
-    FieldMessage,
+    InitialMemoryMessage,
     MomentsMessage,
     ObjectiveMessage,
-    PickMessage,
     ReleaseMessage,
+    SeedMessage,
     TrialMessage,
     plain_scaling,
 )
 from fedcore.methods.federated_em.personal import personalise
-from fedcore.methods.federated_em.picking import clusters, pick
+from fedcore.methods.federated_em.result import result_of
 from fedcore.methods.federated_em.round_metrics import METRICS
 from fedcore.methods.federated_em.state import FederatedEMState
-from fedcore.population.blocks import ClientBlock, Kind
+from fedcore.population.blocks import ClientBlock, Kind, RowsBlock
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.method import ClientOutputs, Memory, Message, PrivateMethod, PublicFacts, RoundInfo
-from fedcore.rounds.results import Metric
+from fedcore.rounds.results import Features, Metric, Result
 from fedcore.rounds.scores import KnownMemories, ScoreTable
 from fedcore.rounds.statistics import Statistics
 
@@ -45,7 +44,8 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
     Source: Dieuleveut, Fort, Moulines, Robin, "Federated Expectation Maximization with heterogeneity mitigation and
     variance reduction" (2021). One driver, configured by oracle, codec, alpha, gamma and participation, is FedEM,
     VR-FedEM, naive compressed EM, online EM, SPIDER-EM (one client, no codec) and EM. `algorithm = "private"` is
-    `fedcore.methods.federated_em.private`.
+    `fedcore.methods.federated_em.private`. `fedcore.methods.federated_em.reference` has the paper's algorithms on one
+    page.
     """
 
     name: ClassVar[str] = "federated_em"
@@ -70,68 +70,67 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
         return NOT_PRIVATE.get(self.config.algorithm, "")
 
     def plan(self, public: PublicFacts) -> Sequence[PlannedRelease]:
-        """Raises ConfigError if a private run has no budget, no nominal number of clients or no public start."""
+        """Raises ConfigError if a private run has no budget, no nominal number of clients or no warm start."""
         return private.plan(self.config, public) if self.private else []
 
     def init(self, public: PublicFacts) -> FederatedEMState:
-        return (private if self.private else server).init(self.config, public)
+        return private.init(self.config, public) if self.private else server.init(self.config, public)
 
     def total_rounds(self, state: FederatedEMState) -> int:
         return len(state.multipliers) if self.private else server.total_rounds(self.config, state)
 
     def message(self, state: FederatedEMState) -> Message | None:
-        return (private if self.private else server).message(self.config, state)
+        return private.message(self.config, state) if self.private else server.message(self.config, state)
 
     def client_update(
         self, message: Message, block: ClientBlock, memory: Memory | None
     ) -> tuple[Statistics, Memory | None]:
-        if isinstance(message, MomentsMessage):
-            plain = plain_scaling(block.features * self.config.unit)
-            return leaf.moments(self.config, families.model_of(self.config, plain), block), None
-        if isinstance(message, PickMessage):
-            return pick(message, block), None
+        if isinstance(message, SeedMessage):
+            return seeding.draw_seeds(message, block), None
         if isinstance(message, ClusterMessage):
-            return clusters(message, block), None
-        model = families.model_of(self.config, message.scaling)
+            return seeding.sum_clusters(message, block), None
+        if isinstance(message, MomentsMessage):
+            plain = plain_scaling(block.features * self.config.rows_per_observation)
+            return clients.moments(self.config, models.model_of(self.config, plain), block), None
+        model = models.model_of(self.config, message.scaling)
         match message:
-            case ReleaseMessage():
-                return private.client_update(self.config, model, message, block), None
+            case ReleaseMessage():  # the settings of a private run are for rows
+                return private.client_update(self.config, model, message, cast(RowsBlock, block)), None
             case TrialMessage():
-                return leaf.trials(self.config, model, message, block), None
-            case FieldMessage():
-                return leaf.field(self.config, model, message, block)
+                return clients.trials(self.config, model, message, block), None
+            case InitialMemoryMessage():
+                return clients.initial_memory(self.config, model, message, block)
             case ObjectiveMessage():
-                return leaf.objective(self.config, model, message, block), memory
-        return leaf.round_answer(self.config, model, families.codec_of(self.config, model), message, block, memory)
+                return clients.objective(self.config, model, message, block), memory
+        codec = models.codec_of(self.config, model)
+        return clients.round_update(self.config, model, codec, message, block, memory)
 
     def server_update(self, state: FederatedEMState, result: Mapping[str, Any]) -> tuple[FederatedEMState, RoundInfo]:
         if self.private:
             return private.server_update(self.config, state, result[private.release_name(state.round + 1)])
         return server.server_update(self.config, state, result)
 
+    def phase(self, state: FederatedEMState, message: Message) -> str:
+        return state.phase
+
     def parameters(self, state: FederatedEMState) -> dict[str, np.ndarray]:
-        """The parameters by name, of rows in the units of the data; empty before there is a start."""
-        return dict(families.in_data_units(self.config, state.parameters(), server.scaling(state)))
+        """The parameters by name, of rows in the units of the data; empty before there are any."""
+        return dict(models.in_data_units(self.config, state.parameters(), state.scaling()))
+
+    def result(self, state: FederatedEMState, features: Features) -> Result:
+        """See `fedcore.methods.federated_em.result`. Empty before the first round."""
+        return result_of(self.config, self.parameters(state), features) if state.round else Result()
 
     def warm_start_of(self, state: FederatedEMState) -> dict[str, np.ndarray]:
-        """What another run may start from: parameters, and what rows and clipped parts were scaled by."""
-        if not len(state.theta):
-            raise ConfigError("stopped before it had parameters.", "Name a run that has.")
-        arrays = {
-            "centre": state.centre,
-            "scale": state.scale,
-            "column_means": state.mean,
-            "part_scales": state.part_scales,
-        }
-        return {**state.parameters(), **{name: array for name, array in arrays.items() if len(array)}}
+        """Parameters, and what rows and clipped parts were scaled by."""
+        return start.warm_start_of(state)
 
     def checked_warm_start(self, arrays: Mapping[str, np.ndarray], what: str, features: int) -> dict[str, np.ndarray]:
-        """float64, finite; whether they are parameters of the model is seen when the run is planned."""
-        return given.checked_arrays(arrays, what)
+        """float64, finite; whether they are parameters of the model is checked when the run is planned."""
+        return start.checked_arrays(arrays, what)
 
     def personalise(self, state: FederatedEMState, block: ClientBlock, memory: Memory | None) -> ClientOutputs:
-        """Per client: what its own rows say under the shared parameters; see
-        `fedcore.methods.federated_em.personal`."""
+        """What each client's own rows say under the shared parameters: `fedcore.methods.federated_em.personal`."""
         return personalise(self.config, state, block)
 
     def score_block(self, state: FederatedEMState, block: ClientBlock, memories: KnownMemories | None) -> Statistics:
@@ -140,6 +139,3 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
 
     def score_table(self, statistics: Mapping[str, np.ndarray]) -> ScoreTable:
         return scores.table(self.config, statistics)
-
-    def phase(self, state: FederatedEMState, message: Message) -> str:
-        return state.phase

@@ -1,12 +1,12 @@
-"""DP-A: EM in the space of statistics on sums with noise, user-level private.
+"""DP-A: EM in the space of statistics from sums with noise, private for clients.
 
-    rows      scaled by public constants, cut to a public L2 norm
+    rows      standardised by public constants, scaled down to a public L2 norm where they are longer
     client    c_i = clip_C( D^-1 (s_i - S_k) ) on an integer grid, s_i the mean statistic of its rows; 0 without rows
     release   sum c_i + discrete Gaussian noise, by the engine
     server    H = D release / n, n the public nominal number of clients; S_{k+1} = S_k + gamma H inside the domain
 
-Every client is asked in every round and no amplification by sampling is claimed: T releases of equal price. Clients
-keep no memory. The start, the scaling and D are public; steps are cut back by what was released; nothing else is seen.
+Every client is asked in every round, and no amplification by sampling is claimed: T releases of equal price. Clients
+keep no memory. The warm start, the scaling and D are public; a step is cut back by what was released alone.
 A client changes the sum by at most C (add or remove) or 2 C (replace one): docs/privacy/federated-em.md.
 """
 
@@ -18,23 +18,24 @@ from dataclasses import replace
 import numpy as np
 
 from fedcore.errors import ConfigError
-from fedcore.methods.federated_em import families, given
+from fedcore.methods.federated_em import models, start
 from fedcore.methods.federated_em.config import FederatedEMConfig
+from fedcore.methods.federated_em.leaf_rows import LeafRows, rows_of
 from fedcore.methods.federated_em.messages import ReleaseMessage
-from fedcore.methods.federated_em.rows import LeafRows, rows_of
-from fedcore.methods.federated_em.server import advance, scaling
+from fedcore.methods.federated_em.server import damped_step, planned_step
+from fedcore.methods.federated_em.start import Step
 from fedcore.methods.federated_em.state import FederatedEMState, empty, pack
 from fedcore.methods.mixture_models.contract import CurvedEM
 from fedcore.methods.mixture_models.mixture import Mixture
-from fedcore.methods.mixture_models.views import RowView
-from fedcore.population.blocks import ClientBlock
+from fedcore.methods.mixture_models.row_view import RowView
+from fedcore.population.blocks import RowsBlock
 from fedcore.privacy.grid import GRID_NORM, bound_norms, grid_step
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.method import PublicFacts, RoundInfo
 from fedcore.rounds.statistics import IntegerSum, Statistics
 
 ARGUMENT = "docs/privacy/federated-em.md"
-CLIPPED_TOGETHER = 2**14  # numbers of the clients that are clipped at a time, so that they stay in the cache
+CLIPPED_TOGETHER = 2**14  # numbers that are clipped at a time, so that they stay in the cache
 
 
 # --- plan and state -------------------------------------------------------------------------------------------------
@@ -48,7 +49,7 @@ def plan(config: FederatedEMConfig, public: PublicFacts) -> list[PlannedRelease]
             "Set a budget for the population, or choose another algorithm.",
         )
     _nominal(config, public)
-    model, rounds = given.model(config, public), config.all_rounds
+    q, rounds = start.public_model(config, public).q, config.all_rounds
     sensitivity = {"add_or_remove_one": GRID_NORM, "replace_one": 2 * GRID_NORM}[public.relation]
     rho = public.rho
     while True:
@@ -59,7 +60,7 @@ def plan(config: FederatedEMConfig, public: PublicFacts) -> list[PlannedRelease]
             PlannedRelease(
                 release_name(number),
                 number,
-                (model.q,),
+                (q,),
                 sensitivity,
                 multiplier,
                 ARGUMENT,
@@ -79,27 +80,27 @@ def release_name(number: int) -> str:
 
 def init(config: FederatedEMConfig, public: PublicFacts) -> FederatedEMState:
     """Raises ConfigError without a public start, or with one outside the model's domain."""
-    model = given.model(config, public)
-    s = model.statistic_of(given.parameters(public, model))
+    model = start.public_model(config, public)
+    s = model.statistic_of(start.public_parameters(public, model))
     if not model.admissible(s, config.margin):
         raise ConfigError("the public start is outside the domain of the model.", "Start from other parameters.")
     flat, layout = pack(model.maximise(s))
-    fixed = given.scaling(config, public)
+    scaling = start.public_scaling(config, public)
     return empty(
         phase="rounds",
         seed=public.seed,
         clients=float(_nominal(config, public)),
-        centre=fixed.centre,
-        scale=fixed.scale,
-        variance=fixed.variance,
-        mean=fixed.mean,
+        centre=scaling.centre,
+        scale=scaling.scale,
+        variance=scaling.variance,
+        mean=scaling.mean,
         statistic=s,
         theta=flat,
         previous=flat,
         layout=layout,
         memory=np.zeros(model.q),
         gamma=config.step(0.0, 1.0),
-        part_scales=given.part_scales(public, model.q),
+        part_scales=start.part_scales(public, model.q),
         multipliers=np.array([release.noise_multiplier for release in plan(config, public)]),
     )
 
@@ -122,7 +123,7 @@ def message(config: FederatedEMConfig, state: FederatedEMState) -> ReleaseMessag
         release_name(state.round + 1),
         state.parameters(),
         state.statistic,
-        scaling(state),
+        state.scaling(),
         state.part_scales,
         config.clip,
         bound,
@@ -132,7 +133,7 @@ def message(config: FederatedEMConfig, state: FederatedEMState) -> ReleaseMessag
 # --- clients --------------------------------------------------------------------------------------------------------
 
 
-def client_update(config, model: CurvedEM, message: ReleaseMessage, block: ClientBlock) -> Statistics:
+def client_update(config: FederatedEMConfig, model: CurvedEM, message: ReleaseMessage, block: RowsBlock) -> Statistics:
     """The leaf's exact sum on the grid, (q,) int64, and nothing else.
 
     What a client contributes is a function of its own rows, to the last bit: if it moved, by a grid step, what its
@@ -140,8 +141,9 @@ def client_update(config, model: CurvedEM, message: ReleaseMessage, block: Clien
     apart (`fedcore.methods.mixture_models.client_sums`); other models answer them one by one. No rows make this fail
     or warn: that would be seen, and would not be noised.
     """
-    model.e_mean(message.theta, np.zeros((0, block.features)), np.zeros(2, np.int64))  # parameters that nobody can use
-    total, missing = np.zeros(model.q, np.int64), families.family(config).missing
+    # parameters that nobody can use fail here, for all clients alike
+    model.e_mean(message.theta, np.zeros((0, block.features)), np.zeros(2, np.int64))
+    total, missing = np.zeros(model.q, np.int64), models.factory_of(config).missing
     with np.errstate(all="ignore"):
         if isinstance(model, Mixture):
             view = RowView(block.x, message.scaling.centre, message.scaling.scale, message.bound)
@@ -156,7 +158,8 @@ def client_update(config, model: CurvedEM, message: ReleaseMessage, block: Clien
 
 
 def bounded_rows(leaf: LeafRows, bound: float, missing: bool) -> LeafRows:
-    """The rows cut to L2 norm `bound`, without those that are infinite or, unless they may be missing, hold a NaN."""
+    """The rows scaled down to L2 norm `bound`, without those that hold an infinity or, unless entries may be missing,
+    a NaN."""
     y = np.asarray(leaf.y)
     usable = ~(np.isinf(y) if missing else ~np.isfinite(y)).any(axis=1)
     y = y[usable]
@@ -209,18 +212,18 @@ def _clip(means: np.ndarray, filled: np.ndarray, message: ReleaseMessage) -> Non
 # --- server ---------------------------------------------------------------------------------------------------------
 
 
-def server_update(config: FederatedEMConfig, state: FederatedEMState, published: np.ndarray):
-    """published: (q,) int64 noised grid sum. The next state and its RoundInfo are made of published values only."""
-    model, number = families.model_of(config, scaling(state)), state.round + 1
+def server_update(config: FederatedEMConfig, state: FederatedEMState, published: np.ndarray) -> Step:
+    """published: (q,) int64, the noised grid sum. The next state and its RoundInfo are made of published values
+    only."""
+    model, number = models.model_of(config, state.scaling()), state.round + 1
     field = published * grid_step(config.clip) * state.part_scales / state.clients
-    gamma = state.gamma / (1 + state.round / config.gamma_decay) if config.gamma_decay else state.gamma
-    s, used, halvings = advance(model, state.statistic, field, gamma, config.margin)
+    s, gamma, halvings = damped_step(model, state.statistic, field, planned_step(config, state), config.margin)
     theta, _ = pack(model.maximise(s, start=state.parameters()))
     info = RoundInfo(
         {
             "noise_multiplier": float(state.multipliers[state.round]),
             "field_norm": float(field @ field),
-            "gamma": used,
+            "gamma": gamma,
             "halvings": float(halvings),
             "movement": float(np.linalg.norm(theta - state.theta)),
         }

@@ -12,10 +12,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedcore.errors import RunError
-from fedcore.methods.federated_em import families
+from fedcore.methods.federated_em import models
 from fedcore.methods.federated_em.config import FederatedEMConfig
-from fedcore.methods.federated_em.leaf import rows_of
-from fedcore.methods.federated_em.server import scaling
+from fedcore.methods.federated_em.leaf_rows import rows_of
 from fedcore.methods.federated_em.state import FederatedEMState
 from fedcore.population.blocks import ClientBlock, segment_sums
 from fedcore.rounds import scores as held_rows
@@ -33,9 +32,9 @@ def evaluate_block(config: FederatedEMConfig, state: FederatedEMState, block: Cl
     held = held_out(block)
     if not len(state.theta):
         raise RunError("the run stopped before it had parameters.", "Resume it first.")
-    standard = scaling(state)
-    leaf = rows_of(held, standard, config.unit)
-    model = families.model_of(config, standard)
+    scaling = state.scaling()
+    leaf = rows_of(held, scaling, config.rows_per_observation)
+    model = models.model_of(config, scaling)
     losses = {RUN: -model.log_likelihood(state.parameters(), leaf.y)}
     if len(state.scale):
         observed = np.isfinite(leaf.y)
@@ -48,8 +47,8 @@ def evaluate_block(config: FederatedEMConfig, state: FederatedEMState, block: Cl
             z = np.where(observed, leaf.y, 0.0)
             columns = 0.5 * (z**2 + observed * math.log(2 * math.pi)) + observed * np.log(state.scale)
             losses[MOMENTS] = columns.sum(axis=1)
-    ptr = leaf.ptr // leaf.unit
-    return held_rows.sums(block.leaf, leaf.sizes, {name: segment_sums(loss, ptr) for name, loss in losses.items()})
+    by_client = {name: segment_sums(loss, leaf.observation_ptr) for name, loss in losses.items()}
+    return held_rows.sums(block.leaf, leaf.sizes, by_client)
 
 
 def table(config: FederatedEMConfig, statistics: Mapping[str, np.ndarray]) -> Table:

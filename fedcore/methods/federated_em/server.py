@@ -1,98 +1,103 @@
-"""The server's side of a run that is not private: phases, damped steps inside the model's domain, memories, costs.
+"""The server's side of a run that is not private. A run goes through phases; each is one or more passes:
 
-    moments   one pass: sizes, column means and variances; rows are checked
-    pick      rows of clients for the starts of mixtures, one more in each of G passes
-    clusters  k-means from these rows
-    trials    plain EM steps of several starts, side by side; the best goes on
+    moments   sizes of the clients, column means and variances; rows are checked on the way
+    pick      the seeds of mixtures, one more in each of G passes
+    clusters  k-means from the seeds
+    trials    exact EM steps of several initialisations, side by side; the best goes on
     memory    V_{0,i} = h_i(S_0), uncompressed
     rounds    Algorithm 1, or 2 with its full passes
     last      the objective at the final parameters
 
-Source: Dieuleveut, Fort, Moulines, Robin 2021, Algorithms 1 and 2. Backtracking and the practical step are ours.
+`PHASES` at the end says what each phase asks for and what the server makes of it.
+
+Source: Dieuleveut, Fort, Moulines, Robin 2021, Algorithms 1 and 2. That steps are cut back is ours.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from fedcore.errors import ConfigError, PopulationError, RunError
-from fedcore.methods.federated_em import families, given
+from fedcore.errors import RunError
+from fedcore.methods.federated_em import models, start
+from fedcore.methods.federated_em.clients import PARTICIPATION, remembers
 from fedcore.methods.federated_em.config import FederatedEMConfig
-from fedcore.methods.federated_em.leaf import PARTICIPATION, remembers
 from fedcore.methods.federated_em.messages import (
-    ClusterMessage,
-    FieldMessage,
+    BITS_PER_NUMBER,
+    InitialMemoryMessage,
     Message,
-    MomentsMessage,
     ObjectiveMessage,
-    PickMessage,
+    Oracle,
     RoundMessage,
-    Scaling,
-    TrialMessage,
+    bits_to_client,
 )
+from fedcore.methods.federated_em.start import Step
 from fedcore.methods.federated_em.state import FederatedEMState, empty, pack, unpack
 from fedcore.methods.mixture_models.contract import CurvedEM
-from fedcore.methods.mixture_models.starts import lloyd_step, start_from_clusters
-from fedcore.randomness import client_uniforms, stream
+from fedcore.randomness import client_uniforms
 from fedcore.rounds.method import PublicFacts, RoundInfo
 
-START = "federated_em/start"
-HALVINGS = 12
+HALVINGS = 12  # of a step, at most
 WINDOW, OFTEN = 20, 0.05  # a step that is cut back in more than 5 % of 20 rounds is too long
 AUDIT_EVERY, AUDIT_TOLERANCE = 50, 1e-10
-CONSTANT = 1e-12  # a variance this small beside the squared mean is rounding
-HEADER_BITS = 64  # the number of the round
-PLACES = 64  # bits of a number on the way to the clients
 
 
 def init(config: FederatedEMConfig, public: PublicFacts) -> FederatedEMState:
+    """Raises ConfigError for a warm start that the model cannot use."""
     state = empty(seed=public.seed, population=public.clients or 0)
     if config.start_name == "given":
-        theta, layout = pack(given.parameters(public, given.model(config, public)))
-        fixed = given.scaling(config, public)
-        state = replace(state, theta=theta, layout=layout, centre=fixed.centre, scale=fixed.scale)
+        theta, layout = pack(start.public_parameters(public, start.public_model(config, public)))
+        scaling = start.public_scaling(config, public)
+        state = replace(state, theta=theta, layout=layout, centre=scaling.centre, scale=scaling.scale)
     return state
 
 
 def total_rounds(config: FederatedEMConfig, state: FederatedEMState) -> int:
     """All passes, if the objective stops falling only after the last round."""
-    passes = 1 + config.all_rounds + 1 + families.picking_passes(config)
-    passes += config.cluster_rounds if families.picking_passes(config) else 0
+    passes = 1 + config.all_rounds + 1 + models.seeding_passes(config)
+    passes += config.cluster_rounds if models.seeding_passes(config) else 0
     if config.restarts > 1:
         passes += config.trial_rounds
-    return passes + (1 if config.memories else 0)
-
-
-def scaling(state: FederatedEMState) -> Scaling:
-    return Scaling(state.centre, state.scale, state.variance, state.mean, state.seen)
-
-
-# --- messages -------------------------------------------------------------------------------------------------------
+    return passes + (1 if config.fills_memories else 0)
 
 
 def message(config: FederatedEMConfig, state: FederatedEMState) -> Message | None:
-    if state.phase == "done":
-        return None
-    if state.phase == "moments":
-        return MomentsMessage()
-    if state.phase == "clusters":
-        return ClusterMessage(state.picked, scaling(state))
-    if state.phase == "pick":
-        return PickMessage(state.picked, config.start_name == "kmeans++", scaling(state), state.seed)
-    model = families.model_of(config, scaling(state))
-    if state.phase == "trials":
-        thetas = tuple(model.maximise(s) for s in state.starts)
-        return TrialMessage(thetas, scaling(state), state.clients, state.rows)
-    if state.phase == "memory":
-        return FieldMessage(state.parameters(), state.statistic, scaling(state), state.clients, state.rows)
-    if state.phase == "last":
-        return ObjectiveMessage(state.parameters(), scaling(state), state.clients, state.rows)
-    number = state.round + 1
-    oracle = _oracle(state)
+    return None if state.phase == "done" else PHASES[state.phase].message(config, state)
+
+
+def server_update(config: FederatedEMConfig, state: FederatedEMState, result: Mapping[str, Any]) -> Step:
+    """result: finished statistics of the pass. Returns the next state and its RoundInfo."""
+    return PHASES[state.phase].update(config, state, result)
+
+
+# --- first memories -------------------------------------------------------------------------------------------------
+
+
+def _initial_memory_message(config: FederatedEMConfig, state: FederatedEMState) -> InitialMemoryMessage:
+    return InitialMemoryMessage(state.parameters(), state.statistic, state.scaling(), state.clients, state.rows)
+
+
+def _after_initial_memory(config: FederatedEMConfig, state: FederatedEMState, result: Mapping[str, Any]) -> Step:
+    v = np.asarray(result["sum"])
+    after = replace(
+        state,
+        phase="rounds",
+        memory=v,
+        expectations=state.expectations + state.rows,
+        bits_up=state.bits_up + BITS_PER_NUMBER * len(state.statistic) * state.clients,
+        bits_down=state.bits_down + bits_to_client(len(state.statistic), len(state.theta)) * state.clients,
+    )
+    return after, RoundInfo({"field_norm": float(v @ v)})
+
+
+# --- rounds ---------------------------------------------------------------------------------------------------------
+
+
+def _round_message(config: FederatedEMConfig, state: FederatedEMState) -> RoundMessage:
+    number, oracle = state.round + 1, _oracle(state)
     return RoundMessage(
         number=number,
         seed=state.seed,
@@ -100,24 +105,20 @@ def message(config: FederatedEMConfig, state: FederatedEMState) -> Message | Non
         previous=unpack(state.previous, state.layout) if oracle == "recursive" else None,
         oracle=oracle,
         s=state.statistic,
-        scaling=scaling(state),
+        scaling=state.scaling(),
         threshold=_threshold(config, state, number),
         batch=0 if oracle == "full" else state.batch,
         clients=state.clients,
         rows=state.rows,
-        monitor=_looks(config, number),
+        monitor=(number - 1) % config.monitoring_interval == 0,
         audit=number % AUDIT_EVERY == 0,
     )
 
 
-def _oracle(state: FederatedEMState) -> str:
+def _oracle(state: FederatedEMState) -> Oracle:
     if state.inner_rounds:
         return "full" if state.round % state.inner_rounds == 0 else "recursive"
     return "batch" if state.batch else "full"
-
-
-def _looks(config: FederatedEMConfig, number: int) -> bool:
-    return (number - 1) % config.look_every == 0
 
 
 def _threshold(config: FederatedEMConfig, state: FederatedEMState, number: int) -> float:
@@ -127,198 +128,31 @@ def _threshold(config: FederatedEMConfig, state: FederatedEMState, number: int) 
     if config.sampling == "bernoulli":
         return config.participation
     uniforms = client_uniforms(state.seed, PARTICIPATION, number, 0, state.population)[:, 0]
-    taken = _fixed(config, state)
+    taken = _sample_size(config, state)
     return float(np.partition(uniforms, taken - 1)[taken - 1])
 
 
-def _fixed(config: FederatedEMConfig, state: FederatedEMState) -> int:
+def _sample_size(config: FederatedEMConfig, state: FederatedEMState) -> int:
     return max(1, round(config.participation * state.population))
 
 
 def participation(config: FederatedEMConfig, state: FederatedEMState) -> float:
-    """The known expected share of clients in a round, by which sums are divided; never the share that came."""
+    """p, the known expected share of clients in a round, by which sums are divided; never the share that came."""
     if config.participation == 1 or config.sampling == "bernoulli":
         return config.participation
-    return _fixed(config, state) / state.population
+    return _sample_size(config, state) / state.population
 
 
-# --- steps ----------------------------------------------------------------------------------------------------------
-
-
-def server_update(config: FederatedEMConfig, state: FederatedEMState, result: Mapping):
-    """result: finished statistics of the pass. Returns the next state and its RoundInfo."""
-    if state.phase == "moments":
-        return _moments(config, state, result)
-    model = families.model_of(config, scaling(state))
-    step = {"pick": _pick, "clusters": _clusters, "trials": _trials, "memory": _memory, "rounds": _round}
-    return step.get(state.phase, _last)(config, model, state, result)
-
-
-def _moments(config, state, result):
-    clients, rows, squares = (float(number) for number in result["sizes"])
-    if rows == 0:
-        raise PopulationError("no client of the population has any rows.", "Check what was ingested.")
-    count, total, square = result["moments"]
-    if not np.isfinite(square).all():
-        column = int(np.argmin(np.isfinite(square)))
-        raise PopulationError(
-            f"the values of column {column} are too large to be squared.", "Rescale it, or look for wrong values."
-        )
-    known = np.maximum(count, 1.0)
-    mean = total / known
-    variance = np.maximum(square / known - mean**2, 0.0)
-    state = replace(
-        state, clients=clients, rows=rows, effective_clients=rows**2 / squares if config.by_rows else clients
-    )
-    if families.standardises(config):
-        constant = variance <= CONSTANT * mean**2
-        scale = np.where(constant, 1.0, np.sqrt(variance))
-        if families.one_scale(config):
-            scale = np.full(len(mean), np.sqrt(variance.mean()) or 1.0)
-        state = replace(state, centre=mean, scale=scale)
-    if len(state.scale):
-        mean, variance = (mean - state.centre) / state.scale, variance / state.scale**2
-    state = replace(state, mean=mean, variance=variance, seen=count)
-    if config.start_name == "given":
-        state = _begin_with(config, state, [state.parameters()])
-    elif families.picking_passes(config) == 0:
-        seeds = [int(stream(state.seed, START, number).integers(2**62)) for number in range(config.restarts)]
-        state = _begin_with(config, state, [families.start(config, scaling(state), seed) for seed in seeds])
-    else:
-        state = replace(state, phase="pick", picked=np.zeros((config.restarts, 0, len(mean))))
-    return state, RoundInfo({"clients": clients, "rows": rows})
-
-
-def _pick(config, model, state, result):
-    drawn = [result[f"row_{start}"] for start in range(config.restarts)]
-    if any(draw.score == -np.inf for draw in drawn):
-        raise PopulationError(
-            f"the population has fewer than {config.components} different rows.", "Ask for fewer components."
-        )
-    rows = np.stack([draw.payload["row"] for draw in drawn])
-    picked = np.concatenate([state.picked, rows[:, None, :]], axis=1)
-    state = replace(state, picked=picked)
-    if picked.shape[1] == families.picking_passes(config):
-        state = replace(state, phase="clusters", step=0)
-    return state, RoundInfo({"picked": float(picked.shape[1])})
-
-
-def _clusters(config, model, state, result):
-    sums = np.asarray(result["clusters"])
-    sizes = sums[:, :, 0]
-    info = RoundInfo({"smallest_cluster": float(sizes.min()), "largest_cluster": float(sizes.max())})
-    step = state.step + 1
-    if step < config.cluster_rounds:
-        moved = np.stack([lloyd_step(centres, own) for centres, own in zip(state.picked, sums, strict=True)])
-        return replace(state, step=step, picked=moved), info
-    thetas = [
-        start_from_clusters(model, centres, own, state.mean, state.variance)
-        for centres, own in zip(state.picked, sums, strict=True)
-    ]
-    return _begin_with(config, replace(state, step=0), thetas), info
-
-
-def _begin_with(config, state, thetas):
-    model = families.model_of(config, scaling(state))
-    statistics = np.stack([model.statistic_of(theta) for theta in thetas])
-    state = replace(state, picked=np.zeros((0, 0, 0)))
-    if len(statistics) > 1:
-        return replace(state, phase="trials", starts=statistics)
-    return _begin(config, model, state, statistics[0])
-
-
-def _trials(config, model, state, result):
-    losses = [
-        float(loss) + model.penalty(model.maximise(s)) for loss, s in zip(result["losses"], state.starts, strict=True)
-    ]
-    best, starts = int(np.argmin(losses)), np.asarray(result["totals"])
-    info = RoundInfo({"objective": losses[best], "spread_of_starts": max(losses) - min(losses)})
-    evaluations, answers = state.rows * len(starts), state.clients * len(starts)
-    state = replace(
-        state,
-        starts=starts,
-        step=state.step + 1,
-        expectations=state.expectations + evaluations,
-        bits_up=state.bits_up + PLACES * model.q * answers,
-        bits_down=state.bits_down + _down(model, state) * answers,
-    )
-    if state.step == config.trial_rounds:
-        state = _begin(config, model, replace(state, starts=np.zeros((0, model.q)), step=0), starts[best])
-    return state, info
-
-
-def _begin(config, model: CurvedEM, state, s):
-    """S_0, T(S_0), the step and the sizes of batches; then the memories or the first round."""
-    if not model.admissible(s):
-        raise ConfigError("the start is outside the domain of the model.", "Start from other rows or parameters.")
-    codec = families.codec_of(config, model)
-    theta, layout = pack(model.maximise(s))
-    batch, inner = _batches(config, codec.omega, state.rows / state.clients)
-    phase = "memory" if config.memories and remembers(config, codec) else "rounds"
-    return replace(
-        state,
-        phase=phase,
-        statistic=s,
-        theta=theta,
-        previous=theta,
-        layout=layout,
-        memory=np.zeros(model.q),
-        batch=batch,
-        inner_rounds=inner,
-        gamma=config.step(codec.omega, state.effective_clients),
-    )
-
-
-def _batches(config, omega: float, mean_rows: float) -> tuple[int, int]:
-    """Rows of a batch and rounds between full passes; k_in = b (1 + omega)^2 balances their costs (Theorem 3)."""
-    if not config.variance_reduced:
-        return config.batch or 0, 0
-    if config.batch is None and config.inner_rounds is not None:
-        batch = math.ceil(config.inner_rounds / (1 + omega) ** 2)
-    else:
-        batch = config.batch or math.ceil(math.sqrt(mean_rows / 2) / (1 + omega))
-    return batch, config.inner_rounds or max(2, math.ceil(batch * (1 + omega) ** 2))
-
-
-def _memory(config, model, state, result):
-    v = np.asarray(result["sum"])
-    info = RoundInfo({"field_norm": float(v @ v)})
-    return replace(
-        state,
-        phase="rounds",
-        memory=v,
-        expectations=state.expectations + state.rows,
-        bits_up=state.bits_up + PLACES * model.q * state.clients,
-        bits_down=state.bits_down + _down(model, state) * state.clients,
-    ), info
-
-
-def _down(model, state) -> float:
-    """Bits to a client: the number of the round, S_k and T(S_k); not compressed in the paper either."""
-    return float(HEADER_BITS + PLACES * (model.q + len(state.theta)))
-
-
-def advance(model: CurvedEM, s: np.ndarray, field: np.ndarray, gamma: float, margin: float):
-    """S + gamma H with gamma halved until it is in the domain: (S', gamma used, halvings); S itself if 12 halvings do
-    not do. The domain is open and convex for every model here, so a small enough step always stays inside.
-    """
-    for halvings in range(HALVINGS + 1):
-        moved = s + gamma * field
-        if np.isfinite(moved).all() and model.admissible(moved, margin):
-            return moved, gamma, halvings
-        gamma /= 2
-    return s, 0.0, HALVINGS
-
-
-def _round(config, model, state, result):
-    codec, number = families.codec_of(config, model), state.round + 1
+def _after_round(config: FederatedEMConfig, state: FederatedEMState, result: Mapping[str, Any]) -> Step:
+    """H = V_k + sum w_i Q_i / p, a step along H, and V_{k+1} (lines 14 to 16 of Algorithm 1)."""
+    model = models.model_of(config, state.scaling())
+    codec, number = models.codec_of(config, model), state.round + 1
     _audit(state, result)
     total, (active, expectations, bits) = np.asarray(result["sum"]), result["costs"]
     field = state.memory + total / participation(config, state)
-    gamma = state.gamma / (1 + state.round / config.gamma_decay) if config.gamma_decay else state.gamma
-    s, used, halvings = advance(model, state.statistic, field, gamma, config.margin)
+    s, gamma, halvings = damped_step(model, state.statistic, field, planned_step(config, state), config.margin)
     theta, _ = pack(model.maximise(s, start=state.parameters()))
-    down = float(active) * _down(model, state)
+    down = float(active) * bits_to_client(model.q, len(state.theta))
     v = state.memory + config.memory_rate(codec.omega) * total if remembers(config, codec) else state.memory
     after = replace(
         state,
@@ -331,10 +165,10 @@ def _round(config, model, state, result):
         bits_up=state.bits_up + float(bits),
         bits_down=state.bits_down + down,
     )
-    after = _shortened(config, after, halvings)
+    after = _with_shorter_steps(config, after, halvings)
     scalars = {
         "field_norm": float(field @ field),
-        "gamma": used,
+        "gamma": gamma,
         "halvings": float(halvings),
         "active_clients": float(active),
         "expectations": float(expectations),
@@ -344,18 +178,37 @@ def _round(config, model, state, result):
     }
     falls = True
     if "loss" in result:
-        exact = np.asarray(result["total"]) - state.statistic
-        value = float(result["loss"]) + model.penalty(state.parameters())
-        scalars |= {"objective": value, "mean_field_norm": float(exact @ exact)}
+        mean_field = np.asarray(result["total"]) - state.statistic
+        objective = float(result["loss"]) + model.penalty(state.parameters())
+        scalars |= {"objective": objective, "mean_field_norm": float(mean_field @ mean_field)}
         if config.tolerance and state.objective is not None:
-            falls = state.objective - value >= config.tolerance * (number - state.looked)
-        after = replace(after, objective=value, looked=number)
+            falls = state.objective - objective >= config.tolerance * (number - state.looked)
+        after = replace(after, objective=objective, looked=number)
     if number == config.all_rounds or not falls:
         after = replace(after, phase="last")
     return after, RoundInfo(scalars)
 
 
-def _shortened(config, state, halvings):
+def planned_step(config: FederatedEMConfig, state: FederatedEMState) -> float:
+    """gamma of the coming round, before it is cut back."""
+    return state.gamma / (1 + state.round / config.gamma_decay) if config.gamma_decay else state.gamma
+
+
+def damped_step(
+    model: CurvedEM, s: np.ndarray, field: np.ndarray, gamma: float, margin: float
+) -> tuple[np.ndarray, float, int]:
+    """S + gamma H with gamma halved until it is in the domain of T: (S', gamma used, halvings); S itself if 12 halvings
+    do not do. The domain is open and convex for every model here, so that a small enough step always stays inside.
+    """
+    for halvings in range(HALVINGS + 1):
+        moved = s + gamma * field
+        if np.isfinite(moved).all() and model.admissible(moved, margin):
+            return moved, gamma, halvings
+        gamma /= 2
+    return s, 0.0, HALVINGS
+
+
+def _with_shorter_steps(config: FederatedEMConfig, state: FederatedEMState, halvings: int) -> FederatedEMState:
     """The automatic step is halved for good if it was cut back too often within a window of rounds."""
     cut_back = state.cut_back + (halvings > 0)
     gamma = state.gamma
@@ -366,7 +219,7 @@ def _shortened(config, state, halvings):
     return replace(state, cut_back=cut_back, gamma=gamma)
 
 
-def _audit(state, result) -> None:
+def _audit(state: FederatedEMState, result: Mapping[str, Any]) -> None:
     """V_k = sum w_i V_{k,i} over all clients, active or not. Raises RunError if the memories say otherwise."""
     if "memory" not in result:
         return
@@ -379,6 +232,36 @@ def _audit(state, result) -> None:
         )
 
 
-def _last(config, model, state, result):
-    value = float(result["loss"]) + model.penalty(state.parameters())
-    return replace(state, phase="done", objective=value, looked=state.round), RoundInfo({"objective": value})
+# --- the end --------------------------------------------------------------------------------------------------------
+
+
+def _objective_message(config: FederatedEMConfig, state: FederatedEMState) -> ObjectiveMessage:
+    return ObjectiveMessage(state.parameters(), state.scaling(), state.clients, state.rows)
+
+
+def _after_objective(config: FederatedEMConfig, state: FederatedEMState, result: Mapping[str, Any]) -> Step:
+    model = models.model_of(config, state.scaling())
+    objective = float(result["loss"]) + model.penalty(state.parameters())
+    return replace(state, phase="done", objective=objective, looked=state.round), RoundInfo({"objective": objective})
+
+
+# --- phases ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """message: what the server says in a pass of the phase. update: the next state, from the clients' answers."""
+
+    message: Callable[[FederatedEMConfig, FederatedEMState], Message]
+    update: Callable[[FederatedEMConfig, FederatedEMState, Mapping[str, Any]], Step]
+
+
+PHASES = {
+    "moments": Phase(start.moments_message, start.after_moments),
+    "pick": Phase(start.seed_message, start.after_seed),
+    "clusters": Phase(start.cluster_message, start.after_clusters),
+    "trials": Phase(start.trial_message, start.after_trials),
+    "memory": Phase(_initial_memory_message, _after_initial_memory),
+    "rounds": Phase(_round_message, _after_round),
+    "last": Phase(_objective_message, _after_objective),
+}

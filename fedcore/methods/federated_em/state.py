@@ -3,34 +3,39 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+
+from fedcore.methods.federated_em.messages import Scaling
+from fedcore.methods.mixture_models.contract import Theta
 
 
 @dataclass(frozen=True, slots=True)
 class FederatedEMState:
-    """State after a round. q: length of the statistic; P: of all parameters; d: columns.
+    """State after a pass over the clients. q: length of the statistic; P: of all parameters; d: columns.
 
-    phase:    "moments", "pick", "clusters", "trials", "memory", "rounds", "last", "done"; private: "rounds", "done"
+    phase:    a key of `fedcore.methods.federated_em.server.PHASES`, or "done"; in a private run "rounds" or "done"
     round:    rounds of Algorithm 1 or 2 finished
-    step:     passes finished within the phase
+    step:     passes finished within the phases "clusters" and "trials"
     seed:     of the streams of simulation randomness
     population: clients of the population; 0 in a private run, which does not know it
-    clients, rows: clients that have rows, and their rows; nominal clients and 0 in a private run
+    clients, rows: clients that have rows, and their rows; in a private run the nominal number of clients, and 0
     effective_clients: 1 / sum w_i^2
     centre, scale: (d,) what rows are standardised by; (0,) if they are not
-    variance, mean, seen: (d,) of the columns after that, and their entries; (0,) while they are not known
-    picked:   (R, j, d) rows chosen so far for R starts, then the centres of their clusters
-    starts:   (R, q) statistics of the starts that are tried
-    statistic: (q,) S_k. theta: (P,) T(S_k), and previous: (P,) T(S_{k-1}), packed in the order of `layout`
-    layout:   JSON, name and shape of every parameter array; see `parameters`
-    memory:   (q,) V_k, the weighted sum of all memories; zeros where there are none
+    variance, mean, seen: (d,) of the standardised columns, and how many of their entries are not missing; (0,) while
+              they are not known
+    picked:   (R, j, d) the seeds of R initialisations so far, later the centres of their clusters
+    starts:   (R, q) statistics of the initialisations that are tried
+    statistic: (q,) S_k
+    theta, previous: (P,) T(S_k) and T(S_{k-1}), packed in the order of `layout`
+    layout:   JSON, the name and shape of every parameter array; see `parameters`
+    memory:   (q,) V_k, the weighted sum of all clients' memories; zeros where there are none
     gamma:    step of the next round, before it decreases and before it is cut back
     cut_back: steps that were cut back within the present window
     batch, inner_rounds: rows of a client's batch (0: all), rounds between full passes (0: not VR-FedEM)
-    objective: when last looked at, at round `looked`; None before
+    objective: as it was last computed, in round `looked`; None before
     expectations, bits_up, bits_down: costs so far: conditional expectations of rows, and bits
     multipliers: (T,) noise multipliers of the planned releases; (0,) if not private
     part_scales: (q,) the diagonal of D of a private run; (0,) if not private
@@ -69,14 +74,18 @@ class FederatedEMState:
     part_scales: np.ndarray
 
     def parameters(self) -> dict[str, np.ndarray]:
-        """T(S_k) by name; empty before there is a start."""
+        """T(S_k) by name, of standardised rows; empty before there is an initial value."""
         return unpack(self.theta, self.layout)
 
+    def scaling(self) -> Scaling:
+        """How rows are standardised, and the moments of the columns."""
+        return Scaling(self.centre, self.scale, self.variance, self.mean, self.seen)
 
-def empty(**fields) -> FederatedEMState:
+
+def empty(**fields: Any) -> FederatedEMState:
     """A state before anything is known, with these fields set."""
     none = np.zeros(0)
-    defaults = dict(
+    defaults: dict[str, Any] = dict(
         phase="moments",
         round=0,
         step=0,
@@ -112,7 +121,7 @@ def empty(**fields) -> FederatedEMState:
     return FederatedEMState(**{**defaults, **fields})
 
 
-def pack(theta: Mapping[str, np.ndarray]) -> tuple[np.ndarray, str]:
+def pack(theta: Theta) -> tuple[np.ndarray, str]:
     """All parameters as one float64 vector, and the layout to take it apart."""
     arrays = {name: np.asarray(theta[name], np.float64) for name in theta}
     flat = np.concatenate([array.ravel() for array in arrays.values()]) if arrays else np.zeros(0)

@@ -36,16 +36,8 @@ def pair_distances(centres: np.ndarray) -> np.ndarray:
     return found.reshape(clients, components, clients, components).transpose(0, 2, 1, 3)
 
 
-def score(centres: np.ndarray, orders: np.ndarray) -> float:
-    """orders: (K, R). Summed over ordered pairs of clients."""
-    aligned = np.take_along_axis(centres, orders[:, :, None], axis=1)
-    total = 0.0
-    for own in aligned:
-        total += float(np.sqrt(((aligned - own) ** 2).sum(axis=2)).sum())
-    return total
-
-
-def _score_of(distances: np.ndarray, orders: np.ndarray) -> float:
+def _score(distances: np.ndarray, orders: np.ndarray) -> float:
+    """Of orders (K, R), from the distances of all pairs (`pair_distances`)."""
     clients, components = orders.shape
     at = np.arange(clients)
     return float(sum(distances[at[:, None], at, orders[:, r][:, None], orders[:, r]].sum() for r in range(components)))
@@ -63,7 +55,7 @@ def exhaustive(centres: np.ndarray) -> np.ndarray:
     distances = pair_distances(centres)
     first = tuple(range(components))
     candidates = (np.array([first, *rest]) for rest in product(choices, repeat=clients - 1))
-    return min(candidates, key=lambda orders: _score_of(distances, orders))
+    return min(candidates, key=lambda orders: _score(distances, orders))
 
 
 def stepwise(
@@ -93,7 +85,7 @@ def shuffled(centres: np.ndarray, shuffles: int, generator: np.random.Generator,
     clients = len(centres)
     distances = pair_distances(centres)
     results = [stepwise(centres, generator.permutation(clients), distances) for _ in range(max(shuffles, 1))]
-    results.sort(key=lambda orders: _score_of(distances, orders))
+    results.sort(key=lambda orders: _score(distances, orders))
     if rule == "score":
         return results[0][:, np.argsort(results[0][0])]  # one name of many: the first client keeps its order
     # Names are those of a client near the others in the best result: an outlier's order is not the same in all.
@@ -129,12 +121,13 @@ def to_centres(centres: np.ndarray, common: np.ndarray) -> np.ndarray:
 
 def by_centres(centres: np.ndarray, generator: np.random.Generator, restarts: int = RESTARTS) -> np.ndarray:
     """(K, R): of several first references the one with the least summed distance to the spatial medians."""
-    best, least = None, np.inf
+    best, least = np.zeros(centres.shape[:2], np.int64), np.inf
     for reference in generator.permutation(len(centres))[:restarts]:
-        common, orders = centres[reference], None
-        for _ in range(SWEEPS):
+        orders = to_centres(centres, centres[reference])
+        common = spatial_median(reordered(centres, orders))
+        for _ in range(SWEEPS - 1):
             new = to_centres(centres, common)
-            if orders is not None and np.array_equal(new, orders):
+            if np.array_equal(new, orders):
                 break
             orders = new
             common = spatial_median(reordered(centres, orders))

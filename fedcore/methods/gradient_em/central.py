@@ -1,4 +1,4 @@
-"""The central update: for each component a robust centre of the clients' estimates, and each client's pull towards it.
+"""The central update: for each component a robust centre of the clients' estimates, to which clients are drawn.
 
     min over v, {v_k}   sum_k [ n_k / 2 |v_k - t_k|^2 + sqrt(n_k) lambda |v_k - v| ]
 
@@ -34,7 +34,7 @@ def shares_kept(distance: np.ndarray, tau: np.ndarray) -> np.ndarray:
     return np.maximum(0.0, 1.0 - tau / np.maximum(distance, SMALLEST_DISTANCE))
 
 
-def pulled(t: np.ndarray, v: np.ndarray, tau: np.ndarray) -> np.ndarray:
+def proximal_step(t: np.ndarray, v: np.ndarray, tau: np.ndarray) -> np.ndarray:
     """(K, R, p): v + soft(t - v, tau), the client's part of the central update. tau: (K, R), 0 leaves t as it is."""
     kept = np.where(tau > 0, shares_kept(distances(t, v), tau), 1.0)[:, :, None]
     # exactly t where nothing is taken, exactly v where nothing is left
@@ -63,7 +63,7 @@ def thresholds(penalty: float, n: np.ndarray) -> np.ndarray:
     return np.where(n > 0, penalty / np.sqrt(np.where(n > 0, n, 1.0)), 0.0)
 
 
-class Central(NamedTuple):
+class CentralUpdate(NamedTuple):
     """v: (R, p) the centres. theta: (K, R, p). steps: that were made. gradient: the largest over the components of
     |sum n_k clip(t_k - v, tau_k)| / sum n_k tau_k."""
 
@@ -80,7 +80,7 @@ def solve(
     v: np.ndarray | None = None,
     tolerance: float = TOLERANCE,
     most_steps: int = MOST_STEPS,
-) -> Central:
+) -> CentralUpdate:
     """The exact central update, all components at once.
 
     t: (K, R, p); n: (K,) or (K, R) rows, 0 leaves a client out; penalty: lambda >= 0; v: (R, p) a warm start, or None
@@ -100,7 +100,7 @@ def solve(
         v = new
         if change <= tolerance * (1.0 + np.abs(v).max(initial=0.0)):
             break
-    return Central(v, pulled(t, v, tau), steps, relative_gradient(t, v, n, tau))
+    return CentralUpdate(v, proximal_step(t, v, tau), steps, relative_gradient(t, v, n, tau))
 
 
 def relative_gradient(t: np.ndarray, v: np.ndarray, n: np.ndarray, tau: np.ndarray) -> float:
@@ -111,13 +111,7 @@ def relative_gradient(t: np.ndarray, v: np.ndarray, n: np.ndarray, tau: np.ndarr
     return float(np.max(np.where(scale > 0, norms / np.where(scale > 0, scale, 1.0), 0.0), initial=0.0))
 
 
-def objective(t: np.ndarray, v: np.ndarray, n: np.ndarray, penalty: float) -> np.ndarray:
-    """(R,) sum_k n_k rho_tau(|t_k - v|), the objective after the minimum over {v_k}."""
-    tau, s = thresholds(penalty, n), distances(t, v)
-    return (n * np.where(s <= tau, 0.5 * s * s, tau * s - 0.5 * tau * tau)).sum(axis=0)
-
-
-def authors_sweep(t: np.ndarray, n: np.ndarray, penalty: float) -> Central:
+def authors_sweep(t: np.ndarray, n: np.ndarray, penalty: float) -> CentralUpdate:
     """What the published program computes: two sweeps of the alternating scheme from the plain mean, not its limit.
 
     Only for comparison with published figures. n: (K, R), 0 leaves a client out.
@@ -127,7 +121,7 @@ def authors_sweep(t: np.ndarray, n: np.ndarray, penalty: float) -> Central:
     rest = shares_kept(distances(t, v), tau)[:, :, None] * (t - v)
     v = moved_centre(v, weighted_sums(t - rest, some))
     theta = v + shares_kept(distances(t, v), tau)[:, :, None] * (t - v)
-    return Central(v, theta, 1, relative_gradient(t, v, n, tau))
+    return CentralUpdate(v, theta, 1, relative_gradient(t, v, n, tau))
 
 
 def coordinate_medians(t: np.ndarray, n: np.ndarray) -> np.ndarray:
@@ -144,14 +138,6 @@ def spatial_median(t: np.ndarray, steps: int = 50) -> np.ndarray:
     for _ in range(steps):
         v = moved_centre(v, weighted_sums(t, 1.0 / np.maximum(distances(t, v), SMALLEST_DISTANCE)))
     return v
-
-
-def penalties(rounds: int, first: float, decay: float, constant: float, p: int, clients: float) -> np.ndarray:
-    """(rounds + 1,) lambda_0 .. lambda_T: lambda_t = decay lambda_{t-1} + constant sqrt(p + ln K)."""
-    values = [first]
-    for _ in range(rounds):
-        values.append(next_penalty(values[-1], decay, constant, p, clients))
-    return np.array(values)
 
 
 def next_penalty(penalty: float, decay: float, constant: float, p: int, clients: float) -> float:

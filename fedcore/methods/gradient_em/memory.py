@@ -1,9 +1,12 @@
-"""What a client remembers, and the parameters that follow from it and what the server says.
+"""What a client remembers between rounds, and what follows from that.
 
-theta: (C, R, p) its last estimate before the central update, standardised units; w: (C, R) its weights
-started: (C,) 1 if it has a start of its own, until round 1. step: (C, R) step sizes of mode "paper"
-cap: (C, R) largest step of a regression. halvings: (C, R) of steps that diverged
-out: (C, R) positive for components of too few rows, which take the common centre; see `left_out`
+theta:    (C, R, p) its last estimate, as it was before the central update; standardised units
+w:        (C, R) its weights
+started:  (C,) 1 if it has a start of its own; until round 1
+step:     (C, R) its step sizes, if they are those of its start (`step = "paper"`)
+cap:      (C, R) the largest step of a regression
+halvings: (C, R) how often a step was halved because its end diverged
+out:      (C, R) positive for components of too few rows, which take the common centre; see `left_out`
 """
 
 from __future__ import annotations
@@ -13,12 +16,28 @@ import numpy as np
 from fedcore.methods.gradient_em import central
 from fedcore.methods.gradient_em.alignment import reordered, to_centres
 from fedcore.methods.gradient_em.config import GradientEMConfig
-from fedcore.methods.gradient_em.frame import inward
-from fedcore.methods.gradient_em.state import Frame
+from fedcore.methods.gradient_em.messages import RoundMessage
+from fedcore.methods.gradient_em.penalty import Penalty, penalty_of
 from fedcore.population.blocks import RowsBlock
 from fedcore.rounds.method import Memory
 
 MOST_TIMES = 100
+
+
+def at_first_round(config: GradientEMConfig, message: RoundMessage, block: RowsBlock, memory: Memory) -> Memory:
+    """The memory of round 1: components in the common order, and what later rounds of FedGrEM keep."""
+    if "started" not in memory:  # tgmm has aligned them already
+        return memory
+    memory = aligned(memory, message.orders, message.centres, block)
+    if config.algorithm != "fedgrem":
+        return memory
+    memory["halvings"] = np.zeros(memory["w"].shape, np.int8)
+    memory["out"] = np.zeros(memory["w"].shape, np.int8)
+    if config.step == "paper":
+        memory["step"] = config.step_size / np.maximum(memory["w"], config.weight_floor)
+    if config.model == "regression" and config.cap_steps:
+        memory["cap"] = np.full(memory["w"].shape, np.inf)
+    return memory
 
 
 def aligned(memory: Memory, orders: np.ndarray, centres: np.ndarray, block: RowsBlock) -> Memory:
@@ -41,9 +60,10 @@ def aligned(memory: Memory, orders: np.ndarray, centres: np.ndarray, block: Rows
 
 
 def left_out(config: GradientEMConfig, n: np.ndarray, w: np.ndarray, before: np.ndarray) -> np.ndarray:
-    """(C, R) int8: how often a component had too few rows, negative while it has enough. One that was left out comes
-    back only with more rows, each time with more: otherwise it could go in and out for ever, because at the common
-    centre it may gain rows and at its own lose them.
+    """(C, R) int8: how often a component had too few rows, negative while it has enough.
+
+    A component that was left out comes back only with more rows, each time with more: otherwise it could go in and out
+    for ever, because at the common centre it may gain rows and at its own lose them.
     """
     times = np.abs(before).astype(np.int64)
     smallest = 0.0 if config.estimated else config.smallest_cluster
@@ -55,13 +75,13 @@ def left_out(config: GradientEMConfig, n: np.ndarray, w: np.ndarray, before: np.
 
 
 def effective_rows(config: GradientEMConfig, n: np.ndarray, w: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """(C, R) what a client counts in the central update of a component; 0 if it is left out."""
+    """(C, R) the rows by which a client counts in the central update of a component; 0 if it is left out."""
     counts = n[:, None] * w * w.shape[1] if config.by_component else np.broadcast_to(n[:, None], w.shape)
     return np.where(out > 0, 0.0, counts)
 
 
-def step_sizes(config: GradientEMConfig, shrink: float, w: np.ndarray, n: np.ndarray, memory: Memory) -> np.ndarray:
-    """(C, R) eta: C / w, capped by the curvature of a regression, halved where it diverged."""
+def step_sizes(config: GradientEMConfig, factor: float, w: np.ndarray, n: np.ndarray, memory: Memory) -> np.ndarray:
+    """(C, R) eta: C / w, capped by the curvature of a regression, halved where it diverged. factor: of the round."""
     if "step" in memory:
         eta = memory["step"]
     else:
@@ -69,28 +89,39 @@ def step_sizes(config: GradientEMConfig, shrink: float, w: np.ndarray, n: np.nda
         eta = config.step_size / np.maximum(w, floor)
     if "cap" in memory:
         eta = np.minimum(eta, memory["cap"])
-    return shrink * eta * 0.5 ** memory["halvings"]
+    return factor * eta * 0.5 ** memory["halvings"]
 
 
-def share_of_full_step(
-    config: GradientEMConfig, shrink: float, w: np.ndarray, n: np.ndarray, memory: Memory
+def m_step_fraction(
+    config: GradientEMConfig, factor: float, w: np.ndarray, n: np.ndarray, memory: Memory
 ) -> np.ndarray:
     """(C, R) how far the gradient steps of a round went towards the full M-step."""
-    size = step_sizes(config, shrink, w, n, memory) * w
+    size = step_sizes(config, factor, w, n, memory) * w
     return size if config.local_steps == 1 else 1.0 - (1.0 - size) ** config.local_steps
 
 
-def after_central_update(
-    config: GradientEMConfig, frame: Frame, memory: Memory, n: np.ndarray, centres: np.ndarray, penalty: float
-) -> np.ndarray:
-    """(C, R, p) theta_r^(k)[t], model's units, from the estimates that were sent (standardised units); shrinkage =
-    "norm"."""
-    v = inward(config, frame, centres)
-    counts = effective_rows(config, n, memory["w"], memory["out"])
-    found = central.pulled(inward(config, frame, memory["theta"]), v, central.thresholds(penalty, counts))
-    return np.where(counts[:, :, None] > 0, found, v)
+def last_penalty(
+    config: GradientEMConfig,
+    memory: Memory,
+    n: np.ndarray,
+    p: int,
+    *,
+    strength: float,
+    between: np.ndarray,
+    step_factor: float,
+) -> Penalty:
+    """The penalty that stands between the estimates in the memory and the centres that were made of them.
+
+    strength: lambda of that central update; between: (R,) variance between clients that came of it; step_factor: of
+    that round.
+    """
+    w = memory["w"]
+    counts = effective_rows(config, n, w, memory["out"])
+    fraction = m_step_fraction(config, step_factor, w, n, memory) if config.estimated else None
+    return penalty_of(config, counts, w, p, strength=strength, between=between, fraction=fraction)
 
 
-def shared_weights(common: np.ndarray, penalty: float, w: np.ndarray, n: np.ndarray) -> np.ndarray:
-    """(C, R) weights pulled towards the common ones (R,); they stay on the simplex, between two points of it."""
-    return central.pulled(w[:, None], common[None], central.thresholds(penalty, n[:, None]))[:, 0]
+def shared_weights(common: np.ndarray, strength: float, w: np.ndarray, n: np.ndarray) -> np.ndarray:
+    """(C, R) the proximal step of weights towards the common ones (R,); they stay on the simplex, between two points
+    of it. strength: lambda of the weights."""
+    return central.proximal_step(w[:, None], common[None], central.thresholds(strength, n[:, None]))[:, 0]

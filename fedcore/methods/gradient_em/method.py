@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
 from fedcore.errors import ConfigError
-from fedcore.methods.gradient_em import baselines, leaf, scores, server
+from fedcore.methods.gradient_em import clients, personal, scores, server, start
+from fedcore.methods.gradient_em import memory as memories
+from fedcore.methods.gradient_em.baselines import rounds as baselines
+from fedcore.methods.gradient_em.baselines import tgmm
 from fedcore.methods.gradient_em.config import GradientEMConfig
-from fedcore.methods.gradient_em.frame import in_data_units
-from fedcore.methods.gradient_em.personal import parameters, personalise
+from fedcore.methods.gradient_em.coordinates import coordinates_of, to_data
+from fedcore.methods.gradient_em.messages import Message, MomentsMessage, StartMessage, TotalsMessage
+from fedcore.methods.gradient_em.result import result_of
 from fedcore.methods.gradient_em.round_metrics import METRICS
-from fedcore.methods.gradient_em.state import GradientEMState, MomentsMessage, StartMessage, TotalsMessage
-from fedcore.population.blocks import ClientBlock, Kind
-from fedcore.rounds.method import ClientOutputs, Memory, Message, NonPrivateMethod, PublicFacts, RoundInfo
-from fedcore.rounds.results import Metric
+from fedcore.methods.gradient_em.state import GradientEMState
+from fedcore.population.blocks import ClientBlock, Kind, RowsBlock
+from fedcore.rounds.method import ClientOutputs, Memory, NonPrivateMethod, PublicFacts, RoundInfo
+from fedcore.rounds.results import Features, Metric, Result
 from fedcore.rounds.scores import KnownMemories, ScoreTable
 from fedcore.rounds.statistics import Statistics
 
@@ -27,7 +31,7 @@ class GradientEM(NonPrivateMethod[GradientEMConfig, GradientEMState]):
     """Penalised federated gradient EM for mixtures that are similar between clients, some of whom may be outliers.
 
     Source: Tian, Weng, Feng, "Towards the Theory of Unsupervised Federated Learning: Non-asymptotic Analysis of
-    Federated EM Algorithms" (2024), Algorithm 1. Weights of the components stay with the clients; centres are pulled
+    Federated EM Algorithms" (2024), Algorithm 1. Weights of the components stay with the clients; centres are drawn
     towards a robust common centre.
     """
 
@@ -44,8 +48,10 @@ class GradientEM(NonPrivateMethod[GradientEMConfig, GradientEMState]):
     def not_private_because(self) -> str:
         return NOT_PRIVATE
 
+    # --- rounds -----------------------------------------------------------------------------------------------------
+
     def init(self, public: PublicFacts) -> GradientEMState:
-        return server.init(self.config, public)
+        return start.first_state(self.config, public)
 
     def total_rounds(self, state: GradientEMState) -> int:
         return server.total_rounds(self.config)
@@ -56,68 +62,71 @@ class GradientEM(NonPrivateMethod[GradientEMConfig, GradientEMState]):
     def client_update(
         self, message: Message, block: ClientBlock, memory: Memory | None
     ) -> tuple[Statistics, Memory | None]:
-        match message:
-            case MomentsMessage():
-                return leaf.moments(message, block), None
-            case StartMessage():
-                return leaf.start(self.config, message, block)
-            case TotalsMessage():
-                return leaf.totals(self.config, message, block, memory)
+        rows = cast(RowsBlock, block)
+        if isinstance(message, MomentsMessage):
+            return start.moments(rows), None
+        if isinstance(message, StartMessage):
+            return start.own_fits(self.config, message, rows)
+        known = cast(Memory, memory)  # the start leaves one
+        if isinstance(message, TotalsMessage):
+            return tgmm.totals(message, rows, known)
         if self.config.algorithm == "fedgrem":
-            return leaf.gradient_round(self.config, message, block, memory)
-        begun = leaf.begun(self.config, message, block, memory)
-        return baselines.client_round(self.config, message, block, begun)
+            return clients.gradient_round(self.config, message, rows, known)
+        if message.number == 1:
+            known = memories.at_first_round(self.config, message, rows, known)
+        return baselines.client_round(self.config, message, rows, known)
 
     def server_update(self, state: GradientEMState, result: Mapping[str, Any]) -> tuple[GradientEMState, RoundInfo]:
         return server.server_update(self.config, state, result)
-
-    def parameters(self, state: GradientEMState) -> dict[str, np.ndarray]:
-        """centres: (R, p) common ones, in the units of the data; standardised if every client has its own units. Empty
-        before there is a start."""
-        if not len(state.centres):
-            return {}
-        return {"centres": in_data_units(self.config, server.frame(state), state.centres, None)}
-
-    def warm_start_of(self, state: GradientEMState) -> dict[str, np.ndarray]:
-        """The common centres. They are in the units of the data unless clients' own units are used."""
-        if not len(state.centres) or not state.clients:
-            raise ConfigError("stopped before it had centres.", "Name a run that has.")
-        return self.parameters(state)
-
-    def checked_warm_start(self, arrays: Mapping[str, np.ndarray], what: str, features: int) -> dict[str, np.ndarray]:
-        """The array 'centres' as float64 (R, p). Raises ConfigError."""
-        centres = arrays.get("centres")
-        if centres is None or centres.dtype.kind not in "iuf" or not np.isfinite(centres).all():
-            raise ConfigError(f"{what} has no array 'centres' of finite numbers.")
-        shape = (self.config.components, self.config.inputs(features))
-        if centres.shape != shape:
-            raise ConfigError(f"'centres' of {what} has shape {centres.shape}, and the run needs {shape}.")
-        return {"centres": np.asarray(centres, np.float64)}
-
-    def personalise(self, state: GradientEMState, block: ClientBlock, memory: Memory | None) -> ClientOutputs:
-        """Per client: parameters, labels and distance from the common centres; see
-        `fedcore.methods.gradient_em.personal`."""
-        return personalise(self.config, state, block, memory)
-
-    def score_block(self, state: GradientEMState, block: ClientBlock, memories: KnownMemories | None) -> Statistics:
-        """See `fedcore.methods.gradient_em.scores`."""
-        return scores.evaluate_block(self.config, state, block, memories)
-
-    def score_table(self, statistics: Mapping[str, np.ndarray]) -> ScoreTable:
-        return scores.table(self.config, statistics)
 
     def phase(self, state: GradientEMState, message: Message) -> str:
         return state.phase
 
     def clients_kept_apart(self, clients: int) -> int:
-        """Those whose components are aligned one by one."""
-        return self.config.aligned_clients
+        """In the start, those whose components are compared; in the rounds all, if the server solves the update."""
+        solved = self.config.algorithm == "fedgrem" and self.config.central != "step"
+        return clients if solved else self.config.aligned_clients
+
+    # --- what a run shows -------------------------------------------------------------------------------------------
+
+    def result(self, state: GradientEMState, features: Features) -> Result:
+        """Common centres and how much clients differ from them; see `fedcore.methods.gradient_em.result`."""
+        return result_of(self.config, state, features)
+
+    # --- warm starts ------------------------------------------------------------------------------------------------
+
+    def warm_start_of(self, state: GradientEMState) -> dict[str, np.ndarray]:
+        """centres: (R, p) the common ones, in the units of the data unless clients' own units are used."""
+        if not len(state.centres) or not state.clients:
+            raise ConfigError("stopped before it had centres.", "Name a run that has.")
+        return {"centres": to_data(self.config, coordinates_of(state), state.centres, None)}
+
+    def checked_warm_start(self, arrays: Mapping[str, np.ndarray], what: str, features: int) -> dict[str, np.ndarray]:
+        return start.checked_centres(self.config, arrays, what, features)
+
+    # --- for each client --------------------------------------------------------------------------------------------
+
+    def personalise(self, state: GradientEMState, block: ClientBlock, memory: Memory | None) -> ClientOutputs:
+        """Parameters, labels and distance from the common centres; see `fedcore.methods.gradient_em.personal`."""
+        return personal.personalise(self.config, state, cast(RowsBlock, block), memory)
 
     def outlier_distances(self, state: GradientEMState, block: ClientBlock, memory: Memory | None) -> np.ndarray:
-        """In units of what the penalty bounds; above 1 it leaves a client apart."""
-        if self.config.algorithm != "fedgrem":
+        """(C, R) in units of what the penalty bounds."""
+        distance = None
+        if self.config.algorithm == "fedgrem":
+            distance = personal.parameters(self.config, state, cast(RowsBlock, block), memory).distance
+        if distance is None:
             raise ConfigError(
                 "the run has no penalty that could leave clients apart.",
                 'Name a run of gradient_em with algorithm = "fedgrem".',
             )
-        return parameters(self.config, state, block, memory)["distance"]
+        return distance
+
+    # --- scores on held-out data ------------------------------------------------------------------------------------
+
+    def score_block(self, state: GradientEMState, block: ClientBlock, memories: KnownMemories | None) -> Statistics:
+        """See `fedcore.methods.gradient_em.scores`."""
+        return scores.score_block(self.config, state, cast(RowsBlock, block), memories)
+
+    def score_table(self, statistics: Mapping[str, np.ndarray]) -> ScoreTable:
+        return scores.score_table(statistics)

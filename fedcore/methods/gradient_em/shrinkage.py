@@ -1,20 +1,20 @@
-"""Shrinkage by as much as clients are found to differ, and by no more than a limit.
+"""Shrinkage by as much as clients are found to differ, and by no more than a limit (`shrinkage = "estimated"`).
 
-The centres of a component are taken as theta_k ~ N(v, s I), units in which the rows of a component have unit
+The centres of a component are taken as theta_k ~ N(v, s I), in units in which the rows of a component have unit
 covariance, and a client's estimate as its own centre with a noise of variance 1 / (n_k w_k) per coordinate. With
 
     V_k = 1 / (n_k w_k) + s,      z_k = |m_k - v| / sqrt(p V_k)
 
-for a full M-step m_k, the best linear rule draws m_k towards v by the share (1 / (n_k w_k)) / V_k. It is bounded:
-beyond z_k = c (`limit`) a client is drawn no further, so one that is rightly different loses little, and draws v no
-further itself. That is the proximal step of a Huber function of |theta_k - v| with curvature 1 / s and slope
+for a full M-step m_k, the best linear rule shrinks m_k towards v by the share (1 / (n_k w_k)) / V_k. It is bounded:
+beyond z_k = c (`limit`) a client is shrunk no further, so one that is rightly different loses little, and it moves v no
+further either. That is the proximal step of a Huber function of |theta_k - v| with curvature 1 / s and slope
 c sqrt(p / V_k); the norm of Tian, Weng, Feng 2024 is its limit s = 0 with a slope chosen beforehand.
 
-s follows from the clients by s <- s [sum h d^2 / (p V^2)] / [sum h / V], d = |m_k - v| cut at c; h is 1 up to 2 c and
-falls to 0 at 3 c, so outliers have no say in it.
+s is estimated from the clients by s <- s [sum h d^2 / (p V^2)] / [sum h / V], d = |m_k - v| cut at c; h is 1 up to 2 c
+and falls to 0 at 3 c, so outliers have no say in it.
 
-Shrinkage of normal means by an estimated variance: Efron, Morris 1973; its limit: Efron, Morris 1972. Within EM and
-with robust sums of clients it is ours.
+Source: Efron, Morris 1973 for the shrinkage of normal means by an estimated variance, Efron, Morris 1972 for its limit.
+Their use within EM, with robust sums of clients, is ours.
 """
 
 from __future__ import annotations
@@ -25,93 +25,111 @@ import numpy as np
 
 from fedcore.methods.gradient_em.central import SMALLEST_DISTANCE, distances, weighted_sums
 
-SMALLEST_SPREAD = 1e-5  # relative to the mean 1 / (n w)
-LARGEST_SPREAD = 1e6
+SMALLEST_VARIANCE = 1e-5  # between clients, relative to the mean 1 / (n w)
+LARGEST_VARIANCE = 1e6
 START_NOISE = 1.2  # a start's error is larger than 1 / (n w), because it is not known whose component a row is
 
 
-class Pull(NamedTuple):
-    """How clients are drawn to the centres. All (C, R).
+class ClientSums(NamedTuple):
+    """What clients send of the centres and of the variance between clients.
 
-    noise: 1 / (n w), infinite where a component does not count; spread: s; slope: of the penalty far out; step: of the
-    proximal step, 1 / (n w) for a full M-step and less for a shorter one.
+    centre: (R, p + 1) the two sums of the central update; variance: (R, 3) those of s, and the sum of h;
+    beyond: (C, R) bool, who is farther out than the limit
     """
 
-    noise: np.ndarray
-    spread: np.ndarray
-    slope: np.ndarray
-    step: np.ndarray
-
-
-def pull(counts: np.ndarray, w: np.ndarray, spread: np.ndarray, share: np.ndarray, limit: float, p: int) -> Pull:
-    """counts: (C, R) rows of the client, 0 where it does not count; share: (C, R) of a full M-step that was made."""
-    mass = counts * w
-    with np.errstate(divide="ignore"):
-        noise = 1.0 / mass
-    spread = np.broadcast_to(spread, noise.shape)
-    return Pull(noise, spread, limit * np.sqrt(p / (noise + spread)), np.where(mass > 0, share, 1.0) * noise)
-
-
-def drawn(t: np.ndarray, v: np.ndarray, by: Pull) -> np.ndarray:
-    """(C, R, p) the proximal step from t (C, R, p); v where a component does not count."""
-    distance = distances(t, v)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        near = by.spread / (by.spread + by.step)
-        far = 1.0 - by.step * by.slope / np.maximum(distance, SMALLEST_DISTANCE)
-        kept = np.where(distance <= (by.spread + by.step) * by.slope, near, far)
-    kept = np.where(np.isfinite(by.noise), kept, 0.0)[:, :, None]
-    return np.where(kept == 0.0, v, v + kept * (t - v))
-
-
-def penalty(theta: np.ndarray, v: np.ndarray, by: Pull) -> np.ndarray:
-    """(C,) the sum over the components that count, nats."""
-    r, a, s = distances(theta, v), by.slope, by.spread
-    value = np.where(r <= s * a, 0.5 * r * r / s, a * r - 0.5 * s * a * a)
-    return np.where(np.isfinite(by.noise), value, 0.0).sum(axis=1)
-
-
-def deviations(theta: np.ndarray, v: np.ndarray, by: Pull, p: int) -> np.ndarray:
-    """(C, R) z of the M-step that follows from theta at a fixed point; NaN where a component does not count."""
-    r = distances(theta, v)
-    with np.errstate(invalid="ignore"):
-        target = r + by.noise * np.minimum(r / by.spread, by.slope)
-        return np.where(np.isfinite(by.noise), target / np.sqrt(p * (by.noise + by.spread)), np.nan)
-
-
-class Answer(NamedTuple):
-    """centre: (R, p + 1) the two sums of the central update. spread: (R, 3) those of s, and sum h. shares: (C, R) h.
-    beyond: (C, R) bool, farther out than the limit."""
-
     centre: np.ndarray
-    spread: np.ndarray
-    shares: np.ndarray
+    variance: np.ndarray
     beyond: np.ndarray
 
 
-def answer(m: np.ndarray, v: np.ndarray, by: Pull, limit: float) -> Answer:
-    """What clients say of the centres and of their spread. m: (C, R, p) full M-steps."""
-    p, some = m.shape[2], np.isfinite(by.noise)
-    variance = np.where(some, by.noise + by.spread, 1.0)
-    z = distances(m, v) / np.sqrt(p * variance)
-    u = np.minimum(1.0, limit / np.maximum(z, SMALLEST_DISTANCE))
-    h = np.where(some, np.clip(3.0 - z / limit, 0.0, 1.0), 0.0)
-    centre = weighted_sums(m, np.where(some, u / variance, 0.0))
-    parts = [h * (u * z) ** 2 / variance, h * u / variance, h]
-    return Answer(centre, np.stack([part.sum(axis=0) for part in parts], axis=1), h, some & (z > limit))
+class EstimatedPenalty(NamedTuple):
+    """A Huber function of |theta_k - v|. All but the limit are (C, R).
+
+    noise:   1 / (n w); infinite where a component does not count
+    between: s
+    slope:   of the penalty far out
+    step:    of the proximal step: 1 / (n w) for a full M-step, and less for a shorter one
+    limit:   c
+    """
+
+    noise: np.ndarray
+    between: np.ndarray
+    slope: np.ndarray
+    step: np.ndarray
+    limit: float
+
+    @classmethod
+    def of(
+        cls, counts: np.ndarray, w: np.ndarray, between: np.ndarray, fraction: np.ndarray, limit: float, p: int
+    ) -> EstimatedPenalty:
+        """counts: (C, R) rows of the client, 0 where it does not count; between: (R,) s; fraction: (C, R) of a full
+        M-step that was made."""
+        mass = counts * w
+        with np.errstate(divide="ignore"):
+            noise = 1.0 / mass
+        between = np.broadcast_to(between, noise.shape)
+        slope = limit * np.sqrt(p / (noise + between))
+        return cls(noise, between, slope, np.where(mass > 0, fraction, 1.0) * noise, limit)
+
+    def proximal_step(self, t: np.ndarray, v: np.ndarray) -> np.ndarray:
+        """(C, R, p) from estimates t (C, R, p); exactly v where a component does not count."""
+        distance = distances(t, v)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            near = self.between / (self.between + self.step)
+            far = 1.0 - self.step * self.slope / np.maximum(distance, SMALLEST_DISTANCE)
+            kept = np.where(distance <= (self.between + self.step) * self.slope, near, far)
+        kept = np.where(np.isfinite(self.noise), kept, 0.0)[:, :, None]
+        return np.where(kept == 0.0, v, v + kept * (t - v))
+
+    def value(self, theta: np.ndarray, v: np.ndarray) -> np.ndarray:
+        """(C,) the sum over the components that count, nats."""
+        r, a, s = distances(theta, v), self.slope, self.between
+        value = np.where(r <= s * a, 0.5 * r * r / s, a * r - 0.5 * s * a * a)
+        return np.where(np.isfinite(self.noise), value, 0.0).sum(axis=1)
+
+    def deviations(self, theta: np.ndarray, v: np.ndarray) -> np.ndarray:
+        """(C, R) z of the M-step that follows from theta at a fixed point; NaN where a component does not count."""
+        r, p = distances(theta, v), v.shape[1]
+        with np.errstate(invalid="ignore"):
+            target = r + self.noise * np.minimum(r / self.between, self.slope)
+            return np.where(np.isfinite(self.noise), target / np.sqrt(p * (self.noise + self.between)), np.nan)
+
+    def relative_distance(self, t: np.ndarray, theta: np.ndarray, v: np.ndarray) -> np.ndarray:
+        """(C, R) distance from v in units of that beyond which clients are shrunk no further; NaN where a component
+        does not count. theta: the proximal step from t."""
+        return self.deviations(theta, v) / self.limit
+
+    def covariance_shares(self, t: np.ndarray, theta: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, float]:
+        """(C, R) what a client counts in the shared covariance, 0 far out; and how many free centres that fits."""
+        z = np.nan_to_num(self.deviations(theta, v), nan=np.inf)
+        shares = np.clip(3.0 - z / self.limit, 0.0, 1.0)
+        return shares, float((shares * self.between / (self.between + self.noise)).sum())
+
+    def sums(self, m: np.ndarray, v: np.ndarray) -> ClientSums:
+        """m: (C, R, p) full M-steps."""
+        p, some = m.shape[2], np.isfinite(self.noise)
+        variance = np.where(some, self.noise + self.between, 1.0)
+        z = distances(m, v) / np.sqrt(p * variance)
+        u = np.minimum(1.0, self.limit / np.maximum(z, SMALLEST_DISTANCE))
+        h = np.where(some, np.clip(3.0 - z / self.limit, 0.0, 1.0), 0.0)
+        centre = weighted_sums(m, np.where(some, u / variance, 0.0))
+        parts = [h * (u * z) ** 2 / variance, h * u / variance, h]
+        return ClientSums(centre, np.stack([part.sum(axis=0) for part in parts], axis=1), some & (z > self.limit))
 
 
-def next_spread(spread: np.ndarray, sums: np.ndarray, pooling: float, smallest: float) -> np.ndarray:
-    """(R,) the next s. sums: (R, 3) of `answer`; pooling: clients' worth of all components' sums that each one gets."""
+def next_variance(before: np.ndarray, sums: np.ndarray, pooling: float, smallest: float) -> np.ndarray:
+    """(R,) the next s. sums: (R, 3) of `ClientSums`; pooling: clients' worth of the sums of all components that each
+    one gets."""
     square, scale, counted = sums.sum(axis=0)
     if counted <= 0:
-        return spread
+        return before
     square, scale = pooling * square / counted, pooling * scale / counted
     below = sums[:, 1] + scale
     ratio = np.where(below > 0, (sums[:, 0] + square) / np.where(below > 0, below, 1.0), 1.0)
-    return np.clip(spread * ratio, smallest, LARGEST_SPREAD)
+    return np.clip(before * ratio, smallest, LARGEST_VARIANCE)
 
 
-def first_spread(starts: np.ndarray, v: np.ndarray, mass: float) -> np.ndarray:
-    """(R,) from the median distance of aligned starts (K, R, p) from v, less their noise. mass: mean of n w."""
+def first_variance(starts: np.ndarray, v: np.ndarray, mass: float) -> np.ndarray:
+    """(R,) s from the median distance of aligned starts (K, R, p) from v, less their noise. mass: mean of n w."""
     square = np.median(distances(starts, v), axis=0) ** 2 / v.shape[1]
     return np.maximum(square - START_NOISE / mass, 0.1 / mass)

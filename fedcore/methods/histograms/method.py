@@ -2,28 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from fedcore.errors import ConfigError
-from fedcore.methods.histograms import baselines, given, ifca, private, published, scores, sketch, warm
+from fedcore.methods.histograms import clients, personal, releases, scores, server, sizes, start
+from fedcore.methods.histograms.baselines import algorithm2, fedavg, ifca, published
+from fedcore.methods.histograms.baselines import clients as baseline_clients
 from fedcore.methods.histograms.config import HistogramsConfig
-from fedcore.methods.histograms.personal import personalise
+from fedcore.methods.histograms.messages import ReleaseMessage
 from fedcore.methods.histograms.result import result_of
 from fedcore.methods.histograms.round_metrics import METRICS
-from fedcore.methods.histograms.sizes import sizes_of
 from fedcore.methods.histograms.state import HistogramsState
-from fedcore.population.blocks import ClientBlock, Kind
+from fedcore.population.blocks import ClientBlock, CountsBlock, Kind
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.method import ClientOutputs, Memory, Message, PrivateMethod, PublicFacts, RoundInfo
 from fedcore.rounds.results import Features, Metric, Result
 from fedcore.rounds.scores import KnownMemories, ScoreTable
 from fedcore.rounds.statistics import Statistics
 
-PIPELINES = {"private": private, "algorithm2": warm, "fedavg": baselines, "ifca": ifca, "published": published}
-STARTS = ("private", "algorithm2")  # from given centres
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """The functions of one algorithm; each is a hook of the method with the settings as its first argument."""
+
+    init: Callable[[HistogramsConfig, PublicFacts], HistogramsState]
+    total_rounds: Callable[[HistogramsConfig, HistogramsState], int]
+    message: Callable[[HistogramsConfig, HistogramsState], Message | None]
+    server_update: Callable[[HistogramsConfig, HistogramsState, Mapping[str, Any]], tuple[HistogramsState, RoundInfo]]
+    client_update: Callable[[Any, CountsBlock], Statistics] = baseline_clients.client_update
+
+
+ALGORITHMS = {
+    "private": Algorithm(server.init, server.total_rounds, server.message, server.server_update, clients.client_update),
+    "algorithm2": Algorithm(algorithm2.init, algorithm2.total_rounds, algorithm2.message, algorithm2.server_update),
+    "fedavg": Algorithm(fedavg.init, fedavg.total_rounds, fedavg.message, fedavg.server_update),
+    "ifca": Algorithm(ifca.init, ifca.total_rounds, ifca.message, ifca.server_update),
+    "published": Algorithm(published.init, published.total_rounds, published.message, published.server_update),
+}
+STARTING_WARM = ("private", "algorithm2")
 NOT_PRIVATE = {
     "algorithm2": "Algorithm 2 publishes exact cluster means, and its start may publish clients' rows",
     "fedavg": "the exact mean of the clients' histograms is published",
@@ -35,8 +55,7 @@ class Histograms(PrivateMethod[HistogramsConfig, HistogramsState]):
     """K histograms that clients share, one for each cluster, and each client's mixture of its own with the cluster's.
 
     Source: Setlur, Feldman, Talwar, "Private and Personalized Histogram Estimation in a Federated Setting" (2023).
-    `algorithm = "private"` is the pipeline of `fedcore.methods.histograms.private`, which replaces the paper's start
-    and
+    `algorithm = "private"` is the pipeline of `fedcore.methods.histograms.server`, which replaces the paper's start and
     centring; its argument is `docs/privacy/histograms.md`. The other algorithms are the paper's own and its baselines.
     """
 
@@ -48,6 +67,8 @@ class Histograms(PrivateMethod[HistogramsConfig, HistogramsState]):
     metrics: ClassVar[tuple[Metric, ...]] = METRICS
     accepts_warm_start: ClassVar[bool] = True
 
+    # --- privacy ----------------------------------------------------------------------------------------------------
+
     @property
     def private(self) -> bool:
         return self.config.algorithm == "private"
@@ -55,64 +76,89 @@ class Histograms(PrivateMethod[HistogramsConfig, HistogramsState]):
     @property
     def not_private_because(self) -> str:
         if self.config.algorithm == "published":
-            return published.reasons(self.config)
+            return published.not_private_because(self.config)
         return NOT_PRIVATE.get(self.config.algorithm, "")
-
-    @property
-    def _pipeline(self):
-        return PIPELINES[self.config.algorithm]
 
     def plan(self, public: PublicFacts) -> Sequence[PlannedRelease]:
         """Raises ConfigError if a private run has no budget or no nominal number of clients."""
-        return private.plan(self.config, public) if self.private else []
+        return releases.plan(self.config, public) if self.private else []
+
+    def budget_sketch(self, public: PublicFacts, plan: Sequence[PlannedRelease]) -> dict[str, Any]:
+        """The fields of `fedcore.methods.histograms.sizes.Sketch`."""
+        return sizes.budget_sketch(self.config, public, plan)
+
+    # --- rounds -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _algorithm(self) -> Algorithm:
+        return ALGORITHMS[self.config.algorithm]
+
+    def _scaled(self, state: HistogramsState) -> HistogramsConfig:
+        """The settings with floors and smoothing for the run's vocabulary."""
+        return self.config.for_vocabulary(len(state.mean))
 
     def init(self, public: PublicFacts) -> HistogramsState:
-        """Raises ConfigError for given centres (public.warm_start) that the algorithm cannot start from."""
-        if public.warm_start is not None and self.config.algorithm not in STARTS:
+        """Raises ConfigError for a warm start that the algorithm cannot use."""
+        if public.warm_start is not None and self.config.algorithm not in STARTING_WARM:
             raise ConfigError(
                 f"algorithm {self.config.algorithm!r} does not start from given centres.",
-                f"Algorithms that do: {', '.join(STARTS)}.",
+                f"Algorithms that do: {', '.join(STARTING_WARM)}.",
             )
-        return self._pipeline.init(self.config, public)
+        return self._algorithm.init(self.config, public)
 
     def total_rounds(self, state: HistogramsState) -> int:
         """Releases of a private run; otherwise the mean, the start and at most T rounds (reseeding comes on top)."""
-        if self.private:
-            return len(state.multipliers)
-        return self._pipeline.total_rounds(self.config, state)
+        return self._algorithm.total_rounds(self.config, state)
 
     def message(self, state: HistogramsState) -> Message | None:
-        return self._pipeline.message(self._config(state), state)
+        return self._algorithm.message(self._scaled(state), state)
 
     def client_update(
         self, message: Message, block: ClientBlock, memory: Memory | None
     ) -> tuple[Statistics, Memory | None]:
-        return self._pipeline.client_update(message, block), None
+        return self._algorithm.client_update(message, _counts(block)), None
 
     def server_update(self, state: HistogramsState, result: Mapping[str, Any]) -> tuple[HistogramsState, RoundInfo]:
-        return self._pipeline.server_update(self._config(state), state, result)
+        return self._algorithm.server_update(self._scaled(state), state, result)
+
+    def phase(self, state: HistogramsState, message: Message) -> str:
+        """Of a private run with what is released in it."""
+        return f"{state.phase}: {message.kind}" if isinstance(message, ReleaseMessage) else state.phase
+
+    # --- warm starts ------------------------------------------------------------------------------------------------
 
     def warm_start_of(self, state: HistogramsState) -> dict[str, np.ndarray]:
         """Centres, mean and counts."""
-        return given.start_of(state)
+        return start.warm_start_of(state)
 
     def checked_warm_start(self, arrays: Mapping[str, np.ndarray], what: str, features: int) -> dict[str, np.ndarray]:
         """Histograms over so many tokens, renormalised."""
-        return given.checked_arrays(arrays, what, features)
+        return start.checked_warm_start(arrays, what, features)
+
+    def likely_warm_start(self, public: PublicFacts) -> dict[str, np.ndarray]:
+        """As many centres as an equal run would have."""
+        clusters = sizes.sizes_of(self.config, public).clusters
+        return {"centres": np.full((clusters, public.features), 1.0 / public.features)}
+
+    # --- what a run has learnt --------------------------------------------------------------------------------------
+
+    def result(self, state: HistogramsState, features: Features) -> Result:
+        """The centres by the tokens that tell them from the mean."""
+        return result_of(state, features)
 
     def personalise(self, state: HistogramsState, block: ClientBlock, memory: Memory | None) -> ClientOutputs:
-        """Per client: estimate (C, d) float32, cluster (C,) int32 (-1: no tokens), weight (C,) float64."""
-        return personalise(self._config(state), state, block)
-
-    def _config(self, state: HistogramsState) -> HistogramsConfig:
-        return self.config.for_vocabulary(len(state.mean))
+        """Per client: estimate (C, d) float32, cluster (C,) int32 (-1: no tokens), weight (C,) float64, and if centres
+        are mixed, mixture (C, k + 1) float32.
+        """
+        return personal.personalise(self._scaled(state), state, _counts(block))
 
     def score_block(self, state: HistogramsState, block: ClientBlock, memories: KnownMemories | None) -> Statistics:
         """See `fedcore.methods.histograms.scores`."""
-        return scores.evaluate_block(self.config, state, block)
+        return scores.score_block(self.config, state, _counts(block))
 
     def score_table(self, statistics: Mapping[str, np.ndarray]) -> ScoreTable:
-        return scores.table(self.config, statistics)
+        """Mean KL of every estimate. Raises PopulationError if nobody was evaluated."""
+        return scores.score_table(self.config, statistics)
 
     def headline(self, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         """The personalised estimate that the settings ask for."""
@@ -121,18 +167,9 @@ class Histograms(PrivateMethod[HistogramsConfig, HistogramsState]):
         by = "each client" if self.config.weights == "local" else ""
         return next((row for row in rows if row["method"] == name and row["chosen_by"] == by), rows[0])
 
-    def phase(self, state: HistogramsState, message: Message) -> str:
-        """Of a private run with what is released in it."""
-        return f"{state.phase}: {message.kind}" if isinstance(message, private.ReleaseMessage) else state.phase
 
-    def budget_sketch(self, public: PublicFacts, plan: Sequence[PlannedRelease]) -> dict[str, Any]:
-        """See `fedcore.methods.histograms.sketch`."""
-        return sketch.budget_sketch(self.config, public, plan)
-
-    def likely_warm_start(self, public: PublicFacts) -> dict[str, np.ndarray]:
-        """As many centres as an equal run would have."""
-        clusters = sizes_of(self.config, public).clusters
-        return {"centres": np.full((clusters, public.features), 1.0 / public.features)}
-
-    def result(self, state: HistogramsState, features: Features) -> Result:
-        return result_of(state, features)
+def _counts(block: ClientBlock) -> CountsBlock:
+    """The block of a population of counts: the engine opens no other for this method."""
+    if not isinstance(block, CountsBlock):
+        raise TypeError("histograms are made of counts")
+    return block

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from fedcore.methods.histograms.clients import assign, inverse_totals
 from fedcore.methods.histograms.config import HistogramsConfig
-from fedcore.methods.histograms.leaf import assign, inverse_totals
 from fedcore.methods.histograms.simplex import assignment_logs, project
 from fedcore.methods.histograms.state import HistogramsState
 from fedcore.population.blocks import CountsBlock, segment_sums
@@ -37,7 +37,7 @@ def clusters_of(centres: np.ndarray, block: CountsBlock, smoothing: float) -> np
 # --- bases ----------------------------------------------------------------------------------------------------------
 
 
-def base_of(config: HistogramsConfig, state: HistogramsState, block: CountsBlock):
+def base_of(config: HistogramsConfig, state: HistogramsState, block: CountsBlock) -> tuple[np.ndarray, np.ndarray]:
     """(weights (C, r), rows (r, d)): every client's base is weights @ rows. The last row serves clients without tokens.
 
     rows of the mixture: the centres, the mean F, and the mixture of the centres by their (noised) counts.
@@ -91,7 +91,7 @@ def _of_like_length(lengths: np.ndarray, clients: int, entries: int) -> Iterator
         order = order[take:]
 
 
-def _fit(likelihood, counts, prior, steps):
+def _fit(likelihood: np.ndarray, counts: np.ndarray, prior: float, steps: int) -> np.ndarray:
     """likelihood: (C, k, e); counts: (C, e). One matrix product for each client and step."""
     k = likelihood.shape[1]
     weights = np.full((len(likelihood), k), 1.0 / k)
@@ -111,7 +111,7 @@ def local_prior_tokens(block: CountsBlock, base: np.ndarray, grid: Sequence[floa
         sum_i x_i ln(lam B_i + (1 - lam) (x_i - 1) / (m - 1)),   lam = a / (a + m - 1)
 
     base: (nnz,) B at the client's stored tokens. The first of the grid for clients with less than two tokens. Nothing
-    leaves the client, so a choice of its own costs no privacy (spec of the method: a weight shared by all does).
+    leaves the client, so a choice of its own costs no privacy; a choice for all clients would.
     """
     rows = block.rows_of_entries()
     counts, rest = block.data.astype(np.float64), np.maximum(block.totals - 1, 0.0)
@@ -125,7 +125,9 @@ def local_prior_tokens(block: CountsBlock, base: np.ndarray, grid: Sequence[floa
     return np.asarray(grid, np.float64)[best]
 
 
-def prior_tokens_of(config: HistogramsConfig, block: CountsBlock, weights: np.ndarray, rows: np.ndarray):
+def prior_tokens_of(
+    config: HistogramsConfig, block: CountsBlock, weights: np.ndarray, rows: np.ndarray
+) -> float | np.ndarray:
     """a for every client: the config's, or each client's own choice around it. (C,) or a number."""
     if config.weights == "shared":
         return config.prior_tokens

@@ -10,7 +10,8 @@ Centres of the reduced problem are lifted: the kept tokens from the centre, the 
 of "other" in proportion to F. Assigning clients by lifted centres is assigning them by reduced ones, because the parts
 that the lift adds to the logarithms are the same for all centres.
 
-Nothing here is noised. A choice of tokens is as private as the mean or the matrix that it is made from.
+Nothing here is noised. A choice of tokens is as private as the mean or the matrix that it is made from. An empty `kept`
+stands for the whole vocabulary: then `reduce_block`, `reduce_rows` and `lift` give back what they are given.
 """
 
 from __future__ import annotations
@@ -19,14 +20,12 @@ import numpy as np
 import scipy.linalg
 
 from fedcore.errors import ConfigError
-from fedcore.methods.histograms.leaf import inverse_totals
 from fedcore.population.blocks import FLOAT32_EXACT, CountsBlock, segment_sums
 
-LARGEST_MATRIX = 4096  # features
 DIGITS = 12  # of an eigenvector's entries that count; what is equal up to rounding is a tie
 
 
-# --- clients --------------------------------------------------------------------------------------------------------
+# --- blocks ---------------------------------------------------------------------------------------------------------
 
 
 def reduce_block(block: CountsBlock, kept: np.ndarray) -> CountsBlock:
@@ -35,8 +34,10 @@ def reduce_block(block: CountsBlock, kept: np.ndarray) -> CountsBlock:
     kept: (r,) int64, strictly ascending. Totals stay as they are; a held-out part is reduced likewise. Vectorised over
     the stored entries. Raises ValueError if kept is not ascending or leaves the vocabulary.
     """
-    _check_kept(kept, block.features)
     r = len(kept)
+    if r == 0:
+        return block
+    _check_kept(kept, block.features)
     position = np.full(block.features, r, np.int32)
     position[kept] = np.arange(r, dtype=np.int32)
     indices = position[block.indices]
@@ -57,18 +58,13 @@ def reduce_block(block: CountsBlock, kept: np.ndarray) -> CountsBlock:
     return CountsBlock(block.first, block.leaf, indptr, tokens, data, block.totals, r + 1, heldout)
 
 
-def second_moment(block: CountsBlock) -> np.ndarray:
-    """(d, d) float64: sum over the clients of q_u q_u^T; symmetric."""
-    q = block.csr.astype(np.float64)
-    q.data *= np.repeat(inverse_totals(block), np.diff(block.indptr))
-    return (q.T @ q).toarray()
-
-
 # --- histograms -----------------------------------------------------------------------------------------------------
 
 
-def reduce_histogram(p: np.ndarray, kept: np.ndarray) -> np.ndarray:
+def reduce_rows(p: np.ndarray, kept: np.ndarray) -> np.ndarray:
     """(k, d) -> (k, r + 1) float64: the kept tokens, then the sum of the others. kept: (r,) int64 ascending."""
+    if len(kept) == 0:
+        return p
     _check_kept(kept, p.shape[1])
     return np.column_stack([p[:, kept], np.delete(p, kept, axis=1).sum(axis=1)])
 
@@ -76,8 +72,10 @@ def reduce_histogram(p: np.ndarray, kept: np.ndarray) -> np.ndarray:
 def lift(centres: np.ndarray, kept: np.ndarray, mean: np.ndarray) -> np.ndarray:
     """(k, r + 1) -> (k, d): the eliminated tokens share a centre's "other" in proportion to the mean F.
 
-    mean: (d,). Tokens that F gives no mass at all share it equally. Rows keep their sums.
+    mean: (d,). If F gives the eliminated tokens no mass at all, they share it equally. Rows keep their sums.
     """
+    if len(kept) == 0:
+        return centres
     _check_kept(kept, len(mean))
     eliminated = np.delete(np.arange(len(mean)), kept)
     shares = mean[eliminated]
@@ -90,33 +88,20 @@ def lift(centres: np.ndarray, kept: np.ndarray, mean: np.ndarray) -> np.ndarray:
 
 
 def lift_log_likelihood(kept: np.ndarray, mean: np.ndarray) -> float:
-    """Nats that the lift adds to the mean over clients of sum q ln P, whatever the centres: sum of F ln(share) over the
-    eliminated tokens, shares as in `lift`, for the F of the same clients.
+    """Nats that the lift adds to the mean over clients of sum q ln P, whatever the centres; 0 if nothing is eliminated.
+
+    It is the sum of F ln(share) over the eliminated tokens, shares as in `lift`, for the F of the same clients.
     """
+    if len(kept) == 0:
+        return 0.0
     eliminated = np.delete(mean, kept)
     eliminated = eliminated[eliminated > 0]
     return float(np.sum(eliminated * np.log(eliminated / eliminated.sum())))
 
 
 def _check_kept(kept: np.ndarray, features: int) -> None:
-    inside = kept.size == 0 or (kept[0] >= 0 and kept[-1] < features)
-    if kept.ndim != 1 or not inside or np.any(np.diff(kept) <= 0):
+    if kept.ndim != 1 or kept[0] < 0 or kept[-1] >= features or np.any(np.diff(kept) <= 0):
         raise ValueError(f"kept tokens must ascend strictly within 0 .. {features - 1}")
-
-
-# --- the same where nothing may be eliminated: an empty `kept` stands for all tokens ----------------------------------
-
-
-def reduced_block(block: CountsBlock, kept: np.ndarray) -> CountsBlock:
-    return reduce_block(block, kept) if len(kept) else block
-
-
-def reduced(p: np.ndarray, kept: np.ndarray) -> np.ndarray:
-    return reduce_histogram(p, kept) if len(kept) else p
-
-
-def lifted(centres: np.ndarray, kept: np.ndarray, mean: np.ndarray) -> np.ndarray:
-    return lift(centres, kept, mean) if len(kept) else centres
 
 
 # --- which tokens ---------------------------------------------------------------------------------------------------
@@ -133,27 +118,6 @@ def tokens_kept(keep: int | None, features: int) -> int:
     return number
 
 
-def check_matrix(features: int) -> None:
-    """Raises ConfigError if the vocabulary is too large for a matrix of its pairs of tokens."""
-    if features > LARGEST_MATRIX:
-        raise ConfigError(
-            f"a vocabulary of {features} tokens is too large to be reduced by eigenvectors: every leaf of clients "
-            f"answers with a matrix of {features} x {features} float64, {8 * features**2 / 2**20:.0f} MiB; the limit "
-            f"is {LARGEST_MATRIX} tokens.",
-            'Choose reduction = "frequency", or ingest with a smaller vocabulary.',
-        )
-
-
-def whitened_covariance(second: np.ndarray, mean: np.ndarray, clients: float) -> np.ndarray:
-    """M, (d, d) float64: diag(F)**-1/2 (G/n - F F^T) diag(F)**-1/2; rows of tokens without mass are 0.
-
-    second: (d, d) G, sum of q q^T. mean: (d,) F. clients: n.
-    """
-    with np.errstate(divide="ignore"):
-        scale = np.where(mean > 0, 1.0 / np.sqrt(mean), 0.0)
-    return scale[:, None] * (second / clients - np.outer(mean, mean)) * scale
-
-
 def kept_by_eigenvectors(matrix: np.ndarray, rank: int, keep: int) -> np.ndarray:
     """(keep,) int64 ascending: tokens with the largest entry, in absolute value, over the `rank` leading eigenvectors.
 
@@ -161,7 +125,6 @@ def kept_by_eigenvectors(matrix: np.ndarray, rank: int, keep: int) -> np.ndarray
     `keep` tokens are kept, where a threshold would keep any number.
     """
     d = len(matrix)
-    _check_keep(keep, d)
     rank = min(max(rank, 1), d)
     symmetric = 0.5 * (matrix + matrix.T)
     vectors = scipy.linalg.eigh(symmetric, subset_by_index=[d - rank, d - 1])[1]
@@ -170,13 +133,7 @@ def kept_by_eigenvectors(matrix: np.ndarray, rank: int, keep: int) -> np.ndarray
 
 def kept_by_frequency(mean: np.ndarray, keep: int) -> np.ndarray:
     """(keep,) int64 ascending: the tokens with the largest mass in the mean (d,); a tie goes to the lower token."""
-    _check_keep(keep, len(mean))
     return _largest(mean, keep)
-
-
-def _check_keep(keep: int, features: int) -> None:
-    if not 1 <= keep <= features:
-        raise ValueError(f"cannot keep {keep} of {features} tokens")
 
 
 def _largest(scores: np.ndarray, keep: int) -> np.ndarray:

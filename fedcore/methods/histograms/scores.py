@@ -17,19 +17,20 @@ Source of the table: Setlur, Feldman, Talwar 2023, Table 1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from fedcore.errors import PopulationError
+from fedcore.methods.histograms.clients import inverse_totals
 from fedcore.methods.histograms.config import HistogramsConfig
-from fedcore.methods.histograms.leaf import inverse_totals
 from fedcore.methods.histograms.personal import base_of, centre_weights, local_prior_tokens
 from fedcore.methods.histograms.state import HistogramsState
 from fedcore.population.blocks import CountsBlock, segment_sums
 from fedcore.randomness import client_uniforms
-from fedcore.rounds.statistics import FloatSum, Statistics
+from fedcore.rounds.statistics import FloatSum, Statistic, Statistics
 
 SMOOTHING = 1e-10
 SECOND_SMOOTHING = 1e-8
@@ -68,7 +69,7 @@ class Table:
     skipped: int
     unseen_mass: float
 
-    def to_json(self, where: str) -> dict:
+    def to_json(self, where: str) -> dict[str, Any]:
         """For the run's evaluation. where: of the population, for the title."""
         rows = [
             {
@@ -92,39 +93,27 @@ class Table:
             "rows": rows,
         }
 
-    def row(self, method: str, **wanted) -> Row:
-        """The only row of this method with these fields."""
-        (found,) = [r for r in self.rows if r.method == method and all(getattr(r, k) == v for k, v in wanted.items())]
-        return found
-
 
 def validation_clients(first: int, clients: int) -> np.ndarray:
     """(clients,) bool: whether client first + i serves validation; a function of its index alone."""
     return client_uniforms(0, "evaluation/validation", 0, first, clients)[:, 0] < VALIDATION_SHARE
 
 
-def evaluate_block(
-    config: HistogramsConfig,
-    state: HistogramsState,
-    block: CountsBlock,
-    prior_tokens: Sequence[float] = PRIOR_TOKENS,
-    smoothing: tuple[float, float] = (SMOOTHING, SECOND_SMOOTHING),
-) -> Statistics:
+def score_block(config: HistogramsConfig, state: HistogramsState, block: CountsBlock) -> Statistics:
     """Sums over the clients of one leaf that have held-out tokens; those of all leaves together make the table.
 
-    block: one leaf, with `heldout`. prior_tokens: grid of a, to which the config's own a is added in front.
-    A client without training tokens has the uniform histogram for Local, F for FedAvg, and the mixture of the
-    centres by their counts for Algorithm 2, with and without FT.
+    A client without training tokens has the uniform histogram for Local, F for FedAvg, and the mixture of the centres
+    by their counts for Algorithm 2 and Local mixture, with and without FT.
 
     Raises ValueError if the block has no held-out part.
     """
     if block.heldout is None:
         raise ValueError("the block has no held-out counts")
     config = config.for_vocabulary(block.features)
-    losses, unseen = _losses(config, state, block, [config.prior_tokens, *prior_tokens], smoothing)
+    losses, unseen = _losses(config, state, block, block.heldout)
     validation = validation_clients(block.first, block.clients)
     usable = block.heldout.totals > 0
-    statistics: Statistics = {"skipped": FloatSum.at(block.leaf, np.sum(~usable))}
+    statistics: dict[str, Statistic] = {"skipped": FloatSum.at(block.leaf, np.sum(~usable))}
     for name, chosen in (("validation", usable & validation), ("evaluated", usable & ~validation)):
         statistics[f"{name}_clients"] = FloatSum.at(block.leaf, chosen.sum())
         statistics[f"{name}_kl"] = FloatSum.at(block.leaf, losses[:, chosen].sum(axis=1))
@@ -133,14 +122,8 @@ def evaluate_block(
     return statistics
 
 
-def table(
-    config: HistogramsConfig,
-    statistics: Mapping[str, np.ndarray],
-    prior_tokens: Sequence[float] = PRIOR_TOKENS,
-    smoothing: tuple[float, float] = (SMOOTHING, SECOND_SMOOTHING),
-) -> Table:
-    """The table from the finished statistics (`fedcore.rounds.statistics.values`) of all leaves, same grid and
-    smoothing.
+def score_table(config: HistogramsConfig, statistics: Mapping[str, np.ndarray]) -> Table:
+    """The table from the finished statistics (`fedcore.rounds.statistics.values`) of all leaves.
 
     Rows: Local at both smoothings; FedAvg and, unless the run is plain FedAvg, Algorithm 2 and Local mixture, each also
     with + FT: at the config's a, at the a that serves the validation clients best, and at every client's own choice.
@@ -155,20 +138,19 @@ def table(
     means = statistics["evaluated_kl"] / n
     variances = np.maximum(statistics["evaluated_kl_squared"] / n - means**2, 0.0)
     errors = np.sqrt(variances / max(n - 1, 1))
-    grid = [config.prior_tokens, *prior_tokens]
-    e = smoothing[0]
+    grid = [config.prior_tokens, *PRIOR_TOKENS]
 
-    def row(method, line, e=e, **more):
-        return Row(method, float(means[line]), float(errors[line]), e, **more)
+    def row(method: str, line: int, smoothing: float = SMOOTHING, a: float | None = None, chosen: str = "") -> Row:
+        return Row(method, float(means[line]), float(errors[line]), smoothing, a, chosen)
 
-    rows = [row("Local", 0), row("Local", 1, smoothing[1])]
+    rows = [row("Local", 0), row("Local", 1, SECOND_SMOOTHING)]
     for number, name in enumerate(_estimates(config)):
         base = 2 + number * (2 + len(grid))
         tuned = slice(base + 1, base + 1 + len(grid))
-        rows += [row(name, base), row(f"{name} + FT", base + 1, prior_tokens=grid[0])]
+        rows += [row(name, base), row(f"{name} + FT", base + 1, a=grid[0])]
         if float(statistics["validation_clients"]) > 0:
             best = int(np.argmin(statistics["validation_kl"][tuned]))
-            rows.append(row(f"{name} + FT", base + 1 + best, prior_tokens=grid[best], chosen="validation clients"))
+            rows.append(row(f"{name} + FT", base + 1 + best, a=grid[best], chosen="validation clients"))
         rows.append(row(f"{name} + FT", base + 1 + len(grid), chosen="each client"))
     return Table(
         tuple(rows),
@@ -179,34 +161,35 @@ def table(
     )
 
 
-def _losses(config, state, block, grid, smoothing) -> tuple[np.ndarray, np.ndarray]:
+def _losses(
+    config: HistogramsConfig, state: HistogramsState, block: CountsBlock, heldout: CountsBlock
+) -> tuple[np.ndarray, np.ndarray]:
     """(lines, C) KL of every estimate for every client, and (C,) unseen mass.
 
     Lines: Local at both smoothings; for each estimate the base, one line for each a of the grid, and one for the a that
     each client chooses.
     """
-    heldout = block.heldout
     d, lengths = block.features, np.diff(heldout.indptr)
     client = np.repeat(np.arange(block.clients), lengths)
     test = heldout.data * inverse_totals(heldout)[client]
     own = own_values(block, client, heldout.indices)
     constant = segment_sums(test * np.log(test), heldout.indptr)
 
-    def kl(p, e):
+    def kl(p: np.ndarray, e: float = SMOOTHING) -> np.ndarray:
         return constant - segment_sums(test * np.log((p + e) / (1 + d * e)), heldout.indptr)
 
     local = np.where(block.totals[client] > 0, own, 1.0 / d)
-    lines = [kl(local, e) for e in smoothing]
-    shares = [centre_weights(block.totals, a)[client] for a in grid]
+    lines = [kl(local), kl(local, SECOND_SMOOTHING)]
+    shares = [centre_weights(block.totals, a)[client] for a in (config.prior_tokens, *PRIOR_TOKENS)]
     mine = block.rows_of_entries()
     for name in _estimates(config):
         weights, rows = _base(name, config, state, block)
         base = values_at(weights, rows, client, heldout.indices)
-        lines.append(kl(base, smoothing[0]))
-        lines += [kl(share * base + (1.0 - share) * own, smoothing[0]) for share in shares]
-        chosen = local_prior_tokens(block, values_at(weights, rows, mine, block.indices), grid[1:] or grid)
+        lines.append(kl(base))
+        lines += [kl(share * base + (1.0 - share) * own) for share in shares]
+        chosen = local_prior_tokens(block, values_at(weights, rows, mine, block.indices), PRIOR_TOKENS)
         share = centre_weights(block.totals, chosen)[client]
-        lines.append(kl(share * base + (1.0 - share) * own, smoothing[0]))
+        lines.append(kl(share * base + (1.0 - share) * own))
     return np.stack(lines), segment_sums(test * (own == 0), heldout.indptr)
 
 
@@ -214,7 +197,9 @@ def _estimates(config: HistogramsConfig) -> list[str]:
     return ["FedAvg"] if config.algorithm == "fedavg" else ["FedAvg", "Algorithm 2", "Local mixture"]
 
 
-def _base(name, config, state, block) -> tuple[np.ndarray, np.ndarray]:
+def _base(
+    name: str, config: HistogramsConfig, state: HistogramsState, block: CountsBlock
+) -> tuple[np.ndarray, np.ndarray]:
     """(C, r) weights and (r, d) rows of an estimate's base."""
     if name == "FedAvg":
         return np.ones((block.clients, 1)), state.mean[None, :]

@@ -21,20 +21,20 @@ def clipped_sum(relation: str) -> int:
 
     Also of counts to which each client adds one, 2**16 steps, in at most one place.
     """
-    return GRID_NORM if _one_sided(relation) else math.isqrt(2 * GRID_NORM**2) + 1
+    return GRID_NORM if _adds_or_removes(relation) else math.isqrt(2 * GRID_NORM**2) + 1
 
 
 def second_moment(relation: str) -> int:
-    """Of the triangle of `fedcore.methods.histograms.moments`: the whole number above 2**20 / sqrt(2), or 2**20."""
-    return math.isqrt(MOMENT_NORM**4 // 2) + 1 if _one_sided(relation) else MOMENT_NORM**2
+    """Of the triangle of second moments (`second_moment.py`): the whole number above 2**20 / sqrt(2), or 2**20."""
+    return math.isqrt(MOMENT_NORM**4 // 2) + 1 if _adds_or_removes(relation) else MOMENT_NORM**2
 
 
-def spread(relation: str) -> float:
+def sensitivity_factor(relation: str) -> float:
     """`clipped_sum` in units of the clip: 1, or a hair above sqrt(2)."""
     return clipped_sum(relation) / GRID_NORM
 
 
-def _one_sided(relation: str) -> bool:
+def _adds_or_removes(relation: str) -> bool:
     """Raises ConfigError for a relation that these bounds are not made for."""
     if relation not in RELATIONS:
         raise ConfigError(f"a histograms run knows no relation {relation!r}.", f"Known: {', '.join(RELATIONS)}.")

@@ -35,6 +35,11 @@ def metric(mean: np.ndarray, floor: float, effective_tokens: float) -> np.ndarra
     return w / w.sum()
 
 
+def total_variation(p: np.ndarray, q: np.ndarray) -> np.ndarray:
+    """(...,) float64: half the sum of |p - q| over the last axis."""
+    return 0.5 * np.abs(p - q).sum(axis=-1)
+
+
 def perturbed(mean: np.ndarray, copies: int, p: float, generator: np.random.Generator) -> np.ndarray:
     """(copies, d): mean * exp(p N(0, 1)), each renormalised."""
     rows = mean * np.exp(p * generator.standard_normal((copies, len(mean))))

@@ -1,26 +1,37 @@
-"""How many rounds and cells a private budget can pay for: rules tuned on the synthetic preset, never on data of people.
+"""How many rounds and cells a private budget can pay for, and what that buys. The rules were tuned on the synthetic
+preset, never on data of people.
 
 What matters is the norm of an average cell's sum against the norm of its noise,
 
     SNR = n mu / (K C sqrt(T d)),   mu = sqrt(2 rho),
 
-n the *nominal* number of clients, a public fact. Too many rounds or cells lose even at large budgets.
+n the *nominal* number of clients, a public fact. Too many rounds or cells lose even at large budgets. The rules look at
+b, the SNR of 8 rounds with a single cell (`signal_to_noise`).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from fedcore.errors import ConfigError
 from fedcore.methods.histograms.config import DEFAULT_CLUSTERS, DEFAULT_ROUNDS, HistogramsConfig
 from fedcore.methods.histograms.reduction import tokens_kept
-from fedcore.methods.histograms.sensitivities import spread
+from fedcore.methods.histograms.sensitivities import sensitivity_factor
+from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.method import PublicFacts
 
 REFERENCE_ROUNDS = 8
-CLUSTERS_PER_STRENGTH = 0.45
-ROUNDS = ((50.0, 8), (18.0, 6), (8.0, 5), (3.0, 4), (0.0, 3))  # least strength, rounds
+CLUSTERS_PER_SNR = 0.45
+STEPS = (  # least b, rounds, what such a budget means
+    (50.0, 8, "strong: noise costs little"),
+    (18.0, 6, "good: noise is visible, and the clusters are worth it"),
+    (8.0, 5, "fair: noise costs about as much as some of the clusters bring"),
+    (3.0, 4, "weak: few clusters, and little better than one mean for all"),
+    (0.0, 3, "too weak for clusters: expect no more than a mean"),
+)
 WARM_ROUNDS = 2  # from centres of an earlier run; the last two rounds are pooled, so both count
 WARM_CELLS = 2  # times the clusters of the rules
 LARGE_PERTURBATION, SMALL_PERTURBATION = 0.5, 0.3
@@ -41,8 +52,8 @@ class Sizes:
         return self.overseed if round <= self.merge_after else self.clusters
 
 
-def strength(nominal_clients: int, features: int, rho: float, clip: float) -> float:
-    """n mu / (C sqrt(8 d)): the SNR of 8 rounds with a single cell."""
+def signal_to_noise(nominal_clients: int, features: int, rho: float, clip: float) -> float:
+    """b = n mu / (C sqrt(8 d)): the SNR of 8 rounds with a single cell."""
     return nominal_clients * math.sqrt(2 * rho) / (clip * math.sqrt(REFERENCE_ROUNDS * features))
 
 
@@ -56,11 +67,11 @@ def size_rules(
     Where the SNR is small there are fewer rounds, then fewer clusters; where it is large, more cells to merge from.
     What the thresholds give on the preset is in `docs/privacy/histograms.md`.
     """
-    b = strength(nominal_clients, features, rho, clip)
-    k = clusters or min(DEFAULT_CLUSTERS, max(1, math.ceil(CLUSTERS_PER_STRENGTH * b)))
+    b = signal_to_noise(nominal_clients, features, rho, clip)
+    k = clusters or min(DEFAULT_CLUSTERS, max(1, math.ceil(CLUSTERS_PER_SNR * b)))
     if k == 1:
         return Sizes(1, 1, 1, 0, SMALL_PERTURBATION)
-    rounds = next(rounds for least, rounds in ROUNDS if b >= least)
+    rounds = next(rounds for least, rounds, _ in STEPS if b >= least)
     overseed, p = k, LARGE_PERTURBATION
     if b >= 13 * k:
         overseed, p = 3 * k, SMALL_PERTURBATION
@@ -73,17 +84,17 @@ def sizes_of(config: HistogramsConfig, public: PublicFacts) -> Sizes:
     """The sizes of a run: what the config names, the rest by rule. Raises ConfigError if they do not fit together.
 
     Another relation than add_or_remove_one costs noise, which counts as a smaller budget; fewer tokens count as a
-    smaller vocabulary. Given centres (public.warm_start): see `_with_start`.
+    smaller vocabulary. For a warm start see `_sizes_of_warm_start`.
     """
     if config.algorithm == "private":
-        chosen = size_rules(*bought(config, public), config.clip, config.clusters)
+        chosen = size_rules(*effective_budget(config, public), config.clip, config.clusters)
     else:
         k = config.clusters or DEFAULT_CLUSTERS
         merges = config.algorithm == "algorithm2" and config.start == "perturbed_mean"
         overseed = 3 * k if merges else k
         chosen = Sizes(DEFAULT_ROUNDS, k, overseed, 0, SMALL_PERTURBATION)
     if public.warm_start is not None:
-        chosen = _with_start(config, chosen, len(public.warm_start["centres"]))
+        chosen = _sizes_of_warm_start(config, chosen, len(public.warm_start["centres"]))
     k = chosen.clusters if config.overseed is None else min(chosen.clusters, config.overseed)
     overseed = chosen.overseed if config.overseed is None else config.overseed
     rounds = config.rounds or chosen.rounds
@@ -101,32 +112,31 @@ def sizes_of(config: HistogramsConfig, public: PublicFacts) -> Sizes:
     return Sizes(rounds, k, overseed, merge_after, config.perturbation or chosen.perturbation)
 
 
-def bought(config: HistogramsConfig, public: PublicFacts) -> tuple[int, int, float]:
+def effective_budget(config: HistogramsConfig, public: PublicFacts) -> tuple[int, int, float]:
     """(nominal clients, features, rho) that the size rules of a private run reckon with. Raises ConfigError."""
     features = public.features
     if config.reduction != "none":
         features = tokens_kept(config.keep, features) + 1
-    return _nominal(config, public), features, _rho(public) / spread(public.relation) ** 2
+    return _nominal(config, public), features, _rho(public) / sensitivity_factor(public.relation) ** 2
 
 
-def _with_start(config: HistogramsConfig, chosen: Sizes, given: int) -> Sizes:
-    """The sizes of a run that starts from `given` centres.
+def _sizes_of_warm_start(config: HistogramsConfig, chosen: Sizes, centres: int) -> Sizes:
+    """The sizes of a run that starts from so many centres; chosen: those of a run without a warm start.
 
-    As many as clusters, or fewer, or in a private run up to twice the clusters of the rules where the config names no
-    number (two rounds in place of eight leave half the noise): every centre goes on, and a private run needs two
-    rounds only. Fewer than the
-    clusters that the config names: the others start from the perturbed mean, with the rounds of a start without any.
-    More: they are over-seeded cells, as many as the size rules allow; if there are more still, the votes of a private
-    run choose among them.
+    K clusters: as many as the settings name. If they name none, as many as the rules chose, but no more than there are
+    centres; in a private run all of the centres, up to twice as many as the rules chose, because two rounds in place
+    of eight leave half the noise.
+
+    - As many centres as clusters: a private run needs two rounds only.
+    - Fewer: the other clusters start from the perturbed mean, with the rounds of a run without a warm start.
+    - More: they are over-seeded cells. A private run has as many cells as the rules allow; if there are more centres
+      still, votes choose among them.
     """
-    k = chosen.clusters
+    k, private = chosen.clusters, config.algorithm == "private"
     if config.clusters is None:
-        private = config.algorithm == "private"
-        k = given if private and given <= WARM_CELLS * k else min(k, given)
-    rounds = chosen.rounds
-    if given == k and config.algorithm == "private":
-        rounds = min(rounds, WARM_ROUNDS)
-    cells = min(given, chosen.overseed) if config.algorithm == "private" else given
+        k = centres if private and centres <= WARM_CELLS * k else min(k, centres)
+    rounds = min(chosen.rounds, WARM_ROUNDS) if private and centres == k else chosen.rounds
+    cells = min(centres, chosen.overseed) if private else centres
     return Sizes(rounds, k, max(cells, k), 0, chosen.perturbation)
 
 
@@ -147,3 +157,49 @@ def _nominal(config: HistogramsConfig, public: PublicFacts) -> int:
             "Set nominal_clients in the settings, or declare it when the population is made.",
         )
     return nominal
+
+
+# --- what a budget buys ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Sketch:
+    """One run as it would be planned. rounds T, clusters K, cells K' of the first rounds, releases in all.
+
+    strength: b of `signal_to_noise`, in_words: what it means; loss_nats: estimate of `noise_loss`.
+    """
+
+    rounds: int
+    clusters: int
+    first_cells: int
+    releases: int
+    strength: float
+    in_words: str
+    loss_nats: float
+
+
+def budget_sketch(config: HistogramsConfig, public: PublicFacts, plan: Sequence[PlannedRelease]) -> dict[str, Any]:
+    """The fields of `Sketch`, as JSON."""
+    sizes = sizes_of(config, public)
+    nominal, features, effective = effective_budget(config, public)
+    b = signal_to_noise(nominal, features, effective, config.clip)
+    sigma = [planned.noise_multiplier for planned in plan if planned.name.startswith("clusters")][-1]
+    sigma *= sensitivity_factor(public.relation)
+    loss = noise_loss(sigma, config.clip, features, nominal / sizes.clusters, pooled=sizes.rounds > 1)
+    return asdict(Sketch(sizes.rounds, sizes.clusters, sizes.cells(1), len(plan), b, in_words(b), loss))
+
+
+def noise_loss(sigma: float, clip: float, features: int, clients: float, pooled: bool) -> float:
+    """Nats of KL that noise adds to a cluster's centre: (C sigma)**2 sum(w / P) / (2 N**2), N clients of the cluster.
+
+    Before shrinkage, which saves a part of it. sum(w / P) is not known beforehand and set to its largest value, d: for
+    w ~ P sqrt(1 / m_eff + P) it is d where all tokens are equally frequent, and less otherwise (Chebyshev's sum
+    inequality). sigma: noise multiplier times the sensitivity factor. pooled: two rounds are added, which halves
+    the loss.
+    """
+    return (clip * sigma) ** 2 * features / (2 * clients**2) / (2 if pooled else 1)
+
+
+def in_words(b: float) -> str:
+    """What a signal-to-noise ratio b >= 0 means."""
+    return next(words for least, _, words in STEPS if b >= least)

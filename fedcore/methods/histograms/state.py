@@ -6,17 +6,21 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from fedcore.methods.histograms.messages import all_tokens
+from fedcore.methods.histograms.sizes import Sizes
+from fedcore.rounds.method import PublicFacts, RoundInfo
+
 
 @dataclass(frozen=True, slots=True)
 class HistogramsState:
     """State after a round. d tokens, k cells; k changes when over-seeded cells are merged.
 
-    phase:    private: "flat", "whitened", "votes", "moment", "rounds", "done"; else "mean", "given", "covariance",
-              "start", "rounds", "reseed", "centring", "done"
+    phase:    of the round that comes next. Private: "flat", "whitened", "votes", "moment", "rounds", "done". Else:
+              "mean", "given" (the mean of a run with a warm start), "covariance", "start" (Algorithm 1), "rounds",
+              "reseed", "centring", "done"
     round:    clustering rounds finished
     seed:     of the streams of simulation randomness
-    rounds, clusters, overseed, merge_after, perturbation: the sizes of the run
-    (`fedcore.methods.histograms.sizes.Sizes`)
+    rounds, clusters, overseed, merge_after, perturbation: the `Sizes` of the run
     multipliers: (rounds of the run,) noise multiplier of the first planned release of every round, the T clustering
               rounds last; (0,) if not private
     mean:     (d,) F, the (noised) mean histogram; uniform until it is known
@@ -25,14 +29,14 @@ class HistogramsState:
               clusters on fewer tokens, and then sums are (k, r + 1)
     centres:  (k, d) on the simplex; during Algorithm 1 the rows chosen so far
     counts:   (k,) clients of each cell; noised, weighted by their clips and possibly negative in a private run
-    sums:     (k, d) unnormalised sums of the last round, kept for pooling; (0, d) if not private, but for `published`
-              the first estimate b1 between the two passes of a round
+    sums:     (k, d) unnormalised sums of the last round, kept for pooling; (0, d) if not private, except between the
+              two passes of a round of Algorithm 3, whose first estimate b1 it holds
     reseed:   (e,) int64 empty cells that wait for a client's row (never in a private run)
     entropy:  sum over clients of sum q ln q, nats; 0 in a private run
     clients:  clients with at least one token; 0 in a private run, which does not know it
     kept:     (r,) int64 ascending, the tokens that a reduction keeps; (0,) without one. Centres are lifted, (k, d)
-    clip:     L2 clip of the clustering rounds; 0: the config's (private runs only, as are the next two)
-    spread:   sensitivity of a clipped sum in units of its clip: 1, or a hair above sqrt 2 under replace_one
+    clip:     L2 clip of the clustering rounds; 0: that of the settings (private runs only, as are the next two)
+    spread:   sensitivity factor: sensitivity of a clipped sum in units of its clip, 1 or a hair above sqrt(2)
     norms_multiplier: noise multiplier of the counts of norms; 0 unless the clip is adaptive
     """
 
@@ -54,10 +58,15 @@ class HistogramsState:
     reseed: np.ndarray
     entropy: float
     clients: float
-    kept: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    kept: np.ndarray = field(default_factory=all_tokens)
     clip: float = 0.0
     spread: float = 1.0
     norms_multiplier: float = 0.0
+
+    @property
+    def first_cells(self) -> int:
+        """Cells of the first clustering round."""
+        return self.overseed if self.merge_after else self.clusters
 
     def usable_centres(self) -> tuple[np.ndarray, np.ndarray]:
         """Centres (k, d) and their non-negative weights (k,), sum 1: those of a run that may have stopped early.
@@ -69,3 +78,31 @@ class HistogramsState:
         weights = np.maximum(self.counts, 0.0)
         total = weights.sum()
         return self.centres, weights / total if total > 0 else np.full(len(weights), 1.0 / len(weights))
+
+
+Step = tuple[HistogramsState, RoundInfo]  # what the server makes of a round: the next state, and what a person reads
+
+
+def initial_state(phase: str, sizes: Sizes, public: PublicFacts) -> HistogramsState:
+    """The state of a run that knows nothing yet: the mean, the metric and the only centre are uniform."""
+    uniform = np.full(public.features, 1.0 / public.features)
+    return HistogramsState(
+        phase=phase,
+        round=0,
+        seed=public.seed,
+        rounds=sizes.rounds,
+        clusters=sizes.clusters,
+        overseed=sizes.overseed,
+        merge_after=sizes.merge_after,
+        perturbation=sizes.perturbation,
+        multipliers=np.zeros(0),
+        mean=uniform,
+        mean_precision=0.0,
+        metric=uniform,
+        centres=uniform[None, :],
+        counts=np.zeros(1),
+        sums=np.zeros((0, public.features)),
+        reseed=np.zeros(0, np.int64),
+        entropy=0.0,
+        clients=0.0,
+    )

@@ -4,7 +4,7 @@ from fedcore.methods.mixture_models.contract import CurvedEM, Rows, Theta
 from fedcore.methods.mixture_models.counts import BernoulliMixture, MultinomialMixture, PoissonMixture
 from fedcore.methods.mixture_models.gaussian import GaussianMixture
 from fedcore.methods.mixture_models.imputer import GaussianImputer
-from fedcore.methods.mixture_models.missing import LowRankTables
+from fedcore.methods.mixture_models.low_rank_tables import LowRankTables
 from fedcore.methods.mixture_models.regression import RegressionMixture
 
 __all__ = [

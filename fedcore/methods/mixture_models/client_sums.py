@@ -3,7 +3,7 @@
 The order of summation is fixed by `ptr` alone. Clients of equal size are answered together by one batched matrix
 product; in a ragged leaf they are brought together by sorting. A client larger than a tile is streamed.
 
-**A client's bits are its own.** Dense mixtures use `padded_tiles` and `Space`. There the rows of
+**A client's bits are its own.** Dense mixtures use `padded_tiles` and `Workspace`. There the rows of
 every client are columns at a multiple of 64 bytes, padded to a multiple of 8, in arrays whose leading dimension does
 not depend on what is in them. So each client is answered by the same calls of BLAS, with the same sizes, strides and
 alignment, and each of its numbers is in the same lane of a vector, whoever else is in the leaf: what it contributes is
@@ -65,8 +65,8 @@ def client_tiles(ptr: np.ndarray, size: int) -> Iterator[Tile]:
     if len(rest) == len(counts) and (counts == counts[0]).all():
         each = int(counts[0])
         for tile in row_tiles(len(rest), max(1, size // each)):
-            rows = slice(int(ptr[tile.start]), int(ptr[tile.stop]))
-            yield Tile(tile, rows, ((0, tile.stop - tile.start, each),))
+            together = slice(int(ptr[tile.start]), int(ptr[tile.stop]))
+            yield Tile(tile, together, ((0, tile.stop - tile.start, each),))
         return
     order = rest[np.argsort(counts[rest], kind="stable")]
     ends = np.cumsum(counts[order])
@@ -122,7 +122,7 @@ class PaddedTile(NamedTuple):
         """
         if self.padding is not None:
             r[:, self.padding] = 0.0
-        elif self.own < self.each:
+        elif self.own is not None and self.own < self.each:
             r.reshape(len(r), -1, self.each)[:, :, self.own :] = 0.0
         if without is None:
             return None
@@ -160,12 +160,12 @@ def padded_tiles(ptr: np.ndarray, size: int) -> Iterator[PaddedTile]:
                 rows = slice(int(ptr[neighbours.start]), int(ptr[neighbours.stop]))
                 yield PaddedTile(neighbours, rows, each, own, None)
             else:
-                columns, own = np.arange(each), counts[clients, None]
-                rows = ptr[clients, None] + np.minimum(columns, own - 1)
-                yield PaddedTile(clients, rows.ravel(), each, None, np.flatnonzero(columns >= own))
+                columns, sizes = np.arange(each), counts[clients, None]
+                scattered = ptr[clients, None] + np.minimum(columns, sizes - 1)
+                yield PaddedTile(clients, scattered.ravel(), each, None, np.flatnonzero(columns >= sizes))
 
 
-def aligned(rows: int, columns: int) -> np.ndarray:
+def aligned_array(rows: int, columns: int) -> np.ndarray:
     """(rows, columns) float64, not initialised; the first number lies at a multiple of 64 bytes, and so does that of
     every row if `columns` is a multiple of LANES."""
     memory = np.empty(rows * columns + LANES)
@@ -173,7 +173,7 @@ def aligned(rows: int, columns: int) -> np.ndarray:
     return memory[start : start + rows * columns].reshape(rows, columns)
 
 
-class Space:
+class Workspace:
     """Working memory of one answer: a tile writes over what the tile before left there.
 
     columns: a multiple of LANES, at least the rows of a tile
@@ -187,7 +187,7 @@ class Space:
         """(rows, columns), the same memory whenever the same is asked for."""
         key = (name, rows, columns or self.columns)
         if key not in self.arrays:
-            self.arrays[key] = aligned(rows, columns or self.columns)
+            self.arrays[key] = aligned_array(rows, columns or self.columns)
         return self.arrays[key]
 
     def product(self, name: str, left: np.ndarray, z: np.ndarray, each: int | None = None) -> np.ndarray:
@@ -215,18 +215,18 @@ _kept = threading.local()
 
 
 @contextmanager
-def working_memory(size: int) -> Iterator[Space]:
+def workspace(size: int) -> Iterator[Workspace]:
     """Working memory for tiles of `size` rows. A thread keeps its last one, because memory that the system has just
     handed out costs more than the work that is done in it; what it holds means nothing to the next answer."""
-    space = getattr(_kept, "space", None)
-    if space is None or space.columns != padded(size):
-        space = Space(padded(size))
-    _kept.space = None
+    work = getattr(_kept, "work", None)
+    if work is None or work.columns != padded(size):
+        work = Workspace(padded(size))
+    _kept.work = None
     try:
-        yield space
+        yield work
     finally:
-        if sum(array.nbytes for array in space.arrays.values()) <= KEPT_BYTES:
-            _kept.space = space
+        if sum(array.nbytes for array in work.arrays.values()) <= KEPT_BYTES:
+            _kept.work = work
 
 
 def columns_of(z: np.ndarray, each: int) -> np.ndarray:
@@ -235,20 +235,6 @@ def columns_of(z: np.ndarray, each: int) -> np.ndarray:
 
 
 # --- rows by number --------------------------------------------------------------------------------------------------
-
-
-def rows_at(ptr: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Row numbers ptr[i] + at[i, :] of the clients that have rows.
-
-    Returns (filled clients (c,), rows (c, b)). Raises IndexError for a row that a client does not have; what stands in
-    `at` for a client without rows is ignored.
-    """
-    counts = np.diff(ptr)
-    filled = np.flatnonzero(counts)
-    at = np.asarray(at)[filled]
-    if ((at < 0) | (at >= counts[filled, None])).any():
-        raise IndexError("a client was asked for a row that it does not have")
-    return filled, np.asarray(ptr)[filled, None] + at
 
 
 def fill(y: Rows, out: np.ndarray, own: int = 1, each: int = 1) -> np.ndarray | None:
@@ -272,9 +258,9 @@ def take(y: Rows, rows: np.ndarray | slice) -> Rows:
     return y.take(rows, axis=0)
 
 
-def taken(y: Rows, rows: np.ndarray | slice, space: Space) -> Rows:
+def take_into(y: Rows, rows: np.ndarray | slice, work: Workspace) -> Rows:
     """Those rows, in working memory if they have to be copied."""
     if isinstance(rows, slice) or not isinstance(y, np.ndarray) or y.dtype != np.float64:
         return take(y, rows)
-    copies = space.array("taken", space.columns, y.shape[1])[: len(rows)]
+    copies = work.array("taken", work.columns, y.shape[1])[: len(rows)]
     return np.take(y, rows, axis=0, out=copies, mode="clip")  # "raise" would copy once more

@@ -2,15 +2,17 @@
 
     p(y, z; theta) = rho(y, z) exp( <s(y, z), phi(theta)> - psi(theta) ),    s in R^q
 
-A model is a frozen value (its shape and its penalty); it keeps no state, draws nothing and knows nothing of clients'
-memories, codecs or rounds. E-steps give the expected statistic s_bar = E[s(y, z) | y; theta]; `maximise` is the M-step
-T(s) = argmin psi(theta) + R(theta) - <s, phi(theta)>. Source: Dieuleveut, Fort, Moulines, Robin 2021, section 2.
+A model is a frozen value, its shape and its penalty: it keeps no state, draws nothing at random, and knows nothing of
+clients' memories, codecs or rounds. The E-step gives the expected statistic s_bar = E[s(y, z) | y; theta]; `maximise`
+is the M-step T(s) = argmin psi(theta) + R(theta) - <s, phi(theta)>.
+
+Source: Dieuleveut, Fort, Moulines, Robin 2021, section 2.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol, TypeAlias, TypeGuard
 
 import numpy as np
 import scipy.sparse as sp
@@ -21,44 +23,57 @@ Theta = Mapping[str, np.ndarray]  # parameters by name, float64, as they are pub
 class LazyRows(Protocol):
     """Dense rows (N, d) float64 that are computed or read when they are used. Slices and selections are lazy again;
     `np.asarray` of a part gives its rows, and `fill` writes them as columns: see
-    `fedcore.methods.mixture_models.client_sums.fill`."""
+    `fedcore.methods.mixture_models.client_sums.fill`.
+    """
 
-    shape: tuple[int, int]
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+    @property
+    def ndim(self) -> int: ...
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, rows: slice | np.ndarray) -> LazyRows: ...
 
-    def __array__(self, dtype=None, copy=None) -> np.ndarray: ...
+    def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray: ...
 
-    def fill(self, out: np.ndarray, own: int, each: int) -> np.ndarray | None: ...
+    def fill(self, out: np.ndarray, own: int = 1, each: int = 1) -> np.ndarray | None: ...
 
 
-Rows = np.ndarray | sp.csr_matrix | LazyRows  # (N, d) observations; the models of counts take CSR as well
+Rows: TypeAlias = "np.ndarray | sp.csr_matrix | LazyRows"  # (N, d) observations; CSR for the models of counts only
+
+
+def is_sparse(y: Rows) -> TypeGuard[sp.csr_matrix]:
+    return sp.issparse(y)
 
 
 class CurvedEM(Protocol):
-    """q: length of the packed statistic. blocks: its natural parts (weights, one component's mean ...), for codecs."""
+    """A model over rows y (N, d), of which client i owns ptr[i] .. ptr[i + 1] - 1; ptr: (C + 1,).
 
-    q: int
-    blocks: tuple[slice, ...]
+    q: length of the packed statistic. blocks: its natural parts (weights, one component's mean ...), for codecs.
+    """
+
+    @property
+    def q(self) -> int: ...
+
+    @property
+    def blocks(self) -> tuple[slice, ...]: ...
 
     def e_total(self, theta: Theta, y: Rows, weights: np.ndarray | None = None) -> np.ndarray:
-        """(q,): sum over the rows of weights[j] * s_bar(y_j); weights None: all one. The fast path: no client is told
+        """(q,): sum over the rows of weights[j] s_bar(y_j); weights None: all one. The fast path: no client is told
         apart."""
 
     def e_mean(self, theta: Theta, y: Rows, ptr: np.ndarray) -> np.ndarray:
-        """(C, q): mean of s_bar over the rows ptr[i] .. ptr[i + 1] - 1 of every client; 0 for a client without rows."""
-
-    def e_mean_at(self, theta: Theta, y: Rows, ptr: np.ndarray, at: np.ndarray) -> np.ndarray:
-        """(C, q): mean of s_bar over the rows ptr[i] + at[i, :] of every client; at: (C, b) row numbers there."""
+        """(C, q): mean of s_bar over the rows of every client; 0 for a client without rows."""
 
     def maximise(self, s: np.ndarray, start: Theta | None = None) -> Theta:
-        """T(s). start: where an iterative M-step begins (its result must not depend on it beyond rounding).
-        Entries outside the domain are floored here, never in s itself."""
+        """T(s), s (q,). start: where an iterative M-step begins; its result must not depend on it beyond rounding.
+        Entries outside the domain are floored here, never in s itself. Raises ValueError if s is not finite.
+        """
 
     def admissible(self, s: np.ndarray, margin: float = 0.0) -> bool:
-        """Whether s lies in the domain of T, with a margin."""
+        """Whether s (q,) lies in the domain of T, with a margin."""
 
     def statistic_of(self, theta: Theta) -> np.ndarray:
         """(q,) a right inverse: maximise(statistic_of(theta)) == theta."""
@@ -70,10 +85,11 @@ class CurvedEM(Protocol):
         """R(theta)."""
 
     def check_rows(self, y: Rows) -> None:
-        """Raises PopulationError that names the first bad row and column (non-finite, negative count, not 0/1 ...)."""
+        """Raises PopulationError that names the first bad row and column (not finite, a negative count ...)."""
 
     def check_theta(self, theta: Theta) -> Theta:
-        """theta as float64. Raises ConfigError unless it can be parameters of this model; for starts from outside."""
+        """theta as float64. Raises ConfigError unless it can be parameters of this model; for warm starts."""
 
-    def personalise(self, theta: Theta, y: Rows) -> dict[str, Any]:
-        """Arrays by name, first axis = rows: responsibilities and label, or imputed rows."""
+    def personalise(self, theta: Theta, y: Rows) -> dict[str, np.ndarray]:
+        """Mixtures: responsibilities (N, G) float64. Models of incomplete rows: imputed (N, d) float64, the rows with
+        what is missing filled in."""

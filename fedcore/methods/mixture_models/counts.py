@@ -23,8 +23,8 @@ import scipy.sparse as sp
 from scipy.special import gammaln
 
 from fedcore.errors import ConfigError
-from fedcore.methods.mixture_models.client_sums import Space, client_tiles, take
-from fedcore.methods.mixture_models.contract import Rows, Theta
+from fedcore.methods.mixture_models.client_sums import Workspace, client_tiles, take
+from fedcore.methods.mixture_models.contract import Rows, Theta, is_sparse
 from fedcore.methods.mixture_models.mixture import (
     Mixture,
     alive,
@@ -69,7 +69,7 @@ class CountMixture(Mixture):
     def _linear(self, theta: Theta) -> tuple[np.ndarray, np.ndarray]:
         """Intercepts (G,) and slopes (G, V) of ln f_g."""
 
-    def _row_constant(self, y: Rows) -> np.ndarray | float:
+    def _row_constant(self, y: np.ndarray | sp.csr_matrix) -> np.ndarray | float:
         """(n,): what ln f_g(y) has besides."""
         return 0.0
 
@@ -79,43 +79,46 @@ class CountMixture(Mixture):
         intercepts, slopes = self._linear(theta)
         return _Prepared((log_weights(theta) + intercepts)[:, None], np.ascontiguousarray(slopes))
 
-    def _features(self, y: Rows, space: Space, joint_only: bool = False) -> Any:
+    def _features(self, y: Rows, work: Workspace, joint_only: bool = False) -> Any:
         """Dense: (1 + V, n) with ones first. Sparse: the CSR rows themselves, float64."""
-        return y.astype(np.float64, copy=False) if sp.issparse(y) else super()._features(y, space)
+        return y.astype(np.float64, copy=False) if is_sparse(y) else super()._features(y, work)
 
-    def _columns(self, space: Space, n: int) -> np.ndarray:
-        return space.array("features", 1 + self.features)[1:, :n]
+    def _columns(self, work: Workspace, n: int) -> np.ndarray:
+        return work.array("features", 1 + self.features)[1:, :n]
 
-    def _expand(self, space: Space, n: int, joint_only: bool = False) -> np.ndarray:
-        z = space.array("features", 1 + self.features)[:, :n]
+    def _expand(self, work: Workspace, n: int, joint_only: bool = False) -> np.ndarray:
+        z = work.array("features", 1 + self.features)[:, :n]
         z[0] = 1.0
         return z
 
-    def _log_joint(self, prepared: _Prepared, z: Any, space: Space | None, each: int | None = None) -> np.ndarray:
-        if sp.issparse(z):
-            # products with a CSR matrix want the dense factor row by row
-            return np.ascontiguousarray((z @ np.ascontiguousarray(prepared.slopes.T)).T) + prepared.intercepts
-        log_joint = space.product("log joint", prepared.slopes, z[1:], each)
+    def _log_joint(self, prepared: _Prepared, z: Any, work: Workspace, each: int | None = None) -> np.ndarray:
+        if is_sparse(z):
+            return self._sparse_log_joint(prepared, z)
+        log_joint = work.product("log joint", prepared.slopes, z[1:], each)
         log_joint += prepared.intercepts
         return log_joint
 
+    def _sparse_log_joint(self, prepared: _Prepared, z: sp.csr_matrix) -> np.ndarray:
+        # products with a CSR matrix want the dense factor row by row
+        return np.ascontiguousarray((z @ np.ascontiguousarray(prepared.slopes.T)).T) + prepared.intercepts
+
     def _log_constant(self, prepared: _Prepared, z: Any) -> np.ndarray | float:
-        return self._row_constant(z if sp.issparse(z) else z[1:].T)
+        return self._row_constant(z if is_sparse(z) else z[1:].T)
 
     def _total(self, r: np.ndarray, z: Any) -> np.ndarray:
-        if not sp.issparse(z):
+        if not is_sparse(z):
             return super()._total(r, z)
         return np.concatenate([r.sum(axis=1)[:, None], (z.T @ np.ascontiguousarray(r.T)).T], axis=1)
 
     def client_means(self, theta: Theta, y: Rows, ptr: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        if not sp.issparse(y):
+        if not is_sparse(y):
             return super().client_means(theta, y, ptr)
         prepared = self._prepare(theta)
         means = np.zeros((len(ptr) - 1, self.q))
         counts = np.diff(ptr).astype(np.float64)
         for tile in client_tiles(ptr, self._tile(y)):
-            z = self._features(take(y, tile.rows), None)
-            r = responsibilities(self._log_joint(prepared, z, None))
+            z = sp.csr_matrix(take(y, tile.rows), dtype=np.float64)
+            r = responsibilities(self._sparse_log_joint(prepared, z))
             sizes = np.concatenate([np.full(count, each) for _, count, each in tile.runs])
             sums = self.layout.pack(self._sparse_sums(r, z, sizes)) / counts[tile.clients, None]
             if tile.whole:
@@ -136,14 +139,9 @@ class CountMixture(Mixture):
         return sums
 
     def _tile(self, y: Rows) -> int:
-        if not sp.issparse(y):
+        if not is_sparse(y):
             return super()._tile(y)
         return min(max(SPARSE_TILE_NUMBERS // self.q, 256), 8000)
-
-    def natural(self, theta: Theta) -> tuple[np.ndarray, float]:
-        """phi (q,), packed like the statistic, and psi."""
-        intercepts, slopes = self._linear(theta)
-        return self.layout.join(log_weights(theta) + intercepts, slopes), 0.0
 
     # --- M-step -------------------------------------------------------------------------------------------------------
 
@@ -182,9 +180,6 @@ class PoissonMixture(CountMixture):
 
     b: float = 0.0
 
-    labelled = ("weights", "rates")
-    location = "rates"
-
     def __post_init__(self):
         super().__post_init__()
         if not self.b >= 0:
@@ -194,7 +189,7 @@ class PoissonMixture(CountMixture):
         rates = theta["rates"]
         return -rates.sum(axis=1), np.log(rates)
 
-    def _row_constant(self, y: Rows) -> np.ndarray:
+    def _row_constant(self, y: np.ndarray | sp.csr_matrix) -> np.ndarray:
         return -_log_factorials(y)
 
     def maximise(self, s: np.ndarray, start: Theta | None = None) -> Theta:
@@ -229,9 +224,6 @@ class MultinomialMixture(CountMixture):
 
     length: float = 1.0
 
-    labelled = ("weights", "probabilities")
-    location = "probabilities"
-
     def __post_init__(self):
         super().__post_init__()
         if not self.length > 0:
@@ -240,7 +232,7 @@ class MultinomialMixture(CountMixture):
     def _linear(self, theta: Theta) -> tuple[np.ndarray, np.ndarray]:
         return np.zeros(self.components), np.log(theta["probabilities"])
 
-    def _row_constant(self, y: Rows) -> np.ndarray:
+    def _row_constant(self, y: np.ndarray | sp.csr_matrix) -> np.ndarray:
         totals = np.asarray(y.sum(axis=1), np.float64).ravel()
         return gammaln(totals + 1.0) - _log_factorials(y)
 
@@ -277,15 +269,12 @@ class MultinomialMixture(CountMixture):
         totals = checked["probabilities"].sum(axis=1, keepdims=True)
         if (np.abs(totals - 1.0) > 1e-6).any():
             raise ConfigError("the probabilities of every component must add up to 1.")
-        return checked | {"probabilities": checked["probabilities"] / totals}
+        return {**checked, "probabilities": checked["probabilities"] / totals}
 
 
 @dataclass(frozen=True, eq=False)
 class BernoulliMixture(CountMixture):
     """theta: weights (G,), probabilities (G, V) strictly between 0 and 1. Rows are zeros and ones."""
-
-    labelled = ("weights", "probabilities")
-    location = "probabilities"
 
     def _linear(self, theta: Theta) -> tuple[np.ndarray, np.ndarray]:
         p = theta["probabilities"]
@@ -322,9 +311,9 @@ class BernoulliMixture(CountMixture):
         return self._check_parameters(theta, "probabilities", 1.0)
 
 
-def _log_factorials(y: Rows) -> np.ndarray:
+def _log_factorials(y: np.ndarray | sp.csr_matrix) -> np.ndarray:
     """(n,): sum over the columns of ln y!."""
-    if not sp.issparse(y):
+    if not is_sparse(y):
         return gammaln(np.asarray(y) + 1.0).sum(axis=1)
     logs = sp.csr_matrix((gammaln(y.data + 1.0), y.indices, y.indptr), shape=y.shape)
     return np.asarray(logs.sum(axis=1)).ravel()

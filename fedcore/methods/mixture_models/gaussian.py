@@ -31,7 +31,7 @@ import numpy as np
 from scipy.linalg import solve_triangular
 
 from fedcore.errors import ConfigError
-from fedcore.methods.mixture_models.client_sums import PaddedTile, Space
+from fedcore.methods.mixture_models.client_sums import PaddedTile, Workspace
 from fedcore.methods.mixture_models.contract import Rows, Theta
 from fedcore.methods.mixture_models.mixture import (
     Mixture,
@@ -42,6 +42,7 @@ from fedcore.methods.mixture_models.mixture import (
     require_finite,
 )
 from fedcore.methods.mixture_models.packing import (
+    LOG_TWO_PI,
     RELATIVE_FLOOR,
     SMALLEST_MOMENT,
     Layout,
@@ -59,7 +60,6 @@ from fedcore.methods.mixture_models.packing import (
     unpack_symmetric,
 )
 
-LOG_TWO_PI = float(np.log(2.0 * np.pi))
 Covariance = Literal["known", "spherical", "diag", "tied", "full"]
 COVARIANCES = ("known", "spherical", "diag", "tied", "full")
 
@@ -87,9 +87,6 @@ class GaussianMixture(Mixture):
     a: float = 0.0
     known: Any = None
 
-    labelled = ("weights", "means", "covariances")
-    location = "means"
-
     def __post_init__(self):
         d = self.features
         if self.covariance not in COVARIANCES:
@@ -105,8 +102,6 @@ class GaussianMixture(Mixture):
         set_(self, "known", check_shape("known", known, (d, d)))
         if self.covariance == "known":
             check_positive_definite("known", self.known)
-        if self.covariance == "tied":
-            set_(self, "labelled", ("weights", "means"))
 
     def _layout(self) -> Layout:
         d = self.features
@@ -115,11 +110,11 @@ class GaussianMixture(Mixture):
 
     # --- E-step -------------------------------------------------------------------------------------------------------
 
-    def _columns(self, space: Space, n: int) -> np.ndarray:
-        return space.array("features", sum(self.layout.kinds))[1 : 1 + self.features, :n]
+    def _columns(self, work: Workspace, n: int) -> np.ndarray:
+        return work.array("features", sum(self.layout.kinds))[1 : 1 + self.features, :n]
 
-    def _expand(self, space: Space, n: int, joint_only: bool = False) -> np.ndarray:
-        d, z = self.features, space.array("features", sum(self.layout.kinds))[:, :n]
+    def _expand(self, work: Workspace, n: int, joint_only: bool = False) -> np.ndarray:
+        d, z = self.features, work.array("features", sum(self.layout.kinds))[:, :n]
         x, z[0] = z[1 : 1 + d], 1.0
         if self.centre.any():
             x -= self.centre[:, None]
@@ -134,15 +129,19 @@ class GaussianMixture(Mixture):
     def _prepare(self, theta: Theta) -> _Linear | _Whitening:
         if self.covariance == "full":
             return self._whitening(theta)
-        phi, _ = self.natural(theta)
+        m, logs = theta["means"] - self.centre, log_weights(theta)
         constant = -0.5 * self.features * LOG_TWO_PI
-        precision = None
         if self.covariance in ("known", "tied"):
-            covariance = self.known if self.covariance == "known" else theta["covariances"]
-            factor = _inverse_factors(covariance)
+            factor = _inverse_factors(self.known if self.covariance == "known" else theta["covariances"])
             precision = factor.T @ factor
+            first = m @ precision
+            logs = logs - 0.5 * np.einsum("gi,gi->g", m, first)
             constant += float(np.log(np.diagonal(factor)).sum())
-        return _Linear(np.hstack(self.layout.unpack(phi)[: len(self.layout.kinds)]), constant, precision)
+            return _Linear(np.hstack([logs[:, None], first]), constant, precision)
+        variances = theta["covariances"][:, None] if self.covariance == "spherical" else theta["covariances"]
+        first, second = m / variances, -0.5 / variances
+        logs = logs - 0.5 * np.log(np.broadcast_to(variances, m.shape)).sum(axis=1) - 0.5 * np.sum(m * first, axis=1)
+        return _Linear(np.hstack([logs[:, None], first, second]), constant, None)
 
     def _whitening(self, theta: Theta) -> _Whitening:
         inverse = _inverse_factors(theta["covariances"])
@@ -150,10 +149,10 @@ class GaussianMixture(Mixture):
         logs = log_weights(theta) + np.log(np.diagonal(inverse, axis1=1, axis2=2)).sum(axis=1)
         return _Whitening(inverse.reshape(-1, self.features), offset.reshape(-1, 1), logs[:, None])
 
-    def _log_joint(self, prepared, z: np.ndarray, space: Space, each: int | None = None) -> np.ndarray:
+    def _log_joint(self, prepared, z: np.ndarray, work: Workspace, each: int | None = None) -> np.ndarray:
         if isinstance(prepared, _Linear):
-            return space.product("log joint", prepared.phi, z, each)
-        white = space.product("white", prepared.factors, z[1 : 1 + self.features], each)
+            return work.product("log joint", prepared.phi, z, each)
+        white = work.product("white", prepared.factors, z[1 : 1 + self.features], each)
         white -= prepared.offset
         white *= white
         log_joint = white.reshape(self.components, self.features, -1).sum(axis=1)
@@ -175,38 +174,13 @@ class GaussianMixture(Mixture):
         x = z[1:]
         return pack_symmetric((x if weights is None else x * weights) @ x.T)
 
-    def _shared_by_client(self, z: np.ndarray, space: Space, tile: PaddedTile, without: np.ndarray | None):
+    def _shared_by_client(self, z: np.ndarray, work: Workspace, tile: PaddedTile, without: np.ndarray | None):
         if self.covariance != "tied":
             return None
-        x = space.array("counted", self.features)[:, : z.shape[1]]
+        x = work.array("counted", self.features)[:, : z.shape[1]]
         np.copyto(x, z[1:])
         tile.leave_out(x, without)
-        return pack_symmetric(space.client_products("squares", x, x, tile.each))
-
-    # --- natural parameters -------------------------------------------------------------------------------------------
-
-    def natural(self, theta: Theta) -> tuple[np.ndarray, float]:
-        """phi (q,), packed like the statistic, and psi."""
-        m, logs = theta["means"] - self.centre, log_weights(theta)
-        if self.covariance in ("known", "tied"):
-            factor = _inverse_factors(self.known if self.covariance == "known" else theta["covariances"])
-            precision = factor.T @ factor
-            first, shared = m @ precision, (pack_symmetric(-0.5 * precision),)
-            logs = logs - 0.5 * np.einsum("gi,gi->g", m, first)
-            if self.covariance == "known":
-                return self.layout.join(logs, first), 0.0
-            return self.layout.join(logs, first, *shared), -float(np.log(np.diagonal(factor)).sum())
-        covariances = np.asarray(theta["covariances"])
-        if self.covariance == "full":
-            factors = _inverse_factors(covariances)
-            precision = np.swapaxes(factors, 1, 2) @ factors
-            first, second = np.einsum("gij,gj->gi", precision, m), pack_symmetric(-0.5 * precision)
-            half_log_det = -np.log(np.diagonal(factors, axis1=1, axis2=2)).sum(axis=1)
-        else:
-            variances = covariances[:, None] if self.covariance == "spherical" else covariances
-            first, second = m / variances, -0.5 / variances
-            half_log_det = 0.5 * np.log(np.broadcast_to(variances, m.shape)).sum(axis=1)
-        return self.layout.join(logs - half_log_det - 0.5 * np.sum(m * first, axis=1), first, second), 0.0
+        return pack_symmetric(work.client_products("squares", x, x, tile.each))
 
     # --- M-step -------------------------------------------------------------------------------------------------------
 
@@ -321,7 +295,7 @@ class _Linear(NamedTuple):
 
 
 class _Whitening(NamedTuple):
-    """Rows factors @ x - offset have squared norms that are Mahalanobis distances. Differences are taken before
+    """Rows factors @ x - offset have squared norms that are Mahalanobis distances. Differences are take_into before
     squares, which keeps the digits of an ill-conditioned covariance."""
 
     factors: np.ndarray

@@ -22,11 +22,11 @@ import numpy as np
 import scipy.sparse as sp
 
 from fedcore.errors import ConfigError
-from fedcore.methods.mixture_models.client_sums import client_tiles, products_by_client, rows_at, take
+from fedcore.methods.mixture_models.client_sums import client_tiles, products_by_client, take
 from fedcore.methods.mixture_models.contract import Rows, Theta
-from fedcore.methods.mixture_models.gaussian import LOG_TWO_PI
 from fedcore.methods.mixture_models.mixture import require_finite
 from fedcore.methods.mixture_models.packing import (
+    LOG_TWO_PI,
     check_array,
     check_columns,
     check_positive_definite,
@@ -174,22 +174,7 @@ class GaussianImputer:
                 means[tile.clients] += sums
         return means
 
-    def e_mean_at(self, theta: Theta, y: Rows, ptr: np.ndarray, at: np.ndarray) -> np.ndarray:
-        means = np.zeros((len(ptr) - 1, self.q))
-        filled, rows = rows_at(ptr, at)
-        if rows.size:
-            means[filled] = self.e_mean(theta, y[rows.ravel()], np.arange(len(rows) + 1) * rows.shape[1])
-        return means
-
     # --- M-step -------------------------------------------------------------------------------------------------------
-
-    def natural(self, theta: Theta) -> tuple[np.ndarray, float]:
-        """phi (q,), packed like the statistic, and psi."""
-        precision = np.linalg.inv(theta["covariance"])
-        m = theta["mean"] - self.centre
-        first = precision @ m
-        psi = 0.5 * float(m @ first) + 0.5 * float(np.linalg.slogdet(theta["covariance"])[1])
-        return np.concatenate([first, pack_symmetric(-0.5 * precision)]), psi
 
     def _scatter(self, s: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """s1, s2 - s1 s1' + Lam, and the second moments that rounding is measured by."""
@@ -243,18 +228,14 @@ class GaussianImputer:
             values[low : low + len(rows)] = -0.5 * (seen * LOG_TWO_PI + log_det[patterns.of_rows()] + squares)
         return values
 
-    def personalise(self, theta: Theta, y: Rows) -> dict[str, Any]:
-        """imputed (N, d): the rows, conditional means where missing; standard_deviation (N, d): of what was missing, 0
-        elsewhere."""
+    def personalise(self, theta: Theta, y: Rows) -> dict[str, np.ndarray]:
+        """imputed (N, d): the rows, with conditional means where entries are missing."""
         imputed = np.empty(y.shape)
-        deviation = np.empty(y.shape)
         for low in range(0, len(y), self._tile()):
             rows = np.asarray(y[low : low + self._tile()])
-            x, patterns = self._completed(theta, rows)
+            x, _ = self._completed(theta, rows)
             imputed[low : low + len(rows)] = np.where(np.isnan(rows), x + self.centre, rows)
-            variances = np.maximum(np.diagonal(patterns.residual, axis1=1, axis2=2), 0.0)
-            deviation[low : low + len(rows)] = np.sqrt(variances)[patterns.of_rows()]
-        return {"imputed": imputed, "standard_deviation": deviation}
+        return {"imputed": imputed}
 
     # --- checks -------------------------------------------------------------------------------------------------------
 

@@ -17,30 +17,22 @@ from fedcore.errors import ConfigError
 from fedcore.methods.mixture_models.client_sums import (
     LANES,
     PaddedTile,
-    Space,
+    Workspace,
     fill,
     padded_tiles,
     row_tiles,
-    rows_at,
-    take,
-    taken,
+    take_into,
     tile_rows,
-    working_memory,
+    workspace,
 )
 from fedcore.methods.mixture_models.contract import Rows, Theta
 from fedcore.methods.mixture_models.packing import WEIGHT_FLOOR, Layout, check_array
 
 
 class Mixture(ABC):
-    """Base of the mixtures. A subclass is a frozen dataclass with a field `components`.
-
-    labelled: names of the parameters whose first axis is the component
-    location: name of the parameter by which components are told apart (see `fedcore.methods.mixture_models.align`)
-    """
+    """Base of the mixtures. A subclass is a frozen dataclass with a field `components`."""
 
     components: int
-    labelled: tuple[str, ...]
-    location: str
 
     # --- what a model gives -------------------------------------------------------------------------------------------
 
@@ -52,18 +44,18 @@ class Mixture(ABC):
         """What `_log_joint` needs of theta, computed once for a leaf."""
 
     @abstractmethod
-    def _columns(self, space: Space, n: int) -> np.ndarray:
+    def _columns(self, work: Workspace, n: int) -> np.ndarray:
         """(d, n): where in the working memory the rows go, as columns."""
 
     @abstractmethod
-    def _expand(self, space: Space, n: int, joint_only: bool = False) -> Any:
+    def _expand(self, work: Workspace, n: int, joint_only: bool = False) -> Any:
         """Features of the rows that are there: (F, n) float64, first row ones. joint_only: those that `_log_joint`
         needs will do."""
 
     @abstractmethod
-    def _log_joint(self, prepared: Any, z: Any, space: Space, each: int | None = None) -> np.ndarray:
+    def _log_joint(self, prepared: Any, z: Any, work: Workspace, each: int | None = None) -> np.ndarray:
         """(G, n) working memory: ln(pi_g f_g(y_j)), up to a number that is the same for all g. each: columns of a
-        client, see `fedcore.methods.mixture_models.client_sums.Space.product`; None: no client is told apart."""
+        client, see `fedcore.methods.mixture_models.client_sums.Workspace.product`; None: no client is told apart."""
 
     def _log_constant(self, prepared: Any, z: Any) -> np.ndarray | float:
         """(n,): what `_log_joint` leaves out."""
@@ -73,7 +65,7 @@ class Mixture(ABC):
         """Statistics that do not depend on theta, summed over the rows."""
         return None
 
-    def _shared_by_client(self, z: Any, space: Space, tile: PaddedTile, without: np.ndarray | None):
+    def _shared_by_client(self, z: Any, work: Workspace, tile: PaddedTile, without: np.ndarray | None):
         """The same for every client of a padded tile, without the rows that are left out."""
         return None
 
@@ -81,21 +73,21 @@ class Mixture(ABC):
         """(G, F): sum over rows of r_g z."""
         return r @ z.T
 
-    def _by_client(self, r: np.ndarray, z: Any, space: Space, each: int) -> np.ndarray:
+    def _by_client(self, r: np.ndarray, z: Any, work: Workspace, each: int) -> np.ndarray:
         """(c, G, F): the same for every client of a padded tile."""
-        return space.client_products("sums", r, z, each)
+        return work.client_products("sums", r, z, each)
 
-    def _features(self, y: Rows, space: Space, joint_only: bool = False) -> Any:
+    def _features(self, y: Rows, work: Workspace, joint_only: bool = False) -> Any:
         """Features of a tile's rows."""
         n = y.shape[0]
-        fill(y, self._columns(space, n))
-        return self._expand(space, n, joint_only)
+        fill(y, self._columns(work, n))
+        return self._expand(work, n, joint_only)
 
-    def _padded_features(self, y: Rows, space: Space, own: int, each: int) -> tuple[Any, np.ndarray | None]:
+    def _padded_features(self, y: Rows, work: Workspace, own: int, each: int) -> tuple[Any, np.ndarray | None]:
         """Features with `each` columns for every `own` rows, and which are to be left out: (n,) bool, None for none."""
         n = len(y) // own * each
-        without = fill(y, self._columns(space, n), own, each)
-        return self._expand(space, n), without
+        without = fill(y, self._columns(work, n), own, each)
+        return self._expand(work, n), without
 
     @cached_property
     def layout(self) -> Layout:
@@ -118,10 +110,10 @@ class Mixture(ABC):
     def e_total(self, theta: Theta, y: Rows, weights: np.ndarray | None = None) -> np.ndarray:
         prepared, size = self._prepare(theta), self._tile(y)
         total = np.zeros(self.q)
-        with working_memory(size) as space:
+        with workspace(size) as work:
             for rows in row_tiles(y.shape[0], size):
-                z = self._features(y[rows], space)
-                r = responsibilities(self._log_joint(prepared, z, space))
+                z = self._features(y[rows], work)
+                r = responsibilities(self._log_joint(prepared, z, work))
                 w = None if weights is None else np.asarray(weights, np.float64)[rows]
                 if w is not None:
                     r *= w
@@ -139,20 +131,20 @@ class Mixture(ABC):
         prepared, size = self._prepare(theta), self._tile(y)
         sums = np.zeros((len(ptr) - 1, self.q))
         counts = np.diff(ptr).astype(np.float64)
-        with working_memory(size) as space:
+        with workspace(size) as work:
             for tile in padded_tiles(ptr, size):
-                each, rows = tile.each, taken(y, tile.rows, space)
-                z, without = self._padded_features(rows, space, tile.own or each, each)
-                r = responsibilities(self._log_joint(prepared, z, space, each))
+                each, rows = tile.each, take_into(y, tile.rows, work)
+                z, without = self._padded_features(rows, work, tile.own or each, each)
+                r = responsibilities(self._log_joint(prepared, z, work, each))
                 missing = tile.leave_out(r, without)
                 if missing is not None:
                     counts[tile.clients] -= missing
-                shared = self._shared_by_client(z, space, tile, without)
-                own = self._by_client(r, z, space, each)
+                shared = self._shared_by_client(z, work, tile, without)
+                own = self._by_client(r, z, work, each)
                 if tile.whole and isinstance(tile.clients, slice):
                     self.layout.pack(own, shared, out=sums[tile.clients])
                     continue
-                together = space.array("packed", space.columns // LANES, self.q)[: len(own)]
+                together = work.array("packed", work.columns // LANES, self.q)[: len(own)]
                 own = self.layout.pack(own, shared, out=together)
                 if tile.whole:
                     sums[tile.clients] = own
@@ -161,37 +153,30 @@ class Mixture(ABC):
         sums /= np.maximum(counts, 1.0)[:, None]
         return sums, counts
 
-    def e_mean_at(self, theta: Theta, y: Rows, ptr: np.ndarray, at: np.ndarray) -> np.ndarray:
-        means = np.zeros((len(ptr) - 1, self.q))
-        filled, rows = rows_at(ptr, at)
-        if rows.size:
-            means[filled] = self.e_mean(theta, take(y, rows.ravel()), np.arange(len(rows) + 1) * rows.shape[1])
-        return means
-
     # --- likelihood and outputs ---------------------------------------------------------------------------------------
 
     def log_likelihood(self, theta: Theta, y: Rows) -> np.ndarray:
         prepared, size = self._prepare(theta), self._tile(y)
         values = np.empty(y.shape[0])
-        with working_memory(size) as space:
+        with workspace(size) as work:
             for rows in row_tiles(y.shape[0], size):
-                z = self._features(y[rows], space, joint_only=True)
-                log_joint = self._log_joint(prepared, z, space)
+                z = self._features(y[rows], work, joint_only=True)
+                log_joint = self._log_joint(prepared, z, work)
                 top = log_joint.max(axis=0)
                 log_joint -= top
                 np.exp(log_joint, out=log_joint)
                 values[rows] = top + np.log(log_joint.sum(axis=0)) + self._log_constant(prepared, z)
         return values
 
-    def personalise(self, theta: Theta, y: Rows) -> dict[str, Any]:
-        """responsibilities (N, G) float64; label (N,) int64, the lowest of equals."""
+    def personalise(self, theta: Theta, y: Rows) -> dict[str, np.ndarray]:
+        """responsibilities (N, G) float64, every row adds up to 1."""
         prepared, size = self._prepare(theta), self._tile(y)
         r = np.empty((y.shape[0], self.components))
-        with working_memory(size) as space:
+        with workspace(size) as work:
             for rows in row_tiles(y.shape[0], size):
-                z = self._features(y[rows], space, joint_only=True)
-                r[rows] = responsibilities(self._log_joint(prepared, z, space)).T
-        return {"responsibilities": r, "label": r.argmax(axis=1)}
+                z = self._features(y[rows], work, joint_only=True)
+                r[rows] = responsibilities(self._log_joint(prepared, z, work)).T
+        return {"responsibilities": r}
 
     # --- weights ------------------------------------------------------------------------------------------------------
 

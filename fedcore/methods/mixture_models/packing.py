@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 
 from fedcore.errors import ConfigError, PopulationError
 from fedcore.methods.mixture_models.client_sums import row_tiles
-from fedcore.methods.mixture_models.contract import Rows
+from fedcore.methods.mixture_models.contract import Rows, is_sparse
 
 ROWS_CHECKED = 2**16  # at a time
 RELATIVE_FLOOR = 1e-12  # of a variance, relative to the second moment about the centre: below it is rounding
 SMALLEST_MOMENT = 1e-12  # a second moment is taken to be at least this when it serves as that scale
+LOG_TWO_PI = float(np.log(2.0 * np.pi))
 WEIGHT_FLOOR = 1e-12  # of a component's weight, whose sum is 1
 
 
@@ -144,7 +144,7 @@ def floored(matrices: np.ndarray, moments: np.ndarray) -> np.ndarray:
     floor = np.maximum(2 * RELATIVE_FLOOR, 1e-14 * np.abs(values).max(axis=-1, keepdims=True))
     rebuilt = (vectors * np.maximum(values, floor)[..., None, :]) @ np.swapaxes(vectors, -1, -2)
     rebuilt = (rebuilt + np.swapaxes(rebuilt, -1, -2)) / 2
-    fine = (values > RELATIVE_FLOOR).all(axis=-1)[..., None, None]
+    fine = np.asarray((values > RELATIVE_FLOOR).all(axis=-1))[..., None, None]
     return np.where(fine, matrices, rebuilt * (scale[..., :, None] * scale[..., None, :]))
 
 
@@ -155,7 +155,7 @@ def check_finite_rows(y: Rows) -> None:
 
 def refuse(y: Rows, bad: Callable[[np.ndarray], np.ndarray], why: str, remedy: str) -> None:
     """Raises PopulationError for the first (stored) entry that is bad. Its value is never in the message."""
-    if sp.issparse(y):
+    if is_sparse(y):
         found = bad(y.data)
         if found.any():
             at = int(np.argmax(found))

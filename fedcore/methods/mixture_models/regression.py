@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedcore.errors import ConfigError
-from fedcore.methods.mixture_models.client_sums import Space
+from fedcore.methods.mixture_models.client_sums import Workspace
 from fedcore.methods.mixture_models.contract import Rows, Theta
 from fedcore.methods.mixture_models.mixture import (
     Mixture,
@@ -29,6 +29,7 @@ from fedcore.methods.mixture_models.mixture import (
     require_finite,
 )
 from fedcore.methods.mixture_models.packing import (
+    LOG_TWO_PI,
     RELATIVE_FLOOR,
     SMALLEST_MOMENT,
     Layout,
@@ -42,8 +43,6 @@ from fedcore.methods.mixture_models.packing import (
     triangle,
     unpack_symmetric,
 )
-
-LOG_TWO_PI = float(np.log(2.0 * np.pi))
 
 
 class _Prepared(NamedTuple):
@@ -76,9 +75,6 @@ class RegressionMixture(Mixture):
     lam: float = 0.0
     a: float = 0.0
 
-    labelled = ("weights", "coefficients", "variances")
-    location = "coefficients"
-
     def __post_init__(self):
         if self.components < 1 or self.inputs < 1:
             raise ConfigError("a mixture of regressions needs a component, and an input or an intercept.")
@@ -102,12 +98,12 @@ class RegressionMixture(Mixture):
 
     # --- E-step -------------------------------------------------------------------------------------------------------
 
-    def _columns(self, space: Space, n: int) -> np.ndarray:
-        return space.array("rows", self.features)[:, :n]
+    def _columns(self, work: Workspace, n: int) -> np.ndarray:
+        return work.array("rows", self.features)[:, :n]
 
-    def _expand(self, space: Space, n: int, joint_only: bool = False) -> _Features:
-        p, t, rows = self.inputs, triangle(self.inputs), self._columns(space, n)
-        u, z, v = space.array("inputs", p)[:, :n], space.array("features", sum(self.layout.kinds))[:, :n], rows[-1]
+    def _expand(self, work: Workspace, n: int, joint_only: bool = False) -> _Features:
+        p, t, rows = self.inputs, triangle(self.inputs), self._columns(work, n)
+        u, z, v = work.array("inputs", p)[:, :n], work.array("features", sum(self.layout.kinds))[:, :n], rows[-1]
         u[: self.features - 1], z[0] = rows[:-1], 1.0
         if self.intercept:
             u[-1] = 1.0
@@ -118,8 +114,8 @@ class RegressionMixture(Mixture):
         np.multiply(v, v, out=z[-1])
         return _Features(u, v, z)
 
-    def _log_joint(self, prepared: _Prepared, z: _Features, space: Space, each: int | None = None) -> np.ndarray:
-        log_joint = space.product("log joint", prepared.coefficients, z.inputs, each)
+    def _log_joint(self, prepared: _Prepared, z: _Features, work: Workspace, each: int | None = None) -> np.ndarray:
+        log_joint = work.product("log joint", prepared.coefficients, z.inputs, each)
         log_joint -= z.response
         log_joint *= log_joint
         log_joint *= prepared.half_precisions
@@ -129,8 +125,8 @@ class RegressionMixture(Mixture):
     def _total(self, r: np.ndarray, z: _Features) -> np.ndarray:
         return super()._total(r, z.statistics)
 
-    def _by_client(self, r: np.ndarray, z: _Features, space: Space, each: int) -> np.ndarray:
-        return super()._by_client(r, z.statistics, space, each)
+    def _by_client(self, r: np.ndarray, z: _Features, work: Workspace, each: int) -> np.ndarray:
+        return super()._by_client(r, z.statistics, work, each)
 
     def _prepare(self, theta: Theta) -> _Prepared:
         variances = theta["variances"][:, None]
@@ -139,14 +135,6 @@ class RegressionMixture(Mixture):
 
     def _log_constant(self, prepared: _Prepared, z: _Features) -> float:
         return -0.5 * LOG_TWO_PI
-
-    def natural(self, theta: Theta) -> tuple[np.ndarray, float]:
-        """phi (q,), packed like the statistic, and psi."""
-        b, precisions = theta["coefficients"], 1.0 / theta["variances"]
-        outer = b[:, :, None] * b[:, None, :] * precisions[:, None, None]
-        logs = log_weights(theta) + 0.5 * np.log(precisions)
-        phi = self.layout.join(logs, pack_symmetric(-0.5 * outer), b * precisions[:, None], -0.5 * precisions)
-        return phi, 0.0
 
     # --- M-step -------------------------------------------------------------------------------------------------------
 

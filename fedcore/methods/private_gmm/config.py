@@ -7,6 +7,9 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from fedcore.errors import ConfigError
+
+Covariance = Literal["spherical", "diag", "full"]
 WIDE = 8.0  # sigma_max / sigma_min from which components may hide in each other's scale, so that two levels are planned
 SMALLEST_SCALE = 1e-3  # sigma_min, if none is given, as a share of the radius
 
@@ -14,8 +17,8 @@ SMALLEST_SCALE = 1e-3  # sigma_min, if none is given, as a share of the radius
 class PrivateGMMConfig(BaseModel):
     """A mixture of separated Gaussians under differential privacy (after Kamath, Sheffet, Singhal, Ullman 2019).
 
-    radius, sigma_min, sigma_max and least_weight are public inputs: say what is known before anybody looks at the data.
-    None means "by the rule that the description names".
+    radius, sigma_min, sigma_max and least_weight are public inputs: set them from what is known before anybody looks at
+    the data. None means "by the rule that the description names".
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -25,7 +28,7 @@ class PrivateGMMConfig(BaseModel):
     up_to: bool = Field(
         False, description="accept any number of components from 2 to k; otherwise a run that finds fewer than k fails"
     )
-    covariance: Literal["spherical", "diag", "full"] = Field(
+    covariance: Covariance = Field(
         "full", description="covariances to estimate: one variance each, variances of the columns, or full matrices"
     )
 
@@ -71,7 +74,7 @@ class PrivateGMMConfig(BaseModel):
         None, gt=0, le=100, description="this run's share of the population's budget; None: all that is left"
     )
     nominal_clients: int | None = Field(
-        None, ge=1, description="public size of the population, for the forecast of what is feasible; None: as declared"
+        None, ge=1, description="public size of the population; None: as declared in the manifest"
     )
     spare_releases: int = Field(
         1,
@@ -82,30 +85,40 @@ class PrivateGMMConfig(BaseModel):
     )
 
     @property
-    def finest(self) -> float:
-        """sigma_min."""
+    def public_radius(self) -> float:
+        """R. Raises ConfigError if it is not set, since no rule can choose it."""
+        if self.radius is None:
+            raise ConfigError(
+                "a private_gmm run needs the radius of a ball that holds nearly all rows.",
+                "Set radius from what is known without looking at the data; rather too large than too small.",
+            )
+        return self.radius
+
+    @property
+    def sigma_floor(self) -> float:
+        """The sigma_min in force."""
         return self.sigma_min or SMALLEST_SCALE * (self.radius or 1.0)
 
     @property
-    def share(self) -> float:
-        """w_min."""
+    def w_min(self) -> float:
+        """The least_weight in force."""
         return self.least_weight or 0.5 / self.components
 
     @property
     def levels(self) -> int:
-        """D."""
+        """The depth in force, D."""
         if self.depth is not None:
             return self.depth
-        return 2 if self.sigma_max is not None and self.sigma_max > WIDE * self.finest else 1
+        return 2 if self.sigma_max is not None and self.sigma_max > WIDE * self.sigma_floor else 1
 
     @model_validator(mode="after")
     def _settings_agree(self) -> Self:
-        if self.radius is not None and self.finest > self.radius:
+        if self.radius is not None and self.sigma_floor > self.radius:
             raise ValueError("sigma_min exceeds the radius")
-        if self.sigma_max is not None and self.sigma_max < self.finest:
+        if self.sigma_max is not None and self.sigma_max < self.sigma_floor:
             raise ValueError("sigma_max is below sigma_min")
-        if self.share * self.components > 1 + 1e-9:
+        if self.w_min * self.components > 1 + 1e-9:
             raise ValueError("least_weight * components exceeds 1")
-        if self.radius is not None and math.log2(self.radius / self.finest) > 60:
+        if self.radius is not None and math.log2(self.radius / self.sigma_floor) > 60:
             raise ValueError("radius / sigma_min exceeds 2^60")
         return self

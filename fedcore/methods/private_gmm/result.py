@@ -1,27 +1,31 @@
-"""The outcome of a run as a value: a mixture that can be sampled and scored, or the reason why there is none."""
+"""What a run has learnt: a mixture that can be sampled and scored, or the reason why there is none; and its tables."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from fedcore.errors import RunError
 from fedcore.methods.mixture_models import GaussianMixture
+from fedcore.methods.private_gmm.config import Covariance
 from fedcore.methods.private_gmm.state import PrivateGMMState
+from fedcore.rounds.results import Column, Features, Result, Table, heaviest
 
 
 @dataclass(frozen=True, slots=True)
 class PrivateMixture:
-    """weights: (m,); means: (m, d); covariances: (m,), (m, d) or (m, d, d), by `form`. unreliable: (m,) bool, see
-    `PrivateGMMState`. found: whether there is a mixture; otherwise arrays are empty, and reason, units_needed and
-    epsilon_factor say what lacked. Everything is made of published values.
+    """Everything is made of published values.
+
+    found: whether there is a mixture; otherwise arrays are empty, and reason, units_needed and epsilon_factor say what
+        lacked
+    weights: (m,); means: (m, d); covariances: (m,), (m, d) or (m, d, d), by form; in the units of the data
+    unreliable: (m,) bool, see `PrivateGMMState`
     """
 
     found: bool
     reason: str
-    form: str
+    form: Covariance
     weights: np.ndarray
     means: np.ndarray
     covariances: np.ndarray
@@ -46,17 +50,18 @@ class PrivateMixture:
         return {"weights": self.weights, "means": self.means, "covariances": self.covariances}
 
     def log_likelihood(self, x: np.ndarray) -> np.ndarray:
-        """(n,) nats of rows (n, d), in the units of the data."""
+        """(n,) nats of rows (n, d), in the units of the data. Raises RunError if nothing was found."""
         return self._model().log_likelihood(self.parameters(), np.asarray(x, np.float64))
 
     def responsibilities(self, x: np.ndarray) -> np.ndarray:
-        """(n, m)."""
+        """(n, m). Raises RunError if nothing was found."""
         return np.asarray(self._model().personalise(self.parameters(), np.asarray(x, np.float64))["responsibilities"])
 
     def labels(self, x: np.ndarray) -> np.ndarray:
         """(n,) int64, the component of each row: the nearest mean relative to the component's mean variance.
 
-        Not by the full covariances: those are noisy where a component holds few rows.
+        Full covariances are not used: they are noisy where a component holds few rows. Raises RunError if nothing was
+        found.
         """
         self._check()
         x, centre = np.asarray(x, np.float64), self.means.mean(axis=0)
@@ -67,7 +72,7 @@ class PrivateMixture:
         return np.argmin(squares / spheres + d * np.log(spheres), axis=1).astype(np.int64)
 
     def sample(self, generator: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
-        """(n, d) rows and (n,) int64 components of them."""
+        """(n, d) rows and (n,) int64 components of them. Raises RunError if nothing was found."""
         self._check()
         labels = generator.choice(self.components, size=n, p=self.weights / self.weights.sum())
         roots = np.linalg.cholesky(self.matrices())
@@ -85,16 +90,53 @@ class PrivateMixture:
             )
 
 
-def result_of(covariance: str, state: PrivateGMMState | Mapping) -> PrivateMixture:
-    """What a state says. covariance: of the config."""
-    values = {name: getattr(state, name) for name in ("weights", "means", "covariances", "unreliable")}
-    if not state.found:
-        values = {name: value[:0] for name, value in values.items()}
+def mixture_of(form: Covariance, state: PrivateGMMState) -> PrivateMixture:
+    """The mixture of a finished run, or why there is none."""
+    kept = slice(None) if state.found else slice(0)
     return PrivateMixture(
         state.found,
         state.reason or state.outcome,
-        covariance,
-        **values,
-        units_needed=state.units_needed,
-        epsilon_factor=state.epsilon_factor,
+        form,
+        state.weights[kept],
+        state.means[kept],
+        state.covariances[kept],
+        state.unreliable[kept],
+        state.units_needed,
+        state.epsilon_factor,
     )
+
+
+def column_variances(form: Covariance, covariances: np.ndarray, d: int) -> np.ndarray:
+    """(m, d), the diagonals of the covariances."""
+    if form == "spherical":
+        return np.repeat(covariances[:, None], d, axis=1)
+    return covariances if form == "diag" else np.diagonal(covariances, axis1=1, axis2=2)
+
+
+def result_of(form: Covariance, state: PrivateGMMState, features: Features) -> Result:
+    """Shares, means and standard deviations of the components, the heaviest first; empty unless the run has found some.
+
+    Component 1 is row 0 of the state's arrays, and label 0 of the clients' outputs. Means and standard deviations are
+    in the units of the data.
+    """
+    if not state.found:
+        return Result()
+    order = heaviest(len(state.weights), state.weights, len(state.weights))
+    deviations = np.sqrt(column_variances(form, state.covariances, state.features))
+    components = Table(
+        "components",
+        "Components",
+        (
+            Column("component", [k + 1 for k in order]),
+            Column("share", [float(state.weights[k]) for k in order], "%"),
+            Column("covariance", ["too noisy, simplified" if state.unreliable[k] else form for k in order]),
+        ),
+    )
+    names = Column("column", [features.name(index) for index in range(state.features)])
+
+    def by_column(name: str, title: str, values: np.ndarray) -> Table:
+        """A line for each column of the data. values: (m, d)."""
+        return Table(name, title, (names, *(Column(f"component {k + 1}", values[k].tolist()) for k in order)))
+
+    means = by_column("means", "Means", state.means)
+    return Result((components, means, by_column("standard_deviations", "Standard deviations", deviations)))

@@ -5,11 +5,12 @@ from fedcore.rounds.results import Metric
 METRICS = (
     Metric(
         "radius",
-        "Largest radius of a cell's ball",
+        "Largest radius of a ball",
         "units of the data",
-        "The released ball that rows are cut to, of the level or the leaves in work; jumps where a level begins.",
+        "The released balls that rows are cut to: of the nodes of the level, or of the cells, that the round is about; "
+        "it jumps where a level begins.",
     ),
-    Metric("leaves", "Cells", "", "Cells that the search has found so far; each becomes a component."),
+    Metric("leaves", "Cells", "", "Cells of the partition found so far; each becomes a component."),
     Metric(
         "candidates",
         "Candidate centres",
@@ -20,7 +21,7 @@ METRICS = (
         "noise_of_a_count",
         "Noise of a count (standard deviation)",
         "units",
-        "What one unit of noise in a release hides, were every release a count.",
+        "The noise of the round's first release, in units (clients or records) if it were a count.",
     ),
     Metric("level"),
     Metric("released_count"),

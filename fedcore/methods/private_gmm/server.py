@@ -1,54 +1,89 @@
-"""The server's side: the state before the first round, what is said in a round, and what follows from a release.
+"""The server's side of the recursive partition (Algorithms 3 and 4 of Kamath, Sheffet, Singhal, Ullman 2019).
+
+A run goes down a tree of nodes, level by level; all nodes of a level share each pass over the clients. What every pass
+is for, the steps of the paper beside it, and the function here that makes use of what it releases:
+
+    search, for each of D levels                                               paper              here
+      mean, radii (3 times)    bound the rows of a node by a ball              Alg. 3, step 2     recentre, tighten
+      moments                  project on the leading noised directions        step 5             project
+      boxes (`widths` times)   find boxes that hold many rows,                 steps 3 and 6,     halve_boxes
+      offsets                  candidate centres in them, and                  PTerrificBall      place_candidates
+      profiles                 terrific balls about these; split the node by   steps 4 and 7      split_nodes
+                               all that are disjoint, and recurse
+    estimation, all cells at once
+      leaf radii, leaf mean    cut each cell to a ball about its own mean      Alg. 4, step 3,    estimate_radii,
+        (twice)                                                                PGE                estimate_means
+      leaf covariance          second moments about that mean                                     estimate_covariances
+
+t (`needed` in the state) is what a ball or a cell must hold: w_min n / 2, with the noised count n of the root. A node
+without a terrific ball is one component (Algorithm 3, step 8). docs/privacy/private-gmm.md tells what differs from the
+paper; `reference.py` is the paper's partition on one page.
 
 Everything here is a function of published values, of the config and of public streams; nothing depends on a raw sum.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from fedcore.methods.private_gmm import bounding, candidates, feasibility, leaves, sensitivities, split
-from fedcore.methods.private_gmm.candidates import Heavy
+from fedcore.methods.private_gmm import bounding, candidates, estimation, projection, sensitivities, terrific
+from fedcore.methods.private_gmm.boxes import (
+    Boxes,
+    fullest,
+    heavy_halves,
+    middles,
+    most_boxes_of_a_row,
+    no_boxes,
+    reaches,
+    shifts_of,
+    whole_cubes,
+)
+from fedcore.methods.private_gmm.candidates import Candidates
 from fedcore.methods.private_gmm.config import PrivateGMMConfig
-from fedcore.methods.private_gmm.schedule import (
-    LEAF_RATIO,
-    RADII_RATIO,
+from fedcore.methods.private_gmm.feasibility import forecast
+from fedcore.methods.private_gmm.integer_rows import BASIS_BITS, ONE
+from fedcore.methods.private_gmm.messages import BoxesMessage, Message, OffsetsMessage, ProfilesMessage
+from fedcore.methods.private_gmm.plan import (
+    CELL_RATIO,
+    ESTIMATION,
+    NODE_RATIO,
     SHIFTS,
     Pass,
+    PassKind,
     Sizes,
-    edges,
+    passes_of,
     plan,
-    schedule,
+    radius_grid,
     sizes_of,
 )
 from fedcore.methods.private_gmm.state import FOUND, NOTHING, SEARCHING, PrivateGMMState, tree_columns
-from fedcore.methods.private_gmm.statistics import Message
-from fedcore.methods.private_gmm.tree import LEAF, OPEN, Tree, root
-from fedcore.methods.private_gmm.whole import ONE
+from fedcore.methods.private_gmm.tree import CLOSED, OPEN, root
 from fedcore.rounds.method import PublicFacts, RoundInfo
+
+LEAST_COUNT = 6.0  # standard deviations of its noise, by which the number of all units must exceed 0
 
 
 def init(config: PrivateGMMConfig, public: PublicFacts) -> PrivateGMMState:
-    """Raises ConfigError for what `schedule.plan` refuses."""
+    """Raises ConfigError for what `fedcore.methods.private_gmm.plan.plan` refuses."""
     sizes = sizes_of(config, public.features)
-    d, q, none = sizes.features, sizes.q, np.zeros(0, np.int64)
-    noise = np.array([release.scale for release in plan(config, public)])
+    d, q, none = sizes.d, sizes.q, np.zeros(0, np.int64)
     return PrivateGMMState(
         phase="search",
         round=0,
         seed=public.seed,
         unit=public.unit,
         relation=public.relation,
-        noise=noise,
+        noise=np.array([release.scale for release in plan(config, public)]),
         needed=0.0,
         outcome=SEARCHING,
         reason="",
         units_needed=0.0,
         epsilon_factor=0.0,
-        **tree_columns(root(d, q, config.radius)),
+        **tree_columns(root(d, q, config.public_radius)),
         box_place=np.zeros((0, 3), np.int64),
         box_code=np.zeros((0, sizes.qb), np.int64),
         box_count=np.zeros(0),
@@ -65,284 +100,304 @@ def init(config: PrivateGMMConfig, public: PublicFacts) -> PrivateGMMState:
     )
 
 
-def passes_of(config: PrivateGMMConfig, state: PrivateGMMState) -> list[Pass]:
-    return schedule(config, state.tree_centre.shape[1], state.relation)
+@dataclass(frozen=True, slots=True)
+class PassContext:
+    """A pass, with the state before it. passes: of the whole run."""
+
+    config: PrivateGMMConfig
+    state: PrivateGMMState
+    passes: Sequence[Pass]
+    sizes: Sizes
+
+    @property
+    def now(self) -> Pass:
+        return self.passes[self.state.round]
+
+    @property
+    def estimates(self) -> bool:
+        """Whether the pass is over the cells, rather than over the nodes of a level."""
+        return self.now.level == ESTIMATION
+
+    @property
+    def nodes(self) -> np.ndarray:
+        """(s,) nodes that the pass is about: row s of a release is of nodes[s]."""
+        return self.state.leaf if self.estimates else self.state.tree.at(self.now.level)
+
+    @property
+    def radii(self) -> np.ndarray:
+        """Upper edges of the histograms of radii, in the units of the data."""
+        return np.array(radius_grid(self.config, CELL_RATIO if self.estimates else NODE_RATIO))
+
+    @property
+    def shifts(self) -> np.ndarray:
+        return shifts_of(self.state.seed, self.now.level, self.sizes.qb)
+
+    def noise(self, release: int = 0) -> float:
+        """Standard deviation of a release of this pass, in grid steps."""
+        return self.noise_of(self.now.releases[release].name)
+
+    def noise_of(self, name: str) -> float:
+        names = [item.name for each in self.passes for item in each.releases]
+        return float(self.state.noise[names.index(name)])
 
 
-def _sizes(config: PrivateGMMConfig, state: PrivateGMMState) -> Sizes:
-    return sizes_of(config, state.tree_centre.shape[1])
+def context_of(config: PrivateGMMConfig, state: PrivateGMMState) -> PassContext:
+    return PassContext(
+        config, state, passes_of(config, state.features, state.relation), sizes_of(config, state.features)
+    )
 
 
-def _noise(config: PrivateGMMConfig, state: PrivateGMMState, name: str) -> float:
-    """Standard deviation of a release in grid steps."""
-    names = [item.name for each in passes_of(config, state) for item in each.releases]
-    return float(state.noise[names.index(name)])
-
-
-# --- messages -------------------------------------------------------------------------------------------------------
+# --- what is asked --------------------------------------------------------------------------------------------------
 
 
 def message(config: PrivateGMMConfig, state: PrivateGMMState) -> Message | None:
+    """None if the run is finished."""
     if state.phase == "done":
         return None
-    now = passes_of(config, state)[state.round]
-    tree = state.tree
-    names, shapes = tuple(item.name for item in now.releases), tuple(item.shape for item in now.releases)
-    of_leaves = now.level < 0
-    nodes = state.leaf if of_leaves else tree.at(now.level)
-    grid = edges(config, LEAF_RATIO if of_leaves else RADII_RATIO)
-    said = Message(
-        now.kind,
-        names,
-        shapes,
-        state.unit == "client",
-        tree,
-        now.level,
-        nodes,
-        state.means if of_leaves else tree.centre[nodes],
-        state.reach if of_leaves else tree.radius[nodes],
-        tree.basis[nodes],
-        np.array(grid[:-1]) ** 2,
-        covariance=config.covariance,
-    )
-    if now.kind in ("boxes", "offsets"):
-        said = replace(said, shifts=candidates.shifts_of(state.seed, now.level, state.box_code.shape[1]))
+    context = context_of(config, state)
+    now, nodes, tree = context.now, context.nodes, state.tree
+    every: dict[str, Any] = {
+        "kind": now.kind,
+        "names": tuple(item.name for item in now.releases),
+        "shapes": tuple(item.shape for item in now.releases),
+        "by_client": state.unit == "client",
+        "tree": tree,
+        "level": now.level,
+        "nodes": nodes,
+        "centre": state.means if context.estimates else tree.centre[nodes],
+        "radius": state.reach if context.estimates else tree.radius[nodes],
+        "basis": tree.basis[nodes],
+        "edges": context.radii[:-1] ** 2,
+        "covariance": config.covariance,
+    }
     if now.kind == "boxes":
-        parents = _parents(state, nodes, now.step)
-        return replace(said, halvings=now.step, parents=np.hstack([parents.place[:, :2], parents.code]))
+        parents = _parents(context)
+        halved = np.hstack([parents.place[:, :2], parents.code])
+        return BoxesMessage(**every, shifts=context.shifts, halvings=now.step, parents=halved)
     if now.kind == "offsets":
-        boxes, middle, width = _chosen_boxes(config, state, now)
-        used = candidates.groups_used(boxes)
-        return replace(
-            said,
-            place_slot=boxes.place[:, 0],
-            place=middle,
-            place_reach=candidates.reaches(width, tree.q),
-            place_box=np.hstack([boxes.place[:, 1:], boxes.code]),
-            weight=sensitivities.weight(SHIFTS * config.widths, used),
+        chosen = _chosen_boxes(context)
+        boxes = chosen.boxes
+        return OffsetsMessage(
+            **every | {"weight": chosen.weight},
+            shifts=context.shifts,
+            slot=boxes.slot,
+            box=np.hstack([boxes.place[:, 1:], boxes.code]),
+            middle=chosen.middle,
+            reach=chosen.reach,
         )
     if now.kind == "profiles":
-        return replace(
-            said,
-            place_slot=_slots(state.place_node, nodes),
-            place=state.place,
-            edges=np.floor(split.profile_edges() ** 2),
-            weight=_profile_weight(config, state),
-        )
-    return said
-
-
-def _slots(of: np.ndarray, nodes: np.ndarray) -> np.ndarray:
-    return np.searchsorted(nodes, of).astype(np.int64)
-
-
-def _parents(state: PrivateGMMState, nodes: np.ndarray, halvings: int) -> Heavy:
-    heavy = (
-        candidates.whole_cubes(len(nodes), state.box_code.shape[1])
-        if halvings == 0
-        else (candidates.parents_of(Heavy(state.box_place, state.box_code, state.box_count), halvings))
-    )
-    return heavy
-
-
-def _chosen_boxes(config, state, now: Pass):
-    sizes = _sizes(config, state)
-    boxes = candidates.chosen(Heavy(state.box_place, state.box_code, state.box_count), sizes, config.widths)
-    shifts = candidates.shifts_of(state.seed, now.level, sizes.qb)
-    return boxes, *candidates.middles(boxes, shifts, sizes.q)
-
-
-def _profile_weight(config, state) -> int:
-    most = np.bincount(state.place_node).max() if len(state.place_node) else 1
-    return sensitivities.weight(_sizes(config, state).places, int(most))
+        slot = np.searchsorted(nodes, state.place_node).astype(np.int64)
+        changes = {"weight": _profile_weight(context), "edges": np.floor(terrific.profile_radii() ** 2)}
+        return ProfilesMessage(**every | changes, slot=slot, candidates=state.place)
+    return Message(**every)
 
 
 # --- what follows from a release ------------------------------------------------------------------------------------
 
 
-def server_update(config: PrivateGMMConfig, state: PrivateGMMState, result: Mapping[str, np.ndarray]):
-    """result: the round's noised int64 arrays by planned name. Returns the next state and its RoundInfo."""
-    now = passes_of(config, state)[state.round]
-    published = [result[item.name] for item in now.releases]
-    after = STEPS[now.kind](config, state, now, published)
+def server_update(
+    config: PrivateGMMConfig, state: PrivateGMMState, result: Mapping[str, np.ndarray]
+) -> tuple[PrivateGMMState, RoundInfo]:
+    """result: the round's noised int64 arrays by planned name."""
+    context = context_of(config, state)
+    after = STEPS[context.now.kind](context, [result[item.name] for item in context.now.releases])
     after = replace(after, round=state.round + 1)
-    if after.phase == "search" and passes_of(config, state)[after.round].level < 0:
-        after = _to_leaves(after)
-    return after, _info(config, after, now)
+    if after.phase == "search" and context.passes[after.round].level == ESTIMATION:
+        after = _begin_estimation(after)
+    return after, _info(context, after)
 
 
-def _info(config, state: PrivateGMMState, now: Pass) -> RoundInfo:
-    tree = state.tree
-    open_nodes = tree.at(now.level) if now.level >= 0 else state.leaf
-    radii = tree.radius[open_nodes] if now.level >= 0 else state.reach
+def _info(context: PassContext, after: PrivateGMMState) -> RoundInfo:
+    tree, now = after.tree, context.now
+    nodes, radii = (
+        (after.leaf, after.reach) if context.estimates else (tree.at(now.level), tree.radius[tree.at(now.level)])
+    )
     return RoundInfo(
         {
-            "level": float(now.level + 1 if now.level >= 0 else config.levels + 1),
-            "leaves": float(len(tree.leaves())),
-            "candidates": float(len(state.place)),
+            "level": float(context.config.levels + 1 if context.estimates else now.level + 1),
+            "leaves": float(len(tree.cells())),
+            "candidates": float(len(after.place)),
             "radius": float(radii.max(initial=0.0)),
-            "released_count": float(tree.count[open_nodes].sum()),
-            "noise_of_a_count": _noise(config, state, now.releases[0].name) / ONE,
+            "released_count": float(tree.count[nodes].sum()),
+            "noise_of_a_count": context.noise() / ONE,
         },
-        state.reason,
+        after.reason,
     )
 
 
-def failed(config: PrivateGMMConfig, state: PrivateGMMState, reason: str) -> PrivateGMMState:
-    """The end of a run that has found nothing, with what would be enough. reason: what lacked."""
-    forecast = feasibility.forecast(config, state)
-    said = f"{NOTHING}: {reason}; {forecast.in_words(state.unit)}"
+def _found_nothing(context: PassContext, after: PrivateGMMState, reason: str) -> PrivateGMMState:
+    """The end of a run, with what would have been enough. reason: what lacked."""
+    enough = forecast(context.config, after)
     return replace(
-        state,
+        after,
         phase="done",
         outcome=NOTHING,
-        reason=said,
-        units_needed=forecast.units,
-        epsilon_factor=forecast.epsilon_factor,
+        reason=f"{NOTHING}: {reason}; {enough.in_words(after.unit)}",
+        units_needed=enough.units,
+        epsilon_factor=enough.epsilon_factor,
     )
 
 
-def _with(state: PrivateGMMState, tree: Tree) -> PrivateGMMState:
-    return replace(state, **tree_columns(tree))
+# --- search: bound --------------------------------------------------------------------------------------------------
 
 
-def _mean(config, state, now: Pass, published):
-    nodes, tree = state.tree.at(now.level), state.tree
-    if now.step == 0:
+def recentre(context: PassContext, published: Sequence[np.ndarray]) -> PrivateGMMState:
+    """Centres of the balls move to the means of their rows; the first time the nodes are counted as well, and the count
+    of the root gives t."""
+    state, nodes, tree = context.state, context.nodes, context.state.tree
+    if context.now.step == 0:
         counts = published[0][: len(nodes)] / ONE
         tree = tree.changed(nodes, count=counts)
-        if now.level == 0:
-            state = replace(state, needed=max(0.5 * config.share * float(counts[0]), 1e-9))
-            noise = _noise(config, state, now.releases[0].name) / ONE
-            if counts[0] < 6.0 * noise:
-                return failed(
-                    config,
-                    _with(state, tree),
+        if context.now.level == 0:
+            state = replace(state, needed=max(0.5 * context.config.w_min * float(counts[0]), 1e-9))
+            noise = context.noise() / ONE
+            if counts[0] < LEAST_COUNT * noise:
+                reason = (
                     f"the noised count of all units is {counts[0]:.0f}, and its "
-                    f"noise has a standard deviation of {noise:.0f}",
+                    f"noise has a standard deviation of {noise:.0f}"
                 )
-    return _with(state, bounding.moved(tree, nodes, published[-1][: len(nodes)]))
+                return _found_nothing(context, state.with_tree(tree), reason)
+    return state.with_tree(bounding.recentred(tree, nodes, published[-1][: len(nodes)]))
 
 
-def _radii(config, state, now: Pass, published):
-    nodes = state.tree.at(now.level)
-    noise = _noise(config, state, now.releases[0].name) / ONE
-    grid = np.array(edges(config, RADII_RATIO))
-    tree = bounding.tightened(state.tree, nodes, published[0][: len(nodes)] / ONE, grid, noise, state.needed)
-    return _based(tree, nodes, state, now)
+def tighten(context: PassContext, published: Sequence[np.ndarray]) -> PrivateGMMState:
+    """Radii shrink to what holds nearly all rows. Where there is nothing to project, the basis is the whole space."""
+    state, nodes = context.state, context.nodes
+    counts, noise = published[0][: len(nodes)] / ONE, context.noise() / ONE
+    tree = bounding.tightened(state.tree, nodes, counts, context.radii, noise, state.needed)
+    if tree.q == tree.d:
+        tree = tree.changed(nodes, basis=projection.whole_space(tree.d))
+    return state.with_tree(tree)
 
 
-def _based(tree, nodes, state, now: Pass):
-    """Where there is nothing to project, the basis is the whole space."""
-    d = tree.centre.shape[1]
-    if tree.q == d:
-        tree = tree.changed(nodes, basis=bounding.whole_space(d))
-    return _with(state, tree)
+# --- search: project ------------------------------------------------------------------------------------------------
 
 
-def _moments(config, state, now: Pass, published):
-    tree = state.tree
-    d = tree.centre.shape[1]
-    nodes = tree.at(now.level)
-    found = [bounding.basis_of(row, d, tree.q) for row in published[0][: len(nodes)]]
-    return _with(state, tree.changed(nodes, basis=np.stack(found)))
+def project(context: PassContext, published: Sequence[np.ndarray]) -> PrivateGMMState:
+    tree, nodes = context.state.tree, context.nodes
+    bases = [projection.basis_of(row, tree.d, tree.q) for row in published[0][: len(nodes)]]
+    return context.state.with_tree(tree.changed(nodes, basis=np.stack(bases)))
 
 
-def _boxes(config, state, now: Pass, published):
-    sizes, nodes = _sizes(config, state), state.tree.at(now.level)
-    before = (
-        Heavy(state.box_place[:0], state.box_code[:0], state.box_count[:0])
-        if now.step == 0
-        else (Heavy(state.box_place, state.box_code, state.box_count))
-    )
-    parents = _parents(state, nodes, now.step)
-    if not len(parents.place):
+# --- search: candidate centres of terrific balls --------------------------------------------------------------------
+
+
+def _parents(context: PassContext) -> Boxes:
+    """The boxes whose halves are counted: those of the last pass, or at first the whole cubes."""
+    if context.now.step == 0:
+        return whole_cubes(len(context.nodes), context.sizes.qb)
+    boxes = context.state.boxes
+    return boxes.of(boxes.halvings == context.now.step)
+
+
+def halve_boxes(context: PassContext, published: Sequence[np.ndarray]) -> PrivateGMMState:
+    """Heavy halves join the heavy boxes of the level."""
+    state, parents = context.state, _parents(context)
+    if not len(parents):
         return state
-    most = now.releases[0].shape[0]
-    noise = _noise(config, state, now.releases[0].name) / ONE
-    found = candidates.halved(parents, published[0] / ONE, noise, state.needed, min(most, sizes.parents))
-    both = candidates.joined(before, found)
-    return replace(state, box_place=both.place, box_code=both.code, box_count=both.count)
+    before = no_boxes(context.sizes.qb) if context.now.step == 0 else state.boxes
+    most = min(context.now.releases[0].shape[0], context.sizes.boxes)
+    found = heavy_halves(parents, published[0] / ONE, context.noise() / ONE, state.needed, most)
+    return state.with_boxes(before.and_also(found))
 
 
-def _offsets(config, state, now: Pass, published):
-    nodes = state.tree.at(now.level)
-    boxes, middle, width = _chosen_boxes(config, state, now)
-    weight = sensitivities.weight(SHIFTS * config.widths, candidates.groups_used(boxes))
-    reach = candidates.reaches(width, middle.shape[1])
-    means = published[0][: len(middle)] * (reach / weight / np.maximum(boxes.count, 1.0))[:, None]
-    norms = np.maximum(np.linalg.norm(means, axis=1), 1e-300)
-    at = np.rint(middle + means * np.minimum(1.0, reach / norms)[:, None])
-    kept = candidates.merged(boxes.place[:, 0], at, width, boxes.count)
-    kept = kept[
-        candidates.affordable(
-            boxes.place[kept, 0], width[kept], boxes.count[kept], state.needed, _affordable(config, state, now)
-        )
-    ]
+@dataclass(frozen=True, slots=True)
+class ChosenBoxes:
+    """Those whose rows' offsets are summed. middle: (M, q), width and reach: (M,), all in steps; weight: of an offset
+    as long as the reach."""
+
+    boxes: Boxes
+    middle: np.ndarray
+    width: np.ndarray
+    reach: np.ndarray
+    weight: int
+
+
+def _chosen_boxes(context: PassContext) -> ChosenBoxes:
+    boxes, q = fullest(context.state.boxes, context.sizes.candidates), context.sizes.q
+    middle, width = middles(boxes, context.shifts, q)
+    weight = sensitivities.weight(SHIFTS * context.config.widths, most_boxes_of_a_row(boxes))
+    return ChosenBoxes(boxes, middle, width, reaches(width, q), weight)
+
+
+def place_candidates(context: PassContext, published: Sequence[np.ndarray]) -> PrivateGMMState:
+    """Candidate centres are the means of the rows in heavy boxes; near ones are merged, and no more are kept than the
+    noise of their profiles allows."""
+    chosen, nodes = _chosen_boxes(context), context.nodes
+    boxes = chosen.boxes
+    at = candidates.moved(chosen.middle, published[0][: len(boxes)], chosen.reach, chosen.weight, boxes.count)
+    found = candidates.merged(Candidates(boxes.slot, at, chosen.width, boxes.count))
+    found = candidates.affordable(found, context.state.needed, _affordable(context))
     return replace(
-        state,
-        place_node=nodes[boxes.place[kept, 0]],
-        place=at[kept],
-        place_width=width[kept],
-        place_count=boxes.count[kept],
+        context.state, place_node=nodes[found.slot], place=found.at, place_width=found.width, place_count=found.count
     )
 
 
-def _affordable(config, state, now: Pass) -> int:
+def _affordable(context: PassContext) -> int:
     """Candidates of a node with which the noise of a shell stays below t / 2; not fewer than two per component."""
-    noise = _noise(config, state, f"level{now.level}_profiles")
-    most = _sizes(config, state).places
-    while most > 2 * config.components and not split.shells_are_clear(
-        noise / sensitivities.weight(_sizes(config, state).places, most), state.needed
+    planned, needed = context.sizes.candidates, context.state.needed
+    noise, most = context.noise_of(f"level{context.now.level}_profiles"), planned
+    while most > 2 * context.sizes.k and not terrific.shells_are_clear(
+        noise / sensitivities.weight(planned, most), needed
     ):
         most -= 1
     return most
 
 
-def _profiles(config, state, now: Pass, published):
-    tree, nodes, room = state.tree, state.tree.at(now.level), config.components - len(state.tree.leaves())
-    weight = _profile_weight(config, state)
-    noise = _noise(config, state, now.releases[0].name) / weight
+# --- search: terrific balls, split, recurse -------------------------------------------------------------------------
+
+
+def _profile_weight(context: PassContext) -> int:
+    most = np.bincount(context.state.place_node).max() if len(context.state.place_node) else 1
+    return sensitivities.weight(context.sizes.candidates, int(most))
+
+
+def split_nodes(context: PassContext, published: Sequence[np.ndarray]) -> PrivateGMMState:
+    """Every node is split by all its disjoint terrific balls, fullest nodes first while there may be more cells; a node
+    without one is a cell for good."""
+    config, state, tree = context.config, context.state, context.state.tree
+    weight, nodes = _profile_weight(context), context.nodes
+    noise = context.noise() / weight
+    room = config.components - len(tree.cells())
     state = replace(state, reason="")
     for node in nodes[np.argsort(-tree.count[nodes], kind="stable")]:
-        mine = np.flatnonzero(state.place_node == node)
-        found = []
-        if room > 0 and tree.status[node] == OPEN and tree.count[node] >= 2 * state.needed:
-            balls = split.terrific(published[0][mine] / weight, float(tree.count[node]), noise, state.needed)
-            found = split.disjoint(balls, state.place[mine], room + 1)
-        if not found:
-            tree = tree.changed([node], status=LEAF)
+        of_node = np.flatnonzero(state.place_node == node)
+        at, count, balls = state.place[of_node], float(tree.count[node]), []
+        if room > 0 and tree.status[node] == OPEN and count >= 2 * state.needed:
+            terrific_balls = terrific.terrific_balls(published[0][of_node] / weight, count, noise, state.needed)
+            balls = terrific.disjoint(terrific_balls, at, room + 1)
+        if not balls:
+            tree = tree.changed([node], status=CLOSED)
             continue
-        cells = split.children(found, state.place[mine], float(tree.count[node]), state.needed, room + 1)
+        parts = terrific.children_of(balls, at, count, state.needed, room + 1)
         step = tree.radius[node] / ONE
-        centres = tree.centre[node] + (cells.balls @ tree.basis[node].T) * 2.0**-14 * step
-        tree = tree.with_children(int(node), cells.kinds, cells.balls, cells.radii, cells.counts, centres)
-        room -= len(cells.kinds) - 1
-    after = _with(
-        replace(state, box_place=state.box_place[:0], box_code=state.box_code[:0], box_count=state.box_count[:0]), tree
-    )
-    leaves_now = len(tree.leaves())
-    if leaves_now == 1 or (now.level == config.levels - 1 and leaves_now < config.components and not config.up_to):
-        slack = split.MARGIN * noise * split.LAG**0.5
-        return failed(
-            config,
-            after,
-            f"{leaves_now} of {config.components} components found: {len(state.place)} "
-            f"candidate centres, balls must hold {state.needed:.0f} units, and the noise of a shell is "
-            f"{slack:.0f}",
+        centres = tree.centre[node] + (parts.balls @ tree.basis[node].T) * 2.0**-BASIS_BITS * step
+        tree = tree.with_children(int(node), parts.kinds, parts.balls, parts.radii, parts.counts, centres)
+        room -= len(parts.kinds) - 1
+    after = state.with_boxes(no_boxes(context.sizes.qb)).with_tree(tree)
+    cells = len(tree.cells())
+    last = context.now.level == config.levels - 1
+    if cells == 1 or (last and cells < config.components and not config.up_to):
+        slack = terrific.MARGIN * noise * terrific.LAG**0.5
+        reason = (
+            f"{cells} of {config.components} components found: {len(state.place)} candidate centres, balls must hold "
+            f"{state.needed:.0f} units, and the noise of a shell is {slack:.0f}"
         )
+        return _found_nothing(context, after, reason)
     return after
 
 
-def _to_leaves(state: PrivateGMMState) -> PrivateGMMState:
-    tree = state.tree
-    leaf = tree.leaves()
+# --- estimation -----------------------------------------------------------------------------------------------------
+
+
+def _begin_estimation(state: PrivateGMMState) -> PrivateGMMState:
+    tree, cells = state.tree, state.tree.cells()
     return replace(
         state,
         phase="leaves",
-        leaf=leaf,
-        means=tree.centre[leaf],
-        reach=tree.radius[leaf],
+        leaf=cells,
+        means=tree.centre[cells],
+        reach=tree.radius[cells],
         place_node=state.place_node[:0],
         place=state.place[:0],
         place_width=state.place_width[:0],
@@ -350,37 +405,39 @@ def _to_leaves(state: PrivateGMMState) -> PrivateGMMState:
     )
 
 
-def _leaf_radii(config, state, now: Pass, published):
-    m, tree = len(state.leaf), state.tree
-    if now.step == 0:
+def estimate_radii(context: PassContext, published: Sequence[np.ndarray]) -> PrivateGMMState:
+    """Cells are cut to smaller balls; the first time they are counted as well, which gives the weights."""
+    state, tree, m = context.state, context.state.tree, len(context.nodes)
+    if context.now.step == 0:
         counts = published[0][:m] / ONE
         tree = tree.changed(state.leaf, count=counts)
-        state = _with(state, tree)
+        state = state.with_tree(tree)
         if counts.min() < state.needed:
-            return failed(
-                config,
-                state,
-                f"a component holds {counts.min():.0f} units by its noised count, fewer than "
-                f"{state.needed:.0f}: balls of noise",
+            reason = (
+                f"a component holds {counts.min():.0f} units by its noised count, fewer than {state.needed:.0f}: "
+                "balls of noise"
             )
-        state = replace(state, weights=leaves.weights_of(counts))
-    noise = _noise(config, state, now.releases[-1].name) / ONE
-    grid, d = np.array(edges(config, LEAF_RATIO)), state.means.shape[1]
-    reach = leaves.reach_of(published[-1][:m] / ONE, tree.count[state.leaf], grid, noise, state.reach / ONE, d)
+            return _found_nothing(context, state, reason)
+        state = replace(state, weights=estimation.weights_of(counts))
+    radii, noise = published[-1][:m] / ONE, context.noise(-1) / ONE
+    reach = estimation.reach_of(radii, tree.count[state.leaf], context.radii, noise, state.reach / ONE, state.features)
     return replace(state, reach=np.minimum(reach, state.reach))
 
 
-def _leaf_mean(config, state, now: Pass, published):
+def estimate_means(context: PassContext, published: Sequence[np.ndarray]) -> PrivateGMMState:
+    state = context.state
     counts = np.maximum(state.tree.count[state.leaf], 1.0)
     sums = published[0][: len(state.leaf)]
     return replace(state, means=state.means + sums * (state.reach / ONE / counts)[:, None])
 
 
-def _leaf_covariance(config, state, now: Pass, published):
+def estimate_covariances(context: PassContext, published: Sequence[np.ndarray]) -> PrivateGMMState:
+    """The end of a run that has found components."""
+    config, state = context.config, context.state
     m, d = state.means.shape
-    noise = _noise(config, state, now.releases[0].name)
-    covariances, unreliable = leaves.covariances_of(
-        published[0][:m], state.tree.count[state.leaf], state.reach, d, config.covariance, noise, config.finest
+    counts = state.tree.count[state.leaf]
+    covariances, unreliable = estimation.covariances_of(
+        published[0][:m], counts, state.reach, d, config.covariance, context.noise(), config.sigma_floor
     )
     return replace(
         state,
@@ -392,14 +449,14 @@ def _leaf_covariance(config, state, now: Pass, published):
     )
 
 
-STEPS = {
-    "mean": _mean,
-    "radii": _radii,
-    "moments": _moments,
-    "boxes": _boxes,
-    "offsets": _offsets,
-    "profiles": _profiles,
-    "leaf radii": _leaf_radii,
-    "leaf mean": _leaf_mean,
-    "leaf covariance": _leaf_covariance,
+STEPS: dict[PassKind, Callable[[PassContext, Sequence[np.ndarray]], PrivateGMMState]] = {
+    "mean": recentre,
+    "radii": tighten,
+    "moments": project,
+    "boxes": halve_boxes,
+    "offsets": place_candidates,
+    "profiles": split_nodes,
+    "leaf radii": estimate_radii,
+    "leaf mean": estimate_means,
+    "leaf covariance": estimate_covariances,
 }

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
+from fedcore.methods.private_gmm.boxes import Boxes
 from fedcore.methods.private_gmm.tree import COLUMNS, Tree
 
 SEARCHING, FOUND = "searching", "found"
@@ -14,24 +16,26 @@ NOTHING = "no separated structure found at this budget"
 
 @dataclass(frozen=True, slots=True)
 class PrivateGMMState:
-    """State after a round. N: nodes, d: columns, q: of a basis, B: heavy boxes, M: candidates, m: leaves.
+    """State after a round. N: nodes, d: columns, q: of a basis, B: heavy boxes, M: candidates, m: cells, which become
+    components. The names of the fields are stored with the run.
 
-    phase:   "search", "leaves", "done"
+    phase:   "search", "leaves" (the cells are being estimated), "done"
     round:   finished rounds
     seed:    of the public shifts of the boxes
     unit, relation: of the budget
     noise:   (releases,) standard deviations in grid steps, in the order of the plan
-    needed:  (t,) noised number of units that a ball or a leaf must hold; 0 before the first count
+    needed:  t, the noised number of units that a ball or a cell must hold; 0 before the first count
     outcome: "searching", "found" or "no separated structure found at this budget"
     reason:  of the outcome, in one sentence; made of published values
     units_needed, epsilon_factor: forecast of what would be enough: units at this budget, and times this run's epsilon
         at this size; 0 unless the search failed
     tree_*:  columns of the tree (`fedcore.methods.private_gmm.tree.Tree`)
-    box_place: (B, 3) int64 node, shift and halvings of a heavy box; box_code: (B, qb) int64; box_count: (B,)
-    place_node: (M,) int64; place: (M, q) whole numbers in steps of the node's ball; place_width: (M,) steps;
-        place_count: (M,)
-    leaf: (m,) nodes; weights: (m,); means: (m, d); covariances: (m,), (m, d) or (m, d, d); reach: (m,) radius that a
-        leaf's rows are cut to
+    box_*:   heavy boxes of the level (`fedcore.methods.private_gmm.boxes.Boxes`): box_place (B, 3) int64, box_code
+        (B, qb) int64, box_count (B,)
+    place_*: candidate centres of the level: place_node (M,) int64 their nodes; place (M, q) whole numbers in steps of
+        the node's ball; place_width (M,) steps, the width of the box; place_count (M,) noised, of units
+    leaf:    (m,) nodes of the cells; weights: (m,); means: (m, d); covariances: (m,), (m, d) or (m, d, d); reach: (m,)
+        radius that a cell's rows are cut to, in the units of the data
     unreliable: (m,) bool, where the noise of a full covariance is not small beside its eigenvalues, which are then
         those of its diagonal or of a sphere
     """
@@ -72,14 +76,28 @@ class PrivateGMMState:
     unreliable: np.ndarray
 
     @property
+    def features(self) -> int:
+        return self.tree_centre.shape[1]
+
+    @property
     def tree(self) -> Tree:
         return Tree(**{name: getattr(self, f"tree_{name}") for name in COLUMNS})
+
+    @property
+    def boxes(self) -> Boxes:
+        return Boxes(self.box_place, self.box_code, self.box_count)
 
     @property
     def found(self) -> bool:
         return self.outcome == FOUND
 
+    def with_tree(self, tree: Tree) -> PrivateGMMState:
+        return replace(self, **tree_columns(tree))
 
-def tree_columns(tree: Tree) -> dict[str, np.ndarray]:
+    def with_boxes(self, boxes: Boxes) -> PrivateGMMState:
+        return replace(self, box_place=boxes.place, box_code=boxes.code, box_count=boxes.count)
+
+
+def tree_columns(tree: Tree) -> dict[str, Any]:
     """The tree as fields of the state."""
     return {f"tree_{name}": getattr(tree, name) for name in COLUMNS}

@@ -1,26 +1,29 @@
-"""The tree of cells that a run has found, and the cell in which a row lies.
+"""The tree of the recursive partition, and the node in which a row lies.
 
 A node is a set of rows, known by the path that leads to it. Its rows are cut to a ball (centre, radius) and projected
-on a basis; when it is split, every child is a cell of the projected rows:
+on a basis. When it is split, every child is a part of the projected rows:
 
-    VORONOI    rows whose distance to its ball's centre, relative to the ball's radius, is the least
+    VORONOI    rows whose distance to the child's own ball, relative to that ball's radius, is the least of all children
     BALL       the same, and within sqrt(c) radii
-    REST       rows of the split in none of the balls
+    REST       rows of the node in none of the balls
 
-All of it is public: published values made it. A row is in at most one node of a level, because its path is a function
-of the row and of the tree alone.
+Nodes that are not split are the *cells* of the partition; each becomes a component of the mixture. All of it is public:
+published values made it. A row is in at most one node of a level, because its path is a function of the row and of the
+tree alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 
-from fedcore.methods.private_gmm.whole import clipped, projected, squared_distances
+from fedcore.methods.private_gmm.integer_rows import clipped, projected, squared_distances
 
-VORONOI, BALL, REST = 0, 1, 2
-OPEN, SPLIT, LEAF = 0, 1, 2
+VORONOI, BALL, REST = 0, 1, 2  # kind
+OPEN, SPLIT, CLOSED = 0, 1, 2  # status: may be split, is split, will not be split
 GAP = 1.3  # c: a ball of radius r is empty up to c r
 
 
@@ -30,7 +33,8 @@ class Tree:
 
     centre: (N, d), radius: (N,) of the ball that rows are cut to, in the units of the data; frozen when a node is
     split. basis: (N, d, q) whole numbers in steps of 2**-14. parent, level, kind, status: (N,) int64. ball: (N, q)
-    whole numbers and ball_radius: (N,) in steps of the parent's ball. count: (N,) noised, of units.
+    whole numbers and ball_radius: (N,), the ball by which rows of the parent come here, in steps of the parent's ball
+    and coordinates of its basis. count: (N,) noised, of units.
     """
 
     centre: np.ndarray
@@ -45,6 +49,10 @@ class Tree:
     count: np.ndarray
 
     @property
+    def d(self) -> int:
+        return self.centre.shape[1]
+
+    @property
     def q(self) -> int:
         return self.basis.shape[2]
 
@@ -52,11 +60,11 @@ class Tree:
         """Nodes of this level."""
         return np.flatnonzero(self.level == level)
 
-    def leaves(self) -> np.ndarray:
+    def cells(self) -> np.ndarray:
         """Nodes that are not split."""
         return np.flatnonzero(self.status != SPLIT)
 
-    def changed(self, nodes, **columns) -> Tree:
+    def changed(self, nodes: np.ndarray | Sequence[int], **columns: Any) -> Tree:
         """These columns of these nodes set."""
         values = {}
         for name, value in columns.items():
@@ -64,13 +72,25 @@ class Tree:
             values[name][nodes] = value
         return replace(self, **values)
 
-    def with_children(self, parent: int, kinds, balls, radii, counts, centres) -> Tree:
-        """The node split into children, each first cut to its parent's ball about its own centre."""
-        m, d = len(kinds), self.centre.shape[1]
+    def with_children(
+        self,
+        parent: int,
+        kinds: Sequence[int],
+        balls: np.ndarray,
+        radii: np.ndarray,
+        counts: np.ndarray,
+        centres: np.ndarray,
+    ) -> Tree:
+        """The node split into m children, each first cut to its parent's radius about its own centre.
+
+        kinds: (m,); balls: (m, q), radii: (m,) in steps of the parent; counts: (m,) noised; centres: (m, d) in the
+        units of the data.
+        """
+        m = len(kinds)
         new = {
-            "centre": np.asarray(centres, np.float64).reshape(m, d),
+            "centre": np.asarray(centres, np.float64).reshape(m, self.d),
             "radius": np.full(m, self.radius[parent]),
-            "basis": np.zeros((m, d, self.q)),
+            "basis": np.zeros((m, self.d, self.q)),
             "parent": np.full(m, parent),
             "level": np.full(m, self.level[parent] + 1),
             "kind": np.asarray(kinds),
@@ -88,15 +108,15 @@ class Tree:
 
 def root(features: int, q: int, radius: float) -> Tree:
     """One node: all rows, cut to the public ball about the origin."""
-    whole = np.zeros(1, np.int64)
+    zero = np.zeros(1, np.int64)
     return Tree(
         np.zeros((1, features)),
         np.array([radius]),
         np.zeros((1, features, q)),
-        whole - 1,
-        whole,
-        whole,
-        whole,
+        zero - 1,
+        zero,
+        zero,
+        zero,
         np.zeros((1, q)),
         np.zeros(1),
         np.zeros(1),
@@ -109,7 +129,7 @@ COLUMNS = tuple(field.name for field in fields(Tree))
 def node_of(tree: Tree, x: np.ndarray, level: int | None = None) -> np.ndarray:
     """(n,) int64, the node in which each row ends; -1 where it left the tree. x: (n, d) float64, finite.
 
-    level: go down to this level at most.
+    level: go down to this level at most; None: to the cells.
     """
     at = np.zeros(len(x), np.int64)
     deepest = int(tree.level.max()) if level is None else level
@@ -117,7 +137,7 @@ def node_of(tree: Tree, x: np.ndarray, level: int | None = None) -> np.ndarray:
         for node in np.flatnonzero((tree.level == depth) & (tree.status == SPLIT)):
             rows = np.flatnonzero(at == node)
             if len(rows):
-                at[rows] = _child_of(tree, node, x[rows])
+                at[rows] = _child_of(tree, int(node), x[rows])
     return at
 
 

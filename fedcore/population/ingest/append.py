@@ -10,13 +10,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 
 from fedcore.errors import IngestError
 from fedcore.population.checks import Rows
-from fedcore.population.ingest.batches import Account, MatrixBatch, Source
+from fedcore.population.ingest.batches import Account, MatrixBatch, Source, keyed_batches, matrix_batches
 from fedcore.population.ingest.sources import Options
 from fedcore.population.ingest.spill import Clients, LargeClient, Layout, Spill, keys_of, spill_batch, write_clients
 from fedcore.population.manifest import BlockEntry
@@ -29,7 +30,7 @@ RANGE_SHARE, SPILL_SHARE = 16, 20  # three spills are alive at once
 def completed(options: Options, parent: Population) -> Options:
     """The options, with what the population already fixes filled in."""
     made = parent.manifest
-    changes = {}
+    changes: dict[str, Any] = {}
     if options.kind is None:
         changes["kind"] = made.kind
     if options.features is None:
@@ -42,7 +43,7 @@ def completed(options: Options, parent: Population) -> Options:
 
 
 def refuse_mismatch(
-    parent: Population, source: Source, clients_per_leaf: int | None, ledger: dict | None, public: str | None
+    parent: Population, source: Source, clients_per_leaf: int | None, ledger: dict[str, str] | None, public: str | None
 ) -> None:
     """Raises IngestError if the source or the options do not fit the population."""
     made = parent.manifest
@@ -74,19 +75,19 @@ def append(
     layout = Layout(source.kind, source.features, source.dtype)
     spill = Spill(folder / "index", layout, memory // SPILL_SHARE, 0, 2 * parent.n_clients)
     index = _index_keyed if source.keyed else _index_matrix
-    clients = index(spill, parent, source, account, folder, memory)
+    n_clients = index(spill, parent, source, account, folder, memory)
     arrivals = _Arrivals(spill.clients())
     for number, entry in enumerate(parent.blocks):
         stop = entry.first + entry.clients
-        grows = stop == parent.n_clients < clients and not _full(entry, parent, writer)
+        grows = stop == parent.n_clients < n_clients and not _full(entry, parent, writer)
         if arrivals.any_before(stop) or grows:
             _Rewriting(writer, parent, number, memory // RANGE_SHARE).run(arrivals)
             if not grows:
                 writer.close_block()
         else:
             writer.keep(entry)
-    for clients in arrivals.before(None):
-        write_clients(writer, clients)
+    for new in arrivals.before(None):
+        write_clients(writer, new)
 
 
 def _full(entry: BlockEntry, parent: Population, writer: PopulationWriter) -> bool:
@@ -104,7 +105,7 @@ def _full(entry: BlockEntry, parent: Population, writer: PopulationWriter) -> bo
 def _index_keyed(spill: Spill, parent: Population, source: Source, account: Account, folder: Path, memory: int) -> int:
     """Sorts the source by client id, finds the known clients, and spills all by client index. Returns n_clients."""
     by_id = Spill(folder / "id", spill.layout, memory // SPILL_SHARE)
-    for batch in source.batches(account):
+    for batch in keyed_batches(source, account):
         spill_batch(by_id, batch)
     account.settle()
     known = _KnownClients(parent, folder / "known", memory // SPILL_SHARE)
@@ -140,6 +141,7 @@ class _KnownClients:
         part = next(self._parts, None)
         if part is None:
             return False
+        assert isinstance(part, Clients) and not isinstance(part.train, tuple)  # each has one count
         self._keys = keys_of(part.ids)
         self._index = part.train.toarray().ravel() - 1
         return True
@@ -178,7 +180,7 @@ def _index_matrix(spill: Spill, parent: Population, source: Source, account: Acc
             "To add rows to known clients give client ids; if they are other clients, rename the file.",
         )
     following = parent.n_clients
-    for batch in source.batches(account):
+    for batch in matrix_batches(source, account):
         index = np.arange(following, following + len(batch.ids))
         following += len(batch.ids)
         _spill_by_index(spill, index, batch)
@@ -301,7 +303,7 @@ class _Rewriting:
                 self._large(start, *tiles)
             else:
                 merged = [self._merged(start, end, mine, heldout) for heldout in (False, True)]
-                self.writer.write(self.ids[start:end], *merged)
+                self.writer.write(self.ids[start:end].tolist(), *merged)
             start = end
 
     def _large(self, place: int, train: Iterable[np.ndarray] | None, heldout: Iterable[np.ndarray] | None) -> None:
@@ -314,10 +316,8 @@ class _Rewriting:
         """Old and new data of some clients; None if neither has any held out."""
         new = _parts(mine)[heldout]
         old = self.parent.read_clients(self.number, start, stop, heldout)
-        if old is None and new is None:
-            return None
         clients = stop - start
-        if new is None:
+        if mine is None or new is None:
             return old
         place = mine.keys.astype(np.int64) - self.first - start
         lengths = np.zeros(clients, np.int64)
@@ -334,5 +334,5 @@ class _Rewriting:
         return wide if old is None else old + wide
 
 
-def _parts(clients: Clients | None) -> tuple:
+def _parts(clients: Clients | None) -> tuple[sp.csr_matrix | Rows | None, sp.csr_matrix | Rows | None]:
     return (None, None) if clients is None else (clients.train, clients.heldout)

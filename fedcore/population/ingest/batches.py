@@ -1,11 +1,11 @@
-"""What a source hands to the ingest, and the account of what was wrong with it."""
+"""What a source gives to the ingest, and the account of its bad rows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 import scipy.sparse as sp
@@ -79,19 +79,37 @@ class MatrixBatch:
 
 
 class Source(Protocol):
-    """keyed: clients are known by an id and may come in pieces (`Batch`); else every row is a client (`MatrixBatch`).
+    """Files that can be read as clients.
 
-    names: base names of the files; dtype: of dense rows, None for counts; vocabulary: that the source itself brings
+    keyed: clients are known by an id and may come in pieces (`Batch`); else every row is a client (`MatrixBatch`)
+    names: base names of the files; dtype: of dense rows, None for counts; vocabulary: the tokens, or None
     """
 
-    kind: Kind
-    features: int
-    dtype: str | None
-    keyed: bool
-    names: tuple[str, ...]
-    vocabulary: tuple[str, ...] | None
+    @property
+    def kind(self) -> Kind: ...
+    @property
+    def features(self) -> int: ...
+    @property
+    def dtype(self) -> str | None: ...
+    @property
+    def keyed(self) -> bool: ...
+    @property
+    def names(self) -> tuple[str, ...]: ...
+    @property
+    def vocabulary(self) -> tuple[str, ...] | None: ...
 
-    def batches(self, account: Account) -> Iterator[Batch | MatrixBatch]: ...
+    def batches(self, account: Account) -> Iterator[Batch | MatrixBatch]:
+        """What the source holds, in its order; bad rows go to the account. Raises IngestError."""
+
+
+def keyed_batches(source: Source, account: Account) -> Iterator[Batch]:
+    """The batches of a keyed source."""
+    return cast(Iterator[Batch], source.batches(account))
+
+
+def matrix_batches(source: Source, account: Account) -> Iterator[MatrixBatch]:
+    """The batches of a source that is not keyed."""
+    return cast(Iterator[MatrixBatch], source.batches(account))
 
 
 def unique_ids(ids: Iterable[str]) -> tuple[list[str], np.ndarray]:

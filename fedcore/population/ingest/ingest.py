@@ -19,7 +19,7 @@ from fedcore.population import layout
 from fedcore.population.blocks import Kind
 from fedcore.population.ingest import append as appending
 from fedcore.population.ingest import sources
-from fedcore.population.ingest.batches import Account, Source
+from fedcore.population.ingest.batches import Account, Source, keyed_batches, matrix_batches
 from fedcore.population.ingest.sources import Format, Options, Where
 from fedcore.population.ingest.sources_text import Tokeniser
 from fedcore.population.ingest.spill import Clients, LargeClient, Layout, Spill, spill_batch, write_clients
@@ -149,7 +149,7 @@ def ingest(
             for clients in sorted_clients(opened, account, folder, memory // SPILL_SHARE):
                 write_clients(writer, clients)
         else:
-            for batch in opened.batches(account):
+            for batch in matrix_batches(opened, account):
                 writer.write(batch.ids, batch.train, batch.heldout)
             account.settle()
         if writer.clients == 0:
@@ -177,7 +177,7 @@ def _spill_folder(path: Path) -> Iterator[Path]:
 def sorted_clients(source: Source, account: Account, folder: Path, memory: int) -> Iterator[Clients | LargeClient]:
     """All clients of a keyed source, in the order of the hash of their ids. Settles the account before the first."""
     spill = Spill(folder, Layout(source.kind, source.features, source.dtype), memory)
-    for batch in source.batches(account):
+    for batch in keyed_batches(source, account):
         spill_batch(spill, batch)
     account.settle()
     yield from spill.clients()
@@ -206,7 +206,7 @@ def describe(population: Population) -> dict[str, JsonValue]:
         "path": str(population.path),
         "population_id": made.population_id,
         "version": made.version,
-        "versions": population.versions(),
+        "versions": list[JsonValue](population.versions()),
         "kind": made.kind,
         "dtype": made.dtype,
         "clients": made.n_clients,

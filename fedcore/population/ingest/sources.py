@@ -26,6 +26,7 @@ SUFFIXES: dict[str, Format] = {
     ".npy": "npy",
 }
 Where = str | Path | Sequence[str | Path]
+Progress = Callable[[int, int], None]  # (files done, files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +80,17 @@ def format_of(where: Where, wanted: Format | None) -> Format:
         if not any(file.suffix in SUFFIXES for file in files):
             return "text"
     found = {SUFFIXES.get(file.suffix) for file in files_of(where)}
-    if len(found) > 1 or None in found:
-        shown = ", ".join(sorted(str(one) for one in found))
+    form = found.pop()
+    if found or form is None:
+        shown = ", ".join(sorted(str(one) for one in {form, *found}))
         raise IngestError(f"The format of {where} is not clear from the file names ({shown}).", "Name the format.")
-    return found.pop()
+    return form
 
 
-def source_of(
-    where: Where, options: Options, memory: int, progress: Callable[[int, int], None] | None = None
-) -> Source:
+def source_of(where: Where, options: Options, memory: int, progress: Progress | None = None) -> Source:
     """The reader for this source. memory: bytes that one batch may take. Raises IngestError."""
     form = format_of(where, options.format)
+    source: Source
     vocabulary = None if options.vocabulary is None else read_vocabulary(options.vocabulary)
     if form == "text":
         source = _text(where, options, vocabulary, progress)
@@ -111,11 +112,12 @@ def source_of(
             )
         if source.vocabulary not in (None, vocabulary):
             raise IngestError("The source brings a vocabulary of its own, another than the one given.", "Use its own.")
-        source.vocabulary = vocabulary
+        if isinstance(source, (DenseSource, MatrixSource)):
+            source.vocabulary = vocabulary
     return source
 
 
-def _text(where: Where, options: Options, vocabulary, progress) -> TextSource:
+def _text(where: Where, options: Options, vocabulary: tuple[str, ...] | None, progress: Progress | None) -> TextSource:
     if options.kind == "rows":
         raise IngestError("Text gives counts, not dense rows.", "Leave the kind out.")
     if vocabulary is None:
@@ -126,7 +128,14 @@ def _text(where: Where, options: Options, vocabulary, progress) -> TextSource:
     return TextSource(Path(where), vocabulary, options.tokeniser, options.client or "file", heldout, progress)
 
 
-def _table(files, heldout, options: Options, vocabulary, memory: int, progress) -> TableSource:
+def _table(
+    files: list[Path],
+    heldout: list[Path],
+    options: Options,
+    vocabulary: tuple[str, ...] | None,
+    memory: int,
+    progress: Progress | None,
+) -> TableSource:
     names = column_names(files[0], delimiter_of(files[0], options.delimiter))
     kind = options.kind or ("counts" if options.token is not None or "token" in names else "rows")
     count = options.count or ("count" if kind == "counts" and "count" in names else None)
@@ -136,9 +145,9 @@ def _table(files, heldout, options: Options, vocabulary, memory: int, progress) 
         options.client or "client",
         options.token or "token",
         count,
-        columns=options.columns,
+        wanted_columns=options.columns,
         vocabulary=vocabulary,
-        features=options.features,
+        wanted_features=options.features,
         heldout=heldout,
         delimiter=options.delimiter,
         wanted_dtype=options.dtype,
@@ -147,7 +156,9 @@ def _table(files, heldout, options: Options, vocabulary, memory: int, progress) 
     )
 
 
-def _arrays(form: Format, files, heldout, options: Options, memory: int, progress) -> Source:
+def _arrays(
+    form: Format, files: list[Path], heldout: list[Path], options: Options, memory: int, progress: Progress | None
+) -> DenseSource | MatrixSource:
     array, prefix, heldout_prefix = options.array or "x", options.prefix, options.heldout_prefix
     known = array_names(files[0]) if form == "npz" else []
     matrix = form == "npz" and (prefix is not None or "indptr" in known or "train_indptr" in known)
@@ -167,5 +178,9 @@ def _arrays(form: Format, files, heldout, options: Options, memory: int, progres
         prefix = "" if "indptr" in known else "train"
         if prefix == "train" and heldout_prefix is None and "test_indptr" in known:
             heldout_prefix = "test"
-    ends = [None if one is None else (f"{one}_" if one else "") for one in (prefix, heldout_prefix)]
-    return MatrixSource(files, ends[0], ends[1], options.client, memory, progress)
+    other = None if heldout_prefix is None else _start_of_names(heldout_prefix)
+    return MatrixSource(files, _start_of_names(prefix), other, options.client, memory, progress)
+
+
+def _start_of_names(prefix: str) -> str:
+    return f"{prefix}_" if prefix else ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,7 +56,7 @@ class StoredArray:
             data = self._handle.read(entries * self.dtype.itemsize * math.prod(self.shape[1:]))
             self.taken += entries
             return np.frombuffer(data, self.dtype).reshape(entries, *self.shape[1:])
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile, zipfile.zlib.error) as error:
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise IngestError(f"{self.where} is truncated or damaged.", "Copy or download it again.") from error
 
     def all(self) -> np.ndarray:
@@ -183,8 +184,8 @@ class DenseSource:
         unique, codes = unique_ids(text for text, fine in zip(texts, good.tolist(), strict=True) if fine)
         if self.kind == "rows":
             return Batch(heldout, unique, codes, x=x)
-        row, token = np.nonzero(x)
-        return Batch(heldout, unique, codes[row], token.astype(np.int32), x[row, token].astype(np.int64))
+        at, token = np.nonzero(x)
+        return Batch(heldout, unique, codes[at], token.astype(np.int32), x[at, token].astype(np.int64))
 
 
 # ---- count matrices in CSR form: a row is a client

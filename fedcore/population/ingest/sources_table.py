@@ -42,7 +42,8 @@ class TableSource:
 
     counts: columns client, token and count (None: every row counts one); tokens are looked up in `vocabulary`, or are
             whole numbers 0 .. features - 1
-    rows:   columns client and `columns` (None: all others), empty or NaN = missing
+    rows:   columns client and `wanted_columns` (None: all others), empty or NaN = missing
+    columns: those that are read beside the client's
     heldout: files of the same form
     """
 
@@ -51,9 +52,9 @@ class TableSource:
     client: str = "client"
     token: str = "token"
     count: str | None = None
-    columns: Sequence[str] | None = None
+    wanted_columns: Sequence[str] | None = None
     vocabulary: tuple[str, ...] | None = None
-    features: int | None = None
+    wanted_features: int | None = None
     heldout: Sequence[Path] = ()
     delimiter: str | None = None
     wanted_dtype: str | None = None
@@ -62,13 +63,15 @@ class TableSource:
     keyed: bool = True
     dtype: str | None = None
     names: tuple[str, ...] = field(init=False)
+    columns: tuple[str, ...] = field(init=False)
+    features: int = field(init=False)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.names = tuple(file.name for file in self.files)
+        columns = self.wanted_columns
         if self.kind == "counts":
-            self.columns = (self.token,) if self.count is None else (self.token, self.count)
-            if self.vocabulary is not None:
-                self.features = len(self.vocabulary)
+            columns = (self.token,) if self.count is None else (self.token, self.count)
+            self.features = len(self.vocabulary) if self.vocabulary is not None else self.wanted_features or 0
             if not self.features:
                 raise IngestError(
                     "Tokens need a vocabulary, or feature ids a number of features.",
@@ -76,20 +79,22 @@ class TableSource:
                 )
         for file in (*self.files, *self.heldout):
             names = column_names(file, delimiter_of(file, self.delimiter))
-            if self.columns is None:
-                self.columns = tuple(name for name in names if name != self.client)
-            for name in (self.client, *self.columns):
+            if columns is None:
+                columns = [name for name in names if name != self.client]
+            for name in (self.client, *columns):
                 if name not in names:
                     shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
                     raise IngestError(f"{file} has no column {name!r}.", f"Its columns are {shown}.")
+        self.columns = tuple(columns or ())
         if self.kind == "rows":
             if not self.columns:
                 raise IngestError(
                     f"{self.files[0]} has no feature column.", "Give at least one column beside the client."
                 )
-            if self.features not in (None, len(self.columns)):
+            if self.wanted_features not in (None, len(self.columns)):
                 raise IngestError(
-                    f"The files have {len(self.columns)} feature columns, not {self.features}.", "Name the columns."
+                    f"The files have {len(self.columns)} feature columns, not {self.wanted_features}.",
+                    "Name the columns.",
                 )
             self.features = len(self.columns)
             self.dtype = self.wanted_dtype or "float64"

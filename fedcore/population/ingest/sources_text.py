@@ -93,7 +93,7 @@ class TextSource:
     folder: Path
     vocabulary: tuple[str, ...]
     tokeniser: Tokeniser = "words"
-    client: Literal["file", "folder"] = "file"
+    client: str = "file"
     heldout: Path | None = None
     progress: Callable[[int, int], None] | None = None
 

@@ -118,7 +118,7 @@ class Spill:
     high: int = LAST_KEY
     heldout: bool = False  # whether there is a held-out part, if only an empty one
     fan_out: int = FAN_OUT
-    _held: dict[str, list] = field(default_factory=lambda: {log: [] for log in LOGS})
+    _held: dict[str, list[np.ndarray]] = field(default_factory=lambda: {log: [] for log in LOGS})
     _size: int = 0
     _named: np.ndarray | None = None
     _buckets: list[_Bucket] | None = None
@@ -213,15 +213,14 @@ class Spill:
         """Every client once, in the order of (k1, k2); empties the spill."""
         if self._buckets is None:
             if self._held["ids"]:
-                logs = [self._take(log, self.layout.record) for log in LOGS[:2]]
-                yield self._sorted(*logs, self._take("ids", ID), self._take("text", np.dtype(np.uint8)))
+                yield self._sorted(*[self._take(log, self._dtype(log)) for log in LOGS])
             return
         self._distribute()
         for bucket in self._buckets:
             if bucket.one_client is None:
                 continue
             if bucket.size <= self.memory or (bucket.many and bucket.low == bucket.high):
-                yield self._sorted(*(_load(bucket.file(log), self._dtype(log)) for log in LOGS))
+                yield self._sorted(*[_load(bucket.file(log), self._dtype(log)) for log in LOGS])
             elif not bucket.many:
                 yield self._large(bucket)
             else:
@@ -337,7 +336,7 @@ def spill_batch(spill: Spill, batch: Batch) -> None:
     spill.add(keys, batch.ids)
     if batch.x is not None:
         spill.add_rows(batch.heldout, keys[batch.codes], batch.x)
-    else:
+    elif batch.tokens is not None and batch.amounts is not None:
         spill.add_counts(batch.heldout, keys[batch.codes], batch.tokens, batch.amounts)
 
 

@@ -1,7 +1,7 @@
 """The chain of a population's ledger, as values: records, their hashes, and the account that they add up to.
 
-Nothing here touches a database. `Account.apply` is the definition of every balance; the tables of `ledger_schema` hold
-the same facts for quick look-up, and `Ledger.verify` compares the two.
+Nothing here touches a database. `Account.apply` is the definition of every balance; the tables of
+`fedcore.privacy.ledger.database` hold the same facts for quick look-up, and `Ledger.verify` compares the two.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import hashlib
 import json
 import operator
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from fedcore.errors import LedgerTampered
+from fedcore.errors import BudgetMissing, LedgerTampered
 from fedcore.privacy.accounting import ZcdpBudget, epsilon_of, exact_sum, rounded_down, rounded_up
+from fedcore.privacy.plan import Relation, Unit
 
 GENESIS = "0" * 64
 OPEN = "open"
@@ -42,7 +43,7 @@ class ChainHead:
     seq: int
     hash: str
 
-    def to_json(self) -> dict:
+    def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
@@ -63,7 +64,13 @@ class Record:
 
 
 def link(
-    ledger_id: str, population_id: str, seq: int, kind: str, run_id: str | None, payload: Mapping, prev_hash: str
+    ledger_id: str,
+    population_id: str,
+    seq: int,
+    kind: str,
+    run_id: str | None,
+    payload: Mapping[str, Any],
+    prev_hash: str,
 ) -> Record:
     """The record that follows the one with hash `prev_hash`."""
     record = Record(seq, kind, run_id, canonical(payload), prev_hash, "")
@@ -84,13 +91,13 @@ class Attempt:
 class RunAccount:
     """What the chain says about one run. attempts: by (round, name, attempt)."""
 
-    plan: list[dict]
+    plan: list[dict[str, Any]]
     plan_digest: str
     spares: int
     spare_rho: float
     spare_delta: float
     secure: bool
-    statement: dict | None
+    statement: dict[str, Any] | None
     status: str = OPEN
     used: int = 0
     token: int = 0
@@ -118,8 +125,8 @@ class Balance:
 
     population_id: str
     budget: ZcdpBudget | None
-    unit: str | None
-    relation: str | None
+    unit: Unit | None
+    relation: Relation | None
     rho_spent: float
     rho_reserved: float
     rho_left: float
@@ -134,7 +141,7 @@ class Balance:
         """Epsilon of what was spent, at delta_conv + delta_spent; 0 if nothing was. Computed when asked for."""
         return epsilon_of(self.rho_spent, self.budget.delta_conv) if self.budget is not None else 0.0
 
-    def to_json(self) -> dict:
+    def to_json(self) -> dict[str, Any]:
         numbers = {
             name: getattr(self, name)
             for name in ("rho_spent", "rho_reserved", "rho_left", "delta_spent", "delta_reserved", "delta_left")
@@ -165,9 +172,17 @@ class Account:
 
     def apply(self, record: Record) -> None:
         """Raises KeyError, TypeError or ValueError if the record cannot follow those before it."""
-        payload = json.loads(record.payload)
-        APPLY[record.kind](self, record.run_id, payload)
+        APPLY[record.kind](self, record.run_id or "", json.loads(record.payload))
         self.seq, self.hash = record.seq, record.hash
+
+    def required_budget(self) -> ZcdpBudget:
+        """The budget. Raises BudgetMissing if none was set."""
+        if self.budget is None:
+            raise BudgetMissing(
+                f"population {self.population_id!r} has no privacy budget.",
+                "Set one with fedcore budget set; then train again.",
+            )
+        return self.budget
 
     def totals(self) -> tuple[Fraction, Fraction, Fraction, Fraction]:
         """Exact (rho spent, rho reserved, delta spent, delta reserved)."""
@@ -189,8 +204,8 @@ class Account:
 def make_balance(
     population_id: str,
     budget: ZcdpBudget | None,
-    unit,
-    relation,
+    unit: str | None,
+    relation: str | None,
     totals: tuple[Fraction, Fraction, Fraction, Fraction],
     states: Mapping[str, int],
     open_runs: Iterable[str],
@@ -214,28 +229,31 @@ def make_balance(
 
 
 # --- the meaning of each kind of record -----------------------------------------------------------------------------
+# run_id is empty for records of the population itself.
 
 
-def _register(account: Account, run_id, payload) -> None:
+def _register(account: Account, run_id: str, payload: dict[str, Any]) -> None:
     if account.seq != 0:
         raise ValueError("registered twice")
 
 
-def _set_budget(account: Account, run_id, payload) -> None:
+def _set_budget(account: Account, run_id: str, payload: dict[str, Any]) -> None:
     if account.budget is not None:
         raise ValueError("a second budget")
     account.budget = ZcdpBudget(**payload["budget"])
     account.unit, account.relation = payload["unit"], payload["relation"]
 
 
-def _raise_budget(account: Account, run_id, payload) -> None:
+def _raise_budget(account: Account, run_id: str, payload: dict[str, Any]) -> None:
     new, old = ZcdpBudget(**payload["budget"]), account.budget
+    if old is None:
+        raise ValueError("a raise of no budget")
     if new.rho_max < old.rho_max or new.delta_extra < old.delta_extra:
         raise ValueError("a lowered budget")
     account.budget = new
 
 
-def _reserve(account: Account, run_id, payload) -> None:
+def _reserve(account: Account, run_id: str, payload: dict[str, Any]) -> None:
     if run_id in account.runs:
         raise ValueError("a run reserved twice")
     run = RunAccount(
@@ -252,14 +270,14 @@ def _reserve(account: Account, run_id, payload) -> None:
     account.runs[run_id] = run
 
 
-def _acquire(account: Account, run_id, payload) -> None:
+def _acquire(account: Account, run_id: str, payload: dict[str, Any]) -> None:
     run = account.runs[run_id]
     if payload["token"] != run.token + 1:
         raise ValueError("tokens count by one")
     run.token = payload["token"]
 
 
-def _charge(account: Account, run_id, payload) -> None:
+def _charge(account: Account, run_id: str, payload: dict[str, Any]) -> None:
     run, key = account.runs[run_id], (payload["round"], payload["name"], payload["attempt"])
     if run.status != OPEN:
         raise ValueError("a charge to a closed run")
@@ -275,18 +293,18 @@ def _charge(account: Account, run_id, payload) -> None:
     run.attempts[key] = Attempt(CHARGED, planned.rho, planned.delta)
 
 
-def _publish(account: Account, run_id, payload) -> None:
+def _publish(account: Account, run_id: str, payload: dict[str, Any]) -> None:
     run, key = account.runs[run_id], (payload["round"], payload["name"], payload["attempt"])
     _move(run, key, CHARGED, PUBLISHED)
     run.attempts[key].digest = payload["digest"]
 
 
-def _forfeit(account: Account, run_id, payload) -> None:
+def _forfeit(account: Account, run_id: str, payload: dict[str, Any]) -> None:
     key = (payload["round"], payload["name"], payload["attempt"])
     _move(account.runs[run_id], key, CHARGED, FORFEITED)
 
 
-def _finish(account: Account, run_id, payload) -> None:
+def _finish(account: Account, run_id: str, payload: dict[str, Any]) -> None:
     run = account.runs[run_id]
     if run.status != OPEN:
         raise ValueError("finished twice")
@@ -301,7 +319,7 @@ def _move(run: RunAccount, key: tuple[int, str, int], old: str, new: str) -> Non
     run.attempts[key].state = new
 
 
-APPLY = {
+APPLY: dict[str, Callable[[Account, str, dict[str, Any]], None]] = {
     "register": _register,
     "budget set": _set_budget,
     "budget raise": _raise_budget,
@@ -319,7 +337,7 @@ def replay(ledger_id: str, population_id: str, records: Iterable[Record]) -> Acc
     account = Account(population_id)
     for record in records:
 
-        def broken(why: str, record=record) -> LedgerTampered:
+        def broken(why: str, record: Record = record) -> LedgerTampered:
             return LedgerTampered(
                 f"record {record.seq} ({record.kind}) of population {population_id!r} in ledger {ledger_id}: {why}.",
                 "Restore the ledger from a backup and find out what was done "

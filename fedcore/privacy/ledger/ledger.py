@@ -17,13 +17,13 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 from sqlalchemy import Connection, Row, inspect, select, update
 
 from fedcore.errors import (
     BudgetExceeded,
-    BudgetMissing,
     ConfigError,
     LeaseLost,
     LedgerError,
@@ -36,8 +36,8 @@ from fedcore.errors import (
     UnplannedRelease,
 )
 from fedcore.privacy.accounting import exact_sum
-from fedcore.privacy.ledger import schema as db
-from fedcore.privacy.ledger.books import LONGEST_NAME, Books
+from fedcore.privacy.ledger import database as db
+from fedcore.privacy.ledger.accounts import LONGEST_NAME, Accounts
 from fedcore.privacy.ledger.chain import (
     CHARGED,
     FORFEITED,
@@ -51,10 +51,10 @@ from fedcore.privacy.ledger.chain import (
     canonical,
     digest,
 )
+from fedcore.privacy.ledger.chain_writer import RESTORE, ChainWriter
+from fedcore.privacy.ledger.database import default_ledger_url
 from fedcore.privacy.ledger.leases import Lease
-from fedcore.privacy.ledger.schema import default_ledger_url
-from fedcore.privacy.ledger.views import refusal
-from fedcore.privacy.ledger.writer import RESTORE, Writer
+from fedcore.privacy.ledger.queries import refusal
 from fedcore.privacy.plan import PlannedRelease, Relation, Unit
 from fedcore.storage.process import Holder, this_process
 
@@ -129,8 +129,11 @@ def open_ledger(url: str, expected_id: str | None = None, *, clock: Callable[[],
     return Ledger(engine, where, row.id, row.test, clock)
 
 
-class Ledger(Books):
-    """A ledger: its books (populations, budgets, chains), and what runs do. Made by `create_ledger`, `open_ledger`."""
+class Ledger(Accounts):
+    """A ledger: its accounts (populations, budgets, chains), and how runs reserve, charge and publish.
+
+    Made by `create_ledger` and `open_ledger`.
+    """
 
     # --- reservations -------------------------------------------------------------------------------------------
 
@@ -144,11 +147,11 @@ class Ledger(Books):
         unit: Unit = "client",
         relation: Relation = "add_or_remove_one",
         secure: bool,
-        statement: dict | None = None,
+        statement: dict[str, Any] | None = None,
     ) -> None:
-        """Set the price of a plan and of `spares` redraws of its dearest release aside, before data are opened.
+        """Set aside the price of a plan and of `spares` redraws of its dearest release, before data are opened.
 
-        The same run with the same plan again: nothing happens. secure: whether the noise protects people. Raises
+        If the run has reserved the same plan before, nothing happens. secure: whether the noise protects people. Raises
         BudgetMissing, BudgetExceeded with the numbers, PrivacyError for another unit or relation, for test noise on a
         ledger for people, or for another plan under the same run id, ConfigError for a malformed plan.
         """
@@ -179,17 +182,17 @@ class Ledger(Books):
             if reserved is not None:
                 raise PrivacyError(f"run {run_id!r} has reserved another plan.", "Give the new run a new name.")
             account = self._verified(writer.connection, writer.account, arrays=False)
-            self._check_promise(account, run_id, unit, relation)
+            budget = account.required_budget()
+            self._check_unit_and_relation(account, run_id, unit, relation)
             rho = exact_sum([p.rho for p in plan]) + spares * Fraction(payload["spare_rho"])
             delta = exact_sum([p.delta for p in plan]) + spares * Fraction(payload["spare_delta"])
             rho_spent, rho_reserved, delta_spent, delta_reserved = account.totals()
-            fits = rho_spent + rho_reserved + rho <= Fraction(
-                account.budget.rho_max
-            ) and delta_spent + delta_reserved + delta <= Fraction(account.budget.delta_extra)
+            rho_fits = rho_spent + rho_reserved + rho <= Fraction(budget.rho_max)
+            fits = rho_fits and delta_spent + delta_reserved + delta <= Fraction(budget.delta_extra)
             if fits:
                 self._write_reservation(writer, run_id, payload)
         if not fits:  # composed outside the lock, since it converts to epsilon
-            raise BudgetExceeded(*refusal(account.balance(), run_id, rho, delta, spares))
+            raise BudgetExceeded(*refusal(budget, account.balance(), run_id, rho, delta, spares))
 
     def _check_plan(self, run_id: str, plan: Sequence[PlannedRelease], spares: int) -> None:
         names = [planned.name for planned in plan]
@@ -202,12 +205,7 @@ class Ledger(Books):
         if not all(0 <= planned.delta < 1 and math.isfinite(planned.rho) for planned in plan):
             raise ConfigError(f"a price in the plan of run {run_id!r} is infinite, or a delta is not between 0 and 1.")
 
-    def _check_promise(self, account: Account, run_id: str, unit: str, relation: str) -> None:
-        if account.budget is None:
-            raise BudgetMissing(
-                f"population {account.population_id!r} has no privacy budget.",
-                "Set one with fedcore budget set; then train again.",
-            )
+    def _check_unit_and_relation(self, account: Account, run_id: str, unit: str, relation: str) -> None:
         if (unit, relation) != (account.unit, account.relation):
             raise PrivacyError(
                 f"population {account.population_id!r} promises privacy for one {account.unit} under "
@@ -215,7 +213,7 @@ class Ledger(Books):
                 "A price in one is no price in the other; plan it in the population's.",
             )
 
-    def _write_reservation(self, writer: Writer, run_id: str, payload: dict) -> None:
+    def _write_reservation(self, writer: ChainWriter, run_id: str, payload: dict[str, Any]) -> None:
         writer.append("reserve", run_id, payload)
         writer.connection.execute(
             db.runs.insert().values(
@@ -253,7 +251,9 @@ class Ledger(Books):
     def run_status(self, run_id: str) -> str | None:
         """ "open", "finished", "abandoned", "budget exhausted"; None for a run that never reserved."""
         with self._transaction(write=False) as connection:
-            return connection.execute(select(db.runs.c.status).where(db.runs.c.run_id == run_id)).scalar_one_or_none()
+            query = select(db.runs.c.status).where(db.runs.c.run_id == run_id)
+            status: str | None = connection.execute(query).scalar_one_or_none()
+        return status
 
     # --- leases -------------------------------------------------------------------------------------------------
 
@@ -261,7 +261,7 @@ class Ledger(Books):
         """The right to charge and publish for a run; every earlier lease of it becomes stale.
 
         Raises RunBusy if its holder lives: on this host, its process exists; elsewhere, it renewed less than its `ttl`
-        seconds ago. take_over: do not ask.
+        seconds ago. take_over: take the run even from a holder that lives.
         """
         with self._writing_run(run_id) as writer:
             run = writer.run(run_id)
@@ -284,13 +284,13 @@ class Ledger(Books):
         return Lease(run_id, token)
 
     def renew(self, lease: Lease, ttl: float = LEASE_SECONDS) -> None:
-        """Raises LeaseLost."""
+        """Extend the lease by `ttl` seconds from now. Raises LeaseLost."""
         with self._writing_run(lease.run_id) as writer:
             writer.held_run(lease)
             writer.set_run(lease.run_id, expires=self.clock() + ttl)
 
     def release(self, lease: Lease) -> None:
-        """Give the lease back without ending the run. A stale lease: nothing happens."""
+        """Give the lease back without ending the run. Nothing happens if it is stale."""
         with self._writing_run(lease.run_id) as writer:
             if writer.run(lease.run_id).token == lease.token:
                 writer.set_run(lease.run_id, holder=None, expires=None)
@@ -340,7 +340,7 @@ class Ledger(Books):
             )
         return Charge(run_id, round, name, attempt)
 
-    def _use_spare(self, writer: Writer, run: Row, last: Row) -> int:
+    def _use_spare(self, writer: ChainWriter, run: Row[Any], last: Row[Any]) -> int:
         if run.used >= run.spares:
             raise BudgetExceeded(
                 f"run {run.run_id!r} was interrupted while release {last.name!r} was drawn, and its "
@@ -349,19 +349,20 @@ class Ledger(Books):
             )
         if last.state == CHARGED:
             writer.forfeit(run.run_id, last.round, last.name, last.attempt)
+        attempt: int = last.attempt + 1
         writer.connection.execute(
             db.releases.insert().values(
                 run_id=run.run_id,
                 round=last.round,
                 name=last.name,
-                attempt=last.attempt + 1,
+                attempt=attempt,
                 state=CHARGED,
                 rho=last.rho,
                 delta=last.delta,
             )
         )
         writer.set_run(run.run_id, used=run.used + 1)
-        return last.attempt + 1
+        return attempt
 
     def publish(self, lease: Lease, charge: Charge, noised: np.ndarray) -> np.ndarray:
         """Store the noised value, and only now may it leave this process. Returns the value that holds: int64.
@@ -391,7 +392,7 @@ class Ledger(Books):
             sha256 = hashlib.sha256(text.encode() + data).hexdigest()
             row = {"run_id": run_id, **which, "shape": text, "data": data, "sha256": sha256}
             writer.connection.execute(db.published.insert().values(row))
-            writer.set_state(run_id, **which, state=PUBLISHED)
+            writer.set_state(run_id, round, name, charge.attempt, PUBLISHED)
             writer.append("publish", run_id, {**which, "digest": sha256})
         return noised
 
@@ -408,9 +409,9 @@ class Ledger(Books):
         if row is None:
             return None
         mine = (db.records.c.run_id == run_id) & (db.records.c.kind == "publish")
-        said = [json.loads(text) for text in connection.execute(select(db.records.c.payload).where(mine)).scalars()]
+        recorded = [json.loads(text) for text in connection.execute(select(db.records.c.payload).where(mine)).scalars()]
         sha256 = hashlib.sha256(row.shape.encode() + row.data).hexdigest()
-        if sha256 not in [item["digest"] for item in said if item["name"] == name]:
+        if sha256 not in [item["digest"] for item in recorded if item["name"] == name]:
             raise LedgerTampered(
                 f"the published value of release {name!r} of run {run_id!r} in ledger {self.id} does "
                 "not match its record.",

@@ -15,7 +15,6 @@ from scipy.special import ndtri
 
 from fedcore.errors import ConfigError
 from fedcore.reproduce.private_gmm_theory.blocks import Learner, spherical_em
-from fedcore.reproduce.private_gmm_theory.centre import locate, outside_of
 from fedcore.reproduce.private_gmm_theory.mechanisms import (
     Ball,
     clipped,
@@ -25,6 +24,7 @@ from fedcore.reproduce.private_gmm_theory.mechanisms import (
     within,
     zcdp_rho,
 )
+from fedcore.reproduce.private_gmm_theory.one_cluster import locate, outside_of
 from fedcore.reproduce.private_gmm_theory.pca import principal_components_zcdp
 from fedcore.reproduce.private_gmm_theory.terrific import radius_grid
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcore.reproduce.private_gmm_theory.centre import locate, outside_of, terrific_ball
 from fedcore.reproduce.private_gmm_theory.coinpress import Component
 from fedcore.reproduce.private_gmm_theory.estimate import gaussian
 from fedcore.reproduce.private_gmm_theory.mechanisms import (
@@ -27,6 +26,7 @@ from fedcore.reproduce.private_gmm_theory.mechanisms import (
     only,
     within,
 )
+from fedcore.reproduce.private_gmm_theory.one_cluster import locate, outside_of, terrific_ball
 from fedcore.reproduce.private_gmm_theory.pca import principal_components
 from fedcore.reproduce.private_gmm_theory.terrific import FACTOR
 

@@ -1,0 +1,173 @@
+"""What is known of a run and may be seen: its summary, metrics, privacy, scores and result, for reports and commands.
+
+Everything is made from what is committed: metrics, published values, the privacy statement, and scores on data that
+their owner declared public. In a private run a metric that follows raw statistics is never shown, whoever wrote it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedcore.errors import FedcoreError, RunError
+from fedcore.evaluation.figures import PARTS, WHOLE
+from fedcore.methods.registry import make_method, method_class
+from fedcore.rounds.method import AnyMethod
+from fedcore.rounds.results import Features, Metric, Result
+from fedcore.runs.plan_check import PROMISE, held
+from fedcore.runs.store import Run
+from fedcore.storage.files import Place, read_bytes
+
+RAW = re.compile(r"objective|likelihood|loss|inertia|entropy|misfit|distortion|residual", re.IGNORECASE)
+
+
+def run_summary(run: Run) -> dict[str, Any]:
+    """What is known of a run, as JSON: parts that do not exist are left out.
+
+    run_id, status, method, rounds, private (whether it may claim privacy), outcome (of methods that tell one),
+    population {name, version, id}, started, code_version, seed, seconds (wall, of all rounds), metrics (the last row),
+    peak_memory_bytes {flow, workers}, privacy (`privacy_of`), evaluation (title, rows), promise
+    (`fedcore.runs.plan_check.held`). Raises RunError for unreadable files.
+    """
+    info, rows, privacy = run.info, shown_metrics(run), privacy_of(run)
+    summary = {
+        "run_id": run.id,
+        "status": run.status,
+        "method": info.get("method"),
+        "rounds": max(run.round, 0),
+        "private": privacy["private"],
+    }
+    if run.head.get("outcome"):
+        summary["outcome"] = run.head["outcome"]
+    population = info.get("population") or {}
+    if population:
+        summary["population"] = {key: population[key] for key in ("name", "version", "id") if key in population}
+    summary |= {key: info[key] for key in ("started", "code_version", "seed") if info.get(key) is not None}
+    if rows:
+        summary["seconds"] = round(sum(row.get(WHOLE, sum(row.get(part, 0.0) for part in PARTS)) for row in rows), 3)
+        summary["metrics"] = rows[-1]
+    memory = {"flow": run.head.get("peak_memory_of_flow"), "workers": run.head.get("peak_memory_of_workers")}
+    if any(memory.values()):
+        summary["peak_memory_bytes"] = {key: value for key, value in memory.items() if value}
+    evaluation = evaluation_of(run)
+    if evaluation is not None:
+        summary["evaluation"] = {key: evaluation[key] for key in ("title", "rows") if key in evaluation}
+    promised = read_object(run.path / PROMISE)
+    if promised is not None:
+        summary["promise"] = held(run, promised)
+    return summary | {"privacy": privacy}
+
+
+def privacy_of(run: Run) -> dict[str, Any]:
+    """The run's statement (`PrivacyStatement.to_json`); "private" tells whether it claims anything, "text" says it.
+
+    A claim needs three things: a private method, no test noise, and a statement that claims. Where one is missing,
+    nothing else of the statement is returned than the reason; "pending" marks a private run that has none yet.
+    """
+    statement = _statement(run)
+    if statement.get("private") is True:
+        return {"text": "", **statement}
+    if run.info.get("private") is True and not run.info.get("test_noise") and not statement:
+        text = (
+            "No statement yet: one is written when a run finishes or its budget is exhausted. What the run charged "
+            "counts against the budget of its population, whatever becomes of the run."
+        )
+        return {"private": False, "pending": True, "text": text}
+    reason = str(statement["reason"]).rstrip(".")
+    return {"private": False, "privacy": "none", "reason": reason, "text": f"privacy: none, because {reason}."}
+
+
+def _statement(run: Run) -> dict[str, Any]:
+    """statement.json, or {} if there is none; without its claims where method or noise cannot bear them."""
+    statement = read_object(run.path / "statement.json") or {}
+    if run.info.get("private") is True and not run.info.get("test_noise"):
+        if not statement or (statement.get("private") is True and statement.get("privacy") != "none"):
+            return statement
+        reason = statement.get("reason") or "its statement claims nothing"
+    elif run.info.get("test_noise"):
+        reason = "the noise was pseudo-random test noise, which anyone who knows its key can subtract"
+    else:
+        reason = (
+            not statement.get("private")
+            and statement.get("reason")
+            or "this configuration of the method adds no noise that protects people"
+        )
+    return {"private": False, "reason": reason}
+
+
+def shown_metrics(run: Run) -> list[dict]:
+    """The committed metrics; of a private run only columns that its method declares as made from published values."""
+    rows = run.metrics()
+    if not _withholds(run):
+        return rows
+    declared = {metric.name: not metric.follows_data for metric in declared_metrics(run)}
+    return [
+        {name: value for name, value in row.items() if not RAW.search(name) and _may_be_seen(name, declared)}
+        for row in rows
+    ]
+
+
+def _may_be_seen(name: str, declared: Mapping[str, bool]) -> bool:
+    """Rounds and seconds are the engine's own columns. Nothing is known of a method of another installation."""
+    return name == "round" or name.startswith("seconds_") or declared.get(name, not declared)
+
+
+def _method(run: Run) -> AnyMethod | None:
+    """The run's method, without settings that this version does not know; None for one of another installation."""
+    config = run.info.get("config") or {}
+    try:
+        known = method_class(str(run.info.get("method"))).Config.model_fields
+        return make_method(str(run.info["method"]), {name: config[name] for name in known if name in config})
+    except FedcoreError:
+        return None
+
+
+def declared_metrics(run: Run) -> tuple[Metric, ...]:
+    method = _method(run)
+    return () if method is None else method.metrics
+
+
+def result_of(run: Run, vocabulary: Sequence[str] | None = None) -> Result:
+    """What the run has learnt, as its method tells it; empty before the first round. Raises RunError."""
+    method = _method(run)
+    if method is None or run.round < 1:
+        return Result()
+    try:
+        state = method.State(**run.read_state())
+    except TypeError:  # of another version
+        return Result()
+    return method.result(state, Features(int(run.info.get("features") or 0), vocabulary))
+
+
+def evaluation_of(run: Run) -> dict | None:
+    """The run's scores, if they are of data that their owner declared public, with the reason."""
+    evaluation = read_object(run.path / "evaluation.json")
+    if evaluation is None or evaluation.get("privacy") == "none" or not evaluation.get("public"):
+        return None
+    rows = evaluation.get("rows")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise RunError(f"the rows of {run.path.name}/evaluation.json are not a table.", "Evaluate the run again.")
+    return evaluation
+
+
+def _withholds(run: Run) -> bool:
+    """Whether raw statistics must not be shown; so also when nobody said."""
+    return run.info.get("private") is not False
+
+
+def read_object(path: Place) -> dict | None:
+    """A JSON object, or None if there is no such file. Raises RunError for an unreadable one."""
+    try:
+        value = json.loads(read_bytes(path))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise RunError(
+            f"{path.parent.name}/{path.name} is unreadable ({type(error).__name__}).",
+            "Restore it from a backup, or remove it.",
+        ) from error
+    if not isinstance(value, dict):
+        raise RunError(f"{path.parent.name}/{path.name} does not hold an object.", "Restore it, or remove it.")
+    return value

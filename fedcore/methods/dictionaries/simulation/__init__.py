@@ -1,0 +1,1 @@
+"""Data for experiments whose truth is known, and errors against that truth."""

@@ -1,0 +1,113 @@
+"""How well images are rebuilt, and how well masks are found.
+
+Images hold pixels of [0, 1]; they are neither rescaled nor clipped before scoring, unless that is asked for. Means are
+over images of the value of each image, which for the PSNR is not the PSNR of the mean (Jensen); the paper's Table 1 is
+consistent with the former. SSIM: Wang, Bovik, Sheikh, Simoncelli 2004, with a uniform window and sample covariances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy.ndimage import uniform_filter
+
+from fedcore.methods.dictionaries.sparse_coding import Code, Coder
+
+WINDOW = 7  # pixels of an SSIM window, each way
+STABLE = (0.01, 0.03)  # K1, K2 of the SSIM
+LEVELS = 25  # thresholds among which the best is looked for
+
+
+class ImageQuality(NamedTuple):
+    """Means over images: mse per pixel, psnr in dB, ssim; clipped: mse of estimates clipped to [0, 1]."""
+
+    mse: float
+    psnr: float
+    ssim: float
+    clipped: float
+
+
+class MaskScores(NamedTuple):
+    """Scores of a mask, of all pixels: f1, iou (intersection over union)."""
+
+    f1: float
+    iou: float
+
+
+# --- images ---------------------------------------------------------------------------------------------------------
+
+
+def reconstructed(samples: np.ndarray, atoms: np.ndarray, k: int, code: Code = "omp") -> np.ndarray:
+    """(n, d) estimates of samples (n, d) from k of the atoms (r, d).
+
+    code: "top_k" for orthonormal atoms, where it is the best choice; "omp", a least-squares refit, for any others,
+    where the k largest correlations would be biased.
+    """
+    return Coder(code, sparsity=k)(samples, atoms) @ atoms
+
+
+def image_quality(images: np.ndarray, estimates: np.ndarray, shape: Sequence[int]) -> ImageQuality:
+    """images, estimates: (n, pixels) of images of this shape (height, width)."""
+    errors = np.mean((estimates - images) ** 2, axis=1)
+    clipped = np.clip(estimates, 0.0, 1.0)
+    similar = ssim(images.reshape(-1, *shape), estimates.reshape(-1, *shape))
+    return ImageQuality(
+        float(errors.mean()), float(psnr(errors).mean()), float(similar.mean()), float(np.mean((clipped - images) ** 2))
+    )
+
+
+def psnr(errors: np.ndarray) -> np.ndarray:
+    """10 log10(1 / mean squared error) of each image, in dB; infinite for an image without error."""
+    with np.errstate(divide="ignore"):
+        return -10.0 * np.log10(errors)
+
+
+def ssim(a: np.ndarray, b: np.ndarray, window: int = WINDOW) -> np.ndarray:
+    """(n,) structural similarity of images (n, H, W), values of range 1; means over windows that are whole.
+
+    Raises ValueError if an image is smaller than the window.
+    """
+    if min(a.shape[1:]) < window:
+        raise ValueError(f"images of {a.shape[1]} x {a.shape[2]} pixels are smaller than a window of {window}")
+    edge = (window - 1) // 2
+    inner = (slice(None), slice(edge, a.shape[1] - edge), slice(edge, a.shape[2] - edge))
+
+    def mean(values: np.ndarray) -> np.ndarray:
+        return uniform_filter(values, size=(1, window, window))[inner]
+
+    sample = window**2 / (window**2 - 1)
+    mean_a, mean_b = mean(a), mean(b)
+    both = sample * (mean(a * b) - mean_a * mean_b)
+    spread = sample * (mean(a * a) - mean_a**2 + mean(b * b) - mean_b**2)
+    c1, c2 = STABLE[0] ** 2, STABLE[1] ** 2
+    similarity = (2 * mean_a * mean_b + c1) * (2 * both + c2) / ((mean_a**2 + mean_b**2 + c1) * (spread + c2))
+    return similarity.mean(axis=(1, 2))
+
+
+# --- masks ----------------------------------------------------------------------------------------------------------
+
+
+def mask_scores(mask: np.ndarray, truth: np.ndarray) -> MaskScores:
+    """Scores of a bool mask against the true one, same shape; 1 if both are empty."""
+    hits, either, total = int((mask & truth).sum()), int((mask | truth).sum()), int(mask.sum() + truth.sum())
+    return MaskScores(2 * hits / total, hits / either) if total else MaskScores(1.0, 1.0)
+
+
+def best_mask_scores(values: np.ndarray, truth: np.ndarray, levels: int = LEVELS) -> tuple[MaskScores, float]:
+    """(scores, threshold) of the mask values > threshold that is best in F1: chosen with the truth, so optimistic.
+
+    Thresholds lie between the smallest and the largest value, closer together where they are small.
+    """
+    low, high = float(values.min()), float(values.max())
+    tried = low + (high - low) * np.linspace(0.0, 1.0, levels, endpoint=False) ** 2
+    scored = [(mask_scores(values > level, truth), float(level)) for level in tried]
+    return max(scored, key=lambda each: each[0].f1)
+
+
+def energy_inside(foreground: np.ndarray, region: np.ndarray) -> float:
+    """Share of the squared values (F, H, W, C) that lies inside the region (F, H, W) or (H, W) bool."""
+    energy = (foreground**2).sum(axis=-1)
+    total = float(energy.sum())
+    return float((energy * region).sum() / total) if total > 0 else 0.0

@@ -1,0 +1,292 @@
+"""What one leaf of clients computes in a run that is not private: mean statistics, compressed differences, memories.
+
+Vectorised over the clients. A client's part depends on its own rows, its own memory, the message and its own named
+random streams only. Weights w_i, which add up to 1 over the population, stand for the paper's 1 / n.
+
+Source: Dieuleveut, Fort, Moulines, Robin 2021, Algorithms 1 and 2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedcore.errors import PopulationError
+from fedcore.methods.federated_em.codecs import Codec, Identity, check_finite
+from fedcore.methods.federated_em.config import FederatedEMConfig
+from fedcore.methods.federated_em.leaf_rows import LeafRows, rows_of
+from fedcore.methods.federated_em.messages import InitialMemoryMessage, ObjectiveMessage, RoundMessage, TrialMessage
+from fedcore.methods.mixture_models.contract import CurvedEM, Theta, is_sparse
+from fedcore.population.blocks import ClientBlock
+from fedcore.randomness import client_uniforms
+from fedcore.rounds.method import Memory
+from fedcore.rounds.statistics import FloatSum, Statistic, Statistics
+
+PARTICIPATION, BATCH, CODEC = "federated_em/participation", "federated_em/batch", "federated_em/codec"
+
+
+# --- weights --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """w_i of a client with m_i rows: m_i / N (by_rows), or 1 / n over the n clients that have rows.
+
+    clients, rows: n and N of the population
+    """
+
+    by_rows: bool
+    clients: float
+    rows: float
+
+    def of_clients(self, sizes: np.ndarray) -> np.ndarray:
+        """(C,) w_i; 0 for a client without rows."""
+        return sizes / self.rows if self.by_rows else (sizes > 0) / self.clients
+
+    def of_observations(self, leaf: LeafRows, observations: slice) -> np.ndarray | None:
+        """N w_i / m_i of the clients of these observations; None if that is 1 for all."""
+        if self.by_rows:
+            return None
+        each = self.rows / (self.clients * np.maximum(leaf.sizes, 1.0))
+        ends = leaf.observation_ptr
+        first, last = np.searchsorted(ends, [observations.start, observations.stop - 1], "right") - 1
+        counts = np.diff(np.clip(ends[first : last + 2], observations.start, observations.stop))
+        return np.repeat(each[first : last + 1], counts)
+
+
+def _leaf_and_weights(
+    config: FederatedEMConfig,
+    message: TrialMessage | InitialMemoryMessage | RoundMessage | ObjectiveMessage,
+    block: ClientBlock,
+) -> tuple[LeafRows, Weights]:
+    leaf = rows_of(block, message.scaling, config.rows_per_observation)
+    return leaf, Weights(config.by_rows, message.clients, message.rows)
+
+
+def weighted_statistic(model: CurvedEM, theta: Theta, leaf: LeafRows, weights: Weights) -> np.ndarray:
+    """(q,) sum of w_i s_bar_i(theta), without telling the clients apart."""
+    total = np.zeros(model.q)
+    for observations, y in leaf.pieces():
+        total += model.e_total(theta, y, weights.of_observations(leaf, observations))
+    return total / weights.rows
+
+
+def weighted_loss(model: CurvedEM, theta: Theta, leaf: LeafRows, weights: Weights) -> float:
+    """Sum of -w_i / m_i ln p(y_ij; theta), nats."""
+    total = 0.0
+    for observations, y in leaf.pieces():
+        losses = -model.log_likelihood(theta, y)
+        each = weights.of_observations(leaf, observations)
+        total += float(losses.sum() if each is None else losses @ each)
+    return total / weights.rows
+
+
+# --- passes before and after the rounds -----------------------------------------------------------------------------
+
+
+def moments(config: FederatedEMConfig, model: CurvedEM, block: ClientBlock) -> Statistics:
+    """sizes: (3,) clients with rows, observations, sum of m_i^2. moments: (3, d) number, sum and sum of squares of the
+    entries of every column (for tables: of every cell).
+
+    Raises PopulationError for rows that the model cannot read.
+    """
+    each = config.rows_per_observation
+    leaf = rows_of(block, None, each)
+    check_rows(model, block, leaf)
+    sizes = np.array([np.count_nonzero(leaf.sizes), leaf.sizes.sum(), np.sum(leaf.sizes**2)])
+    if is_sparse(leaf.y):
+        total, squares = leaf.y.sum(axis=0), leaf.y.multiply(leaf.y).sum(axis=0)
+        columns = np.vstack([np.full(leaf.y.shape[1], leaf.y.shape[0]), np.asarray(total), np.asarray(squares)])
+    else:
+        columns = np.zeros((3, each * leaf.y.shape[1]))
+        for _, rows in leaf.pieces():
+            entries = np.asarray(rows, np.float64).reshape(-1, columns.shape[1])
+            seen = np.isfinite(entries)
+            y = np.where(seen, entries, 0.0)
+            with np.errstate(over="ignore"):  # the server refuses an infinite sum
+                columns += np.vstack([seen.sum(axis=0), y.sum(axis=0), np.sum(y * y, axis=0)])
+    return {"sizes": FloatSum.at(block.leaf, sizes), "moments": FloatSum.at(block.leaf, columns)}
+
+
+def check_rows(model: CurvedEM, block: ClientBlock, leaf: LeafRows) -> None:
+    """Raises PopulationError that names the client, and the row among its own."""
+    torn = np.flatnonzero(np.diff(leaf.ptr) % leaf.rows_per_observation)
+    if len(torn):  # rows of two clients would make one table
+        raise PopulationError(
+            f"client {block.first + torn[0]}: its rows do not make whole tables of {leaf.rows_per_observation} rows.",
+            "Pad missing rows with NaN.",
+        )
+    try:
+        model.check_rows(leaf.y)
+    except PopulationError as wrong:
+        for client, (low, high) in enumerate(zip(leaf.ptr[:-1], leaf.ptr[1:], strict=True)):
+            try:
+                model.check_rows(leaf.y[low:high])
+            except PopulationError as error:
+                raise PopulationError(f"client {block.first + client}: {error.message}", error.remedy) from None
+        raise wrong
+
+
+def trials(config: FederatedEMConfig, model: CurvedEM, message: TrialMessage, block: ClientBlock) -> Statistics:
+    """totals: (R, q) sum of w_i s_bar_i for each initialisation; losses: (R,) their objectives, without the penalty."""
+    leaf, weights = _leaf_and_weights(config, message, block)
+    totals = [weighted_statistic(model, theta, leaf, weights) for theta in message.thetas]
+    losses = [weighted_loss(model, theta, leaf, weights) for theta in message.thetas]
+    return {"totals": FloatSum.at(block.leaf, totals), "losses": FloatSum.at(block.leaf, losses)}
+
+
+def initial_memory(
+    config: FederatedEMConfig, model: CurvedEM, message: InitialMemoryMessage, block: ClientBlock
+) -> tuple[Statistics, Memory]:
+    """V_{0,i} = h_i(S_0) as memory "V"; sum: (q,) sum of w_i V_{0,i}."""
+    leaf, weights = _leaf_and_weights(config, message, block)
+    v = leaf.client_means(model, message.theta, np.ones(block.clients, bool))
+    v -= message.s
+    v[leaf.sizes == 0] = 0.0
+    check_finite(v, block.first + np.arange(block.clients))
+    return {"sum": FloatSum.at(block.leaf, weights.of_clients(leaf.sizes) @ v)}, {"V": v}
+
+
+def objective(config: FederatedEMConfig, model: CurvedEM, message: ObjectiveMessage, block: ClientBlock) -> Statistics:
+    """loss: the objective without the penalty, nats per observation."""
+    leaf, weights = _leaf_and_weights(config, message, block)
+    return {"loss": FloatSum.at(block.leaf, weighted_loss(model, message.theta, leaf, weights))}
+
+
+# --- a round --------------------------------------------------------------------------------------------------------
+
+
+def round_update(
+    config: FederatedEMConfig,
+    model: CurvedEM,
+    codec: Codec,
+    message: RoundMessage,
+    block: ClientBlock,
+    memory: Memory | None,
+) -> tuple[Statistics, Memory | None]:
+    """One client step of Algorithm 1 or 2 for every active client of the leaf.
+
+    sum:    (q,) sum over the active clients of w_i Q_i
+    costs:  (3,) active clients, conditional expectations, bits sent
+    loss, total: the objective and the sum of w_i s_bar_i at theta, if they are monitored
+    memory: (q,) sum of w_i V_i before the round, if it is audited
+
+    The memory holds V_i, and in VR-FedEM also S_i, each (C, q) float64.
+    """
+    leaf, weights = _leaf_and_weights(config, message, block)
+    statistics: dict[str, Statistic]
+    total = None
+    if treats_clients_singly(config, codec):
+        statistics, memory = _compressed_differences(config, model, codec, message, block, leaf, weights, memory)
+    else:
+        total = weighted_statistic(model, message.theta, leaf, weights)
+        filled = np.count_nonzero(leaf.sizes)
+        costs = [filled, leaf.sizes.sum(), filled * 64 * model.q]
+        weight = float(weights.of_clients(leaf.sizes).sum())
+        statistics = {
+            "sum": FloatSum.at(block.leaf, total - weight * message.s),
+            "costs": FloatSum.at(block.leaf, costs),
+        }
+        memory = None
+    if message.monitor:
+        loss = weighted_loss(model, message.theta, leaf, weights)
+        if total is None:
+            total = weighted_statistic(model, message.theta, leaf, weights)
+        statistics |= {"loss": FloatSum.at(block.leaf, loss), "total": FloatSum.at(block.leaf, total)}
+    return statistics, memory
+
+
+def treats_clients_singly(config: FederatedEMConfig, codec: Codec) -> bool:
+    """Whether a round needs each client's s_i. Without a codec, with all clients and all rows it does not: then
+    H = sum w_i s_i - S_k, whatever the memories and alpha are.
+    """
+    everything = isinstance(codec, Identity) and config.participation == 1
+    return not everything or config.batch is not None or config.variance_reduced
+
+
+def remembers(config: FederatedEMConfig, codec: Codec) -> bool:
+    """Whether clients keep V_i: not in the naive variant, and not where H does not depend on it."""
+    return config.algorithm != "naive" and not (isinstance(codec, Identity) and config.participation == 1)
+
+
+def _compressed_differences(
+    config: FederatedEMConfig,
+    model: CurvedEM,
+    codec: Codec,
+    message: RoundMessage,
+    block: ClientBlock,
+    leaf: LeafRows,
+    weights: Weights,
+    memory: Memory | None,
+) -> tuple[dict[str, Statistic], Memory | None]:
+    """Q_i = Quant(s_i - V_i - S_k) of the active clients, and V_i + alpha Q_i (lines 4 to 12 of Algorithm 1)."""
+    clients, q = block.clients, model.q
+    memory = {} if memory is None else dict(memory)
+    if remembers(config, codec):
+        memory.setdefault("V", np.zeros((clients, q)))
+    if config.variance_reduced:  # also where nobody has rows: all leaves of a block remember the same names
+        memory.setdefault("S", np.zeros((clients, q)))
+    w = weights.of_clients(leaf.sizes)
+    statistics: dict[str, Statistic] = {}
+    if message.audit:
+        v = memory.get("V")
+        statistics["memory"] = FloatSum.at(block.leaf, np.zeros(q) if v is None else w @ v)
+    active = leaf.sizes > 0
+    if message.threshold < 1:
+        active &= _uniforms(message, PARTICIPATION, block)[:, 0] <= message.threshold
+    total, costs = np.zeros(q), np.zeros(3)
+    if active.any():
+        chosen = slice(None) if active.all() else active  # a slice copies nothing
+        delta, evaluations = _oracle(config, model, message, block, leaf, active, memory)
+        delta -= message.s
+        if "V" in memory:
+            delta -= memory["V"][chosen]
+        decoded, bits = codec.transmit(
+            delta, _uniforms(message, CODEC, block, codec.draws)[chosen], block.first + np.flatnonzero(active)
+        )
+        total = w[chosen] @ decoded
+        if "V" in memory:
+            moved = config.memory_rate(codec.omega) * decoded
+            memory["V"] = _with_rows(memory["V"], chosen, moved + memory["V"][chosen])
+        costs = np.array([np.count_nonzero(active), evaluations, bits.sum()], np.float64)
+    statistics |= {"sum": FloatSum.at(block.leaf, total), "costs": FloatSum.at(block.leaf, costs)}
+    return statistics, memory or None
+
+
+def _oracle(
+    config: FederatedEMConfig,
+    model: CurvedEM,
+    message: RoundMessage,
+    block: ClientBlock,
+    leaf: LeafRows,
+    active: np.ndarray,
+    memory: Memory,
+) -> tuple[np.ndarray, float]:
+    """(A, q) s_i of the active clients, and the conditional expectations that it took. VR-FedEM keeps s_i in the
+    memory."""
+    if message.oracle == "full":
+        means, evaluations = leaf.client_means(model, message.theta, active), float(leaf.sizes[active].sum())
+    else:
+        batch = leaf.batch(_uniforms(message, BATCH, block, message.batch)[active], active)
+        means, evaluations = model.e_mean(message.theta, batch.y, batch.ptr), float(batch.sizes.sum())
+        if message.previous is not None:  # the recursive oracle, line 8 of Algorithm 2
+            means = memory["S"][active] + (means - model.e_mean(message.previous, batch.y, batch.ptr))
+            evaluations *= 2
+    if config.variance_reduced:
+        memory["S"] = _with_rows(memory["S"], slice(None) if active.all() else active, means)
+        means = means.copy()  # the caller changes it in place
+    return means, evaluations
+
+
+def _with_rows(kept: np.ndarray, chosen: slice | np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """kept (C, q) with these rows in place of the chosen ones; never changed in place."""
+    if isinstance(chosen, slice):
+        return rows
+    changed = kept.copy()
+    changed[chosen] = rows
+    return changed
+
+
+def _uniforms(message: RoundMessage, purpose: str, block: ClientBlock, draws: int = 1) -> np.ndarray:
+    return client_uniforms(message.seed, purpose, message.number, block.first, block.clients, max(draws, 1))

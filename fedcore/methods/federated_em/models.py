@@ -1,0 +1,220 @@
+"""The models by name: how settings, columns and public constants become a `CurvedEM`, its first parameters, its codec
+and, at the end, parameters in the units of the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+
+from fedcore.methods.federated_em.codecs import Codec, Dithering, Identity, RandK
+from fedcore.methods.federated_em.config import FederatedEMConfig
+from fedcore.methods.federated_em.messages import Scaling
+from fedcore.methods.mixture_models.contract import CurvedEM, Theta
+from fedcore.methods.mixture_models.counts import BernoulliMixture, MultinomialMixture, PoissonMixture
+from fedcore.methods.mixture_models.gaussian import GaussianMixture
+from fedcore.methods.mixture_models.imputer import GaussianImputer
+from fedcore.methods.mixture_models.initialisation import random_parameters
+from fedcore.methods.mixture_models.low_rank_tables import LowRankTables, parameters_from_cells
+from fedcore.methods.mixture_models.nuclear_norm import Family
+from fedcore.methods.mixture_models.regression import RegressionMixture
+
+SMALLEST_MEAN = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFactory:
+    """build: the model. needs_seeds: whether its initialisation needs G rows of the data. standardised: whether rows
+    are standardised. missing: whether entries may be missing. in_data_units: its parameters in the units of the data;
+    None for models that are never standardised.
+    """
+
+    build: Callable[[FederatedEMConfig, Scaling], CurvedEM]
+    needs_seeds: bool = True
+    standardised: bool = False
+    missing: bool = False
+    in_data_units: Callable[[FederatedEMConfig, Theta, Scaling], Theta] | None = None
+
+
+def factory_of(config: FederatedEMConfig) -> ModelFactory:
+    return FACTORIES[config.model]
+
+
+_latest: tuple[FederatedEMConfig, Scaling, CurvedEM] | None = None
+
+
+def model_of(config: FederatedEMConfig, scaling: Scaling) -> CurvedEM:
+    """The model for columns of this scaling; the length of scaling.variance is their number.
+
+    The latest one is kept, because all leaves of a round ask for the same.
+    """
+    global _latest
+    latest = _latest
+    if latest is None or latest[1] is not scaling or latest[0] != config:
+        latest = _latest = (config, scaling, factory_of(config).build(config, scaling))
+    return latest[2]
+
+
+def standardises(config: FederatedEMConfig) -> bool:
+    """Whether the columns' own moments standardise rows; a warm start brings its own centre and scale."""
+    wanted = config.standardise and factory_of(config).standardised and config.start_name != "given"
+    return wanted and config.covariance != "known"
+
+
+def needs_common_scale(config: FederatedEMConfig) -> bool:
+    """Whether all columns must be divided by the same number, because the model's covariances are spheres."""
+    return config.model == "gaussian" and config.covariance == "spherical"
+
+
+def seeding_passes(config: FederatedEMConfig) -> int:
+    """Rows that an initialisation needs, one from each pass."""
+    return config.components if factory_of(config).needs_seeds and config.start_name != "given" else 0
+
+
+def initial_parameters(config: FederatedEMConfig, scaling: Scaling, seed: int) -> Theta:
+    """First parameters of a model that needs no seeds, from the moments of the columns."""
+    model = model_of(config, scaling)
+    if isinstance(model, LowRankTables):
+        shape = (model.rows, model.columns)
+        return parameters_from_cells(model, (scaling.mean * scaling.seen).reshape(shape), scaling.seen.reshape(shape))
+    return random_parameters(model, scaling.mean, scaling.variance, seed)
+
+
+def in_data_units(config: FederatedEMConfig, theta: Theta, scaling: Scaling) -> Theta:
+    """The parameters for rows as they are, not standardised; empty if theta is."""
+    convert = factory_of(config).in_data_units
+    return theta if convert is None or not len(scaling.centre) or not theta else convert(config, theta, scaling)
+
+
+# --- Gaussian mixtures ----------------------------------------------------------------------------------------------
+
+
+def _gaussian(config: FederatedEMConfig, scaling: Scaling) -> CurvedEM:
+    return GaussianMixture(
+        config.components,
+        len(scaling.variance),
+        config.covariance,
+        lam=config.regularisation * scaling.variance,
+        a=config.pseudo_counts,
+    )
+
+
+def _gaussian_unscaled(config: FederatedEMConfig, theta: Theta, scaling: Scaling) -> Theta:
+    scale = scaling.scale
+    converted = {**theta, "means": theta["means"] * scale + scaling.centre}
+    factor = {
+        "full": np.outer(scale, scale),
+        "tied": np.outer(scale, scale),
+        "diag": scale**2,
+        "spherical": scale[0] ** 2,
+        "known": 1.0,
+    }[config.covariance]
+    if "covariances" in theta:
+        converted["covariances"] = theta["covariances"] * factor
+    return converted
+
+
+# --- mixtures of regressions ----------------------------------------------------------------------------------------
+
+
+def _regression(config: FederatedEMConfig, scaling: Scaling) -> CurvedEM:
+    variance = float(scaling.variance[-1])
+    return RegressionMixture(
+        config.components,
+        len(scaling.variance),
+        intercept=True,
+        a=config.pseudo_counts,
+        ridge=config.regularisation,
+        lam=config.regularisation * variance,
+    )
+
+
+def _regression_unscaled(config: FederatedEMConfig, theta: Theta, scaling: Scaling) -> Theta:
+    """v = c_v + s_v (b_0 + sum b_j (u_j - c_j) / s_j)."""
+    slopes = theta["coefficients"][:, :-1] * scaling.scale[-1] / scaling.scale[:-1]
+    level = scaling.centre[-1] + scaling.scale[-1] * theta["coefficients"][:, -1] - slopes @ scaling.centre[:-1]
+    return {
+        **theta,
+        "coefficients": np.column_stack([slopes, level]),
+        "variances": theta["variances"] * scaling.scale[-1] ** 2,
+    }
+
+
+# --- mixtures of counts ---------------------------------------------------------------------------------------------
+
+
+def _prior(config: FederatedEMConfig, scaling: Scaling) -> float:
+    """a: regularisation, in rows, spread over the components, each with the mean entry."""
+    mean = scaling.mean.mean() if len(scaling.mean) else 1.0
+    return config.regularisation / config.components * max(float(mean), SMALLEST_MEAN)
+
+
+def _poisson(config: FederatedEMConfig, scaling: Scaling) -> CurvedEM:
+    return PoissonMixture(
+        config.components, len(scaling.variance), a=_prior(config, scaling), b=config.regularisation / config.components
+    )
+
+
+def _multinomial(config: FederatedEMConfig, scaling: Scaling) -> CurvedEM:
+    length = max(float(scaling.mean.sum()), SMALLEST_MEAN) if len(scaling.mean) else 1.0
+    return MultinomialMixture(config.components, len(scaling.variance), a=_prior(config, scaling), length=length)
+
+
+def _bernoulli(config: FederatedEMConfig, scaling: Scaling) -> CurvedEM:
+    return BernoulliMixture(config.components, len(scaling.variance), a=_prior(config, scaling))
+
+
+# --- what is missing ------------------------------------------------------------------------------------------------
+
+
+def _imputer(config: FederatedEMConfig, scaling: Scaling) -> CurvedEM:
+    return GaussianImputer(len(scaling.variance), config.rank, lam=config.regularisation * scaling.variance)
+
+
+def _imputer_unscaled(config: FederatedEMConfig, theta: Theta, scaling: Scaling) -> Theta:
+    return {
+        "mean": theta["mean"] * scaling.scale + scaling.centre,
+        "covariance": theta["covariance"] * np.outer(scaling.scale, scaling.scale),
+    }
+
+
+def _tables(config: FederatedEMConfig, scaling: Scaling) -> CurvedEM:
+    family = cast(Family, config.model.removesuffix("_tables"))
+    rows = config.rows_per_observation
+    return LowRankTables(rows, len(scaling.variance) // rows, family, config.nuclear_penalty, config.rank)
+
+
+_TABLES = ModelFactory(_tables, needs_seeds=False, missing=True)
+FACTORIES = {
+    "gaussian": ModelFactory(_gaussian, standardised=True, in_data_units=_gaussian_unscaled),
+    "regression": ModelFactory(_regression, needs_seeds=False, standardised=True, in_data_units=_regression_unscaled),
+    "poisson": ModelFactory(_poisson),
+    "multinomial": ModelFactory(_multinomial),
+    "bernoulli": ModelFactory(_bernoulli),
+    "gaussian_imputer": ModelFactory(
+        _imputer, needs_seeds=False, standardised=True, missing=True, in_data_units=_imputer_unscaled
+    ),
+    "gaussian_tables": _TABLES,
+    "poisson_tables": _TABLES,
+    "bernoulli_tables": _TABLES,
+}
+
+
+# --- codecs ---------------------------------------------------------------------------------------------------------
+
+
+def codec_of(config: FederatedEMConfig, model: CurvedEM) -> Codec:
+    """The codec for the model's statistic."""
+    q, parts = model.q, tuple(part.stop for part in model.blocks)
+    match config.codec_name:
+        case "identity":
+            return Identity(q)
+        case "dithering":
+            return Dithering(parts if config.norms_by_part else (q,), config.norm, config.levels)
+        case "block":
+            return Dithering(parts, config.norm, 1)
+        case _:
+            return RandK(q, config.kept or -(-q // 8))

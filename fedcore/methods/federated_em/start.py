@@ -1,0 +1,281 @@
+"""How a run begins, on the server: from a public warm start, or by an initialisation that reads the clients' rows.
+
+A warm start has public parameters by name, with centre and scale if rows are to be standardised. What an earlier run
+ended with is one: its parameters in standardised units, its centre and its scale.
+
+The initialisation is the phases "moments", "pick", "clusters" and "trials" of `fedcore.methods.federated_em.server`.
+Both end in `enter_rounds`, with S_0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fedcore.errors import ConfigError, PopulationError
+from fedcore.methods.federated_em import models
+from fedcore.methods.federated_em.clients import remembers
+from fedcore.methods.federated_em.config import FederatedEMConfig
+from fedcore.methods.federated_em.messages import (
+    BITS_PER_NUMBER,
+    ClusterMessage,
+    MomentsMessage,
+    Scaling,
+    SeedMessage,
+    TrialMessage,
+    bits_to_client,
+    plain_scaling,
+)
+from fedcore.methods.federated_em.state import FederatedEMState, pack
+from fedcore.methods.mixture_models.contract import CurvedEM, Theta
+from fedcore.methods.mixture_models.initialisation import lloyd_step, parameters_from_clusters
+from fedcore.randomness import stream
+from fedcore.rounds.method import PublicFacts, RoundInfo
+
+START = "federated_em/start"
+CONSTANT = 1e-12  # a variance this small beside the squared mean is rounding
+NOT_PARAMETERS = ("centre", "scale", "column_means", "part_scales")
+
+Step = tuple[FederatedEMState, RoundInfo]
+
+
+# --- warm starts ----------------------------------------------------------------------------------------------------
+
+
+def warm_start_of(state: FederatedEMState) -> dict[str, np.ndarray]:
+    """The parameters, and what rows and clipped parts were scaled by. Raises ConfigError before there are any."""
+    if not len(state.theta):
+        raise ConfigError("stopped before it had parameters.", "Name a run that has.")
+    scales = {
+        "centre": state.centre,
+        "scale": state.scale,
+        "column_means": state.mean,
+        "part_scales": state.part_scales,
+    }
+    return {**state.parameters(), **{name: array for name, array in scales.items() if len(array)}}
+
+
+def checked_arrays(arrays: Mapping[str, np.ndarray], what: str) -> dict[str, np.ndarray]:
+    """The arrays as float64. Raises ConfigError unless they are finite numbers."""
+    for name, array in arrays.items():
+        if array.dtype.kind not in "iuf" or not np.isfinite(array).all():
+            raise ConfigError(f"{name!r} of {what} is not an array of finite numbers.")
+    return {name: np.asarray(array, np.float64) for name, array in arrays.items()}
+
+
+def public_parameters(public: PublicFacts, model: CurvedEM) -> Theta:
+    """The model's parameters among the arrays of the warm start. Raises ConfigError if they are not such."""
+    arrays = _arrays(public)
+    theta = {name: np.asarray(array, np.float64) for name, array in arrays.items() if name not in NOT_PARAMETERS}
+    return model.check_theta(theta)
+
+
+def public_scaling(config: FederatedEMConfig, public: PublicFacts) -> Scaling:
+    """centre and scale of the warm start, both or neither. The variances after that are taken to be 1, and the means
+    (which only models of counts use) to be its `column_means`. Raises ConfigError for arrays that do not fit.
+    """
+    arrays, d = _arrays(public), public.features
+    mean = _vector(arrays, "column_means", d) if "column_means" in arrays else np.zeros(0)
+    if "centre" not in arrays and "scale" not in arrays:
+        return replace(plain_scaling(d * config.rows_per_observation), mean=mean)
+    centre, scale = (_vector(arrays, name, d) for name in ("centre", "scale"))
+    if not (scale > 0).all():
+        raise ConfigError("'scale' of the start must be positive.")
+    return Scaling(centre, scale, np.ones(d), mean, np.zeros(0))
+
+
+def public_model(config: FederatedEMConfig, public: PublicFacts) -> CurvedEM:
+    """The model as public facts alone make it."""
+    return models.model_of(config, public_scaling(config, public))
+
+
+def part_scales(public: PublicFacts, q: int) -> np.ndarray:
+    """(q,) the diagonal of D of a private run: `part_scales` of the warm start, or ones."""
+    arrays = _arrays(public)
+    scales = _vector(arrays, "part_scales", q) if "part_scales" in arrays else np.ones(q)
+    if not (scales > 0).all():
+        raise ConfigError("'part_scales' of the start must be positive.")
+    return scales
+
+
+def _arrays(public: PublicFacts) -> Mapping[str, np.ndarray]:
+    if public.warm_start is None:
+        raise ConfigError(
+            'start = "given" needs parameters to start from.',
+            "Name a start: the result of an earlier run, or a file of arrays.",
+        )
+    return public.warm_start
+
+
+def _vector(arrays: Mapping[str, np.ndarray], name: str, length: int) -> np.ndarray:
+    vector = np.asarray(arrays.get(name, np.zeros(0)), np.float64)
+    if vector.shape != (length,) or not np.isfinite(vector).all():
+        raise ConfigError(f"{name!r} of the start must be {length} finite numbers.", "Give centre and scale together.")
+    return vector
+
+
+# --- the phases of an initialisation --------------------------------------------------------------------------------
+
+
+def moments_message(config: FederatedEMConfig, state: FederatedEMState) -> MomentsMessage:
+    return MomentsMessage()
+
+
+def after_moments(config: FederatedEMConfig, state: FederatedEMState, result: Mapping[str, Any]) -> Step:
+    """Sizes of the population, and what rows are standardised by."""
+    clients, rows, squares = (float(number) for number in result["sizes"])
+    if rows == 0:
+        raise PopulationError("no client of the population has any rows.", "Check what was ingested.")
+    count, total, square = result["moments"]
+    if not np.isfinite(square).all():
+        column = int(np.argmin(np.isfinite(square)))
+        raise PopulationError(
+            f"the values of column {column} are too large to be squared.", "Rescale it, or look for wrong values."
+        )
+    known = np.maximum(count, 1.0)
+    mean = total / known
+    variance = np.maximum(square / known - mean**2, 0.0)
+    state = replace(
+        state, clients=clients, rows=rows, effective_clients=rows**2 / squares if config.by_rows else clients
+    )
+    if models.standardises(config):
+        constant = variance <= CONSTANT * mean**2
+        scale = np.where(constant, 1.0, np.sqrt(variance))
+        if models.needs_common_scale(config):
+            scale = np.full(len(mean), np.sqrt(variance.mean()) or 1.0)
+        state = replace(state, centre=mean, scale=scale)
+    if len(state.scale):
+        mean, variance = (mean - state.centre) / state.scale, variance / state.scale**2
+    state = replace(state, mean=mean, variance=variance, seen=count)
+    if config.start_name == "given":
+        state = _with_initial_parameters(config, state, [state.parameters()])
+    elif models.seeding_passes(config) == 0:
+        seeds = [int(stream(state.seed, START, number).integers(2**62)) for number in range(config.restarts)]
+        thetas = [models.initial_parameters(config, state.scaling(), seed) for seed in seeds]
+        state = _with_initial_parameters(config, state, thetas)
+    else:
+        state = replace(state, phase="pick", picked=np.zeros((config.restarts, 0, len(mean))))
+    return state, RoundInfo({"clients": clients, "rows": rows})
+
+
+def seed_message(config: FederatedEMConfig, state: FederatedEMState) -> SeedMessage:
+    return SeedMessage(state.picked, config.start_name == "kmeans++", state.scaling(), state.seed)
+
+
+def after_seed(config: FederatedEMConfig, state: FederatedEMState, result: Mapping[str, Any]) -> Step:
+    """One more seed of each initialisation."""
+    drawn = [result[f"row_{restart}"] for restart in range(config.restarts)]
+    if any(draw.score == -np.inf for draw in drawn):
+        raise PopulationError(
+            f"the population has fewer than {config.components} different rows.", "Ask for fewer components."
+        )
+    rows = np.stack([draw.payload["row"] for draw in drawn])
+    picked = np.concatenate([state.picked, rows[:, None, :]], axis=1)
+    state = replace(state, picked=picked)
+    if picked.shape[1] == models.seeding_passes(config):
+        state = replace(state, phase="clusters", step=0)
+    return state, RoundInfo({"picked": float(picked.shape[1])})
+
+
+def cluster_message(config: FederatedEMConfig, state: FederatedEMState) -> ClusterMessage:
+    return ClusterMessage(state.picked, state.scaling())
+
+
+def after_clusters(config: FederatedEMConfig, state: FederatedEMState, result: Mapping[str, Any]) -> Step:
+    """A step of k-means; after the last one mixtures start from the clusters."""
+    sums = np.asarray(result["clusters"])
+    sizes = sums[:, :, 0]
+    info = RoundInfo({"smallest_cluster": float(sizes.min()), "largest_cluster": float(sizes.max())})
+    step = state.step + 1
+    if step < config.cluster_rounds:
+        moved = np.stack([lloyd_step(centres, own) for centres, own in zip(state.picked, sums, strict=True)])
+        return replace(state, step=step, picked=moved), info
+    model = models.model_of(config, state.scaling())
+    thetas = [
+        parameters_from_clusters(model, centres, own, state.mean, state.variance)
+        for centres, own in zip(state.picked, sums, strict=True)
+    ]
+    return _with_initial_parameters(config, replace(state, step=0), thetas), info
+
+
+def trial_message(config: FederatedEMConfig, state: FederatedEMState) -> TrialMessage:
+    model = models.model_of(config, state.scaling())
+    thetas = tuple(model.maximise(s) for s in state.starts)
+    return TrialMessage(thetas, state.scaling(), state.clients, state.rows)
+
+
+def after_trials(config: FederatedEMConfig, state: FederatedEMState, result: Mapping[str, Any]) -> Step:
+    """An exact EM step of each initialisation; after the last one the best of them goes on."""
+    model = models.model_of(config, state.scaling())
+    losses = [
+        float(loss) + model.penalty(model.maximise(s)) for loss, s in zip(result["losses"], state.starts, strict=True)
+    ]
+    best, starts = int(np.argmin(losses)), np.asarray(result["totals"])
+    info = RoundInfo({"objective": losses[best], "spread_of_starts": max(losses) - min(losses)})
+    evaluations, answers = state.rows * len(starts), state.clients * len(starts)
+    state = replace(
+        state,
+        starts=starts,
+        step=state.step + 1,
+        expectations=state.expectations + evaluations,
+        bits_up=state.bits_up + BITS_PER_NUMBER * model.q * answers,
+        bits_down=state.bits_down + bits_to_client(model.q, len(state.theta)) * answers,
+    )
+    if state.step == config.trial_rounds:
+        state = enter_rounds(config, model, replace(state, starts=np.zeros((0, model.q)), step=0), starts[best])
+    return state, info
+
+
+def _with_initial_parameters(
+    config: FederatedEMConfig, state: FederatedEMState, thetas: Sequence[Theta]
+) -> FederatedEMState:
+    """Several are tried; one goes on to the rounds."""
+    model = models.model_of(config, state.scaling())
+    statistics = np.stack([model.statistic_of(theta) for theta in thetas])
+    state = replace(state, picked=np.zeros((0, 0, 0)))
+    if len(statistics) > 1:
+        return replace(state, phase="trials", starts=statistics)
+    return enter_rounds(config, model, state, statistics[0])
+
+
+def enter_rounds(
+    config: FederatedEMConfig, model: CurvedEM, state: FederatedEMState, s: np.ndarray
+) -> FederatedEMState:
+    """S_0 = s, T(S_0), the step and the sizes of batches; next come the first memories, or the first round.
+
+    Raises ConfigError if s lies outside the domain of T.
+    """
+    if not model.admissible(s):
+        raise ConfigError("the start is outside the domain of the model.", "Start from other rows or parameters.")
+    codec = models.codec_of(config, model)
+    theta, layout = pack(model.maximise(s))
+    batch, inner = batch_sizes(config, codec.omega, state.rows / state.clients)
+    phase = "memory" if config.fills_memories and remembers(config, codec) else "rounds"
+    return replace(
+        state,
+        phase=phase,
+        statistic=s,
+        theta=theta,
+        previous=theta,
+        layout=layout,
+        memory=np.zeros(model.q),
+        batch=batch,
+        inner_rounds=inner,
+        gamma=config.step(codec.omega, state.effective_clients),
+    )
+
+
+def batch_sizes(config: FederatedEMConfig, omega: float, mean_rows: float) -> tuple[int, int]:
+    """b, the rows of a client's batch, and k_in, the rounds between full passes. For VR-FedEM k_in = b (1 + omega)^2
+    balances their costs (Theorem 3)."""
+    if not config.variance_reduced:
+        return config.batch or 0, 0
+    if config.batch is None and config.inner_rounds is not None:
+        batch = math.ceil(config.inner_rounds / (1 + omega) ** 2)
+    else:
+        batch = config.batch or math.ceil(math.sqrt(mean_rows / 2) / (1 + omega))
+    return batch, config.inner_rounds or max(2, math.ceil(batch * (1 + omega) ** 2))

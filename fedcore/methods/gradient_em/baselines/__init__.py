@@ -1,0 +1,1 @@
+"""The methods that FedGrEM is compared with."""

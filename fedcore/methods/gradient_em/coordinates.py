@@ -1,0 +1,149 @@
+"""Three units: those of the data, standardised ones, and the model's, in which components have unit covariance.
+
+The state and the clients' memories hold centres in standardised units; clients compute in the model's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.linalg import solve_triangular
+
+from fedcore.errors import PopulationError
+from fedcore.methods.gradient_em.config import GradientEMConfig
+from fedcore.methods.gradient_em.local_steps import Rows
+from fedcore.methods.gradient_em.state import GradientEMState
+from fedcore.population.blocks import RowsBlock
+
+NO_VARIANCE = 1e-12
+SMALLEST_VARIANCE = 1e-6  # of a shared covariance, relative to its mean variance
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinates:
+    """How rows become what the model sees: standardised by mean and scale, then whitened by the covariance.
+
+    mean, scale: (d,), or (0,) if rows are not standardised by common moments
+    covariance:  (d, d), of a regression (1, 1), or (0, 0) for the identity
+    """
+
+    mean: np.ndarray
+    scale: np.ndarray
+    covariance: np.ndarray
+
+
+def coordinates_of(state: GradientEMState) -> Coordinates:
+    return Coordinates(state.mean, state.scale, state.covariance)
+
+
+def rows_of(
+    config: GradientEMConfig, coordinates: Coordinates, block: RowsBlock, moments_of: RowsBlock | None = None
+) -> Rows:
+    """The rows of a leaf in the model's units.
+
+    moments_of: rows of the same clients, whose moments are used where every client has its own units; None: the leaf's.
+    Raises PopulationError if a row is not finite.
+    """
+    x = block.x.astype(np.float64, copy=False)
+    if not np.isfinite(x).all():
+        row, column = np.argwhere(~np.isfinite(x))[0]
+        client = block.first + int(np.searchsorted(block.ptr, row, "right")) - 1
+        raise PopulationError(
+            f"row {row - block.ptr[client - block.first]} of client {client} has no finite number in column {column}.",
+            "Fill in or leave out what is missing.",
+        )
+    if config.model == "regression":
+        y = x[:, -1]
+        if len(coordinates.covariance):
+            y = y / np.sqrt(coordinates.covariance[0, 0])
+        x = np.column_stack([x[:, :-1], np.ones(len(x))]) if config.intercept else x[:, :-1]
+        return Rows(np.ascontiguousarray(x), np.ascontiguousarray(y), block.ptr)
+    if config.standardise == "clients":
+        mean, scale = own_moments(block if moments_of is None else moments_of)
+        sizes = np.diff(block.ptr)
+        x = (x - np.repeat(mean, sizes, axis=0)) / np.repeat(scale, sizes, axis=0)
+    elif len(coordinates.scale):
+        x = (x - coordinates.mean) / coordinates.scale
+    return Rows(to_model(config, coordinates, x), None, block.ptr)
+
+
+def own_moments(block: RowsBlock) -> tuple[np.ndarray, np.ndarray]:
+    """(C, d) mean and standard deviation of each client's rows; 1 for a constant column."""
+    sizes = np.maximum(np.diff(block.ptr), 1)[:, None]
+    owner = np.repeat(np.arange(block.clients), np.diff(block.ptr))
+    x = block.x.astype(np.float64)
+    mean = np.zeros((block.clients, x.shape[1]))
+    np.add.at(mean, owner, x)
+    mean /= sizes
+    squares = np.zeros_like(mean)
+    np.add.at(squares, owner, (x - mean[owner]) ** 2)
+    scale = np.sqrt(squares / sizes)
+    return mean, np.where(scale > 1e-9 * (1.0 + np.abs(mean)), scale, 1.0)
+
+
+def _factor(coordinates: Coordinates) -> np.ndarray:
+    return np.linalg.cholesky(coordinates.covariance)
+
+
+def to_model(config: GradientEMConfig, coordinates: Coordinates, centres: np.ndarray) -> np.ndarray:
+    """Centres (..., p) from standardised units to those of the model."""
+    if not len(coordinates.covariance):
+        return centres
+    if config.model == "regression":
+        return centres / np.sqrt(coordinates.covariance[0, 0])
+    # The inverse once, then a product: solving for so many right-hand sides takes several times as long.
+    inverse = solve_triangular(_factor(coordinates), np.eye(centres.shape[-1]), lower=True, check_finite=False)
+    return centres @ inverse.T
+
+
+def to_standardised(config: GradientEMConfig, coordinates: Coordinates, centres: np.ndarray) -> np.ndarray:
+    """Centres (..., p) from the units of the model to standardised ones."""
+    if not len(coordinates.covariance):
+        return centres
+    if config.model == "regression":
+        return centres * np.sqrt(coordinates.covariance[0, 0])
+    return centres @ _factor(coordinates).T
+
+
+def to_data(
+    config: GradientEMConfig, coordinates: Coordinates, centres: np.ndarray, block: RowsBlock | None
+) -> np.ndarray:
+    """Centres (C, R, p) of clients, or common ones (R, p), from standardised units to those of the data.
+
+    block: the clients' rows, for their own moments. Common centres (block: None) stay standardised where every client
+    has its own units.
+    """
+    if config.standardise == "clients" and block is not None:
+        mean, scale = own_moments(block)
+        return centres * scale[:, None] + mean[:, None]
+    return centres * coordinates.scale + coordinates.mean if len(coordinates.scale) else centres
+
+
+def log_scale(config: GradientEMConfig, coordinates: Coordinates, block: RowsBlock) -> np.ndarray:
+    """(C,) by how much a log-density in the model's units is larger than one in the units of the data.
+
+    block: the clients' rows, for their own moments.
+    """
+    found = np.zeros(block.clients)
+    if len(coordinates.covariance):
+        found += 0.5 * np.linalg.slogdet(coordinates.covariance)[1]
+    if config.standardise == "clients":
+        return found + np.log(own_moments(block)[1]).sum(axis=1)
+    return found + (np.log(coordinates.scale).sum() if len(coordinates.scale) else 0.0)
+
+
+def covariance_of(config: GradientEMConfig, coordinates: Coordinates, scatter: np.ndarray) -> np.ndarray:
+    """The covariance within components, standardised units, from (q + 1,) sums in the model's units.
+
+    scatter: the sum of products, then its divisor. The result is never quite singular; if rows do not vary at all, the
+    covariance stays as it was.
+    """
+    before = coordinates.covariance
+    size = len(before)
+    mean = (scatter[:-1] / scatter[-1]).reshape(size, size)
+    mean = to_standardised(config, coordinates, to_standardised(config, coordinates, mean).T)
+    mean = 0.5 * (mean + mean.T)
+    if not np.trace(mean) > size * NO_VARIANCE:
+        return before
+    return mean + SMALLEST_VARIANCE * np.trace(mean) / size * np.eye(size)

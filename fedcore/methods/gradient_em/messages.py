@@ -1,0 +1,80 @@
+"""What the server says to the clients. Frozen; arrays and scalars only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedcore.methods.gradient_em.coordinates import Coordinates
+
+
+@dataclass(frozen=True, slots=True)
+class MomentsMessage:
+    """Asks for number, sum and sum of squares of every column."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartMessage:
+    """Asks every client for its own fit, and some clients for the centres of theirs.
+
+    compared: a client sends its centres if its uniform number is at most this
+    """
+
+    coordinates: Coordinates
+    compared: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class TotalsMessage:
+    """Asks for the sum of all aligned starts (tgmm). orders, centres: as in `RoundMessage`."""
+
+    orders: np.ndarray
+    centres: np.ndarray
+    coordinates: Coordinates
+
+
+@dataclass(frozen=True, slots=True)
+class RoundMessage:
+    """One round of a client. R: components; p: numbers of a centre; K: clients.
+
+    number:     t, from 1
+    seed:       of the streams of simulation randomness
+    centres:    (R, p) the common centres v, in standardised units
+    weights:    (R,) common weights, or (0,)
+    penalty:    lambda[t], by which the clients weigh their estimates in the next centres
+    last_penalty: lambda of the central update that made these centres; 0 in round 1, when clients are at their starts
+    between:    (R,) variance between clients, per coordinate, model's units
+    step_factor, last_step_factor: factor of the step sizes in this round and in the last; below 1 with batches
+    weights_penalty, last_weights_penalty: as the penalties, for common weights
+    orders:     (K, R) int32 order of every client's components, in round 1 if all starts were compared; else (0, R)
+    participation: a client takes part if its uniform number is at most this
+    curvature:  whether the caps of step sizes are computed anew
+    variances, pooled_covariance, totals, sources, covariate_means, covariate_covariance: of baselines, as in the state
+    """
+
+    number: int
+    seed: int
+    coordinates: Coordinates
+    centres: np.ndarray
+    weights: np.ndarray
+    penalty: float
+    last_penalty: float
+    between: np.ndarray
+    step_factor: float
+    last_step_factor: float
+    weights_penalty: float
+    last_weights_penalty: float
+    orders: np.ndarray
+    participation: float
+    curvature: bool
+    variances: np.ndarray
+    pooled_covariance: np.ndarray
+    totals: np.ndarray
+    sources: float
+    covariate_means: np.ndarray
+    covariate_covariance: np.ndarray
+
+
+Message = MomentsMessage | StartMessage | TotalsMessage | RoundMessage

@@ -1,0 +1,67 @@
+"""What a run has learnt, for people: the common centres, and how much clients differ from them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedcore.methods.gradient_em.config import GradientEMConfig
+from fedcore.methods.gradient_em.coordinates import coordinates_of, to_data
+from fedcore.methods.gradient_em.state import GradientEMState
+from fedcore.rounds.results import Column, Features, Result, Table
+
+
+def result_of(config: GradientEMConfig, state: GradientEMState, features: Features) -> Result:
+    """Three tables, the last two with a row for each column of the population (of a regression: for each input):
+
+    components:  a row for each: its common weight, where there is one; and, where the variance between clients is
+                 estimated, of how many clients it is, as near to the centre as not to be taken for outliers
+    centres:     the common centres, in the units of the data
+    differences: standard deviations of the clients' centres around the common one, in the units of the data; where they
+                 are estimated
+
+    Where every client has its own units (`standardise = "clients"`), both are in standard deviations of its own rows.
+    Empty before the first round, and for algorithms whose clients have no centres in common.
+    """
+    if state.round < 1 or config.local:
+        return Result()
+    centres = to_data(config, coordinates_of(state), state.centres, None)
+    names = [f"component {r + 1}" for r in range(len(centres))]
+    of = Column("input" if config.model == "regression" else "column", _coordinates(config, features))
+    units = ", in standard deviations of each client's own rows" if config.standardise == "clients" else ""
+    tables = [Table("centres", f"Common centres{units}", (of, *_by_component(names, centres)))]
+    if config.estimated:
+        deviations = _between_clients(config, state)
+        title = f"Standard deviations of clients' centres around the common ones{units}"
+        tables.append(Table("differences", title, (of, *_by_component(names, deviations))))
+    components = [Column("component", list(range(1, len(centres) + 1)))]
+    if len(state.weights):
+        components.append(Column("share", state.weights.tolist(), "%"))
+    if config.estimated:
+        components.append(Column("clients that are near", np.round(state.spread_sums[:, 2], 1).tolist()))
+        far = np.maximum(state.clients - state.spread_sums[:, 2], 0.0)
+        components.append(Column("clients far apart", np.round(far, 1).tolist()))
+    if len(components) > 1:
+        tables.insert(0, Table("components", "Components", tuple(components)))
+    return Result(tuple(tables))
+
+
+def _coordinates(config: GradientEMConfig, features: Features) -> list[str]:
+    """Names of the p numbers of a centre: columns; or inputs of a regression, the last column being its response."""
+    inputs = features.count - (config.model == "regression")
+    names = [features.name(j) for j in range(inputs)]
+    return [*names, "intercept"] if config.intercept else names
+
+
+def _by_component(names: list[str], values: np.ndarray) -> list[Column]:
+    return [Column(name, own.tolist()) for name, own in zip(names, values, strict=True)]
+
+
+def _between_clients(config: GradientEMConfig, state: GradientEMState) -> np.ndarray:
+    """(R, p) standard deviations in the units of the data. In the model's units they are equal in all coordinates;
+    there the covariance within a component is the identity."""
+    p = state.centres.shape[1]
+    within = np.ones(p)
+    if len(state.covariance):
+        within = np.sqrt(np.broadcast_to(np.diag(state.covariance), p))
+    scale = state.scale if len(state.scale) else np.ones(p)
+    return np.sqrt(state.spread)[:, None] * within * scale

@@ -1,0 +1,245 @@
+"""Initialisation: what happens before round 1, on both sides.
+
+    moments   one pass, if rows are standardised by the columns' moments
+    start     one pass: every client's own fit; the centres of some are aligned, and their spatial medians are v_0
+    totals    one pass, tgmm only (`fedcore.methods.gradient_em.baselines.tgmm`)
+
+A run with a warm start (`start = "given"`) takes its common centres from there, and clients are only counted.
+
+Source: Tian, Weng, Feng 2024, Appendices B, C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fedcore.errors import ConfigError, PopulationError
+from fedcore.methods.gradient_em import alignment, central, shrinkage
+from fedcore.methods.gradient_em.baselines import rounds as baselines
+from fedcore.methods.gradient_em.config import GradientEMConfig
+from fedcore.methods.gradient_em.coordinates import coordinates_of, covariance_of, rows_of, to_model, to_standardised
+from fedcore.methods.gradient_em.local_fits import local_fits
+from fedcore.methods.gradient_em.messages import StartMessage
+from fedcore.methods.gradient_em.state import GradientEMState
+from fedcore.population.blocks import RowsBlock
+from fedcore.randomness import client_uniforms, stream
+from fedcore.rounds.method import Memory, PublicFacts, RoundInfo
+from fedcore.rounds.statistics import ArgMax, FloatSum, Stack, Statistics
+
+COMPARED = "gradient_em/compared"
+SHUFFLED_CLIENTS = 200  # up to which alignment = "auto" compares all pairs of clients
+WARM_START_VARIANCE = 1.0  # between clients, where nobody was heard yet
+
+
+# --- clients --------------------------------------------------------------------------------------------------------
+
+
+def moments(block: RowsBlock) -> Statistics:
+    """moments: (3, d) number, sum and sum of squares of the columns."""
+    x = block.x.astype(np.float64)
+    sums = np.stack([np.full(x.shape[1], float(len(x))), x.sum(axis=0), np.einsum("ij,ij->j", x, x)])
+    return {"moments": FloatSum.at(block.leaf, sums)}
+
+
+def own_fits(config: GradientEMConfig, message: StartMessage, block: RowsBlock) -> tuple[Statistics, Memory]:
+    """The clients' own fits, of which the centres alone leave the clients.
+
+    sizes:   (3,) clients with rows, rows, clients with a fit of their own
+    largest: the client with the most rows
+    centres: (c, 1 + R p) number and centres of the fitted clients that were chosen to be compared
+    scatter: (q + 1,) sum over fitted clients of n_k times their covariance, and of n_k
+    """
+    rows = rows_of(config, message.coordinates, block)
+    n = rows.sizes
+    shape = (block.clients, config.components, rows.x.shape[1])
+    memory = {"theta": np.zeros(shape), "w": np.full(shape[:2], 1.0 / config.components)}
+    chosen, parts = np.zeros(block.clients, bool), np.zeros((block.clients, 1))
+    covariance = np.zeros((block.clients, 0))
+    if config.start == "local":
+        fits = local_fits(
+            rows,
+            config.components,
+            message.seed,
+            block.first,
+            starts=config.starts,
+            ward=config.ward and rows.y is None,
+            steps=config.start_steps,
+        )
+        memory = {"theta": to_standardised(config, message.coordinates, fits.theta), "w": fits.w}
+        if config.algorithm == "local-fit":
+            memory["covariance" if rows.y is None else "variances"] = fits.covariance
+        uniforms = client_uniforms(message.seed, COMPARED, 0, block.first, block.clients)[:, 0]
+        chosen = fits.fitted & (uniforms <= message.compared)
+        own = fits.covariance.reshape(block.clients, -1)
+        if rows.y is not None:
+            own = (fits.w * fits.covariance).sum(axis=1, keepdims=True)
+        covariance, parts = own * fits.fitted[:, None], fits.fitted[:, None].astype(np.float64)
+    memory["started"] = parts[:, 0].astype(np.int8)
+    numbers = (block.first + np.flatnonzero(chosen)).astype(np.float64)
+    centres = np.column_stack([numbers, memory["theta"][chosen].reshape(len(numbers), shape[1] * shape[2])])
+    most = int(np.argmax(n)) if len(n) else 0
+    return {
+        "sizes": FloatSum.at(block.leaf, [np.count_nonzero(n), n.sum(), parts.sum()]),
+        "largest": ArgMax(float(n[most]), block.first + most, {}),
+        "centres": Stack({block.first: centres}),
+        "scatter": FloatSum.at(block.leaf, np.concatenate([n @ covariance, n @ parts])),
+    }, memory
+
+
+# --- server ---------------------------------------------------------------------------------------------------------
+
+
+def first_state(config: GradientEMConfig, public: PublicFacts) -> GradientEMState:
+    """Raises ConfigError if the settings do not fit the columns, or a warm start is missing or of other shapes."""
+    p = config.inputs(public.features)
+    if p < 1:
+        raise ConfigError("a regression needs an input or an intercept beside the response.")
+    covariance = np.zeros((0, 0))
+    try:
+        if config.covariance == "known":
+            covariance = config.known_covariance(public.features)
+    except ValueError as error:
+        raise ConfigError(f"{error}.", "Correct the setting 'known'.") from None
+    if config.shared_covariance:
+        covariance = np.eye(public.features if config.model == "gaussian" else 1)
+    centres = np.zeros((0, p))
+    if config.start == "given":
+        if public.warm_start is None or "centres" not in public.warm_start:
+            raise ConfigError(
+                'start = "given" needs common centres to start from.',
+                "Name a start: an earlier run, or a file with an array 'centres'.",
+            )
+        centres = np.asarray(public.warm_start["centres"], np.float64)
+        if centres.shape != (config.components, p):
+            raise ConfigError(
+                f"'centres' of the start has shape {centres.shape}, and the run needs {(config.components, p)}."
+            )
+    phase = "moments" if config.standardise == "columns" else "start"
+    return GradientEMState(
+        phase,
+        0,
+        public.seed,
+        public.clients or 0,
+        covariance=covariance,
+        centres=centres,
+        orders=np.zeros((0, config.components), np.int32),
+    )
+
+
+def checked_centres(
+    config: GradientEMConfig, arrays: Mapping[str, np.ndarray], what: str, features: int
+) -> dict[str, np.ndarray]:
+    """The array 'centres' of a warm start as float64 (R, p). Raises ConfigError."""
+    centres = arrays.get("centres")
+    if centres is None or centres.dtype.kind not in "iuf" or not np.isfinite(centres).all():
+        raise ConfigError(f"{what} has no array 'centres' of finite numbers.")
+    shape = (config.components, config.inputs(features))
+    if centres.shape != shape:
+        raise ConfigError(f"'centres' of {what} has shape {centres.shape}, and the run needs {shape}.")
+    return {"centres": np.asarray(centres, np.float64)}
+
+
+def start_message(config: GradientEMConfig, state: GradientEMState) -> StartMessage:
+    """Asks all clients for their centres, or those with the smallest uniform numbers."""
+    compared = 1.0
+    if state.population > config.aligned_clients:
+        uniforms = client_uniforms(state.seed, COMPARED, 0, 0, state.population)[:, 0]
+        compared = float(np.partition(uniforms, config.aligned_clients - 1)[config.aligned_clients - 1])
+    return StartMessage(coordinates_of(state), compared, state.seed)
+
+
+def after_moments(state: GradientEMState, result: Mapping[str, Any]) -> tuple[GradientEMState, RoundInfo]:
+    count, total, squares = np.asarray(result["moments"])
+    if not count[0]:
+        raise PopulationError("no client of the population has any rows.", "Check what was ingested.")
+    mean = total / count
+    variance = np.maximum(squares / count - mean**2, 0.0)
+    scale = np.where(variance > 1e-12 * (1.0 + mean**2), np.sqrt(variance), 1.0)
+    if len(state.centres):  # those of a warm start are in the units of the data
+        state = replace(state, centres=(state.centres - mean) / scale)
+    return replace(state, phase="start", mean=mean, scale=scale), RoundInfo({"rows": float(count[0])})
+
+
+def after_start(
+    config: GradientEMConfig, state: GradientEMState, result: Mapping[str, Any]
+) -> tuple[GradientEMState, RoundInfo]:
+    """The state at the beginning of round 1 (or of the totals)."""
+    clients, rows, fitted = (float(value) for value in result["sizes"])
+    if rows == 0:
+        raise PopulationError("no client of the population has any rows.", "Check what was ingested.")
+    state = replace(state, clients=clients, rows=rows, largest=int(result["largest"].score))
+    info = {"clients": clients, "rows": rows, "fitted": fitted}
+    if config.start == "local":
+        state, starts, distance = _aligned_starts(config, state, result, fitted)
+        info["spread"] = distance
+        own = to_model(config, coordinates_of(state), starts)
+        v = to_model(config, coordinates_of(state), state.centres)
+        between = shrinkage.first_variance(own, v, rows / (clients * config.components))
+    else:
+        starts, between = state.centres[None], np.full(config.components, WARM_START_VARIANCE)
+    state = baselines.first_state(config, state, starts)
+    if config.share_weights:
+        uniform = np.full(config.components, 1.0 / config.components)
+        state = replace(state, weights=uniform, weight_sums=np.zeros(config.components + 1))
+    state = replace(
+        state,
+        phase="totals" if config.algorithm == "tgmm" else "rounds",
+        penalty=config.first_penalty,
+        sums=np.zeros((config.components, state.centres.shape[1] + 1)),
+        spread=between,
+        spread_sums=np.zeros((config.components, 3)),
+    )
+    return state, RoundInfo(info)
+
+
+def _aligned_starts(
+    config: GradientEMConfig, state: GradientEMState, result: Mapping[str, Any], fitted: float
+) -> tuple[GradientEMState, np.ndarray, float]:
+    """The state with the first centres, orders and covariance; the aligned starts (K', R, p), standardised units; and
+    their median distance from the first centres."""
+    sent = np.asarray(result["centres"])
+    if not len(sent):
+        raise PopulationError(
+            f"no client has the rows to fit {config.components} components by itself.",
+            'Ask for fewer components, or give common centres: start = "given".',
+        )
+    before = coordinates_of(state)
+    numbers = sent[:, 0].astype(np.int64)
+    centres = sent[:, 1:].reshape(len(sent), config.components, -1)
+    found = to_model(config, before, centres)
+    orders = align(config, found, stream(state.seed, "gradient_em/alignment"))
+    together = alignment.reordered(found, orders)
+    common = central.spatial_median(together)
+    distance = float(np.median(central.distances(together, common)))
+    every = np.tile(np.arange(config.components, dtype=np.int32), (state.population, 1))
+    every[numbers] = orders
+    state = replace(
+        state,
+        centres=to_standardised(config, before, common),
+        orders=every if len(sent) == fitted else state.orders,  # else all clients align themselves
+    )
+    if config.shared_covariance:
+        state = replace(state, covariance=covariance_of(config, before, np.asarray(result["scatter"])))
+    return state, alignment.reordered(centres, orders), distance
+
+
+def align(config: GradientEMConfig, centres: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """(K, R) orders of centres (K, R, p) by the configured rule."""
+    rule = config.alignment
+    if rule == "auto":
+        rule = "shuffles" if len(centres) <= SHUFFLED_CLIENTS else "centres"
+    match rule:
+        case "exhaustive":
+            return alignment.exhaustive(centres)
+        case "stepwise":
+            return alignment.stepwise(centres)
+        case "shuffles":
+            return alignment.shuffled(centres, config.shuffles, generator)
+        case "majority":
+            return alignment.shuffled(centres, config.shuffles, generator, "majority")
+        case _:
+            return alignment.by_centres(centres, generator)

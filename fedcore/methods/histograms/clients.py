@@ -1,0 +1,140 @@
+"""The clients' side of the private pipeline: what one leaf of clients contributes to a release.
+
+A client's contribution depends on the message and on its own counts, and on nothing else. It is a vector of whole
+numbers whose norm is bounded exactly, in one cell; contributions add up in int64. docs/privacy/histograms.md argues
+from these three facts, in this order.
+
+Everything is vectorised over the clients and sparse: the cost is that of the stored entries. The kernels at the end
+also serve the algorithms without privacy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from fedcore.methods.histograms.messages import ReleaseMessage
+from fedcore.methods.histograms.reduction import reduce_block
+from fedcore.methods.histograms.second_moment import moment_on_grid
+from fedcore.population.blocks import CountsBlock, segment_sums
+from fedcore.privacy.grid import GRID_NORM, bound_norms, grid_step
+from fedcore.rounds.statistics import IntegerSum, Statistics
+
+
+def client_update(message: ReleaseMessage, block: CountsBlock) -> Statistics:
+    """The leaf's exact sums on the grid under their planned names; no count that is not planned, and no objective."""
+    block = reduce_block(block, message.kept)
+    if message.kind == "votes":
+        return {message.release: IntegerSum(GRID_NORM * votes(block, message.log_centres))}
+    grid = clipped_on_grid(block, message.whitening, message.clip)
+    if message.half_weight > 0:
+        grid = weighted(block, grid, message.half_weight)
+    if message.kind == "moment":
+        return {message.release: IntegerSum(moment_on_grid(block, grid))}
+    cells = assign_in_float32(block, message.log_centres)
+    statistics = {message.release: IntegerSum(integer_sums_by_cell(block, cells, message.cells, grid))}
+    if message.norms:
+        statistics[message.norms] = IntegerSum(GRID_NORM * norm_counts(block, message.whitening, message.clip))
+    return statistics
+
+
+# --- contributions --------------------------------------------------------------------------------------------------
+
+
+def clipped_on_grid(block: CountsBlock, whitening: np.ndarray, clip: float) -> np.ndarray:
+    """Every client's whitened, clipped histogram in grid steps, truncated towards zero.
+
+    whitening: (d,) float64, 1/sqrt(w). Returns (nnz,) float64 of whole numbers z with, for every client,
+    sum z**2 <= 2**32 exactly: y_u = q_u * whitening, s_u = min(1, clip / ||y_u||), z_u = trunc(s_u y_u / step).
+
+    The bound is checked on the whole numbers, not on the floats they came from: float64 arithmetic on whole numbers
+    below 2**53 is exact. A client whose floats cannot be clipped (overflow) contributes nothing.
+    """
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        whitened = whitening[block.indices.astype(np.intp)]
+        whitened *= block.data
+        squares = segment_sums(whitened * whitened, block.indptr)
+        usable = np.isfinite(squares) & (block.totals > 0)
+        factors = np.where(usable, np.minimum(1.0 / block.totals, clip / np.sqrt(squares)) / grid_step(clip), 0.0)
+        lengths = np.diff(block.indptr)
+        whitened *= np.repeat(factors, lengths)
+    if not usable.all():
+        whitened[np.repeat(~usable, lengths)] = 0.0  # 0 * inf is not 0
+    grid = np.trunc(whitened, out=whitened)
+    return bound_norms(grid, block.indptr)
+
+
+def weighted(block: CountsBlock, grid: np.ndarray, half_weight: float) -> np.ndarray:
+    """(nnz,) whole numbers: grid values times m / (m + m_0), truncated towards zero.
+
+    The factor is at most 1, also as a float, and rounding is monotone: no entry grows, so no client's norm does.
+    """
+    factors = block.totals / (block.totals + half_weight)
+    return np.trunc(grid * np.repeat(factors, np.diff(block.indptr)))
+
+
+def assign_in_float32(block: CountsBlock, log_centres: np.ndarray) -> np.ndarray:
+    """(C,) int64: `assign` in single precision, whatever the block's counts are stored in.
+
+    A block stores double precision as soon as *one* of its clients has a huge count. Scores in that precision could
+    send the other clients elsewhere, and then one client would change more than its own contribution.
+    """
+    if block.data.dtype != np.float32:
+        block = replace(block, data=block.data.astype(np.float32))
+    return assign(block, log_centres)
+
+
+def integer_sums_by_cell(block: CountsBlock, cells: np.ndarray, k: int, grid: np.ndarray) -> np.ndarray:
+    """(k, d) int64: sum over the clients of each cell of their grid values.
+
+    grid: (nnz,) float64 whole numbers of at most 2**16 in size, so every partial sum stays a whole number below 2**53
+    for 2**37 clients in one leaf: float64 addition is exact here, and needs no second copy of the entries.
+    """
+    sums = np.bincount(cell_tokens(block, cells, k), weights=grid, minlength=k * block.features)
+    return sums.astype(np.int64).reshape(k, block.features)
+
+
+def votes(block: CountsBlock, log_centres: np.ndarray) -> np.ndarray:
+    """(k,) int64: how many clients with tokens are nearest to each centre."""
+    cells = assign_in_float32(block, log_centres)[block.totals > 0]
+    return np.bincount(cells, minlength=log_centres.shape[1]).astype(np.int64)
+
+
+def norm_counts(block: CountsBlock, whitening: np.ndarray, clip: float) -> np.ndarray:
+    """(2,) int64: clients with tokens whose whitened histogram has a norm within the clip, and beyond it."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        whitened = whitening[block.indices] * block.data
+        squares = segment_sums(whitened * whitened, block.indptr)
+        within = np.sqrt(squares) <= clip * block.totals  # beyond, if the floats overflow
+    filled = block.totals > 0
+    return np.array([np.sum(within & filled), np.sum(~within & filled)], np.int64)
+
+
+# --- kernels --------------------------------------------------------------------------------------------------------
+
+
+def inverse_totals(block: CountsBlock) -> np.ndarray:
+    """(C,) float64: 1 / m_u, and 0 for a client without tokens."""
+    with np.errstate(divide="ignore"):
+        return np.where(block.totals > 0, 1.0 / block.totals, 0.0)
+
+
+def scores(block: CountsBlock, log_centres: np.ndarray) -> np.ndarray:
+    """(C, k): x_u . ln P_k, that is m_u times the log-likelihood of a token. log_centres: (d, k) float32."""
+    return block.csr @ log_centres
+
+
+def assign(block: CountsBlock, log_centres: np.ndarray) -> np.ndarray:
+    """(C,) int64: the cell with the least KL(q_u || P_k); ties, and clients without tokens, go to the lowest cell."""
+    if log_centres.shape[1] == 1:
+        return np.zeros(block.clients, np.int64)
+    return scores(block, log_centres).argmax(axis=1)
+
+
+def cell_tokens(block: CountsBlock, cells: np.ndarray, k: int) -> np.ndarray:
+    """(nnz,) integers: cell * d + token of every stored entry. cells: (C,) of 0 .. k - 1."""
+    if k == 1:
+        return block.indices
+    dtype = np.int32 if k * block.features < 2**31 else np.int64
+    return np.repeat((cells * block.features).astype(dtype), np.diff(block.indptr)) + block.indices

@@ -1,0 +1,110 @@
+"""What a private run will release, and at what price: planned from config and public facts, before data are opened."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fedcore.methods.histograms import sensitivities
+from fedcore.methods.histograms.config import HistogramsConfig
+from fedcore.methods.histograms.reduction import tokens_kept
+from fedcore.methods.histograms.second_moment import triangle_size
+from fedcore.methods.histograms.sizes import Sizes, sizes_of
+from fedcore.privacy.plan import PlannedRelease
+from fedcore.rounds.method import PublicFacts
+
+ARGUMENT = "docs/privacy/histograms.md"
+FLAT, WHITENED, VOTES, MOMENT = "flat_mean", "whitened_mean", "votes", "second_moment"
+NORMS = "norms_"
+POOLED = 2  # last rounds, whose sums are added; the clip is frozen in them
+ONE_SUM = "one sum over all clients"
+ONE_CELL = "one cell per client: all cells cost one release"
+ONE_VOTE = "one vote per client: all counts cost one release"
+ONE_COUNT = "one count per client: both cost one release"
+
+
+def cluster_release(t: int) -> str:
+    """Planned name of the sums of clustering round t = 1 .. T."""
+    return f"clusters_{t:03d}"
+
+
+def norms_release(t: int) -> str:
+    """Planned name of the count of norms of clustering round t."""
+    return f"{NORMS}{t:03d}"
+
+
+def releases_votes(public: PublicFacts, sizes: Sizes) -> bool:
+    """Whether votes choose among the centres of a warm start, because they are more than the first cells."""
+    return public.warm_start is not None and len(public.warm_start["centres"]) > sizes.cells(1)
+
+
+def releases_norms(config: HistogramsConfig, t: int, rounds: int) -> bool:
+    """Whether round t is followed by another clip: not where the next round is the last one."""
+    return config.adaptive_clip and t <= rounds - POOLED
+
+
+def plan(config: HistogramsConfig, public: PublicFacts) -> list[PlannedRelease]:
+    """All releases, with prices that, rounded up, sum to at most public.rho.
+
+    Raises ConfigError without a budget or a nominal number of clients, and for sizes that do not fit together.
+    """
+    wanted = _wanted(config, public)
+    assert public.rho is not None  # checked by the size rules
+    rho = public.rho
+    while True:
+        # Prices round up, hence a hair is kept back; the loop ends because the hair grows.
+        rho *= 1.0 - 1e-12
+        releases = [release.priced(rho) for release in wanted]
+        prices = [release.rho for release in releases]
+        if max(sum(prices), math.fsum(prices)) <= public.rho:
+            return releases
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A release before it has its noise. share: of the budget."""
+
+    name: str
+    round: int
+    shape: tuple[int, ...]
+    sensitivity: int
+    share: float
+    composition: str
+
+    def priced(self, rho: float) -> PlannedRelease:
+        """With the noise for which it costs its share of rho."""
+        sigma = math.sqrt(0.5 / (self.share * rho))
+        return PlannedRelease(self.name, self.round, self.shape, self.sensitivity, sigma, ARGUMENT, self.composition)
+
+
+def _wanted(config: HistogramsConfig, public: PublicFacts) -> list[_Wanted]:
+    """The releases before the clustering rounds, each in a round of its own, then those of the rounds."""
+    sizes, d, clipped_sum = sizes_of(config, public), public.features, sensitivities.clipped_sum(public.relation)
+    wanted: list[_Wanted] = []
+
+    def before(name: str, shape: tuple[int, ...], sensitivity: int, share: float, composition: str) -> None:
+        wanted.append(_Wanted(name, len(wanted) + 1, shape, sensitivity, share, composition))
+
+    if public.warm_start is None:
+        before(FLAT, (1, d), clipped_sum, config.first_share, ONE_SUM)
+        before(WHITENED, (1, d), clipped_sum, config.second_share, ONE_SUM)
+    elif releases_votes(public, sizes):
+        before(VOTES, (len(public.warm_start["centres"]),), clipped_sum, config.votes_share, ONE_VOTE)
+    if config.reduction == "eigenvectors":
+        bound = sensitivities.second_moment(public.relation)
+        before(MOMENT, (triangle_size(d),), bound, config.moment_share, ONE_SUM)
+    left = 1.0
+    for release in wanted:
+        left -= release.share
+    share, stages = left / sizes.rounds, len(wanted)
+    width = d if config.reduction == "none" else tokens_kept(config.keep, d) + 1
+    for t in range(1, sizes.rounds + 1):
+        k, name = sizes.cells(t), cluster_release(t)
+        composition = ONE_CELL if k > 1 else ONE_SUM
+        if not releases_norms(config, t, sizes.rounds):
+            wanted.append(_Wanted(name, stages + t, (k, width), clipped_sum, share, composition))
+            continue
+        own = share * (1.0 - config.clip_share)
+        wanted.append(_Wanted(name, stages + t, (k, width), clipped_sum, own, composition))
+        wanted.append(_Wanted(norms_release(t), stages + t, (2,), clipped_sum, share * config.clip_share, ONE_COUNT))
+    return wanted

@@ -1,0 +1,353 @@
+"""The sound private pipeline: all that leaves the clients are exact integer sums with discrete Gaussian noise.
+
+    flat_mean       plain histograms, L2 clip 0.2, one cell       -> rough mean, first metric
+    whitened_mean   whitened by the first metric, one cell        -> mean F, metric w, frozen from here on
+    clusters_t      clients in the cell of their nearest centre, whitened by w, L2 clip C -> centres;  t = 1 .. T
+
+The centres of a warm start (released by an earlier run, or public) replace the first two releases. On request there
+are more:
+
+    votes           one vote per client for its nearest centre of a warm start, if there are more than the budget pays
+                    cells for
+    second_moment   products of whitened histograms -> the tokens to cluster on (`second_moment.py`)
+    norms_t         clients within and beyond the clip, beside clusters_t -> the clip of the next round
+
+Each release costs 1 / (2 sigma**2) of zCDP for *all* its cells, because a client is in one cell (argument in
+`docs/privacy/histograms.md`). There is no count and no second pass: a histogram sums to 1, so the sum of a released
+cell is its noised number of clients. Everything the server decides (metric, dead cells, merging, shrinkage, tokens,
+clip) depends on released values alone; the number of rounds is fixed beforehand.
+
+Here is the server's side. What clients contribute is in `clients.py`, what is released and at what price in
+`releases.py`.
+
+Sources: Setlur, Feldman, Talwar 2023, Algorithms 2 and 3, whose start and centring are replaced; Canonne, Kamath,
+Steinke 2020 for the discrete Gaussian; Andrew, Thakkar, McMahan, Ramaswamy 2021 for the clip.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedcore.methods.histograms import second_moment, sensitivities
+from fedcore.methods.histograms.config import HistogramsConfig
+from fedcore.methods.histograms.messages import ReleaseMessage
+from fedcore.methods.histograms.reduction import kept_by_frequency, lift, reduce_rows, tokens_kept
+from fedcore.methods.histograms.releases import (
+    FLAT,
+    MOMENT,
+    NORMS,
+    VOTES,
+    WHITENED,
+    cluster_release,
+    norms_release,
+    plan,
+    releases_norms,
+    releases_votes,
+)
+from fedcore.methods.histograms.simplex import (
+    assignment_logs,
+    metric,
+    perturbed,
+    project,
+    shrink,
+    total_variation,
+    ward_merge,
+)
+from fedcore.methods.histograms.sizes import sizes_of
+from fedcore.methods.histograms.start import elected, filled_up, mean_of_warm_start
+from fedcore.methods.histograms.state import HistogramsState, Step, initial_state
+from fedcore.privacy.grid import GRID_NORM, grid_step
+from fedcore.randomness import stream
+from fedcore.rounds.method import PublicFacts, RoundInfo
+
+DEAD = 6.0  # a cell whose noised count is below this many standard deviations of its noise is taken for empty
+RESEED = "histograms/reseed"
+CLIP_RATE, CLIP_TARGET = 0.2, 0.5  # of the geometric update towards the median norm
+
+
+# --- rounds ---------------------------------------------------------------------------------------------------------
+
+
+def init(config: HistogramsConfig, public: PublicFacts) -> HistogramsState:
+    """The state before the first release. Raises ConfigError if there can be no such run."""
+    sizes, releases = sizes_of(config, public), plan(config, public)
+    first_of_round = {release.round: release.noise_multiplier for release in reversed(releases)}
+    norms = [release.noise_multiplier for release in releases if release.name.startswith(NORMS)]
+    state = replace(
+        initial_state("flat", sizes, public),
+        multipliers=np.array([first_of_round[number] for number in sorted(first_of_round)]),
+        clip=config.clip,
+        spread=sensitivities.sensitivity_factor(public.relation),
+        norms_multiplier=norms[0] if norms else 0.0,
+    )
+    if public.warm_start is None:
+        return state
+    config = config.for_vocabulary(public.features)
+    mean = mean_of_warm_start(public.warm_start, config.centre_floor)
+    w = metric(mean, config.metric_floor, config.effective_tokens)
+    centres = np.asarray(public.warm_start["centres"], np.float64)
+    state = replace(state, mean=mean, metric=w, centres=centres, counts=np.zeros(len(centres)))
+    return replace(state, phase="votes") if releases_votes(public, sizes) else _with_first_cells(config, state)
+
+
+def total_rounds(config: HistogramsConfig, state: HistogramsState) -> int:
+    return len(state.multipliers)
+
+
+def message(config: HistogramsConfig, state: HistogramsState) -> ReleaseMessage | None:
+    """What clients need to contribute to the release of this round; None after the last."""
+    if state.phase == "done":
+        return None
+    one_cell, weight = np.zeros((len(state.mean), 1), np.float32), config.half_weight_tokens
+    if state.phase == "flat":
+        return ReleaseMessage(FLAT, 1, one_cell, np.ones(len(state.mean)), config.first_clip, half_weight=weight)
+    whitening = 1.0 / np.sqrt(state.metric)
+    if state.phase == "whitened":
+        return ReleaseMessage(WHITENED, 1, one_cell, whitening, config.clip, half_weight=weight)
+    if state.phase == "moment":
+        return ReleaseMessage(MOMENT, 1, one_cell, whitening, config.clip, "moment", half_weight=weight)
+    k, t = len(state.centres), state.round + 1
+    logs = assignment_logs(reduce_rows(state.centres, state.kept), config.assignment_smoothing)
+    if state.phase == "votes":
+        return ReleaseMessage(VOTES, k, logs, whitening, config.clip, "votes")
+    norms = norms_release(t) if releases_norms(config, t, state.rounds) else ""
+    clip = _clip(config, state)
+    return ReleaseMessage(cluster_release(t), k, logs, whitening, clip, "sums", state.kept, weight, norms)
+
+
+def server_update(config: HistogramsConfig, state: HistogramsState, result: Mapping[str, np.ndarray]) -> Step:
+    """result: the round's noised int64 arrays, by planned name."""
+    match state.phase:
+        case "flat":
+            return _flat_mean(config, state, result[FLAT])
+        case "whitened":
+            return _whitened_mean(config, state, result[WHITENED])
+        case "votes":
+            return _votes(config, state, result[VOTES])
+        case "moment":
+            return _second_moment(config, state, result[MOMENT])
+    return _clustering_round(config, state, result)
+
+
+# --- before the clustering rounds -----------------------------------------------------------------------------------
+
+
+def _flat_mean(config: HistogramsConfig, state: HistogramsState, released: np.ndarray) -> Step:
+    """The rough mean; uniform still if noise explains the count. Its noise is that of d entries with whitening 1."""
+    noise = _noise(state, config.first_clip)
+    sums = released[0] * grid_step(config.first_clip)
+    count = sums.sum()
+    reliable = count >= DEAD * noise * math.sqrt(len(sums))
+    mean = project(sums / max(count, 1.0), config.centre_floor) if reliable else state.mean
+    w = metric(mean, config.first_metric_floor, config.effective_tokens)
+    info = _info(state, count, reliable, 0.0)
+    return replace(state, phase="whitened", mean=mean, metric=w, centres=mean[None, :], counts=np.array([count])), info
+
+
+def _whitened_mean(config: HistogramsConfig, state: HistogramsState, released: np.ndarray) -> Step:
+    """The mean F and its precision, the metric w, and the first cells."""
+    noise = _noise(state, config.clip)
+    sums = released[0] * grid_step(config.clip) * np.sqrt(state.metric)
+    count = sums.sum()
+    reliable = count >= DEAD * noise
+    mean = project(sums / max(count, 1.0), config.centre_floor) if reliable else state.mean
+    w = metric(mean, config.metric_floor, config.effective_tokens)
+    precision = float(count / noise) ** 2 if reliable else 0.0
+    info = _info(state, count, reliable, float(total_variation(mean, state.mean)))
+    state = replace(state, mean=mean, mean_precision=precision, metric=w, centres=np.zeros((0, len(mean))))
+    return _with_first_cells(config, state), info
+
+
+def _votes(config: HistogramsConfig, state: HistogramsState, released: np.ndarray) -> Step:
+    """Centres of the warm start with too few votes go, the rest is merged to the cells of the run."""
+    counts = released / GRID_NORM
+    chosen, live = elected(state.centres, counts, DEAD * _noise(state, 1.0), state.metric, state.first_cells)
+    info = _info(state, counts.sum(), len(live), 0.0)
+    return _with_first_cells(config, replace(state, centres=chosen)), info
+
+
+def _with_first_cells(config: HistogramsConfig, state: HistogramsState) -> HistogramsState:
+    """F, w and centres, or none, are there: fill up the cells, then choose the tokens or ask for what that needs."""
+    centres = filled_up(state.centres, state.first_cells, state.mean, state.perturbation, state.seed)
+    state = replace(state, phase="rounds", centres=centres, counts=np.zeros(len(centres)))
+    if config.reduction == "eigenvectors":
+        return replace(state, phase="moment")
+    if config.reduction == "frequency":
+        return _on_tokens(config, state, kept_by_frequency(state.mean, tokens_kept(config.keep, len(state.mean))))
+    return state
+
+
+def _second_moment(config: HistogramsConfig, state: HistogramsState, released: np.ndarray) -> Step:
+    """The tokens to cluster on: those of the eigenvectors that stand above the noise."""
+    d, sigma = len(state.mean), _multiplier(state)
+    bound = sensitivities.second_moment("add_or_remove_one" if state.spread == 1.0 else "replace_one")
+    matrix = second_moment.covariance(released, state.metric, state.mean, config.clip)
+    noise = second_moment.noise_norm(sigma * bound, config.clip, d)
+    keep = tokens_kept(config.keep, d)
+    kept, clear = second_moment.choose_tokens(matrix, state.mean, noise, state.clusters - 1, keep)
+    note = "" if clear else "no eigenvector stands above the noise: the most frequent tokens are kept"
+    scalars = {"noise_multiplier": sigma, "clear_eigenvectors": float(clear), "kept_tokens": float(len(kept))}
+    return _on_tokens(config, state, kept), RoundInfo(scalars, note)
+
+
+def _on_tokens(config: HistogramsConfig, state: HistogramsState, kept: np.ndarray) -> HistogramsState:
+    """The rounds go on with these tokens; w is that of the reduced mean."""
+    w = metric(reduce_rows(state.mean[None, :], kept)[0], config.metric_floor, config.effective_tokens)
+    return replace(state, phase="rounds", kept=kept, metric=w, sums=np.zeros((0, len(w))))
+
+
+# --- clustering rounds ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Cells:
+    """The k cells of a release. sums: (k, d) noised, no longer whitened. counts: (k,) their noised numbers of clients.
+    draws: (k,) how many noise arrays are in each row of sums. alive: (k,) bool, whether a count is more than noise.
+    """
+
+    sums: np.ndarray
+    counts: np.ndarray
+    draws: np.ndarray
+    alive: np.ndarray
+
+
+def _clustering_round(config: HistogramsConfig, state: HistogramsState, result: Mapping[str, np.ndarray]) -> Step:
+    """New centres from the sums of the cells, and a new clip from the norms if they were counted."""
+    t, clip = state.round + 1, _clip(config, state)
+    step = _clusters_on_tokens if len(state.kept) else _clusters
+    after, info = step(config, state, result[cluster_release(t)])
+    if not config.adaptive_clip:
+        return after, info
+    if (norms := result.get(norms_release(t))) is not None:
+        after = replace(after, clip=_moved_clip(state, clip, norms))
+    return after, RoundInfo({**info.scalars, "clip": clip}, info.note)
+
+
+def _clusters(config: HistogramsConfig, state: HistogramsState, released: np.ndarray) -> Step:
+    """One clustering round: normalise, find dead cells, shrink; merge after round T1, pool the last two rounds."""
+    t, last = state.round + 1, state.round + 1 == state.rounds
+    clip, floor = _clip(config, state), config.centre_floor
+    noise = _noise(state, clip)
+    own_sums = released * grid_step(clip) * np.sqrt(state.metric)
+    own_counts = own_sums.sum(axis=1)
+    total = own_counts.sum()
+    state = _with_refined_mean(state, own_sums, total, len(own_sums) * noise**2, floor)
+
+    sums, counts, draws = own_sums, own_counts, np.ones(len(own_sums))
+    pooled = last and len(state.sums) == len(sums)
+    if pooled:
+        sums, counts, draws = sums + state.sums, counts + state.counts, draws * 2
+    cells = _Cells(sums, counts, draws, counts >= DEAD * noise * np.sqrt(draws))
+    info = _info(state, total, int(cells.alive.sum()), _movement(cells, state.centres, floor))
+    if t == state.merge_after:
+        cells = _merged(state, cells, floor)
+
+    alive = cells.alive
+    centres = np.tile(state.mean, (len(alive), 1))
+    energy = cells.sums.shape[1] * cells.draws[alive] * (noise / cells.counts[alive]) ** 2
+    shrunk = shrink(cells.sums[alive] / cells.counts[alive, None], state.mean, state.metric, energy)
+    centres[alive] = project(shrunk, floor)
+    if t <= state.rounds - 2 and not alive.all():
+        fresh = perturbed(state.mean, len(alive), state.perturbation, stream(state.seed, RESEED, t))
+        centres[~alive] = fresh[~alive]
+
+    after = replace(state, round=t, centres=centres)
+    if last:  # counts are those of one round
+        counts = cells.counts / (2 if pooled else 1)
+        return replace(after, phase="done", counts=counts, sums=np.zeros((0, cells.sums.shape[1]))), info
+    return replace(after, phase="rounds", counts=cells.counts, sums=cells.sums), info
+
+
+def _clusters_on_tokens(config: HistogramsConfig, state: HistogramsState, released: np.ndarray) -> Step:
+    """The round of the reduced problem, its centres and mean lifted again: a run that stops early serves all tokens."""
+    kept, mean = state.kept, state.mean
+    small = replace(
+        state, kept=kept[:0], mean=reduce_rows(mean[None, :], kept)[0], centres=reduce_rows(state.centres, kept)
+    )
+    after, info = _clusters(config, small, released)
+    rows = lift(np.vstack([after.mean, after.centres]), kept, mean)
+    return replace(after, kept=kept, mean=rows[0], centres=rows[1:]), info
+
+
+def _with_refined_mean(
+    state: HistogramsState, sums: np.ndarray, total: float, variance: float, floor: float
+) -> HistogramsState:
+    """F averaged with the mean that the cells of this round add up to, each weighted by (count / noise)**2.
+
+    Free, because it only uses what is released; the metric stays frozen.
+    """
+    if total < DEAD * math.sqrt(variance):
+        return state
+    precision = float(total**2 / variance)
+    all_cells = project(sums.sum(axis=0) / total, floor)
+    known = state.mean_precision
+    mean = (known * state.mean + precision * all_cells) / (known + precision)
+    return replace(state, mean=mean, mean_precision=known + precision)
+
+
+def _merged(state: HistogramsState, cells: _Cells, floor: float) -> _Cells:
+    """K' cells to K: dead ones dropped, the others merged by Ward cost; sums and noise of a group add."""
+    live = np.flatnonzero(cells.alive)
+    groups = []
+    if len(live):
+        rows = project(cells.sums[live] / cells.counts[live, None], floor)
+        groups = [live[group] for group in ward_merge(rows, cells.counts[live], state.metric, state.clusters)]
+    k = state.clusters
+    merged = _Cells(np.zeros((k, cells.sums.shape[1])), np.zeros(k), np.ones(k), np.zeros(k, bool))
+    for row, group in enumerate(groups):
+        merged.sums[row], merged.counts[row] = cells.sums[group].sum(axis=0), cells.counts[group].sum()
+        merged.draws[row], merged.alive[row] = cells.draws[group].sum(), True
+    return merged
+
+
+def _movement(cells: _Cells, centres: np.ndarray, floor: float) -> float:
+    """Mean total variation between the new and the old centres of live cells, weighted by their noised counts."""
+    alive = cells.alive
+    if not alive.any():
+        return 0.0
+    new = project(cells.sums[alive] / cells.counts[alive, None], floor)
+    return float(np.average(total_variation(new, centres[alive]), weights=cells.counts[alive]))
+
+
+def _moved_clip(state: HistogramsState, clip: float, norms: np.ndarray) -> float:
+    """C exp(-0.2 (b - 1/2)), b the noised share of clients within the clip; C where noise explains their number."""
+    counts = norms / GRID_NORM
+    total = float(counts.sum())
+    if total < DEAD * math.sqrt(2) * state.norms_multiplier * state.spread:
+        return clip
+    within = min(max(float(counts[0]) / total, 0.0), 1.0)
+    return clip * math.exp(-CLIP_RATE * (within - CLIP_TARGET))
+
+
+# --- noise ----------------------------------------------------------------------------------------------------------
+
+
+def _clip(config: HistogramsConfig, state: HistogramsState) -> float:
+    return state.clip or config.clip
+
+
+def _multiplier(state: HistogramsState) -> float:
+    """sigma of the release that comes next: the first of its round. T clustering rounds are the last ones."""
+    before = len(state.multipliers) - state.rounds
+    number = {"flat": 0, "whitened": 1, "votes": 0, "moment": before - 1}.get(state.phase, before + state.round)
+    return float(state.multipliers[number])
+
+
+def _noise(state: HistogramsState, clip: float) -> float:
+    """Standard deviation of the noise of a sum that is clipped at so much, whitened; of a noised count for w."""
+    return clip * state.spread * _multiplier(state)
+
+
+def _info(state: HistogramsState, count: float, live: int, moved: float) -> RoundInfo:
+    return RoundInfo(
+        {
+            "noise_multiplier": _multiplier(state),
+            "released_count": float(count),
+            "live_cells": float(live),
+            "movement": float(moved),
+        }
+    )

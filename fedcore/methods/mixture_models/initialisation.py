@@ -1,0 +1,214 @@
+"""First parameters of a model, as pure functions of statistics that add up over leaves; the driver makes the passes.
+
+    random_parameters  from the pooled mean and variance of the columns
+    k-means++          one pass of `squared_distances` and `draw_row` for each seed (Arthur, Vassilvitskii 2007)
+    Lloyd              a few passes of `cluster_sums` and `lloyd_step`, then `parameters_from_clusters`
+
+**Not private.** A seed is the row of a client, and the sums carry no noise. A private run has a warm start.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import scipy.sparse as sp
+
+from fedcore.errors import ConfigError
+from fedcore.methods.mixture_models.client_sums import row_tiles
+from fedcore.methods.mixture_models.contract import CurvedEM, Rows, Theta, is_sparse
+from fedcore.methods.mixture_models.counts import BernoulliMixture, CountMixture, MultinomialMixture, PoissonMixture
+from fedcore.methods.mixture_models.gaussian import GaussianMixture
+from fedcore.methods.mixture_models.imputer import GaussianImputer
+from fedcore.methods.mixture_models.mixture import Mixture
+from fedcore.methods.mixture_models.regression import RegressionMixture
+from fedcore.population.blocks import segment_sums
+from fedcore.randomness import client_uniforms, stream
+from fedcore.rounds.statistics import ArgMax
+
+START = "em/start"
+PICK = "em/start/pick"
+NUMBERS_TOGETHER = 2**20  # in the rows whose differences from the centres are in RAM
+PRIOR_ROWS = 5.0  # rows' worth of the pooled variance in a cluster's variance; of the pooled mean in its rates: 1
+
+
+def random_parameters(model: CurvedEM, mean: np.ndarray, variance: np.ndarray, seed: int) -> Theta:
+    """Parameters drawn around the pooled moments (d,), with equal weights.
+
+    Gaussian: means N(mean, variance), pooled variances. Counts: the mean, each entry times exp(N(0, 1)). Regression:
+    slopes N(0, var v / (p var u)) through the mean point, variance of the response. Imputer: the pooled moments.
+
+    Raises ConfigError for a model of another kind.
+    """
+    generator = stream(seed, START)
+    mean, variance = np.asarray(mean, np.float64), np.maximum(np.asarray(variance, np.float64), 1e-12)
+    if isinstance(model, GaussianImputer):
+        return model.maximise(model.statistic_of({"mean": mean, "covariance": np.diag(variance)}))
+    if isinstance(model, GaussianMixture):
+        means = mean + np.sqrt(variance) * generator.standard_normal((model.components, len(mean)))
+        return _gaussian(model, _equal(model), means, np.tile(variance, (model.components, 1)))
+    if isinstance(model, CountMixture):
+        factors = np.exp(generator.standard_normal((model.components, len(mean))))
+        return _counts(model, _equal(model), np.maximum(mean, 1e-6) * factors)
+    if isinstance(model, RegressionMixture):
+        slopes = model.features - 1
+        scale = np.sqrt(variance[-1] / (variance[:-1] * max(slopes, 1)))
+        b = scale * generator.standard_normal((model.components, slopes))
+        if model.intercept:
+            b = np.column_stack([b, mean[-1] - b @ mean[:-1]])
+        return {"weights": _equal(model), "coefficients": b, "variances": np.full(model.components, variance[-1])}
+    raise ConfigError(f"{type(model).__name__} has no random start.")
+
+
+# --- k-means++ --------------------------------------------------------------------------------------------------------
+
+
+def squared_distances(y: Rows, centres: np.ndarray) -> np.ndarray:
+    """(N,) squared Euclidean distance of every row to the nearest of the centres (k, d)."""
+    if is_sparse(y):
+        return _squares(y, centres).min(axis=0)
+    nearest = np.empty(y.shape[0])
+    for rows in row_tiles(y.shape[0], _rows_together(y)):
+        nearest[rows] = _squares(np.asarray(y[rows]), centres).min(axis=0)
+    return nearest
+
+
+def draw_row(y: Rows, ptr: np.ndarray, first: int, log_weights: np.ndarray, seed: int, step: int) -> ArgMax:
+    """A leaf's candidate for a draw of one row of the population, with probability exp(log_weights) up to a factor.
+
+    log_weights: (N,), -inf for rows that must not be drawn. k-means++: zeros for the first centre, then the logarithm
+    of `squared_distances`.
+    first: the population's number of the leaf's first client; seed, step: name the draw
+
+    Returns the best client and its payload {"row": (d,)}; the score of a leaf without rows is -inf. The maximum over
+    clients of ln(sum of their weights) + Gumbel is a draw of a client, and a row follows from a second uniform: the law
+    of a Gumbel for every row, from two uniforms named (seed, step, client). Not private: the row is somebody's.
+    """
+    counts = np.diff(ptr)
+    filled = np.flatnonzero(counts)
+    totals = np.full(len(counts), -np.inf)
+    top = np.zeros(len(counts))
+    if len(filled):
+        highest = np.maximum.reduceat(log_weights, np.asarray(ptr)[filled])
+        top[filled] = np.where(np.isfinite(highest), highest, 0.0)
+        sums = segment_sums(np.exp(log_weights - np.repeat(top, counts)), ptr)
+        with np.errstate(divide="ignore"):
+            totals = np.log(sums) + top
+    uniforms = client_uniforms(seed, PICK, step, first, len(counts), draws=2)
+    scores = totals - np.log(-np.log(uniforms[:, 0]))
+    if not len(scores) or not np.isfinite(scores.max()):
+        return ArgMax(-np.inf, first, {"row": np.zeros(y.shape[1])})
+    client = int(scores.argmax())
+    rows = slice(int(ptr[client]), int(ptr[client + 1]))
+    cumulative = np.cumsum(np.exp(log_weights[rows] - top[client]))
+    chosen = rows.start + int(np.searchsorted(cumulative, uniforms[client, 1] * cumulative[-1], "right"))
+    chosen = min(chosen, rows.stop - 1)
+    row = y[chosen : chosen + 1]
+    row = row.toarray()[0] if is_sparse(row) else np.asarray(row)[0]
+    return ArgMax(float(scores[client]), first + client, {"row": np.asarray(row, np.float64)})
+
+
+# --- Lloyd ------------------------------------------------------------------------------------------------------------
+
+
+def cluster_sums(y: Rows, centres: np.ndarray) -> np.ndarray:
+    """(k, 1 + 2 d) of a leaf: the number of rows nearest to every centre, the sum of their differences from it, and the
+    sum of the squares of these."""
+    k, d = centres.shape
+    sums = np.zeros((k, 1 + 2 * d))
+    if not y.shape[0]:
+        return sums
+    if not is_sparse(y) and y.shape[0] > _rows_together(y):
+        for rows in row_tiles(y.shape[0], _rows_together(y)):
+            sums += cluster_sums(y[rows], centres)
+        return sums
+    y = y if is_sparse(y) else np.asarray(y)
+    labels = _squares(y, centres).argmin(axis=0)
+    member = np.zeros((k, y.shape[0]))
+    member[labels, np.arange(len(labels))] = 1.0
+    sums[:, 0] = member.sum(axis=1)
+    if is_sparse(y):
+        y = y.astype(np.float64)
+        first, second = (y.T @ member.T).T, (y.multiply(y).tocsr().T @ member.T).T
+        sums[:, 1 : 1 + d] = first - sums[:, :1] * centres
+        sums[:, 1 + d :] = second - 2.0 * centres * first + sums[:, :1] * centres**2
+        return sums
+    x = y - centres[labels]
+    sums[:, 1 : 1 + d] = member @ x
+    sums[:, 1 + d :] = member @ (x * x)
+    return sums
+
+
+def lloyd_step(centres: np.ndarray, sums: np.ndarray) -> np.ndarray:
+    """The means of the clusters (k, d); an empty cluster keeps its centre."""
+    return centres + sums[:, 1 : 1 + centres.shape[1]] / np.maximum(sums[:, :1], 1.0)
+
+
+def parameters_from_clusters(
+    model: CurvedEM, centres: np.ndarray, sums: np.ndarray, mean: np.ndarray, variance: np.ndarray
+) -> Theta:
+    """theta from the `cluster_sums` about these centres (G, d) and the pooled moments (d,). Weights and variances are
+    shrunken towards equal and pooled ones, so that a small cluster is not degenerate.
+
+    Raises ConfigError for a model whose components are not clusters of rows.
+    """
+    counts, d = sums[:, :1], centres.shape[1]
+    weights = (counts[:, 0] + 1.0) / (counts.sum() + len(counts))
+    shift = sums[:, 1 : 1 + d] / np.maximum(counts, 1.0)
+    if isinstance(model, GaussianMixture):
+        within = np.maximum(sums[:, 1 + d :] - counts * shift**2, 0.0)
+        pooled = np.maximum(np.asarray(variance, np.float64), 1e-12)
+        return _gaussian(model, weights, centres + shift, (within + PRIOR_ROWS * pooled) / (counts + PRIOR_ROWS))
+    if isinstance(model, CountMixture):
+        return _counts(model, weights, (counts * (centres + shift) + np.maximum(mean, 1e-6)) / (counts + 1.0))
+    raise ConfigError(f"{type(model).__name__} has no start from clusters of rows.", "Use a random start.")
+
+
+# --- parts ------------------------------------------------------------------------------------------------------------
+
+
+def _squares(y: Rows, centres: np.ndarray) -> np.ndarray:
+    """(k, N)."""
+    squares = np.empty((len(centres), y.shape[0]))
+    if is_sparse(y):
+        y = sp.csr_matrix(y, dtype=np.float64)
+        norms = np.asarray(y.multiply(y).sum(axis=1)).ravel()
+        for i, centre in enumerate(centres):
+            squares[i] = np.maximum(norms - 2.0 * (y @ centre) + centre @ centre, 0.0)
+        return squares
+    for i, centre in enumerate(centres):
+        # differences before squares: a row has distance 0 from itself
+        x = y - centre
+        squares[i] = np.einsum("ij,ij->i", x, x)
+    return squares
+
+
+def _rows_together(y: Rows) -> int:
+    return max(NUMBERS_TOGETHER // max(y.shape[1], 1), 1)
+
+
+def _equal(model: Mixture) -> np.ndarray:
+    return np.full(model.components, 1.0 / model.components)
+
+
+def _gaussian(model: GaussianMixture, weights: np.ndarray, means: np.ndarray, variances: np.ndarray) -> Theta:
+    theta = {"weights": weights, "means": means}
+    if model.covariance == "known":
+        return theta
+    if model.covariance == "diag":
+        covariances = variances
+    elif model.covariance == "spherical":
+        covariances = variances.mean(axis=1)
+    elif model.covariance == "tied":
+        covariances = np.diag(weights @ variances)
+    else:
+        covariances = variances[:, :, None] * np.eye(means.shape[1])
+    return theta | {"covariances": covariances}
+
+
+def _counts(model: CountMixture, weights: np.ndarray, means: np.ndarray) -> Theta:
+    if isinstance(model, PoissonMixture):
+        return {"weights": weights, "rates": means}
+    if isinstance(model, MultinomialMixture):
+        return {"weights": weights, "probabilities": means / means.sum(axis=1, keepdims=True)}
+    if isinstance(model, BernoulliMixture):
+        return {"weights": weights, "probabilities": np.clip(means, 0.01, 0.99)}
+    raise ConfigError(f"{type(model).__name__} has no start.")

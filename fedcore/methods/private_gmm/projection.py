@@ -1,0 +1,31 @@
+"""Projection on noised principal directions (Algorithm 3, step 5).
+
+The noise is that of Analyze Gauss (Dwork, Talwar, Thakurta, Zhang 2014): it is added to the second moment.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedcore.methods.private_gmm.integer_rows import BASIS_BITS
+from fedcore.methods.private_gmm.sensitivities import DIAGONAL
+
+
+def second_moment(triangle: np.ndarray, d: int) -> np.ndarray:
+    """(d, d) symmetric, in squared steps. triangle: (d (d + 1) / 2,) published, its diagonal scaled."""
+    matrix = np.zeros((d, d))
+    matrix[np.triu_indices(d)] = triangle
+    matrix += np.triu(matrix, 1).T
+    matrix[np.diag_indices(d)] *= DIAGONAL[1] / DIAGONAL[0]
+    return matrix
+
+
+def basis_of(triangle: np.ndarray, d: int, q: int) -> np.ndarray:
+    """(d, q) whole numbers in steps of 2**-14: the leading eigenvectors of a published second moment."""
+    vectors = np.linalg.eigh(second_moment(triangle, d))[1]
+    return np.rint(vectors[:, ::-1][:, :q] * 2.0**BASIS_BITS)
+
+
+def whole_space(d: int) -> np.ndarray:
+    """(d, d) the identity, where there is nothing to project."""
+    return np.eye(d) * 2.0**BASIS_BITS

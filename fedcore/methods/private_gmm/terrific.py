@@ -1,0 +1,113 @@
+"""Terrific balls (Definition 5.2), and the split of a node by them (Algorithm 3, steps 3, 4, 6 and 7).
+
+B(p, r) is terrific if it holds enough rows, leaves enough outside of B(p, c r), and the shell between the two is nearly
+empty. All of it is computed from published profiles, so that any number of balls may be tried at no price.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedcore.methods.private_gmm.integer_rows import ONE
+from fedcore.methods.private_gmm.plan import PROFILE_RADII
+from fedcore.methods.private_gmm.tree import BALL, GAP, REST, VORONOI
+
+LAG = 2  # bins of a profile in the shell: the ratio of two radii is sqrt(GAP)
+MARGIN = 2.0  # standard deviations
+EMPTY = 0.06  # of what the ball holds: more must not be in the shell
+OUTSIDE = 0.8  # of t
+RADIUS_CLASS = 1.6
+RATIO = math.sqrt(GAP)
+
+
+def profile_radii() -> np.ndarray:
+    """(PROFILE_RADII,) in steps, ascending, the largest two radii of the ball of the node."""
+    return 2.0 * ONE / RATIO ** np.arange(PROFILE_RADII)[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Ball:
+    """candidate: number of the one at its centre. radius: in steps. inside: noised count of units. shell: noised count
+    of units in the shell, as a share of it."""
+
+    candidate: int
+    radius: float
+    inside: float
+    shell: float
+
+
+@dataclass(frozen=True, slots=True)
+class Children:
+    """Of a node: kinds (m,), balls (m, q) and radii (m,) in steps, counts (m,) noised. The last is the rest, if there
+    is one."""
+
+    kinds: list[int]
+    balls: np.ndarray
+    radii: np.ndarray
+    counts: np.ndarray
+
+
+def shells_are_clear(noise: float, needed: float) -> bool:
+    """Whether noise of this standard deviation in a bin cannot fill a shell by half of what a ball must hold."""
+    return MARGIN * noise * math.sqrt(LAG) < needed / 2
+
+
+def terrific_balls(profiles: np.ndarray, count: float, noise: float, needed: float) -> list[Ball]:
+    """All terrific balls of a node of size t.
+
+    profiles: (M, bins) of units around each candidate; count: noised, of the node; noise: of a bin; needed: t.
+    """
+    radii, balls = profile_radii(), []
+    inside = np.cumsum(profiles, axis=1)
+    slack = MARGIN * noise * math.sqrt(LAG)
+    if not shells_are_clear(noise, needed):
+        return []
+    for candidate, row in enumerate(inside):
+        for number in range(len(radii) - LAG):
+            held = row[number]
+            shell = row[number + LAG] - held
+            if (
+                held >= needed + MARGIN * noise * math.sqrt(number + 1)
+                and count - row[number + LAG] >= OUTSIDE * needed
+                and shell <= EMPTY * held + slack
+            ):
+                balls.append(Ball(candidate, float(radii[number]), float(held), float(shell / held)))
+    return balls
+
+
+def disjoint(balls: Sequence[Ball], at: np.ndarray, most: int) -> list[Ball]:
+    """At most `most` balls that do not meet, small ones first, and of like radius those with the emptiest shells.
+
+    at: (M, q) candidates.
+    """
+    kept: list[Ball] = []
+    smallest = min((ball.radius for ball in balls), default=1.0)
+    for ball in sorted(balls, key=lambda b: (round(math.log(b.radius / smallest) / math.log(RADIUS_CLASS)), b.shell)):
+        if len(kept) < most and all(
+            np.linalg.norm(at[ball.candidate] - at[other.candidate]) > RATIO * (ball.radius + other.radius)
+            for other in kept
+        ):
+            kept.append(ball)
+    return kept
+
+
+def children_of(balls: Sequence[Ball], at: np.ndarray, count: float, needed: float, most: int) -> Children:
+    """Parts around all balls if these are all that may be, or if nothing is left; else the balls, and the rest.
+
+    at: (M, q) candidates; count: noised, of the node; needed: t; most: children that the node may have.
+    """
+    points = at[[ball.candidate for ball in balls]]
+    radii, counts = (np.array([getattr(ball, name) for ball in balls]) for name in ("radius", "inside"))
+    rest = count - counts.sum()
+    if len(balls) >= most or (rest < needed and len(balls) > 1):
+        return Children([VORONOI] * len(balls), points, radii, counts)
+    return Children(
+        [BALL] * len(balls) + [REST],
+        np.vstack([points, np.zeros(points.shape[1])]),
+        np.append(radii, 1.0),
+        np.append(counts, rest),
+    )

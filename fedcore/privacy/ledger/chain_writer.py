@@ -1,0 +1,119 @@
+"""Writing inside one transaction of a ledger: a population's account is locked, and its chain is extended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Row, Table, select, update
+
+from fedcore.errors import LeaseLost, LedgerTampered
+from fedcore.privacy.ledger import database as db
+from fedcore.privacy.ledger.chain import FORFEITED, Record, link
+from fedcore.privacy.ledger.leases import Lease
+
+RESTORE = "Restore the ledger from a backup."
+
+
+class ChainWriter:
+    """Extends the chain of one population inside a transaction, and changes the tables that mirror it.
+
+    account: the population's row of `database.accounts`, which the transaction has locked
+    clock:   seconds since 1970
+
+    Raises LedgerTampered if the newest record of the chain is not the one that the account names.
+    """
+
+    def __init__(self, ledger_id: str, clock: Callable[[], float], connection: Connection, account: Row[Any]) -> None:
+        self.ledger_id = ledger_id
+        self.clock = clock
+        self.connection = connection
+        self.account = account
+        self.population_id = account.population_id
+        self.seq, self.hash = account.seq, account.hash
+        self._check_last_link()
+
+    def _check_last_link(self) -> None:
+        """The newest record is the head that the account names, and its content matches its hash."""
+        newest = select(db.records).where(db.records.c.population_id == self.population_id)
+        row = self.connection.execute(newest.order_by(db.records.c.seq.desc()).limit(1)).one_or_none()
+        if row is None or (row.seq, row.hash) != (self.seq, self.hash):
+            raise LedgerTampered(
+                f"record {self.seq} of population {self.population_id!r} should be the last one of "
+                f"its chain in ledger {self.ledger_id}, and is not.",
+                RESTORE,
+            )
+        if row.hash != record_of(row).expected_hash(self.ledger_id, self.population_id):
+            raise LedgerTampered(
+                f"record {row.seq} ({row.kind}) of population {self.population_id!r} in ledger "
+                f"{self.ledger_id}: its content does not match its hash.",
+                RESTORE,
+            )
+
+    def append(self, kind: str, run_id: str | None, payload: dict[str, Any]) -> None:
+        """Add a record to the chain; it becomes the head that the account names."""
+        timed = {**payload, "at": self.clock()}
+        record = link(self.ledger_id, self.population_id, self.seq + 1, kind, run_id, timed, self.hash)
+        insert_record(self.connection, self.population_id, record)
+        self.seq, self.hash = record.seq, record.hash
+        self.set_account(seq=record.seq, hash=record.hash)
+
+    def set_account(self, **values: Any) -> None:
+        mine = db.accounts.c.population_id == self.population_id
+        self.connection.execute(update(db.accounts).where(mine).values(**values))
+
+    def run(self, run_id: str) -> Row[Any]:
+        return self.connection.execute(select(db.runs).where(db.runs.c.run_id == run_id)).one()
+
+    def held_run(self, lease: Lease) -> Row[Any]:
+        """The run of a lease that is still good. Raises LeaseLost."""
+        run = self.run(lease.run_id)
+        if run.token != lease.token or run.holder is None:
+            raise LeaseLost(
+                f"run {lease.run_id!r} is held by another process now (token {run.token}, this process has "
+                f"{lease.token}).",
+                "This process stops; the other one goes on.",
+            )
+        return run
+
+    def set_run(self, run_id: str, **values: Any) -> None:
+        self.connection.execute(update(db.runs).where(db.runs.c.run_id == run_id).values(**values))
+
+    def attempts(self, run_id: str, round: int, name: str) -> list[Row[Any]]:
+        """The attempts at a planned release, oldest first; never none."""
+        query = select(db.releases).where(release_key(db.releases, run_id, round, name)).order_by(db.releases.c.attempt)
+        rows = list(self.connection.execute(query))
+        if not rows:
+            raise LedgerTampered(f"ledger {self.ledger_id} lacks release {name!r} of run {run_id!r}.", RESTORE)
+        return rows
+
+    def set_state(self, run_id: str, round: int, name: str, attempt: int, state: str) -> None:
+        which = release_key(db.releases, run_id, round, name) & (db.releases.c.attempt == attempt)
+        self.connection.execute(update(db.releases).where(which).values(state=state))
+
+    def forfeit(self, run_id: str, round: int, name: str, attempt: int) -> None:
+        """Record that an attempt was charged and that its value is lost."""
+        self.set_state(run_id, round, name, attempt, FORFEITED)
+        self.append("forfeit", run_id, {"round": round, "name": name, "attempt": attempt})
+
+
+def release_key(table: Table, run_id: str, round: int, name: str) -> ColumnElement[bool]:
+    return (table.c.run_id == run_id) & (table.c.round == round) & (table.c.name == name)
+
+
+def record_of(row: Row[Any]) -> Record:
+    return Record(row.seq, row.kind, row.run_id, row.payload, row.prev_hash, row.hash)
+
+
+def insert_record(connection: Connection, population_id: str, record: Record) -> None:
+    connection.execute(
+        db.records.insert().values(
+            population_id=population_id,
+            seq=record.seq,
+            kind=record.kind,
+            run_id=record.run_id,
+            payload=record.payload,
+            prev_hash=record.prev_hash,
+            hash=record.hash,
+        )
+    )

@@ -1,0 +1,254 @@
+"""The database of a ledger: tables, connections, transactions, and what the database's errors mean to a person.
+
+SQLite by default (write-ahead log, full synchronisation, one writer at a time), or any SQLAlchemy URL. Writers lock the
+population's row in `accounts`, so that runs on one population are serialised by the ledger itself.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from sqlalchemy import (
+    Boolean,
+    Column,
+    Connection,
+    Double,
+    Engine,
+    ForeignKey,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    create_engine,
+    event,
+)
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.pool import NullPool
+
+from fedcore.errors import LedgerError, LedgerMissing
+
+SCHEMA = 1
+BUSY_SECONDS = 30.0
+HIDDEN = "***"
+
+metadata = MetaData()
+
+# One row. A ledger of test noise says so for ever.
+ledger_table = Table(
+    "fedcore_ledger",
+    metadata,
+    Column("only", Integer, primary_key=True, autoincrement=False),
+    Column("id", String(32), nullable=False),
+    Column("schema", Integer, nullable=False),
+    Column("test", Boolean, nullable=False),
+)
+
+# The row that a writer locks. Budget columns are null until one is set; seq and hash are the head of the chain.
+accounts = Table(
+    "fedcore_accounts",
+    metadata,
+    Column("population_id", String(128), primary_key=True),
+    Column("unit", String(32)),
+    Column("relation", String(32)),
+    Column("epsilon", Double),
+    Column("delta", Double),
+    Column("rho_max", Double),
+    Column("delta_conv", Double),
+    Column("delta_extra", Double),
+    Column("seq", Integer, nullable=False),
+    Column("hash", String(64), nullable=False),
+)
+
+# The chain. Rows are only ever inserted.
+records = Table(
+    "fedcore_records",
+    metadata,
+    Column("population_id", ForeignKey(accounts.c.population_id), primary_key=True),
+    Column("seq", Integer, primary_key=True, autoincrement=False),
+    Column("kind", String(32), nullable=False),
+    Column("run_id", String(128), index=True),
+    Column("payload", Text, nullable=False),
+    Column("prev_hash", String(64), nullable=False),
+    Column("hash", String(64), nullable=False),
+)
+
+# token is the fencing token; holder describes the process that holds the lease, or is null.
+runs = Table(
+    "fedcore_runs",
+    metadata,
+    Column("run_id", String(128), primary_key=True),
+    Column("population_id", ForeignKey(accounts.c.population_id), nullable=False, index=True),
+    Column("plan", Text, nullable=False),
+    Column("plan_digest", String(64), nullable=False),
+    Column("spares", Integer, nullable=False),
+    Column("used", Integer, nullable=False),
+    Column("spare_rho", Double, nullable=False),
+    Column("spare_delta", Double, nullable=False),
+    Column("secure", Boolean, nullable=False),
+    Column("status", String(32), nullable=False),
+    Column("token", Integer, nullable=False),
+    Column("holder", Text),
+    Column("expires", Double),
+)
+
+releases = Table(
+    "fedcore_releases",
+    metadata,
+    Column("run_id", ForeignKey(runs.c.run_id), primary_key=True),
+    Column("round", Integer, primary_key=True, autoincrement=False),
+    Column("name", String(128), primary_key=True),
+    Column("attempt", Integer, primary_key=True, autoincrement=False),
+    Column("state", String(16), nullable=False),
+    Column("rho", Double, nullable=False),
+    Column("delta", Double, nullable=False),
+)
+
+# The published value itself. The primary key is what makes a second publication lose.
+published = Table(
+    "fedcore_published",
+    metadata,
+    Column("run_id", ForeignKey(runs.c.run_id), primary_key=True),
+    Column("round", Integer, primary_key=True, autoincrement=False),
+    Column("name", String(128), primary_key=True),
+    Column("attempt", Integer, nullable=False),
+    Column("shape", Text, nullable=False),
+    Column("data", LargeBinary, nullable=False),  # int64, little-endian, C order
+    Column("sha256", String(64), nullable=False),
+)
+
+
+class Conflict(LedgerError):
+    """Two processes inserted the same key; one of them lost."""
+
+
+def parse_url(url: str) -> URL:
+    """Raises LedgerError for anything that is not the URL of a database that outlives the process."""
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        raise LedgerError(
+            f"{url!r} is not the URL of a ledger.",
+            "Write sqlite:////path/to/ledger.sqlite or postgresql+psycopg://user@host/name.",
+        ) from None
+    if parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:"):
+        raise LedgerError(
+            "a ledger in memory would forget what was spent.", "Name a file: sqlite:////path/ledger.sqlite"
+        )
+    if parsed.password == HIDDEN:
+        raise LedgerError(
+            f"the address {url!r} of the ledger lacks its password, which is never stored.",
+            "Give the whole URL in FEDCORE_LEDGER.",
+        )
+    return parsed
+
+
+def connect(url: URL, *, create: bool) -> Engine:
+    """An engine without a pool: safe to use after a fork, and a deleted database is noticed at once.
+
+    create: whether a missing SQLite file may be made; with False, LedgerMissing.
+    """
+    if url.get_backend_name() != "sqlite":
+        try:
+            return create_engine(url, poolclass=NullPool, isolation_level="READ COMMITTED")  # what the row locks assume
+        except (NoSuchModuleError, ModuleNotFoundError) as error:
+            raise LedgerError(
+                f"no driver for {url.render_as_string()} is installed ({error}).",
+                "Install fedcore[postgresql] and write postgresql+psycopg://...",
+            ) from None
+    path = Path(url.database or "").expanduser().absolute()
+    if create:
+        _make_file(path)
+    elif not path.is_file():
+        raise LedgerMissing(
+            f"there is no ledger at {str(path)!r}.", "Restore it from a backup, or say where it is with FEDCORE_LEDGER."
+        )
+    address = f"{path.as_uri()}?mode=rw"  # never makes a file
+
+    def open_file() -> sqlite3.Connection:
+        connection = sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
+        connection.execute("PRAGMA synchronous = FULL")  # a commit is on the disk before anything depends on it
+        connection.execute("PRAGMA foreign_keys = ON")
+        return connection
+
+    engine = create_engine("sqlite://", creator=open_file, poolclass=NullPool)
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        # Take the write lock at once: a reader that later wants to write would meet "database is locked".
+        write = connection.get_execution_options().get("write", False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+    return engine
+
+
+def _make_file(path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with closing(sqlite3.connect(path, timeout=BUSY_SECONDS)) as connection:
+            connection.execute("PRAGMA journal_mode = WAL")
+    except (sqlite3.Error, OSError) as error:
+        raise _named(error, str(path)) from None
+
+
+@contextmanager
+def transaction(engine: Engine, where: str, *, write: bool) -> Iterator[Connection]:
+    """One transaction, committed at the end of the block. Database errors become LedgerError, LedgerMissing."""
+    try:
+        with engine.connect() as connection:
+            if write:
+                connection = connection.execution_options(write=True)
+            with connection.begin():
+                yield connection
+    except IntegrityError:
+        raise Conflict("another process wrote the same to the ledger at the same time.", "Try again.") from None
+    except SQLAlchemyError as error:
+        raise _named(getattr(error, "orig", None) or error, where) from None
+
+
+REASONS = (  # what the database says (lower case) -> what happened, what to do
+    (
+        "unable to open database",
+        LedgerMissing,
+        "cannot be opened: it is missing, or its folder may not be written",
+        "Restore it from a backup, or say where it is with FEDCORE_LEDGER.",
+    ),
+    ("does not exist", LedgerMissing, "does not exist", "Check the address in FEDCORE_LEDGER."),
+    ("no such table", LedgerMissing, "holds no ledger", "Check the address in FEDCORE_LEDGER."),
+    ("disk is full", LedgerError, "cannot be written: the disk is full", "Free some space; then resume the run."),
+    ("no space left", LedgerError, "cannot be written: the disk is full", "Free some space; then resume the run."),
+    ("readonly", LedgerError, "may not be written", "Give this user permission to write the file and its folder."),
+    ("permission denied", LedgerError, "may not be used by this user", "Ask its owner for permission to write."),
+    ("not a database", LedgerError, "is not a ledger, or is damaged", "Restore it from a backup."),
+    ("malformed", LedgerError, "is damaged", "Restore it from a backup."),
+    ("disk i/o error", LedgerError, "cannot be read or written: input/output error", "Check the disk."),
+    ("locked", LedgerError, f"has been locked by another process for {BUSY_SECONDS:.0f} s", "Wait, then try again."),
+)
+
+
+def _named(error: BaseException, where: str) -> LedgerError:
+    """What a database's error means. Its own text is not repeated: it may quote statements and their values."""
+    text = str(error).lower()
+    for words, kind, what, remedy in REASONS:
+        if words in text:
+            return kind(f"the ledger {where!r} {what}.", remedy)
+    return LedgerError(
+        f"the ledger {where!r} cannot be used ({type(error).__name__}).",
+        "Check that the database is running and that FEDCORE_LEDGER names it.",
+    )
+
+
+def default_ledger_url() -> str:
+    """FEDCORE_LEDGER, or a SQLite file in the user's data folder."""
+    named = os.environ.get("FEDCORE_LEDGER")
+    if named:
+        return named
+    from platformdirs import user_data_path
+
+    return f"sqlite:///{user_data_path('fedcore') / 'ledger.sqlite'}"

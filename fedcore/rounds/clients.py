@@ -1,0 +1,229 @@
+"""The clients' side of a round, in whichever process answers: a block is read, its leaves answer, memories are written.
+
+A `Source` says where the data of a round are; an `Answer` is the function that a backend maps over blocks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import resource
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+from threadpoolctl import ThreadpoolController
+
+from fedcore.errors import FedcoreError, MethodError, RunError, WorkerFailed
+from fedcore.population.blocks import ClientBlock, leaves
+from fedcore.population.store import Population
+from fedcore.rounds.caches import AHEAD, BLOCKS, MEMORIES
+from fedcore.rounds.method import AnyMethod, Memory, Message
+from fedcore.rounds.statistics import Statistics, merge
+from fedcore.runs.store import read_values, write_values
+from fedcore.storage import files
+from fedcore.storage.files import Place, place
+
+DEFAULT_CACHE_BYTES = 512 * 2**20
+DEFAULT_STREAM_ABOVE = 512 * 2**20
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+Answering = Callable[[Message, int], Statistics | None]  # of (message, block); None: nobody is in the block
+AHEAD_BYTES = 64 * 2**20  # a block that is larger, decoded, is read when it is needed, so that only one is in memory
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a worker finds the data of a round: paths and versions, never data.
+
+    memory_in, memory_out: folders or URLs of the clients' memories before and after this round, or None
+    cache_bytes: how much of decoded blocks and memories a process may keep
+    stream_above: a block of dense rows that is larger, decoded, is read while it is used, if the method can
+    durable: whether the memories of this round are to be flushed to the disk
+    training: names the course of a training in which a process may use what it kept of its own answers
+    """
+
+    population: str
+    version: int
+    memory_in: str | None = None
+    memory_out: str | None = None
+    cache_bytes: int = DEFAULT_CACHE_BYTES
+    stream_above: int = DEFAULT_STREAM_ABOVE
+    durable: bool = True
+    training: str = ""
+
+
+def peak_memory() -> int:
+    """Peak resident bytes of this process."""
+    try:  # ru_maxrss of a process that was forked begins with what its parent held
+        with open("/proc/self/status") as status:
+            return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+    except (OSError, StopIteration):  # not Linux
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+_populations: dict[tuple[str, int], Population] = {}
+
+
+def _population(source: Source) -> Population:
+    key = (source.population, source.version)
+    if key not in _populations:
+        _populations[key] = Population.open(source.population, version=source.version)
+    return _populations[key]
+
+
+@cache
+def _blas() -> ThreadpoolController:
+    """The BLAS of this process; looking for it takes as long as a small block's work, so it is done once."""
+    return ThreadpoolController()
+
+
+@cache
+def keep_freed_memory() -> None:
+    """glibc hands freed megabytes back to the system, and leaf after leaf, round after round then faults their pages in
+    anew, which can take as long as the arithmetic. This process keeps some of it instead.
+    """
+    with suppress(OSError, AttributeError):  # another libc
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_TRIM_THRESHOLD, 128 * 2**20)
+        libc.mallopt(M_MMAP_THRESHOLD, 32 * 2**20)
+
+
+def one_blas_thread() -> AbstractContextManager[Any]:
+    """Inside it BLAS takes one thread, so that results have the same bits on any number of cores."""
+    limited: AbstractContextManager[Any] = _blas().limit(limits=1)
+    return limited
+
+
+@contextmanager
+def redacted(method: AnyMethod, index: int) -> Iterator[None]:
+    """One BLAS thread, so that results have the same bits everywhere; and in a private run an error that is not one of
+    ours is renamed without its text, because a traceback could show what must not be seen.
+    """
+    keep_freed_memory()
+    try:
+        with one_blas_thread():
+            yield
+    except FedcoreError:
+        raise
+    except Exception as error:
+        if not method.private:
+            raise
+        raise WorkerFailed(
+            f"block {index} failed with {type(error).__name__}; its details are withheld, because the run is private.",
+            "Verify the population, then resume.",
+        ) from None
+
+
+def block_for(method: AnyMethod, source: Source, population: Population, index: int) -> ClientBlock:
+    """Methods that say `streams_rows` take rows of which only parts become arrays; the others get every block whole."""
+    if method.streams_rows and population.kind == "rows" and (population.decoded_bytes(index) > source.stream_above):
+        return population.stream(index)
+    key = (population.id, source.version, index)
+    return BLOCKS.get(key, partial(AHEAD.take, key, partial(population.read, index)), source.cache_bytes)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a worker is asked to do with each of its blocks: `answer_block`."""
+
+    method: AnyMethod
+    source: Source
+
+    def __call__(self, message: Message, index: int) -> Statistics | None:
+        return answer_block(self.method, self.source, message, index)
+
+    def expect(self, index: int) -> None:
+        """This block is asked for after the one that comes now; it can be read meanwhile."""
+        population = _populations.get((self.source.population, self.source.version))
+        if population is None or not is_high_latency(population) or population.decoded_bytes(index) > AHEAD_BYTES:
+            return
+        key = (population.id, self.source.version, index)
+        if key not in BLOCKS.blocks:
+            AHEAD.expect(key, partial(population.read, index))
+
+
+def is_high_latency(population: Population) -> bool:
+    """Whether reading is mostly waiting. Files of this machine are not: reading them ahead takes turns with the work
+    for cores and caches, and made rounds a tenth slower.
+    """
+    return files.is_remote(population.path)
+
+
+def answer_all(
+    function: Answering, message: Message, blocks: Iterable[int], then: int | None = None
+) -> Iterator[Statistics | None]:
+    """function(message, block) for one block after the other. then: the block that this process is asked for next."""
+    blocks, expect = list(blocks), getattr(function, "expect", None)
+    for block, following in zip(blocks, [*blocks[1:], then], strict=True):
+        if expect is not None and following is not None:
+            expect(following)
+        yield function(message, block)
+
+
+def answer_block(method: AnyMethod, source: Source, message: Message, index: int) -> Statistics | None:
+    """The statistics of one block: leaf by leaf, in order. Idempotent: a block may be computed twice."""
+    with redacted(method, index):
+        population = _population(source)
+        block = block_for(method, source, population, index)
+        memory = None if source.memory_in is None else _memory(source, source.memory_in, index, block.clients)
+        total, kept = None, []
+        for leaf in leaves(block, population.clients_per_leaf):
+            start = leaf.first - block.first
+            mine = None if memory is None else {k: v[start : start + leaf.clients] for k, v in memory.items()}
+            statistics, new = checked_answer(method, method.client_update(message, leaf, mine))
+            total = merge(total, statistics)
+            kept.append({} if new is None else new)
+        if any(part.keys() != kept[0].keys() for part in kept):
+            raise ValueError(f"leaves of block {index} remember different things")
+        if source.memory_out and any(kept):
+            # In the order that a file gives them back in: other orders have other last bits in products.
+            together = {name: np.ascontiguousarray(np.concatenate([part[name] for part in kept])) for name in kept[0]}
+            write_values(memory_file(source.memory_out, index), together, durable=source.durable)
+            if source.training:
+                MEMORIES.keep((source.training, source.memory_out, index), together, source.cache_bytes - BLOCKS.bytes)
+        return total
+
+
+def checked_answer(method: AnyMethod, answer: Any) -> tuple[Statistics, Memory | None]:
+    """What `client_update` returned. Raises MethodError if it is not (statistics by name, memory or None)."""
+    if not (isinstance(answer, tuple) and len(answer) == 2):
+        raise MethodError(f"client_update of method {method.name!r} does not return two values: statistics and memory.")
+    statistics, memory = answer
+    if not isinstance(statistics, dict) or not all(hasattr(value, "merge") for value in statistics.values()):
+        raise MethodError(
+            f"client_update of method {method.name!r} does not return statistics by name.",
+            "Each is one of fedcore.rounds.statistics, such as FloatSum.at(block.leaf, array).",
+        )
+    if memory is not None and not isinstance(memory, dict):
+        raise MethodError(f"client_update of method {method.name!r} returns a memory that is neither a dict nor None.")
+    return statistics, memory
+
+
+def _memory(source: Source, folder: str, index: int, clients: int) -> Memory:
+    kept = MEMORIES.take((source.training, folder, index)) if source.training else None
+    return read_memory(folder, index, clients) if kept is None else kept
+
+
+def memory_file(folder: str | Place, index: int) -> Place:
+    """Where the memories of the clients of one block are."""
+    return place(folder) / f"{index:06d}.zip"
+
+
+def read_memory(folder: str | Place, index: int, clients: int) -> Memory:
+    """The memories of the clients of one block. Raises RunError that names the block if its file is missing, damaged,
+    or holds another number of clients.
+    """
+    try:
+        memory = read_values(memory_file(folder, index))
+        wrong = [name for name, array in memory.items() if np.shape(array)[:1] != (clients,)]
+        if wrong:
+            raise RunError(f"{wrong[0]!r} is not that of {clients} clients.", "Restore this file from a backup.")
+    except RunError as error:
+        raise RunError(
+            f"the memories of the clients of block {index} after round {int(place(folder).name)} are lost: "
+            f"{error.message}",
+            error.remedy,
+        ) from error
+    return memory

@@ -1,0 +1,213 @@
+"""The first of the two steps in which a run begins: everything that decides it is looked up and checked.
+
+`resolve` turns a request into one frozen `RunSpec`; `recorded_spec` makes the same of a run that is gone on with. The
+second step, `fedcore.training.session`, opens the run. No data are open here, and nothing is reserved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import fedcore
+from fedcore.errors import PopulationError, RunError
+from fedcore.methods.registry import make_method
+from fedcore.population.store import Population
+from fedcore.privacy.ledger.chain import ChainHead
+from fedcore.privacy.plan import PlannedRelease
+from fedcore.rounds.clients import DEFAULT_CACHE_BYTES
+from fedcore.rounds.method import AnyMethod, PublicFacts
+from fedcore.runs.store import Run, read_values
+from fedcore.storage.files import place
+from fedcore.training.budget import check_kind, ledger_of, nominal_clients, plan_within_budget, public_facts
+from fedcore.training.request import TrainRequest
+from fedcore.training.warm_start import WarmStart, digest_of, find_warm_start
+
+if TYPE_CHECKING:  # a run that is not private needs no database
+    from fedcore.privacy.ledger.ledger import Ledger
+
+START_FILE = "start.zip"  # the run's own copy of the arrays that it starts from
+REQUIRED = {"method", "config", "kernel", "private", "population", "features", "plan", "rho", "seed", "test_noise"}
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """Everything that decides what a run does and what it may spend.
+
+    public:     what the method may know: relation, unit, rho and warm start included
+    releases:   planned, in order; none if the method is not private
+    ledger:     that pays for them; None if the method is not private
+    warm_start: arrays and what run.json says of them; None if the run starts from nothing
+    test_noise: key of pseudo-random noise; None: the noise protects people
+    """
+
+    method: AnyMethod
+    population: Population
+    public: PublicFacts
+    releases: tuple[PlannedRelease, ...]
+    ledger: Ledger | None
+    warm_start: WarmStart | None
+    test_noise: str | None
+    cache_bytes: int
+
+    def record(self, request: TrainRequest, run_id: str, stamp: str) -> dict[str, Any]:
+        """What run.json says of a new run. stamp: when it begins, as text."""
+        method, population, private = self.method, self.population, self.ledger is not None
+        return {
+            "run_id": run_id,
+            "method": method.name,
+            "config": method.config.model_dump(mode="json"),
+            "seed": self.public.seed,
+            "code_version": fedcore.__version__,
+            "kernel": method.arithmetic_version,
+            "population": {
+                "path": population.location,
+                "name": population.path.name,
+                "id": population.id,
+                "version": population.version,
+                "clients_per_leaf": population.clients_per_leaf,
+            },
+            "features": population.features,
+            "nominal_clients": nominal_clients(method, population),
+            "private": method.private,
+            "rho": self.public.rho,
+            "plan": [planned.to_json() for planned in self.releases],
+            "test_noise": self.test_noise,
+            "relation": self.public.relation if private else None,
+            "unit": self.public.unit if private else None,
+            "start": None if self.warm_start is None else self.warm_start.record,
+            "deployment": request.deployment,
+            "series": None if request.series is None else request.series.model_dump(mode="json"),
+            "started": stamp,
+        }
+
+
+def resolve(request: TrainRequest, ledger_url: str | None = None) -> RunSpec:
+    """The run that is requested, or the error for which it is refused: settings, population, warm start, budget.
+
+    ledger_url: where the population's ledger is, if it was moved. Raises ConfigError, WrongKind, the population's and
+    the ledger's errors, PrivacyError, BudgetMissing, BudgetExceeded.
+    """
+    method = make_method(request.method, request.settings)
+    place(request.runs)  # what a URL cannot be is told before anything is made
+    population = Population.open(request.population, version=request.version)
+    check_kind(method, population)
+    ledger = ledger_of(population, ledger_url) if method.private else None
+    warm_start = find_warm_start(
+        request.start_from,
+        request.public_start_because,
+        method=method,
+        population=population,
+        ledger=ledger,
+        private=method.private and request.test_noise is None,
+        runs=request.runs,
+        deployment=request.deployment,
+    )
+    arrays = None if warm_start is None else warm_start.arrays
+    if ledger is None:
+        releases: tuple[PlannedRelease, ...] = ()
+        public = public_facts(method, population, None, request.seed, start=arrays)
+    else:
+        releases, public = plan_within_budget(method, population, ledger, request.seed, arrays)
+    method.init(public)  # what the method cannot do with this population, budget and start is refused now
+    return RunSpec(method, population, public, releases, ledger, warm_start, request.test_noise, request.cache_bytes)
+
+
+# --- runs that are gone on with ---------------------------------------------------------------------------------------
+
+
+def recorded_request(run: Run) -> dict[str, Any]:
+    """What run.json says was requested. Raises RunError if something is missing."""
+    missing = REQUIRED - run.info.keys()
+    if missing:
+        raise RunError(f"run.json of run {run.path.name!r} lacks {sorted(missing)[0]!r}.", "Restore it from a backup.")
+    return run.info
+
+
+def recorded_spec(
+    run: Run,
+    *,
+    cache_bytes: int = DEFAULT_CACHE_BYTES,
+    ledger_url: str | None = None,
+    population_path: str | None = None,
+) -> RunSpec:
+    """The spec of a run that was begun, from its own record.
+
+    population_path: where the population is now, if it was moved. Raises RunError for a damaged record, another
+    population, another arithmetic or leaf size; LedgerRolledBack; the population's and the ledger's errors.
+    """
+    info = recorded_request(run)
+    try:
+        config, arithmetic, private = info["config"], info["kernel"], info["private"]
+        path, version, id = (info["population"][name] for name in ("path", "version", "id"))
+        clients_per_leaf = info["population"]["clients_per_leaf"]
+        releases = tuple(PlannedRelease(**_planned(item)) for item in info["plan"])
+        method = make_method(info["method"], config)
+        seen = ChainHead(**run.head["ledger_head"]) if "ledger_head" in run.head else None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RunError(
+            f"run.json or head.json of run {run.path.name!r} is damaged ({type(error).__name__}: {error}).",
+            "Restore them from a backup.",
+        ) from error
+    run.metrics()  # damage is told before anything is charged
+    population = Population.open(population_path or path, version=version)
+    if population.id != id:
+        raise RunError(
+            f"run {run.id!r} belongs to another population than {str(population.path)!r}.",
+            "Name the right one with --population.",
+        )
+    same = (method.arithmetic_version, population.clients_per_leaf, method.private)
+    if same != (arithmetic, clients_per_leaf, private):
+        raise RunError(
+            f"run {run.id!r} was made with kernel {arithmetic!r} and leaves of {clients_per_leaf} clients; "
+            "going on with others would change its result.",
+            "Resume it with the version that started it, or train again.",
+        )
+    ledger = None
+    if method.private:
+        ledger = ledger_of(population, ledger_url)
+        if seen is not None:
+            ledger.check_not_rolled_back(population.id, seen)
+    warm_start = _recorded_warm_start(run)
+    public = public_facts(
+        method,
+        population,
+        info["rho"],
+        info["seed"],
+        info.get("relation") or "add_or_remove_one",  # runs of earlier versions do not name it, nor the unit
+        None if warm_start is None else warm_start.arrays or None,
+        info.get("unit") or "client",
+    )
+    return RunSpec(method, population, public, releases, ledger, warm_start, info["test_noise"], cache_bytes)
+
+
+def _planned(item: Mapping[str, Any]) -> dict[str, Any]:
+    return {**{name: value for name, value in item.items() if name != "rho"}, "shape": tuple(item["shape"])}
+
+
+def _recorded_warm_start(run: Run) -> WarmStart | None:
+    """What the run started from; read only before its first round. Raises RunError if the arrays are others."""
+    record = run.info.get("start")
+    if record is None:
+        return None
+    if run.round >= 0:
+        return WarmStart({}, record)
+    arrays: dict[str, np.ndarray] = read_values(run.path / START_FILE)
+    if digest_of(arrays) != record.get("sha256"):
+        raise RunError(
+            f"{START_FILE} of run {run.id!r} does not hold what the run was asked to start from.",
+            "Restore it from a backup.",
+        )
+    return WarmStart(arrays, record)
+
+
+def vocabulary_of(run: Run) -> tuple[str, ...] | None:
+    """The vocabulary of the population that the run was trained on; None if it has none or is not there any more."""
+    try:
+        where = recorded_request(run)["population"]
+        return Population.open(where["path"], version=where["version"]).vocabulary()
+    except PopulationError:
+        return None

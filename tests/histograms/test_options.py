@@ -1,0 +1,120 @@
+"""Runs of the private pipeline with its options: relations, reduced tokens, the adaptive clip, weights."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from fedcore.methods.histograms import Histograms, HistogramsConfig
+from fedcore.methods.histograms.clients import client_update
+from fedcore.methods.histograms.messages import ReleaseMessage, all_tokens
+from fedcore.methods.histograms.reduction import reduce_block
+from fedcore.privacy.grid import GRID_NORM
+from fedcore.runs.store import read_values, state_values, write_values
+from tests.histograms.example_clients import (
+    EVERYTHING,
+    RELATIONS,
+    D,
+    block_of,
+    distance,
+    facts_of_two_groups,
+    public,
+    random_counts,
+    two_groups,
+    warm_start,
+)
+from tests.histograms.run_in_memory import answer, no_noise, rounded_normal, run
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+@pytest.mark.parametrize(
+    "settings_",
+    [
+        {},
+        {"reduction": "frequency", "keep": 8},
+        {"reduction": "eigenvectors", "keep": 8, "moment_share": 0.5},
+        {"adaptive_clip": True},
+        {"half_weight_tokens": 20.0},
+    ],
+    ids=["plain", "frequency", "eigenvectors", "clip", "weights"],
+)
+@pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
+def test_two_clusters_are_found(relation, settings_, warm):
+    block, truth = two_groups()
+    start = {"centres": 0.7 * truth + 0.3 * truth.mean(axis=0)} if warm else None
+    sizes = {} if warm else {"rounds": 5, "overseed": 4, "merge_after": 2}
+    config = HistogramsConfig(clusters=2, **sizes, **settings_)
+    known = facts_of_two_groups(relation=relation, warm_start=start)
+    state, infos = run(Histograms(config), block, known, rounded_normal(np.random.default_rng(0)))
+    assert state.phase == "done" and state.centres.shape == (2, 12) and state.mean.shape == (12,)
+    np.testing.assert_allclose(state.centres.sum(axis=1), 1.0)
+    # sampling moves a centre by about sqrt(d / (200 * 60)) / 2 = .016; a lift adds what F gets wrong in the bucket
+    assert distance(state.centres, truth) < (0.25 if "reduction" in settings_ else 0.08)
+    start_apart = distance(np.tile(truth.mean(axis=0), (2, 1)), truth)
+    assert distance(state.centres, truth) < start_apart
+    assert (len(state.kept) > 0) == ("reduction" in settings_)
+
+
+def test_the_clip_moves_towards_the_median_norm():
+    """All clients beyond a small clip: the share within is 0 and C grows by exp(0.1) a round; then it is frozen."""
+    block, _ = two_groups()
+    config = HistogramsConfig(clusters=2, rounds=5, overseed=2, adaptive_clip=True, clip=0.5)
+    _, infos = run(Histograms(config), block, facts_of_two_groups(), no_noise)
+    clips = [info.scalars["clip"] for info in infos if "clip" in info.scalars]
+    np.testing.assert_allclose(clips, 0.5 * np.exp(0.1 * np.array([0, 1, 2, 3, 3])))
+    large = HistogramsConfig(clusters=2, rounds=5, overseed=2, adaptive_clip=True, clip=50.0)
+    _, infos = run(Histograms(large), block, facts_of_two_groups(), no_noise)
+    assert infos[-1].scalars["clip"] == pytest.approx(50 * math.exp(-0.3))
+
+
+def test_a_count_of_norms_that_noise_explains_moves_nothing():
+    block = block_of(np.zeros((5, 12)))
+    config = HistogramsConfig(clusters=2, rounds=5, overseed=2, adaptive_clip=True)
+    _, infos = run(Histograms(config), block, facts_of_two_groups(rho=0.01), rounded_normal(np.random.default_rng(0)))
+    assert infos[-1].scalars["clip"] == 3.0
+
+
+def test_weights_favour_clients_with_many_tokens():
+    """99 clients with one token each and one with 10 000: with m_0 = 100 their weights are 99 / 101 and .99."""
+    block = block_of(np.vstack([np.tile([1, 0, 0], (99, 1)), [[0, 0, 10_000]]]))
+    message = ReleaseMessage("flat_mean", 1, np.zeros((3, 1), np.float32), np.ones(3), 1.0, half_weight=100.0)
+    sums = client_update(message, block)["flat_mean"].value()[0] / GRID_NORM
+    np.testing.assert_allclose(sums, [99 / 101, 0, 10_000 / 10_100], atol=100 / GRID_NORM)
+
+
+@pytest.mark.parametrize("case", EVERYTHING)
+def test_every_state_survives_the_run_store_and_serves_all_tokens(tmp_path, case):
+    config, start = EVERYTHING[case]
+    method, block = Histograms(config), block_of(random_counts(np.random.default_rng(0), 30, D))
+    known = public(start=start)
+    state, plan = method.init(known), {release.name: release for release in method.plan(known)}
+    noise = rounded_normal(np.random.default_rng(0))
+    for number in range(100):
+        write_values(tmp_path / str(number), state_values(state))
+        again = type(state)(**read_values(tmp_path / str(number)))
+        for name, value in state_values(state).items():
+            assert np.array_equal(getattr(again, name), value), name
+        outputs = method.personalise(again, block, None)
+        assert outputs["estimate"].shape == (30, D)
+        np.testing.assert_allclose(outputs["estimate"].sum(axis=1), 1.0, atol=1e-4)
+        message = method.message(again)
+        if message is None:
+            break
+        grid = method.release_values(message, answer(method, message, block, 1024))
+        state, info = method.server_update(again, {name: noise(plan[name], value) for name, value in grid.items()})
+        assert all(math.isfinite(value) for value in info.scalars.values())
+    assert state.phase == "done"
+
+
+def test_clients_of_a_reduced_run_answer_with_the_reduced_vocabulary():
+    block, _ = two_groups()
+    config = HistogramsConfig(clusters=2, rounds=2, overseed=2, reduction="frequency", keep=4)
+    method = Histograms(config)
+    known = facts_of_two_groups(warm_start=warm_start(2, 12))
+    message = method.message(method.init(known))
+    assert len(message.kept) == 4 and message.whitening.shape == (5,) and message.log_centres.shape == (5, 2)
+    sums = answer(method, message, block, 1024)["clusters_001"].value()
+    assert sums.shape == (2, 5) == method.plan(known)[0].shape
+    plain = dataclasses.replace(message, kept=all_tokens())
+    assert np.array_equal(sums, client_update(plain, reduce_block(block, message.kept))["clusters_001"].value())

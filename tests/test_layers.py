@@ -1,0 +1,197 @@
+"""Who may import whom (docs/architecture.md): arrows run downwards only, and there are no circles.
+
+Every import counts: at the top of a module, inside a function, for types only, and by name (`import_module`).
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from fedcore.methods.registry import OWN
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = {"fedcore": "fedcore", "fedcore.flows": "flows", "fedcore.tasks": "tasks"}
+
+# From the lowest to the highest; a room imports lower ones only, and none beside it.
+LAYERS = (
+    {"errors", "randomness"},
+    {"storage"},
+    {"population"},
+    {"privacy"},
+    {"runs"},
+    {"rounds"},
+    {"methods"},
+    {"training"},
+    {"evaluation", "planning"},
+    {"operations"},
+    {"reproduce", "testing"},
+    {"cli"},
+)
+LOOSE = {"__init__", "errors", "randomness"}
+# What a method room may import besides itself. Baselines and data for experiments may use the noise as well.
+METHOD_ROOM = {
+    "fedcore.errors",
+    "fedcore.randomness",
+    "fedcore.population.blocks",
+    "fedcore.population.streaming",
+    "fedcore.privacy.plan",
+    "fedcore.privacy.grid",
+    "fedcore.rounds.method",
+    "fedcore.rounds.results",
+    "fedcore.rounds.scores",
+    "fedcore.rounds.statistics",
+    "fedcore.methods.mixture_models",
+}
+BASELINES = METHOD_ROOM | {"fedcore.privacy.accounting", "fedcore.privacy.composition", "fedcore.privacy.mechanisms"}
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Every module of the package, by the name under which it installs."""
+    found = {}
+    for package, folder in FOLDERS.items():
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+            found[".".join([package, *(part for part in parts if part != "__init__")])] = path
+    return found
+
+
+@cache
+def imports(module: str) -> frozenset[str]:
+    """The modules of the package that a module imports, wherever it does so."""
+    return frozenset(name for name in _imports(modules()[module], module) if name != module)
+
+
+def _imports(path: Path, module: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (_known(alias.name) for alias in node.names if alias.name.split(".")[0] == "fedcore")
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module} imports relatively"
+            if node.module and node.module.split(".")[0] == "fedcore":
+                yield from (_known(f"{node.module}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "import_module":
+            if isinstance(node.args[0], ast.Constant):
+                yield _known(str(node.args[0].value))
+
+
+def _known(name: str) -> str:
+    """The module that an imported name is, or is in."""
+    while name not in modules():
+        name = name.rpartition(".")[0]
+    return name
+
+
+def room(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+def layer(name: str) -> int:
+    return next(number for number, rooms in enumerate(LAYERS) if name in rooms)
+
+
+def test_every_room_has_a_layer():
+    rooms = {room(name) for name in modules()} - {"flows", "tasks", "__init__"}
+    assert rooms == set().union(*LAYERS)
+    assert len(rooms) <= 20
+
+
+def test_only_errors_and_randomness_are_loose():
+    assert {path.stem for path in (ROOT / "fedcore").glob("*.py")} == LOOSE
+
+
+def test_arrows_run_downwards():
+    for module in modules():
+        if room(module) in ("flows", "tasks", "__init__"):
+            continue
+        for other in imports(module):
+            if room(other) in (room(module), "__init__") or (
+                room(module) == "cli" and room(other) in ("flows", "tasks")
+            ):
+                continue
+            assert layer(room(other)) < layer(room(module)), f"{module} imports {other}"
+
+
+def test_tasks_know_no_flows_and_nothing_but_the_command_line_knows_either():
+    for module in modules():
+        seen = {room(other) for other in imports(module)}
+        if room(module) == "tasks":
+            assert not seen & {"flows", "cli"}, module
+        if room(module) == "flows":
+            assert "cli" not in seen, module
+        if room(module) not in ("flows", "tasks", "cli"):
+            assert not seen & {"flows", "tasks"}, module
+
+
+def test_the_core_imports_neither_prefect_nor_dask():
+    for module, path in modules().items():
+        if room(module) in ("flows", "tasks"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not {name.split(".")[0] for name in names} & {"prefect", "dask", "distributed"}, module
+
+
+def test_no_circles():
+    """Tarjan's strongly connected components of the modules; a package and what is in it are different modules."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    circles = []
+
+    def visit(module: str) -> None:
+        index[module] = low[module] = len(index)
+        stack.append(module)
+        for other in sorted(imports(module)):
+            if other not in index:
+                visit(other)
+                low[module] = min(low[module], low[other])
+            elif other in stack:
+                low[module] = min(low[module], index[other])
+        if low[module] == index[module]:
+            members = [stack.pop()]
+            while members[-1] != module:
+                members.append(stack.pop())
+            if len(members) > 1:
+                circles.append(sorted(members))
+
+    for module in modules():
+        if module not in index:
+            visit(module)
+    assert not circles
+
+
+@pytest.mark.parametrize("name", sorted(OWN))
+def test_a_method_room_imports_what_a_method_needs(name):
+    own = OWN[name].partition(":")[0]
+    for module in modules():
+        if module == own or module.startswith(f"{own}."):
+            beside = {".baselines", ".simulation"} & {f".{part}" for part in module.removeprefix(own).split(".")}
+            allowed = BASELINES if beside else METHOD_ROOM
+            others = {other for other in imports(module) if not f"{other}.".startswith(f"{own}.")}
+            strange = {other for other in others if not any(f"{other}.".startswith(f"{one}.") for one in allowed)}
+            assert not strange, f"{module} imports {sorted(strange)}"
+
+
+def test_mixture_models_know_no_rounds():
+    for module in modules():
+        if module.startswith("fedcore.methods.mixture_models"):
+            known = {"fedcore.errors", "fedcore.randomness", "fedcore.population.blocks", "fedcore.rounds.statistics"}
+            others = {other for other in imports(module) if not other.startswith("fedcore.methods.mixture_models")}
+            assert others <= known, f"{module} imports {sorted(others - known)}"
+
+
+def test_no_shared_module_names_a_method():
+    """Names of methods as text stand in their own rooms, in the registry, with the papers' tables and with the demo."""
+    for module, path in modules().items():
+        if module.startswith(("fedcore.methods.", "fedcore.reproduce")) or module == "fedcore.cli.experiments":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            assert not (isinstance(node, ast.Constant) and node.value in OWN), f"{module} names {node.value!r}"
