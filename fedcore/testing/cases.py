@@ -13,6 +13,7 @@ from fedcore.errors import ConfigError, FedcoreError
 from fedcore.population.blocks import ClientBlock
 from fedcore.privacy.mechanisms import TestNoise
 from fedcore.privacy.plan import PlannedRelease, Relation, Unit
+from fedcore.rounds.clients import checked_answer
 from fedcore.rounds.method import Memory, Message, Method, PublicFacts, RoundInfo, State
 from fedcore.rounds.statistics import IntegerSum, KeyedIntegerSum, Statistics, merge_all, values
 from fedcore.testing.bits import copied
@@ -154,20 +155,14 @@ def _checked_state(method: Method[Any, Any], state: Any, function: str) -> State
 def answers(
     method: Method[Any, Any], message: Message, leaves: Sequence[ClientBlock], memories: Sequence[Memory] | None
 ) -> tuple[list[Statistics], list[Memory] | None]:
-    """Of all leaves: statistics, and what their clients remember. Raises LawBroken for answers of the wrong form."""
+    """Of all leaves: statistics, and what their clients remember. Raises LawBroken or MethodError for answers of the
+    wrong form.
+    """
     statistics, kept = list[Statistics](), list[Memory]()
     for number, leaf in enumerate(leaves):
         answer = method.client_update(message, leaf, None if memories is None else copied(memories[number]))
-        require(
-            isinstance(answer, tuple) and len(answer) == 2,
-            f"client_update returns {_form(answer)}, not a pair of statistics and memory.",
-        )
-        found, memory = answer[0], {} if answer[1] is None else answer[1]
-        require(isinstance(found, Mapping), f"client_update returns {_form(found)}, not statistics by name.")
-        require(isinstance(memory, Mapping), f"client_update returns {_form(memory)} as memory, not arrays by name.")
-        for name, statistic in found.items():
-            fits = hasattr(statistic, "merge") and hasattr(statistic, "value")
-            require(fits, f"statistic {name!r} is {_form(statistic)}, which cannot be merged.")
+        found, remembered = checked_answer(method, answer)
+        memory = remembered or {}
         for name, array in memory.items():
             fits = isinstance(array, np.ndarray) and array.shape[:1] == (leaf.clients,)
             shape = np.shape(array)

@@ -9,17 +9,17 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from functools import cache, wraps
+from functools import wraps
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from threadpoolctl import ThreadpoolController
 
 from fedcore.errors import ConfigError, RunError
 from fedcore.population.blocks import ClientBlock, leaves
 from fedcore.privacy.accounting import exact_sum
+from fedcore.rounds.clients import one_blas_thread
 from fedcore.rounds.engine import Backend
 from fedcore.rounds.method import ROWS, ClientOutputs, Memory, check_definition
 from fedcore.rounds.results import Features, Metric, Profiles, Result, Table
@@ -36,18 +36,13 @@ LAWS: dict[str, Law] = {}
 ORDERS = 8  # random orders of addition that are tried for each round
 
 
-@cache
-def _blas() -> ThreadpoolController:
-    return ThreadpoolController()
-
-
 def law(name: str) -> Callable[[Law], Law]:
     """Registers a law. It is looked at with one BLAS thread, as in the engine."""
 
     def register(check: Law) -> Law:
         @wraps(check)
         def limited(case: Case) -> None:
-            with _blas().limit(limits=1):
+            with one_blas_thread():
                 check(case)
 
         LAWS[name] = limited
@@ -228,7 +223,7 @@ def resuming(case: Case) -> None:
 
 def same_with(case: Case, backend: Backend, what: str) -> None:
     """A whole stored run on this backend ends in the bits of the run in memory. what: the backend is called."""
-    with _blas().limit(limits=1), TemporaryDirectory() as folder:
+    with one_blas_thread(), TemporaryDirectory() as folder:
         found = whole_run(case, Path(folder), block=case.population.leaf, backend=backend)
         _require_same_end(_ended_in_memory(case), found, f"a run on {what}")
 

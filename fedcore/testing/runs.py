@@ -20,13 +20,14 @@ from fedcore.population.writer import PopulationWriter
 from fedcore.privacy.accounting import rho_of, zcdp_budget
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.caches import MEMORIES
-from fedcore.rounds.engine import Backend, InProcessBackend, memory_file
+from fedcore.rounds.clients import memory_file
+from fedcore.rounds.engine import Backend, InProcessBackend
 from fedcore.rounds.method import PublicFacts
 from fedcore.runs.store import Run, load_run
 from fedcore.storage.arrays import read_values, write_values
-from fedcore.training.budget import settle
+from fedcore.training.budget import fit_plan
 from fedcore.training.request import TrainRequest
-from fedcore.training.session import Session, ending, resume, start
+from fedcore.training.session import Session, concluding, resume, start_run
 
 if TYPE_CHECKING:
     from fedcore.testing.cases import Case
@@ -84,8 +85,8 @@ def budgeted_facts(case: Case) -> tuple[PublicFacts, tuple[PlannedRelease, ...]]
         return facts(None), ()
     budget = zcdp_budget(EPSILON, DELTA)
     asked = method.private_settings.epsilon
-    plan, rho = settle(method, facts, budget.rho_max if asked is None else rho_of(asked, budget.delta_conv))
-    return facts(rho), tuple(plan)
+    plan, public = fit_plan(method, facts, budget.rho_max if asked is None else rho_of(asked, budget.delta_conv))
+    return public, plan
 
 
 # --- stored runs ------------------------------------------------------------------------------------------------------
@@ -101,8 +102,8 @@ def whole_run(
     with _registered(case):
         session = _started(case, folder, block, backend or InProcessBackend())
         if streamed:
-            session.training.source = replace(session.training.source, whole_bytes=0)
-        with ending(session):
+            session.training.source = replace(session.training.source, stream_above=0)
+        with concluding(session):
             while session.training.step() is not None:
                 pass
         return _ended(session)
@@ -119,7 +120,7 @@ def run_in_pieces(case: Case, folder: Path) -> Ended:
             session = resume(session.run.path, InProcessBackend(), ledger_url=_ledger(folder))
             going_on = session.training.step() is not None
             session.training.commit()
-        with ending(session):
+        with concluding(session):
             pass
         return _ended(session)
 
@@ -163,7 +164,7 @@ def _started(case: Case, folder: Path, block: int | None, backend: Backend) -> S
         seed=case.seed,
         **asked,
     )
-    return start(request, backend, stamp="then", ledger_url=_ledger(folder))
+    return start_run(request, backend, stamp="then", ledger_url=_ledger(folder))
 
 
 def _written(case: Case, folder: Path, block: int | None) -> Population:

@@ -23,7 +23,7 @@ PUBLIC = [
     (broken.NotFinite, "metrics", "'movement' is nan, which is not finite"),
     (broken.AnyOrder, "statistics add", "the order in which leaves are added changes bits"),
     (broken.FirstLeaf, "statistics add", "added twice.* Name block.leaf"),
-    (broken.NoPair, "statistics add", "not a pair of statistics and memory"),
+    (broken.NoPair, "statistics add", "does not return two values: statistics and memory"),
     (broken.Forgetful, "statistics add", "memory 'asked' of 3 clients has shape"),
     (broken.Writing, "purity", "client_update changes its inputs: .*'asked'"),
     (broken.Chance, "purity", "client_update gives other bits when it is called again"),
