@@ -81,10 +81,10 @@ def _alone(stacked: np.ndarray, size: Size) -> np.ndarray:
     def tiles():
         yield stacked
 
-    begun = singular_start(tiles, ATOMS)[:, None]
+    starts = singular_start(tiles, ATOMS)[:, None]
     schedule = Schedule(steps=size.start_steps + size.rounds)
     counts = np.full(len(stacked), stacked.shape[1], np.float64)
-    return best_of_starts("orthogonal", tiles, counts, begun, Coder("top_k", sparsity=20), schedule)[0]
+    return best_of_starts("orthogonal", tiles, counts, starts, Coder("top_k", sparsity=20), schedule)[0]
 
 
 def perma(
