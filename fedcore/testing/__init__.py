@@ -4,10 +4,10 @@ A package's own tests call them too:
 
     from fedcore.testing import LAWS, cases_for
 
-    @pytest.mark.parametrize("law", LAWS)
+    @pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
     def test_laws(law):
         for case in cases_for(MyMethod(MyConfig(components=2))):
-            LAWS[law](case)
+            law(case)
 
 Cases may be made by hand, with a `SmallPopulation` and a warm start of one's own. docs/adding-a-method.md is the guide.
 """

@@ -313,7 +313,7 @@ def scores(case: Case) -> None:
     for _ in range(ORDERS):
         different = difference(expected, values(_added_anyhow(found, generator)), "the sum of the scores")
         require(not different, f"the order in which the leaves' scores are added changes bits: {different}.")
-    table = method.score_table(copied(expected)).to_json("here")  # type: ignore[arg-type]
+    table = method.score_table(copied(expected)).to_json("here")
     json.dumps(table, allow_nan=False)
     lacking = [name for name in ("title", "loss", "axis", "rows") if name not in table]
     require(not lacking, f"the table of scores lacks {', '.join(lacking)}.")

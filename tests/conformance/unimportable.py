@@ -1,0 +1,3 @@
+"""A module of an author that cannot be imported."""
+
+raise ValueError("a mistake on the first line")
