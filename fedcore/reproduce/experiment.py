@@ -46,7 +46,10 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class ResultTable:
-    """rows: one dict for each line, the same keys in each, values text or numbers. notes: what a reader must know."""
+    """A table for people.
+
+    rows: one dict for each line, the same keys in each, values text or numbers; notes: what a reader must know
+    """
 
     title: str
     rows: Sequence[Mapping[str, Any]]
@@ -72,7 +75,7 @@ class Experiment(Protocol):
     title: str
 
     def cells(self, options: Options, place: Place) -> Sequence[Cell]:
-        """What is to be computed, cheap parts first. May make the experiment's own populations."""
+        """The cells to compute, cheap ones first. May make the experiment's own populations."""
 
     def compute(self, cell: Cell, options: Options, place: Place) -> dict[str, Any]:
         """The results of a cell as JSON."""
@@ -81,7 +84,7 @@ class Experiment(Protocol):
         """The table from all cells' results, by key."""
 
     def figure(self, options: Options, results: Mapping[str, dict[str, Any]]) -> bytes:
-        """A PNG."""
+        """The figure from all cells' results, a PNG."""
 
 
 # --- running --------------------------------------------------------------------------------------------------------

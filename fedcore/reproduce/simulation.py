@@ -46,8 +46,9 @@ class SimulatedPublisher:
 
 
 class SimulatedRun(Run):
-    """A run that keeps no states and no metrics, only what the next round needs of the clients' memories: a simulation
-    that was interrupted starts afresh, and durable rounds would take longer than small experiments compute.
+    """A run that keeps no states and no metrics, only the clients' memories that the next round needs.
+
+    A simulation that was interrupted starts again, and durable rounds would take longer than small experiments compute.
     """
 
     def commit(self, round: int, state: Any, rows: Sequence[Mapping[str, Any]] = (), **head: Any) -> None:
@@ -68,7 +69,7 @@ def simulate(
     warm_start: Mapping[str, np.ndarray] | None = None,
     on_round: Callable[[State, RoundInfo], None] | None = None,
 ) -> tuple[Method, State]:
-    """Train a method to its end; (method, last state).
+    """Train a method to its end. Returns (method, last state).
 
     key: of the run's folder, made afresh. budget: (epsilon, delta) of a private configuration; what of delta a
     population keeps for thresholds, and the spare releases, are taken off as in a real run. warm_start: public arrays.

@@ -56,8 +56,9 @@ STATES_KEPT = 2  # of the last commit, and of the one before it: somebody may be
 
 
 class Run:
-    """A run's folder, or its prefix of object storage. Made with `Run.create`, opened with `Run.open` to read or with
-    `Run.open_locked` to write.
+    """A run's folder, or its prefix of object storage.
+
+    It is made with `Run.create`, and opened with `Run.open` to read or with `Run.open_locked` to write.
     """
 
     def __init__(
@@ -92,7 +93,10 @@ class Run:
 
     @classmethod
     def create(cls, folder: str | Place, info: dict[str, Any]) -> Run:
-        """A new run below `folder`, named by info["run_id"]; locked by this process. It has no state yet."""
+        """A new run below `folder`, named by info["run_id"] and locked by this process. It has no state yet.
+
+        Raises RunError if there is a run of this name, or none can be made.
+        """
         path = place(folder) / info["run_id"]
         run = cls(path, {"schema": SCHEMA, **info}, dict(NO_HEAD))
         exists = RunError(f"a run named {info['run_id']!r} exists already.", "Choose another name.")
@@ -142,10 +146,9 @@ class Run:
 
     @classmethod
     def open(cls, path: str | Place, *, without_head: bool = False) -> Run:
-        """Raises RunNotFound, or RunError for unreadable, foreign or lost files.
+        """The run at this folder or URL. Raises RunNotFound, or RunError for unreadable, foreign or lost files.
 
-        path: a folder or a URL. without_head: the head is lost and is not looked at; the run is as if it had no state
-        yet.
+        without_head: the head is lost and is not looked at; the run is as if it had no state yet.
         """
         found = resolve(place(path))
         fetched = object_storage.read_many(found, ("run.json", "head.json")) if is_remote(found) else None
@@ -172,7 +175,7 @@ class Run:
 
     @classmethod
     def open_locked(cls, path: str | Place, *, without_head: bool = False, take_over: bool = False) -> Run:
-        """The run as it is once it is locked: another process may have gone on with it until then.
+        """The run, read after it was locked: another process may have gone on with it until then.
 
         without_head: as in `open`; a damaged head is moved out of the way. take_over: as in `lock`.
         """
@@ -243,6 +246,7 @@ class Run:
                 partial.unlink(missing_ok=True)
 
     def unlock(self) -> None:
+        """Give the lock back. Nothing happens without one."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -274,6 +278,7 @@ class Run:
         return folder if kept else None
 
     def read_state(self) -> dict[str, Any]:
+        """Arrays and scalars of the committed state, by field name. Raises RunError for none, or a damaged one."""
         if self.round < 0:
             raise RunError(f"run {self.id!r} has no committed state yet.", "`fedcore resume` it first.")
         if self.pruned:

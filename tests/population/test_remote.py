@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from fedcore.errors import ChunkError, ConfigError, ManifestError, PopulationError, PopulationNotFound
-from fedcore.population import arrays, layout, remote
+from fedcore.population import arrays, copying, layout
+from fedcore.population.copying import copy_population
 from fedcore.population.ingest.ingest import ingest
-from fedcore.population.remote import copy_population
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
 from fedcore.storage import objects as object_storage
@@ -302,7 +302,11 @@ def test_no_server(rows_population, s3, monkeypatch):
     before = pickle.dumps(there)
     sign_on(monkeypatch, "http://127.0.0.1:9")  # nothing listens there
     there = pickle.loads(before)
-    for attempt in (lambda: Population.open(s3), lambda: there.read(0), lambda: remote.copy_population(there.path, s3)):
+    for attempt in (
+        lambda: Population.open(s3),
+        lambda: there.read(0),
+        lambda: copying.copy_population(there.path, s3),
+    ):
         with pytest.raises(PopulationError, match="cannot be reached|onto itself"):
             attempt()
     with pytest.raises(PopulationError, match="cannot be reached: EndpointConnectionError") as caught:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from fedcore.errors import ChunkError, PopulationError, PopulationNotFound
-from fedcore.population import layout, remote
-from fedcore.population.remote import copy_population
+from fedcore.population import copying, layout
+from fedcore.population.copying import copy_population
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
 from fedcore.storage import objects as object_storage
@@ -59,7 +59,7 @@ def test_an_interrupted_copy_is_not_visible_and_goes_on(counts_population, memor
         copy_population(other.path, where)
     done = copy_population(counts_population.path, where)
     assert done.kept == after and Population.open(where).verify().ok
-    assert layout.read_beside(layout.place(where), remote.MARKER) is None
+    assert layout.read_beside(layout.place(where), copying.MARKER) is None
 
 
 def test_a_failure_while_writing_is_not_visible(counts_population, memory, monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 
 from fedcore.errors import LedgerRolledBack, PopulationError
 from fedcore.population import layout
-from fedcore.population.remote import copy_population
+from fedcore.population.copying import copy_population
 from fedcore.population.store import Population
 from fedcore.privacy.ledger.ledger import create_ledger, default_ledger_url, open_ledger
 from fedcore.rounds.engine import InProcessBackend

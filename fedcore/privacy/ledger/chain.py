@@ -160,7 +160,7 @@ class Balance:
 
 @dataclass(slots=True)
 class Account:
-    """What a chain adds up to."""
+    """The state of a population's budget and runs that the records of its chain add up to."""
 
     population_id: str
     budget: ZcdpBudget | None = None
@@ -171,7 +171,7 @@ class Account:
     hash: str = GENESIS
 
     def apply(self, record: Record) -> None:
-        """Raises KeyError, TypeError or ValueError if the record cannot follow those before it."""
+        """Adds a record. Raises KeyError, TypeError or ValueError if it cannot follow those before it."""
         APPLY[record.kind](self, record.run_id or "", json.loads(record.payload))
         self.seq, self.hash = record.seq, record.hash
 
@@ -210,6 +210,7 @@ def make_balance(
     states: Mapping[str, int],
     open_runs: Iterable[str],
 ) -> Balance:
+    """totals: exact (rho spent, rho reserved, delta spent, delta reserved); states: number of releases by state."""
     rho_spent, rho_reserved, delta_spent, delta_reserved = totals
     rho_max, delta_max = (0.0, 0.0) if budget is None else (budget.rho_max, budget.delta_extra)
     return Balance(
