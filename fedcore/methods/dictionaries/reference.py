@@ -39,7 +39,7 @@ def global_matching(D: list[np.ndarray], r_g: int) -> tuple[np.ndarray, list[np.
                     for k in alive[i]
                 }
             )
-        alpha = [min(alive[-1], key=lambda k: label[-1][k][0])]  # noqa: B023 (used before the loop goes on)
+        alpha = [min((label[-1][k][0], k) for k in alive[-1])[1]]
         for i in range(N - 1, 0, -1):
             alpha.insert(0, label[i][alpha[0]][1])
         first = D[0][:, alpha[0]]
@@ -55,7 +55,7 @@ def local_update(Y: np.ndarray, D_g: np.ndarray, D_l: np.ndarray, zeta: float) -
     D = algorithm_4(Y, np.hstack([D_g, D_l]), zeta)
     S, P = [], []
     for g in D_g.T:
-        k = min(range(D.shape[1]), key=lambda k: d_2(g, D[:, k]))  # noqa: B023 (used before the loop goes on)
+        k = int(np.argmin([d_2(g, column) for column in D.T]))
         S.append(k)
         P.append(sign(g @ D[:, k]))
     if len(set(S)) < len(S):
