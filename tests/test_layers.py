@@ -34,8 +34,9 @@ LAYERS = (
     {"training"},
     {"evaluation", "planning"},
     {"operations"},
-    {"reproduce", "testing"},
+    {"reproduce"},
     {"cli"},
+    {"testing"},
 )
 ABOVE = {"flows", "tasks", "deployments", "__init__"}  # and the package itself
 LOOSE = {"__init__", "errors", "randomness"}
