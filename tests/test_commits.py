@@ -73,6 +73,7 @@ def reference(tmp_path, pause):
     return load_run(training.run.path)
 
 
+@pytest.mark.slow
 def test_one_commit_at_the_end_gives_what_a_commit_of_every_round_gives(tmp_path, reference):
     training = begin(tmp_path, TEN)
     for done in range(1, 10):
@@ -98,6 +99,7 @@ def test_a_commit_when_it_is_time(tmp_path, pause):
     assert [row["round"] for row in training.run.metrics()] == list(range(1, 11))
 
 
+@pytest.mark.slow
 def test_what_was_not_committed_is_made_again_to_the_same_values(tmp_path, pause, reference):
     training = begin(tmp_path, TEN)
     pause(AT_ONCE)

@@ -57,6 +57,7 @@ def to_end(training):
     return training.state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [4, 12, 64])
 def test_the_block_size_changes_no_bit(tmp_path, block):
     reference = to_end(begin(tmp_path, Toy(), block=8, name="reference"))
@@ -125,6 +126,7 @@ class ChattyServer(Toy):
         raise ValueError(f"the sum is {statistics['mean'].value()}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cls", "error"),
     [

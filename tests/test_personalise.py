@@ -69,6 +69,7 @@ def test_the_outputs_are_marked_and_for_their_owner_only(tmp_path):
     assert all("estimate" not in str(path) for path in before)  # nothing of it is in the run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [4, 12, 64])
 def test_blocks_change_nothing(tmp_path, block):
     outputs = []

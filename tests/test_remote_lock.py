@@ -64,6 +64,7 @@ def die(lock) -> None:
 # --- alive or dead ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_holder_that_only_computes_is_alive(lock, elsewhere):
     """Nobody calls anything of the lock for several times the silence that means death."""
     elsewhere()
@@ -76,6 +77,7 @@ def test_a_holder_that_only_computes_is_alive(lock, elsewhere):
     lock.check()
 
 
+@pytest.mark.slow
 def test_a_holder_that_is_dead_is_outlived(lock, elsewhere):
     die(lock)
     elsewhere()
@@ -248,6 +250,7 @@ def far_away(environment, *arguments, **options):
     in_a_process(*arguments, **options)
 
 
+@pytest.mark.slow
 def test_a_long_round_is_waited_for_and_a_dead_process_is_not(s3, tmp_path):
     """The ledger's lease, which is longer, is not waited for either once the run is ours."""
     population, ledger = private_population(tmp_path / "p", small_counts(40), test=True)

@@ -186,6 +186,7 @@ def finished(tmp_path, name):
     return table
 
 
+@pytest.mark.slow
 def test_two_gaussians(tmp_path, monkeypatch):
     for name, value in {
         "ROWS": 1000,
@@ -290,6 +291,7 @@ def test_tiles_of_images_do_not_matter(monkeypatch):
     np.testing.assert_allclose(np.abs(whole), np.abs(tiles), atol=1e-9)
 
 
+@pytest.mark.slow
 def test_tables_with_gaps(tmp_path, monkeypatch, small_data):
     for name, value in {
         "OBSERVERS": 20,

@@ -135,9 +135,9 @@ def score_heldout_block(
 
 
 def over_heldout(
-    place: Place, population: Population, function: Callable[[Any, ClientBlock], Statistics], message: Any
+    place: Place, population: Population, function: Callable[[Any, Any], Statistics], message: Any
 ) -> dict[str, Any]:
     """Finished statistics of function(message, leaf) over all leaves of blocks that have held-out data."""
     blocks = [i for i, entry in enumerate(population.blocks) if entry.heldout is not None]
     mapped = partial(score_heldout_block, function, population.location, population.version)
-    return dict(values(place.backend.map_blocks(mapped, message, blocks)))
+    return values(place.backend.map_blocks(mapped, message, blocks) or {})

@@ -135,6 +135,7 @@ NEIGHBOURS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [of_counts, of_rows], ids=["histograms", "federated_em"])
 @pytest.mark.parametrize("neighbour", NEIGHBOURS)
 def test_the_same_publications_leave_the_same_traces(tmp_path, monkeypatch, neighbour, world):
@@ -145,6 +146,7 @@ def test_the_same_publications_leave_the_same_traces(tmp_path, monkeypatch, neig
     assert differences(reference, other) == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "where"), [("Telling", "runs/run/metrics.jsonl"), ("Keeping", "runs/run/state/000006.zip:reseed")]
 )

@@ -63,6 +63,7 @@ def digest(path) -> str:
     return hashlib.sha256(b"".join(data)).hexdigest()
 
 
+@pytest.mark.slow
 def test_rows_read_from_the_store_while_they_are_used_give_the_same_bits(tmp_path, monkeypatch):
     monkeypatch.setattr(client_groups, "TILE_NUMBERS", 6 * 64)  # some clients are read in tiles
     monkeypatch.setattr(client_groups, "STACK_NUMBERS", 6 * 64)

@@ -140,6 +140,7 @@ KILLS = [
 CASES = [*[("fedem", kill) for kill in KILLS], *[("vr-fedem", kill) for kill in KILLS[4:8]]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "kill"), CASES, ids=str)
 def test_the_same_bits_after_a_kill(remembering, calm, mode, kill):
     here = remembering(mode)
@@ -149,6 +150,7 @@ def test_the_same_bits_after_a_kill(remembering, calm, mode, kill):
     here.check_no_litter()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kill",
     [

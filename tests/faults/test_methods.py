@@ -93,6 +93,7 @@ REMEMBERED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kill", REMEMBERED, ids=str)
 @pytest.mark.parametrize("method", ["gradient_em", "dictionaries"])
 def test_states_and_memories_after_a_kill(learning, calm, method, kill):
@@ -105,6 +106,7 @@ def test_states_and_memories_after_a_kill(learning, calm, method, kill):
     here.check_no_litter()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kill", "lost"),
     [

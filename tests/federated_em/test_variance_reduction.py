@@ -14,6 +14,7 @@ from tests.federated_em.run_in_memory import answer, block_of, facts, run
 KNOWN = dict(model="gaussian", covariance="known", components=2, start="given", norms_by_part=False, monitor_every=1)
 
 
+@pytest.mark.slow
 def test_one_client_without_a_codec_is_spider_em():
     """S <- S + gamma (estimate - S), the estimate corrected by one batch at S_k and S_{k-1}, renewed every k_in."""
     y, start = two_components(3000)

@@ -53,6 +53,7 @@ def to_end(session):
     return session.run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm",
     ["fedgrem", "local-fit", "local-em", "local-grem", "fedem", "fedem-w", "tgmm", "pooled-em", "pooled-grem"],

@@ -17,6 +17,7 @@ from .remote_places import DAMAGES, copied, damage, snapshot
 pytest.importorskip("upath", reason="universal-pathlib is not installed")
 
 
+@pytest.mark.slow
 def test_there_and_back_changes_no_byte(counts_population, base, tmp_path):
     copied(counts_population, f"{base}/p")
     copy_population(f"{base}/p", f"{base}/again/p")
@@ -30,6 +31,7 @@ def test_there_and_back_changes_no_byte(counts_population, base, tmp_path):
         assert writer.commit().version == 2
 
 
+@pytest.mark.slow
 def test_copying_again_keeps_what_is_there(counts_population, base):
     there = copied(counts_population, f"{base}/p")
     done = copy_population(counts_population.path, f"{base}/p")

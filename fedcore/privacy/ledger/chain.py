@@ -164,8 +164,8 @@ class Account:
 
     population_id: str
     budget: ZcdpBudget | None = None
-    unit: str | None = None
-    relation: str | None = None
+    unit: Unit | None = None
+    relation: Relation | None = None
     runs: dict[str, RunAccount] = field(default_factory=dict)
     seq: int = 0
     hash: str = GENESIS
@@ -204,8 +204,8 @@ class Account:
 def make_balance(
     population_id: str,
     budget: ZcdpBudget | None,
-    unit: str | None,
-    relation: str | None,
+    unit: Unit | None,
+    relation: Relation | None,
     totals: tuple[Fraction, Fraction, Fraction, Fraction],
     states: Mapping[str, int],
     open_runs: Iterable[str],
