@@ -55,6 +55,13 @@ def clients():
     )
 
 
+@pytest.mark.slow
+def test_batches_alone_get_stuck_where_variance_reduction_goes_on(clients):
+    reduced = clients(algorithm="vr-fedem", batch=20, inner_rounds=25, gamma=0.6, rounds=100)
+    batches = clients(algorithm="fedem", batch=20, gamma=0.1, rounds=100)
+    assert np.median(reduced.column("mean_field_norm")[-5:]) < 1e-2 * np.median(batches.column("mean_field_norm")[-20:])
+
+
 @pytest.mark.heavy
 def test_it_needs_fewer_passes_than_em_and_batches_alone_never_arrive(clients):
     """The specification's thresholds: 1e-8 within 25 passes, where EM needs more than 50."""
