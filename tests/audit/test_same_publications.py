@@ -17,7 +17,7 @@ import scipy.sparse as sp
 import fedcore.rounds.engine
 import fedcore.training.session
 from fedcore.evaluation.report import write_report
-from fedcore.methods.registry import METHODS
+from fedcore.methods.registry import OWN
 from fedcore.population.manifest import Provenance
 from fedcore.population.writer import PopulationWriter
 from fedcore.privacy.ledger.ledger import create_ledger, default_ledger_url
@@ -149,7 +149,7 @@ def test_the_same_publications_leave_the_same_traces(tmp_path, monkeypatch, neig
     ("method", "where"), [("Telling", "runs/run/metrics.jsonl"), ("Keeping", "runs/run/state/000006.zip:reseed")]
 )
 def test_a_method_that_lets_raw_values_through_is_noticed(tmp_path, monkeypatch, method, where):
-    monkeypatch.setitem(METHODS, "histograms", f"tests.audit.sabotage:{method}")
+    monkeypatch.setitem(OWN, "histograms", f"tests.audit.sabotage:{method}")
     one, other = (
         traces(tmp_path / name, counts, monkeypatch)
         for name, counts in (("one", BASE), ("two", NEIGHBOURS["one client more"]))

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import scipy.sparse as sp
 
-from fedcore.methods.registry import METHODS, make_method
+from fedcore.methods.registry import OWN, make_method
 from fedcore.population.blocks import leaves
 from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
@@ -106,7 +106,7 @@ def flows(request: dict) -> None:
 
     Training.move = move
     for world, method in request["methods"].items():
-        METHODS["histograms"] = method
+        OWN["histograms"] = method
         FLOWS["histograms"](
             config=HistogramsConfig(**SETTINGS),
             compute=Compute(workers=2),

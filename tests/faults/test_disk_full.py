@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from fedcore.errors import FedcoreError, LedgerError, RunError
-from fedcore.methods.registry import METHODS
+from fedcore.methods.registry import OWN
 from fedcore.privacy.ledger import database as ledger_database
 from fedcore.privacy.ledger.chain_writer import ChainWriter
 from fedcore.runs.store import Run, load_run
@@ -205,7 +205,7 @@ def test_a_start_whose_ledger_is_full_reserves_nothing_or_can_be_given_up(place,
 
 def test_memory_that_does_not_fit(place, disk, monkeypatch):
     """A method whose clients remember: the round is not committed, and the next attempt writes all memory again."""
-    monkeypatch.setitem(METHODS, "toy", "tests.toy:Toy")
+    monkeypatch.setitem(OWN, "toy", "tests.toy:Toy")
     here = place("plain")
     request = here.request() | {"method": "toy", "settings": {"rounds": 4}}
     monkeypatch.setattr(type(here), "request", lambda _: request)
