@@ -60,7 +60,7 @@ def train(
 
     began = time.perf_counter()
     method, state = simulate(
-        place, key, "dictionaries", dict(settings), population, seed=seed, start=start, on_round=listen
+        place, key, "dictionaries", dict(settings), population, seed=seed, warm_start=start, on_round=listen
     )
     seconds = time.perf_counter() - began
     last = max((place.folder / "runs" / key / "memory").iterdir())  # of the last round: names are numbers

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedcore.errors import ConfigError
 from fedcore.methods.registry import make_method
-from fedcore.population.blocks import ClientBlock, leaves
+from fedcore.population.blocks import leaves
 from fedcore.population.store import Population
 from fedcore.privacy.accounting import rho_of, zcdp_budget
 from fedcore.privacy.mechanisms import TestNoise
@@ -123,7 +123,7 @@ def simulate(
 
 
 def score_heldout_block(
-    function: Callable[[Any, ClientBlock], Statistics], path: str, version: int, message: Any, index: int
+    function: Callable[[Any, Any], Statistics], path: str, version: int, message: Any, index: int
 ) -> Statistics:
     """function(message, leaf with its held-out part), merged over the leaves of a block."""
     population = Population.open(path, version=version)
@@ -134,7 +134,7 @@ def score_heldout_block(
 
 
 def over_heldout(
-    place: Place, population: Population, function: Callable[[Any, ClientBlock], Statistics], message: Any
+    place: Place, population: Population, function: Callable[[Any, Any], Statistics], message: Any
 ) -> dict[str, Any]:
     """Finished statistics of function(message, leaf) over all leaves of blocks that have held-out data."""
     blocks = [i for i, entry in enumerate(population.blocks) if entry.heldout is not None]
