@@ -15,7 +15,7 @@ import numpy as np
 
 from fedcore.errors import ConfigError
 from fedcore.methods.registry import make_method
-from fedcore.population.blocks import ClientBlock, leaves
+from fedcore.population.blocks import leaves
 from fedcore.population.store import Population
 from fedcore.privacy.accounting import rho_of, zcdp_budget
 from fedcore.privacy.mechanisms import TestNoise
@@ -124,7 +124,7 @@ def simulate(
 
 
 def score_heldout_block(
-    function: Callable[[Any, ClientBlock], Statistics], path: str, version: int, message: Any, index: int
+    function: Callable[[Any, Any], Statistics], path: str, version: int, message: Any, index: int
 ) -> Statistics:
     """function(message, leaf with its held-out part), merged over the leaves of a block."""
     population = Population.open(path, version=version)
