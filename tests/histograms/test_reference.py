@@ -51,11 +51,7 @@ def populations(draw, clients: int):
 
 @settings(max_examples=250, deadline=None)
 @given(
-    populations(14),
-    st.integers(1, 6),
-    st.integers(1, 12),
-    st.sampled_from([0.0, 0.5, 100.0]),
-    st.integers(0, 2**31),
+    populations(14), st.integers(1, 6), st.integers(1, 12), st.sampled_from([0.0, 0.5, 100.0]), st.integers(0, 2**31)
 )
 def test_algorithms_1_and_2(counts, clusters, rounds, temperature, seed):
     config = HistogramsConfig(
