@@ -25,7 +25,7 @@ from fedcore.rounds.method import ROWS, ClientOutputs, Memory, check_definition
 from fedcore.rounds.results import Features, Metric, Profiles, Result, Table
 from fedcore.rounds.scores import KnownMemories
 from fedcore.rounds.statistics import Statistics, merge, merge_all, values
-from fedcore.runs.store import state_values
+from fedcore.storage.arrays import state_values
 from fedcore.testing.bits import copied, difference
 from fedcore.testing.broken import require
 from fedcore.testing.cases import Case, added
