@@ -859,6 +859,7 @@ def visible(place: Path) -> dict:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.what)
 def test_every_mistake_is_named_and_leaves_nothing_behind(row, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -951,6 +952,7 @@ def flipped(path: Path) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("array", ["counts", "indices", "indptr"])
 @pytest.mark.parametrize("damage", [truncated, flipped, Path.unlink], ids=["truncated", "flipped", "missing"])
 def test_a_damaged_block_ends_a_private_run_before_anything_is_charged(tmp_path, monkeypatch, damage, array):

@@ -140,6 +140,7 @@ def test_dictionaries(tmp_path):
     assert rows["floor, loop"]["of_loop"] == 1.0
 
 
+@pytest.mark.slow
 def test_em_and_a_peer(tmp_path, monkeypatch):
     monkeypatch.setattr(em, "_flow", lambda population, workers, *_: {"what": f"flow {workers}"})
     monkeypatch.setattr(em, "_whole_flow", lambda *_: None)
@@ -207,6 +208,7 @@ def test_the_cpu_seconds_of_noise_are_those_of_a_plans_last_round():
     assert 0 < scale.noise([{**planned, "shape": (1, 10**6)}, {**planned, "name": "r2", "round": 2}]) < 1
 
 
+@pytest.mark.slow
 def test_importing_benchmarks_makes_nobody_silent():
     """A level of the log that stays in the environment would reach whatever this process starts later."""
     code = (

@@ -95,6 +95,7 @@ def test_what_a_process_has_written_it_does_not_read(tmp_path, read):
     assert len(caches.MEMORIES.memories) == len(training.blocks), "of the last round alone"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache_bytes", [0, 6000])
 def test_what_does_not_fit_is_read(tmp_path, read, cache_bytes):
     training = begin(tmp_path, Toy(), matrix=small_counts(200))

@@ -100,6 +100,7 @@ def test_help_loads_nothing_heavy():
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
 
 
+@pytest.mark.slow
 def test_exit_codes_of_the_process(place):
     """A user's mistake: exit code 2, one message, no traceback; with --json also one object on stdout."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -9,8 +9,9 @@ from fedcore.errors import RunError
 from fedcore.rounds import engine
 from fedcore.rounds.clients import memory_file
 from fedcore.rounds.engine import Training
-from fedcore.runs.store import Run, load_run, read_values
+from fedcore.runs.store import Run, load_run
 from fedcore.storage import files
+from fedcore.storage.arrays import read_values
 from tests.test_engine import Recorder, begin, to_end
 from tests.toy import Toy, ToyConfig
 
@@ -72,6 +73,7 @@ def reference(tmp_path, pause):
     return load_run(training.run.path)
 
 
+@pytest.mark.slow
 def test_one_commit_at_the_end_gives_what_a_commit_of_every_round_gives(tmp_path, reference):
     training = begin(tmp_path, TEN)
     for done in range(1, 10):
@@ -97,6 +99,7 @@ def test_a_commit_when_it_is_time(tmp_path, pause):
     assert [row["round"] for row in training.run.metrics()] == list(range(1, 11))
 
 
+@pytest.mark.slow
 def test_what_was_not_committed_is_made_again_to_the_same_values(tmp_path, pause, reference):
     training = begin(tmp_path, TEN)
     pause(AT_ONCE)

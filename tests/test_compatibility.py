@@ -30,7 +30,8 @@ from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
 from fedcore.privacy.ledger.ledger import create_ledger, open_ledger
 from fedcore.rounds.engine import InProcessBackend
-from fedcore.runs.store import Run, list_runs, load_run, read_values
+from fedcore.runs.store import Run, list_runs, load_run
+from fedcore.storage.arrays import read_values
 from fedcore.training.personalise import personalise
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import abandon, resume, start_run

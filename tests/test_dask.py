@@ -23,6 +23,7 @@ def cluster(request):
         yield client
 
 
+@pytest.mark.slow
 def test_the_number_of_workers_changes_no_bit(tmp_path, cluster):
     population = write_counts(tmp_path / "p", MATRIX, block=16)
     reference = to_end(begin(tmp_path, Toy(ToyConfig(rounds=4)), matrix=MATRIX, population=population, name="one"))
@@ -32,6 +33,7 @@ def test_the_number_of_workers_changes_no_bit(tmp_path, cluster):
     assert training.backend.pace > 0 and training.backend.memory_of_workers()
 
 
+@pytest.mark.slow
 def test_errors_keep_their_names_and_private_ones_their_silence(tmp_path, cluster):
     population = write_counts(tmp_path / "p", MATRIX, block=16)
     training = begin(
@@ -105,6 +107,7 @@ def test_private_sums_do_not_cross_hosts_in_the_clear():
         pass
 
 
+@pytest.mark.slow
 def test_no_scheduler_there():
     with pytest.raises(ConfigError, match="scheduler"), dask_client(address="tcp://127.0.0.1:9"):
         pass

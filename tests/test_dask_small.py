@@ -21,6 +21,7 @@ def cluster():
         yield client
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block, late, first, each", [(16, 0.0, 1, 1), (8, 60.0, 4, 1), (8, 0.0, 4, 3)])
 def test_small_rounds_are_few_futures_and_the_bits_are_those_of_one_process(
     tmp_path, cluster, monkeypatch, block, late, first, each

@@ -96,6 +96,7 @@ def test_files_that_go_or_are_no_text_are_read_as_well_as_can_be(tmp_path):
     assert demo.TOKEN.findall(demo.read(tmp_path / "odd.py")) == ["import", "sys"]
 
 
+@pytest.mark.slow
 def test_the_real_files_exclude_tests_of_the_library_and_this_package():
     library, packages = demo.library_files(), demo.package_files()
     assert any(path.name == "os.py" for path in library)
@@ -104,6 +105,7 @@ def test_the_real_files_exclude_tests_of_the_library_and_this_package():
     assert not {path for _, path in packages} & set(library)
 
 
+@pytest.mark.slow
 def test_the_demo_on_a_small_installation(installation, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     outcome = works("demo", "--local", "--dir", "here")

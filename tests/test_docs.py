@@ -28,6 +28,7 @@ def commands(page: Path) -> list[str]:
     return [command.strip() for command in found]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_command_exists(page):
     for command in commands(page):

@@ -14,7 +14,8 @@ from fedcore.rounds.clients import Source, keep_freed_memory, memory_file
 from fedcore.rounds.engine import InProcessBackend, Training
 from fedcore.rounds.method import PublicFacts
 from fedcore.rounds.statistics import FloatSum
-from fedcore.runs.store import Run, read_values
+from fedcore.runs.store import Run
+from fedcore.storage.arrays import read_values
 from tests.conftest import small_counts, write_counts
 from tests.toy import Toy, ToyConfig
 
@@ -56,6 +57,7 @@ def to_end(training):
     return training.state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [4, 12, 64])
 def test_the_block_size_changes_no_bit(tmp_path, block):
     reference = to_end(begin(tmp_path, Toy(), block=8, name="reference"))
@@ -124,6 +126,7 @@ class ChattyServer(Toy):
         raise ValueError(f"the sum is {statistics['mean'].value()}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cls", "error"),
     [

@@ -78,6 +78,7 @@ def test_fedavg_by_hand(tmp_path):
     assert f"{len(evaluated)} clients of p; run r" in result["title"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [4, 12, 64])
 def test_blocks_change_no_bit(tmp_path, block):
     results = []
@@ -135,6 +136,7 @@ def test_a_file_of_scores_that_are_not_private_says_so(tmp_path):
         write_not_private(result, tmp_path / "nowhere" / "scores.json")
 
 
+@pytest.mark.slow
 def test_what_cannot_be_scored(tmp_path):
     population = write_counts(tmp_path / "p", small_counts())
     run = train(population, tmp_path)

@@ -190,6 +190,7 @@ def test_the_score_of_a_run_that_has_a_line_of_its_own(population, tmp_path):
     assert headline(run, method, {"loss": "nll", "rows": rows}) == Score("a", "nll", "this run", 2.0, 0.2)
 
 
+@pytest.mark.slow
 def test_a_better_run_becomes_the_latest_and_a_worse_one_does_not(population, public, tmp_path):
     series = Series(promote="if_better", evaluate_on=str(public.path))
     one = train(population, tmp_path, "a", settings={"algorithm": "fedavg"})
@@ -387,6 +388,7 @@ def interrupted(population, tmp_path, run_id, series, **more) -> Run:
     return session.run
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_like_an_undisturbed_one(population, public, tmp_path):
     """Compared, promoted, and older ones pruned: the run knows its deployment and what was asked of it."""
     series, told = Series(promote="if_better", evaluate_on=str(public.path), tolerance=9.0, retention=1), []

@@ -12,7 +12,8 @@ import zarr
 from fedcore.errors import PopulationError, RunError, WorkerFailed, WrongKind
 from fedcore.methods.histograms import Histograms
 from fedcore.rounds.engine import InProcessBackend
-from fedcore.runs.store import Run, write_values
+from fedcore.runs.store import Run
+from fedcore.storage.arrays import write_values
 from fedcore.training.personalise import NOTE, personalise
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import concluding, start_run
@@ -68,6 +69,7 @@ def test_the_outputs_are_marked_and_for_their_owner_only(tmp_path):
     assert all("estimate" not in str(path) for path in before)  # nothing of it is in the run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [4, 12, 64])
 def test_blocks_change_nothing(tmp_path, block):
     outputs = []

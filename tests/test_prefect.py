@@ -47,6 +47,7 @@ def prefect_server(tmp_path_factory):
                 os.environ[name] = value
 
 
+@pytest.mark.slow
 def test_the_server_application_can_be_created():
     code = (
         "from prefect.server.api.server import create_app; app = create_app(ephemeral=True);print(len(app.routes) > 0)"

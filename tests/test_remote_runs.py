@@ -20,10 +20,10 @@ from fedcore.operations.population_page import population_page
 from fedcore.operations.series import all_latest, conclude, latest, pointer, promote, prune
 from fedcore.rounds.clients import memory_file
 from fedcore.rounds.engine import InProcessBackend
-from fedcore.runs.store import Run, list_runs, load_run, read_values, write_values
-from fedcore.storage import files
+from fedcore.runs.store import Run, list_runs, load_run
+from fedcore.storage import files, remote_lock
 from fedcore.storage import objects as object_storage
-from fedcore.storage import remote_lock as claims
+from fedcore.storage.arrays import read_values, write_values
 from fedcore.storage.files import place
 from fedcore.training.personalise import personalise
 from fedcore.training.request import Series, TrainRequest
@@ -99,6 +99,7 @@ def objects(folder) -> dict[str, int]:
 # --- the same as in a folder ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_behind_a_url_has_the_bits_of_a_folder(toy, population, base, tmp_path):
     near, far = train(population, tmp_path / "runs"), train(population, f"{base}/runs")
     assert far.status == "finished" and same_result(load_run(far.path), load_run(near.path))
@@ -227,6 +228,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", DAMAGES)
 @pytest.mark.parametrize("name", ["run.json", "head.json", "state/000002.zip", "metrics", "memory/000002/000001.zip"])
 def test_lost_and_damaged_objects_are_named(toy, population, memory, name, kind):
@@ -279,10 +281,11 @@ class Hosts:
 
 @pytest.fixture
 def hosts(monkeypatch):
-    monkeypatch.setattr(claims, "SECONDS", 1.0)
+    monkeypatch.setattr(remote_lock, "SECONDS", 1.0)
     return Hosts(monkeypatch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("store", "way"), [("memory", "waited for"), ("s3", "taken over")])
 def test_a_run_of_another_host(toy, population, request, hosts, tmp_path, store, way):
     """Refused while its holder may be alive; taken then; and the old holder stops at its next commit."""
@@ -318,6 +321,7 @@ def test_the_old_holder_stops_though_the_new_one_has_done_nothing_yet(toy, popul
     assert to_end(new).round == 3
 
 
+@pytest.mark.slow
 def test_a_commit_that_was_checked_too_early_is_refused_by_the_store(toy, population, s3, hosts):
     """The old holder looks, is taken over, and puts its head: only the condition of the put can tell."""
     old = begin(population, f"{s3}/runs")
@@ -401,6 +405,7 @@ def elsewhere(tmp_path):
     return launch
 
 
+@pytest.mark.slow
 def test_a_run_with_memories_that_is_killed_goes_on_elsewhere(s3, tmp_path, elsewhere):
     """Again and again, at another step each time."""
     population = rows_population(tmp_path / "p", block=24)
@@ -419,6 +424,7 @@ def test_a_run_with_memories_that_is_killed_goes_on_elsewhere(s3, tmp_path, else
     assert memories(run, population) == memories(reference, population)
 
 
+@pytest.mark.slow
 def test_a_private_run_that_is_killed_goes_on_elsewhere(s3, tmp_path, elsewhere):
     population, ledger = private_population(tmp_path / "p", small_counts(40), test=True)
     request = request_of(
@@ -439,6 +445,7 @@ def test_a_private_run_that_is_killed_goes_on_elsewhere(s3, tmp_path, elsewhere)
     assert ledger.verify(population.id).releases.get("forfeited", 0) == 1
 
 
+@pytest.mark.slow
 def test_a_killed_start_leaves_a_name_that_can_be_given_up(s3, tmp_path, elsewhere):
     population, ledger = private_population(tmp_path / "p", small_counts(40), test=True)
     request = request_of(
@@ -471,6 +478,7 @@ def test_workers_write_memories_straight_to_the_url(s3, tmp_path):
 # --- a series of runs -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_runs_of_a_deployment(population, s3, tmp_path):
     public = write_counts(
         tmp_path / "public", small_counts(40, seed=2), heldout=small_counts(40, seed=3), public_for_evaluation="made up"
@@ -512,6 +520,7 @@ def test_one_process_at_a_time_moves_pointers_and_prunes(population, memory, mon
     assert [item["removed"] for item in prune(f"{memory}/runs", 1, "now")] == [True]
 
 
+@pytest.mark.slow
 def test_the_command_line(population, memory, tmp_path):
     runs = f"{memory}/runs"
     settings = [word for name, value in OPEN.items() for word in ("--set", f"{name}={value}")]

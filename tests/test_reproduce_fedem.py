@@ -95,7 +95,14 @@ def test_the_traced_field_is_the_one_that_the_method_monitors(tmp_path):
         told.append(info.scalars.get("mean_field_norm"))
 
     fedem_runs.simulate(
-        place, "monitored", "federated_em", settings, population, seed=1, start=fedem_synthetic.start(), on_round=listen
+        place,
+        "monitored",
+        "federated_em",
+        settings,
+        population,
+        seed=1,
+        warm_start=fedem_synthetic.start(),
+        on_round=listen,
     )
     monitored = [value for value in told if value is not None]
     assert len(monitored) == 4 and trace.mean_field[0] > 1e-3
@@ -179,6 +186,7 @@ def finished(tmp_path, name):
     return table
 
 
+@pytest.mark.slow
 def test_two_gaussians(tmp_path, monkeypatch):
     for name, value in {
         "ROWS": 1000,
@@ -283,6 +291,7 @@ def test_tiles_of_images_do_not_matter(monkeypatch):
     np.testing.assert_allclose(np.abs(whole), np.abs(tiles), atol=1e-9)
 
 
+@pytest.mark.slow
 def test_tables_with_gaps(tmp_path, monkeypatch, small_data):
     for name, value in {
         "OBSERVERS": 20,

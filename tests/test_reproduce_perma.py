@@ -127,6 +127,7 @@ def test_rules_table(tmp_path, monkeypatch):
     assert perma_rg.leading(np.array([True, True, False, True])) == 2 and perma_rg.leading(np.ones(3, bool)) == 3
 
 
+@pytest.mark.slow
 def test_clip_table(tmp_path, monkeypatch):
     monkeypatch.setattr(perma_video, "QUICK", perma_video.Size(120, 160, 6, 2, 8))
     monkeypatch.setattr(perma_video, "data_file", lambda *parts: None)
@@ -203,6 +204,7 @@ def small_digits(tmp_path, monkeypatch):
     perma_mnist._stored.cache_clear()
 
 
+@pytest.mark.slow
 def test_images_table(tmp_path, monkeypatch, small_digits):
     monkeypatch.setattr(perma_mnist, "QUICK", perma_mnist.Size(14, 5, 1, 1, 2, 1, 1))
     monkeypatch.setattr(

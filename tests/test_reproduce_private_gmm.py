@@ -193,5 +193,5 @@ def test_slopes_are_of_logarithms():
     line = private_gmm_table.growth(results, "rival", "labels")
     assert line[0] == [25, 50, 100] and private_gmm_table.slope(line) == pytest.approx(2.0)
     assert private_gmm_table.growth(results, "ours", "means") == ([], [])
-    claims = [note for note in private_gmm_table.claims(results) if "log n" in note]
+    claims = [note for note in private_gmm_table.findings(results) if "log n" in note]
     assert len(claims) == 1 and "slope 1.00, asked at most 1.5, met" in claims[0] and claims[0].endswith("ours, met.")

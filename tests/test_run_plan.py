@@ -325,6 +325,7 @@ def test_a_private_plan_needs_a_budget_as_the_run_does(tmp_path, quick):
     assert refused.code == 2 and refused.json["error"] == "BudgetMissing"
 
 
+@pytest.mark.slow
 def test_more_clients_take_more_and_a_foreign_plan_is_refused(tmp_path, quick):
     write_rows(tmp_path / "p")
     asked = ("plan", "federated_em", tmp_path / "p", "--runs", tmp_path / "runs", "--calibration", "30", *FEDEM)

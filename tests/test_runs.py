@@ -9,8 +9,9 @@ import pytest
 import zarr
 
 from fedcore.errors import RunBusy, RunError, RunNotFound
-from fedcore.runs.store import Run, load_run, read_values, write_values
+from fedcore.runs.store import Run, load_run
 from fedcore.storage import arrays as value_files
+from fedcore.storage.arrays import read_values, write_values
 
 
 @dataclass(frozen=True)

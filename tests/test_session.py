@@ -271,6 +271,7 @@ def test_check_reserves_nothing_and_makes_nothing(tmp_path):
 # --- resuming -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["test noise", "not private"])
 @pytest.mark.parametrize("rounds", [0, 1, 3])
 def test_a_run_interrupted_between_rounds_ends_in_the_same_bits(tmp_path, monkeypatch, kind, rounds):

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from fedcore.errors import FedcoreError
-from fedcore.population.remote import copy_population
+from fedcore.population.copying import copy_population
 from fedcore.population.store import Population
 from fedcore.privacy.accounting import exact_sum, rounded_up
 from fedcore.privacy.ledger.ledger import open_ledger

@@ -11,7 +11,8 @@ from fedcore.errors import ConfigError, PrivacyError, RunError, RunNotFound
 from fedcore.methods.histograms.start import checked_warm_start
 from fedcore.methods.registry import METHODS
 from fedcore.rounds.engine import InProcessBackend
-from fedcore.runs.store import Run, load_run, read_values, write_values
+from fedcore.runs.store import Run, load_run
+from fedcore.storage.arrays import read_values, write_values
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import abandon, concluding, resume, start_run
 from fedcore.training.spec import START_FILE, resolve
@@ -79,6 +80,7 @@ def file(tmp_path, centres):
 # --- from a private run ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_private_run_goes_on_where_a_private_run_ended(private, tmp_path):
     population, ledger, first = private
     run = train(population, tmp_path, run_id="second", start_from=str(first.path))
@@ -95,6 +97,7 @@ def test_a_private_run_goes_on_where_a_private_run_ended(private, tmp_path):
     assert ledger.verify(population.id).rho_reserved == 0
 
 
+@pytest.mark.slow
 def test_the_start_is_that_of_the_first_round_and_survives_the_loss_of_its_run(private, tmp_path):
     population, _, first = private
     expected = load_run(first.path).state["centres"]
@@ -114,6 +117,7 @@ def forget_first_state(run):
         state.unlink()
 
 
+@pytest.mark.slow
 def test_a_run_that_died_before_its_first_state_starts_from_its_own_copy(private, tmp_path):
     population, _, first = private
     session = begin(population, tmp_path, run_id="second", start_from=str(first.path))
@@ -203,6 +207,7 @@ def test_a_damaged_statement_is_told(private, tmp_path):
         resolve(request_for(population, tmp_path, start_from=str(first.path)))
 
 
+@pytest.mark.slow
 def test_a_file_needs_a_reason(private, tmp_path, file, centres):
     population, _, _ = private
     with pytest.raises(PrivacyError, match="nothing says that it is public"):
@@ -213,6 +218,7 @@ def test_a_file_needs_a_reason(private, tmp_path, file, centres):
     np.testing.assert_allclose(read_values(run.path / START_FILE)["centres"], centres)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("because, words", [("  ", "is empty"), (BECAUSE, "and no start")])
 def test_a_reason_without_sense(private, tmp_path, because, words):
     population, _, first = private
@@ -224,6 +230,7 @@ def test_a_reason_without_sense(private, tmp_path, because, words):
 # --- runs that are not private --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_that_is_not_private_starts_from_anything(private, tmp_path, file):
     population, _, first = private
     for number, start_from in enumerate((first.path, file)):
@@ -233,6 +240,7 @@ def test_a_run_that_is_not_private_starts_from_anything(private, tmp_path, file)
     assert again.info["start"]["name"] == "open1" and len(load_run(again.path).metrics) <= 5
 
 
+@pytest.mark.slow
 def test_what_cannot_start_is_refused_before_a_run_is_made(private, tmp_path, file, toy):
     population, _, _ = private
     with pytest.raises(ConfigError, match="fedavg"):
@@ -245,6 +253,7 @@ def test_what_cannot_start_is_refused_before_a_run_is_made(private, tmp_path, fi
 # --- what the arrays must be ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arrays, words",
     [
@@ -306,6 +315,7 @@ def test_rows_are_made_to_sum_to_one_exactly(centres):
     np.testing.assert_allclose(checked["centres"].sum(axis=1), 1.0, rtol=1e-15)
 
 
+@pytest.mark.slow
 def test_a_run_of_other_tokens(private, tmp_path):
     _, _, first = private
     other, _ = private_population(tmp_path / "wide", small_counts(features=9))
@@ -338,6 +348,7 @@ def test_the_first_run_of_a_series_is_cold_and_the_next_ones_are_warm(tmp_path):
     assert names == [None, "r2", "r1"]  # by time, not by name
 
 
+@pytest.mark.slow
 def test_which_run_is_the_previous_one(private, tmp_path):
     population, _, first = private
     runs = tmp_path / "runs"
@@ -396,6 +407,7 @@ def test_an_unknown_relation(tmp_path):
 # --- the command line -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_command_line_starts_from_runs_and_files(private, tmp_path, file):
     population, _, first = private
     base = [
@@ -433,6 +445,7 @@ def test_in_words():
     assert in_words(record) == f"what run 'a' released (SHA-256 {'0' * 16})"
 
 
+@pytest.mark.slow
 def test_old_runs_resume_without_start_and_relation(private, tmp_path):
     """run.json of a run that was made before it named them."""
     population, _, _ = private

@@ -28,6 +28,7 @@ def printed(code: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_private_run_in_this_process_imports_no_accountant_but_its_own_and_no_orchestration(tmp_path):
     private_population(tmp_path / "p", small_counts(60))
     arguments = [
@@ -60,6 +61,7 @@ print("LOADED", [name for name in heavy if name in sys.modules], "dp_accounting.
     assert '"status": "finished"' in out and out.splitlines()[-1] == "LOADED [] True"
 
 
+@pytest.mark.slow
 def test_the_accountant_is_that_of_the_library_which_can_still_be_imported_whole():
     out = printed("""
 from fedcore.privacy import accounting
@@ -74,6 +76,7 @@ print(accounting.rho_of(1.0, 1e-6) == rho, accounting._renyi()[0] is rdp.RdpAcco
     assert out.split() == ["True"] * 4
 
 
+@pytest.mark.slow
 def test_flows_are_made_when_they_are_asked_for():
     out = printed("""
 import sys

@@ -129,7 +129,7 @@ def population_copy(
     """Copy a version between folders and object storage; run it again to go on after an interruption."""
     from dataclasses import asdict
 
-    from fedcore.population.remote import copy_population
+    from fedcore.population.copying import copy_population
 
     with bar(f"copy {source}", as_json) as progress:
         copied = copy_population(source, dest, version=version, progress=progress)

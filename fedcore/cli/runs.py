@@ -171,9 +171,9 @@ def report(
     opened = Run.open(run)
     held = {}
     if plan is not None:
-        from fedcore.runs.plan_check import keep_promise, read_promise
+        from fedcore.runs.plan_check import keep_plan, read_plan
 
-        held = {"promise": keep_promise(opened, read_promise(plan))}
+        held = {"promise": keep_plan(opened, read_plan(plan))}
     written = {"report": str(write_report(opened, vocabulary_of(opened)))}
     if as_json:
         return say(written | held, True)

@@ -40,7 +40,7 @@ from fedcore.evaluation.run_summary import (
 )
 from fedcore.methods.registry import method_class
 from fedcore.rounds.results import Result, Table
-from fedcore.runs.plan_check import PROMISE
+from fedcore.runs.plan_check import PLAN
 from fedcore.runs.run_files import METRICS
 from fedcore.runs.store import Run
 from fedcore.storage.files import Place, listing, write_whole
@@ -57,7 +57,7 @@ FILES = {
     METRICS: "one row for each committed round",
     "statement.json": "the privacy statement",
     "evaluation.json": "scores on public held-out data",
-    PROMISE: "the plan that the run is held against",
+    PLAN: "the plan that the run is held against",
     "report.html": "this page",
     "state": "state of the server after the last rounds",
     "memory": "memories of the clients; their own data may follow from them, so keep them where the data are",

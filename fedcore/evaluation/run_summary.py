@@ -16,7 +16,7 @@ from fedcore.evaluation.figures import PARTS, WHOLE
 from fedcore.methods.registry import make_method, method_class
 from fedcore.rounds.method import AnyMethod
 from fedcore.rounds.results import Features, Metric, Result
-from fedcore.runs.plan_check import PROMISE, held
+from fedcore.runs.plan_check import PLAN, compare
 from fedcore.runs.store import Run
 from fedcore.storage.files import Place, read_bytes
 
@@ -29,7 +29,7 @@ def run_summary(run: Run) -> dict[str, Any]:
     run_id, status, method, rounds, private (whether it may claim privacy), outcome (of methods that tell one),
     population {name, version, id}, started, code_version, seed, seconds (wall, of all rounds), metrics (the last row),
     peak_memory_bytes {flow, workers}, privacy (`privacy_of`), evaluation (title, rows), promise
-    (`fedcore.runs.plan_check.held`). Raises RunError for unreadable files.
+    (`fedcore.runs.plan_check.compare`). Raises RunError for unreadable files.
     """
     info, rows, privacy = run.info, shown_metrics(run), privacy_of(run)
     summary = {
@@ -54,9 +54,9 @@ def run_summary(run: Run) -> dict[str, Any]:
     evaluation = evaluation_of(run)
     if evaluation is not None:
         summary["evaluation"] = {key: evaluation[key] for key in ("title", "rows") if key in evaluation}
-    promised = read_object(run.path / PROMISE)
+    promised = read_object(run.path / PLAN)
     if promised is not None:
-        summary["promise"] = held(run, promised)
+        summary["promise"] = compare(run, promised)
     return summary | {"privacy": privacy}
 
 

@@ -81,7 +81,7 @@ def load(where: str) -> type[AnyMethod]:
     module, _, attribute = where.partition(":")
     try:
         cls = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError, TypeError) as error:
+    except Exception as error:  # a module of another package may fail in any way while it is imported
         raise MethodError(f"the method at {where!r} cannot be loaded ({type(error).__name__}: {error}).") from error
     return check_definition(cls)
 

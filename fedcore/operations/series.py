@@ -28,10 +28,12 @@ from fedcore.methods.registry import explain
 from fedcore.population.store import Population
 from fedcore.rounds.engine import Backend
 from fedcore.rounds.method import Method
-from fedcore.runs.store import NAME, Run, list_runs, pointed, writing
+from fedcore.runs.run_files import resolve
+from fedcore.runs.store import Run, list_runs
 from fedcore.storage import files
+from fedcore.storage.arrays import NAME, writing
 from fedcore.storage.files import Place, place, write_json
-from fedcore.storage.remote_lock import Claim
+from fedcore.storage.remote_lock import RemoteLock
 from fedcore.training.personalise import trained
 from fedcore.training.request import Series
 
@@ -50,7 +52,7 @@ def _alone(folder: Place) -> Iterator[None]:
     Raises RunBusy behind a URL, where it is not waited for a process without end.
     """
     if not isinstance(folder, Path):
-        with closing(_waited_for(Claim(folder / HOLDER, f"which runs of {folder} are in use and kept"))):
+        with closing(_waited_for(RemoteLock(folder / HOLDER, f"which runs of {folder} are in use and kept"))):
             yield
         return
     with writing("the lock of the runs folder"):
@@ -60,12 +62,12 @@ def _alone(folder: Place) -> Iterator[None]:
         yield
 
 
-def _waited_for(claim: Claim) -> Claim:
+def _waited_for(lock: RemoteLock) -> RemoteLock:
     deadline = time.monotonic() + PATIENCE
     while True:
         try:
-            claim.take()
-            return claim
+            lock.take()
+            return lock
         except RunBusy:
             if time.monotonic() > deadline:
                 raise
@@ -108,7 +110,7 @@ def all_latest(folder: str | Place) -> list[Latest]:
 
 
 def _read(path: Place) -> Latest:
-    run = pointed(path).name
+    run = resolve(path).name
     value = json.loads(files.read_bytes(path))
     return Latest(
         path, path.stem.removeprefix("latest-"), run, str(value.get("since", "")), str(value.get("because", ""))

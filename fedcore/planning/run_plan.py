@@ -17,7 +17,15 @@ from typing import Any
 from fedcore.errors import ConfigError
 from fedcore.planning.calibration import LIMIT_SECONDS, Calibration, Timed, calibrate
 from fedcore.planning.machine import existing
-from fedcore.population.sizing import WORKERS, block_limit, blocks_of, chosen, is_small, shared_out, usable_cores
+from fedcore.population.sizing import (
+    WORKERS,
+    block_limit,
+    blocks_of,
+    explicit_clients_per_block,
+    is_small,
+    shared_out,
+    usable_cores,
+)
 from fedcore.population.store import Population
 from fedcore.population.streaming import WINDOW_BYTES
 from fedcore.privacy.plan import PlannedRelease
@@ -99,7 +107,7 @@ def load_of(method: AnyMethod, population: Population, clients: int | None) -> L
     sizes = [float(size) for size in population.sizes()]
     if clients is not None:
         each = sum(sizes) / population.n_clients
-        limit = block_limit(leaf, chosen(leaf, population.manifest.clients_per_block))
+        limit = block_limit(leaf, explicit_clients_per_block(leaf, population.manifest.clients_per_block))
         blocks = blocks_of(clients, leaf, limit, each)
         sizes, entries = [each * block for block in blocks], entries * clients / population.n_clients
     streams = method.streams_rows and population.kind == "rows" and max(sizes) > DEFAULT_STREAM_ABOVE

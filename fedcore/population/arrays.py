@@ -118,7 +118,7 @@ class ArrayWriter:
 
 @lru_cache(maxsize=OPEN_ARRAYS)
 def _open(folder: str, sha256: str):
-    """sha256 of the block is part of the key: another population at the same path is another array."""
+    """The array of a folder or URL. The block's sha256 is part of the cache key: two populations may share a path."""
     if files.is_url(folder):
         return object_storage.open_array(folder)
     import zarr
@@ -154,7 +154,7 @@ def open_array(folder: layout.Place, sha256: str, shape: tuple[int, ...], dtype:
 def read(
     folder: layout.Place, sha256: str, shape: tuple[int, ...], dtype: str, start: int = 0, stop: int | None = None
 ) -> np.ndarray:
-    """Entries start .. stop - 1 (default: all).
+    """Entries start .. stop - 1 (default: all) of a stored array.
 
     Raises ArrayDamaged if a chunk is missing, truncated or altered, PopulationError if its storage cannot be reached.
     """
@@ -179,5 +179,5 @@ def read(
 
 
 def chunk_length(folder: layout.Place, sha256: str, shape: tuple[int, ...], dtype: str) -> int:
-    """Entries in one chunk."""
+    """The number of entries in one stored chunk."""
     return open_array(folder, sha256, shape, dtype).chunks[0]

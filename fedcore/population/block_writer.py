@@ -105,6 +105,6 @@ class BlockWriter:
 
 
 def _narrowed(values: np.ndarray) -> np.ndarray:
-    """int32 if every value fits, else int64."""
+    """The values as int32 if every one fits, else as int64."""
     small = not len(values) or values.max() <= np.iinfo(np.int32).max
     return values.astype(np.int32 if small else np.int64)

@@ -38,14 +38,17 @@ class BlockLimit:
     parts: int | None = None
 
     def most_clients(self, first: int, leaf: int) -> int:
-        """Of the block that begins with client `first`."""
+        """The largest number of clients in the block that begins with client `first`."""
         if self.parts is None:
             return self.clients
         return min(self.clients, max(1, first // leaf // self.parts) * leaf)
 
 
 def block_limit(leaf: int, clients: int | None = None, size: int | None = None) -> BlockLimit:
-    """The limit for this machine's cores and memory; or for so many clients, rounded up to leaves, and bytes."""
+    """The limit of blocks whose leaves hold `leaf` clients.
+
+    clients: of a block at most, rounded up to leaves; size: decoded bytes; None: as suits this machine's cores, memory
+    """
     cores = usable_cores()
     if size is None:
         size = min(BLOCK_BYTES, max(LEAST_BYTES, usable_memory() // cores // MEMORY_SHARE))
@@ -54,13 +57,13 @@ def block_limit(leaf: int, clients: int | None = None, size: int | None = None) 
     return BlockLimit(-(-clients // leaf) * leaf, size, parts)
 
 
-def chosen(leaf: int, clients_per_block: int) -> int | None:
-    """The number of clients of a block that somebody chose; None for the usual one, which leaves it to the machine."""
+def explicit_clients_per_block(leaf: int, clients_per_block: int) -> int | None:
+    """clients_per_block of a manifest if somebody chose it; None for the usual one, which leaves it to the machine."""
     return None if clients_per_block == block_limit(leaf).clients else clients_per_block
 
 
 def blocks_of(clients: int, leaf: int, limit: BlockLimit, client_bytes: float) -> list[int]:
-    """Clients of each block of a population of so many, all of the same decoded bytes."""
+    """The number of clients in each block of a population of `clients` clients, each of client_bytes decoded bytes."""
     leaf_bytes = max(1e-9, leaf * client_bytes)
     most = max(1, int(-(-limit.bytes // leaf_bytes))) * leaf
     made, first = [], 0
@@ -76,12 +79,11 @@ def is_small(clients: float, decoded: float) -> bool:
 
 
 def shared_out(sizes: Sequence[float], parts: int) -> list[list[int]]:
-    """Indices for each of so many parts, in order; no part is larger than the smallest by more than one index's size.
+    """The indices of `sizes` divided over so many parts, ascending in each part.
 
-    Neighbours stay together, because sums over neighbouring leaves are small (`fedcore.rounds.statistics.FloatSum`):
-    from the
-    end, where blocks are large, each part takes what fits into an equal share; what is left, at the beginning, goes one
-    by one to the part that has least.
+    No part is larger than the smallest by more than the size of one index. Neighbours stay together, because sums over
+    neighbouring leaves are small (`fedcore.rounds.statistics.FloatSum`): from the end, where blocks are large, each
+    part takes what fits into an equal share; what is left, at the beginning, goes one by one to the smallest part.
     """
     equal = sum(sizes) / parts * (1 + 1e-9)
     shares: list[list[int]] = [[] for _ in range(parts)]

@@ -49,7 +49,7 @@ class Population:
 
     @classmethod
     def open(cls, path: str | layout.Place, version: int | None = None) -> Population:
-        """The newest version, or the one asked for. path: a folder, or a URL such as s3://bucket/folder.
+        """The newest version, or the version of this number. path: a folder, or a URL such as s3://bucket/folder.
 
         Raises PopulationNotFound if there is none, ManifestError if its manifest cannot be trusted, PopulationError
         if a URL cannot be reached, ConfigError if it cannot be used.
@@ -181,8 +181,7 @@ class Population:
         return [self.decoded_bytes(index) for index in range(len(self.blocks))]
 
     def stream(self, index: int) -> RowsBlock:
-        """Block `index` of dense rows, none of which is read before it is used: see `StoredRows`. Using them raises
-        ChunkError."""
+        """Block `index` of dense rows, each read only when it is used (`StoredRows`), which may raise ChunkError."""
         if self.kind != "rows":
             raise PopulationError("Only dense rows are streamed.", "Read a block of counts with `read`.")
         entry = self._entry(index)

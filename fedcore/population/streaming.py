@@ -20,7 +20,7 @@ class _Window:
         self.rows: np.ndarray | None = None
 
     def around(self, row: int) -> np.ndarray:
-        """The rows of the window that holds this one; `first` is then the number of its first."""
+        """The rows of the window that holds this row; `first` is then the number of the window's first row."""
         first = row // self.length * self.length
         if self.rows is None or self.first != first:
             self.rows = None  # so that there are never two of them

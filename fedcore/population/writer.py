@@ -21,7 +21,7 @@ from fedcore.population.block_writer import BlockWriter, PartWriter
 from fedcore.population.blocks import Kind
 from fedcore.population.checks import Rows, bytes_of, checked_counts, checked_rows, checked_vocabulary
 from fedcore.population.manifest import BlockEntry, Manifest, Provenance, Vocabulary
-from fedcore.population.sizing import CLIENTS_PER_LEAF, block_limit, chosen
+from fedcore.population.sizing import CLIENTS_PER_LEAF, block_limit, explicit_clients_per_block
 from fedcore.population.store import Population, stored_client_ids
 from fedcore.storage import files
 
@@ -115,7 +115,7 @@ class PopulationWriter:
         settings = {
             "dtype": old.dtype or "float32",
             "clients_per_leaf": old.clients_per_leaf,
-            "clients_per_block": chosen(old.clients_per_leaf, old.clients_per_block),
+            "clients_per_block": explicit_clients_per_block(old.clients_per_leaf, old.clients_per_block),
             "vocabulary": parent.vocabulary(),
             "nominal_clients": old.nominal_clients,
             "public_for_evaluation": old.public_reason if old.public_for_evaluation else None,
@@ -149,7 +149,7 @@ class PopulationWriter:
         return self
 
     def _check_place(self) -> None:
-        """With the lock held: the place is as the writer needs it, and leftovers of dead writers are gone."""
+        """Check, with the lock held, that the version may be written here, and remove leftovers of dead writers."""
         known = layout.versions(self.path)
         if self.parent is None and known:
             raise PopulationError(
@@ -286,7 +286,7 @@ class PopulationWriter:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """A block that fails half-way is never committed."""
+        """Inside, an error leaves the writer failed: a block that was half written is never committed."""
         before, self._failed = self._failed, True
         with layout.named_os_errors(self.path):
             yield

@@ -18,7 +18,6 @@ from functools import cache, lru_cache
 import numpy as np
 
 from fedcore.errors import ConfigError
-from fedcore.privacy.plan import PlannedRelease
 
 SAFETY = 1e-4  # calibrated to epsilon * (1 - SAFETY), so that a recomputation by other software stays within epsilon
 EXTRA_SHARE = 0.1
@@ -129,11 +128,6 @@ def rho_of(epsilon: float, delta: float) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if epsilon_of(middle, delta) <= target else (low, middle)
     return low
-
-
-def gaussian_rho(noise_multiplier: float) -> float:
-    """Price of one discrete Gaussian of this noise multiplier, rounded up as in `PlannedRelease.rho`."""
-    return PlannedRelease("", 1, (), 1, noise_multiplier, "", "").rho
 
 
 # --- exact sums -----------------------------------------------------------------------------------------------------

@@ -58,11 +58,11 @@ def start(
     for i, own in enumerate(own for problem in problems for own in problem.samples):
         samples[i, : len(own)] = own
     unit = np.broadcast_to(np.eye(d), (clients, d, d))
-    begun = np.concatenate([starting_dictionaries(d, d, starts, seed, np.arange(clients), unit) for seed in seeds])
+    first = np.concatenate([starting_dictionaries(d, d, starts, seed, np.arange(clients), unit) for seed in seeds])
     coder = Coder("threshold", threshold)
     sizes = np.array([len(own) for problem in problems for own in problem.samples], np.float64)
     schedule = Schedule(density=density)
-    atoms, _ = best_of_starts("orthogonal", lambda: iter([samples]), sizes, begun, coder, schedule)
+    atoms, _ = best_of_starts("orthogonal", lambda: iter([samples]), sizes, first, coder, schedule)
     return Started(problems, samples, atoms, coder)
 
 

@@ -14,7 +14,7 @@ from fedcore.population.store import Population
 from fedcore.reproduce.experiment import Place
 from fedcore.reproduce.simulation import simulate
 from fedcore.rounds.method import ClientOutputs, RoundInfo
-from fedcore.runs.store import read_values
+from fedcore.storage.arrays import read_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def train(
 
     began = time.perf_counter()
     method, state = simulate(
-        place, key, "dictionaries", dict(settings), population, seed=seed, start=start, on_round=listen
+        place, key, "dictionaries", dict(settings), population, seed=seed, warm_start=start, on_round=listen
     )
     seconds = time.perf_counter() - began
     assert isinstance(method, Dictionaries) and isinstance(state, DictionariesState)

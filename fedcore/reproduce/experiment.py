@@ -26,7 +26,7 @@ NOT_PRIVATE = "privacy: none. Simulated runs without a budget, beside baselines 
 
 
 class Options(BaseModel):
-    """What an experiment is asked for; the same for the command line and the flow."""
+    """The options of an experiment, the same for the command line and the flow."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -46,7 +46,10 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class ResultTable:
-    """rows: one dict for each line, the same keys in each, values text or numbers. notes: what a reader must know."""
+    """A table for people.
+
+    rows: one dict for each line, the same keys in each, values text or numbers; notes: what a reader must know
+    """
 
     title: str
     rows: Sequence[Mapping[str, Any]]
@@ -55,8 +58,10 @@ class ResultTable:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an experiment runs. folder: its own; backend: answers the clients; cache_bytes: as in
-    `fedcore.rounds.engine`."""
+    """Where an experiment runs.
+
+    folder: its own; backend: computes the clients' answers; cache_bytes: as in `fedcore.rounds.engine`
+    """
 
     folder: Path
     backend: Backend
@@ -70,36 +75,36 @@ class Experiment(Protocol):
     title: str
 
     def cells(self, options: Options, place: Place) -> Sequence[Cell]:
-        """What is to be computed, cheap parts first. May make the experiment's own populations."""
+        """The cells to compute, cheap ones first. May make the experiment's own populations."""
 
-    def compute(self, cell: Cell, options: Options, place: Place) -> dict:
+    def compute(self, cell: Cell, options: Options, place: Place) -> dict[str, Any]:
         """The results of a cell as JSON."""
 
-    def table(self, options: Options, results: Mapping[str, dict]) -> ResultTable:
+    def table(self, options: Options, results: Mapping[str, dict[str, Any]]) -> ResultTable:
         """The table from all cells' results, by key."""
 
-    def figure(self, options: Options, results: Mapping[str, dict]) -> bytes:
-        """A PNG."""
+    def figure(self, options: Options, results: Mapping[str, dict[str, Any]]) -> bytes:
+        """The figure from all cells' results, a PNG."""
 
 
 # --- running --------------------------------------------------------------------------------------------------------
 
 
 def open_folder(experiment: Experiment, options: Options, folder: Path) -> None:
-    """Make the folder, or find that it holds this experiment with these options. Raises ConfigError if another one."""
-    asked = {"experiment": experiment.name, "options": options.model_dump(mode="json")}
+    """Make the folder, or check that it is of this experiment with these options. Raises ConfigError if it is not."""
+    identity = {"experiment": experiment.name, "options": options.model_dump(mode="json")}
     file = folder / "experiment.json"
     if file.exists():
-        if json.loads(file.read_text()) != asked:
+        if json.loads(file.read_text()) != identity:
             raise ConfigError(f"{str(folder)!r} holds an experiment with other options.", "Choose another --dir.")
         return
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{str(folder)!r} is not empty and holds no experiment.", "Choose another --dir.")
     (folder / "cells").mkdir(parents=True)
-    write_json(file, asked)
+    write_json(file, identity)
 
 
-def finished(folder: Path, cell: Cell) -> dict | None:
+def finished(folder: Path, cell: Cell) -> dict[str, Any] | None:
     """The stored results of a cell; None if it was not computed yet. Raises RunError if they are damaged."""
     file = folder / "cells" / f"{cell.key}.json"
     if not file.exists():
@@ -113,7 +118,7 @@ def finished(folder: Path, cell: Cell) -> dict | None:
     raise RunError(f"{str(file)!r} is damaged, or belongs to another version of the experiment.", "Delete it.")
 
 
-def compute(experiment: Experiment, cell: Cell, options: Options, place: Place) -> dict:
+def compute(experiment: Experiment, cell: Cell, options: Options, place: Place) -> dict[str, Any]:
     """The results of a cell, computed unless they are stored; stored before they are returned."""
     results = finished(place.folder, cell)
     if results is None:
@@ -125,7 +130,9 @@ def compute(experiment: Experiment, cell: Cell, options: Options, place: Place) 
     return results
 
 
-def conclude(experiment: Experiment, options: Options, results: Mapping[str, dict], folder: Path) -> ResultTable:
+def conclude(
+    experiment: Experiment, options: Options, results: Mapping[str, dict[str, Any]], folder: Path
+) -> ResultTable:
     """The table; also written as table.json, table.md and figure.png."""
     table = experiment.table(options, results)
     write_json(
@@ -148,7 +155,7 @@ def reproduce(
     """The whole experiment in this process. progress: called with (cells done, cells, title of the next one)."""
     open_folder(experiment, options, place.folder)
     cells = experiment.cells(options, place)
-    results = {}
+    results: dict[str, dict[str, Any]] = {}
     for number, cell in enumerate(cells):
         if progress is not None:
             progress(number, len(cells), cell.title)
@@ -179,7 +186,7 @@ def mean_and_interval(values: Sequence[float]) -> tuple[float, float | None]:
 
 
 def shown(values: Sequence[float]) -> str:
-    """ "0.931 ±.004" """
+    """Mean and half width as text: 0.931 ±.004."""
     if not len(values):
         return ""
     mean, half = mean_and_interval(values)

@@ -106,7 +106,7 @@ class FedEMMissing:
             rows += [
                 _row(f"{name}, hidden cells", label, **values) for label, values in real.rows(results, name).items()
             ]
-        return ResultTable(self.title, rows, [*NOTES, *real.notes(options), *claims(results, options)])
+        return ResultTable(self.title, rows, [*NOTES, *real.notes(options), *findings(results, options)])
 
     def figure(self, options: Options, results: Mapping[str, dict]) -> bytes:
         from fedcore.evaluation.curves import Panel, panels_figure
@@ -291,7 +291,7 @@ def trend_results(place: Place, cell: Cell, seed: int) -> dict:
 # --- what the table says --------------------------------------------------------------------------------------------
 
 
-def claims(results: Mapping[str, dict], options: Options) -> list[str]:
+def findings(results: Mapping[str, dict], options: Options) -> list[str]:
     def field(line: str) -> float:
         return runs.known_median(results, line, lambda cell: runs.tail(cell["mean_field"]))
 

@@ -66,7 +66,7 @@ class FedEMMnist:
         return ResultTable(
             f"{self.title}; N = {size}, {CLIENTS} clients sorted by digit",
             rows,
-            [*notes(size), *(QUICK if options.quick else ()), *claims(results)],
+            [*notes(size), *(QUICK if options.quick else ()), *findings(results)],
         )
 
     def figure(self, options: Options, results: Mapping[str, dict]) -> bytes:
@@ -187,7 +187,7 @@ def notes(size: int) -> list[str]:
     ]
 
 
-def claims(results: Mapping[str, dict]) -> list[str]:
+def findings(results: Mapping[str, dict]) -> list[str]:
     nll = {
         line: runs.known_median(results, line, lambda cell: cell["nll"])
         for line in ("em", "fedem", "fedem-half", "naive", "naive-half", "naive-one")

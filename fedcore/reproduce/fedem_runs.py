@@ -186,7 +186,7 @@ def traced(
     """Train with these settings of the method federated_em; see `simulate` and `Trace`."""
     settings = {"monitor_every": NEVER_LOOKED_AT, **settings}
     trace = Trace(FederatedEM(FederatedEM.Config(**settings)), population, every)
-    _, state = simulate(place, key, "federated_em", settings, population, seed=seed, start=start, on_round=trace)
+    _, state = simulate(place, key, "federated_em", settings, population, seed=seed, warm_start=start, on_round=trace)
     return Ran(trace.method, state, trace)
 
 

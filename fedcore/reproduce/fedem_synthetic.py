@@ -101,7 +101,7 @@ class FedEMSynthetic:
         return ResultTable(
             f"{self.title}; N = {ROWS}, {len(runs.seeds_of(options))} seed(s), medians",
             [{**labels, **found.row(line)} for line, (labels, *_) in lines(options).items()],
-            [*SETUP, *claims(found)],
+            [*SETUP, *findings(found)],
         )
 
     def figure(self, options: Options, results: Mapping[str, dict]) -> bytes:
@@ -268,7 +268,7 @@ class Found:
         return row
 
 
-def claims(found: Found) -> list[str]:
+def findings(found: Found) -> list[str]:
     """The paper's claims beside what was measured."""
     both, naive = found.end("fedem-1-0.5-0.75"), found.end("naive-1-0.5-0.75")
     excess = found.nll("fedem-1-0.5-0.75") - found.nll("em")

@@ -66,7 +66,7 @@ class FedEMTabular:
             for data in TITLES
             for line, (label, _) in lines(options).items()
         ]
-        return ResultTable(self.title, rows, [*NOTES, *claims(results)])
+        return ResultTable(self.title, rows, [*NOTES, *findings(results)])
 
     def figure(self, options: Options, results: Mapping[str, dict]) -> bytes:
         from fedcore.evaluation.curves import Panel, panels_figure
@@ -120,7 +120,7 @@ def clients_of(data: str) -> list[np.ndarray]:
     return [x[client == number] for number in np.unique(client)]
 
 
-def claims(results: Mapping[str, dict]) -> list[str]:
+def findings(results: Mapping[str, dict]) -> list[str]:
     found = []
     for data in TITLES:
         em, fedem, naive = (

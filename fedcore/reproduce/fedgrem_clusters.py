@@ -132,7 +132,7 @@ class FedGrEMPenDigits:
                     }
                 )
         number = len(runs.repetitions(options, *self.repetitions))
-        notes = [*self.setup(), *self.claims(found, levels)]
+        notes = [*self.setup(), *self.findings(found, levels)]
         return ResultTable(f"{self.title}; {number} split(s), mean (sd)", rows, notes)
 
     def gathered(self, options: Options, results: Mapping[str, dict]) -> Found:
@@ -157,7 +157,7 @@ class FedGrEMPenDigits:
         }
         return curves_figure(curves, self.title, "% of clients whose rows are noise", "% of rows mis-clustered")
 
-    def claims(self, found: Found, levels: Sequence[int]) -> list[str]:
+    def findings(self, found: Found, levels: Sequence[int]) -> list[str]:
         own, said = "FedGrEM (default)", []
         for level in levels:
             error = {

@@ -117,7 +117,7 @@ class FedGrEMGaussians:
         ]
         number = len(runs.repetitions(options, QUICK_REPETITIONS, WHOLE_REPETITIONS))
         return ResultTable(
-            f"{self.title}; {number} replications, mean (sd)", rows, [*self.setup(), *self.claims(found, options)]
+            f"{self.title}; {number} replications, mean (sd)", rows, [*self.setup(), *self.findings(found, options)]
         )
 
     def of_paper(self, label: str, h: float, table: Mapping[float, Sequence[float]]) -> str:
@@ -168,7 +168,7 @@ class FedGrEMGaussians:
             "Seconds with the start, in this process, on whatever else the machine did.",
         ]
 
-    def claims(self, found: Found, options: Options) -> list[str]:
+    def findings(self, found: Found, options: Options) -> list[str]:
         own = "FedGrEM (default)"
         said = []
         for h in distances(options):

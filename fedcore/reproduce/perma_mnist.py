@@ -81,10 +81,10 @@ def _alone(stacked: np.ndarray, size: Size) -> np.ndarray:
     def tiles():
         yield stacked
 
-    begun = singular_start(tiles, ATOMS)[:, None]
+    starts = singular_start(tiles, ATOMS)[:, None]
     schedule = Schedule(steps=size.start_steps + size.rounds)
     counts = np.full(len(stacked), stacked.shape[1], np.float64)
-    return best_of_starts("orthogonal", tiles, counts, begun, Coder("top_k", sparsity=20), schedule)[0]
+    return best_of_starts("orthogonal", tiles, counts, starts, Coder("top_k", sparsity=20), schedule)[0]
 
 
 def perma(
@@ -200,7 +200,7 @@ class PermaMnist:
         return ResultTable(
             self.title,
             [row(line, results, options) for line in lines(options)],
-            [*notes(options), *claims(options, results)],
+            [*notes(options), *findings(options, results)],
         )
 
     def figure(self, options: Options, results: Mapping[str, dict]) -> bytes:
@@ -345,7 +345,7 @@ def _mse(results: Mapping[str, dict], line: str, options: Options, where: str, a
     return float(np.mean([cell["first"][at][0] if where == "first" else cell[where][at] for cell in cells]))
 
 
-def claims(options: Options, results: Mapping[str, dict]) -> list[str]:
+def findings(options: Options, results: Mapping[str, dict]) -> list[str]:
     path, alone = (_mse(results, line, options, "first") for line in ("path", "local"))
     sums, ceiling = (_mse(results, line, options, "all") for line in ("online", "sklearn"))
     spread = [np.ptp([results[f"{line}-{seed}"]["first"][0][0] for seed in seeds(options)]) for line in lines(options)]

@@ -77,8 +77,8 @@ class PermaRg:
             self.title,
             rows,
             [
-                "The paper's rule is the jump of path lengths, shown for one problem (its Figure 7). The problems "
-                f"here: N = {CLIENTS}, d = {FEATURES} square dictionaries, {SAMPLES} samples, density .2, {STARTS} "
+                "The paper's rule is the jump of path lengths, shown for one problem (its Figure 7). Problems here: "
+                f"N = {CLIENTS}, d = {FEATURES} square dictionaries, {SAMPLES} samples, density .2, {STARTS} "
                 "starts with thresholds down to .15.",
                 "The jump can answer neither 0 nor all. With square dictionaries 9 and 10 global atoms are the same "
                 "thing.",

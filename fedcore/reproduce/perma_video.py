@@ -207,7 +207,7 @@ class PermaVideo:
                     "s": f"{np.mean([cell['seconds'] for cell in cells]):.1f}",
                 }
             )
-        return ResultTable(self.title, rows, [*notes(options), *claims(options, results)])
+        return ResultTable(self.title, rows, [*notes(options), *findings(options, results)])
 
     def figure(self, options: Options, results: Mapping[str, dict]) -> bytes:
         if options.population is not None:
@@ -310,7 +310,7 @@ def tree(place: Place, key: str, size: Size) -> dict:
 # --- what the table says --------------------------------------------------------------------------------------------
 
 
-def claims(options: Options, results: Mapping[str, dict]) -> list[str]:
+def findings(options: Options, results: Mapping[str, dict]) -> list[str]:
     def of(line: str, key: str) -> float:
         return float(np.mean([results[f"{line}-{seed}"][key] for seed in seeds(options)]))
 

@@ -30,7 +30,7 @@ from fedcore.reproduce.private_gmm_table import (
     SLOPE_COLUMNS,
     SPEC,
     WORDS,
-    claims,
+    findings,
     growth,
     key_of,
     rows_of,
@@ -61,7 +61,7 @@ class PrivateGMMTables:
         return COMPUTE[cell.arguments["part"]](**{k: v for k, v in cell.arguments.items() if k != "part"})
 
     def table(self, options: Options, results: Mapping[str, dict]) -> ResultTable:
-        return ResultTable(f"{self.title}; records, δ 1e-6", rows_of(results), [*SETUP, *claims(results)])
+        return ResultTable(f"{self.title}; records, δ 1e-6", rows_of(results), [*SETUP, *findings(results)])
 
     def figure(self, options: Options, results: Mapping[str, dict]) -> bytes:
         from fedcore.reproduce.private_gmm_figure import recursion_and_growth
@@ -213,9 +213,9 @@ def _em(setting: list, rows: int, seeds: int) -> dict:
 
 
 def _rival(setting: list, seeds: int) -> dict:
-    asked = Setting(*setting)
-    block = baselines.smallest_block(asked, seeds=_seeds(seeds))
-    return {"b": block, "rows": [] if block is None else baselines.smallest_numbers(asked, block, seeds=_seeds(seeds))}
+    chosen = Setting(*setting)
+    block = baselines.smallest_block(chosen, seeds=_seeds(seeds))
+    return {"b": block, "rows": [] if block is None else baselines.smallest_numbers(chosen, block, seeds=_seeds(seeds))}
 
 
 def _slope(who: str, columns: int, seeds: int) -> dict:

@@ -15,6 +15,7 @@ from fedcore.methods.private_gmm import PrivateGMM, PrivateGMMConfig, PrivateGMM
 from fedcore.population.blocks import RowsBlock, leaves
 from fedcore.privacy.accounting import rho_of, zcdp_budget
 from fedcore.privacy.mechanisms import NoiseSource, SecureNoise
+from fedcore.privacy.plan import Relation, Unit
 from fedcore.rounds.method import PublicFacts, RoundInfo
 from fedcore.rounds.statistics import merge_all
 
@@ -36,9 +37,9 @@ def learn(
     *,
     epsilon: float,
     delta: float,
-    unit: str = "record",
+    unit: Unit = "record",
     ptr: np.ndarray | None = None,
-    relation: str = "add_or_remove_one",
+    relation: Relation = "add_or_remove_one",
     noise: NoiseSource | None = None,
     seed: int = 0,
     clients_per_leaf: int | None = None,

@@ -174,12 +174,12 @@ VARIANTS = {
 
 def variant(name: str, seeds: Sequence[int], epsilon: float = 1.0) -> dict:
     """`summary` of a variant."""
-    asked = VARIANTS[name]
+    chosen = VARIANTS[name]
     truths = {
-        seed: simulation.mixture(asked.features, asked.components, asked.separation, seed, **asked.mixture)
+        seed: simulation.mixture(chosen.features, chosen.components, chosen.separation, seed, **chosen.mixture)
         for seed in seeds
     }
-    return summary([run_once(truths[seed], asked.rows, seed, epsilon, name, **asked.run) for seed in seeds])
+    return summary([run_once(truths[seed], chosen.rows, seed, epsilon, name, **chosen.run) for seed in seeds])
 
 
 def nothing_there(

@@ -201,13 +201,13 @@ def _enough_rows(results: Cells) -> Iterator[Row]:
 
 
 def _variant_rows(results: Cells) -> Iterator[Row]:
-    for name, asked in runs.VARIANTS.items():
+    for name, chosen in runs.VARIANTS.items():
         if f"variant-{name}" in results:
             yield _row(
-                what=f"{asked.title}, {number(asked.rows)} rows",
-                spec=asked.expected,
+                what=f"{chosen.title}, {number(chosen.rows)} rows",
+                spec=chosen.expected,
                 ε="1",
-                data=f"{asked.features}, {asked.components}, {asked.separation:g}",
+                data=f"{chosen.features}, {chosen.components}, {chosen.separation:g}",
                 ours=outcomes(results[f"variant-{name}"]),
             )
     for kind in KINDS:
@@ -253,7 +253,7 @@ def _fit(found: Mapping[str, Any]) -> str:
     return f"nll {found['nll']:.2f}" + ("" if found["ari"] is None else f", ARI {error(found['ari'])}")
 
 
-# --- claims ---------------------------------------------------------------------------------------------------------
+# --- findings -------------------------------------------------------------------------------------------------------
 
 SETUP = (
     "data: columns, components, separation. spec: the specification's prototype, n (largest error of a mean, in σ).",
@@ -288,7 +288,7 @@ def slope(line: tuple[Sequence[int], Sequence[int]]) -> float:
     return float(np.polyfit(np.log(line[0]), np.log(line[1]), 1)[0])
 
 
-def claims(results: Cells) -> list[str]:
+def findings(results: Cells) -> list[str]:
     """What the specification asks for beside what was measured; of a quick table only what it holds."""
     found = [*_claim_of_acceptance(results), *_claim_of_gain(results), *_claim_of_slope(results)]
     answers = [one for key, cell in results.items() if key.startswith("search") for one in cell["tried"]]

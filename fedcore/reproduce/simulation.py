@@ -1,4 +1,4 @@
-"""A training as a simulation: the same method, engine and noise distribution, but no ledger and no claim.
+"""A training as a simulation: the same method, engine and noise distribution, but no ledger and no promise.
 
 Noise is pseudo-random (`TestNoise`), so that a table can be computed again to the same numbers. What comes out is not
 private, whatever the method's configuration says.
@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from fedcore.errors import ConfigError
 from fedcore.methods.registry import make_method
 from fedcore.population.blocks import leaves
 from fedcore.population.store import Population
@@ -23,7 +24,7 @@ from fedcore.reproduce.experiment import Place
 from fedcore.rounds.clients import Source
 from fedcore.rounds.engine import Training
 from fedcore.rounds.method import Method, PublicFacts, RoundInfo, State
-from fedcore.rounds.statistics import Statistics, merge, values
+from fedcore.rounds.statistics import Statistics, merge_all, values
 from fedcore.runs.store import Run
 from fedcore.training.budget import fit_plan
 
@@ -40,13 +41,14 @@ class SimulatedPublisher:
     def release(self, planned: PlannedRelease, grid_values: np.ndarray) -> np.ndarray:
         return self.noise.draw(planned, "", grid_values)
 
-    def head(self) -> dict:
+    def head(self) -> dict[str, Any]:
         return {}
 
 
 class SimulatedRun(Run):
-    """A run that keeps no states and no metrics, only what the next round needs of the clients' memories: a simulation
-    that was interrupted starts afresh, and durable rounds would take longer than small experiments compute.
+    """A run that keeps no states and no metrics, only the clients' memories that the next round needs.
+
+    A simulation that was interrupted starts again, and durable rounds would take longer than small experiments compute.
     """
 
     def commit(self, round: int, state: Any, rows: Sequence[Mapping[str, Any]] = (), **head: Any) -> None:
@@ -59,19 +61,19 @@ def simulate(
     place: Place,
     key: str,
     name: str,
-    settings: dict,
+    settings: Mapping[str, Any],
     population: Population,
     *,
     seed: int,
     budget: tuple[float, float] | None = None,
-    start: dict | None = None,
+    warm_start: Mapping[str, np.ndarray] | None = None,
     on_round: Callable[[State, RoundInfo], None] | None = None,
 ) -> tuple[Method, State]:
-    """Train a method to its end; (method, last state).
+    """Train a method to its end. Returns (method, last state).
 
     key: of the run's folder, made afresh. budget: (epsilon, delta) of a private configuration; what of delta a
-    population keeps for thresholds, and the spare releases, are taken off as in a real run. start: public arrays.
-    on_round: told the state after every round, and what the round said.
+    population keeps for thresholds, and the spare releases, are taken off as in a real run. warm_start: public arrays.
+    on_round: called with the state after every round, and its `RoundInfo`.
     """
     method = make_method(name, settings)
 
@@ -84,16 +86,19 @@ def simulate(
             None if method.private else population.n_clients,
             rho,
             seed,
-            warm_start=start,
+            warm_start=warm_start,
         )
 
-    plan, public = (), facts(None)
+    plan: tuple[PlannedRelease, ...] = ()
+    public = facts(None)
     if method.private:
+        if budget is None:
+            raise ConfigError(f"this configuration of {name} is private, and the simulation has no budget.")
         epsilon, delta = budget
         plan, public = fit_plan(method, facts, rho_of(epsilon, zcdp_budget(epsilon, delta).delta_conv))
     shutil.rmtree(place.folder / "runs" / key, ignore_errors=True)  # of an attempt that was interrupted
-    info = {"run_id": key, "method": name, "config": method.config.model_dump(), "private": False, "simulation": True}
-    run = SimulatedRun.create(place.folder / "runs", info)
+    about = {"run_id": key, "method": name, "config": method.config.model_dump(), "private": False, "simulation": True}
+    run = SimulatedRun.create(place.folder / "runs", about)
     try:
         state = method.init(public)
         run.commit(0, state)
@@ -118,17 +123,21 @@ def simulate(
         run.unlock()
 
 
-def score_heldout_block(function, path: str, version: int, message, index: int) -> Statistics:
+def score_heldout_block(
+    function: Callable[[Any, Any], Statistics], path: str, version: int, message: Any, index: int
+) -> Statistics:
     """function(message, leaf with its held-out part), merged over the leaves of a block."""
     population = Population.open(path, version=version)
-    total = None
-    for leaf in leaves(population.read(index, heldout=True), population.clients_per_leaf):
-        total = merge(total, function(message, leaf))
+    block = population.read(index, heldout=True)
+    total = merge_all(function(message, leaf) for leaf in leaves(block, population.clients_per_leaf))
+    assert total is not None  # a block has a leaf
     return total
 
 
-def over_heldout(place: Place, population: Population, function, message) -> dict:
+def over_heldout(
+    place: Place, population: Population, function: Callable[[Any, Any], Statistics], message: Any
+) -> dict[str, Any]:
     """Finished statistics of function(message, leaf) over all leaves of blocks that have held-out data."""
     blocks = [i for i, entry in enumerate(population.blocks) if entry.heldout is not None]
     mapped = partial(score_heldout_block, function, population.location, population.version)
-    return values(place.backend.map_blocks(mapped, message, blocks))
+    return values(place.backend.map_blocks(mapped, message, blocks) or {})

@@ -22,8 +22,8 @@ from fedcore.population.store import Population
 from fedcore.rounds.caches import AHEAD, BLOCKS, MEMORIES
 from fedcore.rounds.method import AnyMethod, Memory, Message
 from fedcore.rounds.statistics import Statistics, merge
-from fedcore.runs.store import read_values, write_values
 from fedcore.storage import files
+from fedcore.storage.arrays import read_values, write_values
 from fedcore.storage.files import Place, place
 
 DEFAULT_CACHE_BYTES = 512 * 2**20

@@ -353,6 +353,6 @@ def check_definition(cls: Any) -> type[AnyMethod]:
         lacking = [name for name in PRIVATE_SETTINGS if name not in config.model_fields and not hasattr(config, name)]
         if lacking:
             raise MethodError(f"Config of {where} lacks the setting {lacking[0]!r} of a private method.")
-    if isinstance(cls.kinds, str) or not set(cls.kinds) <= {"counts", "rows"} or not cls.kinds:
+    if not isinstance(cls.kinds, tuple) or not cls.kinds or not set(cls.kinds) <= {"counts", "rows"}:
         raise MethodError(f"kinds of {where} is {cls.kinds!r}.", 'Name "counts", "rows", or both, in a tuple.')
     return cls

@@ -1,5 +1,4 @@
-"""Names and contents of the small files of a run (`fedcore.runs.store`), read with care: they may be damaged or
-lost."""
+"""The small files of a run (`fedcore.runs.store`): names, and contents read with care: they may be damaged or lost."""
 
 from __future__ import annotations
 
@@ -11,10 +10,10 @@ from typing import Any
 from fedcore.errors import RunError
 from fedcore.storage import files
 from fedcore.storage import objects as object_storage
-from fedcore.storage.arrays import SCHEMA, unknown_schema
+from fedcore.storage.arrays import NAME, SCHEMA, unknown_schema
 from fedcore.storage.files import Place, is_remote
 
-NO_HEAD = {"round": -1, "status": "running", "metrics_bytes": 0}  # before the first state
+NO_HEAD: dict[str, Any] = {"round": -1, "status": "running", "metrics_bytes": 0}  # before the first state
 STATUSES = ("running", "finished", "failed", "budget exhausted", "abandoned")
 HOLDER = "holder.json"
 METRICS = "metrics.jsonl"
@@ -22,19 +21,39 @@ BY_ROUND = re.compile(r"[0-9]+(\.zip)?")
 METRICS_NAME = re.compile(r"metrics(-[0-9a-f]+)?\.jsonl")
 
 
+def resolve(path: Place) -> Place:
+    """The run that the file `latest-NAME.json` names (`fedcore.operations.series`); any other path as it is.
+
+    Raises RunError for a file that names none.
+    """
+    if path.suffix != ".json" or not files.is_file(path):
+        return path
+    content = read_json(path) or {}
+    if content.get("schema", SCHEMA) != SCHEMA:
+        raise unknown_schema(path.name, content["schema"])
+    name = content.get("run")
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise RunError(f"{path.name} names no run.", "Name the folder of a run, or a file latest-NAME.json.")
+    return path.parent / name
+
+
 def numbered(folder: Place) -> list[Place]:
     """The states or memories in the folder, which are named by their rounds."""
+    found: list[Place] = []
     if is_remote(folder):
-        found = [folder / name for name in object_storage.listing(folder)]
+        found += [folder / name for name in object_storage.listing(folder)]
     else:
-        found = folder.glob("[0-9]*")
+        found += folder.glob("[0-9]*")
     return [path for path in found if BY_ROUND.fullmatch(path.name)]
 
 
-def read_head(path: Place, there: Mapping[str, bytes] | None = None) -> dict | None:
-    """None: there is none yet. Raises RunError if it is lost or not valid."""
+def read_head(path: Place, fetched: Mapping[str, bytes] | None = None) -> dict[str, Any] | None:
+    """The head of the run at this path; None if there is none yet. Raises RunError if it is lost or not valid.
+
+    fetched: files of the run that were fetched already
+    """
     lost = "Restore head.json from a backup. Without one the run can only be given up: fedcore runs abandon."
-    head = read_json(path / "head.json", there)
+    head = read_json(path / "head.json", fetched)
     refuse_unknown_schema(path, head)
     if head is None:
         if any(int(state.stem) > 0 for state in numbered(path / "state")):  # it would begin again over its states
@@ -51,8 +70,8 @@ def read_head(path: Place, there: Mapping[str, bytes] | None = None) -> dict | N
     return head
 
 
-def refuse_unknown_schema(path: Place, head: dict | None) -> None:
-    """Heads of this version name no schema, that of run.json counts. Raises RunError for one that names another."""
+def refuse_unknown_schema(path: Place, head: dict[str, Any] | None) -> None:
+    """Raises RunError for a head of another schema. Heads of this version name none: that of run.json counts."""
     if head is not None and head.get("schema", SCHEMA) != SCHEMA:
         raise unknown_schema(f"the head of run {path.name!r}", head["schema"])
 
@@ -61,10 +80,13 @@ def _is_count(value: Any, least: int) -> bool:
     return type(value) is int and value >= least
 
 
-def read_json(path: Place, there: Mapping[str, bytes] | None = None) -> dict | None:
-    """None if there is no such file. there: files of the folder that were fetched already. Raises RunError."""
+def read_json(path: Place, fetched: Mapping[str, bytes] | None = None) -> dict[str, Any] | None:
+    """The JSON object in a file; None if there is no such file. Raises RunError if it holds anything else.
+
+    fetched: files of the same folder that were fetched already
+    """
     try:
-        text = files.read_bytes(path) if there is None else there.get(path.name)
+        text = files.read_bytes(path) if fetched is None else fetched.get(path.name)
         value = None if text is None else json.loads(text)
     except (FileNotFoundError, NotADirectoryError):
         return None

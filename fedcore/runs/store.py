@@ -8,10 +8,9 @@
     metrics.jsonl    one row for each committed round; appended to
     report.html
 
-Behind a URL there are two differences. `holder.json` stands for the lock (`fedcore.storage.remote_lock`). Objects are
-not appended
-to, so the metrics are put whole at each commit, under a name of their writer's own that the head tells: a process that
-lost the run cannot shorten those of its successor.
+Behind a URL there are two differences. `holder.json` stands for the lock (`fedcore.storage.remote_lock`). And objects
+cannot be appended to, so the metrics are put whole at each commit, under a name of their writer's own that the head
+tells: a process that lost the run cannot shorten those of its successor (`fedcore.runs.metrics_file`).
 
 Arrays and JSON only: loading a run executes nothing, and names and sizes are checked first.
 """
@@ -25,40 +24,30 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 
 from fedcore.errors import FedcoreError, LeaseLost, RunBusy, RunError, RunNotFound, Unreachable
+from fedcore.runs.metrics_file import MetricsFile, name_of
 from fedcore.runs.run_files import (
     HOLDER,
-    METRICS,
     METRICS_NAME,
     NO_HEAD,
     numbered,
     read_head,
     read_json,
     refuse_unknown_schema,
+    resolve,
 )
 from fedcore.storage import files
 from fedcore.storage import objects as object_storage
-from fedcore.storage.arrays import NAME, SCHEMA, read_values, state_values, unknown_schema, write_values, writing
+from fedcore.storage.arrays import SCHEMA, read_values, state_values, unknown_schema, write_values, writing
 from fedcore.storage.files import Place, is_remote, json_bytes, place, write_json
-from fedcore.storage.remote_lock import Claim
+from fedcore.storage.remote_lock import RemoteLock
 
-__all__ = [
-    "NAME",
-    "SCHEMA",
-    "LoadedRun",
-    "Run",
-    "list_runs",
-    "load_run",
-    "pointed",
-    "read_values",
-    "state_values",
-    "write_values",
-    "writing",
-]
+if TYPE_CHECKING:
+    from upath import UPath
 
 STATES_KEPT = 2  # of the last commit, and of the one before it: somebody may be reading that
 
@@ -67,32 +56,35 @@ STATES_KEPT = 2  # of the last commit, and of the one before it: somebody may be
 
 
 class Run:
-    """A run's folder, or its prefix of object storage. Made with `Run.create`, opened with `Run.open` to read or with
-    `Run.open_locked` to write.
+    """A run's folder, or its prefix of object storage.
+
+    It is made with `Run.create`, and opened with `Run.open` to read or with `Run.open_locked` to write.
     """
 
-    def __init__(self, path: Place, info: dict, head: dict, stored_head: dict | None = None):
+    def __init__(
+        self, path: Place, info: dict[str, Any], head: dict[str, Any], stored_head: dict[str, Any] | None = None
+    ) -> None:
         """stored_head: what head.json holds; None: there is none yet."""
         self.path = path
         self.info = info
         self.head = head
         self._stored_head = stored_head
-        self.taken = False  # from a holder that died, or that was not asked
-        self._lock = None
-        self._metrics: bytes | None = None  # behind a URL: the committed rows, once they were read
+        self.taken = False  # over from a holder that died, or without looking whether it did
+        self._lock: RemoteLock | TextIO | None = None
+        self._metrics = MetricsFile(path, str(info["run_id"]))
 
     @property
     def id(self) -> str:
-        return self.info["run_id"]
+        return str(self.info["run_id"])
 
     @property
     def round(self) -> int:
-        """Rounds committed."""
-        return self.head["round"]
+        """Rounds committed; -1 before the first state."""
+        return int(self.head["round"])
 
     @property
     def status(self) -> str:
-        return self.head["status"]
+        return str(self.head["status"])
 
     @property
     def pruned(self) -> bool:
@@ -100,13 +92,16 @@ class Run:
         return "pruned" in self.head
 
     @classmethod
-    def create(cls, folder: str | Place, info: dict) -> Run:
-        """A new run below `folder`, named by info["run_id"]; locked by this process. It has no state yet."""
+    def create(cls, folder: str | Place, info: dict[str, Any]) -> Run:
+        """A new run below `folder`, named by info["run_id"] and locked by this process. It has no state yet.
+
+        Raises RunError if there is a run of this name, or none can be made.
+        """
         path = place(folder) / info["run_id"]
         run = cls(path, {"schema": SCHEMA, **info}, dict(NO_HEAD))
         exists = RunError(f"a run named {info['run_id']!r} exists already.", "Choose another name.")
         if is_remote(path):
-            run._create_objects(exists)
+            run._create_objects(path, exists)
             return run
         try:
             path.mkdir(parents=True, exist_ok=False)
@@ -124,16 +119,16 @@ class Run:
             raise
         return run
 
-    def _create_objects(self, exists: RunError) -> None:
-        """What nobody holds and nothing is below is free; then run.json is created under the condition that it is."""
-        if files.listing(self.path).keys() - {HOLDER}:
+    def _create_objects(self, path: UPath, exists: RunError) -> None:
+        """A place is free if nothing is below it and nobody holds it; then run.json is created if it is not there."""
+        if files.listing(path).keys() - {HOLDER}:
             raise exists
         try:
             self.lock()
         except RunBusy:
             raise exists from None
         try:
-            object_storage.create(self.path / "run.json", json_bytes(self.info))
+            object_storage.create(path / "run.json", json_bytes(self.info))
         except FileExistsError:
             self.unlock()
             raise exists from None
@@ -151,19 +146,18 @@ class Run:
 
     @classmethod
     def open(cls, path: str | Place, *, without_head: bool = False) -> Run:
-        """Raises RunNotFound, or RunError for unreadable, foreign or lost files.
+        """The run at this folder or URL. Raises RunNotFound, or RunError for unreadable, foreign or lost files.
 
-        path: a folder or a URL. without_head: the head is lost and is not looked at; the run is as if it had no state
-        yet.
+        without_head: the head is lost and is not looked at; the run is as if it had no state yet.
         """
-        path = pointed(place(path))
-        there = object_storage.read_many(path, ("run.json", "head.json")) if is_remote(path) else None
-        return cls._of(path, there, without_head)
+        found = resolve(place(path))
+        fetched = object_storage.read_many(found, ("run.json", "head.json")) if is_remote(found) else None
+        return cls._from_files(found, fetched, without_head)
 
     @classmethod
-    def _of(cls, path: Place, there: Mapping[str, bytes] | None, without_head: bool = False) -> Run:
-        """there: run.json and head.json, where they were fetched already."""
-        info = read_json(path / "run.json", there)
+    def _from_files(cls, path: Place, fetched: Mapping[str, bytes] | None, without_head: bool = False) -> Run:
+        """fetched: run.json and head.json, where they were fetched already."""
+        info = read_json(path / "run.json", fetched)
         if info is None:
             raise RunNotFound(f"there is no run at {str(path)!r}.", "`fedcore runs list` shows the runs of a folder.")
         if info.get("schema") != SCHEMA:
@@ -173,15 +167,15 @@ class Run:
         if without_head:
             head = None
             with suppress(RunError):  # it is damaged: that is why
-                head = read_json(path / "head.json", there)
+                head = read_json(path / "head.json", fetched)
             refuse_unknown_schema(path, head)
             return cls(path, info, dict(NO_HEAD))
-        head = read_head(path, there)
+        head = read_head(path, fetched)
         return cls(path, info, head or dict(NO_HEAD), head)
 
     @classmethod
     def open_locked(cls, path: str | Place, *, without_head: bool = False, take_over: bool = False) -> Run:
-        """The run as it is once it is locked: another process may have gone on with it until then.
+        """The run, read after it was locked: another process may have gone on with it until then.
 
         without_head: as in `open`; a damaged head is moved out of the way. take_over: as in `lock`.
         """
@@ -205,26 +199,26 @@ class Run:
 
     def _set_aside(self) -> None:
         """Keep a damaged head under another name."""
-        head, aside = self.path / "head.json", self.path / "head.json.damaged"
-        if is_remote(head):
+        name, aside, path = "head.json", "head.json.damaged", self.path
+        if is_remote(path):
             with suppress(FileNotFoundError):
-                object_storage.write_bytes(aside, object_storage.read_bytes(head))
-                object_storage.remove(head)
-        elif head.exists():
-            with writing("head.json"):
-                os.replace(head, aside)
+                object_storage.write_bytes(path / aside, object_storage.read_bytes(path / name))
+                object_storage.remove(path / name)
+        elif (path / name).exists():
+            with writing(name):
+                os.replace(path / name, path / aside)
 
     def lock(self, take_over: bool = False) -> bool:
-        """Held until the process ends; what a dead holder left half-written is removed. Raises RunBusy if another live
-        process holds it, RunError if it cannot be written.
+        """Lock the run until `unlock` or the end of the process, and remove what a dead holder left half-written.
 
-        Behind a URL a holder on another host lives while it renews its claim; take_over: nobody looks whether it does.
-        Returns whether the run was taken from such a holder, who notices it at its next commit.
+        Behind a URL a holder on another host lives while it renews its lock; take_over: take it even if it does.
+        Returns whether the run was taken from such a holder, who notices it at its next commit. Raises RunBusy if
+        another live process holds the run, RunError if the lock cannot be written.
         """
         if is_remote(self.path):
-            claim = Claim(self.path / HOLDER, f"run {self.path.name!r}")
-            taken = claim.take(take_over)
-            self._lock = claim
+            remote_lock = RemoteLock(self.path / HOLDER, f"run {self.path.name!r}")
+            taken = remote_lock.take(take_over)
+            self._lock = remote_lock
             return taken
         with writing("the lock"):
             file = open(self.path / "lock", "w")
@@ -252,6 +246,7 @@ class Run:
                 partial.unlink(missing_ok=True)
 
     def unlock(self) -> None:
+        """Give the lock back. Nothing happens without one."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -264,16 +259,17 @@ class Run:
 
     @property
     def metrics_file(self) -> Place:
-        return self.path / self.head.get("metrics_file", METRICS)
+        return self.path / name_of(self.head)
 
     def memories(self) -> Place | None:
-        """The folder of the clients' memories after the last committed round; None: they have none. Raises RunError if
-        they had some.
+        """The folder of the clients' memories after the last committed round; None if the method keeps none.
+
+        Raises RunError if the memories are lost.
         """
         folder = self.memory_folder(self.round)
-        there = files.is_folder(folder)
-        kept = self.head.get("memories", there)  # runs that were made before heads told
-        if kept and not there:
+        exists = files.is_folder(folder)
+        kept = self.head.get("memories", exists)  # heads of old runs do not say
+        if kept and not exists:
             raise RunError(
                 f"the clients' memories after round {self.round} of run {self.id!r} are lost: there is no "
                 f"folder memory/{folder.name}.",
@@ -282,6 +278,7 @@ class Run:
         return folder if kept else None
 
     def read_state(self) -> dict[str, Any]:
+        """Arrays and scalars of the committed state, by field name. Raises RunError for none, or a damaged one."""
         if self.round < 0:
             raise RunError(f"run {self.id!r} has no committed state yet.", "`fedcore resume` it first.")
         if self.pruned:
@@ -292,66 +289,24 @@ class Run:
         return read_values(self.state_file(self.round))
 
     def commit(self, round: int, state: Any, rows: Sequence[Mapping[str, Any]] = (), **head: Any) -> None:
-        """Make a round current: state, then the rows of metrics, then the head. Old states and memories are dropped.
+        """Make a round current: write state, then the rows of metrics, then the head; drop old states and memories.
 
-        rows: of the rounds since the last commit, each with its "round".
+        state: a dataclass of arrays and scalars; rows: of the rounds since the last commit, each with its "round";
+        head: facts for the head. Raises RunError, and LeaseLost if another process has gone on with the run.
         """
         self._check_current()
         before = self.round
         write_values(self.state_file(round), state_values(state))
-        lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode()
-        head = {**head, **(self._put_metrics(lines) if is_remote(self.path) else self._append_metrics(lines))}
+        token = self._lock.token if isinstance(self._lock, RemoteLock) else None
+        head = {**head, **self._metrics.append(self.head, rows, token)}
         memories = files.is_folder(self.memory_folder(round))
         if memories:
             with writing("memory"):
                 files.flush(self.path / "memory")
         self._write_head({**self.head, **head, "round": round, "memories": memories})
         self._prune({before, round})
-        if isinstance(self._lock, Claim):
+        if isinstance(self._lock, RemoteLock):
             self._lock.renew()
-
-    def _append_metrics(self, lines: bytes) -> dict:
-        """Rows after the committed ones. Returns what the head says of the metrics then."""
-        size = self.head["metrics_bytes"]
-        with writing(METRICS), open(self.metrics_file, "ab") as file:
-            if file.tell() < size:
-                raise self._lost_metrics()
-            file.truncate(size)
-            file.write(lines)
-            file.flush()
-            os.fsync(file.fileno())
-            return {"metrics_bytes": os.fstat(file.fileno()).st_size}
-
-    def _put_metrics(self, lines: bytes) -> dict:
-        if self._metrics is None or len(self._metrics) != self.head["metrics_bytes"]:
-            self._metrics = self._committed_metrics()
-        if not lines:
-            return {}
-        self._metrics += lines  # if the round is not committed, the length tells, and they are read again
-        name = f"metrics-{self._lock.token}.jsonl" if isinstance(self._lock, Claim) else METRICS
-        files.write_whole(self.path / name, self._metrics)
-        return {"metrics_bytes": len(self._metrics), "metrics_file": name}
-
-    def _committed_metrics(self) -> bytes:
-        size = self.head["metrics_bytes"]
-        try:
-            text = files.read_bytes(self.metrics_file) if size else b""
-        except OSError as error:
-            raise self._bad_metrics(error) from error
-        if len(text) < size:
-            raise self._lost_metrics()
-        return text[:size]
-
-    def _bad_metrics(self, error: Exception) -> RunError:
-        return RunError(
-            f"{self.metrics_file.name} of run {self.id!r} is unreadable ({type(error).__name__}).",
-            "Restore it from a backup.",
-        )
-
-    def _lost_metrics(self) -> RunError:
-        return RunError(
-            f"{self.metrics_file.name} of run {self.id!r} is shorter than its head says.", "Restore it from a backup."
-        )
 
     def flush_memories(self, round: int) -> None:
         """Make memories durable that were written without a flush. On a disk that hosts share, what another host wrote
@@ -383,6 +338,7 @@ class Run:
                     shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink(missing_ok=True)
 
     def finish(self, status: str) -> None:
+        """End the run with one of `run_files.STATUSES`."""
         self._write_head({**self.head, "status": status})
         self._sweep()
 
@@ -392,11 +348,11 @@ class Run:
 
     def _check_current(self) -> None:
         """Raises LeaseLost if another process has gone on with the run: where locks do not reach, on another host."""
-        there = None
-        if isinstance(self._lock, Claim):
-            there = object_storage.read_many(self.path, (HOLDER, "head.json"))
-            self._lock.check(there.get(HOLDER))
-        if read_json(self.path / "head.json", there) != self._stored_head:
+        fetched = None
+        if isinstance(self._lock, RemoteLock) and is_remote(self.path):
+            fetched = object_storage.read_many(self.path, (HOLDER, "head.json"))
+            self._lock.check(fetched.get(HOLDER))
+        if read_json(self.path / "head.json", fetched) != self._stored_head:
             raise self._lost()
 
     def _lost(self) -> LeaseLost:
@@ -404,18 +360,18 @@ class Run:
             f"another process has gone on with run {self.id!r}.", "This process stops; the other one goes on."
         )
 
-    def _write_head(self, head: dict) -> None:
+    def _write_head(self, head: dict[str, Any]) -> None:
         if is_remote(self.path):
-            self._put_head(head)
+            self._put_head(self.path / "head.json", head)
         else:
             self._check_current()
             with writing("head.json"):
                 write_json(self.path / "head.json", head)
         self.head, self._stored_head = head, json.loads(json.dumps(head))
 
-    def _put_head(self, head: dict) -> None:
-        """Over the head that this process knows and no other, where the store can tell."""
-        path, content = self.path / "head.json", json_bytes(head)
+    def _put_head(self, path: UPath, head: dict[str, Any]) -> None:
+        """Replace the head that this process knows and no other, where the store can tell."""
+        content = json_bytes(head)
         try:
             version = None if self._stored_head is None else object_storage.version(path)
             self._check_current()
@@ -428,10 +384,11 @@ class Run:
                 raise self._lost() from None
 
     def keep_release(self, name: str, array: np.ndarray) -> None:
+        """Keep a copy of a published value."""
         write_values(self.path / "releases" / f"{name}.zip", {"values": array})
 
     def release_names(self) -> list[str]:
-        """Of the published values that the run keeps copies of."""
+        """Names of the published values that the run keeps copies of."""
         stored = files.listing(self.path / "releases")
         return [name.removesuffix(".zip") for name in stored if name.endswith(".zip") and not name.startswith(".")]
 
@@ -439,12 +396,9 @@ class Run:
         """The run's copies of its published values, by name."""
         return {name: read_values(self.path / "releases" / f"{name}.zip")["values"] for name in self.release_names()}
 
-    def metrics(self) -> list[dict]:
+    def metrics(self) -> list[dict[str, Any]]:
         """One row for each committed round. Raises RunError if they are damaged or lost."""
-        try:
-            return [json.loads(line) for line in self._committed_metrics().decode().splitlines()]
-        except ValueError as error:
-            raise self._bad_metrics(error) from error
+        return self._metrics.rows(self.head)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -452,26 +406,10 @@ class LoadedRun:
     """A trained model as values: info (what was asked), state (arrays and scalars by name), metrics, head."""
 
     path: Place
-    info: dict
-    head: dict
+    info: dict[str, Any]
+    head: dict[str, Any]
     state: dict[str, Any]
-    metrics: list[dict]
-
-
-def pointed(path: Place) -> Place:
-    """The run that the file `latest-NAME.json` names (`fedcore.operations.series`); any other path as it is.
-
-    Raises RunError for a file that names none.
-    """
-    if path.suffix != ".json" or not files.is_file(path):
-        return path
-    content = read_json(path) or {}
-    if content.get("schema", SCHEMA) != SCHEMA:
-        raise unknown_schema(path.name, content["schema"])
-    name = content.get("run")
-    if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise RunError(f"{path.name} names no run.", "Name the folder of a run, or a file latest-NAME.json.")
-    return path.parent / name
+    metrics: list[dict[str, Any]]
 
 
 def load_run(path: str | Place) -> LoadedRun:
@@ -486,21 +424,22 @@ def load_run(path: str | Place) -> LoadedRun:
 
 def list_runs(folder: str | Place) -> list[Run]:
     """Every readable run of a folder or URL, oldest name first. Raises Unreachable, a RunError."""
-    folder, found = place(folder), {}
-    if is_remote(folder):
-        names = [name for name, size in object_storage.listing(folder).items() if size is None]
-        fetched = object_storage.read_many(
-            folder, [f"{name}/{file}" for name in names for file in ("run.json", "head.json")]
-        )
-        for name, content in fetched.items():
+    root = place(folder)
+    found: dict[Place, dict[str, bytes] | None] = {}
+    if is_remote(root):
+        names = [name for name, size in object_storage.listing(root).items() if size is None]
+        wanted = [f"{name}/{file}" for name in names for file in ("run.json", "head.json")]
+        by_run: dict[str, dict[str, bytes]] = {}
+        for name, content in object_storage.read_many(root, wanted).items():
             run, _, file = name.rpartition("/")
-            found.setdefault(folder / run, {})[file] = content
+            by_run.setdefault(run, {})[file] = content
+        found |= {root / run: contents for run, contents in by_run.items()}
     else:
-        found = {path.parent: None for path in sorted(folder.glob("*/run.json"))}
+        found |= {path.parent: None for path in sorted(root.glob("*/run.json"))}
     runs = []
-    for path, there in found.items():
+    for path, fetched in found.items():
         try:
-            runs.append(Run._of(path, there))
+            runs.append(Run._from_files(path, fetched))
         except Unreachable:
             raise
         except RunError:

@@ -48,7 +48,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
 @contextmanager
 def writing(what: str) -> Iterator[None]:
-    """A full or broken disk, or a missing permission, met inside becomes a RunError that names what was written."""
+    """Turns an OSError (full or broken disk, missing permission) into a RunError that names what was written."""
     try:
         yield
     except OSError as error:
@@ -59,10 +59,10 @@ def writing(what: str) -> Iterator[None]:
 
 
 def write_values(path: Place, values: Mapping[str, Any], *, durable: bool = True) -> None:
-    """Arrays to Zarr, scalars (str, bool, int, float, None) to its attributes, in one zip file.
+    """Write arrays and scalars to one zip file: arrays to Zarr, scalars (str, bool, int, float, None) to attributes.
 
-    durable: whether it is on the disk on return, and not only in the memory of the system. The file appears whole or
-    not at all. One that exists already is replaced: it was never committed.
+    durable: whether the file is on the disk on return, and not only in the memory of the system. The file appears
+    complete or not at all. One that exists already is replaced: it was never committed. Raises RunError.
     """
     arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
     scalars = {name: _scalar(name, value) for name, value in values.items() if name not in arrays}
@@ -83,8 +83,10 @@ def write_values(path: Place, values: Mapping[str, Any], *, durable: bool = True
 
 
 def _write_group(archive: zipfile.ZipFile, arrays: Mapping[str, np.ndarray], scalars: Mapping[str, Any]) -> None:
-    """What Zarr would write, entry by entry. Its own way to one takes a millisecond, and a state has dozens in every
-    round; so Zarr describes each kind of array once, and the chunks, one for each array, are written here.
+    """Write into the archive what Zarr would write, entry by entry.
+
+    Zarr itself takes a millisecond for each array, and a state has dozens in every round. So Zarr describes each kind
+    of array once, and the chunks, one for each array, are written here.
     """
     shapes = {name: list(value.shape) for name, value in arrays.items()}
     attributes = {"schema": SCHEMA, "scalars": scalars, "arrays": shapes}
@@ -142,7 +144,7 @@ def _scalar(name: str, value: Any) -> Any:
 
 
 def read_values(path: Place) -> dict[str, Any]:
-    """What `write_values` wrote. Raises RunError if anything is missing, torn, too large, or of another schema."""
+    """What `write_values` wrote, by name. Raises RunError if it is missing, torn, too large, or of another schema."""
     try:
         with _opened(path) as archive:
             if sum(entry.file_size for entry in archive.infolist()) > MAX_STATE_BYTES:
@@ -198,7 +200,7 @@ def _read_by_zarr(archive: zipfile.ZipFile, name: str, shape: tuple[int, ...]) -
 
 
 def unknown_schema(what: str, found: Any) -> RunError:
-    """For what another version of fedcore wrote; it is not guessed at."""
+    """The error for something that another version of fedcore wrote."""
     return RunError(
         f"{what} has the unknown schema {found!r}; this version of fedcore knows {SCHEMA}.",
         "Use the version of fedcore that wrote it, or a newer one.",
@@ -210,5 +212,5 @@ def _opened(path: Place) -> zipfile.ZipFile:
 
 
 def state_values(state: Any) -> dict[str, Any]:
-    """The fields of a state dataclass."""
+    """The fields of a state dataclass by name, not copied."""
     return {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}

@@ -1,7 +1,7 @@
-"""Files that must be whole or absent, in a folder or behind a URL: the small operations that both have.
+"""Files that must be complete or absent, in a folder or behind a URL: the few operations that both have.
 
-In a folder a file is written to a temporary name, flushed and renamed. In object storage it is put: that is atomic and
-durable by itself, and there are no folders but in the names of what they hold.
+In a folder a file is written to a temporary name, flushed and renamed. In object storage it is put, which is atomic and
+durable by itself; folders exist there only in the names of the objects that they hold.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def place(location: str | Place) -> Place:
 
 
 def below(path: AnyPlace, *names: str) -> AnyPlace:
-    """path / name / ..., a path of the same kind, which type checkers do not see of `/`."""
+    """path / name / ...; a path of the same kind, which a type checker does not see where `/` is applied to a Place."""
     return path.joinpath(*names)  # type: ignore[return-value]
 
 
@@ -85,7 +85,7 @@ def is_file(path: Place) -> bool:
 
 
 def is_folder(path: Place) -> bool:
-    """In object storage: whether there is anything below it."""
+    """Whether there is such a folder; in object storage, whether there is anything below it."""
     return bool(object_storage.listing(path)) if is_remote(path) else path.is_dir()
 
 
@@ -142,10 +142,12 @@ def write_whole(path: Place, content: bytes) -> None:
 
 
 def json_bytes(value: Any) -> bytes:
+    """The value as indented JSON with sorted keys. Raises ValueError for NaN and infinities."""
     return (json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
 
 
 def write_json(path: Place, value: Any) -> None:
+    """Replace a file by the value as JSON, atomically and durably."""
     write_whole(path, json_bytes(value))
 
 

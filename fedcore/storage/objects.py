@@ -120,7 +120,7 @@ def _missing(path: object) -> FileNotFoundError:
 
 
 def read_bytes(path: UPath) -> bytes:
-    """Raises FileNotFoundError, Unreachable. Asks the store itself, never a cached listing."""
+    """The content of an object, as the store has it now. Raises FileNotFoundError, Unreachable."""
     path.fs.invalidate_cache()
     try:
         with reaching(path):
@@ -146,7 +146,7 @@ def create(path: UPath, content: bytes) -> None:
 
 
 def version(path: UPath) -> str | None:
-    """Names the object as it is now, for `replace`; None where the store knows no puts under a condition.
+    """The version of the object as it is now, for `replace`; None where the store knows no conditional puts.
 
     Raises FileNotFoundError, Unreachable.
     """
@@ -160,8 +160,9 @@ def version(path: UPath) -> str | None:
 
 
 def replace(path: UPath, content: bytes, version: str | None) -> None:
-    """Puts a whole object over this version of it; over any if it is None. Raises FileExistsError if it is another
-    one by now, FileNotFoundError if it is gone, Unreachable.
+    """Puts a whole object over this version of it, or over any version if it is None.
+
+    Raises FileExistsError if the object is of another version by now, FileNotFoundError if it is gone, Unreachable.
     """
     try:
         with reaching(path):
@@ -181,7 +182,7 @@ def replace(path: UPath, content: bytes, version: str | None) -> None:
 
 
 def _code(error: BaseException | None) -> str | None:
-    """What S3 says of an error, from the first of its causes that tells."""
+    """The error code of S3, from the first of the error's causes that has one."""
     while error is not None:
         response = getattr(error, "response", None)
         if isinstance(response, dict):
@@ -200,6 +201,7 @@ def write_many(folder: UPath, contents: Mapping[str, bytes]) -> None:
 
 
 def exists(path: UPath) -> bool:
+    """Whether there is an object at this path; a folder is none. Raises Unreachable."""
     path.fs.invalidate_cache()
     try:
         with reaching(path):
@@ -231,7 +233,7 @@ def names(folder: UPath) -> list[str]:
 
 
 def read_many(folder: UPath, wanted: Sequence[str]) -> dict[str, bytes]:
-    """Objects below the folder by their relative names, fetched several at a time; without those that are not there."""
+    """{relative name: content} of the wanted objects below the folder that exist, fetched several at a time."""
     by_path = {(folder / name).path.strip("/"): name for name in wanted}
     folder.fs.invalidate_cache()
     with reaching(folder):

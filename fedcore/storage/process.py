@@ -22,7 +22,7 @@ class Holder:
         return asdict(self)
 
     def alive(self, expired: bool) -> bool:
-        """On this host: whether the process exists. On another host nobody can tell, and its time to live decides."""
+        """Whether the process lives. On another host nobody can tell: there it lives until its lease has expired."""
         if self.host != this_host():
             return not expired
         try:
@@ -36,7 +36,7 @@ class Holder:
 
 
 def this_host() -> str:
-    """This host, or this container: two of one name have different spaces of process ids."""
+    """The name of this host or container, made unique: two of one name have different spaces of process ids."""
     try:
         return f"{platform.node()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:  # not Linux
@@ -44,4 +44,5 @@ def this_host() -> str:
 
 
 def this_process() -> Holder:
+    """What names this process in a lock or a lease."""
     return Holder(this_host(), os.getpid(), psutil.Process().create_time())

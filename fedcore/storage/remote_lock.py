@@ -1,11 +1,11 @@
-"""Who works on what lies in object storage, where no lock of a file system reaches: an object that names its holder.
+"""A lock on what lies in object storage, where no lock of a file system reaches: an object that names its holder.
 
-It is created only if there is none, renewed by a thread for as long as it is held, and removed at the end. One that its
-holder outlived is taken over. Its token decides, not whether somebody seems alive: a process that was taken for dead
-wrongly finds another token in the object when it looks next, and stops. So the thread may be late, fail or die, and
-nothing but patience is lost.
+The object is created only if there is none, renewed by a thread for as long as the lock is held, and removed at the
+end. A lock that its holder outlived is taken over. Its token decides, not whether somebody seems alive: a process that
+was wrongly taken for dead finds another token in the object when it looks next, and stops. So the thread may be late,
+fail or die, and nothing but patience is lost.
 
-No clock is compared with that of another host. Who wants what another host holds watches the object: a holder that
+No clock is compared with that of another host. Whoever wants what another host holds watches the object: a holder that
 renews it lives, and one that stays silent for as long as it said that it never would is dead.
 """
 
@@ -32,19 +32,21 @@ SECONDS = 60.0  # silence after which a holder on another host counts as dead
 BEATS = 6  # renewals in that time: some may fail
 LOOKS = 30  # of somebody who watches, in that time
 LONGEST = 3600.0  # silence that an object may ask others to wait for, seconds
-STOPPING = 5.0  # to wait at the end for a renewal that is under way, seconds
-ATTEMPTS = 5
-_held: set[str] = set()  # tokens of the claims of this process, which may live longer than they do
+STOPPING = 5.0  # wait at the end for a renewal that is under way, seconds
+ATTEMPTS = 5  # to take a lock that changes hands meanwhile
+_own_tokens: set[str] = set()  # tokens of the locks of this process, which may live longer than they do
 
 
-class Claim:
-    """The right of this process to change what `what` names, from `take` to `close`. A claim that nobody refers to any
-    more is no longer renewed.
+class RemoteLock:
+    """The right of this process to change something in object storage, from `take` to `close`.
 
-    path: of the object.
+    A lock that no variable refers to any more is no longer renewed.
+
+    path: of the object
+    what: the name, in messages, of what is locked
     """
 
-    def __init__(self, path: UPath, what: str):
+    def __init__(self, path: UPath, what: str) -> None:
         self.path = path
         self.what = what
         self.token = secrets.token_hex(8)
@@ -55,13 +57,14 @@ class Claim:
         self._thread: threading.Thread | None = None
 
     def take(self, take_over: bool = False) -> bool:
-        """True if it was somebody else's until now, who is dead, or not asked with `take_over`.
+        """Take the lock. Returns whether another process held it until now.
 
-        Raises RunBusy if that one lives. For a holder on another host this takes a moment; and for one that is dead,
-        up to the silence that it has announced (`SECONDS`).
+        take_over: take it even from a holder that lives. Otherwise raises RunBusy if the holder lives. To find that
+        out takes a moment if the holder is on another host, and up to the silence that it has announced (`SECONDS`)
+        if it is dead.
         """
         taken = self._take(take_over)
-        _held.add(self.token)
+        _own_tokens.add(self.token)
         self.renewed = time.monotonic()
         self._keep_renewing()
         return taken
@@ -75,43 +78,43 @@ class Claim:
             except FileExistsError:
                 pass
             try:
-                version, there = self._read()
-                if there.get("token") == self.token:  # made by a request whose answer was lost
+                version, stored = self._read()
+                if stored.get("token") == self.token:  # made by a request whose answer was lost
                     return False
                 if not take_over:
-                    self._refuse_if_alive(there)
+                    self._refuse_if_alive(stored)
                 object_storage.replace(self.path, content, version)  # not if it was renewed in the last moment
-                if self._there().get("token") == self.token:
+                if self._fetch().get("token") == self.token:
                     return True
             except (FileNotFoundError, FileExistsError):  # given back, or taken by a third one: look again
                 continue
         raise RunBusy(f"other processes want {self.what} as well.", "Wait for them, or stop them.")
 
     def check(self, content: bytes | None = None) -> None:
-        """Raises LeaseLost if another process has it now. content: of the object, if it was fetched just now."""
+        """Raises LeaseLost if another process holds the lock now. content: of the object, if it was just fetched."""
         with suppress(FileNotFoundError):
-            if (self._there() if content is None else _parsed(content)).get("token") == self.token:
+            if (self._fetch() if content is None else _parsed(content)).get("token") == self.token:
                 return
         silent = time.monotonic() - self.renewed
-        why = f" It could not renew its claim for {silent:.0f} s." if silent > SECONDS else ""
+        why = f" It could not renew its lock for {silent:.0f} s." if silent > SECONDS else ""
         raise LeaseLost(
             f"another process has gone on with {self.what}.", f"This process stops; the other one goes on.{why}"
         )
 
     def renew(self) -> None:
-        """See to it that the claim is being renewed: the thread may have died. Raises LeaseLost."""
+        """Make sure that a thread renews the lock: the earlier one may have died. Raises LeaseLost."""
         self._keep_renewing()
         self.check()
 
     def close(self) -> None:
-        """As far as possible: a claim that stays behind is nobody's any more."""
-        _held.discard(self.token)
+        """Give the lock back, as far as possible: if the object stays behind, it will be outlived."""
+        _own_tokens.discard(self.token)
         self._stop.set()
         if self._thread is not None:
             self._thread.join(STOPPING)  # what it may still put later is put over an object that is gone
             self._thread = None
         with suppress(FedcoreError, FileNotFoundError):
-            if self._there().get("token") == self.token:
+            if self._fetch().get("token") == self.token:
                 object_storage.remove(self.path)
 
     # --- renewing -----------------------------------------------------------------------------------------------
@@ -120,15 +123,15 @@ class Claim:
         if self._thread is None or not self._thread.is_alive():
             self._stop = threading.Event()
             self._thread = threading.Thread(
-                target=_renewing, args=(weakref.ref(self), self._stop), name="renews a claim", daemon=True
+                target=_renewing, args=(weakref.ref(self), self._stop), name="renews a lock", daemon=True
             )
             self._thread.start()
 
     def _beat(self) -> bool:
-        """Say that this process lives. False: there is nothing to renew any more."""
+        """Renew the object once. Returns False if there is nothing to renew any more."""
         try:
-            version, there = self._read()
-            if there.get("token") != self.token:
+            version, stored = self._read()
+            if stored.get("token") != self.token:
                 return False
             object_storage.replace(self.path, self._content(), version)
             self.renewed = time.monotonic()
@@ -139,7 +142,7 @@ class Claim:
         return True
 
     def _content(self) -> bytes:
-        """Another one each time. `renewed` is for people: nobody compares it with a clock."""
+        """What the object shall hold, which differs each time. `renewed` is for people, never compared with a clock."""
         self.renewals += 1
         return json_bytes(
             {
@@ -154,18 +157,18 @@ class Claim:
     # --- looking ------------------------------------------------------------------------------------------------
 
     def _read(self) -> tuple[str | None, dict[str, Any]]:
-        """(version, content): what was read is of this version or of a newer one. Raises FileNotFoundError."""
+        """(version, content), where the content is of this version or of a newer one. Raises FileNotFoundError."""
         version = object_storage.version(self.path)
-        return version, self._there()
+        return version, self._fetch()
 
-    def _there(self) -> dict[str, Any]:
+    def _fetch(self) -> dict[str, Any]:
         """The content of the object; {} if it is damaged. Raises FileNotFoundError."""
         return _parsed(object_storage.read_bytes(self.path))
 
-    def _refuse_if_alive(self, there: dict[str, Any]) -> None:
-        """Raises RunBusy; FileNotFoundError, FileExistsError if it changed hands meanwhile."""
+    def _refuse_if_alive(self, stored: dict[str, Any]) -> None:
+        """Raises RunBusy if the holder lives; FileNotFoundError, FileExistsError if the lock changed hands."""
         try:
-            holder, seconds, token = Holder(**there["holder"]), float(there.get("seconds", SECONDS)), there["token"]
+            holder, seconds, token = Holder(**stored["holder"]), float(stored.get("seconds", SECONDS)), stored["token"]
             alive = holder.alive(expired=False)
             if not 0 < seconds <= LONGEST:
                 raise ValueError(seconds)
@@ -174,38 +177,40 @@ class Claim:
                 f"{self.path} does not say who works on {self.what}.",
                 "If nobody does, remove this object, or resume with --take-over.",
             ) from None
-        if holder == self._holder:  # a claim that it could not give back
-            alive = token in _held
+        if holder == self._holder:  # a lock that it could not give back
+            alive = token in _own_tokens
         elif holder.host != self._holder.host:
-            alive = self._renewed_within(seconds, there)
+            alive = self._renewed_within(seconds, stored)
         if alive:
             raise RunBusy(
                 f"process {holder.pid} on {holder.host.split()[0]} is working on {self.what}.",
                 "Wait for it, or stop it; if it hangs, resume with --take-over.",
             )
 
-    def _renewed_within(self, seconds: float, there: dict[str, Any]) -> bool:
-        """Watch the object for so long. Time is counted by looks too, so that a machine that was suspended in between
-        does not take its own absence for the holder's.
+    def _renewed_within(self, seconds: float, stored: dict[str, Any]) -> bool:
+        """Whether the object is renewed while it is watched for so long.
+
+        Time is counted by looks too, so that a machine that was suspended meanwhile does not take its own absence for
+        the holder's.
         """
         started, looks = time.monotonic(), 0
         while looks < LOOKS or time.monotonic() - started < seconds:
             time.sleep(seconds / LOOKS)
             looks += 1
-            now = self._there()
-            if now.get("token") != there["token"]:
+            now = self._fetch()
+            if now.get("token") != stored["token"]:
                 raise FileExistsError(str(self.path))
-            if now != there:
+            if now != stored:
                 return True
         return False
 
 
-def _renewing(reference: weakref.ref[Claim], stop: threading.Event) -> None:
+def _renewing(reference: weakref.ref[RemoteLock], stop: threading.Event) -> None:
     while not stop.wait(SECONDS / BEATS):
-        claim = reference()
-        if claim is None or not claim._beat():
+        lock = reference()
+        if lock is None or not lock._beat():
             return
-        del claim  # not held while it waits
+        del lock  # not held while it waits
 
 
 def _parsed(content: bytes) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedcore.errors import ConfigError, FedcoreError
 from fedcore.population.blocks import ClientBlock
+from fedcore.privacy.accounting import rho_of, zcdp_budget
 from fedcore.privacy.mechanisms import TestNoise
 from fedcore.privacy.plan import PlannedRelease, Relation, Unit
 from fedcore.rounds.clients import checked_answer
@@ -19,8 +20,10 @@ from fedcore.rounds.statistics import IntegerSum, KeyedIntegerSum, Statistics, m
 from fedcore.testing.bits import copied
 from fedcore.testing.broken import LawBroken, require
 from fedcore.testing.populations import SmallPopulation, random_population
-from fedcore.testing.runs import NOISE_KEY, budgeted_facts
+from fedcore.training.budget import fit_plan
 
+EPSILON, DELTA = 60.0, 1e-6  # so large that noise does not drown few clients
+NOISE_KEY = "conformance"
 PATIENCE = 10  # times as many rounds as total_rounds says are made before a run counts as endless
 RELATIONS: tuple[Relation, ...] = ("add_or_remove_one", "replace_one")
 UNITS: tuple[Unit, ...] = ("client", "record")
@@ -83,7 +86,7 @@ class Case:
 
     @cached_property
     def _budgeted(self) -> tuple[PublicFacts, tuple[PlannedRelease, ...]]:
-        return budgeted_facts(self)
+        return _budgeted_facts(self)
 
     @property
     def public(self) -> PublicFacts:
@@ -268,3 +271,36 @@ def _possible(case: Case) -> Case:
     warm = Case(case.name, case.method, case.population, arrays, case.unit, case.relation, case.seed)
     warm.method.init(warm.public)
     return warm
+
+
+def _budgeted_facts(case: Case) -> tuple[PublicFacts, tuple[PlannedRelease, ...]]:
+    """What the method may know before the run, and the releases that the case's budget pays for.
+
+    Raises ConfigError for settings with which there is no run.
+    """
+    method, people = case.method, case.population
+    clients = len(people.clients)
+    warm_start = case.warm_start
+    if warm_start is not None:
+        warm_start = method.checked_warm_start(warm_start, "the warm start", people.features)
+
+    def facts(rho: float | None) -> PublicFacts:
+        return PublicFacts(
+            people.kind,
+            people.features,
+            people.leaf,
+            method.nominal_clients or clients,
+            None if method.private else clients,
+            rho,
+            case.seed,
+            case.relation,
+            warm_start,
+            case.unit,
+        )
+
+    if not method.private:
+        return facts(None), ()
+    budget = zcdp_budget(EPSILON, DELTA)
+    asked = method.private_settings.epsilon
+    plan, public = fit_plan(method, facts, budget.rho_max if asked is None else rho_of(asked, budget.delta_conv))
+    return public, plan

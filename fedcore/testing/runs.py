@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -17,22 +17,15 @@ from fedcore.methods import registry
 from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
-from fedcore.privacy.accounting import rho_of, zcdp_budget
-from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.caches import MEMORIES
 from fedcore.rounds.clients import memory_file
 from fedcore.rounds.engine import Backend, InProcessBackend
-from fedcore.rounds.method import PublicFacts
-from fedcore.runs.store import Run, load_run, read_values, write_values
-from fedcore.training.budget import fit_plan
+from fedcore.runs.store import Run, load_run
+from fedcore.storage.arrays import read_values, write_values
+from fedcore.testing.cases import DELTA, EPSILON, NOISE_KEY, Case
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import Session, concluding, resume, start_run
 
-if TYPE_CHECKING:
-    from fedcore.testing.cases import Case
-
-EPSILON, DELTA = 60.0, 1e-6  # so large that noise does not drown few clients
-NOISE_KEY = "conformance"
 RUN = "run"
 
 
@@ -53,39 +46,6 @@ class Ended:
     metrics: list[dict[str, Any]]
     releases: Mapping[str, np.ndarray]
     spent: float
-
-
-def budgeted_facts(case: Case) -> tuple[PublicFacts, tuple[PlannedRelease, ...]]:
-    """What the method may know before the run, and the releases that the case's budget pays for.
-
-    Raises ConfigError for settings with which there is no run.
-    """
-    method, people = case.method, case.population
-    clients = len(people.clients)
-    warm_start = case.warm_start
-    if warm_start is not None:
-        warm_start = method.checked_warm_start(warm_start, "the warm start", people.features)
-
-    def facts(rho: float | None) -> PublicFacts:
-        return PublicFacts(
-            people.kind,
-            people.features,
-            people.leaf,
-            method.nominal_clients or clients,
-            None if method.private else clients,
-            rho,
-            case.seed,
-            case.relation,
-            warm_start,
-            case.unit,
-        )
-
-    if not method.private:
-        return facts(None), ()
-    budget = zcdp_budget(EPSILON, DELTA)
-    asked = method.private_settings.epsilon
-    plan, public = fit_plan(method, facts, budget.rho_max if asked is None else rho_of(asked, budget.delta_conv))
-    return public, plan
 
 
 # --- stored runs ------------------------------------------------------------------------------------------------------

@@ -21,7 +21,8 @@ from fedcore.population.blocks import CountsBlock, leaves
 from fedcore.population.store import Population
 from fedcore.rounds.clients import memory_file, redacted
 from fedcore.rounds.method import ROWS, AnyMethod, Memory, State
-from fedcore.runs.store import Run, read_values
+from fedcore.runs.store import Run
+from fedcore.storage.arrays import read_values
 from fedcore.storage.files import Place, flush, is_remote, place
 from fedcore.training.spec import recorded_request
 

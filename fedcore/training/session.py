@@ -37,7 +37,8 @@ from fedcore.privacy.statement import PrivacyStatement, no_privacy, private_stat
 from fedcore.rounds.clients import DEFAULT_CACHE_BYTES, Source
 from fedcore.rounds.engine import Backend, Training
 from fedcore.rounds.method import AnyMethod
-from fedcore.runs.store import Run, write_values, writing
+from fedcore.runs.store import Run
+from fedcore.storage.arrays import write_values, writing
 from fedcore.storage.files import Place, write_json
 from fedcore.training.budget import LedgerPublisher, ledger_of, remember_head
 from fedcore.training.request import TrainRequest

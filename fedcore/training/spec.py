@@ -20,7 +20,8 @@ from fedcore.privacy.ledger.chain import ChainHead
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.clients import DEFAULT_CACHE_BYTES
 from fedcore.rounds.method import AnyMethod, PublicFacts
-from fedcore.runs.store import Run, read_values
+from fedcore.runs.store import Run
+from fedcore.storage.arrays import read_values
 from fedcore.storage.files import place
 from fedcore.training.budget import check_kind, ledger_of, nominal_clients, plan_within_budget, public_facts
 from fedcore.training.request import TrainRequest

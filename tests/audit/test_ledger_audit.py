@@ -69,6 +69,7 @@ def epsilon_by_hand(rho: float, delta: float) -> float:
     return minimize_scalar(at, bounds=(-8, 12), method="bounded", options={"xatol": 1e-10}).fun
 
 
+@pytest.mark.slow
 def test_the_whole_life_of_a_population_adds_up(tmp_path):
     """Runs, an interrupted one that redraws, an abandoned one, appended clients, and a refusal at the end: the charges
     in the chain, added up in fractions, stay within what (epsilon, delta) allows by an independent conversion.
@@ -121,6 +122,7 @@ def test_the_whole_life_of_a_population_adds_up(tmp_path):
     assert len(paid) == len(set(paid)) + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [1.0, 5.0])
 def test_other_accountants_agree_with_the_recorded_events(tmp_path, epsilon):
     """PLD of the recorded list (exact for the continuous normal law) is below the promise, and below our epsilon; the

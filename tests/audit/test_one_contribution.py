@@ -89,6 +89,7 @@ def every_round(clients):
             yield case, round
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("files", "appended", "leaf", "block"), [(1, 0, 4, 8), (3, 0, 1, 1), (2, 2, 3, 3), (1, 4, 5, 20)]
 )
@@ -131,6 +132,7 @@ def test_rows_counted_as_clients_would_be_noticed(tmp_path):
     assert all(broken)
 
 
+@pytest.mark.slow
 def test_blocks_leaves_and_files_change_no_bit_of_a_sum(tmp_path):
     generator = np.random.default_rng(5)
     everybody = people(generator) | {"canary": CANARY}

@@ -24,7 +24,8 @@ from fedcore.privacy.ledger.ledger import create_ledger, default_ledger_url
 from fedcore.privacy.mechanisms import SecureNoise
 from fedcore.rounds.caches import BLOCKS
 from fedcore.rounds.engine import InProcessBackend
-from fedcore.runs.store import Run, read_values
+from fedcore.runs.store import Run
+from fedcore.storage.arrays import read_values
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import concluding, start_run
 from tests.audit.em_releases import STARTS, rows_of_client
@@ -134,6 +135,7 @@ NEIGHBOURS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [of_counts, of_rows], ids=["histograms", "federated_em"])
 @pytest.mark.parametrize("neighbour", NEIGHBOURS)
 def test_the_same_publications_leave_the_same_traces(tmp_path, monkeypatch, neighbour, world):
@@ -144,6 +146,7 @@ def test_the_same_publications_leave_the_same_traces(tmp_path, monkeypatch, neig
     assert differences(reference, other) == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "where"), [("Telling", "runs/run/metrics.jsonl"), ("Keeping", "runs/run/state/000006.zip:reseed")]
 )

@@ -54,6 +54,7 @@ def check(case, people, published, seed):
                 assert not any(whole(own[name])), "an empty client adds nothing"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 @given(neighbours(), st.sampled_from(list(PUBLISHED)), st.integers(0, 2**31))
 @settings(max_examples=200, deadline=None)
@@ -61,6 +62,7 @@ def test_one_client_moves_no_release_by_more_than_planned(case, people, publishe
     check(case, people, published, seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", em_releases.CASES.values(), ids=em_releases.CASES)
 @given(neighbours(), st.sampled_from(list(PUBLISHED)), st.integers(0, 2**31))
 @settings(max_examples=50, deadline=None)
@@ -78,6 +80,7 @@ def total_of(
     return answer(method, message, replace(block, x=read if stored else held), leaf)[message.release].value()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "covariance"), em_releases.MODELS)
 @pytest.mark.parametrize(("d", "components"), [(3, 2), (11, 5), (16, 8)])
 def test_a_clients_part_is_its_own_to_the_last_bit_in_large_leaves(model, covariance, d, components, monkeypatch):

@@ -97,12 +97,12 @@ def test_several_starts_in_the_same_passes_are_those_one_by_one():
         passes.append(1)
         return [y[None]]
 
-    begun = starting_dictionaries(6, 6, 3, 0, np.array([7]))
+    starts = starting_dictionaries(6, 6, 3, 0, np.array([7]))
     schedule = Schedule(steps=30)
-    together, score = best_of_starts("orthogonal", tiles, np.array([200.0]), begun, THRESHOLD, schedule)
+    together, score = best_of_starts("orthogonal", tiles, np.array([200.0]), starts, THRESHOLD, schedule)
     count = len(passes)
     alone = [
-        best_of_starts("orthogonal", tiles, np.array([200.0]), begun[:, s : s + 1], THRESHOLD, schedule)
+        best_of_starts("orthogonal", tiles, np.array([200.0]), starts[:, s : s + 1], THRESHOLD, schedule)
         for s in range(3)
     ]
     assert len(passes) == 4 * count
@@ -115,8 +115,8 @@ def test_starts_find_the_dictionary():
     found = []
     for seed in range(10):
         y, truth = sparse_samples(20 + seed)
-        begun = starting_dictionaries(6, 6, 5, seed, np.array([0]))
-        own, _ = best_of_starts("orthogonal", lambda y=y: [y[None]], np.array([200.0]), begun, THRESHOLD, Schedule())
+        starts = starting_dictionaries(6, 6, 5, seed, np.array([0]))
+        own, _ = best_of_starts("orthogonal", lambda y=y: [y[None]], np.array([200.0]), starts, THRESHOLD, Schedule())
         found.append(d12(own[0], truth) < 1e-2)
     assert sum(found) >= 9
 
@@ -129,10 +129,10 @@ def test_a_known_density_ends_the_shrinking_early():
         passes.append(1)
         return [y[None]]
 
-    begun = starting_dictionaries(6, 6, 1, 0, np.array([0]), np.eye(6)[None])
+    starts = starting_dictionaries(6, 6, 1, 0, np.array([0]), np.eye(6)[None])
     for density in (None, 0.2):
         schedule = Schedule(density=density)
-        best_of_starts("orthogonal", tiles, np.array([200.0]), begun, THRESHOLD, schedule)
+        best_of_starts("orthogonal", tiles, np.array([200.0]), starts, THRESHOLD, schedule)
         passes.append(0)
     first = passes.index(0)
     assert len(passes) - first < first

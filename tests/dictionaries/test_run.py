@@ -16,7 +16,8 @@ from fedcore.operations.deployment import read_deployments
 from fedcore.population.manifest import Provenance
 from fedcore.population.writer import PopulationWriter
 from fedcore.rounds.engine import InProcessBackend
-from fedcore.runs.store import load_run, read_values
+from fedcore.runs.store import load_run
+from fedcore.storage.arrays import read_values
 from fedcore.training.personalise import personalise
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import concluding, resume, start_run
@@ -62,6 +63,7 @@ def digest(path) -> str:
     return hashlib.sha256(b"".join(data)).hexdigest()
 
 
+@pytest.mark.slow
 def test_rows_read_from_the_store_while_they_are_used_give_the_same_bits(tmp_path, monkeypatch):
     monkeypatch.setattr(client_groups, "TILE_NUMBERS", 6 * 64)  # some clients are read in tiles
     monkeypatch.setattr(client_groups, "STACK_NUMBERS", 6 * 64)

@@ -50,7 +50,8 @@ from fedcore.population.writer import PopulationWriter
 from fedcore.privacy.ledger.ledger import create_ledger, default_ledger_url
 from fedcore.rounds.clients import memory_file, redacted
 from fedcore.rounds.engine import InProcessBackend
-from fedcore.runs.store import Run, load_run, read_values
+from fedcore.runs.store import Run, load_run
+from fedcore.storage.arrays import read_values
 from fedcore.training.personalise import trained
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import concluding, start_run

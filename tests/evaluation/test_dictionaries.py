@@ -118,6 +118,7 @@ def trained(population, tmp_path):
 SIZES = {"dtype": "float64", "public_for_evaluation": "drawn", "clients_per_leaf": 2, "clients_per_block": 4}
 
 
+@pytest.mark.slow
 def test_a_run(tmp_path):
     """Shared atoms beat zero, and own directions added to them beat both; the report shows curves and scores."""
     population = made(PopulationWriter(tmp_path / "p", "rows", 6, **SIZES), shared_atoms(1, 8, samples=120), slice(8))
@@ -136,6 +137,7 @@ def test_a_run(tmp_path):
         evaluate_run(run.path, population)
 
 
+@pytest.mark.slow
 def test_clients_that_came_later_have_no_memories(tmp_path):
     """Trained on five clients; three more fill up the last block and begin another. The first five are as trained."""
     drawn = shared_atoms(1, 8, samples=120)

@@ -21,7 +21,8 @@ from fedcore.errors import (
 from fedcore.privacy.ledger.ledger import create_ledger
 from fedcore.rounds.caches import BLOCKS
 from fedcore.rounds.clients import _populations
-from fedcore.runs.store import Run, load_run, read_values, write_values
+from fedcore.runs.store import Run, load_run
+from fedcore.storage.arrays import read_values, write_values
 from fedcore.training.session import abandon
 from tests.faults.driver import Kill
 from tests.faults.place import same_result, to_end
@@ -157,6 +158,7 @@ def name_of(value) -> str | None:
     return getattr(value, "__name__", None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["plain", "test noise"])
 @pytest.mark.parametrize(("find", "damage", "error"), DAMAGE, ids=name_of)
 def test_damage_is_named_and_the_good_file_mends_it(begun, undisturbed, mode, find, damage, error):
@@ -248,6 +250,7 @@ LEDGER = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("damage", "error"), LEDGER, ids=name_of)
 def test_a_damaged_ledger_stops_the_run_before_the_next_release(begun, undisturbed, damage, error):
     here = begun("test noise")
@@ -284,6 +287,7 @@ def test_a_ledger_that_was_tampered_with_does_not_verify(begun, damage):
         here.ledger().verify(here.population().id)
 
 
+@pytest.mark.slow
 def test_a_published_value_that_was_changed_is_not_used(place):
     here = place("secure")
     here.kill_at(Kill("publish", "after", 3))
@@ -319,6 +323,7 @@ def test_an_older_ledger_is_refused(place, undisturbed, mode):
     here.check_state_follows_from_releases()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", [garble, remove, at(0.3), at(0.7)], ids=name_of)
 @pytest.mark.parametrize(
     ("point", "forfeited"), [(Kill("charge", "before", 4), 0), (Kill("publish", "before", 4), 1)], ids=str

@@ -74,6 +74,7 @@ FILES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "file"), FILES)
 def test_a_disk_that_fills_in_a_round(place, undisturbed, disk, mode, file):
     here = place(mode)

@@ -72,6 +72,7 @@ def test_a_flow_killed_after_a_publication(place, undisturbed, prefect_home, tmp
     here.check_ledger(forfeited=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["head.json", "run.json"])
 def test_the_command_line_says_what_is_damaged(place, name):
     here = place("plain")

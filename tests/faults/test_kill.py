@@ -68,6 +68,7 @@ LOST = {("charge", "after"), ("draw", "before"), ("draw", "after"), ("publish", 
 BEFORE_THE_FIRST_STATE = START[:6] + BUDGET
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "kill"), CASES, ids=str)
 def test_the_same_bits_after_a_kill(place, undisturbed, mode, kill):
     here = place(mode)
@@ -79,6 +80,7 @@ def test_the_same_bits_after_a_kill(place, undisturbed, mode, kill):
         here.check_ledger(forfeited=(kill.step, kill.when) in LOST)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kill", PRIVATE, ids=str)
 def test_what_was_published_stays_and_every_release_is_paid_once(place, kill):
     here = place("secure")
@@ -119,6 +121,7 @@ def test_a_reservation_is_never_lost(place, kill):
     assert balance.open_runs == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "point", [Kill("charge", "after", 3), Kill("draw", "after", 3), Kill("publish", "before", 3)], ids=str
 )

@@ -21,7 +21,8 @@ from fedcore.errors import LeaseLost, RunError, WorkerFailed
 from fedcore.population.sizing import shared_out
 from fedcore.rounds.clients import Answer, answer_block, memory_file
 from fedcore.rounds.engine import InProcessBackend
-from fedcore.runs.store import LoadedRun, Run, load_run, read_values, write_values
+from fedcore.runs.store import LoadedRun, Run, load_run
+from fedcore.storage.arrays import read_values, write_values
 from tests.faults.driver import Kill, of_memory
 from tests.faults.place import Place, bits, same_result, to_end
 from tests.faults.test_damage import cut, empty, flip, garble, remove
@@ -139,6 +140,7 @@ KILLS = [
 CASES = [*[("fedem", kill) for kill in KILLS], *[("vr-fedem", kill) for kill in KILLS[4:8]]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "kill"), CASES, ids=str)
 def test_the_same_bits_after_a_kill(remembering, calm, mode, kill):
     here = remembering(mode)
@@ -148,6 +150,7 @@ def test_the_same_bits_after_a_kill(remembering, calm, mode, kill):
     here.check_no_litter()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kill",
     [

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from fedcore.rounds.clients import memory_file
-from fedcore.runs.store import Run, load_run, read_values
+from fedcore.runs.store import Run, load_run
+from fedcore.storage.arrays import read_values
 from tests.dictionaries import test_run as dictionaries
 from tests.dictionaries.test_rounds import task
 from tests.faults.driver import Kill, of_memory
@@ -92,6 +93,7 @@ REMEMBERED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kill", REMEMBERED, ids=str)
 @pytest.mark.parametrize("method", ["gradient_em", "dictionaries"])
 def test_states_and_memories_after_a_kill(learning, calm, method, kill):
@@ -104,6 +106,7 @@ def test_states_and_memories_after_a_kill(learning, calm, method, kill):
     here.check_no_litter()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kill", "lost"),
     [

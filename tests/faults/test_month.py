@@ -14,6 +14,13 @@ def test_a_month_has_every_fault():
     assert plan(30, 1) == days != plan(30, 2)
 
 
+@pytest.mark.slow
+@pytest.mark.prefect
+def test_one_day(tmp_path):
+    days, told = month(tmp_path, 1, 1)
+    assert len(days) == 1 and sum(told["faults"].values()) == 1 and told["refused"] == 0
+
+
 @pytest.mark.heavy
 @pytest.mark.prefect
 def test_four_days(tmp_path):

@@ -26,6 +26,7 @@ def soon(condition) -> None:
         time.sleep(0.005)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["plain", "test noise"])
 @pytest.mark.parametrize("processes", [2, 4])
 def test_of_many_that_resume_exactly_one_proceeds(place, undisturbed, mode, processes):
@@ -71,6 +72,7 @@ STALE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("point", "forfeited"), STALE, ids=str)
 def test_a_process_that_lost_its_run_cannot_publish(place, point, forfeited):
     """The first process hangs, on a host whose file locks do not reach here; the second takes over and finishes."""
@@ -92,6 +94,7 @@ def test_a_process_that_lost_its_run_cannot_publish(place, point, forfeited):
 OPENED = [Kill("charge", "before", 3), Kill("charge", "after", 3), Kill("publish", "before", 3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", OPENED, ids=str)
 def test_a_process_that_lost_its_run_cannot_publish_before_the_new_one_does(place, point):
     """The token alone decides: the second process has the run and has done nothing with it yet."""

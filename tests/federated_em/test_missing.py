@@ -48,6 +48,7 @@ def test_gaussian_tables_are_soft_imputed():
         assert np.abs(state.parameters()["natural"] - theta).max() <= 1e-10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["fedem", "naive"])
 def test_compressed_tables(algorithm):
     """The specification's thresholds: with memories the field is below 1e-6 and theta within 1e-4 of EM's."""
@@ -75,6 +76,7 @@ def test_compressed_tables(algorithm):
     assert error < 0.6, "cells that nobody saw are known from the others"
 
 
+@pytest.mark.slow
 def test_poisson_tables_reach_the_optimum_of_the_observed_objective():
     full, _, _ = tables("poisson")
     block = block_of_tables(full)

@@ -28,6 +28,7 @@ def largest_difference(one, other) -> float:
 # --- exactness ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "config",
     [
@@ -144,6 +145,7 @@ def test_without_memories_it_stalls(known, participation):
     assert ran.state.objective > known[2] + 1e-5 and ran.memory is None
 
 
+@pytest.mark.slow
 def test_small_steps_converge_as_slowly_as_em_does_with_them(known):
     compressed = known_run(known, codec="dithering", levels=1, gamma=0.1, rounds=400).column("mean_field_norm")
     exact = known_run(known, algorithm="em", gamma=0.1, rounds=400).column("mean_field_norm")
@@ -207,6 +209,7 @@ def test_memories_are_audited(known):
         method.server_update(state, values(answer(method, message, block, 16, lost)[0]))
 
 
+@pytest.mark.slow
 def test_clients_without_rows_are_nobody():
     y, start = two_components(2000)
     parts = np.array_split(y, 20)
@@ -257,6 +260,7 @@ def test_steps_are_halved_until_they_are_inside():
     assert damped_step(model, s, np.full(4, np.nan), 1.0, 0.0)[1] == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings, often",
     [
@@ -409,6 +413,7 @@ def digest(ran) -> str:
     return hashlib.sha256(b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)).hexdigest()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

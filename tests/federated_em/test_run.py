@@ -13,7 +13,8 @@ from fedcore.population.writer import PopulationWriter
 from fedcore.privacy.ledger.ledger import create_ledger, default_ledger_url
 from fedcore.rounds.caches import MEMORIES
 from fedcore.rounds.engine import InProcessBackend
-from fedcore.runs.store import load_run, read_values, write_values
+from fedcore.runs.store import load_run
+from fedcore.storage.arrays import read_values, write_values
 from fedcore.training.personalise import personalise
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import concluding, start_run
@@ -205,7 +206,7 @@ def test_a_population_of_another_kind_is_refused(tmp_path):
         begin(counts, tmp_path, {})
     finished = to_end(begin(counts, tmp_path, {"model": "poisson", "kind": "counts", "components": 2, "rounds": 3}))
     assert load_run(finished.path).head["status"] == "finished"
-    assert make_method("federated_em", {}).kind == "rows"
+    assert FederatedEM.kinds == ("rows", "counts")
 
 
 # --- settings -------------------------------------------------------------------------------------------------------

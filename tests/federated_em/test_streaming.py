@@ -64,6 +64,7 @@ def trained(population, folder, name, settings, whole_bytes):
     return load_run(session.run.path).state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_streamed_blocks_give_the_same_bits(population, tmp_path, monkeypatch, settings):
     """Also when clients, or their rows, do not fit a portion, a piece or a window."""

@@ -14,6 +14,7 @@ from tests.federated_em.run_in_memory import answer, block_of, facts, run
 KNOWN = dict(model="gaussian", covariance="known", components=2, start="given", norms_by_part=False, monitor_every=1)
 
 
+@pytest.mark.slow
 def test_one_client_without_a_codec_is_spider_em():
     """S <- S + gamma (estimate - S), the estimate corrected by one batch at S_k and S_{k-1}, renewed every k_in."""
     y, start = two_components(3000)
@@ -52,6 +53,13 @@ def clients():
     return lambda **settings: run(
         FederatedEMConfig(**{**KNOWN, "codec": "dithering", "levels": 2, **settings}), block, facts(block, start=start)
     )
+
+
+@pytest.mark.slow
+def test_batches_alone_get_stuck_where_variance_reduction_goes_on(clients):
+    reduced = clients(algorithm="vr-fedem", batch=20, inner_rounds=25, gamma=0.6, rounds=100)
+    batches = clients(algorithm="fedem", batch=20, gamma=0.1, rounds=100)
+    assert np.median(reduced.column("mean_field_norm")[-5:]) < 1e-2 * np.median(batches.column("mean_field_norm")[-20:])
 
 
 @pytest.mark.heavy

@@ -34,7 +34,8 @@ from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
 from fedcore.privacy.ledger import ledger as ledgers
 from fedcore.rounds.engine import InProcessBackend
-from fedcore.runs.store import Run, load_run, write_values
+from fedcore.runs.store import Run, load_run
+from fedcore.storage.arrays import write_values
 from fedcore.training.budget import remember_head
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import concluding, resume, start_run

@@ -32,6 +32,7 @@ def objective(t, v, n, penalty):
     return (n * np.where(s <= tau, 0.5 * s * s, tau * s - 0.5 * tau * tau)).sum(axis=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_equals_a_direct_convex_solver(seed):
     t, n = problem(seed, clients=6, outliers=seed % 3)

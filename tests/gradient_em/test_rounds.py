@@ -90,6 +90,7 @@ def test_fixed_points_are_at_the_threshold_from_the_full_m_step():
     np.testing.assert_array_equal(out["apart"], (out["distance"] > 1).astype(np.int8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("central_update", ["step", "exact"])
 def test_local_steps_keep_the_fixed_point(central_update):
     """With C = 1 several steps need no other penalty; with C = 0.5 it is scaled."""
@@ -177,6 +178,7 @@ def test_better_than_local_where_clients_are_alike():
     assert np.mean(mine) < 0.35 and np.mean(fedem) > np.mean(mine) + 0.3 and np.mean(local) > np.mean(mine) + 0.3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["outlier", "flipped", "shifted", "random"])
 def test_every_contamination_moves_the_others_little(kind):
     tasks = small(seed=8, h=0.0, outliers=0)

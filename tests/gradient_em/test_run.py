@@ -8,11 +8,12 @@ from fedcore.errors import ConfigError, PopulationError, RunError
 from fedcore.evaluation.outliers import deviations, diagnose, scores, suspected
 from fedcore.methods.gradient_em import GradientEM, GradientEMConfig
 from fedcore.methods.gradient_em.simulation.errors import errors
-from fedcore.methods.gradient_em.simulation.similar_mixtures import simulated_clients
+from fedcore.methods.gradient_em.simulation.similar_mixtures import CENTRES, simulated_clients
 from fedcore.methods.registry import make_method
 from fedcore.population.manifest import Provenance
 from fedcore.population.writer import PopulationWriter
 from fedcore.rounds.engine import InProcessBackend
+from fedcore.rounds.results import Features
 from fedcore.runs.store import load_run
 from fedcore.training.personalise import personalise
 from fedcore.training.request import TrainRequest
@@ -52,6 +53,7 @@ def to_end(session):
     return session.run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm",
     ["fedgrem", "local-fit", "local-em", "local-grem", "fedem", "fedem-w", "tgmm", "pooled-em", "pooled-grem"],
@@ -111,6 +113,45 @@ def test_a_run_without_a_round_gives_nothing():
         method.personalise(method.init(facts(block)), block, None)
     with pytest.raises(ConfigError, match="before it had centres"):
         method.warm_start_of(method.init(facts(block)))
+
+
+# --- results --------------------------------------------------------------------------------------------------------
+
+
+def tables_of(ran, names=None):
+    """By name of the table, its columns by heading."""
+    result = ran.method.result(ran.state, Features(ran.block.features, names))
+    return {table.name: {column.name: column.values for column in table.columns} for table in result.tables}
+
+
+@pytest.mark.parametrize("standardise", ["none", "columns"])
+def test_the_result_is_in_the_units_of_the_data(standardise):
+    simulated = simulated_clients(0, clients=20, outliers=2, h=1.0)
+    names = [f"x{j}" for j in range(10)]
+    ran = run(block_of([50.0 + 3.0 * rows for rows in simulated.rows]), standardise=standardise, starts=3, rounds=40)
+    tables = tables_of(ran, names)
+    centres = np.array([tables["centres"][f"component {r}"] for r in range(1, 6)])
+    np.testing.assert_array_equal(centres, ran.method.warm_start_of(ran.state)["centres"])
+    assert errors(centres[None], 50.0 + 3.0 * CENTRES[None], np.array([True])).largest < 3.0
+    assert tables["centres"]["column"] == names
+    differences = np.array([tables["differences"][f"component {r}"] for r in range(1, 6)])
+    np.testing.assert_allclose(differences.mean(), 3.0 / np.sqrt(10), rtol=0.3)
+    apart = tables["components"]["clients left apart"]  # the outliers' rows lie near one of the components
+    assert max(apart) == 2.0 and sum(apart) >= 6.0
+
+
+def test_results_of_other_settings():
+    block = block_of(tasks_of("regression").rows)
+    tables = tables_of(run(block, model="regression", intercept=True, **FAST), [f"x{j}" for j in range(10)] + ["y"])
+    assert tables["centres"]["input"] == [f"x{j}" for j in range(10)] + ["intercept"] and "differences" in tables
+    block = block_of(tasks_of().rows)
+    assert list(tables_of(run(block, preset="paper", **FAST))) == ["centres"]
+    pooled = tables_of(run(block, algorithm="pooled-em", **FAST))
+    assert list(pooled) == ["components", "centres"] and sum(pooled["components"]["share"]) == pytest.approx(1.0)
+    assert "column 3" in pooled["centres"]["column"]
+    assert not tables_of(run(block, algorithm="local-em", **FAST))
+    method = GradientEM()
+    assert not method.result(method.init(facts(block)), Features(10)).tables
 
 
 # --- faults ---------------------------------------------------------------------------------------------------------

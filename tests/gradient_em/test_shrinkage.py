@@ -85,6 +85,7 @@ def test_pooling_gives_a_component_what_all_say():
     np.testing.assert_array_equal(shrinkage.next_variance(np.ones(2), np.zeros((2, 3)), 10.0, 1e-6), np.ones(2))
 
 
+@pytest.mark.slow
 def test_the_result_does_not_depend_on_the_step_size():
     block = block_of(simulated_clients(1, h=1.0, outliers=0).rows)
     found = [
@@ -105,6 +106,7 @@ def test_the_result_does_not_depend_on_the_step_size():
     np.testing.assert_allclose(found[2], found[0], atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("h", [0.0, 1.0, 2.0])
 def test_never_worse_than_the_paper_or_alone(h):
     """Specification's bounds of the largest error are 0.75, 1.15, 1.35; three replications."""

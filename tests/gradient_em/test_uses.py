@@ -27,6 +27,7 @@ def population_with_heldout(path, scale=1.0):
         return writer.commit()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"preset": "paper"}, {"algorithm": "fedem"}], ids=str)
 def test_scores_of_held_out_rows(tmp_path, settings):
     population = population_with_heldout(tmp_path / "p")
@@ -41,6 +42,7 @@ def test_scores_of_held_out_rows(tmp_path, settings):
     assert (ran.path / "evaluation.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("standardise", ["none", "columns", "clients"])
 def test_scores_are_in_the_units_of_the_data(tmp_path, standardise):
     nll = []
@@ -60,6 +62,7 @@ def test_runs_without_scores(tmp_path):
         scores.score_table({"sizes": np.zeros(4)})
 
 
+@pytest.mark.slow
 def test_outliers_from_the_command_line(tmp_path, capsys):
     from fedcore.cli.runs import runs_outliers
 

@@ -11,7 +11,7 @@ from fedcore.methods.histograms.clients import client_update
 from fedcore.methods.histograms.messages import ReleaseMessage, all_tokens
 from fedcore.methods.histograms.reduction import reduce_block
 from fedcore.privacy.grid import GRID_NORM
-from fedcore.runs.store import read_values, state_values, write_values
+from fedcore.storage.arrays import read_values, state_values, write_values
 from tests.histograms.example_clients import (
     EVERYTHING,
     RELATIONS,

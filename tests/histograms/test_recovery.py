@@ -57,6 +57,17 @@ def scores(config, state, block):
     return score_table(config, values(total))
 
 
+@pytest.mark.slow
+def test_clusters_help_on_a_small_preset_with_and_without_noise():
+    """n = 4000; the targets of the whole preset are those of the test below."""
+    block, _ = synthetic(SyntheticSettings(clients=4000, heldout_clients=1500), 2)
+    for config, rho in ((HistogramsConfig(algorithm="algorithm2"), None), (HistogramsConfig(), 1.82)):
+        public = facts(1000, rho=rho, nominal=None if rho is None else 4000, seed=1)
+        state, _ = run(Histograms(config), block, public, rounded_normal(np.random.default_rng(1)))
+        table = scores(config, state, block)
+        assert row_of(table, "Algorithm 2").kl < row_of(table, "FedAvg").kl - 0.03
+
+
 @pytest.mark.heavy
 def test_the_reddit_like_preset_meets_its_targets():
     """n = 20 000: non-private .92-.94 (one start may end in a worse optimum, hence the better of two), and the targets

@@ -98,7 +98,7 @@ def names(config, start, **given) -> list[str]:
     return [release.name for release in Histograms(config).plan(public(start=start, **given))]
 
 
-def test_what_a_start_saves():
+def test_what_a_warm_start_saves():
     two = HistogramsConfig(clusters=2)
     assert names(two, warm_start(2)) == ["clusters_001", "clusters_002"]
     assert names(HistogramsConfig(clusters=2, rounds=1), warm_start(2)) == ["clusters_001"]

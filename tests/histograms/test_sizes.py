@@ -130,7 +130,7 @@ def test_floors_shrink_with_a_large_vocabulary():
         (10, {"rounds": 5}, Sizes(5, 10, 10, 0, 0.3)),
     ],
 )
-def test_sizes_of_a_run_from_given_centres(given, config, expected):
+def test_sizes_of_a_run_with_a_warm_start(given, config, expected):
     public = replace(facts(1000, rho=2.0, nominal=100_000), warm_start={"centres": np.full((given, 1000), 1e-3)})
     assert sizes_of(HistogramsConfig(**config), public) == expected
 

@@ -101,7 +101,7 @@ def test_algorithm_2_merges_and_fills_up(given_centres, clusters, cells):
         ({"algorithm": "algorithm2", "clusters": 2, "rounds": 2}, "cannot be merged"),
     ],
 )
-def test_what_does_not_start_from_given_centres(config, words):
+def test_what_does_not_accept_a_warm_start(config, words):
     with pytest.raises(ConfigError, match=words) as refused:
         Histograms(HistogramsConfig(**config)).init(dataclasses.replace(facts(12), warm_start=warm_start(5, 12)))
     assert refused.value.remedy

@@ -4,7 +4,7 @@ import urllib.request
 from pathlib import Path
 
 from fedcore.population import arrays, layout
-from fedcore.population.remote import copy_population
+from fedcore.population.copying import copy_population
 from fedcore.population.store import Population
 from fedcore.rounds.caches import BLOCKS
 from fedcore.storage import objects as object_storage

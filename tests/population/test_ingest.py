@@ -204,6 +204,7 @@ def cut(rows, places):
     return [rows[low:high] for low, high in zip(bounds[:-1], bounds[1:], strict=True)]
 
 
+@pytest.mark.slow
 @TINY
 @given(rows=long_rows, data=st.data(), places=st.lists(st.integers(0, 40), max_size=3), size=sizes)
 def test_counts_any_order_any_files_any_memory(tmp_path_factory, rows, data, places, size):
@@ -401,6 +402,7 @@ def test_nothing_remains_of_a_failed_ingest(tmp_path):
     assert layout.files_of(first.path) == before and Population.open(first.path).version == 1
 
 
+@pytest.mark.slow
 def test_real_text(tmp_path):
     """The blogs of FEDCORE_DATA, whole: every count, in row order."""
     import os

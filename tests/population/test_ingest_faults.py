@@ -22,6 +22,7 @@ def refused(match, *args, **kwargs):
     return caught.value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "what"),
     [

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from fedcore.errors import ChunkError, ConfigError, ManifestError, PopulationError, PopulationNotFound
-from fedcore.population import arrays, layout, remote
+from fedcore.population import arrays, copying, layout
+from fedcore.population.copying import copy_population
 from fedcore.population.ingest.ingest import ingest
-from fedcore.population.remote import copy_population
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
 from fedcore.storage import objects as object_storage
@@ -31,6 +31,7 @@ fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_counts_come_back(counts_population, base):
     there = copied(counts_population, f"{base}/p")
     assert there.manifest == counts_population.manifest and there.versions() == [1]
@@ -79,6 +80,7 @@ def test_name_location_and_pickle(counts_population, base):
     assert counts_population.location == str(counts_population.path.resolve())
 
 
+@pytest.mark.slow
 def test_a_new_version_is_seen(counts_population, base):
     old = copied(counts_population, f"{base}/p")
     with PopulationWriter.extending(counts_population) as writer:
@@ -96,6 +98,7 @@ def test_a_new_version_is_seen(counts_population, base):
         Population.open(f"{base}/p", version=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("array", ["train/indptr", "train/indices", "train/counts", "heldout/counts"])
 @pytest.mark.parametrize("kind", DAMAGES)
 def test_damaged_counts(counts_population, memory, kind, array):
@@ -110,6 +113,7 @@ def test_damaged_counts(counts_population, memory, kind, array):
     assert len(report.problems) == 1 and "Block 1" in report.problems[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", DAMAGES)
 def test_damaged_rows_on_s3(rows_population, s3, kind):
     there = copied(rows_population, s3)
@@ -129,6 +133,7 @@ def test_damaged_ids(counts_population, memory, array):
         there.client_ids(0)
 
 
+@pytest.mark.slow
 def test_a_missing_slot_and_damaged_metadata(counts_population, base):
     there = copied(counts_population, f"{base}/p")
     slot = layout.block_folder(there.path, there.blocks[2].slot)
@@ -302,7 +307,11 @@ def test_no_server(rows_population, s3, monkeypatch):
     before = pickle.dumps(there)
     sign_on(monkeypatch, "http://127.0.0.1:9")  # nothing listens there
     there = pickle.loads(before)
-    for attempt in (lambda: Population.open(s3), lambda: there.read(0), lambda: remote.copy_population(there.path, s3)):
+    for attempt in (
+        lambda: Population.open(s3),
+        lambda: there.read(0),
+        lambda: copying.copy_population(there.path, s3),
+    ):
         with pytest.raises(PopulationError, match="cannot be reached|onto itself"):
             attempt()
     with pytest.raises(PopulationError, match="cannot be reached: EndpointConnectionError") as caught:
@@ -310,6 +319,7 @@ def test_no_server(rows_population, s3, monkeypatch):
     assert "AWS_ENDPOINT_URL" in caught.value.remedy
 
 
+@pytest.mark.slow
 def test_the_endpoint_may_come_from_fsspecs_own_variables(rows_population, s3, monkeypatch):
     copied(rows_population, s3)
     monkeypatch.setitem(fsspec.config.conf, "s3", {"endpoint_url": os.environ["AWS_ENDPOINT_URL"]})

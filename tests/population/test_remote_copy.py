@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from fedcore.errors import ChunkError, PopulationError, PopulationNotFound
-from fedcore.population import layout, remote
-from fedcore.population.remote import copy_population
+from fedcore.population import copying, layout
+from fedcore.population.copying import copy_population
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
 from fedcore.storage import objects as object_storage
@@ -17,6 +17,7 @@ from .remote_places import DAMAGES, copied, damage, snapshot
 pytest.importorskip("upath", reason="universal-pathlib is not installed")
 
 
+@pytest.mark.slow
 def test_there_and_back_changes_no_byte(counts_population, base, tmp_path):
     copied(counts_population, f"{base}/p")
     copy_population(f"{base}/p", f"{base}/again/p")
@@ -30,6 +31,7 @@ def test_there_and_back_changes_no_byte(counts_population, base, tmp_path):
         assert writer.commit().version == 2
 
 
+@pytest.mark.slow
 def test_copying_again_keeps_what_is_there(counts_population, base):
     there = copied(counts_population, f"{base}/p")
     done = copy_population(counts_population.path, f"{base}/p")
@@ -59,7 +61,7 @@ def test_an_interrupted_copy_is_not_visible_and_goes_on(counts_population, memor
         copy_population(other.path, where)
     done = copy_population(counts_population.path, where)
     assert done.kept == after and Population.open(where).verify().ok
-    assert layout.read_beside(layout.place(where), remote.MARKER) is None
+    assert layout.read_beside(layout.place(where), copying.MARKER) is None
 
 
 def test_a_failure_while_writing_is_not_visible(counts_population, memory, monkeypatch):

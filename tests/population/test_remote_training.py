@@ -7,7 +7,7 @@ import pytest
 
 from fedcore.errors import LedgerRolledBack, PopulationError
 from fedcore.population import layout
-from fedcore.population.remote import copy_population
+from fedcore.population.copying import copy_population
 from fedcore.population.store import Population
 from fedcore.privacy.ledger.ledger import create_ledger, default_ledger_url, open_ledger
 from fedcore.rounds.engine import InProcessBackend
@@ -39,6 +39,7 @@ def bits(run) -> dict:
     return {name: np.asarray(value).tobytes() for name, value in load_run(run.path).state.items()}
 
 
+@pytest.mark.slow
 def test_training_over_s3_gives_the_same_bits(tmp_path, toy, s3):
     population = write_counts(tmp_path / "p", small_counts(60))
     there = copied(population, f"{s3}/p")
@@ -47,6 +48,7 @@ def test_training_over_s3_gives_the_same_bits(tmp_path, toy, s3):
     assert far.info["population"]["path"] == there.location and far.info["population"]["name"] == "p"
 
 
+@pytest.mark.slow
 def test_a_private_run_over_s3_keeps_its_witness_there(tmp_path, s3):
     population, ledger = private_population(tmp_path / "p", small_counts(40), test=True)
     remember_head(population, ledger)
@@ -75,6 +77,7 @@ def test_a_private_run_over_s3_keeps_its_witness_there(tmp_path, s3):
     assert json.loads(layout.read_beside(population.path, layout.WITNESS)) == seen
 
 
+@pytest.mark.slow
 def test_a_private_run_over_s3_draws_the_same_published_values(tmp_path, s3, monkeypatch):
     results = []
     for place in ("local", "far"):
@@ -96,6 +99,7 @@ def test_a_private_run_over_s3_draws_the_same_published_values(tmp_path, s3, mon
     assert results[0] == results[1]
 
 
+@pytest.mark.slow
 def test_an_old_copy_of_the_ledger_is_refused(tmp_path, s3):
     population, ledger = private_population(tmp_path / "p", small_counts(40), test=True)
     there = copied(population, f"{s3}/p")
@@ -112,6 +116,7 @@ def test_an_old_copy_of_the_ledger_is_refused(tmp_path, s3):
         ledger_of(there)
 
 
+@pytest.mark.slow
 def test_a_bucket_that_may_only_be_read(tmp_path, s3, monkeypatch):
     """A private run needs to write one object; without it nothing is reserved."""
     population, ledger = private_population(tmp_path / "p", small_counts(40), test=True)
@@ -128,6 +133,7 @@ def test_a_bucket_that_may_only_be_read(tmp_path, s3, monkeypatch):
     assert ledger.balance(population.id).rho_reserved == 0 and not (tmp_path / "runs" / "r").exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_loses_its_storage_can_be_resumed(tmp_path, toy, s3, server):
     population = write_counts(tmp_path / "p", small_counts(30))
     there = copied(population, f"{s3}/p")

@@ -7,7 +7,14 @@ from hypothesis import strategies as st
 
 from fedcore.population import sizing
 from fedcore.population.ingest.ingest import ingest
-from fedcore.population.sizing import BlockLimit, block_limit, blocks_of, chosen, is_small, shared_out
+from fedcore.population.sizing import (
+    BlockLimit,
+    block_limit,
+    blocks_of,
+    explicit_clients_per_block,
+    is_small,
+    shared_out,
+)
 from fedcore.population.writer import PopulationWriter
 
 MIB = 1 << 20
@@ -33,11 +40,11 @@ def test_blocks_grow_with_the_clients_before_them():
     assert blocks_of(25, 10, limit, 1.0) == [10, 10, 5]
 
 
-def test_a_number_of_clients_that_was_chosen_holds_from_the_first_block(machine):
+def test_a_number_of_clients_that_was_explicit_clients_per_block_holds_from_the_first_block(machine):
     machine(16)
     assert blocks_of(100, 4, block_limit(4, 31), 1.0) == [32, 32, 32, 4]
-    assert chosen(4, 32) == 32 and chosen(4, block_limit(4).clients) is None
-    assert chosen(100, block_limit(100).clients) is None, "rounded up to leaves"
+    assert explicit_clients_per_block(4, 32) == 32 and explicit_clients_per_block(4, block_limit(4).clients) is None
+    assert explicit_clients_per_block(100, block_limit(100).clients) is None, "rounded up to leaves"
 
 
 def test_bytes_close_a_block_at_the_next_leaf():
@@ -116,9 +123,9 @@ def test_a_population_is_written_and_appended_to_in_such_blocks(tmp_path, machin
         assert writer.limit == block_limit(4)
     with PopulationWriter(tmp_path / "q", "rows", 2, clients_per_leaf=4, clients_per_block=8) as writer:
         writer.write(ids[:30].tolist(), rows(30))
-        chosen_once = writer.commit()
-    assert [entry.clients for entry in chosen_once.blocks] == [8, 8, 8, 6]
-    with PopulationWriter.extending(chosen_once) as writer:
+        explicit_clients_per_block_once = writer.commit()
+    assert [entry.clients for entry in explicit_clients_per_block_once.blocks] == [8, 8, 8, 6]
+    with PopulationWriter.extending(explicit_clients_per_block_once) as writer:
         assert writer.limit == BlockLimit(8, block_limit(4).bytes, None)
 
 

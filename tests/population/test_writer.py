@@ -22,6 +22,7 @@ from .conftest import names, some_counts, some_rows
 from .test_store import all_counts
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(
     cuts=st.lists(st.integers(0, 37), max_size=5),

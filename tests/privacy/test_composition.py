@@ -5,22 +5,7 @@ import math
 import pytest
 
 from fedcore.errors import ConfigError
-from fedcore.privacy.composition import (
-    analytic_sigma,
-    basic,
-    classical_sigma,
-    drv10,
-    gdp,
-    gdp_delta,
-    gdp_mu,
-    kov15,
-    kov15_analytic,
-    kov15_single,
-    pld_with_counts,
-    theorem_3_1,
-    zcdp_optimal,
-    zcdp_simple,
-)
+from fedcore.privacy.composition import classical_sigma, gdp, gdp_delta, gdp_mu, kov15, kov15_single
 
 DELTA, EPSILONS = 1e-10, (15.0, 5.0, 2.0, 1.0)
 
@@ -34,13 +19,7 @@ def as_printed(value: float, printed: str) -> bool:
 @pytest.mark.parametrize(
     "rule, releases, row",
     [
-        (basic, 50, "74.6 224 560 1120"),
-        (theorem_3_1, 50, "164.2 471 1160 2308"),
-        (drv10, 50, "97.7 256 610 1199"),
         (kov15, 50, "87.9 246 599 1188"),
-        (kov15_analytic, 50, "72.2 196 468 910"),
-        (zcdp_simple, 100, "5.17 14.3 34.7 68.6"),
-        (zcdp_optimal, 100, "4.96 13.3 31.6 61.4"),
         (gdp, 100, "4.79 12.8 30.3 58.7"),
         (gdp, 8, "1.355 3.62 8.56 16.6"),  # the first one is 1.36 by numerical distributions, which round up
         (gdp, 1, ".479 1.281 3.026 5.868"),
@@ -57,16 +36,10 @@ def test_mu_of_a_budget(epsilon, mu):
     assert gdp_delta(gdp_mu(epsilon, DELTA), epsilon) == pytest.approx(DELTA, rel=1e-9)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("count_epsilon, printed", [(0.05, "4.86"), (0.1, "5.08"), (0.2, "6.20")])
-def test_counts_on_top(count_epsilon, printed):
-    assert as_printed(pld_with_counts(15.0, DELTA, 50, count_epsilon).sigma, printed)
-
-
 def test_one_gaussian_is_calibrated_exactly_and_the_classical_bound_is_not():
     """Beyond eps = 1 the classical multiplier is no bound: at eps 15 its delta is 14 times what it claims."""
     assert as_printed(classical_sigma(15.0, DELTA), "0.4546")
-    assert as_printed(analytic_sigma(15.0, DELTA), "0.4791")
+    assert as_printed(1 / gdp_mu(15.0, DELTA), "0.4791")
     assert gdp_delta(1 / classical_sigma(15.0, DELTA), 15.0) / DELTA == pytest.approx(14, abs=0.5)
     assert gdp_delta(1 / classical_sigma(0.5, DELTA), 0.5) < DELTA
 
@@ -74,33 +47,24 @@ def test_one_gaussian_is_calibrated_exactly_and_the_classical_bound_is_not():
 def test_dp_accounting_agrees_on_one_gaussian_and_on_the_sum_of_many():
     from dp_accounting import GaussianDpEvent, SelfComposedDpEvent, get_sigma_gaussian, pld
 
-    assert analytic_sigma(15.0, DELTA) == pytest.approx(get_sigma_gaussian(15.0, DELTA), rel=1e-6)
+    assert 1 / gdp_mu(15.0, DELTA) == pytest.approx(get_sigma_gaussian(15.0, DELTA), rel=1e-6)
     event = SelfComposedDpEvent(GaussianDpEvent(gdp(15.0, DELTA, 100).sigma), 100)
     epsilon = pld.PLDAccountant().compose(event).get_epsilon(DELTA)
     assert epsilon == pytest.approx(15.0, abs=2e-3)
 
 
-@pytest.mark.parametrize(
-    "rule, total",
-    [
-        (kov15, lambda x, root: root * x + 50 * x * (math.exp(x) - 1) / (math.exp(x) + 1)),
-        (drv10, lambda x, root: root * x + 50 * x * (math.exp(x) - 1)),
-        (theorem_3_1, lambda x, root: (root + 50 * math.exp(x) - 1 / math.exp(x) + 1) * x),
-    ],
-)
 @pytest.mark.parametrize("epsilon", EPSILONS)
-def test_epsilon_0_solves_the_formula_as_it_is_written(rule, total, epsilon):
-    multiplier = rule(epsilon, DELTA, 50)
-    root = math.sqrt(2 * 50 * math.log(101 / DELTA))
-    assert total(3 * multiplier.epsilon_0, root) == pytest.approx(epsilon, rel=1e-12)
+def test_epsilon_0_solves_the_formula_as_it_is_written(epsilon):
+    multiplier = kov15(epsilon, DELTA, 50)
+    x, root = 3 * multiplier.epsilon_0, math.sqrt(2 * 50 * math.log(101 / DELTA))
+    assert root * x + 50 * x * (math.exp(x) - 1) / (math.exp(x) + 1) == pytest.approx(epsilon, rel=1e-12)
     assert multiplier.sigma == pytest.approx(math.sqrt(2 * math.log(1.25 * 101 / DELTA)) / multiplier.epsilon_0)
 
 
 def test_one_round_is_algorithm_3_alone():
     """3 eps_0 = 15 and 2 delta_0 = delta: sqrt(2 ln(2.5e10)) / 5."""
-    for rule in (basic, kov15, drv10, theorem_3_1):
-        assert rule(15.0, DELTA, 1).sigma == pytest.approx(math.sqrt(2 * math.log(2.5e10)) / 5)
-        assert rule(15.0, DELTA, 1).epsilon_0 == 5.0
+    assert kov15(15.0, DELTA, 1).sigma == pytest.approx(math.sqrt(2 * math.log(2.5e10)) / 5)
+    assert kov15(15.0, DELTA, 1).epsilon_0 == 5.0
 
 
 def test_one_release_a_round_needs_less_noise_than_three():
@@ -111,12 +75,7 @@ def test_one_release_a_round_needs_less_noise_than_three():
 @pytest.mark.parametrize(
     "arguments", [(0.0, 1e-5, 3), (math.inf, 1e-5, 3), (1.0, 0.0, 3), (1.0, 1.0, 3), (1.0, 1e-5, 0)]
 )
-@pytest.mark.parametrize("rule", [basic, kov15, zcdp_simple, zcdp_optimal, gdp])
+@pytest.mark.parametrize("rule", [kov15, kov15_single, gdp])
 def test_budgets_that_are_none_are_refused(rule, arguments):
     with pytest.raises(ConfigError):
         rule(*arguments)
-
-
-def test_counts_beyond_the_budget_are_refused():
-    with pytest.raises(ConfigError):
-        pld_with_counts(2.0, 1e-5, 50, 0.05)

@@ -73,6 +73,7 @@ def test_two_processes_that_both_charged_publish_one_value(books):
 FIRST, SECOND = release(1, 15.0), release(2, 20.0)  # the spare costs as much as the dearer one
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("when", "spent", "reserved", "in_the_end"),
     [

@@ -108,6 +108,7 @@ def url(tmp_path_factory):
     return f"sqlite:///{tmp_path_factory.mktemp('law') / 'ledger.sqlite'}"
 
 
+@pytest.mark.slow
 @given(steps)
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 def test_nothing_is_spent_beyond_the_budget_and_nothing_unpaid(url, sequence):

@@ -101,6 +101,7 @@ def test_a_run_finds_what_the_function_finds(tmp_path):
     assert scores.mean_errors.max() < 0.3 and np.abs(again.mixture.means - stored.state["means"]).max() < 0.3
 
 
+@pytest.mark.slow
 def test_a_mixture_is_refined_by_private_em_under_the_same_budget(tmp_path):
     """The documented sequence: train private_gmm, then train federated_em --start-from RUN; both for clients."""
     made, ledger = population(tmp_path / "p", heldout=True)

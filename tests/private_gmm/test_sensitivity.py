@@ -95,6 +95,7 @@ def check(case: str, unit: str, relation: str, round: Round, people) -> None:
             assert not any(integers(alone[name])), "a unit without usable rows adds nothing"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("relation", RELATIONS)
 @given(st.data())
@@ -163,6 +164,7 @@ def test_clipped_rows_keep_their_norm_exactly(seed, d, b):
     )
 
 
+@pytest.mark.slow
 def test_a_clients_part_is_its_own_whatever_the_block_looks_like(monkeypatch):
     """Alone, in company, in another order, in short leaves, in small tiles, in single precision, and streamed."""
     generator = np.random.default_rng(1)

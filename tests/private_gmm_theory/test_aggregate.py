@@ -94,6 +94,7 @@ def test_boxes_find_nothing_in_few_blocks_or_little_budget(smallest):
         agg.aggregate_boxes(means[:1], weights[:1], 1.0, 1e-6, np.random.default_rng(0), **options)
 
 
+@pytest.mark.slow
 def test_published_aggregation_pays_for_k_points_a_block(smallest):
     truth, _, means, weights = smallest
     told = sim.prior(truth)

@@ -1,4 +1,4 @@
-"""One Gaussian: PSGE, PGE, CoinPress; sums over pairs of records and the slip of pairing what survives a filter."""
+"""One Gaussian: PSGE and PGE; sums over pairs of records and the slip of pairing what survives a filter."""
 
 import math
 
@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcore.methods.private_gmm import simulation as sim
-from fedcore.reproduce.private_gmm_theory import coinpress as coin
 from fedcore.reproduce.private_gmm_theory import estimate as est
-from fedcore.reproduce.private_gmm_theory.mechanisms import Ball, clipped, only, scale_of_rho, within, zcdp_rho
+from fedcore.reproduce.private_gmm_theory.mechanisms import Ball, clipped, only, within
 from fedcore.reproduce.private_gmm_theory.pca import principal_components, second_moment
 
 
@@ -98,17 +97,12 @@ def whitened_errors(found, mean, root):
     )
 
 
-def test_pge_and_coinpress_learn_ill_conditioned_gaussians_far_from_the_origin():
+def test_pge_learns_ill_conditioned_gaussians_far_from_the_origin():
     d, n, root = 6, 20_000, turned(6, 0.1, 30.0, 1)
     mean = np.full(d, 500.0)
     rows = mean + np.random.default_rng(2).standard_normal((n, d)) @ root.T
     sampling = math.sqrt(d / n), math.sqrt(d * (d + 1) / n)
     found = est.gaussian(rows, 0.1, 30.0, 20.0, 1e-6, np.random.default_rng(3))
-    errors = whitened_errors(found, mean, root)
-    assert errors[0] < 5 * sampling[0] and errors[1] < 10 * sampling[1]
-    found = coin.private_gaussian(
-        rows, Ball(np.zeros(d), 2000.0), 0.1, 30.0, zcdp_rho(20.0, 1e-6), np.random.default_rng(3), covariance_rounds=5
-    )
     errors = whitened_errors(found, mean, root)
     assert errors[0] < 5 * sampling[0] and errors[1] < 10 * sampling[1]
 
@@ -127,51 +121,17 @@ def test_few_rows_and_unfound_bins_give_nothing():
     rng = np.random.default_rng(0)
     assert est.gaussian(np.full((10, 2), np.nan), 1.0, 1.0, 1.0, 1e-6, rng) is None
     assert est.gaussian(rng.standard_normal((30, 2)), 1.0, 2.0, 0.5, 1e-6, rng) is None
-    assert coin.private_gaussian(np.full((10, 2), np.nan), Ball(np.zeros(2), 1.0), 1.0, 1.0, 50.0, rng) is None
-
-
-def test_coinpress_mean_has_its_rate():
-    """Error^2 is sampling d/n plus the noise of the last round; a start 1e4 times too wide costs next to nothing."""
-    d, n, rho, rounds = 20, 4000, 0.05, 4
-    quantile = coin.norm_quantile(d, 0.05 / (rounds * n))
-    rhos = coin.split_rho(rho, rounds)
-    assert sum(rhos) == pytest.approx(rho) and rhos[-1] == pytest.approx(0.75 * rho)
-    radius_before_last = 1.0  # what three rounds leave, or less
-    scale = scale_of_rho(quantile + radius_before_last, rhos[-1]) / n
-    expected = math.sqrt(d / n + d * scale**2)
-    errors = []
-    for seed in range(12):
-        rng = np.random.default_rng(seed)
-        rows = 7 + rng.standard_normal((n, d))
-        errors.append(np.linalg.norm(coin.private_mean(rows, Ball(np.zeros(d), 2e3), n, rhos, rng).centre - 7))
-    assert expected / 2 < np.sqrt(np.mean(np.square(errors))) < 2 * expected
-
-
-def test_coinpress_covariance_has_its_rate():
-    d, n, rho = 8, 20_000, 0.5
-    rhos = coin.split_rho(rho, 3)
-    quantile = coin.norm_quantile(d, 0.05 / (3 * n))
-    # independent entries: sampling d(d+1)/n, noise d^2 scale^2 / n^2, in the last round's whitened coordinates
-    expected = math.sqrt(d * (d + 1) / n + (d * scale_of_rho(quantile**2, rhos[-1]) / n) ** 2)
-    root, errors = turned(d, 1.0, 8.0, 4), []
-    for seed in range(6):
-        rng = np.random.default_rng(seed)
-        found = coin.private_covariance(rng.standard_normal((n, d)) @ root.T, 70.0, n, rhos, rng)
-        back = np.linalg.inv(root)
-        errors.append(np.linalg.norm(back @ found @ back.T - np.eye(d)))
-    assert expected / 2 < np.median(errors) < 2.5 * expected
 
 
 def test_norm_quantile_covers():
     norms = np.linalg.norm(np.random.default_rng(0).standard_normal((20_000, 15)), axis=1)
     for beta in (0.1, 0.01):
-        assert np.mean(norms > coin.norm_quantile(15, beta)) <= beta
+        assert np.mean(norms > est.norm_quantile(15, beta)) <= beta
 
 
 def test_inputs_are_left_alone():
     truth = sim.mixture(3, 1, 1.0, 1)
     rows, _ = sim.sample(truth, 300, 1)
     before = rows.copy()
-    coin.private_gaussian(rows, Ball(np.zeros(3), 3.0), 0.5, 2.0, 10.0, np.random.default_rng(0))
     est.gaussian(rows, 0.5, 2.0, 50.0, 1e-6, np.random.default_rng(0))
     assert np.array_equal(rows, before)

@@ -17,6 +17,7 @@ def mixed():
     return truth, rows, labels
 
 
+@pytest.mark.slow
 def test_rows_are_at_the_distance_of_the_trace(mixed):
     truth, rows, labels = mixed
     rng = np.random.default_rng(0)

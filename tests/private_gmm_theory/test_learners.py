@@ -82,10 +82,9 @@ def test_algorithm_1_says_no_at_a_usual_budget():
 def test_budget_of_a_step():
     unit = partition.unit_budget(1.0, 1e-6, 5)
     assert unit.epsilon == pytest.approx(1 / 22) and 21 * unit.delta == pytest.approx(1e-6)
-    unit = partition.unit_budget(1.0, 1e-6, 5, advanced=True)
-    assert advanced_epsilon(4 * unit.epsilon, 5, 5e-7) + 2 * unit.epsilon == pytest.approx(1.0)
-    many = [partition.unit_budget(1.0, 1e-6, 200, advanced=kind).epsilon for kind in (True, False, None)]
-    assert many[0] > many[1] and many[2] == many[0]  # advanced is better for k > 2 ln(1/delta')
+    many = partition.unit_budget(1.0, 1e-6, 200)  # advanced composition is better for k > 2 ln(1/delta')
+    assert many.epsilon > 1 / 802
+    assert advanced_epsilon(4 * many.epsilon, 200, 5e-7) + 2 * many.epsilon == pytest.approx(1.0)
 
 
 def test_a_split_drops_the_annulus_and_keeps_places():
@@ -100,32 +99,32 @@ def unlike():
     truth = sim.mixture(4, 3, 150.0, 2, scales=(1, 1, 2), weights=(0.3, 0.4, 0.3))
     rows, labels = sim.sample(truth, 1500, 1)
     radius = float(np.linalg.norm(truth.means, axis=1).max())
-    return truth, rows, labels, partition.Facts(1500, radius, 0.25, 0.8, 2.5)
+    return truth, rows, labels, partition.PublicInputs(1500, radius, 0.25, 0.8, 2.5)
 
 
 def test_algorithm_3_parts_components_whole(unlike):
-    _, rows, labels, facts = unlike
-    cells = partition.recursive_partition(rows, 3, partition.UnitBudget(60.0, 1e-7), facts, np.random.default_rng(0))
+    _, rows, labels, public = unlike
+    cells = partition.recursive_partition(rows, 3, partition.UnitBudget(60.0, 1e-7), public, np.random.default_rng(0))
     kept = [np.isfinite(cell).all(axis=1) for cell in cells]
     assert len(cells) == 3 and np.sum(kept, axis=0).max() == 1
     for cell in kept:
         assert len(set(labels[cell])) == 1
     assert np.sum(kept) > 0.97 * len(rows)
-    one = partition.recursive_partition(rows, 1, partition.UnitBudget(60.0, 1e-7), facts, np.random.default_rng(0))
+    one = partition.recursive_partition(rows, 1, partition.UnitBudget(60.0, 1e-7), public, np.random.default_rng(0))
     assert len(one) == 1 and one[0] is rows
 
 
 def test_algorithm_3_leaves_one_gaussian_whole(unlike):
-    facts = partition.Facts(1500, 10.0, 0.25, 0.8, 2.5)
+    public = partition.PublicInputs(1500, 10.0, 0.25, 0.8, 2.5)
     rows, _ = sim.sample(sim.mixture(4, 1, 1.0, 2), 1500, 1)
-    cells = partition.recursive_partition(rows, 3, partition.UnitBudget(60.0, 1e-7), facts, np.random.default_rng(0))
+    cells = partition.recursive_partition(rows, 3, partition.UnitBudget(60.0, 1e-7), public, np.random.default_rng(0))
     assert len(cells) == 1
 
 
 def test_algorithm_4_learns_a_mixture(unlike):
-    truth, rows, _, facts = unlike
+    truth, rows, _, public = unlike
     for seed in range(2):
-        found, weights = partition.learn_mixture(rows, 3, 1e4, 1e-6, facts, np.random.default_rng(seed))
+        found, weights = partition.learn_mixture(rows, 3, 1e4, 1e-6, public, np.random.default_rng(seed))
         scored = sim.scores(
             truth,
             np.array([one.mean for one in found]),
@@ -137,6 +136,6 @@ def test_algorithm_4_learns_a_mixture(unlike):
 
 
 def test_algorithm_4_at_a_usual_budget_finds_no_structure(unlike):
-    _, rows, _, facts = unlike
-    found = partition.learn_mixture(rows, 3, 1.0, 1e-6, facts, np.random.default_rng(0))
+    _, rows, _, public = unlike
+    found = partition.learn_mixture(rows, 3, 1.0, 1e-6, public, np.random.default_rng(0))
     assert found is None or len(found[0]) < 3

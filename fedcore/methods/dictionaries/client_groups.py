@@ -1,8 +1,9 @@
-"""The samples of a leaf of clients, as stacks of clients that can be treated together, tile by tile.
+"""Groups of clients of a leaf whose samples are stacked into one array, and read tile by tile.
 
-Clients of equal rank are sorted by size and put together; shorter ones are filled up with samples of zero, which have
-codes of zero and add nothing to any sum. A client that is too large for a stack stands alone and is read in tiles,
-from memory or from the store alike: the cut depends on the sizes only, so the bits do not depend on where the rows are.
+Clients of equal rank are sorted by size and put together; shorter ones are padded with samples of zero, which have
+codes of zero and add nothing to any sum. A client that is too large for a stack is a group of its own and is read in
+tiles, from memory or from the store alike: the tiles depend on the sizes only, so the bits do not depend on where the
+rows are.
 """
 
 from __future__ import annotations
@@ -15,16 +16,19 @@ import numpy as np
 from fedcore.errors import PopulationError
 from fedcore.population.blocks import RowsBlock
 
-PADDING = 0.15  # of a stack's samples may be filled up
+PADDING = 0.15  # share of a stack's samples that may be padding
 STACK_NUMBERS = 2**18  # float64 numbers in the samples of a stack: what is made of them should stay in the cache
-TILE_NUMBERS = 2**20  # in a tile, and in a client that stands alone and is kept, 8 MiB
+TILE_NUMBERS = 2**20  # float64 numbers in a tile, and in a client that is a group of its own and is kept: 8 MiB
 
 
 @dataclass(slots=True)
 class Group:
     """Clients that are treated together.
 
-    clients: (c,) int64 their places in the leaf; sizes: (c,) float64 samples of each; rank: atoms of each.
+    clients: (c,) int64 their places in the leaf
+    sizes:   (c,) float64 samples of each
+    rank:    atoms of each
+    rows:    samples of the largest of them, to which the others are padded
     """
 
     block: RowsBlock
@@ -36,12 +40,12 @@ class Group:
 
     @property
     def in_tiles(self) -> bool:
-        """Whether this is one large client, of whom one tile after the other is read."""
+        """Whether this is one large client, which is read one tile after the other."""
         return self.rows * self.block.x.shape[1] > TILE_NUMBERS
 
     def tiles(self) -> Iterator[np.ndarray]:
-        """(c, m, d) float64 samples, in order; together all samples of these clients. A tile is good until the next one
-        is asked for. Raises PopulationError for values that are not finite, naming the client's place."""
+        """(c, m, d) float64 samples, in order; together all samples of these clients. The next tile overwrites the one
+        before it. Raises PopulationError for values that are not finite, naming the client's number."""
         if self._kept is not None:
             yield self._kept
             return
@@ -56,15 +60,15 @@ class Group:
                 self._check(rows)
                 yield rows
             return
-        self._kept = self._together()
+        self._kept = self._stacked()
         self._check(self._kept)
         yield self._kept
 
-    def _together(self) -> np.ndarray:
+    def _stacked(self) -> np.ndarray:
         shape = (len(self.clients), self.rows, self.block.x.shape[1])
         first, last = int(self.block.ptr[self.clients[0]]), int(self.block.ptr[self.clients[-1] + 1])
         if last - first == shape[0] * shape[1] and (np.diff(self.clients) == 1).all():
-            return np.asarray(self.block.x[first:last], np.float64).reshape(shape)  # equal neighbours: as they are
+            return np.asarray(self.block.x[first:last], np.float64).reshape(shape)  # neighbours of equal sizes: a view
         out = np.zeros(shape)
         for i, client in enumerate(self.clients):
             low, high = int(self.block.ptr[client]), int(self.block.ptr[client + 1])

@@ -30,7 +30,7 @@ PROFILES: dict[str, dict[str, Any]] = {
 class DictionariesConfig(BaseModel):
     """Settings of personalised dictionary learning. Ranges stand beside the fields.
 
-    A profile fills in what is not given of matcher, aggregate, norm, align, starts and far; "robust" also of loss,
+    A profile sets matcher, aggregate, norm, align, starts and far where these are left out; "robust" also sets loss,
     code, first, start_steps, local_rounds and refine_steps.
     """
 
@@ -70,17 +70,17 @@ class DictionariesConfig(BaseModel):
     alpha: float = Field(1.0, gt=0, le=1e12, description="l1 weight of code = lasso, in the units of the data")
     loss: Literal["squared", "huber"] = Field(
         "squared",
-        description="of residuals; huber: global atoms alone code all they can, residuals beyond the cut "
-        "count less, and local atoms learn what is left (background and what moves); orthogonal learner, norm polar",
+        description="of residuals; huber: residuals beyond the cut count less, global atoms code samples alone, and "
+        "local atoms learn what is left (background and what moves); orthogonal learner, norm polar",
     )
     cut: float = Field(
         1.0,
         gt=0,
         le=1e12,
-        description="huber: from where on residuals are cut, in spreads (1.4826 median |residual|) of the client",
+        description="huber: standard deviations (1.4826 median |residual|) of the client at which residuals are cut",
     )
     step_size: float | None = Field(
-        None, gt=0, description="of the learner gradient; None: half of what is stable, for each client"
+        None, gt=0, description="eta of the learner gradient; None: half of the largest stable one, for each client"
     )
     local_steps: int = Field(1, ge=1, le=1000, description="steps of a client in a round")
     refine_steps: int = Field(
@@ -95,32 +95,32 @@ class DictionariesConfig(BaseModel):
         0,
         ge=0,
         le=100,
-        description="half way through the rounds every client begins its local atoms anew, so many "
-        "times, on what is off the global ones, and keeps the best if its objective falls",
+        description="half way through the rounds every client learns its local atoms anew, from so many starts, on "
+        "its samples' parts orthogonal to the global atoms, and keeps the best if that lowers its objective",
     )
 
     # start
     start: Literal["local", "given"] = Field(
-        "local", description="clients' own dictionaries, matched; or a global dictionary given from outside"
+        "local", description="local: clients' own dictionaries, matched; given: a global dictionary from a warm start"
     )
-    starts: int = Field(5, ge=1, le=100, description="beginnings of a client's own start, of which the best is kept")
+    starts: int = Field(5, ge=1, le=100, description="starts of a client's own dictionary, of which the best is kept")
     first: Literal["auto", "unit", "singular", "samples", "random"] = Field(
         "auto",
-        description="the first of them: unit vectors, singular vectors of the samples, samples, or random like "
-        "the others; auto: unit for square orthogonal dictionaries, singular for others, samples if not orthogonal",
+        description="the first of the starts: unit vectors, singular vectors of the samples, samples, or random as the "
+        "others are; auto: unit for square orthogonal dictionaries, singular for other orthogonal ones, else samples",
     )
-    first_threshold: float = Field(0.6, gt=0, le=1e12, description="thresholds of a start shrink from here")
+    first_threshold: float = Field(0.6, gt=0, le=1e12, description="the thresholds of a start shrink from this one")
     threshold_decay: float = Field(0.99, gt=0, lt=1, description="factor of a start's thresholds from step to step")
     density: float | None = Field(
-        None, gt=0, le=1, description="share of nonzero codes, if known: a start's thresholds shrink until 0.8 of it"
+        None, gt=0, le=1, description="share of nonzero codes, if known: thresholds shrink until 0.8 of it"
     )
     start_steps: int | None = Field(
-        None, ge=0, le=10_000, description="most steps of a start; None: 200 with thresholds, otherwise 50"
+        None, ge=0, le=10_000, description="largest number of steps of a start; None: 200 with thresholds, otherwise 50"
     )
 
     # matching
     matcher: Literal["star", "path"] = Field(
-        "star", description="star: around the best anchor, by medians; path: shortest paths (Algorithm 2)"
+        "star", description="star: assignment to one client's atoms, by medians; path: shortest paths (Algorithm 2)"
     )
     orders: int = Field(1, ge=1, le=1000, description="path: orders of clients tried; all but the first are random")
     matched_clients: int = Field(
@@ -131,18 +131,22 @@ class DictionariesConfig(BaseModel):
     aggregate: Literal["median", "mean"] = Field("median", description="of the clients' global atoms, aligned")
     norm: Literal["unit", "polar", "none"] = Field("unit", description="what is done with the norms of the aggregate")
     align: Literal["lsa", "seq", "greedy"] = Field(
-        "lsa", description="how a client finds the global atoms among its updated ones (Algorithm 3 is greedy)"
+        "lsa",
+        description="how a client finds the global atoms among its updated ones: linear assignment; one after the "
+        "other; nearest (Algorithm 3)",
     )
-    weights: Literal["clients", "samples"] = Field("clients", description="what a client counts in a mean")
+    weights: Literal["clients", "samples"] = Field(
+        "clients", description="weight of a client in a mean: 1, or its number of samples"
+    )
     weight_cap: int | None = Field(None, ge=1, description="samples beyond which a client's weight does not grow")
     far: float | None = Field(
         0.7,
         gt=0,
         le=2,
-        description="mean matched distance from which a client is left out after some rounds, unless "
-        "a quarter of the clients is that far; None: nobody is",
+        description="a client whose mean matched distance stays above this is left out, unless a quarter of the "
+        "clients is that far; None: nobody is left out",
     )
-    far_rounds: int = Field(3, ge=1, le=1000, description="rounds in a row after which it is")
+    far_rounds: int = Field(3, ge=1, le=1000, description="rounds in a row after which a far client is left out")
 
     # learner statistics
     split: Literal["nested", "joint"] = Field(
@@ -154,15 +158,15 @@ class DictionariesConfig(BaseModel):
         10,
         ge=1,
         le=1_000_000,
-        description="split = nested, or loss = huber: local atoms are learnt in the last so many rounds",
+        description="split = nested, or loss = huber: number of last rounds in which local atoms are learnt",
     )
     sweeps: int = Field(1, ge=1, le=100, description="statistics: passes over the global atoms in a round")
 
     # messages
     precision: Literal["float64", "float32"] = Field(
         "float64",
-        description="of dictionaries that are sent, both ways; everything is computed in float64, and sums "
-        "of the learner statistics are sent so",
+        description="of the dictionaries that are sent, both ways; computation, and sums of the learner statistics, "
+        "are in float64",
     )
 
     # who takes part, and the end
@@ -177,10 +181,10 @@ class DictionariesConfig(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _fill_in(cls, given: Any) -> Any:
-        if isinstance(given, dict) and given.get("profile", "recommended") in PROFILES:
-            return PROFILES[given.get("profile", "recommended")] | given
-        return given
+    def _fill_in(cls, settings: Any) -> Any:
+        if isinstance(settings, dict) and settings.get("profile", "recommended") in PROFILES:
+            return PROFILES[settings.get("profile", "recommended")] | settings
+        return settings
 
     @property
     def steps_of_start(self) -> int:
@@ -190,7 +194,7 @@ class DictionariesConfig(BaseModel):
 
     @property
     def restart_round(self) -> int | None:
-        """The round in which local atoms begin anew; None: none."""
+        """The round in which local atoms are learnt anew; None: none."""
         return (self.rounds + 1) // 2 if self.restarts else None
 
     @property

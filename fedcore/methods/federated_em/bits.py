@@ -24,7 +24,7 @@ def gamma_lengths(largest: int) -> np.ndarray:
 class BitWriter:
     """Collects bits; `finish` gives the bytes, the last one filled with zeros, and the number of bits."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.parts: list[str] = []
 
     def bit(self, value: bool) -> None:
@@ -46,7 +46,7 @@ class BitWriter:
 class BitReader:
     """Reads what a `BitWriter` wrote. Raises ValueError at the end of the message."""
 
-    def __init__(self, message: bytes):
+    def __init__(self, message: bytes) -> None:
         self.text = "".join(format(byte, "08b") for byte in message)
         self.place = 0
 

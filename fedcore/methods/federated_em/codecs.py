@@ -27,7 +27,7 @@ from fedcore.methods.federated_em.bits import BitReader, BitWriter, gamma_length
 from fedcore.population.blocks import segment_sums
 
 NORM_BITS = 32
-TABLE = 2**12  # the largest number whose length of code is looked up
+LOOKED_UP = 2**12  # the largest number whose length of code is looked up
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
 
@@ -81,14 +81,16 @@ class Identity:
     omega = 0.0
     draws = 0
 
-    def transmit(self, x, uniforms, clients=None):
+    def transmit(
+        self, x: np.ndarray, uniforms: np.ndarray, clients: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         check_finite(x, clients)
         return x, np.full(len(x), 64 * self.q, np.int64)
 
-    def to_bits(self, x, uniforms):
+    def to_bits(self, x: np.ndarray, uniforms: np.ndarray) -> tuple[bytes, int]:
         return np.asarray(x, ">f8").tobytes(), 64 * self.q
 
-    def from_bits(self, message, uniforms):
+    def from_bits(self, message: bytes, uniforms: np.ndarray) -> np.ndarray:
         return np.frombuffer(message, ">f8").astype(np.float64)
 
 
@@ -125,7 +127,7 @@ class Dithering:
     norm: Literal["1", "2", "inf"] = "2"
     levels: int = 1
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         starts = (0, *self.blocks[:-1])
         if not self.blocks or any(stop <= start for start, stop in zip(starts, self.blocks, strict=True)):
             raise ConfigError("the blocks of a codec must be consecutive and not empty.")
@@ -145,7 +147,9 @@ class Dithering:
     def draws(self) -> int:
         return self.q
 
-    def transmit(self, x, uniforms, clients=None):
+    def transmit(
+        self, x: np.ndarray, uniforms: np.ndarray, clients: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         norms, levels = self.quantise(x, uniforms, clients)
         return self.decode(norms, levels), self.bits(norms, levels)
 
@@ -175,7 +179,7 @@ class Dithering:
         header = norms.shape[1] + NORM_BITS * filled
         return header + np.where(filled > 0, 1 + np.minimum(sparse_bits(levels), dense_bits(levels)), 0)
 
-    def to_bits(self, x, uniforms):
+    def to_bits(self, x: np.ndarray, uniforms: np.ndarray) -> tuple[bytes, int]:
         norms, levels = self.quantise(x[None], uniforms[None])
         writer, code = BitWriter(), levels[0].tolist()
         for norm in norms[0]:
@@ -188,7 +192,7 @@ class Dithering:
             (_write_dense if dense else _write_sparse)(writer, code)
         return writer.finish()
 
-    def from_bits(self, message, uniforms=None):
+    def from_bits(self, message: bytes, uniforms: np.ndarray | None = None) -> np.ndarray:
         reader, norms = BitReader(message), np.zeros((1, len(self.blocks)), np.float32)
         for block in range(len(self.blocks)):
             if not reader.bit():
@@ -240,7 +244,7 @@ def dense_bits(levels: np.ndarray) -> np.ndarray:
 def _gamma_of(numbers: np.ndarray) -> np.ndarray:
     """`gamma_length`, looked up where that is possible."""
     largest = int(numbers.max(initial=0))
-    return gamma_lengths(TABLE)[numbers] if largest <= TABLE else gamma_length(numbers)
+    return gamma_lengths(LOOKED_UP)[numbers] if largest <= LOOKED_UP else gamma_length(numbers)
 
 
 def _write_sparse(writer: BitWriter, levels: Sequence[int]) -> None:
@@ -292,7 +296,7 @@ class RandK:
     q: int
     k: int
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not 1 <= self.k <= self.q:
             raise ConfigError(f"rand-k keeps {self.k} of {self.q} entries.", f"Choose kept from 1 to {self.q}.")
 
@@ -304,18 +308,20 @@ class RandK:
     def draws(self) -> int:
         return self.q
 
-    def transmit(self, x, uniforms, clients=None):
+    def transmit(
+        self, x: np.ndarray, uniforms: np.ndarray, clients: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         check_finite(x, clients, LARGEST_FLOAT32)
         decoded, chosen = np.zeros_like(x), self._chosen(uniforms)
         sent = np.take_along_axis(x, chosen, axis=1).astype(np.float32)
         np.put_along_axis(decoded, chosen, sent.astype(np.float64) * (self.q / self.k), axis=1)
         return decoded, np.full(len(x), 32 * self.k, np.int64)
 
-    def to_bits(self, x, uniforms):
+    def to_bits(self, x: np.ndarray, uniforms: np.ndarray) -> tuple[bytes, int]:
         check_finite(x[None], None, LARGEST_FLOAT32)
         return x[self._chosen(uniforms[None])[0]].astype(">f4").tobytes(), 32 * self.k
 
-    def from_bits(self, message, uniforms):
+    def from_bits(self, message: bytes, uniforms: np.ndarray) -> np.ndarray:
         decoded = np.zeros(self.q)
         decoded[self._chosen(uniforms[None])[0]] = np.frombuffer(message, ">f4").astype(np.float64) * (self.q / self.k)
         return decoded

@@ -110,21 +110,8 @@ def gradient_round(
     kept, movement = remembered(config, message, active, new)
     counts = memories.effective_rows(config, active.n, new.w, kept["out"])
     statistics, beyond = sent(config, message, active, now, new, counts)
-    numbers = [
-        len(active.n),
-        new.rows.sizes.sum(),
-        new.sums.log_likelihood.sum(),
-        np.count_nonzero(counts),
-        np.count_nonzero(beyond),
-        np.count_nonzero(counts == 0),
-        diverged,
-        restarts,
-    ]
-    statistics |= {"counts": FloatSum.at(block.leaf, numbers), "movement": movement}
-    if config.share_weights:
-        statistics["weights"] = FloatSum.at(block.leaf, weight_sums(message, new.w, active.n))
-    if config.shared_covariance:
-        statistics["scatter"] = FloatSum.at(block.leaf, scatter_sums(config, new.sums, active.v.shape[1], now.fitted))
+    statistics |= common_sums(config, message, active, now, new)
+    statistics |= {"counts": counted(active, new, counts, beyond, diverged, restarts), "movement": movement}
     return statistics, {name: _with(value, active.among, kept[name]) for name, value in memory.items()}
 
 
@@ -213,6 +200,23 @@ def sent(
     parts = np.concatenate([estimate, counts[:, :, None]], axis=2)
     every = np.zeros((block.clients, *parts.shape[1:]))
     return {"sent": Stack({block.first: _with(every, active.among, parts)})}, beyond
+
+
+def counted(
+    active: Active, new: LocalUpdate, counts: np.ndarray, beyond: np.ndarray, diverged: int, restarts: int
+) -> FloatSum:
+    """The numbers of the round's metrics, in the order of `gradient_round`."""
+    numbers = [
+        len(active.n),
+        new.rows.sizes.sum(),
+        new.sums.log_likelihood.sum(),
+        np.count_nonzero(counts),
+        np.count_nonzero(beyond),
+        np.count_nonzero(counts == 0),
+        diverged,
+        restarts,
+    ]
+    return FloatSum.at(active.block.leaf, numbers)
 
 
 # --- what is not in the paper's round ---------------------------------------------------------------------------------
@@ -310,9 +314,17 @@ def sums_of_m_steps(
     return penalty.sums(full, active.v)
 
 
-def weight_sums(message: RoundMessage, w: np.ndarray, n: np.ndarray) -> np.ndarray:
-    """(R + 1,) the two sums of the common weights (Appendix D)."""
-    return NormPenalty.of(n[:, None], message.weights_penalty).sums(w[:, None], message.weights[None])[0]
+def common_sums(
+    config: GradientEMConfig, message: RoundMessage, active: Active, now: Parameters, new: LocalUpdate
+) -> dict[str, Statistic]:
+    """The sums of the common weights (Appendix D) and of the shared covariance, if there are any."""
+    found: dict[str, Statistic] = {}
+    if config.share_weights:
+        penalty = NormPenalty.of(active.n[:, None], message.weights_penalty)
+        found["weights"] = FloatSum.at(active.block.leaf, penalty.sums(new.w[:, None], message.weights[None])[0])
+    if config.shared_covariance:
+        found["scatter"] = FloatSum.at(active.block.leaf, scatter_sums(config, new.sums, active.v.shape[1], now.fitted))
+    return found
 
 
 def scatter_sums(config: GradientEMConfig, sums: Sums, p: int, fitted: float) -> np.ndarray:

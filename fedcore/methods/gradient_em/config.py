@@ -12,7 +12,7 @@ SHARED = ("fedem", "fedem-w", "fedgmm")  # common centres, own weights
 POOLED = ("pooled-em", "pooled-grem")
 GAUSSIAN_ONLY = ("tgmm",)
 
-# What preset = "paper" sets, where nothing else is asked for: the schedule of Tian, Weng, Feng 2024.
+# What preset = "paper" sets, unless a setting says otherwise: the schedule of Tian, Weng, Feng 2024.
 PAPER = {
     "shrinkage": "norm",
     "covariance": "identity",
@@ -79,14 +79,14 @@ class GradientEMConfig(BaseModel):
     shrinkage: Literal["estimated", "norm"] = Field(
         "estimated",
         description="estimated: how much clients differ is estimated for each component, and a client is "
-        "drawn to the common centre as far as its rows are few; norm: all by lambda / sqrt n, as in the paper",
+        "shrunk towards the common centre as far as its rows are few; norm: all by lambda / sqrt n, as in the paper",
     )
     limit: float = Field(
         1.3,
         gt=0,
         le=100,
-        description="estimated: beyond so many standard deviations a client is drawn no further, "
-        "and draws the common centre no further",
+        description="estimated: beyond so many standard deviations a client is shrunk no further, "
+        "and moves the common centre no further",
     )
     pooling: float = Field(
         10.0, ge=0, le=1e9, description="estimated: clients' worth of all components' differences in that of each one"
@@ -109,7 +109,7 @@ class GradientEMConfig(BaseModel):
     by_component: bool = Field(
         False, description="thresholds by the rows of a component, lambda / sqrt(n R w), not lambda / sqrt(n)"
     )
-    share_weights: bool = Field(False, description="pull the clients' weights towards a common centre as well")
+    share_weights: bool = Field(False, description="shrink the clients' weights towards a common centre as well")
     weights_penalty: float = Field(
         0.5, ge=0, le=1e12, description="C of the weights' lambda = C sqrt(R + ln K), if they are shared"
     )
@@ -149,10 +149,10 @@ class GradientEMConfig(BaseModel):
 
     # start
     start: Literal["local", "given"] = Field(
-        "local", description="every client's own fit, aligned; or common centres given from outside"
+        "local", description="every client's own fit, aligned; or common centres from a warm start"
     )
-    starts: int = Field(10, ge=1, le=1000, description="random beginnings of a client's own fit")
-    ward: bool = Field(True, description="Gaussians: Ward's hierarchy as one more beginning")
+    starts: int = Field(10, ge=1, le=1000, description="random first guesses of a client's own fit")
+    ward: bool = Field(True, description="Gaussians: Ward's hierarchy as one more first guess")
     start_steps: int = Field(15, ge=1, le=10_000, description="EM steps of each; five times as many from the best")
     alignment: Literal["auto", "exhaustive", "stepwise", "shuffles", "majority", "centres"] = Field(
         "auto",

@@ -1,13 +1,13 @@
-"""Strong local starts: every client fits its own mixture from several beginnings by a short EM and keeps the likeliest.
+"""Local fits: every client fits its own mixture from several first guesses by a short EM and keeps the likeliest.
 
     gaussian     k-means++ and Ward partitions, then EM with one full covariance that the components share
     regression   coefficients drawn around the client's least-squares fit, then EM with a variance for each component
 
-Many clients are fitted at once, all of a client's beginnings side by side. Every client makes the same number of steps,
+Many clients are fitted at once, all guesses of a client side by side. Every client makes the same number of steps,
 so its result depends on its own rows and streams only. A client of more than `MOST_ROWS` rows uses that many of them,
 evenly spread. Clients with fewer than two rows for each component are not fitted.
 
-A shared covariance of few rows is drawn towards a sphere by p rows' worth, so that it is never singular.
+A shared covariance of few rows is shrunk towards a sphere by p rows' worth, so that it is never singular.
 
 Source: Tian, Weng, Feng 2024, Appendix B (mclust's EEE and mixreg as starts); Arthur, Vassilvitskii 2007.
 """
@@ -25,13 +25,16 @@ from fedcore.methods.gradient_em.local_steps import LOG_TWO_PI, LOG_WEIGHT_FLOOR
 from fedcore.methods.gradient_em.tiles import STACK_NUMBERS, Stacked, stacks
 from fedcore.randomness import client_uniforms
 
-PICK, DRAW = "gradient_em/start/pick", "gradient_em/start/draw"
+SEEDS, COEFFICIENTS = "gradient_em/start/pick", "gradient_em/start/draw"
 MOST_ROWS = 2000
 LLOYD_STEPS = 5
-CHOSEN_STEPS = 5  # times the EM steps of the others are made from the best beginning
-SPREAD = 0.3  # sd of a coefficient's beginning, as a share of its least-squares value
+CHOSEN_STEPS = 5  # times the EM steps of the others are made from the best guess
+FIRST_DEVIATION = 0.3  # standard deviation of a coefficient's first guess, relative to its least-squares value
 SMALLEST_SCALE = 1e-3  # of a variance, relative to the client's pooled one
 ROWS_PER_COMPONENT = 2
+
+
+Fit = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # theta, w, covariance or variances, log-likelihood
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +66,9 @@ def local_fits(
         rows.sizes >= ROWS_PER_COMPONENT * components,
     )
     draws = components if rows.y is None else components * p
-    names = PICK if rows.y is None else DRAW
-    uniforms = np.stack([client_uniforms(seed, names, start, first, clients, draws) for start in range(starts)], axis=1)
+    purpose = SEEDS if rows.y is None else COEFFICIENTS
+    each_start = [client_uniforms(seed, purpose, start, first, clients, draws) for start in range(starts)]
+    uniforms = np.stack(each_start, axis=1)
     each = (starts + ward) * (components + p + (0 if rows.y is None else p * p))
     for stack in _thinned(rows.ptr, fits.fitted, each):
         x, c = stack.take(rows.x), stack.clients
@@ -94,12 +98,12 @@ def _thinned(ptr: np.ndarray, chosen: np.ndarray, numbers_per_row: int) -> Itera
 # --- Gaussians ------------------------------------------------------------------------------------------------------
 
 
-def _gaussian(x, seen, components, uniforms, ward, steps):
+def _gaussian(x: np.ndarray, seen: np.ndarray, components: int, uniforms: np.ndarray, ward: bool, steps: int) -> Fit:
     """x: (c, m, p), seen: (c, m), uniforms: (c, S, R). Returns theta, w, covariance and likelihood of each client."""
     n = seen.sum(axis=1)
     mean = (x * seen[:, :, None]).sum(axis=1) / n[:, None]
     x = (x - mean[:, None]) * seen[:, :, None]
-    g = _member(_lloyd(x, seen, _plus_plus(x, seen, uniforms)), components, seen)
+    g = _member(_lloyd(x, seen, _seeds(x, seen, uniforms)), components, seen)
     if ward:
         labels = np.stack([_ward(own[: int(k)], components, len(own)) for own, k in zip(x, n, strict=True)])
         g = np.concatenate([g, _member(labels[:, None], components, seen)], axis=1)
@@ -113,7 +117,7 @@ def _gaussian(x, seen, components, uniforms, ward, steps):
     return theta + mean[:, None], w, covariance, likelihood
 
 
-def _em_gaussian(x, seen, n, second, g, steps):
+def _em_gaussian(x: np.ndarray, seen: np.ndarray, n: np.ndarray, second: np.ndarray, g: np.ndarray, steps: int) -> Fit:
     """EM from responsibilities g (c, S, R, m); theta, w, covariance, likelihood, each (c, S, ...)."""
     for _ in range(steps):
         theta, w, covariance = _m_step(x, n, second, g)
@@ -121,7 +125,9 @@ def _em_gaussian(x, seen, n, second, g, steps):
     return theta, w, covariance, likelihood
 
 
-def _m_step(x, n, second, g):
+def _m_step(
+    x: np.ndarray, n: np.ndarray, second: np.ndarray, g: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     p = x.shape[2]
     mass = g.sum(axis=3)
     first = np.matmul(g, x[:, None])
@@ -134,7 +140,9 @@ def _m_step(x, n, second, g):
     return theta, mass / n[:, None, None], covariance
 
 
-def _responsibilities(x, seen, theta, w, covariance):
+def _responsibilities(
+    x: np.ndarray, seen: np.ndarray, theta: np.ndarray, w: np.ndarray, covariance: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """(c, S, R, m), 0 for padding, and log-likelihoods (c, S)."""
     white = np.linalg.inv(np.linalg.cholesky(covariance))
     rows = np.matmul(x[:, None], white.transpose(0, 1, 3, 2))
@@ -151,42 +159,46 @@ def _responsibilities(x, seen, theta, w, covariance):
     return g, (fit * seen[:, None]).sum(axis=2)
 
 
-def _plus_plus(x, seen, uniforms):
-    """(c, S, R, p) rows drawn with probability proportional to the squared distance from those drawn before."""
+def _seeds(x: np.ndarray, seen: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
+    """(c, S, R, p) seeds of k-means++: rows drawn with probability proportional to the squared distance from those
+    drawn before."""
     squares = (x**2).sum(axis=2)
     weights = np.broadcast_to(seen[:, None], (*uniforms.shape[:2], x.shape[1])).copy()
     nearest = np.full(weights.shape, np.inf)
-    at, picked = np.arange(len(x))[:, None], []
+    at = np.arange(len(x))[:, None]
+    seeds = []
     for draw in range(uniforms.shape[2]):
         cumulative = np.cumsum(weights, axis=2)
         row = (cumulative < uniforms[:, :, draw, None] * cumulative[:, :, -1:]).sum(axis=2)
         row = np.minimum(row, seen.sum(axis=1).astype(np.int64)[:, None] - 1)
         centre = x[at, row]
-        picked.append(centre)
+        seeds.append(centre)
         distance = squares[:, None] - 2.0 * np.matmul(centre, x.transpose(0, 2, 1)) + squares[at, row][..., None]
         nearest = np.minimum(nearest, np.maximum(distance, 0.0))
         weights = nearest * seen[:, None]
-    return np.stack(picked, axis=2)
+    return np.stack(seeds, axis=2)
 
 
-def _lloyd(x, seen, centres):
+def _lloyd(x: np.ndarray, seen: np.ndarray, centres: np.ndarray) -> np.ndarray:
     """(c, S, m) labels after a few steps of k-means; an empty cluster keeps its centre."""
-    for step in range(LLOYD_STEPS + 1):
-        product = np.matmul(centres, x.transpose(0, 2, 1)[:, None])
-        labels = (product - 0.5 * (centres**2).sum(axis=3)[..., None]).argmax(axis=2)
-        if step == LLOYD_STEPS:
-            return labels
-        g = _member(labels, centres.shape[2], seen)
+    for _ in range(LLOYD_STEPS):
+        g = _member(_nearest(x, centres), centres.shape[2], seen)
         mass = g.sum(axis=3)[..., None]
         centres = np.where(mass > 0, np.matmul(g, x[:, None]) / np.maximum(mass, 1.0), centres)
+    return _nearest(x, centres)
 
 
-def _member(labels, components, seen):
+def _nearest(x: np.ndarray, centres: np.ndarray) -> np.ndarray:
+    product = np.matmul(centres, x.transpose(0, 2, 1)[:, None])
+    return (product - 0.5 * (centres**2).sum(axis=3)[..., None]).argmax(axis=2)
+
+
+def _member(labels: np.ndarray, components: int, seen: np.ndarray) -> np.ndarray:
     """(c, S, R, m) one-hot."""
     return (labels[:, :, None] == np.arange(components)[:, None]) * seen[:, None, None]
 
 
-def _ward(x, components, length):
+def _ward(x: np.ndarray, components: int, length: int) -> np.ndarray:
     """(length,) labels of Ward's hierarchy cut into the components; 0 beyond the rows."""
     labels = np.zeros(length, np.int64)
     labels[: len(x)] = fcluster(linkage(x, "ward"), components, "maxclust") - 1
@@ -196,7 +208,9 @@ def _ward(x, components, length):
 # --- regressions ----------------------------------------------------------------------------------------------------
 
 
-def _regression(x, y, seen, components, uniforms, steps):
+def _regression(
+    x: np.ndarray, y: np.ndarray, seen: np.ndarray, components: int, uniforms: np.ndarray, steps: int
+) -> Fit:
     """uniforms: (c, S, R p)."""
     p = x.shape[2]
     x, y = x * seen[:, :, None], y * seen
@@ -210,17 +224,29 @@ def _regression(x, y, seen, components, uniforms, steps):
     n = seen.sum(axis=1)
     variance = (((y - np.einsum("cmp,cp->cm", x, ols)) * seen) ** 2).sum(axis=1) / n
     normal = ndtri(uniforms).reshape(*uniforms.shape[:2], components, p)
-    theta = ols[:, None, None] * (1.0 + SPREAD * normal)
+    theta = ols[:, None, None] * (1.0 + FIRST_DEVIATION * normal)
     w = np.full(theta.shape[:3], 1.0 / components)
     variances = np.repeat(variance, w[0].size).reshape(w.shape)
     fit = _em_regression(x, y, seen, n, products, place, variance, theta, w, variances, steps)
     best, at = np.argmax(fit[3], axis=1)[:, None], np.arange(len(x))[:, None]
     theta, w, variances = (part[at, best] for part in fit[:3])
     fit = _em_regression(x, y, seen, n, products, place, variance, theta, w, variances, steps * CHOSEN_STEPS)
-    return tuple(part[:, 0] for part in fit)
+    return fit[0][:, 0], fit[1][:, 0], fit[2][:, 0], fit[3][:, 0]
 
 
-def _em_regression(x, y, seen, n, products, place, variance, theta, w, variances, steps):
+def _em_regression(
+    x: np.ndarray,
+    y: np.ndarray,
+    seen: np.ndarray,
+    n: np.ndarray,
+    products: np.ndarray,
+    place: np.ndarray,
+    variance: np.ndarray,
+    theta: np.ndarray,
+    w: np.ndarray,
+    variances: np.ndarray,
+    steps: int,
+) -> Fit:
     """theta, w, variances and likelihoods, each (c, S, ...)."""
     p = x.shape[2]
     ridge = 1e-5 * np.eye(p)

@@ -72,12 +72,11 @@ def e_step(
     likelihood = np.zeros(clients)
     packed = np.zeros((clients, components, triangle(p))) if second and rows.y is not None else None
     logs = np.log(np.maximum(w, LOG_WEIGHT_FLOOR))
-    answer = _gaussian_stack if rows.y is None else _regression_stack
     scatter = None if shares is None else np.zeros((p, p) if rows.y is None else (1, 1))
     for stack in stacks(rows.ptr, 2 * (components + p)):
         x, c = stack.take(rows.x), stack.clients
         y = None if rows.y is None else stack.take(rows.y)
-        g, gradients, fit = answer(x, y, theta[c], logs[c], stack.seen, clip)
+        g, gradients, fit = _stack(x, y, theta[c], logs[c], stack.seen, clip)
         masses = g.sum(axis=2).T
         mass[c] += masses
         gradient[c] += gradients
@@ -90,7 +89,15 @@ def e_step(
     return Sums(mass, gradient, None if packed is None else _full(packed, p), likelihood, scatter, kept)
 
 
-def _scatter(x, y, theta, g, mass, shares, gradients):
+def _scatter(
+    x: np.ndarray,
+    y: np.ndarray | None,
+    theta: np.ndarray,
+    g: np.ndarray,
+    mass: np.ndarray,
+    shares: np.ndarray,
+    gradients: np.ndarray | None,
+) -> np.ndarray:
     """gradients: (c, R, p) unclipped ones, which spare the sums of g x; or None."""
     if y is not None:
         return np.sum(g * shares.T[:, :, None] * (y - _products_with(x, theta)) ** 2).reshape(1, 1)
@@ -104,8 +111,23 @@ def _scatter(x, y, theta, g, mass, shares, gradients):
     return products - cross - cross.T + (centres * held).T @ centres
 
 
-def _gaussian_stack(x, _, theta, logs, seen, clip):
-    """g (R, c, m), gradients (c, R, p), log-likelihoods (c,)."""
+def _stack(
+    x: np.ndarray,
+    y: np.ndarray | None,
+    theta: np.ndarray,
+    logs: np.ndarray,
+    seen: np.ndarray | None,
+    clip: float | None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """g (R, c, m), 0 for padding; gradients (c, R, p); log-likelihoods (c,)."""
+    if y is None:
+        return _gaussian_stack(x, theta, logs, seen, clip)
+    return _regression_stack(x, y, theta, logs, seen, clip)
+
+
+def _gaussian_stack(
+    x: np.ndarray, theta: np.ndarray, logs: np.ndarray, seen: np.ndarray | None, clip: float | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     squares = np.einsum("crp,crp->cr", theta, theta)
     g = _products_with(x, theta)
     distances = None
@@ -122,7 +144,9 @@ def _gaussian_stack(x, _, theta, logs, seen, clip):
     return g, first - weights.sum(axis=2).T[:, :, None] * theta, _total(top, seen)
 
 
-def _regression_stack(x, y, theta, logs, seen, clip):
+def _regression_stack(
+    x: np.ndarray, y: np.ndarray, theta: np.ndarray, logs: np.ndarray, seen: np.ndarray | None, clip: float | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     residuals = y - _products_with(x, theta)
     g = -0.5 * residuals * residuals
     g += logs.T[:, :, None]
@@ -194,10 +218,9 @@ def posteriors(rows: Rows, theta: np.ndarray, w: np.ndarray) -> np.ndarray:
     """(N, R) posterior probabilities of the components of every row under its client's parameters."""
     found = np.zeros((len(rows.x), theta.shape[1]))
     logs = np.log(np.maximum(w, LOG_WEIGHT_FLOOR))
-    answer = _gaussian_stack if rows.y is None else _regression_stack
     for stack in stacks(rows.ptr, 2 * (theta.shape[1] + theta.shape[2])):
         c, y = stack.clients, None if rows.y is None else stack.take(rows.y)
-        g, _, _ = answer(stack.take(rows.x), y, theta[c], logs[c], stack.seen, None)
+        g, _, _ = _stack(stack.take(rows.x), y, theta[c], logs[c], stack.seen, None)
         if isinstance(stack.rows, slice):
             found[stack.rows] = g.reshape(len(g), -1).T
         else:

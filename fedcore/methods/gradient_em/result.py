@@ -11,12 +11,13 @@ from fedcore.rounds.results import Column, Features, Result, Table
 
 
 def result_of(config: GradientEMConfig, state: GradientEMState, features: Features) -> Result:
-    """Three tables, the last two with a row for each column of the population (of a regression: for each input):
+    """At most three tables; the last two have a row for each column of the population (of a regression: each input).
 
-    components:  a row for each: its common weight, where there is one; and, where the variance between clients is
-                 estimated, of how many clients it is, as near to the centre as not to be taken for outliers
+    components:  a row for each component: its common weight, if there is one; and how many clients are left apart as
+                 outliers, with no say in the differences, if these are estimated from all clients. A client can count
+                 as a part of one
     centres:     the common centres, in the units of the data
-    differences: standard deviations of the clients' centres around the common one, in the units of the data; where they
+    differences: standard deviations of the clients' centres around the common one, in the units of the data; if they
                  are estimated
 
     Where every client has its own units (`standardise = "clients"`), both are in standard deviations of its own rows.
@@ -36,10 +37,9 @@ def result_of(config: GradientEMConfig, state: GradientEMState, features: Featur
     components = [Column("component", list(range(1, len(centres) + 1)))]
     if len(state.weights):
         components.append(Column("share", state.weights.tolist(), "%"))
-    if config.estimated:
-        components.append(Column("clients that are near", np.round(state.spread_sums[:, 2], 1).tolist()))
-        far = np.maximum(state.clients - state.spread_sums[:, 2], 0.0)
-        components.append(Column("clients far apart", np.round(far, 1).tolist()))
+    if config.estimated and config.participation == 1:
+        apart = np.maximum(state.clients - state.spread_sums[:, 2], 0.0)
+        components.append(Column("clients left apart", np.round(apart, 1).tolist()))
     if len(components) > 1:
         tables.insert(0, Table("components", "Components", tuple(components)))
     return Result(tuple(tables))

@@ -141,7 +141,8 @@ class HistogramsConfig(BaseModel):
         0.04,
         gt=0,
         lt=0.5,
-        description="share of the budget for the votes that choose among more given centres than cells",
+        description="share of the budget for the votes that choose among the centres of a warm start, if they are more "
+        "than the cells",
     )
     moment_share: float = Field(
         0.3,

@@ -101,7 +101,7 @@ class Histograms(PrivateMethod[HistogramsConfig, HistogramsState]):
         """Raises ConfigError for a warm start that the algorithm cannot use."""
         if public.warm_start is not None and self.config.algorithm not in STARTING_WARM:
             raise ConfigError(
-                f"algorithm {self.config.algorithm!r} does not start from given centres.",
+                f"algorithm {self.config.algorithm!r} does not accept a warm start.",
                 f"Algorithms that do: {', '.join(STARTING_WARM)}.",
             )
         return self._algorithm.init(self.config, public)

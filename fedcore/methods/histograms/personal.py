@@ -1,4 +1,4 @@
-"""What each client is given: what clients like it share, mixed with its own histogram. Runs where outputs are written.
+"""The estimate of each client: a base that it shares with others, mixed with its own histogram.
 
     base      mixture: the client's own weights over all released centres and the mean (default)
               centre:  the centre of its cluster, as in the paper

@@ -11,7 +11,7 @@ of "other" in proportion to F. Assigning clients by lifted centres is assigning 
 that the lift adds to the logarithms are the same for all centres.
 
 Nothing here is noised. A choice of tokens is as private as the mean or the matrix that it is made from. An empty `kept`
-stands for the whole vocabulary: then `reduce_block`, `reduce_rows` and `lift` give back what they are given.
+stands for the whole vocabulary: then `reduce_block`, `reduce_rows` and `lift` return their argument unchanged.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The metrics of a round of `histograms`, with the curves that are drawn of them."""
+"""The metrics of a round of `histograms`, with the curves that are drawn of them.
+
+Those that follow data are made from exact sums, and only algorithms without privacy have them.
+"""
 
 from fedcore.rounds.results import Metric
 
@@ -10,17 +13,15 @@ METRICS = (
         "Objective of the training data after each round.",
         follows_data=True,
     ),
-    Metric(
-        "movement", "Movement of the centres", "total variation", "How far centres or parameters moved in each round."
-    ),
-    Metric("cell"),
+    Metric("movement", "Movement of the centres", "total variation", "How far the centres moved in each round."),
+    Metric("cell", follows_data=True),
     Metric("chosen"),
     Metric("clear_eigenvectors"),
-    Metric("clients"),
+    Metric("clients", follows_data=True),
     Metric("clip"),
-    Metric("empty_clusters"),
+    Metric("empty_clusters", follows_data=True),
     Metric("entropy", follows_data=True),
-    Metric("kept_mass"),
+    Metric("kept_mass", follows_data=True),
     Metric("kept_tokens"),
     Metric("live_cells"),
     Metric("misfit", follows_data=True),

@@ -15,11 +15,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from fedcore.methods.mixture_models.contract import Rows
+
+Number = TypeVar("Number", int, np.ndarray)
 
 LANES = 8  # float64 numbers in 64 bytes: the widest vectors, and a line of the cache
 LONG = 32  # rows of a client from which on BLAS does well without its rows being turned
@@ -133,8 +135,8 @@ class PaddedTile(NamedTuple):
         return np.count_nonzero(without.reshape(-1, self.each), axis=1)
 
 
-def padded(numbers):
-    """The next multiples of LANES."""
+def padded(numbers: Number) -> Number:
+    """The next multiple of LANES, or for an array the next ones."""
     return -(-numbers // LANES) * LANES
 
 
@@ -168,9 +170,9 @@ def padded_tiles(ptr: np.ndarray, size: int) -> Iterator[PaddedTile]:
 def aligned_array(rows: int, columns: int) -> np.ndarray:
     """(rows, columns) float64, not initialised; the first number lies at a multiple of 64 bytes, and so does that of
     every row if `columns` is a multiple of LANES."""
-    memory = np.empty(rows * columns + LANES)
-    start = -(memory.ctypes.data // memory.itemsize) % LANES
-    return memory[start : start + rows * columns].reshape(rows, columns)
+    numbers = np.empty(rows * columns + LANES)
+    start = -(numbers.ctypes.data // numbers.itemsize) % LANES
+    return numbers[start : start + rows * columns].reshape(rows, columns)
 
 
 class Workspace:
@@ -179,7 +181,7 @@ class Workspace:
     columns: a multiple of LANES, at least the rows of a tile
     """
 
-    def __init__(self, columns: int):
+    def __init__(self, columns: int) -> None:
         self.columns = columns
         self.arrays: dict[tuple[str, int, int], np.ndarray] = {}
 

@@ -56,7 +56,7 @@ class CountMixture(Mixture):
     features: int
     a: float = 0.0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.components < 1 or self.features < 1:
             raise ConfigError("a mixture needs at least one component and one feature.")
         if not self.a >= 0:
@@ -180,7 +180,7 @@ class PoissonMixture(CountMixture):
 
     b: float = 0.0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if not self.b >= 0:
             raise ConfigError("b must be 0 or more.")
@@ -224,7 +224,7 @@ class MultinomialMixture(CountMixture):
 
     length: float = 1.0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if not self.length > 0:
             raise ConfigError("length must be positive.")

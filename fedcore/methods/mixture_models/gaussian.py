@@ -87,7 +87,7 @@ class GaussianMixture(Mixture):
     a: float = 0.0
     known: Any = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         d = self.features
         if self.covariance not in COVARIANCES:
             raise ConfigError(f"there is no covariance {self.covariance!r}.", f"Known: {', '.join(COVARIANCES)}.")
@@ -174,7 +174,9 @@ class GaussianMixture(Mixture):
         x = z[1:]
         return pack_symmetric((x if weights is None else x * weights) @ x.T)
 
-    def _shared_by_client(self, z: np.ndarray, work: Workspace, tile: PaddedTile, without: np.ndarray | None):
+    def _shared_by_client(
+        self, z: np.ndarray, work: Workspace, tile: PaddedTile, without: np.ndarray | None
+    ) -> np.ndarray | None:
         if self.covariance != "tied":
             return None
         x = work.array("counted", self.features)[:, : z.shape[1]]

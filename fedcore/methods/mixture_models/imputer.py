@@ -92,7 +92,7 @@ class GaussianImputer:
     nu: float = 0.0
     lam: Any = 0.0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         d = self.features
         if d < 1 or not self.nu >= 0:
             raise ConfigError("the imputer needs at least one feature, and nu of 0 or more.")

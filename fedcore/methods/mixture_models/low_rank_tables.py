@@ -60,7 +60,7 @@ class LowRankTables:
     lam: float = 1.0
     max_rank: int | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.family not in FAMILIES:
             raise ConfigError(f"there is no family {self.family!r}.", f"Known: {', '.join(FAMILIES)}.")
         if self.rows < 1 or self.columns < 1 or (self.max_rank is not None and self.max_rank < 1):

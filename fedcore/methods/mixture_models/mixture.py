@@ -65,7 +65,9 @@ class Mixture(ABC):
         """Statistics that do not depend on theta, summed over the rows."""
         return None
 
-    def _shared_by_client(self, z: Any, work: Workspace, tile: PaddedTile, without: np.ndarray | None):
+    def _shared_by_client(
+        self, z: Any, work: Workspace, tile: PaddedTile, without: np.ndarray | None
+    ) -> np.ndarray | None:
         """The same for every client of a padded tile, without the rows that are left out."""
         return None
 

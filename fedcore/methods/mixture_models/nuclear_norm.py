@@ -81,7 +81,10 @@ def _smooth(family: Family, s: np.ndarray, theta: np.ndarray) -> float:
         return float((log_partition(family, theta) - s * theta).sum())
 
 
-def _proximal_steps(family, s, lam, rank, theta, step, count) -> tuple[np.ndarray, float, bool]:
+def _proximal_steps(
+    family: Family, s: np.ndarray, lam: float, rank: int | None, theta: np.ndarray, step: float, count: int
+) -> tuple[np.ndarray, float, bool]:
+    """theta after at most so many accelerated steps, the length of the last one, and whether it moved nothing."""
     ahead, momentum = theta, 1.0
     for _ in range(count):
         expected = mean(family, ahead)
@@ -119,7 +122,7 @@ def _newton_steps(family: Family, s: np.ndarray, lam: float, theta: np.ndarray) 
     root = np.sqrt(values[:k])
     factors = np.concatenate([u[:, :k] * root, v[:k].T * root])  # U above V
 
-    def objective(x):
+    def objective(x: np.ndarray) -> float:
         return _smooth(family, s, x[:rows] @ x[rows:].T) + 0.5 * lam * float(np.vdot(x, x))
 
     value = objective(factors)
@@ -149,7 +152,15 @@ def _newton_steps(family: Family, s: np.ndarray, lam: float, theta: np.ndarray) 
     return factors[:rows] @ factors[rows:].T
 
 
-def _newton_direction(curvature, residual, left, right, lam, gradient, size) -> np.ndarray:
+def _newton_direction(
+    curvature: np.ndarray,
+    residual: np.ndarray,
+    left: np.ndarray,
+    right: np.ndarray,
+    lam: float,
+    gradient: np.ndarray,
+    size: float,
+) -> np.ndarray:
     """Truncated conjugate gradients on the Hessian of the factored objective; stops at negative curvature."""
     rows, k = len(left), left.shape[1]
     ridge = lam * np.eye(k)
@@ -158,7 +169,7 @@ def _newton_direction(curvature, residual, left, right, lam, gradient, size) -> 
     blocks = np.concatenate([curvature @ outer_right, curvature.T @ outer_left]).reshape(-1, k, k) + ridge
     inverse = np.linalg.inv(blocks)
 
-    def hessian(x):
+    def hessian(x: np.ndarray) -> np.ndarray:
         a, b = x[:rows], x[rows:]
         weighted = curvature * (a @ right.T + left @ b.T)
         return lam * x + np.concatenate([weighted @ right + residual @ b, weighted.T @ left + residual.T @ a])

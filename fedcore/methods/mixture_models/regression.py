@@ -75,7 +75,7 @@ class RegressionMixture(Mixture):
     lam: float = 0.0
     a: float = 0.0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.components < 1 or self.inputs < 1:
             raise ConfigError("a mixture of regressions needs a component, and an input or an intercept.")
         if not all(value >= 0 for value in (self.ridge, self.nu, self.lam, self.a)):

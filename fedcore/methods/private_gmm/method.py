@@ -9,6 +9,7 @@ import numpy as np
 
 from fedcore.methods.private_gmm import clients, server
 from fedcore.methods.private_gmm.config import PrivateGMMConfig
+from fedcore.methods.private_gmm.passes import context_of
 from fedcore.methods.private_gmm.personal import personalise
 from fedcore.methods.private_gmm.plan import plan
 from fedcore.methods.private_gmm.result import PrivateMixture, mixture_of, result_of
@@ -53,7 +54,7 @@ class PrivateGMM(PrivateMethod[PrivateGMMConfig, PrivateGMMState]):
         return server.init(self.config, public)
 
     def total_rounds(self, state: PrivateGMMState) -> int:
-        return len(server.context_of(self.config, state).passes)
+        return len(context_of(self.config, state).passes)
 
     def message(self, state: PrivateGMMState) -> Message | None:
         return server.message(self.config, state)

@@ -1,9 +1,9 @@
 """The server's side of the recursive partition (Algorithms 3 and 4 of Kamath, Sheffet, Singhal, Ullman 2019).
 
 A run goes down a tree of nodes, level by level; all nodes of a level share each pass over the clients. What every pass
-is for, the steps of the paper beside it, and the function here that makes use of what it releases:
+is for, the step of the paper beside it, and the function in `passes.py` that makes use of what it releases:
 
-    search, for each of D levels                                               paper              here
+    search, for each of D levels                                               paper              passes.py
       mean, radii (3 times)    bound the rows of a node by a ball              Alg. 3, step 2     recentre, tighten
       moments                  project on the leading noised directions        step 5             project
       boxes (`widths` times)   find boxes that hold many rows,                 steps 3 and 6,     halve_boxes
@@ -24,47 +24,29 @@ Everything here is a function of published values, of the config and of public s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from fedcore.methods.private_gmm import bounding, candidates, estimation, projection, sensitivities, terrific
-from fedcore.methods.private_gmm.boxes import (
-    Boxes,
-    fullest,
-    heavy_halves,
-    middles,
-    most_boxes_of_a_row,
-    no_boxes,
-    reaches,
-    shifts_of,
-    whole_cubes,
-)
-from fedcore.methods.private_gmm.candidates import Candidates
+from fedcore.methods.private_gmm import terrific
 from fedcore.methods.private_gmm.config import PrivateGMMConfig
-from fedcore.methods.private_gmm.feasibility import forecast
-from fedcore.methods.private_gmm.integer_rows import BASIS_BITS, ONE
+from fedcore.methods.private_gmm.integer_rows import ONE
 from fedcore.methods.private_gmm.messages import BoxesMessage, Message, OffsetsMessage, ProfilesMessage
-from fedcore.methods.private_gmm.plan import (
-    CELL_RATIO,
-    ESTIMATION,
-    NODE_RATIO,
-    SHIFTS,
-    Pass,
-    PassKind,
-    Sizes,
-    passes_of,
-    plan,
-    radius_grid,
-    sizes_of,
+from fedcore.methods.private_gmm.passes import (
+    STEPS,
+    PassContext,
+    begin_estimation,
+    boxes_to_halve,
+    chosen_boxes,
+    context_of,
+    profile_weight,
 )
-from fedcore.methods.private_gmm.state import FOUND, NOTHING, SEARCHING, PrivateGMMState, tree_columns
-from fedcore.methods.private_gmm.tree import CLOSED, OPEN, root
+from fedcore.methods.private_gmm.plan import ESTIMATION, plan, sizes_of
+from fedcore.methods.private_gmm.state import SEARCHING, PrivateGMMState, tree_columns
+from fedcore.methods.private_gmm.tree import root
 from fedcore.rounds.method import PublicFacts, RoundInfo
-
-LEAST_COUNT = 6.0  # standard deviations of its noise, by which the number of all units must exceed 0
 
 
 def init(config: PrivateGMMConfig, public: PublicFacts) -> PrivateGMMState:
@@ -100,54 +82,7 @@ def init(config: PrivateGMMConfig, public: PublicFacts) -> PrivateGMMState:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class PassContext:
-    """A pass, with the state before it. passes: of the whole run."""
-
-    config: PrivateGMMConfig
-    state: PrivateGMMState
-    passes: Sequence[Pass]
-    sizes: Sizes
-
-    @property
-    def now(self) -> Pass:
-        return self.passes[self.state.round]
-
-    @property
-    def estimates(self) -> bool:
-        """Whether the pass is over the cells, rather than over the nodes of a level."""
-        return self.now.level == ESTIMATION
-
-    @property
-    def nodes(self) -> np.ndarray:
-        """(s,) nodes that the pass is about: row s of a release is of nodes[s]."""
-        return self.state.leaf if self.estimates else self.state.tree.at(self.now.level)
-
-    @property
-    def radii(self) -> np.ndarray:
-        """Upper edges of the histograms of radii, in the units of the data."""
-        return np.array(radius_grid(self.config, CELL_RATIO if self.estimates else NODE_RATIO))
-
-    @property
-    def shifts(self) -> np.ndarray:
-        return shifts_of(self.state.seed, self.now.level, self.sizes.qb)
-
-    def noise(self, release: int = 0) -> float:
-        """Standard deviation of a release of this pass, in grid steps."""
-        return self.noise_of(self.now.releases[release].name)
-
-    def noise_of(self, name: str) -> float:
-        names = [item.name for each in self.passes for item in each.releases]
-        return float(self.state.noise[names.index(name)])
-
-
-def context_of(config: PrivateGMMConfig, state: PrivateGMMState) -> PassContext:
-    return PassContext(
-        config, state, passes_of(config, state.features, state.relation), sizes_of(config, state.features)
-    )
-
-
-# --- what is asked --------------------------------------------------------------------------------------------------
+# --- what clients are sent -------------------------------------------------------------------------------------------
 
 
 def message(config: PrivateGMMConfig, state: PrivateGMMState) -> Message | None:
@@ -171,11 +106,11 @@ def message(config: PrivateGMMConfig, state: PrivateGMMState) -> Message | None:
         "covariance": config.covariance,
     }
     if now.kind == "boxes":
-        parents = _parents(context)
+        parents = boxes_to_halve(context)
         halved = np.hstack([parents.place[:, :2], parents.code])
         return BoxesMessage(**every, shifts=context.shifts, halvings=now.step, parents=halved)
     if now.kind == "offsets":
-        chosen = _chosen_boxes(context)
+        chosen = chosen_boxes(context)
         boxes = chosen.boxes
         return OffsetsMessage(
             **every | {"weight": chosen.weight},
@@ -187,7 +122,7 @@ def message(config: PrivateGMMConfig, state: PrivateGMMState) -> Message | None:
         )
     if now.kind == "profiles":
         slot = np.searchsorted(nodes, state.place_node).astype(np.int64)
-        changes = {"weight": _profile_weight(context), "edges": np.floor(terrific.profile_radii() ** 2)}
+        changes = {"weight": profile_weight(context), "edges": np.floor(terrific.profile_radii() ** 2)}
         return ProfilesMessage(**every | changes, slot=slot, candidates=state.place)
     return Message(**every)
 
@@ -203,15 +138,14 @@ def server_update(
     after = STEPS[context.now.kind](context, [result[item.name] for item in context.now.releases])
     after = replace(after, round=state.round + 1)
     if after.phase == "search" and context.passes[after.round].level == ESTIMATION:
-        after = _begin_estimation(after)
+        after = begin_estimation(after)
     return after, _info(context, after)
 
 
 def _info(context: PassContext, after: PrivateGMMState) -> RoundInfo:
     tree, now = after.tree, context.now
-    nodes, radii = (
-        (after.leaf, after.reach) if context.estimates else (tree.at(now.level), tree.radius[tree.at(now.level)])
-    )
+    nodes = after.leaf if context.estimates else tree.at(now.level)
+    radii = after.reach if context.estimates else tree.radius[nodes]
     return RoundInfo(
         {
             "level": float(context.config.levels + 1 if context.estimates else now.level + 1),
@@ -223,240 +157,3 @@ def _info(context: PassContext, after: PrivateGMMState) -> RoundInfo:
         },
         after.reason,
     )
-
-
-def _found_nothing(context: PassContext, after: PrivateGMMState, reason: str) -> PrivateGMMState:
-    """The end of a run, with what would have been enough. reason: what lacked."""
-    enough = forecast(context.config, after)
-    return replace(
-        after,
-        phase="done",
-        outcome=NOTHING,
-        reason=f"{NOTHING}: {reason}; {enough.in_words(after.unit)}",
-        units_needed=enough.units,
-        epsilon_factor=enough.epsilon_factor,
-    )
-
-
-# --- search: bound --------------------------------------------------------------------------------------------------
-
-
-def recentre(context: PassContext, published: Sequence[np.ndarray]) -> PrivateGMMState:
-    """Centres of the balls move to the means of their rows; the first time the nodes are counted as well, and the count
-    of the root gives t."""
-    state, nodes, tree = context.state, context.nodes, context.state.tree
-    if context.now.step == 0:
-        counts = published[0][: len(nodes)] / ONE
-        tree = tree.changed(nodes, count=counts)
-        if context.now.level == 0:
-            state = replace(state, needed=max(0.5 * context.config.w_min * float(counts[0]), 1e-9))
-            noise = context.noise() / ONE
-            if counts[0] < LEAST_COUNT * noise:
-                reason = (
-                    f"the noised count of all units is {counts[0]:.0f}, and its "
-                    f"noise has a standard deviation of {noise:.0f}"
-                )
-                return _found_nothing(context, state.with_tree(tree), reason)
-    return state.with_tree(bounding.recentred(tree, nodes, published[-1][: len(nodes)]))
-
-
-def tighten(context: PassContext, published: Sequence[np.ndarray]) -> PrivateGMMState:
-    """Radii shrink to what holds nearly all rows. Where there is nothing to project, the basis is the whole space."""
-    state, nodes = context.state, context.nodes
-    counts, noise = published[0][: len(nodes)] / ONE, context.noise() / ONE
-    tree = bounding.tightened(state.tree, nodes, counts, context.radii, noise, state.needed)
-    if tree.q == tree.d:
-        tree = tree.changed(nodes, basis=projection.whole_space(tree.d))
-    return state.with_tree(tree)
-
-
-# --- search: project ------------------------------------------------------------------------------------------------
-
-
-def project(context: PassContext, published: Sequence[np.ndarray]) -> PrivateGMMState:
-    tree, nodes = context.state.tree, context.nodes
-    bases = [projection.basis_of(row, tree.d, tree.q) for row in published[0][: len(nodes)]]
-    return context.state.with_tree(tree.changed(nodes, basis=np.stack(bases)))
-
-
-# --- search: candidate centres of terrific balls --------------------------------------------------------------------
-
-
-def _parents(context: PassContext) -> Boxes:
-    """The boxes whose halves are counted: those of the last pass, or at first the whole cubes."""
-    if context.now.step == 0:
-        return whole_cubes(len(context.nodes), context.sizes.qb)
-    boxes = context.state.boxes
-    return boxes.of(boxes.halvings == context.now.step)
-
-
-def halve_boxes(context: PassContext, published: Sequence[np.ndarray]) -> PrivateGMMState:
-    """Heavy halves join the heavy boxes of the level."""
-    state, parents = context.state, _parents(context)
-    if not len(parents):
-        return state
-    before = no_boxes(context.sizes.qb) if context.now.step == 0 else state.boxes
-    most = min(context.now.releases[0].shape[0], context.sizes.boxes)
-    found = heavy_halves(parents, published[0] / ONE, context.noise() / ONE, state.needed, most)
-    return state.with_boxes(before.and_also(found))
-
-
-@dataclass(frozen=True, slots=True)
-class ChosenBoxes:
-    """Those whose rows' offsets are summed. middle: (M, q), width and reach: (M,), all in steps; weight: of an offset
-    as long as the reach."""
-
-    boxes: Boxes
-    middle: np.ndarray
-    width: np.ndarray
-    reach: np.ndarray
-    weight: int
-
-
-def _chosen_boxes(context: PassContext) -> ChosenBoxes:
-    boxes, q = fullest(context.state.boxes, context.sizes.candidates), context.sizes.q
-    middle, width = middles(boxes, context.shifts, q)
-    weight = sensitivities.weight(SHIFTS * context.config.widths, most_boxes_of_a_row(boxes))
-    return ChosenBoxes(boxes, middle, width, reaches(width, q), weight)
-
-
-def place_candidates(context: PassContext, published: Sequence[np.ndarray]) -> PrivateGMMState:
-    """Candidate centres are the means of the rows in heavy boxes; near ones are merged, and no more are kept than the
-    noise of their profiles allows."""
-    chosen, nodes = _chosen_boxes(context), context.nodes
-    boxes = chosen.boxes
-    at = candidates.moved(chosen.middle, published[0][: len(boxes)], chosen.reach, chosen.weight, boxes.count)
-    found = candidates.merged(Candidates(boxes.slot, at, chosen.width, boxes.count))
-    found = candidates.affordable(found, context.state.needed, _affordable(context))
-    return replace(
-        context.state, place_node=nodes[found.slot], place=found.at, place_width=found.width, place_count=found.count
-    )
-
-
-def _affordable(context: PassContext) -> int:
-    """Candidates of a node with which the noise of a shell stays below t / 2; not fewer than two per component."""
-    planned, needed = context.sizes.candidates, context.state.needed
-    noise, most = context.noise_of(f"level{context.now.level}_profiles"), planned
-    while most > 2 * context.sizes.k and not terrific.shells_are_clear(
-        noise / sensitivities.weight(planned, most), needed
-    ):
-        most -= 1
-    return most
-
-
-# --- search: terrific balls, split, recurse -------------------------------------------------------------------------
-
-
-def _profile_weight(context: PassContext) -> int:
-    most = np.bincount(context.state.place_node).max() if len(context.state.place_node) else 1
-    return sensitivities.weight(context.sizes.candidates, int(most))
-
-
-def split_nodes(context: PassContext, published: Sequence[np.ndarray]) -> PrivateGMMState:
-    """Every node is split by all its disjoint terrific balls, fullest nodes first while there may be more cells; a node
-    without one is a cell for good."""
-    config, state, tree = context.config, context.state, context.state.tree
-    weight, nodes = _profile_weight(context), context.nodes
-    noise = context.noise() / weight
-    room = config.components - len(tree.cells())
-    state = replace(state, reason="")
-    for node in nodes[np.argsort(-tree.count[nodes], kind="stable")]:
-        of_node = np.flatnonzero(state.place_node == node)
-        at, count, balls = state.place[of_node], float(tree.count[node]), []
-        if room > 0 and tree.status[node] == OPEN and count >= 2 * state.needed:
-            terrific_balls = terrific.terrific_balls(published[0][of_node] / weight, count, noise, state.needed)
-            balls = terrific.disjoint(terrific_balls, at, room + 1)
-        if not balls:
-            tree = tree.changed([node], status=CLOSED)
-            continue
-        parts = terrific.children_of(balls, at, count, state.needed, room + 1)
-        step = tree.radius[node] / ONE
-        centres = tree.centre[node] + (parts.balls @ tree.basis[node].T) * 2.0**-BASIS_BITS * step
-        tree = tree.with_children(int(node), parts.kinds, parts.balls, parts.radii, parts.counts, centres)
-        room -= len(parts.kinds) - 1
-    after = state.with_boxes(no_boxes(context.sizes.qb)).with_tree(tree)
-    cells = len(tree.cells())
-    last = context.now.level == config.levels - 1
-    if cells == 1 or (last and cells < config.components and not config.up_to):
-        slack = terrific.MARGIN * noise * terrific.LAG**0.5
-        reason = (
-            f"{cells} of {config.components} components found: {len(state.place)} candidate centres, balls must hold "
-            f"{state.needed:.0f} units, and the noise of a shell is {slack:.0f}"
-        )
-        return _found_nothing(context, after, reason)
-    return after
-
-
-# --- estimation -----------------------------------------------------------------------------------------------------
-
-
-def _begin_estimation(state: PrivateGMMState) -> PrivateGMMState:
-    tree, cells = state.tree, state.tree.cells()
-    return replace(
-        state,
-        phase="leaves",
-        leaf=cells,
-        means=tree.centre[cells],
-        reach=tree.radius[cells],
-        place_node=state.place_node[:0],
-        place=state.place[:0],
-        place_width=state.place_width[:0],
-        place_count=state.place_count[:0],
-    )
-
-
-def estimate_radii(context: PassContext, published: Sequence[np.ndarray]) -> PrivateGMMState:
-    """Cells are cut to smaller balls; the first time they are counted as well, which gives the weights."""
-    state, tree, m = context.state, context.state.tree, len(context.nodes)
-    if context.now.step == 0:
-        counts = published[0][:m] / ONE
-        tree = tree.changed(state.leaf, count=counts)
-        state = state.with_tree(tree)
-        if counts.min() < state.needed:
-            reason = (
-                f"a component holds {counts.min():.0f} units by its noised count, fewer than {state.needed:.0f}: "
-                "balls of noise"
-            )
-            return _found_nothing(context, state, reason)
-        state = replace(state, weights=estimation.weights_of(counts))
-    radii, noise = published[-1][:m] / ONE, context.noise(-1) / ONE
-    reach = estimation.reach_of(radii, tree.count[state.leaf], context.radii, noise, state.reach / ONE, state.features)
-    return replace(state, reach=np.minimum(reach, state.reach))
-
-
-def estimate_means(context: PassContext, published: Sequence[np.ndarray]) -> PrivateGMMState:
-    state = context.state
-    counts = np.maximum(state.tree.count[state.leaf], 1.0)
-    sums = published[0][: len(state.leaf)]
-    return replace(state, means=state.means + sums * (state.reach / ONE / counts)[:, None])
-
-
-def estimate_covariances(context: PassContext, published: Sequence[np.ndarray]) -> PrivateGMMState:
-    """The end of a run that has found components."""
-    config, state = context.config, context.state
-    m, d = state.means.shape
-    counts = state.tree.count[state.leaf]
-    covariances, unreliable = estimation.covariances_of(
-        published[0][:m], counts, state.reach, d, config.covariance, context.noise(), config.sigma_floor
-    )
-    return replace(
-        state,
-        phase="done",
-        outcome=FOUND,
-        covariances=covariances,
-        unreliable=unreliable,
-        reason=f"{m} components found",
-    )
-
-
-STEPS: dict[PassKind, Callable[[PassContext, Sequence[np.ndarray]], PrivateGMMState]] = {
-    "mean": recentre,
-    "radii": tighten,
-    "moments": project,
-    "boxes": halve_boxes,
-    "offsets": place_candidates,
-    "profiles": split_nodes,
-    "leaf radii": estimate_radii,
-    "leaf mean": estimate_means,
-    "leaf covariance": estimate_covariances,
-}

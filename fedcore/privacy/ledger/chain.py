@@ -160,18 +160,18 @@ class Balance:
 
 @dataclass(slots=True)
 class Account:
-    """What a chain adds up to."""
+    """The state of a population's budget and runs that the records of its chain add up to."""
 
     population_id: str
     budget: ZcdpBudget | None = None
-    unit: str | None = None
-    relation: str | None = None
+    unit: Unit | None = None
+    relation: Relation | None = None
     runs: dict[str, RunAccount] = field(default_factory=dict)
     seq: int = 0
     hash: str = GENESIS
 
     def apply(self, record: Record) -> None:
-        """Raises KeyError, TypeError or ValueError if the record cannot follow those before it."""
+        """Adds a record. Raises KeyError, TypeError or ValueError if it cannot follow those before it."""
         APPLY[record.kind](self, record.run_id or "", json.loads(record.payload))
         self.seq, self.hash = record.seq, record.hash
 
@@ -204,12 +204,13 @@ class Account:
 def make_balance(
     population_id: str,
     budget: ZcdpBudget | None,
-    unit: str | None,
-    relation: str | None,
+    unit: Unit | None,
+    relation: Relation | None,
     totals: tuple[Fraction, Fraction, Fraction, Fraction],
     states: Mapping[str, int],
     open_runs: Iterable[str],
 ) -> Balance:
+    """totals: exact (rho spent, rho reserved, delta spent, delta reserved); states: number of releases by state."""
     rho_spent, rho_reserved, delta_spent, delta_reserved = totals
     rho_max, delta_max = (0.0, 0.0) if budget is None else (budget.rho_max, budget.delta_extra)
     return Balance(

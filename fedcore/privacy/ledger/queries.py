@@ -52,7 +52,7 @@ def _releases(connection: Connection, population_id: str) -> list[Row[Any]]:
 
 
 def table_balance(connection: Connection, account: Row[Any], budget: ZcdpBudget | None) -> Balance:
-    """The balance by the tables alone, without replaying the chain."""
+    """The balance as the tables give it, without replaying the chain."""
     runs, releases = _runs(connection, account.population_id), _releases(connection, account.population_id)
     open_runs = [run_id for run_id, run in runs.items() if run.status == OPEN]
     spent = [row for row in releases if row.state in SPENT]

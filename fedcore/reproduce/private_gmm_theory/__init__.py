@@ -1,19 +1,18 @@
 """Kamath, Sheffet, Singhal, Ullman 2019, as published: a reference for small data (up to some 20 000 rows).
 
 privacy: none. The noise is simulated in plain floating point from an explicit NumPy generator, data are arrays in
-memory, and nothing here can charge a ledger: it serves tests and comparisons. Promises to people are the product's.
+memory, and nothing here can charge a ledger: it serves tests and comparisons. Runs for people are those of
+`fedcore.methods.private_gmm`, whose `reference` is the partition without noise.
 
     mechanisms   Laplace and Gaussian noise, exact calibration, AboveThreshold, stability histograms, composition
     pca          private principal components (Analyze Gauss)
     terrific     terrific balls; Algorithm 2, PTerrificRadius
-    centre       GoodRadius, GoodCenter, PTerrificBall; Algorithm 5, PGLoc
+    one_cluster  GoodRadius, GoodCenter, PTerrificBall; Algorithm 5, PGLoc
     easy         Algorithm 1: spherical components of equal weight
     partition    Algorithms 3 and 4: RPGMP, PGME
     estimate     Algorithm 6, PSGE, and PGE: one Gaussian
-    coinpress    means and covariances with few constants (Biswas, Dong, Kamath, Ullman 2020)
     blocks       non-private learners of one block: Vempala and Wang 2002, spherical EM
     aggregate    Section 6: sample and aggregate
-    feasible     how many rows the theorems and the practical learner ask for
 
 **Adjacency: a record is added or removed.** The place of a row in its array is the public name of its record; a
 record that is absent is a row with a NaN or an infinity, and contributes nothing anywhere. So no statistic shifts when

@@ -6,8 +6,7 @@ import math
 
 import numpy as np
 
-from fedcore.reproduce.private_gmm_theory.coinpress import Component
-from fedcore.reproduce.private_gmm_theory.estimate import spherical
+from fedcore.reproduce.private_gmm_theory.estimate import Component, spherical
 from fedcore.reproduce.private_gmm_theory.mechanisms import Ball, check_budget, only, per_call_budget, within
 from fedcore.reproduce.private_gmm_theory.one_cluster import locate, outside_of
 from fedcore.reproduce.private_gmm_theory.pca import principal_components

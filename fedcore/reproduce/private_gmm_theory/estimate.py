@@ -9,10 +9,10 @@ of their own.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
-from fedcore.reproduce.private_gmm_theory.coinpress import Component, norm_quantile
 from fedcore.reproduce.private_gmm_theory.mechanisms import (
     Ball,
     clipped,
@@ -29,6 +29,15 @@ from fedcore.reproduce.private_gmm_theory.mechanisms import (
 PRECONDITIONED = 10.0  # the preconditioner stops at this ratio of variances
 SHRINK = 0.7  # of the ratio in every round
 SHARES = {"counts": 0.05, "precondition": 0.25, "covariance": 0.3, "bins": 0.15, "mean": 0.25}  # of PGE's rho
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One Gaussian. rows: a noised count; mean: (d,); covariance: (d, d), positive definite."""
+
+    rows: float
+    mean: np.ndarray
+    covariance: np.ndarray
 
 
 def pair_differences(rows: np.ndarray) -> np.ndarray:
@@ -80,6 +89,13 @@ def spherical(
 
 
 # --- PGE ------------------------------------------------------------------------------------------------------------
+
+
+def norm_quantile(d: int, beta: float) -> float:
+    """gamma(d, beta) = sqrt(d + 2 sqrt(d ln(1/beta)) + 2 ln(1/beta)): |N(0, I_d)| exceeds it with probability at most
+    beta (Laurent and Massart 2000)."""
+    log = math.log(1 / beta)
+    return math.sqrt(d + 2 * math.sqrt(d * log) + 2 * log)
 
 
 def precondition_rounds(kappa: float, last: float = PRECONDITIONED, shrink: float = SHRINK) -> int:

@@ -15,8 +15,6 @@ from scipy.special import log_ndtr, ndtr, ndtri
 
 from fedcore.errors import ConfigError
 
-COMPOSITION = 2.0  # the 2 in epsilon_0 sqrt(2 T ln(1/delta')); texts that drop the second term write 6
-
 
 @dataclass(frozen=True, slots=True)
 class Ball:
@@ -92,16 +90,6 @@ def zcdp_rho(epsilon: float, delta: float) -> float:
 def gaussian_scale(sensitivity: float, epsilon: float, delta: float) -> float:
     """Standard deviation for this L2 sensitivity; exact."""
     return sensitivity / gaussian_mu(epsilon, delta)
-
-
-def textbook_scale(sensitivity: float, epsilon: float, delta: float) -> float:
-    """sensitivity sqrt(2 ln(1.25/delta)) / epsilon, as the paper writes it. Raises ConfigError above epsilon 1 (S5)."""
-    check_budget(epsilon, delta)
-    if epsilon > 1:
-        raise ConfigError(
-            f"The textbook's Gaussian noise is not private at epsilon {epsilon:g} > 1.", "Use gaussian_scale."
-        )
-    return sensitivity * math.sqrt(2 * math.log(1.25 / delta)) / epsilon
 
 
 def scale_of_rho(sensitivity: float, rho: float) -> float:
@@ -180,10 +168,10 @@ def _heaviest(bins: np.ndarray, noised: np.ndarray, threshold: float) -> tuple[n
 # --- composition ----------------------------------------------------------------------------------------------------
 
 
-def advanced_epsilon(epsilon: float, calls: int, slack: float, constant: float = COMPOSITION) -> float:
+def advanced_epsilon(epsilon: float, calls: int, slack: float) -> float:
     """Total epsilon of `calls` mechanisms of this epsilon by advanced composition; deltas add, plus slack."""
     growth = epsilon * math.expm1(epsilon) if epsilon < 700 else math.inf
-    return epsilon * math.sqrt(constant * calls * math.log(1 / slack)) + calls * growth
+    return epsilon * math.sqrt(2 * calls * math.log(1 / slack)) + calls * growth
 
 
 def per_call_budget(epsilon: float, delta: float, calls: int) -> tuple[float, float]:

@@ -10,6 +10,7 @@ is its total, half for the radius and half for the centre.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -163,12 +164,12 @@ def good_centres(
         size * max(nominal, 2) ** -plan.exponent * bucket_share,
         stability_threshold(quarter, slice_) + math.log(1 / beta) / quarter,
     )
-    draws = []
+    draws: list[np.ndarray] = []
 
-    def fullest():
+    def fullest() -> Iterator[float]:
         for _ in range(rounds):
             draws[:] = [bucket_keys(reduced, plan, radius, rng)]
-            yield np.unique(draws[0], return_counts=True)[1].max(initial=0)
+            yield float(np.unique(draws[0], return_counts=True)[1].max(initial=0))
 
     if above_threshold(fullest(), threshold, quarter, rng) is None:
         return []

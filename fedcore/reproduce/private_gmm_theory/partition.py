@@ -14,10 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcore.reproduce.private_gmm_theory.coinpress import Component
-from fedcore.reproduce.private_gmm_theory.estimate import gaussian
+from fedcore.reproduce.private_gmm_theory.estimate import Component, gaussian
 from fedcore.reproduce.private_gmm_theory.mechanisms import (
-    COMPOSITION,
     Ball,
     advanced_epsilon,
     check_budget,
@@ -36,7 +34,7 @@ LEVEL_CALLS = 4  # a level costs (4 eps, 4 delta): count and PGLoc, two terrific
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class PublicInputs:
     """What is public. nominal: number of rows; radius: of a ball about 0 with all means; least_weight, sigma_min,
     sigma_max: bounds on every component; beta: probability of failure of every step."""
 
@@ -61,25 +59,20 @@ class UnitBudget:
     delta: float
 
 
-def unit_budget(
-    epsilon: float, delta: float, components: int, *, advanced: bool | None = None, constant: float = COMPOSITION
-) -> UnitBudget:
-    """The unit of which k levels of four and the two of the leaves are (epsilon, delta) together.
+def unit_budget(epsilon: float, delta: float, components: int) -> UnitBudget:
+    """The unit of which k levels of four and the two of the cells are (epsilon, delta) together.
 
-    basic: (4k + 2) eps_0; advanced: 4 eps_0 through advanced composition over k levels, plus 2 eps_0. advanced None:
-    the better one. constant 6 without the second term is the form that the paper's authors use.
+    The better one of basic composition, (4k + 2) eps_0, and of advanced composition of 4 eps_0 over k levels, plus
+    2 eps_0.
     """
     check_budget(epsilon, delta)
     basic = UnitBudget(epsilon / (LEVEL_CALLS * components + 2), delta / (LEVEL_CALLS * components + 1))
     low, high = 0.0, epsilon
     for _ in range(100):
         middle = (low + high) / 2
-        total = advanced_epsilon(LEVEL_CALLS * middle, components, delta / 2, constant) + 2 * middle
+        total = advanced_epsilon(LEVEL_CALLS * middle, components, delta / 2) + 2 * middle
         low, high = (middle, high) if total <= epsilon else (low, middle)
-    other = UnitBudget(low, delta / (2 * (LEVEL_CALLS * components + 1)))
-    if advanced is None:
-        return other if other.epsilon > basic.epsilon else basic
-    return other if advanced else basic
+    return UnitBudget(low, delta / (2 * (LEVEL_CALLS * components + 1))) if low > basic.epsilon else basic
 
 
 def split(rows: np.ndarray, by: np.ndarray, ball: Ball, factor: float = FACTOR) -> tuple[np.ndarray, np.ndarray]:
@@ -93,7 +86,7 @@ def recursive_partition(
     rows: np.ndarray,
     components: int,
     unit: UnitBudget,
-    facts: Facts,
+    public: PublicInputs,
     rng: np.random.Generator,
     *,
     factor: float = FACTOR,
@@ -108,11 +101,11 @@ def recursive_partition(
     """
     if components <= 1:
         return [rows]
-    d, size = rows.shape[1], facts.size
-    aim = math.floor(noisy_count(rows, unit.epsilon / 2, rng) - facts.nominal * facts.least_weight * COUNT_SHARE)
+    d = rows.shape[1]
+    aim = math.floor(noisy_count(rows, unit.epsilon / 2, rng) - public.nominal * public.least_weight * COUNT_SHARE)
     if aim < 1:
         return [rows]
-    bound = facts.radius + _deviation(facts, d, components)
+    bound = public.radius + _deviation(public, d, components)
     node = locate(
         rows,
         aim,
@@ -120,42 +113,51 @@ def recursive_partition(
         unit.delta,
         rng,
         bound=bound,
-        sigma_min=facts.sigma_min,
-        nominal=facts.nominal,
-        beta=facts.beta,
+        sigma_min=public.sigma_min,
+        nominal=public.nominal,
+        beta=public.beta,
     )
     if node is None:
         return [rows]
     node = Ball(node.centre, min(bounding * node.radius, 2 * bound))
     rows = only(rows, within(rows, node))
-    options = {
-        "low": facts.sigma_min,
-        "high": 2 * node.radius,
-        "nominal": facts.nominal,
-        "factor": factor,
-        "beta": facts.beta,
-        "gamma": gamma,
-    }
-    by = rows
-    ball = terrific_ball(rows, size, unit.epsilon, unit.delta, rng, **options)
+    high = 2 * node.radius
+
+    def ball_in(by: np.ndarray, largest: bool) -> Ball | None:
+        return terrific_ball(
+            by,
+            public.size,
+            unit.epsilon,
+            unit.delta,
+            rng,
+            low=public.sigma_min,
+            high=high,
+            nominal=public.nominal,
+            factor=factor,
+            largest=largest,
+            beta=public.beta,
+            gamma=gamma,
+        )
+
+    by, ball = rows, ball_in(rows, largest=False)
     if ball is None:
         basis = principal_components(rows, node, components, unit.epsilon, unit.delta, rng)
         by = (rows - node.centre) @ basis
-        ball = terrific_ball(by, size, unit.epsilon, unit.delta, rng, largest=True, **options)
+        ball = ball_in(by, largest=True)
     if ball is None:
         return [rows]
     return [
         cell
         for part in split(rows, by, ball, factor)
         for cell in recursive_partition(
-            part, components - 1, unit, facts, rng, factor=factor, bounding=bounding, gamma=gamma
+            part, components - 1, unit, public, rng, factor=factor, bounding=bounding, gamma=gamma
         )
     ]
 
 
-def _deviation(facts: Facts, d: int, components: int) -> float:
+def _deviation(public: PublicInputs, d: int, components: int) -> float:
     """O(sqrt(d ln(nk/beta))) sigma_max: how far rows are from their means."""
-    return math.sqrt(d + 2 * math.log(facts.nominal * components / facts.beta)) * facts.sigma_max * math.sqrt(2)
+    return math.sqrt(d + 2 * math.log(public.nominal * components / public.beta)) * public.sigma_max * math.sqrt(2)
 
 
 def learn_mixture(
@@ -163,7 +165,7 @@ def learn_mixture(
     components: int,
     epsilon: float,
     delta: float,
-    facts: Facts,
+    public: PublicInputs,
     rng: np.random.Generator,
     *,
     factor: float = FACTOR,
@@ -176,13 +178,12 @@ def learn_mixture(
     components than were asked for. The partition itself is not private and is not returned.
     """
     unit = unit_budget(epsilon, delta, components)
-    data = clipped_to(rows, facts.radius + _deviation(facts, rows.shape[1], components))
-    cells = recursive_partition(data, components, unit, facts, rng, factor=factor, bounding=bounding, gamma=gamma)
+    data = clipped_to(rows, public.radius + _deviation(public, rows.shape[1], components))
+    cells = recursive_partition(data, components, unit, public, rng, factor=factor, bounding=bounding, gamma=gamma)
     found = [
-        gaussian(cell, facts.sigma_min, facts.sigma_max, unit.epsilon, unit.delta, rng, beta=facts.beta)
+        gaussian(cell, public.sigma_min, public.sigma_max, unit.epsilon, unit.delta, rng, beta=public.beta)
         for cell in cells
     ]
     counts = np.array([max(noisy_count(cell, unit.epsilon, rng), 0.0) for cell in cells])
-    if any(one is None for one in found) or counts.sum() <= 0:
-        return None
-    return found, counts / counts.sum()
+    whole = [one for one in found if one is not None]
+    return None if len(whole) < len(cells) or counts.sum() <= 0 else (whole, counts / counts.sum())

@@ -58,15 +58,6 @@ def quality(rows: np.ndarray, centres: np.ndarray, radii: np.ndarray, size: int,
     )
 
 
-def is_terrific(
-    rows: np.ndarray, centre: np.ndarray, radius: float, size: int, factor: float = FACTOR, slack: float = 0.0
-) -> bool:
-    """Definition 5.2, with slack as its Gamma."""
-    inside, reach = ball_counts(rows, centre[None, :], np.array([radius, factor * radius]))[0]
-    outside = int(present(rows).sum()) - reach
-    return bool(inside >= size and outside >= size and reach - inside <= slack)
-
-
 def mean_of_largest(values: np.ndarray, size: int) -> np.ndarray:
     """(T,): (1/t) * the sum of the t largest of each column of (m, T); rows that are lacking count as 0.
 

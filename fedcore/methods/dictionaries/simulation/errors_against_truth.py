@@ -80,9 +80,9 @@ def ssim(a: np.ndarray, b: np.ndarray, window: int = WINDOW) -> np.ndarray:
     sample = window**2 / (window**2 - 1)
     mean_a, mean_b = mean(a), mean(b)
     both = sample * (mean(a * b) - mean_a * mean_b)
-    spread = sample * (mean(a * a) - mean_a**2 + mean(b * b) - mean_b**2)
+    variances = sample * (mean(a * a) - mean_a**2 + mean(b * b) - mean_b**2)
     c1, c2 = STABLE[0] ** 2, STABLE[1] ** 2
-    similarity = (2 * mean_a * mean_b + c1) * (2 * both + c2) / ((mean_a**2 + mean_b**2 + c1) * (spread + c2))
+    similarity = (2 * mean_a * mean_b + c1) * (2 * both + c2) / ((mean_a**2 + mean_b**2 + c1) * (variances + c2))
     return similarity.mean(axis=(1, 2))
 
 

@@ -192,7 +192,7 @@ def difference(frames: np.ndarray, background: np.ndarray) -> np.ndarray:
     return np.abs(frames - background).max(axis=-1)
 
 
-def own_threshold(values: np.ndarray, spreads: float = 6.0) -> float:
-    """median + spreads * MAD of all values: needs no truth. MAD: median of the distances from the median, unscaled."""
+def own_threshold(values: np.ndarray, deviations: float = 6.0) -> float:
+    """median + deviations * MAD of all values; needs no truth. MAD: median distance from the median, unscaled."""
     middle = np.median(values)
-    return float(middle + spreads * np.median(np.abs(values - middle)))
+    return float(middle + deviations * np.median(np.abs(values - middle)))

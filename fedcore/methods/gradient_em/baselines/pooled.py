@@ -44,7 +44,7 @@ def client_round(config: GradientEMConfig, message: RoundMessage, block: RowsBlo
     fit = float(model.log_likelihood(theta, y).sum()) if len(y) else 0.0
     return {
         "total": FloatSum.at(block.leaf, total),
-        "counts": FloatSum.at(block.leaf, [np.count_nonzero(rows.sizes), n, fit]),
+        "counts": FloatSum.at(block.leaf, [float(np.count_nonzero(rows.sizes)), float(n), fit]),
     }
 
 

@@ -1,7 +1,7 @@
 """Algorithm 2, clustering in KL without privacy: assign every client to its nearest centre, take the clusters' means.
 
 Source: Setlur, Feldman, Talwar 2023, Algorithm 2, with these corrections. Clients are assigned to the centres that have
-just been computed, and the clusters that they are given at the end belong to the centres that are returned. An empty
+just been computed, and the clusters that they are in at the end belong to the centres that are returned. An empty
 cluster takes the row of the client that the other centres serve worst, where the paper puts the uniform histogram.
 
     given       the mean, if the run has a warm start; else the passes of `before_rounds`
@@ -35,13 +35,13 @@ def init(config: HistogramsConfig, public: PublicFacts) -> HistogramsState:
         return state
     if config.reduction == "eigenvectors":
         raise ConfigError(
-            'algorithm2 with reduction = "eigenvectors" does not start from given centres.',
-            'Choose reduction = "frequency" or "none", or leave the start out.',
+            'algorithm2 with reduction = "eigenvectors" does not accept a warm start.',
+            'Choose reduction = "frequency" or "none", or leave the warm start out.',
         )
     centres = np.asarray(public.warm_start["centres"], np.float64)
     if len(centres) > state.clusters and not state.merge_after:
         raise ConfigError(
-            f"{len(centres)} given centres cannot be merged to {state.clusters} in {state.rounds} rounds.",
+            f"{len(centres)} centres of a warm start cannot be merged to {state.clusters} in {state.rounds} rounds.",
             "Raise rounds or clusters, or give fewer centres.",
         )
     return replace(state, phase="given", centres=centres, counts=np.zeros(len(centres)))

@@ -59,7 +59,7 @@ def noise_of(config: HistogramsConfig) -> Noise:
     """The noise that makes `published_rounds` rounds cost (published_epsilon, published_delta) by `accounting`.
 
     kov: every release costs the same eps_0, the count too. exact: the sums alone make up the budget; the count's
-    COUNT_EPSILON a round comes on top, and `composition.pld_with_counts` knows what it would cost.
+    COUNT_EPSILON a round comes on top.
     """
     budget = config.published_epsilon, config.published_delta
     rounds, kov = config.published_rounds, config.accounting == "kov"

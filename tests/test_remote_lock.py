@@ -1,4 +1,4 @@
-"""Who holds what lies behind a URL: a holder that lives renews its claim, by a thread; one that is dead is outlived;
+"""Who holds what lies behind a URL: a holder that lives renews its lock, by a thread; one that is dead is outlived;
 and whatever happens to the thread, the token decides.
 """
 
@@ -15,9 +15,9 @@ from fedcore.errors import LeaseLost, RunBusy, Unreachable
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import Run, load_run
 from fedcore.storage import objects as object_storage
-from fedcore.storage import remote_lock as claims
+from fedcore.storage import remote_lock
 from fedcore.storage.files import place
-from fedcore.storage.remote_lock import Claim
+from fedcore.storage.remote_lock import RemoteLock
 from fedcore.training.session import abandon, resume
 from tests.command import private_population
 from tests.conftest import small_counts
@@ -34,7 +34,7 @@ SECONDS = 0.6  # of silence, in these tests
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(claims, "SECONDS", SECONDS)
+    monkeypatch.setattr(remote_lock, "SECONDS", SECONDS)
 
 
 @pytest.fixture
@@ -44,78 +44,80 @@ def elsewhere(monkeypatch):
 
 
 @pytest.fixture
-def claim(base):
-    found = Claim(place(f"{base}/h.json"), "it")
+def lock(base):
+    found = RemoteLock(place(f"{base}/h.json"), "it")
     assert found.take() is False
     yield found
     found.close()
 
 
-def told(claim) -> dict:
-    return json.loads(object_storage.read_bytes(claim.path))
+def told(lock) -> dict:
+    return json.loads(object_storage.read_bytes(lock.path))
 
 
-def die(claim) -> None:
+def die(lock) -> None:
     """As if its process were gone."""
-    claim._stop.set()
-    claim._thread.join()
+    lock._stop.set()
+    lock._thread.join()
 
 
 # --- alive or dead ----------------------------------------------------------------------------------------------------
 
 
-def test_a_holder_that_only_computes_is_alive(claim, elsewhere):
-    """Nobody calls anything of the claim for several times the silence that means death."""
+@pytest.mark.slow
+def test_a_holder_that_only_computes_is_alive(lock, elsewhere):
+    """Nobody calls anything of the lock for several times the silence that means death."""
     elsewhere()
-    other, before = Claim(claim.path, "it"), told(claim)["renewals"]
+    other, before = RemoteLock(lock.path, "it"), told(lock)["renewals"]
     until = time.monotonic() + 4 * SECONDS
     while time.monotonic() < until:
         with pytest.raises(RunBusy, match="is working on it.*--take-over"):
             other.take()
-    assert told(claim)["renewals"] >= before + claims.BEATS
-    claim.check()
+    assert told(lock)["renewals"] >= before + remote_lock.BEATS
+    lock.check()
 
 
-def test_a_holder_that_is_dead_is_outlived(claim, elsewhere):
-    die(claim)
+@pytest.mark.slow
+def test_a_holder_that_is_dead_is_outlived(lock, elsewhere):
+    die(lock)
     elsewhere()
-    other, started = Claim(claim.path, "it"), time.monotonic()
+    other, started = RemoteLock(lock.path, "it"), time.monotonic()
     assert other.take() is True
     assert SECONDS <= time.monotonic() - started < 4 * SECONDS
-    with pytest.raises(LeaseLost, match="could not renew its claim for"):
-        claim.check()
-    assert claim._beat() is False, "what was taken is not renewed"
-    claim.close()
+    with pytest.raises(LeaseLost, match="could not renew its lock for"):
+        lock.check()
+    assert lock._beat() is False, "what was taken is not renewed"
+    lock.close()
     other.check()
     other.close()
-    assert not object_storage.exists(claim.path) and claim.take() is False
+    assert not object_storage.exists(lock.path) and lock.take() is False
 
 
-def test_on_its_own_host_the_process_decides(claim):
+def test_on_its_own_host_the_process_decides(lock):
     with pytest.raises(RunBusy, match="is working on it"):
-        Claim(claim.path, "it").take()
-    die(claim)
+        RemoteLock(lock.path, "it").take()
+    die(lock)
     with pytest.raises(RunBusy, match="is working on it"):  # a dead thread is no dead process
-        Claim(claim.path, "it").take()
-    claims._held.discard(claim.token)
-    assert Claim(claim.path, "it").take() is True
+        RemoteLock(lock.path, "it").take()
+    remote_lock._own_tokens.discard(lock.token)
+    assert RemoteLock(lock.path, "it").take() is True
 
 
 @pytest.mark.parametrize("year", [1999, 2999])
 def test_wrong_clocks_change_nothing(memory, elsewhere, monkeypatch, year):
-    right = claims.datetime
+    right = remote_lock.datetime
     wrong = SimpleNamespace(now=lambda zone: right(year, 1, 1, tzinfo=zone))
-    claim = Claim(place(f"{memory}/h.json"), "it")
+    lock = RemoteLock(place(f"{memory}/h.json"), "it")
     with monkeypatch.context() as patched:
-        patched.setattr(claims, "datetime", wrong)
-        claim.take()
-        assert told(claim)["renewed"].startswith(str(year))
+        patched.setattr(remote_lock, "datetime", wrong)
+        lock.take()
+        assert told(lock)["renewed"].startswith(str(year))
         patched.setattr("fedcore.storage.process.this_host", lambda: "elsewhere 1")
         with pytest.raises(RunBusy):
-            Claim(claim.path, "it").take()
-        die(claim)
+            RemoteLock(lock.path, "it").take()
+        die(lock)
     elsewhere()
-    assert Claim(claim.path, "it").take() is True
+    assert RemoteLock(lock.path, "it").take() is True
 
 
 @pytest.mark.parametrize(
@@ -132,28 +134,28 @@ def test_an_object_that_says_nothing_is_not_waited_for(memory, content):
     path = place(f"{memory}/h.json")
     object_storage.write_bytes(path, content)
     with pytest.raises(RunBusy, match="does not say who"):
-        Claim(path, "it").take()
-    other = Claim(path, "it")
+        RemoteLock(path, "it").take()
+    other = RemoteLock(path, "it")
     assert other.take(take_over=True) is True
     other.close()
 
 
-def test_a_claim_of_the_version_before_is_outlived(memory):
+def test_a_lock_of_the_version_before_is_outlived(memory):
     """It had the time at which it would expire, by its own clock, in place of the seconds of silence."""
     path = place(f"{memory}/h.json")
     object_storage.write_bytes(path, b'{"token": "a", "holder": {"host": "h", "pid": 1, "started": 1}, "expires": 9e9}')
-    assert Claim(path, "it").take() is True
+    assert RemoteLock(path, "it").take() is True
 
 
 def test_one_of_several_that_wait_gets_it(memory, elsewhere):
-    claim = Claim(place(f"{memory}/h.json"), "it")
-    claim.take()
-    die(claim)
+    lock = RemoteLock(place(f"{memory}/h.json"), "it")
+    lock.take()
+    die(lock)
     elsewhere()
-    outcomes, others = [], [Claim(claim.path, "it") for _ in range(3)]
+    outcomes, others = [], [RemoteLock(lock.path, "it") for _ in range(3)]
 
     def want(other, name):
-        other._holder = claims.Holder(f"{name} 1", 1, 1.0)
+        other._holder = remote_lock.Holder(f"{name} 1", 1, 1.0)
         try:
             outcomes.append((other.take(), other))
         except RunBusy:
@@ -179,61 +181,61 @@ def test_one_of_several_that_wait_gets_it(memory, elsewhere):
 # --- the thread -------------------------------------------------------------------------------------------------------
 
 
-def test_a_store_that_fails_for_a_while(claim, monkeypatch, capfd):
+def test_a_store_that_fails_for_a_while(lock, monkeypatch, capfd):
     """Missed renewals are made good; nothing is said, and nobody else notices."""
     with monkeypatch.context() as broken:
         broken.setattr(object_storage, "version", lambda path: (_ for _ in ()).throw(Unreachable("secret=hunter2")))
-        before = told(claim)
+        before = told(lock)
         time.sleep(SECONDS / 2)
-        assert told(claim) == before and claim._thread.is_alive()
-    soon(lambda: told(claim) != before)
-    claim.renew()
-    claim.close()
-    assert capfd.readouterr() == ("", "") and not object_storage.exists(claim.path)
+        assert told(lock) == before and lock._thread.is_alive()
+    soon(lambda: told(lock) != before)
+    lock.renew()
+    lock.close()
+    assert capfd.readouterr() == ("", "") and not object_storage.exists(lock.path)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_thread_that_dies_is_replaced_at_the_next_commit(claim, monkeypatch):
+def test_a_thread_that_dies_is_replaced_at_the_next_commit(lock, monkeypatch):
     with monkeypatch.context() as broken:
-        broken.setattr(Claim, "_beat", lambda self: 1 / 0)
-        soon(lambda: not claim._thread.is_alive())
-    before = told(claim)
-    claim.renew()
-    soon(lambda: told(claim) != before)
+        broken.setattr(RemoteLock, "_beat", lambda self: 1 / 0)
+        soon(lambda: not lock._thread.is_alive())
+    before = told(lock)
+    lock.renew()
+    soon(lambda: told(lock) != before)
 
 
-def test_the_thread_ends_with_its_claim(base):
-    claim = Claim(place(f"{base}/h.json"), "it")
-    claim.take()
-    claim.close()
+def test_the_thread_ends_with_its_lock(base):
+    lock = RemoteLock(place(f"{base}/h.json"), "it")
+    lock.take()
+    lock.close()
     assert not threading_here(), "closed"
-    claim.take()
-    object_storage.remove(claim.path)  # somebody cleared it away by hand
+    lock.take()
+    object_storage.remove(lock.path)  # somebody cleared it away by hand
     soon(lambda: not threading_here())
     with pytest.raises(LeaseLost):
-        claim.renew()
-    claim = Claim(place(f"{base}/i.json"), "it")
-    claim.take()
-    del claim
+        lock.renew()
+    lock = RemoteLock(place(f"{base}/i.json"), "it")
+    lock.take()
+    del lock
     gc.collect()
     soon(lambda: not threading_here())
 
 
 def threading_here() -> list:
-    return [thread for thread in threading.enumerate() if thread.name == "renews a claim"]
+    return [thread for thread in threading.enumerate() if thread.name == "renews a lock"]
 
 
 def test_a_late_renewal_does_not_bring_back_what_was_given_back(s3, monkeypatch):
     """It read the object before the end, and its put comes after."""
-    claim = Claim(place(f"{s3}/h.json"), "it")
-    claim.take()
-    read = claim._read()
-    claim.close()
-    monkeypatch.setattr(claim, "_read", lambda: read)
-    assert claim._beat() is False and not object_storage.exists(claim.path)
-    other = Claim(claim.path, "it")
+    lock = RemoteLock(place(f"{s3}/h.json"), "it")
+    lock.take()
+    read = lock._read()
+    lock.close()
+    monkeypatch.setattr(lock, "_read", lambda: read)
+    assert lock._beat() is False and not object_storage.exists(lock.path)
+    other = RemoteLock(lock.path, "it")
     other.take()
-    assert claim._beat() is True and told(claim)["token"] == other.token
+    assert lock._beat() is True and told(lock)["token"] == other.token
     other.close()
 
 
@@ -243,11 +245,12 @@ def test_a_late_renewal_does_not_bring_back_what_was_given_back(s3, monkeypatch)
 def far_away(environment, *arguments, **options):
     """In a process on another host."""
     os.environ.update(environment)
-    claims.SECONDS = SECONDS
-    claims.this_process.__globals__["this_host"] = lambda: "elsewhere 1"
+    remote_lock.SECONDS = SECONDS
+    remote_lock.this_process.__globals__["this_host"] = lambda: "elsewhere 1"
     in_a_process(*arguments, **options)
 
 
+@pytest.mark.slow
 def test_a_long_round_is_waited_for_and_a_dead_process_is_not(s3, tmp_path):
     """The ledger's lease, which is longer, is not waited for either once the run is ours."""
     population, ledger = private_population(tmp_path / "p", small_counts(40), test=True)

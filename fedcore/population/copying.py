@@ -54,7 +54,7 @@ def copy_population(
     here = files.absolute(target)
     if here == store.location:
         raise PopulationError(f"{target} cannot be copied onto itself.", "Name another place.")
-    with _held(target):
+    with _locked(target):
         fresh = _refuse_others(store, target)
         _mark(target, made)
         kept, size = 0, 0
@@ -77,8 +77,8 @@ def copy_population(
 
 
 @contextmanager
-def _held(target: layout.Place) -> Iterator[None]:
-    """The place exists and, if it is local, its writer lock is held: object storage has none, hence the marker."""
+def _locked(target: layout.Place) -> Iterator[None]:
+    """Makes the place and, if it is local, holds its writer lock. Object storage has none, hence the marker."""
     with ExitStack() as stack:
         if not layout.is_remote(target):
             with layout.named_os_errors(target):
@@ -88,7 +88,7 @@ def _held(target: layout.Place) -> Iterator[None]:
 
 
 def _refuse_others(store: Population, target: layout.Place) -> bool:
-    """Raises PopulationError unless the copy may go there. True: the place is empty."""
+    """Whether the place is empty. Raises PopulationError if it holds something that the copy must not be mixed with."""
     made = store.manifest
     remedy = "Name another place."
     slots: dict[str, str] = {}
@@ -133,7 +133,7 @@ def _mark(target: layout.Place, made: Manifest) -> None:
 
 
 def _is_there(target: layout.Place, entry: BlockEntry) -> bool:
-    """Whether the slot is there, by its size and then, which means reading it, by its checksum."""
+    """Whether the slot is there: its size is compared first, and then its checksum, for which it is read."""
     folder = layout.block_folder(target, entry.slot)
     with layout.named_os_errors(target):
         return _size(folder) == entry.bytes and layout.digest(folder) == (entry.sha256, entry.bytes)
@@ -146,7 +146,7 @@ def _size(folder: layout.Place) -> int:
 
 
 def _copy_slot(store: Population, index: int, entry: BlockEntry, target: layout.Place) -> int:
-    """Into a slot that is not there. Returns the bytes copied."""
+    """Copies a block into a slot that is not there. Returns the bytes copied."""
     folder = layout.block_folder(target, entry.slot)
     hasher, held = layout.Hasher(), 0
     batch: dict[str, bytes] = {}
@@ -214,7 +214,7 @@ def _group(store: Population, name: str) -> bytes:
 
 
 def _copy_witness(store: Population, target: layout.Place) -> None:
-    """What the source saw of the ledger comes along, unless the target saw more: a witness never goes back."""
+    """Copies what the source saw of the ledger, unless the target saw more: a witness never goes back."""
     content = layout.read_beside(store.path, layout.WITNESS)
     if content is None:
         return
@@ -227,7 +227,7 @@ def _copy_witness(store: Population, target: layout.Place) -> None:
 
 
 def _seen(witness: bytes) -> int | None:
-    """How many records; None if it is damaged, which the next private run will say."""
+    """The number of records that a witness has seen; None if it is damaged, which the next private run will report."""
     try:
         return int(json.loads(witness)["seq"])
     except (ValueError, TypeError, KeyError):
@@ -235,7 +235,7 @@ def _seen(witness: bytes) -> int | None:
 
 
 def _commit(target: layout.Place, made: Manifest) -> None:
-    """The manifest, unless the same is there already."""
+    """Writes the manifest, unless the same is there already."""
     try:
         _create(layout.version_file(target, made.version), manifests.encode(made))
     except FileExistsError:
@@ -252,7 +252,7 @@ def _commit(target: layout.Place, made: Manifest) -> None:
 
 
 def _create(file: layout.Place, content: bytes) -> None:
-    """Raises FileExistsError."""
+    """Writes a file that must not exist. Raises FileExistsError."""
     if layout.is_remote(file):
         object_storage.create(file, content)
         return
@@ -266,7 +266,7 @@ def _create(file: layout.Place, content: bytes) -> None:
 
 
 def _put(target: layout.Place, name: str, content: bytes) -> None:
-    """Whole and durable; nothing is written if it is there already."""
+    """Writes a file completely and durably; nothing is written if it is there already."""
     folder, _, last = name.rpartition("/")
     with layout.named_os_errors(target):
         if layout.read_beside(target, name) == content:
