@@ -157,14 +157,15 @@ TRAIN = """
 import json, resource, sys
 from dataclasses import replace
 from fedcore.rounds.engine import InProcessBackend
-from fedcore.training.session import TrainRequest, ending, start
+from fedcore.training.request import TrainRequest
+from fedcore.training.session import concluding, start_run
 
 settings = {"algorithm": "em", "covariance": "diag", "components": 2, "rounds": 2, "cluster_rounds": 1}
 request = TrainRequest(method="federated_em", population=sys.argv[1], settings=settings, runs=sys.argv[2], run_id="r")
-session = start(request, InProcessBackend(), stamp="then")
+session = start_run(request, InProcessBackend(), stamp="then")
 session.training.source = replace(session.training.source, stream_above=64 * 2**20)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-with ending(session):
+with concluding(session):
     while session.training.step() is not None:
         pass
 rise = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024

@@ -68,10 +68,11 @@ class TableSource:
 
     def __post_init__(self) -> None:
         self.names = tuple(file.name for file in self.files)
-        columns = self.wanted_columns
+        columns, self.features = self.wanted_columns, self.wanted_features or 0
         if self.kind == "counts":
             columns = (self.token,) if self.count is None else (self.token, self.count)
-            self.features = len(self.vocabulary) if self.vocabulary is not None else self.wanted_features or 0
+            if self.vocabulary is not None:
+                self.features = len(self.vocabulary)
             if not self.features:
                 raise IngestError(
                     "Tokens need a vocabulary, or feature ids a number of features.",
