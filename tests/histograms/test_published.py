@@ -268,18 +268,6 @@ def loss(block, centres) -> float:
 
 
 @pytest.mark.slow
-def test_noise_of_the_published_accounting_costs_what_it_should():
-    """1500 clients: exact accounting costs less than the paper's composition, and noise on the mean the most."""
-    block, _ = synthetic(SyntheticSettings(clients=1500, heldout_clients=700), 3)
-
-    def score(**settings):
-        method = Histograms(HistogramsConfig(algorithm="published", rounds=3, **settings))
-        return loss(block, run(method, block, facts(1000, seed=1))[0].centres)
-
-    assert score(accounting="exact") < score(accounting="kov") < score(published_noise="mean")
-
-
-@pytest.mark.heavy
 def test_the_order_of_the_methods_on_a_small_preset():
     """4000 clients of the preset. Non-private: clusters help, a reduction gives some of it back, IFCA needs a start
     near the mean. As published: noise of the paper's composition costs more than clusters bring, the exact one less of
