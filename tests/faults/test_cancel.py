@@ -54,7 +54,7 @@ def held(dask_scheduler=None) -> int:
     return len(dask_scheduler.tasks) + sum(worker.nbytes for worker in dask_scheduler.workers.values())
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 @pytest.mark.prefect
 def test_a_cancelled_run(tmp_path):
     population, _ = private_population(tmp_path / "population", small_counts(400), epsilon=5.0, leaf=16, block=16)
