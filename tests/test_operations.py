@@ -270,6 +270,11 @@ def unscored(method):
     return Unscored(method.config)
 
 
+def test_a_run_that_was_not_scored_never_replaces_one_that_was():
+    theirs = Score("old", "nll", "this run", 2.0, 0.1)
+    assert not decide(Series(promote="if_better", evaluate_on="public"), None, theirs).promoted
+
+
 # --- retention ------------------------------------------------------------------------------------------------------
 
 

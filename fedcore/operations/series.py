@@ -222,8 +222,10 @@ def decide(series: Series, mine: Score | None, theirs: Score | None, why_not: st
         return Decision(series.promote == "always", f'promote = "{series.promote}"')
     if why_not:
         return Decision(False, f"it could not be compared with the latest run: {why_not}")
-    if mine is None or theirs is None:
+    if theirs is None:
         return Decision(True, "it is the first one")
+    if mine is None:
+        return Decision(False, "it was not scored")
     if mine.loss != theirs.loss:
         return Decision(False, f"its score is {mine.loss} and that of the latest run {theirs.loss}")
     worse = mine.score - theirs.score

@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import zarr
@@ -131,9 +131,8 @@ def _put(group: zarr.Group, name: str, values: np.ndarray, first: int, length: i
             chunks=(chunk, *values.shape[1:]),
             config={"write_empty_chunks": True},
         )
-    array = group[name]
-    if isinstance(array, zarr.Array):
-        array[first : first + len(values)] = values
+    array = cast("zarr.Array[Any]", group[name])
+    array[first : first + len(values)] = values
 
 
 def trained(run: Run) -> tuple[AnyMethod, State]:

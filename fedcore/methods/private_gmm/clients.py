@@ -5,6 +5,7 @@ A row's node is found from the tree in the message. A row in none of the pass's 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -58,7 +59,7 @@ def _add(message: Message, kernel: Kernel, group: Group, tile: Tile) -> None:
             kernel.add(slot, group, tile.of(chosen))
 
 
-class Kernel:
+class Kernel(ABC):
     """The sums of one pass. width: numbers that are kept for each client of a group."""
 
     width = 1
@@ -68,9 +69,9 @@ class Kernel:
         self.sizes = [int(np.prod(shape)) for shape in message.shapes]
         self.sums: list[CountSum | VectorSum] = []
 
+    @abstractmethod
     def add(self, slot: int, group: Group, tile: Tile) -> None:
         """Adds the rows of a tile, all of them in the node of this slot."""
-        raise NotImplementedError
 
     def close(self, group: Group) -> None:
         """The group's clients are complete."""
