@@ -51,6 +51,8 @@ def evaluate_run_flow(run: str, population: str, workers: int | None = None, das
             table = score_clients(run, store, backend)
         create_table_artifact(table=table["rows"], key=key("evaluation", table["run"]), description=table["title"])
         get_run_logger().info("%s", table["title"])
+        if "warning" in table:
+            get_run_logger().warning("%s", table["warning"])
         return table
 
     return run_to_state(work, lambda kept: f"run {_last(run)} was not scored on population {_last(population)}")

@@ -27,7 +27,7 @@ from fedcore.rounds.engine import Backend
 from fedcore.rounds.method import Method
 from fedcore.runs.store import Run
 from fedcore.training.request import Series, TrainRequest
-from fedcore.training.session import Session, concluding, resume, start_run
+from fedcore.training.session import TRAINED, Session, concluding, resume, start_run
 from fedcore.training.spec import recorded_request
 
 
@@ -102,9 +102,7 @@ def training_flow(method: str) -> Flow:
             conclusion = _check_series(series, made, store)
             with backend_for(store, compute.workers, compute.dask, made.private) as backend:
                 sessions.append(session := start_run(request, backend, stamp=stamp()))
-                train(session, backend)
-                if conclusion is not None:
-                    _conclude(session, conclusion, backend)
+                train(session, backend, lambda _: conclusion)
             return str(session.run.path)
 
         return _run_and_show(work, population, runs)
@@ -138,7 +136,8 @@ def training_flow(method: str) -> Flow:
 
 @flow(name="resume-run", flow_run_name=_resumed, persist_result=False, retries=0)
 def resume_run(run: str, compute: Compute = Compute(), take_over: bool = False, population: str | None = None) -> str:
-    """Go on with a run after its last committed round; one of a deployment ends as if it had not been interrupted.
+    """Go on with a run after its last committed round, or with what follows its last one; one of a deployment ends as
+    if it had not been interrupted.
 
     Args:
         run: folder or URL of the run
@@ -161,10 +160,7 @@ def resume_run(run: str, compute: Compute = Compute(), take_over: bool = False, 
                     run, backend, cache_bytes=compute.cache_bytes, take_over=take_over, population=population
                 )
             )
-            train(session, backend)
-            conclusion = conclusion_of(session.run, session.method, session.population)
-            if conclusion is not None:
-                _conclude(session, conclusion, backend)
+            train(session, backend, lambda run: conclusion_of(run, session.method, session.population))
         return str(session.run.path)
 
     return _run_and_show(work, place, str(opened.path.parent))
@@ -176,24 +172,40 @@ def _open_to_resume(path: str) -> Run:
     return run
 
 
-def train(session: Session, backend: Backend) -> None:
-    """Make all rounds that are left, keep the artifacts up to date while they run, and write the report."""
+def train(session: Session, backend: Backend, how: Callable[[Run], Conclusion | None]) -> None:
+    """Make all rounds that are left, keep the artifacts up to date while they run, conclude the run, and write the
+    report.
+
+    how: the trained run is concluded; None: it belongs to no series.
+    """
     logger, name, run = get_run_logger(), in_a_line(session), session.run
-    logger.info(
-        "%s: begins with round %d of at most %d, process %d, kept in %s",
-        name,
-        max(run.round, 0) + 1,
-        session.method.total_rounds(session.training.state),
-        os.getpid(),
-        run.path,
-    )
+    if run.status == TRAINED:
+        logger.info("%s: is trained after %d rounds, and is concluded; process %d", name, run.round, os.getpid())
+    else:
+        logger.info(
+            "%s: begins with round %d of at most %d, process %d, kept in %s",
+            name,
+            max(run.round, 0) + 1,
+            session.method.total_rounds(session.training.state),
+            os.getpid(),
+            run.path,
+        )
     show = Showcase(session)
-    with concluding(session):
+
+    def conclude(_: Run) -> None:
+        conclusion = how(run)
+        if conclusion is not None:
+            _conclude(session, conclusion, backend)
+
+    def report(ended: Run) -> None:
+        _warn(name, show.report(ended))
+
+    with concluding(session, conclude, report):
         goes_on, seconds = True, None
         while goes_on:
             before = run.round
             goes_on, seconds = next_rounds(session, seconds)
-            show.progress()
+            _warn(name, show.progress())
             if run.round > before:
                 logger.info(
                     "%s: round %d of at most %d, %.2f s each",
@@ -204,7 +216,12 @@ def train(session: Session, backend: Backend) -> None:
                 )
         run.note(peak_memory_of_workers=backend.memory_of_workers(), peak_memory_of_flow=peak_memory())
     outcome = f"; {run.head['outcome']}" if run.head.get("outcome") else ""
-    logger.info("%s: %s after %d rounds%s; report: %s", name, run.status, run.round, outcome, show.report())
+    logger.info("%s: %s after %d rounds%s; report: %s", name, run.status, run.round, outcome, run.path / "report.html")
+
+
+def _warn(name: str, failures: list[str]) -> None:
+    for words in failures:
+        get_run_logger().warning("%s: %s", name, words)
 
 
 def in_a_line(session: Session) -> str:
@@ -263,7 +280,10 @@ def _conclude(session: Session, conclusion: Conclusion, backend: Backend) -> Non
     """Compare, promote and prune; then say what was done in the log and an artifact."""
     logger, name = get_run_logger(), in_a_line(session)
     outcome = conclude_series(session.run, conclusion, stamp(), backend)
-    show_comparison(outcome)
+    try:
+        show_comparison(outcome)
+    except Exception as error:  # what is shown decides nothing
+        _warn(name, [f"the comparison is not in the Prefect UI ({type(error).__name__}: {error})."])
     decision = "is now the latest run" if outcome["promoted"] else "does not become the latest run"
     logger.info("%s: %s of deployment %s, because %s", name, decision, conclusion.deployment, outcome["because"])
     if outcome["pruned"]:

@@ -5,7 +5,7 @@ committed metrics, published values, scores on public data and what is for opera
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import cast
 from uuid import UUID
@@ -17,9 +17,10 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 
-from fedcore.evaluation.report import markdown_report, run_figures, write_report
+from fedcore.evaluation.report import markdown_report, report_if_possible, run_figures
 from fedcore.operations.population_page import budget_rows, population_page
 from fedcore.population.store import Population
+from fedcore.runs.store import Run
 from fedcore.training.session import Session
 
 SECONDS_BETWEEN = 5.0
@@ -95,6 +96,7 @@ class Showcase:
         self.begun, self.first = time.monotonic(), session.run.round
         self.shown, self.tables = time.monotonic() - SECONDS_BETWEEN, Pace(SECONDS_BETWEEN)
         self.figures = Pace(SECONDS_BETWEEN_FIGURES, first=SECONDS_BETWEEN_FIGURES)
+        self.drawn: dict[str, bytes] | None = None  # the figures, as they were drawn last
         self.progress_id = cast(  # Prefect types the function as one that may also return a coroutine
             UUID,
             create_progress_artifact(
@@ -102,35 +104,56 @@ class Showcase:
             ),
         )
 
-    def progress(self) -> None:
-        """After some rounds: progress, metrics, budget and figures, unless they were shown a moment ago."""
+    def progress(self) -> list[str]:
+        """After some rounds: progress, metrics, budget and figures, unless they were shown a moment ago. Returns what
+        could not be shown.
+        """
         if time.monotonic() - self.shown < SECONDS_BETWEEN:
-            return
+            return []
         done, total = self.session.run.round, max(1, self._total())
         each = (time.monotonic() - self.begun) / max(1, done - self.first)
-        self._progress(100.0 * done / total, f"{done} of at most {total} rounds, {time_left(each * (total - done))}")
+        words = f"{done} of at most {total} rounds, {time_left(each * (total - done))}"
+        failed = [self._tried(self._progress, 100.0 * done / total, words)]
         if self.tables.due():
             with self.tables.showing():
-                self._tables()
+                failed.append(self._tried(self._tables))
         if self.figures.due():
             with self.figures.showing():
-                self._figures()
+                failed.append(self._tried(self._figures, self.session.run))
         self.shown = time.monotonic()
+        return [words for words in failed if words]
 
-    def report(self) -> str:
-        """At the end: the last tables, the figures, and report.html in the run's folder. Returns its path."""
-        self._progress(100.0, f"{self.session.run.status} after {self.session.run.round} rounds")
-        self._tables()
-        drawn = self._figures()
-        return str(write_report(self.session.run, self.session.population.vocabulary(), drawn))
+    def report(self, run: Run) -> list[str]:
+        """At the end: the last tables, the figures, and report.html in the run's folder. Returns what could not be
+        shown: none of it decides how the run ends.
 
-    def _figures(self) -> dict[str, bytes]:
-        run = self.session.run
-        drawn = run_figures(run, self.session.population.vocabulary())
+        run: as it will be (`fedcore.training.session.concluding`)
+        """
+        self.drawn = None
+        failed = [
+            self._tried(self._progress, 100.0, f"{run.status} after {run.round} rounds"),
+            self._tried(self._tables),
+            self._tried(self._figures, run),
+        ]
+        failed.append(report_if_possible(run, self.session.population.vocabulary(), self.drawn))
+        return [words for words in failed if words]
+
+    def _tried(self, show: Callable[..., object], *arguments: object) -> str:
+        """What is to be told if it fails, for whatever reason."""
+        try:
+            show(*arguments)
+        except Exception as error:
+            return (
+                f"an artifact of run {self.session.run.id} is not in the Prefect UI ({type(error).__name__}: {error}). "
+                "The run lacks nothing else."
+            )
+        return ""
+
+    def _figures(self, run: Run) -> None:
+        self.drawn = drawn = run_figures(run, self.session.population.vocabulary())
         create_markdown_artifact(
             markdown=markdown_report(run, drawn), key=key("report", run.id), description=f"Report of run {run.id}"
         )
-        return drawn
 
     def _total(self) -> int:
         return self.session.method.total_rounds(self.session.training.state)

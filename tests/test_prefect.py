@@ -21,7 +21,7 @@ from fedcore.population.store import Population
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import list_runs, load_run
 from fedcore.training.request import Series, TrainRequest
-from fedcore.training.session import start_run
+from fedcore.training.session import concluding, start_run
 from tests.command import private_population
 from tests.conftest import small_counts, write_counts
 from tests.federated_em.test_run import rows_population
@@ -297,7 +297,8 @@ from fedcore.flows.train import resume_run
 
 here = Path(sys.argv[1]).parent
 print(ingest_flow(source=str(here / "one.csv"), dest=str(here / "ingested"), options={"client": "client"}))
-print(resume_run(run=str(here / "runs" / "interrupted"), compute=Compute(workers=1)))
+for name in ("interrupted", "trained"):
+    print(resume_run(run=str(here / "runs" / name), compute=Compute(workers=1)))
 for attempt in (lambda: evaluate_run_flow(run=sys.argv[1], population=sys.argv[2]),
                 lambda: ingest_flow(source=str(here / "none.csv"), dest=str(here / "not-made")),
                 lambda: reproduce_flow(name="nothing", folder=str(here / "not-made")),
@@ -307,6 +308,18 @@ for attempt in (lambda: evaluate_run_flow(run=sys.argv[1], population=sys.argv[2
     except FedcoreError as error:
         print(type(error).__name__)
 """
+
+
+def trained_and_not_concluded(request: TrainRequest) -> None:
+    """A run whose process was interrupted after its last round."""
+
+    def dies(_) -> None:
+        raise KeyboardInterrupt
+
+    session = start_run(request, InProcessBackend(), stamp="then")
+    with pytest.raises(KeyboardInterrupt), concluding(session, dies):
+        while session.training.step() is not None:
+            pass
 
 
 @pytest.mark.slow
@@ -326,6 +339,7 @@ def test_a_refused_run_says_why_in_its_state(prefect_server, tmp_path):
         series=Series(),
     )
     start_run(request, InProcessBackend(), stamp="then").close()
+    trained_and_not_concluded(request.model_copy(update={"run_id": "trained", "deployment": "yearly"}))
     command = [
         sys.executable,
         "-c",
@@ -342,6 +356,7 @@ def test_a_refused_run_says_why_in_its_state(prefect_server, tmp_path):
         "PopulationNotFound",
         str(tmp_path / "ingested"),
         str(tmp_path / "runs" / "interrupted"),
+        str(tmp_path / "runs" / "trained"),
         "PrivacyError",
         "IngestError",
         "ConfigError",
@@ -363,7 +378,7 @@ def test_a_refused_run_says_why_in_its_state(prefect_server, tmp_path):
     ):
         assert (run["state_type"], run["state_name"], run["run_count"]) == ("FAILED", "Refused", 1)
         assert words in run["state"]["message"] and remedy in run["state"]["message"]
-    assert [run.status for run in list_runs(tmp_path / "runs")] == ["finished", "finished"]
+    assert [run.status for run in list_runs(tmp_path / "runs")] == ["finished"] * 3
     for kind, words in (
         ("evaluate", "--public-for-evaluation"),
         ("ingest", "none.csv"),
@@ -377,7 +392,10 @@ def test_a_refused_run_says_why_in_its_state(prefect_server, tmp_path):
         )
         assert words in ended["state"]["message"] and ended["run_count"] == 1
     assert load_run(tmp_path / "runs" / "latest-weekly.json").info["run_id"] == "interrupted"
+    assert load_run(tmp_path / "runs" / "latest-yearly.json").info["run_id"] == "trained"
+    assert all((tmp_path / "runs" / name / "report.html").exists() for name in ("interrupted", "trained"))
     assert "is now the latest run of deployment weekly" in done.stderr
+    assert "is trained after 2 rounds, and is concluded" in done.stderr
     artifacts = {item["key"]: item for item in ask(prefect_server, "/artifacts/latest/filter", {"limit": 200})}
     ingested = Population.open(tmp_path / "ingested")
     assert "| clients | 1 |" in artifacts[f"population-ingested-{ingested.id[:8]}"]["data"]

@@ -106,8 +106,28 @@ def test_the_end_is_shown_whole_whatever_was_shown_before_and_drawn_once(session
         while session.training.step() is not None:
             show.progress()
     del told[:]
-    path = show.report()
+    assert show.report(session.run) == []
     assert kinds(told) == ["progress", "metrics", "drawn", "report"]
     assert told[0] == ("progress", 100.0) and len(told[1][1]) == session.run.round
-    with open(path) as page:
-        assert session.run.id in page.read()
+    assert session.run.id in (session.run.path / "report.html").read_text()
+
+
+def test_what_cannot_be_shown_is_told_and_no_error(session, sent, monkeypatch):
+    told, _ = sent
+    show = artifacts.Showcase(session)
+    session.training.step()
+
+    def fails(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(artifacts, "run_figures", fails)
+    monkeypatch.setattr(artifacts, "update_progress_artifact", fails)
+    monkeypatch.setattr("fedcore.evaluation.report.run_figures", fails)
+    (progress,) = show.progress()
+    assert "progress" not in kinds(told) and "metrics" in kinds(told) and "No space left" in progress
+    with concluding(session):
+        while session.training.step() is not None:
+            pass
+    progress, figures, report = show.report(session.run)
+    assert "Prefect UI" in figures and f"`fedcore report {session.run.path}`" in report and "No space left" in report
+    assert not (session.run.path / "report.html").exists()

@@ -20,7 +20,7 @@ from fedcore.cli.options import (
     open_population,
     stamp,
 )
-from fedcore.cli.terminal import bar, say, table
+from fedcore.cli.terminal import bar, say, table, warn
 from fedcore.cli.training import show_run
 
 runs_app = typer.Typer(no_args_is_help=True, help="List, show, promote, prune and give up runs.")
@@ -224,6 +224,7 @@ def evaluate(
     else:
         flows = import_module("fedcore.flows.evaluate")
         result = flows.evaluate_run_flow(run=str(run), population=str(population), workers=workers, dask=dask)
+    warn(result.get("warning", ""))
     if as_json:
         return say(result, True)
     table(result["title"], result["rows"])

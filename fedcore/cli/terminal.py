@@ -39,6 +39,12 @@ def say(value: dict, as_json: bool) -> None:
         print(f"{key:<{width}}  {item if not isinstance(item, (dict, list)) else json.dumps(item)}")
 
 
+def warn(text: str) -> None:
+    """One line on stderr about what is not as it should be and does no harm; nothing for an empty text."""
+    if text:
+        print(f"warning: {text}", file=sys.stderr)
+
+
 WIDE = 200  # columns of a table that goes into a file or a pipe
 
 

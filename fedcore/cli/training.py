@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,9 +22,12 @@ from fedcore.cli.options import (
     stamp,
     use_ledger,
 )
-from fedcore.cli.terminal import importing, parse_bytes, read_settings, say
+from fedcore.cli.terminal import importing, parse_bytes, read_settings, say, warn
 from fedcore.errors import ConfigError
 from fedcore.storage.files import Place
+
+if TYPE_CHECKING:
+    from fedcore.runs.store import Run
 
 
 def train(
@@ -116,7 +119,7 @@ def resume(
     ledger: Ledger = None,
     as_json: Json = False,
 ) -> None:
-    """Go on with a run after its last committed round."""
+    """Go on with a run after its last committed round, or with what follows its last one."""
     with importing():
         from fedcore.runs.store import Run
         from fedcore.training.session import check_resumable
@@ -162,12 +165,20 @@ def _rounds(session, backend, quiet: bool) -> Place:
         from rich.console import Console
         from rich.progress import Progress
 
-        from fedcore.evaluation.report import write_report
+        from fedcore.evaluation.report import report_if_possible
         from fedcore.operations.series import conclude, conclusion_of
         from fedcore.rounds.clients import peak_memory
         from fedcore.training.session import concluding
 
-    with Progress(console=Console(stderr=True), disable=quiet) as progress, concluding(session):
+    def conclude_it(run: Run) -> None:
+        how = conclusion_of(run, session.method, session.population)  # of a resumed run of a deployment
+        if how is not None:
+            conclude(run, how.deployment, how.series, how.store, stamp(), backend, how.why_not)
+
+    def report_it(run: Run) -> None:
+        warn(report_if_possible(run, session.population.vocabulary()))
+
+    with Progress(console=Console(stderr=True), disable=quiet) as progress, concluding(session, conclude_it, report_it):
         total = session.method.total_rounds(session.training.state)
         shown = progress.add_task(f"run {session.run.id}", total=total, completed=session.run.round)
         while (info := session.training.step()) is not None:
@@ -177,10 +188,6 @@ def _rounds(session, backend, quiet: bool) -> Place:
                 progress.console.print(f"round {session.training.done}: {info.note}")
         session.run.note(peak_memory_of_workers=backend.memory_of_workers(), peak_memory_of_flow=peak_memory())
         progress.update(shown, completed=session.run.round, total=session.run.round)
-    write_report(session.run, session.population.vocabulary())
-    how = conclusion_of(session.run, session.method, session.population)  # of a resumed run of a deployment
-    if how is not None:
-        conclude(session.run, how.deployment, how.series, how.store, stamp(), backend, how.why_not)
     return session.run.path
 
 

@@ -11,13 +11,14 @@ from pathlib import Path
 
 from fedcore.errors import ConfigError, PopulationError, PrivacyError
 from fedcore.evaluation.memories import Remembered, remembered_of
-from fedcore.evaluation.report import write_report
+from fedcore.evaluation.report import report_if_possible
 from fedcore.population.blocks import leaves
 from fedcore.population.store import Population
 from fedcore.rounds.engine import Backend, InProcessBackend
 from fedcore.rounds.method import AnyMethod, State
 from fedcore.rounds.statistics import Statistics, merge, values
 from fedcore.runs.store import Run
+from fedcore.storage.arrays import writing
 from fedcore.storage.files import Place, write_json
 from fedcore.training.personalise import check_fits, trained
 from fedcore.training.spec import vocabulary_of
@@ -59,9 +60,9 @@ def evaluate_run(
 ) -> dict:
     """The table of scores: {"run", "population", "title", "rows", ...}, rows one dict for each method.
 
-    keep: write it into the run's folder and its report; only for public populations (`check_public`).
-    Raises WrongKind if run and population do not fit, PopulationError if nothing is held out, RunError if memories of
-    the run's clients are lost.
+    keep: write it into the run's folder and its report; only for public populations (`check_public`). If the report
+    cannot be written, the table has a "warning". Raises WrongKind if run and population do not fit, PopulationError if
+    nothing is held out, RunError if memories of the run's clients are lost.
     """
     run = Run.open(run_path)
     check_fits(run, population)
@@ -84,10 +85,19 @@ def evaluate_run(
         **table,
     }
     if keep:
-        check_public(population)
-        write_json(run.path / "evaluation.json", result)
-        write_report(run, vocabulary_of(run))
+        keep_scores(run, population, result)
+        if warning := report_if_possible(run, vocabulary_of(run)):
+            result["warning"] = warning
     return result
+
+
+def keep_scores(run: Run, population: Population, result: dict) -> None:
+    """Write the table of scores into the run's folder, for its report. Raises PrivacyError unless the population is
+    public, RunError if it cannot be written.
+    """
+    check_public(population)
+    with writing("evaluation.json"):
+        write_json(run.path / "evaluation.json", result)
 
 
 def write_not_private(result: dict, file: Path) -> None:

@@ -43,6 +43,7 @@ from fedcore.rounds.results import Result, Table
 from fedcore.runs.plan_check import PLAN
 from fedcore.runs.run_files import METRICS
 from fedcore.runs.store import Run
+from fedcore.storage.arrays import writing
 from fedcore.storage.files import Place, listing, write_whole
 
 CAPTIONS = {  # of figures that no method declares
@@ -155,8 +156,28 @@ def write_report(run: Run, vocabulary: Sequence[str] | None = None, drawn: Mappi
         asked=run.info,
         files=_files(run),
     )
-    write_whole(path, page.encode("utf-8", "backslashreplace"))
+    with writing(path.name):
+        write_whole(path, page.encode("utf-8", "backslashreplace"))
     return path
+
+
+def report_if_possible(
+    run: Run, vocabulary: Sequence[str] | None = None, drawn: Mapping[str, bytes] | None = None
+) -> str:
+    """`write_report`; what is to be told if it failed, for whatever reason: a report never decides how a run ends."""
+    try:
+        write_report(run, vocabulary, drawn)
+    except Exception as error:
+        return not_shown(run, f"{type(error).__name__}: {error}")
+    return ""
+
+
+def not_shown(run: Run, why: str) -> str:
+    """That the report is not there, and what to do; the run itself is whole."""
+    return (
+        f"report.html of run {run.id!r} was not written ({why.rstrip('.')}). The run lacks nothing else. Once that is "
+        f"mended, `fedcore report {run.path}` writes it."
+    )
 
 
 def _captions(run: Run, result: Result) -> dict[str, str]:

@@ -4,9 +4,11 @@
     runs/RUN/comparison.json  how RUN compared with the run that was the latest before it
 
 The latest run of a deployment is the one that others should use; `fedcore.runs.store.load_run` takes the file in place
-of a
-run's folder. It need not be the newest: with promote = "if_better" a run that is worse on public data does not become
-it. A run that is pruned loses what a model consists of and keeps what says how it was made and what it cost.
+of a run's folder. It need not be the newest: with promote = "if_better" a run that is worse on public data does not
+become it. A run that is pruned loses what a model consists of and keeps what says how it was made and what it cost.
+
+A series takes a run into account once it is finished. One that is "trained" is used by nobody who does not name it, and
+is never pruned. `conclude` makes it ready to be finished, and is done again after it was interrupted anywhere.
 """
 
 from __future__ import annotations
@@ -22,13 +24,23 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from fedcore.errors import ConfigError, FedcoreError, PopulationError, RunBusy, RunError, RunNotFound, WrongKind
-from fedcore.evaluation.evaluate import check_public, evaluate_run
+from fedcore.errors import (
+    ConfigError,
+    FedcoreError,
+    PopulationError,
+    RunBusy,
+    RunError,
+    RunNotFound,
+    Unreachable,
+    WorkerFailed,
+    WrongKind,
+)
+from fedcore.evaluation.evaluate import check_public, evaluate_run, keep_scores
 from fedcore.methods.registry import explain
 from fedcore.population.store import Population
 from fedcore.rounds.engine import Backend
 from fedcore.rounds.method import Method
-from fedcore.runs.run_files import resolve
+from fedcore.runs.run_files import read_json, resolve
 from fedcore.runs.store import Run, list_runs
 from fedcore.storage import files
 from fedcore.storage.arrays import NAME, writing
@@ -36,6 +48,7 @@ from fedcore.storage.files import Place, place, write_json
 from fedcore.storage.remote_lock import RemoteLock
 from fedcore.training.personalise import trained
 from fedcore.training.request import Series
+from fedcore.training.session import TRAINED
 
 SCHEMA = 1
 LOCK = ".operations.lock"
@@ -117,19 +130,21 @@ def _read(path: Place) -> Latest:
     )
 
 
-def promote(run: Run, deployment: str, because: str, stamp: str) -> Latest:
+def promote(run: Run, deployment: str, because: str, stamp: str, *, concluding: bool = False) -> Latest:
     """Make a finished run the latest one of a deployment; readers see the old file or the new one.
 
-    Raises RunError if the run has not finished or its model was removed.
+    concluding: it is the run that is being concluded, which is trained. Raises RunError if the run has not finished or
+    its model was removed.
     """
     if not NAME.fullmatch(deployment):
         raise ConfigError(f"{deployment!r} cannot be the name of a deployment.")
     path = pointer(run.path.parent, deployment)
     with _alone(path.parent):
         now = Run.open(run.path)
-        if now.status != "finished" or now.pruned:
+        if now.pruned or now.status not in ("finished", TRAINED if concluding else "finished"):
             what = "its model was removed" if now.pruned else f"it is {now.status}"
-            raise RunError(f"run {run.id!r} cannot be the latest of {deployment!r}: {what}.", "Promote a finished run.")
+            remedy = "`fedcore resume` it: that concludes it." if now.status == TRAINED else "Promote a finished run."
+            raise RunError(f"run {run.id!r} cannot be the latest of {deployment!r}: {what}.", remedy)
         with writing(path.name):
             write_json(
                 path,
@@ -197,13 +212,10 @@ def public_population(series: Series, method: Method, population: Population) ->
     return store
 
 
-def score(run: Run, store: Population, backend: Backend | None = None, *, keep: bool = False) -> Score:
-    """The run's score on a public population; keep: also write the whole table into its folder and report.
-
-    Raises what `evaluate_run` raises, PrivacyError if the population is not public.
-    """
+def score(run: Run, store: Population, backend: Backend | None = None) -> Score:
+    """The run's score on a public population. Raises what `evaluate_run` raises, PrivacyError if it is not public."""
     check_public(store)
-    return headline(run, trained(run)[0], evaluate_run(run.path, store, backend, keep=keep))
+    return headline(run, trained(run)[0], evaluate_run(run.path, store, backend))
 
 
 def headline(run: Run, method: Method, table: dict) -> Score:
@@ -276,29 +288,55 @@ def conclude(
     backend: Backend | None = None,
     why_not: str = "",
 ) -> dict[str, Any]:
-    """Compare a finished run with the latest one of its deployment, promote it or not, and prune what is old.
+    """Compare a trained run with the latest one of its deployment, promote it or not, and prune what is old.
 
     store: as `public_population` gave it. why_not: why it gave none, though there should be one. Returns what
-    comparison.json holds, and "pruned": names of runs. Raises what `score` raises of the new run; then nothing was
-    promoted or pruned.
+    comparison.json holds, and "pruned": names of runs. A run that cannot be scored is not promoted: a person decides.
+    Raises Unreachable, WorkerFailed and whatever keeps files from being written; then it may be concluded again.
+
+    The decision is written before it is carried out. After an interruption it stands, if the latest run is still the
+    one that it speaks of, or this run already.
     """
     folder = run.path.parent
-    rival, theirs = _rival(folder, deployment, run), None
-    mine = None if store is None else score(run, store, backend, keep=True)
-    if store is not None and rival is not None:
+    known = _decided(run, deployment) if run.status == TRAINED else None
+    comparison = known or _compared(run, deployment, series, store, backend, why_not)
+    if known is None:
+        with writing("comparison.json"):
+            write_json(run.path / "comparison.json", comparison)
+    if comparison["promoted"] and not _is_latest(run, deployment):
+        promote(run, deployment, comparison["because"], stamp, concluding=True)
+    pruned = [] if series.retention is None else prune(folder, series.retention, stamp, deployment, ending=run)
+    return {**comparison, "pruned": [item["run"] for item in pruned if item["removed"]]}
+
+
+def _compared(
+    run: Run, deployment: str, series: Series, store: Population | None, backend: Backend | None, why_not: str
+) -> dict[str, Any]:
+    """What comparison.json holds. Scores are kept for the report."""
+    rival, mine, theirs = _rival(run.path.parent, deployment, run), None, None
+    if store is not None:
+        check_public(store)
+    failed = None
+    try:
+        table = None if store is None else evaluate_run(run.path, store, backend)
+    except (Unreachable, WorkerFailed):  # which may work the next time
+        raise
+    except FedcoreError as error:  # it found nothing that could be scored, say
+        failed, table = Decision(False, f"it could not be scored: {error}"), None
+    if store is not None and table is not None:
+        keep_scores(run, store, table)
+        mine = headline(run, trained(run)[0], table)
+    if store is not None and mine is not None and rival is not None:
         try:
             theirs = score(rival, store, backend)
         except FedcoreError as error:
             why_not = str(error)
-    decision = decide(series, mine, theirs, why_not)
-    if decision.promoted:
-        promote(run, deployment, decision.because, stamp)
     rows = [
         {"run": item.run, "is": role, "estimate": item.estimate, item.loss: item.score, "se": item.standard_error}
         for role, item in (("new", mine), ("latest before", theirs))
         if item is not None
     ]
-    comparison = {
+    return {
         "deployment": deployment,
         "run": run.id,
         "latest_before": None if rival is None else rival.id,
@@ -306,13 +344,24 @@ def conclude(
         "version": None if store is None else store.version,
         "public": None if store is None else store.manifest.public_reason,
         "tolerance": series.tolerance,
-        **asdict(decision),
+        **asdict(failed or decide(series, mine, theirs, why_not)),
         "rows": rows,
     }
-    with writing("comparison.json"):
-        write_json(run.path / "comparison.json", comparison)
-    pruned = [] if series.retention is None else prune(folder, series.retention, stamp, deployment)
-    return {**comparison, "pruned": [item["run"] for item in pruned if item["removed"]]}
+
+
+def _decided(run: Run, deployment: str) -> dict[str, Any] | None:
+    """What was decided about the run before its conclusion was interrupted; None if nothing that still holds."""
+    known = read_json(run.path / "comparison.json")
+    if known is None or known.get("deployment") != deployment or type(known.get("promoted")) is not bool:
+        return None
+    rival = _rival(run.path.parent, deployment, run)
+    holds = _is_latest(run, deployment) or known.get("latest_before") == (None if rival is None else rival.id)
+    return known if holds and {"because", "rows"} <= known.keys() else None
+
+
+def _is_latest(run: Run, deployment: str) -> bool:
+    found = latest(run.path.parent, deployment)
+    return found is not None and found.run == run.path.name
 
 
 def _rival(folder: Place, deployment: str, run: Run) -> Run | None:
@@ -328,7 +377,13 @@ def _rival(folder: Place, deployment: str, run: Run) -> Run | None:
 
 
 def prune(
-    folder: str | Place, keep: int, stamp: str, deployment: str | None = None, *, dry_run: bool = False
+    folder: str | Place,
+    keep: int,
+    stamp: str,
+    deployment: str | None = None,
+    *,
+    dry_run: bool = False,
+    ending: Run | None = None,
 ) -> list[dict[str, Any]]:
     """Remove the models of all but the newest `keep` finished runs of a deployment; oldest first.
 
@@ -336,8 +391,9 @@ def prune(
     A run loses its states, the memories of its clients, its copies of released values and of its start. It keeps
     run.json, head.json, metrics, privacy statement, scores and report: what was asked, what it cost, what came out.
     A run that has not finished is never touched, nor one that is the latest of any deployment, nor one that another
-    process holds. Returns one dict for each run that was or would be pruned: run, deployment, bytes, removed (False in
-    a dry run, or if it is held). Raises ConfigError if keep < 1, RunError if a file latest-NAME.json is damaged.
+    process holds. ending: a trained run that is being concluded: it counts as finished, and stays. Returns one dict for
+    each run that was or would be pruned: run, deployment, bytes, removed (False in a dry run, or if it is held). Raises
+    ConfigError if keep < 1, RunError if a file latest-NAME.json is damaged.
     """
     folder = place(folder)
     if keep < 1:
@@ -345,8 +401,8 @@ def prune(
     if not files.is_folder(folder):
         return []
     with _alone(folder):
-        protected = {item.run for item in all_latest(folder)}
-        old = [run for series in _series(folder, deployment) for run in series[:-keep]]
+        protected = {item.run for item in all_latest(folder)} | ({ending.path.name} if ending is not None else set())
+        old = [run for series in _series(folder, deployment, ending) for run in series[:-keep]]
         old = [run for run in old if run.path.name not in protected and set(MODEL) & files.listing(run.path).keys()]
         return [
             {
@@ -359,12 +415,13 @@ def prune(
         ]
 
 
-def _series(folder: Place, deployment: str | None) -> list[list[Run]]:
-    """Finished runs that follow one another, oldest first."""
+def _series(folder: Place, deployment: str | None, ending: Run | None = None) -> list[list[Run]]:
+    """Finished runs that follow one another, oldest first; ending: counts as one of them."""
     found: dict[tuple, list[Run]] = {}
     for run in list_runs(folder):
         name, where = run.info.get("deployment"), run.info.get("population") or {}
-        if run.status == "finished" and (deployment is None or name == deployment):
+        done = run.status == "finished" or (ending is not None and run.path.name == ending.path.name)
+        if done and (deployment is None or name == deployment):
             key = (name,) if name else (None, run.info.get("method"), where.get("id"))
             found.setdefault(key, []).append(run)
     return [sorted(runs, key=lambda run: (str(run.info.get("started")), run.id)) for runs in found.values()]

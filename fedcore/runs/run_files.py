@@ -14,7 +14,7 @@ from fedcore.storage.arrays import NAME, SCHEMA, unknown_schema
 from fedcore.storage.files import Place, is_remote
 
 NO_HEAD: dict[str, Any] = {"round": -1, "status": "running", "metrics_bytes": 0}  # before the first state
-STATUSES = ("running", "finished", "failed", "budget exhausted", "abandoned")
+STATUSES = ("running", "trained", "finished", "failed", "budget exhausted", "abandoned")
 HOLDER = "holder.json"
 METRICS = "metrics.jsonl"
 BY_ROUND = re.compile(r"[0-9]+(\.zip)?")

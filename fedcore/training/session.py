@@ -6,12 +6,15 @@
 The `training` of a session is stepped by the command line (`--local`) or by a flow, inside `concluding`. The order
 matters for people's privacy: the plan is made from settings and manifest, the budget is reserved, and only then are
 data opened.
+
+A run ends in two steps as well. It is "trained" when all rounds are made, the account is settled and the statement is
+written. It is "finished" when what a series decides about it is done too; until then `resume` goes on with that.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -48,7 +51,8 @@ from fedcore.training.warm_start import in_words
 if TYPE_CHECKING:
     from fedcore.privacy.ledger.ledger import Ledger
 
-ENDED = ("finished", "budget exhausted", "abandoned")
+TRAINED = "trained"
+ENDED = ("finished", "budget exhausted", "abandoned")  # nothing is left to do
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,9 @@ class Account:
 
 @dataclass(frozen=True)
 class Session:
-    """A run that this process holds: what the command line or a flow steps through. account: None if not private."""
+    """A run that this process holds: what the command line or a flow steps through. account: None if the run is not
+    private, or trained and its account closed.
+    """
 
     spec: RunSpec
     run: Run
@@ -82,22 +88,27 @@ class Session:
     def population(self) -> Population:
         return self.spec.population
 
-    def finish(self, status: str) -> None:
-        """End the run: return what was reserved and never charged, write the statement and the head."""
+    def settle(self, status: str) -> None:
+        """Close the account: return what was reserved and never charged, and write the statement.
+
+        status: with which the ledger closes it. Nothing is added the second time.
+        """
         if self.account is not None:
             self.account.ledger.finish(self.account.lease, status)
             remember_head(self.population, self.account.ledger)
         if status == "finished" and (outcome := self.method.outcome(self.training.state)):
             self.run.note(outcome=outcome)
         _write_statement(self.run, self.statement())
-        self.run.finish(status)
 
     def statement(self) -> PrivacyStatement:
-        ledger = None if self.account is None else self.account.ledger
-        return statement_of(self.run, self.method, ledger, self.population.id)
+        return statement_of(self.run, self.method, self.spec.ledger, self.population.id)
 
     def balance(self) -> Balance | None:
-        return None if self.account is None else self.account.ledger.balance(self.population.id)
+        return None if self.spec.ledger is None else self.spec.ledger.balance(self.population.id)
+
+    def ended(self, status: str) -> Run:
+        """The run as it will be, for those who show it: with this status, which its head does not say yet."""
+        return Run(self.run.path, self.run.info, {**self.run.head, "status": status})
 
     def close(self) -> None:
         """Let other processes have the run. Nothing happens if somebody else has it already."""
@@ -135,7 +146,7 @@ def resume(
     ledger_url: str | None = None,
     population: str | None = None,
 ) -> Session:
-    """Go on with a run after its last committed round.
+    """Go on with a run after its last committed round; with one that is trained, what is left is to conclude it.
 
     population: where the population is now, if it was moved. Raises RunError if the run has ended, RunBusy, and what
     `recorded_spec` raises.
@@ -184,7 +195,7 @@ def _open(spec: RunSpec, run: Run, backend: Backend, *, take_over: bool = False,
     folder is removed."""
     account = None
     try:
-        if spec.ledger is not None:
+        if spec.ledger is not None and run.status != TRAINED:  # whose account is closed
             _reserve(spec, spec.ledger, run)
             account = Account(spec.ledger, spec.ledger.acquire(run.id, take_over=take_over))
             remember_head(spec.population, spec.ledger)
@@ -242,7 +253,7 @@ def _session(spec: RunSpec, run: Run, account: Account | None, backend: Backend)
         noise = _noise(spec.test_noise)
         publisher = LedgerPublisher(account.ledger, spec.population, run, account.lease, noise)
     state = _state(spec, run)
-    if run.status != "running":
+    if run.status not in ("running", TRAINED):
         run.finish("running")
     population = spec.population
     source = Source(population.location, population.version, cache_bytes=spec.cache_bytes)
@@ -273,24 +284,62 @@ def _state(spec: RunSpec, run: Run) -> Any:
 # --- the end ----------------------------------------------------------------------------------------------------------
 
 
+def _nothing(_: Run) -> None:
+    pass
+
+
 @contextmanager
-def concluding(session: Session) -> Iterator[None]:
-    """Records how the steps inside ended. A run whose process was interrupted stays "running" and can be resumed."""
+def concluding(
+    session: Session, conclude: Callable[[Run], object] = _nothing, show: Callable[[Run], None] = _nothing
+) -> Iterator[None]:
+    """Records how the steps inside ended. A run whose process was interrupted stays "running" or "trained" and can be
+    resumed.
+
+    conclude: what is decided about the trained run; it may have done a part of that before. show: is given the run as
+    it will be, before its head says so. It must not raise: what is shown never decides how a run ends.
+    """
+    try:
+        with _recorded(session, show):
+            yield
+        if session.run.status != TRAINED:
+            session.settle("finished")
+            session.run.finish(TRAINED)
+        with _saying_what_is_left(session.run):
+            conclude(session.run)
+            show(session.ended("finished"))
+            session.run.finish("finished")
+    finally:
+        session.close()
+
+
+@contextmanager
+def _recorded(session: Session, show: Callable[[Run], None]) -> Iterator[None]:
     try:
         yield
     except BudgetExceeded:
-        session.finish("budget exhausted")
+        session.settle("budget exhausted")
+        show(session.ended("budget exhausted"))
+        session.run.finish("budget exhausted")
         raise
     except LeaseLost:  # the run belongs to somebody else now
         raise
     except FedcoreError:
-        with suppress(RunError):  # a disk that refused the round may refuse this too; the run can still be resumed
-            session.run.finish("failed")
+        if session.run.status != TRAINED:
+            with suppress(RunError):  # a disk that refused the round may refuse this too; the run can still be resumed
+                session.run.finish("failed")
         raise
-    else:
-        session.finish("finished")
-    finally:
-        session.close()
+
+
+@contextmanager
+def _saying_what_is_left(run: Run) -> Iterator[None]:
+    try:
+        yield
+    except LeaseLost:
+        raise
+    except FedcoreError as error:
+        left = f"Run {run.id!r} is trained, and it is not concluded: `fedcore resume {run.path}` does that."
+        error.remedy = f"{error.remedy} {left}".strip()
+        raise
 
 
 def abandon(path: str | Place, *, ledger_url: str | None = None) -> Run:

@@ -16,11 +16,14 @@ from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 
+import fedcore.evaluation.report
+import fedcore.operations.series
 import fedcore.rounds.clients
 import fedcore.rounds.engine
 import fedcore.runs.store
 import fedcore.storage.arrays
 import fedcore.training.session
+from fedcore.cli.training import _rounds
 from fedcore.errors import FedcoreError
 from fedcore.privacy.ledger.ledger import Ledger
 from fedcore.privacy.mechanisms import SecureNoise, TestNoise
@@ -35,6 +38,11 @@ PROCESSES.set_forkserver_preload(
         "tests.faults.driver",
         "fedcore.methods.histograms",
         "fedcore.methods.federated_em",
+        "fedcore.evaluation.report",
+        "matplotlib.figure",
+        "matplotlib.backends.backend_agg",
+        "jinja2",
+        "rich.progress",
         "opendp.prelude",
         "dp_accounting.rdp",
     ]
@@ -53,7 +61,8 @@ def _round_of_file(path: Path) -> int:
     return int(path.stem) if path.parent.name == "state" else -1
 
 
-# step -> (where it is looked up, its name, the round of a call from its arguments); 0 is the start or the end of a run.
+# step -> (where it is looked up, its name, the round of a call from its arguments); 0 is the start or the end of a run,
+# 1 what is decided and written last there.
 STEPS: dict[str, list[tuple[object, str, Callable[..., int]]]] = {
     "create": [(Run, "create", lambda *_: 0)],
     "reserve": [(Ledger, "reserve", lambda *_, **__: 0)],
@@ -71,7 +80,12 @@ STEPS: dict[str, list[tuple[object, str, Callable[..., int]]]] = {
     "head": [(Run, "_write_head", lambda _, head: head["round"])],
     "settle": [(Ledger, "finish", lambda *_: 0)],
     "statement": [(fedcore.training.session, "statement_of", lambda *_: 0)],
-    "finish": [(Run, "finish", lambda *_: 0)],
+    "finish": [(Run, "finish", lambda _, status: int(status == "finished"))],
+    "compare": [(fedcore.operations.series, "evaluate_run", lambda *_, **__: 0)],
+    "decided": [(fedcore.operations.series, "write_json", lambda path, _: int(path.name.startswith("latest-")))],
+    "prune": [(fedcore.operations.series, "prune", lambda *_, **__: 0)],
+    "remove": [(fedcore.operations.series, "_remove_model", lambda *_: 0)],
+    "report": [(fedcore.evaluation.report, "write_report", lambda *_: 0)],
 }
 
 
@@ -141,12 +155,14 @@ def train(
     locks: bool = True,
     not_root: bool = False,
     commit_seconds: float = 0.0,
+    conclude: bool = False,
 ) -> None:
     """A whole run: from its start if `request` is one, else resumed at that path. Writes how it ended to `outcome`.
 
     workers: of a local Dask cluster; 0: in this process. wait_at, until: see `pause`; None: before it begins.
     locks: False on a file system whose locks do not reach the other host. not_root: file permissions are heeded.
-    commit_seconds: as `fedcore.rounds.engine.COMMIT_SECONDS`; 0: every round is committed.
+    commit_seconds: as `fedcore.rounds.engine.COMMIT_SECONDS`; 0: every round is committed. conclude: as the command
+    line does it: with a report, and what becomes of a run of a deployment.
     """
     fedcore.rounds.engine.COMMIT_SECONDS = commit_seconds
     os.environ["FEDCORE_LEDGER"] = ledger
@@ -164,9 +180,13 @@ def train(
                 session = start_run(TrainRequest(**request), backend, stamp="then")
             else:
                 session = resume(request, backend, take_over=take_over)
-            with concluding(session):
-                while session.training.step() is not None:
-                    pass
+            if conclude:
+                fedcore.evaluation.report.run_figures = lambda *_: {}  # which takes long
+                _rounds(session, backend, quiet=True)
+            else:
+                with concluding(session):
+                    while session.training.step() is not None:
+                        pass
         answer = {"error": None}
     except FedcoreError as error:
         answer = {"error": type(error).__name__, "message": error.message, "remedy": error.remedy}
