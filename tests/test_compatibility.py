@@ -324,14 +324,14 @@ def test_a_newer_ledger(golden):
     """It may have other tables, and those of this version are not added to it."""
     url, file = os.environ["FEDCORE_LEDGER"], golden / "ledger.sqlite"
     with closing(sqlite3.connect(file)) as connection:
-        connection.execute("UPDATE fedcore_ledger SET schema = 2")
+        connection.execute("UPDATE fedcore_ledger SET schema = 3")
         connection.execute("ALTER TABLE fedcore_published RENAME TO fedcore_values")
         connection.commit()
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     refused(
         golden,
         LedgerError,
-        "has schema 2; this version of fedcore knows 1",
+        "has schema 3; this version of fedcore knows 2",
         lambda: open_ledger(url),
         lambda: create_ledger(url, test=True),
         lambda: start_run(request_of(golden), InProcessBackend(), stamp="now"),

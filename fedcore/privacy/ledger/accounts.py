@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, get_args
@@ -13,12 +12,17 @@ from sqlalchemy import Connection, Engine, Row, select
 from fedcore.errors import BudgetExists, BudgetMissing, ConfigError, LedgerError, LedgerMissing, LedgerRolledBack
 from fedcore.privacy.accounting import zcdp_budget
 from fedcore.privacy.ledger import database as db
-from fedcore.privacy.ledger.chain import GENESIS, Account, Balance, ChainHead, link, replay
+from fedcore.privacy.ledger import tables
+from fedcore.privacy.ledger.chain import CURRENCY, GENESIS, Account, Balance, ChainHead, link
 from fedcore.privacy.ledger.chain_writer import ChainWriter, insert_record
-from fedcore.privacy.ledger.queries import budget_of, compare_tables, read_chain, table_balance
+from fedcore.privacy.ledger.migration import migrate, refuse_unknown_schema
+from fedcore.privacy.ledger.queries import budget_of, compare_tables, read_chain, recent_chain
+from fedcore.privacy.ledger.replay import LOSS, replay
+from fedcore.privacy.ledger.rows import RESTORE, decoded_object, find, find_all, refuse_newer
 from fedcore.privacy.plan import Relation, Unit
 
 LONGEST_NAME = 128
+LONGEST_REASON = 2000
 
 
 class Accounts:
@@ -27,61 +31,93 @@ class Accounts:
     id:      the ledger's own, for ever
     url:     its address, with the password hidden
     is_test: whether it is for test noise
+    schema:  of its tables, as it was at the last look
     clock:   seconds since 1970
 
-    Every method may raise LedgerError, LedgerMissing or LedgerTampered.
+    Every method may raise LedgerError, LedgerMissing or LedgerTampered. One that writes to a SQLite file of schema 1
+    migrates it first, and leaves a copy beside it.
     """
 
-    def __init__(self, engine: Engine, url: str, id: str, is_test: bool, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, engine: Engine, url: str, id: str, is_test: bool, schema: int, clock: Callable[[], float]
+    ) -> None:
         self._engine = engine
         self.url = url
         self.id = id
         self.is_test = is_test
+        self.schema = schema
         self.clock = clock
 
     # --- transactions -------------------------------------------------------------------------------------------
 
+    def migrate(self) -> int:
+        """Bring the tables to the newest schema; returns the one that they had. Raises LedgerError if it may not."""
+        old = migrate(self._engine, self.url)
+        self.schema = tables.SCHEMA
+        return old
+
     @contextmanager
     def _transaction(self, write: bool) -> Iterator[Connection]:
+        if write and self.schema < tables.SCHEMA:
+            self._migrate_to_write()
         with db.transaction(self._engine, self.url, write=write) as connection:
-            found = connection.execute(select(db.ledger_table.c.id)).scalar_one_or_none()
-            if found != self.id:
-                raise LedgerMissing(f"{self.url!r} is not ledger {self.id} any more.", "Restore it from a backup.")
+            found = connection.execute(select(tables.ledger_table.c.id, tables.ledger_table.c.schema)).one_or_none()
+            if found is None or found.id != self.id:
+                raise LedgerMissing(f"{self.url!r} is not ledger {self.id} any more.", RESTORE)
+            refuse_unknown_schema(found.schema, self.url)
+            self.schema = found.schema  # another process may have migrated it
+            if write and self.schema < tables.SCHEMA:
+                raise LedgerError(f"the ledger {self.url!r} was exchanged for one of an older schema.", "Try again.")
             yield connection
+
+    def _migrate_to_write(self) -> None:
+        if db.file_of(self._engine) is None:
+            with self._transaction(write=False):  # somebody may have done it
+                pass
+            if self.schema < tables.SCHEMA:
+                raise LedgerError(
+                    f"the ledger {self.url!r} has schema {self.schema}; to write to it, {tables.SCHEMA} is needed.",
+                    "Back it up; then the owner of its tables runs, once: fedcore budget migrate",
+                )
+        else:
+            self.migrate()
 
     @contextmanager
     def _reading(self, population_id: str) -> Iterator[tuple[Connection, Row[Any]]]:
         """A consistent view of one population."""
         with self._transaction(write=False) as connection:
-            yield connection, self._account_row(connection, population_id, read=True)
+            yield connection, self._account_row(connection, population_id, "read")
 
     @contextmanager
     def _writing(self, population_id: str) -> Iterator[ChainWriter]:
         with self._transaction(write=True) as connection:
-            yield ChainWriter(self.id, self.clock, connection, self._account_row(connection, population_id, read=False))
+            row = self._account_row(connection, population_id, "write")
+            yield ChainWriter(self.id, self.clock, connection, row)
 
     @contextmanager
     def _writing_run(self, run_id: str) -> Iterator[ChainWriter]:
         with self._writing(self._population_of(run_id)) as writer:
             yield writer
 
-    def _account_row(self, connection: Connection, population_id: str, *, read: bool) -> Row[Any]:
+    def _account_row(self, connection: Connection, population_id: str, lock: str) -> Row[Any]:
         """The account, locked where the database has row locks (SQLite locks or freezes the whole file instead)."""
-        query = select(db.accounts).where(db.accounts.c.population_id == population_id).with_for_update(read=read)
-        row = connection.execute(query).one_or_none()
-        if row is None:
+        mine = tables.accounts.c.population_id == population_id
+        rows = find(connection, tables.accounts, mine, schema=self.schema, lock=lock)
+        if not rows:
             raise LedgerError(
                 f"population {population_id!r} is not registered in ledger {self.id}.",
                 "It belongs to another ledger, or was made without one.",
             )
-        return row
+        kept = tables.KEPT[tables.accounts.name]
+        refuse_newer(rows[0], kept, {"currency": CURRENCY}, f"population {population_id!r} in ledger {self.id}")
+        return rows[0]
 
     def _population_of(self, run_id: str) -> str:
         with self._transaction(write=False) as connection:
-            query = select(db.runs.c.population_id).where(db.runs.c.run_id == run_id)
-            found: str | None = connection.execute(query).scalar()
-        if found is None:
+            rows = find(connection, tables.runs, tables.runs.c.run_id == run_id, columns=("population_id",))
+        if not rows:
             raise LedgerError(f"ledger {self.id} knows no run {run_id!r}.", "Reserve its plan first.")
+        found: str = rows[0].population_id
         return found
 
     # --- populations and budgets --------------------------------------------------------------------------------
@@ -93,9 +129,11 @@ class Accounts:
         first = link(self.id, population_id, 1, "register", None, {"at": self.clock()}, GENESIS)
         try:
             with self._transaction(write=True) as connection:
-                mine = db.accounts.c.population_id == population_id
-                if connection.execute(select(db.accounts.c.seq).where(mine)).one_or_none() is None:
-                    connection.execute(db.accounts.insert().values(population_id=population_id, seq=1, hash=first.hash))
+                mine = tables.accounts.c.population_id == population_id
+                if connection.execute(select(tables.accounts.c.seq).where(mine)).one_or_none() is None:
+                    connection.execute(
+                        tables.accounts.insert().values(population_id=population_id, seq=1, hash=first.hash)
+                    )
                     insert_record(connection, population_id, first)
         except db.Conflict:  # another process registered it at the same time
             pass
@@ -109,10 +147,12 @@ class Accounts:
         delta_extra: float | None = None,
         unit: Unit = "client",
         relation: Relation = "add_or_remove_one",
+        public_schema: str | None = None,
     ) -> None:
         """Say once what the population may lose in total, for whom (unit) and against what (relation).
 
-        Raises ConfigError for a bad value, BudgetExists if there is a budget.
+        public_schema: why the columns, bounds, vocabulary and thresholds that runs on it use are public; None: nobody
+        said, and statements say so. Raises ConfigError for a bad value, BudgetExists if there is a budget.
         """
         if unit not in get_args(Unit) or relation not in get_args(Relation):
             raise ConfigError(
@@ -120,15 +160,28 @@ class Accounts:
                 f"Units: {', '.join(get_args(Unit))}. Relations: {', '.join(get_args(Relation))}.",
             )
         budget = zcdp_budget(epsilon, delta, delta_extra)
+        said = None if public_schema is None else checked_reason(public_schema)
         with self._writing(population_id) as writer:
-            if writer.account.rho_max is not None:
+            old = self._recent(writer.connection, writer.account).budget
+            if old is not None:
                 raise BudgetExists(
-                    f"population {population_id!r} has a budget: epsilon = {writer.account.epsilon:g}, "
-                    f"delta = {writer.account.delta:g}.",
+                    f"population {population_id!r} has a budget: epsilon = {old.epsilon:g}, delta = {old.delta:g}.",
                     "It cannot be set again; fedcore budget raise raises it, and is shown for ever.",
                 )
-            writer.set_account(unit=unit, relation=relation, **budget.to_json())
-            writer.append("budget set", None, {"budget": budget.to_json(), "unit": unit, "relation": relation})
+            terms = {"unit": unit, "relation": relation, "currency": CURRENCY, "public_schema": said}
+            writer.set_account(**terms, **budget.to_json())
+            writer.append("budget set", None, {"budget": budget.to_json(), **terms})
+
+    def say_public_schema(self, population_id: str, reason: str) -> None:
+        """Say why columns, bounds, vocabulary and thresholds are public: what was said before stays in the history.
+
+        Raises BudgetMissing, ConfigError for an empty reason.
+        """
+        said = checked_reason(reason)
+        with self._writing(population_id) as writer:
+            self._recent(writer.connection, writer.account).required_budget()
+            writer.set_account(public_schema=said)
+            writer.append("public schema", None, {"reason": said})
 
     def raise_budget(self, population_id: str, epsilon: float, delta: float) -> None:
         """Give the population a larger budget, by a record of the chain that is shown for ever.
@@ -149,15 +202,18 @@ class Accounts:
         new = zcdp_budget(epsilon, delta, extra)
         new = replace(new, rho_max=max(new.rho_max, old.rho_max))  # equal up to the rounding of the root search
         with self._writing(population_id) as writer:
-            if budget_of(writer.account) != old:
+            if self._recent(writer.connection, writer.account).budget != old:
                 raise db.Conflict("another process raised the budget at the same time.", "Look at it, then try again.")
             writer.set_account(**new.to_json())
             writer.append("budget raise", None, {"budget": new.to_json(), "before": old.to_json()})
 
     def balance(self, population_id: str) -> Balance:
-        """What of the budget is spent, reserved and left. Raises LedgerError for an unregistered population."""
-        with self._reading(population_id) as (connection, row):
-            return table_balance(connection, row, budget_of(row))
+        """What of the budget is spent, reserved and left, as the records say from the newest checkpoint on.
+
+        Raises LedgerError for an unregistered population.
+        """
+        with self._reading(population_id) as (connection, _):
+            return replay(self.id, population_id, recent_chain(connection, population_id), part=True).balance()
 
     def history(self, population_id: str) -> list[dict[str, Any]]:
         """The records in order, for display: seq, kind, run_id, hash and what the record says; `at` in seconds."""
@@ -165,7 +221,7 @@ class Accounts:
             chain = read_chain(connection, population_id)
         return [
             {
-                **json.loads(record.payload),
+                **decoded_object(record.payload, f"record {record.seq} of population {population_id!r}"),
                 "seq": record.seq,
                 "kind": record.kind,
                 "run_id": record.run_id,
@@ -175,7 +231,7 @@ class Accounts:
         ]
 
     def account(self, population_id: str) -> Account:
-        """The account as the chain alone gives it. Raises LedgerTampered."""
+        """The account as the whole chain gives it. Raises LedgerTampered."""
         with self._reading(population_id) as (connection, _):
             return replay(self.id, population_id, read_chain(connection, population_id))
 
@@ -186,31 +242,84 @@ class Accounts:
         with self._reading(population_id) as (_, row):
             return ChainHead(self.id, row.seq, row.hash)
 
+    def lacks(self, population_id: str, heads: Iterable[ChainHead]) -> list[ChainHead]:
+        """Those of these heads, seen before, that are in the chain no more."""
+        wanted = [head for head in heads if head.ledger_id != self.id or head.seq or head.hash != GENESIS]
+        numbers = sorted({head.seq for head in wanted})
+        mine, found = tables.records.c.population_id == population_id, set()
+        with self._transaction(write=False) as connection:
+            for row in find_all(
+                connection, tables.records, tables.records.c.seq, numbers, mine, columns=("seq", "hash")
+            ):
+                found.add((self.id, row.seq, row.hash))
+        return [head for head in wanted if (head.ledger_id, head.seq, head.hash) not in found]
+
     def contains(self, population_id: str, head: ChainHead) -> bool:
         """Whether the record that was the head then is still in the chain."""
-        at = (db.records.c.population_id == population_id) & (db.records.c.seq == head.seq)
-        with self._transaction(write=False) as connection:
-            found = connection.execute(select(db.records.c.hash).where(at)).scalar_one_or_none()
-        return head.ledger_id == self.id and found == head.hash
+        return not self.lacks(population_id, [head])
 
     def check_not_rolled_back(self, population_id: str, head: ChainHead) -> None:
         """Raises LedgerRolledBack if the chain lacks `head`."""
         if not self.contains(population_id, head):
-            raise LedgerRolledBack(
-                f"ledger {self.id} does not contain record {head.seq} of population {population_id!r}, which was seen "
-                "before: an older copy was put in its place.",
-                "Restore the newest copy; what was spent since the older one cannot be forgotten.",
-            )
+            raise rolled_back(self.id, population_id, head)
+
+    def accepted(self, population_id: str) -> set[tuple[int, str]]:
+        """(number, hash) of the heads that the chain lacks and that its owner gave up."""
+        kind = tables.records.c.kind == LOSS
+        with self._reading(population_id) as (connection, _):
+            losses = read_chain(connection, population_id, kind)
+        given_up = set()
+        for loss in losses:
+            payload = decoded_object(loss.payload, f"record {loss.seq} of population {population_id!r}")
+            heads = payload.get("seen")
+            for head in heads if isinstance(heads, list) else ():
+                if isinstance(head, dict) and head.keys() >= {"seq", "hash"}:
+                    given_up.add((head["seq"], head["hash"]))
+        return given_up
+
+    def accept_loss(self, population_id: str, reason: str, seen: Iterable[ChainHead]) -> None:
+        """Go on with a ledger that went back, or whose witness is gone: a record that is shown for ever.
+
+        seen: heads that somebody remembers and this ledger lacks. Raises ConfigError for an empty reason.
+        """
+        lost = [{"seq": head.seq, "hash": head.hash} for head in seen]
+        said = checked_reason(reason)
+        with self._writing(population_id) as writer:
+            self._recent(writer.connection, writer.account)
+            writer.append(LOSS, None, {"reason": said, "seen": lost})
 
     def verify(self, population_id: str) -> Balance:
-        """Recompute every hash and the whole balance from the chain, and compare tables and published arrays with it.
+        """Recompute every hash and the whole balance from the chain, and compare checkpoints, tables and published
+        arrays with it.
 
         Returns the recomputed balance. Raises LedgerTampered naming what does not agree.
         """
         with self._reading(population_id) as (connection, row):
-            return self._verified(connection, row, arrays=True).balance()
+            account = replay(self.id, population_id, read_chain(connection, population_id))
+            compare_tables(connection, self.id, account, row, schema=self.schema, part=False, arrays=True)
+        return account.balance()
 
-    def _verified(self, connection: Connection, row: Row[Any], *, arrays: bool) -> Account:
-        account = replay(self.id, row.population_id, read_chain(connection, row.population_id))
-        compare_tables(connection, self.id, account, row, budget_of(row), arrays=arrays)
+    def _recent(self, connection: Connection, row: Row[Any]) -> Account:
+        """The account from its newest checkpoint on, compared with the tables. Raises LedgerTampered."""
+        account = replay(self.id, row.population_id, recent_chain(connection, row.population_id), part=True)
+        part = account.checkpoint > 0
+        compare_tables(connection, self.id, account, row, schema=self.schema, part=part, arrays=False)
         return account
+
+
+def rolled_back(ledger_id: str, population_id: str, head: ChainHead, who: str = "") -> LedgerRolledBack:
+    """who: remembers the record, if it is not the population."""
+    return LedgerRolledBack(
+        f"ledger {ledger_id} does not contain record {head.seq} of population {population_id!r}, which was seen "
+        f"before{who}: an older copy was put in its place.",
+        "Restore the newest copy; what was spent since the older one cannot be forgotten. If there is none any more: "
+        "fedcore budget accept-loss",
+    )
+
+
+def checked_reason(reason: str) -> str:
+    """The reason without space around it. Raises ConfigError if it is empty or long."""
+    said = " ".join(reason.split())
+    if not 0 < len(said) <= LONGEST_REASON:
+        raise ConfigError(f"a reason has 1 to {LONGEST_REASON} characters.", "Say it in a sentence or two.")
+    return said

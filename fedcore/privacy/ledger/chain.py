@@ -1,7 +1,7 @@
 """The chain of a population's ledger, as values: records, their hashes, and the account that they add up to.
 
-Nothing here touches a database. `Account.apply` is the definition of every balance; the tables of
-`fedcore.privacy.ledger.database` hold the same facts for quick look-up, and `Ledger.verify` compares the two.
+Nothing here touches a database. `fedcore.privacy.ledger.replay` is the definition of every balance; the tables of
+`fedcore.privacy.ledger.tables` hold the same facts for quick look-up, and `Ledger.verify` compares the two.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ import hashlib
 import json
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
-from fedcore.errors import BudgetMissing, LedgerTampered
+from fedcore.errors import BudgetMissing
 from fedcore.privacy.accounting import ZcdpBudget, epsilon_of, exact_sum, rounded_down, rounded_up
 from fedcore.privacy.plan import Relation, Unit
 
-GENESIS = "0" * 64
+GENESIS = "0" * 64  # the hash before the first record
+CURRENCY, PURPOSE, NOISE = "zcdp", "training", "discrete gaussian"
 OPEN = "open"
 RESERVED, CHARGED, PUBLISHED, FORFEITED, RETURNED = "reserved", "charged", "published", "forfeited", "returned"
 SPENT = (CHARGED, PUBLISHED, FORFEITED)
@@ -101,6 +102,8 @@ class RunAccount:
     status: str = OPEN
     used: int = 0
     token: int = 0
+    purpose: str = PURPOSE
+    noise: str = NOISE
     attempts: dict[tuple[int, str, int], Attempt] = field(default_factory=dict)
 
     @property
@@ -121,6 +124,8 @@ class Balance:
     """Where a population's budget stands. Spent and reserved are rounded up, left is rounded down.
 
     rho_*: zCDP; delta_*: thresholding steps. releases: number of releases by state. budget is None before one is set.
+    public_schema: why columns, bounds, vocabulary and thresholds are public, as was said last; None: nobody said.
+    loss: the newest record of a ledger that went back and was gone on with; None if it never did.
     """
 
     population_id: str
@@ -135,6 +140,8 @@ class Balance:
     delta_left: float
     releases: Mapping[str, int]
     open_runs: tuple[str, ...]
+    public_schema: str | None = None
+    loss: Mapping[str, Any] | None = None
 
     @property
     def epsilon_spent(self) -> float:
@@ -155,25 +162,43 @@ class Balance:
             **numbers,
             "releases": dict(self.releases),
             "open_runs": list(self.open_runs),
+            "public_schema": self.public_schema,
+            "loss": None if self.loss is None else dict(self.loss),
         }
 
 
 @dataclass(slots=True)
+class Ended:
+    """What the runs that ended before a checkpoint add up to: they are not replayed one by one."""
+
+    rho: Fraction = Fraction(0)
+    delta: Fraction = Fraction(0)
+    releases: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(slots=True)
 class Account:
-    """The state of a population's budget and runs that the records of its chain add up to."""
+    """The state of a population's budget and runs that the records of its chain add up to.
+
+    runs:          all runs; after a checkpoint those that were open then or came later
+    ended:         the other ones
+    public_schema: every reason that was given, the newest last
+    losses:        every accepted loss, the newest last; after a checkpoint the newest before it and those since
+    checkpoint:    number of the newest checkpoint among the records; 0 if there is none
+    """
 
     population_id: str
     budget: ZcdpBudget | None = None
     unit: Unit | None = None
     relation: Relation | None = None
+    currency: str = CURRENCY
+    public_schema: list[str] = field(default_factory=list)
+    losses: list[dict[str, Any]] = field(default_factory=list)
     runs: dict[str, RunAccount] = field(default_factory=dict)
+    ended: Ended = field(default_factory=Ended)
     seq: int = 0
     hash: str = GENESIS
-
-    def apply(self, record: Record) -> None:
-        """Adds a record. Raises KeyError, TypeError or ValueError if it cannot follow those before it."""
-        APPLY[record.kind](self, record.run_id or "", json.loads(record.payload))
-        self.seq, self.hash = record.seq, record.hash
+    checkpoint: int = 0
 
     def required_budget(self) -> ZcdpBudget:
         """The budget. Raises BudgetMissing if none was set."""
@@ -189,16 +214,25 @@ class Account:
         spent = [attempt for run in self.runs.values() for attempt in run.spent()]
         reserved = [price for run in self.runs.values() for price in run.reserved()]
         return (
-            exact_sum(a.rho for a in spent),
+            self.ended.rho + exact_sum(a.rho for a in spent),
             exact_sum(rho for rho, _ in reserved),
-            exact_sum(a.delta for a in spent),
+            self.ended.delta + exact_sum(a.delta for a in spent),
             exact_sum(delta for _, delta in reserved),
         )
 
+    def states(self) -> Counter[str]:
+        """Number of releases by state."""
+        return self.ended.releases + Counter(a.state for run in self.runs.values() for a in run.attempts.values())
+
+    def open_runs(self) -> list[str]:
+        return sorted(run_id for run_id, run in self.runs.items() if run.status == OPEN)
+
     def balance(self) -> Balance:
-        states = Counter(attempt.state for run in self.runs.values() for attempt in run.attempts.values())
-        open_runs = tuple(run_id for run_id, run in self.runs.items() if run.status == OPEN)
-        return make_balance(self.population_id, self.budget, self.unit, self.relation, self.totals(), states, open_runs)
+        balance = make_balance(
+            self.population_id, self.budget, self.unit, self.relation, self.totals(), self.states(), self.open_runs()
+        )
+        said, lost = self.public_schema, self.losses
+        return replace(balance, public_schema=said[-1] if said else None, loss=lost[-1] if lost else None)
 
 
 def make_balance(
@@ -227,140 +261,3 @@ def make_balance(
         dict(sorted(states.items())),
         tuple(sorted(open_runs)),
     )
-
-
-# --- the meaning of each kind of record -----------------------------------------------------------------------------
-# run_id is empty for records of the population itself.
-
-
-def _register(account: Account, run_id: str, payload: dict[str, Any]) -> None:
-    if account.seq != 0:
-        raise ValueError("registered twice")
-
-
-def _set_budget(account: Account, run_id: str, payload: dict[str, Any]) -> None:
-    if account.budget is not None:
-        raise ValueError("a second budget")
-    account.budget = ZcdpBudget(**payload["budget"])
-    account.unit, account.relation = payload["unit"], payload["relation"]
-
-
-def _raise_budget(account: Account, run_id: str, payload: dict[str, Any]) -> None:
-    new, old = ZcdpBudget(**payload["budget"]), account.budget
-    if old is None:
-        raise ValueError("a raise of no budget")
-    if new.rho_max < old.rho_max or new.delta_extra < old.delta_extra:
-        raise ValueError("a lowered budget")
-    account.budget = new
-
-
-def _reserve(account: Account, run_id: str, payload: dict[str, Any]) -> None:
-    if run_id in account.runs:
-        raise ValueError("a run reserved twice")
-    run = RunAccount(
-        payload["plan"],
-        payload["plan_digest"],
-        payload["spares"],
-        payload["spare_rho"],
-        payload["spare_delta"],
-        payload["secure"],
-        payload["statement"],
-    )
-    for planned in run.plan:
-        run.attempts[planned["round"], planned["name"], 0] = Attempt(RESERVED, planned["rho"], planned["delta"])
-    account.runs[run_id] = run
-
-
-def _acquire(account: Account, run_id: str, payload: dict[str, Any]) -> None:
-    run = account.runs[run_id]
-    if payload["token"] != run.token + 1:
-        raise ValueError("tokens count by one")
-    run.token = payload["token"]
-
-
-def _charge(account: Account, run_id: str, payload: dict[str, Any]) -> None:
-    run, key = account.runs[run_id], (payload["round"], payload["name"], payload["attempt"])
-    if run.status != OPEN:
-        raise ValueError("a charge to a closed run")
-    planned = run.attempts[payload["round"], payload["name"], 0]
-    if (payload["rho"], payload["delta"]) != (planned.rho, planned.delta):
-        raise ValueError("another price than planned")
-    if payload["attempt"] == 0:
-        _move(run, key, RESERVED, CHARGED)
-        return
-    if key in run.attempts or run.spares_left < 1:
-        raise ValueError("no spare release left")
-    run.used += 1
-    run.attempts[key] = Attempt(CHARGED, planned.rho, planned.delta)
-
-
-def _publish(account: Account, run_id: str, payload: dict[str, Any]) -> None:
-    run, key = account.runs[run_id], (payload["round"], payload["name"], payload["attempt"])
-    _move(run, key, CHARGED, PUBLISHED)
-    run.attempts[key].digest = payload["digest"]
-
-
-def _forfeit(account: Account, run_id: str, payload: dict[str, Any]) -> None:
-    key = (payload["round"], payload["name"], payload["attempt"])
-    _move(account.runs[run_id], key, CHARGED, FORFEITED)
-
-
-def _finish(account: Account, run_id: str, payload: dict[str, Any]) -> None:
-    run = account.runs[run_id]
-    if run.status != OPEN:
-        raise ValueError("finished twice")
-    for attempt in run.attempts.values():
-        attempt.state = {CHARGED: FORFEITED, RESERVED: RETURNED}.get(attempt.state, attempt.state)
-    run.status = payload["status"]
-
-
-def _move(run: RunAccount, key: tuple[int, str, int], old: str, new: str) -> None:
-    if run.attempts[key].state != old:
-        raise ValueError(f"{key} is not {old}")
-    run.attempts[key].state = new
-
-
-APPLY: dict[str, Callable[[Account, str, dict[str, Any]], None]] = {
-    "register": _register,
-    "budget set": _set_budget,
-    "budget raise": _raise_budget,
-    "reserve": _reserve,
-    "acquire": _acquire,
-    "charge": _charge,
-    "publish": _publish,
-    "forfeit": _forfeit,
-    "finish": _finish,
-}
-
-
-def replay(ledger_id: str, population_id: str, records: Iterable[Record]) -> Account:
-    """The account of a whole chain. Raises LedgerTampered naming the first record that does not verify."""
-    account = Account(population_id)
-    for record in records:
-
-        def broken(why: str, record: Record = record) -> LedgerTampered:
-            return LedgerTampered(
-                f"record {record.seq} ({record.kind}) of population {population_id!r} in ledger {ledger_id}: {why}.",
-                "Restore the ledger from a backup and find out what was done "
-                "to it; nothing more is released until then.",
-            )
-
-        if record.seq != account.seq + 1:
-            raise broken(f"record {account.seq + 1} should stand here")
-        if record.prev_hash != account.hash:
-            raise broken("it does not follow the record before it")
-        if record.hash != record.expected_hash(ledger_id, population_id):
-            raise broken("its content does not match its hash")
-        try:
-            account.apply(record)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise broken(f"it cannot follow the records before it ({error})") from None
-    rho_spent, rho_reserved, delta_spent, delta_reserved = account.totals()
-    rho_max, delta_max = (account.budget.rho_max, account.budget.delta_extra) if account.budget else (0.0, 0.0)
-    if rho_spent + rho_reserved > rho_max or delta_spent + delta_reserved > delta_max:
-        raise LedgerTampered(
-            f"population {population_id!r} of ledger {ledger_id}: the records up to {account.seq} "
-            "spend more than the budget.",
-            "Restore the ledger from a backup.",
-        )
-    return account

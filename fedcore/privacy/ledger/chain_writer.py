@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Table, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Table, update
 
 from fedcore.errors import LeaseLost, LedgerTampered
-from fedcore.privacy.ledger import database as db
-from fedcore.privacy.ledger.chain import FORFEITED, Record, link
+from fedcore.privacy.ledger import tables
+from fedcore.privacy.ledger.chain import CHARGED, FORFEITED, NOISE, PUBLISHED, PURPOSE, RESERVED, RETURNED, Record, link
 from fedcore.privacy.ledger.leases import Lease
+from fedcore.privacy.ledger.queries import CHAIN
+from fedcore.privacy.ledger.rows import RESTORE, find, refuse_newer
 
-RESTORE = "Restore the ledger from a backup."
+STATES = (RESERVED, CHARGED, PUBLISHED, FORFEITED, RETURNED)
 
 
 class ChainWriter:
     """Extends the chain of one population inside a transaction, and changes the tables that mirror it.
 
-    account: the population's row of `database.accounts`, which the transaction has locked
+    account: the population's row of `tables.accounts`, which the transaction has locked
     clock:   seconds since 1970
 
     Raises LedgerTampered if the newest record of the chain is not the one that the account names.
@@ -35,17 +37,19 @@ class ChainWriter:
 
     def _check_last_link(self) -> None:
         """The newest record is the head that the account names, and its content matches its hash."""
-        newest = select(db.records).where(db.records.c.population_id == self.population_id)
-        row = self.connection.execute(newest.order_by(db.records.c.seq.desc()).limit(1)).one_or_none()
-        if row is None or (row.seq, row.hash) != (self.seq, self.hash):
+        c = tables.records.c
+        mine = c.population_id == self.population_id
+        rows = find(self.connection, tables.records, mine, columns=CHAIN, order=c.seq.desc(), limit=1)
+        last = Record(*rows[0]) if rows else None
+        if last is None or (last.seq, last.hash) != (self.seq, self.hash):
             raise LedgerTampered(
                 f"record {self.seq} of population {self.population_id!r} should be the last one of "
                 f"its chain in ledger {self.ledger_id}, and is not.",
                 RESTORE,
             )
-        if row.hash != record_of(row).expected_hash(self.ledger_id, self.population_id):
+        if last.hash != last.expected_hash(self.ledger_id, self.population_id):
             raise LedgerTampered(
-                f"record {row.seq} ({row.kind}) of population {self.population_id!r} in ledger "
+                f"record {last.seq} ({last.kind}) of population {self.population_id!r} in ledger "
                 f"{self.ledger_id}: its content does not match its hash.",
                 RESTORE,
             )
@@ -59,11 +63,17 @@ class ChainWriter:
         self.set_account(seq=record.seq, hash=record.hash)
 
     def set_account(self, **values: Any) -> None:
-        mine = db.accounts.c.population_id == self.population_id
-        self.connection.execute(update(db.accounts).where(mine).values(**values))
+        mine = tables.accounts.c.population_id == self.population_id
+        self.connection.execute(update(tables.accounts).where(mine).values(**values))
 
     def run(self, run_id: str) -> Row[Any]:
-        return self.connection.execute(select(db.runs).where(db.runs.c.run_id == run_id)).one()
+        """The run of this population. Raises LedgerTampered, LedgerError for one that a newer fedcore reserved."""
+        rows = find(self.connection, tables.runs, tables.runs.c.run_id == run_id)
+        if not rows or rows[0].population_id != self.population_id:
+            raise LedgerTampered(f"ledger {self.ledger_id} lacks run {run_id!r}.", RESTORE)
+        known = {"purpose": PURPOSE, "noise": NOISE}
+        refuse_newer(rows[0], tables.KEPT[tables.runs.name], known, f"run {run_id!r} in ledger {self.ledger_id}")
+        return rows[0]
 
     def held_run(self, lease: Lease) -> Row[Any]:
         """The run of a lease that is still good. Raises LeaseLost."""
@@ -77,19 +87,22 @@ class ChainWriter:
         return run
 
     def set_run(self, run_id: str, **values: Any) -> None:
-        self.connection.execute(update(db.runs).where(db.runs.c.run_id == run_id).values(**values))
+        self.connection.execute(update(tables.runs).where(tables.runs.c.run_id == run_id).values(**values))
 
     def attempts(self, run_id: str, round: int, name: str) -> list[Row[Any]]:
         """The attempts at a planned release, oldest first; never none."""
-        query = select(db.releases).where(release_key(db.releases, run_id, round, name)).order_by(db.releases.c.attempt)
-        rows = list(self.connection.execute(query))
-        if not rows:
-            raise LedgerTampered(f"ledger {self.ledger_id} lacks release {name!r} of run {run_id!r}.", RESTORE)
+        which = release_key(tables.releases, run_id, round, name)
+        rows = find(self.connection, tables.releases, which, order=tables.releases.c.attempt)
+        if not rows or any(row.state not in STATES for row in rows):
+            raise LedgerTampered(
+                f"release {name!r} of run {run_id!r} is missing in ledger {self.ledger_id}, or in an unknown state.",
+                RESTORE,
+            )
         return rows
 
     def set_state(self, run_id: str, round: int, name: str, attempt: int, state: str) -> None:
-        which = release_key(db.releases, run_id, round, name) & (db.releases.c.attempt == attempt)
-        self.connection.execute(update(db.releases).where(which).values(state=state))
+        which = release_key(tables.releases, run_id, round, name) & (tables.releases.c.attempt == attempt)
+        self.connection.execute(update(tables.releases).where(which).values(state=state))
 
     def forfeit(self, run_id: str, round: int, name: str, attempt: int) -> None:
         """Record that an attempt was charged and that its value is lost."""
@@ -101,13 +114,9 @@ def release_key(table: Table, run_id: str, round: int, name: str) -> ColumnEleme
     return (table.c.run_id == run_id) & (table.c.round == round) & (table.c.name == name)
 
 
-def record_of(row: Row[Any]) -> Record:
-    return Record(row.seq, row.kind, row.run_id, row.payload, row.prev_hash, row.hash)
-
-
 def insert_record(connection: Connection, population_id: str, record: Record) -> None:
     connection.execute(
-        db.records.insert().values(
+        tables.records.insert().values(
             population_id=population_id,
             seq=record.seq,
             kind=record.kind,

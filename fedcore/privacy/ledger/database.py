@@ -1,4 +1,4 @@
-"""The database of a ledger: tables, connections, transactions, and what the database's errors mean to a person.
+"""The database of a ledger: connections, transactions, and what the database's errors mean to a person.
 
 SQLite by default (write-ahead log, full synchronisation, one writer at a time), or any SQLAlchemy URL. Writers lock the
 population's row in `accounts`, so that runs on one population are serialised by the ledger itself.
@@ -9,123 +9,27 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from sqlalchemy import (
-    Boolean,
-    Column,
-    Connection,
-    Double,
-    Engine,
-    ForeignKey,
-    Integer,
-    LargeBinary,
-    MetaData,
-    String,
-    Table,
-    Text,
-    create_engine,
-    event,
-)
+from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from fedcore.errors import LedgerError, LedgerMissing
 
-SCHEMA = 1
 BUSY_SECONDS = 30.0
 HIDDEN = "***"
-
-metadata = MetaData()
-
-# One row. A ledger of test noise says so for ever.
-ledger_table = Table(
-    "fedcore_ledger",
-    metadata,
-    Column("only", Integer, primary_key=True, autoincrement=False),
-    Column("id", String(32), nullable=False),
-    Column("schema", Integer, nullable=False),
-    Column("test", Boolean, nullable=False),
-)
-
-# The row that a writer locks. Budget columns are null until one is set; seq and hash are the head of the chain.
-accounts = Table(
-    "fedcore_accounts",
-    metadata,
-    Column("population_id", String(128), primary_key=True),
-    Column("unit", String(32)),
-    Column("relation", String(32)),
-    Column("epsilon", Double),
-    Column("delta", Double),
-    Column("rho_max", Double),
-    Column("delta_conv", Double),
-    Column("delta_extra", Double),
-    Column("seq", Integer, nullable=False),
-    Column("hash", String(64), nullable=False),
-)
-
-# The chain. Rows are only ever inserted.
-records = Table(
-    "fedcore_records",
-    metadata,
-    Column("population_id", ForeignKey(accounts.c.population_id), primary_key=True),
-    Column("seq", Integer, primary_key=True, autoincrement=False),
-    Column("kind", String(32), nullable=False),
-    Column("run_id", String(128), index=True),
-    Column("payload", Text, nullable=False),
-    Column("prev_hash", String(64), nullable=False),
-    Column("hash", String(64), nullable=False),
-)
-
-# token is the fencing token; holder describes the process that holds the lease, or is null.
-runs = Table(
-    "fedcore_runs",
-    metadata,
-    Column("run_id", String(128), primary_key=True),
-    Column("population_id", ForeignKey(accounts.c.population_id), nullable=False, index=True),
-    Column("plan", Text, nullable=False),
-    Column("plan_digest", String(64), nullable=False),
-    Column("spares", Integer, nullable=False),
-    Column("used", Integer, nullable=False),
-    Column("spare_rho", Double, nullable=False),
-    Column("spare_delta", Double, nullable=False),
-    Column("secure", Boolean, nullable=False),
-    Column("status", String(32), nullable=False),
-    Column("token", Integer, nullable=False),
-    Column("holder", Text),
-    Column("expires", Double),
-)
-
-releases = Table(
-    "fedcore_releases",
-    metadata,
-    Column("run_id", ForeignKey(runs.c.run_id), primary_key=True),
-    Column("round", Integer, primary_key=True, autoincrement=False),
-    Column("name", String(128), primary_key=True),
-    Column("attempt", Integer, primary_key=True, autoincrement=False),
-    Column("state", String(16), nullable=False),
-    Column("rho", Double, nullable=False),
-    Column("delta", Double, nullable=False),
-)
-
-# The published value itself. The primary key is what makes a second publication lose.
-published = Table(
-    "fedcore_published",
-    metadata,
-    Column("run_id", ForeignKey(runs.c.run_id), primary_key=True),
-    Column("round", Integer, primary_key=True, autoincrement=False),
-    Column("name", String(128), primary_key=True),
-    Column("attempt", Integer, nullable=False),
-    Column("shape", Text, nullable=False),
-    Column("data", LargeBinary, nullable=False),  # int64, little-endian, C order
-    Column("sha256", String(64), nullable=False),
-)
+FILE = "fedcore_file"  # option of an engine: the path of its file
 
 
 class Conflict(LedgerError):
     """Two processes inserted the same key; one of them lost."""
+
+
+class NotOwner(LedgerError):
+    """The role may not alter the tables."""
 
 
 def parse_url(url: str) -> URL:
@@ -177,7 +81,7 @@ def connect(url: URL, *, create: bool) -> Engine:
         connection.execute("PRAGMA foreign_keys = ON")
         return connection
 
-    engine = create_engine("sqlite://", creator=open_file, poolclass=NullPool)
+    engine = create_engine("sqlite://", creator=open_file, poolclass=NullPool, execution_options={FILE: path})
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
@@ -190,11 +94,31 @@ def connect(url: URL, *, create: bool) -> Engine:
 
 def _make_file(path: Path) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.parent.is_dir():
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            make_private_file(path)
         with closing(sqlite3.connect(path, timeout=BUSY_SECONDS)) as connection:
             connection.execute("PRAGMA journal_mode = WAL")
     except (sqlite3.Error, OSError) as error:
-        raise _named(error, str(path)) from None
+        raise named(error, str(path)) from None
+
+
+def make_private_file(path: Path) -> None:
+    """An empty file that only this user may read, whatever the umask; SQLite gives its log the same mode.
+
+    Raises FileExistsError.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        os.fchmod(handle, 0o600)
+    finally:
+        os.close(handle)
+
+
+def file_of(engine: Engine) -> Path | None:
+    """The file of a SQLite ledger; None for a server's."""
+    return engine.get_execution_options().get(FILE)
 
 
 @contextmanager
@@ -209,7 +133,7 @@ def transaction(engine: Engine, where: str, *, write: bool) -> Iterator[Connecti
     except IntegrityError:
         raise Conflict("another process wrote the same to the ledger at the same time.", "Try again.") from None
     except SQLAlchemyError as error:
-        raise _named(getattr(error, "orig", None) or error, where) from None
+        raise named(getattr(error, "orig", None) or error, where) from None
 
 
 REASONS = (  # what the database says (lower case) -> what happened, what to do
@@ -224,6 +148,7 @@ REASONS = (  # what the database says (lower case) -> what happened, what to do
     ("disk is full", LedgerError, "cannot be written: the disk is full", "Free some space; then resume the run."),
     ("no space left", LedgerError, "cannot be written: the disk is full", "Free some space; then resume the run."),
     ("readonly", LedgerError, "may not be written", "Give this user permission to write the file and its folder."),
+    ("must be owner of", NotOwner, "may not be altered by this user", "Ask the owner of its tables."),
     ("permission denied", LedgerError, "may not be used by this user", "Ask its owner for permission to write."),
     ("not a database", LedgerError, "is not a ledger, or is damaged", "Restore it from a backup."),
     ("malformed", LedgerError, "is damaged", "Restore it from a backup."),
@@ -232,7 +157,7 @@ REASONS = (  # what the database says (lower case) -> what happened, what to do
 )
 
 
-def _named(error: BaseException, where: str) -> LedgerError:
+def named(error: BaseException, where: str) -> LedgerError:
     """What a database's error means. Its own text is not repeated: it may quote statements and their values."""
     text = str(error).lower()
     for words, kind, what, remedy in REASONS:

@@ -4,19 +4,16 @@ One ledger serves many populations, and outlives every run. A release goes reser
 forfeited (charged, but its value was lost) or returned (never charged). A release is charged durably before its noise
 is drawn, and published in one transaction under a unique key, so that at most one noised value of it ever exists
 outside the process that drew it. Everything that happens to a population is a record in its hash chain
-(`fedcore.privacy.ledger.chain`); no record depends on the data of clients. Described in docs/privacy/ledger.md.
+(`fedcore.privacy.ledger.replay`); no record depends on the data of clients. Described in docs/privacy/ledger.md.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-import math
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -29,15 +26,13 @@ from fedcore.errors import (
     LedgerError,
     LedgerMissing,
     LedgerTampered,
-    PrivacyError,
     RunBusy,
     RunError,
     SensitivityError,
     UnplannedRelease,
 )
-from fedcore.privacy.accounting import exact_sum
 from fedcore.privacy.ledger import database as db
-from fedcore.privacy.ledger.accounts import LONGEST_NAME, Accounts
+from fedcore.privacy.ledger import tables
 from fedcore.privacy.ledger.chain import (
     CHARGED,
     FORFEITED,
@@ -45,17 +40,17 @@ from fedcore.privacy.ledger.chain import (
     PUBLISHED,
     RESERVED,
     RETURNED,
-    Account,
     Balance,
     ChainHead,
     canonical,
-    digest,
 )
-from fedcore.privacy.ledger.chain_writer import RESTORE, ChainWriter
+from fedcore.privacy.ledger.chain_writer import ChainWriter
 from fedcore.privacy.ledger.database import default_ledger_url
 from fedcore.privacy.ledger.leases import Lease
-from fedcore.privacy.ledger.queries import refusal
-from fedcore.privacy.plan import PlannedRelease, Relation, Unit
+from fedcore.privacy.ledger.migration import refuse_unknown_schema
+from fedcore.privacy.ledger.reservations import Reservations
+from fedcore.privacy.ledger.rows import RESTORE, decoded, decoded_list, decoded_object, find
+from fedcore.privacy.plan import PlannedRelease
 from fedcore.storage.process import Holder, this_process
 
 __all__ = ["Balance", "ChainHead", "Charge", "Lease", "Ledger", "create_ledger", "default_ledger_url", "open_ledger"]
@@ -87,13 +82,13 @@ def create_ledger(url: str, *, test: bool = False, clock: Callable[[], float] = 
     """
     parsed = db.parse_url(url)
     engine, where = db.connect(parsed, create=True), parsed.render_as_string()
-    row = {"only": 1, "id": uuid.uuid4().hex, "schema": db.SCHEMA, "test": test}
+    row = {"only": 1, "id": uuid.uuid4().hex, "schema": tables.SCHEMA, "test": test}
     try:
         with db.transaction(engine, where, write=True) as connection:
-            if not inspect(connection).has_table(db.ledger_table.name):  # else: never add to one of another schema
-                db.metadata.create_all(connection)
-            if connection.execute(select(db.ledger_table)).one_or_none() is None:
-                connection.execute(db.ledger_table.insert().values(row))
+            if not inspect(connection).has_table(tables.ledger_table.name):  # else: never add to one of another schema
+                tables.metadata.create_all(connection)
+            if connection.execute(select(tables.ledger_table)).one_or_none() is None:
+                connection.execute(tables.ledger_table.insert().values(row))
     except db.Conflict:  # another process made it first
         pass
     ledger = open_ledger(url, clock=clock)
@@ -112,148 +107,24 @@ def open_ledger(url: str, expected_id: str | None = None, *, clock: Callable[[],
     parsed = db.parse_url(url)
     engine, where = db.connect(parsed, create=False), parsed.render_as_string()
     with db.transaction(engine, where, write=False) as connection:
-        known = inspect(connection).has_table(db.ledger_table.name)
-        row = connection.execute(select(db.ledger_table)).one_or_none() if known else None
+        known = inspect(connection).has_table(tables.ledger_table.name)
+        row = connection.execute(select(tables.ledger_table)).one_or_none() if known else None
     if row is None:
         raise LedgerMissing(f"{where!r} holds no ledger.", "Check the address in FEDCORE_LEDGER.")
-    if row.schema != db.SCHEMA:
-        raise LedgerError(
-            f"the ledger {where!r} has schema {row.schema}; this version of fedcore knows {db.SCHEMA}.",
-            "Use the version of fedcore that wrote it, or a newer one.",
-        )
+    refuse_unknown_schema(row.schema, where)
     if expected_id is not None and row.id != expected_id:
         raise LedgerMissing(
             f"{where!r} is ledger {row.id}, and ledger {expected_id} is needed.",
             "Restore the right one, or say where it is with FEDCORE_LEDGER.",
         )
-    return Ledger(engine, where, row.id, row.test, clock)
+    return Ledger(engine, where, row.id, row.test, row.schema, clock)
 
 
-class Ledger(Accounts):
+class Ledger(Reservations):
     """A ledger: its accounts (populations, budgets, chains), and how runs reserve, charge and publish.
 
     Made by `create_ledger` and `open_ledger`.
     """
-
-    # --- reservations -------------------------------------------------------------------------------------------
-
-    def reserve(
-        self,
-        population_id: str,
-        run_id: str,
-        plan: Sequence[PlannedRelease],
-        spares: int,
-        *,
-        unit: Unit = "client",
-        relation: Relation = "add_or_remove_one",
-        secure: bool,
-        statement: dict[str, Any] | None = None,
-    ) -> None:
-        """Set aside the price of a plan and of `spares` redraws of its dearest release, before data are opened.
-
-        If the run has reserved the same plan before, nothing happens. secure: whether the noise protects people. Raises
-        BudgetMissing, BudgetExceeded with the numbers, PrivacyError for another unit or relation, for test noise on a
-        ledger for people, or for another plan under the same run id, ConfigError for a malformed plan.
-        """
-        if not secure and not self.is_test:
-            raise PrivacyError(
-                f"run {run_id!r} uses test noise, and ledger {self.id} is for people.",
-                "Use a population whose ledger was made for tests.",
-            )
-        self._check_plan(run_id, plan, spares)
-        items = [planned.to_json() for planned in plan]
-        payload = {
-            "plan": items,
-            "spares": spares,
-            "spare_rho": max(p.rho for p in plan),
-            "spare_delta": max(p.delta for p in plan),
-            "unit": unit,
-            "relation": relation,
-            "secure": secure,
-            "statement": statement,
-        }
-        identity = {**payload, "population_id": population_id, "statement": None}
-        payload = json.loads(canonical({**payload, "plan_digest": digest(canonical(identity))}))
-        with self._writing(population_id) as writer:
-            known = select(db.runs.c.plan_digest).where(db.runs.c.run_id == run_id)
-            reserved = writer.connection.execute(known).scalar_one_or_none()
-            if reserved == payload["plan_digest"]:
-                return
-            if reserved is not None:
-                raise PrivacyError(f"run {run_id!r} has reserved another plan.", "Give the new run a new name.")
-            account = self._verified(writer.connection, writer.account, arrays=False)
-            budget = account.required_budget()
-            self._check_unit_and_relation(account, run_id, unit, relation)
-            rho = exact_sum([p.rho for p in plan]) + spares * Fraction(payload["spare_rho"])
-            delta = exact_sum([p.delta for p in plan]) + spares * Fraction(payload["spare_delta"])
-            rho_spent, rho_reserved, delta_spent, delta_reserved = account.totals()
-            rho_fits = rho_spent + rho_reserved + rho <= Fraction(budget.rho_max)
-            fits = rho_fits and delta_spent + delta_reserved + delta <= Fraction(budget.delta_extra)
-            if fits:
-                self._write_reservation(writer, run_id, payload)
-        if not fits:  # composed outside the lock, since it converts to epsilon
-            raise BudgetExceeded(*refusal(budget, account.balance(), run_id, rho, delta, spares))
-
-    def _check_plan(self, run_id: str, plan: Sequence[PlannedRelease], spares: int) -> None:
-        names = [planned.name for planned in plan]
-        if not names or len(set(names)) < len(names):
-            raise ConfigError(f"the plan of run {run_id!r} is empty, or names a release twice.")
-        if max(map(len, [run_id, *names])) > LONGEST_NAME:
-            raise ConfigError(f"names of runs and releases have at most {LONGEST_NAME} characters.")
-        if type(spares) is not int or spares < 0:
-            raise ConfigError(f"the number of spare releases is a whole number from 0, not {spares!r}.")
-        if not all(0 <= planned.delta < 1 and math.isfinite(planned.rho) for planned in plan):
-            raise ConfigError(f"a price in the plan of run {run_id!r} is infinite, or a delta is not between 0 and 1.")
-
-    def _check_unit_and_relation(self, account: Account, run_id: str, unit: str, relation: str) -> None:
-        if (unit, relation) != (account.unit, account.relation):
-            raise PrivacyError(
-                f"population {account.population_id!r} promises privacy for one {account.unit} under "
-                f"{account.relation}; run {run_id!r} is made for one {unit} under {relation}.",
-                "A price in one is no price in the other; plan it in the population's.",
-            )
-
-    def _write_reservation(self, writer: ChainWriter, run_id: str, payload: dict[str, Any]) -> None:
-        writer.append("reserve", run_id, payload)
-        writer.connection.execute(
-            db.runs.insert().values(
-                run_id=run_id,
-                population_id=writer.population_id,
-                plan=canonical(payload["plan"]),
-                plan_digest=payload["plan_digest"],
-                spares=payload["spares"],
-                used=0,
-                spare_rho=payload["spare_rho"],
-                spare_delta=payload["spare_delta"],
-                secure=payload["secure"],
-                status=OPEN,
-                token=0,
-            )
-        )
-        rows = [
-            {
-                "run_id": run_id,
-                "round": item["round"],
-                "name": item["name"],
-                "attempt": 0,
-                "state": RESERVED,
-                "rho": item["rho"],
-                "delta": item["delta"],
-            }
-            for item in payload["plan"]
-        ]
-        writer.connection.execute(db.releases.insert(), rows)
-
-    def has_reservation(self, run_id: str) -> bool:
-        """Whether the run has reserved its plan and has not ended."""
-        return self.run_status(run_id) == OPEN
-
-    def run_status(self, run_id: str) -> str | None:
-        """ "open", "finished", "abandoned", "budget exhausted"; None for a run that never reserved."""
-        with self._transaction(write=False) as connection:
-            query = select(db.runs.c.status).where(db.runs.c.run_id == run_id)
-            status: str | None = connection.execute(query).scalar_one_or_none()
-        return status
 
     # --- leases -------------------------------------------------------------------------------------------------
 
@@ -266,14 +137,8 @@ class Ledger(Accounts):
         with self._writing_run(run_id) as writer:
             run = writer.run(run_id)
             if run.holder is not None and not take_over:
-                try:
-                    holder = Holder(**json.loads(run.holder))
-                except (ValueError, TypeError):
-                    raise LedgerTampered(
-                        f"the holder of run {run_id!r} in ledger {self.id} is garbled.",
-                        f"{RESTORE} Or take the run over.",
-                    ) from None
-                if holder.alive(expired=self.clock() > run.expires):
+                holder = self._holder(run)
+                if holder.alive(expired=self.clock() > (run.expires or 0.0)):
                     raise RunBusy(
                         f"process {holder.pid} on {holder.host.split()[0]} is working on run {run_id!r}.",
                         "Wait for it, or stop it; take the run over only if it hangs.",
@@ -282,6 +147,17 @@ class Ledger(Accounts):
             writer.set_run(run_id, token=token, holder=canonical(this_process().to_json()), expires=self.clock() + ttl)
             writer.append("acquire", run_id, {"token": token, "take_over": take_over})
         return Lease(run_id, token)
+
+    def _holder(self, run: Row[Any]) -> Holder:
+        try:
+            holder = Holder(**decoded_object(run.holder, "a holder"))
+            if [*map(type, (holder.host, holder.pid, holder.started))] == [str, int, float] and 0 < holder.pid < 2**31:
+                return holder
+        except (LedgerTampered, TypeError):
+            pass
+        raise LedgerTampered(
+            f"the holder of run {run.run_id!r} in ledger {self.id} is garbled.", f"{RESTORE} Or take the run over."
+        )
 
     def renew(self, lease: Lease, ttl: float = LEASE_SECONDS) -> None:
         """Extend the lease by `ttl` seconds from now. Raises LeaseLost."""
@@ -306,7 +182,8 @@ class Ledger(Accounts):
         run_id, round, name = lease.run_id, planned.round, planned.name
         with self._writing_run(run_id) as writer:
             run = writer.held_run(lease)
-            if canonical(planned.to_json()) not in {canonical(item) for item in json.loads(run.plan)}:
+            plan = decoded_list(run.plan, f"the plan of run {run_id!r}")
+            if canonical(planned.to_json()) not in {canonical(item) for item in plan}:
                 raise UnplannedRelease(f"run {run_id!r} has not reserved release {name!r} of round {round} like this.")
             stored = self._stored(writer.connection, run_id, name)
             if stored is not None:
@@ -351,7 +228,7 @@ class Ledger(Accounts):
             writer.forfeit(run.run_id, last.round, last.name, last.attempt)
         attempt: int = last.attempt + 1
         writer.connection.execute(
-            db.releases.insert().values(
+            tables.releases.insert().values(
                 run_id=run.run_id,
                 round=last.round,
                 name=last.name,
@@ -384,14 +261,14 @@ class Ledger(Accounts):
                     f"attempt {charge.attempt} at release {name!r} of run {run_id!r} was given up.",
                     "Another process draws it again.",
                 )
-            shape = next(tuple(p["shape"]) for p in json.loads(run.plan) if (p["round"], p["name"]) == (round, name))
+            shape = self._planned_shape(run, round, name)
             if not isinstance(noised, np.ndarray) or noised.dtype != np.int64 or noised.shape != shape:
                 raise SensitivityError(f"release {name!r} is not an int64 array of shape {shape}.")
             which = {"round": round, "name": name, "attempt": charge.attempt}
             data, text = noised.astype("<i8").tobytes(), canonical(list(shape))
             sha256 = hashlib.sha256(text.encode() + data).hexdigest()
             row = {"run_id": run_id, **which, "shape": text, "data": data, "sha256": sha256}
-            writer.connection.execute(db.published.insert().values(row))
+            writer.connection.execute(tables.published.insert().values(row))
             writer.set_state(run_id, round, name, charge.attempt, PUBLISHED)
             writer.append("publish", run_id, {**which, "digest": sha256})
         return noised
@@ -402,27 +279,39 @@ class Ledger(Accounts):
             stored = self._stored(connection, run_id, name)
         return None if stored is None else stored[1]
 
+    def _planned_shape(self, run: Row[Any], round: int, name: str) -> tuple[int, ...]:
+        for planned in decoded_list(run.plan, f"the plan of run {run.run_id!r}"):
+            if isinstance(planned, dict) and (planned.get("round"), planned.get("name")) == (round, name):
+                return tuple(planned["shape"])
+        raise LedgerTampered(f"the plan of run {run.run_id!r} in ledger {self.id} lacks release {name!r}.", RESTORE)
+
     def _stored(self, connection: Connection, run_id: str, name: str) -> tuple[int, np.ndarray] | None:
         """(attempt, value), checked against the chain's digest."""
-        query = select(db.published).where((db.published.c.run_id == run_id) & (db.published.c.name == name))
-        row = connection.execute(query).one_or_none()
-        if row is None:
+        mine = tables.published.c.run_id == run_id
+        rows = find(connection, tables.published, mine, tables.published.c.name == name, limit=1)
+        if not rows:
             return None
-        mine = (db.records.c.run_id == run_id) & (db.records.c.kind == "publish")
-        recorded = [json.loads(text) for text in connection.execute(select(db.records.c.payload).where(mine)).scalars()]
+        row, kind = rows[0], tables.records.c.kind == "publish"
+        found = find(connection, tables.records, tables.records.c.run_id == run_id, kind, columns=("payload",))
+        recorded = [decoded_object(record.payload, f"a record of run {run_id!r}") for record in found]
         sha256 = hashlib.sha256(row.shape.encode() + row.data).hexdigest()
-        if sha256 not in [item["digest"] for item in recorded if item["name"] == name]:
+        if sha256 not in [item.get("digest") for item in recorded if item.get("name") == name]:
             raise LedgerTampered(
                 f"the published value of release {name!r} of run {run_id!r} in ledger {self.id} does "
                 "not match its record.",
                 RESTORE,
             )
-        return row.attempt, np.frombuffer(row.data, "<i8").astype(np.int64).reshape(json.loads(row.shape))
+        shape = decoded(row.shape, f"the shape of release {name!r} of run {run_id!r}")
+        try:
+            return row.attempt, np.frombuffer(row.data, "<i8").astype(np.int64).reshape(shape)
+        except (ValueError, TypeError):
+            raise LedgerTampered(f"release {name!r} of run {run_id!r} is no array.", RESTORE) from None
 
-    def finish(self, lease: Lease, status: str) -> None:
+    def finish(self, lease: Lease, status: str, *, head: str | None = None) -> None:
         """End the run: return what was never charged, forfeit what was charged and not published, give the lease back.
 
-        status: "finished", "abandoned" or "budget exhausted". A run that has ended stays as it is. Raises LeaseLost.
+        status: "finished", "abandoned" or "budget exhausted". head: digest of the run's head, kept in the record. A run
+        that has ended stays as it is. Raises LeaseLost.
         """
         if status not in ENDINGS:
             raise ConfigError(f"a run ends as one of {', '.join(ENDINGS)}, not as {status!r}.")
@@ -430,8 +319,8 @@ class Ledger(Accounts):
             run = writer.held_run(lease)
             if run.status == OPEN:
                 for old, new in ((CHARGED, FORFEITED), (RESERVED, RETURNED)):
-                    which = (db.releases.c.run_id == lease.run_id) & (db.releases.c.state == old)
-                    writer.connection.execute(update(db.releases).where(which).values(state=new))
-                writer.append("finish", lease.run_id, {"status": status})
+                    which = (tables.releases.c.run_id == lease.run_id) & (tables.releases.c.state == old)
+                    writer.connection.execute(update(tables.releases).where(which).values(state=new))
+                writer.append("finish", lease.run_id, {"status": status, "head": head})
                 writer.set_run(lease.run_id, status=status)
             writer.set_run(lease.run_id, holder=None, expires=None)

@@ -1,134 +1,133 @@
-"""What is read from a ledger: a chain, a balance, whether tables and chain agree, and why a plan is refused."""
+"""What is read from a ledger: a chain, whether tables and chain agree, and why a plan is refused."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections import Counter
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from typing import Any
 
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import ColumnElement, Connection, Row, Table
 
 from fedcore.errors import LedgerTampered
-from fedcore.privacy.accounting import ZcdpBudget, epsilon_of, exact_sum, rounded_up
-from fedcore.privacy.ledger import database as db
-from fedcore.privacy.ledger.chain import (
-    OPEN,
-    PUBLISHED,
-    RESERVED,
-    SPENT,
-    Account,
-    Balance,
-    Record,
-    canonical,
-    make_balance,
-)
+from fedcore.privacy.accounting import ZcdpBudget, epsilon_of, rounded_up
+from fedcore.privacy.ledger import tables
+from fedcore.privacy.ledger.chain import OPEN, PUBLISHED, Account, Balance, Record, canonical
+from fedcore.privacy.ledger.replay import CHECKPOINT, STOP
+from fedcore.privacy.ledger.rows import find, find_all
+
+CHAIN = ("seq", "kind", "run_id", "payload", "prev_hash", "hash")
 
 
-def read_chain(connection: Connection, population_id: str) -> list[Record]:
+def read_chain(connection: Connection, population_id: str, *where: ColumnElement[bool]) -> list[Record]:
     """The records of a population, in order."""
-    c = db.records.c
-    columns = select(c.seq, c.kind, c.run_id, c.payload, c.prev_hash, c.hash)
-    rows = connection.execute(columns.where(c.population_id == population_id).order_by(c.seq))
-    return [Record(*row) for row in rows]
+    c = tables.records.c
+    mine = c.population_id == population_id
+    return [Record(*row) for row in find(connection, tables.records, mine, *where, columns=CHAIN, order=c.seq)]
+
+
+def newest(connection: Connection, population_id: str, kind: str) -> int | None:
+    """The number of the newest record of this kind; None if there is none."""
+    c = tables.records.c
+    mine = (c.population_id == population_id) & (c.kind == kind)
+    rows = find(connection, tables.records, mine, columns=("seq",), order=c.seq.desc(), limit=1)
+    return int(rows[0].seq) if rows else None
+
+
+def recent_chain(connection: Connection, population_id: str) -> list[Record]:
+    """The records from the newest checkpoint on; all of them if there is none."""
+    first = newest(connection, population_id, CHECKPOINT) or 1
+    return read_chain(connection, population_id, tables.records.c.seq >= first)
 
 
 def budget_of(account: Row[Any]) -> ZcdpBudget | None:
-    """The budget in a row of `database.accounts`; None before one is set."""
+    """The budget in a row of `tables.accounts`; None before one is set."""
     if account.rho_max is None:
         return None
     return ZcdpBudget(account.epsilon, account.delta, account.rho_max, account.delta_conv, account.delta_extra)
 
 
-def _runs(connection: Connection, population_id: str) -> dict[str, Row[Any]]:
-    rows = connection.execute(select(db.runs).where(db.runs.c.population_id == population_id))
-    return {row.run_id: row for row in rows}
-
-
-def _releases(connection: Connection, population_id: str) -> list[Row[Any]]:
-    of_population = select(db.releases).join(db.runs).where(db.runs.c.population_id == population_id)
-    return list(connection.execute(of_population))
-
-
-def table_balance(connection: Connection, account: Row[Any], budget: ZcdpBudget | None) -> Balance:
-    """The balance as the tables give it, without replaying the chain."""
-    runs, releases = _runs(connection, account.population_id), _releases(connection, account.population_id)
-    open_runs = [run_id for run_id, run in runs.items() if run.status == OPEN]
-    spent = [row for row in releases if row.state in SPENT]
-    reserved = [(row.rho, row.delta) for row in releases if row.state == RESERVED]
-    for run_id in open_runs:
-        run = runs[run_id]
-        reserved += [(run.spare_rho, run.spare_delta)] * (run.spares - run.used)
-    totals = (
-        exact_sum(row.rho for row in spent),
-        exact_sum(rho for rho, _ in reserved),
-        exact_sum(row.delta for row in spent),
-        exact_sum(delta for _, delta in reserved),
-    )
-    return make_balance(
-        account.population_id,
-        budget,
-        account.unit,
-        account.relation,
-        totals,
-        Counter(row.state for row in releases),
-        open_runs,
-    )
-
-
 def compare_tables(
-    connection: Connection, ledger_id: str, account: Account, row: Row[Any], budget: ZcdpBudget | None, *, arrays: bool
+    connection: Connection, ledger_id: str, account: Account, row: Row[Any], *, schema: int, part: bool, arrays: bool
 ) -> None:
     """Raises LedgerTampered if a table says anything else than the chain does.
 
-    arrays: whether the published values are read and hashed too.
+    part: the account was replayed from a checkpoint on: only the runs that it knows are compared, those that were open
+    then and later ones. arrays: whether the published values are read and hashed too.
     """
     population_id = account.population_id
 
     def check(same: bool, what: str) -> None:
         if not same:
-            raise LedgerTampered(
-                f"population {population_id!r} in ledger {ledger_id}: {what} not what the chain says.",
-                "Restore the ledger from a backup and find out what was done to it; nothing more is "
-                "released until then.",
-            )
+            message = f"population {population_id!r} in ledger {ledger_id}: {what} not what the chain says."
+            raise LedgerTampered(message, STOP)
 
     check((row.seq, row.hash) == (account.seq, account.hash), f"the last record ({row.seq}) is")
-    check(budget == account.budget, "the budget is")
+    check(budget_of(row) == account.budget, "the budget is")
     check((row.unit, row.relation) == (account.unit, account.relation), "unit or relation are")
+    said = account.public_schema[-1] if account.public_schema else None
+    check((row.currency, row.public_schema) == (account.currency, said), "currency or reason of the schema are")
 
-    runs = _runs(connection, population_id)
+    runs = {run.run_id: run for run in _runs(connection, account, schema, part)}
     check(runs.keys() == account.runs.keys(), "the runs are")
     for run_id, run in runs.items():
         replayed = account.runs[run_id]
-        same = run.plan == canonical(replayed.plan)
-        for name in ("plan_digest", "spares", "used", "spare_rho", "spare_delta", "secure", "status", "token"):
+        same = run.plan == canonical(replayed.plan) and run.population_id == population_id
+        for name in RUN_COLUMNS:
             same = same and getattr(run, name) == getattr(replayed, name)
         check(same, f"the entry of run {run_id!r} is")
+    opened = tables.runs.c.population_id == population_id, tables.runs.c.status == OPEN
+    found = [run.run_id for run in find(connection, tables.runs, *opened, columns=("run_id",), schema=schema)]
+    check(sorted(found) == account.open_runs(), "the list of open runs is")
 
-    releases = {
-        (r.run_id, r.round, r.name, r.attempt): (r.state, r.rho, r.delta) for r in _releases(connection, population_id)
-    }
     attempts = {(run_id, *key): a for run_id, run in account.runs.items() for key, a in run.attempts.items()}
+    releases = {(r.run_id, r.round, r.name, r.attempt): r for r in _of_runs(connection, tables.releases, runs)}
     check(releases.keys() == attempts.keys(), "the list of releases is")
     for key, stored in releases.items():
         attempt = attempts[key]
-        check(stored == (attempt.state, attempt.rho, attempt.delta), f"release {key[2]!r} of run {key[0]!r} is")
+        same = (stored.state, stored.rho, stored.delta) == (attempt.state, attempt.rho, attempt.delta)
+        check(same, f"release {key[2]!r} of run {key[0]!r} is")
 
-    p = db.published.c
-    columns = (p.run_id, p.round, p.name, p.attempt, p.sha256, *((p.shape, p.data) if arrays else ()))
-    query = select(*columns).join(db.runs).where(db.runs.c.population_id == population_id)
     published = {key: attempt.digest for key, attempt in attempts.items() if attempt.state == PUBLISHED}
-    for value in connection.execute(query):
+    columns = ("run_id", "round", "name", "attempt", "sha256", *(("shape", "data") if arrays else ()))
+    for value in _of_runs(connection, tables.published, runs, columns):
         key = (value.run_id, value.round, value.name, value.attempt)
-        found = hashlib.sha256(value.shape.encode() + value.data).hexdigest() if arrays else value.sha256
+        found_hash = hashlib.sha256(value.shape.encode() + value.data).hexdigest() if arrays else value.sha256
         check(
-            found == value.sha256 == published.pop(key, None),
+            found_hash == value.sha256 == published.pop(key, None),
             f"the published value of {value.name!r} of run {value.run_id!r} is",
         )
     for run_id, _, name, _ in published:
         check(False, f"the published value of {name!r} of run {run_id!r} is missing, which is")
+
+
+RUN_COLUMNS = (
+    "plan_digest",
+    "spares",
+    "used",
+    "spare_rho",
+    "spare_delta",
+    "secure",
+    "status",
+    "token",
+    "purpose",
+    "noise",
+)
+
+
+def _runs(connection: Connection, account: Account, schema: int, part: bool) -> Iterator[Row[Any]]:
+    c = tables.runs.c
+    if part:
+        yield from find_all(connection, tables.runs, c.run_id, account.runs, schema=schema)
+    else:
+        yield from find(connection, tables.runs, c.population_id == account.population_id, schema=schema)
+
+
+def _of_runs(
+    connection: Connection, table: Table, runs: Iterable[str], columns: tuple[str, ...] | None = None
+) -> Iterator[Row[Any]]:
+    return find_all(connection, table, table.c.run_id, runs, columns=columns)
 
 
 def refusal(

@@ -1,0 +1,82 @@
+"""What an account's records add up to, as one exact value: a reservation replays from the newest of them.
+
+Sums are fractions, runs that ended are sums and counts, and open runs are kept in full. `fedcore budget show` and
+`Ledger.verify` replay everything, and compare every checkpoint with it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict
+from fractions import Fraction
+from typing import Any
+
+from fedcore.privacy.accounting import ZcdpBudget, exact_sum
+from fedcore.privacy.ledger.chain import OPEN, Account, Attempt, Ended, RunAccount
+
+FIELDS = {"budget", "currency", "unit", "relation", "rho", "delta", "releases", "public_schema", "loss", "runs"}
+
+
+class UnknownState(Exception):
+    """A checkpoint holds what this version does not know. Its argument: the names."""
+
+
+def state_of(account: Account) -> dict[str, Any]:
+    """The account as JSON. rho, delta: what ended runs have spent, as [numerator, denominator]."""
+    ended = [run for run in account.runs.values() if run.status != OPEN]
+    spent = [attempt for run in ended for attempt in run.spent()]
+    states = account.ended.releases + Counter(a.state for run in ended for a in run.attempts.values())
+    return {
+        "budget": None if account.budget is None else account.budget.to_json(),
+        "currency": account.currency,
+        "unit": account.unit,
+        "relation": account.relation,
+        "rho": list((account.ended.rho + exact_sum(a.rho for a in spent)).as_integer_ratio()),
+        "delta": list((account.ended.delta + exact_sum(a.delta for a in spent)).as_integer_ratio()),
+        "releases": dict(states),
+        "public_schema": account.public_schema[-1] if account.public_schema else None,
+        "loss": account.losses[-1] if account.losses else None,
+        "runs": {run_id: _run_json(account.runs[run_id]) for run_id in account.open_runs()},
+    }
+
+
+def account_at(population_id: str, state: Mapping[str, Any]) -> Account:
+    """The account that `state_of` made this of; its number and hash are left to the caller.
+
+    Raises UnknownState for what a newer version wrote; KeyError, TypeError or ValueError if it is none.
+    """
+    if unknown := sorted(state.keys() - FIELDS):
+        raise UnknownState(", ".join(unknown))
+    budget, said, loss = state["budget"], state["public_schema"], state["loss"]
+    releases = Counter({str(name): int(number) for name, number in state["releases"].items()})
+    return Account(
+        population_id,
+        None if budget is None else ZcdpBudget(**budget),
+        state["unit"],
+        state["relation"],
+        state["currency"],
+        [] if said is None else [said],
+        [] if loss is None else [loss],
+        {run_id: _run_of(value) for run_id, value in state["runs"].items()},
+        Ended(_sum(state["rho"]), _sum(state["delta"]), releases),
+    )
+
+
+def _run_json(run: RunAccount) -> dict[str, Any]:
+    attempts = [[*key, a.state, a.rho, a.delta, a.digest] for key, a in sorted(run.attempts.items())]
+    return {**asdict(run), "attempts": attempts}
+
+
+def _run_of(value: Mapping[str, Any]) -> RunAccount:
+    attempts = {(round, name, number): Attempt(*rest) for round, name, number, *rest in value["attempts"]}
+    if unknown := sorted(value.keys() - RunAccount.__dataclass_fields__.keys()):
+        raise UnknownState(", ".join(unknown))
+    return RunAccount(**{**value, "attempts": attempts})
+
+
+def _sum(pair: list[int]) -> Fraction:
+    total = Fraction(*pair)
+    if total < 0:
+        raise ValueError("a negative sum")
+    return total

@@ -1,0 +1,244 @@
+"""The meaning of every record of a chain, and the account that a chain adds up to: the definition of every balance."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from fedcore.errors import LedgerTampered
+from fedcore.privacy.accounting import ZcdpBudget
+from fedcore.privacy.ledger.chain import (
+    CHARGED,
+    CURRENCY,
+    FORFEITED,
+    NOISE,
+    OPEN,
+    PUBLISHED,
+    PURPOSE,
+    RESERVED,
+    RETURNED,
+    Account,
+    Attempt,
+    Record,
+    RunAccount,
+    canonical,
+)
+from fedcore.privacy.ledger.checkpoint import UnknownState, account_at, state_of
+from fedcore.privacy.ledger.rows import newer
+
+CHECKPOINT, LOSS = "checkpoint", "accept loss"
+STOP = "Restore the ledger from a backup and find out what was done to it; nothing more is released until then."
+BROKEN = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+
+# --- the meaning of each kind of record -----------------------------------------------------------------------------
+# run_id is empty for records of the population itself. Each raises one of BROKEN for a record that cannot follow those
+# before it.
+
+
+def _register(account: Account, run_id: str, payload: dict[str, Any]) -> None:
+    if account.seq != 0:
+        raise ValueError("registered twice")
+
+
+def _set_budget(account: Account, run_id: str, payload: dict[str, Any]) -> None:
+    if account.budget is not None:
+        raise ValueError("a second budget")
+    account.budget = _budget(payload["budget"])
+    account.unit, account.relation = payload["unit"], payload["relation"]
+    account.currency = _known("currency", payload, CURRENCY)
+    if payload.get("public_schema") is not None:
+        account.public_schema.append(str(payload["public_schema"]))
+
+
+def _raise_budget(account: Account, run_id: str, payload: dict[str, Any]) -> None:
+    new, old = _budget(payload["budget"]), account.budget
+    if old is None:
+        raise ValueError("a raise of no budget")
+    if new.rho_max < old.rho_max or new.delta_extra < old.delta_extra:
+        raise ValueError("a lowered budget")
+    account.budget = new
+
+
+def _public_schema(account: Account, run_id: str, payload: dict[str, Any]) -> None:
+    account.public_schema.append(str(payload["reason"]))
+
+
+def _accept_loss(account: Account, run_id: str, payload: dict[str, Any]) -> None:
+    account.losses.append(
+        {"seq": account.seq + 1, "at": payload["at"], "reason": str(payload["reason"]), "seen": list(payload["seen"])}
+    )
+
+
+def _checkpoint(account: Account, run_id: str, payload: dict[str, Any]) -> None:
+    if canonical(payload["state"]) != canonical(state_of(account)):
+        raise ValueError("it is not what the records before it add up to")
+    account.checkpoint = account.seq + 1
+
+
+def _reserve(account: Account, run_id: str, payload: dict[str, Any]) -> None:
+    if run_id in account.runs:
+        raise ValueError("a run reserved twice")
+    run = RunAccount(
+        payload["plan"],
+        payload["plan_digest"],
+        _count(payload["spares"]),
+        _price(payload["spare_rho"]),
+        _price(payload["spare_delta"]),
+        payload["secure"],
+        payload["statement"],
+        purpose=_known("purpose", payload, PURPOSE),
+        noise=_known("noise", payload, NOISE),
+    )
+    for planned in run.plan:
+        key = (_count(planned["round"]), str(planned["name"]), 0)
+        run.attempts[key] = Attempt(RESERVED, _price(planned["rho"]), _price(planned["delta"]))
+    account.runs[run_id] = run
+
+
+def _acquire(account: Account, run_id: str, payload: dict[str, Any]) -> None:
+    # A run that ended before the checkpoint may still be acquired, and end again: that changes no balance.
+    run = account.runs.get(run_id)
+    if run is None and account.checkpoint:
+        return
+    run = account.runs[run_id]
+    if payload["token"] != run.token + 1:
+        raise ValueError("tokens count by one")
+    run.token = payload["token"]
+
+
+def _charge(account: Account, run_id: str, payload: dict[str, Any]) -> None:
+    run, key = account.runs[run_id], _key(payload)
+    if run.status != OPEN:
+        raise ValueError("a charge to a closed run")
+    planned = run.attempts[payload["round"], payload["name"], 0]
+    if (payload["rho"], payload["delta"]) != (planned.rho, planned.delta):
+        raise ValueError("another price than planned")
+    if payload["attempt"] == 0:
+        _move(run, key, RESERVED, CHARGED)
+        return
+    if key in run.attempts or run.spares_left < 1:
+        raise ValueError("no spare release left")
+    run.used += 1
+    run.attempts[key] = Attempt(CHARGED, planned.rho, planned.delta)
+
+
+def _publish(account: Account, run_id: str, payload: dict[str, Any]) -> None:
+    run, key = account.runs[run_id], _key(payload)
+    _move(run, key, CHARGED, PUBLISHED)
+    run.attempts[key].digest = payload["digest"]
+
+
+def _forfeit(account: Account, run_id: str, payload: dict[str, Any]) -> None:
+    _move(account.runs[run_id], _key(payload), CHARGED, FORFEITED)
+
+
+def _finish(account: Account, run_id: str, payload: dict[str, Any]) -> None:
+    run = account.runs[run_id]
+    if run.status != OPEN:
+        raise ValueError("finished twice")
+    for attempt in run.attempts.values():
+        attempt.state = {CHARGED: FORFEITED, RESERVED: RETURNED}.get(attempt.state, attempt.state)
+    run.status = payload["status"]
+
+
+def _move(run: RunAccount, key: tuple[int, str, int], old: str, new: str) -> None:
+    if run.attempts[key].state != old:
+        raise ValueError(f"{key} is not {old}")
+    run.attempts[key].state = new
+
+
+def _key(payload: dict[str, Any]) -> tuple[int, str, int]:
+    return payload["round"], payload["name"], payload["attempt"]
+
+
+def _budget(value: dict[str, float]) -> ZcdpBudget:
+    for number in value.values():
+        _price(number)
+    return ZcdpBudget(**value)
+
+
+def _price(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+        raise ValueError("a price that is no number from 0")
+    return value
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError("a count that is no whole number from 0")
+    return value
+
+
+def _known(name: str, payload: dict[str, Any], only: str) -> str:
+    value = payload.get(name, only)  # schema 1 did not say it
+    if value != only:
+        raise newer(f"a record has {name} {value!r}")
+    return only
+
+
+APPLY: dict[str, Callable[[Account, str, dict[str, Any]], None]] = {
+    "register": _register,
+    "budget set": _set_budget,
+    "budget raise": _raise_budget,
+    "public schema": _public_schema,
+    LOSS: _accept_loss,
+    CHECKPOINT: _checkpoint,
+    "reserve": _reserve,
+    "acquire": _acquire,
+    "charge": _charge,
+    "publish": _publish,
+    "forfeit": _forfeit,
+    "finish": _finish,
+}
+
+
+# --- whole chains ---------------------------------------------------------------------------------------------------
+
+
+def replay(ledger_id: str, population_id: str, records: Iterable[Record], *, part: bool = False) -> Account:
+    """The account of a whole chain.
+
+    part: the records may begin with a checkpoint, which is then believed. Raises LedgerTampered naming the first record
+    that does not verify, LedgerError for what a newer fedcore wrote.
+    """
+    account = Account(population_id)
+    for record in records:
+        where = f"record {record.seq} ({record.kind}) of population {population_id!r} in ledger {ledger_id}"
+        restored = part and account.seq == 0 and record.kind == CHECKPOINT
+        if not restored and record.seq != account.seq + 1:
+            raise LedgerTampered(f"{where}: record {account.seq + 1} should stand here.", STOP)
+        if not restored and record.prev_hash != account.hash:
+            raise LedgerTampered(f"{where}: it does not follow the record before it.", STOP)
+        if record.hash != record.expected_hash(ledger_id, population_id):
+            raise LedgerTampered(f"{where}: its content does not match its hash.", STOP)
+        if record.kind not in APPLY:
+            raise newer(where)
+        try:
+            payload = json.loads(record.payload)
+            if payload.get("needs"):
+                raise newer(f"{where} needs {', '.join(map(str, payload['needs']))}")
+            if restored:
+                account = account_at(population_id, payload["state"])
+                account.checkpoint = record.seq
+            else:
+                APPLY[record.kind](account, record.run_id or "", payload)
+        except UnknownState as unknown:
+            raise newer(f"{where} holds {unknown}") from None
+        except BROKEN as error:
+            raise LedgerTampered(f"{where}: it cannot follow the records before it ({error!s:.200}).", STOP) from None
+        account.seq, account.hash = record.seq, record.hash
+    _check_within_budget(account, ledger_id)
+    return account
+
+
+def _check_within_budget(account: Account, ledger_id: str) -> None:
+    rho_spent, rho_reserved, delta_spent, delta_reserved = account.totals()
+    rho_max, delta_max = (account.budget.rho_max, account.budget.delta_extra) if account.budget else (0.0, 0.0)
+    if rho_spent + rho_reserved > rho_max or delta_spent + delta_reserved > delta_max:
+        raise LedgerTampered(
+            f"population {account.population_id!r} of ledger {ledger_id}: the records up to {account.seq} "
+            "spend more than the budget.",
+            "Restore the ledger from a backup.",
+        )

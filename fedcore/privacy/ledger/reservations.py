@@ -1,0 +1,155 @@
+"""Reservations: the price of a whole plan is set aside before a run opens data.
+
+The account is replayed from its newest checkpoint, so that a reservation takes the same time whatever was spent before.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+from fedcore.errors import BudgetExceeded, ConfigError, PrivacyError
+from fedcore.privacy.accounting import exact_sum
+from fedcore.privacy.ledger import tables
+from fedcore.privacy.ledger.accounts import LONGEST_NAME, Accounts
+from fedcore.privacy.ledger.chain import NOISE, OPEN, PURPOSE, RESERVED, Account, canonical, digest
+from fedcore.privacy.ledger.chain_writer import ChainWriter
+from fedcore.privacy.ledger.checkpoint import state_of
+from fedcore.privacy.ledger.queries import refusal
+from fedcore.privacy.ledger.replay import CHECKPOINT
+from fedcore.privacy.ledger.rows import find
+from fedcore.privacy.plan import PlannedRelease, Relation, Unit
+
+CHECKPOINT_AFTER = 256  # records
+
+
+class Reservations(Accounts):
+    """Accounts, and the plans that runs reserve in them."""
+
+    def reserve(
+        self,
+        population_id: str,
+        run_id: str,
+        plan: Sequence[PlannedRelease],
+        spares: int,
+        *,
+        unit: Unit = "client",
+        relation: Relation = "add_or_remove_one",
+        secure: bool,
+        statement: dict[str, Any] | None = None,
+        bound: dict[str, Any] | None = None,
+    ) -> None:
+        """Set aside the price of a plan and of `spares` redraws of its dearest release, before data are opened.
+
+        If the run has reserved the same plan before, nothing happens. secure: whether the noise protects people. bound:
+        digests of what the run reads and is, kept in the record: {"manifest", "version", "run"}. Raises
+        BudgetMissing, BudgetExceeded with the numbers, PrivacyError for another unit or relation, for test noise on a
+        ledger for people, or for another plan under the same run id, ConfigError for a malformed plan.
+        """
+        if not secure and not self.is_test:
+            raise PrivacyError(
+                f"run {run_id!r} uses test noise, and ledger {self.id} is for people.",
+                "Use a population whose ledger was made for tests.",
+            )
+        self._check_plan(run_id, plan, spares)
+        items = [planned.to_json() for planned in plan]
+        payload = {
+            "plan": items,
+            "spares": spares,
+            "spare_rho": max(p.rho for p in plan),
+            "spare_delta": max(p.delta for p in plan),
+            "unit": unit,
+            "relation": relation,
+            "secure": secure,
+            "statement": statement,
+        }
+        # What schema 1 did not have is no part of the digest while it is as it was then: open runs keep their plan.
+        identity = {**payload, "population_id": population_id, "statement": None}
+        later: dict[str, Any] = {"needs": [], "noise": NOISE, "purpose": PURPOSE, "bound": bound}
+        payload = json.loads(canonical({**payload, **later, "plan_digest": digest(canonical(identity))}))
+        with self._writing(population_id) as writer:
+            named = tables.runs.c.run_id == run_id
+            known = find(writer.connection, tables.runs, named, columns=("plan_digest",))
+            if known and known[0].plan_digest == payload["plan_digest"]:
+                return
+            if known:
+                raise PrivacyError(f"run {run_id!r} has reserved another plan.", "Give the new run a new name.")
+            account = self._recent(writer.connection, writer.account)
+            budget = account.required_budget()
+            self._check_unit_and_relation(account, run_id, unit, relation)
+            rho = exact_sum([p.rho for p in plan]) + spares * Fraction(payload["spare_rho"])
+            delta = exact_sum([p.delta for p in plan]) + spares * Fraction(payload["spare_delta"])
+            rho_spent, rho_reserved, delta_spent, delta_reserved = account.totals()
+            rho_fits = rho_spent + rho_reserved + rho <= Fraction(budget.rho_max)
+            fits = rho_fits and delta_spent + delta_reserved + delta <= Fraction(budget.delta_extra)
+            if fits:
+                if account.seq - account.checkpoint >= CHECKPOINT_AFTER:
+                    writer.append(CHECKPOINT, None, {"state": state_of(account)})
+                self._write_reservation(writer, run_id, payload)
+        if not fits:  # composed outside the lock, since it converts to epsilon
+            raise BudgetExceeded(*refusal(budget, account.balance(), run_id, rho, delta, spares))
+
+    def _check_plan(self, run_id: str, plan: Sequence[PlannedRelease], spares: int) -> None:
+        names = [planned.name for planned in plan]
+        if not names or len(set(names)) < len(names):
+            raise ConfigError(f"the plan of run {run_id!r} is empty, or names a release twice.")
+        if max(map(len, [run_id, *names])) > LONGEST_NAME:
+            raise ConfigError(f"names of runs and releases have at most {LONGEST_NAME} characters.")
+        if type(spares) is not int or spares < 0:
+            raise ConfigError(f"the number of spare releases is a whole number from 0, not {spares!r}.")
+        if not all(0 <= planned.delta < 1 and math.isfinite(planned.rho) for planned in plan):
+            raise ConfigError(f"a price in the plan of run {run_id!r} is infinite, or a delta is not between 0 and 1.")
+
+    def _check_unit_and_relation(self, account: Account, run_id: str, unit: str, relation: str) -> None:
+        if (unit, relation) != (account.unit, account.relation):
+            raise PrivacyError(
+                f"population {account.population_id!r} promises privacy for one {account.unit} under "
+                f"{account.relation}; run {run_id!r} is made for one {unit} under {relation}.",
+                "A price in one is no price in the other; plan it in the population's.",
+            )
+
+    def _write_reservation(self, writer: ChainWriter, run_id: str, payload: dict[str, Any]) -> None:
+        writer.append("reserve", run_id, payload)
+        writer.connection.execute(
+            tables.runs.insert().values(
+                run_id=run_id,
+                population_id=writer.population_id,
+                plan=canonical(payload["plan"]),
+                plan_digest=payload["plan_digest"],
+                spares=payload["spares"],
+                used=0,
+                spare_rho=payload["spare_rho"],
+                spare_delta=payload["spare_delta"],
+                secure=payload["secure"],
+                status=OPEN,
+                token=0,
+                purpose=PURPOSE,
+                noise=NOISE,
+            )
+        )
+        rows = [
+            {
+                "run_id": run_id,
+                "round": item["round"],
+                "name": item["name"],
+                "attempt": 0,
+                "state": RESERVED,
+                "rho": item["rho"],
+                "delta": item["delta"],
+            }
+            for item in payload["plan"]
+        ]
+        writer.connection.execute(tables.releases.insert(), rows)
+
+    def has_reservation(self, run_id: str) -> bool:
+        """Whether the run has reserved its plan and has not ended."""
+        return self.run_status(run_id) == OPEN
+
+    def run_status(self, run_id: str) -> str | None:
+        """ "open", "finished", "abandoned", "budget exhausted"; None for a run that never reserved."""
+        with self._transaction(write=False) as connection:
+            rows = find(connection, tables.runs, tables.runs.c.run_id == run_id, columns=("status",))
+        return rows[0].status if rows else None

@@ -1,0 +1,157 @@
+"""The tables of a ledger, and the schema that they are of.
+
+Schema 2 added columns with defaults and an index. Columns that are marked "kept" belong to features that are designed
+in docs/formats-2.md and not built: they are null, and a row in which one is not was written by a newer fedcore.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import (
+    Boolean,
+    Column,
+    ColumnElement,
+    Dialect,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    literal,
+    null,
+)
+
+from fedcore.privacy.ledger.chain import CURRENCY, NOISE, PURPOSE
+
+SCHEMA = 2
+READABLE = (1, 2)
+KEPT = {"fedcore_accounts": ("mode", "shares"), "fedcore_runs": ("cohorts", "share")}
+
+metadata = MetaData()
+
+
+class Bytes(LargeBinary):
+    """Bytes as the driver gives them; anything else that stands in the column stays as it is, and is refused later."""
+
+    cache_ok = True
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any]:
+        return lambda value: bytes(value) if isinstance(value, memoryview) else value
+
+
+# One row. A ledger of test noise says so for ever.
+ledger_table = Table(
+    "fedcore_ledger",
+    metadata,
+    Column("only", Integer, primary_key=True, autoincrement=False),
+    Column("id", String(32), nullable=False),
+    Column("schema", Integer, nullable=False),
+    Column("test", Boolean, nullable=False),
+)
+
+# The row that a writer locks. Budget columns are null until one is set; seq and hash are the head of the chain.
+accounts = Table(
+    "fedcore_accounts",
+    metadata,
+    Column("population_id", String(128), primary_key=True),
+    Column("unit", String(32)),
+    Column("relation", String(32)),
+    Column("epsilon", Double),
+    Column("delta", Double),
+    Column("rho_max", Double),
+    Column("delta_conv", Double),
+    Column("delta_extra", Double),
+    Column("seq", Integer, nullable=False),
+    Column("hash", String(64), nullable=False),
+    Column("currency", String(16), nullable=False, server_default=CURRENCY),
+    Column("public_schema", Text),
+    Column("mode", Text),  # kept
+    Column("shares", Text),  # kept
+)
+
+# The chain. Rows are only ever inserted.
+records = Table(
+    "fedcore_records",
+    metadata,
+    Column("population_id", ForeignKey(accounts.c.population_id), primary_key=True),
+    Column("seq", Integer, primary_key=True, autoincrement=False),
+    Column("kind", String(32), nullable=False),
+    Column("run_id", String(128), index=True),
+    Column("payload", Text, nullable=False),
+    Column("prev_hash", String(64), nullable=False),
+    Column("hash", String(64), nullable=False),
+)
+
+# token is the fencing token; holder describes the process that holds the lease, or is null.
+runs = Table(
+    "fedcore_runs",
+    metadata,
+    Column("run_id", String(128), primary_key=True),
+    Column("population_id", ForeignKey(accounts.c.population_id), nullable=False, index=True),
+    Column("plan", Text, nullable=False),
+    Column("plan_digest", String(64), nullable=False),
+    Column("spares", Integer, nullable=False),
+    Column("used", Integer, nullable=False),
+    Column("spare_rho", Double, nullable=False),
+    Column("spare_delta", Double, nullable=False),
+    Column("secure", Boolean, nullable=False),
+    Column("status", String(32), nullable=False),
+    Column("token", Integer, nullable=False),
+    Column("holder", Text),
+    Column("expires", Double),
+    Column("purpose", String(32), nullable=False, server_default=PURPOSE),
+    Column("noise", String(64), nullable=False, server_default=NOISE),
+    Column("cohorts", Text),  # kept
+    Column("share", String(128)),  # kept
+)
+open_runs = Index("ix_fedcore_runs_status", runs.c.population_id, runs.c.status)  # few among thousands
+
+releases = Table(
+    "fedcore_releases",
+    metadata,
+    Column("run_id", ForeignKey(runs.c.run_id), primary_key=True),
+    Column("round", Integer, primary_key=True, autoincrement=False),
+    Column("name", String(128), primary_key=True),
+    Column("attempt", Integer, primary_key=True, autoincrement=False),
+    Column("state", String(16), nullable=False),
+    Column("rho", Double, nullable=False),
+    Column("delta", Double, nullable=False),
+)
+
+# The published value itself. The primary key is what makes a second publication lose.
+published = Table(
+    "fedcore_published",
+    metadata,
+    Column("run_id", ForeignKey(runs.c.run_id), primary_key=True),
+    Column("round", Integer, primary_key=True, autoincrement=False),
+    Column("name", String(128), primary_key=True),
+    Column("attempt", Integer, nullable=False),
+    Column("shape", Text, nullable=False),
+    Column("data", Bytes, nullable=False),  # int64, little-endian, C order
+    Column("sha256", String(64), nullable=False),
+)
+
+ADDED: tuple[Column[Any], ...] = (  # by schema 2
+    *(accounts.c[name] for name in ("currency", "public_schema", "mode", "shares")),
+    *(runs.c[name] for name in ("purpose", "noise", "cohorts", "share")),
+)
+DEFAULTS = {"currency": CURRENCY, "purpose": PURPOSE, "noise": NOISE}
+
+
+def columns_of(table: Table, schema: int) -> list[ColumnElement[Any]]:
+    """The columns of a table as this version knows them: those that schema 1 lacks are what its rows mean."""
+    if schema >= SCHEMA:
+        return list(table.c)
+    added = {column.name for column in ADDED if column.table is table}
+    return [
+        (literal(DEFAULTS[column.name]) if column.name in DEFAULTS else null()).label(column.name)
+        if column.name in added
+        else column
+        for column in table.c
+    ]
