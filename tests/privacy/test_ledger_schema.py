@@ -1,4 +1,4 @@
-"""Schema 2 of the ledger: what schema 1 wrote is read, migrated once, gone on with; what a newer one wrote is refused."""
+"""Schema 2 of the ledger: schema 1 is read, migrated once and gone on with; what a newer one wrote is refused."""
 
 import os
 import shutil
