@@ -24,7 +24,7 @@ from pathlib import Path
 
 from fedcore.errors import ConfigError, PopulationError
 from fedcore.storage import objects as object_storage
-from fedcore.storage.files import AnyPlace, Place, below, flush, is_remote, place, read_bytes, write_whole
+from fedcore.storage.files import AnyPlace, Place, below, flush, is_remote, json_bytes, place, read_bytes, write_whole
 
 BLOCKS, VERSIONS, VOCABULARIES = "blocks", "versions", "vocabularies"
 LOCK, SPILL = ".writer.lock", ".spill"
@@ -72,6 +72,11 @@ def read_beside(path: Place, name: str) -> bytes | None:
 def write_beside(path: Place, name: str, content: bytes) -> None:
     """Replaces a small file beside the population's own, whole. Raises OSError, PopulationError."""
     write_whole(path / name, content)
+
+
+def first_witness(ledger_id: str) -> bytes:
+    """Of a new population: nothing of its ledger was seen yet. That it was made with one is thereby known."""
+    return json_bytes({"ledger_id": ledger_id, "seq": 0, "hash": "0" * 64})
 
 
 def versions(path: Place) -> list[int]:

@@ -272,6 +272,8 @@ class PopulationWriter:
             **self.public,
         )
         with layout.named_os_errors(self.path):
+            if made.ledger is not None and (old is None or old.ledger is None):
+                layout.write_beside(self.path, layout.WITNESS, layout.first_witness(made.ledger.id))
             self._store_manifest(made)
         self._committed = True
         return Population(self.path, made)

@@ -1,12 +1,10 @@
 """The budget of a population at work: which ledger it is charged to, what a run may spend, how a release is paid.
 
-A population's manifest names its ledger. The newest record that was seen is kept beside the population, so that a
-ledger restored from an old copy is noticed.
+A population's manifest names its ledger; `fedcore.training.witness` notices one that was restored from an old copy.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,32 +12,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedcore.errors import (
-    BudgetExceeded,
-    BudgetMissing,
-    ConfigError,
-    LedgerMissing,
-    LedgerRolledBack,
-    PopulationError,
-    PrivacyError,
-    WrongKind,
-)
-from fedcore.population import layout
+from fedcore.errors import BudgetExceeded, BudgetMissing, ConfigError, LedgerMissing, PrivacyError, WrongKind
 from fedcore.population.manifest import Ledger as NamedLedger
 from fedcore.population.store import Population
 from fedcore.privacy.accounting import epsilon_of, fits, rho_of
-from fedcore.privacy.ledger.chain import Balance, ChainHead
+from fedcore.privacy.ledger.chain import Balance
 from fedcore.privacy.ledger.leases import Lease
 from fedcore.privacy.mechanisms import NoiseSource
 from fedcore.privacy.plan import PlannedRelease, Relation, Unit
 from fedcore.rounds.method import AnyMethod, PublicFacts
 from fedcore.runs.store import Run
-from fedcore.storage.files import json_bytes
+from fedcore.training.witness import check_witnesses, missing_witness
+from fedcore.training.witness import remember_head as remember_head
 
 if TYPE_CHECKING:  # a run that is not private needs no database
     from fedcore.privacy.ledger.ledger import Ledger
 
-WITNESS = layout.WITNESS
 CRUMB = 1e-6  # what rounding leaves of a budget that was given to a run whole, as a share of it; it buys noise only
 
 
@@ -68,10 +56,11 @@ def _from_the_root(url: str) -> str:
     return parsed.set(database=str(Path(parsed.database or "").expanduser().absolute())).render_as_string()
 
 
-def ledger_of(population: Population, url: str | None = None) -> Ledger:
+def ledger_of(population: Population, url: str | None = None, *, to_show: bool = False) -> Ledger:
     """The ledger that the population's manifest names; `url` or FEDCORE_LEDGER may say where it now is.
 
-    Raises LedgerMissing if it is absent or another one, LedgerRolledBack if it lacks a record seen before.
+    to_show: nothing is to be charged, so that a population whose witness is gone is no obstacle. Raises LedgerMissing
+    if it is absent or another one, LedgerRolledBack if it lacks a record seen before, or nobody can tell.
     """
     named = population.manifest.ledger
     if named is None:
@@ -79,21 +68,13 @@ def ledger_of(population: Population, url: str | None = None) -> Ledger:
             f"population {population.path.name!r} names no ledger: it was made without one.",
             "Ingest it again with a ledger.",
         )
-    ledger = _find(named, url)
-    witness = layout.read_beside(population.path, WITNESS)
-    if witness is not None:
-        try:
-            seen = ChainHead(**json.loads(witness))
-        except (ValueError, TypeError):
-            raise LedgerRolledBack(
-                f"{WITNESS} of population {population.path.name!r} is damaged, so the ledger cannot be checked.",
-                "Restore it from a backup.",
-            ) from None
-        ledger.check_not_rolled_back(population.id, seen)
+    ledger = find_ledger(named, url)
+    if not (to_show and missing_witness(population, ledger)):
+        check_witnesses(population, ledger)
     return ledger
 
 
-def _find(named: NamedLedger, url: str | None) -> Ledger:
+def find_ledger(named: NamedLedger, url: str | None) -> Ledger:
     """The ledger of the manifest at `url`; else at FEDCORE_LEDGER, which may be meant for other populations; else where
     the manifest says. Only the ledger with the manifest's id will do.
     """
@@ -108,24 +89,6 @@ def _find(named: NamedLedger, url: str | None) -> Ledger:
             except LedgerMissing:
                 raise elsewhere from None
     return open_ledger(url or named.url, expected_id=named.id)
-
-
-def remember_head(population: Population, ledger: Ledger) -> None:
-    """Keep the newest record of the ledger beside the population, so that a restored old ledger is noticed.
-
-    Raises PopulationError if it cannot be written.
-    """
-    head = ledger.head(population.id)
-    try:
-        layout.write_beside(
-            population.path, WITNESS, json_bytes({"ledger_id": head.ledger_id, "seq": head.seq, "hash": head.hash})
-        )
-    except OSError as error:
-        raise PopulationError(
-            f"cannot write {WITNESS} of population {population.path.name!r}: {error.strerror or error}.",
-            "A private run keeps there what it saw of the ledger. Free some space or give permission to write; then "
-            "try again, or resume.",
-        ) from error
 
 
 class LedgerPublisher:

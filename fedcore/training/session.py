@@ -13,6 +13,8 @@ written. It is "finished" when what a series decides about it is done too; until
 
 from __future__ import annotations
 
+import hashlib
+import json
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -32,6 +34,7 @@ from fedcore.errors import (
     Unreachable,
 )
 from fedcore.methods.registry import make_method
+from fedcore.population import manifest as manifests
 from fedcore.population.store import Population
 from fedcore.privacy.ledger.chain import Balance
 from fedcore.privacy.ledger.leases import Lease
@@ -42,11 +45,12 @@ from fedcore.rounds.engine import Backend, Training
 from fedcore.rounds.method import AnyMethod
 from fedcore.runs.store import Run
 from fedcore.storage.arrays import write_values, writing
-from fedcore.storage.files import Place, write_json
-from fedcore.training.budget import LedgerPublisher, ledger_of, remember_head
+from fedcore.storage.files import Place, read_bytes, write_json
+from fedcore.training.budget import LedgerPublisher, ledger_of
 from fedcore.training.request import TrainRequest
 from fedcore.training.spec import START_FILE, RunSpec, recorded_request, recorded_spec, resolve
 from fedcore.training.warm_start import in_words
+from fedcore.training.witness import check_runs, remember_head
 
 if TYPE_CHECKING:
     from fedcore.privacy.ledger.ledger import Ledger
@@ -94,7 +98,7 @@ class Session:
         status: with which the ledger closes it. Nothing is added the second time.
         """
         if self.account is not None:
-            self.account.ledger.finish(self.account.lease, status)
+            self.account.ledger.finish(self.account.lease, status, head=self.run.head.get("digest"))
             remember_head(self.population, self.account.ledger)
         if status == "finished" and (outcome := self.method.outcome(self.training.state)):
             self.run.note(outcome=outcome)
@@ -128,6 +132,8 @@ def start_run(request: TrainRequest, backend: Backend, *, stamp: str, ledger_url
     the run can be resumed or abandoned.
     """
     spec = resolve(request, ledger_url)
+    if spec.ledger is not None:
+        check_runs(request.runs, spec.population, spec.ledger)
     run = _create(spec, request, stamp)
     try:
         _keep_warm_start(spec, run)
@@ -221,7 +227,15 @@ def _reserve(spec: RunSpec, ledger: Ledger, run: Run) -> None:
         unit=spec.public.unit,
         relation=spec.public.relation,
         secure=spec.test_noise is None,
+        bound=_bound(spec, run),
     )
+
+
+def _bound(spec: RunSpec, run: Run) -> dict[str, Any]:
+    """Digests of what the run reads and of what was asked of it, by which the ledger can tell later what it was."""
+    manifest = json.loads(manifests.encode(spec.population.manifest))["checksum"]
+    record = hashlib.sha256(read_bytes(run.path / "run.json")).hexdigest()
+    return {"manifest": manifest, "version": spec.population.version, "run": record}
 
 
 def _was_refused(error: BaseException) -> bool:

@@ -242,6 +242,13 @@ class Accounts:
         with self._reading(population_id) as (_, row):
             return ChainHead(self.id, row.seq, row.hash)
 
+    def length(self, population_id: str) -> int:
+        """The number of records of the population's chain; 0 if it is not registered."""
+        with self._transaction(write=False) as connection:
+            mine = tables.accounts.c.population_id == population_id
+            rows = find(connection, tables.accounts, mine, columns=("seq",))
+        return int(rows[0].seq) if rows else 0
+
     def lacks(self, population_id: str, heads: Iterable[ChainHead]) -> list[ChainHead]:
         """Those of these heads, seen before, that are in the chain no more."""
         wanted = [head for head in heads if head.ledger_id != self.id or head.seq or head.hash != GENESIS]
@@ -261,7 +268,11 @@ class Accounts:
     def check_not_rolled_back(self, population_id: str, head: ChainHead) -> None:
         """Raises LedgerRolledBack if the chain lacks `head`."""
         if not self.contains(population_id, head):
-            raise rolled_back(self.id, population_id, head)
+            raise LedgerRolledBack(
+                f"ledger {self.id} does not contain record {head.seq} of population {population_id!r}, which was seen "
+                "before: an older copy was put in its place.",
+                "Restore the newest copy; what was spent since the older one cannot be forgotten.",
+            )
 
     def accepted(self, population_id: str) -> set[tuple[int, str]]:
         """(number, hash) of the heads that the chain lacks and that its owner gave up."""
@@ -305,16 +316,6 @@ class Accounts:
         part = account.checkpoint > 0
         compare_tables(connection, self.id, account, row, schema=self.schema, part=part, arrays=False)
         return account
-
-
-def rolled_back(ledger_id: str, population_id: str, head: ChainHead, who: str = "") -> LedgerRolledBack:
-    """who: remembers the record, if it is not the population."""
-    return LedgerRolledBack(
-        f"ledger {ledger_id} does not contain record {head.seq} of population {population_id!r}, which was seen "
-        f"before{who}: an older copy was put in its place.",
-        "Restore the newest copy; what was spent since the older one cannot be forgotten. If there is none any more: "
-        "fedcore budget accept-loss",
-    )
 
 
 def checked_reason(reason: str) -> str:
