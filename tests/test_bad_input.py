@@ -604,7 +604,7 @@ TABLE = [
         TRAIN,
         "BudgetMissing",
         ("'p'", "fedcore budget set p"),
-        ("budget", "set", "p", "--epsilon", "1", "--delta", "1e-6"),
+        ("budget", "set", "p", "--public-schema", "made up", "--epsilon", "1", "--delta", "1e-6"),
     ),
     Row("budget used up", spent, TRAIN, "BudgetExceeded", ("'p'", "used up", "Nothing was released")),
     Row(
@@ -619,7 +619,7 @@ TABLE = [
     Row(
         "a second budget",
         private,
-        ("budget", "set", "p", "--epsilon", "9", "--delta", "1e-6"),
+        ("budget", "set", "p", "--public-schema", "made up", "--epsilon", "9", "--delta", "1e-6"),
         "BudgetExists",
         ("epsilon = 8", "fedcore budget raise"),
     ),
@@ -655,7 +655,7 @@ TABLE = [
         Row(
             f"epsilon = {value}",
             no_budget,
-            ("budget", "set", "p", "--epsilon", value, "--delta", "1e-6"),
+            ("budget", "set", "p", "--public-schema", "made up", "--epsilon", value, "--delta", "1e-6"),
             "ConfigError",
             ("epsilon must be positive and finite",),
         )
@@ -665,7 +665,7 @@ TABLE = [
         Row(
             f"delta = {value}",
             no_budget,
-            ("budget", "set", "p", "--epsilon", "1", "--delta", value),
+            ("budget", "set", "p", "--public-schema", "made up", "--epsilon", "1", "--delta", value),
             "ConfigError",
             ("delta must lie between 0 and 1",),
         )
@@ -674,7 +674,19 @@ TABLE = [
     Row(
         "delta_extra above delta",
         no_budget,
-        ("budget", "set", "p", "--epsilon", "1", "--delta", "1e-6", "--delta-extra", "1e-5"),
+        (
+            "budget",
+            "set",
+            "p",
+            "--public-schema",
+            "made up",
+            "--epsilon",
+            "1",
+            "--delta",
+            "1e-6",
+            "--delta-extra",
+            "1e-5",
+        ),
         "ConfigError",
         ("delta_extra",),
     ),

@@ -49,6 +49,9 @@ COMMANDS = [
     ("budget", "set"),
     ("budget", "raise"),
     ("budget", "show"),
+    ("budget", "public-schema"),
+    ("budget", "accept-loss"),
+    ("budget", "migrate"),
     ("serve",),
     ("demo",),
     ("plan",),
@@ -166,7 +169,9 @@ def test_the_commands_of_the_readme(texts):
     assert (ingested["clients"], ingested["features"], ingested["nominal_clients"]) == (30, 5, 10000)
     assert ingested["ledger"]["url"] == default_ledger_url()
 
-    budget = works("budget", "set", "blogs", "--epsilon", "8", "--delta", "1e-8", "--json").json
+    budget = works(
+        "budget", "set", "blogs", "--public-schema", "made up", "--epsilon", "8", "--delta", "1e-8", "--json"
+    ).json
     assert budget["budget"]["epsilon"] == 8 and budget["rho_spent"] == 0 and budget["unit"] == "client"
 
     shown = works("train", "histograms", "blogs", "--set", "epsilon=2", "--local", "--run-id", "first", *SMALL)
@@ -223,7 +228,7 @@ def test_verify_names_the_damaged_block(place):
 def test_append_makes_a_version_under_the_same_budget(texts):
     ingest = ("population", "ingest", "texts", "p", "--vocabulary", "words.txt", "--json")
     first = works(*ingest).json
-    works("budget", "set", "p", "--epsilon", "2", "--delta", "1e-6")
+    works("budget", "set", "p", "--public-schema", "made up", "--epsilon", "2", "--delta", "1e-6")
     (texts / "more").mkdir()
     (texts / "more" / "late.txt").write_text("the mat")
     second = works("population", "ingest", "more", "p", "--append", "--json").json
@@ -442,7 +447,20 @@ def test_budget_set_raise_show(place):
     private_population(place / "p", small_counts(), epsilon=None)
     none = works("budget", "show", "p", "--json").json
     assert none["budget"] is None and [record["kind"] for record in none["history"]] == ["register"]
-    first = works("budget", "set", "p", "--epsilon", "1", "--delta", "1e-6", "--delta-extra", "1e-7", "--json").json
+    first = works(
+        "budget",
+        "set",
+        "p",
+        "--public-schema",
+        "made up",
+        "--epsilon",
+        "1",
+        "--delta",
+        "1e-6",
+        "--delta-extra",
+        "1e-7",
+        "--json",
+    ).json
     assert first["budget"]["delta_extra"] == 1e-7 and first["population"] == "p"
     raised = works("budget", "raise", "p", "--epsilon", "2", "--delta", "1e-6", "--json").json
     assert raised["budget"]["rho_max"] > first["budget"]["rho_max"]
@@ -457,4 +475,16 @@ def test_the_ledger_may_be_named_on_the_command_line(place):
     (place / "ledger.sqlite").rename(place / "moved.sqlite")
     lost = fedcore("budget", "show", "p")
     assert lost.code == 2 and lost.err.startswith("LedgerMissing")
-    works("budget", "set", "p", "--epsilon", "1", "--delta", "1e-6", "--ledger", f"sqlite:///{place / 'moved.sqlite'}")
+    works(
+        "budget",
+        "set",
+        "p",
+        "--public-schema",
+        "made up",
+        "--epsilon",
+        "1",
+        "--delta",
+        "1e-6",
+        "--ledger",
+        f"sqlite:///{place / 'moved.sqlite'}",
+    )

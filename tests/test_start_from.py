@@ -372,7 +372,19 @@ def test_which_run_is_the_previous_one(private, tmp_path):
 
 def test_a_run_is_planned_in_the_relation_of_the_budget(tmp_path):
     population, ledger = private_population(tmp_path / "p", small_counts(), epsilon=None)
-    works("budget", "set", population.path, "--epsilon", "8", "--delta", "1e-6", "--relation", "replace_one")
+    works(
+        "budget",
+        "set",
+        population.path,
+        "--public-schema",
+        "made up",
+        "--epsilon",
+        "8",
+        "--delta",
+        "1e-6",
+        "--relation",
+        "replace_one",
+    )
     session = begin(population, tmp_path)
     assert session.run.info["relation"] == "replace_one"
     assert {item["sensitivity"] for item in session.run.info["plan"]} == {92682}
@@ -400,7 +412,19 @@ def test_a_plan_in_another_relation_is_refused_by_the_ledger(tmp_path, monkeypat
 
 def test_an_unknown_relation(tmp_path):
     population, _ = private_population(tmp_path / "p", small_counts(), epsilon=None)
-    refused = fedcore("budget", "set", population.path, "--epsilon", "8", "--delta", "1e-6", "--relation", "other")
+    refused = fedcore(
+        "budget",
+        "set",
+        population.path,
+        "--public-schema",
+        "made up",
+        "--epsilon",
+        "8",
+        "--delta",
+        "1e-6",
+        "--relation",
+        "other",
+    )
     assert refused.code == 2 and "replace_one" in refused.err
 
 

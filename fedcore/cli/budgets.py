@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from fedcore.cli.options import Json, Ledger, PopulationArgument, Settings, open_population, use_ledger
+from fedcore.cli.options import Json, Ledger, PopulationArgument, Runs, Settings, open_population, use_ledger
 from fedcore.cli.terminal import read_settings, say, table
 
 if TYPE_CHECKING:
@@ -40,6 +41,14 @@ def budget_set(
             "of somebody, which only private_gmm can plan for."
         ),
     ] = "client",
+    public_schema: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REASON",
+            help="Why the columns or vocabulary, bounds and thresholds that runs use are public, e.g. 'words of a "
+            "public dictionary'. Asked for if it is not given. Statements repeat it.",
+        ),
+    ] = None,
     ledger: Ledger = None,
     as_json: Json = False,
 ) -> None:
@@ -51,10 +60,89 @@ def budget_set(
     found = ledger_of(store)
     found.register(store.id)  # in case the process that ingested died just before it did
     found.set_budget(
-        store.id, epsilon, delta, delta_extra=delta_extra, relation=cast("Relation", relation), unit=cast("Unit", unit)
+        store.id,
+        epsilon,
+        delta,
+        delta_extra=delta_extra,
+        relation=cast("Relation", relation),
+        unit=cast("Unit", unit),
+        public_schema=asked_schema() if public_schema is None else public_schema,
     )
     remember_head(store, found)
     budget_show(population, None, as_json)
+
+
+def asked_schema() -> str:
+    """Why the schema is public, from the person at the terminal. Raises ConfigError if nobody sits there."""
+    from fedcore.errors import ConfigError
+
+    question = "Why are the columns or vocabulary, bounds and thresholds that runs will use public?"
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise ConfigError(
+            f"a budget needs an answer: {question[0].lower()}{question[1:]} What was made from the data of these "
+            "people (a list of their words, the largest value in a column) tells about them, and no noise hides it.",
+            "Say it with --public-schema REASON, e.g. 'words of a public dictionary', or 'columns of the published "
+            "form, bounds from its manual'. Statements repeat it.",
+        )
+    return str(typer.prompt(f"{question} They must not come from the data of these people. Statements repeat it"))
+
+
+@budget_app.command("public-schema")
+def budget_public_schema(
+    population: PopulationArgument,
+    reason: Annotated[
+        str,
+        typer.Argument(
+            metavar="REASON", help="Why the columns or vocabulary, bounds and thresholds that runs use are public."
+        ),
+    ],
+    ledger: Ledger = None,
+    as_json: Json = False,
+) -> None:
+    """Say later than `budget set` why columns, bounds, vocabulary and thresholds are public; what was said stays."""
+    from fedcore.training.budget import ledger_of, remember_head
+
+    use_ledger(ledger)
+    store = open_population(population)
+    found = ledger_of(store)
+    found.say_public_schema(store.id, reason)
+    remember_head(store, found)
+    budget_show(population, None, as_json)
+
+
+@budget_app.command("accept-loss")
+def budget_accept_loss(
+    population: PopulationArgument,
+    because: Annotated[str, typer.Option("--because", metavar="REASON", help="What happened; shown for ever.")],
+    runs: Runs = "runs",
+    ledger: Ledger = None,
+    as_json: Json = False,
+) -> None:
+    """Go on with a ledger that went back to an older copy, or with a population whose ledger-head.json is gone.
+
+    What was spent since that copy is forgotten: budget and statements say from then on that it may be more. Restore the
+    newest copy instead if there is one.
+    """
+    from fedcore.training.budget import ledger_unchecked
+    from fedcore.training.witness import accept_loss
+
+    use_ledger(ledger)
+    store = open_population(population)
+    accept_loss(store, ledger_unchecked(store), because, runs)
+    budget_show(population, None, as_json)
+
+
+@budget_app.command("migrate")
+def budget_migrate(ledger: Ledger = None, as_json: Json = False) -> None:
+    """Bring the tables of a ledger to the newest schema. A SQLite file is copied beside itself first, and would be
+    migrated before its first write; of PostgreSQL the owner of the tables does it.
+    """
+    from fedcore.privacy.ledger.ledger import default_ledger_url, open_ledger
+
+    use_ledger(ledger)
+    found = open_ledger(default_ledger_url())
+    before = found.migrate()
+    say({"ledger": found.id, "url": found.url, "schema_before": before, "schema": found.schema}, as_json)
 
 
 @budget_app.command("raise")
@@ -75,20 +163,32 @@ def budget_raise(
 @budget_app.command("show")
 def budget_show(population: PopulationArgument, ledger: Ledger = None, as_json: Json = False) -> None:
     """What is spent, reserved and left, with the history; verifies the chain first."""
+    from fedcore.privacy.statement import loss_in_words
     from fedcore.training.budget import ledger_of
+    from fedcore.training.witness import missing_witness
 
     use_ledger(ledger)
     store = open_population(population)
-    found = ledger_of(store)
-    found.verify(store.id)
-    balance, history = found.balance(store.id), found.history(store.id)
+    found = ledger_of(store, to_show=True)
+    balance, history = found.verify(store.id), found.history(store.id)
+    warnings = [missing] if (missing := missing_witness(store, found)) else []
+    warnings += [loss_in_words(row) for row in history if row["kind"] == "accept loss"]
+    shown = {"population": str(population), **balance.to_json()}
     if as_json:
-        return say({"population": str(population), **balance.to_json(), "history": history}, True)
-    say({"population": str(population), **balance.to_json()}, False)
+        return say({**shown, "warnings": warnings, "history": history}, True)
+    say(shown, False)
+    for warning in warnings:
+        print(f"WARNING: {warning}", file=sys.stderr)
     table(
         "History",
         [
-            {"seq": row["seq"], "what": row["kind"], "run": row.get("run_id"), "release": row.get("name")}
+            {
+                "seq": row["seq"],
+                "what": row["kind"],
+                "run": row.get("run_id"),
+                "release": row.get("name"),
+                "reason": row.get("reason") or row.get("public_schema"),
+            }
             for row in history
         ],
     )

@@ -31,6 +31,7 @@ PUBLIC_SHARE = 5  # one file in five
 BATCH = 1024
 LARGEST = 4 * 2**20  # bytes of a file that are read
 TOKEN = re.compile(r"[A-Za-z_]+")
+WHY_VOCABULARY = "the vocabulary is made of the standard library, whose files are no clients"
 WHY_PUBLIC = "a fifth of the source files, set aside as public and no part of the private population"
 
 
@@ -54,7 +55,7 @@ def prepare(folder: Path, say: Callable[[str], None]) -> tuple[Population, Popul
     evaluation = write(folder / "evaluation", public, vocabulary, halves=True, public_for_evaluation=WHY_PUBLIC)
     account = ledger_of(private, ledger_url)
     account.register(private.id)
-    account.set_budget(private.id, EPSILON, DELTA)
+    account.set_budget(private.id, EPSILON, DELTA, public_schema=WHY_VOCABULARY)
     remember_head(private, account)
     say(
         f"{private.n_clients} files are private clients (the run is planned for a declared {NOMINAL_CLIENTS}); "

@@ -76,7 +76,7 @@ def population_ingest(
 def register(population, ledger: str | None) -> None:
     from fedcore.training.budget import ledger_of
 
-    ledger_of(population, ledger).register(population.id)
+    ledger_of(population, ledger, to_show=True).register(population.id)
 
 
 @population_app.command("generate")

@@ -15,9 +15,11 @@ from typing import Any
 from fedcore.errors import LedgerMissing, PrivacyError, RunError
 from fedcore.operations.series import all_latest, summary_row
 from fedcore.population.store import Population
+from fedcore.privacy.statement import loss_in_words, schema_in_words
 from fedcore.runs.store import Run, list_runs
 from fedcore.storage.files import Place, absolute, is_file, read_bytes
 from fedcore.training.budget import epsilon_that_fits, ledger_of
+from fedcore.training.witness import missing_witness
 
 MOST_RUNS = 50
 MOST_VERSIONS = 20
@@ -75,7 +77,8 @@ def _budget(population: Population) -> list[str]:
     if population.manifest.ledger is None:
         return ["The population names no ledger: no private run on it is possible."]
     try:
-        balance = ledger_of(population).balance(population.id)
+        ledger = ledger_of(population, to_show=True)
+        balance, missing = ledger.balance(population.id), missing_witness(population, ledger)
     except LedgerMissing as error:
         return [cell(f"The ledger is not at hand: {error}")]
     except PrivacyError as error:
@@ -85,7 +88,9 @@ def _budget(population: Population) -> list[str]:
     rows = [{name or "": value for name, value in row.items()} for row in budget_rows(balance)]
     left = epsilon_that_fits(balance)
     fits = f"A run of epsilon {left:.4g} or less still fits." if left > 0 else "No run fits any more."
-    return [*table(rows), "", fits]
+    notes = [*schema_in_words(balance.public_schema), *([loss_in_words(balance.loss)] if balance.loss else [])]
+    notes += [f"**{missing}**"] if missing else []
+    return [*table(rows), "", fits, *(line for note in notes for line in ("", cell(note)))]
 
 
 def budget_rows(balance) -> list[dict]:

@@ -35,7 +35,7 @@ def equal_runs(
     if balance.budget is None:
         raise BudgetMissing(
             f"population {population.path.name!r} has no privacy budget.",
-            f"Set one: fedcore budget set {population.path} --epsilon E --delta D",
+            f"Set one: fedcore budget set {population.path} --epsilon E --delta D --public-schema REASON",
         )
     check_kind(method, population)
     checked_unit(method, balance.unit, population)

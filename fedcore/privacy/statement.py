@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +44,8 @@ class PrivacyStatement:
     unit, relation: what is hidden. epsilon, delta, rho: what the run's charged releases cost, forfeited ones included,
     at the delta of the population's budget. releases: one entry for each charged release. population: the budget of the
     population, and what all runs together have spent of it. ended: whether the run may still spend more. start: what
-    the run started from, treated as public; empty if from nothing.
+    the run started from, treated as public; empty if from nothing. public_schema: why columns, bounds, vocabulary and
+    thresholds are public; empty if nobody said. losses: each time that the ledger went back and was gone on with.
     """
 
     private: bool
@@ -58,12 +60,16 @@ class PrivacyStatement:
     population: Mapping[str, Any] = field(default_factory=dict)
     ended: bool = True
     start: str = ""
+    public_schema: str = ""
+    losses: tuple[Mapping[str, Any], ...] = ()
     trust_model: str = TRUST_MODEL
     not_covered: tuple[str, ...] = NOT_COVERED
 
     def to_json(self) -> dict[str, Any]:
         value = {**asdict(self), "privacy": "differential privacy" if self.private else "none", "text": self.text()}
-        return {**value, "releases": [dict(entry) for entry in self.releases], "not_covered": list(self.not_covered)}
+        lists = {"releases": self.releases, "losses": self.losses}
+        plain = {name: [dict(entry) for entry in entries] for name, entries in lists.items()}
+        return {**value, **plain, "not_covered": list(self.not_covered)}
 
     def text(self) -> str:
         """For a person: a few paragraphs."""
@@ -80,6 +86,8 @@ class PrivacyStatement:
             f"{share['epsilon']:g}, delta = {share['delta']:g} over all runs; spent so far: rho = "
             f"{share['rho_spent']:.6g} of {share['rho_max']:.6g} (epsilon = {share['epsilon_spent']:.4g}).",
             f"Noise: {self.mechanism}.",
+            *schema_in_words(self.public_schema),
+            *map(loss_in_words, self.losses),
             *([f"Start: {self.start}. This promise is on top of what that start tells."] if self.start else []),
             f"Trust: {self.trust_model}",
             f"Releases ({len(self.releases)}):" if self.releases else "Releases: none yet.",
@@ -88,6 +96,29 @@ class PrivacyStatement:
             *(f"  - {item}" for item in self.not_covered),
         ]
         return "\n".join(lines)
+
+
+def schema_in_words(reason: str | None) -> list[str]:
+    """What the promise takes as public besides what was released, and on whose word."""
+    if reason:
+        return [
+            "Public: columns, bounds, vocabulary and thresholds are taken as public on the word of the budget's owner: "
+            f"{reason.rstrip('.')}."
+        ]
+    return [
+        "Public: nobody said why columns, bounds, vocabulary and thresholds are public. If they were made from the "
+        "data of these people, they tell about them, and this promise does not cover it."
+    ]
+
+
+def loss_in_words(loss: Mapping[str, Any]) -> str:
+    """An accepted loss, as `Account.losses` has it."""
+    when = datetime.fromtimestamp(loss["at"], UTC).strftime("%Y-%m-%d")
+    return (
+        f"Loss: the ledger went back, or nobody could tell, and on {when} its owner went on "
+        f"({loss['reason'].rstrip('.')}). What was spent before may be more than the ledger knows, and "
+        "the total over all runs more than is said here."
+    )
 
 
 def _line(entry: Mapping[str, Any]) -> str:
@@ -143,6 +174,8 @@ def statement_of_account(account: Account, run: RunAccount, *, test_ledger: bool
         mechanism=SecureNoise.label,
         population=population,
         ended=run.status != OPEN,
+        public_schema=account.public_schema[-1] if account.public_schema else "",
+        losses=tuple(account.losses),
     )
 
 

@@ -62,19 +62,24 @@ def ledger_of(population: Population, url: str | None = None, *, to_show: bool =
     to_show: nothing is to be charged, so that a population whose witness is gone is no obstacle. Raises LedgerMissing
     if it is absent or another one, LedgerRolledBack if it lacks a record seen before, or nobody can tell.
     """
+    ledger = ledger_unchecked(population, url)
+    if not (to_show and missing_witness(population, ledger)):
+        check_witnesses(population, ledger)
+    return ledger
+
+
+def ledger_unchecked(population: Population, url: str | None = None) -> Ledger:
+    """The same, whatever was seen of it before. Raises LedgerMissing."""
     named = population.manifest.ledger
     if named is None:
         raise LedgerMissing(
             f"population {population.path.name!r} names no ledger: it was made without one.",
             "Ingest it again with a ledger.",
         )
-    ledger = find_ledger(named, url)
-    if not (to_show and missing_witness(population, ledger)):
-        check_witnesses(population, ledger)
-    return ledger
+    return _find(named, url)
 
 
-def find_ledger(named: NamedLedger, url: str | None) -> Ledger:
+def _find(named: NamedLedger, url: str | None) -> Ledger:
     """The ledger of the manifest at `url`; else at FEDCORE_LEDGER, which may be meant for other populations; else where
     the manifest says. Only the ledger with the manifest's id will do.
     """
@@ -186,7 +191,7 @@ def plan_within_budget(
     if balance.budget is None:
         raise BudgetMissing(
             f"population {population.path.name!r} has no privacy budget.",
-            f"Set one: fedcore budget set {population.path} --epsilon E --delta D",
+            f"Set one: fedcore budget set {population.path} --epsilon E --delta D --public-schema REASON",
         )
     share = balance.rho_left
     if method.private_settings.epsilon is not None:

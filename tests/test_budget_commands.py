@@ -1,0 +1,124 @@
+"""`fedcore budget`: why a schema is public, accepted losses, migration, and what is shown when something is wrong."""
+
+import io
+import json
+import shutil
+import sqlite3
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from fedcore.cli import budgets
+from fedcore.operations.population_page import population_page
+from fedcore.privacy.ledger.ledger import open_ledger
+from fedcore.privacy.statement import private_statement
+from tests.command import fedcore, private_population, works
+
+GOLDEN = Path(__file__).parent / "golden" / "schema1"
+WITNESS = "ledger-head.json"
+SET = ("budget", "set", "p", "--epsilon", "4", "--delta", "1e-6")
+TRAIN = ("train", "histograms", "p", "--local", "--set", "clusters=2", "--set", "rounds=2", "--set", "epsilon=1")
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A population without a budget."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDCORE_LEDGER", f"sqlite:///{tmp_path / 'ledger.sqlite'}")
+    monkeypatch.delenv("FEDCORE_ANCHOR", raising=False)
+    matrix = np.random.Generator(np.random.Philox(1)).poisson(1.0, (12, 4))
+    population, _ = private_population(tmp_path / "p", sp.csr_matrix(matrix), epsilon=None)
+    return population
+
+
+def test_a_budget_needs_a_reason_for_its_schema(place):
+    refused = fedcore(*SET)
+    assert refused.code == 2 and "--public-schema" in refused.err and "words of a public dictionary" in refused.err
+    assert fedcore(*SET, "--public-schema", "  ").code == 2
+    assert works("budget", "show", "p", "--json").json["budget"] is None
+    shown = works(*SET, "--public-schema", "words of a\n public dictionary", "--json").json
+    assert shown["public_schema"] == "words of a public dictionary"
+    assert shown["history"][-1]["public_schema"] == "words of a public dictionary"
+
+
+def test_a_person_at_a_terminal_is_asked(place, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr(sys, "stdin", Terminal("its columns are those of the form\n"))
+    monkeypatch.setattr(budgets.typer, "prompt", lambda text: sys.stdin.readline() if "public" in text else None)
+    assert works(*SET, "--json").json["public_schema"] == "its columns are those of the form"
+
+
+def test_the_statement_repeats_the_reason_or_says_that_there_is_none(place):
+    ledger = open_ledger(f"sqlite:///{place.path.parent / 'ledger.sqlite'}")
+    ledger.set_budget(place.id, 4.0, 1e-6)
+    works(*TRAIN, "--run-id", "r")
+    before = json.loads(Path("runs/r/statement.json").read_text())
+    assert before["public_schema"] == "" and "nobody said why columns" in before["text"]
+    works("budget", "public-schema", "p", "words of a public dictionary.")
+    shown = works("budget", "public-schema", "p", "words of the dictionary of 1990").out
+    assert "words of the dictionary of 1990" in shown and "words of a public dictionary." in shown  # all that was said
+    text = private_statement(ledger, place.id, "r").text()
+    assert "on the word of the budget's owner: words of the dictionary of 1990." in text
+    assert ledger.verify(place.id).public_schema == "words of the dictionary of 1990"
+
+
+def lose(place):
+    """The ledger went back behind a run, and the population's witness is gone."""
+    works(*SET, "--public-schema", "made up")
+    with sqlite3.connect("ledger.sqlite") as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    connection.close()
+    shutil.copy("ledger.sqlite", "copy")
+    works(*TRAIN, "--run-id", "r")
+    for left in Path().glob("ledger.sqlite-*"):
+        left.unlink()
+    shutil.copy("copy", "ledger.sqlite")
+    (place.path / WITNESS).unlink()
+
+
+def test_a_missing_witness_is_shown_loudly_and_refused_by_what_charges(place):
+    lose(place)
+    shown = works("budget", "show", "p")
+    assert "WARNING: ledger-head.json of population 'p' is missing" in shown.err and "rho_left" in shown.out
+    assert "is missing" in works("budget", "show", "p", "--json").json["warnings"][0]
+    for command in (TRAIN, ("budget", "raise", "p", "--epsilon", "9", "--delta", "1e-6")):
+        refused = fedcore(*command)
+        assert refused.code == 2 and "LedgerRolledBack" in refused.err and "budget accept-loss" in refused.err
+
+
+def test_an_accepted_loss_is_shown_and_said_for_ever(place):
+    lose(place)
+    assert fedcore("budget", "accept-loss", "p").code == 2  # --because
+    accepted = works("budget", "accept-loss", "p", "--because", "the disk died")
+    assert "WARNING: Loss:" in accepted.err and "the disk died" in accepted.err
+    works(*TRAIN, "--run-id", "s")
+    statement = json.loads(Path("runs/s/statement.json").read_text())
+    assert [loss["reason"] for loss in statement["losses"]] == ["the disk died"]
+    assert "may be more than the ledger knows" in statement["text"]
+    history = works("budget", "show", "p", "--json").json
+    assert history["loss"]["reason"] == "the disk died" and len(history["history"][2]["seen"]) == 1
+    again = fedcore("budget", "accept-loss", "p", "--because", "once more")
+    assert again.code == 2 and "nothing is lost" in again.err
+
+
+def test_a_ledger_of_schema_1_is_migrated_by_hand_once(tmp_path, monkeypatch):
+    shutil.copy(GOLDEN / "ledger.sqlite", tmp_path / "ledger.sqlite")
+    url = f"sqlite:///{tmp_path / 'ledger.sqlite'}"
+    first = works("budget", "migrate", "--ledger", url, "--json").json
+    assert (first["schema_before"], first["schema"]) == (1, 2) and (tmp_path / "ledger.sqlite.schema1").exists()
+    assert works("budget", "migrate", "--ledger", url, "--json").json["schema_before"] == 2
+
+
+def test_the_page_of_a_population_says_both(place):
+    lose(place)
+    page = population_page("p", "runs")
+    assert "made up" in page and "is missing" in page
+    works("budget", "accept-loss", "p", "--because", "the disk died")
+    page = population_page("p", "runs")
+    assert "the disk died" in page and "is missing" not in page
