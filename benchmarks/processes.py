@@ -15,7 +15,7 @@ from pathlib import Path
 from time import monotonic, perf_counter, sleep
 
 import psutil
-from fedcore.flows.server import server
+from fedcore.flows.server import authorization, server
 
 QUIET = 0.1  # CPU-seconds in a second: a server that has nothing left to do takes less
 PATIENCE = 20.0  # seconds that a server may take to be done with what it was sent
@@ -89,7 +89,8 @@ class Server:
 
     def task_runs(self) -> int:
         """Of all flow runs so far."""
-        request = urllib.request.Request(f"{self.api}/task_runs/count", b"{}", {"content-type": "application/json"})
+        headers = {"content-type": "application/json"} | authorization()
+        request = urllib.request.Request(f"{self.api}/task_runs/count", b"{}", headers)
         with urllib.request.urlopen(request, timeout=30) as answer:
             return json.load(answer)
 

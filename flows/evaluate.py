@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
+from fedcore.flows.own_server import flow
 from fedcore.flows.states import run_to_state
 from fedcore.tasks.artifacts import key
 from fedcore.tasks.backends import backend_for
-from prefect import flow, get_run_logger, task
+from prefect import get_run_logger, task
 from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.runtime import flow_run

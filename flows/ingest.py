@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+from fedcore.flows.own_server import flow
 from fedcore.flows.states import run_to_state
 from fedcore.tasks.artifacts import key_of
-from prefect import flow, get_run_logger, task
+from prefect import get_run_logger, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 

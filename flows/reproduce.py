@@ -4,10 +4,11 @@ from pathlib import Path
 from typing import cast
 from uuid import UUID
 
+from fedcore.flows.own_server import flow
 from fedcore.flows.states import run_to_state
 from fedcore.tasks.artifacts import key
 from fedcore.tasks.dask_backend import DaskBackend, dask_client
-from prefect import flow, get_run_logger, task
+from prefect import get_run_logger, task
 from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.runtime import flow_run

@@ -1,9 +1,15 @@
 """A Prefect server on this host, for when PREFECT_API_URL names none.
 
-This module does not import Prefect, which reads that address when it is imported.
+Every user of the host reaches its port, and whoever may tell a Prefect server what to do runs commands as those whose
+flows it starts. So it wants a password, which is made anew for each server and which only the server, this process and
+its children know; and its port is taken here, before somebody who sees the number could answer in its place.
+
+This module does not import Prefect, which reads its settings when it is imported.
 """
 
+import base64
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -11,42 +17,74 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from fedcore.errors import ConfigError
 
 START_SECONDS = 180
-
-
-def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return listening.getsockname()[1]
+ADDRESS = "PREFECT_API_URL"
+ASKED_FOR = "PREFECT_SERVER_API_AUTH_STRING"  # the password that a server wants
+GIVEN = "PREFECT_API_AUTH_STRING"  # the one that is sent to it
+WITHOUT_UI = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1"}  # nor a scheduler: as Prefect starts its own
+NO_PAGES = {"PREFECT_UI_URL": ""}  # so that nobody is sent to them
 
 
 @contextmanager
-def server(port: int | None = None) -> Iterator[str]:
+def server(ui: bool = True) -> Iterator[str]:
     """The base address of the server that PREFECT_API_URL names, or of one started here on loopback and stopped at
-    the end. Raises ConfigError if it does not come up.
+    the end. Meanwhile the environment has its address and password.
+
+    Args:
+        ui: whether it shows runs in a browser, and starts what is scheduled
+
+    Raises ConfigError if it does not come up.
     """
-    address = os.environ.get("PREFECT_API_URL")
+    address = os.environ.get(ADDRESS)
     if address:
         yield address.removesuffix("/api")
         return
-    base = f"http://127.0.0.1:{port or free_port()}"
-    environment = os.environ | {"PREFECT_SERVER_UI_API_URL": f"{base}/api"}
-    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", base.split(":")[-1]]
-    process = subprocess.Popen(
-        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
+    password = os.environ.get(ASKED_FOR) or f"fedcore:{secrets.token_urlsafe(32)}"
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # without SO_REUSEADDR: nobody else gets this port while the socket is open
+        base = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        own = {"PREFECT_SERVER_UI_API_URL": f"{base}/api", "PREFECT__SERVER_FINAL": "1", ASKED_FOR: password}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app"]
+            + ["--fd", str(taken.fileno()), "--log-level", "error", "--lifespan", "on"],
+            env=os.environ | own | ({} if ui else WITHOUT_UI),
+            pass_fds=[taken.fileno()],
+            umask=0o077,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            _wait(base, process)
+            with _environment({ADDRESS: f"{base}/api", GIVEN: password} | ({} if ui else NO_PAGES)):
+                yield base
+        finally:
+            _stop(process)
+
+
+def authorization() -> dict[str, str]:
+    """The HTTP header that tells a server the password of this environment; none without a password."""
+    password = os.environ.get(GIVEN)
+    return {"Authorization": f"Basic {base64.b64encode(password.encode()).decode()}"} if password else {}
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Environment variables, and as they were afterwards."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
     try:
-        _wait(base, process)
-        os.environ["PREFECT_API_URL"] = f"{base}/api"
-        yield base
+        yield
     finally:
-        os.environ.pop("PREFECT_API_URL", None)
-        _stop(process)
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 def check_reachable(address: str) -> None:

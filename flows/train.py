@@ -7,12 +7,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from fedcore.flows.own_server import flow
 from fedcore.flows.states import REFUSED, run_to_state
 from fedcore.tasks.artifacts import Showcase, show_comparison, show_population
 from fedcore.tasks.backends import backend_for
 from fedcore.tasks.operations import conclude_series
 from fedcore.tasks.training import next_rounds
-from prefect import Flow, flow, get_client, get_run_logger
+from prefect import Flow, get_client, get_run_logger
 from prefect.client.schemas import State
 from prefect.runtime import deployment, flow_run
 from pydantic import BaseModel, ValidationError

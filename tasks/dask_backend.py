@@ -6,7 +6,6 @@ result: that is the law of `fedcore.rounds.statistics`.
 """
 
 import asyncio
-import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,14 +14,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice, zip_longest
 from typing import Any
-from urllib.parse import urlparse
 from uuid import uuid4
 
 import dask
 import numpy as np
 from dask.utils import parse_timedelta
-from distributed import Client, Future, KilledWorker, LocalCluster, as_completed
+from distributed import Client, Future, KilledWorker, as_completed
 from distributed.client import FutureCancelledError
+from fedcore.tasks.local_cluster import local_cluster
 
 from fedcore.errors import ConfigError, PrivacyError, WorkerFailed
 from fedcore.population.sizing import WORKERS, shared_out
@@ -118,14 +117,16 @@ def add_up(parts: Sequence[Part]) -> Part:
 def dask_client(workers: int | None = None, address: str | None = None, private: bool = False) -> Iterator[Client]:
     """One Dask client for a whole run: a local cluster of single-threaded processes, or the scheduler at `address`.
 
-    Raises ConfigError if the scheduler does not answer, PrivacyError if a private run would send raw sums unencrypted
-    to another host or let a worker spill them to disk.
+    Raises ConfigError if the scheduler does not answer, PrivacyError if a private run would send raw sums unencrypted,
+    let anybody in who reaches a port, or let a worker spill sums to disk.
     """
     if address is not None:
-        if private and not _encrypted_or_local(address):
+        if private and not _closed(address):
             raise PrivacyError(
-                f"a private run sends raw sums between workers, and {address} is not encrypted.",
-                "Use a tls:// scheduler, or one on this host.",
+                f"a private run sends raw sums between workers, and {address} is not encrypted: whoever reaches it, on "
+                "this host every user, reads them and runs code on the workers.",
+                "Use a scheduler at tls:// with certificates (docs/deployments.md), or leave --dask out: the workers "
+                "that are then started on this host are closed to others.",
             )
         try:
             client = Client(address, timeout="10s", set_as_default=False)
@@ -136,25 +137,31 @@ def dask_client(workers: int | None = None, address: str | None = None, private:
             ) from error
         with client:
             if private:
+                _refuse_open_workers(client)
                 _refuse_spilling(client)
             yield client
         return
     with (
         dask.config.set(_local_settings() | UNWATCHED),
-        LocalCluster(
-            n_workers=workers or WORKERS,
-            threads_per_worker=1,
-            dashboard_address="127.0.0.1:0",
-            silence_logs=logging.ERROR,
-        ) as cluster,
+        local_cluster(workers or WORKERS) as cluster,
         Client(cluster, set_as_default=False) as client,
     ):
         yield client
 
 
-def _encrypted_or_local(address: str) -> bool:
-    parts = urlparse(address if "//" in address else f"tcp://{address}")
-    return parts.scheme == "tls" or parts.scheme == "inproc" or parts.hostname in ("127.0.0.1", "localhost", "::1")
+def _closed(address: str) -> bool:
+    """Whether what listens there wants a certificate; or is in this process."""
+    return address.startswith(("tls://", "inproc://"))
+
+
+def _refuse_open_workers(client: Client) -> None:
+    """A scheduler that listens in two ways may have workers that do not encrypt."""
+    found = [worker for worker in client.scheduler_info(n_workers=-1)["workers"] if not _closed(worker)]
+    if found:
+        raise PrivacyError(
+            f"{len(found)} Dask workers do not encrypt what they send, {found[0]} for one.",
+            "Start them with the tls:// address of the scheduler.",
+        )
 
 
 def _spills() -> bool:

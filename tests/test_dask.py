@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from fedcore.tasks.dask_backend import DaskBackend, _encrypted_or_local, dask_client
+from fedcore.tasks.dask_backend import DaskBackend, _refuse_open_workers, dask_client
 
 from fedcore.errors import ChunkError, ConfigError, PrivacyError, WorkerFailed
 from tests.conftest import small_counts, write_counts
@@ -99,12 +99,20 @@ def test_a_block_that_kills_every_worker_is_named(tmp_path, workers):
             training.step()
 
 
-def test_private_sums_do_not_cross_hosts_in_the_clear():
-    for address in ("tcp://127.0.0.1:8786", "localhost:1", "tls://far.example:8786", "inproc://1/2"):
-        assert _encrypted_or_local(address)
-    assert not _encrypted_or_local("tcp://far.example:8786")
-    with pytest.raises(PrivacyError, match="not encrypted"), dask_client(address="tcp://far.example:1", private=True):
-        pass
+def test_private_sums_are_not_sent_in_the_clear_nor_to_whom_anybody_reaches():
+    for address in ("tcp://far.example:8786", "tcp://127.0.0.1:8786", "localhost:1", "[::1]:1", "ws://127.0.0.1:1"):
+        with pytest.raises(PrivacyError, match="not encrypted") as caught, dask_client(address=address, private=True):
+            pass
+        assert "tls://" in caught.value.remedy
+
+
+def test_a_scheduler_by_tls_whose_workers_do_not_encrypt_is_refused():
+    class Scheduler:
+        def scheduler_info(self, n_workers):
+            return {"workers": {"tls://127.0.0.1:1": {}, "tcp://127.0.0.1:2": {}}}
+
+    with pytest.raises(PrivacyError, match="1 Dask workers do not encrypt .*:2"):
+        _refuse_open_workers(Scheduler())
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytest
+from fedcore.flows.server import authorization, server
 
 from fedcore.population.store import Population
 from fedcore.rounds.engine import InProcessBackend
@@ -34,8 +35,6 @@ def prefect_server(tmp_path_factory):
     before = {name: os.environ.get(name) for name in ("PREFECT_HOME", "PREFECT_API_URL")}
     os.environ["PREFECT_HOME"] = str(home)
     os.environ.pop("PREFECT_API_URL", None)
-    import fedcore.flows  # noqa: F401  makes the settings
-    from fedcore.flows.server import server
 
     try:
         with server() as base:
@@ -127,7 +126,7 @@ def first(look, seconds):
 
 
 def ask(base, path, body):
-    headers = {"content-type": "application/json"}
+    headers = {"content-type": "application/json"} | authorization()
     request = urllib.request.Request(f"{base}/api{path}", json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=20) as answer:
         return json.load(answer)

@@ -2,7 +2,6 @@
 docs/deployments.md says of them, run on loopback.
 """
 
-import datetime
 import os
 import re
 import shutil
@@ -28,45 +27,10 @@ from tests.conftest import small_counts
 from tests.faults.month import Server
 from tests.faults.place import to_end
 from tests.faults.test_cluster import free_port
+from tests.tls import certificate, tls_environment
 
 SECRET = "operator:correct horse"
 TRAIN = ["-c", "from fedcore.cli import main; main()", "train", "histograms"]
-
-
-def certificate(folder):
-    """Writes ca.pem, a certificate of its own authority for the loopback interface, and key.pem."""
-    x509 = pytest.importorskip("cryptography.x509", reason="cryptography is not installed")
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "fedcore test")])
-    now = datetime.datetime.now(datetime.UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    (folder / "ca.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    (folder / "key.pem").write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-
-
-def tls_environment(folder) -> dict[str, str]:
-    """As the documentation gives it."""
-    prefix, found = "DASK_DISTRIBUTED__COMM__TLS__", {"DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "True"}
-    found[f"{prefix}CA_FILE"] = str(folder / "ca.pem")
-    for role in ("SCHEDULER", "WORKER", "CLIENT"):
-        found[f"{prefix}{role}__CERT"] = str(folder / "ca.pem")
-        found[f"{prefix}{role}__KEY"] = str(folder / "key.pem")
-    return found
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from tests.faults.month import Server
 from tests.faults.place import same_result, to_end
 from tests.faults.test_cluster import free_port
 from tests.test_secure_hosts import postgres  # noqa: F401  a fixture
+from tests.tls import certificate, tls_environment
 
 ROOT = Path(__file__).parent.parent
 PATIENCE = 120.0  # for anything that processes of other hosts do, seconds
@@ -179,12 +180,14 @@ def test_hosts_that_share_a_store_and_servers_train_together(postgres, s3, tmp_p
 
         no_spilling = {f"DASK_DISTRIBUTED__WORKER__MEMORY__{name}": "False" for name in ("SPILL", "TARGET")}
         prefect = {"PREFECT_API_URL": server.api, "DO_NOT_TRACK": "1", "PREFECT_WORKER_QUERY_SECONDS": "1"}
-        port = free_port()
-        address = f"tcp://127.0.0.1:{port}"
-        host("scheduler").runs("dask", "scheduler", "--host", "127.0.0.1", "--port", port, "--no-dashboard")
-        workers = [host(name, **no_spilling) for name in ("worker1", "worker2")]
+        certificate(tmp_path)
+        tls, port = tls_environment(tmp_path), free_port()
+        address = f"tls://127.0.0.1:{port}"
+        serving = ("scheduler", "--protocol", "tls", "--host", "127.0.0.1", "--port", port, "--no-dashboard")
+        host("scheduler", **tls).runs("dask", *serving)
+        workers = [host(name, **no_spilling, **tls) for name in ("worker1", "worker2")]
         _, doomed = [each.runs("dask", "worker", address, "--nthreads", 1, "--no-dashboard") for each in workers]
-        operator, flows = host("operator", **prefect), host("flows", **prefect)
+        operator, flows = host("operator", **prefect), host("flows", **prefect, **tls)
         (operator.folder / "nightly.toml").write_text(FILE.format(store=s3, dask=address))
         (deployed,) = json.loads(operator.does("fedcore.cli", "deploy", "nightly.toml", "--json"))["deployments"]
         flows.runs("prefect", "worker", "start", "--pool", "fedcore")

@@ -2,6 +2,7 @@
 Deployments that know a flow by its old name in `flows.train` are run all the same.
 """
 
+import base64
 import json
 import os
 import re
@@ -226,11 +227,12 @@ population = "population"
 schedule = {{ interval = {interval} }}
 config = {{ algorithm = "algorithm2", clusters = 2, rounds = 2 }}
 """
+SECRET = b"name:a password"  # of the server that `fedcore serve` starts; others do not mind it
 
 
 def ask(api: str, path: str, body: dict | None = None, how: str = "POST"):
     """The answer of a Prefect server. It says 503 when its SQLite database is busy for long, and is asked again."""
-    headers = {"content-type": "application/json"}
+    headers = {"content-type": "application/json", "Authorization": f"Basic {base64.b64encode(SECRET).decode()}"}
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(f"{api}{path}", data, headers, method="GET" if body is None else how)
 
@@ -256,6 +258,7 @@ def completed(api: str, deployment: str) -> list[dict]:
 def test_a_schedule_is_served_beside_a_users_own_flows_and_tasks(user):
     """With the server that `fedcore serve` starts, on loopback."""
     (user.folder / "often.toml").write_text(FILE.format(interval=15))
+    user.environment["PREFECT_SERVER_API_AUTH_STRING"] = SECRET.decode()
     with user.running("fedcore", "serve", "often.toml") as log:
         (base,) = within(120, lambda: re.findall(r"^Prefect UI: (http://127\.0\.0\.1:\d+)$", log.read_text(), re.M))
         (run, *_) = within(150, lambda: completed(f"{base}/api", "often"))

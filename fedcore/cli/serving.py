@@ -22,8 +22,17 @@ def serve(file: File) -> None:
     from fedcore.operations.deployment import read_deployments
 
     deployments = read_deployments(file)
+    own, chosen = not os.environ.get("PREFECT_API_URL"), os.environ.get("PREFECT_SERVER_API_AUTH_STRING")
     with import_module("fedcore.flows.server").server() as base:
         print(f"Prefect UI: {base}", file=sys.stderr)
+        if own and chosen:
+            print("It asks for the value of PREFECT_SERVER_API_AUTH_STRING.", file=sys.stderr)
+        elif own:
+            print(
+                "It is closed by a password that nobody is told. To look at it, choose one before you start: "
+                "PREFECT_SERVER_API_AUTH_STRING=name:password.",
+                file=sys.stderr,
+            )
         import_module("fedcore.flows.serve").serve(deployments)
 
 

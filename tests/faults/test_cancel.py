@@ -22,6 +22,7 @@ from tests.conftest import small_counts
 from tests.faults.month import Server
 from tests.faults.place import to_end
 from tests.faults.test_cluster import separate_cluster
+from tests.tls import tls_environment
 
 ROUNDS = 300
 FILE = """
@@ -61,10 +62,11 @@ def test_a_cancelled_run(tmp_path):
     server = Server(tmp_path / "prefect")
     server.start()
     try:
-        with separate_cluster() as (address, _, _), open(tmp_path / "log", "w") as log:
+        with separate_cluster(tmp_path) as (address, _, _), open(tmp_path / "log", "w") as log:
             (tmp_path / "long.toml").write_text(FILE.format(address=address, rounds=ROUNDS))
             command = [sys.executable, "-m", "fedcore.cli", "serve", str(tmp_path / "long.toml")]
-            serving = subprocess.Popen(command, env=server.environment, stdout=log, stderr=log)
+            environment = server.environment | tls_environment(tmp_path)
+            serving = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
             try:
                 cancel(server.api, tmp_path, address)
             finally:

@@ -26,6 +26,7 @@ from fedcore.runs.store import load_run
 from tests.faults.driver import Kill
 from tests.faults.place import same_result, to_end
 from tests.faults.test_two_processes import soon
+from tests.tls import certificate, tls_environment, tls_settings
 
 BLOCKS = 25
 PATIENT_FOR_3_S = dask.config.collect_env({"DASK_FEDCORE__WORKERLESS_TIMEOUT": "3s"})
@@ -169,24 +170,28 @@ def free_port() -> int:
 
 
 @contextmanager
-def separate_cluster():
-    """A scheduler and two workers in processes of their own: (address, scheduler, workers)."""
-    address = f"tcp://127.0.0.1:{free_port()}"
-    environment = os.environ | {
-        "DASK_DISTRIBUTED__WORKER__MEMORY__SPILL": "False",
-        "DASK_DISTRIBUTED__WORKER__MEMORY__TARGET": "False",
-    }
+def separate_cluster(folder: Path):
+    """A scheduler and two workers in processes of their own, by TLS: (address, scheduler, workers). The certificate is
+    made in the folder; this process uses it meanwhile.
+    """
+    certificate(folder)
+    address = f"tls://127.0.0.1:{free_port()}"
+    environment = (
+        os.environ
+        | tls_environment(folder)
+        | {"DASK_DISTRIBUTED__WORKER__MEMORY__SPILL": "False", "DASK_DISTRIBUTED__WORKER__MEMORY__TARGET": "False"}
+    )
     options = {"env": environment, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     port = address.rsplit(":", 1)[1]
-    scheduler = subprocess.Popen(
-        [sys.executable, "-m", "dask", "scheduler", "--host", "127.0.0.1", "--port", port, "--no-dashboard"], **options
-    )
+    command = [sys.executable, "-m", "dask", "scheduler", "--protocol", "tls", "--host", "127.0.0.1", "--port", port]
+    scheduler = subprocess.Popen([*command, "--no-dashboard"], **options)
     workers = subprocess.Popen(
         [sys.executable, "-m", "dask", "worker", address, "--nworkers", "2", "--nthreads", "1", "--no-dashboard"],
         **options,
     )
     try:
-        yield address, scheduler, workers
+        with dask.config.set(tls_settings(folder)):
+            yield address, scheduler, workers
     finally:
         for process in (workers, scheduler):
             family = [process, *psutil.Process(process.pid).children(recursive=True)] if process.poll() is None else []
@@ -200,7 +205,7 @@ def separate_cluster():
 def test_a_scheduler_killed_in_a_round(place, undisturbed, mode):
     here = place(mode, 16)
     waiting = here.folder / "waiting"
-    with separate_cluster() as (address, scheduler, _), pytest.raises(WorkerFailed) as caught:
+    with separate_cluster(here.folder) as (address, scheduler, _), pytest.raises(WorkerFailed) as caught:
         with dask_client(address=address, private=here.private) as client:
             session = here.start(Disturbed(client, lambda function: Waiting(function, 12, waiting)))
 
@@ -227,7 +232,7 @@ def test_a_cluster_that_lost_all_workers(place, undisturbed):
     """Nobody starts them again: the run ends with a named error and does not wait for ever."""
     here = place("test noise", 16)
     waiting = here.folder / "waiting"
-    with separate_cluster() as (address, _, workers), dask_client(address=address, private=True) as client:
+    with separate_cluster(here.folder) as (address, _, workers), dask_client(address=address, private=True) as client:
         session = here.start(Disturbed(client, lambda function: Waiting(function, 12, waiting)))
 
         def kill():

@@ -1,0 +1,33 @@
+"""Flows that are called where Prefect knows no server. Prefect would start one that is open to every user of the host;
+they are given the one of `fedcore.flows.server`, which stays until this process ends.
+"""
+
+import atexit
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from fedcore.flows.server import server
+from prefect import Flow
+from prefect.context import FlowRunContext, refresh_global_settings_context
+from prefect.settings import get_current_settings
+
+_running = ExitStack()
+
+
+class OwnServerFlow(Flow):
+    """A Prefect flow that, when it is called, finds a server that nobody else can use."""
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        settings = get_current_settings()
+        inside = FlowRunContext.get() is not None  # a flow that has found a server, wherever it is
+        if not settings.api.url and settings.server.ephemeral.enabled and not inside:
+            _running.enter_context(server(ui=False))
+            atexit.register(_running.close)
+            refresh_global_settings_context()
+        return super().__call__(*arguments, **named)
+
+
+def flow(**options: Any) -> Callable[[Callable[..., Any]], Flow]:
+    """As Prefect's decorator of this name."""
+    return lambda function: OwnServerFlow(function, **options)
