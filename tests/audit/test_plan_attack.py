@@ -1,0 +1,117 @@
+"""Guesses from repeated `fedcore plan`s whether one client is another one.
+
+A plan is free: it charges nothing, and whoever may plan may plan again. So plans of populations that differ in one
+client must be equal, whatever is drawn on the way and however often somebody asks, but for what measures time and
+memory. The client that is exchanged here sits where a trial training of the first clients would meet it, and decides
+there whether a second component is found, hence which phases such a training has.
+"""
+
+import json
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from fedcore.planning import calibration
+from fedcore.planning.run_plan import Resources, plan_run
+from fedcore.population.manifest import Provenance
+from fedcore.population.writer import PopulationWriter
+from fedcore.privacy.ledger.ledger import create_ledger, default_ledger_url
+from fedcore.training.request import TrainRequest
+from tests.audit.bounds import CONFIDENCE, mu_of, upper_rate
+
+ROWS = 20  # of each client
+OTHERS = 2  # of the first clients are in the second component, beside the one in question
+SETTINGS = {"components": 2, "radius": 12.0, "sigma_min": 0.2, "covariance": "spherical", "least_weight": 0.39}
+EPSILON, DELTA = 0.8, 1e-6
+MEASURED = ("seconds", "bytes_per_worker", "bytes_of_flow", "pace", "calibration")
+
+
+def neighbours(folder, clients: int) -> list:
+    """Two populations of so many clients, of which one is another in the second."""
+    ledger = create_ledger(default_ledger_url())
+    x = np.array([4.0, 0.0]) + 0.3 * np.random.Generator(np.random.Philox(1)).normal(size=(clients, ROWS, 2))
+    made = []
+    for name, there in (("absent", OTHERS), ("present", OTHERS + 1)):
+        rows = x.copy()
+        rows[:there, :, 0] -= 8.0
+        with PopulationWriter(
+            folder / name / "p",
+            "rows",
+            2,
+            clients_per_block=-(-clients // 1024) * 1024,
+            nominal_clients=clients,
+            ledger={"id": ledger.id, "url": ledger.url},
+        ) as writer:
+            ids = [f"c{number}" for number in range(clients)]
+            writer.write(ids, (np.arange(clients + 1) * ROWS, rows.reshape(-1, 2).astype(np.float32)))
+            population = writer.commit(Provenance(sources=("test",)))
+        ledger.register(population.id)
+        ledger.set_budget(population.id, EPSILON, DELTA, relation="replace_one")
+        made.append(population)
+    return made
+
+
+def plans(population, folder, times: int) -> list[dict]:
+    request = TrainRequest(
+        method="private_gmm", population=str(population.path), runs=str(folder / "runs"), settings=SETTINGS
+    )
+    return [plan_run(request, Resources(workers=0), limit=1.0) for _ in range(times)]
+
+
+def timeless(plan: dict) -> str:
+    """What is neither a time nor a measurement of memory."""
+    kept = {name: value for name, value in plan.items() if not any(part in name for part in MEASURED)}
+    kept["phases"] = [{name: row[name] for name in ("phase", "passes")} for row in plan["phases"]]
+    return json.dumps(kept, sort_keys=True)
+
+
+def mu_shown(absent: Sequence[bool], present: Sequence[bool]) -> float:
+    """What mu must at least be, from how often each side alarms: the threshold is not chosen by looking."""
+    alpha = (1 - CONFIDENCE) / 2
+    rates = (
+        (sum(absent), len(present) - sum(present)),
+        (len(absent) - sum(absent), sum(present)),  # the same guess, the other way round
+    )
+    shown = [mu_of(upper_rate(fp, len(absent), alpha), upper_rate(fn, len(present), alpha)) for fp, fn in rates]
+    return max(0.0, *map(float, shown))
+
+
+def attack(folder, clients: int, times: int) -> float:
+    """The lower bound on mu from so many plans of each of two neighbours."""
+    seen = [plans(population, folder, times) for population in neighbours(folder, clients)]
+    found = [[any("leaf" in row["phase"] for row in plan["phases"]) for plan in each] for each in seen]
+    shown = mu_shown(*found)
+    different = {timeless(plan) for each in seen for plan in each}
+    print(f"leaf phases in {sum(found[0])} and {sum(found[1])} of {times}: mu >= {shown:.2f}; {len(different)} plans")
+    assert len(different) == 1, "plans of neighbours, or two plans of one population, differ"
+    return shown
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Without the fresh process that measures imports."""
+    monkeypatch.setattr(calibration, "started_process", lambda method, private: (0.5, 10**8, 2 * 10**8))
+
+
+def test_the_bound_counts():
+    """2 and 60 of 60 show what they showed when the leak was found; no difference shows nothing."""
+    two = [True] * 2 + [False] * 58
+    assert mu_shown(two, [True] * 60) == pytest.approx(2.08, abs=0.05)
+    assert mu_shown([True] * 60, two) == pytest.approx(2.08, abs=0.05)
+    assert mu_shown(two, two) == mu_shown([False] * 60, [False] * 60) == mu_shown([True] * 60, [True] * 60) == 0.0
+
+
+def test_a_plan_says_nothing_of_a_client(tmp_path):
+    assert attack(tmp_path, clients=200, times=2) == 0.0
+
+
+@pytest.mark.slow
+def test_many_plans_add_up_to_nothing(tmp_path):
+    assert attack(tmp_path, clients=2000, times=8) == 0.0
+
+
+@pytest.mark.slow
+@pytest.mark.heavy
+def test_sixty_plans_of_each_of_two_large_neighbours_add_up_to_nothing(tmp_path):
+    assert attack(tmp_path, clients=20_000, times=60) == 0.0
