@@ -1,6 +1,7 @@
 """A plan before a run: sizes that are right, times that add up, refusals with numbers, and nothing left behind."""
 
 import json
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -11,12 +12,15 @@ from hypothesis import strategies as st
 from fedcore.cli.terminal import parse_seconds
 from fedcore.errors import ConfigError
 from fedcore.methods.registry import make_method
-from fedcore.planning import calibration, run_plan
-from fedcore.planning.calibration import Calibration, Timed, calibrate
+from fedcore.planning import calibration, run_plan, stand_ins, trial_rounds
+from fedcore.planning.calibration import Calibration, calibrate
+from fedcore.planning.reading import entries_of
 from fedcore.planning.run_plan import Load, Resources, plan_run, predicted, refuse
+from fedcore.planning.trial_rounds import Timed
 from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
+from fedcore.privacy.ledger.ledger import create_ledger, default_ledger_url
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.method import PublicFacts
 from fedcore.training.request import TrainRequest
@@ -34,13 +38,22 @@ def quick(monkeypatch):
     monkeypatch.setattr(calibration, "started_process", lambda method, private: (0.5, 10**8, 2 * 10**8))
 
 
-def write_rows(path, clients: int = 60, rows: int = 6, leaf: int = 8, block: int = 16):
+def write_rows(path, clients: int = 60, rows: int = 6, leaf: int = 8, block: int = 16, **options):
     """Two separated components in every client."""
     generator = np.random.Generator(np.random.Philox(3))
     x = generator.normal(size=(clients * rows, 3)) + 6.0 * (np.arange(clients * rows)[:, None] % 2)
-    with PopulationWriter(path, "rows", 3, clients_per_leaf=leaf, clients_per_block=block) as writer:
+    with PopulationWriter(path, "rows", 3, clients_per_leaf=leaf, clients_per_block=block, **options) as writer:
         writer.write([f"c{i}" for i in range(clients)], (np.arange(clients + 1) * rows, x.astype(np.float32)))
         return writer.commit(Provenance(sources=("test",)))
+
+
+def rows_with_a_budget(path, epsilon: float):
+    """(population, ledger): the rows of `write_rows`, with a nominal number and a budget."""
+    ledger = create_ledger(default_ledger_url())
+    population = write_rows(path, nominal_clients=60, ledger={"id": ledger.id, "url": ledger.url})
+    ledger.register(population.id)
+    ledger.set_budget(population.id, epsilon, 1e-6)
+    return population, ledger
 
 
 def timed(**changed) -> Timed:
@@ -317,6 +330,132 @@ def test_a_private_plan_reserves_and_releases_nothing(tmp_path, quick):
     assert not (tmp_path / "runs").exists()
     refused = fedcore(*asked, "--memory", "50MiB")
     assert refused.code == 2 and refused.json["error"] == "ConfigError" and "may have 50 MiB" in refused.json["message"]
+
+
+def numbers_in(value) -> set:
+    """All numbers anywhere in a JSON value."""
+    if isinstance(value, dict | list):
+        return set().union(*map(numbers_in, value.values() if isinstance(value, dict) else value), set())
+    return {value} if isinstance(value, int | float) and not isinstance(value, bool) else set()
+
+
+def test_what_is_kept_of_a_private_plan_tells_no_exact_count(tmp_path, quick):
+    """Clients are the nominal ones, and what follows from them; a plan of a run that is not private is not taken."""
+    matrix = small_counts(397)
+    population, _ = private_population(tmp_path / "p", matrix, epsilon=50.0, nominal=1000)
+    sizes = ("--set", "clusters=2", "--set", "rounds=3", "--set", "overseed=2")
+    asked = ("histograms", tmp_path / "p", "--local", "--runs", tmp_path / "runs")
+    works("plan", *asked, *sizes, "--calibration", "30", "--save", tmp_path / "plan.json")
+    works("train", *asked, *sizes, "--run-id", "r")
+    held = works("report", tmp_path / "runs" / "r", "--plan", tmp_path / "plan.json", "--json").json["promise"]
+    assert {row["what"]: row for row in held}["passes"]["ratio"] == 1.0
+    exact = {397, matrix.nnz, 8 * matrix.nnz, matrix.nnz / 397, int(matrix.sum()), len(population.blocks)}
+    for path in (tmp_path / "plan.json", tmp_path / "runs" / "r" / "promise.json"):
+        kept = json.loads(path.read_text())
+        assert kept["clients"] == 1000 and not exact & numbers_in(kept)
+        assert "397" not in path.read_text()
+    works("plan", *asked, "--calibration", "30", "--save", tmp_path / "open.json", "--set", "algorithm=algorithm2")
+    refused = fedcore("report", tmp_path / "runs" / "r", "--plan", tmp_path / "open.json", "--json")
+    assert refused.code == 2 and "exact counts" in refused.json["message"]
+
+
+def test_a_private_plan_without_a_nominal_number_asks_for_one(tmp_path):
+    manifest = write_rows(tmp_path / "p")
+    method = make_method("private_gmm", {"radius": 10.0})
+    with pytest.raises(ConfigError, match="has no nominal number of clients") as refused:
+        run_plan.load_of(method, manifest, None)
+    assert "--clients" in refused.value.remedy
+    assert run_plan.load_of(method, manifest, 90).clients == 90
+
+
+def test_a_private_plan_of_one_client_less_is_the_same(tmp_path):
+    method = make_method("private_gmm", {"radius": 10.0, "nominal_clients": 60})
+    loads = [run_plan.load_of(method, write_rows(tmp_path / str(n), clients=n), None) for n in (60, 59, 58)]
+    assert loads[0] == loads[1] == loads[2] and loads[0].clients == 60 and loads[0].entries == 60 * 2**2.5
+
+
+def test_sizes_that_are_not_public_are_rounded():
+    """To four numbers in an octave, hence by at most a tenth."""
+    assert stand_ins.rounded(0.0) == 0.0 and stand_ins.rounded(1.0) == 1.0 and stand_ins.rounded(8.2) == 8.0
+    for size in np.geomspace(0.01, 1e9, 500):
+        assert abs(math.log2(stand_ins.rounded(size) / size)) <= 1 / 8 + 1e-9
+    assert len({stand_ins.rounded(size) for size in np.linspace(100, 200, 5000, endpoint=False)}) == 5
+
+
+# --- stand-ins --------------------------------------------------------------------------------------------------------
+
+
+def facts_of(kind, features=8, nominal=60, **changes) -> PublicFacts:
+    return PublicFacts(kind, features, 8, nominal, None, 0.5, 0, **changes)
+
+
+@pytest.mark.parametrize("entries", [0.0, 0.3, 1.0, 5.0, 8.0, 300.0])
+@pytest.mark.parametrize("kind", ["counts", "rows"])
+def test_stand_ins_have_the_shape_that_is_asked_for(kind, entries):
+    method = make_method(*{"counts": ("histograms", {}), "rows": ("private_gmm", {"radius": 9.0})}[kind])
+    shape = stand_ins.Shape(60, entries, 8, 8, 8, "float32")
+    block = stand_ins.stand_ins(method, facts_of(kind), shape, 400, leaf=1)
+    again = stand_ins.stand_ins(method, facts_of(kind), shape, 400, leaf=1)
+    held = entries_of(block)
+    most = 8 / 1.5 if kind == "counts" else np.inf
+    assert block.clients == 400 and block.features == 8 and (block.first, block.leaf) == (8, 1)
+    assert held / 400 == pytest.approx(min(entries, most), rel=0.1, abs=0.1)
+    if kind == "counts":
+        np.testing.assert_array_equal(block.indices, again.indices)
+        assert block.csr.has_canonical_format and held == 0 or block.indices.max() < 8 and block.data.min() >= 1
+    else:
+        np.testing.assert_array_equal(block.x, again.x)
+        assert np.linalg.norm(block.x, axis=1).max(initial=0) < 9.0
+
+
+@pytest.mark.parametrize("entries, clients", [(1.0, 8), (2.0**23, 1)])
+def test_a_leaf_of_stand_ins_has_room_in_memory(entries, clients):
+    assert stand_ins.most_clients(stand_ins.Shape(60, entries, 80, 8, 10, "float64")) == clients
+
+
+@pytest.mark.parametrize("components, features, unit", [(2, 1, "client"), (3, 10, "record"), (12, 4, "client")])
+def test_a_search_finds_what_stands_in(components, features, unit):
+    """So that a plan times the rounds of a run that goes its whole way."""
+    method = make_method("private_gmm", {"components": components, "radius": 50.0, "sigma_min": 0.05})
+    public = facts_of("rows", features, 20_000, unit=unit)
+    plan = method.plan(public)
+    phases = trial_rounds.scheduled_phases(plan, method.total_rounds(method.init(public)))
+    shape = stand_ins.Shape(20_000, 16.0, 4 * features, 1024, features, "float32")
+    pieces = [stand_ins.stand_ins(method, public, shape, 64)]
+    made = trial_rounds.of_stand_ins(method, public, plan, phases, 2**40).run(pieces, 60.0)
+    assert made.ended and made.made == len(phases), made.state.reason
+
+
+def test_phases_are_those_of_the_schedule_whatever_the_trial_meets(tmp_path, quick, monkeypatch):
+    """A budget too small for anything to be found, and a trial that is cut off at once."""
+    population, _ = rows_with_a_budget(tmp_path / "p", epsilon=0.01)
+    request = TrainRequest(
+        method="private_gmm", population=str(population.path), runs=str(tmp_path / "runs"), settings={"radius": 20.0}
+    )
+    whole = plan_run(request, Resources(workers=0), limit=30.0)
+    run = trial_rounds.Trial.run
+    monkeypatch.setattr(trial_rounds.Trial, "run", lambda self, pieces, limit, least=3: run(self, pieces, 0.0, 1))
+    cut = plan_run(request, Resources(workers=0), limit=30.0)
+    phases = [[(row["phase"], row["passes"]) for row in told["phases"]] for told in (whole, cut)]
+    assert phases[0] == phases[1] and sum(count for _, count in phases[0]) == whole["passes"]
+    assert phases[0][-1] == ("leaf covariance", 1)
+    assert all(row["seconds_per_pass"] > 0 for row in cut["phases"])
+
+
+def test_a_private_plan_asks_nobody(tmp_path, quick, monkeypatch):
+    """Blocks are read, for the time that it takes; what is in them reaches no function of the method."""
+    population, _ = private_population(tmp_path / "p", small_counts(400) * 1000, epsilon=50.0, nominal=400)
+    method, largest = type(make_method("histograms", {})), []
+    answer = method.client_update
+
+    def seen(self, message, block, memory):
+        largest.append(block.data.max(initial=0))
+        return answer(self, message, block, memory)
+
+    monkeypatch.setattr(method, "client_update", seen)
+    request = TrainRequest(method="histograms", population=str(population.path), runs=str(tmp_path / "runs"))
+    plan_run(request, Resources(workers=0), limit=1.0)
+    assert largest and max(largest) < 1000
 
 
 def test_a_private_plan_needs_a_budget_as_the_run_does(tmp_path, quick):

@@ -50,7 +50,8 @@ def plan(
 ) -> None:
     """Say what a run would take: passes, bytes, memory, disk, seconds, workers. Reserves, releases and trains nothing.
 
-    Some clients are answered in this process to measure how long it takes; only times and sizes are kept of that.
+    Some clients are answered in this process to measure how long it takes; only times and sizes are kept of that. For a
+    private method these are stand-ins, and the number of clients is the nominal one.
     """
     from fedcore.planning.run_plan import Resources, plan_run
     from fedcore.training.request import TrainRequest
@@ -98,9 +99,10 @@ def show(predictions: dict) -> None:
         }
         for row in predictions["phases"]
     ]
-    table(f"{predictions['method']} on {predictions['population']}, {predictions['clients']:,} clients", phases)
+    clients = f"{predictions['clients']:,} {'nominal ' if predictions['private'] else ''}clients"
+    table(f"{predictions['method']} on {predictions['population']}, {clients}", phases)
     for name, value in predictions.items():
-        if name not in ("phases", "calibration"):
+        if name not in ("private", "phases", "calibration"):
             print(f"{name.replace('_', ' '):<26} {in_units(name, value)}")
 
 

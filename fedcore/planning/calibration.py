@@ -1,70 +1,39 @@
 """What the rounds of a method cost on this machine: measured on a few clients, in this process, for a plan of a run.
 
-The method's own functions answer the rounds for the first clients of two blocks; the server's own step goes on from
-what they say. Only times and sizes leave this module. Nothing of the data is written or released, the ledger is not
-opened here, and the noise of a private method is pseudo-random and forgotten: what is timed is the arithmetic. Times
-and sizes are for operators and not protected (docs/privacy/limitations.md).
+The method's own functions answer the rounds for a few clients; the server's own step goes on from what they say. Only
+times and sizes leave this module. Nothing is written of what was computed, nothing is released, and the ledger is not
+opened here.
+
+For a run that is not private these are the first clients of two blocks. For a private one nobody in the population is
+asked: stand-ins answer (`fedcore.planning.stand_ins`), the phases are those of the run's schedule whether the trial
+met them or not, and blocks are read to time the reading, and for nothing else. So plans of neighbouring populations
+are equal but for times, and no number of plans adds up to anything.
 """
 
 from __future__ import annotations
 
-import tracemalloc
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from secrets import token_hex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from time import perf_counter, process_time
-from typing import Any
 
-import numpy as np
-
-from fedcore.errors import FedcoreError
-from fedcore.planning.machine import exact_noise, started_process, work_seconds, written
-from fedcore.population import layout
-from fedcore.population.blocks import ClientBlock, leaves
-from fedcore.population.store import TRAIN, Population
-from fedcore.privacy.mechanisms import TestNoise
+from fedcore.planning.machine import exact_noise, started_process, written
+from fedcore.planning.reading import read_leaves, reading_of, stored_share
+from fedcore.planning.stand_ins import Shape, most_clients, rounded, stand_ins
+from fedcore.planning.trial_rounds import Rounds, Timed, Trial, of_clients, of_stand_ins, scheduled_phases
+from fedcore.population.blocks import ClientBlock
+from fedcore.population.store import Population
 from fedcore.privacy.plan import PlannedRelease
-from fedcore.rounds.clients import Source, block_for, redacted
-from fedcore.rounds.method import Memory, Method, PublicFacts
-from fedcore.rounds.statistics import Stack, merge, size_of, values
-from fedcore.storage import files
+from fedcore.rounds.clients import redacted
+from fedcore.rounds.method import AnyMethod, PublicFacts, State
 from fedcore.storage.files import Place
 
 LIMIT_SECONDS = 10.0
 REPEATS = 4
 SMALL, LARGE = 0.2, 0.4  # shares of the limit for the rounds of the first attempt, and of the second
 FIRST_CLIENTS = 16  # of the first attempt, whose seconds say how many the limit has room for
-
-
-@dataclass(frozen=True, slots=True)
-class Timed:
-    """Rounds of one kind: `count` of them were made. Seconds are of work of a core, means of all that were made.
-
-    clients, entries: of one piece of a leaf that answered (rows, or stored counts); pieces: how many answered
-    whole, half: seconds of the answer of one piece with all, and with half of its clients
-    server: seconds of message and server's step; stacked: whether the server keeps clients' answers apart, and
-    server_half: its seconds with half of them
-    leaf_bytes, half_bytes: the most memory that these answers took beyond what they were given
-    server_bytes: the same of the server's step
-    statistics: bytes of the answer of a piece; memory: bytes that a client remembers after such a round
-    """
-
-    phase: str
-    count: int
-    clients: int
-    entries: float
-    pieces: int
-    whole: float
-    half: float
-    server: float
-    server_half: float
-    stacked: bool
-    leaf_bytes: int
-    half_bytes: int
-    server_bytes: int
-    statistics: int
-    memory: float
+PIECES = 2
+SCHEDULE_SECONDS = 60.0  # that a few stand-ins may take for the whole schedule, whatever the limit: it is then the same
+AS_MANY = 2**20  # times the clients, where a budget is too small for the trial to meet every phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,106 +75,50 @@ class Calibration:
     seconds: float
 
 
-@dataclass
-class _Kind:
-    """Measurements of one phase, as they come."""
-
-    phase: str
-    pieces: Sequence[ClientBlock]
-    whole: list[float] = field(default_factory=list)
-    half: list[float] = field(default_factory=list)
-    server: list[float] = field(default_factory=list)
-    server_half: list[float] = field(default_factory=list)
-    stacked: bool = False
-    leaf_bytes: int = 0
-    half_bytes: int = 0
-    server_bytes: int = 0
-    statistics: int = 0
-    memory: float = 0.0
-    again: int = 0  # rounds that were only made to measure them once more
-
-    def take(self, other: _Kind | None) -> None:
-        """The measurements of the same rounds, made once more."""
-        if other is not None:
-            for name in ("whole", "half", "server", "server_half"):
-                getattr(self, name).extend(getattr(other, name))
-            self.again += len(other.server)
-
-    def timed(self) -> Timed:
-        # Rounds of a phase need not be alike (some look at the objective): the mean, not the median, adds up to them.
-        whole, half = float(np.mean(self.whole)), float(np.mean(self.half))
-        server = float(np.mean(self.server))
-        less = float(np.mean(self.server_half or [server]))
-        entries = float(np.mean([entries_of(piece) for piece in self.pieces]))
-        return Timed(
-            self.phase,
-            len(self.server) - self.again,
-            self.pieces[0].clients,
-            entries,
-            len(self.pieces),
-            whole,
-            half,
-            server,
-            less,
-            self.stacked,
-            self.leaf_bytes,
-            self.half_bytes,
-            self.server_bytes,
-            self.statistics,
-            self.memory,
-        )
-
-
 def calibrate(
-    method: Method,
+    method: AnyMethod,
     population: Population,
     facts_for: Callable[[int | None], PublicFacts],
     plan: Sequence[PlannedRelease],
     runs: Place,
+    shape: Shape | None = None,
     *,
     limit: float = LIMIT_SECONDS,
 ) -> Calibration:
     """Measure rounds, reading, memories, commits and noise within about `limit` seconds.
 
-    facts_for: public facts for so many clients (None: private). plan: of the private run. runs: where the run will be;
-    files of zeros are written beside it, timed and removed.
+    facts_for: public facts for so many clients (None: private). plan: of the private run, and shape: of its stand-ins.
+    runs: where the run will be; files of zeros are written beside it, timed and removed.
     """
     began = perf_counter()
-    taken, reading, reading_bytes = _read(method, population)
-    pieces = [taken[0].slice(0, min(FIRST_CLIENTS, taken[0].clients), taken[0].leaf)]
+    if shape is None:
+        taken, reading, reading_bytes = read_leaves(method, population)
+        clients, block_clients = population.n_clients, max(block.clients for block in population.blocks)
+    else:
+        reading, reading_bytes = reading_of(method, population)
+        clients, block_clients = shape.clients, min(shape.clients, population.manifest.clients_per_block)
     working, waiting = process_time(), perf_counter()
     with redacted(method, 0):
-        started = perf_counter()
-        kinds, ended, state, rounds = _rounds(method, population, facts_for, plan, pieces, SMALL * limit)
-        spent = (perf_counter() - started) * max(1.0, method.total_rounds(state) / rounds)
-        most = max(block.clients for block in taken)
-        clients = min(most, int(pieces[0].clients * LARGE * limit / max(spent, 1e-3)))
-        if clients >= 2 * pieces[0].clients:
-            # Both pieces are whole leaves only where the limit has room for them twice.
-            count = len(taken) if 2 * most * spent <= pieces[0].clients * LARGE * limit else 1
-            pieces = [block.slice(0, min(clients, block.clients), block.leaf) for block in taken[:count]]
-            larger, ended, state, _ = _rounds(method, population, facts_for, plan, pieces, LARGE * limit)
-            reached = {kind.phase for kind in larger}
-            kinds = larger + [kind for kind in kinds if kind.phase not in reached]
-        again = 0
-        while again < REPEATS and perf_counter() - began < 0.5 * limit:  # a machine with other work is not even
-            more, *_ = _rounds(method, population, facts_for, plan, pieces, 0.5 * limit - (perf_counter() - began), 1)
-            again += 1
-            for kind in kinds:
-                kind.take(next((other for other in more if other.phase == kind.phase), None))
+        if shape is None:
+            found = _measured(method, of_clients(method, facts_for), taken, limit, began)
+            rounds, whole, state = tuple(kind.timed() for kind in found.kinds), found.ended, found.state
+        else:
+            rounds, state = _of_stand_ins(method, facts_for(None), plan, shape, limit)
+            whole = True
     pace = max(1.0, (perf_counter() - waiting) / max(process_time() - working, 1e-6))
-    remembered = max((kind.memory for kind in kinds), default=0.0)
-    memory_io, memory_file, commit, stored_state = written(runs, remembered, state, population)
+    remembered = max((kind.memory for kind in rounds), default=0.0)
+    memory_io, memory_file, commit, stored_state = written(runs, remembered, state, block_clients)
     start, start_bytes, flow_bytes = started_process(method.name, method.private)
     noise, noise_start = exact_noise(plan)
+    stored = stored_share(population)
     return Calibration(
         pace=pace,
         leaf_clients=population.clients_per_leaf,
-        rounds=tuple(kind.timed() for kind in kinds),
-        whole=ended,
+        rounds=rounds,
+        whole=whole,
         reading=reading,
         reading_bytes=reading_bytes,
-        stored=_stored(population),
+        stored=stored if shape is None else rounded(stored),
         memory_io=memory_io,
         memory_file=memory_file,
         commit=commit,
@@ -216,165 +129,75 @@ def calibrate(
         start_bytes=start_bytes,
         flow_bytes=flow_bytes,
         seconds=perf_counter() - began,
-        stacked_clients=min(population.n_clients, method.clients_kept_apart(population.n_clients)),
+        stacked_clients=min(clients, method.clients_kept_apart(clients)),
     )
 
 
-# --- reading --------------------------------------------------------------------------------------------------------
+def _measured(
+    method: AnyMethod,
+    trial: Trial,
+    taken: Sequence[ClientBlock],
+    limit: float,
+    began: float,
+    first: Rounds | None = None,
+) -> Rounds:
+    """Rounds of the first clients of what was taken, then of as many as the limit has room for, again and again.
+
+    first: the rounds of FIRST_CLIENTS, if they were made already.
+    """
+    pieces = first_pieces(taken)
+    found = first or trial.run(pieces, SMALL * limit)
+    spent = found.seconds * max(1.0, method.total_rounds(found.state) / found.made)
+    most = max(block.clients for block in taken)
+    clients = min(most, int(pieces[0].clients * LARGE * limit / max(spent, 1e-3)))
+    if clients >= 2 * pieces[0].clients:
+        # Both pieces are whole leaves only where the limit has room for them twice.
+        count = len(taken) if 2 * most * spent <= pieces[0].clients * LARGE * limit else 1
+        pieces = [block.slice(0, min(clients, block.clients), block.leaf) for block in taken[:count]]
+        larger = trial.run(pieces, LARGE * limit)
+        reached = {kind.phase for kind in larger.kinds}
+        found = replace(larger, kinds=larger.kinds + [kind for kind in found.kinds if kind.phase not in reached])
+    again = 0
+    while again < REPEATS and perf_counter() - began < 0.5 * limit:  # a machine with other work is not even
+        more = trial.run(pieces, 0.5 * limit - (perf_counter() - began), 1)
+        again += 1
+        for kind in found.kinds:
+            kind.take(next((other for other in more.kinds if other.phase == kind.phase), None))
+    return found
 
 
-def entries_of(block: ClientBlock) -> int:
-    """Rows, or stored counts."""
-    return len(block.x) if hasattr(block, "x") else len(block.data)
+def first_pieces(taken: Sequence[ClientBlock]) -> list[ClientBlock]:
+    return [taken[0].slice(0, min(FIRST_CLIENTS, taken[0].clients), taken[0].leaf)]
 
 
-def _read(method, population: Population) -> tuple[list[ClientBlock], float, float]:
-    """The first leaf of a block with most clients and of that in the middle; seconds and peak memory of reading, for a
-    byte."""
-    source = Source(population.location, population.version, cache_bytes=0)
-    taken, seconds, size, peak = [], 0.0, 0, 0.0
-    large = _large(population)
-    middle = next(
-        index
-        for index, entry in enumerate(population.blocks)
-        if population.n_clients // 2 < entry.first + entry.clients
-    )
-    for index in dict.fromkeys((large, middle)):
-        decoded = max(population.decoded_bytes(index), 1)
-        started = perf_counter()
-        block = block_for(method, source, population, index)
-        whole = block.nbytes if decoded <= source.stream_above else 0
-        if whole:
-            seconds, size = seconds + perf_counter() - started, size + decoded
-        if index == large and whole:
-            with _peak() as measured:
-                population.read(index)
-            peak = measured[0] / decoded
-        taken.append(next(leaves(block, population.clients_per_leaf)))
-    if not size:  # read while it is used: the answers' own seconds hold it
-        return taken, 0.0, 0.0
-    return taken, seconds / size, peak
+# --- private runs -----------------------------------------------------------------------------------------------------
 
 
-def _stored(population: Population) -> float:
-    """Stored bytes of the training part for each decoded byte, from a block with most clients."""
-    large = _large(population)
-    size = files.size(layout.block_folder(population.path, population.blocks[large].slot) / TRAIN)
-    return size / max(population.decoded_bytes(large), 1)
+def _of_stand_ins(
+    method: AnyMethod, public: PublicFacts, plan: Sequence[PlannedRelease], shape: Shape, limit: float
+) -> tuple[tuple[Timed, ...], State]:
+    """The phases of the schedule, timed, and a state as the run's last one."""
+    phases = scheduled_phases(plan, method.total_rounds(method.init(public)))
+    most = most_clients(shape)
+    taken = [stand_ins(method, public, shape, most, leaf) for leaf in range(PIECES if shape.clients > most else 1)]
+    began = perf_counter()
+    trial = of_stand_ins(method, public, plan, phases, shape.clients)
+    once = max(limit, SCHEDULE_SECONDS)
+    first = trial.run(first_pieces(taken), once)
+    if first.ended and first.made < len(phases):
+        # The budget is too small for anything to be found; how long the rest would take is still asked.
+        surer = of_stand_ins(method, public, plan, phases, shape.clients * AS_MANY)
+        second = surer.run(first_pieces(taken), once)
+        if second.made > first.made:
+            trial, first = surer, second
+    found = _measured(method, trial, taken, limit, began, first)
+    return _scheduled(phases, {kind.phase: kind.timed() for kind in found.kinds}), first.state
 
 
-def _large(population: Population) -> int:
-    """The first of the blocks with most clients: the first blocks of a population may hold few."""
-    return max(range(len(population.blocks)), key=lambda index: population.blocks[index].clients)
-
-
-# --- rounds ---------------------------------------------------------------------------------------------------------
-
-
-def _rounds(
-    method: Method, population: Population, facts_for, plan, pieces: Sequence[ClientBlock], limit: float, least: int = 3
-):
-    """(kinds, whether the method ended, last state, rounds made) of a training of these pieces alone, for `limit`
-    seconds but at least so many rounds: what comes after a long start must be met as well."""
-    clients = sum(piece.clients for piece in pieces)
-    state = method.init(facts_for(None if method.private else clients))
-    noise = TestNoise(token_hex(8))
-    by_round: dict[int, list[PlannedRelease]] = {}
-    for release in plan:
-        by_round.setdefault(release.round, []).append(release)
-    kinds: dict[str, _Kind] = {}
-    memories: list[Memory | None] = [None] * len(pieces)
-    began, number = perf_counter(), 0
-    largest = max(1, population.n_clients // clients)
-    while True:
-        started = process_time()
-        message = method.message(state)
-        speaking = process_time() - started
-        if message is None:
-            return list(kinds.values()), True, state, number
-        if number >= least and perf_counter() - began > limit:
-            return list(kinds.values()), False, state, number
-        number += 1
-        phase = method.phase(state, message)
-        first = phase not in kinds
-        kind = kinds.setdefault(phase, _Kind(phase, pieces))
-        try:
-            total, halves, memories = _answers(method, message, pieces, memories, kind, first)
-            stacked = any(isinstance(statistic, Stack) for statistic in total.values())
-            given = values(halves) if stacked and halves is not None else None
-            result = values(total)
-            if method.private:
-                grid = method.release_values(message, total)
-                result = {
-                    release.name: noise.draw(release, "", _as_of_all(grid[release.name], largest))
-                    for release in by_round.get(number, ())
-                }
-            if first:
-                with _peak() as measured:
-                    method.server_update(state, result)
-                kind.server_bytes = measured[0]
-                if given is not None:
-                    kind.stacked = True
-                    kind.server_half.append(speaking + work_seconds(method.server_update, state, given))
-            started = process_time()
-            state, _ = method.server_update(state, result)
-            kind.server.append(speaking + process_time() - started)
-        except FedcoreError:  # so few clients are not enough for the method; what was measured stands
-            if not any(other.server for other in kinds.values()):
-                raise
-            kinds = {name: other for name, other in kinds.items() if other.server}
-            return list(kinds.values()), False, state, number - 1
-
-
-def _answers(method, message, pieces, memories, kind: _Kind, first: bool):
-    """The merged answers of the pieces, of their halves (first round of a kind only), and the new memories."""
-    total, halves, after = None, None, []
-    for piece, memory in zip(pieces, memories, strict=True):
-        count = max(1, piece.clients // 2)
-        half = piece.slice(0, count, piece.leaf)
-        mine = None if memory is None else {name: array[:count] for name, array in memory.items()}
-        if first:
-            with _peak() as measured:
-                answer, new = method.client_update(message, piece, memory)
-            kind.leaf_bytes = max(kind.leaf_bytes, measured[0])
-            with _peak() as measured:
-                method.client_update(message, half, mine)
-            kind.half_bytes = max(kind.half_bytes, measured[0])
-            kind.statistics = max(kind.statistics, size_of(answer))
-            kind.memory = 0.0 if new is None else _size(new) / piece.clients
-        started = process_time()
-        answer, new = method.client_update(message, piece, memory)
-        between = process_time()
-        smaller, _ = method.client_update(message, half, mine)
-        kind.whole.append(between - started)
-        kind.half.append(process_time() - between)
-        total = merge(total, answer)
-        halves = merge(halves, smaller)
-        after.append(new)
-    return total, halves, after
-
-
-def _as_of_all(grid: np.ndarray, times: int) -> np.ndarray:
-    """Sums as if every client stood for so many: the noise of the plan is meant for the whole population, and beside
-    it those of a few clients would be nothing."""
-    largest = int(np.abs(grid).max(initial=0))
-    return grid * min(times, max(1, 2**61 // max(largest, 1)))
-
-
-# --- measuring -----------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _peak() -> Iterator[list[int]]:
-    """The most memory that was allocated inside beyond what there was before, into the list."""
-    measured = [0]
-    tracemalloc.start(1)
-    try:
-        yield measured
-    finally:
-        measured[0] = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-
-
-def _size(named: Mapping[str, Any]) -> int:
-    return sum(value.nbytes if isinstance(value, np.ndarray) else 32 for value in named.values())
+def _scheduled(phases: Sequence[str], met: Mapping[str, Timed]) -> tuple[Timed, ...]:
+    """One for each phase of the schedule, counted by it. One that the trial did not meet is like the last before it."""
+    rounds, known = [], next(iter(met.values()))
+    for phase in dict.fromkeys(phases):
+        known = met.get(phase, known)
+        rounds.append(replace(known, phase=phase, count=phases.count(phase)))
+    return tuple(rounds)

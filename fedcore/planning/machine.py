@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from fedcore.errors import ConfigError
-from fedcore.population.store import Population
 from fedcore.privacy.mechanisms import SecureNoise
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.runs.store import Run
@@ -69,13 +68,12 @@ def work_seconds(function: Callable, *arguments) -> float:
     return process_time() - started
 
 
-def written(runs: Place, each: float, state: Any, population: Population) -> tuple[float, float, float, int]:
+def written(runs: Place, each: float, state: Any, clients: int) -> tuple[float, float, float, int]:
     """(seconds for a byte of memories, for a file of them, for a commit; bytes of a stored state): zeros of those
     shapes, written and removed.
 
-    each: bytes that a client remembers; state: of the server.
+    each: bytes that a client remembers; state: of the server; clients: of a block.
     """
-    clients = max(block.clients for block in population.blocks)
     zeros = replace(
         state,
         **{name: np.zeros_like(value) for name, value in state_values(state).items() if isinstance(value, np.ndarray)},

@@ -15,8 +15,10 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from fedcore.errors import ConfigError
-from fedcore.planning.calibration import LIMIT_SECONDS, Calibration, Timed, calibrate
+from fedcore.planning.calibration import LIMIT_SECONDS, Calibration, calibrate
 from fedcore.planning.machine import existing
+from fedcore.planning.stand_ins import public_shape
+from fedcore.planning.trial_rounds import Timed
 from fedcore.population.sizing import (
     WORKERS,
     block_limit,
@@ -101,15 +103,22 @@ class Load:
 
 
 def load_of(method: AnyMethod, population: Population, clients: int | None) -> Load:
-    """Of the population as it is; or of one with so many clients like these, in blocks as this machine would make."""
+    """Of the population as it is; or of one with so many clients like these, in blocks as this machine would make.
+
+    A private method's is always of the latter kind, with the nominal number of clients and what `public_shape` takes
+    of them: what is kept of a plan tells no exact count.
+    """
     leaf, entries = population.clients_per_leaf, float(sum(entry.train.entries for entry in population.blocks))
     blocks = [entry.clients for entry in population.blocks]
     sizes = [float(size) for size in population.sizes()]
+    each, entries_each = sum(sizes) / population.n_clients, entries / population.n_clients
+    if method.private:
+        shape = public_shape(method, population, clients)
+        clients, each, entries_each = shape.clients, shape.client_bytes, shape.entries
     if clients is not None:
-        each = sum(sizes) / population.n_clients
         limit = block_limit(leaf, explicit_clients_per_block(leaf, population.manifest.clients_per_block))
         blocks = blocks_of(clients, leaf, limit, each)
-        sizes, entries = [each * block for block in blocks], entries * clients / population.n_clients
+        sizes, entries = [each * block for block in blocks], entries_each * clients
     streams = method.streams_rows and population.kind == "rows" and max(sizes) > DEFAULT_STREAM_ABOVE
     return Load(
         sum(blocks),
@@ -135,7 +144,8 @@ def plan_run(request: TrainRequest, where: Resources, *, limit: float = LIMIT_SE
         return public if clients is None else replace(public, clients=clients)
 
     runs = place(request.runs)
-    measured = calibrate(method, population, facts_for, spec.releases, runs, limit=limit)
+    shape = public_shape(method, population, where.clients) if method.private else None
+    measured = calibrate(method, population, facts_for, spec.releases, runs, shape, limit=limit)
     passes = method.total_rounds(method.init(public))
     predictions = predicted(method, population, spec.releases, passes, measured, where)
     refuse(predictions, where, runs)
@@ -165,6 +175,7 @@ def predicted(
     state = measured.state
     predictions: dict[str, Any] = {
         "method": method.name,
+        "private": method.private,
         "population": population.path.name,
         "version": population.version,
         "clients": int(load.clients),

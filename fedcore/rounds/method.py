@@ -272,6 +272,16 @@ class Method(ABC, Generic[ConfigT, StateT]):
         """Stand-ins, of the right shapes, for what an equal earlier run would leave; None if runs do not start warm."""
         return None
 
+    # --- plans of runs ----------------------------------------------------------------------------------------------
+
+    def likely_rows(self, public: PublicFacts, count: int, generator: np.random.Generator) -> np.ndarray:
+        """(count, features) rows as clients may hold them, drawn from settings and public facts alone. A plan of a
+        private run times its rounds with them, because it may not look at the clients' own. By default three groups.
+        """
+        groups = generator.normal(scale=4.0, size=(3, public.features))
+        rows: np.ndarray = groups[generator.integers(3, size=count)] + generator.normal(size=(count, public.features))
+        return rows
+
 
 AnyMethod: TypeAlias = Method[Any, Any]
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedcore.methods.private_gmm import clients, server
 from fedcore.methods.private_gmm.config import PrivateGMMConfig
+from fedcore.methods.private_gmm.likely import likely_rows
 from fedcore.methods.private_gmm.passes import context_of
 from fedcore.methods.private_gmm.personal import personalise
 from fedcore.methods.private_gmm.plan import plan
@@ -93,6 +94,10 @@ class PrivateGMM(PrivateMethod[PrivateGMMConfig, PrivateGMMState]):
 
     def score_table(self, statistics: Mapping[str, np.ndarray]) -> ScoreTable:
         return score_table(statistics)
+
+    def likely_rows(self, public: PublicFacts, count: int, generator: np.random.Generator) -> np.ndarray:
+        """Of components that lie apart, in the declared ball, so that a search finds them."""
+        return likely_rows(self.config, public.features, count, generator)
 
     def phase(self, state: PrivateGMMState, message: Message) -> str:
         """Of the search, and the pass of a level within it."""

@@ -1,0 +1,113 @@
+"""Clients that stand in for those of a population: nobody's data, with which a plan of a private run is made.
+
+What such a plan says must not depend on what people hold. So its trial rounds are made with clients that follow from
+public facts: kind, columns, clients of a leaf, and rows that the method draws from its settings (`Method.likely_rows`).
+How much a client holds, on average, is not public. It is a size, which operators see; a plan takes it rounded to one
+of four numbers in an octave, and takes the owner's nominal number for the number of clients.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.sparse as sp
+
+from fedcore.errors import ConfigError
+from fedcore.population.blocks import ClientBlock, RowsBlock, counts_block
+from fedcore.population.store import Population
+from fedcore.randomness import stream
+from fedcore.rounds.method import AnyMethod, PublicFacts
+from fedcore.training.budget import nominal_clients
+
+IN_AN_OCTAVE = 4
+COUNT_BYTES = 8  # of a stored count with its token, decoded
+LARGEST_LEAF = 64 * 2**20  # bytes of stand-ins that answer together, but for a single client
+LARGEST_CLIENT = 2**20  # entries of a single one: more take proportionally longer
+PURPOSE = "planning/stand-ins"
+
+
+def rounded(size: float) -> float:
+    """The nearest of four numbers in an octave; 0 of nothing."""
+    return 2.0 ** (round(IN_AN_OCTAVE * math.log2(size)) / IN_AN_OCTAVE) if size > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Of a population, as a plan takes it.
+
+    clients: how many; entries: of one of them, on average: rows, or stored counts; entry_bytes: of one, decoded
+    clients_per_leaf, features: of the schema; dtype: of rows
+    """
+
+    clients: int
+    entries: float
+    entry_bytes: int
+    clients_per_leaf: int
+    features: int
+    dtype: str
+
+    @property
+    def client_bytes(self) -> float:
+        """Decoded."""
+        return self.entries * self.entry_bytes
+
+
+def public_shape(method: AnyMethod, population: Population, clients: int | None = None) -> Shape:
+    """What a plan of a private run takes of the population. clients: as if it had so many; None: the nominal number.
+
+    Raises ConfigError if nobody declared one.
+    """
+    nominal = clients or nominal_clients(method, population)
+    if nominal is None:
+        raise ConfigError(
+            f"population {population.path.name!r} has no nominal number of clients, and a plan of a private run does "
+            "not use the exact one.",
+            "Say --clients N, or declare it when the population is made (--nominal-clients).",
+        )
+    manifest = population.manifest
+    entries = sum(block.train.entries for block in population.blocks) / population.n_clients
+    entry_bytes = np.dtype(manifest.dtype).itemsize * manifest.features if manifest.dtype else COUNT_BYTES
+    return Shape(
+        nominal,
+        rounded(entries),
+        entry_bytes,
+        population.clients_per_leaf,
+        population.features,
+        manifest.dtype or "float32",
+    )
+
+
+def stand_ins(method: AnyMethod, public: PublicFacts, shape: Shape, clients: int, leaf: int = 0) -> ClientBlock:
+    """A leaf of so many clients. Asked again, the same ones; another leaf has others."""
+    generator = stream(public.seed, PURPOSE, leaf)
+    mean = min(shape.entries, LARGEST_CLIENT)
+    if public.kind == "counts":
+        mean = min(mean, shape.features / 1.5)
+    sizes = np.floor(mean * generator.uniform(0.5, 1.5, clients) + generator.random(clients)).astype(np.int64)
+    ptr = np.concatenate([[0], np.cumsum(sizes)])
+    first = leaf * shape.clients_per_leaf
+    if public.kind == "counts":
+        return counts_block(first, leaf, _counts(generator, ptr, shape.features))
+    rows = method.likely_rows(public, int(ptr[-1]), generator)
+    return RowsBlock(first, leaf, ptr, np.ascontiguousarray(rows, shape.dtype))
+
+
+def most_clients(shape: Shape) -> int:
+    """Of a leaf of stand-ins: those of a whole leaf, unless they take too much memory."""
+    each = min(shape.entries, LARGEST_CLIENT) * shape.entry_bytes
+    return max(1, min(shape.clients_per_leaf, shape.clients, int(LARGEST_LEAF / max(each, 1.0))))
+
+
+def _counts(generator: np.random.Generator, ptr: np.ndarray, features: int) -> sp.csr_matrix:
+    """Small counts, most of them of the first tokens, in different places for each client. No client may have more
+    than `features` of them."""
+    sizes, entries = np.diff(ptr), int(ptr[-1])
+    client = np.repeat(np.arange(len(sizes)), sizes)
+    draws = generator.random(entries)
+    draws = draws[np.lexsort((draws, client))]  # ascending for each client, so that tokens are
+    room = (features - sizes)[client]
+    tokens = np.arange(entries) - np.repeat(ptr[:-1], sizes) + np.floor((room + 1) * draws**2).astype(np.int64)
+    counts = generator.geometric(0.5, entries)
+    return sp.csr_matrix((counts, tokens.astype(np.int32), ptr), shape=(len(sizes), features))
