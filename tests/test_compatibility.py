@@ -4,7 +4,6 @@ The files below tests/golden were made once by tests/golden/make.py, and are nev
 """
 
 import getpass
-import hashlib
 import io
 import json
 import os
@@ -25,7 +24,7 @@ from fedcore.errors import LedgerError, ManifestError, RunError
 from fedcore.evaluation.evaluate import evaluate_run
 from fedcore.methods.registry import method_class
 from fedcore.operations.series import all_latest
-from fedcore.population.manifest import Provenance, _canonical
+from fedcore.population.manifest import Provenance, checksum_of
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
 from fedcore.privacy.ledger.ledger import create_ledger, open_ledger
@@ -234,14 +233,14 @@ def test_a_newer_manifest(golden, tmp_path):
 
     def newer(content):
         content.pop("checksum")
-        content |= {"schema_version": 2, "surprise": True}
-        content["checksum"] = hashlib.sha256(_canonical(content)).hexdigest()
+        content |= {"schema_version": 3, "surprise": True}
+        content["checksum"] = checksum_of(content)
 
     rewrite(file, newer)
     refused(
         golden,
         ManifestError,
-        "schema version 2; this fedcore reads 1",
+        "schema version 3; this fedcore reads 1 to 2",
         lambda: Population.open(path),
         lambda: start_run(request_of(golden), InProcessBackend(), stamp="now"),
         lambda: resume(golden / "trained" / "interrupted", InProcessBackend(), population=str(path)),

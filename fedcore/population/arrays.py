@@ -1,8 +1,9 @@
 """Zarr v3 arrays of a block: written piece by piece, read whole or by rows, never with silent fill values.
 
 Codecs: counts and pointers blosc lz4 + shuffle, then crc32c; dense rows crc32c alone (random floats do not
-compress). Zarr returns fill values for a chunk that is not there, so every read first looks for the files; behind a
-URL the store itself raises for what is missing, which saves a request for each chunk.
+compress). What is read is compared with the digests of its slot on its way from the store to Zarr, so that nothing is
+read twice. Zarr returns fill values for a chunk that is not there; such a store raises instead. In slots without
+digests the files are looked for first; behind a URL the store itself raises, which saves a request for each.
 zarr is imported when it is first needed: it would slow down the command line's start.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 
 from fedcore.errors import PopulationError
 from fedcore.population import layout
-from fedcore.storage import files
+from fedcore.population.slots import Slot, SlotDamaged
 from fedcore.storage import objects as object_storage
 
 CHUNK_BYTES = 8 << 20  # of a chunk of an array that has several
@@ -26,8 +27,8 @@ STREAM_BYTES = 32 << 20  # an array is buffered up to here; beyond, it is writte
 OPEN_ARRAYS = 4096  # handles kept for each process
 
 
-class ArrayDamaged(Exception):
-    """What is stored is not the array that was expected. Turned into ChunkError by the reader, who knows the block."""
+class ArrayDamaged(SlotDamaged):
+    """What is stored is not the array that was expected."""
 
 
 def _create(folder: Path, shape: tuple[int, ...], chunk: int, dtype: np.dtype):
@@ -116,14 +117,58 @@ class ArrayWriter:
         return dtype
 
 
+@cache
+def _checking_store():
+    from zarr.abc.store import Store
+    from zarr.storage import WrapperStore
+
+    class CheckingStore(WrapperStore[Store]):
+        """What it gives is what the slot's digests say; anything else is an error, also what is missing.
+
+        name: of the array; below: path of the slot's folder in the store, with a slash if there is one
+        """
+
+        def __init__(self, store: Store, slot: Slot, name: str, below: str):
+            super().__init__(store)
+            self.slot, self.name, self.below = slot, name, below
+
+        def _with_store(self, store):
+            return type(self)(store, self.slot, self.name, self.below)
+
+        async def get(self, key, prototype, byte_range=None):
+            file = key.removeprefix(self.below)
+            part = file.removeprefix(f"{self.name}/")
+            what = f"{self.name}: {part if part == 'zarr.json' else f'the chunk {part}'}"
+            if byte_range is not None:  # of arrays in shards, which are never written
+                raise ArrayDamaged(f"{what} is a shard")
+            try:
+                found = await self._store.get(key, prototype)
+            except FileNotFoundError:
+                found = None
+            if found is None:
+                raise ArrayDamaged(f"{what} is missing")
+            if not self.slot.has(file, found.as_numpy_array()):
+                raise ArrayDamaged(f"{what} is truncated or altered, or that of another block")
+            return found
+
+    return CheckingStore
+
+
 @lru_cache(maxsize=OPEN_ARRAYS)
-def _open(folder: str, sha256: str):
-    """The array of a folder or URL. The block's sha256 is part of the cache key: two populations may share a path."""
-    if files.is_url(folder):
-        return object_storage.open_array(folder)
+def _open(slot: Slot, name: str):
+    """The array. The slot's fingerprint is part of the cache key: two populations may share a path."""
     import zarr
 
-    return zarr.open_array(folder, mode="r")
+    if layout.is_remote(slot.folder):
+        if slot.digest is None:
+            return object_storage.open_array(f"{slot.folder}/{name}")
+        store, below = object_storage.array_store(str(slot.folder))
+        below = f"{below}/"
+        return object_storage.open_in(_checking_store()(store, slot, name, below), f"{below}{name}", str(slot.folder))
+    if slot.digest is None:
+        return zarr.open_array(str(slot.folder / name), mode="r")
+    store = _checking_store()(zarr.storage.LocalStore(slot.folder, read_only=True), slot, name, "")
+    return zarr.open_array(store=store, path=name, mode="r", zarr_format=3)
 
 
 def _chunk_files(array, folder: Path, start: int, stop: int) -> Iterable[Path]:
@@ -133,43 +178,42 @@ def _chunk_files(array, folder: Path, start: int, stop: int) -> Iterable[Path]:
         yield folder / array.metadata.encode_chunk_key((chunk, *tail))
 
 
-def open_array(folder: layout.Place, sha256: str, shape: tuple[int, ...], dtype: str):
-    """The stored array, checked against the manifest's shape and dtype.
+def open_array(slot: Slot, name: str, shape: tuple[int, ...], dtype: str):
+    """The stored array of this name, such as train/x, checked against the manifest's shape and dtype.
 
-    Raises ArrayDamaged, and PopulationError if its storage cannot be reached.
+    Raises SlotDamaged, and PopulationError if its storage cannot be reached.
     """
     try:
-        array = _open(str(folder), sha256)
-    except PopulationError:
+        array = _open(slot, name)
+    except (PopulationError, SlotDamaged):
         raise
     except Exception as error:  # zarr raises many kinds for unreadable metadata
-        raise ArrayDamaged(f"{folder.parent.name}/{folder.name} cannot be opened ({type(error).__name__})") from error
+        raise ArrayDamaged(f"{name} cannot be opened ({type(error).__name__})") from error
     if array.shape != shape or array.dtype != np.dtype(dtype) or array.chunks[1:] != shape[1:]:
-        raise ArrayDamaged(
-            f"{folder.parent.name}/{folder.name} is {array.dtype}{array.shape}, the manifest says {dtype}{shape}"
-        )
+        raise ArrayDamaged(f"{name} is {array.dtype}{array.shape}, the manifest says {dtype}{shape}")
     return array
 
 
 def read(
-    folder: layout.Place, sha256: str, shape: tuple[int, ...], dtype: str, start: int = 0, stop: int | None = None
+    slot: Slot, name: str, shape: tuple[int, ...], dtype: str, start: int = 0, stop: int | None = None
 ) -> np.ndarray:
     """Entries start .. stop - 1 (default: all) of a stored array.
 
-    Raises ArrayDamaged if a chunk is missing, truncated or altered, PopulationError if its storage cannot be reached.
+    Raises SlotDamaged if a chunk is missing, truncated, altered or another one, PopulationError if its storage cannot
+    be reached.
     """
-    array = open_array(folder, sha256, shape, dtype)
+    array = open_array(slot, name, shape, dtype)
     stop = shape[0] if stop is None else stop
     if start >= stop:
         return np.empty((0, *shape[1:]), dtype)
-    name = f"{folder.parent.name}/{folder.name}"
-    if not layout.is_remote(folder):
+    if slot.digest is None and not layout.is_remote(slot.folder):
+        folder = slot.folder / name
         for file in _chunk_files(array, folder, start, stop):
             if not file.is_file():
                 raise ArrayDamaged(f"{name}: the chunk {file.relative_to(folder)} is missing")
     try:
         return array[...] if stop - start == shape[0] else array[start:stop]
-    except PopulationError:
+    except (PopulationError, SlotDamaged):
         raise
     except FileNotFoundError as error:
         chunk = str(error.filename).rpartition(f"{name}/")[2]
@@ -178,6 +222,6 @@ def read(
         raise ArrayDamaged(f"{name}: a chunk is truncated or altered ({type(error).__name__})") from error
 
 
-def chunk_length(folder: layout.Place, sha256: str, shape: tuple[int, ...], dtype: str) -> int:
+def chunk_length(slot: Slot, name: str, shape: tuple[int, ...], dtype: str) -> int:
     """The number of entries in one stored chunk."""
-    return open_array(folder, sha256, shape, dtype).chunks[0]
+    return open_array(slot, name, shape, dtype).chunks[0]

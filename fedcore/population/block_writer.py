@@ -8,7 +8,7 @@ from typing import cast
 import numpy as np
 import scipy.sparse as sp
 
-from fedcore.population import identifiers, layout
+from fedcore.population import identifiers, layout, slots
 from fedcore.population.arrays import ArrayWriter
 from fedcore.population.blocks import Kind
 from fedcore.population.manifest import BlockEntry, PartEntry, StoredDtype
@@ -91,7 +91,7 @@ class BlockWriter:
         self.id_bytes.close()
         train = self.train.close()
         heldout = None if self.heldout is None else self.heldout.close()
-        sha256, size = layout.digest(self.folder, durable=True)
+        digest, size = slots.write_list(self.folder)
         return BlockEntry(
             slot=self.folder.name,
             first=self.first,
@@ -100,7 +100,7 @@ class BlockWriter:
             heldout=heldout,
             id_bytes=int(ptr[-1]),
             bytes=size,
-            sha256=sha256,
+            digest=digest,
         )
 
 

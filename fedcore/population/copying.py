@@ -12,9 +12,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from fedcore.errors import ChunkError, ManifestError, PopulationError
-from fedcore.population import layout
+from fedcore.population import layout, slots
 from fedcore.population import manifest as manifests
 from fedcore.population.manifest import BlockEntry, Manifest
+from fedcore.population.slots import Slot
 from fedcore.population.store import Population
 from fedcore.storage import files
 from fedcore.storage import objects as object_storage
@@ -54,9 +55,12 @@ def copy_population(
     here = files.absolute(target)
     if here == store.location:
         raise PopulationError(f"{target} cannot be copied onto itself.", "Name another place.")
-    with _locked(target):
+    with _locked(target, private=made.ledger is not None):
         fresh = _refuse_others(store, target)
         _mark(target, made)
+        if not layout.is_remote(target):
+            with layout.named_os_errors(target):
+                files.make_folder(target / layout.BLOCKS, made.ledger is not None)
         kept, size = 0, 0
         for index, entry in enumerate(made.blocks):
             if not fresh and _is_there(target, entry):
@@ -77,12 +81,15 @@ def copy_population(
 
 
 @contextmanager
-def _locked(target: layout.Place) -> Iterator[None]:
-    """Makes the place and, if it is local, holds its writer lock. Object storage has none, hence the marker."""
+def _locked(target: layout.Place, private: bool) -> Iterator[None]:
+    """Makes the place and, if it is local, holds its writer lock. Object storage has none, hence the marker.
+
+    private: whether new folders are for their owner's eyes only
+    """
     with ExitStack() as stack:
         if not layout.is_remote(target):
             with layout.named_os_errors(target):
-                target.mkdir(parents=True, exist_ok=True)
+                files.make_folder(target, private)
                 stack.enter_context(layout.writer_lock(target))
         yield
 
@@ -91,7 +98,7 @@ def _refuse_others(store: Population, target: layout.Place) -> bool:
     """Whether the place is empty. Raises PopulationError if it holds something that the copy must not be mixed with."""
     made = store.manifest
     remedy = "Name another place."
-    slots: dict[str, str] = {}
+    found: dict[str, str] = {}
     known = layout.versions(target)
     for version in known:
         there = manifests.load(target, version)
@@ -99,9 +106,9 @@ def _refuse_others(store: Population, target: layout.Place) -> bool:
             raise PopulationError(f"There is another population at {target} (id {there.population_id}).", remedy)
         if version == made.version and there != made:
             raise PopulationError(f"{target} has another version {version} of this population.", remedy)
-        slots |= {block.slot: block.sha256 for block in there.blocks}
+        found |= {block.slot: block.fingerprint for block in there.blocks}
     for block in made.blocks:
-        if slots.get(block.slot, block.sha256) != block.sha256:
+        if found.get(block.slot, block.fingerprint) != block.fingerprint:
             raise PopulationError(
                 f"{target} was appended to on its own: its slot {block.slot} is another than that of {store.path}.",
                 remedy,
@@ -136,7 +143,11 @@ def _is_there(target: layout.Place, entry: BlockEntry) -> bool:
     """Whether the slot is there: its size is compared first, and then its checksum, for which it is read."""
     folder = layout.block_folder(target, entry.slot)
     with layout.named_os_errors(target):
-        return _size(folder) == entry.bytes and layout.digest(folder) == (entry.sha256, entry.bytes)
+        return _size(folder) == entry.bytes and _fingerprint(target, entry) == (entry.fingerprint, entry.bytes)
+
+
+def _fingerprint(target: layout.Place, entry: BlockEntry) -> tuple[str, int]:
+    return slots.fingerprint(Slot.of(target, entry), entry)
 
 
 def _size(folder: layout.Place) -> int:
@@ -148,7 +159,7 @@ def _size(folder: layout.Place) -> int:
 def _copy_slot(store: Population, index: int, entry: BlockEntry, target: layout.Place) -> int:
     """Copies a block into a slot that is not there. Returns the bytes copied."""
     folder = layout.block_folder(target, entry.slot)
-    hasher, held = layout.Hasher(), 0
+    hasher, held = slots.Fingerprint(entry), 0
     batch: dict[str, bytes] = {}
     for name, content in _source_files(store, index, entry):
         hasher.add(name, content)
@@ -158,7 +169,7 @@ def _copy_slot(store: Population, index: int, entry: BlockEntry, target: layout.
         batch[name] = content
         held += len(content)
     _write_files(folder, batch)
-    if hasher.result() != (entry.sha256, entry.bytes):
+    if hasher.result() != (entry.fingerprint, entry.bytes):
         raise ChunkError(
             f"Block {index} (slot {entry.slot}) of {store.path}, version {store.version}: the stored files do not "
             "match their checksum. The version was not copied.",
@@ -168,7 +179,9 @@ def _copy_slot(store: Population, index: int, entry: BlockEntry, target: layout.
         if layout.is_remote(folder):
             arrived = _size(folder) == entry.bytes
         else:
-            arrived = layout.digest(folder, durable=True) == (entry.sha256, entry.bytes)
+            files.seal(folder)
+            files.flush(folder.parent)
+            arrived = _fingerprint(target, entry) == (entry.fingerprint, entry.bytes)
     if not arrived:
         raise PopulationError(f"What was written to {folder} is not there as it was written.", "Copy again.")
     return entry.bytes
@@ -192,8 +205,9 @@ def _write_files(folder: layout.Place, batch: dict[str, bytes]) -> None:
         return
     with layout.named_os_errors(folder):
         for name, content in batch.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes(content)
+            files.make_folder((folder / name).parent)
+            with files.opened(folder / name) as handle:
+                handle.write(content)
 
 
 def _copy_vocabulary(store: Population, target: layout.Place) -> None:
@@ -267,13 +281,13 @@ def _create(file: layout.Place, content: bytes) -> None:
 
 def _put(target: layout.Place, name: str, content: bytes) -> None:
     """Writes a file completely and durably; nothing is written if it is there already."""
-    folder, _, last = name.rpartition("/")
+    folder = name.rpartition("/")[0]
     with layout.named_os_errors(target):
         if layout.read_beside(target, name) == content:
             return
         if not layout.is_remote(target):
-            (target / folder).mkdir(parents=True, exist_ok=True)
-        layout.write_beside(target / folder if folder else target, last, content)
+            files.make_folder(target / folder, layout.is_closed(target))
+        layout.write_beside(target, name, content)
 
 
 def _remove(path: layout.Place) -> None:

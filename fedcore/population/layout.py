@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import shutil
@@ -24,13 +23,25 @@ from pathlib import Path
 
 from fedcore.errors import ConfigError, PopulationError
 from fedcore.storage import objects as object_storage
-from fedcore.storage.files import AnyPlace, Place, below, flush, is_remote, json_bytes, place, read_bytes, write_whole
+from fedcore.storage.files import (
+    AnyPlace,
+    Place,
+    below,
+    flush,
+    is_private,
+    is_remote,
+    json_bytes,
+    make_folder,
+    opened,
+    place,
+    read_bytes,
+    write_whole,
+)
 
 BLOCKS, VERSIONS, VOCABULARIES = "blocks", "versions", "vocabularies"
 LOCK, SPILL = ".writer.lock", ".spill"
 ROOT = "zarr.json"
 WITNESS = "ledger-head.json"  # the newest record of the ledger that was seen
-HASH_PIECE = 1 << 20
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
@@ -71,7 +82,14 @@ def read_beside(path: Place, name: str) -> bytes | None:
 
 def write_beside(path: Place, name: str, content: bytes) -> None:
     """Replaces a small file beside the population's own, whole. Raises OSError, PopulationError."""
-    write_whole(path / name, content)
+    write_whole(path / name, content, private=is_closed(path))
+
+
+def is_closed(path: Place) -> bool:
+    """Whether the population is for its owner's eyes only, as those with a ledger are made. The folder above its
+    blocks may have been there before, with any mode.
+    """
+    return not is_remote(path) and (path / BLOCKS).is_dir() and is_private(below(path, BLOCKS))
 
 
 def first_witness(ledger_id: str) -> bytes:
@@ -99,19 +117,21 @@ def is_population_root(path: Path) -> bool:
     return isinstance(attributes, dict) and "fedcore" in attributes
 
 
-def write_group(folder: Path, attributes: dict | None = None) -> None:
+def write_group(folder: Path, attributes: dict | None = None, private: bool = False) -> None:
     """A Zarr v3 group at this folder (Zarr specification v3, "group metadata")."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder, private)
     text = json.dumps({"zarr_format": 3, "node_type": "group", "attributes": attributes or {}}, indent=2)
-    (folder / ROOT).write_text(text + "\n", "utf-8")
+    with opened(folder / ROOT, "w", private) as file:
+        file.write(text + "\n")
 
 
 def create_exclusively(file: Path, data: bytes) -> None:
     """Makes `file` with this content, whole and durable, or raises FileExistsError and leaves it as it was."""
-    file.parent.mkdir(parents=True, exist_ok=True)
+    private = is_closed(file.parent) or is_closed(file.parent.parent)
+    make_folder(file.parent, private)
     partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
     try:
-        with open(partial, "wb") as handle:
+        with opened(partial, private=private) as handle:
             handle.write(data)
             handle.flush()
             os.fsync(handle.fileno())
@@ -144,55 +164,10 @@ def contents(folder: Place) -> Iterator[tuple[str, bytes]]:
             yield file.relative_to(folder).as_posix(), file.read_bytes()
 
 
-class Hasher:
-    """The result of `digest`, for files that are given one after another in the order of their names."""
-
-    def __init__(self) -> None:
-        self.total = 0
-        self.sha256 = hashlib.sha256()
-
-    def begin(self, relative: str, length: int) -> None:
-        self.sha256.update(f"{relative}\0{length}\0".encode())
-        self.total += length
-
-    def add(self, relative: str, content: bytes) -> None:
-        self.begin(relative, len(content))
-        self.sha256.update(content)
-
-    def result(self) -> tuple[str, int]:
-        return self.sha256.hexdigest(), self.total
-
-
-def digest(folder: Place, durable: bool = False) -> tuple[str, int]:
-    """(sha256 over the names, lengths and contents of all files below the folder, bytes in them).
-
-    durable: also fsync every file and folder, so that a manifest written afterwards never names lost data; for local
-    folders. Raises OSError, PopulationError.
-    """
-    hasher = Hasher()
-    if is_remote(folder):
-        for relative, content in object_storage.contents(folder):
-            hasher.add(relative, content)
-        return hasher.result()
-    for file in files_of(folder):
-        with open(file, "rb") as handle:
-            length = os.fstat(handle.fileno()).st_size
-            hasher.begin(file.relative_to(folder).as_posix(), length)
-            while piece := handle.read(HASH_PIECE):
-                hasher.sha256.update(piece)
-            if durable:
-                os.fsync(handle.fileno())
-    if durable:
-        for where, _, _ in os.walk(folder):
-            flush(Path(where))
-        flush(folder.parent)
-    return hasher.result()
-
-
 @contextmanager
 def writer_lock(path: Path) -> Iterator[None]:
     """Holds the population's writer lock, or raises PopulationError at once: another process is writing."""
-    handle = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    handle = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -240,7 +215,8 @@ def sweep(path: Path, named_slots: Iterable[str], named_vocabularies: Iterable[s
         for file in (path / VOCABULARIES).iterdir():
             if file.name not in names:
                 file.unlink()
-    if (path / VERSIONS).is_dir():
-        for file in (path / VERSIONS).glob(".*.partial"):
-            file.unlink()
+    for folder in (path, path / VERSIONS):
+        if folder.is_dir():
+            for file in folder.glob(".*.partial"):
+                file.unlink()
     shutil.rmtree(path / SPILL, ignore_errors=True)

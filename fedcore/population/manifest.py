@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from typing import Any, Final, Literal, Self
 
@@ -11,8 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, m
 from fedcore.errors import ManifestError, PopulationNotFound
 from fedcore.population import layout
 from fedcore.population.blocks import Kind
+from fedcore.storage import digests
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2  # that new versions are written in; docs/formats-2.md
 StoredDtype = Literal["int32", "int64", "float32", "float64"]
 Sha256 = Field(pattern=r"^[0-9a-f]{64}$")
 SLOT = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # one folder name: a manifest can never point outside its population
@@ -54,7 +54,8 @@ class BlockEntry(_Frozen):
 
     slot:    folder below blocks/; immutable
     bytes:   of all files in the slot
-    sha256:  over all files in the slot (see `fedcore.population.layout.digest`)
+    digest:  of the list of the digests of all other files in the slot (`fedcore.population.slots`)
+    sha256:  instead of it, in blocks that an earlier version of fedcore wrote: over all files in the slot
     id_bytes: length of the array of client ids
     heldout: None if no client of the block has a held-out part
     """
@@ -66,7 +67,19 @@ class BlockEntry(_Frozen):
     heldout: PartEntry | None = None
     id_bytes: int = Field(ge=0)
     bytes: int = Field(ge=0)
-    sha256: str = Sha256
+    digest: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+
+    @model_validator(mode="after")
+    def _one_digest(self) -> Self:
+        if (self.digest is None) == (self.sha256 is None):
+            raise ValueError("it has either a digest or a sha256")
+        return self
+
+    @property
+    def fingerprint(self) -> str:
+        """What tells the slot from every other."""
+        return self.digest or self.sha256 or ""
 
 
 class Provenance(_Frozen):
@@ -89,9 +102,11 @@ class Manifest(_Frozen):
     n_rows: rows, or tokens for counts, of the training part; dtype: of dense rows, None for counts;
     nominal_clients: the size that the owner declares in public, None if not declared;
     public_for_evaluation: may be evaluated without a budget, and public_reason why.
+    needs: features without which the manifest would be misread; none so far. Schema 1 has neither these nor digests.
     """
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[1, 2] = SCHEMA_VERSION
+    needs: tuple[str, ...] = ()
     population_id: str = Field(pattern=r"^[0-9a-f]{32}$")
     ledger: Ledger | None = None
     version: int = Field(ge=1)
@@ -130,6 +145,8 @@ class Manifest(_Frozen):
             raise ValueError("the vocabulary does not have one token for each feature")
         if self.public_for_evaluation and not self.public_reason.strip():
             raise ValueError("a population is public for evaluation for a stated reason")
+        if self.schema_version == 1 and (self.needs or any(block.sha256 is None for block in self.blocks)):
+            raise ValueError("schema version 1 has neither needs nor digests")
         return self
 
     @property
@@ -137,14 +154,30 @@ class Manifest(_Frozen):
         return any(block.heldout is not None for block in self.blocks)
 
 
-def _canonical(content: dict[str, Any]) -> bytes:
-    return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+def checksum_of(content: dict[str, Any]) -> str:
+    """The checksum of a manifest's JSON without that field."""
+    return digests.of_document(digests.canonical(content))
+
+
+def _content(manifest: Manifest) -> dict[str, Any]:
+    """The manifest as JSON, without its checksum."""
+    content = manifest.model_dump(mode="json")
+    if manifest.schema_version == 1:
+        content.pop("needs")
+    for block in content["blocks"]:
+        block.pop("sha256" if block["sha256"] is None else "digest")
+    return content
+
+
+def checksum(manifest: Manifest) -> str:
+    """The field `checksum` of the manifest's file, by which runs and ledgers know it."""
+    return checksum_of(_content(manifest))
 
 
 def encode(manifest: Manifest) -> bytes:
     """The bytes of the manifest file."""
-    content = manifest.model_dump(mode="json")
-    content["checksum"] = hashlib.sha256(_canonical(content)).hexdigest()
+    content = _content(manifest)
+    content["checksum"] = checksum_of(content)
     return json.dumps(content, indent=1, ensure_ascii=False).encode() + b"\n"
 
 
@@ -162,15 +195,19 @@ def decode(data: bytes, where: str) -> Manifest:
         raise ManifestError(f"The manifest {where} is not readable JSON.", remedy) from error
     if not isinstance(content, dict):
         raise ManifestError(f"The manifest {where} is not a JSON object.", remedy)
-    schema = content.get("schema_version")
-    if schema != SCHEMA_VERSION:
+    schema, needs = content.get("schema_version"), content.get("needs")
+    if type(schema) is not int or not 1 <= schema <= SCHEMA_VERSION:
         raise ManifestError(
-            f"The manifest {where} has schema version {schema!r}; this fedcore reads {SCHEMA_VERSION}.",
-            "Use the fedcore version that wrote it, or ingest the population again.",
+            f"The manifest {where} has schema version {schema!r}; this fedcore reads 1 to {SCHEMA_VERSION}.",
+            "Use the fedcore version that wrote it, or a newer one; or ingest the population again.",
         )
-    checksum = content.pop("checksum", None)
-    if checksum != hashlib.sha256(_canonical(content)).hexdigest():
+    if content.pop("checksum", None) != checksum_of(content):
         raise ManifestError(f"The manifest {where} does not match its own checksum: it was changed or damaged.", remedy)
+    if needs:
+        unknown = needs[0] if isinstance(needs, list) else needs
+        raise ManifestError(
+            f"The manifest {where} needs {unknown}, which this fedcore does not know.", "Use a newer fedcore."
+        )
     try:
         return Manifest.model_validate_json(json.dumps(content))
     except ValidationError as error:

@@ -12,11 +12,12 @@ import numpy as np
 import scipy.sparse as sp
 
 from fedcore.errors import ChunkError, ManifestError, PopulationError
-from fedcore.population import arrays, identifiers, layout
+from fedcore.population import arrays, identifiers, layout, slots
 from fedcore.population import manifest as manifests
 from fedcore.population.blocks import FLOAT32_EXACT, ClientBlock, CountsBlock, Kind, RowsBlock, segment_sums
 from fedcore.population.checks import Rows
 from fedcore.population.manifest import BlockEntry, Manifest, PartEntry
+from fedcore.population.slots import Slot
 from fedcore.population.streaming import StoredRows
 from fedcore.storage import files
 
@@ -70,6 +71,11 @@ class Population:
     def id(self) -> str:
         """The population id: the same in every version; the privacy budget belongs to it."""
         return self.manifest.population_id
+
+    @property
+    def checksum(self) -> str:
+        """Of the manifest, by which runs and the ledger know this version."""
+        return manifests.checksum(self.manifest)
 
     @property
     def kind(self) -> Kind:
@@ -137,7 +143,7 @@ class Population:
     def client_ids(self, index: int) -> np.ndarray:
         """(C,) str, the ids of the clients of block `index`. Raises ChunkError."""
         entry = self._entry(index)
-        return self._in_block(index, stored_client_ids, layout.block_folder(self.path, entry.slot), entry)
+        return self._in_block(index, stored_client_ids, self._slot(entry), entry)
 
     def tiles(self, index: int, max_bytes: int, heldout: bool = False) -> Iterator[RowsBlock]:
         """Block `index` of dense rows in tiles of about max_bytes (at least one stored chunk is held in memory).
@@ -152,21 +158,21 @@ class Population:
         if part is None:
             return
         name, leaf = (HELDOUT if heldout else TRAIN), entry.first // self.clients_per_leaf
-        folder = layout.block_folder(self.path, entry.slot) / name
         try:
             ptr = self._pointers(entry, name, part)
             shape = (part.entries, self.features)
-            chunk = arrays.chunk_length(folder / "x", entry.sha256, shape, part.dtype)
+            stored = (self._slot(entry), f"{name}/x", shape, part.dtype)
+            chunk = arrays.chunk_length(*stored)
             row_bytes = np.dtype(part.dtype).itemsize * self.features
             held = max(max_bytes // row_bytes // chunk, 1) * chunk
             step = max(min(held, max_bytes // row_bytes), 1)
             for low in range(0, part.entries, held):
-                rows = arrays.read(folder / "x", entry.sha256, shape, part.dtype, low, min(low + held, part.entries))
+                rows = arrays.read(*stored, low, min(low + held, part.entries))
                 for start in range(0, len(rows), step):
                     tile = rows[start : start + step]
                     inside = np.clip(ptr - (low + start), 0, len(tile))
                     yield RowsBlock(entry.first, leaf, inside, tile)
-        except arrays.ArrayDamaged as damage:
+        except slots.SlotDamaged as damage:
             raise self._damaged(index, str(damage)) from damage
 
     def decoded_bytes(self, index: int) -> int:
@@ -185,9 +191,9 @@ class Population:
         if self.kind != "rows":
             raise PopulationError("Only dense rows are streamed.", "Read a block of counts with `read`.")
         entry = self._entry(index)
-        part, folder = entry.train, layout.block_folder(self.path, entry.slot) / TRAIN
+        part = entry.train
         ptr = self._in_block(index, self._pointers, entry, TRAIN, part)
-        stored = (folder / "x", entry.sha256, (part.entries, self.features), part.dtype)
+        stored = (self._slot(entry), f"{TRAIN}/x", (part.entries, self.features), part.dtype)
         chunk = self._in_block(index, arrays.chunk_length, *stored)
         read = partial(self._in_block, index, arrays.read, *stored)
         rows = StoredRows(read, part.entries, self.features, part.dtype, chunk)
@@ -214,11 +220,11 @@ class Population:
         if part is None:
             return None
         ptr = self._in_block(index, self._pointers, entry, name, part)[start : stop + 1]
-        folder, low, high = layout.block_folder(self.path, entry.slot) / name, int(ptr[0]), int(ptr[-1])
+        low, high = int(ptr[0]), int(ptr[-1])
 
         def values(array: str, dtype: str, *tail: int) -> np.ndarray:
-            shape = (part.entries, *tail)
-            return self._in_block(index, arrays.read, folder / array, entry.sha256, shape, dtype, low, high)
+            stored = (self._slot(entry), f"{name}/{array}", (part.entries, *tail), dtype)
+            return self._in_block(index, arrays.read, *stored, low, high)
 
         if self.kind == "rows":
             return ptr - low, values("x", part.dtype, self.features)
@@ -232,15 +238,14 @@ class Population:
         if part is None:
             return
         low, high = self._in_block(index, self._pointers, entry, name, part)[client : client + 2].tolist()
-        folder = layout.block_folder(self.path, entry.slot) / name / "x"
-        shape = (part.entries, self.features)
+        stored = (self._slot(entry), f"{name}/x", (part.entries, self.features), part.dtype)
         step = max(max_bytes // (np.dtype(part.dtype).itemsize * self.features), 1)
         for start in range(low, high, step):
             stop = min(start + step, high)
-            yield self._in_block(index, arrays.read, folder, entry.sha256, shape, part.dtype, start, stop)
+            yield self._in_block(index, arrays.read, *stored, start, stop)
 
     def verify(self, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
-        """Reads everything again: vocabulary, every slot's sha256, every block and every id.
+        """Reads everything again: vocabulary, every file of every slot, every block and every id.
 
         progress: called with (blocks done, blocks). Damage is reported, not raised; storage that cannot be reached
         raises PopulationError.
@@ -261,22 +266,20 @@ class Population:
         return VerifyReport(len(self.blocks), total, tuple(problems))
 
     def _verify_block(self, index: int, entry: BlockEntry) -> tuple[str, int]:
+        slot, wrong = self._slot(entry), ""
         try:
-            sha256, size = layout.digest(layout.block_folder(self.path, entry.slot))
+            found = slots.read(slot, entry)
+            if found.result()[0] != entry.fingerprint:
+                wrong = f"the stored files do not match their checksum {found.wrong(slot)}".rstrip()
         except OSError as error:
             return f"Block {index} (slot {entry.slot}) cannot be read: {error.strerror}.", 0
-        if sha256 != entry.sha256:
-            # Reading may still tell *which* array is damaged.
-            try:
-                self._read_everything(index, entry)
-            except ChunkError as error:
-                return error.message, size
-            return f"Block {index} (slot {entry.slot}): the stored files do not match their checksum.", size
+        except slots.SlotDamaged as damage:
+            return self._damaged(index, str(damage)).message, 0
         try:
-            self._read_everything(index, entry)
+            self._read_everything(index, entry)  # which may tell more exactly what is wrong
         except ChunkError as error:
-            return error.message, size
-        return "", size
+            return error.message, found.bytes
+        return f"Block {index} (slot {entry.slot}): {wrong}." if wrong else "", found.bytes
 
     def _read_everything(self, index: int, entry: BlockEntry) -> None:
         self.client_ids(index)
@@ -301,11 +304,14 @@ class Population:
             )
         return self.blocks[index]
 
+    def _slot(self, entry: BlockEntry) -> Slot:
+        return Slot.of(self.path, entry)
+
     def _in_block(self, index: int, function: Callable[..., T], *arguments: object) -> T:
         """Calls the function; damage is reported as that of block `index`."""
         try:
             return function(*arguments)
-        except (arrays.ArrayDamaged, UnicodeDecodeError) as damage:
+        except (slots.SlotDamaged, UnicodeDecodeError) as damage:
             raise self._damaged(index, str(damage)) from damage
 
     def _damaged(self, index: int, what: str) -> ChunkError:
@@ -317,8 +323,7 @@ class Population:
 
     def _pointers(self, entry: BlockEntry, name: str, part: PartEntry) -> np.ndarray:
         pointers = "indptr" if self.kind == "counts" else "ptr"
-        folder = layout.block_folder(self.path, entry.slot) / name / pointers
-        ptr = arrays.read(folder, entry.sha256, (entry.clients + 1,), "int64")
+        ptr = arrays.read(self._slot(entry), f"{name}/{pointers}", (entry.clients + 1,), "int64")
         _check_pointers(ptr, part.entries, f"{name}/{pointers}")
         return ptr
 
@@ -336,9 +341,8 @@ class Population:
         if part is None:
             none = np.empty((0, self.features), self.manifest.dtype)
             return RowsBlock(entry.first, leaf, np.zeros(entry.clients + 1, np.int64), none)
-        folder = layout.block_folder(self.path, entry.slot) / name
         ptr = self._pointers(entry, name, part)
-        x = arrays.read(folder / "x", entry.sha256, (part.entries, self.features), part.dtype)
+        x = arrays.read(self._slot(entry), f"{name}/x", (part.entries, self.features), part.dtype)
         return RowsBlock(entry.first, leaf, ptr, x)
 
     def _counts_part(self, entry: BlockEntry, name: str, part: PartEntry | None) -> CountsBlock:
@@ -347,10 +351,9 @@ class Population:
         if part is None:
             ptr, indices, data = np.zeros(entry.clients + 1, np.int32), np.empty(0, np.int32), np.empty(0, np.float32)
             return CountsBlock(entry.first, leaf, ptr, indices, data, np.zeros(entry.clients), self.features)
-        folder = layout.block_folder(self.path, entry.slot) / name
-        ptr = self._pointers(entry, name, part)
-        indices = arrays.read(folder / "indices", entry.sha256, (part.entries,), "int32")
-        data = arrays.read(folder / "counts", entry.sha256, (part.entries,), part.dtype)
+        ptr, slot = self._pointers(entry, name, part), self._slot(entry)
+        indices = arrays.read(slot, f"{name}/indices", (part.entries,), "int32")
+        data = arrays.read(slot, f"{name}/counts", (part.entries,), part.dtype)
         largest = 0
         if part.entries:
             if indices.min() < 0 or indices.max() >= self.features:
@@ -365,11 +368,11 @@ class Population:
         return CountsBlock(entry.first, leaf, ptr, indices, data, totals, self.features)
 
 
-def stored_client_ids(folder: layout.Place, entry: BlockEntry) -> np.ndarray:
-    """(C,) str, the ids of the clients of the block in this folder. Raises ArrayDamaged, UnicodeDecodeError."""
-    ptr = arrays.read(folder / "ids" / "ptr", entry.sha256, (entry.clients + 1,), "int64")
+def stored_client_ids(slot: Slot, entry: BlockEntry) -> np.ndarray:
+    """(C,) str, the ids of the clients of the block in this slot. Raises SlotDamaged, UnicodeDecodeError."""
+    ptr = arrays.read(slot, "ids/ptr", (entry.clients + 1,), "int64")
     _check_pointers(ptr, entry.id_bytes, "ids/ptr")
-    data = arrays.read(folder / "ids" / "bytes", entry.sha256, (entry.id_bytes,), "uint8")
+    data = arrays.read(slot, "ids/bytes", (entry.id_bytes,), "uint8")
     return identifiers.decode(data, ptr)
 
 

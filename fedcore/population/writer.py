@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,8 +21,9 @@ from fedcore.population.blocks import Kind
 from fedcore.population.checks import Rows, bytes_of, checked_counts, checked_rows, checked_vocabulary
 from fedcore.population.manifest import BlockEntry, Manifest, Provenance, Vocabulary
 from fedcore.population.sizing import CLIENTS_PER_LEAF, block_limit, explicit_clients_per_block
+from fedcore.population.slots import Slot
 from fedcore.population.store import Population, stored_client_ids
-from fedcore.storage import files
+from fedcore.storage import digests, files
 
 
 @dataclass
@@ -136,13 +136,14 @@ class PopulationWriter:
                     raise PopulationError(
                         f"The folder {self.path} is not empty and holds no population.", "Name a new or empty folder."
                     )
-            self.path.mkdir(parents=True, exist_ok=True)
+            closed = self.parent is None and self.public["ledger"] is not None
+            files.make_folder(self.path, private=closed)
             stack.enter_context(layout.writer_lock(self.path))
             self._check_place()
             if not layout.is_population_root(self.path):
                 mark = {"fedcore": {"population": True, "schema_version": manifests.SCHEMA_VERSION}}
-                layout.write_group(self.path, mark)
-                layout.write_group(self.path / layout.BLOCKS)
+                layout.write_group(self.path, mark, closed)
+                layout.write_group(self.path / layout.BLOCKS, private=closed)
             if self.parent is None:
                 self._made.append(self.path)
             self._lock, self._entered = stack.pop_all(), True
@@ -355,7 +356,7 @@ class PopulationWriter:
         if self.tokens is None:
             return None
         data = "".join(f"{token}\n" for token in self.tokens).encode("utf-8")
-        sha256 = hashlib.sha256(data).hexdigest()
+        sha256 = digests.of_document(data)
         file = layout.vocabulary_file(self.path, sha256)
         if not file.exists():
             with layout.named_os_errors(self.path):
@@ -387,7 +388,7 @@ class PopulationWriter:
         for position in np.flatnonzero(np.isin(hashes, suspects)).tolist():
             index = next(i for i, block in enumerate(self._blocks) if position < block.first + block.clients)
             block = self._blocks[index]
-            one = str(stored_client_ids(layout.block_folder(self.path, block.slot), block)[position - block.first])
+            one = str(stored_client_ids(Slot.of(self.path, block), block)[position - block.first])
             if one in seen:
                 raise PopulationError(
                     f"The client id {one!r} was written twice.", "Give all data of a client in one call of `write`."

@@ -10,9 +10,10 @@ import json
 import os
 import re
 import shutil
+import stat
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 from urllib.parse import unquote
 
 from fedcore.errors import ConfigError
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 Place: TypeAlias = "Path | UPath"  # both have /, name, stem, suffix, parent and str(); this module does the rest
 AnyPlace = TypeVar("AnyPlace", bound=Place)
 
+OTHERS = stat.S_IRWXG | stat.S_IRWXO  # what a private file or folder allows to nobody
 LOST_SLASH = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/]")  # what pathlib makes of a URL
 
 
@@ -125,13 +127,56 @@ def flush(path: Place) -> None:
         os.close(descriptor)
 
 
-def write_whole(path: Place, content: bytes) -> None:
-    """Replace a file by new content, atomically and durably."""
+def is_private(folder: Path) -> bool:
+    """Whether nobody but its owner may look into the folder. What is made below such a folder is private as well,
+    whatever the umask: what moves out of it stays so.
+    """
+    return not stat.S_IMODE(os.stat(folder).st_mode) & OTHERS
+
+
+def make_folder(folder: Path, private: bool = False) -> None:
+    """Make a folder, and those above it, if there is none. It is private if it is to be, or if the one above it is;
+    folders that are there stay as they are. Raises OSError.
+    """
+    if folder.is_dir():
+        return
+    if folder.parent != folder:
+        make_folder(folder.parent)
+    try:
+        os.mkdir(folder, 0o700 if private or is_private(folder.parent) else 0o777)
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
+
+
+def opened(path: Path, mode: Literal["wb", "ab", "w"] = "wb", private: bool = False) -> IO[Any]:
+    """A local file to write to; if it is new, it is private if it is to be, or if its folder is."""
+    permissions = 0o600 if private or is_private(path.parent) else 0o666
+    return open(path, mode, opener=lambda name, flags: os.open(name, flags, permissions))
+
+
+def seal(folder: Path) -> None:
+    """Make a local folder durable with all below it, and private with all below it if it is private itself: for what
+    a library has written there.
+    """
+    private = is_private(folder)
+    for where, _, names in os.walk(folder):
+        if private:
+            os.chmod(where, 0o700)
+        for name in names:
+            if private:
+                os.chmod(os.path.join(where, name), 0o600)
+            flush(Path(where, name))
+        flush(Path(where))
+
+
+def write_whole(path: Place, content: bytes, *, private: bool = False) -> None:
+    """Replace a file by new content, atomically and durably. private: as in `opened`."""
     if is_remote(path):
         return object_storage.write_bytes(path, content)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with open(partial, "wb") as file:
+        with opened(partial, private=private) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

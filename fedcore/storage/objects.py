@@ -337,15 +337,26 @@ def _store(bucket: str):
     return store
 
 
+def array_store(url: str):
+    """(the Zarr store of the bucket, the path of this URL in it)"""
+    scheme, _, rest = url.partition("://")
+    bucket, _, below = rest.partition("/")
+    with reaching(url, ValueError, TypeError, KeyError):
+        return _store(f"{scheme}://{bucket}"), below
+
+
+def open_in(store, path: str, url: str):
+    """The array at this path of a store that reads what is behind this URL. Raises what `open_array` raises."""
+    import zarr
+
+    with reaching(url, ValueError, TypeError, KeyError):  # the latter three: metadata that are no array's
+        return zarr.open_array(store=store, path=path, mode="r", zarr_format=3)
+
+
 def open_array(url: str):
     """The Zarr array at this URL; every read of a chunk that is not there raises FileNotFoundError.
 
     Also raises Unreachable.
     """
-    import zarr
-
-    scheme, _, rest = url.partition("://")
-    bucket, _, below = rest.partition("/")
-    with reaching(url, ValueError, TypeError, KeyError):  # the latter three: metadata that are no array's
-        store = _store(f"{scheme}://{bucket}")
-        return zarr.open_array(store=store, path=below, mode="r", zarr_format=3)
+    store, below = array_store(url)
+    return open_in(store, below, url)

@@ -2,6 +2,9 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
+from fedcore.population import layout, slots
+from fedcore.population import manifest as manifests
+from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
 
 
@@ -21,6 +24,19 @@ def some_rows(clients: int, features: int = 3, seed: int = 0) -> tuple[np.ndarra
 
 def names(first: int, clients: int) -> list[str]:
     return [f"user {number}" for number in range(first, first + clients)]
+
+
+def sealed_again(population: Population) -> Population:
+    """The population with the digests that its files have now: as from a faulty writer."""
+    blocks = []
+    for entry in population.blocks:
+        folder = layout.block_folder(population.path, entry.slot)
+        (folder / slots.LIST).unlink()
+        digest, size = slots.write_list(folder)
+        blocks.append(entry.model_copy(update={"digest": digest, "bytes": size}))
+    made = population.manifest.model_copy(update={"blocks": tuple(blocks)})
+    layout.version_file(population.path, made.version).write_bytes(manifests.encode(made))
+    return Population.open(population.path)
 
 
 @pytest.fixture

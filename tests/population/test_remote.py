@@ -138,10 +138,10 @@ def test_a_missing_slot_and_damaged_metadata(counts_population, base):
     there = copied(counts_population, f"{base}/p")
     slot = layout.block_folder(there.path, there.blocks[2].slot)
     slot.fs.pipe_file((slot / "train/indptr/zarr.json").path, b"{")
-    with pytest.raises(ChunkError, match="Block 2.*train/indptr cannot be opened"):
+    with pytest.raises(ChunkError, match="Block 2.*train/indptr: zarr.json is truncated or altered"):
         there.read(2)
     slot.fs.rm(slot.path, recursive=True)
-    with pytest.raises(ChunkError, match="Block 2.*train/indptr cannot be opened"):
+    with pytest.raises(ChunkError, match="Block 2.*train/indptr: zarr.json is truncated or altered"):
         there.read(2)
     assert [problem[:7] for problem in there.verify().problems] == ["Block 2"]
 

@@ -1,7 +1,5 @@
 """Copying populations between folders and URLs: whole or not at all, and nothing is ever overwritten."""
 
-from pathlib import Path
-
 import pytest
 
 from fedcore.errors import ChunkError, PopulationError, PopulationNotFound
@@ -9,6 +7,7 @@ from fedcore.population import copying, layout
 from fedcore.population.copying import copy_population
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
+from fedcore.storage import files
 from fedcore.storage import objects as object_storage
 
 from .conftest import names, some_counts, some_rows
@@ -171,9 +170,9 @@ def test_a_manifest_is_created_once(s3):
 def test_a_full_disk_while_copying_here(counts_population, memory, tmp_path, monkeypatch):
     copied(counts_population, memory)
 
-    def full(self, content):
+    def full(path, *options):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(files, "opened", full)
     with pytest.raises(PopulationError, match="no room left"):
         copy_population(memory, tmp_path / "q")

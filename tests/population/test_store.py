@@ -14,7 +14,7 @@ from fedcore.population.blocks import leaves
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
 
-from .conftest import names, some_counts, some_rows
+from .conftest import names, sealed_again, some_counts, some_rows
 
 
 def all_counts(population, heldout=False):
@@ -196,7 +196,7 @@ def test_wrong_content_with_right_checksums_of_chunks(tmp_path, array, values, w
     stored = zarr.open_array(str(layout.block_folder(population.path, population.blocks[0].slot) / "train" / array))
     stored[...] = np.array(values)
     with pytest.raises(ChunkError, match=what):
-        population.read(0)
+        sealed_again(population).read(0)
 
 
 def test_unsorted_tokens_are_found_by_verify(tmp_path):
@@ -207,7 +207,7 @@ def test_unsorted_tokens_are_found_by_verify(tmp_path):
         population = writer.commit()
     stored = zarr.open_array(str(layout.block_folder(population.path, population.blocks[0].slot) / "train/indices"))
     stored[...] = np.ones(stored.shape, np.int32)
-    assert "not increasing" in population.verify().problems[0]
+    assert "not increasing" in sealed_again(population).verify().problems[0]
 
 
 def test_another_shape_than_the_manifest(counts_population):
@@ -216,7 +216,7 @@ def test_another_shape_than_the_manifest(counts_population):
     folder = layout.block_folder(counts_population.path, counts_population.blocks[0].slot)
     zarr.open_array(str(folder / "train/counts")).resize((1,))
     with pytest.raises(ChunkError, match="the manifest says"):
-        counts_population.read(0)
+        sealed_again(counts_population).read(0)
 
 
 def test_another_population_at_the_same_path(tmp_path):

@@ -27,6 +27,7 @@ from fedcore.population.manifest import Provenance
 from fedcore.population.sizing import CLIENTS_PER_LEAF
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
+from fedcore.storage import files
 
 MEMORY = 512 << 20
 LEAST_MEMORY = 16 << 20
@@ -168,6 +169,7 @@ def ingest(
 def _spill_folder(path: Path) -> Iterator[Path]:
     """A folder for spilled records, below the population; it is gone afterwards."""
     folder = path / layout.SPILL
+    files.make_folder(folder, layout.is_closed(path))
     try:
         yield folder
     finally:

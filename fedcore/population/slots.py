@@ -1,0 +1,169 @@
+"""The digests of a block's slot: which files it has, and what is in each of them.
+
+`digests.json` of a slot lists every other file of it with its length and BLAKE3; the manifest has the BLAKE3 of this
+list. So a file that was exchanged for another one, or for one of another block, is noticed when it is read. Slots of
+earlier versions have no such list, only a SHA-256 over everything, which is compared when the population is verified or
+copied.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from fedcore.errors import PopulationError
+from fedcore.population import layout
+from fedcore.population.manifest import BlockEntry
+from fedcore.storage import digests, files
+from fedcore.storage import objects as object_storage
+from fedcore.storage.files import Place, is_remote
+
+LIST = "digests.json"
+SCHEMA = 2
+LISTS = 2048  # kept for each process
+PIECE = 1 << 20
+
+Digests = dict[str, tuple[int, str]]  # by relative name: length, BLAKE3
+
+
+class SlotDamaged(ValueError):
+    """What is stored is not what was written. Turned into ChunkError by those who know the block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where the files of a block are, and what they must be. digest: of the list; None: the slot has none.
+
+    fingerprint: tells it from another population's slot of the same name
+    """
+
+    folder: Place
+    digest: str | None
+    fingerprint: str
+
+    @classmethod
+    def of(cls, path: Place, entry: BlockEntry) -> Slot:
+        """path: of the population"""
+        return cls(layout.block_folder(path, entry.slot), entry.digest, entry.fingerprint)
+
+    def digests(self) -> Digests | None:
+        """None: there is no list. Raises SlotDamaged, PopulationError."""
+        return None if self.digest is None else _digests(str(self.folder), self.digest)
+
+    def has(self, name: str, content: Any) -> bool:
+        """Whether this is the content (bytes, or like them) of the file of this name. Raises what `digests` raises."""
+        expected = self.digests()
+        return expected is None or (name in expected and expected[name][1] == digests.of_data(content))
+
+
+@lru_cache(maxsize=LISTS)
+def _digests(folder: str, digest: str) -> Digests:
+    file = files.place(folder) / LIST
+    try:
+        content = files.read_bytes(file)
+    except PopulationError:
+        raise
+    except OSError as error:
+        raise SlotDamaged(f"{LIST} cannot be read ({error.strerror or type(error).__name__})") from error
+    if digests.of_data(content) != digest:
+        raise SlotDamaged(f"{LIST} is not that of this block")
+    return _decoded(content)
+
+
+def _encoded(found: Digests) -> bytes:
+    return digests.canonical({"schema": SCHEMA, "files": {name: list(entry) for name, entry in found.items()}})
+
+
+def _decoded(content: bytes) -> Digests:
+    """Of a list whose digest is right, so that a writer made it."""
+    return {name: (length, digest) for name, (length, digest) in json.loads(content)["files"].items()}
+
+
+def write_list(folder: Path) -> tuple[str, int]:
+    """Hash and flush a finished slot, and write its list. Returns (digest of the list, bytes of all files). Raises
+    OSError.
+    """
+    found: Digests = {}
+    for file in layout.files_of(folder):
+        found[file.relative_to(folder).as_posix()] = file.stat().st_size, digests.of_file(file)
+    content = _encoded(found)
+    with files.opened(folder / LIST) as handle:
+        handle.write(content)
+    files.seal(folder)
+    files.flush(folder.parent)
+    return digests.of_data(content), sum(length for length, _ in found.values()) + len(content)
+
+
+# --- whole slots ------------------------------------------------------------------------------------------------------
+
+
+class Fingerprint:
+    """(fingerprint, bytes) of a slot whose files are given one after another, in the order of their names."""
+
+    def __init__(self, entry: BlockEntry) -> None:
+        self.bytes = 0
+        self._found: Digests | None = None if entry.digest is None else {}
+        self._list = b""
+        self._sha256 = hashlib.sha256()
+
+    def add(self, name: str, content: bytes) -> None:
+        self.bytes += len(content)
+        if self._found is None:
+            self._sha256.update(f"{name}\0{len(content)}\0".encode())
+            self._sha256.update(content)
+        elif name == LIST:
+            self._list = content
+        else:
+            self._found[name] = len(content), digests.of_data(content)
+
+    def add_file(self, name: str, file: Path) -> None:
+        """A file that need not fit into memory. Raises OSError."""
+        size = file.stat().st_size
+        if self._found is not None and name != LIST:
+            self._found[name] = size, digests.of_file(file)
+            self.bytes += size
+        elif self._found is not None or size <= PIECE:
+            self.add(name, file.read_bytes())
+        else:
+            self._sha256.update(f"{name}\0{size}\0".encode())
+            self.bytes += size
+            with open(file, "rb") as handle:
+                while piece := handle.read(PIECE):
+                    self._sha256.update(piece)
+
+    def result(self) -> tuple[str, int]:
+        if self._found is None:
+            return self._sha256.hexdigest(), self.bytes
+        content = _encoded(self._found)
+        return (digests.of_data(content) if content == self._list else ""), self.bytes
+
+    def wrong(self, slot: Slot) -> str:
+        """Names, in brackets, of files that are missing, unknown or not what they were; "" if there is no list. Raises
+        SlotDamaged, PopulationError.
+        """
+        expected = slot.digests()
+        if expected is None or self._found is None:
+            return ""
+        names = sorted(expected.keys() | self._found.keys())
+        return f"({', '.join(name for name in names if expected.get(name) != self._found.get(name))})"
+
+
+def read(slot: Slot, entry: BlockEntry) -> Fingerprint:
+    """Of what is stored. Raises OSError, PopulationError."""
+    found = Fingerprint(entry)
+    if is_remote(slot.folder):
+        for name, content in object_storage.contents(slot.folder):
+            found.add(name, content)
+    else:
+        for file in layout.files_of(slot.folder):
+            found.add_file(file.relative_to(slot.folder).as_posix(), file)
+    return found
+
+
+def fingerprint(slot: Slot, entry: BlockEntry) -> tuple[str, int]:
+    """(fingerprint, bytes) of what is stored; those of the manifest if all is well. Raises OSError, PopulationError."""
+    return read(slot, entry).result()
