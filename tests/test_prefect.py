@@ -394,7 +394,7 @@ def test_a_refused_run_says_why_in_its_state(prefect_server, tmp_path):
     assert load_run(tmp_path / "runs" / "latest-yearly.json").info["run_id"] == "trained"
     assert all((tmp_path / "runs" / name / "report.html").exists() for name in ("interrupted", "trained"))
     assert "is now the latest run of deployment weekly" in done.stderr
-    assert "is trained after 2 rounds, and is concluded" in done.stderr
+    assert "is trained after" in done.stderr and "and is concluded" in done.stderr
     artifacts = {item["key"]: item for item in ask(prefect_server, "/artifacts/latest/filter", {"limit": 200})}
     ingested = Population.open(tmp_path / "ingested")
     assert "| clients | 1 |" in artifacts[f"population-ingested-{ingested.id[:8]}"]["data"]

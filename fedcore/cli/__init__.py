@@ -17,7 +17,7 @@ from fedcore.cli.populations import population_app
 from fedcore.cli.runs import evaluate, personalise, report, runs_app
 from fedcore.cli.serving import deploy, serve
 from fedcore.cli.training import resume, train
-from fedcore.errors import FedcoreError
+from fedcore.errors import ConfigError, FedcoreError
 
 app = typer.Typer(
     name="fedcore",
@@ -36,6 +36,8 @@ for command in (methods, plan, train, resume, report, personalise, evaluate, ser
 def main() -> None:
     """Run the command line. A user's mistake is one message and exit code 2."""
     try:
+        if any("\0" in argument for argument in sys.argv):
+            raise ConfigError("an argument contains a NUL character.", "No file, setting or name has one.")
         app()
     except FedcoreError as error:
         fail(error, "--json" in sys.argv)

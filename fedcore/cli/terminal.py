@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcore.errors import ConfigError
+from fedcore.storage.parsing import parse_toml, read_toml
 
 
 @contextmanager
@@ -93,19 +94,21 @@ def read_settings(config: Path | None, pairs: list[str] | None) -> dict[str, Any
     settings: dict[str, Any] = {}
     if config is not None:
         try:
-            settings = tomllib.loads(config.read_text())
+            settings = read_toml(config)
         except OSError as error:
             raise ConfigError(f"cannot read {str(config)!r}: {error.strerror}.") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except ValueError as error:
             raise ConfigError(f"{str(config)!r} is not valid TOML: {error}.") from None
     for pair in pairs or []:
         name, equals, text = pair.partition("=")
         if not equals or not name:
             raise ConfigError(f"--set {pair!r} is not of the form key=value.")
         try:
-            settings[name] = tomllib.loads(f"value = {text}")["value"]
+            settings[name] = parse_toml(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
             settings[name] = text
+        except ValueError as error:
+            raise ConfigError(f"the value of --set {name[:40]}=... cannot be read: {error}.") from None
     return settings
 
 

@@ -6,7 +6,6 @@ their owner declared public. In a private run a metric that follows raw statisti
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,6 +18,7 @@ from fedcore.rounds.results import Features, Metric, Result
 from fedcore.runs.plan_check import PLAN, compare
 from fedcore.runs.store import Run
 from fedcore.storage.files import Place, read_bytes
+from fedcore.storage.parsing import parse_json
 
 RAW = re.compile(r"objective|likelihood|loss|inertia|entropy|misfit|distortion|residual", re.IGNORECASE)
 
@@ -160,7 +160,7 @@ def _withholds(run: Run) -> bool:
 def read_object(path: Place) -> dict | None:
     """A JSON object, or None if there is no such file. Raises RunError for an unreadable one."""
     try:
-        value = json.loads(read_bytes(path))
+        value = parse_json(read_bytes(path))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

@@ -21,7 +21,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Annotated
 
@@ -31,6 +30,7 @@ from fedcore.errors import ConfigError
 from fedcore.methods.registry import canonical, explain, make_method
 from fedcore.rounds.clients import DEFAULT_CACHE_BYTES
 from fedcore.storage.files import is_url
+from fedcore.storage.parsing import read_toml
 from fedcore.training.request import Series
 from fedcore.training.warm_start import PREVIOUS
 
@@ -125,13 +125,13 @@ def read_file(path: str | Path) -> DeploymentFile:
     """
     path = Path(path)
     try:
-        content = DeploymentFile.model_validate(tomllib.loads(path.read_text()))
+        content = DeploymentFile.model_validate(read_toml(path))
     except OSError as error:
         raise ConfigError(f"cannot read {str(path)!r}: {error.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{str(path)!r} is not valid TOML: {error}.") from None
     except ValidationError as error:
         raise ConfigError(f"{path.name}: {explain(error)}", "See docs/deployments.md.") from None
+    except ValueError as error:
+        raise ConfigError(f"{str(path)!r} is not valid TOML: {error}.") from None
     names = [item.name for item in content.deployment]
     if len(set(names)) != len(names):
         raise ConfigError(f"{path.name}: two deployments have the same name.")

@@ -7,7 +7,6 @@ clients' data.
 from __future__ import annotations
 
 import html
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,6 +17,7 @@ from fedcore.population.store import Population
 from fedcore.privacy.statement import loss_in_words, schema_in_words
 from fedcore.runs.store import Run, list_runs
 from fedcore.storage.files import Place, absolute, is_file, read_bytes
+from fedcore.storage.parsing import parse_json
 from fedcore.training.budget import epsilon_that_fits, ledger_of
 from fedcore.training.witness import missing_witness
 
@@ -142,7 +142,7 @@ def _epsilon(run: Run) -> str | float:
     if not run.info.get("private") or run.info.get("test_noise"):
         return "not private"
     try:
-        statement = json.loads(read_bytes(run.path / "statement.json"))
+        statement = parse_json(read_bytes(run.path / "statement.json"))
     except FileNotFoundError:
         return "not stated yet"
     except (OSError, ValueError):

@@ -14,7 +14,6 @@ is never pruned. `conclude` makes it ready to be finished, and is done again aft
 from __future__ import annotations
 
 import fcntl
-import json
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -124,7 +123,7 @@ def all_latest(folder: str | Place) -> list[Latest]:
 
 def _read(path: Place) -> Latest:
     run = resolve(path).name
-    value = json.loads(files.read_bytes(path))
+    value = read_json(path) or {}
     return Latest(
         path, path.stem.removeprefix("latest-"), run, str(value.get("since", "")), str(value.get("because", ""))
     )

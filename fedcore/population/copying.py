@@ -6,7 +6,6 @@ last. A copy that was interrupted is taken up again by the same command. It keep
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from fedcore.population.slots import Slot
 from fedcore.population.store import Population
 from fedcore.storage import files
 from fedcore.storage import objects as object_storage
+from fedcore.storage.parsing import parse_json
 
 MARKER = ".copying"  # names the population that is being copied to a place; gone when the manifest is there
 
@@ -243,7 +243,7 @@ def _copy_witness(store: Population, target: layout.Place) -> None:
 def _seen(witness: bytes) -> int | None:
     """The number of records that a witness has seen; None if it is damaged, which the next private run will report."""
     try:
-        return int(json.loads(witness)["seq"])
+        return int(parse_json(witness)["seq"])
     except (ValueError, TypeError, KeyError):
         return None
 

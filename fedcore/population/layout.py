@@ -37,6 +37,7 @@ from fedcore.storage.files import (
     read_bytes,
     write_whole,
 )
+from fedcore.storage.parsing import parse_json
 
 BLOCKS, VERSIONS, VOCABULARIES = "blocks", "versions", "vocabularies"
 LOCK, SPILL = ".writer.lock", ".spill"
@@ -111,7 +112,7 @@ def versions(path: Place) -> list[int]:
 def is_population_root(path: Path) -> bool:
     """Whether the root group is marked as a population's."""
     try:
-        attributes = json.loads((path / ROOT).read_text("utf-8")).get("attributes", {})
+        attributes = parse_json((path / ROOT).read_text("utf-8")).get("attributes", {})
     except (OSError, ValueError, AttributeError):
         return False
     return isinstance(attributes, dict) and "fedcore" in attributes

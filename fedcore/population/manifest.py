@@ -11,6 +11,7 @@ from fedcore.errors import ManifestError, PopulationNotFound
 from fedcore.population import layout
 from fedcore.population.blocks import Kind
 from fedcore.storage import digests
+from fedcore.storage.parsing import parse_json
 
 SCHEMA_VERSION: Final = 2  # that new versions are written in; docs/formats-2.md
 StoredDtype = Literal["int32", "int64", "float32", "float64"]
@@ -190,7 +191,7 @@ def decode(data: bytes, where: str) -> Manifest:
     """The manifest in these bytes. Raises ManifestError, naming `where`, if there is none."""
     remedy = "Restore this file from a backup, open an earlier version, or ingest the population again."
     try:
-        content = json.loads(data)
+        content = parse_json(data)
     except ValueError as error:
         raise ManifestError(f"The manifest {where} is not readable JSON.", remedy) from error
     if not isinstance(content, dict):

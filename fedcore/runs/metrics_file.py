@@ -17,6 +17,7 @@ from fedcore.runs.run_files import METRICS
 from fedcore.storage import files
 from fedcore.storage.arrays import writing
 from fedcore.storage.files import Place, is_remote
+from fedcore.storage.parsing import parse_json
 
 
 class MetricsFile:
@@ -30,7 +31,7 @@ class MetricsFile:
     def rows(self, head: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The committed rows. Raises RunError if they are damaged or lost."""
         try:
-            return [json.loads(line) for line in self._committed(head).decode().splitlines()]
+            return [parse_json(line) for line in self._committed(head).decode().splitlines()]
         except ValueError as error:
             raise self._unreadable(head, error) from error
 

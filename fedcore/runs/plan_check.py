@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ from fedcore.errors import RunError
 from fedcore.runs.store import Run
 from fedcore.storage import files
 from fedcore.storage.files import Place, write_json
+from fedcore.storage.parsing import parse_json
 
 PLAN = "promise.json"  # in the folder of a run: the plan that it is compared with
 
@@ -70,10 +70,10 @@ def keep_plan(run: Run, plan: Mapping[str, Any]) -> list[dict[str, Any]]:
 def read_plan(path: Place) -> dict[str, Any]:
     """The plan in a file. Raises RunError if there is none."""
     try:
-        plan = json.loads(files.read_bytes(path))
+        plan = parse_json(files.read_bytes(path))
     except (OSError, ValueError) as error:
         raise RunError(
-            f"{str(path)!r} holds no plan ({type(error).__name__}).", "`fedcore plan ... --save FILE.json` writes one."
+            f"{str(path)!r} holds no plan ({error}).", "`fedcore plan ... --save FILE.json` writes one."
         ) from error
     if not isinstance(plan, dict) or not isinstance(plan.get("passes"), int):
         raise RunError(f"{str(path)!r} holds no plan.", "`fedcore plan ... --save FILE.json` writes one.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -12,6 +11,7 @@ from fedcore.storage import files
 from fedcore.storage import objects as object_storage
 from fedcore.storage.arrays import NAME, SCHEMA, unknown_schema
 from fedcore.storage.files import Place, is_remote
+from fedcore.storage.parsing import parse_json
 
 NO_HEAD: dict[str, Any] = {"round": -1, "status": "running", "metrics_bytes": 0}  # before the first state
 STATUSES = ("running", "trained", "finished", "failed", "budget exhausted", "abandoned")
@@ -87,7 +87,7 @@ def read_json(path: Place, fetched: Mapping[str, bytes] | None = None) -> dict[s
     """
     try:
         text = files.read_bytes(path) if fetched is None else fetched.get(path.name)
-        value = None if text is None else json.loads(text)
+        value = None if text is None else parse_json(text)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:

@@ -28,6 +28,7 @@ import zarr.codecs
 from fedcore.errors import RunError, Unreachable
 from fedcore.storage import files
 from fedcore.storage.files import Place, is_remote, replace_durably
+from fedcore.storage.parsing import parse_json
 
 SCHEMA = 1
 UNREADABLE = (
@@ -147,9 +148,8 @@ def read_values(path: Place) -> dict[str, Any]:
     """What `write_values` wrote, by name. Raises RunError if it is missing, torn, too large, or of another schema."""
     try:
         with _opened(path) as archive:
-            if sum(entry.file_size for entry in archive.infolist()) > MAX_STATE_BYTES:
-                raise ValueError("it is too large")
-            attributes = json.loads(archive.read("zarr.json"))["attributes"]
+            _check_sizes(archive)
+            attributes = parse_json(archive.read("zarr.json"))["attributes"]
             arrays, values = attributes["arrays"], dict(attributes["scalars"])
             if type(attributes["schema"]) is int and attributes["schema"] != SCHEMA:
                 raise unknown_schema(f"the file of stored values {path.name!r}", attributes["schema"])
@@ -167,9 +167,18 @@ def read_values(path: Place) -> dict[str, Any]:
     return values
 
 
+def _check_sizes(archive: zipfile.ZipFile) -> None:
+    """Raises ValueError for an archive that unpacks to more than it is: what is stored here is never compressed."""
+    assert archive.fp is not None
+    stored = archive.fp.seek(0, io.SEEK_END)
+    declared = sum(entry.file_size for entry in archive.infolist())
+    if declared > min(stored, MAX_STATE_BYTES):
+        raise ValueError(f"it is too large: it has {stored} bytes and would unpack to {declared}")
+
+
 def _read_array(archive: zipfile.ZipFile, name: str, shape: tuple[int, ...]) -> np.ndarray:
     """One array. Raises what UNREADABLE lists."""
-    described = json.loads(archive.read(f"{name}/zarr.json"))
+    described = parse_json(archive.read(f"{name}/zarr.json"))
     dtype = np.dtype(described["data_type"])
     if dtype.kind not in "biuf":
         raise ValueError(f"array {name!r} is not as declared")
@@ -194,6 +203,8 @@ def _read_by_zarr(archive: zipfile.ZipFile, name: str, shape: tuple[int, ...]) -
     array = zarr.open_array(zarr.storage.MemoryStore(entries), path=name, mode="r", zarr_format=3)
     if array.shape != shape or array.nbytes > MAX_STATE_BYTES or array.dtype.kind not in "biuf":
         raise ValueError(f"array {name!r} is not as declared")
+    if array.nbytes > sum(entry.file_size for entry in mine):
+        raise ValueError(f"array {name!r} would unpack to {array.nbytes} bytes")
     if array.size and sum(f"{entry}/".startswith(f"{name}/c/") for entry in entries) != array.nchunks:
         raise ValueError(f"array {name!r} lacks chunks")
     return np.asarray(array[...])
@@ -208,7 +219,10 @@ def unknown_schema(what: str, found: Any) -> RunError:
 
 
 def _opened(path: Place) -> zipfile.ZipFile:
-    return zipfile.ZipFile(io.BytesIO(files.read_bytes(path)) if is_remote(path) else path)
+    if is_remote(path):
+        return zipfile.ZipFile(io.BytesIO(files.read_bytes(path)))
+    files.check_regular(path)
+    return zipfile.ZipFile(path)
 
 
 def state_values(state: Any) -> dict[str, Any]:

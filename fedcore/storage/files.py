@@ -6,6 +6,7 @@ durable by itself; folders exist there only in the names of the objects that the
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -27,6 +28,7 @@ Place: TypeAlias = "Path | UPath"  # both have /, name, stem, suffix, parent and
 AnyPlace = TypeVar("AnyPlace", bound=Place)
 
 OTHERS = stat.S_IRWXG | stat.S_IRWXO  # what a private file or folder allows to nobody
+ODD_FILES = {stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}
 LOST_SLASH = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/]")  # what pathlib makes of a URL
 
 
@@ -51,6 +53,8 @@ def place(location: str | Place) -> Place:
     if not isinstance(location, (str, Path)):
         return location
     text = str(location)
+    if "\0" in text:
+        raise ConfigError(f"{text!r} contains a NUL character.", "No file has such a name.")
     if text.startswith("file://"):
         host, slash, path = text.removeprefix("file://").partition("/")
         if host not in ("", "localhost") or not slash:
@@ -79,7 +83,27 @@ def absolute(path: Place) -> str:
 
 def read_bytes(file: Place) -> bytes:
     """Raises OSError, or Unreachable if the storage cannot be reached."""
-    return object_storage.read_bytes(file) if is_remote(file) else file.read_bytes()
+    if is_remote(file):
+        return object_storage.read_bytes(file)
+    check_regular(file)
+    return file.read_bytes()
+
+
+def check_regular(file: Path) -> None:
+    """Raises OSError for a FIFO, a socket or a device."""
+    if odd := not_regular(file):
+        raise OSError(errno.EINVAL, f"it is a {odd}, not a regular file")
+
+
+def not_regular(path: Path) -> str:
+    """What else there is at the path: reading it may wait, or go on, without end. Empty for a regular file, a folder,
+    and where there is nothing.
+    """
+    try:
+        kind = stat.S_IFMT(path.stat().st_mode)
+    except OSError:
+        return ""
+    return ODD_FILES.get(kind, "")
 
 
 def is_file(path: Place) -> bool:

@@ -11,7 +11,6 @@ renews it lives, and one that stays silent for as long as it said that it never 
 
 from __future__ import annotations
 
-import json
 import secrets
 import threading
 import time
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from fedcore.errors import FedcoreError, LeaseLost, RunBusy
 from fedcore.storage import objects as object_storage
 from fedcore.storage.files import json_bytes
+from fedcore.storage.parsing import parse_json
 from fedcore.storage.process import Holder, this_process
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ def _renewing(reference: weakref.ref[RemoteLock], stop: threading.Event) -> None
 
 def _parsed(content: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(content)
+        value = parse_json(content)
     except ValueError:
         value = {}
     return value if isinstance(value, dict) else {}

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +21,9 @@ from fedcore.methods.registry import METHODS, make_method, method_class
 from fedcore.population.store import Population
 from fedcore.rounds.method import AnyMethod
 from fedcore.runs.store import LoadedRun, Run, list_runs, load_run
-from fedcore.storage.files import Place, absolute, is_remote, place, read_bytes
+from fedcore.storage.files import Place, absolute, check_regular, is_remote, place, read_bytes
+from fedcore.storage.npz import read_npz
+from fedcore.storage.parsing import parse_json
 
 if TYPE_CHECKING:
     from fedcore.privacy.ledger.ledger import Ledger
@@ -169,7 +169,7 @@ def _check_private(run: LoadedRun, name: str, population: Population, ledger: Le
             remedy,
         )
     try:
-        statement = json.loads(read_bytes(run.path / "statement.json"))
+        statement = parse_json(read_bytes(run.path / "statement.json"))
         claims = isinstance(statement, dict) and statement.get("private") is True
     except FileNotFoundError:
         raise PrivacyError(
@@ -234,20 +234,18 @@ def _from_file(
     )
 
 
-def _read_arrays(path: Place) -> dict[str, np.ndarray]:
+def _read_arrays(path: Place) -> Mapping[str, np.ndarray]:
     """Plain arrays only: nothing in the file is executed. Raises ConfigError."""
     try:
-        source = io.BytesIO(read_bytes(path)) if is_remote(path) else Path(str(path))
-        with zipfile.ZipFile(source) as archive:
-            if sum(item.file_size for item in archive.infolist()) > LARGEST_FILE:
-                raise ConfigError(f"{str(path)!r} holds more than {LARGEST_FILE} bytes.", "Give smaller ones.")
-        with np.load(source, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
+        if is_remote(path):
+            return read_npz(io.BytesIO(read_bytes(path)), LARGEST_FILE)
+        check_regular(path)
+        return read_npz(path, LARGEST_FILE)
     except OSError as error:
         raise ConfigError(f"cannot read {str(path)!r}: {error.strerror or error}.") from None
     except (ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
         raise ConfigError(
-            f"{str(path)!r} is not a readable .npz of plain arrays ({type(error).__name__}).",
+            f"{str(path)!r} is not a readable .npz of plain arrays ({type(error).__name__}: {error}).",
             "Write it with numpy.savez.",
         ) from None
 

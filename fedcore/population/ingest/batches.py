@@ -13,17 +13,26 @@ import scipy.sparse as sp
 from fedcore.errors import IngestError
 from fedcore.population.blocks import Kind
 from fedcore.population.checks import LARGEST_COUNT
+from fedcore.storage.files import not_regular
 
+SHOWN_TOKENS = 5  # unknown tokens that an error message quotes
 SHOWN = 10  # bad rows that an error message quotes
 
 
 @dataclass
 class Account:
-    """Bad rows and dropped tokens of one ingest. tolerance: bad rows that are let pass (they are left out)."""
+    """Bad rows and dropped tokens of one ingest. tolerance: bad rows that are let pass (they are left out).
+
+    vocabulary: what it is called in an error. known: entries whose token is in it; unknown: the first tokens that are
+    not.
+    """
 
     tolerance: int = 0
+    vocabulary: str = "the vocabulary"
     bad: int = 0
     dropped_tokens: int = 0
+    known: int = 0
+    unknown: list[str] = field(default_factory=list)
     examples: list[str] = field(default_factory=list)
 
     def reject(self, where: str, what: str) -> None:
@@ -39,9 +48,19 @@ class Account:
             self.examples.append(f"{where(row)}: {what(row)}")
         self.bad += len(rows)
 
+    def drop(self, tokens: Iterable[str | None], amount: int) -> None:
+        """Counts tokens that are not in the vocabulary. tokens: some of them; amount: how many there are."""
+        self.dropped_tokens += amount
+        for token in tokens:
+            if len(self.unknown) >= SHOWN_TOKENS:
+                return
+            if token is not None and token not in self.unknown:
+                self.unknown.append(token)
+
     def settle(self) -> None:
-        """Raises IngestError if there were more bad rows than are tolerated."""
+        """Raises IngestError if there were more bad rows than are tolerated, or tokens and none of them known."""
         if self.bad <= self.tolerance:
+            self._refuse_strangers()
             return
         more = "" if self.bad <= len(self.examples) else f"\n  ... and {self.bad - len(self.examples)} more"
         listed = "".join(f"\n  {example}" for example in self.examples)
@@ -50,6 +69,14 @@ class Account:
             f"The source has {self.bad} bad row{'s' if self.bad > 1 else ''}{allowed}:{listed}{more}\n",
             "Correct them, or allow so many bad rows to be left out (tolerance).",
         )
+
+    def _refuse_strangers(self) -> None:
+        if self.dropped_tokens and not self.known:
+            raise IngestError(
+                f"None of the {self.dropped_tokens} tokens of the source is in {self.vocabulary}; the first ones are "
+                f"{', '.join(repr(token[:40]) for token in self.unknown)}.",
+                "Compare the two: case, spelling, whole numbers instead of words, another column.",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +131,9 @@ class Source(Protocol):
 
 def keyed_batches(source: Source, account: Account) -> Iterator[Batch]:
     """The batches of a keyed source."""
-    return cast(Iterator[Batch], source.batches(account))
+    for batch in cast(Iterator[Batch], source.batches(account)):
+        account.known += 0 if batch.tokens is None else len(batch.tokens)
+        yield batch
 
 
 def matrix_batches(source: Source, account: Account) -> Iterator[MatrixBatch]:
@@ -149,11 +178,22 @@ def bad_counts(values: np.ndarray) -> np.ndarray:
         return ~((values >= 0) & (values <= LARGEST_COUNT) & (values == np.floor(values)))
 
 
+def refuse_odd(path: Path) -> None:
+    """Raises IngestError for what is no regular file, and for a path that is none: sources are read more than once, so
+    that a FIFO will not do, whoever writes to it.
+    """
+    if "\0" in str(path):
+        raise IngestError(f"{str(path)!r} contains a NUL character.", "No file has such a name.")
+    if odd := not_regular(path):
+        raise IngestError(f"{path} is a {odd}, not a regular file.", "Write what it gives to a file, and name that.")
+
+
 def read_vocabulary(vocabulary: str | Path | Iterable[str]) -> tuple[str, ...]:
     """The tokens of a vocabulary file (one a line, UTF-8), or of a sequence. Raises IngestError."""
     where = "The vocabulary"
     if isinstance(vocabulary, (str, Path)):
         where = f"The vocabulary {vocabulary}"
+        refuse_odd(Path(vocabulary))
         try:
             tokens = Path(vocabulary).read_text("utf-8-sig").splitlines()
         except UnicodeDecodeError as error:

@@ -120,7 +120,7 @@ def ingest(
     if parent is not None:
         options = appending.completed(options, parent)
     opened = sources.source_of(source, options, memory // BATCH_SHARE, progress)
-    account = Account(tolerance)
+    account = Account(tolerance, _called(options, parent))
     if parent is None:
         writer = PopulationWriter(
             path,
@@ -163,6 +163,13 @@ def ingest(
                 bad_rows=account.bad,
             )
         )
+
+
+def _called(options: Options, parent: Population | None) -> str:
+    """The vocabulary, as errors name it."""
+    if isinstance(options.vocabulary, (str, Path)):
+        return f"the vocabulary {options.vocabulary}"
+    return "the vocabulary that was given" if parent is None else f"the vocabulary of the population {parent.path}"
 
 
 @contextmanager

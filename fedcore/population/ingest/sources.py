@@ -11,7 +11,7 @@ from typing import Literal
 
 from fedcore.errors import IngestError
 from fedcore.population.blocks import Kind
-from fedcore.population.ingest.batches import Source, read_vocabulary
+from fedcore.population.ingest.batches import Source, read_vocabulary, refuse_odd
 from fedcore.population.ingest.sources_array import DenseSource, MatrixSource, array_names
 from fedcore.population.ingest.sources_table import TableSource, column_names, delimiter_of
 from fedcore.population.ingest.sources_text import TextSource, Tokeniser, text_files
@@ -55,6 +55,7 @@ def files_of(where: Where) -> list[Path]:
     if not isinstance(where, (str, Path)):
         return [file for one in where for file in files_of(one)]
     path = Path(where)
+    refuse_odd(path)
     if path.is_dir():
         files = [file for file in text_files(path) if file.suffix in SUFFIXES]
     elif path.exists():
@@ -73,6 +74,8 @@ def format_of(where: Where, wanted: Format | None) -> Format:
             known = ", ".join(sorted({*SUFFIXES.values(), "text"}))
             raise IngestError(f"There is no source format {wanted!r}.", f"Use one of {known}.")
         return wanted
+    if isinstance(where, (str, Path)):
+        refuse_odd(Path(where))
     if isinstance(where, (str, Path)) and Path(where).is_dir():
         files = text_files(Path(where))
         if not files:
@@ -87,9 +90,33 @@ def format_of(where: Where, wanted: Format | None) -> Format:
     return form
 
 
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "csv": ("client", "token", "count", "columns", "features", "vocabulary", "heldout", "dtype", "delimiter"),
+    "parquet": ("client", "token", "count", "columns", "features", "vocabulary", "heldout", "dtype"),
+    "npz": ("client", "array", "features", "vocabulary", "heldout", "dtype", "prefix", "heldout_prefix"),
+    "npy": ("client", "features", "vocabulary", "heldout", "dtype"),
+    "text": ("client", "features", "vocabulary", "heldout", "tokeniser"),
+}
+OF_DENSE, OF_SPARSE = ("array", "heldout", "dtype"), ("prefix", "heldout_prefix")  # NPZ holds one or the other
+ANYWHERE = ("format", "kind")
+
+
+def _refuse_other_options(form: str, options: Options, takes: Sequence[str] = (), what: str = "") -> None:
+    """Raises IngestError for an option that belongs to another format. takes, what: other than those of the format."""
+    takes = takes or OPTIONS[form]
+    unset = Options()
+    for name in Options.__slots__:
+        if name not in (*ANYWHERE, *takes) and getattr(options, name) != getattr(unset, name):
+            raise IngestError(
+                f"The option {name!r} belongs to another format than {what or form}.",
+                f"Options of {what or form} are {', '.join(takes)}.",
+            )
+
+
 def source_of(where: Where, options: Options, memory: int, progress: Progress | None = None) -> Source:
     """The reader for this source. memory: bytes that one batch may take. Raises IngestError."""
     form = format_of(where, options.format)
+    _refuse_other_options(form, options)
     source: Source
     vocabulary = None if options.vocabulary is None else read_vocabulary(options.vocabulary)
     if form == "text":
@@ -162,6 +189,10 @@ def _arrays(
     array, prefix, heldout_prefix = options.array or "x", options.prefix, options.heldout_prefix
     known = array_names(files[0]) if form == "npz" else []
     matrix = form == "npz" and (prefix is not None or "indptr" in known or "train_indptr" in known)
+    if form == "npz":
+        other_kind = OF_DENSE if matrix else OF_SPARSE
+        takes = [name for name in OPTIONS[form] if name not in other_kind or (name == "heldout" and matrix)]
+        _refuse_other_options(form, options, takes, f"{'sparse matrices' if matrix else 'dense rows'} in npz")
     if not matrix:
         client = options.client or "client"
         if form == "npy" and options.client is None:

@@ -12,14 +12,26 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import scipy.sparse as sp
 
 from fedcore.errors import IngestError
 from fedcore.population.blocks import Kind
-from fedcore.population.ingest.batches import Account, Batch, MatrixBatch, bad_counts, count_fault, unique_ids, unusable
+from fedcore.population.ingest.batches import (
+    Account,
+    Batch,
+    MatrixBatch,
+    bad_counts,
+    count_fault,
+    refuse_odd,
+    unique_ids,
+    unusable,
+)
+from fedcore.storage.npz import npy_header
 
+LARGEST_WHOLE = 256 << 20  # bytes of an array that is read at once; batches are far smaller
 CSR_PARTS = ("data", "indices", "indptr", "shape")
 EXACT_IN_FLOAT32 = ("bool", "int8", "uint8", "int16", "uint16", "float16", "float32")
 
@@ -31,16 +43,22 @@ class StoredArray:
         self.where = str(file) if name is None else f"{file}, array {name!r}"
         self.taken = 0
         try:
-            self._handle = open(file, "rb") if name is None else zipfile.ZipFile(file).open(f"{name}.npy")
-            version = np.lib.format.read_magic(self._handle)
-            reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            self.shape, self.fortran, self.dtype = reader(self._handle)
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            if name is None:
+                self._handle: IO[bytes] = open(file, "rb")
+                size = file.stat().st_size
+            else:
+                archive = zipfile.ZipFile(file)
+                self._handle, size = archive.open(f"{name}.npy"), archive.getinfo(f"{name}.npy").file_size
+            self.shape, self.fortran, self.dtype = npy_header(self._handle, lambda at: size - at)
+        except ValueError as error:
+            raise IngestError(
+                f"{self.where} is truncated or damaged, or no plain NumPy array: {error}.",
+                "Check that the file is whole, and was saved with a numeric or text dtype.",
+            ) from error
+        except (OSError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise IngestError(
                 f"{self.where} cannot be read as a NumPy array.", "Check that the file is whole."
             ) from error
-        if self.dtype.hasobject:
-            raise IngestError(f"{self.where} holds Python objects.", "Save it with a plain numeric or text dtype.")
 
     def __len__(self) -> int:
         return self.shape[0] if self.shape else 0
@@ -52,6 +70,8 @@ class StoredArray:
     def take(self, entries: int) -> np.ndarray:
         """The next entries along the first axis (fewer at the end)."""
         entries = min(entries, len(self) - self.taken)
+        if entries * self.entry_bytes > LARGEST_WHOLE:
+            raise self._too_large(entries * self.entry_bytes)
         try:
             data = self._handle.read(entries * self.dtype.itemsize * math.prod(self.shape[1:]))
             self.taken += entries
@@ -60,7 +80,16 @@ class StoredArray:
             raise IngestError(f"{self.where} is truncated or damaged.", "Copy or download it again.") from error
 
     def all(self) -> np.ndarray:
+        """Raises IngestError for more than has to be held in memory at once."""
+        if len(self) * self.entry_bytes > LARGEST_WHOLE:
+            raise self._too_large(len(self) * self.entry_bytes)
         return self.take(len(self)) if self.shape else self._scalar()
+
+    def _too_large(self, size: int) -> IngestError:
+        return IngestError(
+            f"{self.where} has to be held whole, and its {size} bytes are more than {LARGEST_WHOLE}.",
+            "Look at what the file declares; no vocabulary, client or id of that size is known.",
+        )
 
     def _scalar(self) -> np.ndarray:
         return np.frombuffer(self._handle.read(self.dtype.itemsize), self.dtype).reshape(())
@@ -129,6 +158,7 @@ class DenseSource:
 
     def _open(self, file: Path) -> tuple[StoredArray, StoredArray]:
         if file.suffix == ".npy":
+            refuse_odd(file.parent / self.client)
             x, ids = StoredArray(file), StoredArray(file.parent / self.client)
         else:
             known = array_names(file)

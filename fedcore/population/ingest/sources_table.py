@@ -11,7 +11,7 @@ import numpy as np
 from fedcore.errors import IngestError
 from fedcore.population.blocks import Kind
 from fedcore.population.ingest import csv_blocks
-from fedcore.population.ingest.batches import Account, Batch, bad_counts, count_fault, unusable
+from fedcore.population.ingest.batches import SHOWN, Account, Batch, bad_counts, count_fault, unusable
 
 Where = Callable[[int], str]
 PARQUET = (".parquet", ".pq")
@@ -236,7 +236,8 @@ class TableSource:
         unique, codes = self._renamed(names, codes[good])
         tokens, amounts = tokens[good], amounts[good]
         known = (tokens >= 0) & (amounts > 0)
-        account.dropped_tokens += int(amounts[tokens < 0].sum())
+        strangers = np.flatnonzero(good)[tokens < 0]
+        account.drop(columns[0].take(strangers[:SHOWN]).to_pylist(), int(amounts[tokens < 0].sum()))
         return Batch(heldout, unique, codes[known], tokens[known].astype(np.int32), amounts[known])
 
     @staticmethod

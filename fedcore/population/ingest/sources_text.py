@@ -14,7 +14,7 @@ import numpy as np
 
 from fedcore.errors import IngestError
 from fedcore.population.blocks import Kind
-from fedcore.population.ingest.batches import Account, Batch
+from fedcore.population.ingest.batches import Account, Batch, refuse_odd
 
 Tokeniser = Literal["words", "identifiers"]
 WORDS = re.compile(r"[a-z]+(?:'[a-z]+)*")  # of lower-cased text; apostrophes only between letters
@@ -25,11 +25,15 @@ BATCH_TOKENS = 1 << 16  # counts collected before they are handed on
 
 
 def text_files(folder: Path) -> list[Path]:
-    """Every file below the folder, by relative path; names that start with a dot are passed over."""
+    """Every file below the folder, by relative path; names that start with a dot are passed over. Raises IngestError
+    for one that is no regular file.
+    """
     found: list[Path] = []
     for where, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         found.extend(Path(where) / name for name in names if not name.startswith("."))
+    for file in found:
+        refuse_odd(file)
     return sorted(found, key=lambda file: file.relative_to(folder).as_posix())
 
 
@@ -138,7 +142,7 @@ class TextSource:
                 for token, amount in counted.items():
                     feature = index.get(token)
                     if feature is None:
-                        account.dropped_tokens += amount
+                        account.drop((token,), amount)
                     else:
                         collected.add(name, feature, amount)
                 if len(collected.codes) >= BATCH_TOKENS:

@@ -1,0 +1,81 @@
+"""JSON and TOML that may hold anything: read within bounds, and refused by one kind of error.
+
+What people hand in, and what lies in folders that others can write to, may be nested so deeply that parsers run out of
+stack, or hold numbers that are no floats. All of it is a ValueError here; callers name it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+DEEPEST = 100  # lists and tables within one another
+LONGEST_NUMBER = 300  # digits; a longer one is no float, and takes time that grows with the square of its length
+LONG_NUMBER = re.compile(rf"[0-9_]{{{LONGEST_NUMBER + 1},}}")
+LARGEST_SETTINGS = 1 << 20  # bytes of a file of settings
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value. Raises ValueError for everything else, also for NaN, infinities, deep nesting and endless numbers."""
+    text = text if isinstance(text, str) else text.decode("utf-8-sig")
+    parse_int = _short if LONG_NUMBER.search(text) else None
+    try:
+        return _shallow(json.loads(text, parse_constant=_no_number, parse_float=_finite, parse_int=parse_int))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The table. Raises ValueError (TOMLDecodeError is one) for everything else."""
+    if match := LONG_NUMBER.search(_without_strings(text)):
+        _short(match.group())
+    try:
+        table: dict[str, Any] = _shallow(tomllib.loads(text))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    return table
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The table in a file of settings. Raises OSError, and ValueError for what is too long or no TOML."""
+    with open(path, "rb") as file:
+        content = file.read(LARGEST_SETTINGS + 1)
+    if len(content) > LARGEST_SETTINGS:
+        raise ValueError(f"it is longer than {LARGEST_SETTINGS} bytes")
+    return parse_toml(content.decode())
+
+
+def _without_strings(text: str) -> str:
+    return re.sub(r'"(?:[^"\\\n]|\\.)*"|\'[^\'\n]*\'', '""', text)
+
+
+def _no_number(name: str) -> object:
+    raise ValueError(f"it holds {name}, which is no number")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise ValueError("it holds a number that is too large")
+    return value
+
+
+def _short(digits: str) -> int:
+    if len(digits) > LONGEST_NUMBER + 1:
+        raise ValueError(f"it holds a number of {len(digits)} digits")
+    return int(digits)
+
+
+def _shallow(value: Any) -> Any:
+    """The value, if it is not nested more than DEEPEST times."""
+    level = [value]
+    for _ in range(DEEPEST):
+        inside = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, (dict, list)))
+        level = [item for one in inside for item in one if isinstance(item, (dict, list))]
+        if not level:
+            return value
+    raise ValueError("it is nested too deeply")
