@@ -185,25 +185,39 @@ def test_garbage_as_the_value_of_a_setting(inside, value):
         assert "ConfigError" in told and len(told) < 2000
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("train", "histograms", "p\0", "--local"),
-        ("train", "histograms", "p", "--local", "--runs", "r\0uns"),
-        ("resume", "runs/\0", "--local"),
-        ("population", "ingest", "a\0.csv", "q"),
-        ("population", "describe", "\0"),
-        ("runs", "list", "--runs", "\0"),
-        ("serve", "d\0.toml"),
-        ("train", "histograms", "p", "--config", "\0"),
-        ("train", "histograms", "p", "--ledger", "sqlite:///\0"),
-        ("runs", "latest", "--deployment", "\0"),
-        ("personalise", "runs/r", "p", "o\0ut"),
-    ],
-)
-def test_nul_characters_in_arguments(inside, command):
+NAMES = {"NUL": ("a\0b", "NUL"), "long": ("x" * 5000, "5000 bytes")}
+NAMING = [
+    ("train", "histograms", "HERE", "--local"),
+    ("train", "histograms", "p", "--local", "--runs", "HERE"),
+    ("resume", "HERE", "--local"),
+    ("population", "describe", "HERE"),
+    ("population", "verify", "HERE"),
+    ("runs", "list", "--runs", "HERE"),
+    ("runs", "show", "HERE"),
+    ("personalise", "runs/r", "HERE", "o"),
+    ("personalise", "runs/r", "p", "HERE"),
+    ("evaluate", "runs/r", "HERE", "--local"),
+    ("plan", "histograms", "HERE"),
+    ("budget", "show", "HERE"),
+]
+NAMING_OTHERS = [
+    ("population", "ingest", "HERE", "q"),
+    ("serve", "HERE"),
+    ("train", "histograms", "p", "--config", "HERE"),
+    ("train", "histograms", "p", "--ledger", "HERE"),
+    ("runs", "latest", "--deployment", "HERE"),
+    ("report", "runs/r", "--plan", "HERE"),
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_that_no_file_can_have(inside, name):
     inside("trained")
-    assert "NUL" in refused(*command)
+    text, words = NAMES[name]
+    for command in NAMING:
+        assert words in refused(*(text if part == "HERE" else part for part in command)), command
+    for command in NAMING_OTHERS:
+        refused(*(text if part == "HERE" else part for part in command))
 
 
 def test_nul_characters_in_files_and_values(inside, tmp_path):

@@ -43,7 +43,7 @@ from fedcore.runs.run_files import read_json, resolve
 from fedcore.runs.store import Run, list_runs
 from fedcore.storage import files
 from fedcore.storage.arrays import NAME, writing
-from fedcore.storage.files import Place, place, write_json
+from fedcore.storage.files import Place, place, shortened, write_json
 from fedcore.storage.remote_lock import RemoteLock
 from fedcore.training.personalise import trained
 from fedcore.training.request import Series
@@ -105,6 +105,8 @@ class Latest:
 
 
 def pointer(folder: str | Place, deployment: str) -> Place:
+    if not NAME.fullmatch(deployment):
+        raise ConfigError(f"{shortened(deployment)!r} cannot be the name of a deployment.")
     return place(folder) / f"latest-{deployment}.json"
 
 
@@ -135,8 +137,6 @@ def promote(run: Run, deployment: str, because: str, stamp: str, *, concluding: 
     concluding: it is the run that is being concluded, which is trained. Raises RunError if the run has not finished or
     its model was removed.
     """
-    if not NAME.fullmatch(deployment):
-        raise ConfigError(f"{deployment!r} cannot be the name of a deployment.")
     path = pointer(run.path.parent, deployment)
     with _alone(path.parent):
         now = Run.open(run.path)

@@ -28,6 +28,7 @@ Place: TypeAlias = "Path | UPath"  # both have /, name, stem, suffix, parent and
 AnyPlace = TypeVar("AnyPlace", bound=Place)
 
 OTHERS = stat.S_IRWXG | stat.S_IRWXO  # what a private file or folder allows to nobody
+LONGEST_NAME = 255  # bytes of a file's name, for most file systems
 ODD_FILES = {stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}
 LOST_SLASH = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/]")  # what pathlib makes of a URL
 
@@ -53,8 +54,8 @@ def place(location: str | Place) -> Place:
     if not isinstance(location, (str, Path)):
         return location
     text = str(location)
-    if "\0" in text:
-        raise ConfigError(f"{text!r} contains a NUL character.", "No file has such a name.")
+    if why := impossible(text):
+        raise ConfigError(f"{shortened(text)!r} {why}.", "No file has such a name.")
     if text.startswith("file://"):
         host, slash, path = text.removeprefix("file://").partition("/")
         if host not in ("", "localhost") or not slash:
@@ -66,6 +67,22 @@ def place(location: str | Place) -> Place:
     if LOST_SLASH.match(text) and not local.exists():
         raise ConfigError(f"{text} looks like a URL that lost a slash.", "Give a URL as text, with :// in it.")
     return local
+
+
+def impossible(text: str) -> str:
+    """Why no file can have this name; empty if one can."""
+    if "\0" in text:
+        return "contains a NUL character"
+    try:
+        longest = max(map(len, os.fsencode(text).split(b"/")))
+    except UnicodeEncodeError:
+        return "contains half a character"
+    return f"has a part of {longest} bytes, and {LONGEST_NAME} are the most" if longest > LONGEST_NAME else ""
+
+
+def shortened(text: str) -> str:
+    """For a message."""
+    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def below(path: AnyPlace, *names: str) -> AnyPlace:

@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import math
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+
+BROKEN = (OSError, EOFError, KeyError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error)  # of damaged archives
 
 
 def npy_header(file: IO[bytes], bytes_left: Callable[[int], int]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
@@ -19,9 +22,14 @@ def npy_header(file: IO[bytes], bytes_left: Callable[[int], int]) -> tuple[tuple
     bytes_left: of the file after a position. Raises ValueError if the header declares other bytes than there are, or
     Python objects.
     """
-    version = np.lib.format.read_magic(file)
-    reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, fortran, dtype = reader(file)
+    try:
+        version = np.lib.format.read_magic(file)
+        reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = reader(file)
+    except BROKEN:
+        raise
+    except Exception as error:  # a header is a Python literal, and says so in many ways if it is none
+        raise ValueError(f"its header is none ({type(error).__name__})") from error
     if dtype.hasobject:
         raise ValueError("it holds Python objects")
     declared, there = math.prod(shape) * dtype.itemsize, bytes_left(file.tell())
@@ -31,8 +39,8 @@ def npy_header(file: IO[bytes], bytes_left: Callable[[int], int]) -> tuple[tuple
 
 
 def read_npz(source: Path | IO[bytes], most_bytes: int) -> Mapping[str, np.ndarray]:
-    """The plain arrays of an NPZ file. Raises OSError, zipfile.BadZipFile, EOFError, KeyError, and ValueError for more
-    than `most_bytes` and for arrays that are not what they declare. Nothing is executed.
+    """The plain arrays of an NPZ file. Raises what BROKEN lists; ValueError for more than `most_bytes`, and for arrays
+    that are not what they declare.
     """
     arrays = {}
     with zipfile.ZipFile(source) as archive:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ from fedcore.population.store import Population
 from fedcore.rounds.method import AnyMethod
 from fedcore.runs.store import LoadedRun, Run, list_runs, load_run
 from fedcore.storage.files import Place, absolute, check_regular, is_remote, place, read_bytes
-from fedcore.storage.npz import read_npz
+from fedcore.storage.npz import BROKEN, read_npz
 from fedcore.storage.parsing import parse_json
 
 if TYPE_CHECKING:
@@ -243,7 +242,7 @@ def _read_arrays(path: Place) -> Mapping[str, np.ndarray]:
         return read_npz(path, LARGEST_FILE)
     except OSError as error:
         raise ConfigError(f"cannot read {str(path)!r}: {error.strerror or error}.") from None
-    except (ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+    except BROKEN as error:
         raise ConfigError(
             f"{str(path)!r} is not a readable .npz of plain arrays ({type(error).__name__}: {error}).",
             "Write it with numpy.savez.",

@@ -13,7 +13,7 @@ import scipy.sparse as sp
 from fedcore.errors import IngestError
 from fedcore.population.blocks import Kind
 from fedcore.population.checks import LARGEST_COUNT
-from fedcore.storage.files import not_regular
+from fedcore.storage.files import impossible, not_regular, shortened
 
 SHOWN_TOKENS = 5  # unknown tokens that an error message quotes
 SHOWN = 10  # bad rows that an error message quotes
@@ -182,8 +182,8 @@ def refuse_odd(path: Path) -> None:
     """Raises IngestError for what is no regular file, and for a path that is none: sources are read more than once, so
     that a FIFO will not do, whoever writes to it.
     """
-    if "\0" in str(path):
-        raise IngestError(f"{str(path)!r} contains a NUL character.", "No file has such a name.")
+    if why := impossible(str(path)):
+        raise IngestError(f"{shortened(str(path))!r} {why}.", "No file has such a name.")
     if odd := not_regular(path):
         raise IngestError(f"{path} is a {odd}, not a regular file.", "Write what it gives to a file, and name that.")
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +28,7 @@ from fedcore.population.ingest.batches import (
     unique_ids,
     unusable,
 )
-from fedcore.storage.npz import npy_header
+from fedcore.storage.npz import BROKEN, npy_header
 
 LARGEST_WHOLE = 256 << 20  # bytes of an array that is read at once; batches are far smaller
 CSR_PARTS = ("data", "indices", "indptr", "shape")
@@ -55,7 +54,7 @@ class StoredArray:
                 f"{self.where} is truncated or damaged, or no plain NumPy array: {error}.",
                 "Check that the file is whole, and was saved with a numeric or text dtype.",
             ) from error
-        except (OSError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        except BROKEN as error:
             raise IngestError(
                 f"{self.where} cannot be read as a NumPy array.", "Check that the file is whole."
             ) from error
@@ -76,7 +75,7 @@ class StoredArray:
             data = self._handle.read(entries * self.dtype.itemsize * math.prod(self.shape[1:]))
             self.taken += entries
             return np.frombuffer(data, self.dtype).reshape(entries, *self.shape[1:])
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        except BROKEN as error:
             raise IngestError(f"{self.where} is truncated or damaged.", "Copy or download it again.") from error
 
     def all(self) -> np.ndarray:
@@ -92,7 +91,10 @@ class StoredArray:
         )
 
     def _scalar(self) -> np.ndarray:
-        return np.frombuffer(self._handle.read(self.dtype.itemsize), self.dtype).reshape(())
+        try:
+            return np.frombuffer(self._handle.read(self.dtype.itemsize), self.dtype).reshape(())
+        except BROKEN as error:
+            raise IngestError(f"{self.where} is truncated or damaged.", "Copy or download it again.") from error
 
 
 def array_names(file: Path) -> list[str]:
@@ -100,7 +102,7 @@ def array_names(file: Path) -> list[str]:
     try:
         with zipfile.ZipFile(file) as archive:
             return [name.removesuffix(".npy") for name in archive.namelist()]
-    except (OSError, zipfile.BadZipFile) as error:
+    except BROKEN as error:
         raise IngestError(f"{file} cannot be read as an NPZ file.", "Check that the file is whole.") from error
 
 
