@@ -10,13 +10,15 @@ import pytest
 from fedcore.errors import ConfigError, PrivacyError, RunError, RunNotFound
 from fedcore.methods.histograms.start import checked_warm_start
 from fedcore.methods.registry import METHODS
+from fedcore.population.store import Population
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import Run, load_run
 from fedcore.storage.arrays import read_values, write_values
+from fedcore.training import warm_start
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import abandon, concluding, resume, start_run
 from fedcore.training.spec import START_FILE, resolve
-from fedcore.training.warm_start import in_words, previous_run
+from fedcore.training.warm_start import in_words, previous_run, start_lineage
 from tests.command import fedcore, private_population, works
 from tests.conftest import small_counts, write_counts
 
@@ -164,17 +166,117 @@ def test_a_run_without_a_clustering_round_will_not_do(private, tmp_path):
 # --- what a private run may not start from --------------------------------------------------------------------------
 
 
+def elsewhere(tmp_path, seed=5):
+    """Another population, and a finished run on it that is not private."""
+    other = write_counts(tmp_path / "elsewhere", small_counts(seed=seed))
+    return other, train(other, tmp_path, run_id="open", settings=OPEN)
+
+
 def test_a_run_that_is_not_private_needs_a_reason(private, tmp_path):
     population, ledger, _ = private
-    open_run = train(population, tmp_path, run_id="open", settings=OPEN)
+    _, open_run = elsewhere(tmp_path)
     before = ledger.head(population.id)
     with pytest.raises(PrivacyError, match="'open' is not private") as refused:
         begin(population, tmp_path, run_id="second", start_from=str(open_run.path))
-    assert refused.value.remedy and ledger.head(population.id) == before
+    assert "--public-start" in refused.value.remedy and ledger.head(population.id) == before
     assert not (tmp_path / "runs" / "second").exists()
     run = train(population, tmp_path, run_id="second", start_from=str(open_run.path), public_start_because=BECAUSE)
     assert BECAUSE in statement(run)["text"] and run.info["start"]["public_because"] == BECAUSE
     assert run.info["start"]["private"] is False
+    headline = statement(run)["text"].splitlines()[0]
+    assert headline.startswith("privacy: (") and "somebody's word" in headline and BECAUSE in headline
+    assert statement(run)["vouched"] == [headline.split("nobody checked: ")[1]]
+
+
+def test_no_reason_makes_exact_values_of_a_population_public_to_itself(private, tmp_path):
+    population, ledger, first = private
+    open_run = train(population, tmp_path, run_id="open", settings=OPEN)
+    before = ledger.head(population.id)
+    for given in ({}, {"public_start_because": "ok"}):
+        with pytest.raises(PrivacyError, match="'open' is not private") as refused:
+            begin(population, tmp_path, run_id="second", start_from=str(open_run.path), **given)
+        assert "--public-start" not in refused.value.remedy
+    assert ledger.head(population.id) == before and not (tmp_path / "runs" / "second").exists()
+    # a private run on the same population was paid for: a reason is not needed, and changes nothing
+    run = train(population, tmp_path, run_id="third", start_from=str(first.path), public_start_because="ok")
+    assert statement(run)["vouched"] == [] and "word" not in statement(run)["text"].splitlines()[0]
+
+
+@pytest.mark.slow
+def test_a_copy_of_the_population_is_the_same_one(private, tmp_path):
+    population, _, _ = private
+    works("population", "copy", population.path, tmp_path / "copy")
+    copied = Population.open(tmp_path / "copy")
+    open_run = train(copied, tmp_path, run_id="open", settings=OPEN)
+    with pytest.raises(PrivacyError, match="'open' is not private"):
+        resolve(request_for(population, tmp_path, start_from=str(open_run.path), public_start_because="ok"))
+
+
+def through(population, tmp_path, settings=None):
+    """A run on another population that started from an exact one on this."""
+    train(population, tmp_path, run_id="exact", settings=OPEN)
+    if settings is not None:
+        other = write_counts(tmp_path / "between", small_counts(seed=5))
+    else:
+        other, _ = private_population(tmp_path / "between", small_counts(400, seed=5), epsilon=60.0)
+    between = train(
+        other,
+        tmp_path,
+        run_id="between",
+        settings=settings or SMALL,
+        start_from=str(tmp_path / "runs" / "exact"),
+        public_start_because="ok",
+    )
+    return other, between
+
+
+@pytest.mark.parametrize("settings", [None, pytest.param(OPEN, marks=pytest.mark.slow)], ids=["private", "not private"])
+def test_nor_through_a_run_on_another_population(private, tmp_path, settings):
+    population, ledger, _ = private
+    other, between = through(population, tmp_path, settings)
+    exact = {population.id} if settings is None else {population.id, other.id}
+    again = {"start_from": str(between.path)}
+    assert between.info["start"]["unprotected"] == [population.id]
+    for given in (again | {"public_start_because": "ok"}, *([again] if settings is None else [])):
+        with pytest.raises(PrivacyError, match="run 'between' goes back"):
+            resolve(request_for(population, tmp_path, **given))
+    # on a third population it may be vouched for, and what it rests on stays known
+    third, _ = private_population(tmp_path / "third", small_counts(400, seed=6), epsilon=60.0)
+    given = again if settings is None else again | {"public_start_because": BECAUSE}
+    run = train(third, tmp_path, run_id="last", **given)
+    assert set(run.info["start"]["unprotected"]) == exact
+    headline = statement(run)["text"].splitlines()[0]
+    assert "'exact'" in headline and "because: ok" in headline and (BECAUSE in headline) == (settings is not None)
+    assert ledger.balance(population.id).rho_reserved == 0
+
+
+@pytest.mark.slow
+def test_nor_through_a_run_that_did_not_record_it(private, tmp_path):
+    """Runs of earlier versions: those that they descend from are asked, while they are there."""
+    population, _, _ = private
+    _, between = through(population, tmp_path)
+    info = json.loads((between.path / "run.json").read_text())
+    for name in ("unprotected", "vouched"):
+        del info["start"][name]
+    (between.path / "run.json").write_text(json.dumps(info))
+    with pytest.raises(PrivacyError, match="run 'between' goes back"):
+        resolve(request_for(population, tmp_path, start_from=str(between.path)))
+    record = info["start"] | {"from": str(tmp_path / "gone")}
+    assert start_lineage(record)[0] == {population.id}  # it names its own start's population
+    assert start_lineage(record | {"private": True, "public_because": None}) == (frozenset(), ())
+
+
+@pytest.mark.slow
+def test_a_run_of_an_earlier_version_that_started_so_claims_nothing(private, tmp_path, monkeypatch):
+    population, _, _ = private
+    open_run = train(population, tmp_path, run_id="open", settings=OPEN)
+    monkeypatch.setattr(warm_start, "_check_private", lambda *arguments: None)
+    monkeypatch.setattr(warm_start, "lineage_of", lambda *arguments: (frozenset(), ()))
+    session = begin(population, tmp_path, run_id="second", start_from=str(open_run.path), public_start_because="ok")
+    for name in ("unprotected", "vouched"):
+        del session.run.info["start"][name]
+    monkeypatch.undo()
+    assert statement(to_end(session))["privacy"] == "none"
 
 
 def test_test_noise_does_not_count_as_private(tmp_path, monkeypatch):
@@ -214,7 +316,8 @@ def test_a_file_needs_a_reason(private, tmp_path, file, centres):
         resolve(request_for(population, tmp_path, start_from=str(file)))
     run = train(population, tmp_path, run_id="second", start_from=str(file), public_start_because=BECAUSE)
     said = statement(run)
-    assert said["start"].endswith(BECAUSE) and "'start.npz'" in said["text"]
+    assert said["start"].endswith(BECAUSE) and "'start.npz'" in said["text"].splitlines()[0]
+    assert len(said["vouched"]) == 1 and BECAUSE in said["vouched"][0]
     np.testing.assert_allclose(read_values(run.path / START_FILE)["centres"], centres)
 
 

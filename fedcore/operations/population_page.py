@@ -148,7 +148,9 @@ def _epsilon(run: Run) -> str | float:
     except (OSError, ValueError):
         return "unreadable"
     value = statement.get("epsilon") if isinstance(statement, dict) and statement.get("private") is True else None
-    return value if isinstance(value, (int, float)) else "not private"
+    if not isinstance(value, (int, float)):
+        return "not private"
+    return f"{value:.5g}, on somebody's word" if statement.get("vouched") else value
 
 
 def _left_out(number: int, what: str) -> list[str]:

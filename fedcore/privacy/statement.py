@@ -44,8 +44,10 @@ class PrivacyStatement:
     unit, relation: what is hidden. epsilon, delta, rho: what the run's charged releases cost, forfeited ones included,
     at the delta of the population's budget. releases: one entry for each charged release. population: the budget of the
     population, and what all runs together have spent of it. ended: whether the run may still spend more. start: what
-    the run started from, treated as public; empty if from nothing. public_schema: why columns, bounds, vocabulary and
-    thresholds are public; empty if nobody said. losses: each time that the ledger went back and was gone on with.
+    the run started from, treated as public; empty if from nothing. vouched: what is public by somebody's word alone:
+    the promise holds only if all of it is so, hence it is part of the headline. public_schema: why columns, bounds,
+    vocabulary and thresholds are public; empty if nobody said. losses: each time that the ledger went back and was gone
+    on with.
     """
 
     private: bool
@@ -60,6 +62,7 @@ class PrivacyStatement:
     population: Mapping[str, Any] = field(default_factory=dict)
     ended: bool = True
     start: str = ""
+    vouched: tuple[str, ...] = ()
     public_schema: str = ""
     losses: tuple[Mapping[str, Any], ...] = ()
     trust_model: str = TRUST_MODEL
@@ -69,7 +72,7 @@ class PrivacyStatement:
         value = {**asdict(self), "privacy": "differential privacy" if self.private else "none", "text": self.text()}
         lists = {"releases": self.releases, "losses": self.losses}
         plain = {name: [dict(entry) for entry in entries] for name, entries in lists.items()}
-        return {**value, **plain, "not_covered": list(self.not_covered)}
+        return {**value, **plain, "vouched": list(self.vouched), "not_covered": list(self.not_covered)}
 
     def text(self) -> str:
         """For a person: a few paragraphs."""
@@ -77,7 +80,7 @@ class PrivacyStatement:
             return f"privacy: none\nReason: {self.reason}."
         share = self.population
         lines = [
-            f"privacy: ({self.epsilon:.4g}, {self.delta:.3g})-differential privacy per {self.unit}",
+            f"privacy: ({self.epsilon:.4g}, {self.delta:.3g})-differential privacy per {self.unit}{self._on_a_word()}",
             f"Hidden: {RELATIONS[self.unit, self.relation]} ({self.relation}).",
             f"Price of this run{'' if self.ended else ' so far'}: rho = {self.rho:.6g} of zero-concentrated "
             f"differential privacy, which is epsilon = {self.epsilon:.4g} at delta = {self.delta:.3g}. Releases that "
@@ -96,6 +99,12 @@ class PrivacyStatement:
             *(f"  - {item}" for item in self.not_covered),
         ]
         return "\n".join(lines)
+
+    def _on_a_word(self) -> str:
+        """The end of the headline, if the promise rests on somebody's word."""
+        if not self.vouched:
+            return ""
+        return f", if somebody's word is true, which nobody checked: {'; and '.join(self.vouched)}"
 
 
 def schema_in_words(reason: str | None) -> list[str]:
@@ -135,13 +144,17 @@ def no_privacy(reason: str) -> PrivacyStatement:
     return PrivacyStatement(False, reason, not_covered=NOT_PRIVATE, trust_model="")
 
 
-def private_statement(ledger: Ledger, population_id: str, run_id: str, *, start: str = "") -> PrivacyStatement:
-    """What the ledger's chain says that this run may claim. start: what it started from. Raises the ledger's errors."""
+def private_statement(
+    ledger: Ledger, population_id: str, run_id: str, *, start: str = "", vouched: Sequence[str] = ()
+) -> PrivacyStatement:
+    """What the ledger's chain says that this run may claim. start: what it started from; vouched: what is public by
+    somebody's word alone, each in a clause. Raises the ledger's errors.
+    """
     account = ledger.account(population_id)
     if run_id not in account.runs:
         return no_privacy("the ledger knows nothing of this run")
     statement = statement_of_account(account, account.runs[run_id], test_ledger=ledger.is_test)
-    return replace(statement, start=start) if statement.private else statement
+    return replace(statement, start=start, vouched=tuple(vouched)) if statement.private else statement
 
 
 def statement_of_account(account: Account, run: RunAccount, *, test_ledger: bool = False) -> PrivacyStatement:

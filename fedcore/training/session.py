@@ -49,7 +49,7 @@ from fedcore.storage.files import Place, read_bytes, write_json
 from fedcore.training.budget import LedgerPublisher, ledger_of
 from fedcore.training.request import TrainRequest
 from fedcore.training.spec import START_FILE, RunSpec, recorded_request, recorded_spec, resolve
-from fedcore.training.warm_start import in_words
+from fedcore.training.warm_start import in_words, start_lineage
 from fedcore.training.witness import check_runs, remember_head
 
 if TYPE_CHECKING:
@@ -395,7 +395,12 @@ def statement_of(run: Run, method: AnyMethod, ledger: Ledger | None, population_
     if ledger is None:
         raise LedgerMissing(f"run {run.id!r} is private, and its ledger is not at hand.")
     record = run.info.get("start")
-    return private_statement(ledger, population_id, run.id, start="" if record is None else in_words(record))
+    if record is None:
+        return private_statement(ledger, population_id, run.id)
+    unprotected, vouched = start_lineage(record)
+    if population_id in unprotected:  # of an earlier version: such a start is refused now
+        return no_privacy("it started from exact values of its own population")
+    return private_statement(ledger, population_id, run.id, start=in_words(record), vouched=vouched)
 
 
 def _write_statement(run: Run, statement: PrivacyStatement) -> None:

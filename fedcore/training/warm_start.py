@@ -2,7 +2,10 @@
 
 A private run treats its start as public: it is in the messages to the clients from the first round on and costs no
 budget. So it must be either the outcome of a private run, paid for in that run, or public for a reason that a person
-states and the privacy statement repeats.
+states, and then the headline of the privacy statement rests on that word. Nobody's word makes exact values of a
+population public to itself: a run that published such values is refused as the start of a private run on the same
+population, directly or through any chain of starts. So every start names the populations whose exact values may be in
+it ("unprotected"), and the words that it rests on ("vouched").
 """
 
 from __future__ import annotations
@@ -54,8 +57,8 @@ def find_warm_start(
 
     start_from: a run's folder or URL, an .npz file, or "previous": the newest finished run in `runs` of the same
     method and population, and of the same deployment if it has one. Raises ConfigError for arrays that do not fit,
-    PrivacyError for a private run whose start is neither private nor declared public, RunError for a run that cannot
-    be read.
+    PrivacyError for a private run whose start is neither private nor declared public, or holds exact values of its own
+    population; RunError for a run that cannot be read.
     """
     if public_because is not None and not public_because.strip():
         raise ConfigError("the reason why a start is public is empty.", "Say why, in words that others can check.")
@@ -114,9 +117,17 @@ def _from_run(
             f"run {name!r} is one of method {run.info.get('method')!r}, not {method.name!r}.",
             f"Name a run of the method {method.name}.",
         )
-    arrays = _of_state(run, name)
-    if private and public_because is None:
+    arrays, own = _of_state(run, name), where.get("id") == population.id
+    if private and (public_because is None or own):
         _check_private(run, name, population, ledger)
+    protected = _secure(run.info) and _claims(run)
+    unprotected, vouched = lineage_of(run.info, protected)
+    if private and population.id in unprotected:
+        raise PrivacyError(
+            f"run {name!r} goes back, through what it started from, to a run on this population that is not private: "
+            "it may tell anything about the people in it, and nothing makes that public.",
+            "Start from a run that does not descend from such a run, or from nothing.",
+        )
     _check_vocabulary(name, where, population)
     return _warm_start(
         arrays,
@@ -128,8 +139,10 @@ def _from_run(
             "from": absolute(path),
             "name": name,
             "population_id": where.get("id"),
-            "private": _secure(run.info),
+            "private": protected,
             "public_because": public_because,
+            "unprotected": sorted(unprotected),
+            "vouched": list(vouched),
         },
     )
 
@@ -160,7 +173,12 @@ def _check_private(run: LoadedRun, name: str, population: Population, ledger: Le
     """Raises PrivacyError unless what the run released is private: by its statement, and by its ledger if that is at
     hand.
     """
-    remedy = "WarmStart from a private run, or say with --public-start why what it released is public."
+    own = (run.info.get("population") or {}).get("id") == population.id
+    remedy = (
+        "Start from a private run. No reason makes exact values of a population public to a run on the same one."
+        if own
+        else "Start from a private run, or say with --public-start why what it released is public."
+    )
     if not _secure(run.info):
         raise PrivacyError(
             f"run {name!r} is not private, and a private run cannot start from its centres: they may "
@@ -182,12 +200,55 @@ def _check_private(run: LoadedRun, name: str, population: Population, ledger: Le
         ) from error
     if not claims:
         raise PrivacyError(f"the statement of run {name!r} claims no privacy.", remedy)
-    own = (run.info.get("population") or {}).get("id") == population.id
     if own and ledger is not None and ledger.run_status(name) is None:
         raise PrivacyError(
             f"ledger {ledger.id} knows no run {name!r} of this population: what it released was not charged here.",
             remedy,
         )
+
+
+def _claims(run: Run | LoadedRun) -> bool:
+    """Whether the run has a privacy statement that promises something."""
+    try:
+        statement = json.loads(read_bytes(run.path / "statement.json"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(statement, dict) and statement.get("private") is True and statement.get("privacy") != "none"
+
+
+def lineage_of(
+    info: Mapping[str, Any], protected: bool, seen: frozenset[str] = frozenset()
+) -> tuple[frozenset[str], tuple[str, ...]]:
+    """(ids of populations whose exact values may be in what the run ended with, words of people that the protection
+    of others rests on), from the run's record and from those of the runs that it descends from.
+
+    protected: whether the run itself is private. seen: runs that were looked at already.
+    """
+    record, name = info.get("start"), (info.get("population") or {}).get("id")
+    unprotected, vouched = (frozenset(), ()) if record is None else start_lineage(record, seen)
+    return unprotected if protected or name is None else unprotected | {str(name)}, vouched
+
+
+def start_lineage(
+    record: Mapping[str, Any], seen: frozenset[str] = frozenset()
+) -> tuple[frozenset[str], tuple[str, ...]]:
+    """The same of a start, with the word that it rests on itself. record: as in run.json."""
+    own = () if record["public_because"] is None or record["private"] else (word_of(record),)
+    if "unprotected" in record:
+        return frozenset(record["unprotected"]), (*record["vouched"], *own)
+    # Runs of earlier versions do not name them: as far as the runs are still there, they are asked.
+    if record["kind"] != "run":
+        return frozenset(), own
+    where = str(record["from"])
+    earlier: tuple[frozenset[str], tuple[str, ...]] = (frozenset(), ())
+    if where not in seen:
+        try:
+            run = Run.open(where)
+            earlier = lineage_of(run.info, bool(record["private"]) and _claims(run), seen | {where})
+        except RunError:
+            pass
+    exact = set() if record["private"] or record["population_id"] is None else {str(record["population_id"])}
+    return earlier[0] | exact, (*earlier[1], *own)
 
 
 def _check_vocabulary(name: str, where: Mapping[str, Any], population: Population) -> None:
@@ -202,7 +263,7 @@ def _check_vocabulary(name: str, where: Mapping[str, Any], population: Populatio
     if mine is not None and theirs is not None and list(mine) != list(theirs):
         raise ConfigError(
             f"run {name!r} was trained on another vocabulary than that of population {population.path.name!r}.",
-            "WarmStart from a run with the same tokens in the same order.",
+            "Start from a run with the same tokens in the same order.",
         )
 
 
@@ -229,6 +290,8 @@ def _from_file(
             "population_id": None,
             "private": False,
             "public_because": public_because,
+            "unprotected": [],
+            "vouched": [],
         },
     )
 
@@ -271,10 +334,19 @@ def digest_of(arrays: Mapping[str, np.ndarray]) -> str:
 
 def in_words(record: Mapping[str, Any]) -> str:
     """One sentence for the privacy statement."""
-    source = f"what run {record['name']!r} released" if record["kind"] == "run" else f"the file {record['name']!r}"
-    source += f" (SHA-256 {record['sha256'][:16]})"
+    source = _source(record)
     if record["public_because"] is not None:
         return f"{source}, declared public because: {record['public_because']}"
     if record["private"]:
         return f"{source}, which was paid for in that run, from the budget of population {record['population_id']}"
     return source
+
+
+def word_of(record: Mapping[str, Any]) -> str:
+    """What somebody vouches for, as a clause of the privacy statement's headline."""
+    return f"the start, {_source(record)}, tells nothing about these people because: {record['public_because']}"
+
+
+def _source(record: Mapping[str, Any]) -> str:
+    source = f"what run {record['name']!r} released" if record["kind"] == "run" else f"the file {record['name']!r}"
+    return f"{source} (SHA-256 {record['sha256'][:16]})"
