@@ -41,7 +41,7 @@ def read_leaves(method: AnyMethod, population: Population) -> tuple[list[ClientB
         decoded = max(population.decoded_bytes(index), 1)
         started = perf_counter()
         block = block_for(method, source, population, index)
-        if decoded <= source.stream_above:
+        if not _streams(method, source, population, index):
             seconds, size = seconds + perf_counter() - started, size + decoded
             peak = peak or _peak_of_reading(population, index) / decoded
         taken.append(next(leaves(block, population.clients_per_leaf)))
@@ -58,7 +58,7 @@ def reading_of(method: AnyMethod, population: Population) -> tuple[float, float]
     for index in _large_and_middle(population):
         decoded = max(population.decoded_bytes(index), 1)
         started = perf_counter()
-        if decoded <= source.stream_above:
+        if not _streams(method, source, population, index):
             block_for(method, source, population, index)
             seconds, size = seconds + perf_counter() - started, size + decoded
             peak = peak or _peak_of_reading(population, index) / decoded
@@ -73,6 +73,11 @@ def stored_share(population: Population) -> float:
     large = _large(population)
     size = files.size(layout.block_folder(population.path, population.blocks[large].slot) / TRAIN)
     return size / max(population.decoded_bytes(large), 1)
+
+
+def _streams(method: AnyMethod, source: Source, population: Population, index: int) -> bool:
+    """Whether the block is read while it is used (`block_for`)."""
+    return method.streams_rows and population.kind == "rows" and population.decoded_bytes(index) > source.stream_above
 
 
 def _peak_of_reading(population: Population, index: int) -> int:

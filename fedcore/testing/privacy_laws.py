@@ -13,9 +13,13 @@ import numpy as np
 from scipy.stats import chi2
 
 from fedcore.errors import FedcoreError
+from fedcore.planning import stand_ins as planned_with
+from fedcore.planning.stand_ins import Shape
+from fedcore.planning.trial_rounds import of_stand_ins, scheduled_phases
 from fedcore.population.blocks import ClientBlock
 from fedcore.privacy.mechanisms import NoiseSource, SecureNoise
 from fedcore.privacy.plan import PlannedRelease
+from fedcore.randomness import stream
 from fedcore.rounds.method import Memory
 from fedcore.testing.bits import copied, difference
 from fedcore.testing.broken import LawBroken, require
@@ -26,6 +30,7 @@ from fedcore.testing.populations import odd_client
 NEIGHBOURS = 12  # random pairs of populations for each round
 DRAWS = 4000  # of noise, at least, for each release
 LEVEL = 1e-6  # of the test of the variance: a right release fails it that often
+STAND_INS = 16  # clients and rows of the law of that name
 ABSURD = 2**45  # no noise gives published values as large
 
 
@@ -50,6 +55,29 @@ def plan(case: Case) -> None:
     names = [planned.name for planned in first]
     require(len(names) == len(set(names)), f"two planned releases share a name: {sorted(names)}.")
     require(bool(case.history.rounds), "a private run makes no round.")  # what each releases was checked as it was made
+
+
+@law("stand-ins")
+def stand_ins(case: Case) -> None:
+    """`fedcore plan` can time a private run with clients that follow from settings and public facts (`likely_rows`)."""
+    method, people = case.method, case.population
+    if not method.private:
+        return
+    if people.kind == "rows":
+        found = [method.likely_rows(case.public, STAND_INS, stream(case.seed, "law")) for _ in range(2)]
+        fits = isinstance(found[0], np.ndarray) and found[0].shape == (STAND_INS, people.features)
+        require(fits, f"likely_rows returns {np.shape(found[0])}, not ({STAND_INS}, {people.features}) numbers.")
+        different = difference(found[0], found[1], "the rows")
+        require(not different, f"likely_rows draws other rows when it is asked again: {different}.")
+    phases = scheduled_phases(case.plan, method.total_rounds(method.init(case.public)))
+    nominal = case.public.nominal_clients or STAND_INS
+    shape = Shape(nominal, 4.0, 4, STAND_INS, people.features, people.dtype)
+    answering = planned_with.stand_ins(method, case.public, shape, STAND_INS)
+    try:
+        made = of_stand_ins(method, case.public, case.plan, phases, nominal).run([answering], 0.0, len(phases))
+    except FedcoreError as error:
+        raise LawBroken(f"clients that stand in for others cannot be asked: {error}") from error
+    require(made.made > 0, "clients that stand in for others are asked nothing.")
 
 
 # --- the sensitivity --------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import ClassVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from fedcore.errors import ConfigError
 from fedcore.population.blocks import ClientBlock, CountsBlock
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.method import ClientOutputs, Memory, PublicFacts, RoundInfo
@@ -321,6 +322,15 @@ class OtherShape(Sound):
 
     def release_values(self, message, statistics):
         return {name: grid[:, None] for name, grid in super().release_values(message, statistics).items()}
+
+
+class KnowsItsClients(Sound):
+    """Answers for clients of the population at hand only."""
+
+    def client_update(self, message, block: CountsBlock, memory: Memory | None):
+        if block.clients > 3:  # of a leaf there
+            raise ConfigError("nobody has so many clients in a leaf.")
+        return super().client_update(message, block, memory)
 
 
 class Unclipped(Sound):

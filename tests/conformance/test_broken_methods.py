@@ -44,6 +44,7 @@ PRIVATE = [
     (broken.Unplanned, "plan", r"releases \['mean-1', 'more'\]"),
     (broken.Floats, "plan", "a private round uses exact integer sums"),
     (broken.OtherShape, "plan", "not an int64 array of the planned shape"),
+    (broken.KnowsItsClients, "stand-ins", "cannot be asked: nobody has so many"),
     (broken.Unclipped, "sensitivity", "one client more moves release 'mean-1' by"),
     (broken.SharedOut, "sensitivity", "one client more moves release"),
     (broken.TooOften, "sensitivity", "one client more moves release"),

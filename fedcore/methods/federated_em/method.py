@@ -30,6 +30,7 @@ from fedcore.rounds.results import Features, Metric, Result
 from fedcore.rounds.scores import KnownMemories, ScoreTable
 from fedcore.rounds.statistics import Statistics
 
+LIKELY_GAPS = 0.1  # share of the entries
 NOT_PRIVATE = {
     "em": "exact sums of the clients' statistics reach the server",
     "fedem": "messages are compressed, not noised",
@@ -112,6 +113,13 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
 
     def phase(self, state: FederatedEMState, message: Message) -> str:
         return state.phase
+
+    def likely_rows(self, public: PublicFacts, count: int, generator: np.random.Generator) -> np.ndarray:
+        """With gaps where the model fills them."""
+        rows = super().likely_rows(public, count, generator)
+        if models.factory_of(self.config).missing:
+            rows[generator.random(rows.shape) < LIKELY_GAPS] = np.nan
+        return rows
 
     def parameters(self, state: FederatedEMState) -> dict[str, np.ndarray]:
         """The parameters by name, of rows in the units of the data; empty before there are any."""
