@@ -14,6 +14,7 @@ import pytest
 
 from fedcore.planning import calibration
 from fedcore.planning.run_plan import Resources, plan_run
+from fedcore.population.blocks import leaves
 from fedcore.population.manifest import Provenance
 from fedcore.population.writer import PopulationWriter
 from fedcore.privacy.ledger.ledger import create_ledger, default_ledger_url
@@ -52,17 +53,19 @@ def neighbours(folder, clients: int) -> list:
     return made
 
 
-def plans(population, folder, times: int) -> list[dict]:
+def plans(population, folder, times: int, limit: float) -> list[dict]:
     request = TrainRequest(
         method="private_gmm", population=str(population.path), runs=str(folder / "runs"), settings=SETTINGS
     )
-    return [plan_run(request, Resources(workers=0), limit=1.0) for _ in range(times)]
+    return [plan_run(request, Resources(workers=0), limit=limit) for _ in range(times)]
 
 
 def timeless(plan: dict) -> str:
     """What is neither a time nor a measurement of memory."""
     kept = {name: value for name, value in plan.items() if not any(part in name for part in MEASURED)}
     kept["phases"] = [{name: row[name] for name in ("phase", "passes")} for row in plan["phases"]]
+    tried = plan["calibration"]["phases"]
+    kept["tried"] = [{name: row[name] for name in ("phase", "count", "statistics", "memory")} for row in tried]
     return json.dumps(kept, sort_keys=True)
 
 
@@ -77,9 +80,9 @@ def mu_shown(absent: Sequence[bool], present: Sequence[bool]) -> float:
     return max(0.0, *map(float, shown))
 
 
-def attack(folder, clients: int, times: int) -> float:
+def attack(folder, clients: int, times: int, limit: float = 1.0) -> float:
     """The lower bound on mu from so many plans of each of two neighbours."""
-    seen = [plans(population, folder, times) for population in neighbours(folder, clients)]
+    seen = [plans(population, folder, times, limit) for population in neighbours(folder, clients)]
     found = [[any("leaf" in row["phase"] for row in plan["phases"]) for plan in each] for each in seen]
     shown = mu_shown(*found)
     different = {timeless(plan) for each in seen for plan in each}
@@ -103,7 +106,27 @@ def test_the_bound_counts():
 
 
 def test_a_plan_says_nothing_of_a_client(tmp_path):
-    assert attack(tmp_path, clients=200, times=2) == 0.0
+    assert attack(tmp_path, clients=200, times=2, limit=0.1) == 0.0
+
+
+def test_a_trial_with_the_first_clients_is_caught(tmp_path, monkeypatch):
+    """As plans were made once: with the clients of the first leaf, and with the phases that were met."""
+    made = []
+
+    def first_leaf(method, public, shape, clients, leaf=0):
+        return next(leaves(made[-1].read(0), made[-1].clients_per_leaf))
+
+    def reading_of(method, population):
+        made.append(population)
+        return 0.0, 0.0
+
+    monkeypatch.setattr(calibration, "reading_of", reading_of)
+    monkeypatch.setattr(calibration, "stand_ins", first_leaf)
+    monkeypatch.setattr(calibration, "_scheduled", lambda phases, met: tuple(met.values()))
+    with pytest.raises(AssertionError, match="plans of neighbours"):
+        attack(tmp_path, clients=200, times=1, limit=0.1)
+    told = [plans(population, tmp_path, 1, 0.1)[0]["phases"] for population in made[:2]]
+    assert [any("leaf" in row["phase"] for row in phases) for phases in told] == [False, True]
 
 
 @pytest.mark.slow
