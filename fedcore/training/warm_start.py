@@ -344,7 +344,8 @@ def in_words(record: Mapping[str, Any]) -> str:
 
 def word_of(record: Mapping[str, Any]) -> str:
     """What somebody vouches for, as a clause of the privacy statement's headline."""
-    return f"the start, {_source(record)}, tells nothing about these people because: {record['public_because']}"
+    because = " ".join(str(record["public_because"]).split())
+    return f"the start, {_source(record)}, tells nothing about these people because: {because}"
 
 
 def _source(record: Mapping[str, Any]) -> str:
