@@ -45,8 +45,7 @@ def server(ui: bool = True) -> Iterator[str]:
         yield address.removesuffix("/api")
         return
     password = os.environ.get(ASKED_FOR) or f"fedcore:{secrets.token_urlsafe(32)}"
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # without SO_REUSEADDR: nobody else gets this port while the socket is open
+    with port_taken() as taken:
         base = f"http://127.0.0.1:{taken.getsockname()[1]}"
         own = {"PREFECT_SERVER_UI_API_URL": f"{base}/api", "PREFECT__SERVER_FINAL": "1", ASKED_FOR: password}
         process = subprocess.Popen(
@@ -54,7 +53,6 @@ def server(ui: bool = True) -> Iterator[str]:
             + ["--fd", str(taken.fileno()), "--log-level", "error", "--lifespan", "on"],
             env=os.environ | own | ({} if ui else WITHOUT_UI),
             pass_fds=[taken.fileno()],
-            umask=0o077,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
@@ -65,6 +63,15 @@ def server(ui: bool = True) -> Iterator[str]:
                 yield base
         finally:
             _stop(process)
+
+
+def port_taken() -> socket.socket:
+    """A socket at a free port of the loopback interface, which nobody else gets while it is open: it shares no address
+    (SO_REUSEADDR).
+    """
+    taken = socket.socket()
+    taken.bind(("127.0.0.1", 0))
+    return taken
 
 
 def authorization() -> dict[str, str]:

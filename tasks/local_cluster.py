@@ -46,8 +46,8 @@ class ClosedWorker(_WithoutHTTP, Worker):
 
 
 class ClosedNanny(Nanny):
-    def __init__(self, *arguments: Any, **options: Any):
-        super().__init__(*arguments, worker_class=ClosedWorker, **options)
+    def __init__(self, scheduler: str, **options: Any):
+        super().__init__(scheduler, **options | {"worker_class": ClosedWorker})
 
 
 @contextmanager
@@ -61,7 +61,7 @@ def local_cluster(workers: int) -> Iterator[SpecCluster]:
         "silence_logs": logging.ERROR,
     }
     with (
-        dask.config.set({"temporary-directory": _own_folder()}),
+        dask.config.set({"temporary-directory": own_folder()}),
         SpecCluster(
             scheduler={"cls": ClosedScheduler, "options": everywhere},
             workers={number: {"cls": ClosedNanny, "options": each} for number in range(workers)},
@@ -81,7 +81,11 @@ def own_certificate() -> Security:
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "fedcore local cluster")])
     now = datetime.datetime.now(datetime.UTC)
     certificate = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        x509.CertificateBuilder()
+        .issuer_name(name)
+        .subject_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(days=1))
         .not_valid_after(now + datetime.timedelta(days=VALID_DAYS))
         .sign(key, hashes.SHA256())
@@ -95,7 +99,7 @@ def own_certificate() -> Security:
     return Security(require_encryption=True, tls_ca_file=certificate, **pairs)
 
 
-def _own_folder() -> str:
+def own_folder() -> str:
     """Where the processes keep what they keep: a folder of this user's that nobody else can open. Always the same one,
     because Dask removes there what processes that were killed have left; a new one if somebody else has that name.
     """

@@ -57,7 +57,7 @@ async def connected(ports: list[int], known: dict[str, Security]) -> list[str]:
         arguments = known[scheme].get_connection_args("client") if scheme == "tls" else {}
         try:
             comm = await distributed.comm.connect(f"{scheme}://127.0.0.1:{port}", timeout=PATIENCE, **arguments)
-        except OSError:
+        except (OSError, ValueError):  # the latter where TLS is answered in the clear
             return None
         await comm.close()
         return f"{scheme}://127.0.0.1:{port}"

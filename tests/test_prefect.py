@@ -7,11 +7,13 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from uuid import UUID
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -53,6 +55,17 @@ def test_the_server_application_can_be_created():
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert out.stdout.strip().endswith("True"), out.stderr[-2000:]
+
+
+@pytest.mark.slow
+@pytest.mark.prefect
+def test_the_server_that_is_started_here_wants_its_password(prefect_server, monkeypatch):
+    assert ask(prefect_server, "/flow_runs/filter", {}) == []
+    for password in ("", "fedcore:guessed"):
+        monkeypatch.setenv("PREFECT_API_AUTH_STRING", password)
+        for path in ("/flow_runs/filter", "/flows/", f"/deployments/{UUID(int=1)}/create_flow_run"):
+            with pytest.raises(urllib.error.HTTPError, match="401"):
+                ask(prefect_server, path, {"name": "of somebody else"})
 
 
 FILE = """
