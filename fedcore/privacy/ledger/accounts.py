@@ -16,7 +16,7 @@ from fedcore.privacy.ledger import tables
 from fedcore.privacy.ledger.chain import CURRENCY, GENESIS, Account, Balance, ChainHead, link
 from fedcore.privacy.ledger.chain_writer import ChainWriter, insert_record
 from fedcore.privacy.ledger.migration import migrate, refuse_unknown_schema
-from fedcore.privacy.ledger.queries import budget_of, compare_tables, read_chain, recent_chain
+from fedcore.privacy.ledger.queries import compare_tables, read_chain, recent_chain
 from fedcore.privacy.ledger.replay import LOSS, replay
 from fedcore.privacy.ledger.rows import RESTORE, decoded_object, find, find_all, refuse_newer
 from fedcore.privacy.plan import Relation, Unit
@@ -188,8 +188,8 @@ class Accounts:
 
         delta_extra keeps its share of delta. Raises BudgetMissing, ConfigError, BudgetExists if it is not a raise.
         """
-        with self._reading(population_id) as (_, row):
-            old = budget_of(row)
+        with self._reading(population_id) as (connection, row):
+            old = self._recent(connection, row).budget
         if old is None:
             raise BudgetMissing(f"population {population_id!r} has no budget to raise.", "Set one: fedcore budget set.")
         extra = old.delta_extra if delta == old.delta else max(old.delta_extra, delta * (old.delta_extra / old.delta))

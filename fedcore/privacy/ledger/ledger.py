@@ -112,6 +112,8 @@ def open_ledger(url: str, expected_id: str | None = None, *, clock: Callable[[],
     if row is None:
         raise LedgerMissing(f"{where!r} holds no ledger.", "Check the address in FEDCORE_LEDGER.")
     refuse_unknown_schema(row.schema, where)
+    if not isinstance(row.id, str):
+        raise LedgerTampered(f"the id of the ledger {where!r} is none that fedcore gave.", RESTORE)
     if expected_id is not None and row.id != expected_id:
         raise LedgerMissing(
             f"{where!r} is ledger {row.id}, and ledger {expected_id} is needed.",
