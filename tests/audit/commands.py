@@ -1,0 +1,233 @@
+"""The table of commands: how each is called on a world, and what of it may differ between neighbouring worlds.
+
+Every command of the command line is here, and every flow; `tests/audit/test_commands.py` fails for one that is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tests.audit.neighbours import GMM, HISTOGRAMS, World
+from tests.audit.observing import Declared
+
+Calls = Sequence[Sequence[object]]
+JSON = "--json"
+
+TIMES = "times, which limitations.md declares"
+SIZES = "bytes on disk and in memory, which limitations.md declares"
+COUNTS = "clients, rows or tokens, entries and blocks of a population, for operators: limitations.md declares them"
+RAW = "the data themselves, in the place that was asked for"
+
+# In what `population ingest` and `describe` say of a population. Stored sizes follow from how well data pack.
+DESCRIBED = (
+    Declared("stdout", r'"?\b(heldout_)?(clients|tokens|rows|entries|blocks)"?:? +\d+', COUNTS),
+    Declared("stdout", r'"?\bbytes"?:? +\d+', SIZES),
+)
+STORED = (Declared("stdout", r'"?\bbytes(_copied|_present)?"?:? +\d+', SIZES),)
+# In a plan. What of the population's size it says is nominal.
+PLANNED = (
+    Declared("*", r'"(seconds\w*|client_seconds|pace|\w*_seconds|\w*_seconds_per_cell)": [-\d.e+]+', TIMES),
+    Declared("*", r'"(\w*bytes\w*|server|server_half|whole|half)": [-\d.e+]+', SIZES),
+    Declared("stdout", r"\b[\d,]+\.\d+ (s|MiB)( \([\d.]+ h\))?", TIMES),
+    Declared("stdout", r"\b\d+\.\d+(e[-+]\d+)?\b|(?<= )\d+(?= \n)", TIMES),
+    Declared("stdout", r'\{"what": "\w*(seconds|bytes)\w*".*?\}', TIMES),
+    Declared("*report.html", r"<tr><td>[\w ]*(seconds|bytes)[\w ]*</td>.*?</tr>", TIMES),
+)
+
+
+@dataclass(frozen=True)
+class Command:
+    """calls: the arguments of its calls on a world, one after the other; none if it needs no private population.
+    may_differ: what may be another in a neighbouring world. because: why there are no calls, or what to know of them.
+    exits: codes that the calls end with, if not 0.
+    """
+
+    calls: Callable[[World], Calls] | None = None
+    may_differ: Sequence[Declared] = ()
+    because: str = ""
+    exits: Sequence[int] = ()
+
+
+def settings(values: dict) -> list[str]:
+    return [part for name, value in values.items() for part in ("--set", f"{name}={_toml(value)}")]
+
+
+def _toml(value: object) -> str:
+    return f'"{value}"' if isinstance(value, str) else str(value).lower()
+
+
+def _ingest(w: World) -> Calls:
+    csv = ("--format", "csv", "--client", "client", "--token", "token", "--count", "count")
+    made = ("--vocabulary", w / "vocabulary.txt", "--nominal-clients", "1000")
+    return (
+        ("population", "ingest", w / "source.csv", w / "made", *csv, *made, JSON),
+        ("budget", "set", w / "made", "--epsilon", "3", "--delta", "1e-6", JSON),
+        ("population", "ingest", w / "more.csv", w / "made", *csv, "--append"),
+    )
+
+
+def _train(w: World) -> Calls:
+    em = {"algorithm": "private", "covariance": "known", "components": 2, "rounds": 2, "epsilon": 1.0}
+    start = ("--start-from", w / "start.npz", "--public-start", "made up")
+    local, runs = ("--local", "--runs", w / "runs"), lambda name: ("--run-id", name)
+    exact = w.folder / "runs" / "exact"
+    return (
+        ("train", "histograms", w / "counts", *settings(HISTOGRAMS), *local, *runs("aaa"), JSON),
+        ("train", "federated_em", w / "rows", *settings(em), *start, *local, *runs("bbb")),
+        ("train", "private_gmm", w / "points", *settings(GMM), *local, *runs("ccc"), JSON),
+        ("train", "histograms", w / "counts", *settings({"epsilon": 90.0}), *local, *runs("ddd"), JSON),
+        ("train", "histograms", w / "counts", *settings(HISTOGRAMS), "--start-from", exact, *local, *runs("eee")),
+        (
+            *("train", "histograms", w / "counts", *settings({"rounds": 2, "epsilon": 1.0}), "--start-from", exact),
+            *("--public-start", "ok", *local, *runs("fff")),
+        ),
+    )
+
+
+def _plan(w: World) -> Calls:
+    em = {"algorithm": "private", "covariance": "known", "components": 2, "rounds": 2, "epsilon": 1.0}
+    short = ("--local", "--runs", w / "runs", "--calibration", "2")
+    return (
+        ("plan", "private_gmm", w / "points", *settings(GMM), *short, JSON),
+        ("plan", "histograms", w / "counts", *settings(HISTOGRAMS), *short, "--save", w / "plan.json"),
+        (
+            *("plan", "federated_em", w / "rows", *settings(em), *short, JSON),
+            *("--start-from", w / "start.npz", "--public-start", "made up", "--deadline", "1h"),
+        ),
+        ("plan", "histograms", w / "counts", *settings(HISTOGRAMS), *short, "--clients", "100000", JSON),
+    )
+
+
+def _promote(w: World) -> Calls:
+    return (
+        ("runs", "promote", w / "series/older", JSON),
+        ("runs", "promote", w / "runs/finished", "--deployment", "weekly", "--because", "so"),
+        ("runs", "promote", w / "runs/given", "--deployment", "weekly"),
+    )
+
+
+def _evaluate(w: World) -> Calls:
+    return (
+        ("evaluate", w / "runs/finished", w / "public", "--local", JSON),
+        ("evaluate", w / "runs/finished", w / "counts", "--local"),
+        ("evaluate", w / "runs/finished", w / "counts", "--not-private", w / "scores.json", JSON),
+    )
+
+
+COMMANDS: dict[str, Command] = {
+    "population ingest": Command(
+        _ingest,
+        (
+            *DESCRIBED,
+            Declared("made/*", None, RAW),
+            Declared("progress", r"'(completed|total)': \d+", "rows read so far: " + COUNTS),
+            Declared("stderr", r"\d+%", "rows read so far: " + COUNTS),
+        ),
+        "reads private files and writes them as a population; names and modes of its files are compared",
+    ),
+    "population generate": Command(because="invents its clients"),
+    "population describe": Command(
+        lambda w: (("population", "describe", w / "counts", JSON), ("population", "describe", w / "rows")), DESCRIBED
+    ),
+    "population verify": Command(
+        lambda w: (("population", "verify", w / "counts", JSON), ("population", "verify", w / "points")), STORED
+    ),
+    "population copy": Command(
+        lambda w: (
+            ("population", "copy", w / "counts", w / "copied", JSON),
+            ("population", "copy", w / "counts", w / "copied"),
+        ),
+        (*STORED, Declared("copied/*", None, RAW)),
+        "writes private data where it is told to",
+    ),
+    "budget set": Command(
+        lambda w: (
+            ("budget", "set", w / "bare", "--epsilon", "2", "--delta", "1e-6", JSON),
+            ("budget", "set", w / "bare", "--epsilon", "9", "--delta", "1e-6", JSON),
+        ),
+        exits=(0, 2),
+    ),
+    "budget raise": Command(
+        lambda w: (
+            ("budget", "raise", w / "bare", "--epsilon", "3", "--delta", "1e-6"),
+            ("budget", "raise", w / "bare", "--epsilon", "1", "--delta", "1e-6"),
+        ),
+        exits=(0, 2),
+    ),
+    "budget show": Command(
+        lambda w: (
+            ("budget", "show", w / "counts", JSON),
+            ("budget", "show", w / "points"),
+            ("budget", "show", w / "bare"),
+        )
+    ),
+    "budget plan": Command(
+        lambda w: (
+            ("budget", "plan", w / "counts", "--runs", "3", JSON),
+            ("budget", "plan", w / "points", "--runs", "2", "--method", "private_gmm", "--set", "radius=60.0"),
+        )
+    ),
+    "methods": Command(because="reads no population"),
+    "plan": Command(_plan, PLANNED, "may say what this machine takes for clients of such a shape, not for these"),
+    "train": Command(_train, exits=(0, 0, 0, 2, 2, 2)),
+    "resume": Command(
+        lambda w: (("resume", w / "runs/broken", "--local"), ("resume", w / "runs/broken", "--local", JSON)),
+        exits=(0, 2),
+    ),
+    "runs list": Command(
+        lambda w: (("runs", "list", "--runs", w / "runs", JSON), ("runs", "list", "--runs", "../series"))
+    ),
+    "runs show": Command(lambda w: (("runs", "show", w / "runs/finished", JSON), ("runs", "show", w / "runs/given"))),
+    "runs abandon": Command(
+        lambda w: (("runs", "abandon", w / "runs/given", JSON), ("runs", "abandon", w / "runs/given")), exits=(0, 2)
+    ),
+    "runs latest": Command(
+        lambda w: (("runs", "latest", "--runs", "../series"), ("runs", "latest", "--runs", w / "runs", JSON))
+    ),
+    "runs promote": Command(_promote, exits=(0, 0, 2)),
+    "runs prune": Command(
+        lambda w: (
+            ("runs", "prune", "--keep", "1", "--runs", w / "series", "--dry-run", JSON),
+            ("runs", "prune", "--keep", "1", "--runs", "../series"),
+        )
+    ),
+    "runs outliers": Command(
+        lambda w: (("runs", "outliers", w / "runs/finished", w / "counts", JSON),),
+        because="names clients, of runs that are not private only: a private run is refused",
+        exits=(2,),
+    ),
+    "report": Command(
+        lambda w: (
+            ("report", w / "runs/finished", JSON),
+            ("report", w / "runs/finished", "--plan", w / "plan.json", JSON),
+        ),
+        PLANNED,
+        "the plan that is kept with the run says nothing exact of the population",
+    ),
+    "personalise": Command(
+        lambda w: (("personalise", w / "runs/finished", w / "counts", w / "own"),),
+        (
+            Declared("own/*", None, RAW),
+            Declared("stdout", r"\bclients +\d+", COUNTS),
+            Declared("progress", r"'(completed|total)': \d+", COUNTS),
+        ),
+        "writes each client's own output where it is told to",
+    ),
+    "evaluate": Command(
+        _evaluate,
+        (Declared("scores.json", None, RAW), *(item for item in PLANNED if item.where == "*report.html")),
+        "of a population that is not public into a file of the operator only",
+        exits=(0, 2, 0),
+    ),
+    "serve": Command(because="runs the training flows of a file; the flows are audited"),
+    "deploy": Command(
+        lambda w: (("deploy", w / "deployments.toml"),),
+        because="registers names with a server: refused without",
+        exits=(2,),
+    ),
+    "reproduce": Command(because="simulates its clients or reads public benchmarks; nothing in it is private"),
+    "demo": Command(
+        because="makes its population of the machine's Python packages; `train` and `evaluate` then do the rest"
+    ),
+}

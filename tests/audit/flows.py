@@ -1,0 +1,175 @@
+"""The table of flows, and how they are run in a neighbouring world: in a process of its own, with a Prefect server and
+a database of its own.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedcore.methods.registry import METHODS
+from tests.audit.commands import DESCRIBED, RAW, TIMES
+from tests.audit.neighbours import GMM, HISTOGRAMS, World, build_world, in_world
+from tests.audit.observing import Declared, rows_in_order, tables, watched
+
+REPOSITORY = Path(__file__).parents[2]
+PROGRAM = "import sys; from tests.audit.flows import main; main(sys.argv[1])"
+DATABASE = "home/prefect/prefect.db"
+EM = {"algorithm": "private", "covariance": "known", "components": 2, "rounds": 2, "epsilon": 1.0}
+# What Prefect keeps of runs. Its other tables hold its own services, in the order of their clocks.
+KEPT = (
+    "artifact",
+    "artifact_collection",
+    "block_document",
+    "deployment",
+    "flow",
+    "flow_run",
+    "flow_run_state",
+    "log",
+    "task_run",
+    "task_run_state",
+    "variable",
+)
+PREFECT = (
+    Declared("prefect *", r'"(total_run_time|estimated\w*|start_time|end_time|duration)": [-\d. :]+', TIMES),
+    Declared("prefect *", r"process \d+|pid \d+|\b\d+\.\d\d s each", TIMES),
+    Declared("* seconds", None, TIMES),
+)
+
+
+@dataclass(frozen=True)
+class Audited:
+    """call: of a flow on a world; None if it needs no private population, and then `because` says why."""
+
+    call: Callable[[World], dict[str, Any]] | None = None
+    may_differ: tuple[Declared, ...] = ()
+    because: str = ""
+
+
+FLOWS: dict[str, Audited] = {
+    "train-histograms": Audited(
+        lambda w: {"population": w / "counts", "config": HISTOGRAMS, "runs": w / "runs", "run_id": "aaa"}
+    ),
+    "train-federated-em": Audited(
+        lambda w: {
+            "population": w / "rows",
+            "config": EM,
+            "runs": w / "runs",
+            "run_id": "bbb",
+            "start_from": w / "start.npz",
+            "public_start_because": "made up",
+        }
+    ),
+    "train-private-gmm": Audited(
+        lambda w: {"population": w / "points", "config": GMM, "runs": w / "runs", "run_id": "ccc"}
+    ),
+    "train-gradient-em": Audited(because="has no private algorithm; its statement says `privacy: none`"),
+    "train-dictionaries": Audited(because="has no private algorithm; its statement says `privacy: none`"),
+    "resume-run": Audited(lambda w: {"run": w / "runs/broken"}),
+    "evaluate": Audited(lambda w: {"run": w / "runs/finished", "population": w / "public"}),
+    "ingest": Audited(
+        lambda w: {
+            "source": w / "source.csv",
+            "dest": w / "made",
+            "options": {
+                "format": "csv",
+                "client": "client",
+                "token": "token",
+                "count": "count",
+                "vocabulary": w / "vocabulary.txt",
+            },
+        },
+        (Declared("made/*", None, RAW), *DESCRIBED),
+    ),
+    "reproduce": Audited(because="simulates its clients or reads public benchmarks; nothing in it is private"),
+}
+
+
+def flows_of_the_code() -> set[str]:
+    """The names of all flows: what `@flow(name=...)` decorates in the folder of flows, and one for each method."""
+    found = {f"train-{name.replace('_', '-')}" for name in METHODS}
+    for path in sorted((REPOSITORY / "flows").glob("*.py")):
+        for function in ast.walk(ast.parse(path.read_text())):
+            for made in getattr(function, "decorator_list", []):
+                call = made.func if isinstance(made, ast.Call) else made
+                if getattr(call, "id", getattr(call, "attr", None)) == "flow":
+                    names = [word.value.value for word in made.keywords if word.arg == "name"]
+                    found.add(names[0] if names else function.name.replace("_", "-"))
+    return found
+
+
+def flow_of(name: str):
+    if name.startswith("train-"):
+        from fedcore.flows.train import FLOWS as TRAINING
+
+        return TRAINING[name.removeprefix("train-").replace("-", "_")]
+    from fedcore.flows import evaluate, ingest, train
+
+    return {"resume-run": train.resume_run, "evaluate": evaluate.evaluate_run_flow, "ingest": ingest.ingest_flow}[name]
+
+
+def traces_of(folder: Path, world: str, names: Sequence[str]) -> dict[str, dict[str, bytes]]:
+    """What these flows leave in this world, by flow; what worlds of the folder published before is published again."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT", "DASK"))}
+    environment |= {
+        "PREFECT_HOME": str(folder / world / "home" / "prefect"),
+        "PYTHONPATH": str(REPOSITORY),
+        "PREFECT_LOGGING_LEVEL": "DEBUG",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    }
+    asked = json.dumps({"folder": str(folder), "world": world, "names": list(names)})
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, asked], env=environment, capture_output=True, timeout=500, check=False
+    )
+    assert done.returncode == 0, done.stderr.decode()[-3000:]
+    return pickle.loads((folder / f"{world}.pickle").read_bytes())
+
+
+def main(asked: str) -> None:
+    """In the process of a world."""
+    request = json.loads(asked)
+    folder, shared = Path(request["folder"]), Path(request["folder"]) / "published"
+    published = pickle.loads(shared.read_bytes()) if shared.exists() else {}
+    world = build_world(folder / request["world"], published)
+    found: dict[str, dict[str, bytes]] = {}
+    from fedcore.flows.settings import apply
+
+    apply()
+    database = world.folder / DATABASE
+    with in_world(world, published):
+        from fedcore.flows.server import server
+
+        with server():
+            from fedcore.methods.registry import make_method
+
+            for name in request["names"]:
+                call = FLOWS[name].call
+                assert call is not None
+                arguments = call(world)
+                if "config" in arguments:
+                    method = name.removeprefix("train-").replace("-", "_")
+                    arguments["config"] = make_method(method, arguments["config"]).config
+
+                def work(name=name, arguments=arguments) -> int:
+                    flow_of(name)(**arguments)
+                    return 0
+
+                found[name] = watched(work, world.folder, but=("home",))
+        found["database"] = {
+            f"prefect {table}": rows_in_order(rows, world.folder) for table, rows in tables(database, KEPT).items()
+        }
+    shared.write_bytes(pickle.dumps(published))
+    (folder / f"{request['world']}.pickle").write_bytes(pickle.dumps(found))
+
+
+def declared(name: str) -> tuple[Declared, ...]:
+    """What of a flow's traces may differ; of the database, what may of any flow."""
+    return (*PREFECT, *(FLOWS[name].may_differ if name in FLOWS else DESCRIBED))

@@ -1,0 +1,244 @@
+"""Neighbouring worlds: everything that commands work on, made of one set of private clients or of a neighbour of it.
+
+A world is one folder. Its private populations, runs, ledger, sources and settings are made by the same calls in every
+world; only one client differs. Noise is replayed: a release that another world published before is published again, as
+if the noise had wanted it so.
+"""
+
+from __future__ import annotations
+
+import csv
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import SimpleNamespace
+
+import matplotlib.font_manager  # noqa: F401  it writes a file below HOME when it is first imported
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import fedcore.rounds.clients
+import fedcore.rounds.engine
+import fedcore.training.session
+from fedcore.planning import calibration
+from fedcore.population.manifest import Provenance
+from fedcore.population.store import Population
+from fedcore.population.writer import PopulationWriter
+from fedcore.privacy.ledger.ledger import Ledger, create_ledger
+from fedcore.privacy.mechanisms import SecureNoise, TestNoise
+from fedcore.rounds.caches import BLOCKS
+from fedcore.rounds.engine import InProcessBackend
+from fedcore.training.request import Series, TrainRequest
+from fedcore.training.session import concluding, start_run
+from tests.audit.em_releases import STARTS, rows_of_client
+from tests.conftest import small_counts, write_counts
+from tests.private_gmm.worlds import CENTRES, D
+
+DELTA, NOMINAL = 1e-6, 1000
+HISTOGRAMS = {"clusters": 2, "rounds": 2, "epsilon": 1.0}
+EM = {"algorithm": "private", "covariance": "known", "components": 2, "rounds": 2, "epsilon": 1.0}
+# So much budget that the phases of a run are those of its data, and so little that one client of sixteen matters.
+GMM = {
+    "components": 3,
+    "depth": 2,
+    "covariance": "full",
+    "radius": 60.0,
+    "sigma_min": 0.1,
+    "least_weight": 0.2,
+    "widths": 3,
+    "epsilon": 90.0,
+    "spare_releases": 0,
+}
+EXACT = {"algorithm": "algorithm2", "clusters": 2, "rounds": 2}
+
+BASE = small_counts(60, 7).toarray()
+CHANGED = 1  # the client that differs: of the first leaf, which a measurement may take
+POINTS = np.repeat([0, 1, 2], (8, 4, 4))  # groups of a leaf's clients
+
+
+class Replay(SecureNoise):
+    """Publishes for a release what was published for the one of the same name before; at first, noise of a test."""
+
+    def __init__(self, published: dict[tuple, np.ndarray]):
+        self.published = published
+
+    def draw(self, planned, run_key, values):
+        drawn = TestNoise("replayed").draw(planned, run_key, values)
+        return self.published.setdefault((run_key, planned.round, planned.name, planned.shape), drawn)
+
+
+def counts_of(world: str) -> np.ndarray:
+    """(clients, 7) counts. "two": as many clients, tokens and entries as in "one", of another client."""
+    counts = BASE.copy()
+    if world == "two":
+        counts[CHANGED] = np.roll(counts[CHANGED], 3)
+        assert (counts[CHANGED] != BASE[CHANGED]).any()
+    if world == "six":
+        counts = np.insert(counts, CHANGED, [0, 0, 2**40, 0, 0, 1, 0], axis=0)
+    return counts
+
+
+def points_of(world: str) -> np.ndarray:
+    """(clients, 4): one row each, of three groups."""
+    generator = np.random.default_rng(0)
+    rows = CENTRES[np.tile(POINTS, 4)] + 0.3 * generator.normal(size=(4 * len(POINTS), D))
+    far = np.array([3000.0, 0.0, 4000.0, 0.0])
+    if world == "two":
+        rows[len(POINTS) - 1] = far
+    return np.insert(rows, CHANGED, far, axis=0) if world == "six" else rows
+
+
+WORLDS = {
+    "one": "the clients as they are",
+    "dup": "the same clients once more: what differs from the first is random",
+    "two": "another client in the place of one; as many clients, rows, tokens and entries",
+    "six": "one client more, which is absurd",
+}
+
+
+class World:
+    """Everything below `folder`, whose name is the world's. All names have three letters: places are in some sizes."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.name = folder, folder.name
+        self.ledger: Ledger | None = None
+
+    def __truediv__(self, name: str) -> str:
+        return str(self.folder / name)
+
+    def build(self) -> None:
+        for name in ("here", "temporary", "home"):
+            (self.folder / name).mkdir(parents=True)
+        self.ledger = create_ledger(self.ledger_url)
+        self._populations()
+        self._sources()
+        self._runs()
+
+    @property
+    def ledger_url(self) -> str:
+        return f"sqlite:///{self.folder / 'ledger.sqlite'}"
+
+    def _named(self) -> dict[str, str]:
+        assert self.ledger is not None
+        return {"id": self.ledger.id, "url": self.ledger.url}
+
+    def _populations(self) -> None:
+        counts = sp.csr_matrix(counts_of(self.name))
+        heldout = sp.csr_matrix(counts_of(self.name)[:, ::-1])
+        options = {"leaf": 16, "block": 64, "nominal_clients": NOMINAL, "ledger": self._named()}
+        for name, epsilon in (("counts", 20.0), ("bare", None)):
+            write_counts(self.folder / name, counts, heldout=heldout, **options)
+            self._budget(name, epsilon)
+        public = small_counts(40, 7, seed=5)
+        write_counts(self.folder / "public", public, heldout=public, public_for_evaluation="made up", leaf=16, block=64)
+        clients = [rows_of_client(vector) for vector in counts_of(self.name)]
+        self._rows("rows", clients)
+        self._budget("rows", 20.0)
+        self._rows("points", [row[None] for row in points_of(self.name)])
+        self._budget("points", 200.0)
+
+    def _rows(self, name: str, clients: list[np.ndarray]) -> None:
+        with PopulationWriter(
+            self.folder / name,
+            "rows",
+            clients[0].shape[1],
+            clients_per_leaf=16,
+            clients_per_block=80,
+            dtype="float64",
+            nominal_clients=NOMINAL,
+            ledger=self._named(),
+        ) as writer:
+            ptr = np.concatenate([[0], np.cumsum([len(own) for own in clients])]).astype(np.int64)
+            writer.write([f"c{i}" for i in range(len(clients))], (ptr, np.concatenate(clients)))
+            writer.commit(Provenance(sources=("test",)))
+
+    def _budget(self, name: str, epsilon: float | None) -> None:
+        made = Population.open(self / name)
+        assert self.ledger is not None
+        self.ledger.register(made.id)
+        if epsilon is not None:
+            self.ledger.set_budget(made.id, epsilon, DELTA)
+
+    def _sources(self) -> None:
+        (self.folder / "vocabulary.txt").write_text("\n".join(f"t{i}" for i in range(7)))
+        counts = counts_of(self.name)
+        for name, rows in (("source.csv", counts[:40]), ("more.csv", counts[40:])):
+            with open(self.folder / name, "w", newline="") as file:
+                writer = csv.writer(file)
+                writer.writerow(["client", "token", "count"])
+                for number, row in enumerate(rows):
+                    writer.writerows([f"{name[0]}{number}", f"t{token}", n] for token, n in enumerate(row) if n)
+        np.savez(self.folder / "start.npz", **STARTS["gaussian"], centre=np.zeros(2), scale=np.ones(2))
+        (self.folder / "deployments.toml").write_text(
+            "".join(
+                f'[[deployment]]\nname = "{name}"\nmethod = "histograms"\npopulation = "counts"\nruns = "series"\n'
+                f'schedule = {{ cron = "0 3 * * *" }}\n[deployment.config]\nepsilon = 1.0\n'
+                for name in ("nightly", "weekly")
+            )
+        )
+
+    def _runs(self) -> None:
+        self.run("counts", "histograms", HISTOGRAMS, "finished")
+        for name in ("broken", "given"):
+            self.run("counts", "histograms", HISTOGRAMS, name, rounds=1)
+        # Not private: what it holds is exact. It may be in the way of a private run of the same clients.
+        self.run("counts", "histograms", EXACT, "exact")
+        for name in ("older", "newer"):
+            self.run(
+                "counts",
+                "histograms",
+                HISTOGRAMS | {"epsilon": 0.5},
+                name,
+                runs="series",
+                deployment="nightly",
+                series=Series(),
+            )
+
+    def run(self, population: str, method: str, settings: dict, name: str, rounds=None, runs="runs", **asked) -> None:
+        """A run in this process; of so many rounds, or to its end."""
+        request = TrainRequest(
+            method=method, population=self / population, settings=settings, runs=self / runs, run_id=name, **asked
+        )
+        session = start_run(request, InProcessBackend(), stamp="then")
+        if rounds is not None:
+            for _ in range(rounds):
+                session.training.step()
+            session.close()
+            return
+        with concluding(session):
+            while session.training.step() is not None:
+                pass
+
+
+@contextmanager
+def in_world(world: World, published: dict) -> Iterator[None]:
+    """The process as it is in this world: its folders, its ledger, replayed noise, and clocks that tick at every look,
+    so that how often they are looked at is seen too."""
+    ticks = iter(range(10**9))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDCORE_LEDGER", world.ledger_url)
+        patch.setenv("HOME", world / "home")
+        patch.setenv("TMPDIR", world / "temporary")
+        patch.setattr(tempfile, "tempdir", world / "temporary")
+        with suppress(FileNotFoundError):
+            patch.chdir(world.folder / "here")
+        patch.setattr(fedcore.training.session, "_noise", lambda test_noise: Replay(published))
+        patch.setattr(fedcore.rounds.engine, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
+        patch.setattr(fedcore.rounds.clients, "peak_memory", lambda: 0)
+        # What measures this machine says nothing of clients, and takes seconds.
+        patch.setattr(calibration, "REPEATS", 0, raising=False)
+        patch.setattr(calibration, "started_process", lambda *arguments: (0.5, 10**8, 2 * 10**8), raising=False)
+        patch.setattr(calibration, "token_hex", lambda size=None: "the same noise", raising=False)
+        BLOCKS.clear()
+        yield
+        BLOCKS.clear()
+
+
+def build_world(folder: Path, published: dict) -> World:
+    world = World(folder)
+    folder.mkdir(parents=True)
+    with in_world(world, published):
+        world.build()
+    return world

@@ -1,0 +1,126 @@
+"""No command tells more of private clients than it is paid for: each is run in neighbouring worlds, with the same
+published values, and everything that leaves the process must be equal, but for what the table of commands declares.
+"""
+
+from __future__ import annotations
+
+import pytest
+import typer
+
+from fedcore.cli import app
+from tests.audit import flows
+from tests.audit.commands import COMMANDS
+from tests.audit.neighbours import WORLDS, build_world, in_world
+from tests.audit.observing import differences, observed
+
+CALLED = [name for name, command in COMMANDS.items() if command.calls is not None]
+
+
+def commands_of(group: typer.Typer, before: str = "") -> set[str]:
+    """Every command of the command line, with the names of its groups."""
+    found = {before + (info.name or info.callback.__name__.replace("_", "-")) for info in group.registered_commands}
+    for sub in group.registered_groups:
+        found |= commands_of(sub.typer_instance, f"{before}{sub.name} ")
+    return found
+
+
+def test_every_command_is_in_the_table():
+    assert commands_of(app) == COMMANDS.keys()
+
+
+def test_what_is_not_called_says_why():
+    for name, command in COMMANDS.items():
+        assert command.calls is not None or command.because, name
+        assert all(item.because for item in command.may_differ), name
+
+
+def traces_of(folder, names, worlds=tuple(WORLDS)) -> dict[str, dict[str, list[dict[str, bytes]]]]:
+    """By world and command: what each call leaves. Commands run in the order of the table, on worlds of their own."""
+    published, found = {}, {}
+    for name in worlds:
+        world = build_world(folder / name, published)
+        found[name] = {}
+        for command in names:
+            found[name][command] = []
+            for arguments in COMMANDS[command].calls(world):
+                with in_world(world, published):
+                    found[name][command].append(observed(arguments, world.folder))
+    return found
+
+
+def different(traces, command, other) -> list[str]:
+    """What the command's calls leave in the world `other`, and not in the first."""
+    return [
+        f"call {number}, {difference}"
+        for number, (one, two, twin) in enumerate(
+            zip(traces["one"][command], traces[other][command], traces["dup"][command], strict=True)
+        )
+        for difference in differences(one, two, twin, COMMANDS[command].may_differ)
+    ]
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory):
+    return traces_of(tmp_path_factory.mktemp("worlds"), CALLED)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", CALLED)
+def test_calls_of_a_command_end_as_expected(traces, command):
+    calls = traces["one"][command]
+    codes = [int(call["exit code"]) for call in calls]
+    assert codes == list(COMMANDS[command].exits or [0] * len(codes)), [call["stderr"][-600:] for call in calls]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", CALLED)
+def test_two_worlds_of_the_same_clients_are_told_apart_by_nothing(traces, command):
+    """Otherwise a difference would say nothing."""
+    assert different(traces, command, "dup") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("other", [name for name in WORLDS if name not in ("one", "dup")])
+@pytest.mark.parametrize("command", CALLED)
+def test_a_command_tells_nothing_of_who_is_there(traces, command, other):
+    assert different(traces, command, other) == []
+
+
+# --- flows ------------------------------------------------------------------------------------------------------------
+
+
+def test_every_flow_is_in_the_table():
+    assert flows.flows_of_the_code() == flows.FLOWS.keys()
+    assert all(flow.call is not None or flow.because for flow in flows.FLOWS.values())
+
+
+def different_flows(traces, other) -> list[str]:
+    return [
+        f"{flow}, {difference}"
+        for flow in traces["one"]
+        for difference in differences(
+            traces["one"][flow], traces[other][flow], traces.get("dup", traces["one"])[flow], flows.declared(flow)
+        )
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.prefect
+def test_two_flows_tell_nothing_of_who_is_there(tmp_path):
+    """Those that show most; names that may be random are left out, since there is no twin."""
+    found = {world: flows.traces_of(tmp_path, world, ["train-histograms", "evaluate"]) for world in ("one", "six")}
+    assert {flow["exit code"] for name, flow in found["one"].items() if name != "database"} == {b"0"}
+    assert len(found["one"]["database"]["prefect log"]) > 1000 and found["one"]["database"]["prefect artifact"]
+    found["dup"] = {flow: {} for flow in found["one"]}
+    assert different_flows(found, "six") == []
+
+
+@pytest.mark.slow
+@pytest.mark.heavy
+@pytest.mark.prefect
+def test_no_flow_tells_anything_of_who_is_there(tmp_path):
+    names = [name for name, flow in flows.FLOWS.items() if flow.call is not None]
+    found = {world: flows.traces_of(tmp_path, world, names) for world in WORLDS}
+    assert {flow["exit code"] for name, flow in found["one"].items() if name != "database"} == {b"0"}
+    for world in WORLDS:
+        assert different_flows(found, world) == [], world
