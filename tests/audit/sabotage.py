@@ -11,7 +11,8 @@ from unittest import mock
 import numpy as np
 
 from fedcore.methods.histograms import Histograms, clients
-from fedcore.population.blocks import segment_sums
+from fedcore.planning import calibration, run_plan
+from fedcore.population.blocks import leaves, segment_sums
 from fedcore.privacy.grid import grid_step
 from fedcore.rounds.method import Method, RoundInfo
 from fedcore.rounds.statistics import IntegerSum
@@ -138,3 +139,41 @@ class Keeping(Histograms):
     def server_update(self, state, result):
         state, info = super().server_update(state, result)
         return replace(state, reseed=Keeping.sums.ravel()), info
+
+
+# --- plans of private runs ------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def plans_made_with_people():
+    """A plan of a private run trains on the first clients of the population, and says which phases they met."""
+    calibrate, planned_for = run_plan.calibrate, []
+
+    def noticing(method, population, *arguments, **options):
+        planned_for.append(population)
+        return calibrate(method, population, *arguments, **options)
+
+    def people(method, public, shape, clients, leaf=0):
+        population = planned_for[-1]
+        return next(leaves(population.read(0), population.clients_per_leaf))
+
+    with (
+        mock.patch.object(run_plan, "calibrate", noticing),
+        mock.patch.object(calibration, "stand_ins", people),
+        mock.patch.object(calibration, "_scheduled", lambda phases, met: tuple(met.values())),
+    ):
+        yield
+
+
+@contextmanager
+def plans_with_exact_counts():
+    """A plan of a private run, which is kept with it, tells how many clients there are, and how much they hold."""
+    nominal = run_plan.public_shape
+
+    def exact(method, population, clients=None):
+        entries = sum(block.train.entries for block in population.blocks)
+        of_these = clients or population.n_clients
+        return replace(nominal(method, population, clients), clients=of_these, entries=entries / population.n_clients)
+
+    with mock.patch.object(run_plan, "public_shape", exact):
+        yield

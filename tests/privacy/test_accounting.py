@@ -49,6 +49,10 @@ def test_the_constants_of_the_specification(epsilon, rho):
     assert rho_of(epsilon, 1e-10) == pytest.approx(rho, abs=digits + 2 * SAFETY * rho)
 
 
+def test_a_hair_of_the_budget_is_kept_for_other_software():
+    assert 0.9998 < epsilon_of(rho_of(1.0, 1e-6), 1e-6) <= 0.9999
+
+
 @pytest.mark.parametrize("delta", [1e-12, 1e-10, 1e-6, 1e-3])
 @pytest.mark.parametrize("epsilon", [0.01, 0.5, 1, 5, 15, 100])
 def test_rho_of_is_just_under_the_requested_epsilon(epsilon, delta):

@@ -100,6 +100,13 @@ def test_secure_noise_is_independent_between_cells_and_draws():
     assert abs(np.mean(first[1:] * first[:-1])) < bound
 
 
+def test_no_cell_goes_without_noise():
+    drawn = np.stack(
+        [SecureNoise().draw(planned(2.0**16, shape=(2, 3)), "run", np.zeros((2, 3), int)) for _ in "a" * 24]
+    )
+    assert (np.abs(drawn).max(axis=0) > 2**14).all() and (drawn.std(axis=0) > 2**14).all()
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_process_draws_other_noise():
     """A generator whose state is copied by fork would give two workers the same noise."""

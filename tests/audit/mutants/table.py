@@ -1,0 +1,783 @@
+"""The mutants: what is altered, and which tests are expected to notice. Imports nothing of fedcore."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """edits: (old text, new text) of the file, each old text exactly once in it. tests: of which one must fail."""
+
+    name: str
+    file: str
+    edits: tuple[tuple[str, str], ...]
+    tests: tuple[str, ...]
+    slow: bool = False
+
+    def altered(self) -> str:
+        """The module's text with the mistake. Raises ValueError if the code is not the one it was written for."""
+        text = (ROOT / self.file).read_text()
+        for old, new in self.edits:
+            if text.count(old) != 1:
+                raise ValueError(f"mutant {self.name!r}: {self.file} holds {text.count(old)} times {old!r}")
+            text = text.replace(old, new)
+        return text
+
+
+def chosen(names: Sequence[str]) -> list[Mutant]:
+    """The mutants whose names begin with one of these, or are one of these; all of them for none. Raises ValueError for
+    a name that chooses none."""
+    for name in names:
+        if not any(mutant.name.startswith(name) for mutant in MUTANTS):
+            raise ValueError(f"there is no mutant {name!r}")
+    return [
+        mutant
+        for mutant in MUTANTS
+        if not names
+        or mutant.name in names
+        or not {other.name for other in MUTANTS} & set(names)
+        and any(mutant.name.startswith(name) for name in names)
+    ]
+
+
+def _mutant(name: str, file: str, old: str, new: str, *tests: str, slow: bool = False) -> Mutant:
+    return Mutant(name, file, ((old, new),), tests, slow)
+
+
+NOISE, PLAN, ACCOUNTING = "fedcore/privacy/mechanisms.py", "fedcore/privacy/plan.py", "fedcore/privacy/accounting.py"
+GRID, STATEMENT = "fedcore/privacy/grid.py", "fedcore/privacy/statement.py"
+LEDGER, CHAIN = "fedcore/privacy/ledger/ledger.py", "fedcore/privacy/ledger/chain.py"
+WRITER, ACCOUNTS = "fedcore/privacy/ledger/chain_writer.py", "fedcore/privacy/ledger/accounts.py"
+QUERIES, BUDGET, ENGINE = "fedcore/privacy/ledger/queries.py", "fedcore/training/budget.py", "fedcore/rounds/engine.py"
+HISTOGRAMS, EM, GMM = "fedcore/methods/histograms", "fedcore/methods/federated_em", "fedcore/methods/private_gmm"
+
+OF_NOISE, OF_ACCOUNTING = "tests/privacy/test_mechanisms.py", "tests/privacy/test_accounting.py"
+OF_ACCOUNTS, OF_RUNS = "tests/privacy/test_ledger.py", "tests/privacy/test_ledger_runs.py"
+OF_FAULTS, OF_STATEMENT = "tests/privacy/test_ledger_faults.py", "tests/privacy/test_statement.py"
+OF_CLIENTS, OF_ORDER = "tests/audit/test_sensitivity.py", "tests/privacy/test_order.py"
+
+MUTANTS: list[Mutant] = [
+    # --- noise -------------------------------------------------------------------------------------------------------
+    Mutant(
+        "noise: a tenth too small",
+        NOISE,
+        (
+            ("make_gaussian(*space, scale=scale, MO", "make_gaussian(*space, scale=0.9 * scale, MO"),
+            ("if measurement.map(float(sensitivity)) <= rho:", "if True:"),
+        ),
+        (f"{OF_NOISE}::test_noise_has_the_planned_distribution",),
+    ),
+    Mutant(
+        "noise: a thousandth too small",
+        NOISE,
+        (
+            ("make_gaussian(*space, scale=scale, MO", "make_gaussian(*space, scale=0.999 * scale, MO"),
+            ("if measurement.map(float(sensitivity)) <= rho:", "if True:"),
+        ),
+        (f"{OF_NOISE}::test_opendp_charges_at_most_the_planned_price",),
+    ),
+    _mutant(
+        "noise: its price not compared with the charge",
+        NOISE,
+        "if measurement.map(float(sensitivity)) <= rho:",
+        "if True:",
+        f"{OF_NOISE}::test_noise_that_costs_more_than_its_charge_is_refused",
+    ),
+    Mutant(
+        "noise: one draw for all releases of a scale",
+        NOISE,
+        (
+            (
+                "noised = measurement(values.ravel().tolist())",
+                "noised = (values.ravel() + _once(measurement, values.size)).tolist()",
+            ),
+            (
+                "class TestNoise:",
+                "@lru_cache\ndef _once(measurement, size):\n"
+                "    return np.array(measurement([0] * size), np.int64)\n\n\n"
+                "class TestNoise:",
+            ),
+        ),
+        (f"{OF_NOISE}::test_secure_noise_is_independent_between_cells_and_draws",),
+    ),
+    _mutant(
+        "noise: one draw for all cells",
+        NOISE,
+        "noised = measurement(values.ravel().tolist())",
+        "noised = (values.ravel() + measurement([0])[0]).tolist()",
+        f"{OF_NOISE}::test_secure_noise_is_independent_between_cells_and_draws",
+    ),
+    _mutant(
+        "noise: the first cell without",
+        NOISE,
+        "noised = measurement(values.ravel().tolist())",
+        "noised = values.ravel().tolist()[:1] + measurement(values.ravel().tolist())[1:]",
+        f"{OF_NOISE}::test_no_cell_goes_without_noise",
+    ),
+    _mutant(
+        "noise: a failure shows the sum",
+        NOISE,
+        "({type(error).__name__}); nothing was released.",
+        "({error}); nothing was released.",
+        f"{OF_NOISE}::test_a_failing_sampler_does_not_show_the_sum",
+    ),
+    _mutant(
+        "noise: too wide for 64 bits is let through",
+        NOISE,
+        "if planned.scale > LARGEST_SCALE or planned.sensitivity > LARGEST_SENSITIVITY:",
+        "if planned.sensitivity > LARGEST_SENSITIVITY:",
+        f"{OF_NOISE}::test_noise_too_wide_for_64_bits_is_refused_whatever_the_values_are",
+    ),
+    _mutant(
+        "test noise: the same for all releases",
+        NOISE,
+        'name = f"{self.key}|{planned.round}|{planned.name}"',
+        'name = f"{self.key}"',
+        f"{OF_NOISE}::test_test_noise_depends_on_key_round_and_name_only",
+    ),
+    _mutant(
+        "test noise: the same for all keys",
+        NOISE,
+        'name = f"{self.key}|{planned.round}|{planned.name}"',
+        'name = f"{planned.round}|{planned.name}"',
+        f"{OF_NOISE}::test_test_noise_depends_on_key_round_and_name_only",
+    ),
+    # --- prices ------------------------------------------------------------------------------------------------------
+    _mutant(
+        "price: half",
+        PLAN,
+        "0.5 / self.noise_multiplier**2",
+        "0.25 / self.noise_multiplier**2",
+        f"{OF_NOISE}::test_opendp_charges_at_most_the_planned_price",
+    ),
+    _mutant(
+        "price: rounded down",
+        PLAN,
+        "math.nextafter(math.nextafter(0.5 / self.noise_multiplier**2, math.inf), math.inf)",
+        "math.nextafter(0.5 / self.noise_multiplier**2, 0)",
+        f"{OF_ACCOUNTING}::test_the_noise_of_a_planned_release_is_never_less_than_its_price",
+    ),
+    _mutant(
+        "scale: a thousandth too small",
+        PLAN,
+        "product = self.noise_multiplier * self.sensitivity",
+        "product = 0.999 * self.noise_multiplier * self.sensitivity",
+        f"{OF_ACCOUNTING}::test_the_noise_of_a_planned_release_is_never_less_than_its_price",
+    ),
+    _mutant(
+        "scale: rounded to nearest",
+        PLAN,
+        "return product if Fraction(product) >= exact else math.nextafter(product, math.inf)",
+        "return product",
+        f"{OF_ACCOUNTING}::test_the_noise_of_a_planned_release_is_never_less_than_its_price",
+    ),
+    _mutant(
+        "scale: without the sensitivity",
+        PLAN,
+        "product = self.noise_multiplier * self.sensitivity",
+        "return self.noise_multiplier",
+        f"{OF_ACCOUNTING}::test_the_noise_of_a_planned_release_is_never_less_than_its_price",
+    ),
+    _mutant(
+        "epsilon: a thousandth too small",
+        ACCOUNTING,
+        "return float(RdpAccountant(",
+        "return 0.999 * float(RdpAccountant(",
+        f"{OF_ACCOUNTING}::test_the_constants_of_the_specification",
+    ),
+    _mutant(
+        "epsilon: one order only",
+        ACCOUNTING,
+        "return _epsilon_of(float(rho), float(delta)) if rho > 0 else 0.0",
+        "return float(rho)",
+        f"{OF_ACCOUNTING}::test_the_constants_of_the_specification",
+    ),
+    _mutant(
+        "rho: the upper end of the search",
+        ACCOUNTING,
+        "        low, high = (middle, high) if epsilon_of(middle, delta) <= target else (low, middle)\n    return low",
+        "        low, high = (middle, high) if epsilon_of(middle, delta) <= target else (low, middle)\n    return high",
+        f"{OF_ACCOUNTING}::test_rho_of_is_just_under_the_requested_epsilon",
+    ),
+    _mutant(
+        "rho: no safety",
+        ACCOUNTING,
+        "SAFETY = 1e-4",
+        "SAFETY = 0.0",
+        f"{OF_ACCOUNTING}::test_a_hair_of_the_budget_is_kept_for_other_software",
+    ),
+    _mutant(
+        "delta: the whole of it for the conversion",
+        ACCOUNTING,
+        "delta_conv = delta - delta_extra",
+        "return ZcdpBudget(float(epsilon), float(delta), rho_of(epsilon, delta), delta, float(delta_extra))",
+        f"{OF_ACCOUNTING}::test_the_parts_of_delta_never_exceed_it",
+    ),
+    _mutant(
+        "delta: its parts rounded to nearest",
+        ACCOUNTING,
+        "    while Fraction(delta_conv) + Fraction(delta_extra) > Fraction(delta):\n"
+        "        delta_conv = math.nextafter(delta_conv, 0)\n",
+        "",
+        f"{OF_ACCOUNTING}::test_the_parts_of_delta_never_exceed_it",
+    ),
+    _mutant(
+        "sums: of floats",
+        ACCOUNTING,
+        "return sum(map(Fraction, values), Fraction(0))",
+        "return Fraction(math.fsum(values))",
+        f"{OF_ACCOUNTING}::test_the_filter_does_not_round",
+    ),
+    _mutant(
+        "sums: what is spent rounded to nearest",
+        ACCOUNTING,
+        "return nearest if Fraction(nearest) >= value else math.nextafter(nearest, math.inf)",
+        "return nearest",
+        f"{OF_ACCOUNTING}::test_rounded_sums_enclose_the_exact_one",
+    ),
+    _mutant(
+        "sums: what is left rounded to nearest",
+        ACCOUNTING,
+        "return nearest if Fraction(nearest) <= value else math.nextafter(nearest, -math.inf)",
+        "return nearest",
+        f"{OF_ACCOUNTING}::test_rounded_sums_enclose_the_exact_one",
+    ),
+    # --- sensitivities and clips -------------------------------------------------------------------------------------
+    Mutant(
+        "clip: left out of histograms",
+        f"{HISTOGRAMS}/clients.py",
+        (
+            ("np.minimum(1.0 / block.totals, clip / np.sqrt(squares))", "1.0 / block.totals"),
+            ("return bound_norms(grid, block.indptr)", "return grid"),
+        ),
+        (OF_CLIENTS,),
+    ),
+    _mutant(
+        "clip: one client is forgotten",
+        GRID,
+        "for client in np.flatnonzero(squares > GRID_NORM**2):",
+        "for client in np.flatnonzero(squares > GRID_NORM**2)[1:]:",
+        "tests/histograms/test_clients.py",
+    ),
+    _mutant(
+        "clip: one step too wide",
+        GRID,
+        "above = int(np.sqrt(squares[client])) + 1",
+        "above = int(np.sqrt(squares[client])) - 1",
+        "tests/histograms/test_clients.py",
+    ),
+    Mutant(
+        "clip: left out of federated EM",
+        f"{EM}/private.py",
+        (
+            (
+                "(np.minimum(1.0, message.clip / np.maximum(norms, message.clip)) / grid_step(message.clip))[:, None]",
+                "1.0 / grid_step(message.clip)",
+            ),
+            ("    if len(long):\n        q = means", "    if False:\n        q = means"),
+        ),
+        ("tests/federated_em/test_private.py", OF_CLIENTS),
+    ),
+    _mutant(
+        "clip: of the first half of the clients of federated EM",
+        f"{EM}/private.py",
+        "    for low in range(0, len(grid), step):\n        _clip(grid[low : low + step]",
+        "    for low in range(0, len(grid), 2 * step):\n        _clip(grid[low : low + step]",
+        "tests/federated_em/test_private.py",
+        OF_CLIENTS,
+    ),
+    _mutant(
+        "clip: left out of private GMM",
+        f"{GMM}/integer_rows.py",
+        "long = np.flatnonzero(squares > allowed)",
+        "long = np.flatnonzero(squares > 2.0 * allowed)",
+        "tests/private_gmm/test_sensitivity.py",
+        slow=True,
+    ),
+    _mutant(
+        "clip: rows of a client of private GMM not divided by their number",
+        f"{GMM}/integer_rows.py",
+        "rows = np.maximum(group.sizes, 1)[:, None]",
+        "rows = 1",
+        "tests/private_gmm/test_sensitivity.py",
+        slow=True,
+    ),
+    _mutant(
+        "sensitivity: histograms do not know replacement",
+        f"{HISTOGRAMS}/sensitivities.py",
+        "return GRID_NORM if _adds_or_removes(relation) else math.isqrt(2 * GRID_NORM**2) + 1",
+        "return GRID_NORM",
+        OF_CLIENTS,
+    ),
+    _mutant(
+        "sensitivity: relations of histograms exchanged",
+        f"{HISTOGRAMS}/sensitivities.py",
+        'return relation == "add_or_remove_one"',
+        'return relation == "replace_one"',
+        OF_CLIENTS,
+    ),
+    _mutant(
+        "sensitivity: the second moment a step too small",
+        f"{HISTOGRAMS}/sensitivities.py",
+        "math.isqrt(MOMENT_NORM**4 // 2) + 1",
+        "math.isqrt(MOMENT_NORM**4 // 2)",
+        "tests/histograms/test_second_moment.py",
+        OF_CLIENTS,
+    ),
+    _mutant(
+        "sensitivity: federated EM does not know replacement",
+        f"{EM}/private.py",
+        '"replace_one": 2 * GRID_NORM',
+        '"replace_one": GRID_NORM',
+        "tests/federated_em/test_private.py",
+        OF_CLIENTS,
+    ),
+    _mutant(
+        "sensitivity: private GMM does not know replacement",
+        f"{GMM}/sensitivities.py",
+        "    bound = _root_above(parts * ONE**2)\n    return bound if _one_sided(relation) else 2 * bound",
+        "    return _root_above(parts * ONE**2)",
+        "tests/private_gmm/test_sensitivity.py",
+        slow=True,
+    ),
+    _mutant(
+        "sensitivity: several histograms of private GMM at the price of one",
+        f"{GMM}/sensitivities.py",
+        "squared = histograms * ONE**2",
+        "squared = ONE**2",
+        "tests/private_gmm/test_sensitivity.py",
+        slow=True,
+    ),
+    _mutant(
+        "sensitivity: a client is counted within the clip and beyond it",
+        f"{HISTOGRAMS}/clients.py",
+        "np.sum(~within & filled)",
+        "np.sum(filled)",
+        OF_CLIENTS,
+    ),
+    _mutant(
+        "sensitivity: scores in the precision of the block",
+        f"{HISTOGRAMS}/clients.py",
+        "if block.data.dtype != np.float32:",
+        "if False:",
+        OF_CLIENTS,
+    ),
+    # --- the ledger: what is reserved --------------------------------------------------------------------------------
+    _mutant(
+        "reserve: test noise on a ledger for people",
+        LEDGER,
+        "if not secure and not self.is_test:",
+        "if False:",
+        f"{OF_ACCOUNTS}::test_test_noise_is_refused_on_a_ledger_for_people",
+    ),
+    _mutant(
+        "reserve: the relation is not looked at",
+        LEDGER,
+        "if (unit, relation) != (account.unit, account.relation):",
+        "if unit != account.unit:",
+        f"{OF_ACCOUNTS}::test_another_unit_or_relation_is_refused_not_converted",
+    ),
+    _mutant(
+        "reserve: the unit is not looked at",
+        LEDGER,
+        "if (unit, relation) != (account.unit, account.relation):",
+        "if relation != account.relation:",
+        f"{OF_ACCOUNTS}::test_another_unit_or_relation_is_refused_not_converted",
+    ),
+    _mutant(
+        "reserve: spares are free",
+        LEDGER,
+        'rho = exact_sum([p.rho for p in plan]) + spares * Fraction(payload["spare_rho"])',
+        "rho = exact_sum([p.rho for p in plan])",
+        f"{OF_ACCOUNTS}::test_the_budget_is_exact_at_the_edge",
+    ),
+    _mutant(
+        "reserve: a plan costs its dearest release",
+        LEDGER,
+        "rho = exact_sum([p.rho for p in plan])",
+        "rho = exact_sum([max(p.rho for p in plan)])",
+        f"{OF_ACCOUNTS}::test_the_budget_is_exact_at_the_edge",
+    ),
+    _mutant(
+        "reserve: what other runs reserved does not count",
+        LEDGER,
+        "rho_fits = rho_spent + rho_reserved + rho",
+        "rho_fits = rho_spent + rho",
+        f"{OF_FAULTS}::test_of_two_runs_that_fit_singly_exactly_one_is_refused",
+    ),
+    _mutant(
+        "reserve: deltas of thresholds are free",
+        LEDGER,
+        "fits = rho_fits and delta_spent + delta_reserved + delta <= Fraction(budget.delta_extra)",
+        "fits = rho_fits",
+        f"{OF_ACCOUNTS}::test_deltas_of_thresholds_have_their_own_filter",
+    ),
+    _mutant(
+        "reserve: another plan under a known name",
+        LEDGER,
+        'raise PrivacyError(f"run {run_id!r} has reserved another plan.", "Give the new run a new name.")',
+        "return",
+        f"{OF_ACCOUNTS}::test_the_same_reservation_again_changes_nothing",
+    ),
+    _mutant(
+        "spares: not counted as reserved",
+        CHAIN,
+        "return waiting + [(self.spare_rho, self.spare_delta)] * self.spares_left",
+        "return waiting",
+        f"{OF_ACCOUNTS}::test_a_plan_and_its_spares_are_reserved",
+    ),
+    _mutant(
+        "spares: one more than reserved",
+        LEDGER,
+        "if run.used >= run.spares:",
+        "if run.used > run.spares:",
+        f"{OF_RUNS}::test_redraws_are_paid_by_spares_until_none_is_left",
+    ),
+    _mutant(
+        "spares: never used up",
+        LEDGER,
+        "used=run.used + 1",
+        "used=run.used",
+        f"{OF_RUNS}::test_redraws_are_paid_by_spares_until_none_is_left",
+    ),
+    _mutant(
+        "spent: what was forfeited is not",
+        CHAIN,
+        "SPENT = (CHARGED, PUBLISHED, FORFEITED)",
+        "SPENT = (CHARGED, PUBLISHED)",
+        f"{OF_RUNS}::test_redraws_are_paid_by_spares_until_none_is_left",
+        f"{OF_RUNS}::test_finishing_returns_only_what_was_never_charged",
+    ),
+    _mutant(
+        "spent: what was charged and not published is not",
+        CHAIN,
+        "SPENT = (CHARGED, PUBLISHED, FORFEITED)",
+        "SPENT = (PUBLISHED, FORFEITED)",
+        f"{OF_RUNS}::test_a_release_is_charged_then_published",
+    ),
+    _mutant(
+        "finish: what was charged goes back",
+        LEDGER,
+        "((CHARGED, FORFEITED), (RESERVED, RETURNED))",
+        "((CHARGED, RETURNED), (RESERVED, RETURNED))",
+        f"{OF_RUNS}::test_finishing_returns_only_what_was_never_charged",
+    ),
+    _mutant(
+        "budget: a raise that lowers delta",
+        ACCOUNTS,
+        "if epsilon < old.epsilon or delta < old.delta or",
+        "if epsilon < old.epsilon or",
+        f"{OF_ACCOUNTS}::test_a_budget_is_only_raised_and_the_raise_is_shown",
+    ),
+    _mutant(
+        "budget: set twice",
+        ACCOUNTS,
+        "if writer.account.rho_max is not None:",
+        "if False:",
+        f"{OF_ACCOUNTS}::test_a_budget_is_set_once",
+    ),
+    # --- the ledger: releases ----------------------------------------------------------------------------------------
+    _mutant(
+        "charge: a release that is not planned like this",
+        LEDGER,
+        "if canonical(planned.to_json()) not in",
+        "if False and canonical(planned.to_json()) not in",
+        f"{OF_RUNS}::test_a_release_that_differs_from_the_plan_is_refused",
+    ),
+    _mutant(
+        "charge: to a run that has ended",
+        LEDGER,
+        "            if run.status != OPEN:\n                kind = BudgetExceeded",
+        "            if False:\n                kind = BudgetExceeded",
+        f"{OF_RUNS}::test_a_run_that_has_ended_stays_as_it_is",
+    ),
+    _mutant(
+        "charge: a lost value is drawn again for nothing",
+        LEDGER,
+        "if last.state == RESERVED:",
+        "if last.state in (RESERVED, CHARGED):",
+        f"{OF_RUNS}::test_redraws_are_paid_by_spares_until_none_is_left",
+    ),
+    _mutant(
+        "charge: a published value that is gone is drawn again",
+        LEDGER,
+        "            if last.state == PUBLISHED:\n                raise LedgerTampered(",
+        "            if False:\n                raise LedgerTampered(",
+        f"{OF_FAULTS}::test_a_published_value_that_is_gone_is_not_drawn_again",
+    ),
+    _mutant(
+        "publish: the later value leaves",
+        LEDGER,
+        "                return stored[1]\n            if not own",
+        "                return noised\n            if not own",
+        f"{OF_FAULTS}::test_of_two_publications_one_holds_and_both_return_it",
+        f"{OF_RUNS}::test_a_published_release_is_free_and_never_replaced",
+    ),
+    _mutant(
+        "publish: a stored value is overwritten",
+        LEDGER,
+        "            if stored is not None:\n                if own and own[0].state == CHARGED:",
+        "            if stored is not None:\n                changed = {'data': noised.astype('<i8').tobytes()}\n"
+        "                writer.connection.execute(update(db.published).where(db.published.c.name == name)"
+        ".values(changed))\n                if own and own[0].state == CHARGED:",
+        f"{OF_RUNS}::test_a_published_release_is_free_and_never_replaced",
+    ),
+    _mutant(
+        "publish: what was not charged",
+        LEDGER,
+        "if not own or own[0].state != CHARGED:",
+        "if not own:",
+        f"{OF_ORDER}::test_nothing_is_published_that_was_not_charged",
+    ),
+    _mutant(
+        "publish: another shape than planned",
+        LEDGER,
+        "if not isinstance(noised, np.ndarray) or noised.dtype != np.int64 or noised.shape != shape:",
+        "if False:",
+        f"{OF_RUNS}::test_another_shape_or_dtype_is_not_published",
+    ),
+    _mutant(
+        "stored: a value that is not the recorded one",
+        LEDGER,
+        'if sha256 not in [item["digest"] for item in recorded if item["name"] == name]:',
+        "if False:",
+        f"{OF_FAULTS}::test_an_edited_ledger_is_refused",
+    ),
+    _mutant(
+        "lease: the token is not looked at",
+        WRITER,
+        "if run.token != lease.token or run.holder is None:",
+        "if run.holder is None:",
+        f"{OF_RUNS}::test_a_stale_token_can_neither_charge_nor_publish_nor_finish",
+    ),
+    _mutant(
+        "lease: the token does not grow",
+        LEDGER,
+        "token = run.token + 1",
+        "token = max(run.token, 1)",
+        f"{OF_RUNS}::test_a_stale_token_can_neither_charge_nor_publish_nor_finish",
+    ),
+    _mutant(
+        "lease: a live holder loses the run",
+        LEDGER,
+        "if holder.alive(expired=self.clock() > run.expires):",
+        "if False:",
+        f"{OF_RUNS}::test_a_live_holder_keeps_the_run",
+    ),
+    # --- the chain ---------------------------------------------------------------------------------------------------
+    _mutant(
+        "chain: the hash before is not compared",
+        CHAIN,
+        "if record.prev_hash != account.hash:",
+        "if False:",
+        f"{OF_FAULTS}::test_an_edited_ledger_is_refused",
+        f"{OF_ORDER}::test_a_chain_that_was_forged_in_the_middle_is_refused",
+    ),
+    _mutant(
+        "chain: the content is not hashed",
+        CHAIN,
+        "if record.hash != record.expected_hash(ledger_id, population_id):",
+        "if False:",
+        f"{OF_FAULTS}::test_an_edited_ledger_is_refused",
+    ),
+    _mutant(
+        "chain: the population is not in the hash",
+        CHAIN,
+        "link = [ledger_id, population_id, self.seq,",
+        "link = [ledger_id, self.seq,",
+        f"{OF_ORDER}::test_a_record_is_bound_to_its_population",
+    ),
+    _mutant(
+        "chain: another price than planned",
+        CHAIN,
+        'if (payload["rho"], payload["delta"]) != (planned.rho, planned.delta):',
+        "if False:",
+        f"{OF_ORDER}::test_records_that_cannot_be_are_refused",
+    ),
+    _mutant(
+        "chain: a lowered budget",
+        CHAIN,
+        "if new.rho_max < old.rho_max or new.delta_extra < old.delta_extra:",
+        "if False:",
+        f"{OF_ORDER}::test_records_that_cannot_be_are_refused",
+    ),
+    _mutant(
+        "chain: more spent than the budget",
+        CHAIN,
+        "if rho_spent + rho_reserved > rho_max or delta_spent + delta_reserved > delta_max:",
+        "if False:",
+        f"{OF_ORDER}::test_records_that_cannot_be_are_refused",
+    ),
+    _mutant(
+        "chain: tables and chain are not compared: the budget",
+        QUERIES,
+        'check(budget == account.budget, "the budget is")',
+        "pass",
+        f"{OF_FAULTS}::test_an_edited_ledger_is_refused",
+    ),
+    _mutant(
+        "chain: tables and chain are not compared: releases",
+        QUERIES,
+        "check(stored == (attempt.state, attempt.rho, attempt.delta),",
+        "check(True,",
+        f"{OF_FAULTS}::test_an_edited_ledger_is_refused",
+    ),
+    _mutant(
+        "chain: tables and chain are not compared: published values",
+        QUERIES,
+        "found == value.sha256 == published.pop(key, None),",
+        "published.pop(key, None) or True,",
+        f"{OF_FAULTS}::test_an_edited_ledger_is_refused",
+    ),
+    _mutant(
+        "chain: the last record is not looked at before another is added",
+        WRITER,
+        "        self._check_last_link()\n",
+        "",
+        f"{OF_FAULTS}::test_an_edited_ledger_is_refused",
+    ),
+    # --- witnesses ---------------------------------------------------------------------------------------------------
+    _mutant(
+        "witness: its hash is not compared",
+        ACCOUNTS,
+        "return head.ledger_id == self.id and found == head.hash",
+        "return head.ledger_id == self.id and found is not None",
+        f"{OF_FAULTS}::test_a_chain_forged_from_its_start_is_caught_by_whoever_saw_it_before",
+    ),
+    _mutant(
+        "witness: never looked at",
+        ACCOUNTS,
+        "if not self.contains(population_id, head):",
+        "if False:",
+        f"{OF_FAULTS}::test_a_restored_old_copy_is_noticed",
+    ),
+    # --- the run -----------------------------------------------------------------------------------------------------
+    _mutant(
+        "order: drawn before it is charged",
+        BUDGET,
+        "        charge = self.ledger.charge(self.lease, planned)\n"
+        "        return self.ledger.publish(self.lease, charge, self.noise.draw(planned, self.run.id, grid_values))",
+        "        drawn = self.noise.draw(planned, self.run.id, grid_values)\n"
+        "        charge = self.ledger.charge(self.lease, planned)\n"
+        "        return self.ledger.publish(self.lease, charge, drawn)",
+        f"{OF_ORDER}::test_a_release_is_charged_before_its_noise_is_drawn_and_leaves_after_it_is_published",
+    ),
+    _mutant(
+        "order: leaves before it is published",
+        BUDGET,
+        "        return self.ledger.publish(self.lease, charge, self.noise.draw(planned, self.run.id, grid_values))",
+        "        drawn = self.noise.draw(planned, self.run.id, grid_values)\n"
+        "        self.ledger.publish(self.lease, charge, drawn)\n        return drawn",
+        f"{OF_ORDER}::test_a_release_is_charged_before_its_noise_is_drawn_and_leaves_after_it_is_published",
+    ),
+    _mutant(
+        "order: another draw is published than the one that leaves",
+        BUDGET,
+        "        return self.ledger.publish(self.lease, charge, self.noise.draw(planned, self.run.id, grid_values))",
+        "        self.ledger.publish(self.lease, charge, self.noise.draw(planned, self.run.id, grid_values))\n"
+        "        return self.noise.draw(planned, self.run.id, grid_values)",
+        f"{OF_ORDER}::test_a_release_is_charged_before_its_noise_is_drawn_and_leaves_after_it_is_published",
+    ),
+    _mutant(
+        "publish: one release of several without the ledger",
+        ENGINE,
+        "return {release.name: publisher.release(release, grid[release.name]) for release in planned}",
+        "return {\n            release.name: publisher.release(release, grid[release.name])\n"
+        "            if release is planned[0]\n            else grid[release.name]\n"
+        "            for release in planned\n        }",
+        f"{OF_ORDER}::test_every_release_of_a_round_is_charged_and_published",
+    ),
+    _mutant(
+        "publish: what is not planned",
+        ENGINE,
+        "if grid.keys() != {release.name for release in planned}:",
+        "if False:",
+        "tests/test_engine.py::test_a_private_method_that_breaks_the_rules_releases_nothing_and_says_no_value",
+        slow=True,
+    ),
+    _mutant(
+        "publish: sums that are not exact",
+        ENGINE,
+        "        if inexact:\n",
+        "        if False:\n",
+        "tests/test_engine.py::test_a_private_method_that_breaks_the_rules_releases_nothing_and_says_no_value",
+        slow=True,
+    ),
+    _mutant(
+        "errors: of private client code keep their text",
+        "fedcore/rounds/clients.py",
+        "        if not method.private:\n            raise\n",
+        "        raise\n",
+        "tests/test_engine.py::test_a_private_method_that_breaks_the_rules_releases_nothing_and_says_no_value",
+        slow=True,
+    ),
+    _mutant(
+        "plan: spares do not fit",
+        BUDGET,
+        "prices += [max(prices)] * method.private_settings.spare_releases",
+        "pass",
+        f"{OF_ORDER}::test_a_plan_fits_with_its_spares",
+    ),
+    _mutant(
+        "plan: always for presence",
+        BUDGET,
+        'relation = balance.relation or "add_or_remove_one"',
+        'relation = "add_or_remove_one"',
+        f"{OF_ORDER}::test_a_run_is_planned_for_the_relation_of_the_budget",
+    ),
+    _mutant(
+        "plan: more than is left",
+        BUDGET,
+        "        if share > balance.rho_left:\n",
+        "        if False:\n",
+        f"{OF_ORDER}::test_a_run_that_asks_for_more_than_is_left_is_told_what_fits",
+    ),
+    _mutant(
+        "plan: the exact number of clients is public",
+        BUDGET,
+        "None if method.private else population.n_clients,",
+        "population.n_clients,",
+        f"{OF_ORDER}::test_a_private_method_is_told_no_exact_count",
+    ),
+    # --- the statement -----------------------------------------------------------------------------------------------
+    _mutant(
+        "statement: of published releases only",
+        STATEMENT,
+        "rho, delta = _price(run.spent(), budget.delta_conv)",
+        'rho, delta = _price([a for a in run.spent() if a.state == "published"], budget.delta_conv)',
+        f"{OF_STATEMENT}::test_a_run_claims_what_its_own_charges_cost_forfeited_ones_included",
+    ),
+    _mutant(
+        "statement: epsilon at another delta",
+        STATEMENT,
+        "epsilon=epsilon_of(rho, budget.delta_conv),",
+        "epsilon=epsilon_of(rho, budget.delta * 10),",
+        f"{OF_STATEMENT}::test_a_run_claims_what_its_own_charges_cost_forfeited_ones_included",
+    ),
+    _mutant(
+        "statement: the deltas of thresholds are left out",
+        STATEMENT,
+        "delta = exact_sum(attempt.delta for attempt in spent) + Fraction(delta_conv)",
+        "delta = Fraction(delta_conv)",
+        f"{OF_STATEMENT}::test_a_run_claims_what_its_own_charges_cost_forfeited_ones_included",
+    ),
+    _mutant(
+        "statement: test noise promises",
+        STATEMENT,
+        "if not run.secure:",
+        "if False:",
+        f"{OF_STATEMENT}::test_test_noise_and_test_ledgers_promise_nothing",
+    ),
+    _mutant(
+        "statement: a test ledger promises",
+        STATEMENT,
+        "    if test_ledger:\n",
+        "    if False:\n",
+        f"{OF_STATEMENT}::test_test_noise_and_test_ledgers_promise_nothing",
+    ),
+]

@@ -1,0 +1,208 @@
+"""Charged, then drawn, then published, then shown: every release, at the price and for the relation of the plan. And
+chains of records that no ledger would have written.
+"""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from fedcore.errors import BudgetExceeded, LeaseLost, LedgerTampered
+from fedcore.methods.registry import make_method
+from fedcore.privacy.accounting import zcdp_budget
+from fedcore.privacy.ledger.chain import GENESIS, canonical, digest, link, replay
+from fedcore.privacy.ledger.ledger import Charge
+from fedcore.privacy.plan import PlannedRelease
+from fedcore.rounds.statistics import IntegerSum
+from fedcore.training.budget import LedgerPublisher, fit_plan, plan_within_budget, public_facts
+from fedcore.training.request import TrainRequest
+from fedcore.training.spec import resolve
+from tests.command import private_population
+from tests.conftest import small_counts
+from tests.privacy.conftest import release
+from tests.test_engine import Recorder, begin, to_end
+from tests.toy import GRID, Toy, ToyConfig
+
+SMALL = {"clusters": 2, "rounds": 2, "epsilon": 1.0}
+
+
+# --- one release ----------------------------------------------------------------------------------------------------
+
+
+class Watched:
+    """A ledger and a noise source that note in which order they are asked, and what they were given."""
+
+    def __init__(self):
+        self.steps, self.drawn = [], []
+
+    def published(self, run_id, name):
+        return None
+
+    def charge(self, lease, planned):
+        self.steps.append("charge")
+        return Charge("run", planned.round, planned.name, 0)
+
+    def draw(self, planned, run_key, values):
+        self.steps.append("draw")
+        self.drawn.append(values + len(self.drawn) + 1)
+        return self.drawn[-1]
+
+    def publish(self, lease, charge, noised):
+        self.steps.append("publish")
+        assert noised is self.drawn[-1]
+        return noised + 1000
+
+
+def test_a_release_is_charged_before_its_noise_is_drawn_and_leaves_after_it_is_published():
+    watched = Watched()
+    publisher = LedgerPublisher(watched, None, SimpleNamespace(id="run"), None, watched)
+    left = publisher.release(release(), np.zeros(3, np.int64))
+    assert watched.steps == ["charge", "draw", "publish"]
+    assert left.tolist() == [1001, 1001, 1001], "what the ledger says holds, and nothing else"
+
+
+def test_nothing_is_published_that_was_not_charged(books):
+    run = books.reserve([release()], spares=1)
+    lease = books.ledger.acquire(run)
+    with pytest.raises(LeaseLost):
+        books.ledger.publish(lease, Charge(run, 1, "sums-1", 0), np.zeros(3, np.int64))
+    assert books.ledger.published(run, "sums-1") is None
+    assert books.spent()[0] == 0
+
+
+class Pair(Toy):
+    """Two releases in every round."""
+
+    def plan(self, public):
+        wide = [
+            PlannedRelease(f"more-{planned.round}", planned.round, (2,), GRID, planned.noise_multiplier, "toy", "one")
+            for planned in super().plan(public)
+        ]
+        return [*super().plan(public), *wide]
+
+    def client_update(self, message, block, memory):
+        answer, after = super().client_update(message, block, memory)
+        return {**answer, f"more-{message.step + 1}": IntegerSum(np.zeros(2, np.int64))}, after
+
+
+def test_every_release_of_a_round_is_charged_and_published(tmp_path):
+    publisher = Recorder()
+    to_end(begin(tmp_path, Pair(ToyConfig(private=True)), publisher=publisher))
+    assert publisher.released == [f"{name}-{number}" for number in (1, 2, 3) for name in ("mean", "more")]
+
+
+# --- the plan of a run ----------------------------------------------------------------------------------------------
+
+
+def test_a_private_method_is_told_no_exact_count(tmp_path):
+    population, _ = private_population(tmp_path / "p", small_counts())
+    method = make_method("histograms", SMALL)
+    assert public_facts(method, population, 1.0, 0).clients is None
+    assert public_facts(method, population, 1.0, 0).nominal_clients == 1000
+
+
+@pytest.mark.parametrize("spares", [0, 3])
+def test_a_plan_fits_with_its_spares(tmp_path, spares):
+    population, _ = private_population(tmp_path / "p", small_counts())
+    method = make_method("histograms", SMALL | {"spare_releases": spares})
+    plan, _ = fit_plan(method, lambda rho: public_facts(method, population, rho, 0), 0.25)
+    prices = [planned.rho for planned in plan]
+    assert 0.2 < sum(prices) + spares * max(prices) <= 0.25
+
+
+@pytest.mark.parametrize("relation", ["add_or_remove_one", "replace_one"])
+def test_a_run_is_planned_for_the_relation_of_the_budget(tmp_path, relation):
+    population, ledger = private_population(tmp_path / "p", small_counts(), epsilon=None)
+    ledger.set_budget(population.id, 4.0, 1e-6, relation=relation)
+    spec = resolve(TrainRequest(method="histograms", population=str(population.path), settings=SMALL))
+    assert spec.public.relation == relation
+
+
+def test_a_run_that_asks_for_more_than_is_left_is_told_what_fits(tmp_path):
+    population, ledger = private_population(tmp_path / "p", small_counts(), epsilon=0.5)
+    with pytest.raises(BudgetExceeded, match=r"a run of epsilon = 0\.499"):
+        plan_within_budget(make_method("histograms", SMALL), population, ledger, 0)
+
+
+# --- chains that no ledger writes -----------------------------------------------------------------------------------
+
+BUDGET, LOWER = zcdp_budget(2.0, 1e-10).to_json(), zcdp_budget(1.0, 1e-10).to_json()
+SET = ("budget set", None, {"budget": BUDGET, "unit": "client", "relation": "add_or_remove_one"})
+
+
+def reserved(*planned: PlannedRelease, run: str = "run", spares: int = 0):
+    payload = {
+        "plan": json.loads(canonical([item.to_json() for item in planned])),
+        "plan_digest": digest("plan"),
+        "spares": spares,
+        "spare_rho": max(item.rho for item in planned),
+        "spare_delta": 0.0,
+        "unit": "client",
+        "relation": "add_or_remove_one",
+        "secure": True,
+        "statement": None,
+    }
+    return ("reserve", run, payload)
+
+
+def charged(planned: PlannedRelease, attempt: int = 0, **other):
+    price = {"rho": planned.rho, "delta": planned.delta, "token": 1}
+    return ("charge", "run", {"round": planned.round, "name": planned.name, "attempt": attempt, **price, **other})
+
+
+ACQUIRED = ("acquire", "run", {"token": 1, "take_over": False})
+
+
+def chain_of(*steps, ledger: str = "ledger", population: str = "people"):
+    """Records whose hashes are right, whatever they say."""
+    records, before = [], GENESIS
+    for number, (kind, run, payload) in enumerate([("register", None, {}), *steps], start=1):
+        records.append(link(ledger, population, number, kind, run, payload, before))
+        before = records[-1].hash
+    return records
+
+
+def test_a_chain_of_this_form_is_accepted():
+    steps = [SET, reserved(release(), spares=1), ACQUIRED, charged(release()), charged(release(), 1)]
+    account = replay("ledger", "people", chain_of(*steps))
+    assert account.runs["run"].used == 1
+
+
+@pytest.mark.parametrize(
+    ("steps", "why"),
+    [
+        ([SET, reserved(release()), ACQUIRED, charged(release(), rho=0.0)], "another price than planned"),
+        ([SET, ("budget raise", None, {"budget": LOWER, "before": BUDGET})], "a lowered budget"),
+        ([SET, SET], "a second budget"),
+        ([SET, reserved(release(1, 0.5)), reserved(release(1, 0.5), run="more")], "spend more than the budget"),
+        ([SET, reserved(release(1, 5.0), spares=1000)], "spend more than the budget"),
+        ([SET, reserved(release()), ACQUIRED, charged(release()), charged(release(), 1)], "no spare release left"),
+        ([SET, reserved(release()), ACQUIRED, charged(release()), charged(release())], "is not reserved"),
+        ([SET, reserved(release()), ACQUIRED, ACQUIRED], "tokens count by one"),
+        ([SET, reserved(release()), reserved(release())], "a run reserved twice"),
+        (
+            [SET, reserved(release()), ACQUIRED, ("finish", "run", {"status": "finished"}), charged(release())],
+            "a charge to a closed run",
+        ),
+    ],
+)
+def test_records_that_cannot_be_are_refused(steps, why):
+    with pytest.raises(LedgerTampered, match=why):
+        replay("ledger", "people", chain_of(*steps))
+
+
+def test_a_chain_that_was_forged_in_the_middle_is_refused():
+    """The records after the exchanged one still hash, and no longer follow it."""
+    honest, other = chain_of(SET, reserved(release())), chain_of(SET, reserved(release(2)))
+    forged = [honest[0], chain_of(("budget set", None, {**SET[2], "budget": LOWER}))[1], honest[2]]
+    with pytest.raises(LedgerTampered, match="does not follow"):
+        replay("ledger", "people", forged)
+    assert replay("ledger", "people", [*honest[:2], other[2]]).seq == 3, "before it they may be shared"
+
+
+def test_a_record_is_bound_to_its_population():
+    records = chain_of(SET)
+    for ledger, population in (("ledger", "others"), ("another", "people")):
+        with pytest.raises(LedgerTampered, match="does not match its hash"):
+            replay(ledger, population, records)
