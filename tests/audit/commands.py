@@ -32,6 +32,7 @@ PLANNED = (
     Declared("stdout", r"\b[\d,]+\.\d+ (s|MiB)( \([\d.]+ h\))?", TIMES),
     Declared("stdout", r"\b\d+\.\d+(e[-+]\d+)?\b|(?<= )\d+(?= \n)", TIMES),
     Declared("stdout", r'\{"what": "\w*(seconds|bytes)\w*".*?\}', TIMES),
+    Declared("*report.html", r"promise\.json(?s:.*?)[\d.]+ KiB|report\.html(?s:.*?)[\d.]+ KiB", SIZES),
     Declared("*report.html", r"<tr><td>[\w ]*(seconds|bytes)[\w ]*</td>.*?</tr>", TIMES),
 )
 
@@ -87,7 +88,7 @@ def _train(w: World) -> Calls:
 
 def _plan(w: World) -> Calls:
     em = {"algorithm": "private", "covariance": "known", "components": 2, "rounds": 2, "epsilon": 1.0}
-    short = ("--local", "--runs", w / "runs", "--calibration", "2")
+    short = ("--local", "--runs", w / "runs", "--calibration", "0.5")
     return (
         ("plan", "private_gmm", w / "points", *settings(GMM), *short, JSON),
         ("plan", "histograms", w / "counts", *settings(HISTOGRAMS), *short, "--save", w / "plan.json"),

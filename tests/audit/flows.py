@@ -45,7 +45,7 @@ PREFECT = (
     Declared("prefect log", r"process \d+|pid \d+|\b\d+\.\d\d s each", TIMES),
     Declared("*", r"127\.0\.0\.1:\d+", "the port of the server of this world"),
     Declared("prefect artifact*", r"\b(counts|rows|points|made)-[0-9a-f]{8}\b", "begins the population's random id"),
-    Declared("prefect *", r"\bingest_files-[0-9a-f]{3}\b", "Prefect's random name of a task run"),
+    Declared("prefect *", r"\b\w+-[0-9a-f]{3}\b", "Prefect's random names of task runs"),
 )
 
 

@@ -14,6 +14,7 @@ from fedcore.methods.histograms import Histograms, clients
 from fedcore.planning import calibration, run_plan
 from fedcore.population.blocks import leaves, segment_sums
 from fedcore.privacy.grid import grid_step
+from fedcore.privacy.mechanisms import TestNoise
 from fedcore.rounds.method import Method, RoundInfo
 from fedcore.rounds.statistics import IntegerSum
 from tests.audit import em_releases
@@ -146,8 +147,9 @@ class Keeping(Histograms):
 
 @contextmanager
 def plans_made_with_people():
-    """A plan of a private run trains on the first clients of the population, and says which phases they met."""
-    calibrate, planned_for = run_plan.calibrate, []
+    """A plan of a private run trains on the first clients of the population, with noise for all of them, and says which
+    phases they met."""
+    calibrate, trial_of, planned_for = run_plan.calibrate, calibration.of_stand_ins, []
 
     def noticing(method, population, *arguments, **options):
         planned_for.append(population)
@@ -157,9 +159,19 @@ def plans_made_with_people():
         population = planned_for[-1]
         return next(leaves(population.read(0), population.clients_per_leaf))
 
+    def with_noise(method, public, plan, phases, stand_for):
+        trial, releases = trial_of(method, public, plan, phases, planned_for[-1].n_clients), {p.name: p for p in plan}
+
+        def noised(number, message, total, clients):
+            exact = trial.result(number, message, total, clients)
+            return {name: TestNoise("the same noise").draw(releases[name], "", grid) for name, grid in exact.items()}
+
+        return replace(trial, result=noised)
+
     with (
         mock.patch.object(run_plan, "calibrate", noticing),
         mock.patch.object(calibration, "stand_ins", people),
+        mock.patch.object(calibration, "of_stand_ins", with_noise),
         mock.patch.object(calibration, "_scheduled", lambda phases, met: tuple(met.values())),
     ):
         yield
