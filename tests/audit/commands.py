@@ -13,6 +13,7 @@ from tests.audit.observing import Declared
 
 Calls = Sequence[Sequence[object]]
 JSON = "--json"
+SCHEMA = ("--public-schema", "made up")
 
 TIMES = "times, which limitations.md declares"
 SIZES = "bytes on disk and in memory, which limitations.md declares"
@@ -63,7 +64,7 @@ def _ingest(w: World) -> Calls:
     made = ("--vocabulary", w / "vocabulary.txt", "--nominal-clients", "1000")
     return (
         ("population", "ingest", w / "source.csv", w / "made", *csv, *made, JSON),
-        ("budget", "set", w / "made", "--epsilon", "3", "--delta", "1e-6", JSON),
+        ("budget", "set", w / "made", "--epsilon", "3", "--delta", "1e-6", *SCHEMA, JSON),
         ("population", "ingest", w / "more.csv", w / "made", *csv, "--append"),
     )
 
@@ -144,8 +145,8 @@ COMMANDS: dict[str, Command] = {
     ),
     "budget set": Command(
         lambda w: (
-            ("budget", "set", w / "bare", "--epsilon", "2", "--delta", "1e-6", JSON),
-            ("budget", "set", w / "bare", "--epsilon", "9", "--delta", "1e-6", JSON),
+            ("budget", "set", w / "bare", "--epsilon", "2", "--delta", "1e-6", *SCHEMA, JSON),
+            ("budget", "set", w / "bare", "--epsilon", "9", "--delta", "1e-6", *SCHEMA, JSON),
         ),
         exits=(0, 2),
     ),
@@ -156,6 +157,14 @@ COMMANDS: dict[str, Command] = {
         ),
         exits=(0, 2),
     ),
+    "budget public-schema": Command(
+        lambda w: (("budget", "public-schema", w / "bare", "words of a public dictionary"),)
+    ),
+    "budget accept-loss": Command(
+        lambda w: (("budget", "accept-loss", w / "bare", "--because", "nothing is lost", "--runs", w / "runs"),),
+        exits=(2,),
+    ),
+    "budget migrate": Command(lambda w: (("budget", "migrate", JSON),)),
     "budget show": Command(
         lambda w: (
             ("budget", "show", w / "counts", JSON),

@@ -35,6 +35,7 @@ from fedcore.privacy.plan import PlannedRelease, Relation, Unit
 from fedcore.rounds.caches import BLOCKS
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.rounds.statistics import merge
+from fedcore.training.budget import remember_head
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import concluding, start_run
 from fedcore.training.spec import RunSpec
@@ -75,6 +76,7 @@ class Kept:
             made = writer.commit(Provenance(sources=("made",)))
         ledger.register(made.id)
         ledger.set_budget(made.id, BUDGET, DELTA, unit=self.unit, relation=self.relation)
+        remember_head(made, ledger)
         return made
 
 

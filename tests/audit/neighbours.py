@@ -30,6 +30,7 @@ from fedcore.privacy.ledger.ledger import Ledger, create_ledger
 from fedcore.privacy.mechanisms import SecureNoise, TestNoise
 from fedcore.rounds.caches import BLOCKS
 from fedcore.rounds.engine import InProcessBackend
+from fedcore.training.budget import remember_head
 from fedcore.training.request import Series, TrainRequest
 from fedcore.training.session import concluding, start_run
 from tests.audit.em_releases import STARTS, rows_of_client
@@ -159,7 +160,8 @@ class World:
         assert self.ledger is not None
         self.ledger.register(made.id)
         if epsilon is not None:
-            self.ledger.set_budget(made.id, epsilon, DELTA)
+            self.ledger.set_budget(made.id, epsilon, DELTA, public_schema="made up")
+        remember_head(made, self.ledger)
 
     def _sources(self) -> None:
         (self.folder / "vocabulary.txt").write_text("\n".join(f"t{i}" for i in range(7)))

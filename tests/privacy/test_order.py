@@ -11,8 +11,9 @@ import pytest
 from fedcore.errors import BudgetExceeded, LeaseLost, LedgerTampered
 from fedcore.methods.registry import make_method
 from fedcore.privacy.accounting import zcdp_budget
-from fedcore.privacy.ledger.chain import GENESIS, canonical, digest, link, replay
+from fedcore.privacy.ledger.chain import GENESIS, canonical, digest, link
 from fedcore.privacy.ledger.ledger import Charge
+from fedcore.privacy.ledger.replay import replay
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.statistics import IntegerSum
 from fedcore.training.budget import LedgerPublisher, fit_plan, plan_within_budget, public_facts

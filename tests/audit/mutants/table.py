@@ -53,12 +53,15 @@ NOISE, PLAN, ACCOUNTING = "fedcore/privacy/mechanisms.py", "fedcore/privacy/plan
 GRID, STATEMENT = "fedcore/privacy/grid.py", "fedcore/privacy/statement.py"
 LEDGER, CHAIN = "fedcore/privacy/ledger/ledger.py", "fedcore/privacy/ledger/chain.py"
 WRITER, ACCOUNTS = "fedcore/privacy/ledger/chain_writer.py", "fedcore/privacy/ledger/accounts.py"
+RESERVE, REPLAY = "fedcore/privacy/ledger/reservations.py", "fedcore/privacy/ledger/replay.py"
+WITNESS, CHECKPOINT = "fedcore/training/witness.py", "fedcore/privacy/ledger/checkpoint.py"
 QUERIES, BUDGET, ENGINE = "fedcore/privacy/ledger/queries.py", "fedcore/training/budget.py", "fedcore/rounds/engine.py"
 HISTOGRAMS, EM, GMM = "fedcore/methods/histograms", "fedcore/methods/federated_em", "fedcore/methods/private_gmm"
 
 OF_NOISE, OF_ACCOUNTING = "tests/privacy/test_mechanisms.py", "tests/privacy/test_accounting.py"
 OF_ACCOUNTS, OF_RUNS = "tests/privacy/test_ledger.py", "tests/privacy/test_ledger_runs.py"
 OF_FAULTS, OF_STATEMENT = "tests/privacy/test_ledger_faults.py", "tests/privacy/test_statement.py"
+OF_CHECKPOINTS, OF_WITNESSES = "tests/privacy/test_ledger_checkpoints.py", "tests/privacy/test_witness.py"
 OF_CLIENTS, OF_ORDER = "tests/audit/test_sensitivity.py", "tests/privacy/test_order.py"
 
 MUTANTS: list[Mutant] = [
@@ -370,56 +373,56 @@ MUTANTS: list[Mutant] = [
     # --- the ledger: what is reserved --------------------------------------------------------------------------------
     _mutant(
         "reserve: test noise on a ledger for people",
-        LEDGER,
+        RESERVE,
         "if not secure and not self.is_test:",
         "if False:",
         f"{OF_ACCOUNTS}::test_test_noise_is_refused_on_a_ledger_for_people",
     ),
     _mutant(
         "reserve: the relation is not looked at",
-        LEDGER,
+        RESERVE,
         "if (unit, relation) != (account.unit, account.relation):",
         "if unit != account.unit:",
         f"{OF_ACCOUNTS}::test_another_unit_or_relation_is_refused_not_converted",
     ),
     _mutant(
         "reserve: the unit is not looked at",
-        LEDGER,
+        RESERVE,
         "if (unit, relation) != (account.unit, account.relation):",
         "if relation != account.relation:",
         f"{OF_ACCOUNTS}::test_another_unit_or_relation_is_refused_not_converted",
     ),
     _mutant(
         "reserve: spares are free",
-        LEDGER,
+        RESERVE,
         'rho = exact_sum([p.rho for p in plan]) + spares * Fraction(payload["spare_rho"])',
         "rho = exact_sum([p.rho for p in plan])",
         f"{OF_ACCOUNTS}::test_the_budget_is_exact_at_the_edge",
     ),
     _mutant(
         "reserve: a plan costs its dearest release",
-        LEDGER,
+        RESERVE,
         "rho = exact_sum([p.rho for p in plan])",
         "rho = exact_sum([max(p.rho for p in plan)])",
         f"{OF_ACCOUNTS}::test_the_budget_is_exact_at_the_edge",
     ),
     _mutant(
         "reserve: what other runs reserved does not count",
-        LEDGER,
+        RESERVE,
         "rho_fits = rho_spent + rho_reserved + rho",
         "rho_fits = rho_spent + rho",
         f"{OF_FAULTS}::test_of_two_runs_that_fit_singly_exactly_one_is_refused",
     ),
     _mutant(
         "reserve: deltas of thresholds are free",
-        LEDGER,
+        RESERVE,
         "fits = rho_fits and delta_spent + delta_reserved + delta <= Fraction(budget.delta_extra)",
         "fits = rho_fits",
         f"{OF_ACCOUNTS}::test_deltas_of_thresholds_have_their_own_filter",
     ),
     _mutant(
         "reserve: another plan under a known name",
-        LEDGER,
+        RESERVE,
         'raise PrivacyError(f"run {run_id!r} has reserved another plan.", "Give the new run a new name.")',
         "return",
         f"{OF_ACCOUNTS}::test_the_same_reservation_again_changes_nothing",
@@ -477,8 +480,8 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "budget: set twice",
         ACCOUNTS,
-        "if writer.account.rho_max is not None:",
-        "if False:",
+        "            if old is not None:\n                raise BudgetExists(",
+        "            if False:\n                raise BudgetExists(",
         f"{OF_ACCOUNTS}::test_a_budget_is_set_once",
     ),
     # --- the ledger: releases ----------------------------------------------------------------------------------------
@@ -544,7 +547,7 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "stored: a value that is not the recorded one",
         LEDGER,
-        'if sha256 not in [item["digest"] for item in recorded if item["name"] == name]:',
+        'if sha256 not in [item.get("digest") for item in recorded if item.get("name") == name]:',
         "if False:",
         f"{OF_FAULTS}::test_an_edited_ledger_is_refused",
     ),
@@ -565,22 +568,22 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "lease: a live holder loses the run",
         LEDGER,
-        "if holder.alive(expired=self.clock() > run.expires):",
+        "if holder.alive(expired=self.clock() > (run.expires or 0.0)):",
         "if False:",
         f"{OF_RUNS}::test_a_live_holder_keeps_the_run",
     ),
     # --- the chain ---------------------------------------------------------------------------------------------------
     _mutant(
         "chain: the hash before is not compared",
-        CHAIN,
-        "if record.prev_hash != account.hash:",
+        REPLAY,
+        "if not restored and record.prev_hash != account.hash:",
         "if False:",
         f"{OF_FAULTS}::test_an_edited_ledger_is_refused",
         f"{OF_ORDER}::test_a_chain_that_was_forged_in_the_middle_is_refused",
     ),
     _mutant(
         "chain: the content is not hashed",
-        CHAIN,
+        REPLAY,
         "if record.hash != record.expected_hash(ledger_id, population_id):",
         "if False:",
         f"{OF_FAULTS}::test_an_edited_ledger_is_refused",
@@ -594,21 +597,21 @@ MUTANTS: list[Mutant] = [
     ),
     _mutant(
         "chain: another price than planned",
-        CHAIN,
+        REPLAY,
         'if (payload["rho"], payload["delta"]) != (planned.rho, planned.delta):',
         "if False:",
         f"{OF_ORDER}::test_records_that_cannot_be_are_refused",
     ),
     _mutant(
         "chain: a lowered budget",
-        CHAIN,
+        REPLAY,
         "if new.rho_max < old.rho_max or new.delta_extra < old.delta_extra:",
         "if False:",
         f"{OF_ORDER}::test_records_that_cannot_be_are_refused",
     ),
     _mutant(
         "chain: more spent than the budget",
-        CHAIN,
+        REPLAY,
         "if rho_spent + rho_reserved > rho_max or delta_spent + delta_reserved > delta_max:",
         "if False:",
         f"{OF_ORDER}::test_records_that_cannot_be_are_refused",
@@ -616,21 +619,21 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "chain: tables and chain are not compared: the budget",
         QUERIES,
-        'check(budget == account.budget, "the budget is")',
+        'check(budget_of(row) == account.budget, "the budget is")',
         "pass",
         f"{OF_FAULTS}::test_an_edited_ledger_is_refused",
     ),
     _mutant(
         "chain: tables and chain are not compared: releases",
         QUERIES,
-        "check(stored == (attempt.state, attempt.rho, attempt.delta),",
-        "check(True,",
+        "same = (stored.state, stored.rho, stored.delta) == (attempt.state, attempt.rho, attempt.delta)",
+        "same = True",
         f"{OF_FAULTS}::test_an_edited_ledger_is_refused",
     ),
     _mutant(
         "chain: tables and chain are not compared: published values",
         QUERIES,
-        "found == value.sha256 == published.pop(key, None),",
+        "found_hash == value.sha256 == published.pop(key, None),",
         "published.pop(key, None) or True,",
         f"{OF_FAULTS}::test_an_edited_ledger_is_refused",
     ),
@@ -645,16 +648,66 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "witness: its hash is not compared",
         ACCOUNTS,
-        "return head.ledger_id == self.id and found == head.hash",
-        "return head.ledger_id == self.id and found is not None",
+        "return [head for head in wanted if (head.ledger_id, head.seq, head.hash) not in found]",
+        "return [head for head in wanted if (head.ledger_id, head.seq) not in {one[:2] for one in found}]",
         f"{OF_FAULTS}::test_a_chain_forged_from_its_start_is_caught_by_whoever_saw_it_before",
+        f"{OF_WITNESSES}",
     ),
     _mutant(
         "witness: never looked at",
         ACCOUNTS,
-        "if not self.contains(population_id, head):",
-        "if False:",
+        "return [head for head in wanted if (head.ledger_id, head.seq, head.hash) not in found]",
+        "return []",
         f"{OF_FAULTS}::test_a_restored_old_copy_is_noticed",
+    ),
+    _mutant(
+        "witness: a missing one is accepted",
+        WITNESS,
+        "if layout.read_beside(population.path, WITNESS) is not None or ledger.length(population.id) <= 1:",
+        "if True:",
+        f"{OF_WITNESSES}::test_a_missing_witness_stops_whatever_would_charge",
+    ),
+    _mutant(
+        "witness: what runs saw does not count",
+        WITNESS,
+        "    for run in list_runs(runs):\n",
+        "    for run in []:\n",
+        f"{OF_WITNESSES}::test_runs_of_the_folder_remember",
+    ),
+    _mutant(
+        "witness: what the anchor saw does not count",
+        WITNESS,
+        '(_anchored(population.id), " by the anchor")',
+        '(None, " by the anchor")',
+        f"{OF_WITNESSES}::test_an_anchor_notices_what_was_put_back_everywhere_else",
+    ),
+    _mutant(
+        "witness: a loss that was accepted once is accepted for ever",
+        WITNESS,
+        "return [head for head in lost if (head.seq, head.hash) not in given_up]",
+        "return [head for head in lost if not given_up]",
+        f"{OF_WITNESSES}::test_an_accepted_loss_is_not_one_for_ever",
+    ),
+    _mutant(
+        "checkpoint: what ended runs spent is forgotten",
+        CHAIN,
+        "self.ended.rho + exact_sum(a.rho for a in spent),",
+        "exact_sum(a.rho for a in spent),",
+        OF_CHECKPOINTS,
+    ),
+    _mutant(
+        "checkpoint: not compared with the records before it",
+        REPLAY,
+        'if canonical(payload["state"]) != canonical(state_of(account)):',
+        "if False:",
+        OF_CHECKPOINTS,
+    ),
+    _mutant(
+        "checkpoint: open runs are left out",
+        CHECKPOINT,
+        '"runs": {run_id: _run_json(account.runs[run_id]) for run_id in account.open_runs()},',
+        '"runs": {},',
+        OF_CHECKPOINTS,
     ),
     # --- the run -----------------------------------------------------------------------------------------------------
     _mutant(
