@@ -89,7 +89,7 @@ def _locked(target: layout.Place, private: bool) -> Iterator[None]:
     with ExitStack() as stack:
         if not layout.is_remote(target):
             with layout.named_os_errors(target):
-                files.make_folder(target, private)
+                files.make_folder(target, private, durable=True)
                 stack.enter_context(layout.writer_lock(target))
         yield
 
@@ -124,7 +124,7 @@ def _refuse_others(store: Population, target: layout.Place) -> bool:
     if layout.is_remote(target):
         occupied = bool(object_storage.names(target))
     else:
-        occupied = any(entry.name != layout.LOCK for entry in target.iterdir())
+        occupied = layout.is_occupied(target)
     if occupied:
         raise PopulationError(f"{target} is not empty and holds no population.", "Name a new or empty place.")
     return True

@@ -24,6 +24,7 @@ from pathlib import Path
 from fedcore.errors import ConfigError, PopulationError
 from fedcore.storage import objects as object_storage
 from fedcore.storage.files import (
+    PARTIAL,
     AnyPlace,
     Place,
     below,
@@ -118,12 +119,32 @@ def is_population_root(path: Path) -> bool:
     return isinstance(attributes, dict) and "fedcore" in attributes
 
 
-def write_group(folder: Path, attributes: dict | None = None, private: bool = False) -> None:
+def write_group(folder: Path) -> None:
     """A Zarr v3 group at this folder (Zarr specification v3, "group metadata")."""
-    make_folder(folder, private)
-    text = json.dumps({"zarr_format": 3, "node_type": "group", "attributes": attributes or {}}, indent=2)
-    with opened(folder / ROOT, "w", private) as file:
-        file.write(text + "\n")
+    make_folder(folder)
+    with opened(folder / ROOT) as file:
+        file.write(_group({}))
+
+
+def mark_root(path: Path, attributes: dict, private: bool = False) -> None:
+    """Makes the folder a population's, and then the group of its blocks. Each is whole and durable, or absent: what a
+    process that dies later leaves here is always known as a population's.
+    """
+    if not is_population_root(path):
+        write_whole(path / ROOT, _group(attributes), private=private)
+    if not (path / BLOCKS / ROOT).is_file():
+        make_folder(path / BLOCKS, private)
+        write_whole(path / BLOCKS / ROOT, _group({}), private=private)
+
+
+def _group(attributes: dict) -> bytes:
+    text = json.dumps({"zarr_format": 3, "node_type": "group", "attributes": attributes}, indent=2)
+    return f"{text}\n".encode()
+
+
+def is_occupied(path: Path) -> bool:
+    """Whether the folder holds anything but what a process left that died before it made anything of it."""
+    return any(entry.name != LOCK and not PARTIAL.fullmatch(entry.name) for entry in path.iterdir())
 
 
 def create_exclusively(file: Path, data: bytes) -> None:

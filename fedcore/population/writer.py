@@ -132,18 +132,16 @@ class PopulationWriter:
             if not fresh and not self.path.is_dir():
                 raise PopulationError(f"{self.path} is a file.", "Name a folder for the population.")
             if not fresh and not layout.is_population_root(self.path):
-                if any(entry.name != layout.LOCK for entry in self.path.iterdir()):
+                if layout.is_occupied(self.path):
                     raise PopulationError(
                         f"The folder {self.path} is not empty and holds no population.", "Name a new or empty folder."
                     )
             closed = self.parent is None and self.public["ledger"] is not None
-            files.make_folder(self.path, private=closed)
+            files.make_folder(self.path, private=closed, durable=True)
             stack.enter_context(layout.writer_lock(self.path))
             self._check_place()
-            if not layout.is_population_root(self.path):
-                mark = {"fedcore": {"population": True, "schema_version": manifests.SCHEMA_VERSION}}
-                layout.write_group(self.path, mark, closed)
-                layout.write_group(self.path / layout.BLOCKS, private=closed)
+            mark = {"fedcore": {"population": True, "schema_version": manifests.SCHEMA_VERSION}}
+            layout.mark_root(self.path, mark, closed)
             if self.parent is None:
                 self._made.append(self.path)
             self._lock, self._entered = stack.pop_all(), True

@@ -49,6 +49,7 @@ from fedcore.storage.remote_lock import RemoteLock
 if TYPE_CHECKING:
     from upath import UPath
 
+LOCK = "lock"
 STATES_KEPT = 2  # of the last commit, and of the one before it: somebody may be reading that
 
 
@@ -103,14 +104,20 @@ class Run:
         if is_remote(path):
             run._create_objects(path, exists)
             return run
+        if path.exists() and not run._was_never_made():
+            raise exists
         try:
-            path.mkdir(parents=True, exist_ok=False)
-        except FileExistsError:
-            raise exists from None
+            files.make_folder(path, durable=True)
         except OSError as error:
             raise RunError(f"cannot create a run in {str(folder)!r}: {error.strerror}.") from error
         try:
             run.lock()
+        except RunBusy:
+            raise exists from None
+        if not run._was_never_made():  # another process was quicker
+            run.unlock()
+            raise exists
+        try:
             with writing("run.json"):
                 write_json(path / "run.json", run.info)
         except BaseException:
@@ -118,6 +125,12 @@ class Run:
             run.remove()
             raise
         return run
+
+    def _was_never_made(self) -> bool:
+        """Whether a process died in this folder before there was a run.json, and left nothing else behind."""
+        return self.path.is_dir() and all(
+            name == LOCK or files.PARTIAL.fullmatch(name) for name in files.listing(self.path)
+        )
 
     def _create_objects(self, path: UPath, exists: RunError) -> None:
         """A place is free if nothing is below it and nobody holds it; then run.json is created if it is not there."""
@@ -221,7 +234,7 @@ class Run:
             self._lock = remote_lock
             return taken
         with writing("the lock"):
-            file = open(self.path / "lock", "w")
+            file = open(self.path / LOCK, "w")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -340,6 +353,8 @@ class Run:
     def finish(self, status: str) -> None:
         """End the run with one of `run_files.STATUSES`."""
         self._write_head({**self.head, "status": status})
+        states = sorted(int(state.stem) for state in numbered(self.path / "state"))
+        self._prune({self.round, *states[-STATES_KEPT:]})  # what a process that died after its last commit left
         self._sweep()
 
     def note(self, **facts: Any) -> None:

@@ -7,11 +7,13 @@ durable by itself; folders exist there only in the names of the objects that the
 from __future__ import annotations
 
 import errno
+import glob
 import json
 import os
 import re
 import shutil
 import stat
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
@@ -30,6 +32,8 @@ AnyPlace = TypeVar("AnyPlace", bound=Place)
 OTHERS = stat.S_IRWXG | stat.S_IRWXO  # what a private file or folder allows to nobody
 LONGEST_NAME = 255  # bytes of a file's name, for most file systems
 ODD_FILES = {stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}
+PARTIAL = re.compile(r"\.(?P<name>.+)\.\d+(\.[0-9a-f]{8})?\.partial")  # of a file that is being written
+ABANDONED = 3600.0  # seconds after which nobody writes a file any more that takes milliseconds
 LOST_SLASH = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/]")  # what pathlib makes of a URL
 
 
@@ -175,19 +179,21 @@ def is_private(folder: Path) -> bool:
     return not stat.S_IMODE(os.stat(folder).st_mode) & OTHERS
 
 
-def make_folder(folder: Path, private: bool = False) -> None:
+def make_folder(folder: Path, private: bool = False, *, durable: bool = False) -> None:
     """Make a folder, and those above it, if there is none. It is private if it is to be, or if the one above it is;
-    folders that are there stay as they are. Raises OSError.
+    folders that are there stay as they are. durable: whether a new one survives a loss of power. Raises OSError.
     """
     if folder.is_dir():
         return
     if folder.parent != folder:
-        make_folder(folder.parent)
+        make_folder(folder.parent, durable=durable)
     try:
         os.mkdir(folder, 0o700 if private or is_private(folder.parent) else 0o777)
     except FileExistsError:
         if not folder.is_dir():
             raise
+    if durable:
+        flush(folder.parent)
 
 
 def opened(path: Path, mode: Literal["wb", "ab", "w"] = "wb", private: bool = False) -> IO[Any]:
@@ -212,9 +218,13 @@ def seal(folder: Path) -> None:
 
 
 def write_whole(path: Place, content: bytes, *, private: bool = False) -> None:
-    """Replace a file by new content, atomically and durably. private: as in `opened`."""
+    """Replace a file by new content, atomically and durably. private: as in `opened`.
+
+    What dead processes left of the same file goes.
+    """
     if is_remote(path):
         return object_storage.write_bytes(path, content)
+    _sweep(path)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with opened(partial, private=private) as file:
@@ -225,6 +235,14 @@ def write_whole(path: Place, content: bytes, *, private: bool = False) -> None:
     finally:
         partial.unlink(missing_ok=True)
     flush(path.parent)
+
+
+def _sweep(path: Path) -> None:
+    """Remove what processes left that died long ago while they wrote this file. Others may write it now."""
+    with suppress(OSError):
+        for partial in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
+            if time.time() - partial.stat().st_mtime > ABANDONED:
+                partial.unlink(missing_ok=True)
 
 
 def json_bytes(value: Any) -> bytes:

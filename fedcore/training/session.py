@@ -366,7 +366,9 @@ def abandon(path: str | Place, *, ledger_url: str | None = None) -> Run:
         run = Run.open_locked(path)
     except (RunNotFound, RunBusy, Unreachable):
         raise
-    except RunError:
+    except RunError as error:
+        if isinstance(error.__cause__, OSError):  # it cannot be read or locked now, which does not mean that it is lost
+            raise
         run = Run.open_locked(path, without_head=True)
     try:
         if run.status in ENDED:
@@ -378,7 +380,7 @@ def abandon(path: str | Place, *, ledger_url: str | None = None) -> Run:
             ledger = ledger_of(population, ledger_url)
             if ledger.has_reservation(run.id):
                 ledger.finish(ledger.acquire(run.id, take_over=run.taken), "abandoned")
-                remember_head(population, ledger)
+            remember_head(population, ledger)
         _write_statement(run, statement_of(run, method, ledger, info["population"]["id"]))
         run.finish("abandoned")
     finally:

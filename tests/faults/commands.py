@@ -1,0 +1,403 @@
+"""The commands that are walked, on a population so small that each of them takes milliseconds.
+
+A command is run in a `Workplace`, once undisturbed and then with every fault. What a person does afterwards is `again`;
+what must be the same as in the undisturbed workplace is `outcome`.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from fedcore.cli import budgets
+from fedcore.cli import populations as population_commands
+from fedcore.cli import runs as run_commands
+from fedcore.cli.training import in_process
+from fedcore.errors import FedcoreError, LedgerMissing, PopulationNotFound, RunError, RunNotFound
+from fedcore.operations.series import all_latest
+from fedcore.population.copying import copy_population
+from fedcore.population.store import Population
+from fedcore.privacy.accounting import exact_sum, rounded_up
+from fedcore.privacy.ledger.ledger import create_ledger, open_ledger
+from fedcore.runs.run_files import HOLDER
+from fedcore.runs.store import Run, list_runs, load_run
+from fedcore.storage import files
+from fedcore.storage.arrays import read_values
+from fedcore.training.budget import remember_head
+from fedcore.training.request import Series, TrainRequest
+from fedcore.training.session import abandon, resume, start_run
+from tests.faults.machine import RANDOM, Machine
+from tests.faults.place import bits, told
+
+CLIENTS, NEW_CLIENTS, LEAF = 8, 5, 4
+ROUNDS = 2
+URL = "s3://bucket"
+HOLDERS = (f"/{HOLDER}", "/.operations.json")  # a lock that nobody gives back is outlived; it is in nobody's way
+MANIFESTS = r"population/versions/\..*\.partial"
+DEPLOYMENT = "nightly"
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """Where a command is run. remote: populations and runs are in object storage.
+
+    writes_data: whether the data of populations are to be looked at, which takes time.
+    """
+
+    machine: Machine
+    remote: bool = False
+    private: bool = False
+    writes_data: bool = False
+
+    @property
+    def root(self) -> Path:
+        return self.machine.root
+
+    @property
+    def ledger_url(self) -> str:
+        return f"sqlite:///{self.root / 'ledger.sqlite'}"
+
+    def at(self, name: str) -> str:
+        return f"{URL}/{name}" if self.remote else str(self.root / name)
+
+    @property
+    def population(self) -> str:
+        return self.at("population")
+
+    @property
+    def run(self) -> str:
+        return f"{self.at('runs')}/run"
+
+    def request(self, run_id: str) -> TrainRequest:
+        private = {"private": True, "epsilon": 1.0, "nominal_clients": CLIENTS, "spare_releases": 2}
+        return TrainRequest(
+            method="toy",
+            population=self.population,
+            settings={"rounds": ROUNDS, **(private if self.private else {})},
+            runs=self.at("runs"),
+            run_id=run_id,
+            seed=5,
+            test_noise="a key" if self.private else None,
+            deployment=DEPLOYMENT,
+            series=Series(promote="always", retention=1),
+        )
+
+    # --- commands -----------------------------------------------------------------------------------------------------
+
+    def source(self, name: str, first: int, clients: int) -> Path:
+        rows = [f"c{i:02d},{'abc'[(i + k) % 3]},{1 + (i * k) % 4}" for i in range(first, first + clients) for k in (0, 1)]
+        path = self.root / name
+        path.write_text("\n".join(["client,token,count", *rows]) + "\n")
+        return path
+
+    def ingest(self) -> None:
+        quietly(
+            population_commands.population_ingest,
+            str(self.root / "source.csv"),
+            str(self.root / "population"),
+            vocabulary=self.root / "words.txt",
+            option=[f"clients_per_leaf={LEAF}"],
+        )
+
+    def train(self, run_id: str = "run") -> None:
+        begin = lambda backend: start_run(self.request(run_id), backend, stamp="then")  # noqa: E731
+        in_process(begin, None, None, self.private, True)
+
+    def resume(self) -> None:
+        in_process(lambda backend: resume(self.run, backend), None, None, self.private, True)
+
+    def finish(self) -> None:
+        """Train to the end, whatever there is of the run."""
+        try:
+            ended = Run.open(self.run).status
+        except RunNotFound:
+            return self.train()
+        if ended != "finished":
+            self.resume()
+
+    # --- looking ------------------------------------------------------------------------------------------------------
+
+    def tree(self) -> list[str]:
+        """The names of all files, without those of the ledger and the locks that a dead process leaves in a bucket."""
+        names = [path.relative_to(self.root).as_posix() for path in self.root.rglob("*") if path.is_file()]
+        names += self.machine.bucket.objects
+        return sorted(RANDOM.sub("*", name) for name in names if "sqlite" not in name and not name.endswith(HOLDERS))
+
+    def outcome_of_run(self, path: str) -> dict[str, Any]:
+        run = Run.open(path)
+        found = {"status": run.status, "round": run.round, "pruned": run.pruned, "metrics": told(load_metrics(run))}
+        found["releases"] = bits(run.releases())
+        if run.pruned or run.round < 0:
+            return found
+        found["state"] = bits(run.read_state())
+        if run.memories() is not None:
+            kept = files.listing(run.memories())
+            found["memories"] = {name: bits(read_values(run.memories() / name)) for name in kept}
+        return found
+
+    def outcome(self) -> dict[str, Any]:
+        """What must be the same after every fault."""
+        found: dict[str, Any] = {"files": self.tree()}
+        for run in list_runs(self.at("runs")):
+            found[f"run {run.id}"] = self.outcome_of_run(str(run.path))
+        found["latest"] = [(item.deployment, item.run) for item in all_latest(self.at("runs"))]
+        for where in (self.population, self.at("copy")):
+            try:
+                store = Population.open(where)
+            except PopulationNotFound:
+                continue
+            assert not self.writes_data or store.verify().ok
+            found[f"population {where}"] = [
+                (block.slot, block.sha256, block.clients) for block in store.blocks
+            ], store.versions()
+        found["balance"] = self.balance()
+        return found
+
+    def balance(self) -> dict[str, Any]:
+        """What the ledger says, checked against its own chain. What was charged and lost is `forfeited`."""
+        try:
+            ledger = open_ledger(self.ledger_url)
+            store = Population.open(self.population)
+            ledger.head(store.id)
+        except (PopulationNotFound, FedcoreError):
+            return {}
+        balance, history = ledger.verify(store.id), ledger.history(store.id)
+        assert balance == ledger.balance(store.id)
+        charges = [record for record in history if record["kind"] == "charge"]
+        published = [(record["run_id"], record["name"]) for record in history if record["kind"] == "publish"]
+        assert len(set(published)) == len(published), "a release was published twice"
+        attempts = [(record["run_id"], record["name"], record["attempt"]) for record in charges]
+        assert len(set(attempts)) == len(attempts), "a release was charged twice"
+        assert set(published) <= {(run, name) for run, name, _ in attempts}, "a release that was never charged"
+        assert balance.rho_spent == rounded_up(exact_sum(record["rho"] for record in charges))
+        budget = balance.budget
+        if budget is not None:
+            assert Fraction(balance.rho_spent) <= Fraction(budget.rho_max)
+        return {
+            "budget": None if budget is None else (budget.epsilon, budget.delta),
+            "published": sorted(published),
+            "kinds": sorted({record["kind"] for record in history} - {"acquire", "forfeit"}),
+            "reserved": balance.rho_reserved,
+            "lost": len(charges) - len(published),
+        }
+
+    def look(self) -> None:
+        """Whatever a fault left is whole, absent, or a named error."""
+        for path in (self.population, self.at("copy")):
+            try:
+                store = Population.open(path)
+                assert not self.writes_data or store.verify().ok
+            except (PopulationNotFound, LedgerMissing):
+                pass
+        for run in list_runs(self.at("runs")):
+            try:
+                if run.round >= 0 and not run.pruned:
+                    load_run(run.path)
+            except RunError as error:
+                raise AssertionError(f"run {run.id} cannot be read: {error}") from error
+        for item in all_latest(self.at("runs")):
+            assert item.open().status == "finished"
+        self.balance()
+
+
+def load_metrics(run: Run) -> Any:
+    class Loaded:
+        metrics = run.metrics()
+
+    return Loaded
+
+
+def quietly(command: Callable, *arguments, **options) -> dict[str, Any]:
+    """What the command prints as JSON."""
+    out = io.StringIO()
+    with redirect_stdout(out), redirect_stderr(io.StringIO()):
+        command(*arguments, as_json=True, **options)
+    return json.loads(out.getvalue().splitlines()[-1])
+
+
+@dataclass(frozen=True)
+class Command:
+    """prepare: what was there before; run: the command; again: what a person does after it died or failed.
+
+    private: with a ledger for test noise and a budget; remote: in object storage; writes_data: of populations.
+    swept_later: names of files that may be left, because the next writer there removes them.
+    """
+
+    prepare: Callable[[Workplace], None]
+    run: Callable[[Workplace], Any]
+    again: Callable[[Workplace], Any]
+    private: bool = False
+    remote: bool = False
+    writes_data: bool = False
+    swept_later: str = "-"
+
+
+# --- what was there before ------------------------------------------------------------------------------------------------
+
+
+def sources(place: Workplace) -> None:
+    (place.root / "words.txt").write_text("a\nb\nc\n")
+    place.source("source.csv", 0, CLIENTS)
+    create_ledger(place.ledger_url, test=True)
+
+
+def populated(place: Workplace) -> None:
+    sources(place)
+    Workplace(place.machine).ingest()
+    if place.remote:
+        copy_population(place.root / "population", place.population)
+    if place.private:
+        quietly(budgets.budget_set, place.population, 8.0, 1e-6)
+
+
+def trained_before(place: Workplace) -> None:
+    """One run is there, and is the latest."""
+    populated(place)
+    place.train("before")
+
+
+def interrupted(place: Workplace) -> None:
+    """A run that stopped after its first round, beside one that is the latest."""
+    trained_before(place)
+    from fedcore.rounds.engine import InProcessBackend
+
+    session = start_run(place.request("run"), InProcessBackend(), stamp="then")
+    session.training.step()
+    session.close()
+
+
+def two_runs(place: Workplace) -> None:
+    """Two finished runs, of which neither was pruned or promoted."""
+    populated(place)
+    from fedcore.rounds.engine import InProcessBackend
+    from fedcore.training.session import concluding
+
+    for name in ("before", "run"):
+        request = place.request(name).model_copy(update={"deployment": None, "series": None})
+        session = start_run(request, InProcessBackend(), stamp=f"then {name == 'run'}")
+        with concluding(session):
+            while session.training.step() is not None:
+                pass
+
+
+def grown(place: Workplace) -> None:
+    populated(place)
+    place.source("more.csv", CLIENTS - 3, NEW_CLIENTS + 3)
+
+
+# --- the commands -----------------------------------------------------------------------------------------------------------
+
+
+def ingest_again(place: Workplace) -> None:
+    """Once more, unless it is there: then the next command registers it."""
+    try:
+        Population.open(place.population)
+    except PopulationNotFound:
+        place.ingest()
+    else:
+        population_commands.register(Population.open(place.population), None)
+
+
+def append(place: Workplace) -> None:
+    quietly(
+        population_commands.population_ingest,
+        str(place.root / "more.csv"),
+        str(place.root / "population"),
+        append=True,
+    )
+
+
+def append_again(place: Workplace) -> None:
+    if Population.open(place.population).version == 1:
+        append(place)
+
+
+def personalise(place: Workplace) -> None:
+    quietly(run_commands.personalise, place.run, place.population, str(place.root / "personal"))
+
+
+def personalise_again(place: Workplace) -> None:
+    if not (place.root / "personal").exists():
+        personalise(place)
+
+
+def promote(place: Workplace) -> None:
+    quietly(run_commands.runs_promote, place.run, DEPLOYMENT)
+
+
+def prune(place: Workplace) -> None:
+    quietly(run_commands.runs_prune, 1, runs=place.at("runs"))
+
+
+def report(place: Workplace) -> None:
+    quietly(run_commands.report, place.run)
+
+
+def give_up(place: Workplace) -> None:
+    quietly(run_commands.runs_abandon, place.run)
+
+
+def give_up_again(place: Workplace) -> None:
+    if Run.open(place.run).status != "abandoned":
+        give_up(place)
+
+
+def copy(place: Workplace) -> None:
+    quietly(population_commands.population_copy, str(place.root / "population"), place.at("copy"))
+
+
+def budget_set(place: Workplace) -> None:
+    quietly(budgets.budget_set, place.population, 8.0, 1e-6)
+
+
+def budget_set_again(place: Workplace) -> None:
+    ledger, store = open_ledger(place.ledger_url), Population.open(place.population)
+    if ledger.balance(store.id).budget is None:
+        budget_set(place)
+    remember_head(store, ledger)  # as the next private command does
+
+
+def budget_raise(place: Workplace) -> None:
+    quietly(budgets.budget_raise, place.population, 9.0, 1e-6)
+
+
+def budget_raise_again(place: Workplace) -> None:
+    ledger, store = open_ledger(place.ledger_url), Population.open(place.population)
+    if ledger.balance(store.id).budget.epsilon < 9:
+        budget_raise(place)
+    remember_head(store, ledger)  # as the next private command does
+
+
+def budget_show(place: Workplace) -> None:
+    quietly(budgets.budget_show, place.population)
+
+
+def in_both(name: str, command: Command) -> dict[str, Command]:
+    from dataclasses import replace
+
+    return {name: command, f"{name} (objects)": replace(command, remote=True)}
+
+
+COMMANDS: dict[str, Command] = {
+    **in_both("train", Command(trained_before, Workplace.train, Workplace.finish)),
+    **in_both("train private", Command(trained_before, Workplace.train, Workplace.finish, private=True)),
+    **in_both("resume", Command(interrupted, Workplace.resume, Workplace.finish)),
+    **in_both("resume private", Command(interrupted, Workplace.resume, Workplace.finish, private=True)),
+    "ingest": Command(sources, Workplace.ingest, ingest_again, writes_data=True, swept_later=MANIFESTS),
+    "append": Command(grown, append, append_again, writes_data=True, swept_later=MANIFESTS),
+    **in_both("copy", Command(populated, copy, copy, writes_data=True)),
+    **in_both("personalise", Command(two_runs, personalise, personalise_again)),
+    **in_both("promote", Command(two_runs, promote, promote)),
+    **in_both("prune", Command(two_runs, prune, prune)),
+    **in_both("report", Command(two_runs, report, report)),
+    **in_both("abandon private", Command(interrupted, give_up, give_up_again, private=True)),
+    **in_both("budget set", Command(populated, budget_set, budget_set_again)),
+    **in_both("budget raise", Command(populated, budget_raise, budget_raise_again, private=True)),
+    **in_both("budget show", Command(populated, budget_show, budget_show, private=True)),
+}

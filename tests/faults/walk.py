@@ -1,0 +1,239 @@
+"""Walks the points of commands: each is met by every fault that can happen there, and the command is taken up again.
+
+    python -m tests.faults.walk                      # all commands, all points
+    python -m tests.faults.walk train "resume private" --stride 7
+
+Prints, for each command, how many points it has, how many faults were met, and what became of them. What is left is
+whole or absent at once; after the command was run again or resumed, bits, files and balance are those of a command that
+nothing disturbed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import jinja2
+
+from fedcore.errors import FedcoreError
+from fedcore.evaluation import report
+from fedcore.methods.registry import OWN
+from fedcore.rounds import engine
+from fedcore.storage import files
+from tests.faults.commands import COMMANDS, Command, Workplace
+from tests.faults.machine import LATE, Fault, Killed, Machine, Point
+
+MEMORY = Path("/dev/shm")  # nothing here needs a disk, and a ledger that is flushed to one takes its time
+SHOWN = 400  # characters of a difference
+HEAD = ("command", "points", "reads", "faults", "died", "told", "unnoticed", "wrong", "seconds")
+
+
+@dataclass
+class Walked:
+    """What became of the faults of a command. died, told: with a named error, unnoticed: how many; wrong: in words."""
+
+    name: str
+    points: int = 0
+    reads: int = 0
+    faults: int = 0
+    outcomes: Counter = field(default_factory=Counter)
+    kinds: Counter = field(default_factory=Counter)  # of points
+    wrong: list[str] = field(default_factory=list)
+    bypassed: set[str] = field(default_factory=set)
+    seconds: float = 0.0
+
+    def row(self) -> tuple:
+        told = [self.outcomes[name] for name in ("died", "told", "unnoticed")]
+        return self.name, self.points, self.reads, self.faults, *told, len(self.wrong), round(self.seconds, 1)
+
+
+class Walk:
+    """The points of one command in one folder."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.command: Command = COMMANDS[name]
+        self.folder = folder
+        self.machine = Machine(folder / "machine")
+        self.place = Workplace(self.machine, self.command.remote, self.command.private, self.command.writes_data)
+        self.walked = Walked(name)
+        self.template, self.objects = folder / "template", dict[str, bytes]()
+
+    @contextmanager
+    def on(self) -> Iterator[Walk]:
+        """Inside, the machine is on, and the command was run undisturbed."""
+        self.machine.root.mkdir(parents=True)
+        with ExitStack() as stack:
+            ledger = {"FEDCORE_LEDGER": self.place.ledger_url}
+            stack.enter_context(mock.patch.dict(os.environ, ledger))
+            stack.enter_context(mock.patch.dict(OWN, {"toy": "tests.toy:Toy"}))
+            stack.enter_context(mock.patch.object(engine, "COMMIT_SECONDS", 0.0))
+            stack.enter_context(undrawn())
+            stack.enter_context(self.machine.on())
+            self.command.prepare(self.place)
+            shutil.copytree(self.machine.root, self.template)
+            self.objects = dict(self.machine.bucket.objects)
+            with self.machine.process() as process:
+                self.command.run(self.place)
+            self.points, self.reads = process.points, process.reads
+            self.calm = self.place.outcome()
+            self.walked.points, self.walked.reads = len(self.points), len(self.reads)
+            self.walked.kinds = Counter(point.kind for point in [*self.points, *self.reads])
+            self.walked.bypassed = self.machine.bypassed
+            yield self
+
+    def faults(self, stride: int = 1) -> list[tuple[Point, Fault]]:
+        """What can happen to the command; with a stride, every so many of them."""
+        found = [
+            (point, Fault(kind, point.number, point.reads))
+            for point in [*self.points, *self.reads]
+            for kind in point.faults()
+        ]
+        return found[::stride]
+
+    def restore(self) -> None:
+        shutil.rmtree(self.machine.root)
+        shutil.copytree(self.template, self.machine.root)
+        self.machine.bucket.forget(self.objects)
+        self.machine.disk.forget()
+
+    def meet(self, point: Point, fault: Fault) -> None:
+        """Run the command with this fault, look, take it up again, and compare."""
+        self.walked.faults += 1
+        said, doing = "", "the command"
+        try:
+            self.restore()
+            outcome, said = self._disturbed(fault)
+            self.walked.outcomes[outcome] += 1
+            doing = "what it left"
+            self.place.look()
+            self._wait()
+            doing = "the command again"
+            with self.machine.process():
+                self.command.again(self.place)
+            self.machine.bucket.deliver_now()
+            doing = "the end"
+            self._compare(fault)
+        except Exception as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            text = f"{type(error).__name__}: {error} [{Path(where.filename).name}:{where.lineno}]"
+            self.walked.wrong.append(f"{point}, {fault.kind}: {doing}: {text}{f' (after {said})' if said else ''}")
+
+    def _disturbed(self, fault: Fault) -> tuple[str, str]:
+        with self.machine.process(fault) as process:
+            try:
+                self.command.run(self.place)
+            except Killed:
+                return "died", ""
+            except FedcoreError as error:
+                if process.struck:
+                    return "told", f"{type(error).__name__}: {error}"
+                raise
+        if process.dead:
+            return "died", ""
+        if not process.struck:
+            raise AssertionError("the point was not reached")
+        return "unnoticed", ""
+
+    def _wait(self) -> None:
+        """A person comes hours later."""
+        then = time.time() - 2 * files.ABANDONED
+        for path in self.machine.root.rglob("*"):
+            os.utime(path, (then, then))
+
+    def _compare(self, fault: Fault) -> None:
+        found = self.place.outcome()
+        if fault.kind in LATE:  # the object that came a second time may be there, though nobody asks for it
+            late = self.machine.bucket.late_path
+            found["files"] = [name for name in found["files"] if name != late or name in self.calm["files"]]
+        swept_later = re.compile(self.command.swept_later)
+        found["files"] = [name for name in found["files"] if not swept_later.fullmatch(name)]
+        lost = found["balance"].pop("lost", 0)
+        if lost > self.calm["balance"].get("lost", 0) + 1:
+            raise AssertionError(f"{lost} charges were lost")
+        expected = {**self.calm, "balance": {k: v for k, v in self.calm["balance"].items() if k != "lost"}}
+        for name in expected.keys() | found.keys():
+            if expected.get(name) != found.get(name):
+                raise AssertionError(f"{name} differs: {difference(expected.get(name), found.get(name))}")
+
+
+@contextmanager
+def undrawn() -> Iterator[None]:
+    """Inside, figures of reports are empty and the page is compiled once: both take longer than all the rest."""
+    with ExitStack() as stack:
+        for name in ("evaluation", "profiles", "rounds", "seconds", "budget"):
+            stack.enter_context(mock.patch.object(report, f"{name}_figure", lambda *_: b""))
+        compiled = lru_cache(jinja2.Environment.from_string)
+        environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+        environment.filters.update(show=report.show, bytes=report.show_bytes, words=report._words)
+        stack.enter_context(
+            mock.patch.object(jinja2.Environment, "from_string", lambda _, source: compiled(environment, source))
+        )
+        yield
+
+
+def difference(expected: Any, found: Any) -> str:
+    if isinstance(expected, dict) and isinstance(found, dict):
+        names = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+        return ", ".join(f"{name}: {difference(expected.get(name), found.get(name))}" for name in names)[:SHOWN]
+    if isinstance(expected, list) and isinstance(found, list):
+        more, less = [x for x in found if x not in expected], [x for x in expected if x not in found]
+        return "; ".join(f"{what} {_few(items)}" for what, items in (("unexpected", more), ("missing", less)) if items)
+    return f"{found!r} instead of {expected!r}"[:SHOWN]
+
+
+def _few(items: list) -> str:
+    return ", ".join(map(str, items[:3])) + (f" and {len(items) - 3} more" if len(items) > 3 else "")
+
+
+def walk(name: str, folder: Path, stride: int = 1, only: Iterable[str] = ()) -> Walked:
+    """Walk a command. only: kinds of faults; all of them without."""
+    started = time.perf_counter()
+    with Walk(name, folder).on() as walking:
+        for point, fault in walking.faults(stride):
+            if not only or fault.kind in only:
+                walking.meet(point, fault)
+    walking.walked.seconds = time.perf_counter() - started
+    return walking.walked
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("commands", nargs="*", metavar="COMMAND", help=f"of: {', '.join(COMMANDS)}")
+    parser.add_argument("--stride", type=int, default=1, help="only every so many faults")
+    parser.add_argument("--fault", action="append", default=[], help="only faults of this kind")
+    parser.add_argument("--show", type=int, default=20, help="faults that went wrong to show for each command")
+    parser.add_argument("--points", action="store_true", help="list the points")
+    given = parser.parse_args(arguments)
+    failed = False
+    print("| " + " | ".join(HEAD) + " |\n|" + "---|" * len(HEAD))
+    for name in given.commands or COMMANDS:
+        with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
+            if given.points:
+                with Walk(name, Path(folder).resolve() / "walk").on() as walking:
+                    print(*walking.points, *walking.reads, sep="\n")
+            walked = walk(name, Path(folder).resolve() / "again", given.stride, given.fault)
+        print("| " + " | ".join(map(str, walked.row())) + " |", flush=True)
+        for line in walked.wrong[: given.show]:
+            print(f"  WRONG {line}")
+        if walked.bypassed:
+            print(f"  BYPASSED {sorted(walked.bypassed)}")
+        failed |= bool(walked.wrong or walked.bypassed)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
