@@ -29,9 +29,10 @@ from fedcore.runs.run_files import HOLDER
 from fedcore.runs.store import Run, list_runs, load_run
 from fedcore.storage import files
 from fedcore.storage.arrays import read_values
+from fedcore.storage.files import place
 from fedcore.training.budget import remember_head
 from fedcore.training.request import Series, TrainRequest
-from fedcore.training.session import abandon, resume, start_run
+from fedcore.training.session import resume, start_run
 from tests.faults.machine import RANDOM, Machine
 from tests.faults.place import bits, told
 
@@ -40,6 +41,7 @@ ROUNDS = 2
 URL = "s3://bucket"
 HOLDERS = (f"/{HOLDER}", "/.operations.json")  # a lock that nobody gives back is outlived; it is in nobody's way
 MANIFESTS = r"population/versions/\..*\.partial"
+NEXT = "run-next"  # another name, where the first one cannot be used again; it is compared as "run"
 DEPLOYMENT = "nightly"
 
 
@@ -91,7 +93,9 @@ class Workplace:
     # --- commands -----------------------------------------------------------------------------------------------------
 
     def source(self, name: str, first: int, clients: int) -> Path:
-        rows = [f"c{i:02d},{'abc'[(i + k) % 3]},{1 + (i * k) % 4}" for i in range(first, first + clients) for k in (0, 1)]
+        rows = [
+            f"c{i:02d},{'abc'[(i + k) % 3]},{1 + (i * k) % 4}" for i in range(first, first + clients) for k in (0, 1)
+        ]
         path = self.root / name
         path.write_text("\n".join(["client,token,count", *rows]) + "\n")
         return path
@@ -106,20 +110,29 @@ class Workplace:
         )
 
     def train(self, run_id: str = "run") -> None:
-        begin = lambda backend: start_run(self.request(run_id), backend, stamp="then")  # noqa: E731
-        in_process(begin, None, None, self.private, True)
+        self._rounds(lambda backend: start_run(self.request(run_id), backend, stamp="then"))
 
     def resume(self) -> None:
-        in_process(lambda backend: resume(self.run, backend), None, None, self.private, True)
+        self._rounds(lambda backend: resume(self.run, backend))
+
+    def _rounds(self, begin: Callable) -> None:
+        with redirect_stderr(io.StringIO()):  # a report that was not written is told there
+            in_process(begin, None, None, self.private, True)
 
     def finish(self) -> None:
-        """Train to the end, whatever there is of the run."""
+        """Train to the end, whatever there is of the run, and do what the next day's run does."""
         try:
-            ended = Run.open(self.run).status
+            status = Run.open(self.run).status
         except RunNotFound:
-            return self.train()
-        if ended != "finished":
-            self.resume()
+            # One that was taken back before its first state left its name in the ledger.
+            taken = self.private and open_ledger(self.ledger_url).run_status("run") is not None
+            self.train(NEXT if taken else "run")
+        else:
+            if status != "finished":
+                self.resume()
+            if not files.is_file(place(self.run) / "report.html"):
+                report(self)
+        prune(self)
 
     # --- looking ------------------------------------------------------------------------------------------------------
 
@@ -127,7 +140,9 @@ class Workplace:
         """The names of all files, without those of the ledger and the locks that a dead process leaves in a bucket."""
         names = [path.relative_to(self.root).as_posix() for path in self.root.rglob("*") if path.is_file()]
         names += self.machine.bucket.objects
-        return sorted(RANDOM.sub("*", name) for name in names if "sqlite" not in name and not name.endswith(HOLDERS))
+        return sorted(
+            RANDOM.sub("*", known_as(name)) for name in names if "sqlite" not in name and not name.endswith(HOLDERS)
+        )
 
     def outcome_of_run(self, path: str) -> dict[str, Any]:
         run = Run.open(path)
@@ -145,17 +160,18 @@ class Workplace:
         """What must be the same after every fault."""
         found: dict[str, Any] = {"files": self.tree()}
         for run in list_runs(self.at("runs")):
-            found[f"run {run.id}"] = self.outcome_of_run(str(run.path))
-        found["latest"] = [(item.deployment, item.run) for item in all_latest(self.at("runs"))]
+            found[f"run {known_as(run.id)}"] = self.outcome_of_run(str(run.path))
+        found["latest"] = [(item.deployment, known_as(item.run)) for item in all_latest(self.at("runs"))]
         for where in (self.population, self.at("copy")):
             try:
                 store = Population.open(where)
             except PopulationNotFound:
                 continue
             assert not self.writes_data or store.verify().ok
-            found[f"population {where}"] = [
-                (block.slot, block.sha256, block.clients) for block in store.blocks
-            ], store.versions()
+            found[f"population {where}"] = (
+                [(block.slot, block.sha256, block.clients) for block in store.blocks],
+                store.versions(),
+            )
         found["balance"] = self.balance()
         return found
 
@@ -170,9 +186,9 @@ class Workplace:
         balance, history = ledger.verify(store.id), ledger.history(store.id)
         assert balance == ledger.balance(store.id)
         charges = [record for record in history if record["kind"] == "charge"]
-        published = [(record["run_id"], record["name"]) for record in history if record["kind"] == "publish"]
+        published = [(known_as(record["run_id"]), record["name"]) for record in history if record["kind"] == "publish"]
         assert len(set(published)) == len(published), "a release was published twice"
-        attempts = [(record["run_id"], record["name"], record["attempt"]) for record in charges]
+        attempts = [(known_as(record["run_id"]), record["name"], record["attempt"]) for record in charges]
         assert len(set(attempts)) == len(attempts), "a release was charged twice"
         assert set(published) <= {(run, name) for run, name, _ in attempts}, "a release that was never charged"
         assert balance.rho_spent == rounded_up(exact_sum(record["rho"] for record in charges))
@@ -202,8 +218,12 @@ class Workplace:
             except RunError as error:
                 raise AssertionError(f"run {run.id} cannot be read: {error}") from error
         for item in all_latest(self.at("runs")):
-            assert item.open().status == "finished"
+            assert item.open().status in ("trained", "finished")
         self.balance()
+
+
+def known_as(name: str) -> str:
+    return name.replace(NEXT, "run")
 
 
 def load_metrics(run: Run) -> Any:
@@ -238,144 +258,141 @@ class Command:
     swept_later: str = "-"
 
 
-# --- what was there before ------------------------------------------------------------------------------------------------
+# --- what was there before --------------------------------------------------------------------------------------------
 
 
-def sources(place: Workplace) -> None:
-    (place.root / "words.txt").write_text("a\nb\nc\n")
-    place.source("source.csv", 0, CLIENTS)
-    create_ledger(place.ledger_url, test=True)
+def sources(here: Workplace) -> None:
+    (here.root / "words.txt").write_text("a\nb\nc\n")
+    here.source("source.csv", 0, CLIENTS)
+    create_ledger(here.ledger_url, test=True)
 
 
-def populated(place: Workplace) -> None:
-    sources(place)
-    Workplace(place.machine).ingest()
-    if place.remote:
-        copy_population(place.root / "population", place.population)
-    if place.private:
-        quietly(budgets.budget_set, place.population, 8.0, 1e-6)
+def populated(here: Workplace) -> None:
+    sources(here)
+    Workplace(here.machine).ingest()
+    if here.remote:
+        copy_population(here.root / "population", here.population)
+    if here.private:
+        quietly(budgets.budget_set, here.population, 8.0, 1e-6)
 
 
-def trained_before(place: Workplace) -> None:
+def trained_before(here: Workplace) -> None:
     """One run is there, and is the latest."""
-    populated(place)
-    place.train("before")
+    populated(here)
+    here.train("before")
 
 
-def interrupted(place: Workplace) -> None:
+def interrupted(here: Workplace) -> None:
     """A run that stopped after its first round, beside one that is the latest."""
-    trained_before(place)
+    trained_before(here)
     from fedcore.rounds.engine import InProcessBackend
 
-    session = start_run(place.request("run"), InProcessBackend(), stamp="then")
+    session = start_run(here.request("run"), InProcessBackend(), stamp="then")
     session.training.step()
     session.close()
 
 
-def two_runs(place: Workplace) -> None:
+def two_runs(here: Workplace) -> None:
     """Two finished runs, of which neither was pruned or promoted."""
-    populated(place)
+    populated(here)
     from fedcore.rounds.engine import InProcessBackend
     from fedcore.training.session import concluding
 
     for name in ("before", "run"):
-        request = place.request(name).model_copy(update={"deployment": None, "series": None})
+        request = here.request(name).model_copy(update={"deployment": None, "series": None})
         session = start_run(request, InProcessBackend(), stamp=f"then {name == 'run'}")
         with concluding(session):
             while session.training.step() is not None:
                 pass
 
 
-def grown(place: Workplace) -> None:
-    populated(place)
-    place.source("more.csv", CLIENTS - 3, NEW_CLIENTS + 3)
+def grown(here: Workplace) -> None:
+    populated(here)
+    here.source("more.csv", CLIENTS - 3, NEW_CLIENTS + 3)
 
 
-# --- the commands -----------------------------------------------------------------------------------------------------------
+# --- the commands -----------------------------------------------------------------------------------------------------
 
 
-def ingest_again(place: Workplace) -> None:
+def ingest_again(here: Workplace) -> None:
     """Once more, unless it is there: then the next command registers it."""
     try:
-        Population.open(place.population)
+        Population.open(here.population)
     except PopulationNotFound:
-        place.ingest()
+        here.ingest()
     else:
-        population_commands.register(Population.open(place.population), None)
+        population_commands.register(Population.open(here.population), None)
 
 
-def append(place: Workplace) -> None:
+def append(here: Workplace) -> None:
     quietly(
-        population_commands.population_ingest,
-        str(place.root / "more.csv"),
-        str(place.root / "population"),
-        append=True,
+        population_commands.population_ingest, str(here.root / "more.csv"), str(here.root / "population"), append=True
     )
 
 
-def append_again(place: Workplace) -> None:
-    if Population.open(place.population).version == 1:
-        append(place)
+def append_again(here: Workplace) -> None:
+    if Population.open(here.population).version == 1:
+        append(here)
 
 
-def personalise(place: Workplace) -> None:
-    quietly(run_commands.personalise, place.run, place.population, str(place.root / "personal"))
+def personalise(here: Workplace) -> None:
+    quietly(run_commands.personalise, here.run, here.population, str(here.root / "personal"))
 
 
-def personalise_again(place: Workplace) -> None:
-    if not (place.root / "personal").exists():
-        personalise(place)
+def personalise_again(here: Workplace) -> None:
+    if not (here.root / "personal").exists():
+        personalise(here)
 
 
-def promote(place: Workplace) -> None:
-    quietly(run_commands.runs_promote, place.run, DEPLOYMENT)
+def promote(here: Workplace) -> None:
+    quietly(run_commands.runs_promote, here.run, DEPLOYMENT)
 
 
-def prune(place: Workplace) -> None:
-    quietly(run_commands.runs_prune, 1, runs=place.at("runs"))
+def prune(here: Workplace) -> None:
+    quietly(run_commands.runs_prune, 1, runs=here.at("runs"))
 
 
-def report(place: Workplace) -> None:
-    quietly(run_commands.report, place.run)
+def report(here: Workplace) -> None:
+    quietly(run_commands.report, here.run)
 
 
-def give_up(place: Workplace) -> None:
-    quietly(run_commands.runs_abandon, place.run)
+def give_up(here: Workplace) -> None:
+    quietly(run_commands.runs_abandon, here.run)
 
 
-def give_up_again(place: Workplace) -> None:
-    if Run.open(place.run).status != "abandoned":
-        give_up(place)
+def give_up_again(here: Workplace) -> None:
+    if Run.open(here.run).status != "abandoned":
+        give_up(here)
 
 
-def copy(place: Workplace) -> None:
-    quietly(population_commands.population_copy, str(place.root / "population"), place.at("copy"))
+def copy(here: Workplace) -> None:
+    quietly(population_commands.population_copy, str(here.root / "population"), here.at("copy"))
 
 
-def budget_set(place: Workplace) -> None:
-    quietly(budgets.budget_set, place.population, 8.0, 1e-6)
+def budget_set(here: Workplace) -> None:
+    quietly(budgets.budget_set, here.population, 8.0, 1e-6)
 
 
-def budget_set_again(place: Workplace) -> None:
-    ledger, store = open_ledger(place.ledger_url), Population.open(place.population)
+def budget_set_again(here: Workplace) -> None:
+    ledger, store = open_ledger(here.ledger_url), Population.open(here.population)
     if ledger.balance(store.id).budget is None:
-        budget_set(place)
+        budget_set(here)
     remember_head(store, ledger)  # as the next private command does
 
 
-def budget_raise(place: Workplace) -> None:
-    quietly(budgets.budget_raise, place.population, 9.0, 1e-6)
+def budget_raise(here: Workplace) -> None:
+    quietly(budgets.budget_raise, here.population, 9.0, 1e-6)
 
 
-def budget_raise_again(place: Workplace) -> None:
-    ledger, store = open_ledger(place.ledger_url), Population.open(place.population)
+def budget_raise_again(here: Workplace) -> None:
+    ledger, store = open_ledger(here.ledger_url), Population.open(here.population)
     if ledger.balance(store.id).budget.epsilon < 9:
-        budget_raise(place)
+        budget_raise(here)
     remember_head(store, ledger)  # as the next private command does
 
 
-def budget_show(place: Workplace) -> None:
-    quietly(budgets.budget_show, place.population)
+def budget_show(here: Workplace) -> None:
+    quietly(budgets.budget_show, here.population)
 
 
 def in_both(name: str, command: Command) -> dict[str, Command]:

@@ -165,7 +165,9 @@ class Disk:
         if not set(mode) & set("wax+"):
             return self._reach("read", what, opening, reads=True)
         raw_mode = mode.replace("t", "").replace("b", "")
-        raw = self._reach_opening(what, "w" in mode, lambda: Writer(self, process, what, file, raw_mode, closefd, opener))
+        raw = self._reach_opening(
+            what, "w" in mode, lambda: Writer(self, process, what, file, raw_mode, closefd, opener)
+        )
         buffered: Any = io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
         return buffered if "b" in mode else io.TextIOWrapper(buffered, encoding, errors, newline)
 
