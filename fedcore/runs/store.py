@@ -121,8 +121,8 @@ class Run:
             with writing("run.json"):
                 write_json(path / "run.json", run.info)
         except BaseException:
-            run.unlock()
             run.remove()
+            run.unlock()
             raise
         return run
 
@@ -150,7 +150,11 @@ class Run:
             raise
 
     def remove(self) -> None:
-        """Remove the run with all that it has, as far as possible."""
+        """Remove the run with all that it has, as far as possible, unless another process has gone on with it."""
+        try:
+            self._check_current()
+        except FedcoreError:  # or nobody knows
+            return
         if is_remote(self.path):
             with suppress(FedcoreError):
                 object_storage.remove(self.path)

@@ -112,12 +112,21 @@ class Workplace:
     def train(self, run_id: str = "run") -> None:
         self._rounds(lambda backend: start_run(self.request(run_id), backend, stamp="then"))
 
-    def resume(self) -> None:
-        self._rounds(lambda backend: resume(self.run, backend))
+    def resume(self, take_over: bool = False) -> None:
+        self._rounds(lambda backend: resume(self.run, backend, take_over=take_over))
 
     def _rounds(self, begin: Callable) -> None:
         with redirect_stderr(io.StringIO()):  # a report that was not written is told there
             in_process(begin, None, None, self.private, True)
+
+    def take_over(self) -> None:
+        """Go on with the run though a process seems to be at work on it."""
+        try:
+            ended = Run.open(self.run).status == "finished"
+        except RunNotFound:
+            return self.finish()
+        if not ended:
+            self.resume(take_over=True)
 
     def finish(self) -> None:
         """Train to the end, whatever there is of the run, and do what the next day's run does."""
@@ -246,6 +255,7 @@ class Command:
     """prepare: what was there before; run: the command; again: what a person does after it died or failed.
 
     private: with a ledger for test noise and a budget; remote: in object storage; writes_data: of populations.
+    goes_on: takes the run over from a process that hangs; None: nobody can.
     swept_later: names of files that may be left, because the next writer there removes them.
     """
 
@@ -256,6 +266,7 @@ class Command:
     remote: bool = False
     writes_data: bool = False
     swept_later: str = "-"
+    goes_on: Callable[[Workplace], Any] | None = None
 
 
 # --- what was there before --------------------------------------------------------------------------------------------
@@ -402,10 +413,16 @@ def in_both(name: str, command: Command) -> dict[str, Command]:
 
 
 COMMANDS: dict[str, Command] = {
-    **in_both("train", Command(trained_before, Workplace.train, Workplace.finish)),
-    **in_both("train private", Command(trained_before, Workplace.train, Workplace.finish, private=True)),
-    **in_both("resume", Command(interrupted, Workplace.resume, Workplace.finish)),
-    **in_both("resume private", Command(interrupted, Workplace.resume, Workplace.finish, private=True)),
+    **in_both("train", Command(trained_before, Workplace.train, Workplace.finish, goes_on=Workplace.take_over)),
+    **in_both(
+        "train private",
+        Command(trained_before, Workplace.train, Workplace.finish, private=True, goes_on=Workplace.take_over),
+    ),
+    **in_both("resume", Command(interrupted, Workplace.resume, Workplace.finish, goes_on=Workplace.take_over)),
+    **in_both(
+        "resume private",
+        Command(interrupted, Workplace.resume, Workplace.finish, private=True, goes_on=Workplace.take_over),
+    ),
     "ingest": Command(sources, Workplace.ingest, ingest_again, writes_data=True, swept_later=MANIFESTS),
     "append": Command(grown, append, append_again, writes_data=True, swept_later=MANIFESTS),
     **in_both("copy", Command(populated, copy, copy, writes_data=True)),

@@ -14,8 +14,10 @@ import argparse
 import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections import Counter
@@ -23,6 +25,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -33,11 +36,16 @@ from fedcore.errors import FedcoreError
 from fedcore.evaluation import report
 from fedcore.methods.registry import OWN
 from fedcore.rounds import engine
+from fedcore.runs.store import Run
 from fedcore.storage import files
-from tests.faults.commands import COMMANDS, Command, Workplace
-from tests.faults.machine import LATE, Fault, Killed, Machine, Point
+from tests.faults.commands import COMMANDS, Command, Workplace, known_as
+from tests.faults.machine import LATE, RANDOM, Fault, Killed, Machine, Point
 
 MEMORY = Path("/dev/shm")  # nothing here needs a disk, and a ledger that is flushed to one takes its time
+OVERTAKEN = "overtaken"
+PATIENCE = 60.0  # for a process that hangs, seconds
+LEFT = re.compile(r"bucket/runs/run/(state/[0-9]+\.zip|metrics-\*\.jsonl)")
+UNGUARDED = re.compile(r"runs/run/(state|metrics|\.?head|\.?run\.json|lock)")
 SHOWN = 400  # characters of a difference
 HEAD = ("command", "points", "reads", "faults", "died", "told", "unnoticed", "wrong", "seconds")
 
@@ -73,9 +81,8 @@ class Walk:
         self.template, self.objects = folder / "template", dict[str, bytes]()
 
     @contextmanager
-    def on(self) -> Iterator[Walk]:
-        """Inside, the machine is on, and the command was run undisturbed."""
-        self.machine.root.mkdir(parents=True)
+    def world(self) -> Iterator[None]:
+        """Inside, the machine is on, and commands find what they need."""
         with ExitStack() as stack:
             ledger = {"FEDCORE_LEDGER": self.place.ledger_url}
             stack.enter_context(mock.patch.dict(os.environ, ledger))
@@ -83,6 +90,13 @@ class Walk:
             stack.enter_context(mock.patch.object(engine, "COMMIT_SECONDS", 0.0))
             stack.enter_context(undrawn())
             stack.enter_context(self.machine.on())
+            yield
+
+    @contextmanager
+    def on(self) -> Iterator[Walk]:
+        """Inside, the machine is on, and the command was run undisturbed."""
+        self.machine.root.mkdir(parents=True)
+        with self.world():
             self.command.prepare(self.place)
             shutil.copytree(self.machine.root, self.template)
             self.objects = dict(self.machine.bucket.objects)
@@ -95,14 +109,38 @@ class Walk:
             self.walked.bypassed = self.machine.bypassed
             yield self
 
+    def die_really(self, number: int) -> None:
+        """Run the command in this process, which dies by SIGKILL before the point."""
+
+        def die(point: Point) -> None:
+            if point.number == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        with self.world(), self.machine.process() as process:
+            process.gate = die
+            self.command.run(self.place)
+
     def faults(self, stride: int = 1) -> list[tuple[Point, Fault]]:
         """What can happen to the command; with a stride, every so many of them."""
+        hangs = self._where_it_may_hang()
         found = [
             (point, Fault(kind, point.number, point.reads))
             for point in [*self.points, *self.reads]
-            for kind in point.faults()
+            for kind in (*point.faults(), *((OVERTAKEN,) if point in hangs else ()))
         ]
         return found[::stride]
+
+    def _where_it_may_hang(self) -> set[Point]:
+        """Points at which another process can go on with the run: no lock is held that it would wait for.
+
+        In a folder whose locks do not reach the other host nothing guards the moments between a look at the head and
+        its rename; in object storage, conditions of puts do.
+        """
+        free = takewhile(lambda point: "/.operations" not in point.what, self.points)
+        found = {point for point in free if point.kind not in ("row", "commit")}
+        if not self.command.remote:
+            found = {point for point in found if not UNGUARDED.search(point.what)}
+        return found if self.command.goes_on is not None else set()
 
     def restore(self) -> None:
         shutil.rmtree(self.machine.root)
@@ -116,7 +154,7 @@ class Walk:
         said, doing = "", "the command"
         try:
             self.restore()
-            outcome, said = self._disturbed(fault)
+            outcome, said = self._overtaken(fault) if fault.kind == OVERTAKEN else self._disturbed(fault)
             self.walked.outcomes[outcome] += 1
             doing = "what it left"
             self.place.look()
@@ -148,6 +186,53 @@ class Walk:
             raise AssertionError("the point was not reached")
         return "unnoticed", ""
 
+    def _overtaken(self, fault: Fault) -> tuple[str, str]:
+        """The process hangs at the point; another one goes on with the run to its end; then the first one wakes up.
+
+        It is on another host, whose file locks do not reach here.
+        """
+        here, on, ended = threading.Event(), threading.Event(), list[BaseException | None]()
+        target = self.points[fault.number - 1]
+        left = [(point.kind, point.what) for point in self.points[: fault.number]].count((target.kind, target.what))
+
+        def hang(point: Point) -> None:
+            nonlocal left
+            left -= (point.kind, point.what) == (target.kind, target.what)
+            if left == 0 and not here.is_set():
+                here.set()
+                on.wait(PATIENCE)
+
+        def first() -> None:
+            with self.machine.process(of_this_thread=True) as process:
+                process.gate = hang
+                try:
+                    self.command.run(self.place)
+                    ended.append(None)
+                except BaseException as error:
+                    ended.append(error)
+                here.set()
+
+        thread = threading.Thread(target=first)
+        with ExitStack() as stack:
+            if not self.command.remote:
+                stack.enter_context(mock.patch.object(Run, "lock", lambda run, take_over=False: False))
+            thread.start()
+            try:
+                here.wait(PATIENCE)
+                with self.machine.process(of_this_thread=True):
+                    assert self.command.goes_on is not None
+                    self.command.goes_on(self.place)
+            finally:
+                on.set()
+                thread.join(PATIENCE)
+        if thread.is_alive():
+            raise AssertionError("the process that was overtaken does not end")
+        if ended[0] is None:
+            return "unnoticed", ""
+        if not isinstance(ended[0], FedcoreError):
+            raise ended[0]
+        return "told", f"{type(ended[0]).__name__}: {ended[0]}"
+
     def _wait(self) -> None:
         """A person comes hours later."""
         then = time.time() - 2 * files.ABANDONED
@@ -155,16 +240,20 @@ class Walk:
             os.utime(path, (then, then))
 
     def _compare(self, fault: Fault) -> None:
-        found = self.place.outcome()
-        if fault.kind in LATE:  # the object that came a second time may be there, though nobody asks for it
-            late = self.machine.bucket.late_path
-            found["files"] = [name for name in found["files"] if name != late or name in self.calm["files"]]
+        found, calm = self.place.outcome(), dict(self.calm)
+        if fault.kind in LATE or fault.kind == OVERTAKEN:  # what came after its successor, and nobody asks for
+            late = {known_as(RANDOM.sub("*", self.machine.bucket.late_path))}
+            late |= {name for name in found["files"] if fault.kind == OVERTAKEN and LEFT.fullmatch(name)}
+            found["files"] = sorted(set(found["files"]) - (late - set(calm["files"])))
         swept_later = re.compile(self.command.swept_later)
         found["files"] = [name for name in found["files"] if not swept_later.fullmatch(name)]
+        if fault.kind == OVERTAKEN:  # locks were taken out for this
+            calm["files"] = [name for name in calm["files"] if not name.endswith("/lock")]
+            found["files"] = [name for name in found["files"] if not name.endswith("/lock")]
         lost = found["balance"].pop("lost", 0)
         if lost > self.calm["balance"].get("lost", 0) + 1:
             raise AssertionError(f"{lost} charges were lost")
-        expected = {**self.calm, "balance": {k: v for k, v in self.calm["balance"].items() if k != "lost"}}
+        expected = {**calm, "balance": {k: v for k, v in self.calm["balance"].items() if k != "lost"}}
         for name in expected.keys() | found.keys():
             if expected.get(name) != found.get(name):
                 raise AssertionError(f"{name} differs: {difference(expected.get(name), found.get(name))}")
