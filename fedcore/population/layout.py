@@ -36,6 +36,7 @@ from fedcore.storage.files import (
     opened,
     place,
     read_bytes,
+    sweep_abandoned,
     write_whole,
 )
 from fedcore.storage.parsing import parse_json
@@ -237,8 +238,8 @@ def sweep(path: Path, named_slots: Iterable[str], named_vocabularies: Iterable[s
         for file in (path / VOCABULARIES).iterdir():
             if file.name not in names:
                 file.unlink()
-    for folder in (path, path / VERSIONS):
-        if folder.is_dir():
-            for file in folder.glob(".*.partial"):
-                file.unlink()
+    if (path / VERSIONS).is_dir():
+        for file in (path / VERSIONS).glob(".*.partial"):
+            file.unlink()
+    sweep_abandoned(path)  # here private runs write what they saw of the ledger, and they do not hold the lock
     shutil.rmtree(path / SPILL, ignore_errors=True)

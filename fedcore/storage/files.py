@@ -224,7 +224,7 @@ def write_whole(path: Place, content: bytes, *, private: bool = False) -> None:
     """
     if is_remote(path):
         return object_storage.write_bytes(path, content)
-    _sweep(path)
+    sweep_abandoned(path.parent, f".{glob.escape(path.name)}.*.partial")
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with opened(partial, private=private) as file:
@@ -237,10 +237,10 @@ def write_whole(path: Place, content: bytes, *, private: bool = False) -> None:
     flush(path.parent)
 
 
-def _sweep(path: Path) -> None:
-    """Remove what processes left that died long ago while they wrote this file. Others may write it now."""
+def sweep_abandoned(folder: Path, pattern: str = ".*.partial") -> None:
+    """Remove half-written files of this pattern whose writers must be dead by now, as far as possible."""
     with suppress(OSError):
-        for partial in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
+        for partial in folder.glob(pattern):
             if time.time() - partial.stat().st_mtime > ABANDONED:
                 partial.unlink(missing_ok=True)
 

@@ -284,7 +284,7 @@ def populated(here: Workplace) -> None:
     if here.remote:
         copy_population(here.root / "population", here.population)
     if here.private:
-        quietly(budgets.budget_set, here.population, 8.0, 1e-6)
+        quietly(budgets.budget_set, here.population, 8.0, 1e-6, public_schema="words of a dictionary")
 
 
 def trained_before(here: Workplace) -> None:
@@ -381,7 +381,7 @@ def copy(here: Workplace) -> None:
 
 
 def budget_set(here: Workplace) -> None:
-    quietly(budgets.budget_set, here.population, 8.0, 1e-6)
+    quietly(budgets.budget_set, here.population, 8.0, 1e-6, public_schema="words of a dictionary")
 
 
 def budget_set_again(here: Workplace) -> None:

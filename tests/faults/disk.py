@@ -189,7 +189,7 @@ class Disk:
     def _open(self, path, flags, mode=0o777, *, dir_fd=None):
         what, process = self._mine(path, dir_fd), self.machine.running()
         opening = lambda: self.real["open"](path, flags, mode, dir_fd=dir_fd)  # noqa: E731
-        if what is None or process is None or os.path.isdir(self._whole(what)):
+        if what is None or process is None or self.machine.inside or os.path.isdir(self._whole(what)):
             return opening()
         if flags & CHANGING:
             descriptor = self._reach_opening(what, bool(flags & os.O_TRUNC), opening)
