@@ -210,7 +210,7 @@ def _check_private(run: LoadedRun, name: str, population: Population, ledger: Le
 def _claims(run: Run | LoadedRun) -> bool:
     """Whether the run has a privacy statement that promises something."""
     try:
-        statement = json.loads(read_bytes(run.path / "statement.json"))
+        statement = parse_json(read_bytes(run.path / "statement.json"))
     except (OSError, ValueError):
         return False
     return isinstance(statement, dict) and statement.get("private") is True and statement.get("privacy") != "none"
