@@ -28,8 +28,8 @@ class Conflict(LedgerError):
     """Two processes inserted the same key; one of them lost."""
 
 
-class NotOwner(LedgerError):
-    """The role may not alter the tables."""
+class NotAllowed(LedgerError):
+    """The user of the database may not do this."""
 
 
 def parse_url(url: str) -> URL:
@@ -148,8 +148,8 @@ REASONS = (  # what the database says (lower case) -> what happened, what to do
     ("disk is full", LedgerError, "cannot be written: the disk is full", "Free some space; then resume the run."),
     ("no space left", LedgerError, "cannot be written: the disk is full", "Free some space; then resume the run."),
     ("readonly", LedgerError, "may not be written", "Give this user permission to write the file and its folder."),
-    ("must be owner of", NotOwner, "may not be altered by this user", "Ask the owner of its tables."),
-    ("permission denied", LedgerError, "may not be used by this user", "Ask its owner for permission to write."),
+    ("must be owner of", NotAllowed, "may not be altered by this user", "Ask the owner of its tables."),
+    ("permission denied", NotAllowed, "may not be used by this user", "Ask its owner for permission to write."),
     ("not a database", LedgerError, "is not a ledger, or is damaged", "Restore it from a backup."),
     ("malformed", LedgerError, "is damaged", "Restore it from a backup."),
     ("disk i/o error", LedgerError, "cannot be read or written: input/output error", "Check the disk."),

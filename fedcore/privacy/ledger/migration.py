@@ -42,7 +42,9 @@ def migrate(engine: Engine, where: str) -> int:
                 connection.exec_driver_sql(statement)
             connection.execute(tables.ledger_table.update().values(schema=tables.SCHEMA))
             return int(schema)
-    except db.NotOwner:
+    except db.NotAllowed:
+        if db.file_of(engine) is not None:
+            raise
         raise LedgerError(
             f"this role may not alter the tables of the ledger {where!r}.",
             "Their owner runs: fedcore budget migrate. Nothing was changed.",
