@@ -16,7 +16,7 @@ from fedcore.privacy.ledger import database as db
 from fedcore.privacy.ledger import migration, tables
 from fedcore.privacy.ledger.chain import link
 from fedcore.privacy.ledger.ledger import create_ledger, open_ledger
-from tests.privacy.conftest import open_books, release
+from tests.privacy.conftest import SERVER, open_books, release
 
 OLD = Path(__file__).parent.parent / "golden" / "schema1" / "ledger.sqlite"
 ADDED = {"fedcore_accounts": ["currency", "public_schema", "mode", "shares"]}
@@ -155,6 +155,23 @@ def migrate_and_die(path, number):
         ledger.migrate()
     finally:
         os._exit(0)
+
+
+@pytest.mark.skipif(SERVER is None, reason="FEDCORE_TEST_DATABASE names no server")
+def test_the_owner_of_a_servers_ledger_migrates_it():
+    books = open_books(SERVER)
+    run, engine = books.reserve([release()]), books.ledger._engine
+    with engine.begin() as connection:  # schema 1, as far as this version can make it
+        connection.exec_driver_sql(f"DROP INDEX {tables.open_runs.name}")
+        for column in tables.ADDED:
+            connection.exec_driver_sql(f"ALTER TABLE {column.table.name} DROP COLUMN {column.name}")
+        connection.exec_driver_sql("UPDATE fedcore_ledger SET schema = 1")
+    ledger = open_ledger(SERVER)
+    assert ledger.schema == 1 and ledger.run_status(run) == "open"
+    with pytest.raises(LedgerError, match="fedcore budget migrate"):
+        ledger.acquire(run)
+    assert ledger.migrate() == 1 and ledger.migrate() == 2
+    ledger.acquire(run)
 
 
 def test_a_copy_that_cannot_be_written_stops_the_migration(old, monkeypatch):
