@@ -34,6 +34,7 @@ NOT_COVERED = (
     "Several records or clients that belong to one person, beyond the unit named above.",
     "Whoever can read the memory of the workers or the data themselves.",
 )
+SCHEMA = "columns, bounds, vocabulary and thresholds"
 NOT_PRIVATE = ("Everything: nothing in this run protects the people in the data.",)
 
 
@@ -101,22 +102,20 @@ class PrivacyStatement:
         return "\n".join(lines)
 
     def _on_a_word(self) -> str:
-        """The end of the headline, if the promise rests on somebody's word."""
-        if not self.vouched:
-            return ""
-        return f", if somebody's word is true, which nobody checked: {'; and '.join(self.vouched)}"
+        """The end of the headline: what the promise rests on besides what was charged."""
+        words = [f"{SCHEMA} are public ({self.public_schema.rstrip('.')})"] if self.public_schema else []
+        words += self.vouched
+        said = f", if somebody's word is true, which nobody checked: {'; and '.join(words)}" if words else ""
+        return said if self.public_schema else f" (nobody said why {SCHEMA} are public){said}"
 
 
 def schema_in_words(reason: str | None) -> list[str]:
     """What the promise takes as public besides what was released, and on whose word."""
     if reason:
-        return [
-            "Public: columns, bounds, vocabulary and thresholds are taken as public on the word of the budget's owner: "
-            f"{reason.rstrip('.')}."
-        ]
+        return [f"Public: {SCHEMA} are taken as public on the word of the budget's owner: {reason.rstrip('.')}."]
     return [
-        "Public: nobody said why columns, bounds, vocabulary and thresholds are public. If they were made from the "
-        "data of these people, they tell about them, and this promise does not cover it."
+        f"Public: nobody said why {SCHEMA} are public. If they were made from the data of these people, they tell "
+        "about them, and this promise does not cover it."
     ]
 
 

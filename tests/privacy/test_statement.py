@@ -8,7 +8,7 @@ import pytest
 from fedcore.privacy.accounting import epsilon_of
 from fedcore.privacy.ledger.ledger import create_ledger
 from fedcore.privacy.statement import no_privacy, private_statement
-from tests.privacy.conftest import release, total
+from tests.privacy.conftest import open_books, release, total
 
 FIRST, SECOND, THIRD = release(1, 15.0, delta=1e-12), release(2, 20.0), release(3, 20.0)
 
@@ -66,6 +66,23 @@ def test_the_text_names_everything(books):
     books.ledger.finish(lease, "abandoned")
     ended = private_statement(books.ledger, books.population, run).text()
     assert "run so far: rho" in text and "run so far" not in ended and "Price of this run:" in ended
+
+
+def test_the_headline_says_on_whose_word_the_schema_is_public(url):
+    books = open_books(url, epsilon=None)
+    books.ledger.set_budget(books.population, 2, 1e-10, public_schema="words of a public dictionary.")
+    run = books.reserve([FIRST])
+    statement = private_statement(books.ledger, books.population, run, vouched=["'start.npz' is public (made up)"])
+    headline, *rest = statement.text().splitlines()
+    assert headline.endswith(
+        "if somebody's word is true, which nobody checked: columns, bounds, vocabulary and thresholds are public "
+        "(words of a public dictionary); and 'start.npz' is public (made up)"
+    )
+    assert "Public: columns, bounds, vocabulary and thresholds are taken as public on the word of" in "\n".join(rest)
+    nobody = open_books(url)
+    text = private_statement(nobody.ledger, nobody.population, nobody.reserve([FIRST])).text()
+    assert "nobody said why columns, bounds, vocabulary and thresholds are public" in text.splitlines()[0]
+    assert "If they were made from the data of these people" in text
 
 
 def test_a_statement_is_plain_json(books):
