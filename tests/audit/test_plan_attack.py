@@ -29,13 +29,14 @@ MEASURED = ("seconds", "bytes_per_worker", "bytes_of_flow", "pace", "calibration
 
 
 def neighbours(folder, clients: int) -> list:
-    """Two populations of so many clients, of which one is another in the second."""
+    """Two populations of so many clients, of which one is another in the second; and the second without it."""
     ledger = create_ledger(default_ledger_url())
     x = np.array([4.0, 0.0]) + 0.3 * np.random.Generator(np.random.Philox(1)).normal(size=(clients, ROWS, 2))
     made = []
-    for name, there in (("absent", OTHERS), ("present", OTHERS + 1)):
+    for name, there in (("absent", OTHERS), ("present", OTHERS + 1), ("removed", OTHERS)):
         rows = x.copy()
         rows[:there, :, 0] -= 8.0
+        rows = np.delete(rows, OTHERS, axis=0) if name == "removed" else rows
         with PopulationWriter(
             folder / name / "p",
             "rows",
@@ -44,8 +45,8 @@ def neighbours(folder, clients: int) -> list:
             nominal_clients=clients,
             ledger={"id": ledger.id, "url": ledger.url},
         ) as writer:
-            ids = [f"c{number}" for number in range(clients)]
-            writer.write(ids, (np.arange(clients + 1) * ROWS, rows.reshape(-1, 2).astype(np.float32)))
+            ids = [f"c{number}" for number in range(len(rows))]
+            writer.write(ids, (np.arange(len(rows) + 1) * ROWS, rows.reshape(-1, 2).astype(np.float32)))
             population = writer.commit(Provenance(sources=("test",)))
         ledger.register(population.id)
         ledger.set_budget(population.id, EPSILON, DELTA, relation="replace_one")
@@ -81,11 +82,12 @@ def mu_shown(absent: Sequence[bool], present: Sequence[bool]) -> float:
 
 
 def attack(folder, clients: int, times: int, limit: float = 1.0) -> float:
-    """The lower bound on mu from so many plans of each of two neighbours."""
-    seen = [plans(population, folder, times, limit) for population in neighbours(folder, clients)]
+    """The lower bound on mu from so many plans of each of two neighbours. All, and one of a third, must be equal."""
+    *two, third = neighbours(folder, clients)
+    seen = [plans(population, folder, times, limit) for population in two]
     found = [[any("leaf" in row["phase"] for row in plan["phases"]) for plan in each] for each in seen]
     shown = mu_shown(*found)
-    different = {timeless(plan) for each in seen for plan in each}
+    different = {timeless(plan) for each in [*seen, plans(third, folder, 1, limit)] for plan in each}
     print(f"leaf phases in {sum(found[0])} and {sum(found[1])} of {times}: mu >= {shown:.2f}; {len(different)} plans")
     assert len(different) == 1, "plans of neighbours, or two plans of one population, differ"
     return shown
