@@ -27,6 +27,11 @@ class OwnServerFlow(Flow):
             refresh_global_settings_context()
         return super().__call__(*arguments, **named)
 
+    def with_options(self, **options: Any) -> Flow:
+        changed = super().with_options(**options)
+        changed.__class__ = OwnServerFlow  # Prefect makes a plain one
+        return changed
+
 
 def flow(**options: Any) -> Callable[[Callable[..., Any]], Flow]:
     """As Prefect's decorator of this name."""

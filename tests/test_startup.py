@@ -88,12 +88,19 @@ from fedcore.flows.train import FLOWS, train_histograms
 print(train_histograms is FLOWS["histograms"] is FLOWS["histograms"], train_histograms.name, list(FLOWS) == [*METHODS])
 print(sorted(rooms & set(sys.modules)), len(FLOWS) == len(METHODS), "no" in FLOWS)
 print(hasattr(fedcore.flows.train, "train_no"))
+from prefect import Flow
+from fedcore.flows import evaluate, ingest, own_server, reproduce, train
+made = [value for module in (evaluate, ingest, reproduce, train) for value in vars(module).values()
+        if isinstance(value, Flow)] + list(FLOWS.values())
+made += [flow.with_options(name="other") for flow in made]
+print(len(made) > 10, {type(flow) is own_server.OwnServerFlow for flow in made})
 """)
     assert out.splitlines() == [
         "[]",
         "True train-histograms True",
         "['fedcore.methods.histograms'] True False",
         "False",
+        "True {True}",
     ]
 
 
