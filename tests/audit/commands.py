@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tests.audit.neighbours import GMM, HISTOGRAMS, World
+from tests.audit.neighbours import GMM, HISTOGRAMS, SHORT_GMM, World
 from tests.audit.observing import Declared
 
 Calls = Sequence[Sequence[object]]
@@ -77,7 +77,7 @@ def _train(w: World) -> Calls:
     return (
         ("train", "histograms", w / "counts", *settings(HISTOGRAMS), *local, *runs("aaa"), JSON),
         ("train", "federated_em", w / "rows", *settings(em), *start, *local, *runs("bbb")),
-        ("train", "private_gmm", w / "points", *settings(GMM), *local, *runs("ccc"), JSON),
+        ("train", "private_gmm", w / "points", *settings(SHORT_GMM), *local, *runs("ccc"), JSON),
         ("train", "histograms", w / "counts", *settings({"epsilon": 90.0}), *local, *runs("ddd"), JSON),
         ("train", "histograms", w / "counts", *settings(HISTOGRAMS), "--start-from", exact, *local, *runs("eee")),
         (

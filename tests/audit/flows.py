@@ -19,7 +19,7 @@ from typing import Any
 
 from fedcore.methods.registry import METHODS
 from tests.audit.commands import DESCRIBED, RAW, TIMES
-from tests.audit.neighbours import GMM, HISTOGRAMS, World, build_world, in_world
+from tests.audit.neighbours import HISTOGRAMS, SHORT_GMM, World, build_world, in_world
 from tests.audit.observing import Declared, rows_in_order, tables, watched
 
 REPOSITORY = Path(__file__).parents[2]
@@ -73,7 +73,7 @@ FLOWS: dict[str, Audited] = {
         }
     ),
     "train-private-gmm": Audited(
-        lambda w: {"population": w / "points", "config": GMM, "runs": w / "runs", "run_id": "ccc"}
+        lambda w: {"population": w / "points", "config": SHORT_GMM, "runs": w / "runs", "run_id": "ccc"}
     ),
     "train-gradient-em": Audited(because="has no private algorithm; its statement says `privacy: none`"),
     "train-dictionaries": Audited(because="has no private algorithm; its statement says `privacy: none`"),

@@ -52,6 +52,17 @@ GMM = {
     "epsilon": 90.0,
     "spare_releases": 0,
 }
+# One that is quick, for runs.
+SHORT_GMM = {
+    "components": 2,
+    "depth": 1,
+    "covariance": "spherical",
+    "radius": 60.0,
+    "sigma_min": 1.0,
+    "widths": 2,
+    "epsilon": 20.0,
+    "spare_releases": 0,
+}
 EXACT = {"algorithm": "algorithm2", "clusters": 2, "rounds": 2}
 
 BASE = small_counts(60, 7).toarray()

@@ -17,6 +17,7 @@ from fedcore.privacy.grid import grid_step
 from fedcore.privacy.mechanisms import TestNoise
 from fedcore.rounds.method import Method, RoundInfo
 from fedcore.rounds.statistics import IntegerSum
+from fedcore.training import warm_start
 from tests.audit import em_releases
 
 
@@ -188,4 +189,15 @@ def plans_with_exact_counts():
         return replace(nominal(method, population, clients), clients=of_these, entries=entries / population.n_clients)
 
     with mock.patch.object(run_plan, "public_shape", exact):
+        yield
+
+
+@contextmanager
+def exact_starts_on_the_same_people():
+    """A private run starts from what a run without noise made of the same clients, because somebody says that it is
+    public."""
+    with (
+        mock.patch.object(warm_start, "_check_private", lambda *arguments: None),
+        mock.patch.object(warm_start, "lineage_of", lambda *arguments: (frozenset(), ()), create=True),
+    ):
         yield

@@ -3,6 +3,9 @@ chains of records that no ledger would have written.
 """
 
 import json
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -70,6 +73,31 @@ def test_nothing_is_published_that_was_not_charged(books):
         books.ledger.publish(lease, Charge(run, 1, "sums-1", 0), np.zeros(3, np.int64))
     assert books.ledger.published(run, "sums-1") is None
     assert books.spent()[0] == 0
+
+
+def test_what_a_run_reserved_is_not_left_for_others(books):
+    left = books.ledger.balance(books.population).rho_left
+    plan = [release(sigma=(0.5 / (0.6 * left)) ** 0.5)]
+    books.reserve(plan)
+    with pytest.raises(BudgetExceeded):
+        books.reserve(plan)
+
+
+def test_a_record_of_the_right_number_and_another_hash_was_not_seen(books):
+    head = books.ledger.head(books.population)
+    other = replace(head, hash=head.hash[::-1])
+    assert books.ledger.lacks(books.population, [head, other]) == [other]
+
+
+def test_nothing_is_charged_on_top_of_an_edited_record(file_books):
+    run = file_books.reserve([release()])
+    lease = file_books.ledger.acquire(run)
+    with closing(sqlite3.connect(file_books.url.removeprefix("sqlite:///"))) as connection, connection:
+        last = "seq = (SELECT max(seq) FROM fedcore_records)"
+        edit = f"UPDATE fedcore_records SET payload = replace(payload, 'false', 'true') WHERE {last}"
+        assert connection.execute(edit).rowcount == 1
+    with pytest.raises(LedgerTampered, match="hash"):
+        file_books.ledger.charge(lease, release())
 
 
 class Pair(Toy):

@@ -411,7 +411,7 @@ MUTANTS: list[Mutant] = [
         RESERVE,
         "rho_fits = rho_spent + rho_reserved + rho",
         "rho_fits = rho_spent + rho",
-        f"{OF_FAULTS}::test_of_two_runs_that_fit_singly_exactly_one_is_refused",
+        f"{OF_ORDER}::test_what_a_run_reserved_is_not_left_for_others",
     ),
     _mutant(
         "reserve: deltas of thresholds are free",
@@ -642,7 +642,7 @@ MUTANTS: list[Mutant] = [
         WRITER,
         "        self._check_last_link()\n",
         "",
-        f"{OF_FAULTS}::test_an_edited_ledger_is_refused",
+        f"{OF_ORDER}::test_nothing_is_charged_on_top_of_an_edited_record",
     ),
     # --- witnesses ---------------------------------------------------------------------------------------------------
     _mutant(
@@ -650,8 +650,7 @@ MUTANTS: list[Mutant] = [
         ACCOUNTS,
         "return [head for head in wanted if (head.ledger_id, head.seq, head.hash) not in found]",
         "return [head for head in wanted if (head.ledger_id, head.seq) not in {one[:2] for one in found}]",
-        f"{OF_FAULTS}::test_a_chain_forged_from_its_start_is_caught_by_whoever_saw_it_before",
-        f"{OF_WITNESSES}",
+        f"{OF_ORDER}::test_a_record_of_the_right_number_and_another_hash_was_not_seen",
     ),
     _mutant(
         "witness: never looked at",
