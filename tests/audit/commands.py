@@ -5,7 +5,7 @@ Every command of the command line is here, and every flow; `tests/audit/test_com
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tests.audit.neighbours import GMM, HISTOGRAMS, SHORT_GMM, World
@@ -241,3 +241,17 @@ COMMANDS: dict[str, Command] = {
         because="makes its population of the machine's Python packages; `train` and `evaluate` then do the rest"
     ),
 }
+
+
+def rows(table: Mapping[str, Command]) -> list[str]:
+    """The lines of the table of docs/privacy/audits.md: command, calls, what may differ, what to know."""
+    lines = []
+    for name, command in table.items():
+        differ = "; ".join(dict.fromkeys(item.because for item in command.may_differ)) or "nothing"
+        calls = "" if command.calls is None else "yes"
+        lines.append(f"| `{name}` | {calls or 'no'} | {differ if calls else ''} | {command.because} |")
+    return lines
+
+
+if __name__ == "__main__":
+    print("\n".join(rows(COMMANDS)))

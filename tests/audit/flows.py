@@ -196,3 +196,13 @@ def wait_until_recorded(database: Path) -> None:
 def declared(name: str) -> tuple[Declared, ...]:
     """What of a flow's traces may differ; of the database, what may of any flow."""
     return (*PREFECT, *(FLOWS[name].may_differ if name in FLOWS else DESCRIBED))
+
+
+def rows() -> list[str]:
+    """The lines of the table of docs/privacy/audits.md; of what may differ that which is not Prefect's own."""
+    lines = []
+    for name, flow in FLOWS.items():
+        differ = "; ".join(dict.fromkeys(item.because for item in flow.may_differ)) or "nothing"
+        called = flow.call is not None
+        lines.append(f"| `{name}` | {'yes' if called else 'no'} | {differ if called else ''} | {flow.because} |")
+    return lines

@@ -11,7 +11,7 @@ import typer
 
 from fedcore.cli import app
 from tests.audit import flows, sabotage
-from tests.audit.commands import COMMANDS
+from tests.audit.commands import COMMANDS, rows
 from tests.audit.neighbours import WORLDS, build_world, in_world
 from tests.audit.observing import differences, observed
 
@@ -34,6 +34,11 @@ def test_what_is_not_called_says_why():
     for name, command in COMMANDS.items():
         assert command.calls is not None or command.because, name
         assert all(item.because for item in command.may_differ), name
+
+
+def test_the_documentation_has_the_tables():
+    page = (flows.REPOSITORY / "docs/privacy/audits.md").read_text()
+    assert [row for row in [*rows(COMMANDS), *flows.rows()] if row not in page] == [], "python -m tests.audit.commands"
 
 
 def traces_of(folder, names, worlds=tuple(WORLDS)) -> dict[str, dict[str, list[dict[str, bytes]]]]:

@@ -1,0 +1,43 @@
+"""The mutants follow the code, and the tests that are named kill them."""
+
+import ast
+from collections import Counter
+
+import pytest
+
+from tests.audit.mutants.__main__ import verdict_on
+from tests.audit.mutants.table import MUTANTS, ROOT, chosen
+
+SAMPLE = ("order: drawn before it is charged", "noise: the first cell without")
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name for mutant in MUTANTS])
+def test_a_mutant_can_still_be_made_and_its_tests_are_there(mutant):
+    compile(mutant.altered(), mutant.file, "exec")
+    for test in mutant.tests:
+        file, _, name = test.partition("::")
+        functions = {node.name for node in ast.walk(ast.parse((ROOT / file).read_text())) if hasattr(node, "name")}
+        assert not name or name in functions, test
+
+
+def test_there_are_enough_and_each_has_a_name_of_its_own():
+    assert len(MUTANTS) >= 100
+    assert max(Counter(mutant.name for mutant in MUTANTS).values()) == 1
+    assert {mutant.name.split(":")[0] for mutant in chosen(["noise", "clip"])} == {"noise", "clip"}
+    with pytest.raises(ValueError, match="no mutant"):
+        chosen(["nobody"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_mutant_is_killed(name):
+    (mutant,) = chosen([name])
+    assert verdict_on(mutant).killed
+
+
+@pytest.mark.slow
+@pytest.mark.heavy
+@pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name for mutant in MUTANTS])
+def test_every_mutant_is_killed(mutant):
+    verdict = verdict_on(mutant)
+    assert verdict.killed, verdict.why
