@@ -30,7 +30,7 @@ from fedcore.runs.store import Run, list_runs, load_run
 from fedcore.storage import files
 from fedcore.storage.arrays import read_values
 from fedcore.storage.files import place
-from fedcore.training.budget import remember_head
+from fedcore.training.budget import ledger_of, remember_head
 from fedcore.training.request import Series, TrainRequest
 from fedcore.training.session import resume, start_run
 from tests.faults.machine import RANDOM, Machine
@@ -388,7 +388,8 @@ def budget_set_again(here: Workplace) -> None:
     ledger, store = open_ledger(here.ledger_url), Population.open(here.population)
     if ledger.balance(store.id).budget is None:
         budget_set(here)
-    remember_head(store, ledger)  # as the next private command does
+    budget_show(here)
+    remember_head(store, ledger_of(store))  # as the next private command does
 
 
 def budget_raise(here: Workplace) -> None:
@@ -399,7 +400,8 @@ def budget_raise_again(here: Workplace) -> None:
     ledger, store = open_ledger(here.ledger_url), Population.open(here.population)
     if ledger.balance(store.id).budget.epsilon < 9:
         budget_raise(here)
-    remember_head(store, ledger)  # as the next private command does
+    budget_show(here)
+    remember_head(store, ledger_of(store))  # as the next private command does
 
 
 def budget_show(here: Workplace) -> None:
