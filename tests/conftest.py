@@ -1,5 +1,6 @@
 """Small populations, a ledger of test noise, and the toy method for every test that asks."""
 
+import json
 import logging
 
 import numpy as np
@@ -10,6 +11,8 @@ from fedcore.methods.registry import OWN
 from fedcore.population.manifest import Provenance
 from fedcore.population.writer import PopulationWriter
 from fedcore.rounds import engine
+from fedcore.runs import digests as run_digests
+from fedcore.storage import digests
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +47,17 @@ def write_counts(path, matrix, *, leaf=4, block=8, heldout=None, **options):
     ) as writer:
         writer.write([f"c{i}" for i in range(matrix.shape[0])], matrix, heldout)
         return writer.commit(Provenance(sources=("test",)))
+
+
+def edit_record(path, change):
+    """Edit run.json of a run, as somebody who also makes its head anew: change(content)."""
+    file, head_file = path / "run.json", path / "head.json"
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+    head = json.loads(head_file.read_text())
+    head["files"]["run"] = digests.of_document(file.read_bytes())
+    head_file.write_text(json.dumps(run_digests.sealed(head)))
 
 
 # --- object storage ---------------------------------------------------------------------------------------------------

@@ -35,9 +35,9 @@ def read(monkeypatch):
     """Blocks whose memories were read from files."""
     found, real = [], clients.read_memory
 
-    def read_memory(folder, index, clients):
+    def read_memory(folder, index, clients, digests):
         found.append(index)
-        return real(folder, index, clients)
+        return real(folder, index, clients, digests)
 
     monkeypatch.setattr(clients, "read_memory", read_memory)
     return found

@@ -57,7 +57,7 @@ def rounds_of(run) -> list[dict]:
 
 
 def folders(run) -> list[str]:
-    return sorted(path.name for path in (run.path / "memory").iterdir())
+    return sorted(path.name for path in (run.path / "memory").iterdir() if path.is_dir())
 
 
 def memory_of(run, round) -> list[float]:

@@ -253,12 +253,12 @@ def test_a_newer_manifest(golden, tmp_path):
 @pytest.mark.parametrize("file", ["run.json", "head.json"])
 def test_a_newer_run(golden, tmp_path, file):
     path = golden / "trained" / "interrupted"
-    rewrite(path / file, lambda content: content.update(schema=2))
+    rewrite(path / file, lambda content: content.update(schema=3))
     counts = golden / "counts"
     refused(
         golden,
         RunError,
-        "unknown schema 2; this version of fedcore knows 1",
+        "unknown schema 3; this version of fedcore knows",
         lambda: Run.open(path),
         lambda: load_run(path),
         lambda: abandon(path),

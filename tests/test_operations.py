@@ -30,7 +30,7 @@ from fedcore.training.personalise import personalise, trained
 from fedcore.training.request import Series, TrainRequest
 from fedcore.training.session import concluding, resume, start_run
 from tests.command import fedcore, private_population, works
-from tests.conftest import small_counts, write_counts
+from tests.conftest import edit_record, small_counts, write_counts
 
 OPEN = {"algorithm": "algorithm2", "clusters": 2, "rounds": 2}
 PRIVATE = {"epsilon": 1.0, "clusters": 2, "rounds": 2}
@@ -427,8 +427,7 @@ def test_runs_that_no_deployment_asked_for_are_not_concluded(population, tmp_pat
     run = interrupted(population, tmp_path, "a", None, deployment=None)
     assert works("resume", run.path, "--local", "--json").json["status"] == "finished"
     assert not (run.path / "comparison.json").exists() and all_latest(tmp_path / "runs") == []
-    asked = json.loads((run.path / "run.json").read_text())
-    (run.path / "run.json").write_text(json.dumps({**asked, "deployment": "nightly", "series": {"promote": "often"}}))
+    edit_record(run.path, lambda asked: asked.update(deployment="nightly", series={"promote": "often"}))
     with pytest.raises(RunError, match="series in run.json"):
         operations.conclusion_of(Run.open(run.path), make_method("histograms", OPEN), population)
 

@@ -27,7 +27,7 @@ from fedcore.training.request import TrainRequest
 from fedcore.training.session import abandon, concluding, resume, start_run
 from fedcore.training.spec import resolve
 from tests.command import private_population
-from tests.conftest import small_counts, write_counts
+from tests.conftest import edit_record, small_counts, write_counts
 
 SMALL = {"clusters": 2, "rounds": 2}
 RELEASES = 4  # of a run with SMALL
@@ -316,9 +316,7 @@ def test_another_kernel_is_refused(parted, monkeypatch):
 
 def test_another_leaf_size_is_refused(parted):
     _, _, path = parted
-    asked = json.loads((path / "run.json").read_text())
-    asked["population"]["clients_per_leaf"] = 8
-    (path / "run.json").write_text(json.dumps(asked))
+    edit_record(path, lambda asked: asked["population"].update(clients_per_leaf=8))
     with pytest.raises(RunError, match="leaves of 8 clients"):
         resume(path, InProcessBackend())
 

@@ -20,7 +20,7 @@ from fedcore.training.session import abandon, concluding, resume, start_run
 from fedcore.training.spec import START_FILE, resolve
 from fedcore.training.warm_start import in_words, previous_run, start_lineage
 from tests.command import fedcore, private_population, works
-from tests.conftest import small_counts, write_counts
+from tests.conftest import edit_record, small_counts, write_counts
 
 SMALL = {"epsilon": 1.0, "clusters": 2, "rounds": 2}
 OPEN = {"algorithm": "algorithm2", "clusters": 2, "rounds": 4}
@@ -579,11 +579,7 @@ def test_old_runs_resume_without_start_and_relation(private, tmp_path):
     session = begin(population, tmp_path, run_id="old")
     session.training.step()
     session.close()
-    path = session.run.path / "run.json"
-    info = json.loads(path.read_text())
-    for name in ("start", "relation", "deployment"):
-        del info[name]
-    path.write_text(json.dumps(info))
+    edit_record(session.run.path, lambda info: [info.pop(name) for name in ("start", "relation", "deployment")])
     assert to_end(resume(session.run.path, InProcessBackend())).status == "finished"
 
 

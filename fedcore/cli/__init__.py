@@ -17,6 +17,7 @@ from fedcore.cli.populations import population_app
 from fedcore.cli.runs import evaluate, personalise, report, runs_app
 from fedcore.cli.serving import deploy, serve
 from fedcore.cli.training import resume, train
+from fedcore.cli.verifying import verify
 from fedcore.errors import ConfigError, FedcoreError
 
 app = typer.Typer(
@@ -29,7 +30,7 @@ app = typer.Typer(
 app.add_typer(population_app, name="population")
 app.add_typer(runs_app, name="runs")
 app.add_typer(budget_app, name="budget")
-for command in (methods, plan, train, resume, report, personalise, evaluate, serve, deploy, reproduce, demo):
+for command in (methods, plan, train, resume, report, personalise, evaluate, verify, serve, deploy, reproduce, demo):
     app.command()(command)
 
 

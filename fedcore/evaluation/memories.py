@@ -6,6 +6,7 @@ memories of a run are those of the first clients of every version of its populat
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,10 +21,13 @@ from fedcore.training.spec import recorded_request
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """folder: of the memories of a run; blocks: (first client, clients) of each block that it was trained on."""
+    """folder: of the memories of a run; blocks: (first client, clients) of each block that it was trained on; digests:
+    of the files in the folder, None if they are not known.
+    """
 
     folder: str
     blocks: tuple[tuple[int, int], ...]
+    digests: Mapping[str, str] | None = None
 
     def of(self, first: int, clients: int) -> KnownMemories | None:
         """Of the clients first ... first + clients - 1; None if none of them has one. Raises RunError for files that
@@ -36,7 +40,7 @@ class Remembered:
             if low >= high:
                 continue
             known[low - first : high - first] = True
-            for name, values in read_memory(self.folder, index, count).items():
+            for name, values in read_memory(self.folder, index, count, self.digests).items():
                 if name not in memory:
                     memory[name] = np.zeros((clients, *values.shape[1:]), values.dtype)
                 memory[name][low - first : high - first] = values[low - start : high - start]
@@ -56,5 +60,8 @@ def remembered_of(run: Run, population: Population) -> Remembered | None:
     folder = run.memories()
     if folder is None:
         return None
-    blocks = Population.open(population.location, version=trained["version"]).blocks
-    return Remembered(str(folder), tuple((block.first, block.clients) for block in blocks))
+    store = Population.open(population.location, version=trained["version"])
+    if trained.get("manifest", store.checksum) != store.checksum:  # a branch of it, with other clients
+        return None
+    blocks = tuple((block.first, block.clients) for block in store.blocks)
+    return Remembered(str(folder), blocks, run.memory_digests())

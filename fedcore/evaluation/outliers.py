@@ -81,12 +81,12 @@ def diagnose(run_path: str | Path, population_path: str | Path, cutoff: float = 
     run, population = Run.open(run_path), Population.open(population_path)
     check_fits(run, population)
     method, state = trained(run)
-    folder = run.memories()
+    folder, digests = run.memories(), run.memory_digests()
     distances: list[np.ndarray] = []
     ids: list[str] = []
     for index in range(len(population.blocks)):
         block = population.read(index)
-        memory = None if folder is None else read_memory(folder, index, block.clients)
+        memory = None if folder is None else read_memory(folder, index, block.clients, digests)
         with redacted(method, index):
             for leaf in leaves(block, population.clients_per_leaf):
                 at = slice(leaf.first - block.first, leaf.first - block.first + leaf.clients)

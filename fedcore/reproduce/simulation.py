@@ -51,7 +51,15 @@ class SimulatedRun(Run):
     A simulation that was interrupted starts again, and durable rounds would take longer than small experiments compute.
     """
 
-    def commit(self, round: int, state: Any, rows: Sequence[Mapping[str, Any]] = (), **head: Any) -> None:
+    def commit(
+        self,
+        round: int,
+        state: Any,
+        rows: Sequence[Mapping[str, Any]] = (),
+        *,
+        memories: Mapping[str, str] | None = None,
+        **head: Any,
+    ) -> None:
         before = self.round
         self.head = {**self.head, **head, "round": round, "memories": self.memory_folder(round).is_dir()}
         self._prune({before, round})

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import resource
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
@@ -21,7 +21,7 @@ from fedcore.population.blocks import ClientBlock, leaves
 from fedcore.population.store import Population
 from fedcore.rounds.caches import AHEAD, BLOCKS, MEMORIES
 from fedcore.rounds.method import AnyMethod, Memory, Message
-from fedcore.rounds.statistics import Statistics, merge
+from fedcore.rounds.statistics import FileDigests, Statistics, merge
 from fedcore.storage import files
 from fedcore.storage.arrays import read_values, write_values
 from fedcore.storage.files import Place, place
@@ -29,6 +29,7 @@ from fedcore.storage.files import Place, place
 DEFAULT_CACHE_BYTES = 512 * 2**20
 DEFAULT_STREAM_ABOVE = 512 * 2**20
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+WRITTEN = "files of memories"  # name of the digests of what was written, beside the statistics of the clients
 Answering = Callable[[Message, int], Statistics | None]  # of (message, block); None: nobody is in the block
 AHEAD_BYTES = 64 * 2**20  # a block that is larger, decoded, is read when it is needed, so that only one is in memory
 
@@ -42,6 +43,7 @@ class Source:
     stream_above: a block of dense rows that is larger, decoded, is read while it is used, if the method can
     durable: whether the memories of this round are to be flushed to the disk
     training: names the course of a training in which a process may use what it kept of its own answers
+    memory_digests: {name: digest} of the files in memory_in; None: not known, so not compared
     """
 
     population: str
@@ -52,6 +54,7 @@ class Source:
     stream_above: int = DEFAULT_STREAM_ABOVE
     durable: bool = True
     training: str = ""
+    memory_digests: Mapping[str, str] | None = None
 
 
 def peak_memory() -> int:
@@ -168,7 +171,7 @@ def answer_block(method: AnyMethod, source: Source, message: Message, index: int
         population = _population(source)
         block = block_for(method, source, population, index)
         memory = None if source.memory_in is None else _memory(source, source.memory_in, index, block.clients)
-        total, kept = None, []
+        total, kept, written = None, [], {}
         for leaf in leaves(block, population.clients_per_leaf):
             start = leaf.first - block.first
             mine = None if memory is None else {k: v[start : start + leaf.clients] for k, v in memory.items()}
@@ -180,10 +183,11 @@ def answer_block(method: AnyMethod, source: Source, message: Message, index: int
         if source.memory_out and any(kept):
             # In the order that a file gives them back in: other orders have other last bits in products.
             together = {name: np.ascontiguousarray(np.concatenate([part[name] for part in kept])) for name in kept[0]}
-            write_values(memory_file(source.memory_out, index), together, durable=source.durable)
+            file = memory_file(source.memory_out, index)
+            written[file.name] = write_values(file, together, durable=source.durable)
             if source.training:
                 MEMORIES.keep((source.training, source.memory_out, index), together, source.cache_bytes - BLOCKS.bytes)
-        return total
+        return total if total is None or not source.memory_out else {**total, WRITTEN: FileDigests(written)}
 
 
 def checked_answer(method: AnyMethod, answer: Any) -> tuple[Statistics, Memory | None]:
@@ -203,7 +207,7 @@ def checked_answer(method: AnyMethod, answer: Any) -> tuple[Statistics, Memory |
 
 def _memory(source: Source, folder: str, index: int, clients: int) -> Memory:
     kept = MEMORIES.take((source.training, folder, index)) if source.training else None
-    return read_memory(folder, index, clients) if kept is None else kept
+    return read_memory(folder, index, clients, source.memory_digests) if kept is None else kept
 
 
 def memory_file(folder: str | Place, index: int) -> Place:
@@ -211,12 +215,15 @@ def memory_file(folder: str | Place, index: int) -> Place:
     return place(folder) / f"{index:06d}.zip"
 
 
-def read_memory(folder: str | Place, index: int, clients: int) -> Memory:
+def read_memory(folder: str | Place, index: int, clients: int, digests: Mapping[str, str] | None) -> Memory:
     """The memories of the clients of one block. Raises RunError that names the block if its file is missing, damaged,
-    or holds another number of clients.
+    another one, or holds another number of clients.
+
+    digests: as `Run.memory_digests` gives them; None: they are not known
     """
+    file = memory_file(folder, index)
     try:
-        memory = read_values(memory_file(folder, index))
+        memory = read_values(file, None if digests is None else digests.get(file.name, "none"))
         wrong = [name for name, array in memory.items() if np.shape(array)[:1] != (clients,)]
         if wrong:
             raise RunError(f"{wrong[0]!r} is not that of {clients} clients.", "Restore this file from a backup.")

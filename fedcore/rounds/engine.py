@@ -19,7 +19,7 @@ import numpy as np
 
 from fedcore.errors import FedcoreError, MethodError, SensitivityError, UnplannedRelease, WorkerFailed
 from fedcore.privacy.plan import PlannedRelease
-from fedcore.rounds.clients import Answer, Answering, Source, answer_all, one_blas_thread
+from fedcore.rounds.clients import WRITTEN, Answer, Answering, Source, answer_all, one_blas_thread
 from fedcore.rounds.method import AnyMethod, Message, RoundInfo
 from fedcore.rounds.statistics import IntegerSum, KeyedIntegerSum, Statistics, merge_all, values
 from fedcore.runs.store import Run
@@ -111,6 +111,9 @@ class Training:
         self.rows: list[dict[str, Any]] = []  # of the metrics, of rounds that are not
         self.durable = True  # whether the memories of the last of them are flushed
         self.token = token_hex(8)
+        # {name: digest} of the memories of the last round made, and of those that the round in progress wrote.
+        self.remembered: Mapping[str, str] | None = run.memory_digests() if run.head.get("memories") else None
+        self.written: Mapping[str, str] | None = None
 
     @property
     def round(self) -> int:
@@ -147,6 +150,7 @@ class Training:
         planned = [release for release in self.plan.values() if release.round == self.round]
         found = {release.name: self.publisher.published(release) for release in planned}
         stored = {name: value for name, value in found.items() if value is not None}
+        self.written = None
         if planned and len(stored) == len(planned):
             return stored
         statistics = self._timed("clients", self._map, message)
@@ -165,6 +169,7 @@ class Training:
         if self.done > self.run.round:
             self.run.drop_memories(self.done)
         self.state, self.pending, self.seconds, self.done = state, None, {}, self.round
+        self.remembered, self.written = self.written, None
         if self.durable:
             self.commit()
         return info
@@ -185,7 +190,9 @@ class Training:
         head = {} if self.publisher is None else {"ledger_head": self.publisher.head()}
         if not self.durable:
             self.run.flush_memories(self.done)
-        self.run.commit(self.done, self.state, self.rows, **head)
+        self.run.commit(self.done, self.state, self.rows, memories=self.remembered, **head)
+        if self.remembered is None and self.run.head.get("memories"):  # of an attempt that published, and was killed
+            self.remembered = self.run.memory_digests()
         self.rows, self.durable, self.committed = [], True, time.perf_counter()
 
     def _timed(self, name: str, function: Callable[..., T], *arguments: Any) -> T:
@@ -204,9 +211,12 @@ class Training:
             memory_out=str(after),
             durable=self.durable,
             training=self.token,
+            memory_digests=None if before is None else self.remembered,
         )
-        statistics = self.backend.map_blocks(Answer(self.method, source), message, self.blocks, self.sizes)
-        return {} if statistics is None else statistics
+        statistics = dict(self.backend.map_blocks(Answer(self.method, source), message, self.blocks, self.sizes) or {})
+        written = statistics.pop(WRITTEN, None)
+        self.written = None if written is None else written.value()
+        return statistics
 
     def _memories(self) -> Place | None:
         if self.done == self.run.round:

@@ -170,6 +170,20 @@ class ArgMax:
         return replace(self, payload={name: aligned(array) for name, array in self.payload.items()})
 
 
+@dataclass(slots=True)
+class FileDigests:
+    """Digests of the files that were written, by name. Not an answer of clients, but of the process that asked them."""
+
+    files: dict[str, str]
+
+    def merge(self, other: FileDigests) -> FileDigests:
+        self.files.update(other.files)
+        return self
+
+    def value(self) -> dict[str, str]:
+        return self.files
+
+
 def size_of(statistics: Statistics | None) -> int:
     """Bytes of the arrays in them."""
     total = 0

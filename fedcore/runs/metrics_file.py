@@ -12,9 +12,11 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from blake3 import blake3
+
 from fedcore.errors import RunError
 from fedcore.runs.run_files import METRICS
-from fedcore.storage import files
+from fedcore.storage import digests, files
 from fedcore.storage.arrays import writing
 from fedcore.storage.files import Place, is_remote
 from fedcore.storage.parsing import parse_json
@@ -27,6 +29,8 @@ class MetricsFile:
         self.folder = folder
         self.run_id = run_id
         self._cached: bytes | None = None  # behind a URL: the committed rows, once they were read
+        self._hashed = blake3()  # of the first `_length` bytes, which were written or compared by this process
+        self._length = 0
 
     def rows(self, head: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The committed rows. Raises RunError if they are damaged or lost."""
@@ -46,7 +50,8 @@ class MetricsFile:
         if is_remote(self.folder):
             return self._put(head, lines, token)
         size = head["metrics_bytes"]
-        with writing(METRICS), open(self.folder / name_of(head), "ab") as file:
+        self._hash(head, lines)
+        with writing(METRICS), files.opened(self.folder / name_of(head), "ab") as file:
             if file.tell() < size:
                 raise self._too_short(head)
             file.truncate(size)
@@ -55,9 +60,21 @@ class MetricsFile:
             os.fsync(file.fileno())
             return {"metrics_bytes": os.fstat(file.fileno()).st_size}
 
+    def digest(self) -> str:
+        """BLAKE3 of the rows up to those that were appended last."""
+        return str(self._hashed.hexdigest())
+
+    def _hash(self, head: Mapping[str, Any], lines: bytes) -> None:
+        """Take these rows into the digest, after the committed ones, which are read again only if need be."""
+        if self._length != head["metrics_bytes"]:  # another process wrote them, or a round was not committed
+            self._hashed, self._length = blake3(self._committed(head)), head["metrics_bytes"]
+        self._hashed.update(lines)
+        self._length += len(lines)
+
     def _put(self, head: Mapping[str, Any], lines: bytes, token: str | None) -> dict[str, Any]:
         if self._cached is None or len(self._cached) != head["metrics_bytes"]:
             self._cached = self._committed(head)
+        self._hash(head, lines)
         if not lines:
             return {}
         self._cached += lines  # if the round is not committed, the length tells, and they are read again
@@ -73,6 +90,12 @@ class MetricsFile:
             raise self._unreadable(head, error) from error
         if len(content) < size:
             raise self._too_short(head)
+        named = head.get("files")
+        if named is not None and digests.of_data(content[:size]) != named["metrics"]:
+            raise RunError(
+                f"{name_of(head)} of run {self.run_id!r} does not hold the rows that its head names: it was changed.",
+                "Restore it from a backup.",
+            )
         return content[:size]
 
     def _unreadable(self, head: Mapping[str, Any], error: Exception) -> RunError:

@@ -17,7 +17,8 @@ NO_HEAD: dict[str, Any] = {"round": -1, "status": "running", "metrics_bytes": 0}
 STATUSES = ("running", "trained", "finished", "failed", "budget exhausted", "abandoned")
 HOLDER = "holder.json"
 METRICS = "metrics.jsonl"
-BY_ROUND = re.compile(r"[0-9]+(\.zip)?")
+START_FILE = "start.zip"  # the run's own copy of the arrays that it starts from
+BY_ROUND = re.compile(r"[0-9]+(\.zip|\.json)?")
 METRICS_NAME = re.compile(r"metrics(-[0-9a-f]+)?\.jsonl")
 
 
@@ -38,7 +39,7 @@ def resolve(path: Place) -> Place:
 
 
 def numbered(folder: Place) -> list[Place]:
-    """The states or memories in the folder, which are named by their rounds."""
+    """The states in the folder, or the memories with their lists, which are named by their rounds."""
     found: list[Place] = []
     if is_remote(folder):
         found += [folder / name for name in object_storage.listing(folder)]
@@ -71,7 +72,7 @@ def read_head(path: Place, fetched: Mapping[str, bytes] | None = None) -> dict[s
 
 
 def refuse_unknown_schema(path: Place, head: dict[str, Any] | None) -> None:
-    """Raises RunError for a head of another schema. Heads of this version name none: that of run.json counts."""
+    """Raises RunError for a head of another schema. Heads name none so far: that of run.json counts."""
     if head is not None and head.get("schema", SCHEMA) != SCHEMA:
         raise unknown_schema(f"the head of run {path.name!r}", head["schema"])
 
@@ -85,15 +86,22 @@ def read_json(path: Place, fetched: Mapping[str, bytes] | None = None) -> dict[s
 
     fetched: files of the same folder that were fetched already
     """
+    return read_document(path, fetched)[0]
+
+
+def read_document(
+    path: Place, fetched: Mapping[str, bytes] | None = None
+) -> tuple[dict[str, Any] | None, bytes | None]:
+    """As `read_json`, and the bytes of the file."""
     try:
         text = files.read_bytes(path) if fetched is None else fetched.get(path.name)
         value = None if text is None else parse_json(text)
     except (FileNotFoundError, NotADirectoryError):
-        return None
+        return None, None
     except (OSError, ValueError) as error:
         raise RunError(
             f"{path.parent.name}/{path.name} is unreadable ({type(error).__name__}).", "Restore it from a backup."
         ) from error
     if text is not None and not isinstance(value, dict):
         raise RunError(f"{path.parent.name}/{path.name} does not hold an object.", "Restore it from a backup.")
-    return value
+    return value, text

@@ -3,7 +3,7 @@
     run.json         what was asked: method, config, seed, population, plan; written once
     head.json        where the run is; the rename, or the put, of this small file commits a round
     state/000007.zip server state after round 7: a zipped Zarr group of arrays, scalars as attributes
-    memory/000007/   per-client memory after round 7, one such file for each block
+    memory/000007/   per-client memory after round 7, one such file for each block; 000007.json lists their digests
     releases/        copies of the published values (private runs)
     metrics.jsonl    one row for each committed round; appended to
     report.html
@@ -12,7 +12,9 @@ Behind a URL there are two differences. `holder.json` stands for the lock (`fedc
 cannot be appended to, so the metrics are put whole at each commit, under a name of their writer's own that the head
 tells: a process that lost the run cannot shorten those of its successor (`fedcore.runs.metrics_file`).
 
-Arrays and JSON only: loading a run executes nothing, and names and sizes are checked first.
+Arrays and JSON only: loading a run executes nothing, and names and sizes are checked first. The head names all files
+that it commits by their digests (`fedcore.runs.digests`), which are compared whenever a file is read. The folder is for
+its owner's eyes only, whatever the umask.
 """
 
 from __future__ import annotations
@@ -22,27 +24,32 @@ import fcntl
 import json
 import os
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TextIO
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedcore.errors import FedcoreError, LeaseLost, RunBusy, RunError, RunNotFound, Unreachable
+from fedcore.runs import digests as run_digests
 from fedcore.runs.metrics_file import MetricsFile, name_of
 from fedcore.runs.run_files import (
     HOLDER,
     METRICS_NAME,
     NO_HEAD,
+    START_FILE,
     numbered,
+    read_document,
     read_head,
     read_json,
     refuse_unknown_schema,
     resolve,
 )
-from fedcore.storage import files
+from fedcore.storage import digests, files
 from fedcore.storage import objects as object_storage
-from fedcore.storage.arrays import SCHEMA, read_values, state_values, unknown_schema, write_values, writing
+from fedcore.storage.arrays import read_values, state_values, unknown_schema, write_values, writing
 from fedcore.storage.files import Place, is_remote, json_bytes, place, write_json
 from fedcore.storage.remote_lock import RemoteLock
 
@@ -50,6 +57,7 @@ if TYPE_CHECKING:
     from upath import UPath
 
 LOCK = "lock"
+UNBORN_SECONDS = 3600.0  # after which a folder without run.json is of nobody who still makes it
 STATES_KEPT = 2  # of the last commit, and of the one before it: somebody may be reading that
 
 
@@ -71,8 +79,11 @@ class Run:
         self.head = head
         self._stored_head = stored_head
         self.taken = False  # over from a holder that died, or without looking whether it did
-        self._lock: RemoteLock | TextIO | None = None
+        self._lock: RemoteLock | IO[Any] | None = None
         self._metrics = MetricsFile(path, str(info["run_id"]))
+        self._record: str | None = None  # digest of run.json as it is stored
+        self._start: str | None = None  # digest of the copy of what the run starts from, until the head names it
+        self._releases: dict[str, str] | None = None  # digests of the copies of released values, once they are needed
 
     @property
     def id(self) -> str:
@@ -99,7 +110,7 @@ class Run:
         Raises RunError if there is a run of this name, or none can be made.
         """
         path = place(folder) / info["run_id"]
-        run = cls(path, {"schema": SCHEMA, **info}, dict(NO_HEAD))
+        run = cls(path, {"schema": run_digests.SCHEMA, "needs": [], **info}, dict(NO_HEAD))
         exists = RunError(f"a run named {info['run_id']!r} exists already.", "Choose another name.")
         if is_remote(path):
             run._create_objects(path, exists)
@@ -107,7 +118,9 @@ class Run:
         if path.exists() and not run._was_never_made():
             raise exists
         try:
-            files.make_folder(path, durable=True)
+            files.make_folder(path.parent, durable=True)
+            _sweep_unborn(path)
+            files.make_folder(path, private=True, durable=True)
         except OSError as error:
             raise RunError(f"cannot create a run in {str(folder)!r}: {error.strerror}.") from error
         try:
@@ -174,11 +187,12 @@ class Run:
     @classmethod
     def _from_files(cls, path: Place, fetched: Mapping[str, bytes] | None, without_head: bool = False) -> Run:
         """fetched: run.json and head.json, where they were fetched already."""
-        info = read_json(path / "run.json", fetched)
+        info, text = read_document(path / "run.json", fetched)
         if info is None:
             raise RunNotFound(f"there is no run at {str(path)!r}.", "`fedcore runs list` shows the runs of a folder.")
-        if info.get("schema") != SCHEMA:
-            raise unknown_schema(f"run {path.name!r}", info.get("schema"))
+        if type(info.get("schema")) is not int or not 1 <= info["schema"] <= run_digests.SCHEMA:
+            raise unknown_schema(f"run {path.name!r}", info.get("schema"), run_digests.SCHEMA)
+        run_digests.check_needs(path, info)
         if not isinstance(info.get("run_id"), str):
             raise RunError(f"run.json of run {path.name!r} is not valid.", "Restore it from a backup.")
         if without_head:
@@ -188,7 +202,10 @@ class Run:
             refuse_unknown_schema(path, head)
             return cls(path, info, dict(NO_HEAD))
         head = read_head(path, fetched)
-        return cls(path, info, head or dict(NO_HEAD), head)
+        run_digests.check_head(path, info, text, head)
+        run = cls(path, info, head or dict(NO_HEAD), head)
+        run._record = None if text is None else digests.of_document(text)
+        return run
 
     @classmethod
     def open_locked(cls, path: str | Place, *, without_head: bool = False, take_over: bool = False) -> Run:
@@ -238,7 +255,7 @@ class Run:
             self._lock = remote_lock
             return taken
         with writing("the lock"):
-            file = open(self.path / LOCK, "w")
+            file = files.opened(self.path / LOCK, "w")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -303,27 +320,120 @@ class Run:
                 f"the model of run {self.id!r} was removed on {self.head['pruned']} as newer ones are kept.",
                 "Its metrics, statement and report are still there.",
             )
-        return read_values(self.state_file(self.round))
+        return read_values(self.state_file(self.round), self._named("state"))
 
-    def commit(self, round: int, state: Any, rows: Sequence[Mapping[str, Any]] = (), **head: Any) -> None:
+    def commit(
+        self,
+        round: int,
+        state: Any,
+        rows: Sequence[Mapping[str, Any]] = (),
+        *,
+        memories: Mapping[str, str] | None = None,
+        **head: Any,
+    ) -> None:
         """Make a round current: write state, then the rows of metrics, then the head; drop old states and memories.
 
         state: a dataclass of arrays and scalars; rows: of the rounds since the last commit, each with its "round";
-        head: facts for the head. Raises RunError, and LeaseLost if another process has gone on with the run.
+        memories: {name: digest} of the files in its folder of memories, None if nobody kept them; head: facts for the
+        head. Raises RunError, and LeaseLost if another process has gone on with the run.
         """
         self._check_current()
         before = self.round
-        write_values(self.state_file(round), state_values(state))
+        stored = write_values(self.state_file(round), state_values(state))
         token = self._lock.token if isinstance(self._lock, RemoteLock) else None
         head = {**head, **self._metrics.append(self.head, rows, token)}
-        memories = files.is_folder(self.memory_folder(round))
-        if memories:
+        kept = files.is_folder(self.memory_folder(round))
+        if self.sealed:
+            found = self._list_memories(round, memories) if kept else None
+            head["files"] = {
+                "run": self.record_digest,
+                "state": stored,
+                "memory": found,
+                "metrics": self._metrics.digest(),
+                "releases": self._list_releases(round),
+                "start": self._start or self._named("start"),
+            }
+        if kept:
             with writing("memory"):
                 files.flush(self.path / "memory")
-        self._write_head({**self.head, **head, "round": round, "memories": memories})
+        self._write_head({**self.head, **head, "round": round, "memories": kept})
         self._prune({before, round})
         if isinstance(self._lock, RemoteLock):
             self._lock.renew()
+
+    @property
+    def sealed(self) -> bool:
+        """Whether the head names the files by their digests: not in runs that an earlier version began."""
+        return int(self.info.get("schema", 1)) > 1
+
+    @property
+    def record_digest(self) -> str:
+        """SHA-256 of run.json, which is written once."""
+        return self._record or digests.of_document(json_bytes(self.info))
+
+    @property
+    def committed_digest(self) -> str | None:
+        """Of what the head commits; None for runs without digests."""
+        return run_digests.committed(self.head) if "files" in self.head else None
+
+    def _named(self, name: str) -> str | None:
+        """The digest that the head has of this file or list of files; None if it has none."""
+        found = self.head.get("files", {}).get(name)
+        return None if found is None else str(found)
+
+    def _memory_list(self, round: int) -> Place:
+        return self.path / "memory" / f"{round:06d}.json"
+
+    def _list_memories(self, round: int, found: Mapping[str, str] | None) -> str:
+        """Keep the list of the memories' digests, and return its own."""
+        with writing("memory"):
+            found = run_digests.of_folder(self.memory_folder(round)) if found is None else found
+            run_digests.write_list(self._memory_list(round), found)
+        return digests.of_files(found)
+
+    def memory_digests(self) -> dict[str, str] | None:
+        """{name: digest} of the files of `memories`; None if they are not known. Raises RunError if they are others."""
+        expected = self._named("memory")
+        if expected is None:
+            return None
+        what = f"the clients' memories after round {self.round} of run {self.id!r}"
+        return run_digests.read_list(self._memory_list(self.round), self.memory_folder(self.round), expected, what)
+
+    def _list_releases(self, round: int) -> str | None:
+        """Digest of the list of the copies of released values, up to this round; None if there is none."""
+        if self._releases is None:
+            self.check_releases()
+            self._releases = self._stored_releases(round)
+        due = self._due(self._releases, round)
+        return digests.of_files(due) if due else None
+
+    def check_releases(self) -> None:
+        """Raises RunError if the copies of released values are others than they were."""
+        if "files" in self.head and not self.pruned:
+            stored = self._stored_releases(self.round)
+            if (digests.of_files(stored) if stored else None) != self._named("releases"):
+                raise self._others()
+
+    def _stored_releases(self, round: int) -> dict[str, str]:
+        try:
+            return self._due(run_digests.of_folder(self.path / "releases"), round)
+        except OSError as error:
+            raise RunError(
+                f"copies of released values of run {self.id!r} are unreadable ({error.strerror}).",
+                "Restore the folder releases from a backup.",
+            ) from error
+
+    def _due(self, found: Mapping[str, str], round: int) -> dict[str, str]:
+        """Without those of a round that is not committed, which was made until its values were released."""
+        rounds = {f"{item['name']}.zip": item["round"] for item in self.info.get("plan", ())}
+        return {name: digest for name, digest in found.items() if rounds.get(name, -1) <= round}
+
+    def _others(self) -> RunError:
+        return RunError(
+            f"the copies of released values of run {self.id!r} are not those that its head names: they were changed, "
+            "or some are lost.",
+            "Restore the folder releases from a backup; `fedcore resume` restores it from the ledger.",
+        )
 
     def flush_memories(self, round: int) -> None:
         """Make memories durable that were written without a flush. On a disk that hosts share, what another host wrote
@@ -380,6 +490,8 @@ class Run:
         )
 
     def _write_head(self, head: dict[str, Any]) -> None:
+        if self.sealed:
+            head = run_digests.sealed({"files": {**run_digests.NOTHING, "run": self.record_digest}, **head})
         if is_remote(self.path):
             self._put_head(self.path / "head.json", head)
         else:
@@ -404,7 +516,13 @@ class Run:
 
     def keep_release(self, name: str, array: np.ndarray) -> None:
         """Keep a copy of a published value."""
-        write_values(self.path / "releases" / f"{name}.zip", {"values": array})
+        digest = write_values(self.path / "releases" / f"{name}.zip", {"values": array})
+        if self._releases is not None:
+            self._releases[f"{name}.zip"] = digest
+
+    def keep_start(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Keep a copy of what the run starts from."""
+        self._start = write_values(self.path / START_FILE, arrays)
 
     def release_names(self) -> list[str]:
         """Names of the published values that the run keeps copies of."""
@@ -412,12 +530,33 @@ class Run:
         return [name.removesuffix(".zip") for name in stored if name.endswith(".zip") and not name.startswith(".")]
 
     def releases(self) -> dict[str, np.ndarray]:
-        """The run's copies of its published values, by name."""
+        """The run's copies of its published values, by name. Raises RunError if they are others than they were."""
+        self.check_releases()
         return {name: read_values(self.path / "releases" / f"{name}.zip")["values"] for name in self.release_names()}
 
     def metrics(self) -> list[dict[str, Any]]:
         """One row for each committed round. Raises RunError if they are damaged or lost."""
         return self._metrics.rows(self.head)
+
+
+def _sweep_unborn(wanted: Path) -> None:
+    """Remove, as far as possible, folders of runs whose process died before it had written run.json: those that hold
+    nothing but a lock that nobody has, and that nobody has touched for a while.
+
+    wanted: the folder of a new run, which may also be there and be empty
+    """
+    for path in wanted.parent.iterdir():
+        with suppress(OSError):
+            if not path.is_dir() or time.time() - path.stat().st_mtime < UNBORN_SECONDS:
+                continue
+            names = [file.name for file in path.iterdir()]
+            if not all(name == "lock" or name.endswith(".partial") for name in names):
+                continue
+            if "lock" not in names and path != wanted:  # an empty folder of somebody else
+                continue
+            with files.opened(path / "lock", "w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,7 +26,7 @@ import zarr
 import zarr.codecs
 
 from fedcore.errors import RunError, Unreachable
-from fedcore.storage import files
+from fedcore.storage import digests, files
 from fedcore.storage.files import Place, is_remote, replace_durably
 from fedcore.storage.parsing import parse_json
 
@@ -42,6 +42,7 @@ UNREADABLE = (
     zlib.error,
     zarr.errors.BaseZarrError,
 )
+ANY_TIME = (1980, 1, 1, 0, 0, 0)  # of the entries: files with the same values are the same
 MAX_STATE_BYTES = 16 * 2**30
 CHECKSUM = np.dtype("<u4")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
@@ -59,11 +60,12 @@ def writing(what: str) -> Iterator[None]:
         ) from error
 
 
-def write_values(path: Place, values: Mapping[str, Any], *, durable: bool = True) -> None:
+def write_values(path: Place, values: Mapping[str, Any], *, durable: bool = True) -> str:
     """Write arrays and scalars to one zip file: arrays to Zarr, scalars (str, bool, int, float, None) to attributes.
 
     durable: whether the file is on the disk on return, and not only in the memory of the system. The file appears
-    complete or not at all. One that exists already is replaced: it was never committed. Raises RunError.
+    complete or not at all. One that exists already is replaced: it was never committed. The same values make the same
+    bytes. Returns their BLAKE3. Raises RunError.
     """
     arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
     scalars = {name: _scalar(name, value) for name, value in values.items() if name not in arrays}
@@ -71,14 +73,18 @@ def write_values(path: Place, values: Mapping[str, Any], *, durable: bool = True
     if bad:
         raise RunError(f"{bad[0]!r} cannot be the name of a stored value.")
     if is_remote(path):
-        return files.write_whole(path, _zipped(arrays, scalars))
+        content = _zipped(arrays, scalars)
+        files.write_whole(path, content)
+        return digests.of_data(content)
     partial = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.partial")
     try:
         with writing(repr(path.name)):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with zipfile.ZipFile(partial, "w") as archive:
+            files.make_folder(path.parent)
+            with files.opened(partial) as file, zipfile.ZipFile(file, "w") as archive:
                 _write_group(archive, arrays, scalars)
+            digest = digests.of_file(partial)
             replace_durably(partial, path) if durable else os.replace(partial, path)
+            return digest
     finally:
         partial.unlink(missing_ok=True)
 
@@ -91,13 +97,14 @@ def _write_group(archive: zipfile.ZipFile, arrays: Mapping[str, np.ndarray], sca
     """
     shapes = {name: list(value.shape) for name, value in arrays.items()}
     attributes = {"schema": SCHEMA, "scalars": scalars, "arrays": shapes}
-    archive.writestr("zarr.json", json.dumps({**_described_group(), "attributes": attributes}))
+    group = json.dumps({**_described_group(), "attributes": attributes})
+    archive.writestr(zipfile.ZipInfo("zarr.json", ANY_TIME), group)
     for name, value in arrays.items():
-        archive.writestr(f"{name}/zarr.json", _described(value.shape, value.dtype))
+        archive.writestr(zipfile.ZipInfo(f"{name}/zarr.json", ANY_TIME), _described(value.shape, value.dtype))
         if value.size:
             content = np.ascontiguousarray(value, value.dtype.newbyteorder("<")).tobytes()
             checksum = np.array(google_crc32c.value(content), CHECKSUM).tobytes()
-            archive.writestr(_chunk(name, value.shape), content + checksum)
+            archive.writestr(zipfile.ZipInfo(_chunk(name, value.shape), ANY_TIME), content + checksum)
 
 
 def _chunk(name: str, shape: tuple[int, ...]) -> str:
@@ -144,10 +151,13 @@ def _scalar(name: str, value: Any) -> Any:
     raise RunError(f"{name!r} cannot be stored: a {type(value).__name__} is neither an array nor a finite scalar.")
 
 
-def read_values(path: Place) -> dict[str, Any]:
-    """What `write_values` wrote, by name. Raises RunError if it is missing, torn, too large, or of another schema."""
+def read_values(path: Place, digest: str | None = None) -> dict[str, Any]:
+    """What `write_values` wrote, by name. digest: that it returned; None: not known, so not compared.
+
+    Raises RunError if it is missing, torn, too large, of another schema, or another one.
+    """
     try:
-        with _opened(path) as archive:
+        with _opened(path, digest) as archive:
             _check_sizes(archive)
             attributes = parse_json(archive.read("zarr.json"))["attributes"]
             arrays, values = attributes["arrays"], dict(attributes["scalars"])
@@ -210,19 +220,24 @@ def _read_by_zarr(archive: zipfile.ZipFile, name: str, shape: tuple[int, ...]) -
     return np.asarray(array[...])
 
 
-def unknown_schema(what: str, found: Any) -> RunError:
-    """The error for something that another version of fedcore wrote."""
+def unknown_schema(what: str, found: Any, known: int = SCHEMA) -> RunError:
+    """The error for something that another version of fedcore wrote. known: the newest schema of such things."""
     return RunError(
-        f"{what} has the unknown schema {found!r}; this version of fedcore knows {SCHEMA}.",
+        f"{what} has the unknown schema {found!r}; this version of fedcore knows {known}.",
         "Use the version of fedcore that wrote it, or a newer one.",
     )
 
 
-def _opened(path: Place) -> zipfile.ZipFile:
+def _opened(path: Place, digest: str | None) -> zipfile.ZipFile:
+    content = b""
     if is_remote(path):
-        return zipfile.ZipFile(io.BytesIO(files.read_bytes(path)))
-    files.check_regular(path)
-    return zipfile.ZipFile(path)
+        content = files.read_bytes(path)
+    else:
+        files.check_regular(path)
+    if digest is not None:
+        if digest != (digests.of_data(content) if is_remote(path) else digests.of_file(path)):
+            raise ValueError("it is not the file that was written")
+    return zipfile.ZipFile(io.BytesIO(content)) if is_remote(path) else zipfile.ZipFile(path)
 
 
 def state_values(state: Any) -> dict[str, Any]:

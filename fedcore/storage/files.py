@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 from urllib.parse import unquote
 
+import psutil
+
 from fedcore.errors import ConfigError
 from fedcore.storage import objects as object_storage
 
@@ -215,6 +217,15 @@ def seal(folder: Path) -> None:
                 os.chmod(os.path.join(where, name), 0o600)
             flush(Path(where, name))
         flush(Path(where))
+
+
+def sweep_partials(path: Path) -> None:
+    """Remove, as far as possible, what processes of this host that died left of a file or folder of this name."""
+    for partial in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
+        process = partial.name.removeprefix(f".{path.name}.").split(".")[0]
+        if process.isdigit() and not psutil.pid_exists(int(process)):
+            with suppress(OSError):
+                remove(partial)
 
 
 def write_whole(path: Place, content: bytes, *, private: bool = False) -> None:

@@ -18,7 +18,7 @@ from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
 from fedcore.rounds.caches import MEMORIES
-from fedcore.rounds.clients import memory_file
+from fedcore.rounds.clients import read_memory
 from fedcore.rounds.engine import Backend, InProcessBackend
 from fedcore.runs.store import Run, load_run
 from fedcore.storage.arrays import read_values, write_values
@@ -159,7 +159,8 @@ def _ended(session: Session) -> Ended:
     loaded, folder = load_run(run.path), run.memories()
     memories: dict[str, np.ndarray] = {}
     if folder is not None:
-        read = [read_values(memory_file(folder, index)) for index in range(len(session.population.blocks))]
+        entries, digests = session.population.blocks, run.memory_digests()
+        read = [read_memory(folder, index, entry.clients, digests) for index, entry in enumerate(entries)]
         memories = {name: np.concatenate([values[name] for values in read]) for name in read[0]}
     balance = session.balance()
     return Ended(

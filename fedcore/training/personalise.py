@@ -19,11 +19,10 @@ from fedcore.errors import ConfigError, PopulationError, RunError, WrongKind
 from fedcore.methods.registry import make_method
 from fedcore.population.blocks import CountsBlock, leaves
 from fedcore.population.store import Population
-from fedcore.rounds.clients import memory_file, redacted
+from fedcore.rounds.clients import read_memory, redacted
 from fedcore.rounds.method import ROWS, AnyMethod, Memory, State
 from fedcore.runs.store import Run
-from fedcore.storage.arrays import read_values
-from fedcore.storage.files import Place, flush, is_remote, place
+from fedcore.storage.files import Place, flush, is_remote, make_folder, place, seal, sweep_partials
 from fedcore.training.spec import recorded_request
 
 ROWS_PER_CHUNK = 16_384
@@ -52,21 +51,24 @@ def personalise(
     if dest.exists():
         raise PopulationError(f"{str(dest)!r} exists already.", "Name a folder that does not exist.")
     method, state = trained(run)
-    memory = run.memories()
+    memory, digests = run.memories(), run.memory_digests()
     partial = dest.with_name(f".{dest.name}.{os.getpid()}.partial")
     try:
-        partial.mkdir(parents=True, mode=0o700)
+        sweep_partials(dest)
+        make_folder(partial, private=True)
         group = zarr.open_group(partial, mode="a", zarr_format=3)
         group.attrs.update({"sensitive": True, "note": NOTE, "run": run.id, "method": method.name})
         with open(partial / "clients.jsonl", "w") as ids:
             first_row = 0
             for index in range(len(population.blocks)):
-                kept = None if memory is None else read_values(memory_file(memory, index))
+                clients = population.blocks[index].clients
+                kept = None if memory is None else read_memory(memory, index, clients, digests)
                 outputs = _write_block(group, method, state, population, index, kept, first_row)
                 first_row += population.blocks[index].train.entries
                 ids.writelines(json.dumps(str(client)) + "\n" for client in population.client_ids(index))
                 if progress is not None:
                     progress(index + 1, len(population.blocks))
+        seal(partial)
         partial.rename(dest)
         flush(dest.parent)
     except OSError as error:

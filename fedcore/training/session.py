@@ -13,8 +13,6 @@ written. It is "finished" when what a series decides about it is done too; until
 
 from __future__ import annotations
 
-import hashlib
-import json
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -34,7 +32,6 @@ from fedcore.errors import (
     Unreachable,
 )
 from fedcore.methods.registry import make_method
-from fedcore.population import manifest as manifests
 from fedcore.population.store import Population
 from fedcore.privacy.ledger.chain import Balance
 from fedcore.privacy.ledger.leases import Lease
@@ -44,11 +41,11 @@ from fedcore.rounds.clients import DEFAULT_CACHE_BYTES, Source
 from fedcore.rounds.engine import Backend, Training
 from fedcore.rounds.method import AnyMethod
 from fedcore.runs.store import Run
-from fedcore.storage.arrays import write_values, writing
-from fedcore.storage.files import Place, read_bytes, write_json
+from fedcore.storage.arrays import writing
+from fedcore.storage.files import Place, write_json
 from fedcore.training.budget import LedgerPublisher, ledger_of
 from fedcore.training.request import TrainRequest
-from fedcore.training.spec import START_FILE, RunSpec, recorded_request, recorded_spec, resolve
+from fedcore.training.spec import RunSpec, recorded_request, recorded_spec, resolve
 from fedcore.training.warm_start import in_words, start_lineage
 from fedcore.training.witness import check_runs, remember_head
 
@@ -98,7 +95,7 @@ class Session:
         status: with which the ledger closes it. Nothing is added the second time.
         """
         if self.account is not None:
-            self.account.ledger.finish(self.account.lease, status, head=self.run.head.get("digest"))
+            self.account.ledger.finish(self.account.lease, status, head=self.run.committed_digest)
             remember_head(self.population, self.account.ledger)
         if status == "finished" and (outcome := self.method.outcome(self.training.state)):
             self.run.note(outcome=outcome)
@@ -190,7 +187,7 @@ def _keep_warm_start(spec: RunSpec, run: Run) -> None:
     if spec.warm_start is None:
         return
     try:
-        write_values(run.path / START_FILE, spec.warm_start.arrays)
+        run.keep_start(spec.warm_start.arrays)
     except BaseException:
         run.remove()
         raise
@@ -227,15 +224,26 @@ def _reserve(spec: RunSpec, ledger: Ledger, run: Run) -> None:
         unit=spec.public.unit,
         relation=spec.public.relation,
         secure=spec.test_noise is None,
-        bound=_bound(spec, run),
+        bound=bound_of(spec.population, run),
     )
+    check_bound(ledger, spec.population, run)
 
 
-def _bound(spec: RunSpec, run: Run) -> dict[str, Any]:
+def bound_of(population: Population, run: Run) -> dict[str, Any]:
     """Digests of what the run reads and of what was asked of it, by which the ledger can tell later what it was."""
-    manifest = json.loads(manifests.encode(spec.population.manifest))["checksum"]
-    record = hashlib.sha256(read_bytes(run.path / "run.json")).hexdigest()
-    return {"manifest": manifest, "version": spec.population.version, "run": record}
+    return {"manifest": population.checksum, "version": population.version, "run": run.record_digest}
+
+
+def check_bound(ledger: Ledger, population: Population, run: Run) -> None:
+    """Raises RunError unless run.json and the population are those for which the ledger has reserved."""
+    reserved = (ledger.recorded(run.id, "reserve") or {}).get("bound")
+    if reserved is None or reserved == bound_of(population, run):  # None: an earlier version began the run
+        return
+    what = "run.json" if reserved.get("run") != run.record_digest else f"version {population.version} of the population"
+    raise RunError(
+        f"{what} is not the one for which ledger {ledger.id} reserved the budget of run {run.id!r}: it was changed.",
+        "Restore it from a backup.",
+    )
 
 
 def _was_refused(error: BaseException) -> bool:
@@ -266,6 +274,7 @@ def _session(spec: RunSpec, run: Run, account: Account | None, backend: Backend)
     if account is not None:
         noise = _noise(spec.test_noise)
         publisher = LedgerPublisher(account.ledger, spec.population, run, account.lease, noise)
+        _restore_releases(spec, run, publisher)
     state = _state(spec, run)
     if run.status not in ("running", TRAINED):
         run.finish("running")
@@ -274,6 +283,18 @@ def _session(spec: RunSpec, run: Run, account: Account | None, backend: Backend)
     blocks = range(len(population.blocks))
     training = Training(spec.method, run, state, source, blocks, backend, spec.releases, publisher, population.sizes())
     return Session(spec, run, training, account)
+
+
+def _restore_releases(spec: RunSpec, run: Run, publisher: LedgerPublisher) -> None:
+    """The run's copies of its published values may be lost or changed; the ledger has the values."""
+    try:
+        run.check_releases()
+    except RunError:
+        for planned in spec.releases:
+            value = publisher.published(planned) if planned.round <= run.round else None
+            if value is not None:
+                run.keep_release(planned.name, value)
+        run.check_releases()
 
 
 def _noise(test_noise: str | None) -> NoiseSource:

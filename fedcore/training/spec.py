@@ -20,6 +20,7 @@ from fedcore.privacy.ledger.chain import ChainHead
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.clients import DEFAULT_CACHE_BYTES
 from fedcore.rounds.method import AnyMethod, PublicFacts
+from fedcore.runs.run_files import START_FILE
 from fedcore.runs.store import Run
 from fedcore.storage.arrays import read_values
 from fedcore.storage.files import place
@@ -30,7 +31,6 @@ from fedcore.training.warm_start import WarmStart, digest_of, find_warm_start
 if TYPE_CHECKING:  # a run that is not private needs no database
     from fedcore.privacy.ledger.ledger import Ledger
 
-START_FILE = "start.zip"  # the run's own copy of the arrays that it starts from
 REQUIRED = {"method", "config", "kernel", "private", "population", "features", "plan", "rho", "seed", "test_noise"}
 
 
@@ -69,6 +69,7 @@ class RunSpec:
                 "name": population.path.name,
                 "id": population.id,
                 "version": population.version,
+                "manifest": population.checksum,
                 "clients_per_leaf": population.clients_per_leaf,
             },
             "features": population.features,
@@ -159,6 +160,12 @@ def recorded_spec(
         raise RunError(
             f"run {run.id!r} belongs to another population than {str(population.path)!r}.",
             "Name the right one with --population.",
+        )
+    if info["population"].get("manifest", population.checksum) != population.checksum:
+        raise RunError(
+            f"version {version} of {str(population.path)!r} is not the one that run {run.id!r} read: the population "
+            "was changed, or branched.",
+            "Restore the population from a backup, or name the right one with --population.",
         )
     same = (method.arithmetic_version, population.clients_per_leaf, method.private)
     if same != (arithmetic, clients_per_leaf, private):

@@ -21,6 +21,7 @@ from fedcore.storage.arrays import read_values
 from fedcore.training.personalise import personalise
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import concluding, resume, start_run
+from tests.conftest import edit_record
 from tests.dictionaries.run_in_memory import block_of
 from tests.dictionaries.test_rounds import task
 
@@ -99,8 +100,7 @@ def test_the_next_run_starts_from_the_one_before(tmp_path):
     with pytest.raises(RunError, match="kernel"):
         monkey = begin(population, tmp_path, FAST, run_id="third")
         monkey.close()
-        info = (monkey.run.path / "run.json").read_text()
-        (monkey.run.path / "run.json").write_text(info.replace("dictionaries-2", "dictionaries-0"))
+        edit_record(monkey.run.path, lambda info: info.update(kernel="dictionaries-0"))
         resume(monkey.run.path, InProcessBackend())
 
 

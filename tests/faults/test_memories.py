@@ -99,6 +99,10 @@ def memories_of(here: Remembering) -> dict:
     return bits({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
 
 
+def kept(here: Remembering) -> list[str]:
+    return sorted(path.name for path in (here.run_path / "memory").iterdir() if path.is_dir())
+
+
 def check_same(here: Remembering, calm) -> None:
     reference, memories = calm[here.mode]
     assert same_result(load_run(here.run_path), reference)
@@ -109,7 +113,7 @@ def test_the_undisturbed_run_is_what_the_faults_below_suppose(remembering, calm)
     here = remembering()
     session = here.begun(ROUND)
     assert len(here.population().blocks) == BLOCKS
-    assert sorted(p.name for p in (here.run_path / "memory").iterdir()) == ["000006", "000007"], "two versions are kept"
+    assert kept(here) == ["000006", "000007"], "two versions are kept"
     assert len(list(session.run.memory_folder(ROUND).iterdir())) == BLOCKS
     to_end(session)
     assert session.run.round == LAST and {*memories_of(here)} == {"V"}
@@ -261,7 +265,7 @@ def test_pruning_goes_on_beside_a_late_writer(remembering, calm, monkeypatch):
         session.training.step()
         assert session.run.memory_folder(ROUND - 1).exists()
     to_end(session)
-    assert sorted(p.name for p in (here.run_path / "memory").iterdir()) == ["000009", "000010"]
+    assert kept(here) == ["000009", "000010"]
     check_same(here, calm)
 
 

@@ -281,6 +281,13 @@ class Ledger(Reservations):
             stored = self._stored(connection, run_id, name)
         return None if stored is None else stored[1]
 
+    def recorded(self, run_id: str, kind: str) -> dict[str, Any] | None:
+        """What the first record of this kind says of a run; None if there is none."""
+        mine = (tables.records.c.run_id == run_id) & (tables.records.c.kind == kind)
+        with self._transaction(write=False) as connection:
+            rows = find(connection, tables.records, mine, columns=("payload",), order=tables.records.c.seq, limit=1)
+        return decoded_object(rows[0].payload, f"a record of run {run_id!r}") if rows else None
+
     def _planned_shape(self, run: Row[Any], round: int, name: str) -> tuple[int, ...]:
         for planned in decoded_list(run.plan, f"the plan of run {run.run_id!r}"):
             if isinstance(planned, dict) and (planned.get("round"), planned.get("name")) == (round, name):
