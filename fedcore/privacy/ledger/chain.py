@@ -169,7 +169,7 @@ class Balance:
 
 @dataclass(slots=True)
 class Ended:
-    """What the runs that ended before a checkpoint add up to: they are not replayed one by one."""
+    """What the runs that ended add up to. It is kept while they end, since there may be thousands of them."""
 
     rho: Fraction = Fraction(0)
     delta: Fraction = Fraction(0)
@@ -181,7 +181,7 @@ class Account:
     """The state of a population's budget and runs that the records of its chain add up to.
 
     runs:          all runs; after a checkpoint those that were open then or came later
-    ended:         the other ones
+    ended:         sums of all runs that ended, those before the checkpoint too
     public_schema: every reason that was given, the newest last
     losses:        every accepted loss, the newest last; after a checkpoint the newest before it and those since
     checkpoint:    number of the newest checkpoint among the records; 0 if there is none
@@ -211,8 +211,8 @@ class Account:
 
     def totals(self) -> tuple[Fraction, Fraction, Fraction, Fraction]:
         """Exact (rho spent, rho reserved, delta spent, delta reserved)."""
-        spent = [attempt for run in self.runs.values() for attempt in run.spent()]
-        reserved = [price for run in self.runs.values() for price in run.reserved()]
+        spent = [attempt for run in self._open() for attempt in run.spent()]
+        reserved = [price for run in self._open() for price in run.reserved()]
         return (
             self.ended.rho + exact_sum(a.rho for a in spent),
             exact_sum(rho for rho, _ in reserved),
@@ -222,7 +222,18 @@ class Account:
 
     def states(self) -> Counter[str]:
         """Number of releases by state."""
-        return self.ended.releases + Counter(a.state for run in self.runs.values() for a in run.attempts.values())
+        return self.ended.releases + Counter(a.state for run in self._open() for a in run.attempts.values())
+
+    def _open(self) -> list[RunAccount]:
+        return [run for run in self.runs.values() if run.status == OPEN]
+
+    def close(self, run: RunAccount, status: str) -> None:
+        """End an open run: what it spent is spent, nothing of it is reserved any more."""
+        run.status = status
+        spent = run.spent()
+        self.ended.rho += exact_sum(attempt.rho for attempt in spent)
+        self.ended.delta += exact_sum(attempt.delta for attempt in spent)
+        self.ended.releases.update(attempt.state for attempt in run.attempts.values())
 
     def open_runs(self) -> list[str]:
         return sorted(run_id for run_id, run in self.runs.items() if run.status == OPEN)

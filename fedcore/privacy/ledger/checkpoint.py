@@ -12,8 +12,8 @@ from dataclasses import asdict
 from fractions import Fraction
 from typing import Any
 
-from fedcore.privacy.accounting import ZcdpBudget, exact_sum
-from fedcore.privacy.ledger.chain import OPEN, Account, Attempt, Ended, RunAccount
+from fedcore.privacy.accounting import ZcdpBudget
+from fedcore.privacy.ledger.chain import Account, Attempt, Ended, RunAccount
 
 FIELDS = {"budget", "currency", "unit", "relation", "rho", "delta", "releases", "public_schema", "loss", "runs"}
 
@@ -24,17 +24,14 @@ class UnknownState(Exception):
 
 def state_of(account: Account) -> dict[str, Any]:
     """The account as JSON. rho, delta: what ended runs have spent, as [numerator, denominator]."""
-    ended = [run for run in account.runs.values() if run.status != OPEN]
-    spent = [attempt for run in ended for attempt in run.spent()]
-    states = account.ended.releases + Counter(a.state for run in ended for a in run.attempts.values())
     return {
         "budget": None if account.budget is None else account.budget.to_json(),
         "currency": account.currency,
         "unit": account.unit,
         "relation": account.relation,
-        "rho": list((account.ended.rho + exact_sum(a.rho for a in spent)).as_integer_ratio()),
-        "delta": list((account.ended.delta + exact_sum(a.delta for a in spent)).as_integer_ratio()),
-        "releases": dict(states),
+        "rho": list(account.ended.rho.as_integer_ratio()),
+        "delta": list(account.ended.delta.as_integer_ratio()),
+        "releases": dict(account.ended.releases),
         "public_schema": account.public_schema[-1] if account.public_schema else None,
         "loss": account.losses[-1] if account.losses else None,
         "runs": {run_id: _run_json(account.runs[run_id]) for run_id in account.open_runs()},

@@ -136,11 +136,11 @@ def _forfeit(account: Account, run_id: str, payload: dict[str, Any]) -> None:
 
 def _finish(account: Account, run_id: str, payload: dict[str, Any]) -> None:
     run = account.runs[run_id]
-    if run.status != OPEN:
-        raise ValueError("finished twice")
+    if run.status != OPEN or payload["status"] == OPEN:
+        raise ValueError("finished twice, or not at all")
     for attempt in run.attempts.values():
         attempt.state = {CHARGED: FORFEITED, RESERVED: RETURNED}.get(attempt.state, attempt.state)
-    run.status = payload["status"]
+    account.close(run, payload["status"])
 
 
 def _move(run: RunAccount, key: tuple[int, str, int], old: str, new: str) -> None:
