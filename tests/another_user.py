@@ -20,7 +20,7 @@ from distributed import Client, Security
 from fedcore.tasks.local_cluster import own_certificate
 
 NOBODY = 65534
-PATIENCE = 5.0  # for an answer, seconds
+PATIENCE = 10.0  # for an answer, seconds
 SECRETS = ("PRIVATE KEY", "AUTH_STRING")
 
 

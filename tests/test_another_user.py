@@ -127,7 +127,7 @@ def paused(folder: Path, everybodys: Path, *before: str):
                 time.sleep(0.1)
             yield psutil.Process(process.pid)
             until.touch()
-            assert process.wait(120) == 0, (folder / "log").read_text()[-3000:]
+            assert process.wait(240) == 0, (folder / "log").read_text()[-3000:]
             assert load_run(folder / "runs" / "run").head["status"] == "finished"
         finally:
             if process.poll() is None:
@@ -153,7 +153,7 @@ def attacked(run: psutil.Process, folder: Path, everybodys: Path) -> dict:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=400,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout) | {"listening": len(ports), "family": len(family), "paths": len(ours)}
