@@ -452,12 +452,13 @@ class Run:
             files.remove(self.memory_folder(round))
 
     def _prune(self, kept: set[int]) -> None:
-        """Drop states and memories of all rounds but `kept`. A folder that a worker of a dead process
-        still writes to stays until the next time: nobody reads it.
+        """Drop states and memories of rounds before the last of `kept`, but those. What is later may be another process's,
+        which has gone on with the run. A folder that a worker of a dead process still writes to stays until the next
+        time: nobody reads it.
         """
         with writing("state and memory"):
             for old in [*numbered(self.path / "state"), *numbered(self.path / "memory")]:
-                if int(old.stem) in kept:
+                if int(old.stem) in kept or int(old.stem) > max(kept):
                     continue
                 if is_remote(old):
                     object_storage.remove_file(old) if old.suffix else object_storage.remove(old)
@@ -467,7 +468,7 @@ class Run:
     def finish(self, status: str) -> None:
         """End the run with one of `run_files.STATUSES`."""
         self._write_head({**self.head, "status": status})
-        states = sorted(int(state.stem) for state in numbered(self.path / "state"))
+        states = sorted(int(state.stem) for state in numbered(self.path / "state") if int(state.stem) <= self.round)
         self._prune({self.round, *states[-STATES_KEPT:]})  # what a process that died after its last commit left
         self._sweep()
 

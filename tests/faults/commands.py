@@ -123,8 +123,8 @@ class Workplace:
         """Go on with the run though a process seems to be at work on it."""
         try:
             ended = Run.open(self.run).status == "finished"
-        except RunNotFound:
-            return self.finish()
+        except RunNotFound:  # not made yet: there is nothing to take
+            return
         if not ended:
             self.resume(take_over=True)
 

@@ -159,3 +159,11 @@ def test_a_session_that_was_closed_or_failed_can_be_resumed_in_the_same_process(
         here.resume(population=str(here.folder / "elsewhere"))
     to_end(here.resume())
     assert same_result(load_run(here.run_path), undisturbed[mode])
+
+
+def test_a_process_that_lost_its_run_drops_none_of_the_other_ones_states(place):
+    """It hung between the commit of round 1 and the removal of what that made superfluous."""
+    here = place("plain")
+    to_end(here.start())
+    Run.open(here.run_path)._prune({0, 1})
+    assert load_run(here.run_path).head["status"] == "finished"
