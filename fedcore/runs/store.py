@@ -452,9 +452,9 @@ class Run:
             files.remove(self.memory_folder(round))
 
     def _prune(self, kept: set[int]) -> None:
-        """Drop states and memories of rounds before the last of `kept`, but those. What is later may be another process's,
-        which has gone on with the run. A folder that a worker of a dead process still writes to stays until the next
-        time: nobody reads it.
+        """Drop states and memories of rounds before the last of `kept`, but those. What is later may be that of another
+        process, which has gone on with the run. A folder that a worker of a dead process still writes to stays until
+        the next time: nobody reads it.
         """
         with writing("state and memory"):
             for old in [*numbered(self.path / "state"), *numbered(self.path / "memory")]:
