@@ -51,13 +51,22 @@ def write_counts(path, matrix, *, leaf=4, block=8, heldout=None, **options):
 
 def edit_record(path, change):
     """Edit run.json of a run, as somebody who also makes its head anew: change(content)."""
-    file, head_file = path / "run.json", path / "head.json"
-    content = json.loads(file.read_text())
+    content = json.loads((path / "run.json").read_text())
     change(content)
-    file.write_text(json.dumps(content))
-    head = json.loads(head_file.read_text())
-    head["files"]["run"] = digests.of_document(file.read_bytes())
-    head_file.write_text(json.dumps(run_digests.sealed(head)))
+    (path / "run.json").write_text(json.dumps(content))
+    seal_anew(path)
+
+
+def seal_anew(path):
+    """Make the head of a run anew of the record, state and memories that lie there now."""
+    head = json.loads((path / "head.json").read_text())
+    head["files"]["run"] = digests.of_document((path / "run.json").read_bytes())
+    head["files"]["state"] = run_digests.of_place(path / "state" / f"{head['round']:06d}.zip")
+    if head["files"]["memory"] is not None:
+        found = run_digests.of_folder(path / "memory" / f"{head['round']:06d}")
+        run_digests.write_list(path / "memory" / f"{head['round']:06d}.json", found)
+        head["files"]["memory"] = digests.of_files(found)
+    (path / "head.json").write_text(json.dumps(run_digests.sealed(head)))
 
 
 # --- object storage ---------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from fedcore.storage.arrays import write_values
 from fedcore.training.personalise import NOTE, personalise
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import concluding, start_run
-from tests.conftest import small_counts, write_counts
+from tests.conftest import seal_anew, small_counts, write_counts
 from tests.toy import Toy
 
 
@@ -150,6 +150,7 @@ def test_a_state_of_another_version_is_refused(tmp_path):
     population = write_counts(tmp_path / "p", small_counts())
     run = train(population, tmp_path, algorithm="fedavg")
     write_values(run.state_file(run.round), {"centres": np.ones((1, 7))})
+    seal_anew(run.path)
     with pytest.raises(RunError, match="is not one of method"):
         personalise(run.path, population.path, tmp_path / "out")
     assert Run.open(run.path).status == "finished" and not (tmp_path / "out").exists()
