@@ -55,6 +55,7 @@ def personalise(
     partial = dest.with_name(f".{dest.name}.{os.getpid()}.partial")
     try:
         sweep_partials(dest)
+        shutil.rmtree(partial, ignore_errors=True)  # of a dead process that had this number: in a container all have
         make_folder(partial, private=True)
         group = zarr.open_group(partial, mode="a", zarr_format=3)
         group.attrs.update({"sensitive": True, "note": NOTE, "run": run.id, "method": method.name})
