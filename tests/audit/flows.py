@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from fedcore.methods.registry import METHODS
-from tests.audit.commands import DESCRIBED, RAW, TIMES
+from tests.audit.commands import COUNTS, DESCRIBED, RAW, TIMES
 from tests.audit.neighbours import HISTOGRAMS, SHORT_GMM, World, build_world, in_world
 from tests.audit.observing import Declared, rows_in_order, tables, watched
 
@@ -43,6 +43,9 @@ KEPT = (
 PREFECT = (
     Declared("prefect *", r'"(total_run_time|estimated\w*|start_time|end_time|duration)": [-\d. :]+', TIMES),
     Declared("prefect log", r"process \d+|pid \d+|\b\d+\.\d\d s each", TIMES),
+    Declared(
+        "prefect artifact*", r"\| \d+ \| \d+ \| \d+ \| \d+ \| (yes|no) \|", "clients and blocks of a version: " + COUNTS
+    ),
     Declared("*", r"127\.0\.0\.1:\d+", "the port of the server of this world"),
     Declared("prefect artifact*", r"\b(counts|rows|points|made)-[0-9a-f]{8}\b", "begins the population's random id"),
     Declared("prefect *", r"\b\w+-[0-9a-f]{3}\b", "Prefect's random names of task runs"),
