@@ -26,7 +26,7 @@ TRUST_MODEL = (
     "them; noise is added there, and only noised values are stored or shown."
 )
 NOT_COVERED = (
-    "Numbers of clients, rows, blocks and bytes, and times, which the operator sees: they are exact.",
+    "Numbers of clients, rows, tokens, entries, blocks and bytes, and times, which the operator sees: they are exact.",
     "Personalised outputs: they contain the client's own data, are for that client only, and are not differentially "
     "private.",
     "Side channels: how long a run takes, and what an observer of the machines can measure.",

@@ -466,7 +466,11 @@ class Run:
                     shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink(missing_ok=True)
 
     def finish(self, status: str) -> None:
-        """End the run with one of `run_files.STATUSES`."""
+        """End the run with one of `run_files.STATUSES`. What commits have dropped does not come back after that."""
+        with writing("state and memory"):
+            for name in ("state", "memory"):
+                if not is_remote(self.path) and (self.path / name).is_dir():
+                    files.flush(self.path / name)
         self._write_head({**self.head, "status": status})
         states = sorted(int(state.stem) for state in numbered(self.path / "state") if int(state.stem) <= self.round)
         self._prune({self.round, *states[-STATES_KEPT:]})  # what a process that died after its last commit left

@@ -143,6 +143,10 @@ COMMANDS: dict[str, Command] = {
         (*STORED, Declared("copied/*", None, RAW)),
         "writes private data where it is told to",
     ),
+    "verify": Command(
+        lambda w: (("verify", w / "counts", JSON), ("verify", w / "runs/finished", JSON), ("verify", w / "runs/given")),
+        STORED,
+    ),
     "budget set": Command(
         lambda w: (
             ("budget", "set", w / "bare", "--epsilon", "2", "--delta", "1e-6", *SCHEMA, JSON),
