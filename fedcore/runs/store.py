@@ -35,6 +35,7 @@ import numpy as np
 from fedcore.errors import FedcoreError, LeaseLost, RunBusy, RunError, RunNotFound, Unreachable
 from fedcore.runs import digests as run_digests
 from fedcore.runs.metrics_file import MetricsFile, name_of
+from fedcore.runs.release_copies import ReleaseCopies
 from fedcore.runs.run_files import (
     HOLDER,
     METRICS_NAME,
@@ -83,7 +84,7 @@ class Run:
         self._metrics = MetricsFile(path, str(info["run_id"]))
         self._record: str | None = None  # digest of run.json as it is stored
         self._start: str | None = None  # digest of the copy of what the run starts from, until the head names it
-        self._releases: dict[str, str] | None = None  # digests of the copies of released values, once they are needed
+        self._releases = ReleaseCopies(path, str(info["run_id"]), info.get("plan") or ())
 
     @property
     def id(self) -> str:
@@ -345,12 +346,14 @@ class Run:
         kept = files.is_folder(self.memory_folder(round))
         if self.sealed:
             found = self._list_memories(round, memories) if kept else None
+            if self._releases.known is None:
+                self.check_releases()
             head["files"] = {
                 "run": self.record_digest,
                 "state": stored,
                 "memory": found,
                 "metrics": self._metrics.digest(),
-                "releases": self._list_releases(round),
+                "releases": self._releases.digest(round),
                 "start": self._start or self._named("start"),
             }
         if kept:
@@ -399,41 +402,10 @@ class Run:
         what = f"the clients' memories after round {self.round} of run {self.id!r}"
         return run_digests.read_list(self._memory_list(self.round), self.memory_folder(self.round), expected, what)
 
-    def _list_releases(self, round: int) -> str | None:
-        """Digest of the list of the copies of released values, up to this round; None if there is none."""
-        if self._releases is None:
-            self.check_releases()
-            self._releases = self._stored_releases(round)
-        due = self._due(self._releases, round)
-        return digests.of_files(due) if due else None
-
     def check_releases(self) -> None:
         """Raises RunError if the copies of released values are others than they were."""
         if "files" in self.head and not self.pruned:
-            stored = self._stored_releases(self.round)
-            if (digests.of_files(stored) if stored else None) != self._named("releases"):
-                raise self._others()
-
-    def _stored_releases(self, round: int) -> dict[str, str]:
-        try:
-            return self._due(run_digests.of_folder(self.path / "releases"), round)
-        except OSError as error:
-            raise RunError(
-                f"copies of released values of run {self.id!r} are unreadable ({error.strerror}).",
-                "Restore the folder releases from a backup.",
-            ) from error
-
-    def _due(self, found: Mapping[str, str], round: int) -> dict[str, str]:
-        """Without those of a round that is not committed, which was made until its values were released."""
-        rounds = {f"{item['name']}.zip": item["round"] for item in self.info.get("plan", ())}
-        return {name: digest for name, digest in found.items() if rounds.get(name, -1) <= round}
-
-    def _others(self) -> RunError:
-        return RunError(
-            f"the copies of released values of run {self.id!r} are not those that its head names: they were changed, "
-            "or some are lost.",
-            "Restore the folder releases from a backup; `fedcore resume` restores it from the ledger.",
-        )
+            self._releases.check(self.round, self._named("releases"))
 
     def flush_memories(self, round: int) -> None:
         """Make memories durable that were written without a flush. On a disk that hosts share, what another host wrote
@@ -521,9 +493,7 @@ class Run:
 
     def keep_release(self, name: str, array: np.ndarray) -> None:
         """Keep a copy of a published value."""
-        digest = write_values(self.path / "releases" / f"{name}.zip", {"values": array})
-        if self._releases is not None:
-            self._releases[f"{name}.zip"] = digest
+        self._releases.keep(name, array)
 
     def keep_start(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Keep a copy of what the run starts from."""
@@ -531,13 +501,12 @@ class Run:
 
     def release_names(self) -> list[str]:
         """Names of the published values that the run keeps copies of."""
-        stored = files.listing(self.path / "releases")
-        return [name.removesuffix(".zip") for name in stored if name.endswith(".zip") and not name.startswith(".")]
+        return self._releases.names()
 
     def releases(self) -> dict[str, np.ndarray]:
         """The run's copies of its published values, by name. Raises RunError if they are others than they were."""
         self.check_releases()
-        return {name: read_values(self.path / "releases" / f"{name}.zip")["values"] for name in self.release_names()}
+        return self._releases.read()
 
     def metrics(self) -> list[dict[str, Any]]:
         """One row for each committed round. Raises RunError if they are damaged or lost."""
