@@ -353,7 +353,6 @@ def test_what_is_kept_of_a_private_plan_tells_no_exact_count(tmp_path, quick):
     for path in (tmp_path / "plan.json", tmp_path / "runs" / "r" / "promise.json"):
         kept = json.loads(path.read_text())
         assert kept["clients"] == 1000 and not exact & numbers_in(kept)
-        assert "397" not in path.read_text()
     works("plan", *asked, "--calibration", "30", "--save", tmp_path / "open.json", "--set", "algorithm=algorithm2")
     refused = fedcore("report", tmp_path / "runs" / "r", "--plan", tmp_path / "open.json", "--json")
     assert refused.code == 2 and "exact counts" in refused.json["message"]

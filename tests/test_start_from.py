@@ -130,6 +130,7 @@ def test_a_run_that_died_before_its_first_state_starts_from_its_own_copy(private
     again.close()
 
 
+@pytest.mark.slow
 def test_another_copy_is_noticed(private, tmp_path, centres):
     population, _, first = private
     session = begin(population, tmp_path, run_id="second", start_from=str(first.path))
@@ -140,6 +141,7 @@ def test_another_copy_is_noticed(private, tmp_path, centres):
         resume(session.run.path, InProcessBackend())
 
 
+@pytest.mark.slow
 def test_an_abandoned_private_run_with_a_round_will_do(private, tmp_path):
     population, _, _ = private
     session = begin(population, tmp_path, run_id="half")
@@ -153,6 +155,7 @@ def test_an_abandoned_private_run_with_a_round_will_do(private, tmp_path):
     resolve(request_for(population, tmp_path, start_from=str(session.run.path)))
 
 
+@pytest.mark.slow
 def test_a_run_without_a_clustering_round_will_not_do(private, tmp_path):
     population, _, _ = private
     session = begin(population, tmp_path, run_id="early")
@@ -302,6 +305,7 @@ def test_a_run_that_the_ledger_of_its_population_does_not_know(private, tmp_path
         resolve(request_for(population, tmp_path, start_from=str(first.path)))
 
 
+@pytest.mark.slow
 def test_a_damaged_statement_is_told(private, tmp_path):
     population, _, first = private
     (first.path / "statement.json").write_text("{")
@@ -384,6 +388,7 @@ def test_arrays_that_do_not_fit(private, tmp_path, arrays, words):
     assert words in str(refused.value)
 
 
+@pytest.mark.slow
 def test_nothing_in_a_file_is_executed(private, tmp_path):
     population, _, _ = private
 
@@ -433,6 +438,7 @@ def test_a_run_of_other_tokens(private, tmp_path):
     resolve(request_for(spoken, tmp_path, start_from=str(run.path)))
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_no_run(private, tmp_path):
     population, _, _ = private
     with pytest.raises(RunNotFound):
@@ -583,6 +589,7 @@ def test_old_runs_resume_without_start_and_relation(private, tmp_path):
     assert to_end(resume(session.run.path, InProcessBackend())).status == "finished"
 
 
+@pytest.mark.slow
 def test_the_run_is_unchanged_when_nothing_is_asked_for(private):
     _, _, first = private
     assert Run.open(first.path).info["start"] is None and not (first.path / START_FILE).exists()

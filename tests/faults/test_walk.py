@@ -33,23 +33,15 @@ def test_some_faults(name, tmp_path):
     check(walk(name, tmp_path / "walk", QUICK[name]))
 
 
-LEFT_BEHIND = pytest.mark.xfail(reason="partial outputs of a dead process keep the next one away, and are not flushed")
-
-
-def walked_by(names) -> list:
-    """personalise does not stand its walk yet."""
-    return [pytest.param(name, marks=LEFT_BEHIND if "personalise" in name else ()) for name in names]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", walked_by(name for name in COMMANDS if name not in QUICK))
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in QUICK])
 def test_more_faults(name, tmp_path):
     check(walk(name, tmp_path / "walk", STRIDES.get(name, FEW)))
 
 
 @pytest.mark.slow
 @pytest.mark.heavy
-@pytest.mark.parametrize("name", walked_by(COMMANDS))
+@pytest.mark.parametrize("name", COMMANDS)
 def test_every_fault(name, tmp_path):
     check(walk(name, tmp_path / "walk"))
 
