@@ -129,6 +129,14 @@ def test_edited_records_are_refused(population, tmp_path, attack):
     assert list_runs(path.parent) == []
 
 
+def test_a_list_of_runs_names_those_that_it_leaves_out(population, tmp_path):
+    settings(begun(population, tmp_path))
+    begun(population, tmp_path, run_id="whole")
+    listed = works("runs", "list", "--runs", tmp_path / "runs", "--json")
+    assert [row["run"] for row in listed.json["runs"]] == [str(tmp_path / "runs" / "whole")]
+    assert "warning: run.json of run 'r' is not the one that its head names" in listed.err
+
+
 def test_an_edited_row_of_metrics_is_refused(population, tmp_path):
     path = begun(population, tmp_path)
     content = (path / "metrics.jsonl").read_text()

@@ -30,9 +30,12 @@ runs_app = typer.Typer(no_args_is_help=True, help="List, show, promote, prune an
 def runs_list(runs: Runs = "runs", as_json: Json = False) -> None:
     """The runs of a folder."""
     from fedcore.operations.series import summary_row
-    from fedcore.runs.store import list_runs
+    from fedcore.runs.store import read_runs
 
-    rows = [summary_row(run) | {"run": str(run.path)} for run in list_runs(runs)]
+    readable, damaged = read_runs(runs)
+    for error in damaged:
+        warn(error.message)
+    rows = [summary_row(run) | {"run": str(run.path)} for run in readable]
     if as_json:
         return say({"runs": rows}, True)
     table(f"Runs in {runs}", rows) if rows else print(f"no runs in {runs}")

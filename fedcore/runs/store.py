@@ -555,7 +555,12 @@ def load_run(path: str | Place) -> LoadedRun:
 
 
 def list_runs(folder: str | Place) -> list[Run]:
-    """Every readable run of a folder or URL, oldest name first. Raises Unreachable, a RunError."""
+    """Every readable run of a folder or URL, in the order of their names. Raises Unreachable, a RunError."""
+    return read_runs(folder)[0]
+
+
+def read_runs(folder: str | Place) -> tuple[list[Run], list[RunError]]:
+    """`list_runs`, and why the others cannot be read."""
     root = place(folder)
     found: dict[Place, dict[str, bytes] | None] = {}
     if is_remote(root):
@@ -568,12 +573,12 @@ def list_runs(folder: str | Place) -> list[Run]:
         found |= {root / run: contents for run, contents in by_run.items()}
     else:
         found |= {path.parent: None for path in sorted(root.glob("*/run.json"))}
-    runs = []
+    runs, damaged = [], []
     for path, fetched in found.items():
         try:
             runs.append(Run._from_files(path, fetched))
         except Unreachable:
             raise
-        except RunError:
-            continue
-    return runs
+        except RunError as error:
+            damaged.append(error)
+    return runs, damaged
