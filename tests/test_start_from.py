@@ -14,6 +14,7 @@ from fedcore.population.store import Population
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import Run, load_run
 from fedcore.storage.arrays import read_values, write_values
+from fedcore.training import session as sessions
 from fedcore.training import warm_start
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import abandon, concluding, resume, start_run
@@ -258,10 +259,8 @@ def test_nor_through_a_run_that_did_not_record_it(private, tmp_path):
     """Runs of earlier versions: those that they descend from are asked, while they are there."""
     population, _, _ = private
     _, between = through(population, tmp_path)
-    info = json.loads((between.path / "run.json").read_text())
-    for name in ("unprotected", "vouched"):
-        del info["start"][name]
-    (between.path / "run.json").write_text(json.dumps(info))
+    edit_record(between.path, lambda info: [info["start"].pop(name) for name in ("unprotected", "vouched")])
+    info = Run.open(between.path).info
     with pytest.raises(PrivacyError, match="run 'between' goes back"):
         resolve(request_for(population, tmp_path, start_from=str(between.path)))
     record = info["start"] | {"from": str(tmp_path / "gone")}
@@ -579,10 +578,12 @@ def test_in_words():
 
 
 @pytest.mark.slow
-def test_old_runs_resume_without_start_and_relation(private, tmp_path):
-    """run.json of a run that was made before it named them."""
+def test_old_runs_resume_without_start_and_relation(private, tmp_path, monkeypatch):
+    """run.json of a run that was made before it named them, and before the ledger bound runs."""
     population, _, _ = private
-    session = begin(population, tmp_path, run_id="old")
+    with monkeypatch.context() as then:
+        then.setattr(sessions, "bound_of", lambda *_: None)
+        session = begin(population, tmp_path, run_id="old")
     session.training.step()
     session.close()
     edit_record(session.run.path, lambda info: [info.pop(name) for name in ("start", "relation", "deployment")])

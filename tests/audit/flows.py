@@ -187,13 +187,15 @@ def main(asked: str) -> None:
 
 
 def wait_until_recorded(database: Path) -> None:
-    """Prefect's server writes what task runs did a little later."""
-    for _ in range(120):
-        time.sleep(0.5)
-        rows = tables(database, ("flow_run", "task_run")).values()
-        if all(row.count(b'"state_type": COMPLETED') == row.count(b'"state_type":') for row in rows):
-            time.sleep(2)
+    """Prefect's server writes what task runs did a little later, and lines of log are sent to it in the background."""
+    before: dict[str, bytes] = {}
+    for _ in range(60):
+        time.sleep(2)
+        now = tables(database, KEPT)
+        ended = (now["flow_run"], now["task_run"])
+        if now == before and all(row.count(b'"state_type": COMPLETED') == row.count(b'"state_type":') for row in ended):
             return
+        before = now
 
 
 def declared(name: str) -> tuple[Declared, ...]:
