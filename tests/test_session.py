@@ -1,5 +1,6 @@
 """Sessions: the plan fits its share exactly, a run ends in one of the named ways, and ledger and run agree."""
 
+import errno
 import json
 import os
 from fractions import Fraction
@@ -22,6 +23,7 @@ from fedcore.rounds.engine import InProcessBackend
 from fedcore.rounds.method import PublicFacts
 from fedcore.rounds.statistics import values
 from fedcore.runs.store import Run, load_run
+from fedcore.storage import files
 from fedcore.training.budget import ledger_name, ledger_of, plan_within_budget
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import abandon, concluding, resume, start_run
@@ -448,3 +450,19 @@ def test_a_population_names_its_ledger_wherever_commands_run(tmp_path, monkeypat
     os.chdir(tmp_path / "elsewhere")
     ledger_of(Population.open(tmp_path / "p")).set_budget(population.id, 1.0, 1e-6)
     assert not (tmp_path / "elsewhere" / "mine.sqlite").exists()
+
+
+def test_a_first_head_that_was_written_although_the_disk_said_no_is_taken_back(tmp_path, monkeypatch):
+    """Then the run is given up with the ledger; a folder that calls it running would stay for ever."""
+    population, ledger = private_population(tmp_path / "p", small_counts(40), epsilon=8.0)
+    flush = files.flush
+
+    def failing(path):
+        flush(path)
+        if path.name == "r" and (path / "head.json").exists():
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(files, "flush", failing)
+    with pytest.raises(RunError, match="head.json"):
+        begin(population, tmp_path, settings={"epsilon": 1.0, **SMALL}, run_id="r")
+    assert ledger.balance(population.id).rho_reserved == 0 and not (tmp_path / "runs" / "r").exists()

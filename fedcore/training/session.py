@@ -266,7 +266,7 @@ def _undo(spec: RunSpec, run: Run, account: Account) -> None:
         return
     with suppress(PopulationError, LedgerError):  # an older record stays there, which the ledger contains as well
         remember_head(spec.population, account.ledger)
-    run.remove()
+    run.remove(ours=True)  # whoever had gone on with it would have the lease
 
 
 def _session(spec: RunSpec, run: Run, account: Account | None, backend: Backend) -> Session:
