@@ -92,6 +92,7 @@ def test_a_missing_witness_is_shown_loudly_and_refused_by_what_charges(place):
         assert refused.code == 2 and "LedgerRolledBack" in refused.err and "budget accept-loss" in refused.err
 
 
+@pytest.mark.slow
 def test_an_accepted_loss_is_shown_and_said_for_ever(place):
     lose(place)
     assert fedcore("budget", "accept-loss", "p").code == 2  # --because

@@ -369,6 +369,7 @@ def _promote_often(path, name, times):
         promote(Run.open(path), name, str(number), "then")
 
 
+@pytest.mark.slow
 def test_readers_always_see_a_whole_file(population, tmp_path):
     """While another process promotes one run after the other."""
     run = train(population, tmp_path, "a")

@@ -256,6 +256,7 @@ def small_data(tmp_path, monkeypatch):
     return folder
 
 
+@pytest.mark.slow
 def test_images(tmp_path, monkeypatch, small_data):
     for name, value in {"IMAGES": 4000, "EVERY": 1, "DIRECTIONS": 4, "ROUNDS": 5, "EPOCHS": 12}.items():
         monkeypatch.setattr(fedem_mnist, name, value)

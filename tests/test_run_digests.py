@@ -188,6 +188,7 @@ def test_exchanged_files_of_two_runs_are_refused(population, tmp_path, name):
         load_run(path), personalise(path, population.path, tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_a_changed_copy_of_a_release_is_not_shown_and_is_restored(tmp_path):
     population, _ = private_population(tmp_path / "p", small_counts(200))
     asked = {"method": "histograms", "settings": {"clusters": 2, "rounds": 3, "epsilon": 2.0}}
@@ -313,6 +314,7 @@ def test_a_private_run_is_compared_with_its_ledger(tmp_path):
     assert len(problems) == 2 and "run.json is not the one" in problems[0] and "end with other files" in problems[1]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_compared_with_its_ledger(tmp_path):
     population, _, path = private_run(tmp_path, rounds=2)
     edit_record(path, lambda info: info.update(seed=9))

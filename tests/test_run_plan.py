@@ -301,6 +301,7 @@ def test_a_plan_leaves_nothing_and_is_kept_by_the_run(tmp_path, quick):
     assert works("runs", "show", tmp_path / "runs" / "r", "--json").json["promise"] == held
 
 
+@pytest.mark.slow
 def test_a_private_plan_reserves_and_releases_nothing(tmp_path, quick):
     population, ledger = private_population(tmp_path / "p", small_counts(400), epsilon=50.0, nominal=400)
     before, chain = ledger.balance(population.id), ledger.head(population.id)

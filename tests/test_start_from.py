@@ -234,6 +234,7 @@ def through(population, tmp_path, settings=None):
     return other, between
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [None, pytest.param(OPEN, marks=pytest.mark.slow)], ids=["private", "not private"])
 def test_nor_through_a_run_on_another_population(private, tmp_path, settings):
     population, ledger, _ = private

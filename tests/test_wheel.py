@@ -66,6 +66,7 @@ def imported(code: str, *more: Path) -> list[str]:
     return done.stdout.split()
 
 
+@pytest.mark.slow
 def test_the_old_name_leads_to_the_flows_of_today():
     code = "from prefect.utilities.importtools import import_object as find\n"
     code += f"import fedcore.flows.train as new; print(find({OLD!r}) is new.train_histograms)\n"

@@ -47,6 +47,7 @@ def test_rates_are_bounded_as_by_the_tables():
     assert mu_of(0.5, 0.5) == 0 and mu_of(0.1586552539, 0.1586552539) == pytest.approx(2.0, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_the_audit_seldom_alarms_and_sees_a_factor_of_root_two():
     """At most 1 in 1000 audits of an honest mechanism may alarm, so more than 8 of 2000 do in one build of 4000.
 

@@ -267,6 +267,7 @@ def test_a_run_that_cannot_be_scored_is_finished_and_not_promoted(trained, monke
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [FULL, pytest.param(ValueError("matplotlib broke"), marks=pytest.mark.slow)], ids=str)
 def test_a_report_that_cannot_be_written_fails_no_run(place, monkeypatch, error):
     here = place("plain")

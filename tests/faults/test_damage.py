@@ -341,6 +341,7 @@ def test_a_ledger_that_is_damaged_while_the_run_goes_on(place, undisturbed, poin
     here.check_ledger(forfeited=forfeited)
 
 
+@pytest.mark.slow
 def test_a_ledger_that_may_not_be_written(begun, undisturbed):
     here = begun("test noise")
     path = here.folder / "ledger.sqlite"

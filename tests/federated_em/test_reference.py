@@ -5,6 +5,7 @@ round agree up to 1e-8 of their size; sums are taken in other orders, and the me
 """
 
 import numpy as np
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -193,6 +194,7 @@ def test_fedem(population, codec, changes, seed):
     both.check(rounds)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(populations(), CODECS, VR_FEDEM, st.integers(0, 2**32))
 def test_vr_fedem(population, codec, changes, seed):

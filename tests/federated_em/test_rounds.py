@@ -344,6 +344,7 @@ def test_the_run_ends_when_the_objective_stops_falling(known):
     assert last[-3] - last[-2] < 1e-6 <= last[-4] - last[-3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["random", "kmeans++"])
 def test_starts_are_rows_and_do_not_depend_on_the_cut(start):
     y, _ = three_components(600)

@@ -63,6 +63,7 @@ def given(block, **settings):
     return run(block, given={"centres": CENTRES}, start="given", **{**NORM, **settings})
 
 
+@pytest.mark.slow
 def test_the_result_depends_on_penalty_over_step_size():
     block = block_of(small(seed=1, h=1.0, outliers=0).rows)
     found = []
@@ -129,6 +130,7 @@ def test_clients_beyond_those_compared_align_themselves():
     assert a.rms < b.rms + 0.02
 
 
+@pytest.mark.slow
 def test_leaves_change_nothing_but_rounding():
     tasks = small(seed=5, clients=13)
     one, other = (run(block_of(tasks.rows), rounds=40, clients_per_leaf=leaf, **FAST) for leaf in (1024, 3))
@@ -167,6 +169,7 @@ def test_robust_where_the_mean_is_not():
     assert np.mean(mine) < 1.1 and np.mean(fedem) > 1.8
 
 
+@pytest.mark.slow
 def test_better_than_local_where_clients_are_alike():
     mine, local, fedem = [], [], []
     for seed in range(3):
@@ -211,6 +214,7 @@ def rms(tasks, **settings):
     return errors(run(block_of(tasks.rows), **FAST, **settings).outputs()["centres"], tasks.theta, tasks.inlier).rms
 
 
+@pytest.mark.slow
 def test_sampled_clients():
     tasks = small(seed=0, clients=40, outliers=4, h=0.0)
     all_clients, some = rms(tasks, rounds=60), rms(tasks, rounds=150, participation=0.4)
@@ -225,6 +229,7 @@ def test_batches():
     assert rms(tasks, rounds=200, batch=60) < rms(tasks, rounds=60) + 0.2
 
 
+@pytest.mark.slow
 def test_shared_weights_are_nearer_where_weights_are_alike():
     tasks = small(seed=0, clients=20, outliers=0, h=0.0, concentration=5000.0)
     alone, together = (run(block_of(tasks.rows), share_weights=shared, **FAST).outputs() for shared in (False, True))

@@ -41,6 +41,7 @@ def test_gaussian_em_is_soft_impute():
         assert np.abs(theta["natural"] - reference).max() <= 1e-10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_em_ends_where_the_observed_objective_is_optimal(family):
     y, truth = tables(family, seen=0.7, never=0.1)

@@ -68,6 +68,7 @@ sizes_of_clients = st.lists(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=60, deadline=None)
 @given(

@@ -18,7 +18,7 @@ from fedcore.population.writer import PopulationWriter
 from tests.population.conftest import names, some_counts
 
 
-@pytest.fixture(params=["folder", "url"])
+@pytest.fixture(params=["folder", pytest.param("url", marks=pytest.mark.slow)])
 def place(request, tmp_path):
     """A function that takes a population to where it is attacked."""
     if request.param == "folder":

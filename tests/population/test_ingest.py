@@ -271,6 +271,7 @@ def test_append_is_ingest_of_everything(tmp_path_factory, rows, place, size, mem
     assert population.id == first.id and population.version == len(parts) and population.verify().ok
 
 
+@pytest.mark.slow
 @TINY
 @given(rows=dense_rows, place=st.integers(0, 40), size=sizes, memory=st.sampled_from([60, 500, 10**7]))
 def test_append_of_dense_rows(tmp_path_factory, rows, place, size, memory):

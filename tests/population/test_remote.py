@@ -268,6 +268,7 @@ def test_no_such_bucket_and_no_such_population(counts_population, s3):
         copy_population(counts_population.path, "s3://nowhere/p")
 
 
+@pytest.mark.slow
 def test_wrong_credentials(rows_population, s3, server):
     there = copied(rows_population, s3)
     attempts = [

@@ -28,6 +28,8 @@ from tests.privacy.conftest import release
 from tests.test_engine import Recorder, begin, to_end
 from tests.toy import GRID, Toy, ToyConfig
 
+pytestmark = pytest.mark.slow
+
 SMALL = {"clusters": 2, "rounds": 2, "epsilon": 1.0}
 
 

@@ -63,6 +63,7 @@ MUTANTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_every_mutant_fails(mutant):
     old, new = MUTANTS[mutant]

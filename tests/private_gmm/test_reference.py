@@ -76,6 +76,7 @@ def test_the_product_finds_the_partition_and_the_parameters_of_the_paper(data, c
     assert np.abs(mixture.matrices() - expected).max() < 10 * SIGMA_MAX * step
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**31), st.integers(2, 6), st.integers(2, 4))
 @settings(max_examples=10, deadline=None)
 def test_neither_splits_one_gaussian(seed, d, k):
