@@ -48,7 +48,6 @@ PREFECT = (
     ),
     Declared("*", r"127\.0\.0\.1:\d+", "the port of the server of this world"),
     Declared("prefect artifact*", r"\b(counts|rows|points|made)-[0-9a-f]{8}\b", "begins the population's random id"),
-    Declared("prefect *", r"\b\w+-[0-9a-f]{3}\b", "Prefect's random names of task runs"),
 )
 
 
