@@ -104,11 +104,14 @@ class Manifest(_Frozen):
     nominal_clients: the size that the owner declares in public, None if not declared;
     public_for_evaluation: may be evaluated without a budget, and public_reason why.
     needs: features without which the manifest would be misread; none so far. Schema 1 has neither these nor digests.
+    secret: 256 random bits of this version. Runs and ledgers know it by its checksum, which without the secret would
+    tell whoever guesses the data whether the guess is right; it stays beside the data.
     """
 
     schema_version: Literal[1, 2] = SCHEMA_VERSION
     needs: tuple[str, ...] = ()
     population_id: str = Field(pattern=r"^[0-9a-f]{32}$")
+    secret: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
     ledger: Ledger | None = None
     version: int = Field(ge=1)
     kind: Kind
@@ -165,6 +168,8 @@ def _content(manifest: Manifest) -> dict[str, Any]:
     content = manifest.model_dump(mode="json")
     if manifest.schema_version == 1:
         content.pop("needs")
+    if manifest.secret is None:
+        content.pop("secret")
     for block in content["blocks"]:
         block.pop("sha256" if block["sha256"] is None else "digest")
     return content

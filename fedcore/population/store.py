@@ -73,9 +73,10 @@ class Population:
         return self.manifest.population_id
 
     @property
-    def checksum(self) -> str:
-        """Of the manifest, by which runs and the ledger know this version."""
-        return manifests.checksum(self.manifest)
+    def checksum(self) -> str | None:
+        """Of the manifest, by which runs and the ledger know this version. None without a secret in it: then the
+        checksum follows from the clients' data, and is told to nobody."""
+        return None if self.manifest.secret is None else manifests.checksum(self.manifest)
 
     @property
     def kind(self) -> Kind:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
@@ -257,6 +258,7 @@ class PopulationWriter:
         provenance = provenance.model_copy(update={"parent": None if old is None else old.version})
         made = manifests.build(
             population_id=uuid.uuid4().hex if old is None else old.population_id,
+            secret=secrets.token_hex(32),
             version=self.version,
             kind=self.kind,
             dtype=self.dtype,

@@ -289,3 +289,18 @@ def test_what_a_dead_writer_left(tmp_path):
         pass
     left = [str(path) for path in (tmp_path / "p").rglob("*") if "partial" in path.name or "v000002" in path.name]
     assert left == []
+
+
+def test_what_runs_and_ledgers_know_a_version_by_tells_nothing_of_its_data(tmp_path):
+    """Who knows all clients but one could try that one against a digest of the data: a secret hides them."""
+    known = []
+    for name in ("one", "two"):
+        with PopulationWriter(tmp_path / name, "counts", 7) as writer:
+            writer.write(["a", "b"], sp.csr_matrix(np.eye(2, 7, dtype=np.int64)))
+            known.append(writer.commit())
+    one, two = known
+    assert len(one.manifest.secret) == 64 and one.manifest.secret != two.manifest.secret
+    as_guessed = two.manifest.model_copy(update={"population_id": one.id})  # all else is known, and equal
+    assert as_guessed.blocks == one.manifest.blocks and manifests.checksum(as_guessed) != one.checksum
+    bare = Population(one.path, one.manifest.model_copy(update={"secret": None}))
+    assert bare.checksum is None, "nothing is said of a version without a secret"
