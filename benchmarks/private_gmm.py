@@ -29,7 +29,7 @@ from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
 from fedcore.population.synthetic import PUBLIC, client_names
 from fedcore.population.writer import PopulationWriter
-from fedcore.privacy.accounting import rho_of, zcdp_budget
+from fedcore.privacy.accounting import make_budget
 from fedcore.privacy.mechanisms import TestNoise
 from fedcore.rounds.method import PublicFacts
 from fedcore.rounds.statistics import merge
@@ -121,7 +121,7 @@ def _row(kind: str, n: int, ours: float, floor: float, passes: int) -> dict:
 def _messages(parts):
     """Every message of a run with test noise, and a function that answers it."""
     method = PrivateGMM(PrivateGMMConfig(**settings()))
-    rho = rho_of(1.0, zcdp_budget(1.0, 1e-6).delta_conv)
+    rho = make_budget(1.0, 1e-6).rho_max
     public = PublicFacts("rows", COLUMNS, 1024, None, None, rho, 0, "add_or_remove_one", None, "record")
     plan, state, noise = method.plan(public), method.init(public), TestNoise("benchmark")
 

@@ -11,7 +11,6 @@ from fedcore.errors import BudgetExceeded, BudgetMissing, ConfigError, PrivacyEr
 from fedcore.methods.histograms.simplex import metric
 from fedcore.methods.histograms.sizes import in_words, noise_loss
 from fedcore.planning.budget_plan import equal_runs, planned_method, rounded_down, sketch_of
-from fedcore.privacy.accounting import epsilon_of, rho_of
 from fedcore.privacy.ledger.ledger import create_ledger
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.training.request import TrainRequest
@@ -70,8 +69,8 @@ def test_spares_come_back_and_leave_room(place):
 
 def test_an_epsilon_that_does_not_fit_so_often(place):
     said = planned(place, 10, epsilon=4.0)
-    delta = place[1].balance(place[0].id).budget.delta_conv
-    assert not said["fits"] and said["rho_per_run"] == rho_of(4.0, delta)
+    budget = place[1].balance(place[0].id).budget
+    assert not said["fits"] and said["rho_per_run"] == budget.rho_of(4.0)
     assert said["runs_that_fit"] == math.floor(said["rho_left"] / said["rho_per_run"])
     assert planned(place, said["runs_that_fit"], epsilon=4.0)["fits"]
 
@@ -149,8 +148,8 @@ def test_every_strength_has_words(b):
 def test_the_share_converts_to_no_more_than_it_may(place):
     said = planned(place, 7)
     budget = place[1].balance(place[0].id).budget
-    assert 7 * rho_of(said["epsilon_per_run"], budget.delta_conv) <= said["rho_left"]
-    assert said["epsilon_left"] == epsilon_of(said["rho_left"], budget.delta_conv)
+    assert 7 * budget.rho_of(said["epsilon_per_run"]) <= said["rho_left"]
+    assert said["epsilon_left"] == budget.epsilon_of(said["rho_left"])
 
 
 def test_what_cannot_be_planned(place, tmp_path):

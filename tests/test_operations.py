@@ -22,7 +22,6 @@ from fedcore.operations.series import (
     prune,
     score,
 )
-from fedcore.privacy.accounting import rho_of
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.rounds.method import Method
 from fedcore.runs.store import Run, load_run
@@ -487,7 +486,7 @@ def test_the_page_of_a_private_population(tmp_path):
     assert f"| spent | {balance.rho_spent:.5g} | {balance.epsilon_spent:.5g} |" in page
     assert f"| left | {balance.rho_left:.5g} |" in page and balance.rho_reserved > 0
     fits = float(page.split("A run of epsilon ")[1].split()[0])
-    assert rho_of(fits, balance.budget.delta_conv) <= balance.rho_left < rho_of(1.01 * fits, balance.budget.delta_conv)
+    assert balance.budget.rho_of(fits) <= balance.rho_left < balance.budget.rho_of(1.01 * fits)
     assert "\\| &lt;b&gt;" in page and "| nightly | first |" in page
 
 

@@ -16,7 +16,7 @@ from fedcore.errors import BudgetExceeded, BudgetMissing, ConfigError, RunBusy, 
 from fedcore.methods.histograms import Histograms
 from fedcore.methods.registry import make_method
 from fedcore.population.store import Population
-from fedcore.privacy.accounting import epsilon_of, exact_sum, rho_of, zcdp_budget
+from fedcore.privacy.accounting import exact_sum, make_budget
 from fedcore.privacy.ledger.chain import make_balance
 from fedcore.privacy.mechanisms import SecureNoise
 from fedcore.rounds.engine import InProcessBackend
@@ -97,14 +97,14 @@ sizes = st.one_of(st.just({}), st.fixed_dictionaries({"clusters": st.integers(1,
 @settings(max_examples=60, deadline=None)
 @given(epsilons, st.floats(0.0, 0.9), st.integers(0, 10), sizes, st.integers(1, 10**7), st.booleans())
 def test_plan_and_spares_never_cost_more_than_the_share(epsilon, spent, spares, sizes, nominal, all_that_is_left):
-    budget = zcdp_budget(epsilon, 1e-6)
+    budget = make_budget(epsilon, 1e-6)
     population, ledger = on_paper(budget, spent * budget.rho_max, nominal)
     asked = None if all_that_is_left else epsilon * (1 - spent) / 2
     share = Fraction(ledger.balance("p").rho_left)
     if asked is not None:
-        if rho_of(asked, budget.delta_conv) > share:
+        if budget.rho_of(asked) > share:
             return
-        share = Fraction(rho_of(asked, budget.delta_conv))
+        share = Fraction(budget.rho_of(asked))
     method = make_method("histograms", {"epsilon": asked, "spare_releases": spares, **sizes})
     plan, public = plan_within_budget(method, population, ledger, 0)
     assert price(plan, spares) <= share  # exactly: fractions
@@ -133,7 +133,7 @@ def test_the_whole_budget_may_be_asked_for_by_its_own_epsilon(tmp_path):
 
 
 def test_more_than_is_left_is_refused_with_what_would_fit():
-    budget = zcdp_budget(4.0, 1e-6)
+    budget = make_budget(4.0, 1e-6)
     population, ledger = on_paper(budget, spent=0.75 * budget.rho_max)
     method = make_method("histograms", {"epsilon": 3.0, **SMALL})
     with pytest.raises(BudgetExceeded, match=r"epsilon = 3.*Nothing was released") as refused:
@@ -144,7 +144,7 @@ def test_more_than_is_left_is_refused_with_what_would_fit():
 
 
 def test_nothing_left_and_no_budget():
-    budget = zcdp_budget(4.0, 1e-6)
+    budget = make_budget(4.0, 1e-6)
     method = make_method("histograms", SMALL)
     with pytest.raises(BudgetExceeded, match="used up"):
         plan_within_budget(method, *on_paper(budget, spent=budget.rho_max), 0)
@@ -157,7 +157,7 @@ def test_nothing_left_and_no_budget():
 def test_three_runs_of_a_third_fit_and_a_fourth_does_not(tmp_path):
     population, ledger = private_population(tmp_path / "p", small_counts(20), epsilon=2.0)
     budget = ledger.balance(population.id).budget
-    epsilon = 0.999 * epsilon_of(budget.rho_max / 3, budget.delta_conv)
+    epsilon = 0.999 * budget.epsilon_of(budget.rho_max / 3)
     asked = {"epsilon": epsilon, "spare_releases": 0, **SMALL}
     for name in "abc":
         to_end(begin(population, tmp_path, run_id=name, settings=asked))
@@ -194,7 +194,7 @@ def test_a_private_run_end_to_end(tmp_path):
     population, ledger = private_population(tmp_path / "p", small_counts())
     session = begin(population, tmp_path, settings={"epsilon": 2.0, **SMALL})
     during = ledger.balance(population.id)
-    assert during.rho_spent == 0 and during.rho_reserved == float(price(session.training.plan.values(), 1))
+    assert during.rho_spent == 0 and during.rho_reserved == float(price(session.training.plan.values(), 0))
     run = to_end(session)
     balance = ledger.verify(population.id)
     assert balance.rho_reserved == 0 and balance.releases == {"published": RELEASES}
@@ -356,9 +356,10 @@ def test_a_failed_run_keeps_its_reservation_and_goes_on(tmp_path, monkeypatch):
     assert to_end(resume(run.path, InProcessBackend())).status == "finished"
 
 
-def test_a_lost_draw_without_spares_ends_the_run_as_exhausted(tmp_path, monkeypatch):
+def interrupted_draw(tmp_path, monkeypatch, **settings):
+    """(population, ledger, path) of a run of the whole budget that lost the value of its second release."""
     population, ledger = private_population(tmp_path / "p", small_counts())
-    session = begin(population, tmp_path, settings={"spare_releases": 0, **SMALL})
+    session = begin(population, tmp_path, settings=settings)
 
     def lost(*_):
         raise KeyboardInterrupt
@@ -367,14 +368,31 @@ def test_a_lost_draw_without_spares_ends_the_run_as_exhausted(tmp_path, monkeypa
         session.training.step()
         broken.setattr(SecureNoise, "draw", lost)
         session.training.step()
-    with pytest.raises(BudgetExceeded, match="spare"):
-        to_end(resume(session.run.path, InProcessBackend()))
-    run = Run.open(session.run.path)
+    return population, ledger, session.run.path
+
+
+def test_a_lost_draw_that_nothing_can_pay_ends_the_run_as_exhausted(tmp_path, monkeypatch):
+    population, ledger, path = interrupted_draw(tmp_path, monkeypatch, clusters=2, rounds=1)
+    with pytest.raises(BudgetExceeded, match="nothing is left to pay that"):
+        to_end(resume(path, InProcessBackend()))
+    run = Run.open(path)
     assert run.status == "budget exhausted" and run.round == 1 and load_run(run.path).state["phase"] == "whitened"
     balance = ledger.verify(population.id)
-    assert balance.rho_reserved == 0 and balance.releases == {"forfeited": 1, "published": 1, "returned": 2}
+    assert balance.rho_reserved == 0 and balance.releases == {"forfeited": 1, "published": 1, "returned": 1}
     statement = json.loads((run.path / "statement.json").read_text())
     assert statement["private"] and statement["rho"] == balance.rho_spent and len(statement["releases"]) == 2
+
+
+def test_a_lost_draw_is_paid_by_the_last_round_where_the_run_can_do_without(tmp_path, monkeypatch):
+    population, ledger, path = interrupted_draw(tmp_path, monkeypatch, clusters=2, rounds=2)
+    to_end(resume(path, InProcessBackend()))
+    run = Run.open(path)
+    assert run.status == "finished" and run.round == 3  # of four
+    balance = ledger.verify(population.id)
+    assert balance.rho_reserved == 0 and balance.releases == {"forfeited": 1, "published": 3, "returned": 1}
+    statement = json.loads((run.path / "statement.json").read_text())
+    assert statement["private"] and statement["rho"] == balance.rho_spent and statement["given_up"] == 4
+    assert load_run(run.path).state["centres"].shape == (2, 7)  # of use
 
 
 # --- abandoning -----------------------------------------------------------------------------------------------------

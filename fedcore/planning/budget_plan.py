@@ -14,7 +14,6 @@ import numpy as np
 from fedcore.errors import BudgetExceeded, BudgetMissing, ConfigError
 from fedcore.methods.registry import METHODS, make_method
 from fedcore.population.store import Population
-from fedcore.privacy.accounting import epsilon_of, rho_of
 from fedcore.privacy.ledger.ledger import Balance
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.method import Method, PublicFacts
@@ -41,15 +40,15 @@ def equal_runs(
     checked_unit(method, balance.unit, population)
     if runs < 1:
         raise ConfigError(f"a number of runs is at least 1, not {runs}.")
-    delta = balance.budget.delta_conv
+    budget = balance.budget
     if not balance.rho_left > 0:
         raise BudgetExceeded(
             f"the budget of population {population.path.name!r} is used up.",
             "Nothing can be planned without `fedcore budget raise`.",
         )
     if epsilon is None:
-        epsilon = rounded_down(epsilon_of(balance.rho_left / runs, delta))
-    share = rho_of(epsilon, delta)
+        epsilon = rounded_down(budget.epsilon_of(balance.rho_left / runs))
+    share = budget.rho_of(epsilon)
     fitting = int(min(balance.rho_left / share, 10**9))
     plan, cold, public = sketch_of(method, population, balance, share)
     spent, sketches = sum(planned.rho for planned in plan), {"cold": cold}
@@ -59,15 +58,15 @@ def equal_runs(
     return {
         "relation": balance.relation,
         "rho_left": balance.rho_left,
-        "epsilon_left": epsilon_of(balance.rho_left, delta),
-        "delta": balance.budget.delta,
+        "epsilon_left": budget.epsilon_of(balance.rho_left),
+        "delta": budget.delta,
         "runs": runs,
         "nominal_clients": nominal_clients(method, population),
         "epsilon_per_run": epsilon,
         "rho_per_run": share,
         "spare_releases": method.private_settings.spare_releases,
         "rho_if_no_spare": spent,
-        "epsilon_if_no_spare": epsilon_of(spent, delta),
+        "epsilon_if_no_spare": budget.epsilon_of(spent),
         "fits": runs <= fitting,
         "runs_that_fit": fitting,
         **sketches,

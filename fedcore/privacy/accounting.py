@@ -1,54 +1,77 @@
-"""The currency of budgets: approximate zero-concentrated differential privacy (zCDP).
+"""Budgets and the currencies they are in, and sums of prices without rounding.
 
 A budget (epsilon, delta) is turned once into (rho_max, delta_conv, delta_extra). A release costs (rho, delta'); what is
 spent may not exceed sum rho <= rho_max and sum delta' <= delta_extra, also when later releases are chosen after
-seeing earlier ones (approximate zCDP filter: Whitehouse, Ramdas, Rogers, Wu 2023). Epsilon is for display.
+seeing earlier ones. Epsilon is for display.
+
+    gdp    rho = mu^2 / 2 of Gaussian differential privacy: `fedcore.privacy.gdp`, docs/privacy/gdp.md
+    zcdp   rho of approximate zero-concentrated differential privacy (filter: Whitehouse, Ramdas, Rogers, Wu 2023):
+           accounts opened by earlier versions, docs/privacy/discrete-gaussian.md
 """
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from fractions import Fraction
-from functools import cache, lru_cache
-
-import numpy as np
+from typing import Literal
 
 from fedcore.errors import ConfigError
+from fedcore.privacy import gdp, zcdp
 
-SAFETY = 1e-4  # calibrated to epsilon * (1 - SAFETY), so that a recomputation by other software stays within epsilon
-EXTRA_SHARE = 0.1
+Currency = Literal["gdp", "zcdp"]
+EXTRA_SHARE = 0.1  # of delta, kept for thresholding steps in zcdp unless the owner says otherwise
 
 
 @dataclass(frozen=True, slots=True)
-class ZcdpBudget:
+class Budget:
     """What a population may lose in total.
 
-    epsilon, delta: as promised. rho_max: zCDP that gives epsilon at delta_conv. delta_extra: sum of the deltas of
+    epsilon, delta: as promised. rho_max: what gives epsilon at delta_conv. delta_extra: sum of the deltas of
     thresholding steps. delta_conv + delta_extra <= delta exactly.
     """
 
+    currency: Currency
     epsilon: float
     delta: float
     rho_max: float
     delta_conv: float
     delta_extra: float
 
-    def to_json(self) -> dict[str, float]:
+    def epsilon_of(self, rho: float) -> float:
+        """An upper bound on the epsilon that this rho costs, at delta_conv; 0 for 0.
+
+        Raises ConfigError unless rho is finite and not negative.
+        """
+        if not (rho >= 0 and math.isfinite(rho)):
+            raise ConfigError(f"rho must be finite and not negative, not {rho!r}.")
+        if self.currency == "gdp":
+            return gdp.epsilon_of(2 * Fraction(rho), self.delta_conv)
+        return zcdp.epsilon_of(rho, self.delta_conv)
+
+    def rho_of(self, epsilon: float) -> float:
+        """The largest rho that costs at most this epsilon, at delta_conv. Raises ConfigError for a bad epsilon."""
+        return _rho_of(self.currency, epsilon, self.delta_conv)
+
+    def numbers(self) -> dict[str, float]:
+        """Without the currency, as records of a ledger hold them."""
+        return {name: value for name, value in asdict(self).items() if name != "currency"}
+
+    def to_json(self) -> dict[str, float | str]:
         return asdict(self)
 
 
-def zcdp_budget(epsilon: float, delta: float, delta_extra: float | None = None) -> ZcdpBudget:
+def make_budget(
+    epsilon: float, delta: float, delta_extra: float | None = None, *, currency: Currency = "gdp"
+) -> Budget:
     """Raises ConfigError unless 0 < epsilon < inf, 0 < delta < 1 and 0 <= delta_extra < delta.
 
-    delta_extra: the part of delta kept for thresholding steps; 10 % by default.
+    delta_extra: the part of delta kept for thresholding steps; by default none in gdp, 10 % in zcdp.
     """
-    _check(epsilon, delta)
+    gdp.check_promise(epsilon, delta)
     if delta_extra is None:
-        delta_extra = EXTRA_SHARE * delta
+        delta_extra = EXTRA_SHARE * delta if currency == "zcdp" else 0.0
     if not 0 <= delta_extra < delta:
         raise ConfigError(
             f"delta_extra must be at least 0 and below delta = {delta:g}, not {delta_extra!r}.",
@@ -57,77 +80,12 @@ def zcdp_budget(epsilon: float, delta: float, delta_extra: float | None = None) 
     delta_conv = delta - delta_extra
     while Fraction(delta_conv) + Fraction(delta_extra) > Fraction(delta):
         delta_conv = math.nextafter(delta_conv, 0)
-    return ZcdpBudget(float(epsilon), float(delta), rho_of(epsilon, delta_conv), delta_conv, float(delta_extra))
+    rho_max = _rho_of(currency, epsilon, delta_conv)
+    return Budget(currency, float(epsilon), float(delta), rho_max, delta_conv, float(delta_extra))
 
 
-def _check(epsilon: float, delta: float) -> None:
-    if not (isinstance(epsilon, (int, float)) and math.isfinite(epsilon) and epsilon > 0):
-        raise ConfigError(f"epsilon must be positive and finite, not {epsilon!r}.", "Usual values are 0.5 to 15.")
-    if not (isinstance(delta, (int, float)) and 0 < delta < 1):
-        raise ConfigError(f"delta must lie between 0 and 1, not {delta!r}.", "Choose it far below 1/clients.")
-
-
-def epsilon_of(rho: float, delta: float) -> float:
-    """An upper bound on epsilon, such that rho-zCDP implies (epsilon, delta)-DP; 0 for rho = 0.
-
-    zCDP is a line of Renyi bounds, one for each order; every order gives a valid epsilon (Canonne, Kamath, Steinke
-    2020, Prop. 12, as in dp-accounting) and the smallest over a dense grid of orders is returned.
-    """
-    if not (rho >= 0 and math.isfinite(rho)):
-        raise ConfigError(f"rho must be finite and not negative, not {rho!r}.")
-    _check(1.0, delta)
-    return _epsilon_of(float(rho), float(delta)) if rho > 0 else 0.0
-
-
-@lru_cache(maxsize=4096)
-def _epsilon_of(rho: float, delta: float) -> float:
-    RdpAccountant, ZCDpEvent = _renyi()
-    # The best order lies near 1 + sqrt(ln(1/delta) / rho); a wide geometric grid around it.
-    distance = math.sqrt(math.log(1 / delta) / rho)
-    orders = 1 + distance * np.geomspace(1 / 16, 16, 801)
-    return float(RdpAccountant(orders[orders > 1 + 1e-12]).compose(ZCDpEvent(rho)).get_epsilon(delta))
-
-
-@cache
-def _renyi() -> tuple[type, type]:
-    """dp-accounting's `RdpAccountant` and `ZCDpEvent`, from the two modules that define them.
-
-    The package itself imports all of its accountants, and with them scipy.stats and scipy.signal, which takes three
-    times as long. While the two modules are imported, the package is there without its contents; whoever imports it
-    later gets all of it, with the same classes.
-    """
-    name = "dp_accounting"
-    if name not in sys.modules:
-        spec = importlib.util.find_spec(name)
-        if spec is None:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-        bare = importlib.util.module_from_spec(spec)
-        sys.modules[name] = bare
-    else:
-        bare = None
-    try:
-        from dp_accounting.dp_event import ZCDpEvent
-        from dp_accounting.rdp import RdpAccountant
-    finally:
-        if bare is not None and sys.modules.get(name) is bare:
-            del sys.modules[name]
-    return RdpAccountant, ZCDpEvent
-
-
-@lru_cache(maxsize=1024)
-def rho_of(epsilon: float, delta: float) -> float:
-    """The largest rho with epsilon_of(rho, delta) <= epsilon * (1 - 1e-4), to a relative 1e-9, from below."""
-    _check(epsilon, delta)
-    target = epsilon * (1 - SAFETY)
-    low = high = epsilon**2 / (4 * math.log(1 / delta) + 4 * epsilon)  # the simple conversion is near
-    while epsilon_of(low, delta) > target:
-        low /= 2
-    while epsilon_of(high, delta) <= target:
-        high *= 2
-    while high - low > 1e-9 * low:
-        middle = (low + high) / 2
-        low, high = (middle, high) if epsilon_of(middle, delta) <= target else (low, middle)
-    return low
+def _rho_of(currency: Currency, epsilon: float, delta: float) -> float:
+    return gdp.rho_max(epsilon, delta) if currency == "gdp" else zcdp.rho_of(epsilon, delta)
 
 
 # --- exact sums -----------------------------------------------------------------------------------------------------

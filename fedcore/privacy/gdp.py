@@ -78,8 +78,16 @@ def mu_max(epsilon: float, delta: float) -> float:
 
     Raises ConfigError unless 0 < epsilon < inf and 0 < delta < 1.
     """
-    _check(epsilon, delta)
+    check_promise(epsilon, delta)
     return _last(lambda mu: delta_bounds(mu, epsilon)[1] <= delta)
+
+
+def mu_of(rho: float) -> float:
+    """The smallest float mu with mu^2 / 2 >= rho."""
+    mu = math.sqrt(2 * rho)
+    while Fraction(mu) ** 2 < 2 * Fraction(rho):
+        mu = math.nextafter(mu, math.inf)
+    return mu
 
 
 @lru_cache(maxsize=4096)
@@ -88,7 +96,7 @@ def epsilon_of(mu_squared: Fraction, delta: float) -> float:
 
     mu_squared: exact, 2 rho. Raises ConfigError for a negative one, or unless 0 < delta < 1.
     """
-    _check(1.0, delta)
+    check_promise(1.0, delta)
     if mu_squared < 0:
         raise ConfigError(f"mu^2 is not negative, and {float(mu_squared):.3g} is.")
 
@@ -98,7 +106,8 @@ def epsilon_of(mu_squared: Fraction, delta: float) -> float:
     return math.nextafter(_last(too_small), math.inf) if too_small(0.0) else 0.0
 
 
-def _check(epsilon: float, delta: float) -> None:
+def check_promise(epsilon: float, delta: float) -> None:
+    """Raises ConfigError unless 0 < epsilon < inf and 0 < delta < 1."""
     if not (isinstance(epsilon, (int, float)) and math.isfinite(epsilon) and epsilon > 0):
         raise ConfigError(f"epsilon must be positive and finite, not {epsilon!r}.", "Usual values are 0.5 to 15.")
     if not (isinstance(delta, (int, float)) and 0 < delta < 1):

@@ -24,10 +24,12 @@ class PlannedRelease:
     shape:       of the released array
     sensitivity: largest L2 norm, in grid units, by which one unit (a client, say) can change the *whole* array;
                  an integer, so that it can be checked without rounding
-    noise_multiplier: scale of the discrete Gaussian divided by the sensitivity
+    noise_multiplier: scale of the Gaussian noise divided by the sensitivity
     argument:    the page of docs/privacy that argues the sensitivity
     composition: one sentence for the statement, e.g. "one cell per client: all cells cost one release"
-    delta:       what a thresholding step adds; 0 for the discrete Gaussian
+    delta:       what a thresholding step adds; 0 for Gaussian noise
+    optional:    whether the run can end before the round of this release, and is of use then: the last ones may be
+                 given up to pay for a value that was drawn and lost
     """
 
     name: str
@@ -38,6 +40,7 @@ class PlannedRelease:
     argument: str
     composition: str
     delta: float = 0.0
+    optional: bool = False
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier > 0):
@@ -47,7 +50,7 @@ class PlannedRelease:
 
     @property
     def rho(self) -> float:
-        """zCDP price of the discrete Gaussian, 1/(2 sigma**2), rounded up (Canonne, Kamath, Steinke 2020, Thm 4)."""
+        """Price of Gaussian noise, mu**2 / 2 = 1/(2 sigma**2), rounded up."""
         return math.nextafter(math.nextafter(0.5 / self.noise_multiplier**2, math.inf), math.inf)
 
     @property
@@ -62,4 +65,6 @@ class PlannedRelease:
         return int(np.prod(self.shape))
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "shape": list(self.shape), "rho": self.rho}
+        """With the price. Without `optional` where it is false: plans of before have no word for it."""
+        value = {**asdict(self), "shape": list(self.shape), "rho": self.rho}
+        return value if self.optional else {name: value[name] for name in value if name != "optional"}

@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from fedcore.privacy.accounting import epsilon_of, exact_sum, rounded_up
+from fedcore.privacy.accounting import exact_sum, rounded_up
+from fedcore.privacy.gdp import mu_of
 from fedcore.privacy.ledger.chain import OPEN, SPENT, Account, Attempt, RunAccount
 from fedcore.privacy.mechanisms import SecureNoise, TestNoise
 
@@ -34,6 +35,10 @@ NOT_COVERED = (
     "Several records or clients that belong to one person, beyond the unit named above.",
     "Whoever can read the memory of the workers or the data themselves.",
 )
+GIVEN_UP = (
+    "Lost: values were charged, drawn and lost, and nothing else was left to pay for drawing them again, so that the "
+    "run gave up its rounds from {round} on."
+)
 SCHEMA = "columns, bounds, vocabulary and thresholds"
 NOT_PRIVATE = ("Everything: nothing in this run protects the people in the data.",)
 
@@ -43,12 +48,13 @@ class PrivacyStatement:
     """private: whether a promise is made; reason: why not, if not.
 
     unit, relation: what is hidden. epsilon, delta, rho: what the run's charged releases cost, forfeited ones included,
-    at the delta of the population's budget. releases: one entry for each charged release. population: the budget of the
-    population, and what all runs together have spent of it. ended: whether the run may still spend more. start: what
-    the run started from, treated as public; empty if from nothing. vouched: what is public by somebody's word alone:
-    the promise holds only if all of it is so, hence it is part of the headline. public_schema: why columns, bounds,
-    vocabulary and thresholds are public; empty if nobody said. losses: each time that the ledger went back and was gone
-    on with.
+    at the delta of the population's budget; mu: sqrt(2 rho), if the budget is in Gaussian differential privacy, else
+    None. releases: one entry for each charged release. given_up: the round from which on releases were given up to pay
+    for lost ones; None: none was. population: the budget of the population, and what all runs together have spent of
+    it. ended: whether the run may still spend more. start: what the run started from, treated as public; empty if from
+    nothing. vouched: what is public by somebody's word alone: the promise holds only if all of it is so, hence it is
+    part of the headline. public_schema: why columns, bounds, vocabulary and thresholds are public; empty if nobody
+    said. losses: each time that the ledger went back and was gone on with.
     """
 
     private: bool
@@ -58,6 +64,8 @@ class PrivacyStatement:
     epsilon: float | None = None
     delta: float | None = None
     rho: float | None = None
+    mu: float | None = None
+    given_up: int | None = None
     releases: tuple[Mapping[str, Any], ...] = ()
     mechanism: str = ""
     population: Mapping[str, Any] = field(default_factory=dict)
@@ -79,16 +87,11 @@ class PrivacyStatement:
         """For a person: a few paragraphs."""
         if not self.private:
             return f"privacy: none\nReason: {self.reason}."
-        share = self.population
         lines = [
             f"privacy: ({self.epsilon:.4g}, {self.delta:.3g})-differential privacy per {self.unit}{self._on_a_word()}",
             f"Hidden: {RELATIONS[self.unit, self.relation]} ({self.relation}).",
-            f"Price of this run{'' if self.ended else ' so far'}: rho = {self.rho:.6g} of zero-concentrated "
-            f"differential privacy, which is epsilon = {self.epsilon:.4g} at delta = {self.delta:.3g}. Releases that "
-            "were charged and lost are included.",
-            f"Whoever sees what several runs published needs the total of the population: at most epsilon = "
-            f"{share['epsilon']:g}, delta = {share['delta']:g} over all runs; spent so far: rho = "
-            f"{share['rho_spent']:.6g} of {share['rho_max']:.6g} (epsilon = {share['epsilon_spent']:.4g}).",
+            *self._prices(),
+            *([GIVEN_UP.format(round=self.given_up)] if self.given_up is not None else []),
             f"Noise: {self.mechanism}.",
             *schema_in_words(self.public_schema),
             *map(loss_in_words, self.losses),
@@ -100,6 +103,32 @@ class PrivacyStatement:
             *(f"  - {item}" for item in self.not_covered),
         ]
         return "\n".join(lines)
+
+    def _prices(self) -> list[str]:
+        """What this run costs, and what all runs together may."""
+        share = self.population
+        so_far = "" if self.ended else " so far"
+        lost = "Releases that were charged and lost are included."
+        several = "Whoever sees what several runs published needs the total of the population"
+        promised = f"epsilon = {share['epsilon']:g}, delta = {share['delta']:g} over all runs"
+        epsilons = f"(epsilon = {share['epsilon_spent']:.4g})"
+        if self.mu is None:
+            return [
+                f"Price of this run{so_far}: rho = {self.rho:.6g} of zero-concentrated differential privacy, which is "
+                f"epsilon = {self.epsilon:.4g} at delta = {self.delta:.3g}. {lost}",
+                f"{several}: at most {promised}; spent so far: rho = {share['rho_spent']:.6g} of "
+                f"{share['rho_max']:.6g} {epsilons}.",
+            ]
+        thresholds = ""
+        if self.delta != share["delta_conv"]:
+            thresholds = ", its thresholding steps included"
+        return [
+            f"Price of this run{so_far}: mu = {self.mu:.6g} of Gaussian differential privacy (rho = mu^2 / 2 = "
+            f"{self.rho:.6g}), which implies ({self.epsilon:.4g}, {self.delta:.3g})-differential privacy{thresholds}. "
+            f"{lost}",
+            f"{several}: at most mu = {mu_of(share['rho_max']):.6g}, which implies {promised}; spent so far: mu = "
+            f"{mu_of(share['rho_spent']):.6g} {epsilons}.",
+        ]
 
     def _on_a_word(self) -> str:
         """The end of the headline: what the promise rests on besides what was charged."""
@@ -174,14 +203,17 @@ def statement_of_account(account: Account, run: RunAccount, *, test_ledger: bool
             releases.append({**planned, "attempts": len(attempts), "rho": cost})
     budget, balance = account.required_budget(), account.balance()
     rho, delta = _price(run.spent(), budget.delta_conv)
+    in_gdp = budget.currency == "gdp"
     population = {**budget.to_json(), "rho_spent": balance.rho_spent, "epsilon_spent": balance.epsilon_spent}
     return PrivacyStatement(
         private=True,
         unit=account.unit or "",
         relation=account.relation or "",
-        epsilon=epsilon_of(rho, budget.delta_conv),
+        epsilon=budget.epsilon_of(rho),
         delta=delta,
         rho=rho,
+        mu=mu_of(rho) if in_gdp else None,
+        given_up=run.given_up,
         releases=tuple(releases),
         mechanism=SecureNoise.label,
         population=population,

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedcore.methods.private_gmm import PrivateGMM, PrivateGMMConfig, PrivateGMMState, PrivateMixture
 from fedcore.population.blocks import RowsBlock, leaves
-from fedcore.privacy.accounting import rho_of, zcdp_budget
+from fedcore.privacy.accounting import make_budget
 from fedcore.privacy.mechanisms import NoiseSource, SecureNoise
 from fedcore.privacy.plan import Relation, Unit
 from fedcore.rounds.method import PublicFacts, RoundInfo
@@ -45,13 +45,13 @@ def learn(
     clients_per_leaf: int | None = None,
     on_round: Callable[[PrivateGMMState, RoundInfo], None] | None = None,
 ) -> Learned:
-    """Learn from rows (n, d), with all of (epsilon, delta) and no spares; delta keeps its usual part for thresholds.
+    """Learn from rows (n, d), with all of (epsilon, delta) and no spares.
 
     unit: what is protected. ptr: (C + 1,) rows of the clients; None: every row is a client of its own. noise: secure by
     default. seed: of the public shifts of boxes. clients_per_leaf: None: all at once; the result does not depend on it.
     Raises ConfigError as `PrivateGMM.plan` does.
     """
-    rho = rho_of(epsilon, zcdp_budget(epsilon, delta).delta_conv)
+    rho = make_budget(epsilon, delta).rho_max
     block = RowsBlock(0, 0, np.arange(len(x) + 1) if ptr is None else np.asarray(ptr, np.int64), np.asarray(x))
     method, noise = PrivateGMM(config), noise or SecureNoise()
     public = PublicFacts("rows", block.features, 1024, None, None, rho, seed, relation, None, unit)

@@ -17,7 +17,7 @@ from fedcore.errors import ConfigError
 from fedcore.methods.registry import make_method
 from fedcore.population.blocks import leaves
 from fedcore.population.store import Population
-from fedcore.privacy.accounting import rho_of, zcdp_budget
+from fedcore.privacy.accounting import make_budget
 from fedcore.privacy.mechanisms import TestNoise
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.reproduce.experiment import Place
@@ -79,8 +79,8 @@ def simulate(
 ) -> tuple[Method, State]:
     """Train a method to its end. Returns (method, last state).
 
-    key: of the run's folder, made afresh. budget: (epsilon, delta) of a private configuration; what of delta a
-    population keeps for thresholds, and the spare releases, are taken off as in a real run. warm_start: public arrays.
+    key: of the run's folder, made afresh. budget: (epsilon, delta) of a private configuration, all of it for this
+    run. warm_start: public arrays.
     on_round: called with the state after every round, and its `RoundInfo`.
     """
     method = make_method(name, settings)
@@ -103,7 +103,7 @@ def simulate(
         if budget is None:
             raise ConfigError(f"this configuration of {name} is private, and the simulation has no budget.")
         epsilon, delta = budget
-        plan, public = fit_plan(method, facts, rho_of(epsilon, zcdp_budget(epsilon, delta).delta_conv))
+        plan, public = fit_plan(method, facts, make_budget(epsilon, delta).rho_max)
     shutil.rmtree(place.folder / "runs" / key, ignore_errors=True)  # of an attempt that was interrupted
     about = {"run_id": key, "method": name, "config": method.config.model_dump(), "private": False, "simulation": True}
     run = SimulatedRun.create(place.folder / "runs", about)

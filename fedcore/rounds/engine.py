@@ -66,7 +66,7 @@ class Publisher(Protocol):
 
     def published(self, planned: PlannedRelease) -> np.ndarray | None: ...
 
-    def release(self, planned: PlannedRelease, grid_values: np.ndarray) -> np.ndarray: ...
+    def release(self, planned: PlannedRelease, grid_values: np.ndarray) -> np.ndarray | None: ...
 
     def head(self) -> dict[str, Any]: ...
 
@@ -121,11 +121,12 @@ class Training:
         return self.done + 1
 
     def step(self) -> RoundInfo | None:
-        """One whole round; None when the method has finished, and all is committed."""
+        """One whole round; None when there are no more, and all is committed."""
         return self.move() if self.answer() else None
 
     def answer(self) -> bool:
-        """Get what the server will see: statistics, or published values if the method is private. False: finished.
+        """Get what the server will see: statistics, or published values if the method is private. False: finished, or
+        the rounds from this one on were given up to pay for values that were lost.
 
         In a private run nothing raw outlives this call.
         """
@@ -139,12 +140,17 @@ class Training:
             self.pending = values(self._timed("clients", self._map, message))
             return True
         self.pending = self._published(message)
+        if self.pending is None:
+            self.commit()
+            return False
         for name, value in self.pending.items():
             self.run.keep_release(name, value)
         return True
 
-    def _published(self, message: Message) -> dict[str, np.ndarray]:
-        """The releases of this round: published already, or made of what the clients answer now."""
+    def _published(self, message: Message) -> dict[str, np.ndarray] | None:
+        """The releases of this round: published already, or made of what the clients answer now; None if one of them
+        was given up.
+        """
         if self.publisher is None:
             raise SensitivityError(f"method {self.method.name!r} is private, and nobody is there to charge for it.")
         planned = [release for release in self.plan.values() if release.round == self.round]
@@ -226,7 +232,7 @@ class Training:
 
     def _publish(
         self, publisher: Publisher, message: Message, statistics: Statistics, planned: Sequence[PlannedRelease]
-    ) -> dict[str, np.ndarray]:
+    ) -> dict[str, np.ndarray] | None:
         grid = self._release_values(message, statistics)
         if grid.keys() != {release.name for release in planned}:
             raise UnplannedRelease(
@@ -236,7 +242,13 @@ class Training:
             value = grid[release.name]
             if not isinstance(value, np.ndarray) or value.dtype != np.int64 or value.shape != release.shape:
                 raise SensitivityError(f"release {release.name!r} is not an int64 array of shape {release.shape}.")
-        return {release.name: publisher.release(release, grid[release.name]) for release in planned}
+        published: dict[str, np.ndarray] = {}
+        for release in planned:
+            noised = publisher.release(release, grid[release.name])
+            if noised is None:
+                return None
+            published[release.name] = noised
+        return published
 
     def _release_values(self, message: Message, statistics: Statistics) -> dict[str, np.ndarray]:
         inexact = [n for n, s in statistics.items() if not isinstance(s, (IntegerSum, KeyedIntegerSum))]

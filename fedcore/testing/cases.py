@@ -11,7 +11,7 @@ import numpy as np
 
 from fedcore.errors import ConfigError, FedcoreError
 from fedcore.population.blocks import ClientBlock
-from fedcore.privacy.accounting import rho_of, zcdp_budget
+from fedcore.privacy.accounting import make_budget
 from fedcore.privacy.mechanisms import TestNoise
 from fedcore.privacy.plan import PlannedRelease, Relation, Unit
 from fedcore.rounds.clients import checked_answer
@@ -300,7 +300,7 @@ def _budgeted_facts(case: Case) -> tuple[PublicFacts, tuple[PlannedRelease, ...]
 
     if not method.private:
         return facts(None), ()
-    budget = zcdp_budget(EPSILON, DELTA)
+    budget = make_budget(EPSILON, DELTA)
     asked = method.private_settings.epsilon
-    plan, public = fit_plan(method, facts, budget.rho_max if asked is None else rho_of(asked, budget.delta_conv))
+    plan, public = fit_plan(method, facts, budget.rho_max if asked is None else budget.rho_of(asked))
     return public, plan

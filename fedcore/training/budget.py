@@ -15,7 +15,7 @@ import numpy as np
 from fedcore.errors import BudgetExceeded, BudgetMissing, ConfigError, LedgerMissing, PrivacyError, WrongKind
 from fedcore.population.manifest import Ledger as NamedLedger
 from fedcore.population.store import Population
-from fedcore.privacy.accounting import epsilon_of, fits, rho_of
+from fedcore.privacy.accounting import fits
 from fedcore.privacy.ledger.chain import Balance
 from fedcore.privacy.ledger.leases import Lease
 from fedcore.privacy.mechanisms import NoiseSource
@@ -109,11 +109,13 @@ class LedgerPublisher:
     def published(self, planned: PlannedRelease) -> np.ndarray | None:
         return self.ledger.published(self.run.id, planned.name)
 
-    def release(self, planned: PlannedRelease, grid_values: np.ndarray) -> np.ndarray:
+    def release(self, planned: PlannedRelease, grid_values: np.ndarray) -> np.ndarray | None:
         stored = self.published(planned)
         if stored is not None:
             return stored
         charge = self.ledger.charge(self.lease, planned)
+        if charge is None:
+            return None
         return self.ledger.publish(self.lease, charge, self.noise.draw(planned, self.run.id, grid_values))
 
     def head(self) -> dict[str, Any]:
@@ -195,7 +197,7 @@ def plan_within_budget(
         )
     share = balance.rho_left
     if method.private_settings.epsilon is not None:
-        share = rho_of(method.private_settings.epsilon, balance.budget.delta_conv)
+        share = balance.budget.rho_of(method.private_settings.epsilon)
         if share > balance.rho_left:
             left = epsilon_that_fits(balance)
             raise BudgetExceeded(
@@ -220,7 +222,7 @@ def epsilon_that_fits(balance: Balance) -> float:
     """What a run may ask for at most, at the budget's delta; 0 if nothing is left that buys more than noise."""
     if balance.budget is None or balance.rho_left <= CRUMB * balance.budget.rho_max:
         return 0.0
-    left = epsilon_of(balance.rho_left, balance.budget.delta_conv)
+    left = balance.budget.epsilon_of(balance.rho_left)
     return left * (1 - 5e-4)  # four digits are shown, and what they say must fit
 
 

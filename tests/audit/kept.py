@@ -218,9 +218,9 @@ def run_once(kept: Kept, population: Population, ledger: Ledger, folder: Path, n
 
 
 def _epsilon() -> float:
-    from fedcore.privacy.accounting import epsilon_of, zcdp_budget
+    from fedcore.privacy.accounting import make_budget
 
-    return epsilon_of(MU**2 / 2, zcdp_budget(BUDGET, DELTA).delta_conv) * (1 + 2e-4)
+    return make_budget(BUDGET, DELTA).epsilon_of(MU**2 / 2) * (1 + 2e-4)
 
 
 def statistic(seen: Seen, worlds: Sequence[Population]) -> float:

@@ -5,12 +5,13 @@ Sizes and powers of these audits: docs/privacy/audits.md.
 
 import math
 import re
+from fractions import Fraction
 
 import numpy as np
 import pytest
 
 from fedcore.methods.histograms import HistogramsConfig
-from fedcore.privacy.accounting import epsilon_of
+from fedcore.privacy.gdp import epsilon_of
 from tests.audit.attack import CLIENTS, PRODUCT, SABOTAGES, attack_release, attack_runs, worlds_of
 from tests.audit.bounds import FINE, epsilon_lower_bound, mu_lower_bound, mu_of, upper_rate
 from tests.audit.em_releases import CASES as EM_CASES
@@ -117,9 +118,12 @@ def test_a_whole_run_gives_away_no_more_than_its_price(run, pairs, sharp):
     rho = math.fsum(planned.rho for planned in plan)
     absent, present = attack_runs(PRODUCT, run, RHO, pairs)
     shown, epsilon = mu_lower_bound(absent, present), epsilon_lower_bound(absent, present, DELTA)
-    print(f"mu >= {shown:.3f} of {math.sqrt(2 * rho):.3f}; epsilon >= {epsilon:.3f} of {epsilon_of(rho, DELTA):.3f}")
+    print(
+        f"mu >= {shown:.3f} of {math.sqrt(2 * rho):.3f}; epsilon >= {epsilon:.3f} of "
+        f"{epsilon_of(2 * Fraction(rho), DELTA):.3f}"
+    )
     assert sharp * MU <= shown <= math.sqrt(2 * rho)
-    assert epsilon <= epsilon_of(rho, DELTA)
+    assert epsilon <= epsilon_of(2 * Fraction(rho), DELTA)
 
 
 # --- sabotaged builds -----------------------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ def open_books(url: str, epsilon: float | None = 2.0) -> Books:
     ledger, population = create_ledger(url), uuid.uuid4().hex
     ledger.register(population)
     if epsilon is not None:
-        ledger.set_budget(population, epsilon, 1e-10)
+        ledger.set_budget(population, epsilon, 1e-10, delta_extra=1e-11)
     return Books(url, ledger, population)
 
 

@@ -1,4 +1,4 @@
-"""The currency: against the specification's constants, an independent conversion, and exact sums."""
+"""Budgets: conversions against published constants and an independent one, the parts of delta, exact sums."""
 
 from fractions import Fraction
 
@@ -10,17 +10,10 @@ from scipy.optimize import brentq, minimize_scalar
 from scipy.stats import norm
 
 from fedcore.errors import ConfigError
-from fedcore.privacy.accounting import (
-    SAFETY,
-    epsilon_of,
-    exact_sum,
-    fits,
-    rho_of,
-    rounded_down,
-    rounded_up,
-    zcdp_budget,
-)
+from fedcore.privacy import gdp
+from fedcore.privacy.accounting import exact_sum, fits, make_budget, rounded_down, rounded_up
 from fedcore.privacy.plan import PlannedRelease
+from fedcore.privacy.zcdp import SAFETY, epsilon_of, rho_of
 
 
 def optimal_epsilon(rho, delta):
@@ -79,24 +72,38 @@ def test_nothing_spent_is_epsilon_zero():
     assert epsilon_of(0.0, 1e-10) == 0.0
 
 
-@given(st.floats(1e-14, 0.5), st.floats(0, 0.99))
+@given(st.floats(1e-14, 0.5), st.floats(0, 0.99), st.sampled_from(["gdp", "zcdp"]))
 @settings(max_examples=15, deadline=None)
-def test_the_parts_of_delta_never_exceed_it(delta, share):
-    budget = zcdp_budget(1.0, delta, share * delta)
+def test_the_parts_of_delta_never_exceed_it(delta, share, currency):
+    budget = make_budget(1.0, delta, share * delta, currency=currency)
     assert Fraction(budget.delta_conv) + Fraction(budget.delta_extra) <= Fraction(delta)
-    assert budget.rho_max == rho_of(1.0, budget.delta_conv)
+    conversion = {"gdp": gdp.rho_max, "zcdp": rho_of}[currency]
+    assert budget.rho_max == conversion(1.0, budget.delta_conv) == budget.rho_of(1.0)
+    assert budget.epsilon_of(budget.rho_max) <= 1.0
 
 
-def test_ten_per_cent_of_delta_is_kept_for_thresholds_by_default():
-    budget = zcdp_budget(2, 1e-10)
+def test_nothing_of_delta_is_kept_for_thresholds_unless_the_owner_says_so():
+    budget = make_budget(2, 1e-10)
+    assert (budget.currency, budget.delta_extra, budget.delta_conv) == ("gdp", 0.0, 1e-10)
+    assert make_budget(2, 1e-10, 1e-11).delta_conv == pytest.approx(9e-11)
+
+
+def test_in_zcdp_ten_per_cent_of_delta_is_kept_by_default():
+    budget = make_budget(2, 1e-10, currency="zcdp")
     assert budget.delta_extra == pytest.approx(1e-11) and budget.delta_conv == pytest.approx(9e-11)
-    assert zcdp_budget(2, 1e-10, 0.0).delta_conv == 1e-10
+    assert make_budget(2, 1e-10, 0.0, currency="zcdp").delta_conv == 1e-10
+
+
+@pytest.mark.parametrize(("epsilon", "delta", "gain"), [(1.0, 1e-5, 1.19), (1.0, 1e-6, 1.16), (1.0, 1e-8, 1.125)])
+def test_the_same_promise_buys_more_than_in_zcdp(epsilon, delta, gain):
+    ratio = make_budget(epsilon, delta).rho_max / make_budget(epsilon, delta, currency="zcdp").rho_max
+    assert ratio == pytest.approx(gain, abs=0.006)
 
 
 @pytest.mark.parametrize("epsilon", [0, -1, float("inf"), float("nan"), "2"])
 def test_a_bad_epsilon_is_refused(epsilon):
     with pytest.raises(ConfigError, match="epsilon"):
-        zcdp_budget(epsilon, 1e-10)
+        make_budget(epsilon, 1e-10)
 
 
 @pytest.mark.parametrize(
@@ -105,13 +112,15 @@ def test_a_bad_epsilon_is_refused(epsilon):
 )
 def test_a_bad_delta_is_refused(delta, extra):
     with pytest.raises(ConfigError, match="delta"):
-        zcdp_budget(1, delta, extra)
+        make_budget(1, delta, extra)
 
 
 @pytest.mark.parametrize("rho", [-1e-9, float("nan"), float("inf")])
 def test_a_bad_rho_is_refused(rho):
     with pytest.raises(ConfigError, match="rho"):
         epsilon_of(rho, 1e-10)
+    with pytest.raises(ConfigError, match="rho"):
+        make_budget(1.0, 1e-10).epsilon_of(rho)
 
 
 def test_the_filter_does_not_round():

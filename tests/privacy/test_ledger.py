@@ -14,7 +14,7 @@ from fedcore.errors import (
     LedgerMissing,
     PrivacyError,
 )
-from fedcore.privacy.accounting import ZcdpBudget, epsilon_of
+from fedcore.privacy.accounting import Budget
 from fedcore.privacy.ledger import accounts as ledger_books
 from fedcore.privacy.ledger import database as ledger_database
 from fedcore.privacy.ledger.ledger import create_ledger, default_ledger_url, open_ledger
@@ -224,8 +224,8 @@ def test_the_budget_is_exact_at_the_edge(url, monkeypatch, spares):
     plan = [release(round, 40.0) for round in range(1, 5 - spares)]
     price = 4 * plan[0].rho  # exact: a power of two
     for rho_max, enough in ((price, True), (math.nextafter(price, 0), False)):
-        budget = ZcdpBudget(2, 1e-10, rho_max, 9e-11, 1e-11)
-        monkeypatch.setattr(ledger_books, "zcdp_budget", lambda *_, budget=budget: budget)
+        budget = Budget("gdp", 2, 1e-10, rho_max, 9e-11, 1e-11)
+        monkeypatch.setattr(ledger_books, "make_budget", lambda *_, budget=budget, **__: budget)
         books = open_books(url)
         if not enough:
             with pytest.raises(BudgetExceeded):
@@ -253,7 +253,7 @@ def test_a_refusal_names_the_numbers_and_what_would_fit(books):
     other.reserve([release(sigma=4.0 * factor)], spares=1)
     books.ledger.raise_budget(books.population, needed, 1e-10)
     books.reserve([release(sigma=4.0)], spares=1)
-    assert epsilon_of(books.spent()[1], balance.budget.delta_conv) <= needed
+    assert balance.budget.epsilon_of(books.spent()[1]) <= needed
 
 
 def test_deltas_of_thresholds_have_their_own_filter(books):

@@ -231,7 +231,8 @@ def test_a_chain_forged_from_its_start_is_caught_by_whoever_saw_it_before(file_b
         "DELETE FROM fedcore_runs",
         "DELETE FROM fedcore_records WHERE seq > 1",
         f"UPDATE fedcore_records SET payload = '{first.payload}', hash = '{first.hash}'",
-        f"UPDATE fedcore_accounts SET seq = 1, hash = '{first.hash}', rho_max = NULL, unit = NULL, relation = NULL",
+        f"UPDATE fedcore_accounts SET seq = 1, hash = '{first.hash}', rho_max = NULL, unit = NULL, "
+        "relation = NULL, currency = 'zcdp'",
     )
     ledger.verify(population)
     assert not ledger.contains(population, seen)

@@ -166,21 +166,6 @@ def test_arrays_come_back_bit_for_bit(books):
     books.spent()
 
 
-def test_redraws_are_paid_by_spares_until_none_is_left(books):
-    ledger, cheap, dear = books.ledger, release(1, 20.0), release(2, 10.0)
-    run = books.reserve([cheap, dear], spares=1)
-    lease = ledger.acquire(run)
-    assert ledger.charge(lease, cheap).attempt == 0  # and its value is lost
-    assert ledger.charge(lease, cheap).attempt == 1
-    assert books.spent() == (total(cheap, cheap), total(dear))
-    assert ledger.balance(books.population).releases == {"charged": 1, "forfeited": 1, "reserved": 1}
-    with pytest.raises(BudgetExceeded, match="spare releases are used up"):
-        ledger.charge(lease, cheap)
-    ledger.finish(lease, "budget exhausted")
-    assert books.spent() == (total(cheap, cheap), 0)
-    assert ledger.balance(books.population).releases == {"forfeited": 2, "returned": 1}
-
-
 def test_finishing_returns_only_what_was_never_charged(books):
     ledger = books.ledger
     plan = [release(1), release(2), release(3)]

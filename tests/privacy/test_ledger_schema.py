@@ -253,7 +253,7 @@ def test_what_schema_2_adds_to_the_records(file_books):
     run = file_books.reserve([release()], bound=bound)
     ledger.finish(ledger.acquire(run), "finished", head="c" * 64)
     history = {row["kind"]: row for row in ledger.history(population)}
-    assert history["budget set"]["currency"] == "zcdp" and history["budget set"]["public_schema"] is None
+    assert history["budget set"]["currency"] == "gdp" and history["budget set"]["public_schema"] is None
     added = ("needs", "noise", "purpose", "bound")
     assert [history["reserve"][name] for name in added] == [[], "discrete gaussian", "training", bound]
     assert history["finish"]["head"] == "c" * 64

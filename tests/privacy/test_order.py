@@ -13,7 +13,7 @@ import pytest
 
 from fedcore.errors import BudgetExceeded, LeaseLost, LedgerTampered
 from fedcore.methods.registry import make_method
-from fedcore.privacy.accounting import zcdp_budget
+from fedcore.privacy.accounting import make_budget
 from fedcore.privacy.ledger.chain import GENESIS, canonical, digest, link
 from fedcore.privacy.ledger.ledger import Charge
 from fedcore.privacy.ledger.replay import replay
@@ -158,7 +158,7 @@ def test_a_run_that_asks_for_more_than_is_left_is_told_what_fits(tmp_path):
 
 # --- chains that no ledger writes -----------------------------------------------------------------------------------
 
-BUDGET, LOWER = zcdp_budget(2.0, 1e-10).to_json(), zcdp_budget(1.0, 1e-10).to_json()
+BUDGET, LOWER = make_budget(2.0, 1e-10).numbers(), make_budget(1.0, 1e-10).numbers()
 SET = ("budget set", None, {"budget": BUDGET, "unit": "client", "relation": "add_or_remove_one"})
 
 
@@ -182,6 +182,16 @@ def charged(planned: PlannedRelease, attempt: int = 0, **other):
     return ("charge", "run", {"round": planned.round, "name": planned.name, "attempt": attempt, **price, **other})
 
 
+def forfeited(planned: PlannedRelease, attempt: int = 0):
+    return ("forfeit", "run", {"round": planned.round, "name": planned.name, "attempt": attempt})
+
+
+def extended(planned: PlannedRelease, attempt: int = 1, **other):
+    return ("extend", "run", {**charged(planned, attempt)[2], **other})
+
+
+LOST = [charged(release()), forfeited(release())]
+OPTIONAL = replace(release(2), optional=True)
 ACQUIRED = ("acquire", "run", {"token": 1, "take_over": False})
 
 
@@ -198,6 +208,9 @@ def test_a_chain_of_this_form_is_accepted():
     steps = [SET, reserved(release(), spares=1), ACQUIRED, charged(release()), charged(release(), 1)]
     account = replay("ledger", "people", chain_of(*steps))
     assert account.runs["run"].used == 1
+    steps = [SET, reserved(release(), OPTIONAL), ACQUIRED, *LOST, ("give up", "run", {"round": 2})]
+    account = replay("ledger", "people", chain_of(*steps, extended(release()), charged(release(), 1)))
+    assert account.runs["run"].given_up == 2 and float(account.totals()[0]) == 2 * release().rho
 
 
 @pytest.mark.parametrize(
@@ -212,6 +225,27 @@ def test_a_chain_of_this_form_is_accepted():
         ([SET, reserved(release()), ACQUIRED, charged(release()), charged(release())], "is not reserved"),
         ([SET, reserved(release()), ACQUIRED, ACQUIRED], "tokens count by one"),
         ([SET, reserved(release()), reserved(release())], "a run reserved twice"),
+        ([SET, reserved(release()), ACQUIRED, *LOST, extended(release(), rho=0.0)], "another price than planned"),
+        ([SET, reserved(release()), ACQUIRED, charged(release()), extended(release())], "an extension without need"),
+        ([SET, reserved(release(), spares=1), ACQUIRED, *LOST, extended(release())], "an extension without need"),
+        ([SET, reserved(release()), ACQUIRED, *LOST, extended(release(), 2)], "cannot follow"),
+        (
+            [
+                SET,
+                reserved(release(1, 4.0)),
+                ACQUIRED,
+                charged(release(1, 4.0)),
+                forfeited(release()),
+                extended(release(1, 4.0)),
+            ],
+            "spend more than the budget",
+        ),
+        ([SET, reserved(release(), release(2)), ACQUIRED, ("give up", "run", {"round": 2})], "that the run needs"),
+        (
+            [SET, reserved(release(), OPTIONAL), ACQUIRED, ("give up", "run", {"round": 2}), charged(OPTIONAL)],
+            "a round that was given up",
+        ),
+        ([SET, reserved(release(), OPTIONAL), *[("give up", "run", {"round": 2})] * 2], "given up before"),
         (
             [SET, reserved(release()), ACQUIRED, ("finish", "run", {"status": "finished"}), charged(release())],
             "a charge to a closed run",

@@ -1,11 +1,12 @@
 """Privacy statements: what a run may claim, in words and numbers."""
 
 import json
+from fractions import Fraction
 
 import numpy as np
 import pytest
 
-from fedcore.privacy.accounting import epsilon_of
+from fedcore.privacy import zcdp
 from fedcore.privacy.ledger.ledger import create_ledger
 from fedcore.privacy.statement import no_privacy, private_statement
 from tests.privacy.conftest import open_books, release, total
@@ -32,7 +33,7 @@ def test_a_run_claims_what_its_own_charges_cost_forfeited_ones_included(books):
     budget = books.ledger.balance(books.population).budget
     assert statement.private and statement.ended
     assert statement.rho == total(FIRST, FIRST, SECOND)
-    assert statement.epsilon == epsilon_of(statement.rho, budget.delta_conv)
+    assert statement.epsilon == budget.epsilon_of(statement.rho)
     assert statement.delta == pytest.approx(budget.delta_conv + 2e-12, rel=1e-12)
     assert [(entry["name"], entry["attempts"]) for entry in statement.releases] == [("sums-1", 2), ("sums-2", 1)]
     assert statement.releases[0]["rho"] == total(FIRST, FIRST)
@@ -49,7 +50,9 @@ def test_the_text_names_everything(books):
         "so far",
         "presence or absence of one client",
         "exact discrete Gaussian",
-        "at most epsilon = 2, delta = 1e-10",
+        "of Gaussian differential privacy (rho = mu^2 / 2 =",
+        "its thresholding steps included",
+        "which implies epsilon = 2, delta = 1e-10 over all runs",
         "Central curator",
         "Not covered",
         "Numbers of clients, rows",
@@ -65,12 +68,31 @@ def test_the_text_names_everything(books):
         assert words in text, words
     books.ledger.finish(lease, "abandoned")
     ended = private_statement(books.ledger, books.population, run).text()
-    assert "run so far: rho" in text and "run so far" not in ended and "Price of this run:" in ended
+    assert "run so far: mu" in text and "run so far" not in ended and "Price of this run:" in ended
+
+
+def test_a_statement_of_an_account_in_zcdp_is_in_zcdp(url):
+    books = open_books(url, epsilon=None)
+    books.ledger.set_budget(books.population, 2, 1e-10, currency="zcdp")
+    run = books.reserve([SECOND])
+    books.ledger.charge(books.ledger.acquire(run), SECOND)
+    statement = private_statement(books.ledger, books.population, run)
+    assert statement.mu is None and "of zero-concentrated differential privacy" in statement.text()
+    assert statement.epsilon == zcdp.epsilon_of(statement.rho, 9e-11) and "at most epsilon = 2" in statement.text()
+
+
+def test_the_mu_that_is_shown_is_never_too_small(books):
+    run = books.reserve([SECOND])
+    books.ledger.charge(books.ledger.acquire(run), SECOND)
+    statement = private_statement(books.ledger, books.population, run)
+    assert Fraction(statement.mu) ** 2 / 2 >= Fraction(statement.rho) and statement.mu == pytest.approx(1 / 20)
 
 
 def test_the_headline_says_on_whose_word_the_schema_is_public(url):
     books = open_books(url, epsilon=None)
-    books.ledger.set_budget(books.population, 2, 1e-10, public_schema="words of a public dictionary.")
+    books.ledger.set_budget(
+        books.population, 2, 1e-10, delta_extra=1e-11, public_schema="words of a public dictionary."
+    )
     run = books.reserve([FIRST])
     statement = private_statement(books.ledger, books.population, run, vouched=["'start.npz' is public (made up)"])
     headline, *rest = statement.text().splitlines()
@@ -110,7 +132,7 @@ def test_no_privacy_says_so_and_why():
 def test_test_noise_and_test_ledgers_promise_nothing(tmp_path, secure):
     ledger = create_ledger(f"sqlite:///{tmp_path / 'tests.sqlite'}", test=True)
     ledger.register("p")
-    ledger.set_budget("p", 2, 1e-10)
+    ledger.set_budget("p", 2, 1e-10, delta_extra=1e-11)
     ledger.reserve("p", "run", [FIRST], 0, secure=secure)
     statement = private_statement(ledger, "p", "run")
     assert not statement.private and statement.epsilon is None

@@ -186,7 +186,7 @@ class FederatedEMConfig(BaseModel):
         None, ge=1, description="private: the public number of clients that sums are divided by; None: as declared"
     )
     spare_releases: int = Field(
-        1, ge=0, le=10, description="releases that are reserved beyond the plan, to redo one lost in a crash"
+        0, ge=0, le=10, description="releases set aside beyond the plan, to draw one again that a crash lost"
     )
     clip: float = Field(3.0, ge=1e-6, le=1e6, description="private: L2 clip C of a client's scaled statistic minus S_k")
     record_bound: float | None = Field(

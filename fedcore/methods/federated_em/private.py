@@ -65,6 +65,7 @@ def plan(config: FederatedEMConfig, public: PublicFacts) -> list[PlannedRelease]
                 multiplier,
                 ARGUMENT,
                 "one clipped vector for each client",
+                optional=number > 1,
             )
             for number in range(1, rounds + 1)
         ]

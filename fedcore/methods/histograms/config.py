@@ -44,7 +44,7 @@ class HistogramsConfig(BaseModel):
         None, ge=1, description="size of the population that the size rules assume; None: as declared in the manifest"
     )
     spare_releases: int = Field(
-        1, ge=0, le=10, description="releases that are reserved beyond the plan, to redo one lost in a crash"
+        0, ge=0, le=10, description="releases set aside beyond the plan, to draw one again that a crash lost"
     )
 
     # sizes

@@ -62,7 +62,7 @@ def plan(config: HistogramsConfig, public: PublicFacts) -> list[PlannedRelease]:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """A release before it has its noise. share: of the budget."""
+    """A release before it has its noise. share: of the budget. optional: whether the run can end before it."""
 
     name: str
     round: int
@@ -70,11 +70,15 @@ class _Wanted:
     sensitivity: int
     share: float
     composition: str
+    optional: bool = False
 
     def priced(self, rho: float) -> PlannedRelease:
         """With the noise for which it costs its share of rho."""
         sigma = math.sqrt(0.5 / (self.share * rho))
-        return PlannedRelease(self.name, self.round, self.shape, self.sensitivity, sigma, ARGUMENT, self.composition)
+        return PlannedRelease(
+            *(self.name, self.round, self.shape, self.sensitivity, sigma, ARGUMENT, self.composition),
+            optional=self.optional,
+        )
 
 
 def _wanted(config: HistogramsConfig, public: PublicFacts) -> list[_Wanted]:
@@ -101,8 +105,10 @@ def _wanted(config: HistogramsConfig, public: PublicFacts) -> list[_Wanted]:
     for t in range(1, sizes.rounds + 1):
         k, name = sizes.cells(t), cluster_release(t)
         composition = ONE_CELL if k > 1 else ONE_SUM
+        # The round before it leaves as many centres and reseeds none of them; earlier rounds may do either.
+        optional = t == sizes.rounds > max(1, sizes.merge_after)
         if not releases_norms(config, t, sizes.rounds):
-            wanted.append(_Wanted(name, stages + t, (k, width), clipped_sum, share, composition))
+            wanted.append(_Wanted(name, stages + t, (k, width), clipped_sum, share, composition, optional))
             continue
         own = share * (1.0 - config.clip_share)
         wanted.append(_Wanted(name, stages + t, (k, width), clipped_sum, own, composition))

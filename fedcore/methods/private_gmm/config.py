@@ -77,10 +77,10 @@ class PrivateGMMConfig(BaseModel):
         None, ge=1, description="public size of the population; None: as declared in the manifest"
     )
     spare_releases: int = Field(
-        1,
+        0,
         ge=0,
         le=10,
-        description="releases that are reserved beyond the plan, to redo one lost in a crash. The "
+        description="releases set aside beyond the plan, to draw one again that a crash lost. The "
         "releases of this method have unequal prices and a spare costs as much as the dearest",
     )
 

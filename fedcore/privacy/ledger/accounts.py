@@ -10,10 +10,10 @@ from typing import Any, get_args
 from sqlalchemy import Connection, Engine, Row, select
 
 from fedcore.errors import BudgetExists, BudgetMissing, ConfigError, LedgerError, LedgerMissing, LedgerRolledBack
-from fedcore.privacy.accounting import zcdp_budget
+from fedcore.privacy.accounting import Currency, make_budget
 from fedcore.privacy.ledger import database as db
 from fedcore.privacy.ledger import tables
-from fedcore.privacy.ledger.chain import CURRENCY, GENESIS, Account, Balance, ChainHead, link
+from fedcore.privacy.ledger.chain import GENESIS, Account, Balance, ChainHead, link
 from fedcore.privacy.ledger.chain_writer import ChainWriter, insert_record
 from fedcore.privacy.ledger.migration import migrate, refuse_unknown_schema
 from fedcore.privacy.ledger.queries import compare_tables, read_chain, recent_chain
@@ -109,7 +109,9 @@ class Accounts:
                 "It belongs to another ledger, or was made without one.",
             )
         kept = tables.KEPT[tables.accounts.name]
-        refuse_newer(rows[0], kept, {"currency": CURRENCY}, f"population {population_id!r} in ledger {self.id}")
+        refuse_newer(
+            rows[0], kept, {"currency": get_args(Currency)}, f"population {population_id!r} in ledger {self.id}"
+        )
         return rows[0]
 
     def _population_of(self, run_id: str) -> str:
@@ -148,18 +150,20 @@ class Accounts:
         unit: Unit = "client",
         relation: Relation = "add_or_remove_one",
         public_schema: str | None = None,
+        currency: Currency = "gdp",
     ) -> None:
         """Say once what the population may lose in total, for whom (unit) and against what (relation).
 
-        public_schema: why the columns, bounds, vocabulary and thresholds that runs on it use are public; None: nobody
-        said, and statements say so. Raises ConfigError for a bad value, BudgetExists if there is a budget.
+        delta_extra, currency: see `make_budget`. public_schema: why the columns, bounds, vocabulary and thresholds that
+        runs on it use are public; None: nobody said, and statements say so. Raises ConfigError for a bad value,
+        BudgetExists if there is a budget.
         """
         if unit not in get_args(Unit) or relation not in get_args(Relation):
             raise ConfigError(
                 f"unit {unit!r} with relation {relation!r} is unknown.",
                 f"Units: {', '.join(get_args(Unit))}. Relations: {', '.join(get_args(Relation))}.",
             )
-        budget = zcdp_budget(epsilon, delta, delta_extra)
+        budget = make_budget(epsilon, delta, delta_extra, currency=currency)
         said = None if public_schema is None else checked_reason(public_schema)
         with self._writing(population_id) as writer:
             old = self._recent(writer.connection, writer.account).budget
@@ -168,9 +172,9 @@ class Accounts:
                     f"population {population_id!r} has a budget: epsilon = {old.epsilon:g}, delta = {old.delta:g}.",
                     "It cannot be set again; fedcore budget raise raises it, and is shown for ever.",
                 )
-            terms = {"unit": unit, "relation": relation, "currency": CURRENCY, "public_schema": said}
-            writer.set_account(**terms, **budget.to_json())
-            writer.append("budget set", None, {"budget": budget.to_json(), **terms})
+            terms = {"unit": unit, "relation": relation, "currency": currency, "public_schema": said}
+            writer.set_account(**terms, **budget.numbers())
+            writer.append("budget set", None, {"budget": budget.numbers(), **terms})
 
     def say_public_schema(self, population_id: str, reason: str) -> None:
         """Say why columns, bounds, vocabulary and thresholds are public: what was said before stays in the history.
@@ -199,13 +203,13 @@ class Accounts:
                 f"epsilon = {epsilon:g}, delta = {delta:g} is not a raise.",
                 "A budget is never lowered or renewed; name larger values.",
             )
-        new = zcdp_budget(epsilon, delta, extra)
+        new = make_budget(epsilon, delta, extra, currency=old.currency)
         new = replace(new, rho_max=max(new.rho_max, old.rho_max))  # equal up to the rounding of the root search
         with self._writing(population_id) as writer:
             if self._recent(writer.connection, writer.account).budget != old:
                 raise db.Conflict("another process raised the budget at the same time.", "Look at it, then try again.")
-            writer.set_account(**new.to_json())
-            writer.append("budget raise", None, {"budget": new.to_json(), "before": old.to_json()})
+            writer.set_account(**new.numbers())
+            writer.append("budget raise", None, {"budget": new.numbers(), "before": old.numbers()})
 
     def balance(self, population_id: str) -> Balance:
         """What of the budget is spent, reserved and left, as the records say from the newest checkpoint on.

@@ -16,11 +16,11 @@ from fractions import Fraction
 from typing import Any
 
 from fedcore.errors import BudgetMissing
-from fedcore.privacy.accounting import ZcdpBudget, epsilon_of, exact_sum, rounded_down, rounded_up
+from fedcore.privacy.accounting import Budget, exact_sum, rounded_down, rounded_up
 from fedcore.privacy.plan import Relation, Unit
 
 GENESIS = "0" * 64  # the hash before the first record
-CURRENCY, PURPOSE, NOISE = "zcdp", "training", "discrete gaussian"
+CURRENCY, PURPOSE, NOISE = "zcdp", "training", "discrete gaussian"  # of records that do not say it
 OPEN = "open"
 RESERVED, CHARGED, PUBLISHED, FORFEITED, RETURNED = "reserved", "charged", "published", "forfeited", "returned"
 SPENT = (CHARGED, PUBLISHED, FORFEITED)
@@ -80,7 +80,7 @@ def link(
 
 @dataclass(slots=True)
 class Attempt:
-    """One attempt at a planned release: attempt 0 is the planned one, later ones are paid by spares."""
+    """One attempt at a planned release: attempt 0 is the planned one; later ones draw again what was lost."""
 
     state: str
     rho: float
@@ -90,7 +90,9 @@ class Attempt:
 
 @dataclass(slots=True)
 class RunAccount:
-    """What the chain says about one run. attempts: by (round, name, attempt)."""
+    """What the chain says about one run. attempts: by (round, name, attempt). given_up: the round from which on the
+    run's releases were given up to pay for lost ones; None: none was.
+    """
 
     plan: list[dict[str, Any]]
     plan_digest: str
@@ -105,6 +107,7 @@ class RunAccount:
     purpose: str = PURPOSE
     noise: str = NOISE
     attempts: dict[tuple[int, str, int], Attempt] = field(default_factory=dict)
+    given_up: int | None = None
 
     @property
     def spares_left(self) -> int:
@@ -123,13 +126,14 @@ class RunAccount:
 class Balance:
     """Where a population's budget stands. Spent and reserved are rounded up, left is rounded down.
 
-    rho_*: zCDP; delta_*: thresholding steps. releases: number of releases by state. budget is None before one is set.
+    rho_*: in the budget's currency; delta_*: thresholding steps. releases: number of releases by state. budget is None
+    before one is set.
     public_schema: why columns, bounds, vocabulary and thresholds are public, as was said last; None: nobody said.
     loss: the newest record of a ledger that went back and was gone on with; None if it never did.
     """
 
     population_id: str
-    budget: ZcdpBudget | None
+    budget: Budget | None
     unit: Unit | None
     relation: Relation | None
     rho_spent: float
@@ -146,7 +150,7 @@ class Balance:
     @property
     def epsilon_spent(self) -> float:
         """Epsilon of what was spent, at delta_conv + delta_spent; 0 if nothing was. Computed when asked for."""
-        return epsilon_of(self.rho_spent, self.budget.delta_conv) if self.budget is not None else 0.0
+        return self.budget.epsilon_of(self.rho_spent) if self.budget is not None else 0.0
 
     def to_json(self) -> dict[str, Any]:
         numbers = {
@@ -188,10 +192,9 @@ class Account:
     """
 
     population_id: str
-    budget: ZcdpBudget | None = None
+    budget: Budget | None = None
     unit: Unit | None = None
     relation: Relation | None = None
-    currency: str = CURRENCY
     public_schema: list[str] = field(default_factory=list)
     losses: list[dict[str, Any]] = field(default_factory=list)
     runs: dict[str, RunAccount] = field(default_factory=dict)
@@ -200,7 +203,12 @@ class Account:
     hash: str = GENESIS
     checkpoint: int = 0
 
-    def required_budget(self) -> ZcdpBudget:
+    @property
+    def currency(self) -> str:
+        """That of the budget; before one is set, that of a record which does not say it."""
+        return CURRENCY if self.budget is None else self.budget.currency
+
+    def required_budget(self) -> Budget:
         """The budget. Raises BudgetMissing if none was set."""
         if self.budget is None:
             raise BudgetMissing(
@@ -248,7 +256,7 @@ class Account:
 
 def make_balance(
     population_id: str,
-    budget: ZcdpBudget | None,
+    budget: Budget | None,
     unit: Unit | None,
     relation: Relation | None,
     totals: tuple[Fraction, Fraction, Fraction, Fraction],

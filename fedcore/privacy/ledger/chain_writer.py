@@ -71,7 +71,7 @@ class ChainWriter:
         rows = find(self.connection, tables.runs, tables.runs.c.run_id == run_id)
         if not rows or rows[0].population_id != self.population_id:
             raise LedgerTampered(f"ledger {self.ledger_id} lacks run {run_id!r}.", RESTORE)
-        known = {"purpose": PURPOSE, "noise": NOISE}
+        known = {"purpose": [PURPOSE], "noise": [NOISE]}
         refuse_newer(rows[0], tables.KEPT[tables.runs.name], known, f"run {run_id!r} in ledger {self.ledger_id}")
         return rows[0]
 
@@ -108,6 +108,13 @@ class ChainWriter:
         """Record that an attempt was charged and that its value is lost."""
         self.set_state(run_id, round, name, attempt, FORFEITED)
         self.append("forfeit", run_id, {"round": round, "name": name, "attempt": attempt})
+
+    def give_up(self, run_id: str, first: int) -> None:
+        """Record that the run ends before round `first`: what it would have released from there on is returned."""
+        c = tables.releases.c
+        which = (c.run_id == run_id) & (c.round >= first) & (c.state == RESERVED)
+        self.connection.execute(update(tables.releases).where(which).values(state=RETURNED))
+        self.append("give up", run_id, {"round": first})
 
 
 def release_key(table: Table, run_id: str, round: int, name: str) -> ColumnElement[bool]:

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from fractions import Fraction
-from typing import Any
+from typing import Any, cast, get_args
 
-from fedcore.privacy.accounting import ZcdpBudget
+from fedcore.privacy.accounting import Budget, Currency
 from fedcore.privacy.ledger.chain import Account, Attempt, Ended, RunAccount
 
 FIELDS = {"budget", "currency", "unit", "relation", "rho", "delta", "releases", "public_schema", "loss", "runs"}
@@ -25,7 +25,7 @@ class UnknownState(Exception):
 def state_of(account: Account) -> dict[str, Any]:
     """The account as JSON. rho, delta: what ended runs have spent, as [numerator, denominator]."""
     return {
-        "budget": None if account.budget is None else account.budget.to_json(),
+        "budget": None if account.budget is None else account.budget.numbers(),
         "currency": account.currency,
         "unit": account.unit,
         "relation": account.relation,
@@ -49,10 +49,9 @@ def account_at(population_id: str, state: Mapping[str, Any]) -> Account:
     releases = Counter({str(name): int(number) for name, number in state["releases"].items()})
     return Account(
         population_id,
-        None if budget is None else ZcdpBudget(**budget),
+        None if budget is None else Budget(known_currency(state["currency"]), **budget),
         state["unit"],
         state["relation"],
-        state["currency"],
         [] if said is None else [said],
         [] if loss is None else [loss],
         {run_id: _run_of(value) for run_id, value in state["runs"].items()},
@@ -60,9 +59,18 @@ def account_at(population_id: str, state: Mapping[str, Any]) -> Account:
     )
 
 
+def known_currency(name: Any) -> Currency:
+    """Raises UnknownState for a currency that a newer version wrote."""
+    if name not in get_args(Currency):
+        raise UnknownState(f"currency {name!r}")
+    return cast(Currency, name)
+
+
 def _run_json(run: RunAccount) -> dict[str, Any]:
+    """Without what has no value: checkpoints of before have no word for it."""
     attempts = [[*key, a.state, a.rho, a.delta, a.digest] for key, a in sorted(run.attempts.items())]
-    return {**asdict(run), "attempts": attempts}
+    value = {**asdict(run), "attempts": attempts}
+    return value if run.given_up is not None else {name: value[name] for name in value if name != "given_up"}
 
 
 def _run_of(value: Mapping[str, Any]) -> RunAccount:

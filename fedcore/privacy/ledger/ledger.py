@@ -48,6 +48,7 @@ from fedcore.privacy.ledger.chain_writer import ChainWriter
 from fedcore.privacy.ledger.database import default_ledger_url
 from fedcore.privacy.ledger.leases import Lease
 from fedcore.privacy.ledger.migration import refuse_unknown_schema
+from fedcore.privacy.ledger.redraws import redraw
 from fedcore.privacy.ledger.reservations import Reservations
 from fedcore.privacy.ledger.rows import RESTORE, decoded, decoded_list, decoded_object, find
 from fedcore.privacy.plan import PlannedRelease
@@ -63,7 +64,7 @@ LEASE_SECONDS = 120.0
 class Charge:
     """A paid release, whose noise may now be drawn once.
 
-    attempt: 0 for the planned one, 1, 2, ... for spares.
+    attempt: 0 for the planned one, 1, 2, ... for those that draw a lost one again.
     stored:  the value, if it was published before; then nothing was charged, and nothing is to be drawn.
     """
 
@@ -175,11 +176,12 @@ class Ledger(Reservations):
 
     # --- releases -----------------------------------------------------------------------------------------------
 
-    def charge(self, lease: Lease, planned: PlannedRelease) -> Charge:
+    def charge(self, lease: Lease, planned: PlannedRelease) -> Charge | None:
         """Pay for a release, durably, so that its noise may be drawn once.
 
-        An earlier attempt that was charged and not published is forfeited, and a spare pays. Raises LeaseLost,
-        UnplannedRelease, BudgetExceeded if no spare is left, RunError if the run has ended.
+        An earlier attempt that was charged and not published is forfeited, and paid for again as
+        `fedcore.privacy.ledger.redraws` decides. None if the release was given up for that: the run ends before its
+        round. Raises LeaseLost, UnplannedRelease, BudgetExceeded if nothing can pay, RunError if the run has ended.
         """
         run_id, round, name = lease.run_id, planned.round, planned.name
         with self._writing_run(run_id) as writer:
@@ -194,6 +196,8 @@ class Ledger(Reservations):
                 kind = BudgetExceeded if run.status == "budget exhausted" else RunError
                 raise kind(f"run {run_id!r} has ended ({run.status}).", "Start a new run.")
             last = writer.attempts(run_id, round, name)[-1]
+            if last.state == RETURNED:
+                return None
             if last.state == PUBLISHED:
                 raise LedgerTampered(
                     f"the published value of release {name!r} of run {run_id!r} is gone from ledger "
@@ -203,8 +207,10 @@ class Ledger(Reservations):
             if last.state == RESERVED:
                 writer.set_state(run_id, round, name, 0, CHARGED)
                 attempt = 0
+            elif not self._pay_again(writer, run, last):
+                return None
             else:
-                attempt = self._use_spare(writer, run, last)
+                attempt = last.attempt + 1
             writer.append(
                 "charge",
                 run_id,
@@ -219,29 +225,32 @@ class Ledger(Reservations):
             )
         return Charge(run_id, round, name, attempt)
 
-    def _use_spare(self, writer: ChainWriter, run: Row[Any], last: Row[Any]) -> int:
-        if run.used >= run.spares:
+    def _pay_again(self, writer: ChainWriter, run: Row[Any], last: Row[Any]) -> bool:
+        """Pay for one more attempt at a release whose last one was lost; False if the release is given up instead."""
+        run_id, round, name = run.run_id, last.round, last.name
+        way = redraw(self._recent(writer.connection, writer.account), run_id, round, name)
+        if way is None:
             raise BudgetExceeded(
-                f"run {run.run_id!r} was interrupted while release {last.name!r} was drawn, and its "
-                f"spare releases are used up ({run.spares} of {run.spares}).",
+                f"run {run_id!r} was interrupted while release {name!r} was drawn, which costs rho = {last.rho:.4g} a "
+                "second time, and nothing is left to pay that: no spare release, no part of the budget that "
+                "no run has reserved, no later round that could be left out.",
                 "Its last published state is usable. Start a new run for more.",
             )
         if last.state == CHARGED:
-            writer.forfeit(run.run_id, last.round, last.name, last.attempt)
-        attempt: int = last.attempt + 1
-        writer.connection.execute(
-            tables.releases.insert().values(
-                run_id=run.run_id,
-                round=last.round,
-                name=last.name,
-                attempt=attempt,
-                state=CHARGED,
-                rho=last.rho,
-                delta=last.delta,
-            )
-        )
-        writer.set_run(run.run_id, used=run.used + 1)
-        return attempt
+            writer.forfeit(run_id, round, name, last.attempt)
+        if way.given_up is not None:
+            writer.give_up(run_id, way.given_up)
+        if way.paid_by is None:
+            return False
+        again = {"round": round, "name": name, "attempt": last.attempt + 1}
+        price = {"rho": last.rho, "delta": last.delta}
+        if way.paid_by == "extension":
+            writer.append("extend", run_id, {**again, **price})
+        else:
+            writer.set_run(run_id, used=run.used + 1)
+        row = {"run_id": run_id, **again, **price, "state": CHARGED}
+        writer.connection.execute(tables.releases.insert().values(row))
+        return True
 
     def publish(self, lease: Lease, charge: Charge, noised: np.ndarray) -> np.ndarray:
         """Store the noised value, and only now may it leave this process. Returns the value that holds: int64.

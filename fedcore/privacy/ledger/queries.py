@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, Table
 
 from fedcore.errors import LedgerTampered
-from fedcore.privacy.accounting import ZcdpBudget, epsilon_of, rounded_up
+from fedcore.privacy.accounting import Budget, rounded_up
 from fedcore.privacy.ledger import tables
 from fedcore.privacy.ledger.chain import OPEN, PUBLISHED, Account, Balance, Record, canonical
 from fedcore.privacy.ledger.replay import CHECKPOINT, STOP
@@ -41,11 +41,13 @@ def recent_chain(connection: Connection, population_id: str) -> list[Record]:
     return read_chain(connection, population_id, tables.records.c.seq >= first)
 
 
-def budget_of(account: Row[Any]) -> ZcdpBudget | None:
+def budget_of(account: Row[Any]) -> Budget | None:
     """The budget in a row of `tables.accounts`; None before one is set."""
     if account.rho_max is None:
         return None
-    return ZcdpBudget(account.epsilon, account.delta, account.rho_max, account.delta_conv, account.delta_extra)
+    return Budget(
+        account.currency, account.epsilon, account.delta, account.rho_max, account.delta_conv, account.delta_extra
+    )
 
 
 def compare_tables(
@@ -131,7 +133,7 @@ def _of_runs(
 
 
 def refusal(
-    budget: ZcdpBudget, balance: Balance, run_id: str, rho: Fraction, delta: Fraction, spares: int
+    budget: Budget, balance: Balance, run_id: str, rho: Fraction, delta: Fraction, spares: int
 ) -> tuple[str, str]:
     """(message, remedy) for a plan that costs rho and delta, spares included, and does not fit into the budget."""
     population_id = balance.population_id
@@ -144,9 +146,9 @@ def refusal(
         )
     cost, left = rounded_up(rho), balance.rho_left
     used = Fraction(balance.rho_spent) + Fraction(balance.rho_reserved)
-    needed = epsilon_of(rounded_up(used + rho), budget.delta_conv)
+    needed = budget.epsilon_of(rounded_up(used + rho))
     message = (
-        f"run {run_id!r} would cost rho = {cost:.6g} (epsilon = {epsilon_of(cost, budget.delta_conv):.4g}"
+        f"run {run_id!r} would cost rho = {cost:.6g} (epsilon = {budget.epsilon_of(cost):.4g}"
         f"{f', {spares} spare releases included' if spares else ''}), and population {population_id!r} has rho = "
         f"{left:.6g} left of {budget.rho_max:.6g} (spent {balance.rho_spent:.6g}, reserved by open runs "
         f"{balance.rho_reserved:.6g}). Nothing was released."
@@ -155,7 +157,7 @@ def refusal(
     if left <= 0:
         return message, f"Nothing is left: {raised}."
     factor = _above(math.sqrt(cost / left) * (1 + 1e-9))
-    share = _below(epsilon_of(left, budget.delta_conv))
+    share = _below(budget.epsilon_of(left))
     return message, f"Multiply the noise by {factor:.4g}, or give the run epsilon = {share:.4g} or less, or {raised}."
 
 

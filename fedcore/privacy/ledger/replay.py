@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from fedcore.errors import LedgerTampered
-from fedcore.privacy.accounting import ZcdpBudget
+from fedcore.privacy.accounting import Budget
 from fedcore.privacy.ledger.chain import (
     CHARGED,
     CURRENCY,
@@ -25,7 +25,7 @@ from fedcore.privacy.ledger.chain import (
     RunAccount,
     canonical,
 )
-from fedcore.privacy.ledger.checkpoint import UnknownState, account_at, state_of
+from fedcore.privacy.ledger.checkpoint import UnknownState, account_at, known_currency, state_of
 from fedcore.privacy.ledger.rows import newer
 
 CHECKPOINT, LOSS = "checkpoint", "accept loss"
@@ -45,17 +45,17 @@ def _register(account: Account, run_id: str, payload: dict[str, Any]) -> None:
 def _set_budget(account: Account, run_id: str, payload: dict[str, Any]) -> None:
     if account.budget is not None:
         raise ValueError("a second budget")
-    account.budget = _budget(payload["budget"])
+    account.budget = _budget(payload.get("currency", CURRENCY), payload["budget"])
     account.unit, account.relation = payload["unit"], payload["relation"]
-    account.currency = _known("currency", payload, CURRENCY)
     if payload.get("public_schema") is not None:
         account.public_schema.append(str(payload["public_schema"]))
 
 
 def _raise_budget(account: Account, run_id: str, payload: dict[str, Any]) -> None:
-    new, old = _budget(payload["budget"]), account.budget
+    old = account.budget
     if old is None:
         raise ValueError("a raise of no budget")
+    new = _budget(old.currency, payload["budget"])
     if new.rho_max < old.rho_max or new.delta_extra < old.delta_extra:
         raise ValueError("a lowered budget")
     account.budget = new
@@ -115,10 +115,12 @@ def _charge(account: Account, run_id: str, payload: dict[str, Any]) -> None:
     planned = run.attempts[payload["round"], payload["name"], 0]
     if (payload["rho"], payload["delta"]) != (planned.rho, planned.delta):
         raise ValueError("another price than planned")
-    if payload["attempt"] == 0:
+    if run.given_up is not None and payload["round"] >= run.given_up:
+        raise ValueError("a charge in a round that was given up")
+    if payload["attempt"] == 0 or key in run.attempts:
         _move(run, key, RESERVED, CHARGED)
         return
-    if key in run.attempts or run.spares_left < 1:
+    if run.spares_left < 1:
         raise ValueError("no spare release left")
     run.used += 1
     run.attempts[key] = Attempt(CHARGED, planned.rho, planned.delta)
@@ -132,6 +134,29 @@ def _publish(account: Account, run_id: str, payload: dict[str, Any]) -> None:
 
 def _forfeit(account: Account, run_id: str, payload: dict[str, Any]) -> None:
     _move(account.runs[run_id], _key(payload), CHARGED, FORFEITED)
+
+
+def _extend(account: Account, run_id: str, payload: dict[str, Any]) -> None:
+    run, key = account.runs[run_id], _key(payload)
+    planned, before = run.attempts[*key[:2], 0], run.attempts[*key[:2], key[2] - 1]
+    if run.status != OPEN or run.spares_left or key in run.attempts or before.state != FORFEITED:
+        raise ValueError("an extension without need")
+    if (payload["rho"], payload["delta"]) != (planned.rho, planned.delta):
+        raise ValueError("another price than planned")
+    run.attempts[key] = Attempt(RESERVED, planned.rho, planned.delta)
+
+
+def _give_up(account: Account, run_id: str, payload: dict[str, Any]) -> None:
+    run, first = account.runs[run_id], _count(payload["round"])
+    if run.status != OPEN or first >= (run.given_up or math.inf):
+        raise ValueError("a run that has ended, or rounds that were given up before")
+    for planned in run.plan:
+        if planned["round"] >= first and not planned.get("optional"):
+            raise ValueError("a round that the run needs is given up")
+    for (round, _, _), attempt in run.attempts.items():
+        if round >= first and attempt.state == RESERVED:
+            attempt.state = RETURNED
+    run.given_up = first
 
 
 def _finish(account: Account, run_id: str, payload: dict[str, Any]) -> None:
@@ -153,10 +178,10 @@ def _key(payload: dict[str, Any]) -> tuple[int, str, int]:
     return payload["round"], payload["name"], payload["attempt"]
 
 
-def _budget(value: dict[str, float]) -> ZcdpBudget:
+def _budget(currency: Any, value: dict[str, float]) -> Budget:
     for number in value.values():
         _price(number)
-    return ZcdpBudget(**value)
+    return Budget(known_currency(currency), **value)
 
 
 def _price(value: Any) -> float:
@@ -190,6 +215,8 @@ APPLY: dict[str, Callable[[Account, str, dict[str, Any]], None]] = {
     "charge": _charge,
     "publish": _publish,
     "forfeit": _forfeit,
+    "extend": _extend,
+    "give up": _give_up,
     "finish": _finish,
 }
 

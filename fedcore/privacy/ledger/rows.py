@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Boolean, Column, ColumnElement, Connection, Double, Integer, LargeBinary, Row, Table, select
@@ -86,13 +86,16 @@ def _check(column: Column[Any], value: Any) -> None:
         )
 
 
-def refuse_newer(row: Row[Any], kept: Sequence[str], known: dict[str, str], what: str) -> None:
-    """Raises LedgerError if a row uses what only a newer fedcore knows. kept: columns of features not built yet."""
+def refuse_newer(row: Row[Any], kept: Sequence[str], known: Mapping[str, Collection[str]], what: str) -> None:
+    """Raises LedgerError if a row uses what only a newer fedcore knows.
+
+    kept: columns of features not built yet. known: the values that other columns may have.
+    """
     for name in kept:
         if getattr(row, name) is not None:
             raise newer(f"{what} has {name}")
-    for name, value in known.items():
-        if getattr(row, name) != value:
+    for name, values in known.items():
+        if getattr(row, name) not in values:
             raise newer(f"{what} has {name} {getattr(row, name)!r}")
 
 
