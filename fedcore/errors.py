@@ -72,7 +72,7 @@ class BudgetMissing(PrivacyError):
 
 
 class BudgetExceeded(PrivacyError):
-    """The plan does not fit into what is left of the budget; or the run's spare releases are used up."""
+    """The plan does not fit into what is left of the budget; or nothing is left to pay for a release that was lost."""
 
 
 class BudgetExists(PrivacyError):
@@ -80,7 +80,12 @@ class BudgetExists(PrivacyError):
 
 
 class LedgerError(PrivacyError):
-    """The ledger cannot be used."""
+    """The ledger cannot be used.
+
+    of_database: whether its database failed, which may pass, rather than that something in it is wrong.
+    """
+
+    of_database = False
 
 
 class LedgerMissing(LedgerError):

@@ -56,3 +56,16 @@ def work_and_die(url, population, run, plan, spares, when):
         die()
     ledger.publish(lease, charge, np.full(3, 7))
     die()
+
+
+def pay_again_and_die(url, run, planned, when):
+    """A release that was charged and lost before is charged again, and drawn; killed at `when`."""
+    ledger = open_ledger(url)
+    lease = ledger.acquire(run, take_over=True)
+    if when not in ("charged", "published"):
+        die_before_record(when)
+    charge = ledger.charge(lease, planned)
+    if when == "charged":
+        die()
+    ledger.publish(lease, charge, np.full(3, 7))
+    die()

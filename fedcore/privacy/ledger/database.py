@@ -6,11 +6,14 @@ population's row in `accounts`, so that runs on one population are serialised by
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from time import monotonic, sleep
+from typing import TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
@@ -20,7 +23,10 @@ from sqlalchemy.pool import NullPool
 from fedcore.errors import LedgerError, LedgerMissing
 
 BUSY_SECONDS = 30.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0  # seconds between attempts at what must not be lost
 HIDDEN = "***"
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
 FILE = "fedcore_file"  # option of an engine: the path of its file
 
 
@@ -133,7 +139,27 @@ def transaction(engine: Engine, where: str, *, write: bool) -> Iterator[Connecti
     except IntegrityError:
         raise Conflict("another process wrote the same to the ledger at the same time.", "Try again.") from None
     except SQLAlchemyError as error:
-        raise named(getattr(error, "orig", None) or error, where) from None
+        failure = named(getattr(error, "orig", None) or error, where)
+        failure.of_database = True
+        raise failure from None
+
+
+def persist(work: Callable[[], T], seconds: float) -> T:
+    """work(), which makes transactions: again and again on new connections while the database fails, for so long.
+
+    Whether a transaction that failed at its commit was committed is known only to the next one. Raises what `work`
+    does; of the database's errors the last.
+    """
+    deadline, pause = monotonic() + seconds, FIRST_PAUSE
+    while True:
+        try:
+            return work()
+        except LedgerError as failure:
+            if not failure.of_database or monotonic() + pause > deadline:
+                raise
+            _log.warning("%s Trying again for %.0f s.", failure, deadline - monotonic())
+        sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE)
 
 
 REASONS = (  # what the database says (lower case) -> what happened, what to do

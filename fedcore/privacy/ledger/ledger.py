@@ -58,6 +58,7 @@ __all__ = ["Balance", "ChainHead", "Charge", "Lease", "Ledger", "create_ledger",
 
 ENDINGS = ("finished", "abandoned", "budget exhausted")
 LEASE_SECONDS = 120.0
+PUBLISH_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,9 +256,13 @@ class Ledger(Reservations):
     def publish(self, lease: Lease, charge: Charge, noised: np.ndarray) -> np.ndarray:
         """Store the noised value, and only now may it leave this process. Returns the value that holds: int64.
 
-        If another value of the same release was published before, `noised` is discarded and that one is returned.
-        Raises LeaseLost, SensitivityError for another shape or dtype than planned.
+        If another value of the same release was published before, `noised` is discarded and that one is returned. While
+        the database fails, the same array is tried again for PUBLISH_SECONDS: it is paid for, and lost with the
+        process. Raises LeaseLost, SensitivityError for another shape or dtype than planned.
         """
+        return db.persist(lambda: self._publish(lease, charge, noised), PUBLISH_SECONDS)
+
+    def _publish(self, lease: Lease, charge: Charge, noised: np.ndarray) -> np.ndarray:
         run_id, round, name = charge.run_id, charge.round, charge.name
         with self._writing_run(run_id) as writer:
             run = writer.held_run(lease)
