@@ -97,7 +97,7 @@ def test_help_loads_nothing_heavy():
     code = (
         "import sys; sys.argv = ['fedcore', '--help']\nfrom fedcore.cli import app\n"
         "try: app()\nexcept SystemExit: pass\n"
-        "print([m for m in ('numpy', 'prefect', 'dask', 'sqlalchemy', 'opendp') if m in sys.modules])"
+        "print([m for m in ('numpy', 'prefect', 'dask', 'sqlalchemy', 'flint') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr

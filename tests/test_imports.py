@@ -15,7 +15,7 @@ def test_help_loads_no_orchestration(arguments):
     code = (
         "import sys; from fedcore.cli import app\n"
         f"try: app({arguments!r})\nexcept SystemExit: pass\n"
-        "heavy = {'prefect', 'dask', 'distributed', 'opendp', 'matplotlib', 'sqlalchemy'} & set(sys.modules)\n"
+        "heavy = {'prefect', 'dask', 'distributed', 'flint', 'matplotlib', 'sqlalchemy'} & set(sys.modules)\n"
         "print('LOADED', sorted(heavy))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)

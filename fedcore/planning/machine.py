@@ -51,7 +51,7 @@ import fedcore.evaluation.report
 import rich.progress
 if "private" in sys.argv:
     import dp_accounting
-    import opendp.prelude
+    import flint
 print(size())
 """
 

@@ -1,31 +1,31 @@
 """Noise. What it is added to is made in `fedcore.privacy.grid`.
 
-    SecureNoise          exact discrete Gaussian from a cryptographic generator: the only noise that protects people
+    SecureNoise          rounded Gaussian on bits of the operating system: the only noise that protects people
     TestNoise            pseudo-random, repeatable, anyone with the key can subtract it: a run with it is not private
     simulated_gaussian   continuous, for the experiments of papers; protects nobody
 
-The argument is docs/privacy/discrete-gaussian.md.
+The argument is docs/privacy/rounded-gaussian.md. Open runs of test noise that have reserved an older law end with it
+(docs/privacy/discrete-gaussian.md); noise that protects people is drawn from the newest law, at the same price.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
-from functools import lru_cache
+from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
 
 from fedcore.errors import PrivacyError, SensitivityError
-from fedcore.privacy.plan import PlannedRelease
+from fedcore.privacy import rounded_gaussian
+from fedcore.privacy.plan import DISCRETE, ROUNDED, Law, PlannedRelease
+from fedcore.privacy.rounded_gaussian import StreamBits, SystemBits, add
 
-# Values stay below 2**62 (`fedcore.rounds.statistics.IntegerSum` refuses more), and noise of this scale reaches 2**62
-# only at 128 standard deviations. So no sum leaves int64, whatever the data are; OpenDP would saturate there, which
-# is post-processing, so that not even that could leak.
-LARGEST_SCALE = 2.0**55
-LARGEST_SENSITIVITY = 2**53  # exact as a float
-SCALE_STEPS = 64
+LABELS: Mapping[Law, str] = {  # of noise that protects people, for the privacy statement
+    DISCRETE: "exact discrete Gaussian (OpenDP), bits from a cryptographic generator seeded by the operating system",
+    ROUNDED: "Gaussian, rounded to whole grid steps (exact sampler, bits from the operating system)",
+}
 
 
 class NoiseSource(Protocol):
@@ -34,76 +34,59 @@ class NoiseSource(Protocol):
     secure: bool
     label: str
 
-    def draw(self, planned: PlannedRelease, run_key: str, values: np.ndarray) -> np.ndarray:
+    def ready(self, planned: PlannedRelease, values: np.ndarray) -> None:
+        """Raises whatever `draw` would refuse these values for, before anything is charged; never looks at a value.
+
+        Raises SensitivityError if dtype, shape or scale are not those that can be drawn, PrivacyError for a damaged
+        installation or a system without random bits.
+        """
+
+    def draw(self, planned: PlannedRelease, run_key: str, values: np.ndarray, law: Law = ROUNDED) -> np.ndarray:
         """values + noise of scale `planned.scale`; both int64 of shape `planned.shape`, in grid units.
 
-        run_key: the run's id. Raises SensitivityError if dtype, shape or scale are not the planned ones.
+        run_key: the run's id. law: that of the charge. Raises what `ready` raises.
         """
 
 
-def _check(planned: PlannedRelease, values: np.ndarray) -> None:
+def ready(planned: PlannedRelease, values: np.ndarray) -> None:
     """Looks at dtype and shape only, never at a value: a refusal must not depend on the data."""
     if not isinstance(values, np.ndarray) or values.dtype != np.int64 or values.shape != tuple(planned.shape):
         raise SensitivityError(f"release {planned.name!r} is not an int64 array of shape {tuple(planned.shape)}.")
-    if planned.scale > LARGEST_SCALE or planned.sensitivity > LARGEST_SENSITIVITY:
-        raise SensitivityError(
-            f"release {planned.name!r}: noise of scale {planned.scale:.3g} grid units does not fit into 64 bits.",
-            "Use a coarser grid or less noise.",
-        )
+    try:
+        rounded_gaussian.ready(planned.scale)
+    except SensitivityError as error:
+        raise SensitivityError(f"release {planned.name!r}: {error.message}", error.remedy) from None
 
 
 class SecureNoise:
-    """Exact discrete Gaussian noise: Canonne, Kamath, Steinke 2020, Algorithm 3, as built into OpenDP.
+    """Rounded Gaussian noise, exact in law, on bits of the operating system: `fedcore.privacy.rounded_gaussian`.
 
-    Integer and rational arithmetic only; random bits from the cryptographic generator inside OpenDP, which the
-    operating system seeds. There is no seed to set and none to find. Argument: docs/privacy/discrete-gaussian.md.
+    There is no seed to set and none to find. Argument: docs/privacy/rounded-gaussian.md.
     """
 
     secure = True
-    label = "exact discrete Gaussian (OpenDP), bits from a cryptographic generator seeded by the operating system"
+    label = LABELS[ROUNDED]
 
-    def draw(self, planned: PlannedRelease, run_key: str, values: np.ndarray) -> np.ndarray:
-        _check(planned, values)
-        measurement = _measurement(planned.name, planned.sensitivity, planned.scale, planned.rho)
+    def ready(self, planned: PlannedRelease, values: np.ndarray) -> None:
+        ready(planned, values)
+
+    def draw(self, planned: PlannedRelease, run_key: str, values: np.ndarray, law: Law = ROUNDED) -> np.ndarray:
+        self.ready(planned, values)
+        if law != ROUNDED:
+            raise PrivacyError(f"noise of the law {law!r} for release {planned.name!r} is not drawn any more.")
         try:
-            noised = measurement(values.ravel().tolist())
+            return add(values, planned.scale, SystemBits())
         except Exception as error:  # the text of a foreign error could hold a raw sum
             raise PrivacyError(
                 f"noise for release {planned.name!r} could not be drawn ({type(error).__name__}); nothing was released."
             ) from None
-        return np.array(noised, np.int64).reshape(values.shape)
-
-
-@lru_cache(maxsize=256)
-def _measurement(name: str, sensitivity: int, scale: float, rho: float) -> Callable[[list[int]], list[int]]:
-    """OpenDP's measurement whose own price is at most the price that is charged.
-
-    Both prices are rounded upwards; the scale grows by units in the last place until OpenDP's is the smaller one.
-    """
-    # Not opendp.prelude, which also imports all of scikit-learn.
-    from opendp.domains import atom_domain, vector_domain
-    from opendp.measurements import make_gaussian
-    from opendp.metrics import l2_distance
-    from opendp.mod import enable_features
-
-    enable_features("contrib")
-    space = vector_domain(atom_domain(T="i64")), l2_distance(T="f64")
-    for _ in range(SCALE_STEPS):
-        measurement = make_gaussian(*space, scale=scale, MO="ZeroConcentratedDivergence")
-        if measurement.map(float(sensitivity)) <= rho:
-            return measurement
-        scale = math.nextafter(scale, math.inf)
-    raise SensitivityError(
-        f"release {name!r}: noise of scale {scale:.6g} costs rho = "
-        f"{measurement.map(float(sensitivity)):.6g}, more than the charged {rho:.6g}."
-    )
 
 
 class TestNoise:
-    """Repeatable discrete Gaussian noise for tests; protects nobody.
+    """Repeatable noise for tests; protects nobody.
 
-    A function of (key, round, name) and of nothing else (not of the run, not of the attempt), so that a disturbed run
-    ends in the same bits as an undisturbed one.
+    A function of (key, round, name) and the law, and of nothing else (not of the run, not of the attempt), so that a
+    disturbed run ends in the same bits as an undisturbed one.
     """
 
     __test__ = False  # not a test class of pytest
@@ -113,8 +96,13 @@ class TestNoise:
     def __init__(self, key: str) -> None:
         self.key = key
 
-    def draw(self, planned: PlannedRelease, run_key: str, values: np.ndarray) -> np.ndarray:
-        _check(planned, values)
+    def ready(self, planned: PlannedRelease, values: np.ndarray) -> None:
+        ready(planned, values)
+
+    def draw(self, planned: PlannedRelease, run_key: str, values: np.ndarray, law: Law = ROUNDED) -> np.ndarray:
+        self.ready(planned, values)
+        if law == ROUNDED:
+            return add(values, planned.scale, StreamBits(self.key, planned.round, planned.name))
         name = f"{self.key}|{planned.round}|{planned.name}"
         digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
         rng = np.random.Generator(np.random.Philox(key=np.frombuffer(digest, np.uint64)))

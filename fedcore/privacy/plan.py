@@ -13,6 +13,11 @@ from fedcore.errors import ConfigError
 
 Relation = Literal["add_or_remove_one", "replace_one"]
 Unit = Literal["client", "record"]
+# Of noise, as a reservation names it; a law keeps its name for ever. The first one is that of schema 1 of the ledger.
+Law = Literal["discrete gaussian", "rounded gaussian 1"]
+DISCRETE: Law = "discrete gaussian"
+ROUNDED: Law = "rounded gaussian 1"
+LAWS = (DISCRETE, ROUNDED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +32,7 @@ class PlannedRelease:
     noise_multiplier: scale of the Gaussian noise divided by the sensitivity
     argument:    the page of docs/privacy that argues the sensitivity
     composition: one sentence for the statement, e.g. "one cell per client: all cells cost one release"
-    delta:       what a thresholding step adds; 0 for Gaussian noise
+    delta:       what a thresholding step adds; 0 for noise alone
     optional:    whether the run can end before the round of this release, and is of use then: the last ones may be
                  given up to pay for a value that was drawn and lost
     """
@@ -50,7 +55,8 @@ class PlannedRelease:
 
     @property
     def rho(self) -> float:
-        """Price of Gaussian noise, mu**2 / 2 = 1/(2 sigma**2), rounded up."""
+        """Price 1/(2 sigma**2) of Gaussian noise, mu**2/2 of mu-GDP and a zCDP price as well, rounded up
+        (docs/privacy/rounded-gaussian.md; of the discrete Gaussian: Canonne, Kamath, Steinke 2020, Theorem 4)."""
         return math.nextafter(math.nextafter(0.5 / self.noise_multiplier**2, math.inf), math.inf)
 
     @property

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import chi2
+from scipy.stats import chi2, norm
 
 from fedcore.errors import FedcoreError
 from fedcore.planning import stand_ins as planned_with
@@ -222,9 +222,8 @@ def noise_from(case: Case, source: NoiseSource) -> None:
 
 
 def variance_of(scale: float) -> float:
-    """Of the discrete Gaussian with this scale, whose variance is scale**2 unless the scale is a few steps."""
-    if scale > 8:
-        return scale**2
-    steps = np.arange(-200, 201, dtype=np.float64)
-    weights = np.exp(-(steps**2) / (2 * scale**2))
-    return float((steps**2 * weights).sum() / weights.sum())
+    """Of the rounded Gaussian with this scale: rounding adds a twelfth, unless the scale is less than a step."""
+    if scale > 1:
+        return scale**2 + 1 / 12
+    steps = np.arange(-40, 41)
+    return float((steps**2 * np.diff(norm.cdf(np.arange(-40.5, 41) / scale))).sum())

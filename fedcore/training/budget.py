@@ -113,10 +113,12 @@ class LedgerPublisher:
         stored = self.published(planned)
         if stored is not None:
             return stored
+        self.noise.ready(planned, grid_values)  # refuses before anything is paid
         charge = self.ledger.charge(self.lease, planned)
         if charge is None:
             return None
-        return self.ledger.publish(self.lease, charge, self.noise.draw(planned, self.run.id, grid_values))
+        drawn = self.noise.draw(planned, self.run.id, grid_values, charge.noise)
+        return self.ledger.publish(self.lease, charge, drawn)
 
     def head(self) -> dict[str, Any]:
         self.ledger.renew(self.lease)

@@ -43,7 +43,7 @@ PROCESSES.set_forkserver_preload(
         "matplotlib.backends.backend_agg",
         "jinja2",
         "rich.progress",
-        "opendp.prelude",
+        "flint",
         "dp_accounting.rdp",
     ]
 )

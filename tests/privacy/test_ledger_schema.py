@@ -255,7 +255,7 @@ def test_what_schema_2_adds_to_the_records(file_books):
     history = {row["kind"]: row for row in ledger.history(population)}
     assert history["budget set"]["currency"] == "gdp" and history["budget set"]["public_schema"] is None
     added = ("needs", "noise", "purpose", "bound")
-    assert [history["reserve"][name] for name in added] == [[], "discrete gaussian", "training", bound]
+    assert [history["reserve"][name] for name in added] == [[], "rounded gaussian 1", "training", bound]
     assert history["finish"]["head"] == "c" * 64
     file_books.reserve([release()], run=run, bound={**bound, "run": "d" * 64})  # on a copy: the same plan
     assert len([row for row in ledger.history(population) if row["kind"] == "reserve"]) == 1

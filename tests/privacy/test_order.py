@@ -45,11 +45,15 @@ class Watched:
     def published(self, run_id, name):
         return None
 
+    def ready(self, planned, values):
+        self.steps.append("ready")
+
     def charge(self, lease, planned):
         self.steps.append("charge")
-        return Charge("run", planned.round, planned.name, 0)
+        return Charge("run", planned.round, planned.name, 0, noise="as charged")
 
-    def draw(self, planned, run_key, values):
+    def draw(self, planned, run_key, values, law):
+        assert law == "as charged"
         self.steps.append("draw")
         self.drawn.append(values + len(self.drawn) + 1)
         return self.drawn[-1]
@@ -64,7 +68,7 @@ def test_a_release_is_charged_before_its_noise_is_drawn_and_leaves_after_it_is_p
     watched = Watched()
     publisher = LedgerPublisher(watched, None, SimpleNamespace(id="run"), None, watched)
     left = publisher.release(release(), np.zeros(3, np.int64))
-    assert watched.steps == ["charge", "draw", "publish"]
+    assert watched.steps == ["ready", "charge", "draw", "publish"]
     assert left.tolist() == [1001, 1001, 1001], "what the ledger says holds, and nothing else"
 
 

@@ -49,7 +49,7 @@ def test_the_text_names_everything(books):
         f"({statement.epsilon:.4g}, {statement.delta:.3g})-differential privacy per client",
         "so far",
         "presence or absence of one client",
-        "exact discrete Gaussian",
+        "Gaussian, rounded to whole grid steps",
         "of Gaussian differential privacy (rho = mu^2 / 2 =",
         "its thresholding steps included",
         "which implies epsilon = 2, delta = 1e-10 over all runs",

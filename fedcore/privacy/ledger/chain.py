@@ -17,10 +17,11 @@ from typing import Any
 
 from fedcore.errors import BudgetMissing
 from fedcore.privacy.accounting import Budget, exact_sum, rounded_down, rounded_up
-from fedcore.privacy.plan import Relation, Unit
+from fedcore.privacy.plan import DISCRETE, Law, Relation, Unit
 
 GENESIS = "0" * 64  # the hash before the first record
-CURRENCY, PURPOSE, NOISE = "zcdp", "training", "discrete gaussian"  # of records that do not say it
+CURRENCY, PURPOSE = "zcdp", "training"  # of schema 1, which did not say them
+NOISE: Law = DISCRETE  # likewise
 OPEN = "open"
 RESERVED, CHARGED, PUBLISHED, FORFEITED, RETURNED = "reserved", "charged", "published", "forfeited", "returned"
 SPENT = (CHARGED, PUBLISHED, FORFEITED)
@@ -80,18 +81,22 @@ def link(
 
 @dataclass(slots=True)
 class Attempt:
-    """One attempt at a planned release: attempt 0 is the planned one; later ones draw again what was lost."""
+    """One attempt at a planned release: attempt 0 is the planned one; later ones draw again what was lost.
+
+    noise: the law that it was drawn with, if that is another one than its run has reserved.
+    """
 
     state: str
     rho: float
     delta: float
     digest: str | None = None
+    noise: Law | None = None
 
 
 @dataclass(slots=True)
 class RunAccount:
-    """What the chain says about one run. attempts: by (round, name, attempt). given_up: the round from which on the
-    run's releases were given up to pay for lost ones; None: none was.
+    """What the chain says about one run. noise: the law that it has reserved. attempts: by (round, name, attempt).
+    given_up: the round from which on the run's releases were given up to pay for lost ones; None: none was.
     """
 
     plan: list[dict[str, Any]]
@@ -105,7 +110,7 @@ class RunAccount:
     used: int = 0
     token: int = 0
     purpose: str = PURPOSE
-    noise: str = NOISE
+    noise: Law = NOISE
     attempts: dict[tuple[int, str, int], Attempt] = field(default_factory=dict)
     given_up: int | None = None
 
@@ -115,6 +120,10 @@ class RunAccount:
 
     def spent(self) -> list[Attempt]:
         return [attempt for attempt in self.attempts.values() if attempt.state in SPENT]
+
+    def law_of(self, attempt: Attempt) -> Law:
+        """Of the noise of an attempt."""
+        return attempt.noise or self.noise
 
     def reserved(self) -> list[tuple[float, float]]:
         """(rho, delta) of everything that may still be charged."""

@@ -9,10 +9,11 @@ from sqlalchemy import ColumnElement, Connection, Row, Table, update
 
 from fedcore.errors import LeaseLost, LedgerTampered
 from fedcore.privacy.ledger import tables
-from fedcore.privacy.ledger.chain import CHARGED, FORFEITED, NOISE, PUBLISHED, PURPOSE, RESERVED, RETURNED, Record, link
+from fedcore.privacy.ledger.chain import CHARGED, FORFEITED, PUBLISHED, PURPOSE, RESERVED, RETURNED, Record, link
 from fedcore.privacy.ledger.leases import Lease
 from fedcore.privacy.ledger.queries import CHAIN
 from fedcore.privacy.ledger.rows import RESTORE, find, refuse_newer
+from fedcore.privacy.plan import LAWS
 
 STATES = (RESERVED, CHARGED, PUBLISHED, FORFEITED, RETURNED)
 
@@ -71,7 +72,7 @@ class ChainWriter:
         rows = find(self.connection, tables.runs, tables.runs.c.run_id == run_id)
         if not rows or rows[0].population_id != self.population_id:
             raise LedgerTampered(f"ledger {self.ledger_id} lacks run {run_id!r}.", RESTORE)
-        known = {"purpose": [PURPOSE], "noise": [NOISE]}
+        known = {"purpose": [PURPOSE], "noise": LAWS}
         refuse_newer(rows[0], tables.KEPT[tables.runs.name], known, f"run {run_id!r} in ledger {self.ledger_id}")
         return rows[0]
 

@@ -14,6 +14,7 @@ from typing import Any, cast, get_args
 
 from fedcore.privacy.accounting import Budget, Currency
 from fedcore.privacy.ledger.chain import Account, Attempt, Ended, RunAccount
+from fedcore.privacy.plan import LAWS
 
 FIELDS = {"budget", "currency", "unit", "relation", "rho", "delta", "releases", "public_schema", "loss", "runs"}
 
@@ -68,7 +69,10 @@ def known_currency(name: Any) -> Currency:
 
 def _run_json(run: RunAccount) -> dict[str, Any]:
     """Without what has no value: checkpoints of before have no word for it."""
-    attempts = [[*key, a.state, a.rho, a.delta, a.digest] for key, a in sorted(run.attempts.items())]
+    attempts = []
+    for key, a in sorted(run.attempts.items()):
+        other_law = [] if a.noise is None else [a.noise]
+        attempts.append([*key, a.state, a.rho, a.delta, a.digest, *other_law])
     value = {**asdict(run), "attempts": attempts}
     return value if run.given_up is not None else {name: value[name] for name in value if name != "given_up"}
 
@@ -77,6 +81,9 @@ def _run_of(value: Mapping[str, Any]) -> RunAccount:
     attempts = {(round, name, number): Attempt(*rest) for round, name, number, *rest in value["attempts"]}
     if unknown := sorted(value.keys() - RunAccount.__dataclass_fields__.keys()):
         raise UnknownState(", ".join(unknown))
+    laws = {value["noise"], *(a.noise for a in attempts.values() if a.noise is not None)}
+    if other := sorted(map(str, laws - {*LAWS})):
+        raise UnknownState(f"noise {', '.join(other)}")
     return RunAccount(**{**value, "attempts": attempts})
 
 

@@ -51,7 +51,7 @@ from fedcore.privacy.ledger.migration import refuse_unknown_schema
 from fedcore.privacy.ledger.redraws import redraw
 from fedcore.privacy.ledger.reservations import Reservations
 from fedcore.privacy.ledger.rows import RESTORE, decoded, decoded_list, decoded_object, find
-from fedcore.privacy.plan import PlannedRelease
+from fedcore.privacy.plan import ROUNDED, Law, PlannedRelease
 from fedcore.storage.process import Holder, this_process
 
 __all__ = ["Balance", "ChainHead", "Charge", "Lease", "Ledger", "create_ledger", "default_ledger_url", "open_ledger"]
@@ -67,6 +67,7 @@ class Charge:
 
     attempt: 0 for the planned one, 1, 2, ... for those that draw a lost one again.
     stored:  the value, if it was published before; then nothing was charged, and nothing is to be drawn.
+    noise:   the law to draw it with: that of the reservation for test noise, the newest one for noise that protects.
     """
 
     run_id: str
@@ -74,6 +75,7 @@ class Charge:
     name: str
     attempt: int
     stored: np.ndarray | None = None
+    noise: Law = ROUNDED
 
 
 def create_ledger(url: str, *, test: bool = False, clock: Callable[[], float] = time.time) -> Ledger:
@@ -212,6 +214,7 @@ class Ledger(Reservations):
                 return None
             else:
                 attempt = last.attempt + 1
+            noise: Law = ROUNDED if run.secure else run.noise
             writer.append(
                 "charge",
                 run_id,
@@ -221,10 +224,11 @@ class Ledger(Reservations):
                     "attempt": attempt,
                     "rho": planned.rho,
                     "delta": planned.delta,
+                    "noise": noise,
                     "token": lease.token,
                 },
             )
-        return Charge(run_id, round, name, attempt)
+        return Charge(run_id, round, name, attempt, noise=noise)
 
     def _pay_again(self, writer: ChainWriter, run: Row[Any], last: Row[Any]) -> bool:
         """Pay for one more attempt at a release whose last one was lost; False if the release is given up instead."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from fedcore.errors import LedgerTampered
 from fedcore.privacy.accounting import Budget
@@ -27,6 +27,7 @@ from fedcore.privacy.ledger.chain import (
 )
 from fedcore.privacy.ledger.checkpoint import UnknownState, account_at, known_currency, state_of
 from fedcore.privacy.ledger.rows import newer
+from fedcore.privacy.plan import LAWS, ROUNDED, Law
 
 CHECKPOINT, LOSS = "checkpoint", "accept loss"
 STOP = "Restore the ledger from a backup and find out what was done to it; nothing more is released until then."
@@ -88,8 +89,8 @@ def _reserve(account: Account, run_id: str, payload: dict[str, Any]) -> None:
         _price(payload["spare_delta"]),
         payload["secure"],
         payload["statement"],
-        purpose=_known("purpose", payload, PURPOSE),
-        noise=_known("noise", payload, NOISE),
+        purpose=_known("purpose", payload, PURPOSE, (PURPOSE,)),
+        noise=_known("noise", payload, NOISE, LAWS),
     )
     for planned in run.plan:
         key = (_count(planned["round"]), str(planned["name"]), 0)
@@ -117,13 +118,25 @@ def _charge(account: Account, run_id: str, payload: dict[str, Any]) -> None:
         raise ValueError("another price than planned")
     if run.given_up is not None and payload["round"] >= run.given_up:
         raise ValueError("a charge in a round that was given up")
+    noise = _other_law(run, payload)
     if payload["attempt"] == 0 or key in run.attempts:
         _move(run, key, RESERVED, CHARGED)
+        run.attempts[key].noise = noise
         return
     if run.spares_left < 1:
         raise ValueError("no spare release left")
     run.used += 1
-    run.attempts[key] = Attempt(CHARGED, planned.rho, planned.delta)
+    run.attempts[key] = Attempt(CHARGED, planned.rho, planned.delta, noise=noise)
+
+
+def _other_law(run: RunAccount, payload: dict[str, Any]) -> Law | None:
+    """The law of a charge if it is not the reserved one: a run that protects people may have the newer law."""
+    law = _known("noise", payload, run.noise, LAWS)
+    if law == run.noise:
+        return None
+    if not run.secure or law != ROUNDED:
+        raise ValueError("another noise than reserved")
+    return law
 
 
 def _publish(account: Account, run_id: str, payload: dict[str, Any]) -> None:
@@ -196,11 +209,14 @@ def _count(value: Any) -> int:
     return value
 
 
-def _known(name: str, payload: dict[str, Any], only: str) -> str:
-    value = payload.get(name, only)  # schema 1 did not say it
-    if value != only:
+Name = TypeVar("Name", bound=str)
+
+
+def _known(name: str, payload: dict[str, Any], default: Name, known: tuple[Name, ...]) -> Name:
+    value: Name = payload.get(name, default)  # earlier records did not say it
+    if value not in known:
         raise newer(f"a record has {name} {value!r}")
-    return only
+    return value
 
 
 APPLY: dict[str, Callable[[Account, str, dict[str, Any]], None]] = {

@@ -15,13 +15,14 @@ from fedcore.errors import BudgetExceeded, ConfigError, PrivacyError
 from fedcore.privacy.accounting import exact_sum
 from fedcore.privacy.ledger import tables
 from fedcore.privacy.ledger.accounts import LONGEST_NAME, Accounts
-from fedcore.privacy.ledger.chain import NOISE, OPEN, PURPOSE, RESERVED, Account, canonical, digest
+from fedcore.privacy.ledger.chain import OPEN, PURPOSE, RESERVED, Account, canonical, digest
 from fedcore.privacy.ledger.chain_writer import ChainWriter
 from fedcore.privacy.ledger.checkpoint import state_of
 from fedcore.privacy.ledger.queries import refusal
 from fedcore.privacy.ledger.replay import CHECKPOINT
 from fedcore.privacy.ledger.rows import find
-from fedcore.privacy.plan import PlannedRelease, Relation, Unit
+from fedcore.privacy.plan import ROUNDED, PlannedRelease, Relation, Unit
+from fedcore.privacy.rounded_gaussian import LARGEST_SCALE
 
 CHECKPOINT_AFTER = 256  # records
 
@@ -44,10 +45,11 @@ class Reservations(Accounts):
     ) -> None:
         """Set aside the price of a plan and of `spares` redraws of its dearest release, before data are opened.
 
-        If the run has reserved the same plan before, nothing happens. secure: whether the noise protects people. bound:
-        digests of what the run reads and is, kept in the record: {"manifest", "version", "run"}. Raises
-        BudgetMissing, BudgetExceeded with the numbers, PrivacyError for another unit or relation, for test noise on a
-        ledger for people, or for another plan under the same run id, ConfigError for a malformed plan.
+        If the run has reserved the same plan before, nothing happens: its noise stays of the law that it has reserved.
+        secure: whether the noise protects people. bound: digests of what the run reads and is, kept in the record:
+        {"manifest", "version", "run"}. Raises BudgetMissing, BudgetExceeded with the numbers, PrivacyError for another
+        unit or relation, for test noise on a ledger for people, or for another plan under the same run id, ConfigError
+        for a plan that is malformed, whose noise cannot be drawn, or costs more than its price.
         """
         if not secure and not self.is_test:
             raise PrivacyError(
@@ -66,9 +68,10 @@ class Reservations(Accounts):
             "secure": secure,
             "statement": statement,
         }
-        # What schema 1 did not have is no part of the digest while it is as it was then: open runs keep their plan.
+        # What schema 1 did not have is no part of the digest while it is as it was then, and the law of the noise never
+        # is: open runs keep their plan, and their noise.
         identity = {**payload, "population_id": population_id, "statement": None}
-        later: dict[str, Any] = {"needs": [], "noise": NOISE, "purpose": PURPOSE, "bound": bound}
+        later: dict[str, Any] = {"needs": [], "noise": ROUNDED, "purpose": PURPOSE, "bound": bound}
         payload = json.loads(canonical({**payload, **later, "plan_digest": digest(canonical(identity))}))
         with self._writing(population_id) as writer:
             named = tables.runs.c.run_id == run_id
@@ -102,6 +105,23 @@ class Reservations(Accounts):
             raise ConfigError(f"the number of spare releases is a whole number from 0, not {spares!r}.")
         if not all(0 <= planned.delta < 1 and math.isfinite(planned.rho) for planned in plan):
             raise ConfigError(f"a price in the plan of run {run_id!r} is infinite, or a delta is not between 0 and 1.")
+        for planned in plan:
+            self._check_noise(run_id, planned)
+
+    def _check_noise(self, run_id: str, planned: PlannedRelease) -> None:
+        """Noise of the planned scale can be drawn, and costs no more than the price: D**2 / (2 s**2) <= rho, exactly."""
+        scale = planned.scale
+        if scale > LARGEST_SCALE:
+            raise ConfigError(
+                f"release {planned.name!r} of run {run_id!r} needs noise of scale {scale:.3g} grid units, and none is "
+                f"drawn above {LARGEST_SCALE:.3g}.",
+                "Give the run more of the budget, or use a coarser grid.",
+            )
+        if Fraction(planned.sensitivity) ** 2 > 2 * Fraction(scale) ** 2 * Fraction(planned.rho):
+            raise ConfigError(
+                f"release {planned.name!r} of run {run_id!r}: noise of scale {scale!r} for the sensitivity "
+                f"{planned.sensitivity} costs more than rho = {planned.rho!r}, its price."
+            )
 
     def _check_unit_and_relation(self, account: Account, run_id: str, unit: str, relation: str) -> None:
         if (unit, relation) != (account.unit, account.relation):
@@ -127,7 +147,7 @@ class Reservations(Accounts):
                 status=OPEN,
                 token=0,
                 purpose=PURPOSE,
-                noise=NOISE,
+                noise=payload["noise"],
             )
         )
         rows = [

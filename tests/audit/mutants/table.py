@@ -59,6 +59,7 @@ QUERIES, BUDGET, ENGINE = "fedcore/privacy/ledger/queries.py", "fedcore/training
 HISTOGRAMS, EM, GMM = "fedcore/methods/histograms", "fedcore/methods/federated_em", "fedcore/methods/private_gmm"
 
 OF_NOISE, OF_ACCOUNTING = "tests/privacy/test_mechanisms.py", "tests/privacy/test_accounting.py"
+OF_LAW = "tests/privacy/test_noise_law.py"
 OF_ACCOUNTS, OF_RUNS = "tests/privacy/test_ledger.py", "tests/privacy/test_ledger_runs.py"
 OF_FAULTS, OF_STATEMENT = "tests/privacy/test_ledger_faults.py", "tests/privacy/test_statement.py"
 OF_CHECKPOINTS, OF_WITNESSES = "tests/privacy/test_ledger_checkpoints.py", "tests/privacy/test_witness.py"
@@ -66,61 +67,70 @@ OF_CLIENTS, OF_ORDER = "tests/audit/test_sensitivity.py", "tests/privacy/test_or
 
 MUTANTS: list[Mutant] = [
     # --- noise -------------------------------------------------------------------------------------------------------
-    Mutant(
+    _mutant(
         "noise: a tenth too small",
         NOISE,
-        (
-            ("make_gaussian(*space, scale=scale, MO", "make_gaussian(*space, scale=0.9 * scale, MO"),
-            ("if measurement.map(float(sensitivity)) <= rho:", "if True:"),
-        ),
-        (f"{OF_NOISE}::test_noise_has_the_planned_distribution",),
+        "return add(values, planned.scale, SystemBits())",
+        "return add(values, 0.9 * planned.scale, SystemBits())",
+        f"{OF_NOISE}::test_noise_has_the_planned_distribution",
     ),
-    Mutant(
-        "noise: a thousandth too small",
+    _mutant(
+        "noise: a hundredth too small",
         NOISE,
-        (
-            ("make_gaussian(*space, scale=scale, MO", "make_gaussian(*space, scale=0.999 * scale, MO"),
-            ("if measurement.map(float(sensitivity)) <= rho:", "if True:"),
-        ),
-        (f"{OF_NOISE}::test_opendp_charges_at_most_the_planned_price",),
+        "return add(values, planned.scale, SystemBits())",
+        "return add(values, 0.99 * planned.scale, SystemBits())",
+        f"{OF_NOISE}::test_what_is_drawn_is_the_exact_sampler_at_the_planned_scale",
     ),
     _mutant(
         "noise: its price not compared with the charge",
-        NOISE,
-        "if measurement.map(float(sensitivity)) <= rho:",
-        "if True:",
-        f"{OF_NOISE}::test_noise_that_costs_more_than_its_charge_is_refused",
+        RESERVE,
+        "if Fraction(planned.sensitivity) ** 2 > 2 * Fraction(scale) ** 2 * Fraction(planned.rho):",
+        "if False:",
+        f"{OF_LAW}::test_a_plan_pays_for_the_noise_that_is_drawn_to_the_last_bit",
+    ),
+    _mutant(
+        "noise: its price compared in floats",
+        RESERVE,
+        "if Fraction(planned.sensitivity) ** 2 > 2 * Fraction(scale) ** 2 * Fraction(planned.rho):",
+        "if planned.sensitivity**2 > 2 * scale**2 * planned.rho:",
+        f"{OF_LAW}::test_a_plan_pays_for_the_noise_that_is_drawn_to_the_last_bit",
     ),
     Mutant(
         "noise: one draw for all releases of a scale",
         NOISE,
         (
-            (
-                "noised = measurement(values.ravel().tolist())",
-                "noised = (values.ravel() + _once(measurement, values.size)).tolist()",
-            ),
+            ("return add(values, planned.scale, SystemBits())", "return values + _once(planned.scale, values.shape)"),
             (
                 "class TestNoise:",
-                "@lru_cache\ndef _once(measurement, size):\n"
-                "    return np.array(measurement([0] * size), np.int64)\n\n\n"
+                "@functools.lru_cache\ndef _once(scale, shape):\n"
+                "    return add(np.zeros(shape, np.int64), scale, SystemBits())\n\n\n"
                 "class TestNoise:",
             ),
+            ("import hashlib\n", "import functools\nimport hashlib\n"),
         ),
         (f"{OF_NOISE}::test_secure_noise_is_independent_between_cells_and_draws",),
     ),
     _mutant(
         "noise: one draw for all cells",
         NOISE,
-        "noised = measurement(values.ravel().tolist())",
-        "noised = (values.ravel() + measurement([0])[0]).tolist()",
+        "return add(values, planned.scale, SystemBits())",
+        "return values + add(np.zeros(1, np.int64), planned.scale, SystemBits())[0]",
         f"{OF_NOISE}::test_secure_noise_is_independent_between_cells_and_draws",
     ),
     _mutant(
         "noise: the first cell without",
         NOISE,
-        "noised = measurement(values.ravel().tolist())",
-        "noised = values.ravel().tolist()[:1] + measurement(values.ravel().tolist())[1:]",
+        "return add(values, planned.scale, SystemBits())",
+        "noised = add(values, planned.scale, SystemBits())\n            noised.flat[0] = values.flat[0]\n"
+        "            return noised",
         f"{OF_NOISE}::test_no_cell_goes_without_noise",
+    ),
+    _mutant(
+        "noise: bits that somebody can make again",
+        NOISE,
+        "return add(values, planned.scale, SystemBits())",
+        "return add(values, planned.scale, StreamBits(run_key, planned.round, planned.name))",
+        f"{OF_NOISE}::test_a_forked_process_draws_other_noise",
     ),
     _mutant(
         "noise: a failure shows the sum",
@@ -130,25 +140,88 @@ MUTANTS: list[Mutant] = [
         f"{OF_NOISE}::test_a_failing_sampler_does_not_show_the_sum",
     ),
     _mutant(
-        "noise: too wide for 64 bits is let through",
-        NOISE,
-        "if planned.scale > LARGEST_SCALE or planned.sensitivity > LARGEST_SENSITIVITY:",
-        "if planned.sensitivity > LARGEST_SENSITIVITY:",
-        f"{OF_NOISE}::test_noise_too_wide_for_64_bits_is_refused_whatever_the_values_are",
+        "noise: what cannot be drawn is told after it is charged",
+        BUDGET,
+        "        self.noise.ready(planned, grid_values)  # refuses before anything is paid\n",
+        "",
+        f"{OF_LAW}::test_what_cannot_be_drawn_is_not_charged",
+    ),
+    _mutant(
+        "noise: too wide for the sampler is reserved",
+        RESERVE,
+        "if scale > LARGEST_SCALE:",
+        "if False:",
+        f"{OF_LAW}::test_noise_too_wide_to_be_drawn_is_not_reserved",
+    ),
+    _mutant(
+        "law: that of the reservation is ignored",
+        LEDGER,
+        "noise: Law = ROUNDED if run.secure else run.noise",
+        "noise: Law = ROUNDED",
+        f"{OF_LAW}::test_test_noise_goes_on_with_the_law_of_its_reservation",
+    ),
+    _mutant(
+        "law: noise that protects is not of the newest one",
+        LEDGER,
+        "noise: Law = ROUNDED if run.secure else run.noise",
+        "noise: Law = run.noise",
+        f"{OF_LAW}::test_a_run_that_reserved_the_discrete_gaussian_is_the_same_and_draws_the_rounded_one",
+    ),
+    _mutant(
+        "law: the charge does not say it",
+        LEDGER,
+        '                    "noise": noise,\n',
+        "",
+        f"{OF_LAW}::test_a_run_that_reserved_the_discrete_gaussian_is_the_same_and_draws_the_rounded_one",
+    ),
+    _mutant(
+        "law: not that of the charge",
+        BUDGET,
+        "self.noise.draw(planned, self.run.id, grid_values, charge.noise)",
+        "self.noise.draw(planned, self.run.id, grid_values)",
+        f"{OF_LAW}::test_test_noise_goes_on_with_the_law_of_its_reservation",
+    ),
+    _mutant(
+        "law: replay takes any",
+        REPLAY,
+        "    if not run.secure or law != ROUNDED:",
+        "    if False:",
+        f"{OF_LAW}::test_a_charge_of_another_noise_is_refused",
+    ),
+    _mutant(
+        "law: a checkpoint forgets that of a draw",
+        CHECKPOINT,
+        "other_law = [] if a.noise is None else [a.noise]",
+        "other_law = []",
+        f"{OF_LAW}::test_a_checkpoint_keeps_the_law_of_a_draw",
+    ),
+    _mutant(
+        "law: it changes the digest of a plan",
+        RESERVE,
+        'identity = {**payload, "population_id": population_id, "statement": None}',
+        'identity = {**payload, "population_id": population_id, "statement": None, "noise": ROUNDED}',
+        f"{OF_LAW}::test_the_law_is_no_part_of_the_digest_of_a_plan",
     ),
     _mutant(
         "test noise: the same for all releases",
         NOISE,
-        'name = f"{self.key}|{planned.round}|{planned.name}"',
-        'name = f"{self.key}"',
-        f"{OF_NOISE}::test_test_noise_depends_on_key_round_and_name_only",
+        "StreamBits(self.key, planned.round, planned.name)",
+        'StreamBits(self.key, 0, "")',
+        f"{OF_NOISE}::test_test_noise_depends_on_key_round_name_and_law_only",
     ),
     _mutant(
         "test noise: the same for all keys",
         NOISE,
+        "StreamBits(self.key, planned.round, planned.name)",
+        'StreamBits("", planned.round, planned.name)',
+        f"{OF_NOISE}::test_test_noise_depends_on_key_round_name_and_law_only",
+    ),
+    _mutant(
+        "test noise: the older law for all releases the same",
+        NOISE,
         'name = f"{self.key}|{planned.round}|{planned.name}"',
-        'name = f"{planned.round}|{planned.name}"',
-        f"{OF_NOISE}::test_test_noise_depends_on_key_round_and_name_only",
+        'name = f"{self.key}"',
+        f"{OF_NOISE}::test_test_noise_depends_on_key_round_name_and_law_only",
     ),
     # --- prices ------------------------------------------------------------------------------------------------------
     _mutant(
@@ -156,7 +229,7 @@ MUTANTS: list[Mutant] = [
         PLAN,
         "0.5 / self.noise_multiplier**2",
         "0.25 / self.noise_multiplier**2",
-        f"{OF_NOISE}::test_opendp_charges_at_most_the_planned_price",
+        f"{OF_LAW}::test_every_price_covers_its_noise",
     ),
     _mutant(
         "price: rounded down",
@@ -713,26 +786,24 @@ MUTANTS: list[Mutant] = [
         "order: drawn before it is charged",
         BUDGET,
         "        charge = self.ledger.charge(self.lease, planned)\n"
-        "        return self.ledger.publish(self.lease, charge, self.noise.draw(planned, self.run.id, grid_values))",
-        "        drawn = self.noise.draw(planned, self.run.id, grid_values)\n"
-        "        charge = self.ledger.charge(self.lease, planned)\n"
-        "        return self.ledger.publish(self.lease, charge, drawn)",
+        "        drawn = self.noise.draw(planned, self.run.id, grid_values, charge.noise)\n",
+        '        drawn = self.noise.draw(planned, self.run.id, grid_values, "as charged")\n'
+        "        charge = self.ledger.charge(self.lease, planned)\n",
         f"{OF_ORDER}::test_a_release_is_charged_before_its_noise_is_drawn_and_leaves_after_it_is_published",
     ),
     _mutant(
         "order: leaves before it is published",
         BUDGET,
-        "        return self.ledger.publish(self.lease, charge, self.noise.draw(planned, self.run.id, grid_values))",
-        "        drawn = self.noise.draw(planned, self.run.id, grid_values)\n"
+        "        return self.ledger.publish(self.lease, charge, drawn)",
         "        self.ledger.publish(self.lease, charge, drawn)\n        return drawn",
         f"{OF_ORDER}::test_a_release_is_charged_before_its_noise_is_drawn_and_leaves_after_it_is_published",
     ),
     _mutant(
         "order: another draw is published than the one that leaves",
         BUDGET,
-        "        return self.ledger.publish(self.lease, charge, self.noise.draw(planned, self.run.id, grid_values))",
-        "        self.ledger.publish(self.lease, charge, self.noise.draw(planned, self.run.id, grid_values))\n"
-        "        return self.noise.draw(planned, self.run.id, grid_values)",
+        "        return self.ledger.publish(self.lease, charge, drawn)",
+        "        self.ledger.publish(self.lease, charge, drawn)\n"
+        "        return self.noise.draw(planned, self.run.id, grid_values, charge.noise)",
         f"{OF_ORDER}::test_a_release_is_charged_before_its_noise_is_drawn_and_leaves_after_it_is_published",
     ),
     _mutant(
