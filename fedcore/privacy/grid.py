@@ -2,7 +2,7 @@
 
 A clip C is 2**16 steps, so the sensitivity in steps is a whole number by construction. Clients cut their clipped floats
 toward zero and pass them through `bound_norms`, which decides on the whole numbers, not on the floats they came from.
-The argument is docs/privacy/discrete-gaussian.md.
+The argument is docs/privacy/rounded-gaussian.md.
 """
 
 from __future__ import annotations

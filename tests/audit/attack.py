@@ -94,8 +94,8 @@ SABOTAGES = {
 def evidence(seen: Sequence[np.ndarray], absent: np.ndarray, present: np.ndarray, scale: float) -> float:
     """Log-likelihood ratio of "present" against "absent", given the mean of what was seen of a release.
 
-    Exact for one draw of the planned noise; for any other build a weight that the same for both worlds, so that the
-    error counts remain valid.
+    Exact up to the grid for one draw of the planned noise; for any other build a weight that is the same for both
+    worlds, so that the error counts remain valid.
     """
     canary = (present - absent).astype(float)
     residual = np.mean([value - absent for value in seen], axis=0) - canary / 2

@@ -6,13 +6,10 @@ error rates (fpr, fnr) that somebody reaches shows mu >= Phi^-1(1 - fpr) - Phi^-
 counting, hence replaced by upper confidence bounds (Clopper, Pearson 1934), each at half of 1 - CONFIDENCE: the bound
 on mu then exceeds the true mu with probability at most 1 - CONFIDENCE, whatever the attack is.
 
-Why the claim to compare with is mu = sqrt(2 rho), although the ledger's currency is zCDP. rho-zCDP alone implies no
-mu-GDP. But what is drawn is a known law: integers with probability proportional to exp(-x**2 / (2 s**2)). Between two
-shifts of it by a whole vector c the log-likelihood ratio is (<x, c> - |c|**2 / 2) / s**2, as for the normal law, and x
-differs from a rounded normal vector by less than exp(-2 pi**2 s**2) in probability; s is at least 2**15 grid steps
-in every audited release (FINE, asserted). It would be false for s of a few steps: N_Z(0, 4/9) and its shift by 1, with
-error rates of 0.2 at the threshold 1/2, are as far apart as normal laws of mu = 1.68, not 1.5. So each release is
-|c| / s <= sensitivity / s = sqrt(2 rho)-GDP up to the grid, and adaptive releases compose as
+The claim to compare with is mu = sqrt(2 rho): what is drawn is a normal law and then a rounding, so a release is
+sensitivity / s = sqrt(2 rho)-GDP whatever the scale s is (docs/privacy/rounded-gaussian.md). The attacks weigh with the
+likelihood ratio of the normal law, which is that of the rounded one up to the grid; s is at least 2**15 grid steps in
+every audited release (FINE, asserted), so that no sharper attack is left out. Adaptive releases compose as
 sqrt(mu_1**2 + mu_2**2 + ...) (ibid., Corollary 3.3): the claim of a run is sqrt(2 times the sum of its rhos). That is
 the sharpest true statement. `epsilon_lower_bound` looks at (epsilon, delta) too, because that is what people are
 promised.

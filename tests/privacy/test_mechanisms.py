@@ -57,7 +57,7 @@ def distribution_fits(noise, scale, law=ROUNDED):
 
 
 def variance_of(scale, law):
-    """Of the rounded Gaussian a twelfth more than scale**2 (rounding), up to terms as small as exp(-2 pi**2 scale**2)."""
+    """Rounding adds a twelfth, up to terms as small as exp(-2 pi**2 scale**2)."""
     return scale**2 + 1 / 12 if law == ROUNDED else scale**2
 
 

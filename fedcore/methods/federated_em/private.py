@@ -2,7 +2,7 @@
 
     rows      standardised by public constants, scaled down to a public L2 norm where they are longer
     client    c_i = clip_C( D^-1 (s_i - S_k) ) on an integer grid, s_i the mean statistic of its rows; 0 without rows
-    release   sum c_i + discrete Gaussian noise, by the engine
+    release   sum c_i + Gaussian noise, by the engine
     server    H = D release / n, n the public nominal number of clients; S_{k+1} = S_k + gamma H inside the domain
 
 Every client is asked in every round, and no amplification by sampling is claimed: T releases of equal price. Clients

@@ -1,4 +1,4 @@
-"""The sound private pipeline: all that leaves the clients are exact integer sums with discrete Gaussian noise.
+"""The sound private pipeline: all that leaves the clients are exact integer sums with Gaussian noise.
 
     flat_mean       plain histograms, L2 clip 0.2, one cell       -> rough mean, first metric
     whitened_mean   whitened by the first metric, one cell        -> mean F, metric w, frozen from here on
@@ -20,8 +20,8 @@ clip) depends on released values alone; the number of rounds is fixed beforehand
 Here is the server's side. What clients contribute is in `clients.py`, what is released and at what price in
 `releases.py`.
 
-Sources: Setlur, Feldman, Talwar 2023, Algorithms 2 and 3, whose start and centring are replaced; Canonne, Kamath,
-Steinke 2020 for the discrete Gaussian; Andrew, Thakkar, McMahan, Ramaswamy 2021 for the clip.
+Sources: Setlur, Feldman, Talwar 2023, Algorithms 2 and 3, whose start and centring are replaced; Andrew, Thakkar,
+McMahan, Ramaswamy 2021 for the clip.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class Reservations(Accounts):
             self._check_noise(run_id, planned)
 
     def _check_noise(self, run_id: str, planned: PlannedRelease) -> None:
-        """Noise of the planned scale can be drawn, and costs no more than the price: D**2 / (2 s**2) <= rho, exactly."""
+        """Noise of the planned scale can be drawn, and costs no more than the price: D**2 / (2 s**2) <= rho exactly."""
         scale = planned.scale
         if scale > LARGEST_SCALE:
             raise ConfigError(
