@@ -25,7 +25,7 @@ NAMES = {
     "orchestration": "what Prefect, its server, Dask and the run store take of a round, cheap or of a second",
     "startup": "seconds of small commands in fresh processes, with a Prefect server and without",
     "memory": "peak memory of every process against the number of clients",
-    "noise": "secure noise: seconds for each 10,000 cells",
+    "noise": "secure noise: CPU-microseconds for a cell, beside OpenDP's and NumPy's",
     "store": "store: reading and writing against raw file speed",
 }
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmarks import dictionaries, em, floors, gradient_em, machine, peers, perma_mnist, scale, writers
+from benchmarks import dictionaries, em, floors, gradient_em, machine, noise, peers, perma_mnist, scale, writers
 from benchmarks.__main__ import NAMES, parser
 from benchmarks.command import Trained
 from benchmarks.measured import Measured, in_turns
@@ -200,6 +200,17 @@ def test_scale(tmp_path, monkeypatch):
     assert {row["what"] for row in rows} == {"float", "grid", "em", "ragged em"}
     assert {cache for *_, cache in asked} >= {0} and max(cache for *_, cache in asked) >= 64
     assert scale.sizes(10**6) == [40, 400, 4000, 40_000, 400_000, 10**6]
+
+
+def test_noise_is_measured_beside_other_samplers(tmp_path, monkeypatch):
+    monkeypatch.setattr(noise, "RELEASES", 1)
+    monkeypatch.setattr(noise, "MULTIPLIERS", (1.5,))
+    monkeypatch.setattr(noise, "_opendp", lambda scale: lambda values: values)
+    (row,) = noise.measure(options(tmp_path))["rows"]
+    assert {"scale", "us_per_cell", "numpy_normal_us", "opendp_us", "times_as_fast"} < row.keys()
+    assert abs(row["std_over_planned"] - 1) < 6 * row["expected_error"]
+    monkeypatch.setattr(noise, "_opendp", lambda scale: None)
+    assert "opendp_us" not in noise.measure(options(tmp_path))["rows"][0]
 
 
 def test_the_cpu_seconds_of_noise_are_those_of_a_plans_last_round():
