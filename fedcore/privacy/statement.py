@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedcore.privacy.accounting import exact_sum, rounded_up
 from fedcore.privacy.gdp import mu_of
 from fedcore.privacy.ledger.chain import OPEN, SPENT, Account, Attempt, RunAccount
-from fedcore.privacy.mechanisms import SecureNoise, TestNoise
+from fedcore.privacy.mechanisms import LABELS, SecureNoise, TestNoise
 
 if TYPE_CHECKING:
     from fedcore.privacy.ledger.ledger import Ledger
@@ -98,7 +98,10 @@ class PrivacyStatement:
             *([f"Start: {self.start}. This promise is on top of what that start tells."] if self.start else []),
             f"Trust: {self.trust_model}",
             f"Releases ({len(self.releases)}):" if self.releases else "Releases: none yet.",
-            *(_line(entry) for entry in self.releases),
+            *(
+                _line(entry, several=len({law for one in self.releases for law in one["noise"]}) > 1)
+                for entry in self.releases
+            ),
             "Not covered:",
             *(f"  - {item}" for item in self.not_covered),
         ]
@@ -158,11 +161,13 @@ def loss_in_words(loss: Mapping[str, Any]) -> str:
     )
 
 
-def _line(entry: Mapping[str, Any]) -> str:
+def _line(entry: Mapping[str, Any], *, several: bool) -> str:
+    """several: whether the releases of the run have noise of more than one law, so that each names its own."""
+    law = f", noise: {' and '.join(entry['noise'])}" if several else ""
     attempts = "" if entry["attempts"] == 1 else f", drawn {entry['attempts']} times"
     return (
         f"  - round {entry['round']}, {entry['name']}: sensitivity {entry['sensitivity']} grid units, noise "
-        f"multiplier {entry['noise_multiplier']:.6g}, rho = {entry['rho']:.6g}{attempts}; {entry['composition']} "
+        f"multiplier {entry['noise_multiplier']:.6g}, rho = {entry['rho']:.6g}{attempts}{law}; {entry['composition']} "
         f"({entry['argument']})"
     )
 
@@ -191,7 +196,7 @@ def statement_of_account(account: Account, run: RunAccount, *, test_ledger: bool
         return no_privacy(TestNoise.label)
     if test_ledger:
         return no_privacy("its ledger is a test ledger, which bounds nothing")
-    releases = []
+    releases, laws = [], set()
     for planned in run.plan:
         attempts = [
             attempt
@@ -200,7 +205,9 @@ def statement_of_account(account: Account, run: RunAccount, *, test_ledger: bool
         ]
         if attempts:
             cost = rounded_up(exact_sum(attempt.rho for attempt in attempts))
-            releases.append({**planned, "attempts": len(attempts), "rho": cost})
+            drawn = sorted({attempt.noise or run.noise for attempt in attempts})
+            laws.update(drawn)
+            releases.append({**planned, "attempts": len(attempts), "rho": cost, "noise": drawn})
     budget, balance = account.required_budget(), account.balance()
     rho, delta = _price(run.spent(), budget.delta_conv)
     in_gdp = budget.currency == "gdp"
@@ -215,7 +222,7 @@ def statement_of_account(account: Account, run: RunAccount, *, test_ledger: bool
         mu=mu_of(rho) if in_gdp else None,
         given_up=run.given_up,
         releases=tuple(releases),
-        mechanism=SecureNoise.label,
+        mechanism="; ".join(LABELS[law] for law in sorted(laws)) or SecureNoise.label,
         population=population,
         ended=run.status != OPEN,
         public_schema=account.public_schema[-1] if account.public_schema else "",
