@@ -1,16 +1,26 @@
 """Neighbouring worlds: everything that commands work on, made of one set of private clients or of a neighbour of it.
 
-A world is one folder. Its private populations, runs, ledger, sources and settings are made by the same calls in every
-world; only one client differs. Noise is replayed: a release that another world published before is published again, as
-if the noise had wanted it so.
+A world is one folder, at the same place as all others, one after the other. Its private populations, runs, ledger,
+sources and settings are made by the same calls in every world; only one client differs. Noise is replayed: a release
+that another world published before is published again, as if the noise had wanted it so. Identifiers, tokens, secrets
+and the ledger's clock are the same in every world, so that a digest is another only if what it covers is.
 """
 
 from __future__ import annotations
 
 import csv
+import hashlib
+import os
+import random
+import secrets
+import sys
 import tempfile
+import threading
+import uuid
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +29,8 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
+import fedcore.cli.options
+import fedcore.population.writer
 import fedcore.rounds.clients
 import fedcore.rounds.engine
 import fedcore.training.session
@@ -26,7 +38,7 @@ from fedcore.planning import calibration
 from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
-from fedcore.privacy.ledger.ledger import Ledger, create_ledger
+from fedcore.privacy.ledger.ledger import Ledger, create_ledger, open_ledger
 from fedcore.privacy.mechanisms import SecureNoise, TestNoise
 from fedcore.privacy.plan import ROUNDED
 from fedcore.rounds.caches import BLOCKS
@@ -82,6 +94,27 @@ class Replay(SecureNoise):
         return self.published.setdefault((run_key, planned.round, planned.name, planned.shape), drawn)
 
 
+class Entropy:
+    """Random bytes that are none: the same for the same place in the code that asks, the same number of times, so that
+    what one place asks for more often changes nothing at others. seed: of another sequence.
+    """
+
+    LIBRARIES = (random.__file__, secrets.__file__, uuid.__file__)
+
+    def __init__(self, seed: str):
+        self.seed, self.asked, self.lock = seed, Counter(), threading.Lock()
+
+    def __call__(self, size: int) -> bytes:
+        frame = sys._getframe(1)
+        while frame.f_back is not None and frame.f_code.co_filename in self.LIBRARIES:
+            frame = frame.f_back
+        where = f"{frame.f_code.co_filename} {frame.f_code.co_name}"
+        with self.lock:
+            number = self.asked[where]
+            self.asked[where] += 1
+        return hashlib.shake_256(f"{self.seed} {where} {number}".encode()).digest(size)
+
+
 def counts_of(world: str) -> np.ndarray:
     """(clients, 7) counts. "two": as many clients, tokens and entries as in "one", of another client."""
     counts = BASE.copy()
@@ -105,18 +138,21 @@ def points_of(world: str) -> np.ndarray:
 
 WORLDS = {
     "one": "the clients as they are",
-    "dup": "the same clients once more: what differs from the first is random",
+    "again": "the same clients once more: nothing differs from the first",
+    "secret": "the same clients under other secrets of their populations: what differs from the first covers a secret",
     "two": "another client in the place of one; as many clients, rows, tokens and entries",
     "six": "one client more, which is absurd",
 }
 
 
 class World:
-    """Everything below `folder`, whose name is the world's. All names have three letters: places are in some sizes."""
+    """Everything below `folder`, which is the same for all worlds: places are in some digests and sizes."""
 
-    def __init__(self, folder: Path):
-        self.folder, self.name = folder, folder.name
+    def __init__(self, folder: Path, name: str):
+        self.folder, self.name = folder, name
         self.ledger: Ledger | None = None
+        self.entered = 0
+        self.secrets = Entropy("other secrets" if name == "secret" else "secrets")
 
     def __truediv__(self, name: str) -> str:
         return str(self.folder / name)
@@ -229,8 +265,10 @@ class World:
 @contextmanager
 def in_world(world: World, published: dict) -> Iterator[None]:
     """The process as it is in this world: its folders, its ledger, replayed noise, and clocks that tick at every look,
-    so that how often they are looked at is seen too."""
-    ticks = iter(range(10**9))
+    so that how often they are looked at is seen too. What is drawn at random is the same in every world that was
+    entered as often; only the secrets of manifests are the world's own."""
+    world.entered += 1
+    ticks, now, entropy = iter(range(10**9)), 1.7e9 + 1000 * world.entered, Entropy(f"entered {world.entered}")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDCORE_LEDGER", world.ledger_url)
         patch.setenv("HOME", world / "home")
@@ -238,6 +276,14 @@ def in_world(world: World, published: dict) -> Iterator[None]:
         patch.setattr(tempfile, "tempdir", world / "temporary")
         with suppress(FileNotFoundError):
             patch.chdir(world.folder / "here")
+        patch.setattr(os, "urandom", entropy)
+        patch.setattr(random, "_urandom", entropy)
+        own = SimpleNamespace(token_hex=lambda size: world.secrets(size).hex())
+        patch.setattr(fedcore.population.writer, "secrets", own)
+        at = datetime.fromtimestamp(now, UTC)
+        patch.setattr(fedcore.cli.options, "datetime", SimpleNamespace(now=lambda zone: at))
+        for made in (create_ledger, open_ledger):
+            patch.setitem(made.__kwdefaults__, "clock", lambda: now)
         patch.setattr(fedcore.training.session, "_noise", lambda test_noise: Replay(published))
         patch.setattr(fedcore.rounds.engine, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
         patch.setattr(fedcore.rounds.clients, "peak_memory", lambda: 0)
@@ -245,13 +291,15 @@ def in_world(world: World, published: dict) -> Iterator[None]:
         patch.setattr(calibration, "REPEATS", 0, raising=False)
         patch.setattr(calibration, "started_process", lambda *arguments: (0.5, 10**8, 2 * 10**8), raising=False)
         patch.setattr(calibration, "token_hex", lambda size=None: "the same noise", raising=False)
+        patch.setattr(fedcore.rounds.clients, "_populations", {})
         BLOCKS.clear()
         yield
         BLOCKS.clear()
 
 
-def build_world(folder: Path, published: dict) -> World:
-    world = World(folder)
+def build_world(folder: Path, name: str, published: dict) -> World:
+    """The world of this name in a new folder. It is made as if it were at once, and moved away before the next."""
+    world = World(folder, name)
     folder.mkdir(parents=True)
     with in_world(world, published):
         world.build()

@@ -34,7 +34,7 @@ BLANKED = [
     (re.compile(rb"\b\d{8}T\d{6}\b"), b"WHEN"),
     (re.compile(rb"[-\d]+:[-\d]{2}:[-\d]{2}([.,]\d+)?"), b"WHEN"),
 ]
-# Random, or digests: those that are the same in two worlds of the same data must be the same in a neighbour.
+# Identifiers and digests: those that are the same in a world of other secrets must be the same in a neighbour.
 NAMES = re.compile(rb"\b(?:[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|[0-9a-f]{32,64})\b")
 SPACES = re.compile(rb"(?:[ \t]|\xe2[\x94\x95][\x80-\xbf])+")  # in tables they are as wide as what may differ
 
@@ -179,14 +179,15 @@ def _row(columns: Sequence[str], row: Sequence[object]) -> bytes:
 
 
 TASKS = re.compile(rb"\b\w+-[0-9a-f]{3}\b")
+KEYS = re.compile(rb"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b")
 
 
 def rows_in_order(rows: bytes, folder: Path) -> bytes:
-    """The rows of a table whose keys are random, without these, in the order of what is left: neither keys nor the
-    names that Prefect invents for task runs decide it.
+    """The rows of a table whose keys are random, without these, in the order of what is left: neither keys nor digests
+    nor the names that Prefect invents for task runs decide it.
     """
-    left = TASKS.sub(b"TASK", NAMES.sub(b"ID", blanked(rows, folder)))
-    return b"\n".join(sorted(left.split(b"\n")))
+    left = TASKS.sub(b"TASK", KEYS.sub(b"ID", blanked(rows, folder))).split(b"\n")
+    return b"\n".join(sorted(left, key=lambda row: NAMES.sub(b"ID", row)))
 
 
 def _cell(cell: object) -> bytes:
@@ -220,36 +221,37 @@ class Difference:
 
 
 def differences(
-    one: dict[str, bytes], other: dict[str, bytes], twin: dict[str, bytes], declared: Sequence[Declared] = ()
+    one: dict[str, bytes], other: dict[str, bytes], hidden: dict[str, bytes], declared: Sequence[Declared] = ()
 ) -> list[Difference]:
     """The traces of two worlds that differ although nobody declared that they may.
 
-    twin: of a second world with the data of `one`: what is random differs there as well.
+    hidden: of a world with the data of `one` and other secrets: a digest that differs there covers a secret, and is not
+    compared.
     """
     found = []
     for name in sorted(one.keys() | other.keys()):
-        left, right, again = (_declared(name, side.get(name), declared) for side in (one, other, twin))
+        left, right, apart = (_declared(name, side.get(name), declared) for side in (one, other, hidden))
         if left is None or right is None:
             found.append(Difference(name, left, right))
         else:
-            random = _random(left, again)
-            left, right = _without(left, random), _without(right, random)
+            secret = _hidden(left, apart)
+            left, right = _without(left, secret), _without(right, secret)
             if left != right:
                 found.append(Difference(name, left, right))
     return found
 
 
-def _random(one: bytes, twin: bytes | None) -> list[bool]:
-    """Of each name in the trace: whether a world of the same data has another one in its place."""
-    mine, theirs = NAMES.findall(one), NAMES.findall(twin or b"")
+def _hidden(one: bytes, apart: bytes | None) -> list[bool]:
+    """Of each name in the trace: whether a world of the same data and other secrets has another one in its place."""
+    mine, theirs = NAMES.findall(one), NAMES.findall(apart or b"")
     if len(mine) != len(theirs):
         return [True] * len(mine)
     return [left != right for left, right in zip(mine, theirs, strict=True)]
 
 
-def _without(value: bytes, random: Sequence[bool]) -> bytes:
-    """With the random names blanked out; a name too many is one that is not random."""
-    flags = iter(random)
+def _without(value: bytes, hidden: Sequence[bool]) -> bytes:
+    """With the names that cover a secret blanked out; a name too many is none of them."""
+    flags = iter(hidden)
     return NAMES.sub(lambda found: b"ID" if next(flags, False) else found[0], value)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedcore.methods.histograms import Histograms, clients
 from fedcore.planning import calibration, run_plan
+from fedcore.population import manifest as manifests
 from fedcore.population.blocks import leaves, segment_sums
 from fedcore.privacy.grid import grid_step
 from fedcore.privacy.mechanisms import TestNoise
@@ -200,4 +201,20 @@ def exact_starts_on_the_same_people():
         mock.patch.object(warm_start, "_check_private", lambda *arguments: None),
         mock.patch.object(warm_start, "lineage_of", lambda *arguments: (frozenset(), ()), create=True),
     ):
+        yield
+
+
+# --- digests ----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def checksums_without_the_secret():
+    """What runs and ledgers know a version of a population by follows from the data alone, so that whoever knows all
+    clients but one can try that one against it."""
+    checksum = manifests.checksum
+
+    def bare(manifest):
+        return checksum(manifest.model_copy(update={"secret": None}))
+
+    with mock.patch.object(manifests, "checksum", bare):
         yield

@@ -55,6 +55,7 @@ LEDGER, CHAIN = "fedcore/privacy/ledger/ledger.py", "fedcore/privacy/ledger/chai
 WRITER, ACCOUNTS = "fedcore/privacy/ledger/chain_writer.py", "fedcore/privacy/ledger/accounts.py"
 RESERVE, REPLAY = "fedcore/privacy/ledger/reservations.py", "fedcore/privacy/ledger/replay.py"
 WITNESS, CHECKPOINT = "fedcore/training/witness.py", "fedcore/privacy/ledger/checkpoint.py"
+MANIFEST, WRITE = "fedcore/population/manifest.py", "fedcore/population/writer.py"
 QUERIES, BUDGET, ENGINE = "fedcore/privacy/ledger/queries.py", "fedcore/training/budget.py", "fedcore/rounds/engine.py"
 HISTOGRAMS, EM, GMM = "fedcore/methods/histograms", "fedcore/methods/federated_em", "fedcore/methods/private_gmm"
 
@@ -63,6 +64,7 @@ OF_LAW = "tests/privacy/test_noise_law.py"
 OF_ACCOUNTS, OF_RUNS = "tests/privacy/test_ledger.py", "tests/privacy/test_ledger_runs.py"
 OF_FAULTS, OF_STATEMENT = "tests/privacy/test_ledger_faults.py", "tests/privacy/test_statement.py"
 OF_CHECKPOINTS, OF_WITNESSES = "tests/privacy/test_ledger_checkpoints.py", "tests/privacy/test_witness.py"
+OF_MANIFESTS = "tests/population/test_digests.py"
 OF_CLIENTS, OF_ORDER = "tests/audit/test_sensitivity.py", "tests/privacy/test_order.py"
 
 MUTANTS: list[Mutant] = [
@@ -866,6 +868,35 @@ MUTANTS: list[Mutant] = [
         "None if method.private else population.n_clients,",
         "population.n_clients,",
         f"{OF_ORDER}::test_a_private_method_is_told_no_exact_count",
+    ),
+    # --- what a version is known by ----------------------------------------------------------------------------------
+    _mutant(
+        "manifest: its checksum does not cover its secret",
+        MANIFEST,
+        "    return checksum_of(_content(manifest))\n",
+        '    return checksum_of({**_content(manifest), "secret": None})\n',
+        f"{OF_MANIFESTS}::test_what_runs_and_ledgers_know_a_version_by_tells_nothing_of_its_data",
+    ),
+    _mutant(
+        "manifest: no secret is written",
+        WRITE,
+        "            secret=secrets.token_hex(32),\n",
+        "            secret=None,\n",
+        f"{OF_MANIFESTS}::test_what_runs_and_ledgers_know_a_version_by_tells_nothing_of_its_data",
+    ),
+    _mutant(
+        "manifest: the same secret for all",
+        WRITE,
+        "            secret=secrets.token_hex(32),\n",
+        '            secret="0" * 64,\n',
+        f"{OF_MANIFESTS}::test_what_runs_and_ledgers_know_a_version_by_tells_nothing_of_its_data",
+    ),
+    _mutant(
+        "manifest: known by a checksum without a secret",
+        "fedcore/population/store.py",
+        "return None if self.manifest.secret is None else manifests.checksum(self.manifest)",
+        "return manifests.checksum(self.manifest)",
+        f"{OF_MANIFESTS}::test_what_runs_and_ledgers_know_a_version_by_tells_nothing_of_its_data",
     ),
     # --- the statement -----------------------------------------------------------------------------------------------
     _mutant(
