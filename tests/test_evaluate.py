@@ -126,12 +126,14 @@ def test_kept_scores_say_why_they_may_be_shown(tmp_path):
     assert "FedAvg + FT" in (run.path / "report.html").read_text()
 
 
-def test_a_file_of_scores_that_are_not_private_says_so(tmp_path):
+def test_a_file_of_scores_that_are_not_private_says_so_and_is_its_writers_alone(tmp_path):
     population = write_counts(tmp_path / "p", small_counts(), heldout=small_counts(seed=1))
     result = evaluate_run(train(population, tmp_path).path, population)
+    tmp_path.chmod(0o755)
     write_not_private(result, tmp_path / "scores.json")
     kept = json.loads((tmp_path / "scores.json").read_text())
     assert kept["privacy"] == "none" and "Do not publish" in kept["warning"] and kept["rows"] == result["rows"]
+    assert (tmp_path / "scores.json").stat().st_mode & 0o777 == 0o600
     with pytest.raises(PopulationError, match="cannot write"):
         write_not_private(result, tmp_path / "nowhere" / "scores.json")
 

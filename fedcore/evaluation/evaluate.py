@@ -19,7 +19,7 @@ from fedcore.rounds.method import AnyMethod, State
 from fedcore.rounds.statistics import Statistics, merge, values
 from fedcore.runs.store import Run
 from fedcore.storage.arrays import writing
-from fedcore.storage.files import Place, write_json
+from fedcore.storage.files import Place, json_bytes, write_json, write_whole
 from fedcore.training.personalise import check_fits, trained
 from fedcore.training.spec import vocabulary_of
 
@@ -106,7 +106,7 @@ def write_not_private(result: dict, file: Path) -> None:
     """
     warning = "NOT PRIVATE: computed from held-out data of people without noise. Do not publish or send."
     try:
-        write_json(Path(file), {"privacy": "none", "warning": warning, **result})
+        write_whole(Path(file), json_bytes({"privacy": "none", "warning": warning, **result}), private=True)
     except OSError as error:
         raise PopulationError(
             f"cannot write {str(file)!r}: {error.strerror}.", "Name a file in a folder that exists."

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedcore.errors import ConfigError, FedcoreError, LedgerError, LedgerRolledBack, PopulationError
 from fedcore.population import layout
+from fedcore.population import manifest as manifests
 from fedcore.population.store import Population
 from fedcore.privacy.ledger.chain import ChainHead
 from fedcore.runs.store import list_runs
@@ -41,13 +42,21 @@ def check_witnesses(population: Population, ledger: Ledger) -> None:
 
 
 def missing_witness(population: Population, ledger: Ledger) -> str:
-    """What to say if the population's witness is gone, although its ledger has a budget; empty if all is well."""
-    if layout.read_beside(population.path, WITNESS) is not None or ledger.length(population.id) <= 1:
+    """What to say if the population's witness is gone, although it had one; empty if all is well."""
+    if layout.read_beside(population.path, WITNESS) is not None:
+        return ""
+    if ledger.length(population.id) <= 1 and not _had_one(population):
         return ""
     return (
         f"{WITNESS} of population {population.path.name!r} is missing, so nobody can tell whether ledger {ledger.id} "
         "is the newest one or an older copy that has forgotten what was spent."
     )
+
+
+def _had_one(population: Population) -> bool:
+    """Whether there was a witness before there was a budget: earlier versions of fedcore made it with the budget."""
+    stored = (manifests.load(population.path, version) for version in layout.versions(population.path))
+    return next((made.schema_version > 1 for made in stored if made.ledger is not None), False)
 
 
 def check_runs(runs: str | Place, population: Population, ledger: Ledger) -> None:

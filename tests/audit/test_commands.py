@@ -4,6 +4,7 @@ published values, and everything that leaves the process must be equal, but for 
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -70,9 +71,14 @@ def different(traces, command, other) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def traces(tmp_path_factory):
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("worlds")
+
+
+@pytest.fixture(scope="module")
+def traces(folder):
     """Without the world in which somebody is exchanged: a client more changes as much, and is seen in counts too."""
-    return traces_of(tmp_path_factory.mktemp("worlds"), CALLED, ("one", "again", "secret", "six"))
+    return traces_of(folder, CALLED, ("one", "again", "secret", "six"))
 
 
 @pytest.mark.slow
@@ -125,6 +131,20 @@ def test_what_was_found_once_is_found_again(tmp_path, monkeypatch, name):
     with sabotaged():
         found = traces_of(tmp_path, [command], ("one", "secret", "six"))
     assert any(trace in line for line in different(found, command, "six"))
+
+
+@pytest.mark.slow
+def test_the_secrets_of_manifests_stay_in_them(traces, folder):
+    secrets = {json.loads(file.read_text())["secret"].encode() for file in folder.glob("one/*/versions/*.json")}
+    assert len(secrets) >= 6
+    told = {
+        f"{command}: {name}"
+        for command, calls in traces["one"].items()
+        for call in calls
+        for name, value in call.items()
+        if any(secret in value for secret in secrets) and "/versions/" not in name
+    }
+    assert told == set()
 
 
 @pytest.mark.slow

@@ -11,6 +11,8 @@ import scipy.sparse as sp
 from sqlalchemy import event
 
 from fedcore.errors import ConfigError, LedgerError, LedgerRolledBack
+from fedcore.population import layout
+from fedcore.population.manifest import checksum_of
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
 from fedcore.privacy.ledger.ledger import create_ledger, default_ledger_url, open_ledger
@@ -127,11 +129,46 @@ def test_a_population_of_an_earlier_version_may_have_none_before_its_budget(plac
         writer.write(["a"], sp.csr_matrix(np.ones((1, 2), np.int32)))
         made = writer.commit()
     (place / "q" / WITNESS).unlink()
-    ledger_of(made).register(made.id)
+    ledger.register(made.id)
+    with pytest.raises(LedgerRolledBack, match="missing"):
+        ledger_of(made)
+    made = _as_written_by_schema_1(made)
     found = ledger_of(made)
     found.set_budget(made.id, 1.0, 1e-6)
     remember_head(made, found)
     assert ledger_of(made).balance(made.id).budget.epsilon == 1.0
+
+
+def _as_written_by_schema_1(made):
+    file = layout.version_file(made.path, 1)
+    content = json.loads(file.read_text())
+    for name in ("checksum", "secret", "needs"):
+        content.pop(name)
+    for block in content["blocks"]:
+        block["sha256"] = block.pop("digest")
+    content["schema_version"] = 1
+    file.write_text(json.dumps({**content, "checksum": checksum_of(content)}))
+    return Population.open(made.path)
+
+
+def test_a_deleted_witness_does_not_let_a_ledger_forget_that_there_was_a_budget(place):
+    """An old ledger of the days before the budget, which would be set once more."""
+    ledger = create_ledger(default_ledger_url(), test=True)
+    with PopulationWriter(place / "q", "counts", 2, ledger={"id": ledger.id, "url": ledger.url}) as writer:
+        writer.write(["a"], sp.csr_matrix(np.ones((1, 2), np.int32)))
+        made = writer.commit()
+    ledger.register(made.id)
+    settled(place)
+    ledger.set_budget(made.id, 1.0, 1e-6)
+    remember_head(made, ledger)
+    put_back(place)
+    (place / "q" / WITNESS).unlink()
+    with pytest.raises(LedgerRolledBack, match=r"ledger-head.json .* is missing.*accept-loss"):
+        ledger_of(made)
+    accept_loss(made, _opened(place), "nobody knows", place / "runs")
+    found = ledger_of(made)
+    found.set_budget(made.id, 1.0, 1e-6)
+    assert found.balance(made.id).loss["reason"] == "nobody knows"
 
 
 def test_a_new_version_does_not_make_a_lost_witness_again(place):

@@ -737,9 +737,16 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "witness: a missing one is accepted",
         WITNESS,
-        "if layout.read_beside(population.path, WITNESS) is not None or ledger.length(population.id) <= 1:",
+        "if layout.read_beside(population.path, WITNESS) is not None:",
         "if True:",
         f"{OF_WITNESSES}::test_a_missing_witness_stops_whatever_would_charge",
+    ),
+    _mutant(
+        "witness: a missing one is accepted where the ledger knows no budget",
+        WITNESS,
+        "ledger.length(population.id) <= 1 and not _had_one(population)",
+        "ledger.length(population.id) <= 1",
+        f"{OF_WITNESSES}::test_a_deleted_witness_does_not_let_a_ledger_forget_that_there_was_a_budget",
     ),
     _mutant(
         "witness: what runs saw does not count",
