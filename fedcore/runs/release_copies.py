@@ -34,6 +34,13 @@ class ReleaseCopies:
         if self.known is not None:
             self.known[f"{name}.zip"] = digest
 
+    def remove_unplanned(self) -> None:
+        """Remove copies of what no planned release is called. Raises OSError, Unreachable."""
+        for name in self.names():
+            if f"{name}.zip" not in self._rounds:
+                files.remove(self.folder / f"{name}.zip")
+        self.known = None
+
     def names(self) -> list[str]:
         """Names of the values of which there are copies."""
         stored = files.listing(self.folder)

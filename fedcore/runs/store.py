@@ -499,6 +499,11 @@ class Run:
         """Keep a copy of a published value."""
         self._releases.keep(name, array)
 
+    def remove_unplanned_releases(self) -> None:
+        """Remove what lies beside the copies of published values and is none of them. Raises RunError."""
+        with writing("releases"):
+            self._releases.remove_unplanned()
+
     def keep_start(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Keep a copy of what the run starts from."""
         self._start = write_values(self.path / START_FILE, arrays)

@@ -286,7 +286,7 @@ def _session(spec: RunSpec, run: Run, account: Account | None, backend: Backend)
 
 
 def _restore_releases(spec: RunSpec, run: Run, publisher: LedgerPublisher) -> None:
-    """The run's copies of its published values may be lost or changed; the ledger has the values."""
+    """The run's copies of its published values may be lost or changed, or others beside them; the ledger has them."""
     try:
         run.check_releases()
     except RunError:
@@ -294,6 +294,7 @@ def _restore_releases(spec: RunSpec, run: Run, publisher: LedgerPublisher) -> No
             value = publisher.published(planned) if planned.round <= run.round else None
             if value is not None:
                 run.keep_release(planned.name, value)
+        run.remove_unplanned_releases()
         run.check_releases()
 
 

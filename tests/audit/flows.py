@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from fedcore.methods.registry import METHODS
-from tests.audit.commands import COUNTS, DESCRIBED, RAW, TIMES
+from tests.audit.commands import COUNTS, DESCRIBED, RAW, SIZES, TIMES
 from tests.audit.neighbours import HISTOGRAMS, SHORT_GMM, World, build_world, in_world
 from tests.audit.observing import Declared, rows_in_order, tables, watched
 
@@ -46,6 +46,8 @@ PREFECT = (
     Declared(
         "prefect artifact*", r"\| \d+ \| \d+ \| \d+ \| \d+ \| (yes|no) \|", "clients and blocks of a version: " + COUNTS
     ),
+    Declared("prefect artifact*", r"\| (heldout_)?(clients|tokens|rows|entries|blocks) \| \d+ \|", COUNTS),
+    Declared("prefect artifact*", r"\| bytes \| \d+ \|", SIZES),
     Declared("*", r"127\.0\.0\.1:\d+", "the port of the server of this world"),
 )
 
