@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcore.errors import BudgetExceeded, BudgetMissing, ConfigError, RunBusy, RunError, WorkerFailed
+from fedcore.errors import BudgetExceeded, BudgetMissing, ConfigError, LeaseLost, RunBusy, RunError, WorkerFailed
 from fedcore.methods.histograms import Histograms
 from fedcore.methods.registry import make_method
 from fedcore.population.store import Population
@@ -24,6 +24,7 @@ from fedcore.rounds.method import PublicFacts
 from fedcore.rounds.statistics import values
 from fedcore.runs.store import Run, load_run
 from fedcore.storage import files
+from fedcore.training import session as sessions
 from fedcore.training.budget import ledger_name, ledger_of, plan_within_budget
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import abandon, concluding, resume, start_run
@@ -484,3 +485,26 @@ def test_a_first_head_that_was_written_although_the_disk_said_no_is_taken_back(t
     with pytest.raises(RunError, match="head.json"):
         begin(population, tmp_path, settings={"epsilon": 1.0, **SMALL}, run_id="r")
     assert ledger.balance(population.id).rho_reserved == 0 and not (tmp_path / "runs" / "r").exists()
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_who_wakes_up_after_another_process_went_on_with_its_run_takes_nothing_back(tmp_path, monkeypatch, ended):
+    """The locks of a folder may not reach the other host; the ledger's leases do."""
+    population, ledger = private_population(tmp_path / "p", small_counts(40), epsilon=8.0)
+    reserve = sessions._reserve
+
+    def overtaken(*arguments):
+        monkeypatch.setattr(sessions, "_reserve", reserve)
+        other = resume(tmp_path / "runs" / "r", InProcessBackend())
+        to_end(other) if ended else interrupted(other, 1)
+        reserve(*arguments)
+
+    with monkeypatch.context() as locks:
+        locks.setattr(Run, "lock", lambda run, take_over=False: False)
+        monkeypatch.setattr(sessions, "_reserve", overtaken)
+        with pytest.raises(LeaseLost, match="another process has gone on"):
+            begin(population, tmp_path, settings={"epsilon": 1.0, **SMALL}, run_id="r")
+    if not ended:
+        to_end(resume(tmp_path / "runs" / "r", InProcessBackend()))
+    assert load_run(tmp_path / "runs" / "r").head["status"] == "finished"
+    assert ledger.run_status("r") == "finished" and len(Run.open(tmp_path / "runs" / "r").releases()) == RELEASES

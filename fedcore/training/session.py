@@ -259,14 +259,19 @@ def _may_be_reserved(ledger: Ledger, run_id: str) -> bool:
 
 
 def _undo(spec: RunSpec, run: Run, account: Account) -> None:
-    """Take a new run back. If the ledger cannot take the reservation back now, the run stays, and can be abandoned."""
+    """Take a new run back. If the ledger cannot take the reservation back now, the run stays, and can be abandoned.
+    It is not taken back from another process that had it meanwhile.
+    """
+    if account.lease.token > 1:
+        account.release()
+        return
     try:
         account.ledger.finish(account.lease, "abandoned")
     except (LedgerError, LeaseLost):
         return
     with suppress(PopulationError, LedgerError):  # an older record stays there, which the ledger contains as well
         remember_head(spec.population, account.ledger)
-    run.remove(ours=True)  # whoever had gone on with it would have the lease
+    run.remove(ours=True)  # whoever had gone on with it would have had the lease
 
 
 def _session(spec: RunSpec, run: Run, account: Account | None, backend: Backend) -> Session:
