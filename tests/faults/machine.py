@@ -24,7 +24,7 @@ from weakref import WeakSet
 
 import zarr
 
-from fedcore.population import arrays
+from fedcore.population import arrays, slots
 from fedcore.rounds import clients
 from fedcore.rounds.caches import BLOCKS, MEMORIES
 from fedcore.storage import objects as object_storage
@@ -103,7 +103,8 @@ class Process:
         self.pid, self.fault = pid, fault
         self.points: list[Point] = []
         self.reads: list[Point] = []
-        self.dead = self.full = self.struck = False
+        self.dead = self.full = False
+        self.struck: Point | None = None  # where it met the fault
         self.files: WeakSet = WeakSet()
         self.descriptors: set[int] = set()
         self.gate: Callable[[Point], None] | None = None  # called before each point, by the thread that reached it
@@ -211,7 +212,7 @@ class Machine:
                     self.bucket.deliver(len(process.points))
                 fault = process.fault
                 if fault is not None and not process.struck and (fault.number, fault.reads) == (point.number, reads):
-                    process.struck = True
+                    process.struck = point
                     return self._strike(process, fault.kind, part_of, act, half)
                 if process.full and kind in FULL:
                     raise failure(part_of, errno.ENOSPC)
@@ -273,6 +274,7 @@ def forget() -> None:
     for cache in (BLOCKS, MEMORIES, clients._populations, remote_lock._own_tokens):
         cache.clear()
     arrays._open.cache_clear()
+    slots._digests.cache_clear()
     object_storage._store.cache_clear()
 
 

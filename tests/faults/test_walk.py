@@ -150,6 +150,15 @@ def test_a_dead_process_changes_nothing_more(machine):
     assert not list(machine.root.iterdir())
 
 
+def test_a_process_knows_nothing_of_those_before_it(tmp_path):
+    """Its calls are theirs; what is kept in memory is not there for it."""
+    with Walk("append", tmp_path / "walk").on() as walking:
+        walking.restore()
+        with walking.machine.process() as process:
+            walking.command.run(walking.place)
+    assert process.reads == walking.reads and process.points == walking.points
+
+
 def test_who_goes_past_the_points_is_noticed(machine):
     with machine.process():
         machine.disk.real["io.open"](machine.root / "a", "w").close()

@@ -154,7 +154,7 @@ class Walk:
         said, doing = "", "the command"
         try:
             self.restore()
-            outcome, said = self._overtaken(fault) if fault.kind == OVERTAKEN else self._disturbed(fault)
+            outcome, said = self._overtaken(fault) if fault.kind == OVERTAKEN else self._disturbed(point, fault)
             self.walked.outcomes[outcome] += 1
             doing = "what it left"
             self.place.look()
@@ -170,21 +170,20 @@ class Walk:
             text = f"{type(error).__name__}: {error} [{Path(where.filename).name}:{where.lineno}]"
             self.walked.wrong.append(f"{point}, {fault.kind}: {doing}: {text}{f' (after {said})' if said else ''}")
 
-    def _disturbed(self, fault: Fault) -> tuple[str, str]:
+    def _disturbed(self, point: Point, fault: Fault) -> tuple[str, str]:
+        said = ""
         with self.machine.process(fault) as process:
             try:
                 self.command.run(self.place)
             except Killed:
-                return "died", ""
+                assert process.dead
             except FedcoreError as error:
-                if process.struck:
-                    return "told", f"{type(error).__name__}: {error}"
-                raise
-        if process.dead:
-            return "died", ""
-        if not process.struck:
-            raise AssertionError("the point was not reached")
-        return "unnoticed", ""
+                if not process.struck:
+                    raise
+                said = f"{type(error).__name__}: {error}"
+        if process.struck != point:
+            raise AssertionError(f"{process.struck or 'no point'} was met instead")
+        return ("died" if process.dead else "told" if said else "unnoticed"), said
 
     def _overtaken(self, fault: Fault) -> tuple[str, str]:
         """The process hangs at the point; another one goes on with the run to its end; then the first one wakes up.
