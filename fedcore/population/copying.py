@@ -76,7 +76,7 @@ def copy_population(
             _put(target, name, _group(store, name))
         _copy_witness(store, target)
         _commit(target, made)
-        _remove(target / MARKER)
+        _unmark(target, made)
     return Copied(here, made.population_id, made.version, len(made.blocks), kept, size)
 
 
@@ -137,6 +137,17 @@ def _mark(target: layout.Place, made: Manifest) -> None:
     except FileExistsError:
         if layout.read_beside(target, MARKER) != content:
             raise PopulationError(f"Another population is being copied to {target}.", "Name another place.") from None
+
+
+def _unmark(target: layout.Place, made: Manifest) -> None:
+    try:
+        _remove(target / MARKER)
+    except PopulationError as error:
+        raise PopulationError(
+            f"Version {made.version} was copied to {target}, and it is whole; only {MARKER}, which marks a copy that "
+            "is not finished, could not be removed.",
+            "Run the same command again.",
+        ) from error
 
 
 def _is_there(target: layout.Place, entry: BlockEntry) -> bool:
@@ -250,16 +261,18 @@ def _seen(witness: bytes) -> int | None:
 
 def _commit(target: layout.Place, made: Manifest) -> None:
     """Writes the manifest, unless the same is there already."""
+    file = layout.version_file(target, made.version)
+    if not layout.is_remote(target):
+        with layout.named_os_errors(target):
+            files.make_folder(target / layout.VERSIONS, layout.is_closed(target))
+            files.flush(target)
     try:
-        _create(layout.version_file(target, made.version), manifests.encode(made))
+        _create(file, manifests.encode(made))
     except FileExistsError:
         if manifests.load(target, made.version) != made:
             raise PopulationError(
                 f"Another process was first to make version {made.version} of {target}.", "Name another place."
             ) from None
-    if not layout.is_remote(target):
-        with layout.named_os_errors(target):
-            files.flush(target)
 
 
 # --- one file, at either kind of place -------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fedcore.errors import ConfigError, PopulationError
@@ -148,28 +148,61 @@ def is_occupied(path: Path) -> bool:
     return any(entry.name != LOCK and not PARTIAL.fullmatch(entry.name) for entry in path.iterdir())
 
 
+class MayBeThere(OSError):
+    """A file that the disk refused to make durable, and to take back: nobody knows whether it will be there."""
+
+
 def create_exclusively(file: Path, data: bytes) -> None:
-    """Makes `file` with this content, whole and durable, or raises FileExistsError and leaves it as it was."""
+    """Makes `file` with this content, whole and durable, or raises FileExistsError and leaves it as it was.
+
+    The name of its folder is not flushed, if it is new. After any other error than MayBeThere the file is not there.
+    """
     private = is_closed(file.parent) or is_closed(file.parent.parent)
     make_folder(file.parent, private)
     partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
+    made: os.stat_result | None = None
     try:
         with opened(partial, private=private) as handle:
+            made = os.fstat(handle.fileno())
             handle.write(data)
             handle.flush()
             os.fsync(handle.fileno())
-        try:
-            os.link(partial, file)
-        except OSError as error:
-            if error.errno not in NO_LINKS:
-                raise
-            # A file system without hard links: the writer lock makes test-then-rename safe.
-            if file.exists():
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(file)) from error
-            os.rename(partial, file)
+        _name(partial, file)
+        flush(file.parent)
+    except BaseException as error:
+        if made is not None and _is(file, made):
+            _take_back(file, error)
+        raise
     finally:
-        partial.unlink(missing_ok=True)
-    flush(file.parent)
+        with suppress(OSError):  # the next writer sweeps it
+            partial.unlink(missing_ok=True)
+
+
+def _name(partial: Path, file: Path) -> None:
+    try:
+        os.link(partial, file)
+    except OSError as error:
+        if _is(file, partial.stat()):  # done by a request whose answer was lost
+            return
+        if error.errno not in NO_LINKS:
+            raise
+        # A file system without hard links: the writer lock makes test-then-rename safe.
+        if file.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(file)) from error
+        os.rename(partial, file)
+
+
+def _is(file: Path, made: os.stat_result) -> bool:
+    return file.exists() and os.path.samestat(file.stat(), made)
+
+
+def _take_back(file: Path, error: BaseException) -> None:
+    """Removes a file that this process has just made. Raises MayBeThere."""
+    try:
+        file.unlink()
+        flush(file.parent)
+    except OSError as again:
+        raise MayBeThere(again.errno, again.strerror, str(file)) from error
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -207,9 +240,18 @@ def writer_lock(path: Path) -> Iterator[None]:
 
 @contextmanager
 def named_os_errors(path: Place) -> Iterator[None]:
-    """Turns a full disk, or any other OSError met while writing, into a PopulationError. Nothing became visible."""
+    """Turns a full disk, or any other OSError met while writing, into a PopulationError. Nothing became visible, except
+    by a file that could not be taken back.
+    """
     try:
         yield
+    except MayBeThere as error:
+        raise PopulationError(
+            f"{error.filename} was written, but it could neither be made durable nor be taken back: {error.strerror}. "
+            "It may or may not be there.",
+            "Check the disk. Then see by `fedcore population describe` whether the version is there; run the same "
+            "command again only if it is not.",
+        ) from error
     except OSError as error:
         if error.errno in FULL:
             raise PopulationError(

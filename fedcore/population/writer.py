@@ -364,18 +364,25 @@ class PopulationWriter:
         return Vocabulary(sha256=sha256, size=len(self.tokens))
 
     def _store_manifest(self, made: Manifest) -> None:
+        file = layout.version_file(self.path, made.version)
+        files.make_folder(file.parent, layout.is_closed(self.path))
         for name in (layout.ROOT, f"{layout.BLOCKS}/{layout.ROOT}"):
             files.flush(self.path / name)
         files.flush(self.path)
-        file = layout.version_file(self.path, made.version)
+        written, self._made = self._made, []  # what a manifest names, or may name, does not disappear
         try:
             layout.create_exclusively(file, manifests.encode(made))
+        except layout.MayBeThere:
+            raise
         except FileExistsError as error:
+            self._made = written
             raise PopulationError(
                 f"Another writer was first to make version {made.version} of {self.path}.",
                 "Run the same command again.",
             ) from error
-        files.flush(self.path)
+        except BaseException:
+            self._made = written
+            raise
 
     def _refuse_duplicates(self) -> None:
         hashes = np.concatenate(self._hashes)

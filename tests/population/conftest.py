@@ -1,3 +1,7 @@
+import errno
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -53,3 +57,25 @@ def rows_population(tmp_path):
     with PopulationWriter(tmp_path / "p", "rows", 3, clients_per_leaf=4, clients_per_block=4) as writer:
         writer.write(names(0, 10), some_rows(10))
         return writer.commit()
+
+
+@pytest.fixture
+def refuse(monkeypatch):
+    """Makes a system call about a path fail, the next so many times; done: after it has worked all the same."""
+
+    def refuse(name: str, path: Path, times: int = 1, done: bool = False) -> None:
+        real, left = getattr(os, name), [times]
+
+        def call(*arguments, **options):
+            about = arguments[-1] if name == "link" else arguments[0]
+            about = os.readlink(f"/proc/self/fd/{about}") if isinstance(about, int) else os.fspath(about)
+            if about != str(path) or not left[0]:
+                return real(*arguments, **options)
+            left[0] -= 1
+            if done:
+                real(*arguments, **options)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        monkeypatch.setattr(os, name, call)
+
+    return refuse

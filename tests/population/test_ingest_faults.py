@@ -7,6 +7,7 @@ import pytest
 import scipy.sparse as sp
 
 from fedcore.errors import IngestError, PopulationError, PopulationNotFound
+from fedcore.population import layout
 from fedcore.population.ingest.ingest import ingest
 
 from .contents import counts_of, rows_of, write_csv
@@ -365,3 +366,14 @@ def test_append_keeps_the_vocabulary(tmp_path):
     np.savez(tmp_path / "m.npz", **parts)
     with pytest.raises(IngestError):
         ingest(tmp_path / "m.npz", tmp_path / "p", append=True)
+
+
+@pytest.mark.parametrize("append", [False, True])
+def test_a_disk_that_takes_no_folder_to_sort_in(tmp_path, refuse, append):
+    write_csv(tmp_path / "a.csv", LONG, GOOD)
+    if append:
+        ingest(tmp_path / "a.csv", tmp_path / "p", features=3)
+    refuse("mkdir", tmp_path / "p" / layout.SPILL)
+    with pytest.raises(PopulationError, match="Input/output error"):
+        ingest(tmp_path / "a.csv", tmp_path / "p", features=3, append=append)
+    assert ingest(tmp_path / "a.csv", tmp_path / "p", features=3, append=append).verify().ok

@@ -63,6 +63,25 @@ def test_an_interrupted_copy_is_not_visible_and_goes_on(counts_population, memor
     assert layout.read_beside(layout.place(where), copying.MARKER) is None
 
 
+def test_a_copy_whose_name_was_not_flushed_is_not_visible(counts_population, tmp_path, refuse):
+    refuse("fsync", tmp_path / "q" / layout.VERSIONS)
+    with pytest.raises(PopulationError, match="nothing of this version is visible"):
+        copy_population(counts_population.path, tmp_path / "q")
+    with pytest.raises(PopulationNotFound):
+        Population.open(tmp_path / "q")
+    assert copy_population(counts_population.path, tmp_path / "q").kept == 3
+    assert Population.open(tmp_path / "q").verify().ok
+
+
+def test_a_copy_that_is_whole_says_so(counts_population, tmp_path, refuse):
+    refuse("unlink", tmp_path / "q" / copying.MARKER)
+    with pytest.raises(PopulationError, match="Version 1 was copied .* whole"):
+        copy_population(counts_population.path, tmp_path / "q")
+    assert Population.open(tmp_path / "q").verify().ok
+    assert copy_population(counts_population.path, tmp_path / "q").kept == 3
+    assert not (tmp_path / "q" / copying.MARKER).exists()
+
+
 def test_a_failure_while_writing_is_not_visible(counts_population, memory, monkeypatch):
     calls = []
 

@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -155,6 +156,70 @@ def test_a_full_disk(tmp_path, monkeypatch, where):
             monkeypatch.setattr(os, "link", full)
         writer.commit()
     assert "Free some space" in caught.value.remedy and not path.exists()
+
+
+def one_client_more(parent: Population) -> Population:
+    with PopulationWriter.extending(parent) as writer:
+        for entry in parent.blocks[:-1]:
+            writer.keep(entry)
+        writer.write(names(16, 8), some_counts(8))
+        return writer.commit()
+
+
+def one_client(path: Path) -> Population:
+    with PopulationWriter(path, "counts", 7) as writer:
+        writer.write(names(0, 1), some_counts(1))
+        return writer.commit()
+
+
+@pytest.fixture(params=["new", "extended"])
+def way(request, tmp_path, counts_population):
+    """(path, what writes the next version there)"""
+    if request.param == "extended":
+        return counts_population.path, lambda: one_client_more(counts_population)
+    return tmp_path / "new", lambda: one_client(tmp_path / "new")
+
+
+def test_a_version_whose_name_was_not_flushed_is_taken_back(way, refuse):
+    """With its blocks: a name that stayed would be that of nothing."""
+    path, write = way
+    known = layout.versions(path)
+    refuse("fsync", path / layout.VERSIONS)
+    with pytest.raises(PopulationError, match="Input/output error; nothing of this version is visible"):
+        write()
+    assert layout.versions(path) == known and all(Population.open(path, one).verify().ok for one in known)
+    assert write().verify().ok
+
+
+@pytest.mark.parametrize("calls", [("fsync",), ("fsync", "unlink")])
+def test_a_version_that_cannot_be_taken_back_keeps_its_blocks(way, refuse, calls):
+    """Its name is there still, or will be after the next loss of power."""
+    path, write = way
+    version = layout.version_file(path, len(layout.versions(path)) + 1)
+    if "unlink" in calls:
+        refuse("unlink", version)
+    refuse("fsync", path / layout.VERSIONS, times=2)
+    with pytest.raises(PopulationError, match="may or may not be there") as caught:
+        write()
+    assert "population describe" in caught.value.remedy
+    assert version.exists() == ("unlink" in calls)
+    if version.exists():
+        assert Population.open(path).verify().ok
+    assert len(list((path / layout.BLOCKS).glob(f"v{version.stem}-*"))) == 1
+
+
+def test_a_version_is_there_whatever_happens_to_its_other_name(way, refuse):
+    path, write = way
+    version = layout.version_file(path, len(layout.versions(path)) + 1)
+    refuse("unlink", version.with_name(f".{version.name}.{os.getpid()}.partial"))
+    assert write().verify().ok
+
+
+def test_a_name_that_was_given_although_the_disk_said_no(way, refuse):
+    """As a server of files does whose answer was lost."""
+    path, write = way
+    refuse("link", layout.version_file(path, len(layout.versions(path)) + 1), done=True)
+    assert write().verify().ok
 
 
 def test_a_failed_write_is_never_committed(tmp_path, monkeypatch):

@@ -143,7 +143,7 @@ def ingest(
         if nominal_clients is not None:
             changes["nominal_clients"] = nominal_clients
         writer = PopulationWriter.extending(parent, **changes)
-    with writer, _spill_folder(path) as folder, layout.named_os_errors(path):
+    with writer, layout.named_os_errors(path), _spill_folder(path) as folder:
         if parent is not None:
             appending.append(writer, parent, opened, account, folder, memory)
         elif opened.keyed:
