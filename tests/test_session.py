@@ -508,3 +508,19 @@ def test_who_wakes_up_after_another_process_went_on_with_its_run_takes_nothing_b
         to_end(resume(tmp_path / "runs" / "r", InProcessBackend()))
     assert load_run(tmp_path / "runs" / "r").head["status"] == "finished"
     assert ledger.run_status("r") == "finished" and len(Run.open(tmp_path / "runs" / "r").releases()) == RELEASES
+
+
+def test_a_new_run_that_another_process_has_already_is_left_to_it(tmp_path, monkeypatch):
+    """It has made nothing yet but reserved: without the folder nobody could give that up."""
+    population, ledger = private_population(tmp_path / "p", small_counts(40), epsilon=8.0)
+    reserve = sessions._reserve
+
+    def overtaken(*arguments):
+        reserve(*arguments)
+        ledger.acquire("r")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sessions, "_reserve", overtaken)
+        with pytest.raises(RunBusy, match="working on run 'r'"):
+            begin(population, tmp_path, settings={"epsilon": 1.0, **SMALL}, run_id="r")
+    assert to_end(resume(tmp_path / "runs" / "r", InProcessBackend(), take_over=True)).status == "finished"

@@ -247,8 +247,8 @@ def check_bound(ledger: Ledger, population: Population, run: Run) -> None:
 
 
 def _was_refused(error: BaseException) -> bool:
-    """Whether nothing was reserved for sure: the plan was refused, or another process holds a run of this name."""
-    return isinstance(error, FedcoreError) and not isinstance(error, LedgerError)
+    """Whether nothing was reserved for this run for sure, and no other process has it in the ledger."""
+    return isinstance(error, FedcoreError) and not isinstance(error, (LedgerError, RunBusy))
 
 
 def _may_be_reserved(ledger: Ledger, run_id: str) -> bool:
