@@ -162,20 +162,21 @@ def create_exclusively(file: Path, data: bytes) -> None:
     partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
     made: os.stat_result | None = None
     try:
-        with opened(partial, private=private) as handle:
-            made = os.fstat(handle.fileno())
-            handle.write(data)
-            handle.flush()
-            os.fsync(handle.fileno())
-        _name(partial, file)
+        try:
+            with opened(partial, private=private) as handle:
+                made = os.fstat(handle.fileno())
+                handle.write(data)
+                handle.flush()
+                os.fsync(handle.fileno())
+            _name(partial, file)
+        finally:
+            with suppress(OSError):  # the next writer sweeps it
+                partial.unlink(missing_ok=True)
         flush(file.parent)
     except BaseException as error:
         if made is not None and _is(file, made):
             _take_back(file, error)
         raise
-    finally:
-        with suppress(OSError):  # the next writer sweeps it
-            partial.unlink(missing_ok=True)
 
 
 def _name(partial: Path, file: Path) -> None:

@@ -40,7 +40,7 @@ CLIENTS, NEW_CLIENTS, LEAF = 8, 5, 4
 ROUNDS = 2
 URL = "s3://bucket"
 HOLDERS = (f"/{HOLDER}", "/.operations.json")  # a lock that nobody gives back is outlived; it is in nobody's way
-MANIFESTS = r"population/versions/\..*\.partial"
+PARTIALS = r"population/(versions|vocabularies)/\..*\.partial"
 NEXT = "run-next"  # another name, where the first one cannot be used again; it is compared as "run"
 DEPLOYMENT = "nightly"
 
@@ -425,8 +425,8 @@ COMMANDS: dict[str, Command] = {
         "resume private",
         Command(interrupted, Workplace.resume, Workplace.finish, private=True, goes_on=Workplace.take_over),
     ),
-    "ingest": Command(sources, Workplace.ingest, ingest_again, writes_data=True, swept_later=MANIFESTS),
-    "append": Command(grown, append, append_again, writes_data=True, swept_later=MANIFESTS),
+    "ingest": Command(sources, Workplace.ingest, ingest_again, writes_data=True, swept_later=PARTIALS),
+    "append": Command(grown, append, append_again, writes_data=True, swept_later=PARTIALS),
     **in_both("copy", Command(populated, copy, copy, writes_data=True)),
     **in_both("personalise", Command(two_runs, personalise, personalise_again)),
     **in_both("promote", Command(two_runs, promote, promote)),
