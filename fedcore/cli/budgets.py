@@ -26,7 +26,7 @@ def budget_set(
     epsilon: Epsilon,
     delta: Delta,
     delta_extra: Annotated[
-        float | None, typer.Option(help="Part of delta kept for thresholding steps (10 % by default).")
+        float | None, typer.Option(help="Part of delta kept for thresholding steps (none by default).")
     ] = None,
     relation: Annotated[
         str,

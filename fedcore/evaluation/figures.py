@@ -72,14 +72,14 @@ def rounds_figure(metrics: Sequence[Mapping], names: Sequence[str], title: str, 
 def budget_figure(
     plan: Sequence[Mapping], published: Set[str], rho_max: float | None, rho_spent_before: float = 0.0
 ) -> bytes:
-    """What is spent of the budget after each release of the run, in rho (zCDP).
+    """What is spent of the budget after each release of the run, in rho.
 
     plan: releases in order, with "name", "round" and "rho" (`PlannedRelease.to_json`); published: names of those that
     were paid for. rho_max: the budget of the population; None leaves the limit out. rho_spent_before: by other runs.
     """
     figure, axes = _figure()
     axes.set_title("Privacy budget over the run's releases", **_title())
-    axes.set_ylabel("ρ spent (zCDP)", **_text())
+    axes.set_ylabel("ρ spent", **_text())
     if not plan:
         return _nothing(figure, axes, "nothing is released")
     paid = [item["rho"] for item in plan if item["name"] in published]

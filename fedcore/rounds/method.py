@@ -48,7 +48,7 @@ class PublicFacts:
     kind, features, clients_per_leaf: from the manifest; the schema is public
     nominal_clients: the size that the owner declared; None if nobody declared one
     clients:  the exact number of clients; always None for a private run
-    rho:      zCDP budget of this run without its spares; None for a non-private run
+    rho:      budget of this run without its spares; None for a non-private run
     seed:     names the streams of simulation randomness (never of noise that protects people)
     relation: neighbouring relation of the population's budget: "add_or_remove_one" or "replace_one"
     warm_start: public arrays by name that the run starts from (released earlier, or declared public), or None

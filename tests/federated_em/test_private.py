@@ -64,7 +64,7 @@ def test_the_plan_knows_config_and_public_facts_only():
 @pytest.mark.parametrize(
     "changes, match",
     [
-        (dict(rho=None), "needs a zCDP budget"),
+        (dict(rho=None), "needs a privacy budget"),
         (dict(nominal_clients=None), "nominal number"),
         (dict(warm_start=None), "needs parameters"),
         (dict(warm_start={"weights": np.ones(2) / 2}), "means"),

@@ -45,7 +45,7 @@ def plan(config: FederatedEMConfig, public: PublicFacts) -> list[PlannedRelease]
     """T releases of equal price whose prices, rounded up, sum to at most public.rho."""
     if public.rho is None or not public.rho > 0:
         raise ConfigError(
-            "a private federated EM run needs a zCDP budget.",
+            "a private federated EM run needs a privacy budget.",
             "Set a budget for the population, or choose another algorithm.",
         )
     _nominal(config, public)

@@ -12,7 +12,7 @@ are more:
     second_moment   products of whitened histograms -> the tokens to cluster on (`second_moment.py`)
     norms_t         clients within and beyond the clip, beside clusters_t -> the clip of the next round
 
-Each release costs 1 / (2 sigma**2) of zCDP for *all* its cells, because a client is in one cell (argument in
+Each release costs 1 / (2 sigma**2) for *all* its cells, because a client is in one cell (argument in
 `docs/privacy/histograms.md`). There is no count and no second pass: a histogram sums to 1, so the sum of a released
 cell is its noised number of clients. Everything the server decides (metric, dead cells, merging, shrinkage, tokens,
 clip) depends on released values alone; the number of rounds is fixed beforehand.

@@ -62,7 +62,7 @@ def size_rules(
 ) -> Sizes:
     """The sizes of a private run. Pure; every size except p grows (never falls) with nominal_clients and with rho.
 
-    rho: zCDP budget of the run. clusters: K; None: 1 to 10, as many as keep an SNR of about 2.
+    rho: budget of the run. clusters: K; None: 1 to 10, as many as keep an SNR of about 2.
 
     Where the SNR is small there are fewer rounds, then fewer clusters; where it is large, more cells to merge from.
     What the thresholds give on the preset is in `docs/privacy/histograms.md`.
@@ -143,7 +143,7 @@ def _sizes_of_warm_start(config: HistogramsConfig, chosen: Sizes, centres: int) 
 def _rho(public: PublicFacts) -> float:
     if public.rho is None or not public.rho > 0:
         raise ConfigError(
-            "a private histograms run needs a zCDP budget.",
+            "a private histograms run needs a privacy budget.",
             'Set a budget for the population, or choose algorithm = "algorithm2".',
         )
     return public.rho

@@ -164,7 +164,7 @@ def plan(config: PrivateGMMConfig, public: PublicFacts) -> list[PlannedRelease]:
     has no argument for.
     """
     if public.rho is None or not public.rho > 0:
-        raise ConfigError("a private_gmm run needs a zCDP budget.", "Set a budget for the population.")
+        raise ConfigError("a private_gmm run needs a privacy budget.", "Set a budget for the population.")
     if public.unit not in sensitivities.UNITS:
         raise ConfigError(f"a private_gmm run knows no unit {public.unit!r}.")
     passes, rho = passes_of(config, public.features, public.relation), public.rho
