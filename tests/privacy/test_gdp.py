@@ -1,7 +1,9 @@
 """Conversions between mu and (epsilon, delta), against mpmath; the float formulas that one would write must fail."""
 
 import math
+import re
 from fractions import Fraction
+from pathlib import Path
 
 import mpmath
 import pytest
@@ -9,6 +11,7 @@ import scipy.special
 
 from fedcore.errors import ConfigError
 from fedcore.privacy import gdp
+from fedcore.privacy.accounting import make_budget
 
 EPSILONS = (1e-6, 1e-3, 0.01, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 50.0)
 DELTAS = (1e-12, 1e-10, 1e-8, 1e-6, 1e-5, 1e-3, 0.1, 0.5)
@@ -78,3 +81,17 @@ def test_bad_values_are_refused(epsilon, delta):
         gdp.mu_max(epsilon, delta)
     with pytest.raises(ConfigError):
         gdp.epsilon_of(Fraction(-1), 0.5)
+
+
+def test_the_table_of_gains_is_that_of_the_library():
+    page = (Path(__file__).parents[2] / "docs" / "privacy" / "gdp.md").read_text()
+    rows = [row for row in re.findall(r"^\| ([0-9.]+) \|(.*)\|$", page, re.MULTILINE) if row[0] != "epsilon"]
+    assert len(rows) == 6
+    for epsilon, cells in rows:
+        for delta, cell in zip((1e-5, 1e-6, 1e-8, 1e-10), cells.split("|"), strict=True):
+            now = make_budget(float(epsilon), delta).rho_max
+            before = make_budget(float(epsilon), delta, currency="zcdp").rho_max
+            assert cell.strip() == f"{now:.5g}, {now / before:.3f}"
+    at_one = [make_budget(1.0, 1e-6, currency=currency).rho_max for currency in ("gdp", "zcdp")]
+    for releases, times in ((8, "1.31"), (1, "2.32")):
+        assert f"{at_one[0] / at_one[1] * (releases + 1) / releases:.2f}" == times and f"{times} times" in page
