@@ -11,6 +11,7 @@ import numpy as np
 
 SMALL_SCALES = (0.75, 1.0, 3.7, 11.3)
 WIDE_SCALES = tuple(2.0**power for power in (15, 20, 26, 32, 35, 37))
+WIDEST_SCALES = (2.0**39, 1.3 * 2.0**42, 2.0**48)  # where every cell is slow
 EXACT_BITS = 400
 
 
@@ -90,10 +91,10 @@ def check_random_thresholds(module):
 
 
 def check_hidden_bits(module):
-    """Wide noise, small k: what decides lies behind the first word, in bits that are drawn."""
+    """Wide noise, small k: what decides lies behind the first word, in bits that are drawn. Wider noise: any k."""
     random = np.random.default_rng(6)
-    for scale in WIDE_SCALES[3:]:
-        for z in random.uniform(4.9, 8.0, 15):
+    for scale, least in [*((scale, 4.9) for scale in WIDE_SCALES[3:]), *((scale, 0.0) for scale in WIDEST_SCALES)]:
+        for z in random.uniform(least, 8.0, 15):
             j = max(int(z * scale), 1)
             bits = 63 + 64
             exact = threshold(2 * j - 1, Fraction(scale), bits)

@@ -203,9 +203,9 @@ def test_other_dtypes_and_shapes_are_refused(source, values):
 @pytest.mark.parametrize("source", [SecureNoise(), TestNoise("key")])
 def test_what_cannot_be_drawn_is_refused_before_it_is_asked_for_whatever_the_values_are(source, monkeypatch):
     values = np.full(1, 424242)
-    source.ready(planned(2.0**38, shape=(1,)), values)
-    with pytest.raises(SensitivityError, match="'sums'.*wider than 2.75e.11.* coarser grid"):
-        source.ready(planned(np.nextafter(2.0**38, np.inf), shape=(1,)), values)
+    source.ready(planned(2.0**48, shape=(1,)), values)
+    with pytest.raises(SensitivityError, match="'sums'.*wider than 2.81e.14.* coarser grid"):
+        source.ready(planned(np.nextafter(2.0**48, np.inf), shape=(1,)), values)
     with monkeypatch.context() as broken, pytest.raises(PrivacyError, match="random bits"):
         broken.setattr("os.urandom", lambda n: (_ for _ in ()).throw(NotImplementedError()))
         source.ready(planned(5.0, shape=(1,)), values)

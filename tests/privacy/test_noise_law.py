@@ -212,10 +212,10 @@ def test_a_plan_pays_for_the_noise_that_is_drawn_to_the_last_bit(books, sensitiv
 
 
 def test_noise_too_wide_to_be_drawn_is_not_reserved(books):
-    planned = replace(release(), sensitivity=2**30, noise_multiplier=2.0**8)
+    planned = replace(release(), sensitivity=2**32, noise_multiplier=2.0**16)
     books.reserve([planned])
-    with pytest.raises(ConfigError, match="none is drawn above 2.75e.11.* coarser grid"):
-        books.reserve([replace(planned, noise_multiplier=math.nextafter(2.0**8, math.inf))])
+    with pytest.raises(ConfigError, match="none is drawn above 2.81e.14.* coarser grid"):
+        books.reserve([replace(planned, noise_multiplier=math.nextafter(2.0**16, math.inf))])
 
 
 def test_every_price_covers_its_noise():
