@@ -26,8 +26,8 @@ from fedcore.privacy import normal_table
 if TYPE_CHECKING:
     from flint import arb
 
-# From 2**39 on every cell needs the slow path, which is exact for any scale; beyond this the guesses that it begins with
-# become bad. Sums of squares of rows on the grid have noise of such a scale, where little of the budget is theirs.
+# From 2**39 on every cell needs the slow path, which is exact for any scale; beyond this the guesses that it begins
+# with become bad. Sums of squares of rows have noise of such a scale, where little of the budget is theirs.
 LARGEST_SCALE: Final = 2.0**48
 SMALLEST_FAST: Final = 2**normal_table.FIRST_OCTAVE  # of k; the bits of U behind a smaller k matter too much
 ERROR: Final = 2.0**-40 * (1 + 2.0**-20)  # of s z in the fast path, in units of s: hidden bits, table, products
