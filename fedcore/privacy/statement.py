@@ -205,7 +205,7 @@ def statement_of_account(account: Account, run: RunAccount, *, test_ledger: bool
         ]
         if attempts:
             cost = rounded_up(exact_sum(attempt.rho for attempt in attempts))
-            drawn = sorted({attempt.noise or run.noise for attempt in attempts})
+            drawn = sorted({run.law_of(attempt) for attempt in attempts})
             laws.update(drawn)
             releases.append({**planned, "attempts": len(attempts), "rho": cost, "noise": drawn})
     budget, balance = account.required_budget(), account.balance()
