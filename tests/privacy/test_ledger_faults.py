@@ -11,6 +11,7 @@ import pytest
 
 from fedcore.errors import LedgerError, LedgerMissing, LedgerRolledBack, LedgerTampered
 from fedcore.privacy.ledger import database as ledger_database
+from fedcore.privacy.ledger import ledger as ledger_module
 from fedcore.privacy.ledger.chain import ChainHead, link
 from fedcore.privacy.ledger.ledger import create_ledger, open_ledger
 from tests.privacy import processes
@@ -311,6 +312,7 @@ def test_a_full_disk_is_one_clear_message_and_the_charge_can_still_be_published(
     lease = file_books.ledger.acquire(run)
     charge = file_books.ledger.charge(lease, large)
     with monkeypatch.context() as patch:
+        patch.setattr(ledger_module, "PUBLISH_SECONDS", 0.0)
         limit_pages(patch, 40)
         with pytest.raises(LedgerError, match="the disk is full") as caught:
             file_books.ledger.publish(lease, charge, np.zeros(200_000, np.int64))
