@@ -12,6 +12,7 @@ from sqlalchemy.exc import OperationalError
 from fedcore.errors import FedcoreError, LedgerError, RunError
 from fedcore.methods.registry import OWN
 from fedcore.privacy.ledger import database as ledger_database
+from fedcore.privacy.ledger import ledger
 from fedcore.privacy.ledger.chain_writer import ChainWriter
 from fedcore.runs.store import Run, load_run
 from fedcore.training.session import abandon
@@ -149,6 +150,7 @@ def test_a_ledger_that_cannot_grow(place, undisturbed, monkeypatch):
 
     with monkeypatch.context() as full:
         full.setattr(ledger_database.sqlite3, "connect", connect)
+        full.setattr(ledger, "PUBLISH_SECONDS", 0.0)
         with pytest.raises(LedgerError, match="disk is full") as caught:
             to_end(session)
     assert caught.value.remedy
@@ -173,6 +175,7 @@ def test_a_ledger_whose_disk_is_full_inside_a_transaction(place, undisturbed, mo
 
     with monkeypatch.context() as patched:
         patched.setattr(ChainWriter, "append", full)
+        patched.setattr(ledger, "PUBLISH_SECONDS", 0.0)
         with pytest.raises(LedgerError, match="disk is full") as caught:
             to_end(session)
     assert caught.value.remedy
