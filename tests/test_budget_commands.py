@@ -116,6 +116,27 @@ def test_a_ledger_of_schema_1_is_migrated_by_hand_once(tmp_path, monkeypatch):
     assert works("budget", "migrate", "--ledger", url, "--json").json["schema_before"] == 2
 
 
+def test_an_early_budget_is_recounted_once(place):
+    ledger = open_ledger(f"sqlite:///{place.path.parent / 'ledger.sqlite'}")
+    ledger.set_budget(place.id, 4.0, 1e-6, currency="zcdp")
+    recount = ("budget", "recount", "p")
+    said = works(*recount, "--dry-run", "--json").json
+    assert not said["recounted"] and (said["epsilon"], said["delta"]) == (4.0, 1e-6)
+    assert (said["before"]["currency"], said["after"]["currency"]) == ("zcdp", "gdp")
+    assert said["after"]["rho_max"] > 1.12 * said["before"]["rho_max"]
+    assert "Nothing was changed" in works(*recount, "--dry-run").out
+    assert ledger.balance(place.id).budget.currency == "zcdp"
+    done = works(*recount)
+    assert "the one time" in done.out and "gdp" in done.out
+    assert json.loads((place.path / WITNESS).read_text())["seq"] == ledger.head(place.id).seq
+    shown = works("budget", "show", "p", "--json").json
+    assert shown["budget"]["currency"] == "gdp" and shown["rho_left"] == said["after"]["rho_left"]
+    assert shown["history"][-1]["kind"] == "recount"
+    for again in (recount, (*recount, "--dry-run")):
+        refused = fedcore(*again)
+        assert refused.code == 2 and "since it was recounted" in refused.err
+
+
 def test_the_page_of_a_population_says_both(place):
     lose(place)
     page = population_page("p", "runs")

@@ -52,6 +52,7 @@ COMMANDS = [
     ("budget", "public-schema"),
     ("budget", "accept-loss"),
     ("budget", "migrate"),
+    ("budget", "recount"),
     ("serve",),
     ("demo",),
     ("plan",),

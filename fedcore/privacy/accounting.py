@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from typing import Literal
 
 from fedcore.errors import ConfigError
-from fedcore.privacy import gdp, zcdp
+from fedcore.privacy import gdp, recount, zcdp
 
 Currency = Literal["gdp", "zcdp"]
 EXTRA_SHARE = 0.1  # of delta, kept for thresholding steps in zcdp unless the owner says otherwise
@@ -29,7 +29,8 @@ class Budget:
     """What a population may lose in total.
 
     epsilon, delta: as promised. rho_max: what gives epsilon at delta_conv. delta_extra: sum of the deltas of
-    thresholding steps. delta_conv + delta_extra <= delta exactly.
+    thresholding steps. delta_conv + delta_extra <= delta exactly. discrete: of an account that was opened in zcdp and
+    recounted in gdp, the rho that releases with discrete noise may have cost until then (`fedcore.privacy.recount`).
     """
 
     currency: Currency
@@ -38,6 +39,7 @@ class Budget:
     rho_max: float
     delta_conv: float
     delta_extra: float
+    discrete: float = 0.0
 
     def epsilon_of(self, rho: float) -> float:
         """An upper bound on the epsilon that this rho costs, at delta_conv; 0 for 0.
@@ -46,28 +48,32 @@ class Budget:
         """
         if not (rho >= 0 and math.isfinite(rho)):
             raise ConfigError(f"rho must be finite and not negative, not {rho!r}.")
-        if self.currency == "gdp":
-            return gdp.epsilon_of(2 * Fraction(rho), self.delta_conv)
-        return zcdp.epsilon_of(rho, self.delta_conv)
+        if self.currency == "zcdp":
+            return zcdp.epsilon_of(rho, self.delta_conv)
+        if self.discrete:
+            return recount.epsilon_of(rho, self.delta_conv, self.discrete)
+        return gdp.epsilon_of(2 * Fraction(rho), self.delta_conv)
 
     def rho_of(self, epsilon: float) -> float:
         """The largest rho that costs at most this epsilon, at delta_conv. Raises ConfigError for a bad epsilon."""
-        return _rho_of(self.currency, epsilon, self.delta_conv)
+        return _rho_of(self.currency, epsilon, self.delta_conv, self.discrete)
 
     def numbers(self) -> dict[str, float]:
-        """Without the currency, as records of a ledger hold them."""
-        return {name: value for name, value in asdict(self).items() if name != "currency"}
+        """Without the currency, as records of a ledger hold them; without `discrete` where there is none."""
+        values = {name: value for name, value in asdict(self).items() if name != "currency"}
+        return values if self.discrete else {name: values[name] for name in values if name != "discrete"}
 
     def to_json(self) -> dict[str, float | str]:
-        return asdict(self)
+        return {"currency": self.currency, **self.numbers()}
 
 
 def make_budget(
-    epsilon: float, delta: float, delta_extra: float | None = None, *, currency: Currency = "gdp"
+    epsilon: float, delta: float, delta_extra: float | None = None, *, currency: Currency = "gdp", discrete: float = 0.0
 ) -> Budget:
     """Raises ConfigError unless 0 < epsilon < inf, 0 < delta < 1 and 0 <= delta_extra < delta.
 
-    delta_extra: the part of delta kept for thresholding steps; by default none in gdp, 10 % in zcdp.
+    delta_extra: the part of delta kept for thresholding steps; by default none in gdp, 10 % in zcdp. discrete: see
+    `Budget`.
     """
     gdp.check_promise(epsilon, delta)
     if delta_extra is None:
@@ -80,12 +86,20 @@ def make_budget(
     delta_conv = delta - delta_extra
     while Fraction(delta_conv) + Fraction(delta_extra) > Fraction(delta):
         delta_conv = math.nextafter(delta_conv, 0)
-    rho_max = _rho_of(currency, epsilon, delta_conv)
-    return Budget(currency, float(epsilon), float(delta), rho_max, delta_conv, float(delta_extra))
+    rho_max = _rho_of(currency, epsilon, delta_conv, discrete)
+    return Budget(currency, float(epsilon), float(delta), rho_max, delta_conv, float(delta_extra), discrete)
 
 
-def _rho_of(currency: Currency, epsilon: float, delta: float) -> float:
-    return gdp.rho_max(epsilon, delta) if currency == "gdp" else zcdp.rho_of(epsilon, delta)
+def recounted(old: Budget) -> Budget:
+    """A zcdp budget in gdp: epsilon, delta and its parts stay. Raises ConfigError if rho_max is too large for it."""
+    rho_max = _rho_of("gdp", old.epsilon, old.delta_conv, old.rho_max)
+    return replace(old, currency="gdp", rho_max=rho_max, discrete=old.rho_max)
+
+
+def _rho_of(currency: Currency, epsilon: float, delta: float, discrete: float) -> float:
+    if currency == "zcdp":
+        return zcdp.rho_of(epsilon, delta)
+    return recount.rho_max(epsilon, delta, discrete) if discrete else gdp.rho_max(epsilon, delta)
 
 
 # --- exact sums -----------------------------------------------------------------------------------------------------

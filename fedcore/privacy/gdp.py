@@ -38,11 +38,12 @@ def _delta_bounds(mu_squared: Fraction, epsilon: float, bits: int) -> tuple[floa
     if mu_squared == 0:
         return 0.0, 0.0
     with ctx.workprec(bits):
-        ball = _delta(mu_squared, epsilon)
-        return max(_rounded(ball.lower(), up=False), 0.0), min(_rounded(ball.upper(), up=True), 1.0)
+        ball = delta_ball(mu_squared, epsilon)
+        return max(rounded(ball.lower(), up=False), 0.0), min(rounded(ball.upper(), up=True), 1.0)
 
 
-def _delta(mu_squared: Fraction, epsilon: float) -> arb:
+def delta_ball(mu_squared: Fraction, epsilon: float | arb) -> arb:
+    """The same as a ball, at the precision of the caller's context; mu^2 > 0."""
     from flint import arb
 
     mu = (arb(mu_squared.numerator) / mu_squared.denominator).sqrt()
@@ -56,7 +57,7 @@ def _phi(x: arb) -> arb:
     return (-x / arb(2).sqrt()).erfc() / 2
 
 
-def _rounded(exact: arb, *, up: bool) -> float:
+def rounded(exact: arb, *, up: bool) -> float:
     """The float nearest to an exact ball, or the next one where that lies on the wrong side."""
     from flint import arb
 
@@ -67,7 +68,12 @@ def _rounded(exact: arb, *, up: bool) -> float:
 
 def rho_max(epsilon: float, delta: float) -> float:
     """The largest float <= mu^2 / 2 for mu = `mu_max(epsilon, delta)`."""
-    rho = Fraction(mu_max(epsilon, delta)) ** 2 / 2
+    return rho_of_mu(mu_max(epsilon, delta))
+
+
+def rho_of_mu(mu: float) -> float:
+    """The largest float <= mu^2 / 2."""
+    rho = Fraction(mu) ** 2 / 2
     nearest = float(rho)
     return nearest if Fraction(nearest) <= rho else math.nextafter(nearest, 0.0)
 
@@ -79,7 +85,7 @@ def mu_max(epsilon: float, delta: float) -> float:
     Raises ConfigError unless 0 < epsilon < inf and 0 < delta < 1.
     """
     check_promise(epsilon, delta)
-    return _last(lambda mu: delta_bounds(mu, epsilon)[1] <= delta)
+    return last_float(lambda mu: delta_bounds(mu, epsilon)[1] <= delta)
 
 
 def mu_of(rho: float) -> float:
@@ -103,7 +109,7 @@ def epsilon_of(mu_squared: Fraction, delta: float) -> float:
     def too_small(epsilon: float) -> bool:
         return _delta_bounds(mu_squared, epsilon, BITS)[1] > delta
 
-    return math.nextafter(_last(too_small), math.inf) if too_small(0.0) else 0.0
+    return math.nextafter(last_float(too_small), math.inf) if too_small(0.0) else 0.0
 
 
 def check_promise(epsilon: float, delta: float) -> None:
@@ -114,7 +120,7 @@ def check_promise(epsilon: float, delta: float) -> None:
         raise ConfigError(f"delta must lie between 0 and 1, not {delta!r}.", "Choose it far below 1/clients.")
 
 
-def _last(holds: Callable[[float], bool]) -> float:
+def last_float(holds: Callable[[float], bool]) -> float:
     """The largest float from 0 on for which `holds`, which holds at 0 and never again once it has failed.
 
     Positive floats are in the order of their bits, which are halved: no tolerance is needed.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Any, Literal
@@ -74,3 +75,8 @@ class PlannedRelease:
         """With the price. Without `optional` where it is false: plans of before have no word for it."""
         value = {**asdict(self), "shape": list(self.shape), "rho": self.rho}
         return value if self.optional else {name: value[name] for name in value if name != "optional"}
+
+    @classmethod
+    def from_json(cls, item: Mapping[str, Any]) -> PlannedRelease:
+        """Raises KeyError, TypeError, ValueError or ConfigError if `to_json` did not make it."""
+        return cls(**{**{name: value for name, value in item.items() if name != "rho"}, "shape": tuple(item["shape"])})

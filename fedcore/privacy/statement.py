@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedcore.privacy.accounting import exact_sum, rounded_up
 from fedcore.privacy.gdp import mu_of
 from fedcore.privacy.ledger.chain import OPEN, SPENT, Account, Attempt, RunAccount
+from fedcore.privacy.ledger.recounting import charged_with_discrete_noise
 from fedcore.privacy.mechanisms import LABELS, SecureNoise, TestNoise
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class PrivacyStatement:
     """private: whether a promise is made; reason: why not, if not.
 
     unit, relation: what is hidden. epsilon, delta, rho: what the run's charged releases cost, forfeited ones included,
-    at the delta of the population's budget; mu: sqrt(2 rho), if the budget is in Gaussian differential privacy, else
+    at the delta of the population's budget; mu: sqrt(2 rho), if they are in Gaussian differential privacy, else
     None. releases: one entry for each charged release. given_up: the round from which on releases were given up to pay
     for lost ones; None: none was. population: the budget of the population, and what all runs together have spent of
     it. ended: whether the run may still spend more. start: what the run started from, treated as public; empty if from
@@ -115,22 +116,29 @@ class PrivacyStatement:
         several = "Whoever sees what several runs published needs the total of the population"
         promised = f"epsilon = {share['epsilon']:g}, delta = {share['delta']:g} over all runs"
         epsilons = f"(epsilon = {share['epsilon_spent']:.4g})"
+        together = (
+            f"{several}: at most {promised}; spent so far: rho = {share['rho_spent']:.6g} of {share['rho_max']:.6g} "
+            f"{epsilons}."
+        )
         if self.mu is None:
             return [
                 f"Price of this run{so_far}: rho = {self.rho:.6g} of zero-concentrated differential privacy, which is "
                 f"epsilon = {self.epsilon:.4g} at delta = {self.delta:.3g}. {lost}",
-                f"{several}: at most {promised}; spent so far: rho = {share['rho_spent']:.6g} of "
-                f"{share['rho_max']:.6g} {epsilons}.",
+                together,
             ]
         thresholds = ""
         if self.delta != share["delta_conv"]:
             thresholds = ", its thresholding steps included"
+        if not share.get("discrete"):  # else not all runs had noise that is exactly Gaussian
+            together = (
+                f"{several}: at most mu = {mu_of(share['rho_max']):.6g}, which implies {promised}; spent so far: mu = "
+                f"{mu_of(share['rho_spent']):.6g} {epsilons}."
+            )
         return [
             f"Price of this run{so_far}: mu = {self.mu:.6g} of Gaussian differential privacy (rho = mu^2 / 2 = "
             f"{self.rho:.6g}), which implies ({self.epsilon:.4g}, {self.delta:.3g})-differential privacy{thresholds}. "
             f"{lost}",
-            f"{several}: at most mu = {mu_of(share['rho_max']):.6g}, which implies {promised}; spent so far: mu = "
-            f"{mu_of(share['rho_spent']):.6g} {epsilons}.",
+            together,
         ]
 
     def _on_a_word(self) -> str:
@@ -210,16 +218,19 @@ def statement_of_account(account: Account, run: RunAccount, *, test_ledger: bool
             releases.append({**planned, "attempts": len(attempts), "rho": cost, "noise": drawn})
     budget, balance = account.required_budget(), account.balance()
     rho, delta = _price(run.spent(), budget.delta_conv)
-    in_gdp = budget.currency == "gdp"
+    if budget.discrete and charged_with_discrete_noise(run):  # before the account was recounted
+        of_run = replace(budget, currency="zcdp", discrete=0.0)
+    else:
+        of_run = budget
     population = {**budget.to_json(), "rho_spent": balance.rho_spent, "epsilon_spent": balance.epsilon_spent}
     return PrivacyStatement(
         private=True,
         unit=account.unit or "",
         relation=account.relation or "",
-        epsilon=budget.epsilon_of(rho),
+        epsilon=of_run.epsilon_of(rho),
         delta=delta,
         rho=rho,
-        mu=mu_of(rho) if in_gdp else None,
+        mu=mu_of(rho) if of_run.currency == "gdp" else None,
         given_up=run.given_up,
         releases=tuple(releases),
         mechanism="; ".join(LABELS[law] for law in sorted(laws)) or SecureNoise.label,

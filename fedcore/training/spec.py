@@ -6,7 +6,6 @@ second step, `fedcore.training.session`, opens the run. No data are open here, a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -146,7 +145,7 @@ def recorded_spec(
         config, arithmetic, private = info["config"], info["kernel"], info["private"]
         path, version, id = (info["population"][name] for name in ("path", "version", "id"))
         clients_per_leaf = info["population"]["clients_per_leaf"]
-        releases = tuple(PlannedRelease(**_planned(item)) for item in info["plan"])
+        releases = tuple(map(PlannedRelease.from_json, info["plan"]))
         method = make_method(info["method"], config)
         seen = ChainHead(**run.head["ledger_head"]) if "ledger_head" in run.head else None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -190,10 +189,6 @@ def recorded_spec(
         info.get("unit") or "client",
     )
     return RunSpec(method, population, public, releases, ledger, warm_start, info["test_noise"], cache_bytes)
-
-
-def _planned(item: Mapping[str, Any]) -> dict[str, Any]:
-    return {**{name: value for name, value in item.items() if name != "rho"}, "shape": tuple(item["shape"])}
 
 
 def _recorded_warm_start(run: Run) -> WarmStart | None:

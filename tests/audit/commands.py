@@ -169,6 +169,15 @@ COMMANDS: dict[str, Command] = {
         exits=(2,),
     ),
     "budget migrate": Command(lambda w: (("budget", "migrate", JSON),)),
+    "budget recount": Command(
+        lambda w: (
+            ("budget", "recount", w / "early", "--dry-run", JSON),
+            ("budget", "recount", w / "early"),
+            ("budget", "recount", w / "early"),
+            ("budget", "recount", w / "bare", JSON),
+        ),
+        exits=(0, 0, 2, 2),
+    ),
     "budget show": Command(
         lambda w: (
             ("budget", "show", w / "counts", JSON),

@@ -38,6 +38,7 @@ from fedcore.planning import calibration
 from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
+from fedcore.privacy.accounting import Currency
 from fedcore.privacy.ledger.ledger import Ledger, create_ledger, open_ledger
 from fedcore.privacy.mechanisms import SecureNoise, TestNoise
 from fedcore.privacy.plan import ROUNDED
@@ -177,9 +178,9 @@ class World:
         counts = sp.csr_matrix(counts_of(self.name))
         heldout = sp.csr_matrix(counts_of(self.name)[:, ::-1])
         options = {"leaf": 16, "block": 64, "nominal_clients": NOMINAL, "ledger": self._named()}
-        for name, epsilon in (("counts", 20.0), ("bare", None)):
+        for name, epsilon, currency in (("counts", 20.0, "gdp"), ("bare", None, "gdp"), ("early", 4.0, "zcdp")):
             write_counts(self.folder / name, counts, heldout=heldout, **options)
-            self._budget(name, epsilon)
+            self._budget(name, epsilon, currency)
         public = small_counts(40, 7, seed=5)
         write_counts(self.folder / "public", public, heldout=public, public_for_evaluation="made up", leaf=16, block=64)
         clients = [rows_of_client(vector) for vector in counts_of(self.name)]
@@ -203,12 +204,12 @@ class World:
             writer.write([f"c{i}" for i in range(len(clients))], (ptr, np.concatenate(clients)))
             writer.commit(Provenance(sources=("test",)))
 
-    def _budget(self, name: str, epsilon: float | None) -> None:
+    def _budget(self, name: str, epsilon: float | None, currency: Currency = "gdp") -> None:
         made = Population.open(self / name)
         assert self.ledger is not None
         self.ledger.register(made.id)
         if epsilon is not None:
-            self.ledger.set_budget(made.id, epsilon, DELTA, public_schema="made up")
+            self.ledger.set_budget(made.id, epsilon, DELTA, public_schema="made up", currency=currency)
         remember_head(made, self.ledger)
 
     def _sources(self) -> None:

@@ -21,7 +21,6 @@ from fedcore.runs.store import LoadedRun, Run, load_run
 from fedcore.training.budget import public_facts
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import Session, concluding, resume, start_run
-from fedcore.training.spec import _planned
 from tests.faults.driver import PATIENCE, PROCESSES, Kill, train
 
 KILLED = -9
@@ -144,7 +143,7 @@ class Place:
     # --- what must hold -----------------------------------------------------------------------------------------
 
     def plan(self) -> list[PlannedRelease]:
-        return [PlannedRelease(**_planned(item)) for item in Run.open(self.run_path).info["plan"]]
+        return [*map(PlannedRelease.from_json, Run.open(self.run_path).info["plan"])]
 
     def published(self) -> dict[str, bytes]:
         """The values in the ledger, by name."""

@@ -46,7 +46,7 @@ def test_books(tmp_path):
     create_ledger(url, test=True)
     ledger = open_ledger(url)
     ledger.register("people")
-    ledger.set_budget("people", 2.0, 1e-10)
+    ledger.set_budget("people", 2.0, 1e-10, currency="zcdp")  # in which there is discrete noise
     return Books(url, ledger, "people")
 
 

@@ -17,6 +17,7 @@ from fedcore.privacy.ledger.chain import GENESIS, Account, Balance, ChainHead, l
 from fedcore.privacy.ledger.chain_writer import ChainWriter, insert_record
 from fedcore.privacy.ledger.migration import migrate, refuse_unknown_schema
 from fedcore.privacy.ledger.queries import compare_tables, read_chain, recent_chain
+from fedcore.privacy.ledger.recounting import RECOUNT, record_of, recounted_budget
 from fedcore.privacy.ledger.replay import LOSS, replay
 from fedcore.privacy.ledger.rows import RESTORE, decoded_object, find, find_all, refuse_newer
 from fedcore.privacy.plan import Relation, Unit
@@ -173,7 +174,8 @@ class Accounts:
                     "It cannot be set again; fedcore budget raise raises it, and is shown for ever.",
                 )
             terms = {"unit": unit, "relation": relation, "currency": currency, "public_schema": said}
-            writer.set_account(**terms, **budget.numbers())
+            writer.set_account(**terms)
+            writer.set_budget(budget)
             writer.append("budget set", None, {"budget": budget.numbers(), **terms})
 
     def say_public_schema(self, population_id: str, reason: str) -> None:
@@ -203,13 +205,32 @@ class Accounts:
                 f"epsilon = {epsilon:g}, delta = {delta:g} is not a raise.",
                 "A budget is never lowered or renewed; name larger values.",
             )
-        new = make_budget(epsilon, delta, extra, currency=old.currency)
+        new = make_budget(epsilon, delta, extra, currency=old.currency, discrete=old.discrete)
         new = replace(new, rho_max=max(new.rho_max, old.rho_max))  # equal up to the rounding of the root search
         with self._writing(population_id) as writer:
             if self._recent(writer.connection, writer.account).budget != old:
                 raise db.Conflict("another process raised the budget at the same time.", "Look at it, then try again.")
-            writer.set_account(**new.numbers())
+            writer.set_budget(new)
             writer.append("budget raise", None, {"budget": new.numbers(), "before": old.numbers()})
+
+    def recount(self, population_id: str, *, dry_run: bool = False) -> tuple[Balance, Balance]:
+        """Count an account that was opened in zCDP in Gaussian differential privacy from now on: (before, after).
+
+        It promises what it did, and nothing that was spent comes back; rho_max grows. It is done once, and discrete
+        noise is refused afterwards. dry_run: only say what it would be. Raises what `recounted_budget` raises.
+        """
+        if dry_run:
+            with self._reading(population_id) as (connection, row):
+                account = self._whole(connection, row)
+            before, account.budget = account.balance(), recounted_budget(account)
+            return before, account.balance()
+        with self._writing(population_id) as writer:
+            account = self._whole(writer.connection, writer.account)
+            before, old, new = account.balance(), account.required_budget(), recounted_budget(account)
+            writer.set_budget(new)
+            writer.append(RECOUNT, None, record_of(old, new))
+            account.budget = new
+        return before, account.balance()
 
     def balance(self, population_id: str) -> Balance:
         """What of the budget is spent, reserved and left, as the records say from the newest checkpoint on.
@@ -310,9 +331,13 @@ class Accounts:
         Returns the recomputed balance. Raises LedgerTampered naming what does not agree.
         """
         with self._reading(population_id) as (connection, row):
-            account = replay(self.id, population_id, read_chain(connection, population_id))
-            compare_tables(connection, self.id, account, row, schema=self.schema, part=False, arrays=True)
-        return account.balance()
+            return self._whole(connection, row, arrays=True).balance()
+
+    def _whole(self, connection: Connection, row: Row[Any], *, arrays: bool = False) -> Account:
+        """The account from its first record on, compared with the tables. Raises LedgerTampered."""
+        account = replay(self.id, row.population_id, read_chain(connection, row.population_id))
+        compare_tables(connection, self.id, account, row, schema=self.schema, part=False, arrays=arrays)
+        return account
 
     def _recent(self, connection: Connection, row: Row[Any]) -> Account:
         """The account from its newest checkpoint on, compared with the tables. Raises LedgerTampered."""

@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, Table, update
 
 from fedcore.errors import LeaseLost, LedgerTampered
+from fedcore.privacy.accounting import Budget
 from fedcore.privacy.ledger import tables
 from fedcore.privacy.ledger.chain import CHARGED, FORFEITED, PUBLISHED, PURPOSE, RESERVED, RETURNED, Record, link
 from fedcore.privacy.ledger.leases import Lease
@@ -62,6 +63,10 @@ class ChainWriter:
         insert_record(self.connection, self.population_id, record)
         self.seq, self.hash = record.seq, record.hash
         self.set_account(seq=record.seq, hash=record.hash)
+
+    def set_budget(self, budget: Budget) -> None:
+        """Mirror the budget; that it was recounted is known to the chain alone."""
+        self.set_account(**{name: value for name, value in budget.to_json().items() if name != "discrete"})
 
     def set_account(self, **values: Any) -> None:
         mine = tables.accounts.c.population_id == self.population_id

@@ -26,6 +26,7 @@ from fedcore.errors import (
     LedgerError,
     LedgerMissing,
     LedgerTampered,
+    PrivacyError,
     RunBusy,
     RunError,
     SensitivityError,
@@ -51,7 +52,7 @@ from fedcore.privacy.ledger.migration import refuse_unknown_schema
 from fedcore.privacy.ledger.redraws import redraw
 from fedcore.privacy.ledger.reservations import Reservations
 from fedcore.privacy.ledger.rows import RESTORE, decoded, decoded_list, decoded_object, find
-from fedcore.privacy.plan import ROUNDED, Law, PlannedRelease
+from fedcore.privacy.plan import DISCRETE, ROUNDED, Law, PlannedRelease
 from fedcore.storage.process import Holder, this_process
 
 __all__ = ["Balance", "ChainHead", "Charge", "Lease", "Ledger", "create_ledger", "default_ledger_url", "open_ledger"]
@@ -215,6 +216,11 @@ class Ledger(Reservations):
             else:
                 attempt = last.attempt + 1
             noise: Law = ROUNDED if run.secure else run.noise
+            if noise == DISCRETE and writer.account.currency != "zcdp":
+                raise PrivacyError(
+                    f"run {run_id!r} has reserved discrete noise, which has no price in Gaussian differential privacy.",
+                    "Start a new run, which has rounded noise.",
+                )
             writer.append(
                 "charge",
                 run_id,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from fedcore.errors import LedgerTampered
@@ -26,8 +27,9 @@ from fedcore.privacy.ledger.chain import (
     canonical,
 )
 from fedcore.privacy.ledger.checkpoint import UnknownState, account_at, known_currency, state_of
+from fedcore.privacy.ledger.recounting import RECOUNT
 from fedcore.privacy.ledger.rows import newer
-from fedcore.privacy.plan import LAWS, ROUNDED, Law
+from fedcore.privacy.plan import DISCRETE, LAWS, ROUNDED, Law
 
 CHECKPOINT, LOSS = "checkpoint", "accept loss"
 STOP = "Restore the ledger from a backup and find out what was done to it; nothing more is released until then."
@@ -59,6 +61,17 @@ def _raise_budget(account: Account, run_id: str, payload: dict[str, Any]) -> Non
     new = _budget(old.currency, payload["budget"])
     if new.rho_max < old.rho_max or new.delta_extra < old.delta_extra:
         raise ValueError("a lowered budget")
+    if new.discrete != old.discrete:
+        raise ValueError("a raise that forgets the discrete noise of before")
+    account.budget = new
+
+
+def _recount(account: Account, run_id: str, payload: dict[str, Any]) -> None:
+    old, new = account.budget, _budget(payload["currency"], payload["budget"])
+    if old is None or (old.currency, new.currency) != ("zcdp", "gdp") or account.open_runs():
+        raise ValueError("a recount of no budget, of a recounted one, or below open runs")
+    if new.rho_max < old.rho_max or new != replace(old, currency="gdp", rho_max=new.rho_max, discrete=old.rho_max):
+        raise ValueError("another promise")
     account.budget = new
 
 
@@ -119,6 +132,8 @@ def _charge(account: Account, run_id: str, payload: dict[str, Any]) -> None:
     if run.given_up is not None and payload["round"] >= run.given_up:
         raise ValueError("a charge in a round that was given up")
     noise = _other_law(run, payload)
+    if (noise or run.noise) == DISCRETE and account.currency != "zcdp":
+        raise ValueError("discrete noise in an account of Gaussian differential privacy")
     if payload["attempt"] == 0 or key in run.attempts:
         _move(run, key, RESERVED, CHARGED)
         run.attempts[key].noise = noise
@@ -223,6 +238,7 @@ APPLY: dict[str, Callable[[Account, str, dict[str, Any]], None]] = {
     "register": _register,
     "budget set": _set_budget,
     "budget raise": _raise_budget,
+    RECOUNT: _recount,
     "public schema": _public_schema,
     LOSS: _accept_loss,
     CHECKPOINT: _checkpoint,

@@ -57,6 +57,7 @@ RESERVE, REPLAY = "fedcore/privacy/ledger/reservations.py", "fedcore/privacy/led
 WITNESS, CHECKPOINT = "fedcore/training/witness.py", "fedcore/privacy/ledger/checkpoint.py"
 MANIFEST, WRITE = "fedcore/population/manifest.py", "fedcore/population/writer.py"
 QUERIES, BUDGET, ENGINE = "fedcore/privacy/ledger/queries.py", "fedcore/training/budget.py", "fedcore/rounds/engine.py"
+RECOUNT, RECOUNTING = "fedcore/privacy/recount.py", "fedcore/privacy/ledger/recounting.py"
 HISTOGRAMS, EM, GMM = "fedcore/methods/histograms", "fedcore/methods/federated_em", "fedcore/methods/private_gmm"
 
 OF_NOISE, OF_ACCOUNTING = "tests/privacy/test_mechanisms.py", "tests/privacy/test_accounting.py"
@@ -65,6 +66,7 @@ OF_ACCOUNTS, OF_RUNS = "tests/privacy/test_ledger.py", "tests/privacy/test_ledge
 OF_FAULTS, OF_STATEMENT = "tests/privacy/test_ledger_faults.py", "tests/privacy/test_statement.py"
 OF_CHECKPOINTS, OF_WITNESSES = "tests/privacy/test_ledger_checkpoints.py", "tests/privacy/test_witness.py"
 OF_MANIFESTS = "tests/population/test_digests.py"
+OF_LOSSES, OF_RECOUNT = "tests/privacy/test_recount.py", "tests/privacy/test_ledger_recount.py"
 OF_CLIENTS, OF_ORDER = "tests/audit/test_sensitivity.py", "tests/privacy/test_order.py"
 
 MUTANTS: list[Mutant] = [
@@ -694,7 +696,7 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "chain: tables and chain are not compared: the budget",
         QUERIES,
-        'check(budget_of(row) == account.budget, "the budget is")',
+        'check(budget_of(row) == mirrored, "the budget is")',
         "pass",
         f"{OF_FAULTS}::test_an_edited_ledger_is_refused",
     ),
@@ -916,8 +918,8 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "statement: epsilon at another delta",
         STATEMENT,
-        "epsilon=epsilon_of(rho, budget.delta_conv),",
-        "epsilon=epsilon_of(rho, budget.delta * 10),",
+        "epsilon=of_run.epsilon_of(rho),",
+        "epsilon=replace(of_run, delta_conv=10 * budget.delta).epsilon_of(rho),",
         f"{OF_STATEMENT}::test_a_run_claims_what_its_own_charges_cost_forfeited_ones_included",
     ),
     _mutant(
@@ -940,5 +942,142 @@ MUTANTS: list[Mutant] = [
         "    if test_ledger:\n",
         "    if False:\n",
         f"{OF_STATEMENT}::test_test_noise_and_test_ledgers_promise_nothing",
+    ),
+    # --- recounting --------------------------------------------------------------------------------------------------
+    _mutant(
+        "recount: the first inequality with a larger constant",
+        RECOUNT,
+        "step = 1 / (24 * squared)",
+        "step = 1 / (25 * squared)",
+        f"{OF_LOSSES}::test_both_inequalities_in_every_cell_and_that_they_are_tight",
+    ),
+    _mutant(
+        "recount: noise is as long as its mean",
+        RECOUNT,
+        " + (2 * tail).sqrt()",
+        "",
+        f"{OF_LOSSES}::test_noise_is_seldom_longer_than_the_second_inequality_allows",
+    ),
+    _mutant(
+        "recount: one inequality for both",
+        RECOUNT,
+        "arb(epsilon) - first - second",
+        "arb(epsilon) - first",
+        f"{OF_LOSSES}::test_the_largest_rho_and_back",
+    ),
+    _mutant(
+        "recount: delta without its factor",
+        RECOUNT,
+        "needed = first.exp() * (",
+        "needed = (",
+        f"{OF_LOSSES}::test_the_largest_rho_and_back",
+    ),
+    _mutant(
+        "recount: caps of small arrays",
+        RECOUNT,
+        "losses(LARGEST_ARRAY,",
+        "losses(LARGEST_ARRAY // 16,",
+        f"{OF_LOSSES}::test_no_history_within_the_limits_loses_more_than_the_caps",
+    ),
+    _mutant(
+        "recount: a release beyond the caps is let through",
+        RECOUNTING,
+        "recount.check_release(planned)",
+        "pass",
+        f"{OF_RECOUNT}::test_charged_noise_beyond_the_caps_stops_it",
+    ),
+    _mutant(
+        "recount: thresholds are let through",
+        RECOUNT,
+        "    if planned.delta:\n",
+        "    if False:\n",
+        f"{OF_RECOUNT}::test_thresholds_argued_for_discrete_noise_stop_it",
+    ),
+    _mutant(
+        "recount: the plain conversion",
+        ACCOUNTING,
+        "return recount.rho_max(epsilon, delta, discrete) if discrete else gdp.rho_max(epsilon, delta)",
+        "return gdp.rho_max(epsilon, delta)",
+        f"{OF_RECOUNT}::test_a_raise_counts_with_the_same_caps",
+    ),
+    _mutant(
+        "recount: epsilon by the plain conversion",
+        ACCOUNTING,
+        "        if self.discrete:\n",
+        "        if False:\n",
+        f"{OF_RECOUNT}::test_a_raise_counts_with_the_same_caps",
+    ),
+    _mutant(
+        "recount: a raise forgets the caps",
+        ACCOUNTS,
+        "currency=old.currency, discrete=old.discrete)",
+        "currency=old.currency)",
+        f"{OF_RECOUNT}::test_a_raise_counts_with_the_same_caps",
+    ),
+    _mutant(
+        "recount: below open runs",
+        RECOUNTING,
+        "if names := account.open_runs():",
+        "if (names := account.open_runs()) and False:",
+        f"{OF_RECOUNT}::test_open_runs_come_first",
+    ),
+    _mutant(
+        "recount: twice", RECOUNTING, 'if old.currency != "zcdp":', "if False:", f"{OF_RECOUNT}::test_it_is_done_once"
+    ),
+    _mutant(
+        "recount: to a smaller budget",
+        RECOUNTING,
+        "if new.rho_max < old.rho_max:",
+        "if False:",
+        f"{OF_RECOUNT}::test_a_budget_that_would_lose_is_kept",
+    ),
+    _mutant(
+        "replay: a raise may forget the caps",
+        REPLAY,
+        "if new.discrete != old.discrete:",
+        "if False:",
+        f"{OF_RECOUNT}::test_a_raise_that_forgets_the_caps_is_refused_by_replay",
+    ),
+    _mutant(
+        "replay: a recount below open runs",
+        REPLAY,
+        ' != ("zcdp", "gdp") or account.open_runs():',
+        ' != ("zcdp", "gdp"):',
+        f"{OF_RECOUNT}::test_a_recount_below_open_runs_is_refused_by_replay",
+    ),
+    _mutant(
+        "replay: a recount to another promise",
+        REPLAY,
+        "or new != replace(old,",
+        "or False and new != replace(old,",
+        f"{OF_RECOUNT}::test_records_that_promise_something_else_are_refused",
+    ),
+    _mutant(
+        "replay: a second recount",
+        REPLAY,
+        'or (old.currency, new.currency) != ("zcdp", "gdp")',
+        'or new.currency != "gdp"',
+        f"{OF_RECOUNT}::test_a_second_recount_is_refused_by_replay",
+    ),
+    _mutant(
+        "recount: discrete noise goes on",
+        LEDGER,
+        'if noise == DISCRETE and writer.account.currency != "zcdp":',
+        "if False:",
+        f"{OF_RECOUNT}::test_discrete_noise_is_refused_afterwards",
+    ),
+    _mutant(
+        "recount: rounded noise is in the way",
+        RECOUNTING,
+        "and run.law_of(attempt) == DISCRETE",
+        "and run.noise == DISCRETE",
+        f"{OF_RECOUNT}::test_rounded_noise_is_never_in_the_way",
+    ),
+    _mutant(
+        "replay: discrete noise in Gaussian differential privacy",
+        REPLAY,
+        'if (noise or run.noise) == DISCRETE and account.currency != "zcdp":',
+        "if False:",
+        f"{OF_RECOUNT}::test_a_charge_of_discrete_noise_is_refused_by_replay",
     ),
 ]
