@@ -32,12 +32,22 @@ RELEASES = tuple(
         "argument": "docs/privacy/histograms.md",
         "composition": "one cell per client",
         "rho": 0.08 * r,
+        "noise": ["rounded gaussian 1"],
     }
     for r in (1, 2, 3)
 )
 BUDGET = {"epsilon": 15.0, "delta": 1e-9, "rho_max": 2.03, "rho_spent": 0.9, "epsilon_spent": 9.5}
 STATEMENT = PrivacyStatement(
-    True, "", "client", "add_or_remove_one", 5.25, 1e-10, 0.48, RELEASES, "exact noise", BUDGET
+    True,
+    "",
+    "client",
+    "add_or_remove_one",
+    5.25,
+    1e-10,
+    0.48,
+    releases=RELEASES,
+    mechanism="exact noise",
+    population=BUDGET,
 ).to_json()
 
 

@@ -52,11 +52,14 @@ def template(folder: Path, test: bool, clients_per_block: int = 64) -> Path:
 
 @dataclass(frozen=True)
 class Place:
-    """folder: everything of this test. mode: "plain", "test noise" or "secure"."""
+    """folder: everything of this test. mode: "plain", "test noise" or "secure". whole: whether the run takes all that
+    is left of the budget.
+    """
 
     folder: Path
     mode: str
     spares: int = 1
+    whole: bool = False
 
     @classmethod
     def copy(cls, source: Path, folder: Path, mode: str) -> "Place":
@@ -83,6 +86,7 @@ class Place:
 
     def request(self) -> dict:
         settings = SETTINGS[self.mode] | ({"spare_releases": self.spares} if self.private else {})
+        settings |= {"epsilon": None} if self.whole else {}
         return {
             "method": "histograms",
             "population": str(self.folder / "population"),
@@ -165,14 +169,17 @@ class Place:
         assert all(record["rho"] == prices[record["name"]] for record in charges)
         assert balance.rho_spent == rounded_up(exact_sum(record["rho"] for record in charges))
         assert balance.rho_reserved == 0 and balance.delta_reserved == 0
-        assert balance.rho_left <= balance.budget.rho_max - balance.rho_spent
+        spent = exact_sum(record["rho"] for record in charges)
+        assert Fraction(balance.rho_left) <= Fraction(balance.budget.rho_max) - spent
         assert Fraction(balance.rho_spent) <= Fraction(balance.budget.rho_max)
         assert balance.releases.get("forfeited", 0) == forfeited
         assert balance.releases.get("charged", 0) == balance.releases.get("reserved", 0) == 0
         assert set(publications.values()) <= {1}
         assert len(charges) == balance.releases.get("published", 0) + forfeited
         if status == "finished":
-            assert set(publications) == set(prices)
+            given_up = [record["round"] for record in history if record["kind"] == "give up"]
+            made = {planned.name for planned in self.plan() if planned.round < min(given_up, default=planned.round + 1)}
+            assert set(publications) == made
         copies = Run.open(self.run_path).releases()
         assert {name: value.tobytes() for name, value in copies.items()} == self.published()
 

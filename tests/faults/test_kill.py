@@ -125,8 +125,9 @@ def test_a_reservation_is_never_lost(place, kill):
 @pytest.mark.parametrize(
     "point", [Kill("charge", "after", 3), Kill("draw", "after", 3), Kill("publish", "before", 3)], ids=str
 )
-def test_two_kills_at_the_same_release_exhaust_one_spare(place, point):
-    here = place("secure")
+def test_two_kills_at_the_same_release_exhaust_a_run_of_the_whole_budget(place, point):
+    """The last round pays for one of them."""
+    here = replace(place("secure"), spares=0, whole=True)
     here.kill_at(point)
     here.kill_at(point, resuming=True)
     before = here.published()
@@ -150,9 +151,29 @@ def test_two_kills_are_paid_by_two_spares(place):
     here.check_state_follows_from_releases()
 
 
+@pytest.mark.slow
+def test_a_kill_is_paid_by_the_last_round_of_a_run_of_the_whole_budget(place):
+    here = replace(place("secure"), spares=0, whole=True)
+    here.kill_at(Kill("draw", "after", 3))
+    here.finish()
+    assert load_run(here.run_path).head["round"] == PRIVATE_ROUNDS - 1
+    here.check_ledger(forfeited=1)
+    here.check_state_follows_from_releases()
+
+
+@pytest.mark.slow
+def test_what_no_run_has_reserved_pays_beyond_the_spares(place):
+    here = place("secure")
+    here.kill_at(Kill("charge", "after", 3))
+    here.kill_at(Kill("publish", "before", 3), resuming=True)
+    here.finish()
+    here.check_ledger(forfeited=2)
+    here.check_state_follows_from_releases()
+
+
 def test_a_kill_while_the_exhausted_run_is_closed(place):
     """Between the ledger's end of the run and the run's own: resuming ends it the same way."""
-    here = place("secure")
+    here = replace(place("secure"), spares=0, whole=True)
     here.kill_at(Kill("charge", "after", 3))
     here.kill_at(Kill("charge", "after", 3), resuming=True)
     here.kill_at(Kill("settle", "after"), resuming=True)
