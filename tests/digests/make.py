@@ -33,6 +33,7 @@ import platform
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -128,6 +129,8 @@ def _start(case: Case, population: Population, folder: Path) -> Path:
     earlier = CASES[case.given]
     if _private(earlier) and not _private(case):
         population = _population(folder / "earlier", POPULATIONS[earlier.population](), earlier)
+    elif _private(earlier):  # both are charged to one budget
+        earlier = replace(earlier, settings={**earlier.settings, "epsilon": EPSILON / 2})
     return Path(_run(earlier, population, folder, "earlier").path)
 
 
