@@ -31,12 +31,12 @@ ACCEPT = "If it cannot be restored, go on with a recorded loss: fedcore budget a
 
 
 def check_witnesses(population: Population, ledger: Ledger) -> None:
-    """Raises LedgerRolledBack if the ledger lacks what the population or the anchor saw, or if the population's witness
-    is gone; LedgerError if the anchor cannot be reached.
+    """Raises LedgerRolledBack if the ledger lacks what the population or the anchor saw, or if one of these records is
+    gone; LedgerError if the anchor cannot be reached.
     """
     if complaint := missing_witness(population, ledger):
         raise LedgerRolledBack(complaint, f"Restore it from a backup of the population. {ACCEPT} {population.path}")
-    for head, who in ((_witness(population), ""), (_anchored(population.id), " by the anchor")):
+    for head, who in ((_witness(population), ""), (_anchored(population), " by the anchor")):
         if head is not None:
             _check(population.id, ledger, {who: head})
 
@@ -69,7 +69,15 @@ def remember_head(population: Population, ledger: Ledger) -> None:
 
     Raises PopulationError if it cannot be written, LedgerError if the anchor cannot.
     """
-    content = json_bytes(ledger.head(population.id).to_json())
+    head = ledger.head(population.id).to_json()
+    anchor = _anchor(population.id)
+    if anchor is not None:  # before the population says that there is a record there
+        try:
+            files.write_whole(anchor, json_bytes(head))
+        except (OSError, FedcoreError) as error:
+            raise _unreachable(anchor, "written", error) from error
+    anchored = {"anchored": True} if anchor is not None or _says_anchored(population) else {}
+    content = json_bytes({**head, **anchored})
     try:
         layout.write_beside(population.path, WITNESS, content)
     except OSError as error:
@@ -78,12 +86,6 @@ def remember_head(population: Population, ledger: Ledger) -> None:
             "A private run keeps there what it saw of the ledger. Free some space or give permission to write; then "
             "try again, or resume.",
         ) from error
-    anchor = _anchor(population.id)
-    if anchor is not None:
-        try:
-            files.write_whole(anchor, content)
-        except (OSError, FedcoreError) as error:
-            raise _unreachable(anchor, "written", error) from error
 
 
 def accept_loss(population: Population, ledger: Ledger, reason: str, runs: str | Place) -> list[ChainHead]:
@@ -94,10 +96,10 @@ def accept_loss(population: Population, ledger: Ledger, reason: str, runs: str |
     """
     ledger.register(population.id)  # it may have gone back to a time before that
     missing, remembered = False, [head for _, head in _run_heads(runs, population.id)]
-    for look in (lambda: _witness(population), lambda: _anchored(population.id)):
+    for look in (lambda: _witness(population), lambda: _anchored(population)):
         try:
             head = look()
-        except LedgerRolledBack:  # it is damaged
+        except LedgerRolledBack:  # it is damaged or gone
             missing = True
         else:
             remembered += [] if head is None else [head]
@@ -165,14 +167,29 @@ def _anchor(population_id: str) -> Place | None:
     return folder / f"{population_id}.json"
 
 
-def _anchored(population_id: str) -> ChainHead | None:
-    anchor = _anchor(population_id)
+def _says_anchored(population: Population) -> bool:
+    """Whether the population's witness says that an anchor has a record of it."""
+    try:
+        content = json.loads(layout.read_beside(population.path, WITNESS) or b"{}")
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and content.get("anchored") is True
+
+
+def _anchored(population: Population) -> ChainHead | None:
+    anchor = _anchor(population.id)
     if anchor is None:
         return None
     try:
         return _head_in(files.read_bytes(anchor), f"the anchor {anchor}")
-    except FileNotFoundError:  # the first time
-        return None
+    except FileNotFoundError:
+        if not _says_anchored(population):  # the first time
+            return None
+        raise LedgerRolledBack(
+            f"the anchor has no record of population {population.path.name!r} at {anchor}, and one was written: "
+            "another folder, or one that is not mounted, stands in its place.",
+            f"Mount it, or restore the record. {ACCEPT}",
+        ) from None
     except LedgerRolledBack:
         raise
     except (OSError, FedcoreError) as error:
@@ -198,8 +215,8 @@ def _head_in(content: bytes, what: str) -> ChainHead:
 
 def _head_of(value: Any) -> ChainHead | None:
     """The head in JSON; None if it is none."""
-    if not isinstance(value, dict) or value.keys() != {"ledger_id", "seq", "hash"}:
+    if not isinstance(value, dict) or value.keys() - {"anchored"} != {"ledger_id", "seq", "hash"}:
         return None
-    head = ChainHead(**value)
+    head = ChainHead(value["ledger_id"], value["seq"], value["hash"])
     right = isinstance(head.ledger_id, str) and isinstance(head.hash, str) and type(head.seq) is int
     return head if right and 0 <= head.seq < 2**53 else None

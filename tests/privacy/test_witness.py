@@ -303,7 +303,8 @@ def test_an_anchor_notices_what_was_put_back_everywhere_else(place, anchor):
     settled(place)
     shutil.copy(place / "p" / WITNESS, place / "witness")
     to_end(start(place))
-    assert (anchor / f"{population(place).id}.json").read_bytes() == (place / "p" / WITNESS).read_bytes()
+    kept, beside = (json.loads(path.read_bytes()) for path in (recorded(place, anchor), place / "p" / WITNESS))
+    assert beside == {**kept, "anchored": True}
     put_back(place)
     shutil.copy(place / "witness", place / "p" / WITNESS)
     shutil.rmtree(place / "runs")
@@ -311,6 +312,27 @@ def test_an_anchor_notices_what_was_put_back_everywhere_else(place, anchor):
         start(place)
     accept_loss(population(place), _opened(place), "burnt", place / "runs")
     to_end(start(place))
+
+
+def recorded(place, anchor):
+    return anchor / f"{population(place).id}.json"
+
+
+def test_an_empty_folder_in_place_of_the_anchor_is_not_the_first_time(place, anchor):
+    """A mount point whose file system is not mounted is an empty folder."""
+    settled(place)
+    shutil.copy(place / "p" / WITNESS, place / "witness")
+    to_end(start(place))
+    before = recorded(place, anchor).read_bytes()
+    recorded(place, anchor).unlink()
+    with pytest.raises(LedgerRolledBack, match="the anchor has no record of population 'p'"):
+        start(place, "again")
+    recorded(place, anchor).write_bytes(before)
+    to_end(start(place, "again"))
+    recorded(place, anchor).unlink()
+    accept_loss(population(place), _opened(place), "the disk of the anchor burnt", place / "runs")
+    to_end(start(place, "more"))
+    assert recorded(place, anchor).exists()
 
 
 def test_an_anchor_that_cannot_be_reached_stops_a_start_before_anything_is_charged(place, anchor):
