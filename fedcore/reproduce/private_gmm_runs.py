@@ -1,7 +1,7 @@
 """What the cells of `fedcore reproduce private-gmm` compute: the private learner on simulated and on real rows.
 
-The learner runs in memory (`fedcore.reproduce.private_gmm_in_memory`), with records as units, delta = 1e-6 of which the
-usual tenth is kept for thresholds, and pseudo-random noise of the same law: privacy: none.
+The learner runs in memory (`fedcore.reproduce.private_gmm_in_memory`), with records as units, delta = 1e-6, and
+pseudo-random noise of the same law: privacy: none.
 """
 
 from __future__ import annotations
