@@ -18,6 +18,7 @@ from pathlib import Path
 
 import fedcore.evaluation.report
 import fedcore.operations.series
+import fedcore.privacy.ledger.ledger
 import fedcore.rounds.clients
 import fedcore.rounds.engine
 import fedcore.runs.store
@@ -156,15 +157,18 @@ def train(
     not_root: bool = False,
     commit_seconds: float = 0.0,
     conclude: bool = False,
+    publish_seconds: float = 1.0,
 ) -> None:
     """A whole run: from its start if `request` is one, else resumed at that path. Writes how it ended to `outcome`.
 
     workers: of a local Dask cluster; 0: in this process. wait_at, until: see `pause`; None: before it begins.
     locks: False on a file system whose locks do not reach the other host. not_root: file permissions are heeded.
     commit_seconds: as `fedcore.rounds.engine.COMMIT_SECONDS`; 0: every round is committed. conclude: as the command
-    line does it: with a report, and what becomes of a run of a deployment.
+    line does it: with a report, and what becomes of a run of a deployment. publish_seconds: as
+    `fedcore.privacy.ledger.ledger.PUBLISH_SECONDS`; short, since most ledgers of these tests do not come back.
     """
     fedcore.rounds.engine.COMMIT_SECONDS = commit_seconds
+    fedcore.privacy.ledger.ledger.PUBLISH_SECONDS = publish_seconds
     os.environ["FEDCORE_LEDGER"] = ledger
     hooks = {wait_at: lambda: pause(until)} if wait_at else {}
     count_steps(tally, kill, hooks)

@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+import time
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -339,6 +340,23 @@ def test_a_ledger_that_is_damaged_while_the_run_goes_on(place, undisturbed, poin
     here.finish()
     assert same_result(load_run(here.run_path), undisturbed["test noise"])
     here.check_ledger(forfeited=forfeited)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", [garble, remove], ids=name_of)
+def test_a_ledger_that_comes_back_finds_the_value_that_waits(place, undisturbed, damage):
+    here = place("test noise")
+    on, path = here.folder / "on", here.folder / "ledger.sqlite"
+    child = here.launch(wait_at=Kill("publish", "before", 4), until=on, publish_seconds=60.0)
+    soon(lambda: on.with_suffix(".here").exists())
+    good = path.read_bytes()
+    damage(path)
+    on.touch()
+    time.sleep(1.0)
+    restore(path, good)
+    assert here.wait(child)["error"] is None
+    assert same_result(load_run(here.run_path), undisturbed["test noise"])
+    here.check_ledger(forfeited=0)
 
 
 @pytest.mark.slow
