@@ -101,6 +101,19 @@ def test_a_private_run_publishes_each_planned_release_once(tmp_path):
     assert publisher.released == ["mean-1", "mean-2", "mean-3"]
 
 
+class Spent(Recorder):
+    """Cannot pay for the second round any more."""
+
+    def release(self, planned, grid_values):
+        return None if planned.round == 2 else super().release(planned, grid_values)
+
+
+def test_a_run_ends_before_the_round_that_was_given_up(tmp_path):
+    training = begin(tmp_path, Toy(ToyConfig(private=True)), publisher=Spent())
+    assert to_end(training).step == 1 == training.run.round
+    assert list(training.run.releases()) == ["mean-1"]
+
+
 class Greedy(Toy):
     def release_values(self, message, statistics):
         return super().release_values(message, statistics) | {"extra": np.zeros(3, np.int64)}

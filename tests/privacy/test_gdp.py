@@ -67,6 +67,13 @@ def test_bounds_enclose_delta_and_are_one_float_wide():
     assert gdp.delta_bounds(0.0, 1.0) == (0.0, 0.0)
 
 
+def test_a_mu_that_is_shown_is_the_smallest_float_above():
+    for number in range(1, 300):
+        rho = number / 7
+        mu = gdp.mu_of(rho)
+        assert Fraction(math.nextafter(mu, 0.0)) ** 2 < 2 * Fraction(rho) <= Fraction(mu) ** 2
+
+
 def test_epsilon_of_nothing_and_of_what_delta_covers_is_zero():
     assert gdp.epsilon_of(Fraction(0), 1e-6) == 0.0
     assert gdp.epsilon_of(Fraction(1e-16), 0.1) == 0.0

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedcore.errors import BudgetExceeded, LeaseLost, LedgerTampered
+from fedcore.errors import BudgetExceeded, LeaseLost, LedgerError, LedgerTampered
 from fedcore.methods.registry import make_method
 from fedcore.privacy.accounting import make_budget
 from fedcore.privacy.ledger.chain import GENESIS, canonical, digest, link
@@ -70,6 +70,27 @@ def test_a_release_is_charged_before_its_noise_is_drawn_and_leaves_after_it_is_p
     left = publisher.release(release(), np.zeros(3, np.int64))
     assert watched.steps == ["ready", "charge", "draw", "publish"]
     assert left.tolist() == [1001, 1001, 1001], "what the ledger says holds, and nothing else"
+
+
+def test_what_was_given_up_is_not_drawn(monkeypatch):
+    watched = Watched()
+    monkeypatch.setattr(watched, "charge", lambda lease, planned: None)
+    publisher = LedgerPublisher(watched, None, SimpleNamespace(id="run"), None, watched)
+    assert publisher.release(release(), np.zeros(3, np.int64)) is None
+    assert watched.steps == ["ready"]
+
+
+def test_a_release_that_cannot_be_published_is_drawn_once(monkeypatch):
+    def full(lease, charge, noised):
+        watched.steps.append("publish")
+        raise LedgerError("the disk is full.")
+
+    watched = Watched()
+    monkeypatch.setattr(watched, "publish", full)
+    publisher = LedgerPublisher(watched, None, SimpleNamespace(id="run"), None, watched)
+    with pytest.raises(LedgerError):
+        publisher.release(release(), np.zeros(3, np.int64))
+    assert watched.steps == ["ready", "charge", "draw", "publish"]
 
 
 def test_nothing_is_published_that_was_not_charged(books):
@@ -195,6 +216,7 @@ def extended(planned: PlannedRelease, attempt: int = 1, **other):
 
 
 LOST = [charged(release()), forfeited(release())]
+ENDED = ("finish", "run", {"status": "finished"})
 OPTIONAL = replace(release(2), optional=True)
 ACQUIRED = ("acquire", "run", {"token": 1, "take_over": False})
 
@@ -215,6 +237,8 @@ def test_a_chain_of_this_form_is_accepted():
     steps = [SET, reserved(release(), OPTIONAL), ACQUIRED, *LOST, ("give up", "run", {"round": 2})]
     account = replay("ledger", "people", chain_of(*steps, extended(release()), charged(release(), 1)))
     assert account.runs["run"].given_up == 2 and float(account.totals()[0]) == 2 * release().rho
+    steps = [SET, reserved(release(), OPTIONAL), ACQUIRED, charged(OPTIONAL), ("give up", "run", {"round": 2})]
+    assert float(replay("ledger", "people", chain_of(*steps)).totals()[0]) == OPTIONAL.rho
 
 
 @pytest.mark.parametrize(
@@ -233,6 +257,19 @@ def test_a_chain_of_this_form_is_accepted():
         ([SET, reserved(release()), ACQUIRED, charged(release()), extended(release())], "an extension without need"),
         ([SET, reserved(release(), spares=1), ACQUIRED, *LOST, extended(release())], "an extension without need"),
         ([SET, reserved(release()), ACQUIRED, *LOST, extended(release(), 2)], "cannot follow"),
+        ([SET, reserved(release()), ACQUIRED, *LOST, ENDED, extended(release())], "an extension without need"),
+        (
+            [
+                SET,
+                reserved(release()),
+                ACQUIRED,
+                *LOST,
+                extended(release()),
+                charged(release(), 1),
+                extended(release()),
+            ],
+            "an extension without need",
+        ),
         (
             [
                 SET,
@@ -249,11 +286,21 @@ def test_a_chain_of_this_form_is_accepted():
             [SET, reserved(release(), OPTIONAL), ACQUIRED, ("give up", "run", {"round": 2}), charged(OPTIONAL)],
             "a round that was given up",
         ),
-        ([SET, reserved(release(), OPTIONAL), *[("give up", "run", {"round": 2})] * 2], "given up before"),
         (
-            [SET, reserved(release()), ACQUIRED, ("finish", "run", {"status": "finished"}), charged(release())],
-            "a charge to a closed run",
+            [
+                SET,
+                reserved(release(), OPTIONAL, spares=1),
+                ACQUIRED,
+                charged(OPTIONAL),
+                forfeited(OPTIONAL),
+                ("give up", "run", {"round": 2}),
+                charged(OPTIONAL, 1),
+            ],
+            "a round that was given up",
         ),
+        ([SET, reserved(release(), OPTIONAL), *[("give up", "run", {"round": 2})] * 2], "given up before"),
+        ([SET, reserved(release(), OPTIONAL), ENDED, ("give up", "run", {"round": 2})], "a run that has ended"),
+        ([SET, reserved(release()), ACQUIRED, ENDED, charged(release())], "a charge to a closed run"),
     ],
 )
 def test_records_that_cannot_be_are_refused(steps, why):

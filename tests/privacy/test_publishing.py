@@ -1,5 +1,6 @@
 """The value of a paid release is kept and stored, whatever the database does meanwhile; no draw goes unpaid."""
 
+import itertools
 import logging
 import multiprocessing
 
@@ -122,6 +123,24 @@ def test_what_is_wrong_in_the_ledger_is_not_tried_again(books, monkeypatch):
     with pytest.raises(LedgerTampered):
         books.ledger.publish(lease, charge, VALUE)
     assert tries == [1]
+
+
+@pytest.mark.parametrize(
+    ("of_database", "error"), [(True, LedgerError), (False, LedgerError), (False, LedgerTampered), (False, LeaseLost)]
+)
+def test_only_failures_of_the_database_are_tried_again(monkeypatch, of_database, error):
+    clock, tries, failure = itertools.count(), [], error("it went wrong.")
+    monkeypatch.setattr(database, "monotonic", lambda: next(clock))
+    if of_database:
+        monkeypatch.setattr(failure, "of_database", True)
+
+    def work():
+        tries.append(1)
+        raise failure
+
+    with pytest.raises(error):
+        database.persist(work, 9.0)
+    assert (len(tries) > 1) == of_database
 
 
 @pytest.mark.slow

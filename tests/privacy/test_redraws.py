@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 
 from fedcore.errors import BudgetExceeded
+from fedcore.privacy.accounting import Budget
 from fedcore.privacy.ledger import ledger as ledger_books
 from fedcore.privacy.ledger import reservations
+from fedcore.privacy.ledger.chain import CHARGED, RESERVED, Account, Attempt, RunAccount
+from fedcore.privacy.ledger.redraws import Redraw, redraw
 from fedcore.privacy.statement import private_statement
 from tests.privacy.conftest import open_books, release, total
 
@@ -105,6 +108,18 @@ def test_rounds_that_the_run_needs_are_not_given_up(books):
         other.ledger.charge(lease, half[0])
 
 
+def test_what_was_charged_in_a_round_that_is_given_up_stays_paid(books):
+    ledger, plan = books.ledger, [release(1), optional(2, name="a"), optional(2, name="b")]
+    run, lease = filled(books, *plan)
+    for planned in plan[1:]:
+        ledger.charge(lease, planned)
+    assert ledger.charge(lease, plan[2]) is None
+    attempts = ledger.account(books.population).runs[run].attempts
+    found = {name: attempt.state for (_, name, _), attempt in attempts.items()}
+    assert found == {"sums-1": "reserved", "a": "charged", "b": "forfeited"}
+    assert books.spent()[0] == total(*plan[1:])
+
+
 def test_delta_is_paid_again_as_well(url):
     """delta_extra = 1e-11 holds three releases of 3e-12 and not a fourth."""
     books = open_books(url)
@@ -152,3 +167,47 @@ def test_checkpoints_hold_extensions_and_what_was_given_up(books, monkeypatch):
     books.ledger.finish(lease, "finished")
     books.reserve([release(1, 1e6)])
     books.spent()
+
+
+# --- to the last bit --------------------------------------------------------------------------------------------------
+
+PRICES = {1: 0.5, 2: 0.25, 3: 0.125}  # rho of the release of each round; times TINY, its delta
+TINY, LESS = 2.0**-40, 2.0**-50
+
+
+def lost(rho_left, delta_left, *, spares=0, used=0, third=RESERVED) -> Account:
+    """The release of round 1 was charged and lost; those of rounds 2 and 3 are optional. All sums are exact."""
+    plan = [{"round": round, "name": "r", "optional": round > 1} for round in PRICES]
+    run = RunAccount(plan, "", spares, 0.0, 0.0, True, None, used=used)
+    states = {1: CHARGED, 2: RESERVED, 3: third}
+    run.attempts = {(round, "r", 0): Attempt(states[round], rho, rho * TINY) for round, rho in PRICES.items()}
+    whole = sum(PRICES.values())
+    budget = Budget("gdp", 1.0, 1e-6, whole + rho_left, 1e-6, (whole + delta_left) * TINY)
+    return Account("people", budget, runs={"run": run})
+
+
+@pytest.mark.parametrize(
+    ("rho_left", "delta_left", "way"),
+    [
+        (0.5, 0.5, Redraw("extension")),
+        (0.5 - LESS, 0.5, Redraw("extension", 3)),
+        (0.5, 0.5 - LESS, Redraw("extension", 3)),
+        (0.375, 0.375, Redraw("extension", 3)),
+        (0.375 - LESS, 1.0, Redraw("extension", 2)),
+        (1.0, 0.375 - LESS, Redraw("extension", 2)),
+        (0.125, 0.125, Redraw("extension", 2)),
+        (0.125 - LESS, 1.0, None),
+        (1.0, 0.125 - LESS, None),
+    ],
+)
+def test_a_redraw_costs_its_whole_price_and_nothing_is_given_up_without_need(rho_left, delta_left, way):
+    assert redraw(lost(rho_left, delta_left), "run", 1, "r") == way
+
+
+def test_what_was_charged_in_a_later_round_pays_for_nothing():
+    assert redraw(lost(0.375, 0.375, third=CHARGED), "run", 1, "r") == Redraw("extension", 2)
+
+
+def test_a_spare_pays_once():
+    assert redraw(lost(1.0, 1.0, spares=1), "run", 1, "r") == Redraw("spare")
+    assert redraw(lost(1.0, 1.0, spares=1, used=1), "run", 1, "r") == Redraw("extension")
