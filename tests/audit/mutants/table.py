@@ -50,6 +50,8 @@ def _mutant(name: str, file: str, old: str, new: str, *tests: str, slow: bool = 
 
 
 NOISE, PLAN, ACCOUNTING = "fedcore/privacy/mechanisms.py", "fedcore/privacy/plan.py", "fedcore/privacy/accounting.py"
+ZCDP, GDP, REDRAWS = "fedcore/privacy/zcdp.py", "fedcore/privacy/gdp.py", "fedcore/privacy/ledger/redraws.py"
+DATABASE = "fedcore/privacy/ledger/database.py"
 GRID, STATEMENT = "fedcore/privacy/grid.py", "fedcore/privacy/statement.py"
 LEDGER, CHAIN = "fedcore/privacy/ledger/ledger.py", "fedcore/privacy/ledger/chain.py"
 WRITER, ACCOUNTS = "fedcore/privacy/ledger/chain_writer.py", "fedcore/privacy/ledger/accounts.py"
@@ -67,6 +69,8 @@ OF_FAULTS, OF_STATEMENT = "tests/privacy/test_ledger_faults.py", "tests/privacy/
 OF_CHECKPOINTS, OF_WITNESSES = "tests/privacy/test_ledger_checkpoints.py", "tests/privacy/test_witness.py"
 OF_MANIFESTS = "tests/population/test_digests.py"
 OF_LOSSES, OF_RECOUNT = "tests/privacy/test_recount.py", "tests/privacy/test_ledger_recount.py"
+OF_GDP, OF_REDRAWS = "tests/privacy/test_gdp.py", "tests/privacy/test_redraws.py"
+OF_PUBLISHING, OF_ENGINE = "tests/privacy/test_publishing.py", "tests/test_engine.py"
 OF_CLIENTS, OF_ORDER = "tests/audit/test_sensitivity.py", "tests/privacy/test_order.py"
 
 MUTANTS: list[Mutant] = [
@@ -265,28 +269,35 @@ MUTANTS: list[Mutant] = [
     ),
     _mutant(
         "epsilon: a thousandth too small",
-        ACCOUNTING,
+        ZCDP,
         "return float(RdpAccountant(",
         "return 0.999 * float(RdpAccountant(",
-        f"{OF_ACCOUNTING}::test_the_constants_of_the_specification",
+        f"{OF_ACCOUNTING}::test_rho_of_is_just_under_the_requested_epsilon",
     ),
     _mutant(
         "epsilon: one order only",
-        ACCOUNTING,
+        ZCDP,
+        "RdpAccountant(orders[orders > 1 + 1e-12])",
+        "RdpAccountant(orders[400:401])",
+        f"{OF_ACCOUNTING}::test_rho_of_is_just_under_the_requested_epsilon",
+    ),
+    _mutant(
+        "epsilon: without a conversion",
+        ZCDP,
         "return _epsilon_of(float(rho), float(delta)) if rho > 0 else 0.0",
         "return float(rho)",
         f"{OF_ACCOUNTING}::test_the_constants_of_the_specification",
     ),
     _mutant(
         "rho: the upper end of the search",
-        ACCOUNTING,
+        ZCDP,
         "        low, high = (middle, high) if epsilon_of(middle, delta) <= target else (low, middle)\n    return low",
         "        low, high = (middle, high) if epsilon_of(middle, delta) <= target else (low, middle)\n    return high",
         f"{OF_ACCOUNTING}::test_rho_of_is_just_under_the_requested_epsilon",
     ),
     _mutant(
         "rho: no safety",
-        ACCOUNTING,
+        ZCDP,
         "SAFETY = 1e-4",
         "SAFETY = 0.0",
         f"{OF_ACCOUNTING}::test_a_hair_of_the_budget_is_kept_for_other_software",
@@ -295,7 +306,14 @@ MUTANTS: list[Mutant] = [
         "delta: the whole of it for the conversion",
         ACCOUNTING,
         "delta_conv = delta - delta_extra",
-        "return ZcdpBudget(float(epsilon), float(delta), rho_of(epsilon, delta), delta, float(delta_extra))",
+        "delta_conv = delta",
+        f"{OF_ACCOUNTING}::test_the_parts_of_delta_never_exceed_it",
+    ),
+    _mutant(
+        "delta: rho at the whole of it",
+        ACCOUNTING,
+        "_rho_of(currency, epsilon, delta_conv, discrete)",
+        "_rho_of(currency, epsilon, delta, discrete)",
         f"{OF_ACCOUNTING}::test_the_parts_of_delta_never_exceed_it",
     ),
     _mutant(
@@ -326,6 +344,112 @@ MUTANTS: list[Mutant] = [
         "return nearest if Fraction(nearest) <= value else math.nextafter(nearest, -math.inf)",
         "return nearest",
         f"{OF_ACCOUNTING}::test_rounded_sums_enclose_the_exact_one",
+    ),
+    # --- Gaussian differential privacy -------------------------------------------------------------------------------
+    _mutant(
+        "gdp: epsilon one float too small",
+        GDP,
+        "return math.nextafter(last_float(too_small), math.inf) if too_small(0.0) else 0.0",
+        "return last_float(too_small) if too_small(0.0) else 0.0",
+        f"{OF_GDP}::test_the_largest_mu_and_back",
+    ),
+    _mutant(
+        "gdp: epsilon by the lower bound of delta",
+        GDP,
+        "return _delta_bounds(mu_squared, epsilon, BITS)[1] > delta",
+        "return _delta_bounds(mu_squared, epsilon, BITS)[0] > delta",
+        f"{OF_GDP}::test_the_largest_mu_and_back",
+    ),
+    _mutant(
+        "gdp: mu by the lower bound of delta",
+        GDP,
+        "delta_bounds(mu, epsilon)[1] <= delta",
+        "delta_bounds(mu, epsilon)[0] <= delta",
+        f"{OF_GDP}::test_the_largest_mu_and_back",
+    ),
+    _mutant(
+        "gdp: the first mu that is too large",
+        GDP,
+        "return last_float(lambda mu: delta_bounds(mu, epsilon)[1] <= delta)",
+        "return math.nextafter(last_float(lambda mu: delta_bounds(mu, epsilon)[1] <= delta), math.inf)",
+        f"{OF_GDP}::test_the_largest_mu_and_back",
+    ),
+    _mutant(
+        "gdp: rho rounded to nearest",
+        GDP,
+        "return nearest if Fraction(nearest) <= rho else math.nextafter(nearest, 0.0)",
+        "return nearest",
+        f"{OF_GDP}::test_the_largest_mu_and_back",
+    ),
+    _mutant(
+        "gdp: rho rounded up",
+        GDP,
+        "return nearest if Fraction(nearest) <= rho else math.nextafter(nearest, 0.0)",
+        "return nearest if Fraction(nearest) >= rho else math.nextafter(nearest, math.inf)",
+        f"{OF_GDP}::test_the_largest_mu_and_back",
+    ),
+    _mutant(
+        "gdp: rho is mu squared",
+        GDP,
+        "rho = Fraction(mu) ** 2 / 2",
+        "rho = Fraction(mu) ** 2",
+        f"{OF_GDP}::test_the_largest_mu_and_back",
+    ),
+    _mutant(
+        "gdp: the upper bound of delta rounded down",
+        GDP,
+        "rounded(ball.upper(), up=True)",
+        "rounded(ball.upper(), up=False)",
+        f"{OF_GDP}::test_bounds_enclose_delta_and_are_one_float_wide",
+    ),
+    _mutant(
+        "gdp: the second term of delta without its factor",
+        GDP,
+        "- e.exp() * _phi(",
+        "- _phi(",
+        f"{OF_GDP}::test_bounds_enclose_delta_and_are_one_float_wide",
+    ),
+    _mutant(
+        "gdp: the second term of delta is added",
+        GDP,
+        "- e.exp() * _phi(",
+        "+ e.exp() * _phi(",
+        f"{OF_GDP}::test_bounds_enclose_delta_and_are_one_float_wide",
+    ),
+    _mutant(
+        "gdp: mu rounded to nearest",
+        GDP,
+        "    while Fraction(mu) ** 2 < 2 * Fraction(rho):\n        mu = math.nextafter(mu, math.inf)\n",
+        "",
+        f"{OF_GDP}::test_a_mu_that_is_shown_is_the_smallest_float_above",
+    ),
+    _mutant(
+        "epsilon: of mu squared without its factor",
+        ACCOUNTING,
+        "return gdp.epsilon_of(2 * Fraction(rho), self.delta_conv)",
+        "return gdp.epsilon_of(Fraction(rho), self.delta_conv)",
+        f"{OF_ACCOUNTING}::test_the_parts_of_delta_never_exceed_it",
+    ),
+    _mutant(
+        "epsilon: at the whole of delta",
+        ACCOUNTING,
+        "return gdp.epsilon_of(2 * Fraction(rho), self.delta_conv)",
+        "return gdp.epsilon_of(2 * Fraction(rho), self.delta)",
+        f"{OF_ACCOUNTING}::test_the_parts_of_delta_never_exceed_it",
+    ),
+    _mutant(
+        "epsilon: of zcdp by the conversion of gdp",
+        ACCOUNTING,
+        "            return zcdp.epsilon_of(rho, self.delta_conv)",
+        "            return gdp.epsilon_of(2 * Fraction(rho), self.delta_conv)",
+        f"{OF_STATEMENT}::test_a_statement_of_an_account_in_zcdp_is_in_zcdp",
+    ),
+    _mutant(
+        "rho: of zcdp by the conversion of gdp",
+        ACCOUNTING,
+        "        return zcdp.rho_of(epsilon, delta)",
+        "        return gdp.rho_max(epsilon, delta)",
+        f"{OF_ACCOUNTING}::test_the_parts_of_delta_never_exceed_it",
     ),
     # --- sensitivities and clips -------------------------------------------------------------------------------------
     Mutant(
@@ -513,24 +637,24 @@ MUTANTS: list[Mutant] = [
     ),
     _mutant(
         "spares: one more than reserved",
-        LEDGER,
-        "if run.used >= run.spares:",
-        "if run.used > run.spares:",
-        f"{OF_RUNS}::test_redraws_are_paid_by_spares_until_none_is_left",
+        REDRAWS,
+        "if run.spares_left:",
+        "if run.spares and run.used <= run.spares:",
+        f"{OF_REDRAWS}::test_a_spare_pays_first_then_what_no_run_has_reserved",
     ),
     _mutant(
         "spares: never used up",
         LEDGER,
         "used=run.used + 1",
         "used=run.used",
-        f"{OF_RUNS}::test_redraws_are_paid_by_spares_until_none_is_left",
+        f"{OF_REDRAWS}::test_a_spare_pays_first_then_what_no_run_has_reserved",
     ),
     _mutant(
         "spent: what was forfeited is not",
         CHAIN,
         "SPENT = (CHARGED, PUBLISHED, FORFEITED)",
         "SPENT = (CHARGED, PUBLISHED)",
-        f"{OF_RUNS}::test_redraws_are_paid_by_spares_until_none_is_left",
+        f"{OF_REDRAWS}::test_a_spare_pays_first_then_what_no_run_has_reserved",
         f"{OF_RUNS}::test_finishing_returns_only_what_was_never_charged",
     ),
     _mutant(
@@ -581,7 +705,7 @@ MUTANTS: list[Mutant] = [
         LEDGER,
         "if last.state == RESERVED:",
         "if last.state in (RESERVED, CHARGED):",
-        f"{OF_RUNS}::test_redraws_are_paid_by_spares_until_none_is_left",
+        f"{OF_REDRAWS}::test_a_spare_pays_first_then_what_no_run_has_reserved",
     ),
     _mutant(
         "charge: a published value that is gone is drawn again",
@@ -649,6 +773,400 @@ MUTANTS: list[Mutant] = [
         "if False:",
         f"{OF_RUNS}::test_a_live_holder_keeps_the_run",
     ),
+    # --- paying for a draw that was lost -----------------------------------------------------------------------------
+    _mutant(
+        "redraw: what is given up pays for nothing",
+        REDRAWS,
+        "        rho += exact_sum(attempt.rho for attempt in freed)\n",
+        "",
+        f"{OF_REDRAWS}::test_a_redraw_costs_its_whole_price_and_nothing_is_given_up_without_need",
+    ),
+    _mutant(
+        "redraw: the deltas of what is given up pay for nothing",
+        REDRAWS,
+        "        delta += exact_sum(attempt.delta for attempt in freed)\n",
+        "",
+        f"{OF_REDRAWS}::test_a_redraw_costs_its_whole_price_and_nothing_is_given_up_without_need",
+    ),
+    _mutant(
+        "redraw: what was charged later pays as well",
+        REDRAWS,
+        "if of == last and a.state == RESERVED]",
+        "if of == last]",
+        f"{OF_REDRAWS}::test_what_was_charged_in_a_later_round_pays_for_nothing",
+    ),
+    _mutant(
+        "redraw: for nothing",
+        REDRAWS,
+        " - rho_reserved - Fraction(planned.rho)",
+        " - rho_reserved",
+        f"{OF_REDRAWS}::test_a_redraw_costs_its_whole_price_and_nothing_is_given_up_without_need",
+    ),
+    _mutant(
+        "redraw: what is reserved pays",
+        REDRAWS,
+        " - rho_spent - rho_reserved - ",
+        " - rho_spent - ",
+        f"{OF_REDRAWS}::test_what_another_run_has_reserved_pays_for_nothing",
+    ),
+    _mutant(
+        "redraw: its delta is forgotten",
+        REDRAWS,
+        " - delta_reserved - Fraction(planned.delta)",
+        " - delta_reserved",
+        f"{OF_REDRAWS}::test_a_redraw_costs_its_whole_price_and_nothing_is_given_up_without_need",
+    ),
+    _mutant(
+        "redraw: an extension is not limited in delta",
+        REDRAWS,
+        '    if rho >= 0 and delta >= 0:\n        return Redraw("extension")',
+        '    if rho >= 0:\n        return Redraw("extension")',
+        f"{OF_REDRAWS}::test_delta_is_paid_again_as_well",
+    ),
+    _mutant(
+        "redraw: after giving up, an extension is not limited in delta",
+        REDRAWS,
+        '        if rho >= 0 and delta >= 0:\n            return Redraw("extension", last)',
+        '        if rho >= 0:\n            return Redraw("extension", last)',
+        f"{OF_REDRAWS}::test_a_redraw_costs_its_whole_price_and_nothing_is_given_up_without_need",
+    ),
+    _mutant(
+        "redraw: the edge of an extension",
+        REDRAWS,
+        '    if rho >= 0 and delta >= 0:\n        return Redraw("extension")',
+        '    if rho > 0 and delta >= 0:\n        return Redraw("extension")',
+        f"{OF_REDRAWS}::test_a_redraw_costs_its_whole_price_and_nothing_is_given_up_without_need",
+    ),
+    _mutant(
+        "redraw: the edge of an extension in delta",
+        REDRAWS,
+        '    if rho >= 0 and delta >= 0:\n        return Redraw("extension")',
+        '    if rho >= 0 and delta > 0:\n        return Redraw("extension")',
+        f"{OF_REDRAWS}::test_a_redraw_costs_its_whole_price_and_nothing_is_given_up_without_need",
+    ),
+    _mutant(
+        "redraw: the edge of giving up",
+        REDRAWS,
+        '        if rho >= 0 and delta >= 0:\n            return Redraw("extension", last)',
+        '        if rho > 0 and delta > 0:\n            return Redraw("extension", last)',
+        f"{OF_REDRAWS}::test_a_redraw_costs_its_whole_price_and_nothing_is_given_up_without_need",
+    ),
+    _mutant(
+        "redraw: in floats",
+        REDRAWS,
+        '    if rho >= 0 and delta >= 0:\n        return Redraw("extension")',
+        '    if rho >= -1e-12 and delta >= -1e-24:\n        return Redraw("extension")',
+        f"{OF_REDRAWS}::test_a_redraw_costs_its_whole_price_and_nothing_is_given_up_without_need",
+    ),
+    _mutant(
+        "redraw: rounds that the run needs are given up",
+        REDRAWS,
+        '        if not all(planned.get("optional") for planned in run.plan if planned["round"] == round):\n'
+        "            return\n",
+        "",
+        f"{OF_REDRAWS}::test_rounds_that_the_run_needs_are_not_given_up",
+    ),
+    _mutant(
+        "redraw: a round of which the run needs a part is given up",
+        REDRAWS,
+        'if not all(planned.get("optional")',
+        'if not any(planned.get("optional")',
+        f"{OF_REDRAWS}::test_rounds_that_the_run_needs_are_not_given_up",
+    ),
+    _mutant(
+        "redraw: a round in the middle is given up",
+        REDRAWS,
+        'if planned["round"] == round):\n            return\n',
+        'if planned["round"] == round):\n            continue\n',
+        f"{OF_REDRAWS}::test_rounds_that_the_run_needs_are_not_given_up",
+    ),
+    _mutant(
+        "redraw: the first optional rounds are given up first",
+        REDRAWS,
+        ", reverse=True):",
+        "):",
+        f"{OF_REDRAWS}::test_a_redraw_costs_its_whole_price_and_nothing_is_given_up_without_need",
+        f"{OF_REDRAWS}::test_the_last_optional_rounds_pay_as_many_as_it_takes",
+    ),
+    _mutant(
+        "redraw: an extension while spares are left",
+        REDRAWS,
+        '    if run.spares_left:\n        return Redraw("spare")\n',
+        "",
+        f"{OF_REDRAWS}::test_a_spare_pays_once",
+        f"{OF_REDRAWS}::test_a_spare_pays_first_then_what_no_run_has_reserved",
+    ),
+    _mutant(
+        "redraw: what was given up is drawn again",
+        REDRAWS,
+        "    if run.given_up is not None and round >= run.given_up:\n        return Redraw(None)\n",
+        "",
+        f"{OF_REDRAWS}::test_an_optional_release_that_is_lost_is_given_up_itself",
+    ),
+    _mutant(
+        "redraw: what is lost pays for itself",
+        REDRAWS,
+        "if last <= round:",
+        "if last < round:",
+        f"{OF_REDRAWS}::test_an_optional_release_that_is_lost_is_given_up_itself",
+    ),
+    _mutant(
+        "pay again: nothing is forfeited",
+        LEDGER,
+        "            writer.forfeit(run_id, round, name, last.attempt)\n        if way",
+        "            pass\n        if way",
+        f"{OF_REDRAWS}::test_a_spare_pays_first_then_what_no_run_has_reserved",
+    ),
+    _mutant(
+        "pay again: what was forfeited is forfeited again",
+        LEDGER,
+        "        if last.state == CHARGED:\n            writer.forfeit(",
+        "        if True:\n            writer.forfeit(",
+        f"{OF_REDRAWS}::test_an_optional_release_that_is_lost_is_given_up_itself",
+    ),
+    _mutant(
+        "pay again: an extension is not recorded",
+        LEDGER,
+        '            writer.append("extend", run_id, {**again, **price})\n',
+        "            pass\n",
+        f"{OF_REDRAWS}::test_a_spare_pays_first_then_what_no_run_has_reserved",
+    ),
+    _mutant(
+        "pay again: an extension at another price",
+        LEDGER,
+        '            writer.append("extend", run_id, {**again, **price})\n',
+        '            writer.append("extend", run_id, {**again, **price, "rho": 0.0})\n',
+        f"{OF_REDRAWS}::test_a_spare_pays_first_then_what_no_run_has_reserved",
+    ),
+    _mutant(
+        "pay again: no new attempt",
+        LEDGER,
+        "        writer.connection.execute(tables.releases.insert().values(row))\n",
+        "",
+        f"{OF_REDRAWS}::test_a_spare_pays_first_then_what_no_run_has_reserved",
+    ),
+    _mutant(
+        "pay again: the new attempt costs nothing",
+        LEDGER,
+        '{"run_id": run_id, **again, **price, "state": CHARGED}',
+        '{"run_id": run_id, **again, "rho": 0.0, "delta": 0.0, "state": CHARGED}',
+        f"{OF_REDRAWS}::test_a_spare_pays_first_then_what_no_run_has_reserved",
+    ),
+    _mutant(
+        "pay again: what is given up is not recorded",
+        LEDGER,
+        "            writer.give_up(run_id, way.given_up)\n",
+        "            pass\n",
+        f"{OF_REDRAWS}::test_the_last_optional_rounds_pay_as_many_as_it_takes",
+    ),
+    _mutant(
+        "pay again: what is given up is paid by a spare that is not there",
+        LEDGER,
+        "        if way.paid_by is None:\n            return False\n",
+        "",
+        f"{OF_REDRAWS}::test_an_optional_release_that_is_lost_is_given_up_itself",
+    ),
+    _mutant(
+        "pay again: who cannot pay draws all the same",
+        LEDGER,
+        "        if way is None:\n            raise BudgetExceeded(",
+        "        if way is None:\n            return True\n            raise BudgetExceeded(",
+        f"{OF_REDRAWS}::test_what_another_run_has_reserved_pays_for_nothing",
+    ),
+    _mutant(
+        "give up: what was charged comes back in the tables",
+        WRITER,
+        "(c.round >= first) & (c.state == RESERVED)",
+        "(c.round >= first) & c.state.in_([RESERVED, CHARGED])",
+        f"{OF_REDRAWS}::test_what_was_charged_in_a_round_that_is_given_up_stays_paid",
+    ),
+    _mutant(
+        "give up: one round too many in the tables",
+        WRITER,
+        "(c.round >= first) & (c.state == RESERVED)",
+        "(c.round >= first - 1) & (c.state == RESERVED)",
+        f"{OF_REDRAWS}::test_the_last_optional_rounds_pay_as_many_as_it_takes",
+    ),
+    _mutant(
+        "replay: a spare more than reserved",
+        REPLAY,
+        "if run.spares_left < 1:",
+        "if run.spares_left < 0:",
+        f"{OF_ORDER}::test_records_that_cannot_be_are_refused",
+    ),
+    _mutant(
+        "replay: spares are never used up",
+        REPLAY,
+        "    run.used += 1\n",
+        "",
+        f"{OF_ORDER}::test_a_chain_of_this_form_is_accepted",
+    ),
+    _mutant(
+        "replay: a charge in a round that was given up",
+        REPLAY,
+        'if run.given_up is not None and payload["round"] >= run.given_up:',
+        "if False:",
+        f"{OF_ORDER}::test_records_that_cannot_be_are_refused",
+    ),
+    _mutant(
+        "replay: an extension of a run that has ended",
+        REPLAY,
+        "if run.status != OPEN or run.spares_left or key",
+        "if run.spares_left or key",
+        f"{OF_ORDER}::test_records_that_cannot_be_are_refused",
+    ),
+    _mutant(
+        "replay: an extension while spares are left",
+        REPLAY,
+        "if run.status != OPEN or run.spares_left or key",
+        "if run.status != OPEN or key",
+        f"{OF_ORDER}::test_records_that_cannot_be_are_refused",
+    ),
+    _mutant(
+        "replay: an extension takes the place of what was charged",
+        REPLAY,
+        " or key in run.attempts or before",
+        " or before",
+        f"{OF_ORDER}::test_records_that_cannot_be_are_refused",
+    ),
+    _mutant(
+        "replay: an extension where nothing was lost",
+        REPLAY,
+        " or before.state != FORFEITED:",
+        ":",
+        f"{OF_ORDER}::test_records_that_cannot_be_are_refused",
+    ),
+    _mutant(
+        "replay: an extension at another price",
+        REPLAY,
+        """    if (payload["rho"], payload["delta"]) != (planned.rho, planned.delta):
+        raise ValueError("another price than planned")
+    run.attempts[key]""",
+        "    run.attempts[key]",
+        f"{OF_ORDER}::test_records_that_cannot_be_are_refused",
+    ),
+    _mutant(
+        "replay: an extension costs nothing",
+        REPLAY,
+        "    run.attempts[key] = Attempt(RESERVED, planned.rho, planned.delta)\n\n\ndef _give_up",
+        "    run.attempts[key] = Attempt(RESERVED, 0.0, 0.0)\n\n\ndef _give_up",
+        f"{OF_ORDER}::test_a_chain_of_this_form_is_accepted",
+    ),
+    _mutant(
+        "replay: a run that has ended gives up",
+        REPLAY,
+        "if run.status != OPEN or first >= (run.given_up or math.inf):",
+        "if first >= (run.given_up or math.inf):",
+        f"{OF_ORDER}::test_records_that_cannot_be_are_refused",
+    ),
+    _mutant(
+        "replay: given up twice",
+        REPLAY,
+        "if run.status != OPEN or first >= (run.given_up or math.inf):",
+        "if run.status != OPEN:",
+        f"{OF_ORDER}::test_records_that_cannot_be_are_refused",
+    ),
+    _mutant(
+        "replay: what the run needs is given up",
+        REPLAY,
+        'if planned["round"] >= first and not planned.get("optional"):',
+        "if False:",
+        f"{OF_ORDER}::test_records_that_cannot_be_are_refused",
+    ),
+    _mutant(
+        "replay: what was charged comes back when its round is given up",
+        REPLAY,
+        "        if round >= first and attempt.state == RESERVED:\n",
+        "        if round >= first and attempt.state in (RESERVED, CHARGED):\n",
+        f"{OF_ORDER}::test_a_chain_of_this_form_is_accepted",
+    ),
+    _mutant(
+        "replay: nothing comes back of what is given up",
+        REPLAY,
+        "        if round >= first and attempt.state == RESERVED:\n",
+        "        if False:\n",
+        f"{OF_REDRAWS}::test_the_last_optional_rounds_pay_as_many_as_it_takes",
+    ),
+    _mutant(
+        "replay: what was given up is not remembered",
+        REPLAY,
+        "    run.given_up = first\n",
+        "",
+        f"{OF_ORDER}::test_a_chain_of_this_form_is_accepted",
+    ),
+    _mutant(
+        "checkpoint: what was given up is forgotten",
+        CHECKPOINT,
+        "return value if run.given_up is not None else",
+        "return value if False else",
+        f"{OF_REDRAWS}::test_checkpoints_hold_extensions_and_what_was_given_up",
+    ),
+    _mutant(
+        "publish: another draw at every try",
+        LEDGER,
+        "lambda: self._publish(lease, charge, noised)",
+        "lambda tries=[]: (tries.append(1), self._publish(lease, charge, noised + len(tries) - 1))[1]",
+        f"{OF_PUBLISHING}::test_a_connection_that_breaks_at_the_commit_loses_nothing",
+    ),
+    _mutant(
+        "publish: given up at the first failure",
+        LEDGER,
+        "return db.persist(lambda: self._publish(lease, charge, noised), PUBLISH_SECONDS)",
+        "return self._publish(lease, charge, noised)",
+        f"{OF_PUBLISHING}::test_a_connection_that_breaks_at_the_commit_loses_nothing",
+    ),
+    _mutant(
+        "publish: what is wrong in the ledger is tried again",
+        DATABASE,
+        "if not failure.of_database or monotonic()",
+        "if monotonic()",
+        f"{OF_PUBLISHING}::test_only_failures_of_the_database_are_tried_again",
+    ),
+    Mutant(
+        "publish: a lost lease is tried again",
+        DATABASE,
+        (
+            ("import LedgerError, LedgerMissing", "import LeaseLost, LedgerError, LedgerMissing"),
+            ("        except LedgerError as failure:\n", "        except (LedgerError, LeaseLost) as failure:\n"),
+            (
+                "if not failure.of_database or monotonic()",
+                "if isinstance(failure, LedgerError) and not failure.of_database or monotonic()",
+            ),
+        ),
+        (f"{OF_PUBLISHING}::test_only_failures_of_the_database_are_tried_again",),
+    ),
+    _mutant(
+        "publish: drawn again after a failure",
+        BUDGET,
+        "        return self.ledger.publish(self.lease, charge, drawn)",
+        "        try:\n            return self.ledger.publish(self.lease, charge, drawn)\n"
+        "        except PrivacyError:\n"
+        "            drawn = self.noise.draw(planned, self.run.id, grid_values, charge.noise)\n"
+        "            return self.ledger.publish(self.lease, charge, drawn)",
+        f"{OF_ORDER}::test_a_release_that_cannot_be_published_is_drawn_once",
+    ),
+    _mutant(
+        "release: what was given up is drawn all the same",
+        BUDGET,
+        "        if charge is None:\n            return None\n",
+        "        if charge is None:\n"
+        '            return self.noise.draw(planned, self.run.id, grid_values, "as charged")\n',
+        f"{OF_ORDER}::test_what_was_given_up_is_not_drawn",
+    ),
+    _mutant(
+        "release: what was given up is not looked at",
+        BUDGET,
+        "        if charge is None:\n            return None\n",
+        "",
+        f"{OF_ORDER}::test_what_was_given_up_is_not_drawn",
+    ),
+    _mutant(
+        "release: a round goes on without what was given up",
+        ENGINE,
+        "            if noised is None:\n                return None\n",
+        "            if noised is None:\n                noised = grid[release.name]\n",
+        f"{OF_ENGINE}::test_a_run_ends_before_the_round_that_was_given_up",
+    ),
     # --- the chain ---------------------------------------------------------------------------------------------------
     _mutant(
         "chain: the hash before is not compared",
@@ -675,8 +1193,10 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "chain: another price than planned",
         REPLAY,
-        'if (payload["rho"], payload["delta"]) != (planned.rho, planned.delta):',
-        "if False:",
+        """    if (payload["rho"], payload["delta"]) != (planned.rho, planned.delta):
+        raise ValueError("another price than planned")
+    if run.given_up""",
+        "    if run.given_up",
         f"{OF_ORDER}::test_records_that_cannot_be_are_refused",
     ),
     _mutant(
@@ -797,9 +1317,11 @@ MUTANTS: list[Mutant] = [
         "order: drawn before it is charged",
         BUDGET,
         "        charge = self.ledger.charge(self.lease, planned)\n"
+        "        if charge is None:\n            return None\n"
         "        drawn = self.noise.draw(planned, self.run.id, grid_values, charge.noise)\n",
         '        drawn = self.noise.draw(planned, self.run.id, grid_values, "as charged")\n'
-        "        charge = self.ledger.charge(self.lease, planned)\n",
+        "        charge = self.ledger.charge(self.lease, planned)\n"
+        "        if charge is None:\n            return None\n",
         f"{OF_ORDER}::test_a_release_is_charged_before_its_noise_is_drawn_and_leaves_after_it_is_published",
     ),
     _mutant(
@@ -820,10 +1342,9 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "publish: one release of several without the ledger",
         ENGINE,
-        "return {release.name: publisher.release(release, grid[release.name]) for release in planned}",
-        "return {\n            release.name: publisher.release(release, grid[release.name])\n"
-        "            if release is planned[0]\n            else grid[release.name]\n"
-        "            for release in planned\n        }",
+        "noised = publisher.release(release, grid[release.name])",
+        "values = grid[release.name]\n"
+        "            noised = publisher.release(release, values) if release is planned[0] else values",
         f"{OF_ORDER}::test_every_release_of_a_round_is_charged_and_published",
     ),
     _mutant(
@@ -942,6 +1463,55 @@ MUTANTS: list[Mutant] = [
         "    if test_ledger:\n",
         "    if False:\n",
         f"{OF_STATEMENT}::test_test_noise_and_test_ledgers_promise_nothing",
+    ),
+    _mutant(
+        "statement: of a run in gdp by the conversion of zcdp",
+        STATEMENT,
+        "epsilon=of_run.epsilon_of(rho),",
+        'epsilon=replace(of_run, currency="zcdp").epsilon_of(rho),',
+        f"{OF_STATEMENT}::test_a_run_claims_what_its_own_charges_cost_forfeited_ones_included",
+    ),
+    _mutant(
+        "statement: of a run in zcdp by the conversion of gdp",
+        STATEMENT,
+        "epsilon=of_run.epsilon_of(rho),",
+        'epsilon=replace(of_run, currency="gdp").epsilon_of(rho),',
+        f"{OF_STATEMENT}::test_a_statement_of_an_account_in_zcdp_is_in_zcdp",
+    ),
+    _mutant(
+        "statement: mu rounded to nearest",
+        STATEMENT,
+        "mu=mu_of(rho) if",
+        "mu=(2 * rho) ** 0.5 if",
+        f"{OF_STATEMENT}::test_the_mu_that_is_shown_is_never_too_small",
+    ),
+    _mutant(
+        "statement: mu of discrete noise",
+        STATEMENT,
+        'mu=mu_of(rho) if of_run.currency == "gdp" else None,',
+        "mu=mu_of(rho),",
+        f"{OF_STATEMENT}::test_a_statement_of_an_account_in_zcdp_is_in_zcdp",
+    ),
+    _mutant(
+        "statement: discrete noise of before a recount has a mu",
+        STATEMENT,
+        "if budget.discrete and charged_with_discrete_noise(run):",
+        "if False:",
+        OF_RECOUNT,
+    ),
+    _mutant(
+        "statement: what was given up is not told",
+        STATEMENT,
+        "given_up=run.given_up,",
+        "given_up=None,",
+        f"{OF_REDRAWS}::test_the_last_optional_rounds_pay_as_many_as_it_takes",
+    ),
+    _mutant(
+        "statement: rho rounded to nearest",
+        STATEMENT,
+        "return rounded_up(exact_sum(attempt.rho for attempt in spent)), rounded_up(delta)",
+        "return float(exact_sum(attempt.rho for attempt in spent)), float(delta)",
+        f"{OF_STATEMENT}::test_a_run_claims_what_its_own_charges_cost_forfeited_ones_included",
     ),
     # --- recounting --------------------------------------------------------------------------------------------------
     _mutant(
