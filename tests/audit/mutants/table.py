@@ -305,9 +305,11 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "delta: the whole of it for the conversion",
         ACCOUNTING,
-        "delta_conv = delta - delta_extra",
-        "delta_conv = delta",
-        f"{OF_ACCOUNTING}::test_the_parts_of_delta_never_exceed_it",
+        "    delta_conv = delta - delta_extra\n"
+        "    while Fraction(delta_conv) + Fraction(delta_extra) > Fraction(delta):\n"
+        "        delta_conv = math.nextafter(delta_conv, 0)\n",
+        "    delta_conv = delta\n",
+        f"{OF_ACCOUNTING}::test_nothing_of_delta_is_kept_for_thresholds_unless_the_owner_says_so",
     ),
     _mutant(
         "delta: rho at the whole of it",
@@ -449,7 +451,7 @@ MUTANTS: list[Mutant] = [
         ACCOUNTING,
         "        return zcdp.rho_of(epsilon, delta)",
         "        return gdp.rho_max(epsilon, delta)",
-        f"{OF_ACCOUNTING}::test_the_parts_of_delta_never_exceed_it",
+        f"{OF_ACCOUNTING}::test_the_same_promise_buys_more_than_in_zcdp",
     ),
     # --- sensitivities and clips -------------------------------------------------------------------------------------
     Mutant(
