@@ -169,6 +169,17 @@ def test_checkpoints_hold_extensions_and_what_was_given_up(books, monkeypatch):
     books.spent()
 
 
+def test_what_was_given_up_before_a_checkpoint_is_not_given_up_again(books, monkeypatch):
+    monkeypatch.setattr(reservations, "CHECKPOINT_AFTER", 1)
+    _, lease = filled(books, optional(1))
+    books.ledger.charge(lease, optional(1))
+    assert books.ledger.charge(lease, optional(1)) is None
+    books.reserve([release(1, 1e6)])
+    assert "checkpoint" in kinds(books)[-2:]
+    assert books.ledger.charge(lease, optional(1)) is None
+    assert kinds(books).count("give up") == 1 and books.spent()[0] == total(optional(1))
+
+
 # --- to the last bit --------------------------------------------------------------------------------------------------
 
 PRICES = {1: 0.5, 2: 0.25, 3: 0.125}  # rho of the release of each round; times TINY, its delta

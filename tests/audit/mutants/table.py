@@ -1101,7 +1101,7 @@ MUTANTS: list[Mutant] = [
         CHECKPOINT,
         "return value if run.given_up is not None else",
         "return value if False else",
-        f"{OF_REDRAWS}::test_checkpoints_hold_extensions_and_what_was_given_up",
+        f"{OF_REDRAWS}::test_what_was_given_up_before_a_checkpoint_is_not_given_up_again",
     ),
     _mutant(
         "publish: another draw at every try",
