@@ -335,6 +335,16 @@ def test_an_empty_folder_in_place_of_the_anchor_is_not_the_first_time(place, anc
     assert recorded(place, anchor).exists()
 
 
+def test_who_works_without_the_anchor_does_not_forget_that_there_is_one(place, anchor, monkeypatch):
+    remember_head(population(place), _opened(place))
+    with monkeypatch.context() as elsewhere:
+        elsewhere.delenv("FEDCORE_ANCHOR")
+        remember_head(population(place), _opened(place))
+    recorded(place, anchor).unlink()
+    with pytest.raises(LedgerRolledBack, match="the anchor has no record"):
+        ledger_of(population(place))
+
+
 def test_an_anchor_that_cannot_be_reached_stops_a_start_before_anything_is_charged(place, anchor):
     before = _opened(place).head(population(place).id)
     anchor.rmdir()

@@ -1282,9 +1282,23 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "witness: what the anchor saw does not count",
         WITNESS,
-        '(_anchored(population.id), " by the anchor")',
+        '(_anchored(population), " by the anchor")',
         '(None, " by the anchor")',
         f"{OF_WITNESSES}::test_an_anchor_notices_what_was_put_back_everywhere_else",
+    ),
+    _mutant(
+        "witness: an anchor that lost its record is a new one",
+        WITNESS,
+        "        if not _says_anchored(population):  # the first time\n",
+        "        if True:\n",
+        f"{OF_WITNESSES}::test_an_empty_folder_in_place_of_the_anchor_is_not_the_first_time",
+    ),
+    _mutant(
+        "witness: a run without the anchor forgets that there is one",
+        WITNESS,
+        "if anchor is not None or _says_anchored(population) else",
+        "if anchor is not None else",
+        f"{OF_WITNESSES}::test_who_works_without_the_anchor_does_not_forget_that_there_is_one",
     ),
     _mutant(
         "witness: a loss that was accepted once is accepted for ever",
