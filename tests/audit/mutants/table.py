@@ -729,7 +729,7 @@ MUTANTS: list[Mutant] = [
         LEDGER,
         "            if stored is not None:\n                if own and own[0].state == CHARGED:",
         "            if stored is not None:\n                changed = {'data': noised.astype('<i8').tobytes()}\n"
-        "                writer.connection.execute(update(db.published).where(db.published.c.name == name)"
+        "                writer.connection.execute(update(tables.published).where(tables.published.c.name == name)"
         ".values(changed))\n                if own and own[0].state == CHARGED:",
         f"{OF_RUNS}::test_a_published_release_is_free_and_never_replaced",
     ),
