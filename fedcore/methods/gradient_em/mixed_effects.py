@@ -1,0 +1,223 @@
+"""Regressions of clients that differ: beta_k ~ N(m, D), y_k = A_k beta_k + noise of variance s2; all of it estimated.
+
+m, D (full) and s2 are found by EM from sums of the clients. A client keeps the square system that an orthogonal
+factorisation makes of its rows (`systems`), from which
+
+    G = A'A = R'R,    h = A'y = R'a,    |y - A b|^2 = |a - R b|^2 + rss.
+
+With D = L L', B = R L, z = a - R m and J = B'B + s2 I, a client finds
+
+    q = J^-1 B'z,    b = m + L q,    C = s2 L J^-1 L'                       mean and covariance of beta_k given its rows
+    d2 = |z - B q|^2 / s2 + |q|^2      = u'(G D G + s2 G)^-1 u for u = h - G m: chi-squared with min(p, n) degrees
+    e = (|y - A b|^2 + tr C G) / (n s2)                                     about 1
+    t = clip(2 - d2 / chi2(.99), 0, 1) clip(2 - e / (1 + 3 sqrt(2 / n)), 0, 1)
+
+without an inverse of G or of D, so that fewer rows than inputs and clients that do not differ at all are ordinary
+cases. t is what the client counts in the next m, D and s2: nothing if its coefficients or its noise are far from
+what the others have. With t = 1 a round is a step of EM for maximum likelihood, and the likelihood never falls.
+
+Source: Laird, Ware 1982 for EM of random effects; the robust weights are ours.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy.stats import chi2
+
+from fedcore.methods.gradient_em.local_steps import Rows
+from fedcore.methods.gradient_em.tiles import stacks
+
+QUANTILE = 0.99
+NOISE_DEVIATIONS = 3.0
+RIDGE = 1e-3  # of a client's own fit, in mean squares of each input over a row
+MAD_TO_SD = 1.4826
+SMALLEST_NOISE = 1e-12  # s2, relative to the mean square of the response
+LOG_TWO_PI = float(np.log(2.0 * np.pi))
+
+
+class Systems(NamedTuple):
+    """What clients keep of their rows. root: (C, p, p) upper triangular R; target: (C, p) a; rss: (C,) what no
+    coefficients explain; n: (C,) rows."""
+
+    root: np.ndarray
+    target: np.ndarray
+    rss: np.ndarray
+    n: np.ndarray
+
+
+class Common(NamedTuple):
+    """What the clients share. mean: (p,) m; between: (p, p) D; noise: s2; smallest: of s2."""
+
+    mean: np.ndarray
+    between: np.ndarray
+    noise: float
+    smallest: float
+
+
+class Posteriors(NamedTuple):
+    """Of each client's coefficients. coefficients: (C, p) b; covariances: (C, p, p) C; distances, noises, shares: (C,)
+    d2, e and t; log_likelihoods: (C,) of its responses, with the coefficients integrated out, nats. reduced: (C, p) q,
+    reduced_covariances: (C, p, p) s2 J^-1.
+    """
+
+    coefficients: np.ndarray
+    covariances: np.ndarray
+    distances: np.ndarray
+    noises: np.ndarray
+    shares: np.ndarray
+    log_likelihoods: np.ndarray
+    reduced: np.ndarray
+    reduced_covariances: np.ndarray
+
+
+class OwnFits(NamedTuple):
+    """What clients send of their own rows before the first round.
+
+    coefficients: (C, p) of a fit with a small ridge
+    variances:    (C,) its residual variance; NaN for clients that have no more rows than inputs
+    sums:         (p + 3,) diagonal of G, squares of the responses, rows, clients with rows
+    """
+
+    coefficients: np.ndarray
+    variances: np.ndarray
+    sums: np.ndarray
+
+
+# --- clients ----------------------------------------------------------------------------------------------------------
+
+
+def systems(rows: Rows) -> Systems:
+    """The square systems of all clients; those of clients without rows are 0. The rows' y must not be None."""
+    assert rows.y is not None
+    c, p = len(rows.ptr) - 1, rows.x.shape[1]
+    found = np.zeros((c, p + 1, p + 1))
+    for stack in stacks(rows.ptr, 2 * (p + 1)):
+        table = np.zeros((stack.shape[0], stack.shape[1] + p + 1, p + 1))
+        table[:, : p + 1] = found[stack.clients]  # of a client in several stacks, what there was before
+        own = table[:, p + 1 :]
+        own[:, :, :p], own[:, :, p] = stack.take(rows.x), stack.take(rows.y)
+        if stack.seen is not None:
+            own[~stack.seen] = 0.0
+        found[stack.clients] = np.linalg.qr(table, mode="r")
+    return Systems(found[:, :p, :p], found[:, :p, p], found[:, p, p] ** 2, rows.sizes)
+
+
+def own_fits(own: Systems) -> OwnFits:
+    """Every client's least squares, with a ridge that is negligible unless its rows leave a direction open."""
+    p, n = own.root.shape[1], np.maximum(own.n, 1)
+    squares = np.einsum("kij,kij->kj", own.root, own.root)
+    ridge = RIDGE * squares / n[:, None]
+    ridge = np.where(ridge > 0, ridge, 1.0)  # of an input that is always 0
+    gram = own.root.transpose(0, 2, 1) @ own.root
+    gram[:, np.arange(p), np.arange(p)] += ridge
+    coefficients = np.linalg.solve(gram, np.einsum("kij,ki->kj", own.root, own.target)[:, :, None])[:, :, 0]
+    free = own.n - p
+    variances = np.where(free > 0, own.rss / np.maximum(free, 1), np.nan)
+    response = np.einsum("ki,ki->", own.target, own.target) + own.rss.sum()
+    sums = np.concatenate([squares.sum(axis=0), [response, own.n.sum(), np.count_nonzero(own.n)]])
+    return OwnFits(coefficients, variances, sums)
+
+
+def posteriors(own: Systems, common: Common, robust: bool = True, widened: np.ndarray | None = None) -> Posteriors:
+    """What the clients find, all at once. widened: (C,) factor of D for each client; None: 1."""
+    c, p, s2 = *own.target.shape, common.noise
+    half = root_of(common.between)
+    reach = own.root @ half
+    if widened is not None:
+        reach = reach * np.sqrt(widened)[:, None, None]
+    z = own.target - own.root @ common.mean
+    squares = reach.transpose(0, 2, 1) @ reach
+    # The least shift that keeps a singular matrix invertible; it is below the rounding of the matrix itself.
+    shift = s2 + 4 * p * np.finfo(float).eps * np.trace(squares, axis1=1, axis2=2)
+    inverse = np.linalg.inv(squares + shift[:, None, None] * np.eye(p))
+    q = np.einsum("kij,klj,kl->ki", inverse, reach, z, optimize=True)
+    left = z - np.einsum("kij,kj->ki", reach, q)
+    left = np.einsum("ki,ki->k", left, left)
+    degrees = np.minimum(own.n, p)
+    fitted = np.einsum("kij,kji->k", inverse, squares)  # tr C G / s2
+    distances = left / s2 + np.einsum("ki,ki->k", q, q)
+    n = np.maximum(own.n, 1)
+    noises = ((own.rss + left) / s2 + fitted) / n
+    shares = (own.n > 0).astype(np.float64)
+    if robust:
+        shares *= np.clip(2.0 - distances / chi2.ppf(QUANTILE, np.maximum(degrees, 1)), 0.0, 1.0)
+        shares *= np.clip(2.0 - noises / (1.0 + NOISE_DEVIATIONS * np.sqrt(2.0 / n)), 0.0, 1.0)
+    logdet = -np.linalg.slogdet(inverse)[1] + (own.n - p) * np.log(s2)
+    fit = -0.5 * (own.n * LOG_TWO_PI + logdet + own.rss / s2 + distances)
+    scale = np.ones(c) if widened is None else np.sqrt(widened)
+    reduced_covariances = s2 * inverse
+    covariances = half @ reduced_covariances @ half.T * (scale**2)[:, None, None]
+    coefficients = common.mean + scale[:, None] * (q @ half.T)
+    return Posteriors(coefficients, covariances, distances, noises, shares, fit, q, reduced_covariances)
+
+
+def round_sums(own: Systems, found: Posteriors) -> np.ndarray:
+    """(p p + p + 5,) all that leaves the clients in a round, added over them: t (q q' + s2 J^-1), t q, t n e, t n, t;
+    then for the round's metrics the log-likelihood, and clients with t = 0."""
+    t, q = found.shares, found.reduced
+    second = (t[:, None] * q).T @ q + np.tensordot(t, found.reduced_covariances, 1)
+    rows = t * own.n
+    apart = np.count_nonzero((t == 0) & (own.n > 0))
+    last = [rows @ found.noises, rows.sum(), t.sum(), found.log_likelihoods.sum(), apart]
+    return np.concatenate([second.ravel(), t @ q, last])
+
+
+def personal(own: Systems, common: Common, robust: bool = True) -> Posteriors:
+    """The end: a client that is far out takes D_k = D max(1, d2 / chi2(.99)), so that its own rows decide."""
+    found = posteriors(own, common, robust)
+    if not robust:
+        return found
+    degrees = np.maximum(np.minimum(own.n, own.target.shape[1]), 1)
+    widened = np.maximum(1.0, found.distances / chi2.ppf(QUANTILE, degrees))
+    wide = posteriors(own, common, robust, widened)
+    return wide._replace(distances=found.distances, noises=found.noises, shares=found.shares)
+
+
+# --- server -----------------------------------------------------------------------------------------------------------
+
+
+def first_common(coefficients: np.ndarray, variances: np.ndarray, sums: np.ndarray) -> Common:
+    """The start: medians of own fits, their squared MAD, the median residual variance.
+
+    coefficients: (K, p), variances: (K,) of clients that were asked; sums: of `OwnFits`, over all clients. D is at
+    least the noise that an average client's own fit has: from D = 0 no round would move m.
+    Raises ValueError if there is no client.
+    """
+    if not len(coefficients) or not sums[-2] > 0:
+        raise ValueError("no client has rows")
+    p = coefficients.shape[1]
+    rows, clients = sums[-2], sums[-1]
+    smallest = max(SMALLEST_NOISE * sums[p] / rows, float(np.finfo(float).tiny) ** 0.5)
+    full = np.isfinite(variances)
+    if full.any():
+        coefficients = coefficients[full]
+        noise = float(np.median(variances[full]))
+    else:
+        noise = float(sums[p] / rows)  # no client can tell noise from differences: all of it, and the rounds part them
+    noise = max(noise, smallest)
+    mean = np.median(coefficients, axis=0)
+    mad = MAD_TO_SD * np.median(np.abs(coefficients - mean), axis=0)
+    information = sums[:p] / clients
+    least = np.where(information > 0, noise / np.where(information > 0, information, 1.0), 0.0)
+    return Common(mean, np.diag(np.maximum(mad**2, least)), noise, smallest)
+
+
+def next_common(common: Common, sums: np.ndarray) -> Common:
+    """m, D and s2 after a round. As they were if no client counts."""
+    p = len(common.mean)
+    second, q = sums[: p * p].reshape(p, p), sums[p * p : p * p + p]
+    noises, rows, counted = sums[p * p + p : p * p + p + 3]
+    if not (counted > 0 and rows > 0):
+        return common
+    half, q = root_of(common.between), q / counted
+    between = half @ (second / counted - np.outer(q, q)) @ half.T
+    noise = max(common.noise * noises / rows, common.smallest)
+    return Common(common.mean + half @ q, 0.5 * (between + between.T), float(noise), common.smallest)
+
+
+def root_of(between: np.ndarray) -> np.ndarray:
+    """(p, p) L with L L' = D, also of a singular D."""
+    values, vectors = np.linalg.eigh(between)
+    return vectors * np.sqrt(np.maximum(values, 0.0))
