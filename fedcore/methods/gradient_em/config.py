@@ -39,12 +39,14 @@ class GradientEMConfig(BaseModel):
         "fedgmm",
         "pooled-em",
         "pooled-grem",
+        "mixed-effects",
     ] = Field(
         "fedgrem",
         description="fedgrem: penalised gradient EM; local-fit: every client's start, with its own covariance; "
         "local-em, local-grem: (gradient) EM of every client alone; fedem: full M-steps, averaged; "
         "fedem-w: one M-step on all rows, own weights; tgmm: others' starts as sources; fedgmm: joint mixture of "
-        "inputs and regressions; pooled-em, pooled-grem: all rows as if of one client",
+        "inputs and regressions; pooled-em, pooled-grem: all rows as if of one client; mixed-effects: regressions of "
+        "one component, the covariance of clients' coefficients and the noise estimated",
     )
 
     preset: Literal["estimated", "paper"] = Field(
@@ -90,6 +92,11 @@ class GradientEMConfig(BaseModel):
     )
     pooling: float = Field(
         10.0, ge=0, le=1e9, description="estimated: clients' worth of all components' differences in that of each one"
+    )
+    robust: bool = Field(
+        True,
+        description="mixed-effects: clients whose coefficients or noise are far from the others' count less or not at "
+        "all; false: maximum likelihood",
     )
     second_start: int = Field(
         10,
@@ -194,6 +201,11 @@ class GradientEMConfig(BaseModel):
         """Whether differences between clients are estimated."""
         return self.algorithm == "fedgrem" and self.shrinkage == "estimated"
 
+    @property
+    def mixed(self) -> bool:
+        """Whether coefficients are random effects with a covariance (`fedcore.methods.gradient_em.mixed_rounds`)."""
+        return self.algorithm == "mixed-effects"
+
     def starts_again(self, number: int) -> bool:
         """Whether clients start from the common centres as well in round `number`."""
         later = self.second_start if self.estimated else 0
@@ -253,6 +265,15 @@ class GradientEMConfig(BaseModel):
                 f"{self.algorithm} starts from the clients' own fits",
             ),
             (self.share_weights and not fedgrem, "share_weights is for fedgrem"),
+            (
+                self.mixed and (gaussian or self.components != 1),
+                'mixed-effects is for regressions of one component: model = "regression", components = 1',
+            ),
+            (
+                self.mixed and (self.covariance not in ("auto", "identity") or self.start == "given"),
+                "mixed-effects estimates the noise variance, and starts from the clients' own fits",
+            ),
+            (not self.mixed and not self.robust, "robust is for mixed-effects"),
         ):
             if wrong:
                 raise ValueError(text)

@@ -77,4 +77,17 @@ class RoundMessage:
     covariate_covariance: np.ndarray
 
 
-Message = MomentsMessage | StartMessage | TotalsMessage | RoundMessage
+@dataclass(frozen=True, slots=True)
+class MixedMessage:
+    """One round of mixed-effects regressions: `fedcore.methods.gradient_em.mixed_effects.Common`, units of the data.
+
+    mean: (p,); between: (p, p); noise, smallest: of the noise variance
+    """
+
+    mean: np.ndarray
+    between: np.ndarray
+    noise: float
+    smallest: float
+
+
+Message = MomentsMessage | StartMessage | TotalsMessage | RoundMessage | MixedMessage

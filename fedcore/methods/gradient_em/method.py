@@ -8,13 +8,13 @@ from typing import Any, ClassVar, cast
 import numpy as np
 
 from fedcore.errors import ConfigError
-from fedcore.methods.gradient_em import clients, personal, scores, server, start
+from fedcore.methods.gradient_em import clients, mixed_rounds, personal, scores, server, start
 from fedcore.methods.gradient_em import memory as memories
 from fedcore.methods.gradient_em.baselines import rounds as baselines
 from fedcore.methods.gradient_em.baselines import tgmm
 from fedcore.methods.gradient_em.config import GradientEMConfig
 from fedcore.methods.gradient_em.coordinates import coordinates_of, to_data
-from fedcore.methods.gradient_em.messages import Message, MomentsMessage, StartMessage, TotalsMessage
+from fedcore.methods.gradient_em.messages import Message, MixedMessage, MomentsMessage, StartMessage, TotalsMessage
 from fedcore.methods.gradient_em.result import result_of
 from fedcore.methods.gradient_em.round_metrics import METRICS
 from fedcore.methods.gradient_em.state import GradientEMState
@@ -70,6 +70,8 @@ class GradientEM(NonPrivateMethod[GradientEMConfig, GradientEMState]):
         known = cast(Memory, memory)  # the start leaves one
         if isinstance(message, TotalsMessage):
             return tgmm.totals(message, rows, known)
+        if isinstance(message, MixedMessage):
+            return mixed_rounds.client_round(self.config, message, rows, known)
         if self.config.algorithm == "fedgrem":
             return clients.gradient_round(self.config, message, rows, known)
         if message.number == 1:
@@ -113,7 +115,7 @@ class GradientEM(NonPrivateMethod[GradientEMConfig, GradientEMState]):
     def outlier_distances(self, state: GradientEMState, block: ClientBlock, memory: Memory | None) -> np.ndarray:
         """(C, R) in units of what the penalty bounds."""
         distance = None
-        if self.config.algorithm == "fedgrem":
+        if self.config.algorithm == "fedgrem" or self.config.mixed:
             distance = personal.parameters(self.config, state, cast(RowsBlock, block), memory).distance
         if distance is None:
             raise ConfigError(

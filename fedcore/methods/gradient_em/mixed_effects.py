@@ -58,14 +58,16 @@ class Common(NamedTuple):
 
 class Posteriors(NamedTuple):
     """Of each client's coefficients. coefficients: (C, p) b; covariances: (C, p, p) C; distances, noises, shares: (C,)
-    d2, e and t; log_likelihoods: (C,) of its responses, with the coefficients integrated out, nats. reduced: (C, p) q,
-    reduced_covariances: (C, p, p) s2 J^-1.
+    d2, e and t; relative: (C,) how far out a client is by the worse of the two, 1 where it begins to count less,
+    NaN without rows; log_likelihoods: (C,) of its responses, with the coefficients integrated out, nats;
+    reduced: (C, p) q; reduced_covariances: (C, p, p) s2 J^-1.
     """
 
     coefficients: np.ndarray
     covariances: np.ndarray
     distances: np.ndarray
     noises: np.ndarray
+    relative: np.ndarray
     shares: np.ndarray
     log_likelihoods: np.ndarray
     reduced: np.ndarray
@@ -140,27 +142,29 @@ def posteriors(own: Systems, common: Common, robust: bool = True, widened: np.nd
     distances = left / s2 + np.einsum("ki,ki->k", q, q)
     n = np.maximum(own.n, 1)
     noises = ((own.rss + left) / s2 + fitted) / n
+    far = distances / chi2.ppf(QUANTILE, np.maximum(degrees, 1))
+    noisy = noises / (1.0 + NOISE_DEVIATIONS * np.sqrt(2.0 / n))
+    relative = np.where(own.n > 0, np.sqrt(np.maximum(far, noisy)), np.nan)
     shares = (own.n > 0).astype(np.float64)
     if robust:
-        shares *= np.clip(2.0 - distances / chi2.ppf(QUANTILE, np.maximum(degrees, 1)), 0.0, 1.0)
-        shares *= np.clip(2.0 - noises / (1.0 + NOISE_DEVIATIONS * np.sqrt(2.0 / n)), 0.0, 1.0)
+        shares *= np.clip(2.0 - far, 0.0, 1.0) * np.clip(2.0 - noisy, 0.0, 1.0)
     logdet = -np.linalg.slogdet(inverse)[1] + (own.n - p) * np.log(s2)
     fit = -0.5 * (own.n * LOG_TWO_PI + logdet + own.rss / s2 + distances)
     scale = np.ones(c) if widened is None else np.sqrt(widened)
     reduced_covariances = s2 * inverse
     covariances = half @ reduced_covariances @ half.T * (scale**2)[:, None, None]
     coefficients = common.mean + scale[:, None] * (q @ half.T)
-    return Posteriors(coefficients, covariances, distances, noises, shares, fit, q, reduced_covariances)
+    return Posteriors(coefficients, covariances, distances, noises, relative, shares, fit, q, reduced_covariances)
 
 
 def round_sums(own: Systems, found: Posteriors) -> np.ndarray:
     """(p p + p + 5,) all that leaves the clients in a round, added over them: t (q q' + s2 J^-1), t q, t n e, t n, t;
-    then for the round's metrics the log-likelihood, and clients with t = 0."""
+    then for the round's metrics t times the log-likelihood, and clients with t = 0."""
     t, q = found.shares, found.reduced
     second = (t[:, None] * q).T @ q + np.tensordot(t, found.reduced_covariances, 1)
     rows = t * own.n
     apart = np.count_nonzero((t == 0) & (own.n > 0))
-    last = [rows @ found.noises, rows.sum(), t.sum(), found.log_likelihoods.sum(), apart]
+    last = [rows @ found.noises, rows.sum(), t.sum(), t @ found.log_likelihoods, apart]
     return np.concatenate([second.ravel(), t @ q, last])
 
 
@@ -172,7 +176,7 @@ def personal(own: Systems, common: Common, robust: bool = True) -> Posteriors:
     degrees = np.maximum(np.minimum(own.n, own.target.shape[1]), 1)
     widened = np.maximum(1.0, found.distances / chi2.ppf(QUANTILE, degrees))
     wide = posteriors(own, common, robust, widened)
-    return wide._replace(distances=found.distances, noises=found.noises, shares=found.shares)
+    return wide._replace(distances=found.distances, noises=found.noises, relative=found.relative, shares=found.shares)
 
 
 # --- server -----------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedcore.errors import RunError
 from fedcore.methods.gradient_em import memory as memories
-from fedcore.methods.gradient_em import server
+from fedcore.methods.gradient_em import mixed_rounds, server
 from fedcore.methods.gradient_em.baselines import pooled
 from fedcore.methods.gradient_em.config import POOLED, GradientEMConfig
 from fedcore.methods.gradient_em.coordinates import coordinates_of, rows_of, to_data, to_model, to_standardised
@@ -83,6 +83,9 @@ def parameters(
     """The parameters that the clients of a leaf have from the run. Raises RunError before the first round."""
     memory = _known(state, memory)
     coordinates, n = coordinates_of(state), np.diff(block.ptr).astype(np.float64)
+    if config.mixed:
+        found = mixed_rounds.of_clients(config, state, rows_of(config, coordinates, block))
+        return ClientParameters(found.coefficients[:, None], np.ones((len(n), 1)), found.relative[:, None])
     v, w = to_model(config, coordinates, state.centres), memory["w"]
     if config.algorithm in POOLED:
         w = np.broadcast_to(state.weights, w.shape)
@@ -111,6 +114,11 @@ def adapted(
 ) -> tuple[np.ndarray, np.ndarray]:
     """theta (C, R, p), w (C, R) of clients that know the common centres v (R, p) and their own rows, model's units; by
     `ADAPTED_STEPS` EM steps. move: whether centres move as far as the run's penalty allows, or the weights alone."""
+    if config.mixed:
+        theta = mixed_rounds.of_clients(config, state, rows).coefficients if move else v
+        return np.broadcast_to(theta.reshape(-1, 1, v.shape[1]), (len(rows.sizes), *v.shape)), np.ones(
+            (len(rows.sizes), 1)
+        )
     n, p = rows.sizes, v.shape[1]
     w = np.full((len(n), len(v)), 1.0 / len(v))
     theta = np.broadcast_to(v, (*w.shape, p))

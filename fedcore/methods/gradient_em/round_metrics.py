@@ -25,6 +25,7 @@ METRICS = (
     Metric("fitted"),
     Metric("left_out"),
     Metric("log_likelihood", follows_data=True),
+    Metric("noise"),
     Metric("penalty"),
     Metric("rows"),
     Metric("second_starts"),

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcore.methods.gradient_em import central, shrinkage, start
+from fedcore.methods.gradient_em import central, mixed_rounds, shrinkage, start
 from fedcore.methods.gradient_em.baselines import rounds as baselines
 from fedcore.methods.gradient_em.baselines import tgmm
 from fedcore.methods.gradient_em.config import GradientEMConfig
@@ -43,6 +43,8 @@ def message(config: GradientEMConfig, state: GradientEMState) -> Message | None:
             return start.start_message(config, state)
         case "totals":
             return TotalsMessage(state.orders, state.centres, coordinates_of(state))
+    if config.mixed:
+        return mixed_rounds.message(state)
     number = state.round + 1
     weights = weights_strength(config, state)
     return RoundMessage(
@@ -80,6 +82,8 @@ def server_update(
             return start.after_start(config, state, result)
         case "totals":
             return tgmm.after_totals(state, result)
+    if config.mixed:
+        return mixed_rounds.server_update(config, state, result)
     if config.algorithm != "fedgrem":
         return baselines.server_update(config, state, result)
     return gradient_round(config, state, result)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from fedcore.errors import ConfigError, PopulationError
-from fedcore.methods.gradient_em import alignment, central, shrinkage
+from fedcore.methods.gradient_em import alignment, central, mixed_rounds, shrinkage
 from fedcore.methods.gradient_em.baselines import rounds as baselines
 from fedcore.methods.gradient_em.config import GradientEMConfig
 from fedcore.methods.gradient_em.coordinates import coordinates_of, covariance_of, rows_of, to_model, to_standardised
@@ -53,6 +53,8 @@ def own_fits(config: GradientEMConfig, message: StartMessage, block: RowsBlock) 
     centres: (c, 1 + R p) number and centres of the fitted clients that were chosen to be compared
     scatter: (q + 1,) sum over fitted clients of n_k times their covariance, and of n_k
     """
+    if config.mixed:
+        return mixed_rounds.own_fits(config, message, block, COMPARED)
     rows = rows_of(config, message.coordinates, block)
     n = rows.sizes
     shape = (block.clients, config.components, rows.x.shape[1])
@@ -168,6 +170,8 @@ def after_start(
     config: GradientEMConfig, state: GradientEMState, result: Mapping[str, Any]
 ) -> tuple[GradientEMState, RoundInfo]:
     """The state at the beginning of round 1 (or of the totals)."""
+    if config.mixed:
+        return mixed_rounds.after_start(state, result)
     clients, rows, fitted = (float(value) for value in result["sizes"])
     if rows == 0:
         raise PopulationError("no client of the population has any rows.", "Check what was ingested.")

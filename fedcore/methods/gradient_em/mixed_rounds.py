@@ -1,0 +1,143 @@
+"""Mixed-effects regressions as rounds of the method: what `fedcore.methods.gradient_em.mixed_effects` computes, between
+messages, memories and states.
+
+    start    one pass: every client keeps the square system of its rows; own fits of some clients are compared
+    rounds   sums of all clients, and the next mean, covariance and noise
+
+A client's memory is its system: root (C, p, p), target (C, p), rss (C,), n (C,). The rows themselves are not looked at
+after the start. Units are those of the data; the noise variance is the state's `covariance`, so that the model's units
+are what they are for other regressions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fedcore.errors import PopulationError
+from fedcore.methods.gradient_em import mixed_effects
+from fedcore.methods.gradient_em.config import GradientEMConfig
+from fedcore.methods.gradient_em.coordinates import rows_of
+from fedcore.methods.gradient_em.local_steps import Rows
+from fedcore.methods.gradient_em.messages import MixedMessage, StartMessage
+from fedcore.methods.gradient_em.mixed_effects import Common, Posteriors, Systems
+from fedcore.methods.gradient_em.state import GradientEMState
+from fedcore.population.blocks import RowsBlock
+from fedcore.randomness import client_uniforms
+from fedcore.rounds.method import Memory, RoundInfo
+from fedcore.rounds.statistics import ArgMax, FloatSum, Stack, Statistics
+
+FEWEST_ROUNDS = 5
+
+
+# --- clients ----------------------------------------------------------------------------------------------------------
+
+
+def own_fits(
+    config: GradientEMConfig, message: StartMessage, block: RowsBlock, compared: str
+) -> tuple[Statistics, Memory]:
+    """The clients' systems, of which own fits of the clients that are compared leave them.
+
+    compared: name of the stream that chooses them
+    sizes:   (2,) clients with rows, rows
+    largest: the client with the most rows
+    fits:    (c, p + 1) coefficients and residual variance of the chosen clients, NaN where there is none
+    moments: (p + 3,) of `mixed_effects.OwnFits`
+    """
+    own = mixed_effects.systems(rows_of(config, message.coordinates, block))
+    fits = mixed_effects.own_fits(own)
+    uniforms = client_uniforms(message.seed, compared, 0, block.first, block.clients)[:, 0]
+    chosen = (own.n > 0) & (uniforms <= message.compared)
+    sent = np.column_stack([fits.coefficients[chosen], fits.variances[chosen]])
+    most = int(np.argmax(own.n)) if len(own.n) else 0
+    return {
+        "sizes": FloatSum.at(block.leaf, [np.count_nonzero(own.n), own.n.sum()]),
+        "largest": ArgMax(float(own.n[most]), block.first + most, {}),
+        "fits": Stack({block.first: sent}),
+        "moments": FloatSum.at(block.leaf, fits.sums),
+    }, own._asdict()
+
+
+def client_round(
+    config: GradientEMConfig, message: MixedMessage, block: RowsBlock, memory: Memory
+) -> tuple[Statistics, Memory]:
+    """sums: of `mixed_effects.round_sums`."""
+    own = Systems(**memory)
+    common = Common(message.mean, message.between, message.noise, message.smallest)
+    found = mixed_effects.posteriors(own, common, config.robust)
+    return {"sums": FloatSum.at(block.leaf, mixed_effects.round_sums(own, found))}, memory
+
+
+def of_clients(config: GradientEMConfig, state: GradientEMState, rows: Rows) -> Posteriors:
+    """What clients find in the end, that have these rows. Rows and result are in the model's units."""
+    noise = float(state.covariance[0, 0])
+    common = Common(state.centres[0] / np.sqrt(noise), state.between / noise, 1.0, 0.0)
+    return mixed_effects.personal(mixed_effects.systems(rows), common, config.robust)
+
+
+# --- server -----------------------------------------------------------------------------------------------------------
+
+
+def message(state: GradientEMState) -> MixedMessage:
+    common = common_of(state)
+    return MixedMessage(common.mean, common.between, common.noise, common.smallest)
+
+
+def common_of(state: GradientEMState) -> Common:
+    return Common(state.centres[0], state.between, float(state.covariance[0, 0]), state.smallest_noise)
+
+
+def _with(state: GradientEMState, common: Common) -> GradientEMState:
+    """Raises PopulationError if numbers have grown out of the range of float64."""
+    noise = np.array([[common.noise]])
+    if not all(np.isfinite(part).all() for part in (common.mean, common.between, noise)):
+        raise PopulationError(
+            "squares of the rows are too large for float64, or too small.", "Divide the columns by their scale."
+        )
+    return replace(
+        state, centres=common.mean[None], between=common.between, covariance=noise, smallest_noise=common.smallest
+    )
+
+
+def after_start(state: GradientEMState, result: Mapping[str, Any]) -> tuple[GradientEMState, RoundInfo]:
+    """The state at the beginning of round 1."""
+    clients, rows = (float(value) for value in result["sizes"])
+    fits = np.asarray(result["fits"])
+    if rows == 0:
+        raise PopulationError("no client of the population has any rows.", "Check what was ingested.")
+    if not len(fits):
+        raise PopulationError(
+            "none of the clients whose own fits are compared has rows.", "Raise the setting 'aligned_clients'."
+        )
+    common = mixed_effects.first_common(fits[:, :-1], fits[:, -1], np.asarray(result["moments"]))
+    state = replace(state, phase="rounds", clients=clients, rows=rows, largest=int(result["largest"].score))
+    info = {"clients": clients, "rows": rows, "fitted": float(np.isfinite(fits[:, -1]).sum())}
+    return _with(state, common), RoundInfo(info)
+
+
+def server_update(
+    config: GradientEMConfig, state: GradientEMState, result: Mapping[str, Any]
+) -> tuple[GradientEMState, RoundInfo]:
+    sums, before = np.asarray(result["sums"]), common_of(state)
+    after = mixed_effects.next_common(before, sums)
+    counted, fit, apart = float(sums[-4]), float(sums[-2]), float(sums[-1])
+    state = replace(_with(state, after), round=state.round + 1, left_apart=apart)
+    centre_step = float(np.abs(after.mean - before.mean).max(initial=0.0))
+    scatter, scattered = (np.sqrt(np.maximum(np.diag(common.between), 0.0)) for common in (after, before))
+    movement = max(centre_step, float(np.abs(scatter - scattered).max(initial=0.0)))
+    still = state.round >= FEWEST_ROUNDS and movement < config.tolerance
+    if state.round == config.rounds or still:
+        state = replace(state, phase="done")
+    info = {
+        "movement": movement,
+        "centre_step": centre_step,
+        "log_likelihood": fit / max(counted, 1.0),  # of the rows that count
+        "active_clients": state.clients,
+        "apart": apart / max(state.clients, 1.0),
+        "between_clients": float(np.sqrt(np.mean(scatter**2) / after.noise)),
+        "noise": float(np.sqrt(after.noise)),
+    }
+    return state, RoundInfo(info)

@@ -1,0 +1,85 @@
+"""Mixed-effects regressions as runs: leaves, outputs, outliers, scores, settings."""
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+from pydantic import ValidationError
+
+from fedcore.errors import PopulationError
+from fedcore.methods.gradient_em import GradientEMConfig
+from fedcore.rounds.results import Features
+from tests.gradient_em.run_in_memory import block_of, run
+
+MIXED = {"algorithm": "mixed-effects", "model": "regression", "components": 1}
+
+
+def tables(seed: int = 0, clients: int = 40, outliers: int = 4):
+    """Rows (x1, x2, y) of clients, the first of which have other coefficients; and all coefficients (K, 3)."""
+    random = np.random.default_rng(seed)
+    coefficients = np.array([1.0, -2.0, 3.0]) + 0.3 * random.normal(size=(clients, 3))
+    coefficients[:outliers] += 10
+    rows = []
+    for number, (a, b, c) in enumerate(coefficients):
+        x = random.normal(size=(0 if number == outliers + 1 else 6 + number % 9, 2))
+        rows.append(np.column_stack([x, x @ [a, b] + c + 0.1 * random.normal(size=len(x))]))
+    return rows, coefficients
+
+
+def test_a_run_finds_what_clients_share_and_how_they_differ():
+    rows, truth = tables()
+    ran = run(block_of(rows), **MIXED, intercept=True)
+    state = ran.state
+    assert_allclose(state.centres[0], [1.0, -2.0, 3.0], atol=0.2)
+    assert_allclose(np.sqrt(np.diag(state.between)), 0.3, atol=0.12)
+    assert_allclose(np.sqrt(state.covariance), 0.1, atol=0.02)
+    assert state.left_apart == 4
+    out = ran.outputs()
+    assert_allclose(out["centres"][:4, 0], truth[:4], atol=0.5)
+    assert np.array_equal(np.flatnonzero(out["apart"][:, 0]), np.arange(4))
+    assert_allclose(out["centres"][5, 0], state.centres[0])  # a client without rows
+    assert np.isnan(out["distance"][5, 0]) and np.isnan(out["log_likelihood"][5])
+    rising = ran.column("log_likelihood")
+    assert rising[-1] > rising[0]
+    shown = {table.name: table for table in ran.method.result(state, Features(3, ("x1", "x2", "y"))).tables}
+    assert set(shown) == {"components", "centres", "differences"}
+
+
+def test_leaves_do_not_matter_and_the_end_is_found():
+    rows, _ = tables(1)
+    one = run(block_of(rows), **MIXED, intercept=True, clients_per_leaf=64, rounds=400)
+    other = run(block_of(rows), **MIXED, intercept=True, clients_per_leaf=3, rounds=400)
+    assert one.state.round < 100
+    assert_allclose(one.state.centres, other.state.centres, rtol=1e-8)
+    assert_allclose(one.state.between, other.state.between, rtol=1e-6, atol=1e-10)
+
+
+def test_the_start_compares_some_clients_only():
+    rows, _ = tables(2)
+    few = run(block_of(rows), **MIXED, intercept=True, aligned_clients=20)
+    assert few.infos[0].scalars["fitted"] < 22
+    every = run(block_of(rows), **MIXED, intercept=True)
+    assert_allclose(few.state.centres, every.state.centres, atol=0.02)
+
+
+def test_settings_that_do_not_fit_are_refused():
+    for wrong in (
+        {"components": 2},
+        {"model": "gaussian"},
+        {"covariance": "shared"},
+        {"start": "given"},
+        {"participation": 0.5},
+        {"algorithm": "fedgrem", "robust": False},
+    ):
+        with pytest.raises(ValidationError):
+            GradientEMConfig(**{**MIXED, **wrong})
+
+
+def test_numbers_beyond_the_range_of_float64_are_an_error():
+    rows, _ = tables(3)
+    with pytest.raises(PopulationError, match="float64"), np.errstate(all="ignore"):
+        run(block_of([own * 1e200 for own in rows]), **MIXED)
+
+
+def test_no_rows_are_an_error():
+    with pytest.raises(PopulationError, match="no client"):
+        run(block_of([np.zeros((0, 3))] * 3), **MIXED)
