@@ -35,6 +35,7 @@ FAST = [
     "gradient_em/paper",
     "gradient_em/tgmm",
     "gradient_em/fedem",
+    "gradient_em/mixed-effects",
     "private_gmm/diag",
     "private_gmm/full-records",
     "dictionaries/recommended",

@@ -176,6 +176,7 @@ def gradient_em(name: str, population: str = "gaussians", given: str | None = No
 
 PAPER = {"preset": "paper", "second_start": 0}
 NORM = {"shrinkage": "norm", "second_start": 0}
+MIXED = {"algorithm": "mixed-effects", "components": 1, "second_start": 0}
 BASELINES = ("local-fit", "local-em", "local-grem", "fedem", "fedem-w", "pooled-em", "pooled-grem")
 
 gradient_em("fedgrem")
@@ -213,6 +214,8 @@ gradient_em("pooled-em-given", given="centres", algorithm="pooled-em")
 gradient_em("tgmm", algorithm="tgmm")
 gradient_em("fedgmm", "regressions", algorithm="fedgmm", covariates=2)
 gradient_em("fedgmm-clients", "regressions", algorithm="fedgmm", covariates=1, average="clients", intercept=True)
+gradient_em("mixed-effects", "regressions", **MIXED, intercept=True)
+gradient_em("mixed-effects-likelihood", "regressions", **MIXED, robust=False)
 
 
 # --- private Gaussian mixtures ----------------------------------------------------------------------------------------

@@ -193,7 +193,7 @@ def first_common(coefficients: np.ndarray, variances: np.ndarray, sums: np.ndarr
         raise ValueError("no client has rows")
     p = coefficients.shape[1]
     rows, clients = sums[-2], sums[-1]
-    smallest = max(SMALLEST_NOISE * sums[p] / rows, float(np.finfo(float).tiny) ** 0.5)
+    smallest = max(SMALLEST_NOISE * float(sums[p] / rows), float(np.finfo(float).tiny) ** 0.5)
     full = np.isfinite(variances)
     if full.any():
         coefficients = coefficients[full]
