@@ -1,0 +1,184 @@
+"""Natural units of a Gaussian mixture: differences of statistics, measured by the likelihood that they cost.
+
+Let S be a statistic with T(S) = theta and d a difference of statistics, of which the weights' part adds up to 0. To
+first order the M-step moves the parameters by
+
+    delta pi = d0,    delta mu = (d1 - mu d0) / pi,    delta Sigma = (c2 - Sigma d0) / pi,
+    c2 = d2 - mu d1' - d1 mu' + mu mu' d0     (the second moment about mu)
+
+and the expected log-likelihood of the complete data at S falls by half the Fisher information of that step,
+
+    1/2 sum_g [ d0^2 / pi + pi delta mu' Sigma^-1 delta mu + pi/2 tr (Sigma^-1 delta Sigma)^2 ] + o(|d|^2).
+
+So with Sigma = L L' the numbers
+
+    z0 = d0 / sqrt(pi)
+    z1 = L^-1 (d1 - mu d0) / sqrt(pi)
+    z2 = pack(L^-1 c2 L^-T - d0 I) / sqrt(2 pi)
+
+have half their squared norm as that loss, and an error of one size in any of them costs the same likelihood. The map
+from d to z is linear, lower triangular by kinds, and inverted in closed form. The square root of the Fisher
+information of the other covariances:
+
+    diag        z2 = (c2 - sigma^2 d0) / (sigma^2 sqrt(2 pi))   for each column: the information of a variance is
+                pi / (2 sigma^4)
+    spherical   z2 = (c2 - d sigma^2 d0) / (sigma^2 sqrt(2 d pi)), c2 the squared distance from mu: delta sigma^2 =
+                (c2 - d sigma^2 d0) / (d pi), of information d pi / (2 sigma^4)
+    tied        z2 = pack(L^-1 d2 L^-T) / sqrt(2), once. It is not recentred: the mean of x x' does not depend on theta,
+                so a client's never changes, and what never changes should have no difference. Hence |z|^2 / 2 is the
+                loss only of a difference that leaves sum_g (mu d1' + d1 mu' - mu mu' d0) at 0; in general the last term
+                is |L^-1 (d2 - that sum) L^-T|^2 / 4
+    known       no z2
+
+Second moments are about the model's centre, so mu stands for mu - centre.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from scipy.linalg import solve_triangular
+
+from fedcore.methods.mixture_models.contract import Theta
+from fedcore.methods.mixture_models.gaussian import GaussianMixture
+from fedcore.methods.mixture_models.packing import WEIGHT_FLOOR, pack_symmetric, unpack_symmetric
+
+
+@dataclass(frozen=True, eq=False)
+class NaturalUnits:
+    """The map between differences of statistics and natural units at theta; what both sides know.
+
+    Weights below `WEIGHT_FLOOR` count as that.
+    """
+
+    model: GaussianMixture
+    theta: Theta
+
+    def forward(self, differences: np.ndarray) -> np.ndarray:
+        """z (C, q) float64 of packed differences of statistics (C, q), one row for each client."""
+        counts, first, second = self._split(np.asarray(differences, np.float64))
+        root, mu = self._root, self._mu
+        own = (first - mu * counts[..., None]) / root[:, None]
+        match self.model.covariance:
+            case "full":
+                squares = unpack_symmetric(second, self.model.features)
+                cross = mu[:, :, None] * (first - 0.5 * mu * counts[..., None])[..., None, :]
+                squares -= cross
+                squares -= np.swapaxes(cross, -1, -2)
+                squares = _sandwich(self._inverse, squares)
+                squares[..., self._diagonal, self._diagonal] -= counts[..., None]
+                second = pack_symmetric(squares) / (np.sqrt(2.0) * root[:, None])
+            case "tied":
+                second = pack_symmetric(
+                    _sandwich(self._inverse[None], unpack_symmetric(second, self.model.features)[:, None])[:, 0]
+                ) / np.sqrt(2.0)
+            case "diag":
+                centred = second - mu * (2 * first - mu * counts[..., None])
+                second = (centred / self._variances - counts[..., None]) / (np.sqrt(2.0) * root[:, None])
+            case "spherical":
+                centred = second[..., 0] - np.sum(mu * (2 * first - mu * counts[..., None]), axis=-1)
+                d = self.model.features
+                second = ((centred / self._variances[:, 0] - d * counts) / (np.sqrt(2.0 * d) * root))[..., None]
+        return self._join(counts / root, self._whiten(own), second)
+
+    def backward(self, z: np.ndarray) -> np.ndarray:
+        """Packed differences of statistics (C, q) float64 of z (C, q): the inverse of `forward`."""
+        counts, own, second = self._split(np.asarray(z, np.float64))
+        root, mu = self._root, self._mu
+        counts = counts * root
+        first = self._colour(own) * root[:, None] + mu * counts[..., None]
+        match self.model.covariance:
+            case "full":
+                squares = unpack_symmetric(second * (np.sqrt(2.0) * root[:, None]), self.model.features)
+                squares[..., self._diagonal, self._diagonal] += counts[..., None]
+                squares = _sandwich(self._factor, squares)
+                cross = mu[:, :, None] * (first - 0.5 * mu * counts[..., None])[..., None, :]
+                squares += cross
+                squares += np.swapaxes(cross, -1, -2)
+                second = pack_symmetric(squares)
+            case "tied":
+                squares = unpack_symmetric(second * np.sqrt(2.0), self.model.features)[:, None]
+                second = pack_symmetric(_sandwich(self._factor[None], squares)[:, 0])
+            case "diag":
+                centred = (second * (np.sqrt(2.0) * root[:, None]) + counts[..., None]) * self._variances
+                second = centred + mu * (2 * first - mu * counts[..., None])
+            case "spherical":
+                d = self.model.features
+                centred = (second[..., 0] * (np.sqrt(2.0 * d) * root) + d * counts) * self._variances[:, 0]
+                second = (centred + np.sum(mu * (2 * first - mu * counts[..., None]), axis=-1))[..., None]
+        return self._join(counts, first, second)
+
+    # --- what follows from theta --------------------------------------------------------------------------------------
+
+    @cached_property
+    def _root(self) -> np.ndarray:
+        """(G,) sqrt(pi)."""
+        return np.sqrt(np.maximum(self.theta["weights"], WEIGHT_FLOOR))
+
+    @cached_property
+    def _mu(self) -> np.ndarray:
+        return np.asarray(self.theta["means"]) - self.model.centre
+
+    @cached_property
+    def _diagonal(self) -> np.ndarray:
+        return np.arange(self.model.features)
+
+    @cached_property
+    def _variances(self) -> np.ndarray:
+        """(G, d), or (G, 1) for spheres."""
+        variances = np.asarray(self.theta["covariances"])
+        return variances[:, None] if self.model.covariance == "spherical" else variances
+
+    @cached_property
+    def _factor(self) -> np.ndarray:
+        """L, (G, d, d) or (d, d)."""
+        matrices = self.model.known if self.model.covariance == "known" else self.theta["covariances"]
+        return np.linalg.cholesky(np.asarray(matrices, np.float64))
+
+    @cached_property
+    def _inverse(self) -> np.ndarray:
+        """L^-1, of the shape of L."""
+        eye, d = np.eye(self.model.features), self.model.features
+        factors = self._factor.reshape(-1, d, d)
+        inverses = [solve_triangular(factor, eye, lower=True, check_finite=False) for factor in factors]
+        return np.stack(inverses).reshape(self._factor.shape)
+
+    def _whiten(self, own: np.ndarray) -> np.ndarray:
+        """L^-1 v of vectors (C, G, d)."""
+        if self.model.covariance in ("diag", "spherical"):
+            return own / np.sqrt(self._variances)
+        return _times(self._inverse, own)
+
+    def _colour(self, own: np.ndarray) -> np.ndarray:
+        """L v of vectors (C, G, d)."""
+        if self.model.covariance in ("diag", "spherical"):
+            return own * np.sqrt(self._variances)
+        return _times(self._factor, own)
+
+    # --- packing ------------------------------------------------------------------------------------------------------
+
+    def _split(self, packed: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Views of (C, q): (C, G), (C, G, d) and the rest, (C, G, n), (C, n) if shared, or nothing."""
+        clients, g, d = len(packed), self.model.components, self.model.features
+        counts, first, rest = np.split(packed, [g, g + g * d], axis=1)
+        if self.model.covariance in ("full", "diag", "spherical"):
+            rest = rest.reshape(clients, g, rest.shape[1] // g)
+        return counts, first.reshape(clients, g, d), rest
+
+    def _join(self, counts: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+        parts = (counts, first, second)
+        return np.concatenate([part.reshape(len(part), int(np.prod(part.shape[1:]))) for part in parts], axis=1)
+
+
+def _times(matrices: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+    """A v: A (G, d, d) or (d, d), v (C, G, d). Products are of one client, whose bits no other client changes."""
+    if matrices.ndim == 2:
+        return vectors @ matrices.T
+    return (matrices @ vectors[..., None])[..., 0]
+
+
+def _sandwich(outer: np.ndarray, inner: np.ndarray) -> np.ndarray:
+    """A M A' for every client: A (G, d, d), symmetric M (C, G, d, d)."""
+    return outer @ inner @ np.swapaxes(outer, -1, -2)

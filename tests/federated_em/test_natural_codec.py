@@ -1,0 +1,170 @@
+"""The codec in natural units: what is decoded, that its bytes are those that are counted, and how few they are."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedcore.errors import ConfigError, WorkerFailed
+from fedcore.methods.federated_em.natural_codec import CLASSES, SENT_ABOVE, UNARY, Natural, share_classes
+from fedcore.methods.federated_em.range_coder import UNIT, Context, RangeReader, RangeWriter, context_bits, whole_bytes
+from fedcore.methods.mixture_models.natural_units import NaturalUnits
+from fedcore.randomness import client_uniforms
+from tests.mixture_models.cases import case
+
+COVARIANCES = ("known", "spherical", "diag", "tied", "full")
+UNITS = {covariance: NaturalUnits(case(covariance).model, case(covariance).theta) for covariance in COVARIANCES}
+
+
+def draws(codec: Natural, clients: int, round: int = 0) -> np.ndarray:
+    return client_uniforms(5, "test/natural", round, 0, clients, codec.draws)
+
+
+# --- range coder ----------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=200), st.integers(0, 2**70))
+def test_what_is_written_is_read_in_as_many_bytes_as_counted(symbols, plain):
+    """Two contexts of two symbols and one of four, and plain bits between."""
+    sizes, width = (2, 2, 4), plain.bit_length()
+    symbols = [(of, symbol % sizes[of]) for of, symbol in symbols]
+    writer, contexts = RangeWriter(), [Context(size) for size in sizes]
+    for of, symbol in symbols:
+        contexts[of].write(writer, symbol)
+    writer.bits(plain, width)
+    counts = [[sum(s == (of, v) for s in symbols) for v in range(size)] for of, size in enumerate(sizes)]
+    units = sum(int(context_bits(np.array(c))) for c in counts) + width * int(1 / UNIT)
+    message = writer.finish(int(whole_bytes(units)))
+    assert len(message) == whole_bytes(units) <= units * UNIT / 8 + 1.01
+    reader, contexts = RangeReader(message), [Context(size) for size in sizes]
+    assert [(of, contexts[of].read(reader)) for of, _ in symbols] == symbols
+    assert reader.bits(width) == plain
+
+
+def test_costs_worked_by_hand():
+    """Two zeros and a one: 1/2, 3/4, 1/6 of the interval; four different symbols: 1/4, 1/6, 1/8, 1/10."""
+    assert context_bits(np.array([2, 1])) * UNIT == pytest.approx(4.0, abs=2 * UNIT)
+    assert context_bits(np.array([1, 1, 1, 1])) * UNIT == pytest.approx(np.log2(1920), abs=2 * UNIT)
+    assert context_bits(np.array([0, 0])) == 0 and whole_bytes(np.array(0)) == 0
+
+
+def test_a_message_too_short_is_refused():
+    writer = RangeWriter()
+    writer.bits(12345, 20)
+    with pytest.raises(ValueError, match="does not fit"):
+        writer.finish(2)
+
+
+def test_many_certain_symbols_and_one_surprise():
+    writer, context = RangeWriter(), Context()
+    symbols = [0] * 20_000 + [1] + [0] * 20_000
+    for symbol in symbols:
+        context.write(writer, symbol)
+    length = int(whole_bytes(context_bits(np.array([40_000, 1]))))
+    assert length <= 4
+    reader, context = RangeReader(writer.finish(length)), Context()
+    assert [context.read(reader) for _ in symbols] == symbols
+
+
+# --- messages -------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(COVARIANCES), st.integers(0, 2**32 - 1), st.floats(-6, 11), st.booleans(), st.floats(0, 1))
+def test_server_decodes_what_the_client_remembers_from_the_bytes_that_are_counted(
+    covariance, seed, magnitude, everything, kept
+):
+    """Levels from 0 to far beyond the unary code, with parts that are empty."""
+    rng, units = np.random.default_rng(seed), UNITS[covariance]
+    codec = Natural(units, 0.5, everything)
+    z = rng.standard_normal((3, codec.q)) * 10.0 ** rng.uniform(-6, magnitude, (3, 1))
+    for part in codec.parts:
+        z[:, part.start : part.start + part.length] *= rng.random((3, 1)) < kept
+    x, u = units.backward(z), draws(codec, 3, seed % 1000)
+    classes = rng.integers(0, CLASSES, (3, units.model.components))
+    decoded, bits = codec.transmit(x, u, None, classes)
+    for client in range(3):
+        message, length = codec.to_bits(x[client], u[client], classes[client])
+        assert length == bits[client] == 8 * len(message)
+        assert np.array_equal(codec.from_bits(message, u[client]), decoded[client])
+
+
+@pytest.mark.parametrize("covariance", COVARIANCES)
+def test_nothing_is_little(covariance):
+    """All zeros: only bits that say that no part is sent."""
+    codec = Natural(UNITS[covariance], 1.0)
+    decoded, bits = codec.transmit(np.zeros((2, codec.q)), draws(codec, 2))
+    assert not decoded.any() and (bits <= 16).all()
+    nobody, none = codec.transmit(np.zeros((0, codec.q)), draws(codec, 0))
+    assert nobody.shape == (0, codec.q) and none.shape == (0,)
+
+
+def test_errors_are_uniform_whatever_is_sent():
+    """Unbiased, of variance D^2 / 12, uncorrelated with the message: also for numbers far below the step."""
+    units, d, clients = UNITS["full"], 0.3, 4000
+    codec = Natural(units, d, everything=True)
+    z = np.tile(np.linspace(-0.4, 0.4, codec.q), (clients, 1))
+    levels, sent = codec.quantise(units.backward(z), draws(codec, clients))
+    error = d * (levels - (draws(codec, clients) - 0.5)) - z
+    assert np.abs(error).max() <= d / 2 * (1 + 1e-12) and sent.all()
+    assert np.abs(error.mean(axis=0)).max() < 5 * d / np.sqrt(12 * clients)
+    # the variance of a squared uniform is D^4 / 180
+    assert np.abs((error**2).mean(axis=0) - d * d / 12).max() < 5 * d * d / np.sqrt(180 * clients)
+
+
+def test_parts_below_their_noise_stay_at_home():
+    units = UNITS["full"]
+    codec = Natural(units, 0.2)
+    z = np.zeros((2, codec.q))
+    for part in codec.parts:
+        z[:, part.start] = np.sqrt(SENT_ABOVE * part.length * 0.2**2 / 12) * np.array([0.999, 1.001])
+    _, sent = codec.quantise(units.backward(z), draws(codec, 2))
+    assert not sent[0].any() and sent[1].all()
+    assert not codec.transmit(units.backward(z), draws(codec, 2))[0][0].any()
+
+
+def test_bytes_are_near_the_entropy():
+    """Levels of known distributions in 2 classes: at most 1 % and 8 bytes above the entropy of those."""
+    units, rng = UNITS["full"], np.random.default_rng(3)
+    codec = Natural(units, 1.0, everything=True)
+    levels = np.zeros((400, codec.q), np.int64)
+    classes = np.tile(np.arange(units.model.components) % 2, (400, 1))
+    entropy = 0.0
+    for part in codec.parts:
+        zero, stop = (0.9, 0.8) if part.component >= 0 and part.component % 2 else (0.5, 0.6)
+        size = rng.geometric(stop, (400, part.length)) * (rng.random((400, part.length)) > zero)
+        levels[:, part.start : part.start + part.length] = size * rng.choice([-1, 1], size.shape)
+        tail = -np.log2(stop) - (1 / stop - 1) * np.log2(1 - stop)
+        entropy += part.length * (-zero * np.log2(zero) - (1 - zero) * np.log2((1 - zero) / 2) + (1 - zero) * tail)
+    bits = codec.bits(levels, np.ones((400, len(codec.parts)), bool), classes)
+    assert entropy < bits.mean() < 1.01 * entropy + 64
+
+
+def test_sizes_at_the_end_of_the_unary_code():
+    units = UNITS["diag"]
+    codec = Natural(units, 1.0, everything=True)
+    u = np.full((1, codec.q), 0.5)
+    z = np.resize([0.0, UNARY - 1, -UNARY, UNARY + 1, -(UNARY + 2), 2.0**30], (1, codec.q))
+    x = units.backward(z)
+    decoded, bits = codec.transmit(x, u)
+    message, length = codec.to_bits(x[0], u[0])
+    assert length == bits[0] and np.array_equal(codec.from_bits(message, u[0]), decoded[0])
+    np.testing.assert_allclose(units.forward(decoded), z, rtol=1e-9, atol=1e-6)
+
+
+def test_classes_worked_by_hand():
+    weights = np.array([0.5, 0.1, 0.1, 0.3])
+    shares = np.array([[0.009, 0.002, 0.1, 0.29]])
+    assert share_classes(shares, weights).tolist() == [[0, 1, 3, 2]]
+
+
+def test_what_cannot_be_sent_is_named():
+    codec = Natural(UNITS["full"], 1e-3)
+    for bad in (np.nan, np.inf, 1e12, 1e200):
+        x = np.zeros((2, codec.q))
+        x[1, -1] = bad
+        with pytest.raises(WorkerFailed, match="client 7"):
+            codec.transmit(x, draws(codec, 2), np.array([6, 7]))
+    with pytest.raises(ConfigError, match="step"):
+        Natural(UNITS["full"], 0.0)
