@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcore.errors import ConfigError, WorkerFailed
-from fedcore.methods.federated_em.natural_codec import CLASSES, SENT_ABOVE, UNARY, Natural, share_classes
-from fedcore.methods.federated_em.range_coder import UNIT, Context, RangeReader, RangeWriter, context_bits, whole_bytes
+from fedcore.methods.federated_em.natural_codec import SENT_ABOVE, UNARY, Natural, parts_of
+from fedcore.methods.federated_em.range_coder import UNIT, Context, RangeReader, RangeWriter, context_units, whole_bytes
+from fedcore.methods.mixture_models.gaussian import GaussianMixture
 from fedcore.methods.mixture_models.natural_units import NaturalUnits
 from fedcore.randomness import client_uniforms
 from tests.mixture_models.cases import case
@@ -24,29 +25,28 @@ def draws(codec: Natural, clients: int, round: int = 0) -> np.ndarray:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=200), st.integers(0, 2**70))
-def test_what_is_written_is_read_in_as_many_bytes_as_counted(symbols, plain):
-    """Two contexts of two symbols and one of four, and plain bits between."""
-    sizes, width = (2, 2, 4), plain.bit_length()
-    symbols = [(of, symbol % sizes[of]) for of, symbol in symbols]
-    writer, contexts = RangeWriter(), [Context(size) for size in sizes]
-    for of, symbol in symbols:
-        contexts[of].write(writer, symbol)
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1)), max_size=200), st.integers(0, 2**70))
+def test_what_is_written_is_read_in_as_many_bytes_as_counted(answers, plain):
+    """Three contexts, and plain bits behind."""
+    width = plain.bit_length()
+    writer, contexts = RangeWriter(), [Context() for _ in range(3)]
+    for of, answer in answers:
+        contexts[of].write(writer, answer)
     writer.bits(plain, width)
-    counts = [[sum(s == (of, v) for s in symbols) for v in range(size)] for of, size in enumerate(sizes)]
-    units = sum(int(context_bits(np.array(c))) for c in counts) + width * int(1 / UNIT)
+    counts = np.array([[sum(a == (of, v) for a in answers) for v in range(2)] for of in range(3)])
+    units = int(context_units(counts[:, 0], counts[:, 1]).sum()) + width * int(1 / UNIT)
     message = writer.finish(int(whole_bytes(units)))
     assert len(message) == whole_bytes(units) <= units * UNIT / 8 + 1.01
-    reader, contexts = RangeReader(message), [Context(size) for size in sizes]
-    assert [(of, contexts[of].read(reader)) for of, _ in symbols] == symbols
+    reader, contexts = RangeReader(message), [Context() for _ in range(3)]
+    assert [(of, contexts[of].read(reader)) for of, _ in answers] == answers
     assert reader.bits(width) == plain
 
 
 def test_costs_worked_by_hand():
-    """Two zeros and a one: 1/2, 3/4, 1/6 of the interval; four different symbols: 1/4, 1/6, 1/8, 1/10."""
-    assert context_bits(np.array([2, 1])) * UNIT == pytest.approx(4.0, abs=2 * UNIT)
-    assert context_bits(np.array([1, 1, 1, 1])) * UNIT == pytest.approx(np.log2(1920), abs=2 * UNIT)
-    assert context_bits(np.array([0, 0])) == 0 and whole_bytes(np.array(0)) == 0
+    """Two noes and a yes: 1/2, 3/4, 1/6 of the interval."""
+    units = context_units(np.array([2, 0]), np.array([1, 0]))
+    np.testing.assert_allclose(units * UNIT, [4.0, 0.0], atol=2 * UNIT)
+    assert whole_bytes(units).tolist() == [1, 0]
 
 
 def test_a_message_too_short_is_refused():
@@ -61,7 +61,7 @@ def test_many_certain_symbols_and_one_surprise():
     symbols = [0] * 20_000 + [1] + [0] * 20_000
     for symbol in symbols:
         context.write(writer, symbol)
-    length = int(whole_bytes(context_bits(np.array([40_000, 1]))))
+    length = int(whole_bytes(context_units(np.array(40_000), np.array(1))))
     assert length <= 4
     reader, context = RangeReader(writer.finish(length)), Context()
     assert [context.read(reader) for _ in symbols] == symbols
@@ -82,10 +82,9 @@ def test_server_decodes_what_the_client_remembers_from_the_bytes_that_are_counte
     for part in codec.parts:
         z[:, part.start : part.start + part.length] *= rng.random((3, 1)) < kept
     x, u = units.backward(z), draws(codec, 3, seed % 1000)
-    classes = rng.integers(0, CLASSES, (3, units.model.components))
-    decoded, bits = codec.transmit(x, u, None, classes)
+    decoded, bits = codec.transmit(x, u)
     for client in range(3):
-        message, length = codec.to_bits(x[client], u[client], classes[client])
+        message, length = codec.to_bits(x[client], u[client])
         assert length == bits[client] == 8 * len(message)
         assert np.array_equal(codec.from_bits(message, u[client]), decoded[client])
 
@@ -125,20 +124,30 @@ def test_parts_below_their_noise_stay_at_home():
 
 
 def test_bytes_are_near_the_entropy():
-    """Levels of known distributions in 2 classes: at most 1 % and 8 bytes above the entropy of those."""
-    units, rng = UNITS["full"], np.random.default_rng(3)
-    codec = Natural(units, 1.0, everything=True)
+    """Scatters with levels of known distributions: at most 15 bits for each above the entropy (two adaptive contexts of
+    55 and some 20 answers), and a byte."""
+    model = GaussianMixture(4, 10, "full")
+    covariances = np.tile(np.eye(10), (4, 1, 1))
+    units = NaturalUnits(model, {"weights": np.full(4, 0.25), "means": np.zeros((4, 10)), "covariances": covariances})
+    codec, rng, entropy = Natural(units, 1.0, everything=True), np.random.default_rng(3), 0.0
     levels = np.zeros((400, codec.q), np.int64)
-    classes = np.tile(np.arange(units.model.components) % 2, (400, 1))
-    entropy = 0.0
-    for part in codec.parts:
-        zero, stop = (0.9, 0.8) if part.component >= 0 and part.component % 2 else (0.5, 0.6)
+    for at, part in enumerate(codec.parts[-4:]):
+        zero, stop = (0.9, 0.8) if at % 2 else (0.5, 0.6)
         size = rng.geometric(stop, (400, part.length)) * (rng.random((400, part.length)) > zero)
         levels[:, part.start : part.start + part.length] = size * rng.choice([-1, 1], size.shape)
         tail = -np.log2(stop) - (1 / stop - 1) * np.log2(1 - stop)
         entropy += part.length * (-zero * np.log2(zero) - (1 - zero) * np.log2((1 - zero) / 2) + (1 - zero) * tail)
-    bits = codec.bits(levels, np.ones((400, len(codec.parts)), bool), classes)
-    assert entropy < bits.mean() < 1.01 * entropy + 64
+    bits = codec.bits(levels, np.ones((400, len(codec.parts)), bool))
+    assert entropy < bits.mean() < entropy + 4 * 15 + 8
+
+
+def test_parts_and_their_contexts_worked_by_hand():
+    """4 weights, 4 means of 10 that share their contexts, 4 scatters of 55 that do not."""
+    theta = {"weights": np.full(4, 0.25), "means": np.zeros((4, 10)), "covariances": np.tile(np.eye(10), (4, 1, 1))}
+    parts = parts_of(NaturalUnits(GaussianMixture(4, 10, "full"), theta))
+    assert [part.start for part in parts] == [0, *range(4, 44, 10), *range(44, 264, 55)]
+    assert [part.kind for part in parts] == [0] + 4 * [1] + 4 * [2]
+    assert [part.contexts for part in parts] == [0, 1, 1, 1, 1, 2, 3, 4, 5]
 
 
 def test_sizes_at_the_end_of_the_unary_code():
@@ -151,12 +160,6 @@ def test_sizes_at_the_end_of_the_unary_code():
     message, length = codec.to_bits(x[0], u[0])
     assert length == bits[0] and np.array_equal(codec.from_bits(message, u[0]), decoded[0])
     np.testing.assert_allclose(units.forward(decoded), z, rtol=1e-9, atol=1e-6)
-
-
-def test_classes_worked_by_hand():
-    weights = np.array([0.5, 0.1, 0.1, 0.3])
-    shares = np.array([[0.009, 0.002, 0.1, 0.29]])
-    assert share_classes(shares, weights).tolist() == [[0, 1, 3, 2]]
 
 
 def test_what_cannot_be_sent_is_named():
