@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcore.errors import ConfigError, WorkerFailed
+from fedcore.methods.federated_em import natural_codec
 from fedcore.methods.federated_em.natural_codec import SENT_ABOVE, UNARY, Natural, parts_of
 from fedcore.methods.federated_em.range_coder import UNIT, Context, RangeReader, RangeWriter, context_units, whole_bytes
 from fedcore.methods.mixture_models.gaussian import GaussianMixture
@@ -160,6 +161,18 @@ def test_sizes_at_the_end_of_the_unary_code():
     message, length = codec.to_bits(x[0], u[0])
     assert length == bits[0] and np.array_equal(codec.from_bits(message, u[0]), decoded[0])
     np.testing.assert_allclose(units.forward(decoded), z, rtol=1e-9, atol=1e-6)
+
+
+def test_a_client_is_a_function_of_its_own_message(monkeypatch):
+    codec, clients = Natural(UNITS["full"], 0.1), 9
+    x, u = np.random.default_rng(0).standard_normal((clients, codec.q)), draws(codec, clients)
+    decoded, bits = codec.transmit(x, u)
+    monkeypatch.setattr(natural_codec, "TILE_NUMBERS", 2 * codec.q)
+    again, same = codec.transmit(x, u)
+    assert np.array_equal(decoded, again) and np.array_equal(bits, same)
+    x[7, 0] = np.nan
+    with pytest.raises(WorkerFailed, match="client 7"):
+        codec.transmit(x, u)
 
 
 def test_what_cannot_be_sent_is_named():

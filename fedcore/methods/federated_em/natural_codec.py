@@ -26,11 +26,15 @@ from fedcore.errors import ConfigError
 from fedcore.methods.federated_em.bits import gamma_length
 from fedcore.methods.federated_em.codecs import check_finite
 from fedcore.methods.federated_em.range_coder import UNIT, Context, RangeReader, RangeWriter, context_units, whole_bytes
+from fedcore.methods.mixture_models.client_sums import row_tiles
 from fedcore.methods.mixture_models.natural_units import NaturalUnits
 
 SENT_ABOVE = 1.5  # squared norm of a part that is sent, relative to that of its rounding errors
 OWN_CONTEXTS = 30  # numbers of a part that has its own contexts
 UNARY = 24  # sizes from here on are coded by Elias gamma codes of what goes beyond
+TILE_NUMBERS = (
+    2**16
+)  # of the messages that are coded together, for the processor's cache; their bits do not depend on it
 LARGEST_LEVEL = 2.0**40
 MOST_ZEROS = 41  # at the head of a code of such a level
 
@@ -70,8 +74,12 @@ class Natural:
     ) -> tuple[np.ndarray, np.ndarray]:
         """As `fedcore.methods.federated_em.codecs.Codec` says; x: differences of packed statistics. Messages are whole
         bytes."""
-        levels, sent = self.quantise(x, uniforms, clients)
-        return self.decode(levels, sent, uniforms), self.bits(levels, sent)
+        clients = np.arange(len(x)) if clients is None else clients
+        decoded, bits = np.empty(x.shape), np.empty(len(x), np.int64)
+        for tile in row_tiles(len(x), max(1, TILE_NUMBERS // self.q)):
+            levels, sent = self.quantise(x[tile], uniforms[tile], clients[tile])
+            decoded[tile], bits[tile] = self.decode(levels, sent, uniforms[tile]), self.bits(levels, sent)
+        return decoded, bits
 
     def quantise(
         self, x: np.ndarray, uniforms: np.ndarray, clients: np.ndarray | None = None
@@ -89,14 +97,18 @@ class Natural:
         z += uniforms
         z -= 0.5
         np.rint(z, out=z)
-        z *= np.repeat(sent, self._lengths, axis=1)
+        if not sent.all():
+            z *= sent[:, self._part_of]
         return z.astype(np.int64), sent
 
     def decode(self, levels: np.ndarray, sent: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
         """(C, q) float64; the same operations on both sides, hence the same bits."""
-        z = levels - (uniforms - 0.5)
+        z = uniforms - 0.5
+        np.subtract(levels, z, out=z)
         z *= self.step
-        return self.units.backward(np.where(np.repeat(sent, self._lengths, axis=1), z, 0.0))
+        if not sent.all():
+            z *= sent[:, self._part_of]
+        return self.units.backward(z)
 
     def bits(self, levels: np.ndarray, sent: np.ndarray) -> np.ndarray:
         """(C,) int64: length of every message, whole bytes: those of `to_bits`, from the counts of its contexts."""
@@ -155,6 +167,11 @@ class Natural:
     @cached_property
     def _starts(self) -> np.ndarray:
         return np.array([part.start for part in self.parts])
+
+    @cached_property
+    def _part_of(self) -> np.ndarray:
+        """(q,) the part of every number."""
+        return np.repeat(np.arange(len(self.parts)), self._lengths)
 
     @cached_property
     def _lengths(self) -> np.ndarray:

@@ -58,22 +58,17 @@ class NaturalUnits:
 
     def forward(self, differences: np.ndarray) -> np.ndarray:
         """z (C, q) float64 of packed differences of statistics (C, q), one row for each client."""
-        counts, first, second = self._split(np.asarray(differences, np.float64))
+        counts, first, second = self._split(differences)
         root, mu = self._root, self._mu
-        own = (first - mu * counts[..., None]) / root[:, None]
+        own = self._whiten(first - mu * counts[..., None])
         match self.model.covariance:
             case "full":
-                squares = unpack_symmetric(second, self.model.features)
-                cross = mu[:, :, None] * (first - 0.5 * mu * counts[..., None])[..., None, :]
-                squares -= cross
-                squares -= np.swapaxes(cross, -1, -2)
-                squares = _sandwich(self._inverse, squares)
-                squares[..., self._diagonal, self._diagonal] -= counts[..., None]
-                second = pack_symmetric(squares) / (np.sqrt(2.0) * root[:, None])
+                second = self._sandwich(self._inverse, second)
+                second -= self._crossed(self._white_mu, own + 0.5 * self._white_mu * counts[..., None])
+                second[..., self._diagonal] -= counts[..., None]
+                second /= np.sqrt(2.0) * root[:, None]
             case "tied":
-                second = pack_symmetric(
-                    _sandwich(self._inverse[None], unpack_symmetric(second, self.model.features)[:, None])[:, 0]
-                ) / np.sqrt(2.0)
+                second = self._sandwich(self._inverse, second) / np.sqrt(2.0)
             case "diag":
                 centred = second - mu * (2 * first - mu * counts[..., None])
                 second = (centred / self._variances - counts[..., None]) / (np.sqrt(2.0) * root[:, None])
@@ -81,26 +76,22 @@ class NaturalUnits:
                 centred = second[..., 0] - np.sum(mu * (2 * first - mu * counts[..., None]), axis=-1)
                 d = self.model.features
                 second = ((centred / self._variances[:, 0] - d * counts) / (np.sqrt(2.0 * d) * root))[..., None]
-        return self._join(counts / root, self._whiten(own), second)
+        return self._join(counts / root, own / root[:, None], second)
 
     def backward(self, z: np.ndarray) -> np.ndarray:
         """Packed differences of statistics (C, q) float64 of z (C, q): the inverse of `forward`."""
-        counts, own, second = self._split(np.asarray(z, np.float64))
+        counts, own, second = self._split(z)
         root, mu = self._root, self._mu
-        counts = counts * root
-        first = self._colour(own) * root[:, None] + mu * counts[..., None]
+        counts, own = counts * root, own * root[:, None]
+        first = self._colour(own) + mu * counts[..., None]
         match self.model.covariance:
             case "full":
-                squares = unpack_symmetric(second * (np.sqrt(2.0) * root[:, None]), self.model.features)
-                squares[..., self._diagonal, self._diagonal] += counts[..., None]
-                squares = _sandwich(self._factor, squares)
-                cross = mu[:, :, None] * (first - 0.5 * mu * counts[..., None])[..., None, :]
-                squares += cross
-                squares += np.swapaxes(cross, -1, -2)
-                second = pack_symmetric(squares)
+                second = second * (np.sqrt(2.0) * root[:, None])
+                second[..., self._diagonal] += counts[..., None]
+                second += self._crossed(self._white_mu, own + 0.5 * self._white_mu * counts[..., None])
+                second = self._sandwich(self._factor, second)
             case "tied":
-                squares = unpack_symmetric(second * np.sqrt(2.0), self.model.features)[:, None]
-                second = pack_symmetric(_sandwich(self._factor[None], squares)[:, 0])
+                second = self._sandwich(self._factor, second * np.sqrt(2.0))
             case "diag":
                 centred = (second * (np.sqrt(2.0) * root[:, None]) + counts[..., None]) * self._variances
                 second = centred + mu * (2 * first - mu * counts[..., None])
@@ -122,8 +113,20 @@ class NaturalUnits:
         return np.asarray(self.theta["means"]) - self.model.centre
 
     @cached_property
+    def _white_mu(self) -> np.ndarray:
+        """(G, d) L^-1 mu, full covariances only."""
+        return _times(self._inverse, self._mu)
+
+    @cached_property
+    def _triangle(self) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and columns of the entries of a packed matrix."""
+        rows, columns = np.triu_indices(self.model.features)
+        return rows, columns
+
+    @cached_property
     def _diagonal(self) -> np.ndarray:
-        return np.arange(self.model.features)
+        """Where the diagonal is in a packed matrix."""
+        return np.flatnonzero(self._triangle[0] == self._triangle[1])
 
     @cached_property
     def _variances(self) -> np.ndarray:
@@ -157,6 +160,19 @@ class NaturalUnits:
             return own * np.sqrt(self._variances)
         return _times(self._factor, own)
 
+    def _crossed(self, v: np.ndarray, w: np.ndarray) -> np.ndarray:
+        """Packed v w' + w v' (C, G, d (d + 1) / 2) of vectors v (G, d) and w (C, G, d)."""
+        rows, columns = self._triangle
+        scaled = np.where(rows == columns, 1.0, np.sqrt(2.0))
+        crossed = np.take(w, columns, axis=-1) * (v[:, rows] * scaled)
+        crossed += np.take(w, rows, axis=-1) * (v[:, columns] * scaled)
+        return crossed
+
+    def _sandwich(self, outer: np.ndarray, packed: np.ndarray) -> np.ndarray:
+        """Packed A M A' of packed symmetric M (..., d (d + 1) / 2), of the clients and perhaps components, and A."""
+        matrices = outer @ unpack_symmetric(packed, self.model.features)
+        return pack_symmetric(matrices @ np.swapaxes(outer, -1, -2))
+
     # --- packing ------------------------------------------------------------------------------------------------------
 
     def _split(self, packed: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -177,8 +193,3 @@ def _times(matrices: np.ndarray, vectors: np.ndarray) -> np.ndarray:
     if matrices.ndim == 2:
         return vectors @ matrices.T
     return (matrices @ vectors[..., None])[..., 0]
-
-
-def _sandwich(outer: np.ndarray, inner: np.ndarray) -> np.ndarray:
-    """A M A' for every client: A (G, d, d), symmetric M (C, G, d, d)."""
-    return outer @ inner @ np.swapaxes(outer, -1, -2)

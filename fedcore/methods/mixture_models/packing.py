@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -85,18 +86,30 @@ def triangle(d: int) -> int:
     return d * (d + 1) // 2
 
 
+@lru_cache(maxsize=16)
+def _places(d: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of a (d, d) matrix: the flat places of its upper triangle, the packed place of every entry (d, d), and 1 on the
+    diagonal, sqrt(2) off it, packed."""
+    rows, columns = np.triu_indices(d)
+    packed = np.empty((d, d), np.int64)
+    packed[rows, columns] = packed[columns, rows] = np.arange(len(rows))
+    return rows * d + columns, packed, np.where(rows == columns, 1.0, np.sqrt(2.0))
+
+
 def pack_symmetric(matrix: np.ndarray) -> np.ndarray:
     """(..., d (d + 1) / 2) from symmetric (..., d, d)."""
-    rows, columns = np.triu_indices(matrix.shape[-1])
-    return matrix[..., rows, columns] * np.where(rows == columns, 1.0, np.sqrt(2.0))
+    d = matrix.shape[-1]
+    flat, _, scale = _places(d)
+    packed = np.take(matrix.reshape(*matrix.shape[:-2], d * d), flat, axis=-1)
+    packed *= scale
+    return packed
 
 
 def unpack_symmetric(packed: np.ndarray, d: int) -> np.ndarray:
     """Symmetric (..., d, d) from (..., d (d + 1) / 2)."""
-    rows, columns = np.triu_indices(d)
-    matrix = np.empty((*packed.shape[:-1], d, d))
-    matrix[..., rows, columns] = packed * np.where(rows == columns, 1.0, np.sqrt(0.5))
-    matrix[..., columns, rows] = matrix[..., rows, columns]
+    _, places, scale = _places(d)
+    matrix = np.take(packed, places, axis=-1)
+    matrix *= np.where(scale == 1.0, 1.0, np.sqrt(0.5))[places]
     return matrix
 
 
