@@ -32,9 +32,7 @@ from fedcore.methods.mixture_models.natural_units import NaturalUnits
 SENT_ABOVE = 1.5  # squared norm of a part that is sent, relative to that of its rounding errors
 OWN_CONTEXTS = 30  # numbers of a part that has its own contexts
 UNARY = 24  # sizes from here on are coded by Elias gamma codes of what goes beyond
-TILE_NUMBERS = (
-    2**16
-)  # of the messages that are coded together, for the processor's cache; their bits do not depend on it
+TILE_NUMBERS = 2**16  # of the messages that are coded together; what is sent does not depend on it
 LARGEST_LEVEL = 2.0**40
 MOST_ZEROS = 41  # at the head of a code of such a level
 
