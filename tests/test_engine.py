@@ -3,14 +3,15 @@
 import platform
 import resource
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from threadpoolctl import threadpool_info
 
-from fedcore.errors import ChunkError, SensitivityError, UnplannedRelease, WorkerFailed
+from fedcore.errors import ChunkError, MethodError, SensitivityError, UnplannedRelease, WorkerFailed
 from fedcore.rounds.caches import BLOCKS
-from fedcore.rounds.clients import Source, keep_freed_memory, memory_file
+from fedcore.rounds.clients import Source, checked_answer, keep_freed_memory, memory_file
 from fedcore.rounds.engine import InProcessBackend, Training
 from fedcore.rounds.method import PublicFacts
 from fedcore.rounds.statistics import FloatSum
@@ -213,3 +214,13 @@ def test_freed_memory_is_kept():
 
     faults()
     assert faults() < 2048
+
+
+def test_clients_of_a_private_run_remember_nothing():
+    """Exact values would lie in the run's folder, and digests of them in its head and in the ledger."""
+    answer = {}, {"seen": np.zeros(3)}
+    assert checked_answer(SimpleNamespace(name="m", private=False), answer) == answer
+    for nothing in (None, {}):
+        checked_answer(SimpleNamespace(name="m", private=True), ({}, nothing))
+    with pytest.raises(MethodError, match="which is private, lets clients remember something"):
+        checked_answer(SimpleNamespace(name="m", private=True), answer)

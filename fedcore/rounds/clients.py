@@ -191,7 +191,9 @@ def answer_block(method: AnyMethod, source: Source, message: Message, index: int
 
 
 def checked_answer(method: AnyMethod, answer: Any) -> tuple[Statistics, Memory | None]:
-    """What `client_update` returned. Raises MethodError if it is not (statistics by name, memory or None)."""
+    """What `client_update` returned. Raises MethodError if it is not (statistics by name, memory or None), or if a
+    private method returns a memory.
+    """
     if not (isinstance(answer, tuple) and len(answer) == 2):
         raise MethodError(f"client_update of method {method.name!r} does not return two values: statistics and memory.")
     statistics, memory = answer
@@ -202,6 +204,12 @@ def checked_answer(method: AnyMethod, answer: Any) -> tuple[Statistics, Memory |
         )
     if memory is not None and not isinstance(memory, dict):
         raise MethodError(f"client_update of method {method.name!r} returns a memory that is neither a dict nor None.")
+    if method.private and memory:
+        raise MethodError(
+            f"client_update of method {method.name!r}, which is private, lets clients remember something.",
+            "Memories are exact values of clients in the folder of the run, and the run's head and the ledger would "
+            "hold digests of them. A private method has none.",
+        )
     return statistics, memory
 
 

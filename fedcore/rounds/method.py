@@ -198,7 +198,10 @@ class Method(ABC, Generic[ConfigT, StateT]):
     def client_update(
         self, message: Message, block: ClientBlock, memory: Memory | None
     ) -> tuple[Statistics, Memory | None]:
-        """The answer of one leaf of clients. Called leaf by leaf; may be called again for the same leaf."""
+        """The answer of one leaf of clients. Called leaf by leaf; may be called again for the same leaf.
+
+        A private method returns no memory.
+        """
 
     @abstractmethod
     def server_update(self, state: StateT, result: Mapping[str, Any]) -> tuple[StateT, RoundInfo]:
