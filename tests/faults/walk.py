@@ -35,6 +35,7 @@ import jinja2
 from fedcore.errors import FedcoreError
 from fedcore.evaluation import report
 from fedcore.methods.registry import OWN
+from fedcore.privacy.ledger import ledger as ledger_books
 from fedcore.rounds import engine
 from fedcore.runs.store import Run
 from fedcore.storage import files
@@ -44,6 +45,7 @@ from tests.faults.machine import LATE, RANDOM, Fault, Killed, Machine, Point
 MEMORY = Path("/dev/shm")  # nothing here needs a disk, and a ledger that is flushed to one takes its time
 OVERTAKEN = "overtaken"
 PATIENCE = 60.0  # for a process that hangs, seconds
+PUBLISH_SECONDS = 0.25  # a ledger that is gone here does not come back
 LEFT = re.compile(r"bucket/runs/run/(state/[0-9]+\.zip|metrics-\*\.jsonl)")
 UNGUARDED = re.compile(r"runs/run/(state|metrics|\.?head|\.?run\.json|lock)")
 SHOWN = 400  # characters of a difference
@@ -88,6 +90,7 @@ class Walk:
             stack.enter_context(mock.patch.dict(os.environ, ledger))
             stack.enter_context(mock.patch.dict(OWN, {"toy": "tests.toy:Toy"}))
             stack.enter_context(mock.patch.object(engine, "COMMIT_SECONDS", 0.0))
+            stack.enter_context(mock.patch.object(ledger_books, "PUBLISH_SECONDS", PUBLISH_SECONDS))
             stack.enter_context(undrawn())
             stack.enter_context(self.machine.on())
             yield
