@@ -4,6 +4,7 @@ import os
 import signal
 
 import numpy as np
+from sqlalchemy import event
 
 from fedcore.errors import FedcoreError
 from fedcore.privacy.ledger.chain_writer import ChainWriter
@@ -40,6 +41,24 @@ def die_before_record(kind):
         append(self, appended, run_id, payload)
 
     ChainWriter.append = dying
+
+
+def die_before_statement(engine, number):
+    """SIGKILL before the statement or commit of this number on an engine, counted from 0; none if there are fewer.
+
+    Returns what counts, to be called at other steps as well.
+    """
+    count = 0
+
+    def count_and_die(*_):
+        nonlocal count
+        if count == number:
+            die()
+        count += 1
+
+    for name in ("before_cursor_execute", "commit"):
+        event.listen(engine, name, count_and_die)
+    return count_and_die
 
 
 def work_and_die(url, population, run, plan, spares, when):

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 import sqlite3
 import uuid
 from contextlib import closing
@@ -11,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sqlalchemy import event
 
 from fedcore.errors import BudgetExceeded, BudgetMissing, ConfigError, LedgerTampered, PrivacyError
 from fedcore.privacy.accounting import Budget, make_budget, recounted
@@ -23,6 +21,7 @@ from fedcore.privacy.ledger.ledger import create_ledger, open_ledger
 from fedcore.privacy.plan import DISCRETE, ROUNDED, PlannedRelease
 from fedcore.privacy.statement import private_statement
 from tests.privacy.conftest import Books
+from tests.privacy.processes import die_before_statement
 
 OLD = Path(__file__).parent.parent / "golden" / "schema1" / "ledger.sqlite"
 VALUE = np.array([1, -2, 3])
@@ -362,18 +361,9 @@ def test_a_process_killed_at_each_statement_leaves_one_currency_or_the_other(old
 
 def recount_and_die(path, population, number):
     """In a child process: SIGKILL before the statement of this number, or the normal end."""
-    count = 0
-
-    def count_and_die(*_):
-        nonlocal count
-        if count == number:
-            os.kill(os.getpid(), signal.SIGKILL)
-        count += 1
-
     try:
         ledger = open_ledger(f"sqlite:///{path}")
-        for name in ("before_cursor_execute", "commit"):
-            event.listen(ledger._engine, name, count_and_die)
+        die_before_statement(ledger._engine, number)
         ledger.recount(population)
     finally:
         os._exit(0)

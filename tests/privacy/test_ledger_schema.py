@@ -2,14 +2,12 @@
 
 import os
 import shutil
-import signal
 import sqlite3
 import stat
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from sqlalchemy import event
 
 from fedcore.errors import LedgerError, LedgerTampered
 from fedcore.privacy.ledger import database as db
@@ -17,6 +15,7 @@ from fedcore.privacy.ledger import migration, tables
 from fedcore.privacy.ledger.chain import link
 from fedcore.privacy.ledger.ledger import create_ledger, open_ledger
 from tests.privacy.conftest import SERVER, open_books, release
+from tests.privacy.processes import die_before_statement
 
 OLD = Path(__file__).parent.parent / "golden" / "schema1" / "ledger.sqlite"
 ADDED = {"fedcore_accounts": ["currency", "public_schema", "mode", "shares"]}
@@ -138,18 +137,9 @@ def test_migration_killed_at_each_statement_leaves_one_schema_or_the_other(old):
 
 def migrate_and_die(path, number):
     """In a child process: SIGKILL before the statement of this number, or the normal end."""
-    count = 0
-
-    def count_and_die(*_):
-        nonlocal count
-        if count == number:
-            os.kill(os.getpid(), signal.SIGKILL)
-        count += 1
-
     try:
         ledger = open_ledger(url(path))
-        for name in ("before_cursor_execute", "commit"):
-            event.listen(ledger._engine, name, count_and_die)
+        count_and_die = die_before_statement(ledger._engine, number)
         real = migration.copy_beside
         migration.copy_beside = lambda *arguments: (count_and_die(), real(*arguments), count_and_die())
         ledger.migrate()
