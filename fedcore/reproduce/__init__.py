@@ -13,6 +13,7 @@ EXPERIMENTS = {
     "fedem-mnist": "fedcore.reproduce.fedem_mnist:FedEMMnist",
     "fedem-missing": "fedcore.reproduce.fedem_missing:FedEMMissing",
     "fedem-tabular": "fedcore.reproduce.fedem_tabular:FedEMTabular",
+    "em-defaults": "fedcore.reproduce.em_defaults:EMDefaults",
     "fedgrem-gmm": "fedcore.reproduce.fedgrem_simulations:FedGrEMGaussians",
     "fedgrem-mor": "fedcore.reproduce.fedgrem_simulations:FedGrEMRegressions",
     "fedgrem-pendigits": "fedcore.reproduce.fedgrem_clusters:FedGrEMPenDigits",
