@@ -57,6 +57,7 @@ COMMANDS = [
     ("demo",),
     ("plan",),
     ("runs", "outliers"),
+    ("runs", "anomalies"),
 ]
 
 

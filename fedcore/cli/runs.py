@@ -153,6 +153,25 @@ def runs_outliers(run: RunArgument, population: PopulationArgument, as_json: Jso
     print(f"Also in {written}.")
 
 
+@runs_app.command("anomalies")
+def runs_anomalies(
+    run: RunArgument,
+    population: PopulationArgument,
+    rows: Annotated[int, typer.Option("--rows", min=1, max=100_000, help="How many.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """The rows of a population that a run finds least likely, by client. Names clients: not private."""
+    from dataclasses import asdict
+
+    from fedcore.evaluation.anomalies import unusual_rows
+
+    found = [asdict(row) for row in unusual_rows(run, population, rows)]
+    if as_json:
+        return say({"privacy": "none", "rows": found}, True)
+    shown = [{**row, "log_density": f"{row['log_density']:.4g}"} for row in found]
+    table(f"Rows of {population} that {run} finds least likely (not private)", shown) if shown else print("no rows")
+
+
 def report(
     run: RunArgument,
     plan: Annotated[

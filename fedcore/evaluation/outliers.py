@@ -17,11 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from fedcore.population.blocks import leaves
 from fedcore.population.store import Population
-from fedcore.rounds.clients import read_memory, redacted
+from fedcore.rounds.clients import redacted
 from fedcore.runs.store import Run
-from fedcore.training.personalise import check_fits, trained
+from fedcore.training.personalise import check_fits, remembering_leaves, trained
 
 CUTOFF = 3.5
 NORMAL_MAD = 1.4826  # times the median absolute deviation is the standard deviation of normal numbers
@@ -81,18 +80,11 @@ def diagnose(run_path: str | Path, population_path: str | Path, cutoff: float = 
     run, population = Run.open(run_path), Population.open(population_path)
     check_fits(run, population)
     method, state = trained(run)
-    folder, digests = run.memories(), run.memory_digests()
     distances: list[np.ndarray] = []
-    ids: list[str] = []
-    for index in range(len(population.blocks)):
-        block = population.read(index)
-        memory = None if folder is None else read_memory(folder, index, block.clients, digests)
+    for index, leaf, memory in remembering_leaves(run, population):
         with redacted(method, index):
-            for leaf in leaves(block, population.clients_per_leaf):
-                at = slice(leaf.first - block.first, leaf.first - block.first + leaf.clients)
-                own = None if memory is None else {name: value[at] for name, value in memory.items()}
-                distances.append(method.outlier_distances(state, leaf, own))
-        ids.extend(str(client) for client in population.client_ids(index))
+            distances.append(method.outlier_distances(state, leaf, memory))
+    ids = [str(client) for index in range(len(population.blocks)) for client in population.client_ids(index)]
     distance = np.concatenate(distances)
     score, hit = scores(distance), suspected(distance, cutoff)
     deviation = deviations(score)

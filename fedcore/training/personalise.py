@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ import zarr
 
 from fedcore.errors import ConfigError, PopulationError, RunError, WrongKind
 from fedcore.methods.registry import make_method
-from fedcore.population.blocks import CountsBlock, leaves
+from fedcore.population.blocks import ClientBlock, CountsBlock, leaves
 from fedcore.population.store import Population
 from fedcore.rounds.clients import read_memory, redacted
 from fedcore.rounds.method import ROWS, AnyMethod, Memory, State
@@ -136,6 +136,18 @@ def _put(group: zarr.Group, name: str, values: np.ndarray, first: int, length: i
         )
     array = cast("zarr.Array[Any]", group[name])
     array[first : first + len(values)] = values
+
+
+def remembering_leaves(run: Run, population: Population) -> Iterator[tuple[int, ClientBlock, Memory | None]]:
+    """(block, leaf, what its clients remember of the run's last round) for every leaf, in order; one block at a time.
+    Raises RunError for damaged memories."""
+    folder, digests = run.memories(), run.memory_digests()
+    for index in range(len(population.blocks)):
+        block = population.read(index)
+        memory = None if folder is None else read_memory(folder, index, block.clients, digests)
+        for leaf in leaves(block, population.clients_per_leaf):
+            at = slice(leaf.first - block.first, leaf.first - block.first + leaf.clients)
+            yield index, leaf, None if memory is None else {name: value[at] for name, value in memory.items()}
 
 
 def trained(run: Run) -> tuple[AnyMethod, State]:

@@ -220,6 +220,11 @@ COMMANDS: dict[str, Command] = {
         because="names clients, of runs that are not private only: a private run is refused",
         exits=(2,),
     ),
+    "runs anomalies": Command(
+        lambda w: (("runs", "anomalies", w / "runs/finished", w / "counts", JSON),),
+        because="names clients, of runs that are not private only: a private run is refused",
+        exits=(2,),
+    ),
     "report": Command(
         lambda w: (
             ("report", w / "runs/finished", JSON),

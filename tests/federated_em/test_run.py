@@ -3,8 +3,11 @@
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from scipy.special import logsumexp
+from scipy.stats import multivariate_normal
 
 from fedcore.errors import ConfigError, PrivacyError, RunError, WrongKind
+from fedcore.evaluation.anomalies import unusual_rows
 from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig, FederatedEMState, server
 from fedcore.methods.registry import make_method
 from fedcore.population.blocks import counts_block
@@ -101,6 +104,35 @@ def test_what_clients_are_given(tmp_path):
     sizes = np.concatenate([np.diff(population.read(index).ptr) for index in range(len(population.blocks))])
     np.testing.assert_allclose(np.nansum(sizes * fit) / sizes.sum(), -state.objective, rtol=0.05)
     assert len(set(component[1:20])) == 1, "clients hold runs of rows sorted by component"
+
+
+def test_every_row_has_its_density_and_the_least_likely_are_listed(tmp_path):
+    import zarr
+
+    population = rows_population(tmp_path / "p")
+    ran = to_end(begin(population, tmp_path, {"algorithm": "em", "rounds": 5}))
+    personalise(ran.path, population.path, tmp_path / "out")
+    out = zarr.open_group(tmp_path / "out", mode="r")
+    densities, ptr = out["rows_log_density"][...], out["ptr"][...]
+    blocks = [population.read(index) for index in range(len(population.blocks))]
+    rows = np.concatenate([block.x for block in blocks])
+    theta = FederatedEM(FederatedEMConfig(**ran.info["config"])).parameters(
+        FederatedEMState(**load_run(ran.path).state)
+    )
+    by_hand = logsumexp(
+        [
+            np.log(weight) + multivariate_normal(mean, covariance).logpdf(rows)
+            for weight, mean, covariance in zip(theta["weights"], theta["means"], theta["covariances"], strict=True)
+        ],
+        axis=0,
+    )
+    np.testing.assert_allclose(densities, by_hand, rtol=1e-6, atol=1e-6)
+    ids = np.concatenate([population.client_ids(index) for index in range(len(population.blocks))])
+    listed = unusual_rows(ran.path, population.path, 7)
+    assert [row.log_density for row in listed] == sorted(densities)[:7]
+    for row in listed:
+        client = int(np.flatnonzero(ids == row.client)[0])
+        assert densities[ptr[client] + row.row] == row.log_density
 
 
 def test_a_private_run_starts_from_public_parameters_and_is_charged(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ from fedcore.errors import RunError
 from fedcore.methods.federated_em import models
 from fedcore.methods.federated_em.config import FederatedEMConfig
 from fedcore.methods.federated_em.leaf_rows import rows_of
+from fedcore.methods.federated_em.scores import in_data_units
 from fedcore.methods.federated_em.state import FederatedEMState
 from fedcore.population.blocks import ClientBlock, CountsBlock
 from fedcore.rounds.method import ClientOutputs
@@ -20,13 +21,15 @@ def personalise(config: FederatedEMConfig, state: FederatedEMState, block: Clien
     mixtures:       responsibilities (C, G) float64, the mean over its rows, NaN without rows; component (C,) int32, the
                     largest of them, -1 without rows; and for every row rows_responsibilities (N, G) float32
     other models:   rows_imputed (N, d) float64: every row completed, in the units of the data
+    rows_log_density: (N,) float64 of every row, nats, in the units of the data; not of tables, which are not rows
     """
     if not len(state.theta):
         raise RunError("the run stopped before it had parameters.", "Resume it first.")
     scaling, theta = state.scaling(), state.parameters()
     leaf, model = rows_of(block, scaling, config.rows_per_observation), models.model_of(config, scaling)
     filled = leaf.sizes > 0
-    outputs = {"log_likelihood": leaf.mean_by_client(model.log_likelihood(theta, leaf.y))}
+    densities = model.log_likelihood(theta, leaf.y)
+    outputs = {"log_likelihood": leaf.mean_by_client(densities)}
     rows = model.personalise(theta, leaf.y)
     if "responsibilities" in rows:
         every = rows["responsibilities"]
@@ -35,9 +38,12 @@ def personalise(config: FederatedEMConfig, state: FederatedEMState, block: Clien
         outputs |= {"responsibilities": mean, "component": component.astype(np.int32)}
         if isinstance(block, CountsBlock):  # a client has one row, of which the arrays above tell all
             return outputs
+        outputs["rows_log_density"] = in_data_units(config, state, leaf, densities)
         return outputs | {"rows_responsibilities": every.astype(np.float32)}
     if isinstance(block, CountsBlock):
         raise TypeError("models of incomplete rows do not read counts")
+    if config.rows_per_observation == 1:
+        outputs["rows_log_density"] = in_data_units(config, state, leaf, densities)
     imputed = rows["imputed"]
     if len(state.centre):
         imputed = imputed * state.scale + state.centre
