@@ -26,6 +26,7 @@ from fedcore.reproduce.simulation import simulate
 from fedcore.rounds.method import RoundInfo
 
 NEVER_LOOKED_AT = 1_000_000  # the method's own looks at the objective would cost passes; the trace makes its own
+SHARE = 1e-3  # regularisation of the tables, from before there were pseudo-rows
 WINDOW = 0.5  # epochs before and after, over which a running median is taken
 PLACES = 64  # bits of an uncompressed number
 
@@ -184,7 +185,7 @@ def traced(
     every: int = 1,
 ) -> Ran:
     """Train with these settings of the method federated_em; see `simulate` and `Trace`."""
-    settings = {"monitor_every": NEVER_LOOKED_AT, **settings}
+    settings = {"monitor_every": NEVER_LOOKED_AT, "regularisation": SHARE, "restarts": 1, **settings}
     trace = Trace(FederatedEM(FederatedEM.Config(**settings)), population, every)
     _, state = simulate(place, key, "federated_em", settings, population, seed=seed, warm_start=start, on_round=trace)
     return Ran(trace.method, state, trace)

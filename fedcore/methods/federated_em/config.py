@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 COUNT_MODELS = ("poisson", "multinomial", "bernoulli")
 TABLES = ("gaussian_tables", "poisson_tables", "bernoulli_tables")
+PENALISED_BY_ROWS = ("gaussian", "regression", "gaussian_imputer")
 Refusals = tuple[tuple[bool, str], ...]  # (whether the settings contradict each other, how)
 ROUNDS, PRIVATE_ROUNDS = 100, 30
 PRIVATE_GAMMA = 0.5
+PSEUDO_ROWS = 1e-3
+REGULARISATION = 1e-3  # of models whose penalty is a share of the data
+SMALLEST_SHARE = 1e-8  # of a penalty that is not 0: below it columns that determine each other drown in rounding
 BATCH_GAMMA = 0.3  # an upper bound: the noise of a batch does not die with the compression's
 
 
@@ -57,12 +61,18 @@ class FederatedEMConfig(BaseModel):
         description="covariances of the model gaussian: one each, one for all, only variances, one variance; "
         "known: the identity, for rows that are whitened already",
     )
-    regularisation: float = Field(
-        1e-3,
+    pseudo_rows: Annotated[float, Field(ge=0, le=1e6)] | None = Field(
+        None,
+        description="penalty of gaussian, regression and gaussian_imputer, in rows: as if so many rows of the pooled "
+        f"variances were added to each scatter, and to the inputs of regressions; None: {PSEUDO_ROWS}",
+    )
+    regularisation: float | None = Field(
+        None,
         ge=0,
         le=10,
-        description="penalty of the model, as a share of the data: of the pooled variances, added to scatters; of rows "
-        "with the mean counts, added to count models; ridge of regressions",
+        description="the same penalty as a share of the data, whatever their number, instead of pseudo_rows; of count "
+        "models the share of rows with the mean counts that is added, there and in private runs "
+        f"{REGULARISATION} by default",
     )
     pseudo_counts: float = Field(
         0.0, ge=0, le=1e6, description="a of the penalty -a log of the weights of Gaussians and regressions"
@@ -227,6 +237,18 @@ class FederatedEMConfig(BaseModel):
         """Whether a client weighs as much as its rows."""
         return self.weights != "clients" and not self.private
 
+    def penalty_share(self, rows: float) -> float | None:
+        """The penalty as a share of the data, from pseudo-rows over the rows N; None if it does not depend on N."""
+        if self.private or self.regularisation is not None or self.model not in PENALISED_BY_ROWS:
+            return None
+        wanted = PSEUDO_ROWS if self.pseudo_rows is None else self.pseudo_rows
+        return max(wanted / rows, SMALLEST_SHARE) if wanted else 0.0
+
+    @property
+    def fixed_share(self) -> float:
+        """The penalty as a share of the data where it does not depend on their number."""
+        return REGULARISATION if self.regularisation is None else self.regularisation
+
     @property
     def fills_memories(self) -> bool:
         """Whether a pass gives the memories their first values, if there are memories."""
@@ -284,6 +306,14 @@ class FederatedEMConfig(BaseModel):
                 self.kind == "counts" and self.model not in COUNT_MODELS,
                 f'kind = "counts" is for {", ".join(COUNT_MODELS)}; {self.model} reads rows',
             ),
+            (
+                self.pseudo_rows is not None and self.model not in PENALISED_BY_ROWS,
+                f"pseudo_rows is for {', '.join(PENALISED_BY_ROWS)}; {self.model} takes regularisation",
+            ),
+            (
+                self.pseudo_rows is not None and self.regularisation is not None,
+                "pseudo_rows and regularisation are the same penalty in two units: give one of them",
+            ),
             (tables != (self.table_rows is not None), "table_rows is needed for tables, and for nothing else"),
         )
 
@@ -321,6 +351,11 @@ class FederatedEMConfig(BaseModel):
             (
                 self.monitor_every is not None or self.tolerance > 0,
                 "a private run may not look at the objective: no monitor_every, no tolerance",
+            ),
+            (
+                self.pseudo_rows is not None,
+                "the penalty of a private run may not follow from the number of rows: "
+                "write regularisation, a share, for pseudo_rows",
             ),
             (self.restarts > 1, "a private run cannot compare starts"),
             (self.weights == "rows", 'a private run counts each client once: weights = "clients"'),

@@ -29,8 +29,9 @@ class Scaling:
     centre, scale: (d,) float64, in the units of the data; (0,) if rows are left as they are
     variance, mean: (d,) float64 of the standardised columns; mean is (0,) where it is not known
     seen: (d,) float64, how many entries of each column are not missing; (0,) where that is not known
+    penalty_share: the model's penalty as a share of the data; None where the settings alone say it
 
-    For tables the last three are those of the J L cells.
+    For tables variance, mean and seen are those of the J L cells.
     """
 
     centre: np.ndarray
@@ -38,6 +39,7 @@ class Scaling:
     variance: np.ndarray
     mean: np.ndarray
     seen: np.ndarray
+    penalty_share: float | None = None
 
 
 def plain_scaling(width: int) -> Scaling:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from fedcore.methods.federated_em import clients, models, private, scores, seeding, server, start
+from fedcore.methods.federated_em import clients, models, narrow, private, scores, seeding, server, start
 from fedcore.methods.federated_em.config import FederatedEMConfig
 from fedcore.methods.federated_em.messages import (
     ClusterMessage,
@@ -127,7 +128,14 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
 
     def result(self, state: FederatedEMState, features: Features) -> Result:
         """See `fedcore.methods.federated_em.result`. Empty before the first round."""
-        return result_of(self.config, self.parameters(state), features) if state.round else Result()
+        if not state.round:
+            return Result()
+        learnt = result_of(self.config, self.parameters(state), features)
+        return replace(learnt, tables=learnt.tables + narrow.narrow_table(self.config, state, features))
+
+    def outcome(self, state: FederatedEMState) -> str:
+        """A warning of components that are narrow; empty without one."""
+        return narrow.warning(self.config, state) if state.round else ""
 
     def warm_start_of(self, state: FederatedEMState) -> dict[str, np.ndarray]:
         """Parameters, and what rows and clipped parts were scaled by."""

@@ -89,6 +89,11 @@ def in_data_units(config: FederatedEMConfig, theta: Theta, scaling: Scaling) -> 
     return theta if convert is None or not len(scaling.centre) or not theta else convert(config, theta, scaling)
 
 
+def penalty_share(config: FederatedEMConfig, scaling: Scaling) -> float:
+    """The penalty of models of dense rows, as a share of the data."""
+    return config.fixed_share if scaling.penalty_share is None else scaling.penalty_share
+
+
 # --- Gaussian mixtures ----------------------------------------------------------------------------------------------
 
 
@@ -97,7 +102,7 @@ def _gaussian(config: FederatedEMConfig, scaling: Scaling) -> CurvedEM:
         config.components,
         len(scaling.variance),
         config.covariance,
-        lam=config.regularisation * scaling.variance,
+        lam=penalty_share(config, scaling) * scaling.variance,
         a=config.pseudo_counts,
     )
 
@@ -121,14 +126,14 @@ def _gaussian_unscaled(config: FederatedEMConfig, theta: Theta, scaling: Scaling
 
 
 def _regression(config: FederatedEMConfig, scaling: Scaling) -> CurvedEM:
-    variance = float(scaling.variance[-1])
+    share, variance = penalty_share(config, scaling), float(scaling.variance[-1])
     return RegressionMixture(
         config.components,
         len(scaling.variance),
         intercept=True,
         a=config.pseudo_counts,
-        ridge=config.regularisation,
-        lam=config.regularisation * variance,
+        ridge=share,
+        lam=share * variance,
     )
 
 
@@ -149,12 +154,12 @@ def _regression_unscaled(config: FederatedEMConfig, theta: Theta, scaling: Scali
 def _prior(config: FederatedEMConfig, scaling: Scaling) -> float:
     """a: regularisation, in rows, spread over the components, each with the mean entry."""
     mean = scaling.mean.mean() if len(scaling.mean) else 1.0
-    return config.regularisation / config.components * max(float(mean), SMALLEST_MEAN)
+    return config.fixed_share / config.components * max(float(mean), SMALLEST_MEAN)
 
 
 def _poisson(config: FederatedEMConfig, scaling: Scaling) -> CurvedEM:
     return PoissonMixture(
-        config.components, len(scaling.variance), a=_prior(config, scaling), b=config.regularisation / config.components
+        config.components, len(scaling.variance), a=_prior(config, scaling), b=config.fixed_share / config.components
     )
 
 
@@ -171,7 +176,7 @@ def _bernoulli(config: FederatedEMConfig, scaling: Scaling) -> CurvedEM:
 
 
 def _imputer(config: FederatedEMConfig, scaling: Scaling) -> CurvedEM:
-    return GaussianImputer(len(scaling.variance), config.rank, lam=config.regularisation * scaling.variance)
+    return GaussianImputer(len(scaling.variance), config.rank, lam=penalty_share(config, scaling) * scaling.variance)
 
 
 def _imputer_unscaled(config: FederatedEMConfig, theta: Theta, scaling: Scaling) -> Theta:

@@ -150,7 +150,7 @@ def after_moments(config: FederatedEMConfig, state: FederatedEMState, result: Ma
         state = replace(state, centre=mean, scale=scale)
     if len(state.scale):
         mean, variance = (mean - state.centre) / state.scale, variance / state.scale**2
-    state = replace(state, mean=mean, variance=variance, seen=count)
+    state = replace(state, mean=mean, variance=variance, seen=count, penalty_share=config.penalty_share(rows))
     if config.start_name == "given":
         state = _with_initial_parameters(config, state, [state.parameters()])
     elif models.seeding_passes(config) == 0:

@@ -39,6 +39,7 @@ class FederatedEMState:
     expectations, bits_up, bits_down: costs so far: conditional expectations of rows, and bits
     multipliers: (T,) noise multipliers of the planned releases; (0,) if not private
     part_scales: (q,) the diagonal of D of a private run; (0,) if not private
+    penalty_share: the penalty as a share of the data, once their number is known; None where the settings alone say it
     """
 
     phase: str
@@ -72,6 +73,7 @@ class FederatedEMState:
     bits_down: float
     multipliers: np.ndarray
     part_scales: np.ndarray
+    penalty_share: float | None = None
 
     def parameters(self) -> dict[str, np.ndarray]:
         """T(S_k) by name, of standardised rows; empty before there is an initial value."""
@@ -79,7 +81,7 @@ class FederatedEMState:
 
     def scaling(self) -> Scaling:
         """How rows are standardised, and the moments of the columns."""
-        return Scaling(self.centre, self.scale, self.variance, self.mean, self.seen)
+        return Scaling(self.centre, self.scale, self.variance, self.mean, self.seen, self.penalty_share)
 
 
 def empty(**fields: Any) -> FederatedEMState:
