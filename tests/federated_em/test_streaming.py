@@ -30,6 +30,7 @@ SETTINGS = {
     "batches": SHORT | {"algorithm": "fedem", "batch": 3},
     "vr": SHORT | {"algorithm": "vr-fedem", "batch": 3, "inner_rounds": 2},
     "tied": SHORT | {"covariance": "tied", "algorithm": "fedem"},
+    "validation": SHORT | {"algorithm": "fedem", "validation": 0.3},
     "regression": SHORT | {"model": "regression", "algorithm": "fedem"},
     "imputer": {"model": "gaussian_imputer", "rounds": 3, "algorithm": "fedem"},
     "tables": {"model": "gaussian_tables", "table_rows": 3, "rounds": 3, "algorithm": "fedem"},

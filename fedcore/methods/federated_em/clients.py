@@ -9,16 +9,25 @@ Source: Dieuleveut, Fort, Moulines, Robin 2021, Algorithms 1 and 2.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
 from fedcore.errors import PopulationError
+from fedcore.methods.federated_em import models
 from fedcore.methods.federated_em.codecs import Codec, Identity, check_finite
 from fedcore.methods.federated_em.config import FederatedEMConfig
 from fedcore.methods.federated_em.leaf_rows import LeafRows, rows_of
-from fedcore.methods.federated_em.messages import InitialMemoryMessage, ObjectiveMessage, RoundMessage, TrialMessage
+from fedcore.methods.federated_em.messages import (
+    InitialMemoryMessage,
+    MomentsMessage,
+    ObjectiveMessage,
+    RoundMessage,
+    TrialMessage,
+)
 from fedcore.methods.mixture_models.contract import CurvedEM, Theta, is_sparse
-from fedcore.population.blocks import ClientBlock
+from fedcore.methods.mixture_models.validation import Split, training_part, validation_part
+from fedcore.population.blocks import ClientBlock, RowsBlock
 from fedcore.randomness import client_uniforms
 from fedcore.rounds.method import Memory
 from fedcore.rounds.statistics import FloatSum, Statistic, Statistics
@@ -85,15 +94,17 @@ def weighted_loss(model: CurvedEM, theta: Theta, leaf: LeafRows, weights: Weight
 # --- passes before and after the rounds -----------------------------------------------------------------------------
 
 
-def moments(config: FederatedEMConfig, model: CurvedEM, block: ClientBlock) -> Statistics:
+def moments(config: FederatedEMConfig, model: CurvedEM, message: MomentsMessage, block: ClientBlock) -> Statistics:
     """sizes: (3,) clients with rows, observations, sum of m_i^2. moments: (3, d) number, sum and sum of squares of the
-    entries of every column (for tables: of every cell).
+    entries of every column (for tables: of every cell). held_back: rows that take no part, if there may be such.
 
     Raises PopulationError for rows that the model cannot read.
     """
     each = config.rows_per_observation
-    leaf = rows_of(block, None, each)
-    check_rows(model, block, leaf)
+    everything = leaf = rows_of(block, None, each)
+    check_rows(model, block, everything)
+    if message.split is not None:
+        leaf = rows_of(training_rows(block, message.split), None, each)
     sizes = np.array([np.count_nonzero(leaf.sizes), leaf.sizes.sum(), np.sum(leaf.sizes**2)])
     if is_sparse(leaf.y):
         total, squares = leaf.y.sum(axis=0), leaf.y.multiply(leaf.y).sum(axis=0)
@@ -106,7 +117,14 @@ def moments(config: FederatedEMConfig, model: CurvedEM, block: ClientBlock) -> S
             y = np.where(seen, entries, 0.0)
             with np.errstate(over="ignore"):  # the server refuses an infinite sum
                 columns += np.vstack([seen.sum(axis=0), y.sum(axis=0), np.sum(y * y, axis=0)])
-    return {"sizes": FloatSum.at(block.leaf, sizes), "moments": FloatSum.at(block.leaf, columns)}
+    statistics: dict[str, Statistic] = {
+        "sizes": FloatSum.at(block.leaf, sizes),
+        "moments": FloatSum.at(block.leaf, columns),
+    }
+    if message.split is not None:
+        held_back = everything.y.shape[0] - leaf.y.shape[0]
+        statistics["held_back"] = FloatSum.at(block.leaf, float(held_back))
+    return statistics
 
 
 def check_rows(model: CurvedEM, block: ClientBlock, leaf: LeafRows) -> None:
@@ -148,10 +166,34 @@ def initial_memory(
     return {"sum": FloatSum.at(block.leaf, weights.of_clients(leaf.sizes) @ v)}, {"V": v}
 
 
-def objective(config: FederatedEMConfig, model: CurvedEM, message: ObjectiveMessage, block: ClientBlock) -> Statistics:
+def objective(
+    config: FederatedEMConfig, model: CurvedEM, message: ObjectiveMessage, block: ClientBlock
+) -> dict[str, Statistic]:
     """loss: the objective without the penalty, nats per observation."""
     leaf, weights = _leaf_and_weights(config, message, block)
     return {"loss": FloatSum.at(block.leaf, weighted_loss(model, message.theta, leaf, weights))}
+
+
+def training_rows(block: ClientBlock, split: Split | None) -> ClientBlock:
+    """The block without the rows that take no part."""
+    return block if split is None else training_part(cast(RowsBlock, block), split)
+
+
+def held_out(
+    config: FederatedEMConfig, model: CurvedEM, message: RoundMessage | ObjectiveMessage, block: ClientBlock
+) -> dict[str, Statistic]:
+    """held_out: (3,) rows that take no part, the sum of their losses, and that in the units of the data; nothing if all
+    rows take part, or if nobody asks."""
+    split = message.scaling.split
+    if split is None or (isinstance(message, RoundMessage) and not message.monitor):
+        return {}
+    leaf = rows_of(validation_part(cast(RowsBlock, block), split), message.scaling)
+    sums = np.zeros(3)
+    for _, y in leaf.pieces():
+        losses = -model.log_likelihood(message.theta, y)
+        unscaled = losses + models.log_scales(config, message.scaling, y)
+        sums += [y.shape[0], losses.sum(), unscaled.sum()]
+    return {"held_out": FloatSum.at(block.leaf, sums)}
 
 
 # --- a round --------------------------------------------------------------------------------------------------------

@@ -7,6 +7,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from fedcore.methods.mixture_models.validation import LARGEST_SHARE
+
 COUNT_MODELS = ("poisson", "multinomial", "bernoulli")
 TABLES = ("gaussian_tables", "poisson_tables", "bernoulli_tables")
 PENALISED_BY_ROWS = ("gaussian", "regression", "gaussian_imputer")
@@ -181,6 +183,13 @@ class FederatedEMConfig(BaseModel):
         description="rounds between two looks at the objective, which cost a pass each; None: 10, or never "
         "in a private run",
     )
+    validation: float = Field(
+        0.0,
+        ge=0,
+        le=LARGEST_SHARE,
+        description="share of each client's rows that takes no part in training; their loss is among the metrics. "
+        "Clients with one or two rows keep them for training",
+    )
     tolerance: float = Field(
         0.0,
         ge=0,
@@ -314,6 +323,10 @@ class FederatedEMConfig(BaseModel):
                 self.pseudo_rows is not None and self.regularisation is not None,
                 "pseudo_rows and regularisation are the same penalty in two units: give one of them",
             ),
+            (
+                self.validation > 0 and (tables or self.kind == "counts"),
+                "validation holds back rows of clients who have many: not of tables, nor of counts, which are one row",
+            ),
             (tables != (self.table_rows is not None), "table_rows is needed for tables, and for nothing else"),
         )
 
@@ -348,6 +361,7 @@ class FederatedEMConfig(BaseModel):
             (self.participation < 1, "a private run asks all clients: sampling is not accounted for"),
             (self.batch is not None, "a private run uses all rows of a client: no batch"),
             (self.memory_start == "full" or bool(self.alpha), "a private run keeps no memories"),
+            (self.validation > 0, "a private run may not look at rows that are held back: no validation"),
             (
                 self.monitor_every is not None or self.tolerance > 0,
                 "a private run may not look at the objective: no monitor_every, no tolerance",

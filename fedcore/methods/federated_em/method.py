@@ -87,13 +87,14 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
     def client_update(
         self, message: Message, block: ClientBlock, memory: Memory | None
     ) -> tuple[Statistics, Memory | None]:
+        if isinstance(message, MomentsMessage):
+            plain = plain_scaling(block.features * self.config.rows_per_observation)
+            return clients.moments(self.config, models.model_of(self.config, plain), message, block), None
+        everything, block = block, clients.training_rows(block, message.scaling.split)
         if isinstance(message, SeedMessage):
             return seeding.draw_seeds(message, block), None
         if isinstance(message, ClusterMessage):
             return seeding.sum_clusters(message, block), None
-        if isinstance(message, MomentsMessage):
-            plain = plain_scaling(block.features * self.config.rows_per_observation)
-            return clients.moments(self.config, models.model_of(self.config, plain), block), None
         model = models.model_of(self.config, message.scaling)
         match message:
             case ReleaseMessage():  # the settings of a private run are for rows
@@ -103,9 +104,11 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
             case InitialMemoryMessage():
                 return clients.initial_memory(self.config, model, message, block)
             case ObjectiveMessage():
-                return clients.objective(self.config, model, message, block), memory
+                held_out = clients.held_out(self.config, model, message, everything)
+                return clients.objective(self.config, model, message, block) | held_out, memory
         codec = models.codec_of(self.config, model)
-        return clients.round_update(self.config, model, codec, message, block, memory)
+        statistics, memory = clients.round_update(self.config, model, codec, message, block, memory)
+        return {**statistics, **clients.held_out(self.config, model, message, everything)}, memory
 
     def server_update(self, state: FederatedEMState, result: Mapping[str, Any]) -> tuple[FederatedEMState, RoundInfo]:
         if self.private:

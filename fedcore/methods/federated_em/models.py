@@ -13,7 +13,7 @@ import numpy as np
 from fedcore.methods.federated_em.codecs import Codec, Dithering, Identity, RandK
 from fedcore.methods.federated_em.config import FederatedEMConfig
 from fedcore.methods.federated_em.messages import Scaling
-from fedcore.methods.mixture_models.contract import CurvedEM, Theta
+from fedcore.methods.mixture_models.contract import CurvedEM, Rows, Theta
 from fedcore.methods.mixture_models.counts import BernoulliMixture, MultinomialMixture, PoissonMixture
 from fedcore.methods.mixture_models.gaussian import GaussianMixture
 from fedcore.methods.mixture_models.imputer import GaussianImputer
@@ -87,6 +87,16 @@ def in_data_units(config: FederatedEMConfig, theta: Theta, scaling: Scaling) -> 
     """The parameters for rows as they are, not standardised; empty if theta is."""
     convert = factory_of(config).in_data_units
     return theta if convert is None or not len(scaling.centre) or not theta else convert(config, theta, scaling)
+
+
+def log_scales(config: FederatedEMConfig, scaling: Scaling, y: Rows) -> np.ndarray:
+    """(N,) what the loss of a standardised row is short of that of the row in the units of the data, nats."""
+    if not len(scaling.scale):
+        return np.zeros(y.shape[0])
+    logs = np.log(scaling.scale)
+    if config.model == "regression":  # a density of its response, the last column, alone
+        logs = logs * (np.arange(len(logs)) == len(logs) - 1)
+    return np.isfinite(y) @ logs
 
 
 def penalty_share(config: FederatedEMConfig, scaling: Scaling) -> float:

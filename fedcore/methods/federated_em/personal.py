@@ -8,7 +8,6 @@ from fedcore.errors import RunError
 from fedcore.methods.federated_em import models
 from fedcore.methods.federated_em.config import FederatedEMConfig
 from fedcore.methods.federated_em.leaf_rows import rows_of
-from fedcore.methods.federated_em.scores import in_data_units
 from fedcore.methods.federated_em.state import FederatedEMState
 from fedcore.population.blocks import ClientBlock, CountsBlock
 from fedcore.rounds.method import ClientOutputs
@@ -38,12 +37,12 @@ def personalise(config: FederatedEMConfig, state: FederatedEMState, block: Clien
         outputs |= {"responsibilities": mean, "component": component.astype(np.int32)}
         if isinstance(block, CountsBlock):  # a client has one row, of which the arrays above tell all
             return outputs
-        outputs["rows_log_density"] = in_data_units(config, state, leaf, densities)
+        outputs["rows_log_density"] = densities - models.log_scales(config, scaling, leaf.y)
         return outputs | {"rows_responsibilities": every.astype(np.float32)}
     if isinstance(block, CountsBlock):
         raise TypeError("models of incomplete rows do not read counts")
     if config.rows_per_observation == 1:
-        outputs["rows_log_density"] = in_data_units(config, state, leaf, densities)
+        outputs["rows_log_density"] = densities - models.log_scales(config, scaling, leaf.y)
     imputed = rows["imputed"]
     if len(state.centre):
         imputed = imputed * state.scale + state.centre

@@ -14,7 +14,7 @@ import numpy as np
 from fedcore.errors import RunError
 from fedcore.methods.federated_em import models
 from fedcore.methods.federated_em.config import FederatedEMConfig
-from fedcore.methods.federated_em.leaf_rows import LeafRows, rows_of
+from fedcore.methods.federated_em.leaf_rows import rows_of
 from fedcore.methods.federated_em.state import FederatedEMState
 from fedcore.population.blocks import ClientBlock, segment_sums
 from fedcore.rounds import scores as held_rows
@@ -33,9 +33,8 @@ def evaluate_block(config: FederatedEMConfig, state: FederatedEMState, block: Cl
     if not len(state.theta):
         raise RunError("the run stopped before it had parameters.", "Resume it first.")
     scaling = state.scaling()
-    leaf = rows_of(held, scaling, config.rows_per_observation)
-    densities = models.model_of(config, scaling).log_likelihood(state.parameters(), leaf.y)
-    losses = {RUN: -in_data_units(config, state, leaf, densities)}
+    leaf, model = rows_of(held, scaling, config.rows_per_observation), models.model_of(config, scaling)
+    losses = {RUN: models.log_scales(config, scaling, leaf.y) - model.log_likelihood(state.parameters(), leaf.y)}
     if len(state.scale) and config.model == "gaussian":
         observed = np.isfinite(leaf.y)
         z = np.where(observed, leaf.y, 0.0)
@@ -43,20 +42,6 @@ def evaluate_block(config: FederatedEMConfig, state: FederatedEMState, block: Cl
         losses[MOMENTS] = columns.sum(axis=1)
     by_client = {name: segment_sums(loss, leaf.observation_ptr) for name, loss in losses.items()}
     return held_rows.sums(block.leaf, leaf.sizes, by_client)
-
-
-def in_data_units(
-    config: FederatedEMConfig, state: FederatedEMState, leaf: LeafRows, densities: np.ndarray
-) -> np.ndarray:
-    """(N,) log densities of the observations, nats, in the units of the data; densities: those of the standardised rows
-    of the leaf.
-
-    Of a row with gaps it is the density of what is there; of a regression that of the response, given the inputs.
-    """
-    if not len(state.scale):
-        return densities
-    stretched = np.log(state.scale)
-    return densities - (stretched[-1] if config.model == "regression" else np.isfinite(leaf.y) @ stretched)
 
 
 def table(config: FederatedEMConfig, statistics: Mapping[str, np.ndarray]) -> Table:

@@ -47,7 +47,7 @@ AUDIT_EVERY, AUDIT_TOLERANCE = 50, 1e-10
 
 def init(config: FederatedEMConfig, public: PublicFacts) -> FederatedEMState:
     """Raises ConfigError for a warm start that the model cannot use."""
-    state = empty(seed=public.seed, population=public.clients or 0)
+    state = empty(seed=public.seed, population=public.clients or 0, validation=config.validation)
     if config.start_name == "given":
         theta, layout = pack(start.public_parameters(public, start.public_model(config, public)))
         scaling = start.public_scaling(config, public)
@@ -183,6 +183,7 @@ def _after_round(config: FederatedEMConfig, state: FederatedEMState, result: Map
         scalars |= {"objective": objective, "mean_field_norm": float(mean_field @ mean_field)}
         if config.tolerance and state.objective is not None:
             falls = state.objective - objective >= config.tolerance * (number - state.looked)
+        scalars |= held_out_losses(result)
         after = replace(after, objective=objective, looked=number)
     if number == config.all_rounds or not falls:
         after = replace(after, phase="last")
@@ -232,6 +233,14 @@ def _audit(state: FederatedEMState, result: Mapping[str, Any]) -> None:
         )
 
 
+def held_out_losses(result: Mapping[str, Any]) -> dict[str, float]:
+    """Mean losses of the rows that take no part, nats a row; nothing if all take part."""
+    if "held_out" not in result:
+        return {}
+    rows, loss, in_data_units = (float(number) for number in result["held_out"])
+    return {"held_out_loss": loss / rows, "held_out_loss_in_data_units": in_data_units / rows}
+
+
 # --- the end --------------------------------------------------------------------------------------------------------
 
 
@@ -242,7 +251,8 @@ def _objective_message(config: FederatedEMConfig, state: FederatedEMState) -> Ob
 def _after_objective(config: FederatedEMConfig, state: FederatedEMState, result: Mapping[str, Any]) -> Step:
     model = models.model_of(config, state.scaling())
     objective = float(result["loss"]) + model.penalty(state.parameters())
-    return replace(state, phase="done", objective=objective, looked=state.round), RoundInfo({"objective": objective})
+    done = replace(state, phase="done", objective=objective, looked=state.round)
+    return done, RoundInfo({"objective": objective, **held_out_losses(result)})
 
 
 # --- phases ---------------------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from fedcore.methods.federated_em.messages import (
 from fedcore.methods.federated_em.state import FederatedEMState, pack
 from fedcore.methods.mixture_models.contract import CurvedEM, Theta
 from fedcore.methods.mixture_models.initialisation import lloyd_step, parameters_from_clusters
+from fedcore.methods.mixture_models.validation import FEWEST
 from fedcore.randomness import stream
 from fedcore.rounds.method import PublicFacts, RoundInfo
 
@@ -122,7 +123,7 @@ def _vector(arrays: Mapping[str, np.ndarray], name: str, length: int) -> np.ndar
 
 
 def moments_message(config: FederatedEMConfig, state: FederatedEMState) -> MomentsMessage:
-    return MomentsMessage()
+    return MomentsMessage(state.split())
 
 
 def after_moments(config: FederatedEMConfig, state: FederatedEMState, result: Mapping[str, Any]) -> Step:
@@ -130,6 +131,11 @@ def after_moments(config: FederatedEMConfig, state: FederatedEMState, result: Ma
     clients, rows, squares = (float(number) for number in result["sizes"])
     if rows == 0:
         raise PopulationError("no client of the population has any rows.", "Check what was ingested.")
+    if "held_back" in result and not result["held_back"]:
+        raise PopulationError(
+            f"validation: no row is held back, because no client has {FEWEST} rows or its share of them is too small.",
+            "Take a larger share, or leave validation out.",
+        )
     count, total, square = result["moments"]
     if not np.isfinite(square).all():
         column = int(np.argmin(np.isfinite(square)))

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedcore.methods.federated_em.messages import Scaling
 from fedcore.methods.mixture_models.contract import Theta
+from fedcore.methods.mixture_models.validation import Split
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class FederatedEMState:
     multipliers: (T,) noise multipliers of the planned releases; (0,) if not private
     part_scales: (q,) the diagonal of D of a private run; (0,) if not private
     penalty_share: the penalty as a share of the data, once their number is known; None where the settings alone say it
+    validation: the share of each client's rows that takes no part at present
     """
 
     phase: str
@@ -74,14 +76,19 @@ class FederatedEMState:
     multipliers: np.ndarray
     part_scales: np.ndarray
     penalty_share: float | None = None
+    validation: float = 0.0
 
     def parameters(self) -> dict[str, np.ndarray]:
         """T(S_k) by name, of standardised rows; empty before there is an initial value."""
         return unpack(self.theta, self.layout)
 
     def scaling(self) -> Scaling:
-        """How rows are standardised, and the moments of the columns."""
-        return Scaling(self.centre, self.scale, self.variance, self.mean, self.seen, self.penalty_share)
+        """How rows are read and standardised, and the moments of the columns."""
+        return Scaling(self.centre, self.scale, self.variance, self.mean, self.seen, self.penalty_share, self.split())
+
+    def split(self) -> Split | None:
+        """Which rows take no part at present; None: all take part."""
+        return Split(self.seed, self.validation) if self.validation else None
 
 
 def empty(**fields: Any) -> FederatedEMState:

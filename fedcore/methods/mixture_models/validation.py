@@ -1,0 +1,107 @@
+"""Which rows of a client take no part in training, so that settings can be compared on them.
+
+Of a client with m >= 3 rows every 1 / share of them in order give one: a row drawn uniformly among them (a stratified
+sample). A client with one or two rows keeps them for training, and so does whatever is left of a client's last few rows
+when the draw falls beyond its last one. Which rows these are is a function of (seed, client, number of the row) alone:
+no cut into blocks, leaves or pieces changes it.
+
+The draws are those of the client's named stream, one word of 53 bits, which a finaliser of bits turns into one number
+for each stratum (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from fedcore.population.blocks import RowsBlock
+from fedcore.randomness import client_uniforms
+
+PURPOSE = "em/validation rows"
+FEWEST = 3  # rows of a client from which on it holds some back
+LARGEST_SHARE = 0.5  # so that no client holds back all its rows
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+MIX = ((30, np.uint64(0xBF58476D1CE4E5B9)), (27, np.uint64(0x94D049BB133111EB)))
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """share: of each client's rows that are held back, above 0 and at most LARGEST_SHARE. seed: of the run."""
+
+    seed: int
+    share: float
+
+    def held_back(self, ptr: np.ndarray, first: int) -> np.ndarray:
+        """(N,) bool, whether a row takes no part in training.
+
+        ptr: (C + 1,); client i owns rows ptr[i] .. ptr[i + 1] - 1. first: the population's number of client 0
+        """
+        sizes = np.diff(ptr)
+        strata = np.where(sizes >= FEWEST, np.ceil(sizes * self.share), 0).astype(np.int64)
+        words = (client_uniforms(self.seed, PURPOSE, 0, first, len(sizes))[:, 0] * 2.0**53).astype(np.uint64)
+        number = np.arange(strata.sum()) - np.repeat(np.cumsum(strata) - strata, strata)
+        place = ((number + _uniforms(np.repeat(words, strata), number)) / self.share).astype(np.int64)
+        inside = place < np.repeat(sizes, strata)
+        held = np.zeros(int(ptr[-1] - ptr[0]), bool)
+        held[(np.repeat(ptr[:-1] - ptr[0], strata) + place)[inside]] = True
+        return held
+
+
+def training_part(block: RowsBlock, split: Split | None) -> RowsBlock:
+    """The block without the rows that are held back; itself if there is no split."""
+    return block if split is None else _part(block, ~split.held_back(block.ptr, block.first))
+
+
+def validation_part(block: RowsBlock, split: Split) -> RowsBlock:
+    """The rows of the block that are held back."""
+    return _part(block, split.held_back(block.ptr, block.first))
+
+
+def _uniforms(words: np.ndarray, number: np.ndarray) -> np.ndarray:
+    """[0, 1) float64 from a word of each client and the number of the stratum."""
+    bits = words + (number.astype(np.uint64) + np.uint64(1)) * GOLDEN  # wraps, as it should
+    for shift, factor in MIX:
+        bits ^= bits >> np.uint64(shift)
+        bits *= factor
+    bits ^= bits >> np.uint64(31)
+    return (bits >> np.uint64(11)) * 2.0**-53
+
+
+def _part(block: RowsBlock, chosen: np.ndarray) -> RowsBlock:
+    ptr = np.concatenate([[0], np.cumsum(chosen)])[block.ptr - block.ptr[0]]
+    numbers = np.flatnonzero(chosen)
+    if isinstance(block.x, np.ndarray):
+        return RowsBlock(block.first, block.leaf, ptr, block.x.take(numbers, axis=0))
+    return RowsBlock(block.first, block.leaf, ptr, cast(np.ndarray, _Chosen(block.x, numbers)))
+
+
+class _Chosen:
+    """Some rows of rows that are read when they are used (`fedcore.population.streaming.StoredRows`); slices are of the
+    same kind, np.asarray reads them."""
+
+    ndim = 2
+
+    def __init__(self, rows: Any, numbers: np.ndarray):
+        self.rows, self.numbers, self.dtype = rows, numbers, rows.dtype
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.numbers), self.rows.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        return self.numbers.nbytes + int(self.rows.nbytes)
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, rows: slice | np.ndarray) -> Any:
+        if isinstance(rows, slice):
+            return _Chosen(self.rows, self.numbers[rows])
+        return self.rows[self.numbers[rows]]
+
+    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+        read = self.rows[self.numbers]
+        return read if dtype is None else read.astype(dtype, copy=False)
