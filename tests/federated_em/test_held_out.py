@@ -23,7 +23,7 @@ def population(seed=0):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"algorithm": "em"}, {"participation": 0.6}, {"batch": 4}, {"model": "regression"}]
+    "changes", [{"algorithm": "em", "pseudo_rows": 0.01}, {"participation": 0.6}, {"batch": 4}, {"model": "regression"}]
 )
 def test_a_run_is_that_of_the_other_rows_alone(changes):
     block, config = population(), FederatedEMConfig(**SHORT, **changes, validation=0.2)

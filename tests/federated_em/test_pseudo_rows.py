@@ -39,7 +39,7 @@ def test_one_component_by_hand():
 @pytest.mark.parametrize("model", ["gaussian", "regression", "gaussian_imputer"])
 def test_the_default_is_a_thousandth_of_a_row(model):
     block = block_of(rows_of_two_groups())
-    state = run(FederatedEMConfig(algorithm="em", model=model, components=2, rounds=1), block, facts(block)).state
+    state = run(FederatedEMConfig(algorithm="fedem", model=model, components=2, rounds=1), block, facts(block)).state
     assert state.penalty_share == 1e-3 / 100
 
 

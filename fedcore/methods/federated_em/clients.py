@@ -91,6 +91,11 @@ def weighted_loss(model: CurvedEM, theta: Theta, leaf: LeafRows, weights: Weight
     return total / weights.rows
 
 
+def sum_of_losses(model: CurvedEM, theta: Theta, leaf: LeafRows) -> float:
+    """Sum of -ln p(y_ij; theta), nats, each row once."""
+    return -sum(float(model.log_likelihood(theta, y).sum()) for _, y in leaf.pieces())
+
+
 # --- passes before and after the rounds -----------------------------------------------------------------------------
 
 
@@ -147,11 +152,26 @@ def check_rows(model: CurvedEM, block: ClientBlock, leaf: LeafRows) -> None:
 
 
 def trials(config: FederatedEMConfig, model: CurvedEM, message: TrialMessage, block: ClientBlock) -> Statistics:
-    """totals: (R, q) sum of w_i s_bar_i for each initialisation; losses: (R,) their objectives, without the penalty."""
+    """totals: (R, q) sum of w_i s_bar_i for each initialisation; losses: (R,) their objectives, without the penalty.
+
+    weight: (1,) sum of w_i, which is 1 unless w_i counts rows that take no part; held_out: (1 + R,) these rows, and the
+    sum of their losses for each initialisation, if some take no part.
+    """
+    everything, block = block, training_rows(block, message.scaling.split)
     leaf, weights = _leaf_and_weights(config, message, block)
     totals = [weighted_statistic(model, theta, leaf, weights) for theta in message.thetas]
     losses = [weighted_loss(model, theta, leaf, weights) for theta in message.thetas]
-    return {"totals": FloatSum.at(block.leaf, totals), "losses": FloatSum.at(block.leaf, losses)}
+    weight = float(weights.of_clients(leaf.sizes).sum())
+    statistics = {
+        "totals": FloatSum.at(block.leaf, totals),
+        "losses": FloatSum.at(block.leaf, losses),
+        "weight": FloatSum.at(block.leaf, weight),
+    }
+    if message.scaling.split is not None:
+        held = rows_of(validation_part(cast(RowsBlock, everything), message.scaling.split), message.scaling)
+        sums = [sum_of_losses(model, theta, held) for theta in message.thetas]
+        statistics["held_out"] = FloatSum.at(block.leaf, [held.y.shape[0], *sums])
+    return statistics
 
 
 def initial_memory(

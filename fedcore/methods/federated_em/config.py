@@ -12,10 +12,14 @@ from fedcore.methods.mixture_models.validation import LARGEST_SHARE
 COUNT_MODELS = ("poisson", "multinomial", "bernoulli")
 TABLES = ("gaussian_tables", "poisson_tables", "bernoulli_tables")
 PENALISED_BY_ROWS = ("gaussian", "regression", "gaussian_imputer")
+MIXTURES = ("gaussian", "regression", *COUNT_MODELS)
 Refusals = tuple[tuple[bool, str], ...]  # (whether the settings contradict each other, how)
 ROUNDS, PRIVATE_ROUNDS = 100, 30
 PRIVATE_GAMMA = 0.5
 PSEUDO_ROWS = 1e-3
+CANDIDATES = (1e-3, 0.1, 1.0)  # pseudo-rows that "auto" tries
+AUTO_SHARE = 0.2  # of each client's rows, on which it compares them
+STARTS_OF_EM = 4
 REGULARISATION = 1e-3  # of models whose penalty is a share of the data
 SMALLEST_SHARE = 1e-8  # of a penalty that is not 0: below it columns that determine each other drown in rounding
 BATCH_GAMMA = 0.3  # an upper bound: the noise of a batch does not die with the compression's
@@ -63,10 +67,12 @@ class FederatedEMConfig(BaseModel):
         description="covariances of the model gaussian: one each, one for all, only variances, one variance; "
         "known: the identity, for rows that are whitened already",
     )
-    pseudo_rows: Annotated[float, Field(ge=0, le=1e6)] | None = Field(
+    pseudo_rows: Annotated[float, Field(ge=0, le=1e6)] | Literal["auto"] | None = Field(
         None,
         description="penalty of gaussian, regression and gaussian_imputer, in rows: as if so many rows of the pooled "
-        f"variances were added to each scatter, and to the inputs of regressions; None: {PSEUDO_ROWS}",
+        "variances were added to each scatter, and to the inputs of regressions; auto: the best of "
+        f"{', '.join(f'{nu:g}' for nu in CANDIDATES)} for {AUTO_SHARE:.0%} of each client's rows, after trial_rounds "
+        f"uncompressed EM steps with each on the other rows; None: auto for Gaussians by em, else {PSEUDO_ROWS}",
     )
     regularisation: float | None = Field(
         None,
@@ -175,7 +181,13 @@ class FederatedEMConfig(BaseModel):
     cluster_rounds: int = Field(
         3, ge=1, le=1000, description="passes of k-means from those rows before the mixture starts from the clusters"
     )
-    restarts: int = Field(1, ge=1, le=100, description="starts that are tried side by side by plain EM steps")
+    restarts: int | None = Field(
+        None,
+        ge=1,
+        le=100,
+        description="starts that are tried side by side by plain EM steps, whose messages are not compressed; None: "
+        f"{STARTS_OF_EM} for mixtures by em, else 1",
+    )
     trial_rounds: int = Field(10, ge=1, le=1000, description="EM steps of each start before the best one is taken")
     monitor_every: int | None = Field(
         None,
@@ -246,12 +258,30 @@ class FederatedEMConfig(BaseModel):
         """Whether a client weighs as much as its rows."""
         return self.weights != "clients" and not self.private
 
-    def penalty_share(self, rows: float) -> float | None:
-        """The penalty as a share of the data, from pseudo-rows over the rows N; None if it does not depend on N."""
+    def penalty_share(self, rows: float, chosen: float = PSEUDO_ROWS) -> float | None:
+        """The penalty as a share of the data, from pseudo-rows over the rows N; None if it does not depend on N.
+
+        chosen: pseudo-rows where the settings name no number
+        """
         if self.private or self.regularisation is not None or self.model not in PENALISED_BY_ROWS:
             return None
-        wanted = PSEUDO_ROWS if self.pseudo_rows is None else self.pseudo_rows
+        wanted = self.pseudo_rows if isinstance(self.pseudo_rows, float | int) else chosen
         return max(wanted / rows, SMALLEST_SHARE) if wanted else 0.0
+
+    @property
+    def tries_penalties(self) -> bool:
+        """Whether a phase of the run chooses the pseudo-rows."""
+        if self.pseudo_rows is not None or self.regularisation is not None:
+            return self.pseudo_rows == "auto"
+        exact = self.algorithm == "em" and self.start_name != "given"
+        return exact and self.model == "gaussian" and self.covariance != "known"
+
+    @property
+    def starts_tried(self) -> int:
+        if self.restarts is not None:
+            return self.restarts
+        several = self.algorithm == "em" and self.start_name != "given" and self.model in MIXTURES
+        return STARTS_OF_EM if several else 1
 
     @property
     def fixed_share(self) -> float:
@@ -371,6 +401,6 @@ class FederatedEMConfig(BaseModel):
                 "the penalty of a private run may not follow from the number of rows: "
                 "write regularisation, a share, for pseudo_rows",
             ),
-            (self.restarts > 1, "a private run cannot compare starts"),
+            (self.starts_tried > 1, "a private run cannot compare starts"),
             (self.weights == "rows", 'a private run counts each client once: weights = "clients"'),
         )

@@ -86,7 +86,8 @@ class ClusterMessage:
 
 @dataclass(frozen=True, slots=True)
 class TrialMessage:
-    """Asks for one exact EM step of each initialisation: sums of statistics, and objectives.
+    """Asks for one exact EM step of each initialisation: sums of statistics, and objectives; if some rows take no part,
+    also for the losses of these.
 
     thetas: one set of parameters for each. clients, rows: totals of the population, from which the weights w_i follow
     (also in the messages below).

@@ -100,7 +100,7 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
             case ReleaseMessage():  # the settings of a private run are for rows
                 return private.client_update(self.config, model, message, cast(RowsBlock, block)), None
             case TrialMessage():
-                return clients.trials(self.config, model, message, block), None
+                return clients.trials(self.config, model, message, everything), None
             case InitialMemoryMessage():
                 return clients.initial_memory(self.config, model, message, block)
             case ObjectiveMessage():

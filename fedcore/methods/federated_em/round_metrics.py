@@ -37,6 +37,7 @@ METRICS = (
     Metric("mean_field_norm", follows_data=True),
     Metric("noise_multiplier"),
     Metric("picked"),
+    Metric("pseudo_rows", follows_data=True),
     Metric("rows", follows_data=True),
     Metric("smallest_cluster", follows_data=True),
     Metric("spread_of_starts", follows_data=True),

@@ -3,6 +3,8 @@
     moments   sizes of the clients, column means and variances; rows are checked on the way
     pick      the seeds of mixtures, one more in each of G passes
     clusters  k-means from the seeds
+    penalties exact EM steps of one initialisation with several penalties, without a share of each client's rows; the
+              penalty that suits these rows best is taken
     trials    exact EM steps of several initialisations, side by side; the best goes on
     memory    V_{0,i} = h_i(S_0), uncompressed
     rounds    Algorithm 1, or 2 with its full passes
@@ -59,8 +61,7 @@ def total_rounds(config: FederatedEMConfig, state: FederatedEMState) -> int:
     """All passes, if the objective stops falling only after the last round."""
     passes = 1 + config.all_rounds + 1 + models.seeding_passes(config)
     passes += config.cluster_rounds if models.seeding_passes(config) else 0
-    if config.restarts > 1:
-        passes += config.trial_rounds
+    passes += config.trial_rounds * ((config.starts_tried > 1) + config.tries_penalties)
     return passes + (1 if config.fills_memories else 0)
 
 
@@ -270,6 +271,7 @@ PHASES = {
     "moments": Phase(start.moments_message, start.after_moments),
     "pick": Phase(start.seed_message, start.after_seed),
     "clusters": Phase(start.cluster_message, start.after_clusters),
+    "penalties": Phase(start.penalty_message, start.after_penalties),
     "trials": Phase(start.trial_message, start.after_trials),
     "memory": Phase(_initial_memory_message, _after_initial_memory),
     "rounds": Phase(_round_message, _after_round),

@@ -3,8 +3,8 @@
 A warm start has public parameters by name, with centre and scale if rows are to be standardised. What an earlier run
 ended with is one: its parameters in standardised units, its centre and its scale.
 
-The initialisation is the phases "moments", "pick", "clusters" and "trials" of `fedcore.methods.federated_em.server`.
-Both end in `enter_rounds`, with S_0.
+The initialisation is the phases "moments", "pick", "clusters", "penalties" and "trials" of
+`fedcore.methods.federated_em.server`. Both end in `enter_rounds`, with S_0.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from fedcore.errors import ConfigError, PopulationError
 from fedcore.methods.federated_em import models
 from fedcore.methods.federated_em.clients import remembers
-from fedcore.methods.federated_em.config import FederatedEMConfig
+from fedcore.methods.federated_em.config import AUTO_SHARE, CANDIDATES, PSEUDO_ROWS, FederatedEMConfig
 from fedcore.methods.federated_em.messages import (
     BITS_PER_NUMBER,
     ClusterMessage,
@@ -157,14 +157,16 @@ def after_moments(config: FederatedEMConfig, state: FederatedEMState, result: Ma
     if len(state.scale):
         mean, variance = (mean - state.centre) / state.scale, variance / state.scale**2
     state = replace(state, mean=mean, variance=variance, seen=count, penalty_share=config.penalty_share(rows))
+    if config.tries_penalties:
+        state = replace(state, waiting_rows=AUTO_SHARE)
     if config.start_name == "given":
         state = _with_initial_parameters(config, state, [state.parameters()])
     elif models.seeding_passes(config) == 0:
-        seeds = [int(stream(state.seed, START, number).integers(2**62)) for number in range(config.restarts)]
+        seeds = [int(stream(state.seed, START, number).integers(2**62)) for number in range(config.starts_tried)]
         thetas = [models.initial_parameters(config, state.scaling(), seed) for seed in seeds]
         state = _with_initial_parameters(config, state, thetas)
     else:
-        state = replace(state, phase="pick", picked=np.zeros((config.restarts, 0, len(mean))))
+        state = replace(state, phase="pick", picked=np.zeros((config.starts_tried, 0, len(mean))))
     return state, RoundInfo({"clients": clients, "rows": rows})
 
 
@@ -174,7 +176,7 @@ def seed_message(config: FederatedEMConfig, state: FederatedEMState) -> SeedMess
 
 def after_seed(config: FederatedEMConfig, state: FederatedEMState, result: Mapping[str, Any]) -> Step:
     """One more seed of each initialisation."""
-    drawn = [result[f"row_{restart}"] for restart in range(config.restarts)]
+    drawn = [result[f"row_{restart}"] for restart in range(config.starts_tried)]
     if any(draw.score == -np.inf for draw in drawn):
         raise PopulationError(
             f"the population has fewer than {config.components} different rows.", "Ask for fewer components."
@@ -208,6 +210,43 @@ def after_clusters(config: FederatedEMConfig, state: FederatedEMState, result: M
     return _with_initial_parameters(config, replace(state, step=0), thetas), info
 
 
+def penalty_message(config: FederatedEMConfig, state: FederatedEMState) -> TrialMessage:
+    candidates = candidate_models(config, state)
+    thetas = tuple(model.maximise(s) for model, s in zip(candidates, state.starts, strict=True))
+    return TrialMessage(thetas, state.scaling(), state.clients, state.rows)
+
+
+def candidate_models(config: FederatedEMConfig, state: FederatedEMState) -> list[CurvedEM]:
+    """The model with each of the penalties that are tried."""
+    scaling = state.scaling()
+    shares = [config.penalty_share(state.rows, chosen) for chosen in CANDIDATES]
+    return [models.model_of(config, replace(scaling, penalty_share=share)) for share in shares]
+
+
+def after_penalties(config: FederatedEMConfig, state: FederatedEMState, result: Mapping[str, Any]) -> Step:
+    """An exact EM step with each penalty on the rows that take part; after the last one the penalty with the least loss
+    on the others is taken, all rows take part again, and the initialisations wait no longer."""
+    rows, *losses = (float(number) for number in result["held_out"])
+    chosen = CANDIDATES[int(np.argmin(losses))] if rows else PSEUDO_ROWS  # clients of one or two rows hold back none
+    info = {"held_out_loss": min(losses) / rows} if rows else {}
+    found = np.asarray(result["totals"]) / float(result["weight"])
+    starts = _inside(config, candidate_models(config, state), state.starts, found)
+    state = replace(_with_costs_of_trials(config, state), starts=starts, step=state.step + 1)
+    if state.step < config.trial_rounds:
+        return state, RoundInfo(info)
+    model = models.model_of(config, state.scaling())
+    thetas = [model.maximise(s) for s in state.waiting]
+    state = replace(
+        state,
+        step=0,
+        starts=np.zeros((0, model.q)),
+        waiting=np.zeros((0, 0)),
+        waiting_rows=0.0,
+        penalty_share=config.penalty_share(state.rows, chosen),
+    )
+    return _with_starts(config, state, thetas), RoundInfo({**info, "pseudo_rows": chosen})
+
+
 def trial_message(config: FederatedEMConfig, state: FederatedEMState) -> TrialMessage:
     model = models.model_of(config, state.scaling())
     thetas = tuple(model.maximise(s) for s in state.starts)
@@ -220,29 +259,56 @@ def after_trials(config: FederatedEMConfig, state: FederatedEMState, result: Map
     losses = [
         float(loss) + model.penalty(model.maximise(s)) for loss, s in zip(result["losses"], state.starts, strict=True)
     ]
-    best, starts = int(np.argmin(losses)), np.asarray(result["totals"])
+    best, models_alike = int(np.argmin(losses)), [model] * len(losses)
+    starts = _inside(config, models_alike, state.starts, np.asarray(result["totals"]))
     info = RoundInfo({"objective": losses[best], "spread_of_starts": max(losses) - min(losses)})
-    evaluations, answers = state.rows * len(starts), state.clients * len(starts)
-    state = replace(
-        state,
-        starts=starts,
-        step=state.step + 1,
-        expectations=state.expectations + evaluations,
-        bits_up=state.bits_up + BITS_PER_NUMBER * model.q * answers,
-        bits_down=state.bits_down + bits_to_client(model.q, len(state.theta)) * answers,
-    )
+    state = replace(_with_costs_of_trials(config, state), starts=starts, step=state.step + 1)
     if state.step == config.trial_rounds:
         state = enter_rounds(config, model, replace(state, starts=np.zeros((0, model.q)), step=0), starts[best])
     return state, info
 
 
+def _inside(
+    config: FederatedEMConfig, candidates: Sequence[CurvedEM], before: np.ndarray, found: np.ndarray
+) -> np.ndarray:
+    """(R, q): the statistics that an EM step found, or those before it where it left the domain of its model."""
+    inside = [model.admissible(s, config.margin) for model, s in zip(candidates, found, strict=True)]
+    return np.where(np.array(inside)[:, None], found, before)
+
+
+def _with_costs_of_trials(config: FederatedEMConfig, state: FederatedEMState) -> FederatedEMState:
+    """Every client answers for every statistic that is tried, uncompressed."""
+    tried, q = state.starts.shape
+    model = models.model_of(config, state.scaling())
+    parameters = len(pack(model.maximise(state.starts[0]))[0])
+    return replace(
+        state,
+        expectations=state.expectations + state.rows * tried,
+        bits_up=state.bits_up + BITS_PER_NUMBER * q * state.clients * tried,
+        bits_down=state.bits_down + bits_to_client(0, parameters) * state.clients * tried,
+    )
+
+
 def _with_initial_parameters(
     config: FederatedEMConfig, state: FederatedEMState, thetas: Sequence[Theta]
 ) -> FederatedEMState:
+    """The penalty is chosen from the first of them, if it is to be chosen."""
+    state = replace(state, picked=np.zeros((0, 0, 0)))
+    if not config.tries_penalties:
+        return _with_starts(config, state, thetas)
+    model = models.model_of(config, state.scaling())
+    return replace(
+        state,
+        phase="penalties",
+        waiting=np.stack([model.statistic_of(theta) for theta in thetas]),
+        starts=np.stack([own.statistic_of(thetas[0]) for own in candidate_models(config, state)]),
+    )
+
+
+def _with_starts(config: FederatedEMConfig, state: FederatedEMState, thetas: Sequence[Theta]) -> FederatedEMState:
     """Several are tried; one goes on to the rounds."""
     model = models.model_of(config, state.scaling())
     statistics = np.stack([model.statistic_of(theta) for theta in thetas])
-    state = replace(state, picked=np.zeros((0, 0, 0)))
     if len(statistics) > 1:
         return replace(state, phase="trials", starts=statistics)
     return enter_rounds(config, model, state, statistics[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,8 @@ class FederatedEMState:
     variance, mean, seen: (d,) of the standardised columns, and how many of their entries are not missing; (0,) while
               they are not known
     picked:   (R, j, d) the seeds of R initialisations so far, later the centres of their clusters
-    starts:   (R, q) statistics of the initialisations that are tried
+    starts:   (R, q) statistics of the initialisations, or of the penalties, that are tried
+    waiting:  (R, q) statistics of the initialisations while penalties are tried; (0, 0) else
     statistic: (q,) S_k
     theta, previous: (P,) T(S_k) and T(S_{k-1}), packed in the order of `layout`
     layout:   JSON, the name and shape of every parameter array; see `parameters`
@@ -41,7 +42,8 @@ class FederatedEMState:
     multipliers: (T,) noise multipliers of the planned releases; (0,) if not private
     part_scales: (q,) the diagonal of D of a private run; (0,) if not private
     penalty_share: the penalty as a share of the data, once their number is known; None where the settings alone say it
-    validation: the share of each client's rows that takes no part at present
+    validation: the share of each client's rows that takes no part in training
+    waiting_rows: the share of the others that takes no part while the penalty is chosen; 0 else
     """
 
     phase: str
@@ -77,6 +79,8 @@ class FederatedEMState:
     part_scales: np.ndarray
     penalty_share: float | None = None
     validation: float = 0.0
+    waiting_rows: float = 0.0
+    waiting: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
 
     def parameters(self) -> dict[str, np.ndarray]:
         """T(S_k) by name, of standardised rows; empty before there is an initial value."""
@@ -88,7 +92,8 @@ class FederatedEMState:
 
     def split(self) -> Split | None:
         """Which rows take no part at present; None: all take part."""
-        return Split(self.seed, self.validation) if self.validation else None
+        split = Split(self.seed, self.validation) if self.validation else None
+        return Split(self.seed, self.waiting_rows, split) if self.waiting_rows else split
 
 
 def empty(**fields: Any) -> FederatedEMState:

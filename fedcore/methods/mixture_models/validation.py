@@ -28,19 +28,28 @@ MIX = ((30, np.uint64(0xBF58476D1CE4E5B9)), (27, np.uint64(0x94D049BB133111EB)))
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """share: of each client's rows that are held back, above 0 and at most LARGEST_SHARE. seed: of the run."""
+    """share: of each client's rows that are held back, above 0 and at most LARGEST_SHARE. seed: of the run.
+
+    outer: a split before, whose rows are in neither part of this one; None: there is none
+    """
 
     seed: int
     share: float
+    outer: Split | None = None
+
+    @property
+    def depth(self) -> int:
+        """0, or how many splits were made before; each has draws of its own."""
+        return 0 if self.outer is None else self.outer.depth + 1
 
     def held_back(self, ptr: np.ndarray, first: int) -> np.ndarray:
-        """(N,) bool, whether a row takes no part in training.
+        """(N,) bool, whether a row takes no part in training, of the rows that the outer split leaves.
 
         ptr: (C + 1,); client i owns rows ptr[i] .. ptr[i + 1] - 1. first: the population's number of client 0
         """
         sizes = np.diff(ptr)
         strata = np.where(sizes >= FEWEST, np.ceil(sizes * self.share), 0).astype(np.int64)
-        words = (client_uniforms(self.seed, PURPOSE, 0, first, len(sizes))[:, 0] * 2.0**53).astype(np.uint64)
+        words = (client_uniforms(self.seed, PURPOSE, self.depth, first, len(sizes))[:, 0] * 2.0**53).astype(np.uint64)
         number = np.arange(strata.sum()) - np.repeat(np.cumsum(strata) - strata, strata)
         place = ((number + _uniforms(np.repeat(words, strata), number)) / self.share).astype(np.int64)
         inside = place < np.repeat(sizes, strata)
@@ -51,11 +60,15 @@ class Split:
 
 def training_part(block: RowsBlock, split: Split | None) -> RowsBlock:
     """The block without the rows that are held back; itself if there is no split."""
-    return block if split is None else _part(block, ~split.held_back(block.ptr, block.first))
+    if split is None:
+        return block
+    block = training_part(block, split.outer)
+    return _part(block, ~split.held_back(block.ptr, block.first))
 
 
 def validation_part(block: RowsBlock, split: Split) -> RowsBlock:
-    """The rows of the block that are held back."""
+    """The rows of the block that are held back, by this split and none before."""
+    block = training_part(block, split.outer)
     return _part(block, split.held_back(block.ptr, block.first))
 
 
