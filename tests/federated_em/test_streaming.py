@@ -26,7 +26,8 @@ from tests.federated_em.test_private import PRIVATE, two_component_facts
 SHORT = {"rounds": 3, "components": 2, "cluster_rounds": 1, "monitor_every": 2}
 SETTINGS = {
     "em": SHORT | {"algorithm": "em", "weights": "clients"},
-    "fedem": SHORT | {"algorithm": "fedem", "participation": 0.5, "memory_start": "full"},
+    "fedem": SHORT | {"codec": "dithering", "participation": 0.5, "memory_start": "full"},
+    "natural": SHORT | {"participation": 0.5},
     "batches": SHORT | {"algorithm": "fedem", "batch": 3},
     "vr": SHORT | {"algorithm": "vr-fedem", "batch": 3, "inner_rounds": 2},
     "tied": SHORT | {"covariance": "tied", "algorithm": "fedem"},

@@ -104,12 +104,14 @@ def test_the_estimate_starts_anew_and_the_memories_go_on(clients):
             assert state.phase == "memory" or memory["V"].any()
 
 
-def test_sizes_of_batches_by_the_balance_of_costs():
-    """m = 5000, omega = 1: b = ceil(50 / 2), k_in = b (1 + omega)^2; Theorem 3's b = ceil(k_in / (1 + omega)^2)."""
+def test_sizes_of_batches():
+    """A twentieth of the rows, at least 32, no more than there are; as many rounds as batches in a pass, 2 to 8."""
     settings = dict(algorithm="vr-fedem")
-    assert batch_sizes(FederatedEMConfig(**settings), 1.0, 5000) == (25, 100)
-    assert batch_sizes(FederatedEMConfig(**settings, inner_rounds=30), 1.0, 5000) == (8, 30)
-    assert batch_sizes(FederatedEMConfig(**settings, batch=7), 0.0, 5000) == (7, 7)
-    assert batch_sizes(FederatedEMConfig(**settings, batch=7, inner_rounds=3), 0.0, 5000) == (7, 3)
-    assert batch_sizes(FederatedEMConfig(**settings), 0.0, 1.0) == (1, 2)
-    assert batch_sizes(FederatedEMConfig(batch=7), 0.0, 5000) == (7, 0)
+    assert batch_sizes(FederatedEMConfig(**settings), 5000) == (250, 8)
+    assert batch_sizes(FederatedEMConfig(**settings), 200) == (32, 7)
+    assert batch_sizes(FederatedEMConfig(**settings), 20.5) == (21, 2)
+    assert batch_sizes(FederatedEMConfig(**settings, inner_rounds=30), 5000) == (250, 30)
+    assert batch_sizes(FederatedEMConfig(**settings, batch=7), 30) == (7, 5)
+    assert batch_sizes(FederatedEMConfig(**settings, batch=7, inner_rounds=3), 5000) == (7, 3)
+    assert batch_sizes(FederatedEMConfig(**settings), 1.0) == (1, 2)
+    assert batch_sizes(FederatedEMConfig(batch=7), 5000) == (7, 0)

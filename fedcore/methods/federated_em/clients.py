@@ -233,8 +233,10 @@ def round_update(
     costs:  (3,) active clients, conditional expectations, bits sent
     loss, total: the objective and the sum of w_i s_bar_i at theta, if they are monitored
     memory: (q,) sum of w_i V_i before the round, if it is audited
+    heard:  in natural units, the weight of the clients who answer for the first time
 
-    The memory holds V_i, and in VR-FedEM also S_i, each (C, q) float64.
+    The memory holds V_i, and in VR-FedEM also S_i, each (C, q) float64. In natural units V_i is what the server knows of
+    s_i; beside it "heard" says of which clients it knows anything, (C,) bool.
     """
     leaf, weights = _leaf_and_weights(config, message, block)
     statistics: dict[str, Statistic]
@@ -282,13 +284,17 @@ def _compressed_differences(
     weights: Weights,
     memory: Memory | None,
 ) -> tuple[dict[str, Statistic], Memory | None]:
-    """Q_i = Quant(s_i - V_i - S_k) of the active clients, and V_i + alpha Q_i (lines 4 to 12 of Algorithm 1)."""
+    """Q_i = Quant(s_i - V_i - S_k) of the active clients, and V_i + alpha Q_i (lines 4 to 12 of Algorithm 1). In natural
+    units Q_i = Quant(s_i - V_i); V_i is the model's own statistic before a client's first answer, and sum then has
+    w_i (V_i + Q_i)."""
     clients, q = block.clients, model.q
     memory = {} if memory is None else dict(memory)
     if remembers(config, codec):
         memory.setdefault("V", np.zeros((clients, q)))
     if config.variance_reduced:  # also where nobody has rows: all leaves of a block remember the same names
         memory.setdefault("S", np.zeros((clients, q)))
+    if config.natural:
+        memory.setdefault("heard", np.zeros(clients, bool))
     w = weights.of_clients(leaf.sizes)
     statistics: dict[str, Statistic] = {}
     if message.audit:
@@ -298,16 +304,23 @@ def _compressed_differences(
     if message.threshold < 1:
         active &= _uniforms(message, PARTICIPATION, block)[:, 0] <= message.threshold
     total, costs = np.zeros(q), np.zeros(3)
+    if config.natural:
+        new = active & ~memory["heard"]
+        known, weight = model.statistic_of(message.theta), float(w[new].sum())
+        memory |= {"V": _with_rows(memory["V"], new, known), "heard": memory["heard"] | new}
+        statistics["heard"] = FloatSum.at(block.leaf, weight)
+        total = weight * known
     if active.any():
         chosen = slice(None) if active.all() else active  # a slice copies nothing
         delta, evaluations = _oracle(config, model, message, block, leaf, active, memory)
-        delta -= message.s
+        if not config.natural:
+            delta -= message.s
         if "V" in memory:
             delta -= memory["V"][chosen]
         decoded, bits = codec.transmit(
             delta, _uniforms(message, CODEC, block, codec.draws)[chosen], block.first + np.flatnonzero(active)
         )
-        total = w[chosen] @ decoded
+        total += w[chosen] @ decoded
         if "V" in memory:
             moved = config.memory_rate(codec.omega) * decoded
             memory["V"] = _with_rows(memory["V"], chosen, moved + memory["V"][chosen])

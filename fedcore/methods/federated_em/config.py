@@ -23,6 +23,8 @@ STARTS_OF_EM = 4
 REGULARISATION = 1e-3  # of models whose penalty is a share of the data
 SMALLEST_SHARE = 1e-8  # of a penalty that is not 0: below it columns that determine each other drown in rounding
 BATCH_GAMMA = 0.3  # an upper bound: the noise of a batch does not die with the compression's
+NATURAL_GAMMA = 1.5  # over-relaxed: the table in docs/federated-em.md says what that saves
+REDUCED_GAMMA = 0.5  # an upper bound for VR-FedEM, whose estimates drift between two full passes
 
 
 class FederatedEMConfig(BaseModel):
@@ -102,10 +104,11 @@ class FederatedEMConfig(BaseModel):
     )
 
     # messages
-    codec: Literal["identity", "dithering", "block", "rand-k"] | None = Field(
+    codec: Literal["natural", "identity", "dithering", "block", "rand-k"] | None = Field(
         None,
-        description="compressor of messages; block: one level and a norm for each part of the statistic; None: "
-        "dithering, but identity for em and private",
+        description="compressor of messages; natural: one step for all numbers, in units of likelihood, for mixtures "
+        "of Gaussians; block: one level and a norm for each part of the statistic; None: natural for fedem and "
+        "vr-fedem with Gaussians, identity for em and private, else dithering",
     )
     norm: Literal["1", "2", "inf"] = Field("2", description="norm r of dithering and of block quantisation")
     levels: int = Field(4, ge=1, le=2**20, description="levels s of dithering")
@@ -124,10 +127,13 @@ class FederatedEMConfig(BaseModel):
         ge=1,
         le=1_000_000,
         description="rows that a client draws in a round, with replacement; None: all its "
-        "rows, for vr-fedem the square root of half its mean rows over 1 + omega",
+        "rows, for vr-fedem a twentieth of the mean client's rows, at least 32 of them",
     )
     inner_rounds: int | None = Field(
-        None, ge=2, le=1_000_000, description="vr-fedem: rounds between two full passes; None: batch (1 + omega)^2"
+        None,
+        ge=2,
+        le=1_000_000,
+        description="vr-fedem: rounds between two full passes; None: until batches cost a pass, 2 to 8",
     )
     weights: Literal["rows", "clients"] | None = Field(
         None,
@@ -140,15 +146,19 @@ class FederatedEMConfig(BaseModel):
         None, ge=1, le=1_000_000, description=f"rounds; None: {ROUNDS}, in a private run {PRIVATE_ROUNDS}"
     )
     alpha: float | None = Field(
-        None, ge=0, le=1, description="rate at which memories follow the messages; None: 1 / (1 + omega)"
+        None,
+        ge=0,
+        le=1,
+        description="rate at which memories follow the messages; None: 1 / (1 + omega); not for natural, where it is 1",
     )
     gamma: float | None = Field(
         None,
         gt=0,
         le=2,
         description="step in the space of statistics; None: the theorems' if the constants are known, else min(1, p "
-        f"sqrt(n) / (2 (1 + omega) sqrt(omega_p))), at most {BATCH_GAMMA} with batches; both are halved when steps "
-        f"are often cut back; {PRIVATE_GAMMA} in a private run",
+        f"sqrt(n) / (2 (1 + omega) sqrt(omega_p))), with the codec natural {NATURAL_GAMMA} after a first round of 1; at "
+        f"most {BATCH_GAMMA} with batches and {REDUCED_GAMMA} for vr-fedem; all are halved when steps are often cut "
+        f"back; {PRIVATE_GAMMA} in a private run",
     )
     v_min: float | None = Field(
         None, gt=0, description="known constant: smallest eigenvalue of B, which turns the mean field into a gradient"
@@ -166,10 +176,16 @@ class FederatedEMConfig(BaseModel):
     memory_start: Literal["zero", "full"] | None = Field(
         None,
         description="first memories: zero, or the exact field at the start (one uncompressed message for each "
-        "client); None: full where there are memories",
+        "client); None: full where there are memories; not for natural, where they start at the model's statistic",
     )
     margin: float = Field(
         1e-9, ge=0, lt=1, description="a step is halved until the statistic is inside the model's domain by this margin"
+    )
+
+    safeguards: bool = Field(
+        True,
+        description="a step is also halved until no weight and no variance falls below a fifth, and the best statistic "
+        "that was looked at is what a run ends with; false: as in the paper; not for private",
     )
 
     # start and end
@@ -243,7 +259,14 @@ class FederatedEMConfig(BaseModel):
 
     @property
     def codec_name(self) -> str:
-        return self.codec or ("identity" if self.algorithm in ("em", "private") else "dithering")
+        if self.codec is not None or self.algorithm in ("em", "private"):
+            return self.codec or "identity"
+        return "natural" if self.model == "gaussian" and self.algorithm != "naive" else "dithering"
+
+    @property
+    def natural(self) -> bool:
+        """Whether messages are in natural units; memories then hold the clients' statistics themselves."""
+        return self.codec_name == "natural"
 
     @property
     def start_name(self) -> str:
@@ -291,7 +314,7 @@ class FederatedEMConfig(BaseModel):
     @property
     def fills_memories(self) -> bool:
         """Whether a pass gives the memories their first values, if there are memories."""
-        return self.memory_start != "zero" and self.algorithm in ("fedem", "vr-fedem")
+        return self.memory_start != "zero" and self.algorithm in ("fedem", "vr-fedem") and not self.natural
 
     def memory_rate(self, omega: float) -> float:
         """alpha."""
@@ -310,9 +333,13 @@ class FederatedEMConfig(BaseModel):
         if self.v_min is not None:
             return self._step_of_theorem(omega, omega_p, effective_clients)
         rule = 1.0
-        if omega_p > 0:
+        if self.natural:  # absent clients are known by what they sent last: nothing is divided by p
+            rule = NATURAL_GAMMA
+        elif omega_p > 0:
             rule = min(1.0, 0.5 * p * math.sqrt(effective_clients) / ((1 + omega) * math.sqrt(omega_p)))
-        return min(rule, BATCH_GAMMA) if self.batch is not None and not self.variance_reduced else rule
+        if self.variance_reduced:
+            return min(rule, REDUCED_GAMMA)
+        return min(rule, BATCH_GAMMA) if self.batch is not None else rule
 
     def _step_of_theorem(self, omega: float, omega_p: float, clients: float) -> float:
         """gamma_max of Theorem 1, with omega_p for absent clients; or the step of Theorem 3."""
@@ -378,6 +405,21 @@ class FederatedEMConfig(BaseModel):
             (
                 self.algorithm == "naive" and (bool(self.alpha) or self.memory_start == "full"),
                 "the naive variant keeps no memories: it takes neither alpha nor memory_start",
+            ),
+            *self._of_natural_units(),
+        )
+
+    def _of_natural_units(self) -> Refusals:
+        if not self.natural:
+            return ()
+        given = self.levels != 4 or self.norm != "2" or not self.norms_by_part
+        return (
+            (self.model != "gaussian", f'codec = "natural" is for mixtures of Gaussians, not {self.model}'),
+            (self.algorithm == "naive", 'codec = "natural" needs memories, which the naive variant does not keep'),
+            (given, 'levels, norm and norms_by_part are for codec = "dithering"'),
+            (
+                self.alpha is not None or self.memory_start is not None,
+                'codec = "natural" remembers what was sent: alpha and memory_start are for the other codecs',
             ),
         )
 

@@ -18,7 +18,7 @@ Oracle = Literal["full", "batch", "recursive"]
 
 def bits_to_client(q: int, parameters: int) -> float:
     """Bits of a server's message: the number of the round, S_k (q numbers) and T(S_k). Not compressed, as in the
-    paper."""
+    paper. In natural units clients do not need S_k, but the step D: q is 1."""
     return float(HEADER_BITS + BITS_PER_NUMBER * (q + parameters))
 
 
@@ -126,6 +126,8 @@ class RoundMessage:
     batch:     rows that a client draws; 0 if the oracle is "full"
     monitor:   whether the objective and the exact mean field are asked for
     audit:     whether the sum of the clients' memories is asked for
+    resolution: step D of the codec in natural units; 0 for other codecs
+    everything: whether clients send all parts of their statistics in natural units
     """
 
     number: int
@@ -141,6 +143,8 @@ class RoundMessage:
     rows: float
     monitor: bool
     audit: bool
+    resolution: float = 0.0
+    everything: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from fedcore.methods.federated_em import clients, models, narrow, private, scores, seeding, server, start
+from fedcore.methods.federated_em import clients, looks, models, narrow, private, scores, seeding, server, start
 from fedcore.methods.federated_em.config import FederatedEMConfig
 from fedcore.methods.federated_em.messages import (
     ClusterMessage,
@@ -106,7 +106,7 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
             case ObjectiveMessage():
                 held_out = clients.held_out(self.config, model, message, everything)
                 return clients.objective(self.config, model, message, block) | held_out, memory
-        codec = models.codec_of(self.config, model)
+        codec = models.codec_of(self.config, model, message.theta, message.resolution, message.everything)
         statistics, memory = clients.round_update(self.config, model, codec, message, block, memory)
         return {**statistics, **clients.held_out(self.config, model, message, everything)}, memory
 
@@ -137,8 +137,10 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
         return replace(learnt, tables=learnt.tables + narrow.narrow_table(self.config, state, features))
 
     def outcome(self, state: FederatedEMState) -> str:
-        """A warning of components that are narrow; empty without one."""
-        return narrow.warning(self.config, state) if state.round else ""
+        """Whether the run converged (`fedcore.methods.federated_em.looks`; private runs do not look), and a warning of
+        components that are narrow."""
+        said = looks.status(state), narrow.warning(self.config, state) if state.round else ""
+        return "; ".join(part for part in said if part)
 
     def warm_start_of(self, state: FederatedEMState) -> dict[str, np.ndarray]:
         """Parameters, and what rows and clipped parts were scaled by."""

@@ -13,12 +13,14 @@ import numpy as np
 from fedcore.methods.federated_em.codecs import Codec, Dithering, Identity, RandK
 from fedcore.methods.federated_em.config import FederatedEMConfig
 from fedcore.methods.federated_em.messages import Scaling
+from fedcore.methods.federated_em.natural_codec import Natural
 from fedcore.methods.mixture_models.contract import CurvedEM, Rows, Theta
 from fedcore.methods.mixture_models.counts import BernoulliMixture, MultinomialMixture, PoissonMixture
 from fedcore.methods.mixture_models.gaussian import GaussianMixture
 from fedcore.methods.mixture_models.imputer import GaussianImputer
 from fedcore.methods.mixture_models.initialisation import random_parameters
 from fedcore.methods.mixture_models.low_rank_tables import LowRankTables, parameters_from_cells
+from fedcore.methods.mixture_models.natural_units import NaturalUnits
 from fedcore.methods.mixture_models.nuclear_norm import Family
 from fedcore.methods.mixture_models.regression import RegressionMixture
 
@@ -221,10 +223,26 @@ FACTORIES = {
 # --- codecs ---------------------------------------------------------------------------------------------------------
 
 
-def codec_of(config: FederatedEMConfig, model: CurvedEM) -> Codec:
-    """The codec for the model's statistic."""
+_latest_units: NaturalUnits | None = None
+
+
+def units_of(model: CurvedEM, theta: Theta) -> NaturalUnits:
+    """Natural units at theta. The latest ones are kept, because all leaves of a round ask for the same."""
+    global _latest_units
+    latest = _latest_units
+    if latest is None or latest.theta is not theta or latest.model is not model:
+        latest = _latest_units = NaturalUnits(cast(GaussianMixture, model), theta)
+    return latest
+
+
+def codec_of(
+    config: FederatedEMConfig, model: CurvedEM, theta: Theta, resolution: float = 1.0, everything: bool = False
+) -> Codec:
+    """The codec for the model's statistic. theta, resolution, everything: of the round, for the codec natural."""
     q, parts = model.q, tuple(part.stop for part in model.blocks)
     match config.codec_name:
+        case "natural":
+            return Natural(units_of(model, theta), resolution, everything)
         case "identity":
             return Identity(q)
         case "dithering":

@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 
 from fedcore.errors import RunError
-from fedcore.methods.federated_em import models, start
-from fedcore.methods.federated_em.clients import PARTICIPATION, remembers
+from fedcore.methods.federated_em import looks, models, start
+from fedcore.methods.federated_em.clients import PARTICIPATION, remembers, treats_clients_singly
+from fedcore.methods.federated_em.codecs import Codec
 from fedcore.methods.federated_em.config import FederatedEMConfig
 from fedcore.methods.federated_em.messages import (
     BITS_PER_NUMBER,
@@ -36,13 +37,15 @@ from fedcore.methods.federated_em.messages import (
     RoundMessage,
     bits_to_client,
 )
+from fedcore.methods.federated_em.resolution import next_resolution
 from fedcore.methods.federated_em.start import Step
 from fedcore.methods.federated_em.state import FederatedEMState, empty, pack, unpack
-from fedcore.methods.mixture_models.contract import CurvedEM
+from fedcore.methods.mixture_models.contract import CurvedEM, Theta
 from fedcore.randomness import client_uniforms
 from fedcore.rounds.method import PublicFacts, RoundInfo
 
 HALVINGS = 12  # of a step, at most
+LEAST_RATIO = 0.2  # of a weight or a variance after a step to what it was: the fraction to the boundary
 WINDOW, OFTEN = 20, 0.05  # a step that is cut back in more than 5 % of 20 rounds is too long
 AUDIT_EVERY, AUDIT_TOLERANCE = 50, 1e-10
 
@@ -105,20 +108,28 @@ def _round_message(config: FederatedEMConfig, state: FederatedEMState) -> RoundM
         theta=state.parameters(),
         previous=unpack(state.previous, state.layout) if oracle == "recursive" else None,
         oracle=oracle,
-        s=state.statistic,
+        s=np.zeros(0) if config.natural else state.statistic,
         scaling=state.scaling(),
         threshold=_threshold(config, state, number),
         batch=0 if oracle == "full" else state.batch,
         clients=state.clients,
         rows=state.rows,
-        monitor=(number - 1) % config.monitoring_interval == 0,
+        monitor=_looks(config, state),
         audit=number % AUDIT_EVERY == 0,
+        resolution=state.resolution,
+        everything=config.natural and not state.heard,
     )
+
+
+def _looks(config: FederatedEMConfig, state: FederatedEMState) -> bool:
+    """Whether the objective is asked for: every so many rounds, and before VR-FedEM goes on from an anchor."""
+    anchor = config.variance_reduced and config.safeguards and state.since_full == 0
+    return anchor or state.round % config.monitoring_interval == 0
 
 
 def _oracle(state: FederatedEMState) -> Oracle:
     if state.inner_rounds:
-        return "full" if state.round % state.inner_rounds == 0 else "recursive"
+        return "recursive" if state.since_full else "full"
     return "batch" if state.batch else "full"
 
 
@@ -145,23 +156,27 @@ def participation(config: FederatedEMConfig, state: FederatedEMState) -> float:
 
 
 def _after_round(config: FederatedEMConfig, state: FederatedEMState, result: Mapping[str, Any]) -> Step:
-    """H = V_k + sum w_i Q_i / p, a step along H, and V_{k+1} (lines 14 to 16 of Algorithm 1)."""
-    model = models.model_of(config, state.scaling())
-    codec, number = models.codec_of(config, model), state.round + 1
+    """H, a step along H, and V_{k+1} (lines 14 to 16 of Algorithm 1)."""
+    model, before, number = models.model_of(config, state.scaling()), state.parameters(), state.round + 1
+    codec = models.codec_of(config, model, before)
     _audit(state, result)
-    total, (active, expectations, bits) = np.asarray(result["sum"]), result["costs"]
-    field = state.memory + total / participation(config, state)
-    s, gamma, halvings = damped_step(model, state.statistic, field, planned_step(config, state), config.margin)
-    theta, _ = pack(model.maximise(s, start=state.parameters()))
-    down = float(active) * bits_to_client(model.q, len(state.theta))
-    v = state.memory + config.memory_rate(codec.omega) * total if remembers(config, codec) else state.memory
+    state, look, falls = _after_look(config, state, model, result)
+    field, answered = _field(config, state, model, codec, result)
+    planned = planned_step(config, state)
+    exact = planned <= 1 and not treats_clients_singly(config, codec)  # such steps of EM never raise the objective
+    s, theta, gamma, halvings = guarded_step(
+        model, before, state.statistic, field, planned, config.margin, config.safeguards and not exact
+    )
+    active, expectations, bits = result["costs"]
+    down = float(active) * bits_to_client(1 if config.natural else model.q, len(state.theta))
     after = replace(
-        state,
+        answered,
         round=number,
         statistic=s,
-        theta=theta,
+        theta=pack(theta)[0],
         previous=state.theta,
-        memory=v,
+        since_full=(state.since_full + 1) % state.inner_rounds if state.inner_rounds else 0,
+        shortened=state.shortened + (halvings > 0),
         expectations=state.expectations + float(expectations),
         bits_up=state.bits_up + float(bits),
         bits_down=state.bits_down + down,
@@ -177,22 +192,50 @@ def _after_round(config: FederatedEMConfig, state: FederatedEMState, result: Map
         "bits_up": float(bits),
         "bits_down": down,
     }
-    falls = True
-    if "loss" in result:
-        mean_field = np.asarray(result["total"]) - state.statistic
-        objective = float(result["loss"]) + model.penalty(state.parameters())
-        scalars |= {"objective": objective, "mean_field_norm": float(mean_field @ mean_field)}
-        if config.tolerance and state.objective is not None:
-            falls = state.objective - objective >= config.tolerance * (number - state.looked)
-        scalars |= held_out_losses(result)
-        after = replace(after, objective=objective, looked=number)
+    if looks.must_go_back(config, state):
+        after = looks.gone_back(model, after)
     if number == config.all_rounds or not falls:
         after = replace(after, phase="last")
-    return after, RoundInfo(scalars)
+    return after, RoundInfo(scalars | look)
+
+
+def _after_look(
+    config: FederatedEMConfig, state: FederatedEMState, model: CurvedEM, result: Mapping[str, Any]
+) -> tuple[FederatedEMState, dict[str, float], bool]:
+    """The state that knows the objective of S_k, if the clients told it; what is told of it; and whether it still falls
+    by the tolerance."""
+    if "loss" not in result:
+        return state, {}, True
+    mean_field = np.asarray(result["total"]) - state.statistic
+    objective, falls = float(result["loss"]) + model.penalty(state.parameters()), True
+    if config.tolerance and state.objective is not None:
+        falls = state.objective - objective >= config.tolerance * (state.round - state.looked)
+    scalars = {"objective": objective, "mean_field_norm": float(mean_field @ mean_field)} | held_out_losses(result)
+    return looks.looked(config, state, objective), scalars, falls
+
+
+def _field(
+    config: FederatedEMConfig, state: FederatedEMState, model: CurvedEM, codec: Codec, result: Mapping[str, Any]
+) -> tuple[np.ndarray, FederatedEMState]:
+    """H = V_k + sum w_i Q_i / p, and the state with V_{k+1}. In natural units V is the weighted sum of what is known of
+    the clients, H is their mean less S_k, and the size of H says how fine the next messages are."""
+    total = np.asarray(result["sum"])
+    v = state.memory + config.memory_rate(codec.omega) * total if remembers(config, codec) else state.memory
+    if not config.natural:
+        return state.memory + total / participation(config, state), replace(state, memory=v)
+    heard = state.heard + float(result["heard"])
+    if not heard:
+        return np.zeros(model.q), state
+    field, units = v / heard - state.statistic, models.units_of(model, state.parameters())
+    resolution = next_resolution(config, units, field, state.effective_clients)
+    return field, replace(state, memory=v, heard=heard, resolution=resolution)
 
 
 def planned_step(config: FederatedEMConfig, state: FederatedEMState) -> float:
-    """gamma of the coming round, before it is cut back."""
+    """gamma of the coming round, before it is cut back. An automatic step in natural units is at most 1 before anybody
+    was heard."""
+    if config.natural and not state.heard and config.gamma is None:
+        return min(1.0, state.gamma)
     return state.gamma / (1 + state.round / config.gamma_decay) if config.gamma_decay else state.gamma
 
 
@@ -210,12 +253,26 @@ def damped_step(
     return s, 0.0, HALVINGS
 
 
+def guarded_step(
+    model: CurvedEM, theta: Theta, s: np.ndarray, field: np.ndarray, gamma: float, margin: float, guarded: bool = True
+) -> tuple[np.ndarray, Theta, float, int]:
+    """`damped_step` that is, if guarded, halved further until no weight and no variance in any direction falls below
+    LEAST_RATIO of what it is in theta = T(S): (S', T(S'), gamma used, halvings)."""
+    moved, gamma, halvings = damped_step(model, s, field, gamma, margin)
+    after = model.maximise(moved, start=theta)
+    while guarded and halvings < HALVINGS and model.least_ratio(theta, after) < LEAST_RATIO:
+        gamma, halvings = gamma / 2, halvings + 1
+        moved = s + gamma * field
+        after = model.maximise(moved, start=theta)
+    return moved, after, gamma, halvings
+
+
 def _with_shorter_steps(config: FederatedEMConfig, state: FederatedEMState, halvings: int) -> FederatedEMState:
     """The automatic step is halved for good if it was cut back too often within a window of rounds."""
     cut_back = state.cut_back + (halvings > 0)
     gamma = state.gamma
     if state.round % WINDOW == 0:
-        if config.gamma is None and cut_back > OFTEN * WINDOW:
+        if config.gamma is None and not config.natural and cut_back > OFTEN * WINDOW:
             gamma /= 2
         cut_back = 0
     return replace(state, cut_back=cut_back, gamma=gamma)
@@ -252,8 +309,8 @@ def _objective_message(config: FederatedEMConfig, state: FederatedEMState) -> Ob
 def _after_objective(config: FederatedEMConfig, state: FederatedEMState, result: Mapping[str, Any]) -> Step:
     model = models.model_of(config, state.scaling())
     objective = float(result["loss"]) + model.penalty(state.parameters())
-    done = replace(state, phase="done", objective=objective, looked=state.round)
-    return done, RoundInfo({"objective": objective, **held_out_losses(result)})
+    after = looks.ended(config, model, state, objective)
+    return replace(after, phase="done"), RoundInfo({"objective": objective, **held_out_losses(result)})
 
 
 # --- phases ---------------------------------------------------------------------------------------------------------

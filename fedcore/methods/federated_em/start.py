@@ -30,6 +30,7 @@ from fedcore.methods.federated_em.messages import (
     bits_to_client,
     plain_scaling,
 )
+from fedcore.methods.federated_em.resolution import first_resolution
 from fedcore.methods.federated_em.state import FederatedEMState, pack
 from fedcore.methods.mixture_models.contract import CurvedEM, Theta
 from fedcore.methods.mixture_models.initialisation import lloyd_step, parameters_from_clusters
@@ -38,6 +39,7 @@ from fedcore.randomness import stream
 from fedcore.rounds.method import PublicFacts, RoundInfo
 
 START = "federated_em/start"
+SMALLEST_BATCH, LONGEST_INNER = 32, 8  # of VR-FedEM
 CONSTANT = 1e-12  # a variance this small beside the squared mean is rounding
 NOT_PARAMETERS = ("centre", "scale", "column_means", "part_scales")
 
@@ -323,9 +325,9 @@ def enter_rounds(
     """
     if not model.admissible(s):
         raise ConfigError("the start is outside the domain of the model.", "Start from other rows or parameters.")
-    codec = models.codec_of(config, model)
-    theta, layout = pack(model.maximise(s))
-    batch, inner = batch_sizes(config, codec.omega, state.rows / state.clients)
+    first = model.maximise(s)
+    codec, (theta, layout) = models.codec_of(config, model, first), pack(first)
+    batch, inner = batch_sizes(config, state.rows / state.clients)
     phase = "memory" if config.fills_memories and remembers(config, codec) else "rounds"
     return replace(
         state,
@@ -338,16 +340,16 @@ def enter_rounds(
         batch=batch,
         inner_rounds=inner,
         gamma=config.step(codec.omega, state.effective_clients),
+        resolution=first_resolution(model.q, state.effective_clients) if config.natural else 0.0,
     )
 
 
-def batch_sizes(config: FederatedEMConfig, omega: float, mean_rows: float) -> tuple[int, int]:
-    """b, the rows of a client's batch, and k_in, the rounds between full passes. For VR-FedEM k_in = b (1 + omega)^2
-    balances their costs (Theorem 3)."""
+def batch_sizes(config: FederatedEMConfig, mean_rows: float) -> tuple[int, int]:
+    """b, the rows of a client's batch, and k_in, the rounds between full passes. For VR-FedEM a batch is a twentieth of
+    a client's rows, and at least SMALLEST_BATCH of them: smaller ones, as Theorem 3 has them, lead estimates of
+    covariances out of their domain. It is used until batches cost about a pass."""
     if not config.variance_reduced:
         return config.batch or 0, 0
-    if config.batch is None and config.inner_rounds is not None:
-        batch = math.ceil(config.inner_rounds / (1 + omega) ** 2)
-    else:
-        batch = config.batch or math.ceil(math.sqrt(mean_rows / 2) / (1 + omega))
-    return batch, config.inner_rounds or max(2, math.ceil(batch * (1 + omega) ** 2))
+    rows = max(1, math.ceil(mean_rows))
+    batch = config.batch or min(max(SMALLEST_BATCH, math.ceil(mean_rows / 20)), rows)
+    return batch, config.inner_rounds or max(2, min(LONGEST_INNER, math.ceil(mean_rows / batch)))

@@ -34,6 +34,13 @@ class FederatedEMState:
     theta, previous: (P,) T(S_k) and T(S_{k-1}), packed in the order of `layout`
     layout:   JSON, the name and shape of every parameter array; see `parameters`
     memory:   (q,) V_k, the weighted sum of all clients' memories; zeros where there are none
+    heard:    the weight of the clients who have answered in natural units, whose memories are in that sum
+    resolution: D of the next round in natural units; 0 for other codecs
+    since_full: rounds of VR-FedEM since the last full pass; 0 if one is due
+    shortened: rounds whose step was cut back
+    first_objective, slope: at the start, and how much it fell a round between the last two looks; None before
+    best, best_objective, best_round: the statistic with the lowest objective of those that were looked at; (0,) before
+    last_objective: of the last statistic, which is not that of the run if an earlier one was better
     gamma:    step of the next round, before it decreases and before it is cut back
     cut_back: steps that were cut back within the present window
     batch, inner_rounds: rows of a client's batch (0: all), rounds between full passes (0: not VR-FedEM)
@@ -81,6 +88,16 @@ class FederatedEMState:
     validation: float = 0.0
     waiting_rows: float = 0.0
     waiting: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
+    heard: float = 0.0
+    resolution: float = 0.0
+    since_full: int = 0
+    shortened: int = 0
+    first_objective: float | None = None
+    slope: float | None = None
+    best: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    best_objective: float | None = None
+    best_round: int = 0
+    last_objective: float | None = None
 
     def parameters(self) -> dict[str, np.ndarray]:
         """T(S_k) by name, of standardised rows; empty before there is an initial value."""

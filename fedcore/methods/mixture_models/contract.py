@@ -75,6 +75,10 @@ class CurvedEM(Protocol):
     def admissible(self, s: np.ndarray, margin: float = 0.0) -> bool:
         """Whether s (q,) lies in the domain of T, with a margin."""
 
+    def least_ratio(self, before: Theta, after: Theta) -> float:
+        """The smallest ratio of a weight, or of a variance in some direction, in `after` to what it was in `before`; 1
+        for a model that has neither."""
+
     def statistic_of(self, theta: Theta) -> np.ndarray:
         """(q,) a right inverse: maximise(statistic_of(theta)) == theta."""
 

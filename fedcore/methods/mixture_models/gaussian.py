@@ -52,6 +52,7 @@ from fedcore.methods.mixture_models.packing import (
     check_positive_definite,
     check_shape,
     floored,
+    least_eigenvalue,
     pack_symmetric,
     penalty_matrix,
     positive_definite,
@@ -251,6 +252,15 @@ class GaussianMixture(Mixture):
             outer = first[:, :, None] * m[:, None, :]
             second = pack_symmetric(covariances * (counts + self.nu)[:, None, None] - self.lam + outer)
         return self.layout.join(counts, first, second)
+
+    def least_ratio(self, before: Theta, after: Theta) -> float:
+        """Of covariances: the smallest generalised eigenvalue of (after, before)."""
+        ratio = super().least_ratio(before, after)
+        if self.covariance == "known":
+            return ratio
+        if self.covariance in ("spherical", "diag"):
+            return min(ratio, float(np.min(after["covariances"] / before["covariances"])))
+        return min(ratio, least_eigenvalue(after["covariances"], before["covariances"]))
 
     def penalty(self, theta: Theta) -> float:
         value = -self.a * float(log_weights(theta).sum()) if self.a else 0.0

@@ -32,6 +32,7 @@ from fedcore.methods.mixture_models.packing import (
     check_positive_definite,
     check_shape,
     floored,
+    least_eigenvalue,
     pack_symmetric,
     penalty_matrix,
     positive_definite,
@@ -205,6 +206,9 @@ class GaussianImputer:
         m = theta["mean"] - self.centre
         second = theta["covariance"] * (1.0 + self.nu) - self.lam + np.outer(m, m)
         return np.concatenate([m, pack_symmetric(second)])
+
+    def least_ratio(self, before: Theta, after: Theta) -> float:
+        return least_eigenvalue(after["covariance"], before["covariance"])
 
     def penalty(self, theta: Theta) -> float:
         if not (self.nu or self.lam.any()):

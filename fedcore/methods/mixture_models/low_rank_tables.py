@@ -165,6 +165,9 @@ class LowRankTables:
         k = int(np.count_nonzero(values > SMALLEST_SINGULAR * max(float(values[0]), SMALLEST_SINGULAR)))
         return (mean(self.family, natural) + self.lam * u[:, :k] @ v[:k]).ravel()
 
+    def least_ratio(self, before: Theta, after: Theta) -> float:
+        return 1.0
+
     def penalty(self, theta: Theta) -> float:
         return self.lam * nuclear_norm(theta["natural"])
 

@@ -186,6 +186,10 @@ class Mixture(ABC):
         """pi (G,) from floored s0 (G,): (s0 + a) / (sum s0 + G a)."""
         return (counts + a) / (counts.sum() + self.components * a)
 
+    def least_ratio(self, before: Theta, after: Theta) -> float:
+        """See `fedcore.methods.mixture_models.contract.CurvedEM`. A subclass adds its variances."""
+        return float(np.min(after["weights"] / np.maximum(before["weights"], WEIGHT_FLOOR)))
+
     def _counts_of(self, weights: np.ndarray, a: float = 0.0) -> np.ndarray:
         """s0 (G,) > 0 with `_weights_of(s0, a) == weights`; its sum is 1 unless a weight is too small for that."""
         total = max(1.0, 2.0 * (a / float(weights.min()) - self.components * a))

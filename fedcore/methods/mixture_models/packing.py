@@ -161,6 +161,17 @@ def floored(matrices: np.ndarray, moments: np.ndarray) -> np.ndarray:
     return np.where(fine, matrices, rebuilt * (scale[..., :, None] * scale[..., None, :]))
 
 
+def least_eigenvalue(after: np.ndarray, before: np.ndarray) -> float:
+    """The smallest generalised eigenvalue of (after, before), positive definite matrices (..., d, d): how much less the
+    variance is after than before, in the direction in which it shrinks the most. 1 if `before` is singular."""
+    try:
+        lower = np.linalg.cholesky(np.asarray(before, np.float64))
+    except np.linalg.LinAlgError:
+        return 1.0
+    half = np.linalg.solve(lower, after)
+    return float(np.linalg.eigvalsh(np.linalg.solve(lower, np.swapaxes(half, -1, -2))).min())
+
+
 def check_finite_rows(y: Rows) -> None:
     """Raises PopulationError that names the first row and column (from 0) without a finite value."""
     refuse(y, lambda values: ~np.isfinite(values), "is not finite", "The model needs finite values.")

@@ -181,6 +181,9 @@ class RegressionMixture(Mixture):
         vv = theta["variances"] * (counts + self.nu) - self.lam + np.sum(b * uv, axis=1)
         return self.layout.join(counts, pack_symmetric(uu), uv, vv)
 
+    def least_ratio(self, before: Theta, after: Theta) -> float:
+        return min(super().least_ratio(before, after), float(np.min(after["variances"] / before["variances"])))
+
     def penalty(self, theta: Theta) -> float:
         variances = theta["variances"]
         squares = (theta["coefficients"] ** 2) @ self._ridge + self.lam

@@ -1,0 +1,69 @@
+"""What the server makes of the objective, each time that it looks at it: the best statistic so far, whether VR-FedEM has
+to go back to it, and in the end what a run says of itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fedcore.methods.federated_em.config import FederatedEMConfig
+from fedcore.methods.federated_em.state import FederatedEMState, pack
+from fedcore.methods.mixture_models.contract import CurvedEM
+
+WORSE = 0.01  # nats a row: a last statistic that is worse than the best by more is not what a run ends with
+RISES = 1e-3  # between two full passes of VR-FedEM: more sends it back
+CONVERGED = 1e-4  # nats a row and round
+COLLAPSED = 0.1  # nats a row above the best
+OFTEN = 0.2  # of the rounds
+
+
+def looked(config: FederatedEMConfig, state: FederatedEMState, objective: float) -> FederatedEMState:
+    """After a look at the objective of `state.statistic`, before a step is taken from there."""
+    if state.objective is not None and state.round > state.looked:
+        state = replace(state, slope=(state.objective - objective) / (state.round - state.looked))
+    if state.first_objective is None:
+        state = replace(state, first_objective=objective)
+    if config.safeguards and (state.best_objective is None or objective < state.best_objective):
+        state = replace(state, best=state.statistic, best_objective=objective, best_round=state.round)
+    return replace(state, objective=objective, looked=state.round)
+
+
+def must_go_back(config: FederatedEMConfig, state: FederatedEMState) -> bool:
+    """Whether the statistic is an anchor of VR-FedEM, was looked at, and is worse than the best one."""
+    anchor = config.variance_reduced and config.safeguards and state.since_full == 0
+    if not anchor or state.objective is None or state.best_objective is None:
+        return False
+    return state.looked == state.round and state.objective > state.best_objective + RISES
+
+
+def gone_back(model: CurvedEM, state: FederatedEMState) -> FederatedEMState:
+    """At the best statistic again, with half the step; the next round begins with a full pass. The clients' memories
+    stay: they say what the server knows of the clients, wherever the model is."""
+    theta, _ = pack(model.maximise(state.best))
+    return replace(state, statistic=state.best, theta=theta, previous=theta, gamma=state.gamma / 2, since_full=0)
+
+
+def ended(config: FederatedEMConfig, model: CurvedEM, state: FederatedEMState, objective: float) -> FederatedEMState:
+    """After the last look; the best statistic instead of the last one if that is worse."""
+    state = replace(looked(config, state, objective), last_objective=objective)
+    if state.best_objective is None or objective <= state.best_objective + WORSE:
+        return state
+    theta, _ = pack(model.maximise(state.best))
+    return replace(state, statistic=state.best, theta=theta, objective=state.best_objective)
+
+
+def status(state: FederatedEMState) -> str:
+    """One line: converged, not converged, cut back, collapsed or diverged, and why. Empty if nobody looked."""
+    last, first, best = state.last_objective, state.first_objective, state.best_objective
+    if last is None or first is None:
+        return ""
+    kept = "" if best is None or last <= best + WORSE else f" The parameters are those of round {state.best_round}."
+    if last > first:
+        return f"diverged: the last objective, {last:.4g}, is above that of the start, {first:.4g}.{kept}"
+    if best is not None and last > best + COLLAPSED:
+        return f"collapsed: the last objective, {last:.4g}, is above the best, {best:.4g}.{kept}"
+    if state.shortened > OFTEN * state.round:
+        return f"cut back: {state.shortened} of {state.round} steps had to be shortened.{kept}"
+    if state.slope is not None and state.slope > CONVERGED:
+        return f"not converged: the objective still falls by {state.slope:.2g} a round; train for more rounds.{kept}"
+    return f"converged: the objective falls by no more than {CONVERGED:g} a round.{kept}"
