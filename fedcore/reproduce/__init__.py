@@ -12,6 +12,7 @@ EXPERIMENTS = {
     "fedem-synthetic": "fedcore.reproduce.fedem_synthetic:FedEMSynthetic",
     "fedem-mnist": "fedcore.reproduce.fedem_mnist:FedEMMnist",
     "fedem-missing": "fedcore.reproduce.fedem_missing:FedEMMissing",
+    "fedem-bytes": "fedcore.reproduce.fedem_bytes:FedEMBytes",
     "fedem-tabular": "fedcore.reproduce.fedem_tabular:FedEMTabular",
     "em-defaults": "fedcore.reproduce.em_defaults:EMDefaults",
     "fedgrem-gmm": "fedcore.reproduce.fedgrem_simulations:FedGrEMGaussians",

@@ -175,6 +175,12 @@ class Ran:
         }
 
 
+def as_in_the_paper(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with the paper's codec and steps and the tables' penalty, where they do not name others."""
+    codec = "identity" if settings.get("algorithm") == "em" else "dithering"
+    return {"codec": codec, "safeguards": False, "regularisation": SHARE, "restarts": 1, **settings}
+
+
 def traced(
     place: Place,
     key: str,
@@ -184,8 +190,8 @@ def traced(
     start: dict[str, np.ndarray] | None = None,
     every: int = 1,
 ) -> Ran:
-    """Train with these settings of the method federated_em; see `simulate` and `Trace`."""
-    settings = {"monitor_every": NEVER_LOOKED_AT, "regularisation": SHARE, "restarts": 1, **settings}
+    """Train with these settings of the method federated_em, `as_in_the_paper`; see `simulate` and `Trace`."""
+    settings = {"monitor_every": NEVER_LOOKED_AT, **as_in_the_paper(settings)}
     trace = Trace(FederatedEM(FederatedEM.Config(**settings)), population, every)
     _, state = simulate(place, key, "federated_em", settings, population, seed=seed, warm_start=start, on_round=trace)
     return Ran(trace.method, state, trace)

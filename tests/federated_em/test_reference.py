@@ -108,7 +108,14 @@ class Both:
     def __init__(self, population, codec, changes, seed):
         self.y, theta = population
         self.block, self.seed = block_of(self.y), seed
-        settings = {**codec, **changes, "components": len(theta["weights"]), "start": "given", "monitor_every": 2, "safeguards": False}
+        settings = {
+            **codec,
+            **changes,
+            "components": len(theta["weights"]),
+            "start": "given",
+            "monitor_every": 2,
+            "safeguards": False,
+        }
         self.config = FederatedEMConfig(**settings)
         public = facts(self.block, start=theta, seed=seed)
         self.ran = run(self.config, self.block, public, clients_per_leaf=3)

@@ -330,7 +330,9 @@ def test_the_practical_step():
     assert FederatedEMConfig(gamma=0.2).step(1.0, 10) == 0.2
     assert step(3.0, 4.0) == pytest.approx(0.5 * 2 / (4 * np.sqrt(3)))
     # omega_p = 3 + 4 * 3 = 15 at p = 1/4
-    assert FederatedEMConfig(codec="dithering", participation=0.25).step(3.0, 4.0) == pytest.approx(0.125 * 2 / (4 * np.sqrt(15)))
+    assert FederatedEMConfig(codec="dithering", participation=0.25).step(3.0, 4.0) == pytest.approx(
+        0.125 * 2 / (4 * np.sqrt(15))
+    )
     assert FederatedEMConfig(codec="dithering", batch=5).step(0.0, 10) == 0.3
     natural = FederatedEMConfig().step
     assert natural(0.0, 1.0) == FederatedEMConfig(participation=0.25).step(0.0, 1.0) == 1.5

@@ -235,8 +235,8 @@ def round_update(
     memory: (q,) sum of w_i V_i before the round, if it is audited
     heard:  in natural units, the weight of the clients who answer for the first time
 
-    The memory holds V_i, and in VR-FedEM also S_i, each (C, q) float64. In natural units V_i is what the server knows of
-    s_i; beside it "heard" says of which clients it knows anything, (C,) bool.
+    The memory holds V_i, and in VR-FedEM also S_i, each (C, q) float64. In natural units V_i is what the server knows
+    of s_i; beside it "heard" says of which clients it knows anything, (C,) bool.
     """
     leaf, weights = _leaf_and_weights(config, message, block)
     statistics: dict[str, Statistic]
@@ -284,9 +284,9 @@ def _compressed_differences(
     weights: Weights,
     memory: Memory | None,
 ) -> tuple[dict[str, Statistic], Memory | None]:
-    """Q_i = Quant(s_i - V_i - S_k) of the active clients, and V_i + alpha Q_i (lines 4 to 12 of Algorithm 1). In natural
-    units Q_i = Quant(s_i - V_i); V_i is the model's own statistic before a client's first answer, and sum then has
-    w_i (V_i + Q_i)."""
+    """Q_i = Quant(s_i - V_i - S_k) of the active clients, and V_i + alpha Q_i (lines 4 to 12 of Algorithm 1). In
+    natural units Q_i = Quant(s_i - V_i); V_i is the model's own statistic before a client's first answer, and sum then
+    has w_i (V_i + Q_i)."""
     clients, q = block.clients, model.q
     memory = {} if memory is None else dict(memory)
     if remembers(config, codec):

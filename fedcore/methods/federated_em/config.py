@@ -156,8 +156,8 @@ class FederatedEMConfig(BaseModel):
         gt=0,
         le=2,
         description="step in the space of statistics; None: the theorems' if the constants are known, else min(1, p "
-        f"sqrt(n) / (2 (1 + omega) sqrt(omega_p))), with the codec natural {NATURAL_GAMMA} after a first round of 1; at "
-        f"most {BATCH_GAMMA} with batches and {REDUCED_GAMMA} for vr-fedem; all are halved when steps are often cut "
+        f"sqrt(n) / (2 (1 + omega) sqrt(omega_p))), with the codec natural {NATURAL_GAMMA} after a first round of 1; "
+        f"at most {BATCH_GAMMA} with batches and {REDUCED_GAMMA} for vr-fedem; all are halved when steps are often cut "
         f"back; {PRIVATE_GAMMA} in a private run",
     )
     v_min: float | None = Field(

@@ -1,5 +1,5 @@
-"""What the server makes of the objective, each time that it looks at it: the best statistic so far, whether VR-FedEM has
-to go back to it, and in the end what a run says of itself.
+"""What the server makes of the objective, each time that it looks at it: the best statistic so far, whether VR-FedEM
+has to go back to it, and in the end what a run says of itself.
 """
 
 from __future__ import annotations

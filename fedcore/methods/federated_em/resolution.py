@@ -15,13 +15,13 @@ from fedcore.methods.federated_em.config import FederatedEMConfig
 from fedcore.methods.mixture_models.natural_units import NaturalUnits
 
 # (share of the field's norm, smallest D): with all clients, and for one covariance for all or with absent clients
-USUAL, FINE = (0.2, 0.01), (0.15, 0.005)
+USUAL, FINE = (0.25, 0.01), (0.15, 0.005)
 FIRST = 1.0
 LARGEST_LOSS = 0.25  # nats a row: of the errors of a first round
 
 
 def first_resolution(q: int, clients: float) -> float:
-    """D of the first round, before a field is known: 1, and less for so few clients (1 / sum w_i^2) that the errors of
+    """D of the first round, before a field is known: 1, and less for so few clients (p / sum w_i^2) that the errors of
     the round would cost more than a quarter of a nat."""
     return FIRST * min(1.0, math.sqrt(24 * LARGEST_LOSS * clients / q))
 
@@ -31,4 +31,4 @@ def next_resolution(config: FederatedEMConfig, units: NaturalUnits, field: np.nd
     q, p = len(field), config.participation
     share, smallest = FINE if p < 1 or config.covariance == "tied" else USUAL
     size = float(np.linalg.norm(units.forward(field[None])))
-    return max(smallest * first_resolution(q, clients), share * math.sqrt(12 * clients * p / q) * size)
+    return max(smallest * first_resolution(q, clients * p), share * math.sqrt(12 * clients * p / q) * size)

@@ -327,6 +327,7 @@ def enter_rounds(
         raise ConfigError("the start is outside the domain of the model.", "Start from other rows or parameters.")
     first = model.maximise(s)
     codec, (theta, layout) = models.codec_of(config, model, first), pack(first)
+    asked = state.effective_clients * config.participation
     batch, inner = batch_sizes(config, state.rows / state.clients)
     phase = "memory" if config.fills_memories and remembers(config, codec) else "rounds"
     return replace(
@@ -340,7 +341,7 @@ def enter_rounds(
         batch=batch,
         inner_rounds=inner,
         gamma=config.step(codec.omega, state.effective_clients),
-        resolution=first_resolution(model.q, state.effective_clients) if config.natural else 0.0,
+        resolution=first_resolution(model.q, asked) if config.natural else 0.0,
     )
 
 
