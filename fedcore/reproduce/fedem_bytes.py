@@ -216,8 +216,8 @@ def whitened(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 NOTES = (
     "MB that all clients send until held-out nll is within .01 of that of EM after 60 rounds, for each seed (times "
-    "fewer than EM's; rounds); EM: packed statistics, 8 bytes a number. Coded bytes, of which a test says that they are "
-    "those of the messages. dithering: 60 rounds, first memories uncompressed and counted.",
+    "fewer than EM's; rounds); EM: packed statistics, 8 bytes a number. Coded bytes, of which a test says that they "
+    "are those of the messages. dithering: 60 rounds, first memories uncompressed and counted.",
     "10 components from k-means++, the same start for a line; pixels centred, not standardised; a penalty of .001 "
     "rows.",
 )

@@ -427,6 +427,7 @@ def digest(ran) -> str:
     "settings",
     [
         dict(codec="dithering", participation=0.75),
+        dict(codec="natural", participation=0.75),
         dict(codec="rand-k", participation=0.5, sampling="fixed", batch=7),
         dict(algorithm="vr-fedem", batch=5, inner_rounds=4),
         dict(algorithm="naive"),

@@ -1,0 +1,209 @@
+"""Rounds in natural units: what the server knows of clients, what it costs, and where it ends."""
+
+import numpy as np
+import pytest
+
+from fedcore.errors import RunError
+from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig, models
+from fedcore.methods.federated_em.clients import CODEC
+from fedcore.methods.federated_em.resolution import first_resolution, next_resolution
+from fedcore.randomness import client_uniforms
+from fedcore.rounds.statistics import values
+from tests.federated_em.direct_em import three_components
+from tests.federated_em.run_in_memory import answer, block_of, facts, run
+
+GIVEN = dict(components=3, start="given", standardise=False, monitor_every=1)
+
+
+@pytest.fixture(scope="module")
+def sorted_clients():
+    """40 clients of 0 to 100 rows, sorted by component, and a start."""
+    y, start = three_components(1200)
+    cuts = np.sort(np.random.default_rng(0).choice(1200, 38, replace=False))
+    return block_of([y[:0], *np.split(y, cuts)]), start
+
+
+def passes(config, block, start, seed=3):
+    """(state before, message, statistics, memory after, state after) of every pass."""
+    method, memory = FederatedEM(config), None
+    state = method.init(facts(block, start=start, seed=seed))
+    while (message := method.message(state)) is not None:
+        statistics, memory = answer(method, message, block, 16, memory)
+        before, (state, _) = state, method.server_update(state, values(statistics))
+        yield before, message, values(statistics), memory, state
+
+
+@pytest.mark.parametrize("weights", ["rows", "clients"])
+def test_the_server_knows_of_each_client_what_it_sent_last(sorted_clients, weights):
+    """Absent clients keep their memory; H is the mean over those who were heard; who has no rows is never heard."""
+    block, start = sorted_clients
+    config = FederatedEMConfig(**GIVEN, participation=0.3, weights=weights, rounds=12, gamma=0.5)
+    sizes, before = np.diff(block.ptr), None
+    w = sizes / sizes.sum() if weights == "rows" else (sizes > 0) / np.count_nonzero(sizes)
+    for state, message, result, memory, after in passes(config, block, start):
+        if state.phase != "rounds":
+            continue
+        taking = client_uniforms(3, "federated_em/participation", message.number, 0, len(sizes))[:, 0] <= 0.3
+        taking &= sizes > 0
+        v, heard = memory["V"], memory["heard"]
+        known = np.zeros(len(sizes), bool) if before is None else before["heard"]
+        assert np.array_equal(heard, known | taking) and not heard[sizes == 0].any() and not v[~heard].any()
+        if before is not None:
+            assert np.array_equal(v[~taking], before["V"][~taking])
+        assert message.everything == (not known.any()) and len(message.s) == 0
+        np.testing.assert_allclose(after.heard, w[heard].sum())
+        np.testing.assert_allclose(after.memory, w @ v, atol=1e-12)
+        field = w @ v / w[heard].sum() - state.statistic
+        used = 0.5 / 2 ** int(result.get("halvings", 0))
+        moved = after.statistic - state.statistic
+        scale = float(moved @ field / (field @ field))
+        np.testing.assert_allclose(moved, scale * field, atol=1e-10)
+        assert scale == pytest.approx(used) or scale < used
+        before = memory
+    assert 0.9 < after.heard < 1 + 1e-12
+
+
+def test_first_messages_say_how_a_client_differs_from_the_model(sorted_clients):
+    block, start = sorted_clients
+    config = FederatedEMConfig(**GIVEN, rounds=1)
+    state, message, _, memory, _ = next(step for step in passes(config, block, start) if step[0].phase == "rounds")
+    model, sizes = models.model_of(config, state.scaling()), np.diff(block.ptr)
+    own = model.e_mean(message.theta, block.x, block.ptr)
+    error = models.units_of(model, message.theta).forward((memory["V"] - own)[sizes > 0])
+    assert np.abs(error).max() <= message.resolution / 2 * (1 + 1e-9) and message.everything
+
+
+def test_bits_are_those_of_the_messages(sorted_clients):
+    """Every client's message is written and read again; the server's are counted by hand."""
+    block, start = sorted_clients
+    config = FederatedEMConfig(**GIVEN, rounds=3)
+    known = None
+    for state, message, result, memory, after in passes(config, block, start):
+        if state.phase != "rounds":
+            continue
+        model = models.model_of(config, state.scaling())
+        codec = models.codec_of(config, model, message.theta, message.resolution, message.everything)
+        own = model.e_mean(message.theta, block.x, block.ptr)
+        u = client_uniforms(3, CODEC, message.number, 0, block.clients, codec.draws)
+        base = np.tile(model.statistic_of(message.theta), (block.clients, 1)) if known is None else known
+        length = 0
+        for i in np.flatnonzero(np.diff(block.ptr)):
+            text, bits = codec.to_bits(own[i] - base[i], u[i])
+            length += bits
+            assert len(text) * 8 == bits
+            np.testing.assert_array_equal(base[i] + codec.from_bits(text, u[i]), memory["V"][i])
+        assert result["costs"][2] == length == after.bits_up - state.bits_up
+        parameters = 3 + 3 * 4 + 3 * 16
+        assert after.bits_down - state.bits_down == result["costs"][0] * 64 * (1 + 1 + parameters)
+        known = memory["V"]
+
+
+def test_lost_memories_are_noticed(sorted_clients):
+    block, start = sorted_clients
+    config = FederatedEMConfig(**GIVEN, rounds=60, participation=0.5)
+    method, memory = FederatedEM(config), None
+    state = method.init(facts(block, start=start))
+    while state.round < 49:
+        statistics, memory = answer(method, method.message(state), block, 16, memory)
+        state, _ = method.server_update(state, values(statistics))
+    message = method.message(state)
+    assert method.server_update(state, values(answer(method, message, block, 16, memory)[0]))[0].round == 50
+    lost = memory | {"V": memory["V"].copy()}
+    lost["V"][7] = 0.0
+    with pytest.raises(RunError, match="memories add up"):
+        method.server_update(state, values(answer(method, message, block, 16, lost)[0]))
+
+
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("known", "diag", "spherical")]
+
+
+@pytest.mark.parametrize("covariance", ["full", "tied", *SLOW])
+def test_it_ends_where_em_does(covariance, sorted_clients):
+    block, _ = sorted_clients
+    common = dict(components=3, covariance=covariance, rounds=60, monitor_every=20, regularisation=0.01)
+    exact = run(FederatedEMConfig(**common, algorithm="em"), block, facts(block, seed=1))
+    config = FederatedEMConfig(**common)
+    ran = run(config, block, facts(block, seed=1))
+    assert config.codec_name == "natural"
+    assert ran.state.objective < exact.state.objective + 0.005
+    assert 20 * ran.state.bits_up < exact.state.bits_up
+
+
+@pytest.mark.parametrize("settings", [dict(batch=5), dict(algorithm="vr-fedem"), dict(participation=0.1)])
+def test_with_batches_and_few_clients_it_falls(settings, sorted_clients):
+    block, _ = sorted_clients
+    ran = run(FederatedEMConfig(rounds=40, monitor_every=5, regularisation=0.01, **settings), block, facts(block))
+    objective = ran.column("objective")
+    assert objective[-1] < objective[0] - 0.1 and np.isfinite(ran.state.theta).all()
+
+
+@pytest.mark.parametrize("clients, covariance", [(1, "full"), (2, "tied"), (3, "diag")])
+def test_one_client_or_a_few(clients, covariance):
+    """A first step of D = 1 would cost nats."""
+    y, _ = three_components(600)
+    block = block_of(np.array_split(y, clients))
+    ran = run(FederatedEMConfig(covariance=covariance, rounds=30, monitor_every=1), block, facts(block))
+    objective = ran.column("objective")
+    assert objective[-1] <= objective[0] + 0.01 and np.diff(objective[1:]).max() < 0.05
+
+
+def test_components_without_rows_and_rows_without_spread():
+    """More components than distinct places, no penalty to speak of: singular covariances are floored, not met."""
+    y = np.repeat(np.array([[0.0, 0.0], [5.0, 1.0], [9.0, 2.0], [1.0, 7.0]]), 25, axis=0)
+    y += 1e-9 * np.random.default_rng(0).normal(size=y.shape)
+    block = block_of(np.array_split(y, 10))
+    for covariance in ("full", "tied", "diag", "spherical"):
+        config = FederatedEMConfig(components=4, covariance=covariance, regularisation=1e-9, rounds=15)
+        ran = run(config, block, facts(block))
+        assert np.isfinite(ran.state.theta).all() and np.isfinite(ran.state.objective)
+
+
+def test_nobody_answers_at_first(sorted_clients):
+    """Rounds without any client change nothing, and the first who come send everything."""
+    block, start = sorted_clients
+    config = FederatedEMConfig(**GIVEN, participation=0.002, rounds=30)
+    silent = 0
+    for state, message, _, _, after in passes(config, block, start, seed=0):
+        if state.phase == "rounds" and not after.heard:
+            silent += 1
+            assert np.array_equal(after.statistic, state.statistic) and after.resolution == state.resolution
+            assert message.everything
+    assert 0 < silent
+
+
+def test_steps_of_the_codec_by_hand(sorted_clients):
+    """n messages of q numbers cost q D^2 / (24 n) nats: a quarter of a nat at most in a first round."""
+    assert first_resolution(420, 100.0) == 1.0
+    assert first_resolution(2310, 100.0) == pytest.approx(np.sqrt(6 * 100 / 2310))
+    model = models.model_of(FederatedEMConfig(), models.Scaling(*(np.ones(1),) * 5))
+    theta = {"weights": np.ones(3) / 3, "means": np.zeros((3, 1)), "covariances": np.ones((3, 1, 1))}
+    units = models.units_of(model, theta)
+    field = units.backward(np.eye(1, model.q) * 0.5)[0]
+    usual, absent = (next_resolution(FederatedEMConfig(participation=p), units, field, 9.0) for p in (1.0, 0.5))
+    assert usual == pytest.approx(0.25 * np.sqrt(12 * 9 / model.q) * 0.5)
+    assert absent == pytest.approx(0.15 * np.sqrt(12 * 4.5 / model.q) * 0.5)
+    assert next_resolution(FederatedEMConfig(), units, 0 * field, 9.0) == 0.01
+
+
+@pytest.mark.parametrize(
+    "settings, why",
+    [
+        (dict(model="poisson", codec="natural"), "mixtures of Gaussians"),
+        (dict(algorithm="naive", codec="natural"), "needs memories"),
+        (dict(levels=8), 'for codec = "dithering"'),
+        (dict(alpha=0.5), "remembers what was sent"),
+        (dict(memory_start="full"), "remembers what was sent"),
+    ],
+)
+def test_settings_that_contradict_it(settings, why):
+    with pytest.raises(ValueError, match=why):
+        FederatedEMConfig(**settings)
+
+
+def test_what_it_is_the_default_of():
+    names = {
+        algorithm: FederatedEMConfig(algorithm=algorithm).codec_name
+        for algorithm in ("fedem", "vr-fedem", "naive", "em")
+    }
+    assert names == {"fedem": "natural", "vr-fedem": "natural", "naive": "dithering", "em": "identity"}
+    assert FederatedEMConfig(model="poisson").codec_name == "dithering"
