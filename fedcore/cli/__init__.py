@@ -15,6 +15,7 @@ from fedcore.cli.methods import methods
 from fedcore.cli.planning import plan
 from fedcore.cli.populations import population_app
 from fedcore.cli.runs import evaluate, personalise, report, runs_app
+from fedcore.cli.selecting import select
 from fedcore.cli.serving import deploy, serve
 from fedcore.cli.training import resume, train
 from fedcore.cli.verifying import verify
@@ -30,7 +31,21 @@ app = typer.Typer(
 app.add_typer(population_app, name="population")
 app.add_typer(runs_app, name="runs")
 app.add_typer(budget_app, name="budget")
-for command in (methods, plan, train, resume, report, personalise, evaluate, verify, serve, deploy, reproduce, demo):
+for command in (
+    methods,
+    plan,
+    select,
+    train,
+    resume,
+    report,
+    personalise,
+    evaluate,
+    verify,
+    serve,
+    deploy,
+    reproduce,
+    demo,
+):
     app.command()(command)
 
 

@@ -28,6 +28,7 @@ from fedcore.storage.files import Place
 
 if TYPE_CHECKING:
     from fedcore.runs.store import Run
+    from fedcore.training.request import TrainRequest
 
 
 def train(
@@ -64,9 +65,8 @@ def train(
     with importing():
         from pydantic import ValidationError
 
-        from fedcore.methods.registry import explain, make_method
+        from fedcore.methods.registry import explain
         from fedcore.training.request import TrainRequest
-        from fedcore.training.session import start_run
         from fedcore.training.spec import resolve
 
     use_ledger(ledger)
@@ -87,25 +87,34 @@ def train(
     except ValidationError as error:
         raise ConfigError(f"the run cannot be made: {explain(error)}", "See `fedcore train --help`.") from None
     resolve(request)  # a mistake is told at once, not after a server has started
+    show_run(str(trained(request, local, workers, dask, as_json)), as_json)
+
+
+def trained(request: TrainRequest, local: bool, workers: int | None, dask: str | None, quiet: bool) -> Place:
+    """The folder of the run that was made of the request, with Prefect or in this process."""
+    with importing():
+        from fedcore.methods.registry import make_method
+        from fedcore.training.session import start_run
+    method = make_method(request.method, request.settings)
     if local:
-        private = make_method(method, request.settings).private
-        path = in_process(lambda backend: start_run(request, backend, stamp=stamp()), workers, dask, private, as_json)
-    else:
-        with importing():
-            flows = import_module("fedcore.flows.train")
-        path = flows.FLOWS[request.method](
-            population=str(population),
-            config=make_method(method, request.settings).config,
-            runs=str(runs),
-            compute=flows.Compute(workers=workers, dask=dask, cache_bytes=request.cache_bytes),
-            seed=seed,
-            run_id=run_id,
-            version=version,
-            test_noise=test_noise,
-            start_from=start_from,
-            public_start_because=public_start,
+        return in_process(
+            lambda backend: start_run(request, backend, stamp=stamp()), workers, dask, method.private, quiet
         )
-    show_run(str(path), as_json)
+    with importing():
+        flows = import_module("fedcore.flows.train")
+    path: Place = flows.FLOWS[request.method](
+        population=request.population,
+        config=method.config,
+        runs=request.runs,
+        compute=flows.Compute(workers=workers, dask=dask, cache_bytes=request.cache_bytes),
+        seed=request.seed,
+        run_id=request.run_id,
+        version=request.version,
+        test_noise=request.test_noise,
+        start_from=request.start_from,
+        public_start_because=request.public_start_because,
+    )
+    return path
 
 
 def resume(
@@ -123,7 +132,6 @@ def resume(
     with importing():
         from fedcore.runs.store import Run
         from fedcore.training.session import check_resumable
-        from fedcore.training.session import resume as reopen
         from fedcore.training.spec import recorded_request
 
     use_ledger(ledger)
@@ -131,20 +139,37 @@ def resume(
     check_resumable(opened)
     recorded_request(opened)
     moved = None if population is None else str(population)
+    show_run(str(resumed(run, local, workers, dask, parse_bytes(cache), as_json, take_over, moved)), as_json)
+
+
+def resumed(
+    run: str,
+    local: bool,
+    workers: int | None,
+    dask: str | None,
+    cache_bytes: int,
+    quiet: bool,
+    take_over: bool = False,
+    population: str | None = None,
+) -> Place:
+    """The folder of the run, gone on with to its end, with Prefect or in this process."""
+    with importing():
+        from fedcore.runs.store import Run
+        from fedcore.training.session import resume as reopen
+        from fedcore.training.spec import recorded_request
     if local:
-        path = in_process(
-            lambda backend: reopen(run, backend, cache_bytes=parse_bytes(cache), take_over=take_over, population=moved),
+        return in_process(
+            lambda backend: reopen(run, backend, cache_bytes=cache_bytes, take_over=take_over, population=population),
             workers,
             dask,
-            recorded_request(opened)["private"],
-            as_json,
+            recorded_request(Run.open(run))["private"],
+            quiet,
         )
-    else:
-        with importing():
-            flows = import_module("fedcore.flows.train")
-        compute = flows.Compute(workers=workers, dask=dask, cache_bytes=parse_bytes(cache))
-        path = flows.resume_run(run=str(run), compute=compute, take_over=take_over, population=moved)
-    show_run(str(path), as_json)
+    with importing():
+        flows = import_module("fedcore.flows.train")
+    compute = flows.Compute(workers=workers, dask=dask, cache_bytes=cache_bytes)
+    path: Place = flows.resume_run(run=str(run), compute=compute, take_over=take_over, population=population)
+    return path
 
 
 def in_process(begin, workers: int | None, dask: str | None, private: bool, quiet: bool) -> Place:

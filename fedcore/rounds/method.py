@@ -275,6 +275,11 @@ class Method(ABC, Generic[ConfigT, StateT]):
         """Stand-ins, of the right shapes, for what an equal earlier run would leave; None if runs do not start warm."""
         return None
 
+    def tries(self) -> Mapping[str, Sequence[Any]]:
+        """Values of settings that are worth comparing on held-out rows when nobody says which; empty if none are known.
+        For methods with a setting `validation`."""
+        return {}
+
     # --- plans of runs ----------------------------------------------------------------------------------------------
 
     def likely_rows(self, public: PublicFacts, count: int, generator: np.random.Generator) -> np.ndarray:

@@ -14,7 +14,7 @@ from typing import cast
 import numpy as np
 
 from fedcore.errors import PopulationError
-from fedcore.methods.federated_em import models
+from fedcore.methods.federated_em import criteria, models
 from fedcore.methods.federated_em.codecs import Codec, Identity, check_finite
 from fedcore.methods.federated_em.config import FederatedEMConfig
 from fedcore.methods.federated_em.leaf_rows import LeafRows, rows_of
@@ -189,9 +189,15 @@ def initial_memory(
 def objective(
     config: FederatedEMConfig, model: CurvedEM, message: ObjectiveMessage, block: ClientBlock
 ) -> dict[str, Statistic]:
-    """loss: the objective without the penalty, nats per observation."""
+    """loss: the objective without the penalty, nats per observation. entropy: of the rows' responsibilities, where
+    settings are compared."""
     leaf, weights = _leaf_and_weights(config, message, block)
-    return {"loss": FloatSum.at(block.leaf, weighted_loss(model, message.theta, leaf, weights))}
+    statistics: dict[str, Statistic] = {
+        "loss": FloatSum.at(block.leaf, weighted_loss(model, message.theta, leaf, weights))
+    }
+    if criteria.wanted(config):
+        statistics["entropy"] = FloatSum.at(block.leaf, criteria.entropy(model, message.theta, leaf))
+    return statistics
 
 
 def training_rows(block: ClientBlock, split: Split | None) -> ClientBlock:

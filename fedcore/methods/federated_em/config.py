@@ -281,6 +281,11 @@ class FederatedEMConfig(BaseModel):
         """Whether a client weighs as much as its rows."""
         return self.weights != "clients" and not self.private
 
+    @property
+    def mixture(self) -> bool:
+        """Whether the model has components."""
+        return self.model in MIXTURES
+
     def penalty_share(self, rows: float, chosen: float = PSEUDO_ROWS) -> float | None:
         """The penalty as a share of the data, from pseudo-rows over the rows N; None if it does not depend on N.
 
@@ -303,7 +308,7 @@ class FederatedEMConfig(BaseModel):
     def starts_tried(self) -> int:
         if self.restarts is not None:
             return self.restarts
-        several = self.algorithm == "em" and self.start_name != "given" and self.model in MIXTURES
+        several = self.algorithm == "em" and self.start_name != "given" and self.mixture
         return STARTS_OF_EM if several else 1
 
     @property

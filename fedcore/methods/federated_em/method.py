@@ -118,6 +118,13 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
     def phase(self, state: FederatedEMState, message: Message) -> str:
         return state.phase
 
+    def tries(self) -> Mapping[str, Sequence[Any]]:
+        if self.config.model == "gaussian":
+            return {"components": (1, 2, 3, 5, 8, 12, 16), "covariance": ("full", "tied", "diag")}
+        if self.config.mixture:
+            return {"components": (1, 2, 3, 5, 8, 12, 16)}
+        return {"rank": (1, 2, 3, 5, 8)}
+
     def likely_rows(self, public: PublicFacts, count: int, generator: np.random.Generator) -> np.ndarray:
         """With gaps where the model fills them."""
         rows = super().likely_rows(public, count, generator)

@@ -33,6 +33,8 @@ METRICS = (
         follows_data=True,
     ),
     Metric("held_out_loss_in_data_units", follows_data=True),
+    Metric("bic", follows_data=True),
+    Metric("icl", follows_data=True),
     Metric("largest_cluster", follows_data=True),
     Metric("mean_field_norm", follows_data=True),
     Metric("noise_multiplier"),

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from fedcore.errors import RunError
-from fedcore.methods.federated_em import looks, models, start
+from fedcore.methods.federated_em import criteria, looks, models, start
 from fedcore.methods.federated_em.clients import PARTICIPATION, remembers, treats_clients_singly
 from fedcore.methods.federated_em.codecs import Codec
 from fedcore.methods.federated_em.config import FederatedEMConfig
@@ -309,8 +309,12 @@ def _objective_message(config: FederatedEMConfig, state: FederatedEMState) -> Ob
 def _after_objective(config: FederatedEMConfig, state: FederatedEMState, result: Mapping[str, Any]) -> Step:
     model = models.model_of(config, state.scaling())
     objective = float(result["loss"]) + model.penalty(state.parameters())
-    after = looks.ended(config, model, state, objective)
-    return replace(after, phase="done"), RoundInfo({"objective": objective, **held_out_losses(result)})
+    first = state.last_objective is None
+    after = looks.ended(config, model, state, objective) if first else replace(state, objective=objective)
+    # What is compared is said of the parameters that the run ends with.
+    again = first and config.validation > 0 and after.statistic is not state.statistic
+    scalars = {"objective": objective, **held_out_losses(result), **criteria.criteria(config, state, result)}
+    return replace(after, phase="last" if again else "done"), RoundInfo(scalars)
 
 
 # --- phases ---------------------------------------------------------------------------------------------------------

@@ -1,0 +1,66 @@
+"""Information criteria of a mixture on its training rows, beside the loss of rows that were held back.
+
+    BIC = 2 L + k ln N                    L: the loss of the N training rows, k: free parameters (Schwarz 1978)
+    ICL = BIC + 2 sum_j entropy(r_j)      r_j: responsibilities of row j (Biernacki, Celeux, Govaert 2000)
+
+Smaller is better. Both are in the units of the data. They presume that rows are independent, which rows of one client
+seldom are; held-out rows presume less.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from scipy.special import xlogy
+
+from fedcore.methods.federated_em.config import FederatedEMConfig
+from fedcore.methods.federated_em.leaf_rows import LeafRows
+from fedcore.methods.federated_em.state import FederatedEMState
+from fedcore.methods.mixture_models.contract import CurvedEM, Theta
+
+RESPONSIBILITIES = "responsibilities"
+
+
+def wanted(config: FederatedEMConfig) -> bool:
+    """Whether anybody compares: only then is the pass over the responsibilities made. Rows must weigh the same."""
+    return config.validation > 0 and config.by_rows and config.mixture
+
+
+def entropy(model: CurvedEM, theta: Theta, leaf: LeafRows) -> float:
+    """The sum over the rows of the entropies of their responsibilities, nats."""
+    total = 0.0
+    for _, y in leaf.pieces():
+        shares = model.personalise(theta, y)[RESPONSIBILITIES]
+        total -= float(xlogy(shares, shares).sum())
+    return total
+
+
+def free_parameters(config: FederatedEMConfig, theta: Theta) -> int:
+    """Of a mixture: weights that add up to 1, and what each component has."""
+    count = config.components - 1
+    for name, array in theta.items():
+        if name == "weights":
+            continue
+        if name == "covariances" and config.covariance in ("full", "tied"):
+            d = array.shape[-1]
+            count += array.size // d**2 * (d * (d + 1) // 2)
+        elif name == "covariances" and config.covariance == "known":
+            continue
+        else:
+            count += array.size - (config.components if config.model == "multinomial" else 0)
+    return count
+
+
+def criteria(config: FederatedEMConfig, state: FederatedEMState, result: Mapping[str, Any]) -> dict[str, float]:
+    """bic and icl from the last pass; nothing if nobody compares."""
+    if "entropy" not in result:
+        return {}
+    loss = float(result["loss"]) * state.rows
+    if len(state.scale):
+        logs = state.seen * np.log(state.scale)
+        loss += float(logs[-1] if config.model == "regression" else logs.sum())
+    bic = 2.0 * loss + free_parameters(config, state.parameters()) * math.log(state.rows)
+    return {"bic": bic, "icl": bic + 2.0 * float(result["entropy"])}

@@ -1,0 +1,141 @@
+"""Settings of a method compared on rows that the clients hold back.
+
+Every combination of the settings that are tried is trained like any other run, in the same way and from the same seed,
+but with a share of each client's rows held back (`validation`); the same rows for all. The one with the smallest loss
+on them is recommended, with what the information criteria say beside it. Candidates are ordinary runs, so that a
+comparison that was interrupted goes on with what is missing.
+
+Nothing of it is private: losses are exact, and so is the choice.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedcore.errors import ConfigError, RunError, RunNotFound
+from fedcore.evaluation.run_summary import run_summary
+from fedcore.methods.registry import make_method, method_class
+from fedcore.runs.store import Run
+from fedcore.storage.files import place
+from fedcore.training.request import TrainRequest
+
+VALIDATION = "validation"
+LOSSES = ("held_out_loss_in_data_units", "held_out_loss")  # the first that a run has; nats, or what the method names
+CRITERIA = ("bic", "icl")
+MOST = 200  # candidates
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A combination that was trained.
+
+    tried: its settings that others have differently; run: its folder
+    loss: of the rows that were held back, the mean; bic, icl: NaN where the method tells none; status: as the run says
+    """
+
+    tried: Mapping[str, Any]
+    run: str
+    loss: float
+    bic: float
+    icl: float
+    status: str
+    seconds: float
+
+    def row(self) -> dict[str, Any]:
+        """As a line of a table, or JSON: numbers that are not known are None."""
+        numbers = {"held-out loss": self.loss, "bic": self.bic, "icl": self.icl}
+        known = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+        return {**self.tried, **known, "status": self.status, "seconds": self.seconds, "run": self.run}
+
+
+def combinations(tries: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Every combination, the first settings varying slowest. Raises ConfigError for none, for too many, or for a value
+    that is there twice."""
+    if not tries:
+        raise ConfigError("nothing is tried.", "Name settings and values: --try components=2,3,5")
+    for name, values in tries.items():
+        if not values or len({repr(value) for value in values}) < len(values):
+            raise ConfigError(f"{name} needs values that differ, at least one.")
+    number = math.prod(len(values) for values in tries.values())
+    if number > MOST:
+        raise ConfigError(f"{number} combinations are too many; at most {MOST}.", "Try fewer values at once.")
+    return [dict(zip(tries, values, strict=True)) for values in itertools.product(*tries.values())]
+
+
+def requests(
+    request: TrainRequest, tries: Mapping[str, Sequence[Any]], validation: float, name: str
+) -> list[tuple[dict[str, Any], TrainRequest]]:
+    """What is tried, and the run that tries it. The runs are called `name` and what is tried.
+
+    Raises ConfigError for a method that holds no rows back, a private one, and settings that a method refuses.
+    """
+    if VALIDATION not in method_class(request.method).Config.model_fields:
+        raise ConfigError(f"{request.method} holds no rows back, so its settings cannot be compared on them.")
+    found = []
+    for tried in combinations(tries):
+        settings = {**request.settings, **tried}
+        method = make_method(request.method, settings)
+        if method.private:
+            raise ConfigError(
+                "private runs are not compared: each would cost budget, and the choice among them would be exact.",
+                "Choose on public data, or on a private run's published result.",
+            )
+        label = "-".join(f"{key}-{value}" for key, value in tried.items())
+        run_id = re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{name}-{label}")[:128]
+        held_back = {**settings, VALIDATION: validation}
+        make_method(request.method, held_back)
+        found.append((tried, request.model_copy(update={"settings": held_back, "run_id": run_id})))
+    return found
+
+
+def compare(
+    wanted: Sequence[tuple[dict[str, Any], TrainRequest]],
+    train: Callable[[TrainRequest], str],
+    resume: Callable[[str], str],
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Candidate]:
+    """All candidates, the smallest loss first; those without a finite one last.
+
+    train, resume: make a run of a request, or go on with one; both return its folder
+    progress: called with how many are done, of how many
+
+    Raises RunError for a run of that name that was asked for something else.
+    """
+    found = []
+    for number, (tried, request) in enumerate(wanted):
+        path = str(place(request.runs) / str(request.run_id))
+        try:
+            run = Run.open(path)
+        except RunNotFound:
+            path = train(request)
+        else:
+            _check_same(run, request)
+            if run.status != "finished":
+                path = resume(path)
+        found.append(_candidate(tried, Run.open(path), path))
+        if progress is not None:
+            progress(number + 1, len(wanted))
+    return sorted(found, key=lambda one: one.loss if math.isfinite(one.loss) else math.inf)
+
+
+def _check_same(run: Run, request: TrainRequest) -> None:
+    config = make_method(request.method, request.settings).config.model_dump(mode="json")
+    if run.info.get("config") != config or run.info.get("seed") != request.seed:
+        raise RunError(
+            f"run {run.id!r} is there already, with other settings or another seed.",
+            "Give the comparison another --name, or remove that run.",
+        )
+
+
+def _candidate(tried: Mapping[str, Any], run: Run, path: str) -> Candidate:
+    summary = run_summary(run)
+    last = summary.get("metrics", {})
+    loss = next((float(last[name]) for name in LOSSES if last.get(name) is not None), math.nan)
+    bic, icl = (float(last.get(name, math.nan)) for name in CRITERIA)
+    status = str(summary.get("outcome") or run.status)
+    return Candidate(dict(tried), path, loss, bic, icl, status, float(summary.get("seconds", math.nan)))
