@@ -56,6 +56,7 @@ COMMANDS = [
     ("serve",),
     ("demo",),
     ("plan",),
+    ("select",),
     ("runs", "outliers"),
     ("runs", "anomalies"),
 ]

@@ -193,6 +193,14 @@ COMMANDS: dict[str, Command] = {
     ),
     "methods": Command(because="reads no population"),
     "plan": Command(_plan, PLANNED, "may say what this machine takes for clients of such a shape, not for these"),
+    "select": Command(
+        lambda w: (
+            ("select", "histograms", w / "counts", "--try", "clusters=1,2", "--local", JSON),
+            ("select", "federated_em", w / "rows", "--set", "algorithm=private", "--try", "components=1,2", "--local"),
+        ),
+        because="compares runs that are not private only: private ones are refused",
+        exits=(2, 2),
+    ),
     "train": Command(_train, exits=(0, 0, 0, 2, 2, 2)),
     "resume": Command(
         lambda w: (("resume", w / "runs/broken", "--local"), ("resume", w / "runs/broken", "--local", JSON)),
