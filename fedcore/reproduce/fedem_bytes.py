@@ -113,7 +113,7 @@ class FedEMBytes:
             [
                 Panel(
                     {
-                        shown: (np.array(cell[line]["bytes"]) / 1e6, np.array(cell[line]["nll"]))
+                        shown: ([sent / 1e6 for sent in cell[line]["bytes"]], cell[line]["nll"])
                         for line, shown in labels.items()
                         for cell in [results[f"{data}-0"]]
                     },

@@ -266,7 +266,7 @@ def test_a_component_that_dies_keeps_a_weight_above_zero(covariance):
             given,
         )
         weights = ran.state.parameters()["weights"]
-        assert 0 < weights[1] < 1e-6 and np.isfinite(ran.state.objective)
+        assert 0 < weights[1] < 1e-4 and np.isfinite(ran.state.objective)
 
 
 def test_more_components_than_rows_of_any_client():

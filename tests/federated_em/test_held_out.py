@@ -31,7 +31,8 @@ def test_a_run_is_that_of_the_other_rows_alone(changes):
     rest = training_part(block, Split(5, 0.2))
     alone = run(config.model_copy(update={"validation": 0.0}), rest, facts(rest, seed=5), clients_per_leaf=2)
     assert np.array_equal(ran.state.theta, alone.state.theta) and ran.state.rows == len(rest.x) < len(block.x)
-    assert np.array_equal(ran.column("objective"), alone.column("objective"))
+    told = alone.column("objective")  # one more look, if the run ended with other parameters than its last ones
+    assert np.array_equal(ran.column("objective")[: len(told)], told)
     assert ran.state.bits_up == alone.state.bits_up
 
 

@@ -93,7 +93,7 @@ def narrow_in(method, state) -> list:
 @pytest.mark.parametrize("covariance", ["full", "tied", "diag", "spherical"])
 def test_ordinary_components_are_not_warned_of(covariance):
     method, state = finished(rows_of_two_groups(), covariance=covariance)
-    assert method.outcome(state) == "" and narrow_in(method, state) == []
+    assert "penalty" not in method.outcome(state) and narrow_in(method, state) == []
 
 
 @pytest.mark.parametrize("covariance", ["full", "diag"])
@@ -109,7 +109,7 @@ def test_a_constant_column_of_a_component_is_warned_of(covariance):
 def test_columns_that_determine_each_other_are_warned_of():
     rows = [np.column_stack([own, own[:, 0] + own[:, 1]]) for own in rows_of_two_groups()]
     method, state = finished(rows, model="gaussian_imputer")
-    assert method.outcome(state).startswith("Variances that only")
+    assert "Variances that only" in method.outcome(state)
     assert narrow_in(method, state) == [["column 0", "column 1", "column 3"]]
 
 

@@ -52,7 +52,7 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
 
     name: ClassVar[str] = "federated_em"
     kinds: ClassVar[tuple[Kind, ...]] = ("rows", "counts")
-    arithmetic_version: ClassVar[str] = "federated-em-2"
+    arithmetic_version: ClassVar[str] = "federated-em-3"
     Config = FederatedEMConfig
     State = FederatedEMState
     metrics: ClassVar[tuple[Metric, ...]] = METRICS
@@ -147,7 +147,7 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
         """Whether the run converged (`fedcore.methods.federated_em.looks`; private runs do not look), and a warning of
         components that are narrow."""
         said = looks.status(state), narrow.warning(self.config, state) if state.round else ""
-        return "; ".join(part for part in said if part)
+        return " ".join(part for part in said if part)
 
     def warm_start_of(self, state: FederatedEMState) -> dict[str, np.ndarray]:
         """Parameters, and what rows and clipped parts were scaled by."""
