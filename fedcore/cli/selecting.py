@@ -13,8 +13,6 @@ from fedcore.cli.terminal import bar, importing, parse_bytes, read_settings, say
 from fedcore.cli.training import resumed, trained
 from fedcore.errors import ConfigError
 
-SHARE = 0.2
-
 
 def select(
     method: Annotated[str, typer.Argument(help="Name of the method; `fedcore methods` lists them.")],
@@ -30,8 +28,14 @@ def select(
     ] = None,
     settings: Settings = None,
     share: Annotated[
-        float, typer.Option("--validation", min=0.01, max=0.5, help="Share of each client's rows that is held back.")
-    ] = SHARE,
+        float | None,
+        typer.Option(
+            "--validation",
+            min=0.01,
+            max=0.5,
+            help="Share of each client's rows that is held back (default .2); of tables, of their cells (.1).",
+        ),
+    ] = None,
     name: Annotated[str, typer.Option("--name", help="Names of the runs begin with it.")] = "select",
     runs: Runs = "runs",
     version: Annotated[int | None, typer.Option(min=1, help="Version of the population; default: the newest.")] = None,
@@ -64,8 +68,9 @@ def select(
         )
     except ValidationError as error:
         raise ConfigError(f"nothing can be compared: {explain(error)}", "See `fedcore select --help`.") from None
-    tried = _tries(tries) if tries else make_method(request.method, request.settings).tries()
-    wanted = requests(request, tried, share, name)
+    asked = make_method(request.method, request.settings)
+    tried = _tries(tries) if tries else asked.tries()
+    wanted = requests(request, tried, asked.held_back_share if share is None else share, name)
     for _, one in wanted:
         resolve(one)  # a mistake is told before the first run
     with bar(f"select {population}", as_json) as progress:

@@ -280,6 +280,11 @@ class Method(ABC, Generic[ConfigT, StateT]):
         For methods with a setting `validation`."""
         return {}
 
+    @property
+    def held_back_share(self) -> float:
+        """The share that is held back when settings are compared and nobody says how much."""
+        return 0.2
+
     # --- plans of runs ----------------------------------------------------------------------------------------------
 
     def likely_rows(self, public: PublicFacts, count: int, generator: np.random.Generator) -> np.ndarray:

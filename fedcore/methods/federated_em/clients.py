@@ -26,6 +26,7 @@ from fedcore.methods.federated_em.messages import (
     TrialMessage,
 )
 from fedcore.methods.mixture_models.contract import CurvedEM, Theta, is_sparse
+from fedcore.methods.mixture_models.hidden_cells import HiddenCells, hidden_only, without_hidden
 from fedcore.methods.mixture_models.validation import Split, training_part, validation_part
 from fedcore.population.blocks import ClientBlock, RowsBlock
 from fedcore.randomness import client_uniforms
@@ -101,7 +102,8 @@ def sum_of_losses(model: CurvedEM, theta: Theta, leaf: LeafRows) -> float:
 
 def moments(config: FederatedEMConfig, model: CurvedEM, message: MomentsMessage, block: ClientBlock) -> Statistics:
     """sizes: (3,) clients with rows, observations, sum of m_i^2. moments: (3, d) number, sum and sum of squares of the
-    entries of every column (for tables: of every cell). held_back: rows that take no part, if there may be such.
+    entries of every column (for tables: of every cell). held_back: rows, or cells of tables, that take no part, if
+    there may be such.
 
     Raises PopulationError for rows that the model cannot read.
     """
@@ -127,8 +129,8 @@ def moments(config: FederatedEMConfig, model: CurvedEM, message: MomentsMessage,
         "moments": FloatSum.at(block.leaf, columns),
     }
     if message.split is not None:
-        held_back = everything.y.shape[0] - leaf.y.shape[0]
-        statistics["held_back"] = FloatSum.at(block.leaf, float(held_back))
+        others = rows_of(_other_rows(block, message.split), None, each)
+        statistics["held_back"] = FloatSum.at(block.leaf, float(_held_back(others, message.split)))
     return statistics
 
 
@@ -168,7 +170,7 @@ def trials(config: FederatedEMConfig, model: CurvedEM, message: TrialMessage, bl
         "weight": FloatSum.at(block.leaf, weight),
     }
     if message.scaling.split is not None:
-        held = rows_of(validation_part(cast(RowsBlock, everything), message.scaling.split), message.scaling)
+        held = rows_of(validation_part(cast(RowsBlock, everything), cast(Split, message.scaling.split)), message.scaling)
         sums = [sum_of_losses(model, theta, held) for theta in message.thetas]
         statistics["held_out"] = FloatSum.at(block.leaf, [held.y.shape[0], *sums])
     return statistics
@@ -200,25 +202,45 @@ def objective(
     return statistics
 
 
-def training_rows(block: ClientBlock, split: Split | None) -> ClientBlock:
-    """The block without the rows that take no part."""
+def training_rows(block: ClientBlock, split: Split | HiddenCells | None) -> ClientBlock:
+    """The block without the rows that take no part; or with NaN in cells that take none."""
+    if isinstance(split, HiddenCells):
+        return without_hidden(cast(RowsBlock, block), split)
     return block if split is None else training_part(cast(RowsBlock, block), split)
+
+
+def _other_rows(block: ClientBlock, split: Split | HiddenCells) -> ClientBlock:
+    """What `training_rows` leaves out."""
+    of = cast(RowsBlock, block)
+    return hidden_only(of, split) if isinstance(split, HiddenCells) else validation_part(of, split)
+
+
+def _held_back(leaf: LeafRows, split: Split | HiddenCells) -> int:
+    """Rows, or cells, that take no part; leaf: the rows of `_other_rows`."""
+    if isinstance(split, Split):
+        return leaf.y.shape[0]
+    return sum(int(np.count_nonzero(np.isfinite(np.asarray(y)))) for _, y in leaf.pieces())
 
 
 def held_out(
     config: FederatedEMConfig, model: CurvedEM, message: RoundMessage | ObjectiveMessage, block: ClientBlock
 ) -> dict[str, Statistic]:
-    """held_out: (3,) rows that take no part, the sum of their losses, and that in the units of the data; nothing if all
-    rows take part, or if nobody asks."""
+    """held_out: (3,) rows that take no part (of tables cells), the sum of their losses, and that in the units of the
+    data; nothing if all rows take part, or if nobody asks."""
     split = message.scaling.split
     if split is None or (isinstance(message, RoundMessage) and not message.monitor):
         return {}
-    leaf = rows_of(validation_part(cast(RowsBlock, block), split), message.scaling)
+    leaf = rows_of(_other_rows(block, split), message.scaling, config.rows_per_observation)
     sums = np.zeros(3)
+    sums[0] = _held_back(leaf, split)
     for _, y in leaf.pieces():
         losses = -model.log_likelihood(message.theta, y)
-        unscaled = losses + models.log_scales(config, message.scaling, y)
-        sums += [y.shape[0], losses.sum(), unscaled.sum()]
+        sums[1] += losses.sum()
+        sums[2] += (
+            losses.sum()
+            if not len(message.scaling.scale)
+            else (losses + models.log_scales(config, message.scaling, y)).sum()
+        )
     return {"held_out": FloatSum.at(block.leaf, sums)}
 
 

@@ -216,7 +216,7 @@ class FederatedEMConfig(BaseModel):
         ge=0,
         le=LARGEST_SHARE,
         description="share of each client's rows that takes no part in training; their loss is among the metrics. "
-        "Clients with one or two rows keep them for training",
+        "Clients with one or two rows keep them for training. Of tables a share of the observed cells",
     )
     tolerance: float = Field(
         0.0,
@@ -386,8 +386,8 @@ class FederatedEMConfig(BaseModel):
                 "pseudo_rows and regularisation are the same penalty in two units: give one of them",
             ),
             (
-                self.validation > 0 and (tables or self.kind == "counts"),
-                "validation holds back rows of clients who have many: not of tables, nor of counts, which are one row",
+                self.validation > 0 and self.kind == "counts",
+                "validation holds back rows of clients who have many: not of counts, which are one row",
             ),
             (tables != (self.table_rows is not None), "table_rows is needed for tables, and for nothing else"),
         )

@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 
 from fedcore.methods.mixture_models.contract import Theta
+from fedcore.methods.mixture_models.hidden_cells import HiddenCells
 from fedcore.methods.mixture_models.validation import Split
 
 BITS_PER_NUMBER = 64  # of what is not compressed
@@ -30,7 +31,7 @@ class Scaling:
     centre, scale: (d,) float64, in the units of the data; (0,) if rows are left as they are
     variance, mean: (d,) float64 of the standardised columns; mean is (0,) where it is not known
     seen: (d,) float64, how many entries of each column are not missing; (0,) where that is not known
-    split: which rows of the clients take no part; None: all take part
+    split: which rows (of tables, cells) of the clients take no part; None: all take part
     penalty_share: the model's penalty as a share of the data; None where the settings alone say it
 
     For tables variance, mean and seen are those of the J L cells.
@@ -42,7 +43,7 @@ class Scaling:
     mean: np.ndarray
     seen: np.ndarray
     penalty_share: float | None = None
-    split: Split | None = None
+    split: Split | HiddenCells | None = None
 
 
 def plain_scaling(width: int) -> Scaling:
@@ -58,7 +59,7 @@ class MomentsMessage:
     split: which rows take no part; None: all take part
     """
 
-    split: Split | None = None
+    split: Split | HiddenCells | None = None
 
 
 @dataclass(frozen=True, slots=True)

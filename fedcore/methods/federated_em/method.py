@@ -32,6 +32,7 @@ from fedcore.rounds.scores import KnownMemories, ScoreTable
 from fedcore.rounds.statistics import Statistics
 
 LIKELY_GAPS = 0.1  # share of the entries
+CELLS_HELD_BACK = 0.1  # of the observed cells of tables, when settings are compared
 NOT_PRIVATE = {
     "em": "exact sums of the clients' statistics reach the server",
     "fedem": "messages are compressed, not noised",
@@ -123,7 +124,13 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
             return {"components": (1, 2, 3, 5, 8, 12, 16), "covariance": ("full", "tied", "diag")}
         if self.config.mixture:
             return {"components": (1, 2, 3, 5, 8, 12, 16)}
+        if self.config.table_rows is not None:
+            return {"nuclear_penalty": (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)}
         return {"rank": (1, 2, 3, 5, 8)}
+
+    @property
+    def held_back_share(self) -> float:
+        return CELLS_HELD_BACK if self.config.table_rows is not None else super().held_back_share
 
     def likely_rows(self, public: PublicFacts, count: int, generator: np.random.Generator) -> np.ndarray:
         """With gaps where the model fills them."""

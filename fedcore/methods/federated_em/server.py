@@ -52,7 +52,12 @@ AUDIT_EVERY, AUDIT_TOLERANCE = 50, 1e-10
 
 def init(config: FederatedEMConfig, public: PublicFacts) -> FederatedEMState:
     """Raises ConfigError for a warm start that the model cannot use."""
-    state = empty(seed=public.seed, population=public.clients or 0, validation=config.validation)
+    state = empty(
+        seed=public.seed,
+        population=public.clients or 0,
+        validation=config.validation,
+        hides_cells=config.validation > 0 and config.table_rows is not None,
+    )
     if config.start_name == "given":
         theta, layout = pack(start.public_parameters(public, start.public_model(config, public)))
         scaling = start.public_scaling(config, public)

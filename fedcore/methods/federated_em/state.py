@@ -10,6 +10,7 @@ import numpy as np
 
 from fedcore.methods.federated_em.messages import Scaling
 from fedcore.methods.mixture_models.contract import Theta
+from fedcore.methods.mixture_models.hidden_cells import HiddenCells
 from fedcore.methods.mixture_models.validation import Split
 
 
@@ -50,6 +51,7 @@ class FederatedEMState:
     part_scales: (q,) the diagonal of D of a private run; (0,) if not private
     penalty_share: the penalty as a share of the data, once their number is known; None where the settings alone say it
     validation: the share of each client's rows that takes no part in training
+    hides_cells: whether that share is of the observed cells of tables, not of rows
     waiting_rows: the share of the others that takes no part while the penalty is chosen; 0 else
     """
 
@@ -86,6 +88,7 @@ class FederatedEMState:
     part_scales: np.ndarray
     penalty_share: float | None = None
     validation: float = 0.0
+    hides_cells: bool = False
     waiting_rows: float = 0.0
     waiting: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
     heard: float = 0.0
@@ -107,8 +110,10 @@ class FederatedEMState:
         """How rows are read and standardised, and the moments of the columns."""
         return Scaling(self.centre, self.scale, self.variance, self.mean, self.seen, self.penalty_share, self.split())
 
-    def split(self) -> Split | None:
-        """Which rows take no part at present; None: all take part."""
+    def split(self) -> Split | HiddenCells | None:
+        """Which rows, or cells, take no part at present; None: all take part."""
+        if self.hides_cells:
+            return HiddenCells(self.seed, self.validation)
         split = Split(self.seed, self.validation) if self.validation else None
         return Split(self.seed, self.waiting_rows, split) if self.waiting_rows else split
 

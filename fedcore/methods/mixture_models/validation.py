@@ -49,9 +49,9 @@ class Split:
         """
         sizes = np.diff(ptr)
         strata = np.where(sizes >= FEWEST, np.ceil(sizes * self.share), 0).astype(np.int64)
-        words = (client_uniforms(self.seed, PURPOSE, self.depth, first, len(sizes))[:, 0] * 2.0**53).astype(np.uint64)
+        words = client_words(self.seed, PURPOSE, self.depth, first, len(sizes))
         number = np.arange(strata.sum()) - np.repeat(np.cumsum(strata) - strata, strata)
-        place = ((number + _uniforms(np.repeat(words, strata), number)) / self.share).astype(np.int64)
+        place = ((number + uniforms_of(np.repeat(words, strata), number)) / self.share).astype(np.int64)
         inside = place < np.repeat(sizes, strata)
         held = np.zeros(int(ptr[-1] - ptr[0]), bool)
         held[(np.repeat(ptr[:-1] - ptr[0], strata) + place)[inside]] = True
@@ -72,14 +72,24 @@ def validation_part(block: RowsBlock, split: Split) -> RowsBlock:
     return _part(block, split.held_back(block.ptr, block.first))
 
 
-def _uniforms(words: np.ndarray, number: np.ndarray) -> np.ndarray:
-    """[0, 1) float64 from a word of each client and the number of the stratum."""
+def client_words(seed: int, purpose: str, number: int, first: int, clients: int) -> np.ndarray:
+    """(C,) uint64 of 53 random bits, of each client's named stream."""
+    return (client_uniforms(seed, purpose, number, first, clients)[:, 0] * 2.0**53).astype(np.uint64)
+
+
+def mixed_words(words: np.ndarray, number: np.ndarray) -> np.ndarray:
+    """uint64 random bits, one for each pair of a word and a number >= 0; shapes are broadcast."""
     bits = words + (number.astype(np.uint64) + np.uint64(1)) * GOLDEN  # wraps, as it should
     for shift, factor in MIX:
         bits ^= bits >> np.uint64(shift)
         bits *= factor
     bits ^= bits >> np.uint64(31)
-    return (bits >> np.uint64(11)) * 2.0**-53
+    return bits
+
+
+def uniforms_of(words: np.ndarray, number: np.ndarray) -> np.ndarray:
+    """[0, 1) float64, one for each pair of a word and a number; shapes are broadcast."""
+    return (mixed_words(words, number) >> np.uint64(11)) * 2.0**-53
 
 
 def _part(block: RowsBlock, chosen: np.ndarray) -> RowsBlock:
