@@ -190,9 +190,9 @@ def test_steps_of_the_codec_by_hand(sorted_clients):
     [
         (dict(model="poisson", codec="natural"), "mixtures of Gaussians"),
         (dict(algorithm="naive", codec="natural"), "needs memories"),
-        (dict(levels=8), 'for codec = "dithering"'),
-        (dict(alpha=0.5), "remembers what was sent"),
-        (dict(memory_start="full"), "remembers what was sent"),
+        (dict(levels=8, codec="natural"), "for other codecs"),
+        (dict(alpha=0.5, codec="natural"), "for other codecs"),
+        (dict(memory_start="full", codec="natural"), "for other codecs"),
     ],
 )
 def test_settings_that_contradict_it(settings, why):
@@ -206,4 +206,5 @@ def test_what_it_is_the_default_of():
         for algorithm in ("fedem", "vr-fedem", "naive", "em")
     }
     assert names == {"fedem": "natural", "vr-fedem": "natural", "naive": "dithering", "em": "identity"}
-    assert FederatedEMConfig(model="poisson").codec_name == "dithering"
+    for other in (dict(model="poisson"), dict(levels=8), dict(norm="inf"), dict(alpha=0.3), dict(memory_start="zero")):
+        assert FederatedEMConfig(**other).codec_name == "dithering", other

@@ -107,8 +107,9 @@ class FederatedEMConfig(BaseModel):
     codec: Literal["natural", "identity", "dithering", "block", "rand-k"] | None = Field(
         None,
         description="compressor of messages; natural: one step for all numbers, in units of likelihood, for mixtures "
-        "of Gaussians; block: one level and a norm for each part of the statistic; None: natural for fedem and "
-        "vr-fedem with Gaussians, identity for em and private, else dithering",
+        "of Gaussians; block: one level and a norm for each part of the statistic; None: identity for em and private, "
+        "natural for fedem and vr-fedem with Gaussians unless settings of dithering or memories are given, else "
+        "dithering",
     )
     norm: Literal["1", "2", "inf"] = Field("2", description="norm r of dithering and of block quantisation")
     levels: int = Field(4, ge=1, le=2**20, description="levels s of dithering")
@@ -261,7 +262,14 @@ class FederatedEMConfig(BaseModel):
     def codec_name(self) -> str:
         if self.codec is not None or self.algorithm in ("em", "private"):
             return self.codec or "identity"
-        return "natural" if self.model == "gaussian" and self.algorithm != "naive" else "dithering"
+        fits = self.model == "gaussian" and self.algorithm != "naive" and not self._of_other_codecs
+        return "natural" if fits else "dithering"
+
+    @property
+    def _of_other_codecs(self) -> bool:
+        """Whether something is set that the codec natural does not have."""
+        of_dithering = self.levels != 4 or self.norm != "2" or not self.norms_by_part
+        return of_dithering or self.alpha is not None or self.memory_start is not None
 
     @property
     def natural(self) -> bool:
@@ -417,14 +425,12 @@ class FederatedEMConfig(BaseModel):
     def _of_natural_units(self) -> Refusals:
         if not self.natural:
             return ()
-        given = self.levels != 4 or self.norm != "2" or not self.norms_by_part
         return (
             (self.model != "gaussian", f'codec = "natural" is for mixtures of Gaussians, not {self.model}'),
             (self.algorithm == "naive", 'codec = "natural" needs memories, which the naive variant does not keep'),
-            (given, 'levels, norm and norms_by_part are for codec = "dithering"'),
             (
-                self.alpha is not None or self.memory_start is not None,
-                'codec = "natural" remembers what was sent: alpha and memory_start are for the other codecs',
+                self._of_other_codecs,
+                'levels, norm, norms_by_part, alpha and memory_start are for other codecs than codec = "natural"',
             ),
         )
 
