@@ -48,8 +48,14 @@ def of_tables(rows_of_client: list[int], columns: int = 4) -> list[np.ndarray]:
 TABLES = {"model": "gaussian_tables", "table_rows": 3, "algorithm": "em", "rounds": 2}
 COUNTS = {"components": 2, "rounds": 2}
 REFUSED = {
-    "NaN": (EM, with_entry(np.nan), "client 3: Row 17, column 1 is not finite"),
-    "infinite": (FEDEM, with_entry(-np.inf), "client 3: Row 17, column 1 is not finite"),
+    "NaN": (EM | {"model": "regression"}, with_entry(np.nan), "client 3: Row 17, column 1 is not finite"),
+    "infinite": (FEDEM, with_entry(-np.inf), "client 3: Row 17, column 1 is infinite"),
+    "a row without an entry": (
+        EM,
+        [ROWS[0], np.array([[1.0, np.nan, 2.0], [np.nan] * 3])],
+        "client 1: Row 1 has no entry",
+    ),
+    "a column without an entry": (EM, [own * [1.0, 1.0, np.nan] for own in ROWS], "column 2 has no entry in any row"),
     "infinite, where entries may be missing": (
         {"model": "gaussian_imputer", "rounds": 2},
         with_entry(np.inf),

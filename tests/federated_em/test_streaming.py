@@ -49,6 +49,18 @@ def population(tmp_path_factory):
         return writer.commit(Provenance(sources=("test",)))
 
 
+@pytest.fixture(scope="module")
+def population_with_gaps(population, tmp_path_factory):
+    path, generator = tmp_path_factory.mktemp("rows") / "gaps", np.random.default_rng(4)
+    with PopulationWriter(path, "rows", 4, clients_per_leaf=4, clients_per_block=8) as writer:
+        for index in range(len(population.blocks)):
+            block = population.read(index)
+            x = np.where(generator.random(block.x.shape) < 0.2, np.nan, block.x).astype(np.float32)
+            x[np.isnan(x).all(axis=1), 0] = 0.0
+            writer.write([f"c{block.first + i}" for i in range(block.clients)], (block.ptr, x))
+        return writer.commit(Provenance(sources=("test",)))
+
+
 def trained(population, folder, name, settings, whole_bytes):
     request = TrainRequest(
         method="federated_em",
@@ -75,6 +87,21 @@ def test_streamed_blocks_give_the_same_bits(population, tmp_path, monkeypatch, s
     monkeypatch.setattr(rows, "PIECE_NUMBERS", 4 * 30)
     whole = trained(population, tmp_path, "whole", settings, 2**40)
     streamed = trained(population, tmp_path, "streamed", settings, 0)
+    assert_same(whole, streamed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("covariance", ["full", "tied"])
+def test_rows_with_gaps_stream(population_with_gaps, tmp_path, monkeypatch, covariance):
+    monkeypatch.setattr(streaming, "WINDOW_BYTES", 1)
+    monkeypatch.setattr(rows, "PORTION_NUMBERS", 4 * 100)
+    monkeypatch.setattr(rows, "PIECE_NUMBERS", 4 * 30)
+    settings = SETTINGS["validation"] | {"covariance": covariance, "rounds": 2}
+    whole = trained(population_with_gaps, tmp_path, "whole", settings, 2**40)
+    assert_same(whole, trained(population_with_gaps, tmp_path, "streamed", settings, 0))
+
+
+def assert_same(whole, streamed):
     assert whole.keys() == streamed.keys()
     for name, value in whole.items():
         assert np.array_equal(value, streamed[name]), name

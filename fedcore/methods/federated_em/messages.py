@@ -79,10 +79,14 @@ class SeedMessage:
 
 @dataclass(frozen=True, slots=True)
 class ClusterMessage:
-    """Asks for the sums of the clusters around the centres of R initialisations, (R, G, d) float64, standardised."""
+    """Asks for the sums of the clusters around the centres of R initialisations, (R, G, d) float64, standardised.
+
+    gaps: whether some entries of the population are missing, so that the entries of each column are counted
+    """
 
     centres: np.ndarray
     scaling: Scaling
+    gaps: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,6 +116,7 @@ def _gaussian(config: FederatedEMConfig, scaling: Scaling) -> CurvedEM:
         config.covariance,
         lam=penalty_share(config, scaling) * scaling.variance,
         a=config.pseudo_counts,
+        missing=not config.private,  # a private run leaves rows out that are not finite
     )
 
 

@@ -31,6 +31,8 @@ def draw_seeds(message: SeedMessage, block: ClientBlock) -> Statistics:
 
 
 def sum_clusters(message: ClusterMessage, block: ClientBlock) -> Statistics:
-    """clusters: (R, G, 1 + 2 d) number, sum and sum of squares of the rows nearest to each centre, about it."""
+    """clusters: (R, G, 1 + 2 d) number, sum and sum of squares of the rows nearest to each centre, about it; with gaps
+    (R, G, 1 + 3 d), with the entries of each column."""
     leaf = rows_of(block, message.scaling)
-    return {"clusters": FloatSum.at(block.leaf, [cluster_sums(leaf.y, centres) for centres in message.centres])}
+    sums = [cluster_sums(leaf.y, centres, message.gaps) for centres in message.centres]
+    return {"clusters": FloatSum.at(block.leaf, sums)}

@@ -144,6 +144,9 @@ def after_moments(config: FederatedEMConfig, state: FederatedEMState, result: Ma
         raise PopulationError(
             f"the values of column {column} are too large to be squared.", "Rescale it, or look for wrong values."
         )
+    if config.model == "gaussian" and not count.all():
+        column = int(np.argmin(count))
+        raise PopulationError(f"column {column} has no entry in any row.", "Leave the column out.")
     known = np.maximum(count, 1.0)
     mean = total / known
     variance = np.maximum(square / known - mean**2, 0.0)
@@ -184,6 +187,7 @@ def after_seed(config: FederatedEMConfig, state: FederatedEMState, result: Mappi
             f"the population has fewer than {config.components} different rows.", "Ask for fewer components."
         )
     rows = np.stack([draw.payload["row"] for draw in drawn])
+    rows = np.where(np.isnan(rows), state.mean, rows)  # a seed with gaps
     picked = np.concatenate([state.picked, rows[:, None, :]], axis=1)
     state = replace(state, picked=picked)
     if picked.shape[1] == models.seeding_passes(config):
@@ -192,7 +196,7 @@ def after_seed(config: FederatedEMConfig, state: FederatedEMState, result: Mappi
 
 
 def cluster_message(config: FederatedEMConfig, state: FederatedEMState) -> ClusterMessage:
-    return ClusterMessage(state.picked, state.scaling())
+    return ClusterMessage(state.picked, state.scaling(), gaps=bool((state.seen < state.rows).any()))
 
 
 def after_clusters(config: FederatedEMConfig, state: FederatedEMState, result: Mapping[str, Any]) -> Step:

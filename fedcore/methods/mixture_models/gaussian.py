@@ -33,6 +33,7 @@ from scipy.linalg import solve_triangular
 from fedcore.errors import ConfigError
 from fedcore.methods.mixture_models.client_sums import PaddedTile, Workspace
 from fedcore.methods.mixture_models.contract import Rows, Theta
+from fedcore.methods.mixture_models.gaps import Components, Gaps, completed, take_gaps
 from fedcore.methods.mixture_models.mixture import (
     Mixture,
     alive,
@@ -40,6 +41,7 @@ from fedcore.methods.mixture_models.mixture import (
     floored_counts,
     log_weights,
     require_finite,
+    responsibilities,
 )
 from fedcore.methods.mixture_models.packing import (
     LOG_TWO_PI,
@@ -50,6 +52,7 @@ from fedcore.methods.mixture_models.packing import (
     check_columns,
     check_finite_rows,
     check_positive_definite,
+    check_seen_rows,
     check_shape,
     floored,
     least_eigenvalue,
@@ -57,6 +60,7 @@ from fedcore.methods.mixture_models.packing import (
     penalty_matrix,
     positive_definite,
     products,
+    refuse,
     triangle,
     unpack_symmetric,
 )
@@ -75,6 +79,7 @@ class GaussianMixture(Mixture):
     nu, lam, a: the penalty; lam a number, (d,) or (d, d), positive semi-definite. spherical uses its mean diagonal,
         diag its diagonal
     known: (d, d), the common covariance of "known"; None: the identity
+    missing: whether rows may have missing entries (NaN), see `fedcore.methods.mixture_models.gaps`
 
     Raises ConfigError for settings out of range.
     """
@@ -87,6 +92,7 @@ class GaussianMixture(Mixture):
     lam: Any = 0.0
     a: float = 0.0
     known: Any = None
+    missing: bool = False
 
     def __post_init__(self) -> None:
         d = self.features
@@ -185,6 +191,52 @@ class GaussianMixture(Mixture):
         tile.leave_out(x, without)
         return pack_symmetric(work.client_products("squares", x, x, tile.each))
 
+    # --- rows with missing entries ------------------------------------------------------------------------------------
+
+    def _gaps(self, z: np.ndarray, r: np.ndarray) -> Gaps | None:
+        return take_gaps(z, r, self.features) if self.missing else None
+
+    def _components_of(self, theta: Theta) -> Components:
+        d, second = self.features, {"known": "", "spherical": "sum", "diag": "diag"}.get(self.covariance, "full")
+        means, logs = theta["means"] - self.centre, log_weights(theta)
+        if self.covariance in ("spherical", "diag"):
+            variances = theta["covariances"].reshape(self.components, -1)
+            variances = np.broadcast_to(variances, (self.components, d))
+            return Components(logs, means, None, np.zeros(self.components), variances, second)
+        covariances = self.known if self.covariance == "known" else theta["covariances"]
+        whiten = _inverse_factors(np.reshape(covariances, (-1, d, d)))
+        half_log_det = np.log(np.diagonal(whiten, axis1=1, axis2=2)).sum(axis=1)
+        return Components(logs, means, whiten, half_log_det, np.zeros((0, 0)), second)
+
+    def _gap_log_joint(self, theta: Theta, gaps: Gaps) -> np.ndarray:
+        log_joint = np.empty((self.components, len(gaps.columns)))
+        for batch in completed(self._components_of(theta), gaps.x):
+            log_joint[:, batch.columns] = batch.log_joint
+        return log_joint
+
+    def _gap_sums(
+        self, theta: Theta, gaps: Gaps, weights: np.ndarray | None = None, owners: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        components = self._components_of(theta)
+        each, tied = np.zeros(len(gaps.columns), np.int64), self.covariance == "tied"
+        if owners is not None:
+            each = np.unique(owners, return_inverse=True)[1]
+        sums = np.zeros((int(each[-1]) + 1, self.components, sum(self.layout.kinds)))
+        shared = np.zeros((len(sums), self.layout.shared)) if tied else None
+        for batch in completed(components, gaps.x):
+            r, own = responsibilities(batch.log_joint), each[batch.columns]
+            if weights is not None:
+                r *= weights[batch.columns]
+            starts = np.flatnonzero(np.diff(own, prepend=-1))
+            z = None
+            for g in range(self.components):
+                z = batch.features(g, components.second, z)
+                added = (z @ r[g])[None] if len(starts) == 1 else np.add.reduceat(z * r[g], starts, axis=1).T
+                sums[own[starts], g] += added[:, : sums.shape[2]]
+                if shared is not None:
+                    shared[own[starts]] += added[:, sums.shape[2] :]
+        return sums, shared
+
     # --- M-step -------------------------------------------------------------------------------------------------------
 
     def _scatter(self, counts: np.ndarray, parts: list[np.ndarray], margin: float) -> tuple[np.ndarray, np.ndarray]:
@@ -278,8 +330,13 @@ class GaussianMixture(Mixture):
     # --- checks -------------------------------------------------------------------------------------------------------
 
     def check_rows(self, y: Rows) -> None:
+        """With missing entries: NaN is allowed, but not in all columns of a row."""
         check_columns(y, self.features)
-        check_finite_rows(y)
+        if self.missing:
+            refuse(y, np.isinf, "is infinite", "Use NaN for missing values.")
+            check_seen_rows(y)
+        else:
+            check_finite_rows(y)
 
     def check_theta(self, theta: Mapping[str, np.ndarray]) -> Theta:
         """theta in float64. Raises ConfigError unless its shapes fit, the weights are positive and add up to 1, and the

@@ -62,7 +62,8 @@ def random_parameters(model: CurvedEM, mean: np.ndarray, variance: np.ndarray, s
 
 
 def squared_distances(y: Rows, centres: np.ndarray) -> np.ndarray:
-    """(N,) squared Euclidean distance of every row to the nearest of the centres (k, d)."""
+    """(N,) squared Euclidean distance of every row to the nearest of the centres (k, d). Of a row with missing entries
+    (NaN) it is that of the others, scaled up to all columns."""
     if is_sparse(y):
         return _squares(y, centres).min(axis=0)
     nearest = np.empty(y.shape[0])
@@ -109,16 +110,18 @@ def draw_row(y: Rows, ptr: np.ndarray, first: int, log_weights: np.ndarray, seed
 # --- Lloyd ------------------------------------------------------------------------------------------------------------
 
 
-def cluster_sums(y: Rows, centres: np.ndarray) -> np.ndarray:
+def cluster_sums(y: Rows, centres: np.ndarray, gaps: bool = False) -> np.ndarray:
     """(k, 1 + 2 d) of a leaf: the number of rows nearest to every centre, the sum of their differences from it, and the
-    sum of the squares of these."""
+    sum of the squares of these. gaps: whether entries may be missing; then (k, 1 + 3 d), with the number of entries
+    of every column last.
+    """
     k, d = centres.shape
-    sums = np.zeros((k, 1 + 2 * d))
+    sums = np.zeros((k, 1 + (3 if gaps else 2) * d))
     if not y.shape[0]:
         return sums
     if not is_sparse(y) and y.shape[0] > _rows_together(y):
         for rows in row_tiles(y.shape[0], _rows_together(y)):
-            sums += cluster_sums(y[rows], centres)
+            sums += cluster_sums(y[rows], centres, gaps)
         return sums
     y = y if is_sparse(y) else np.asarray(y)
     labels = _squares(y, centres).argmin(axis=0)
@@ -132,14 +135,19 @@ def cluster_sums(y: Rows, centres: np.ndarray) -> np.ndarray:
         sums[:, 1 + d :] = second - 2.0 * centres * first + sums[:, :1] * centres**2
         return sums
     x = y - centres[labels]
+    if gaps:
+        seen = ~np.isnan(x)
+        x[~seen] = 0.0
+        sums[:, 1 + 2 * d :] = member @ seen
     sums[:, 1 : 1 + d] = member @ x
-    sums[:, 1 + d :] = member @ (x * x)
+    sums[:, 1 + d : 1 + 2 * d] = member @ (x * x)
     return sums
 
 
 def lloyd_step(centres: np.ndarray, sums: np.ndarray) -> np.ndarray:
-    """The means of the clusters (k, d); an empty cluster keeps its centre."""
-    return centres + sums[:, 1 : 1 + centres.shape[1]] / np.maximum(sums[:, :1], 1.0)
+    """The means of the clusters (k, d); an empty cluster keeps its centre, and so does a column without entries."""
+    d = centres.shape[1]
+    return centres + sums[:, 1 : 1 + d] / np.maximum(_entries(sums, d), 1.0)
 
 
 def parameters_from_clusters(
@@ -152,14 +160,20 @@ def parameters_from_clusters(
     """
     counts, d = sums[:, :1], centres.shape[1]
     weights = (counts[:, 0] + 1.0) / (counts.sum() + len(counts))
-    shift = sums[:, 1 : 1 + d] / np.maximum(counts, 1.0)
+    entries = _entries(sums, d)
+    shift = sums[:, 1 : 1 + d] / np.maximum(entries, 1.0)
     if isinstance(model, GaussianMixture):
-        within = np.maximum(sums[:, 1 + d :] - counts * shift**2, 0.0)
+        within = np.maximum(sums[:, 1 + d : 1 + 2 * d] - entries * shift**2, 0.0)
         pooled = np.maximum(np.asarray(variance, np.float64), 1e-12)
-        return _gaussian(model, weights, centres + shift, (within + PRIOR_ROWS * pooled) / (counts + PRIOR_ROWS))
+        return _gaussian(model, weights, centres + shift, (within + PRIOR_ROWS * pooled) / (entries + PRIOR_ROWS))
     if isinstance(model, CountMixture):
         return _counts(model, weights, (counts * (centres + shift) + np.maximum(mean, 1e-6)) / (counts + 1.0))
     raise ConfigError(f"{type(model).__name__} has no start from clusters of rows.", "Use a random start.")
+
+
+def _entries(sums: np.ndarray, d: int) -> np.ndarray:
+    """The entries that the `cluster_sums` are of: (k, d), or (k, 1) if none is missing."""
+    return sums[:, 1 + 2 * d :] if sums.shape[1] > 1 + 2 * d else sums[:, :1]
 
 
 # --- parts ------------------------------------------------------------------------------------------------------------
@@ -174,10 +188,16 @@ def _squares(y: Rows, centres: np.ndarray) -> np.ndarray:
         for i, centre in enumerate(centres):
             squares[i] = np.maximum(norms - 2.0 * (y @ centre) + centre @ centre, 0.0)
         return squares
+    missing = np.isnan(y)
+    gaps = missing.any()
     for i, centre in enumerate(centres):
         # differences before squares: a row has distance 0 from itself
         x = y - centre
+        if gaps:
+            x[missing] = 0.0
         squares[i] = np.einsum("ij,ij->i", x, x)
+    if gaps:
+        squares *= y.shape[1] / np.maximum(y.shape[1] - np.count_nonzero(missing, axis=1), 1)
     return squares
 
 

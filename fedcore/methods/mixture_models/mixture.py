@@ -26,6 +26,7 @@ from fedcore.methods.mixture_models.client_sums import (
     workspace,
 )
 from fedcore.methods.mixture_models.contract import Rows, Theta
+from fedcore.methods.mixture_models.gaps import Gaps
 from fedcore.methods.mixture_models.packing import WEIGHT_FLOOR, Layout, check_array
 
 
@@ -91,6 +92,24 @@ class Mixture(ABC):
         without = fill(y, self._columns(work, n), own, each)
         return self._expand(work, n), without
 
+    # --- rows with missing entries, of models that take them ---------------------------------------------------------
+
+    def _gaps(self, z: Any, r: np.ndarray) -> Gaps | None:
+        """The rows with missing entries, taken out of the features z (F, n) and of what was computed from them, r
+        (G, n), where 0 stands in their place; None if there are none."""
+        return None
+
+    def _gap_sums(
+        self, theta: Theta, gaps: Gaps, weights: np.ndarray | None = None, owners: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Statistics of rows with gaps, (c, G, F), and those that no component owns, (c, shared): summed over rows of
+        one owner, c of them in the order of `owners` (n,), which ascend; None: all rows have one."""
+        raise NotImplementedError
+
+    def _gap_log_joint(self, theta: Theta, gaps: Gaps) -> np.ndarray:
+        """(G, n): ln(pi_g f_g) of what was seen of rows with gaps."""
+        raise NotImplementedError
+
     @cached_property
     def layout(self) -> Layout:
         return self._layout()
@@ -116,7 +135,11 @@ class Mixture(ABC):
             for rows in row_tiles(y.shape[0], size):
                 z = self._features(y[rows], work)
                 r = responsibilities(self._log_joint(prepared, z, work))
+                gaps = self._gaps(z, r)
                 w = None if weights is None else np.asarray(weights, np.float64)[rows]
+                if gaps is not None:
+                    own, shared = self._gap_sums(theta, gaps, None if w is None else w[gaps.columns])
+                    total += self.layout.pack(own, shared)[0]
                 if w is not None:
                     r *= w
                 total += self.layout.pack(self._total(r, z), self._shared_total(z, w))
@@ -138,11 +161,14 @@ class Mixture(ABC):
                 each, rows = tile.each, take_into(y, tile.rows, work)
                 z, without = self._padded_features(rows, work, tile.own or each, each)
                 r = responsibilities(self._log_joint(prepared, z, work, each))
+                gaps = self._gaps(z, r)
                 missing = tile.leave_out(r, without)
                 if missing is not None:
                     counts[tile.clients] -= missing
                 shared = self._shared_by_client(z, work, tile, without)
                 own = self._by_client(r, z, work, each)
+                if gaps is not None:
+                    self._add_gaps(theta, gaps.without(tile.padding), each, own, shared)
                 if tile.whole and isinstance(tile.clients, slice):
                     self.layout.pack(own, shared, out=sums[tile.clients])
                     continue
@@ -155,6 +181,18 @@ class Mixture(ABC):
         sums /= np.maximum(counts, 1.0)[:, None]
         return sums, counts
 
+    def _add_gaps(self, theta: Theta, gaps: Gaps, each: int, own: np.ndarray, shared: np.ndarray | None) -> None:
+        """Adds the statistics of rows with gaps to those of their clients, who have `each` columns: own (c, G, F),
+        shared (c, shared)."""
+        if not len(gaps.columns):
+            return
+        owners = gaps.columns // each
+        sums, more = self._gap_sums(theta, gaps, owners=owners)
+        clients = np.unique(owners)
+        own[clients] += sums
+        if shared is not None:
+            shared[clients] += more
+
     # --- likelihood and outputs ---------------------------------------------------------------------------------------
 
     def log_likelihood(self, theta: Theta, y: Rows) -> np.ndarray:
@@ -164,10 +202,10 @@ class Mixture(ABC):
             for rows in row_tiles(y.shape[0], size):
                 z = self._features(y[rows], work, joint_only=True)
                 log_joint = self._log_joint(prepared, z, work)
-                top = log_joint.max(axis=0)
-                log_joint -= top
-                np.exp(log_joint, out=log_joint)
-                values[rows] = top + np.log(log_joint.sum(axis=0)) + self._log_constant(prepared, z)
+                gaps = self._gaps(z, log_joint)
+                values[rows] = log_sum(log_joint) + self._log_constant(prepared, z)
+                if gaps is not None:
+                    values[rows.start + gaps.columns] = log_sum(self._gap_log_joint(theta, gaps))
         return values
 
     def personalise(self, theta: Theta, y: Rows) -> dict[str, np.ndarray]:
@@ -177,7 +215,11 @@ class Mixture(ABC):
         with workspace(size) as work:
             for rows in row_tiles(y.shape[0], size):
                 z = self._features(y[rows], work, joint_only=True)
-                r[rows] = responsibilities(self._log_joint(prepared, z, work)).T
+                own = responsibilities(self._log_joint(prepared, z, work))
+                gaps = self._gaps(z, own)
+                r[rows] = own.T
+                if gaps is not None:
+                    r[rows.start + gaps.columns] = responsibilities(self._gap_log_joint(theta, gaps)).T
         return {"responsibilities": r}
 
     # --- weights ------------------------------------------------------------------------------------------------------
@@ -194,6 +236,14 @@ class Mixture(ABC):
         """s0 (G,) > 0 with `_weights_of(s0, a) == weights`; its sum is 1 unless a weight is too small for that."""
         total = max(1.0, 2.0 * (a / float(weights.min()) - self.components * a))
         return weights * (total + self.components * a) - a
+
+
+def log_sum(log_joint: np.ndarray) -> np.ndarray:
+    """(n,) ln of the sum of exp over the first axis of (G, n), which is overwritten."""
+    top: np.ndarray = log_joint.max(axis=0)
+    log_joint -= top
+    np.exp(log_joint, out=log_joint)
+    return top + np.log(log_joint.sum(axis=0))
 
 
 def responsibilities(log_joint: np.ndarray) -> np.ndarray:

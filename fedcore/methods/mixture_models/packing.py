@@ -87,7 +87,7 @@ def triangle(d: int) -> int:
 
 
 @lru_cache(maxsize=16)
-def _places(d: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def packed_places(d: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of a (d, d) matrix: the flat places of its upper triangle, the packed place of every entry (d, d), and 1 on the
     diagonal, sqrt(2) off it, packed."""
     rows, columns = np.triu_indices(d)
@@ -99,7 +99,7 @@ def _places(d: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def pack_symmetric(matrix: np.ndarray) -> np.ndarray:
     """(..., d (d + 1) / 2) from symmetric (..., d, d)."""
     d = matrix.shape[-1]
-    flat, _, scale = _places(d)
+    flat, _, scale = packed_places(d)
     packed = np.take(matrix.reshape(*matrix.shape[:-2], d * d), flat, axis=-1)
     packed *= scale
     return packed
@@ -107,7 +107,7 @@ def pack_symmetric(matrix: np.ndarray) -> np.ndarray:
 
 def unpack_symmetric(packed: np.ndarray, d: int) -> np.ndarray:
     """Symmetric (..., d, d) from (..., d (d + 1) / 2)."""
-    _, places, scale = _places(d)
+    _, places, scale = packed_places(d)
     matrix = np.take(packed, places, axis=-1)
     matrix *= np.where(scale == 1.0, 1.0, np.sqrt(0.5))[places]
     return matrix
@@ -175,6 +175,17 @@ def least_eigenvalue(after: np.ndarray, before: np.ndarray) -> float:
 def check_finite_rows(y: Rows) -> None:
     """Raises PopulationError that names the first row and column (from 0) without a finite value."""
     refuse(y, lambda values: ~np.isfinite(values), "is not finite", "The model needs finite values.")
+
+
+def check_seen_rows(y: Rows) -> None:
+    """Raises PopulationError that names the first row (from 0) without any entry."""
+    for rows in row_tiles(y.shape[0], ROWS_CHECKED):
+        empty = np.isnan(np.asarray(y[rows])).all(axis=1)
+        if empty.any():
+            raise PopulationError(
+                f"Row {rows.start + int(np.argmax(empty))} has no entry at all: every column is missing.",
+                "Leave such rows out.",
+            )
 
 
 def refuse(y: Rows, bad: Callable[[np.ndarray], np.ndarray], why: str, remedy: str) -> None:
