@@ -48,6 +48,19 @@ def test_gaussian_tables_are_soft_imputed():
         assert np.abs(state.parameters()["natural"] - theta).max() <= 1e-10
 
 
+def test_the_last_parameters_of_counts_are_exact():
+    """On the way rough M-steps do."""
+    full, _, _ = tables("poisson")
+    block = block_of_tables(full)
+    config = FederatedEMConfig(model="poisson_tables", algorithm="em", rounds=3, **COMMON)
+    ran = run(config, block, facts(block))
+    model, off = model_of(config, ran.state.scaling()), []
+    for state in ran.states[-3:-1]:
+        exact = model.maximise(state.statistic)["natural"]
+        off.append(np.abs(state.parameters()["natural"] - exact).max())
+    assert ran.states[-2].phase == "last" and off[1] < 1e-6 < 1e-5 < off[0] < 0.1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["fedem", "naive"])
 def test_compressed_tables(algorithm):

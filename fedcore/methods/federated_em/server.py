@@ -200,7 +200,8 @@ def _after_round(config: FederatedEMConfig, state: FederatedEMState, result: Map
     if looks.must_go_back(config, state):
         after = looks.gone_back(model, after)
     if number == config.all_rounds or not falls:
-        after = replace(after, phase="last")
+        exactly, _ = pack(model.maximise(after.statistic, start=after.parameters()))
+        after = replace(after, phase="last", theta=exactly)
     return after, RoundInfo(scalars | look)
 
 
@@ -264,11 +265,11 @@ def guarded_step(
     """`damped_step` that is, if guarded, halved further until no weight and no variance in any direction falls below
     LEAST_RATIO of what it is in theta = T(S): (S', T(S'), gamma used, halvings)."""
     moved, gamma, halvings = damped_step(model, s, field, gamma, margin)
-    after = model.maximise(moved, start=theta)
+    after = model.maximise(moved, start=theta, rough=True)
     while guarded and halvings < HALVINGS and model.least_ratio(theta, after) < LEAST_RATIO:
         gamma, halvings = gamma / 2, halvings + 1
         moved = s + gamma * field
-        after = model.maximise(moved, start=theta)
+        after = model.maximise(moved, start=theta, rough=True)
     return moved, after, gamma, halvings
 
 

@@ -67,8 +67,9 @@ class CurvedEM(Protocol):
     def e_mean(self, theta: Theta, y: Rows, ptr: np.ndarray) -> np.ndarray:
         """(C, q): mean of s_bar over the rows of every client; 0 for a client without rows."""
 
-    def maximise(self, s: np.ndarray, start: Theta | None = None) -> Theta:
+    def maximise(self, s: np.ndarray, start: Theta | None = None, rough: bool = False) -> Theta:
         """T(s), s (q,). start: where an iterative M-step begins; its result must not depend on it beyond rounding.
+        rough: an iterative M-step may stop part of the way there, where EM goes on; others are exact all the same.
         Entries outside the domain are floored here, never in s itself. Raises ValueError if s is not finite.
         """
 

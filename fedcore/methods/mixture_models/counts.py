@@ -192,7 +192,7 @@ class PoissonMixture(CountMixture):
     def _row_constant(self, y: np.ndarray | sp.csr_matrix) -> np.ndarray:
         return -_log_factorials(y)
 
-    def maximise(self, s: np.ndarray, start: Theta | None = None) -> Theta:
+    def maximise(self, s: np.ndarray, start: Theta | None = None, rough: bool = False) -> Theta:
         counts, first = self._parts(s)
         rates = (first + self.a) / (counts + self.b)[:, None]
         return {"weights": self._weights_of(counts), "rates": np.maximum(rates, RATE_FLOOR)}
@@ -236,7 +236,7 @@ class MultinomialMixture(CountMixture):
         totals = np.asarray(y.sum(axis=1), np.float64).ravel()
         return gammaln(totals + 1.0) - _log_factorials(y)
 
-    def maximise(self, s: np.ndarray, start: Theta | None = None) -> Theta:
+    def maximise(self, s: np.ndarray, start: Theta | None = None, rough: bool = False) -> Theta:
         counts, first = self._parts(s)
         mass = np.maximum(first + self.a, 0.0)
         totals = mass.sum(axis=1, keepdims=True)
@@ -281,7 +281,7 @@ class BernoulliMixture(CountMixture):
         absent = np.log1p(-p)
         return absent.sum(axis=1), np.log(p) - absent
 
-    def maximise(self, s: np.ndarray, start: Theta | None = None) -> Theta:
+    def maximise(self, s: np.ndarray, start: Theta | None = None, rough: bool = False) -> Theta:
         counts, first = self._parts(s)
         p = (first + self.a) / (counts + 2.0 * self.a)[:, None]
         return {"weights": self._weights_of(counts), "probabilities": np.clip(p, RATE_FLOOR, 1.0 - RATE_FLOOR)}

@@ -256,7 +256,7 @@ class GaussianMixture(Mixture):
         outer = first[:, :, None] * (first / counts[:, None])[:, None, :]
         return second - (outer + margin * counts[:, None, None] * np.eye(d)), moments
 
-    def maximise(self, s: np.ndarray, start: Theta | None = None) -> Theta:
+    def maximise(self, s: np.ndarray, start: Theta | None = None, rough: bool = False) -> Theta:
         parts = self.layout.unpack(require_finite(s))
         counts = floored_counts(parts[0])
         theta = {"weights": self._weights_of(counts, self.a), "means": self.centre + parts[1] / counts[:, None]}

@@ -185,7 +185,7 @@ class GaussianImputer:
         second = unpack_symmetric(s[self.features :], self.features) + self.lam
         return first, second - np.outer(first, first), np.diagonal(second)
 
-    def maximise(self, s: np.ndarray, start: Theta | None = None) -> Theta:
+    def maximise(self, s: np.ndarray, start: Theta | None = None, rough: bool = False) -> Theta:
         first, scatter, moments = self._scatter(require_finite(s))
         covariance = floored(scatter, moments) / (1.0 + self.nu)
         if self.rank is not None:

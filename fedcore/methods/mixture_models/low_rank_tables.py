@@ -28,7 +28,9 @@ from fedcore.errors import ConfigError, PopulationError
 from fedcore.methods.mixture_models.contract import Rows, Theta
 from fedcore.methods.mixture_models.mixture import require_finite
 from fedcore.methods.mixture_models.nuclear_norm import (
+    EXACT,
     FAMILIES,
+    ROUGH,
     Family,
     log_partition,
     mean,
@@ -137,12 +139,12 @@ class LowRankTables:
         outside = np.maximum(margin - s, 0.0)
         return outside - np.maximum(s - (1.0 - margin), 0.0) if self.family == "bernoulli" else outside
 
-    def maximise(self, s: np.ndarray, start: Theta | None = None) -> Theta:
+    def maximise(self, s: np.ndarray, start: Theta | None = None, rough: bool = False) -> Theta:
         s = require_finite(s).reshape(self.rows, self.columns)
         if not self.admissible(s):
             s = s + self._outside(s, 0.0)
         first = None if start is None else start["natural"]
-        return {"natural": minimise(self.family, s, self.lam, self.max_rank, first)}
+        return {"natural": minimise(self.family, s, self.lam, self.max_rank, first, ROUGH if rough else EXACT)}
 
     def admissible(self, s: np.ndarray, margin: float = 0.0) -> bool:
         """Whether the M-step has a solution: the part of s outside the range of a mean (Poisson [0, inf), Bernoulli

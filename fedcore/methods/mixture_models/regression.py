@@ -147,7 +147,7 @@ class RegressionMixture(Mixture):
         bordered[:, p, p] = parts[3][:, 0] + self.lam
         return bordered
 
-    def maximise(self, s: np.ndarray, start: Theta | None = None) -> Theta:
+    def maximise(self, s: np.ndarray, start: Theta | None = None, rough: bool = False) -> Theta:
         parts = self.layout.unpack(require_finite(s))
         p, counts = self.inputs, floored_counts(parts[0])
         bordered = self._bordered(parts)
