@@ -38,3 +38,23 @@ def client_uniforms(seed: int, purpose: str, round: int, first: int, clients: in
     generator = np.random.Generator(np.random.Philox(key=_key(seed, purpose, round), counter=first * counters))
     bits = generator.integers(0, 2**53, size=(clients, counters * DRAWS_PER_COUNTER), dtype=np.int64)
     return (bits[:, :draws] + 0.5) * 2.0**-53
+
+
+def client_dither(seed: int, purpose: str, round: int, first: int, clients: int, draws: int) -> np.ndarray:
+    """As `client_uniforms`, several times as fast, for draws of which each has to be uniform but which need not be
+    independent to the last bit: those that dither the numbers of one message.
+
+    Each is u = (2^32 k + m + 1/2) 2^-48: k, 16 bits, is its own, and m, 32 bits, is shared by all draws of the client.
+    So each u is uniform on 2^48 points, and an expectation that is over one of them at a time is what it would be with
+    independent ones. Given m, u is uniform on 2^16 points; of two, the covariance is that of their last 32 bits,
+    2^-32 / 12.
+    """
+    counters = -(-(draws + 2) // (4 * DRAWS_PER_COUNTER))
+    philox = np.random.Philox(key=_key(seed, purpose, round), counter=first * counters)
+    words = philox.random_raw((clients * counters * DRAWS_PER_COUNTER)).astype("<u8", copy=False)
+    bits = words.reshape(clients, -1).view("<u2")
+    shared = bits[:, :2].astype(np.float64) @ np.array([1.0, 2.0**16])
+    u = bits[:, 2 : 2 + draws].astype(np.float64)
+    u *= 2.0**-16
+    u += ((shared + 0.5) * 2.0**-48)[:, None]
+    return u

@@ -102,9 +102,12 @@ def _write_group(archive: zipfile.ZipFile, arrays: Mapping[str, np.ndarray], sca
     for name, value in arrays.items():
         archive.writestr(zipfile.ZipInfo(f"{name}/zarr.json", ANY_TIME), _described(value.shape, value.dtype))
         if value.size:
-            content = np.ascontiguousarray(value, value.dtype.newbyteorder("<")).tobytes()
-            checksum = np.array(google_crc32c.value(content), CHECKSUM).tobytes()
-            archive.writestr(zipfile.ZipInfo(_chunk(name, value.shape), ANY_TIME), content + checksum)
+            content = np.ascontiguousarray(value, value.dtype.newbyteorder("<")).reshape(-1).view(np.uint8)
+            entry = zipfile.ZipInfo(_chunk(name, value.shape), ANY_TIME)
+            entry.file_size = content.nbytes + CHECKSUM.itemsize
+            with archive.open(entry, "w") as chunk:  # what writestr does, without copies of the content
+                chunk.write(content)
+                chunk.write(np.array(google_crc32c.value(content), CHECKSUM).tobytes())
 
 
 def _chunk(name: str, shape: tuple[int, ...]) -> str:

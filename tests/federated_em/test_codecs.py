@@ -10,15 +10,7 @@ from hypothesis.extra.numpy import arrays
 
 from fedcore.errors import ConfigError, WorkerFailed
 from fedcore.methods.federated_em.bits import BitReader, BitWriter, gamma_length
-from fedcore.methods.federated_em.codecs import (
-    NORM_BITS,
-    Dithering,
-    Identity,
-    RandK,
-    dense_bits,
-    dithering_omega,
-    sparse_bits,
-)
+from fedcore.methods.federated_em.codecs import NORM_BITS, Dithering, Identity, RandK, dithering_omega, level_bits
 from fedcore.randomness import client_uniforms
 
 Q = 210
@@ -100,9 +92,24 @@ def test_a_message_worked_by_hand():
     for xi in (1e-9, 0.5, 1 - 1e-9):
         norms, levels = codec.quantise(x, np.full((1, 5), xi))
         assert norms.tolist() == [[5.0, 0.0]] and levels.tolist() == [[3, 0, -4, 0, 0]]
-    assert sparse_bits(levels) == [17] and dense_bits(levels) == [15] and codec.bits(norms, levels) == [50]
+    assert level_bits(levels) == ([17], [15]) and codec.bits(norms, levels) == [50]
     message, length = codec.to_bits(x[0], np.full(5, 0.5))
     assert length == 50 and codec.from_bits(message).tolist() == x[0].tolist()
+
+
+@pytest.mark.parametrize("q", [1, 7, 63, 64, 65, 130, 700])
+@pytest.mark.parametrize("largest", [1, 3, 127, 100_000])
+def test_lengths_of_levels_are_sums_of_code_lengths(q, largest):
+    rng = np.random.default_rng(q)
+    scale = largest ** rng.random((40, q))
+    filled = rng.random((40, q)) < rng.random((40, 1)) ** 2
+    levels = (np.rint(rng.uniform(-1, 1, (40, q)) * scale) * filled).astype(np.int8 if largest < 128 else np.int32)
+    sparse, dense = level_bits(levels)
+    for row, own in enumerate(levels.astype(np.int64)):
+        places = np.flatnonzero(own)
+        numbers = [len(places) + 1, *np.diff(places, prepend=-1), *np.abs(own[places])]
+        assert sparse[row] == gamma_length(np.array(numbers)).sum() + len(places)
+        assert dense[row] == gamma_length(np.abs(own) + 1).sum() + len(places)
 
 
 def test_zero_is_one_bit_for_each_block():
@@ -237,8 +244,9 @@ def test_bits_of_gaussian_messages(s, nonzeros, fixed, dense, sparse, entropy):
     norms, levels = codec.quantise(x, draws(codec, 2000))
     assert fixed_bits(codec) == fixed
     assert np.count_nonzero(levels, axis=1).mean() == pytest.approx(nonzeros, rel=0.03)
-    assert 32 + dense_bits(levels).mean() == pytest.approx(dense, rel=0.03)
-    assert 32 + sparse_bits(levels).mean() == pytest.approx(sparse, rel=0.03)
+    sparse_length, dense_length = level_bits(levels)
+    assert 32 + dense_length.mean() == pytest.approx(dense, rel=0.03)
+    assert 32 + sparse_length.mean() == pytest.approx(sparse, rel=0.03)
     assert 32 + entropy_bits(levels).mean() == pytest.approx(entropy, rel=0.06)
     assert codec.bits(norms, levels).mean() == pytest.approx(min(dense, sparse), rel=0.03)
 

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fedcore.methods.federated_em import FederatedEMConfig, reference
-from fedcore.randomness import client_uniforms
+from fedcore.randomness import client_dither, client_uniforms
 from tests.federated_em.run_in_memory import block_of, facts, run
 
 TOLERANCE = 1e-8
@@ -131,7 +131,8 @@ class Both:
                 self.V[i] = own - self.first.statistic
 
     def uniforms(self, what, k, draws=1):
-        return client_uniforms(self.seed, f"federated_em/{what}", k + 1, 0, len(self.y), draws)
+        draw = client_dither if what == "codec" and self.config.codec != "rand-k" else client_uniforms
+        return draw(self.seed, f"federated_em/{what}", k + 1, 0, len(self.y), draws)
 
     def batch(self, k, i):
         if self.config.batch is None:

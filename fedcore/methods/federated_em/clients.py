@@ -29,7 +29,7 @@ from fedcore.methods.mixture_models.contract import CurvedEM, Theta, is_sparse
 from fedcore.methods.mixture_models.hidden_cells import HiddenCells, hidden_only, without_hidden
 from fedcore.methods.mixture_models.validation import Split, training_part, validation_part
 from fedcore.population.blocks import ClientBlock, RowsBlock
-from fedcore.randomness import client_uniforms
+from fedcore.randomness import client_dither, client_uniforms
 from fedcore.rounds.method import Memory
 from fedcore.rounds.statistics import FloatSum, Statistic, Statistics
 
@@ -346,12 +346,13 @@ def _compressed_differences(
         if "V" in memory:
             delta -= memory["V"][chosen]
         decoded, bits = codec.transmit(
-            delta, _uniforms(message, CODEC, block, codec.draws)[chosen], block.first + np.flatnonzero(active)
+            delta, _draws(message, codec, block)[chosen], block.first + np.flatnonzero(active)
         )
         total += w[chosen] @ decoded
         if "V" in memory:
-            moved = config.memory_rate(codec.omega) * decoded
-            memory["V"] = _with_rows(memory["V"], chosen, moved + memory["V"][chosen])
+            decoded *= config.memory_rate(codec.omega)
+            decoded += memory["V"][chosen]
+            memory["V"] = _with_rows(memory["V"], chosen, decoded)
         costs = np.array([np.count_nonzero(active), evaluations, bits.sum()], np.float64)
     statistics |= {"sum": FloatSum.at(block.leaf, total), "costs": FloatSum.at(block.leaf, costs)}
     return statistics, memory or None
@@ -393,3 +394,10 @@ def _with_rows(kept: np.ndarray, chosen: slice | np.ndarray, rows: np.ndarray) -
 
 def _uniforms(message: RoundMessage, purpose: str, block: ClientBlock, draws: int = 1) -> np.ndarray:
     return client_uniforms(message.seed, purpose, message.number, block.first, block.clients, max(draws, 1))
+
+
+def _draws(message: RoundMessage, codec: Codec, block: ClientBlock) -> np.ndarray:
+    """(C, draws) uniforms of the codec."""
+    if codec.dithers:
+        return client_dither(message.seed, CODEC, message.number, block.first, block.clients, codec.draws)
+    return _uniforms(message, CODEC, block, codec.draws)

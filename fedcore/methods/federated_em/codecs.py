@@ -2,7 +2,9 @@
 
 A codec satisfies E Quant(x) = x and E ||Quant(x)||^2 <= (1 + omega) ||x||^2 (Dieuleveut, Fort, Moulines, Robin 2021,
 assumption A6). Its randomness comes from outside, as uniforms named by (seed, purpose, round, client), so that messages
-of different clients are independent and a retry sends the same bits.
+of different clients are independent and a retry sends the same bits. Where a codec dithers, each uniform decides about
+one number, and both promises are about sums over the numbers of what is expected of each: so the draws of one message
+may share their last bits (`fedcore.randomness.client_dither`).
 
     Identity     float64 as it is; omega = 0
     Dithering    a norm for each block, and integer levels of the entries relative to it (random dithering; with one
@@ -18,21 +20,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, Protocol
 
 import numpy as np
 
 from fedcore.errors import ConfigError, WorkerFailed
-from fedcore.methods.federated_em.bits import BitReader, BitWriter, gamma_length, gamma_lengths
-from fedcore.population.blocks import segment_sums
+from fedcore.methods.federated_em.bits import BitReader, BitWriter, gamma_length
 
 NORM_BITS = 32
-LOOKED_UP = 2**12  # the largest number whose length of code is looked up
+SMALLEST_SQUARES = 1e-280  # sum below which squares may have underflowed
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 class Codec(Protocol):
-    """q: length of a message. omega: variance bound. draws: uniforms that one message needs."""
+    """q: length of a message. omega: variance bound. draws: uniforms that one message needs. dithers: whether each of
+    them is used by itself, as in `fedcore.randomness.client_dither`."""
 
     @property
     def q(self) -> int: ...
@@ -42,6 +45,9 @@ class Codec(Protocol):
 
     @property
     def draws(self) -> int: ...
+
+    @property
+    def dithers(self) -> bool: ...
 
     def transmit(
         self, x: np.ndarray, uniforms: np.ndarray, clients: np.ndarray | None = None
@@ -80,6 +86,7 @@ class Identity:
 
     omega = 0.0
     draws = 0
+    dithers = False
 
     def transmit(
         self, x: np.ndarray, uniforms: np.ndarray, clients: np.ndarray | None = None
@@ -127,6 +134,8 @@ class Dithering:
     norm: Literal["1", "2", "inf"] = "2"
     levels: int = 1
 
+    dithers = True
+
     def __post_init__(self) -> None:
         starts = (0, *self.blocks[:-1])
         if not self.blocks or any(stop <= start for start, stop in zip(starts, self.blocks, strict=True)):
@@ -141,7 +150,7 @@ class Dithering:
     @property
     def omega(self) -> float:
         """The largest of the blocks' (product structure)."""
-        return max(dithering_omega(int(d), self.norm, self.levels) for d in set(self._lengths().tolist()))
+        return max(dithering_omega(int(d), self.norm, self.levels) for d in set(self._lengths.tolist()))
 
     @property
     def draws(self) -> int:
@@ -150,34 +159,54 @@ class Dithering:
     def transmit(
         self, x: np.ndarray, uniforms: np.ndarray, clients: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        norms, levels = self.quantise(x, uniforms, clients)
-        return self.decode(norms, levels), self.bits(norms, levels)
+        norms, wide, levels = self._rounded(x, uniforms, clients)
+        return self._scaled(wide, levels), self.bits(norms, self._integers(levels))
 
     def quantise(
         self, x: np.ndarray, uniforms: np.ndarray, clients: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """norms (C, B) float32 and signed levels (C, q) int32, as they are sent."""
-        check_finite(x, clients, LARGEST_FLOAT32)
-        scaled = np.abs(x)
-        norms = self._norms(scaled)
-        check_finite(norms, clients)
-        scaled *= self.levels
-        scaled /= np.repeat(np.where(norms > 0, norms, 1.0).astype(np.float64), self._lengths(), axis=1)
-        whole = np.floor(scaled)
-        # the fraction against xi, not floor(scaled + xi): that sum may round up to the next whole number
-        scaled -= whole
-        whole += uniforms < scaled
-        return norms, np.copysign(whole, x, out=whole).astype(np.int32)
+        """norms (C, B) float32 and signed levels (C, q) int8 or int32, as they are sent."""
+        norms, _, levels = self._rounded(x, uniforms, clients)
+        return norms, self._integers(levels)
 
     def decode(self, norms: np.ndarray, levels: np.ndarray) -> np.ndarray:
         """(C, q) float64; the same operations on both sides, hence the same bits."""
-        return np.repeat(norms.astype(np.float64), self._lengths(), axis=1) * levels / self.levels
+        return self._scaled(np.repeat(norms.astype(np.float64), self._lengths, axis=1), levels)
+
+    def _rounded(
+        self, x: np.ndarray, uniforms: np.ndarray, clients: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """norms (C, B) float32; the norm of each number's block (C, q) float64; signed levels (C, q) float64."""
+        scaled = np.abs(x)
+        norms = self._norms(scaled, clients)
+        wide = np.repeat(norms.astype(np.float64), self._lengths, axis=1)
+        scaled *= self.levels
+        if norms.all():
+            scaled /= wide
+        else:
+            np.divide(scaled, wide, out=scaled, where=wide > 0)
+        levels = np.floor(scaled)
+        # the fraction against xi, not floor(scaled + xi): that sum may round up to the next whole number
+        scaled -= levels
+        levels += uniforms < scaled
+        np.minimum(levels, self.levels, out=levels)
+        np.copysign(levels, x, out=levels)
+        levels += 0.0  # no -0
+        return norms, wide, levels
+
+    def _scaled(self, wide: np.ndarray, levels: np.ndarray) -> np.ndarray:
+        decoded = wide * levels
+        decoded /= self.levels
+        return decoded
+
+    def _integers(self, levels: np.ndarray) -> np.ndarray:
+        return levels.astype(np.int8 if self.levels < 2**7 else np.int32)
 
     def bits(self, norms: np.ndarray, levels: np.ndarray) -> np.ndarray:
         """(C,) int64: length of every message."""
         filled = (norms > 0).sum(axis=1)
         header = norms.shape[1] + NORM_BITS * filled
-        return header + np.where(filled > 0, 1 + np.minimum(sparse_bits(levels), dense_bits(levels)), 0)
+        return header + np.where(filled > 0, 1 + np.minimum(*level_bits(levels)), 0)
 
     def to_bits(self, x: np.ndarray, uniforms: np.ndarray) -> tuple[bytes, int]:
         norms, levels = self.quantise(x[None], uniforms[None])
@@ -187,7 +216,8 @@ class Dithering:
             if norm > 0:
                 writer.fixed(int(norm.view(np.uint32)), NORM_BITS)
         if (norms > 0).any():
-            dense = bool(dense_bits(levels)[0] <= sparse_bits(levels)[0])
+            sparse_length, dense_length = level_bits(levels)
+            dense = bool(dense_length[0] <= sparse_length[0])
             writer.bit(dense)
             (_write_dense if dense else _write_sparse)(writer, code)
         return writer.finish()
@@ -202,49 +232,96 @@ class Dithering:
             levels[0] = (_read_dense if reader.bit() else _read_sparse)(reader, self.q)
         return self.decode(norms, levels)[0]
 
+    @cached_property
+    def _starts(self) -> np.ndarray:
+        return np.array((0, *self.blocks[:-1]))
+
+    @cached_property
     def _lengths(self) -> np.ndarray:
         return np.diff(self.blocks, prepend=0)
 
-    def _norms(self, size: np.ndarray) -> np.ndarray:
-        """(C, B) float32 block norms of |x|, rounded up; never below the largest entry of the block."""
-        starts = np.array((0, *self.blocks[:-1]))
-        top = np.maximum.reduceat(size, starts, axis=1)
-        norms = top
-        if self.norm != "inf":  # relative to the largest entry, so that no square under- or overflows
-            ratio = size / np.repeat(np.where(top > 0, top, 1.0), self._lengths(), axis=1)
-            if self.norm == "2":
-                ratio *= ratio
-            sums = np.add.reduceat(ratio, starts, axis=1)
-            norms = np.maximum(top * (np.sqrt(sums) if self.norm == "2" else sums), top)
+    def _norms(self, size: np.ndarray, clients: np.ndarray | None) -> np.ndarray:
+        """(C, B) float32 block norms of |x|, rounded up; never below the largest entry of the block. Raises WorkerFailed
+        for an entry that is no number, or a norm that is too large.
+
+        A root of squares may be below the entry by a rounding, and a float32 only if it is just below, so that the
+        entry's level exceeds s with a probability of 1e-15: it is cut.
+        """
+        if self.norm == "2":
+            with np.errstate(over="ignore"):
+                sums = np.add.reduceat(size * size, self._starts, axis=1)
+            norms, exact = np.sqrt(sums), sums > SMALLEST_SQUARES
+            if not exact.all():  # the norm is far below the smallest float32, to which it is rounded up
+                norms = np.where(exact, norms, np.maximum.reduceat(size, self._starts, axis=1))
+        else:
+            of = np.maximum if self.norm == "inf" else np.add
+            norms = of.reduceat(size, self._starts, axis=1)
+        check_finite(norms, clients, LARGEST_FLOAT32)
         with np.errstate(over="ignore"):
             single = norms.astype(np.float32)
-            return np.where(single < norms, np.nextafter(single, np.float32(np.inf)), single)
+            up = np.where(single < norms, np.nextafter(single, np.float32(np.inf)), single)
+        check_finite(up, clients)
+        return up
 
 
-def sparse_bits(levels: np.ndarray) -> np.ndarray:
-    """(C,) int64: length of the sparse code of integer levels (C, q)."""
-    clients, q = levels.shape
-    at = np.flatnonzero(levels)
-    ends = np.searchsorted(at, np.arange(1, clients + 1) * q)
-    nonzeros = np.diff(ends, prepend=0)
-    gaps = np.diff(at, prepend=-1)
-    first = ends[nonzeros > 0] - nonzeros[nonzeros > 0]
-    gaps[first] = at[first] - np.flatnonzero(nonzeros) * q + 1
-    each = gamma_lengths(q)[gaps]
-    each += _gamma_of(np.abs(levels.ravel()[at]))
-    each += 1
-    return gamma_lengths(q + 1)[nonzeros + 1] + segment_sums(each, np.concatenate([[0], ends]))
+def level_bits(levels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Lengths of the sparse and of the dense code of integer levels (C, q), each (C,) int64.
+
+    A gamma code of v has 2 j + 1 bits, j the number of powers of 2 from 2 on that v reaches: so lengths are counts, over
+    a message, of how many of its numbers reach each power. Counts are those of the bits of masks, 64 to a word.
+    """
+    size = np.abs(levels)
+    q, largest = levels.shape[1], int(size.max(initial=0))
+    filled = _packed(size != 0, first=True)
+    nonzeros = _ones(filled) - 1
+    sparse = 3 * nonzeros + gamma_length(nonzeros + 1)  # the last bits of gaps and levels, and signs
+    dense = q + nonzeros
+    power = 2
+    while power <= largest + 1:
+        dense += 2 * (nonzeros if power == 2 else _ones(_packed(size >= power - 1)))
+        if power <= largest:
+            sparse += 2 * _ones(_packed(size >= power))
+        power *= 2
+    # A gap reaches a power g unless one of the g - 1 places before is filled; `before` marks the g / 2 places from a
+    # filled one on. A bit in front of the message stands for where the first gap begins.
+    before, power = filled, 2
+    while power <= q:
+        near = before if power == 2 else before | _shifted(before, power // 2 - 1)
+        reach = _ones(filled & ~_shifted(near, 1)) - 1  # but the bit in front
+        if not reach.any():
+            break
+        sparse += 2 * reach
+        before = before | _shifted(before, power // 2)
+        power *= 2
+    return sparse, dense
 
 
-def dense_bits(levels: np.ndarray) -> np.ndarray:
-    """(C,) int64: length of the dense code of integer levels (C, q)."""
-    return _gamma_of(np.abs(levels.astype(np.int64)) + 1).sum(axis=1) + np.count_nonzero(levels, axis=1)
+def _packed(mask: np.ndarray, first: bool = False) -> np.ndarray:
+    """The bits of (C, q) bool in rows of 64-bit words, (C, W) uint64; `first`: behind one more that is set."""
+    clients, q = mask.shape
+    width = q + first
+    padded = np.zeros((clients, -(-width // 64) * 64), bool)
+    padded[:, first:width] = mask
+    if first:
+        padded[:, 0] = True
+    return np.packbits(padded, axis=1, bitorder="little").view("<u8")
 
 
-def _gamma_of(numbers: np.ndarray) -> np.ndarray:
-    """`gamma_length`, looked up where that is possible."""
-    largest = int(numbers.max(initial=0))
-    return gamma_lengths(LOOKED_UP)[numbers] if largest <= LOOKED_UP else gamma_length(numbers)
+def _ones(words: np.ndarray) -> np.ndarray:
+    """(C,) int64: how many bits of each row are set."""
+    return np.bitwise_count(words).sum(axis=1, dtype=np.int64)
+
+
+def _shifted(words: np.ndarray, places: int) -> np.ndarray:
+    """The rows with every bit so many places further on; what leaves a row is dropped."""
+    whole, part = divmod(places, 64)
+    moved = np.zeros_like(words)
+    if whole < words.shape[1]:
+        kept = words[:, : words.shape[1] - whole]
+        moved[:, whole:] = kept << np.uint64(part)
+        if part:
+            moved[:, whole + 1 :] |= kept[:, :-1] >> np.uint64(64 - part)
+    return moved
 
 
 def _write_sparse(writer: BitWriter, levels: Sequence[int]) -> None:
@@ -295,6 +372,8 @@ class RandK:
 
     q: int
     k: int
+
+    dithers = False  # the order of all of them matters
 
     def __post_init__(self) -> None:
         if not 1 <= self.k <= self.q:

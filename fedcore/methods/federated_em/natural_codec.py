@@ -50,6 +50,7 @@ class Natural:
 
     # The error does not grow with the message, so memories follow messages at the rate 1 / (1 + omega) = 1.
     omega = 0.0
+    dithers = True
 
     def __post_init__(self) -> None:
         if not (self.step > 0 and np.isfinite(self.step)):
