@@ -62,6 +62,8 @@ def test_held_out_rows_of_real_clients(name: str, seed: int):
     pooled = np.linalg.lstsq(every[:, :-1], every[:, -1], rcond=None)[0]
     others = min(error(own_fits, held), error(np.broadcast_to(pooled, own_fits.shape), held))
     likelihood = error(run(block_of(train), **settings, robust=False).outputs()["centres"][:, 0], held)
-    robust = error(run(block_of(train), **settings).outputs()["centres"][:, 0], held)
+    robust = error(run(block_of(train), **settings, robust=True).outputs()["centres"][:, 0], held)
+    chosen = error(run(block_of(train), **settings).outputs()["centres"][:, 0], held)
     assert likelihood <= 1.01 * LIKELIHOOD[name][seed]
     assert robust < 0.9 * others
+    assert chosen <= 1.015 * min(likelihood, robust)

@@ -93,10 +93,10 @@ class GradientEMConfig(BaseModel):
     pooling: float = Field(
         10.0, ge=0, le=1e9, description="estimated: clients' worth of all components' differences in that of each one"
     )
-    robust: bool = Field(
-        True,
+    robust: bool | Literal["auto"] = Field(
+        "auto",
         description="mixed-effects: clients whose coefficients or noise are far from the others' count less or not at "
-        "all; false: maximum likelihood",
+        "all; false: maximum likelihood; auto: as rows that clients hold out say",
     )
     second_start: int = Field(
         10,
@@ -273,7 +273,7 @@ class GradientEMConfig(BaseModel):
                 self.mixed and (self.covariance not in ("auto", "identity") or self.start == "given"),
                 "mixed-effects estimates the noise variance, and starts from the clients' own fits",
             ),
-            (not self.mixed and not self.robust, "robust is for mixed-effects"),
+            (not self.mixed and self.robust != "auto", "robust is for mixed-effects"),
         ):
             if wrong:
                 raise ValueError(text)

@@ -34,6 +34,11 @@ class Rows:
         """(C,) float64."""
         return np.diff(self.ptr).astype(np.float64)
 
+    def where(self, kept: np.ndarray) -> Rows:
+        """The rows with kept (N,) bool; clients without any stay, empty."""
+        before = np.concatenate([[0], np.cumsum(kept)])
+        return Rows(self.x[kept], None if self.y is None else self.y[kept], before[self.ptr])
+
 
 @dataclass(frozen=True, slots=True)
 class Sums:

@@ -81,13 +81,26 @@ class RoundMessage:
 class MixedMessage:
     """One round of mixed-effects regressions: `fedcore.methods.gradient_em.mixed_effects.Common`, units of the data.
 
-    mean: (p,); between: (p, p); noise, smallest: of the noise variance
+    mean: (p,); between: (p, p); noise, smallest: of the noise variance; robust: whether weights are
     """
 
     mean: np.ndarray
     between: np.ndarray
     noise: float
     smallest: float
+    robust: bool
 
 
-Message = MomentsMessage | StartMessage | TotalsMessage | RoundMessage | MixedMessage
+@dataclass(frozen=True, slots=True)
+class TrialMessage:
+    """One round of the trial of robust weights (`fedcore.methods.gradient_em.mixed_trial`).
+
+    chains: (10, p + p p + 1); judged: whether clients judge the fits, instead of going on with them
+    """
+
+    chains: np.ndarray
+    smallest: float
+    judged: bool
+
+
+Message = MomentsMessage | StartMessage | TotalsMessage | RoundMessage | MixedMessage | TrialMessage

@@ -14,7 +14,14 @@ from fedcore.methods.gradient_em.baselines import rounds as baselines
 from fedcore.methods.gradient_em.baselines import tgmm
 from fedcore.methods.gradient_em.config import GradientEMConfig
 from fedcore.methods.gradient_em.coordinates import coordinates_of, to_data
-from fedcore.methods.gradient_em.messages import Message, MixedMessage, MomentsMessage, StartMessage, TotalsMessage
+from fedcore.methods.gradient_em.messages import (
+    Message,
+    MixedMessage,
+    MomentsMessage,
+    StartMessage,
+    TotalsMessage,
+    TrialMessage,
+)
 from fedcore.methods.gradient_em.result import result_of
 from fedcore.methods.gradient_em.round_metrics import METRICS
 from fedcore.methods.gradient_em.state import GradientEMState
@@ -37,7 +44,7 @@ class GradientEM(NonPrivateMethod[GradientEMConfig, GradientEMState]):
 
     name: ClassVar[str] = "gradient_em"
     kinds: ClassVar[tuple[Kind, ...]] = ("rows",)
-    arithmetic_version: ClassVar[str] = "gradient-em-3"
+    arithmetic_version: ClassVar[str] = "gradient-em-4"
     Config = GradientEMConfig
     State = GradientEMState
     metrics: ClassVar[tuple[Metric, ...]] = METRICS
@@ -71,7 +78,9 @@ class GradientEM(NonPrivateMethod[GradientEMConfig, GradientEMState]):
         if isinstance(message, TotalsMessage):
             return tgmm.totals(message, rows, known)
         if isinstance(message, MixedMessage):
-            return mixed_rounds.client_round(self.config, message, rows, known)
+            return mixed_rounds.client_round(message, rows, known)
+        if isinstance(message, TrialMessage):
+            return mixed_rounds.trial_round(message, rows, known)
         if self.config.algorithm == "fedgrem":
             return clients.gradient_round(self.config, message, rows, known)
         if message.number == 1:

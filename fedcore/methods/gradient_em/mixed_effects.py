@@ -55,6 +55,14 @@ class Common(NamedTuple):
     noise: float
     smallest: float
 
+    def row(self) -> np.ndarray:
+        """(p + p p + 1,) m, D and s2."""
+        return np.concatenate([self.mean, self.between.ravel(), [self.noise]])
+
+    @classmethod
+    def of_row(cls, row: np.ndarray, p: int, smallest: float) -> Common:
+        return cls(row[:p], row[p:-1].reshape(p, p), float(row[-1]), smallest)
+
 
 class Posteriors(NamedTuple):
     """Of each client's coefficients. coefficients: (C, p) b; covariances: (C, p, p) C; distances, noises, shares: (C,)
@@ -173,10 +181,22 @@ def personal(own: Systems, common: Common, robust: bool = True) -> Posteriors:
     found = posteriors(own, common, robust)
     if not robust:
         return found
-    degrees = np.maximum(np.minimum(own.n, own.target.shape[1]), 1)
-    widened = np.maximum(1.0, found.distances / chi2.ppf(QUANTILE, degrees))
-    wide = posteriors(own, common, robust, widened)
+    wide = posteriors(own, common, robust, widening(own, found))
     return wide._replace(distances=found.distances, noises=found.noises, relative=found.relative, shares=found.shares)
+
+
+def widening(own: Systems, found: Posteriors) -> np.ndarray:
+    """(C,) the factor of D of each client in the end, if weights are robust."""
+    degrees = np.maximum(np.minimum(own.n, own.target.shape[1]), 1)
+    return np.maximum(1.0, found.distances / chi2.ppf(QUANTILE, degrees))
+
+
+def log_density_of_others(every: Systems, own: Systems, common: Common, robust: bool = True) -> np.ndarray:
+    """(C,) log-density of the responses in `every` that are not in `own`, given those in `own`, nats."""
+    found = posteriors(own, common, robust)
+    widened = widening(own, found) if robust else None
+    given = found if widened is None else posteriors(own, common, robust, widened)
+    return posteriors(every, common, robust, widened).log_likelihoods - given.log_likelihoods
 
 
 # --- server -----------------------------------------------------------------------------------------------------------

@@ -2,11 +2,12 @@
 messages, memories and states.
 
     start    one pass: every client keeps the square system of its rows; own fits of some clients are compared
-    rounds   sums of all clients, and the next mean, covariance and noise
+    trial    whether weights are robust (`mixed_trial`), if that is to be found out
+    rounds   sums of all clients, and the next mean, covariance and noise, extrapolated (`extrapolation`)
 
-A client's memory is its system: root (C, p, p), target (C, p), rss (C,), n (C,). The rows themselves are not looked at
-after the start. Units are those of the data; the noise variance is the state's `covariance`, so that the model's units
-are what they are for other regressions.
+A client's memory is its system: root (C, p, p), target (C, p), rss (C,), n (C,); until the end of a trial also those
+without each fold of its rows. The rows themselves are not looked at after the start. Units are those of the data; the
+noise variance is the state's `covariance`, so that the model's units are what they are for other regressions.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from typing import Any
 import numpy as np
 
 from fedcore.errors import PopulationError
-from fedcore.methods.gradient_em import mixed_effects
+from fedcore.methods.gradient_em import extrapolation, mixed_effects, mixed_trial
 from fedcore.methods.gradient_em.config import GradientEMConfig
 from fedcore.methods.gradient_em.coordinates import rows_of
+from fedcore.methods.gradient_em.extrapolation import Trail
 from fedcore.methods.gradient_em.local_steps import Rows
-from fedcore.methods.gradient_em.messages import MixedMessage, StartMessage
+from fedcore.methods.gradient_em.messages import MixedMessage, StartMessage, TrialMessage
 from fedcore.methods.gradient_em.mixed_effects import Common, Posteriors, Systems
 from fedcore.methods.gradient_em.state import GradientEMState
 from fedcore.population.blocks import RowsBlock
@@ -47,7 +49,9 @@ def own_fits(
     fits:    (c, p + 1) coefficients and residual variance of the chosen clients, NaN where there is none
     moments: (p + 3,) of `mixed_effects.OwnFits`
     """
-    own = mixed_effects.systems(rows_of(config, message.coordinates, block))
+    rows = rows_of(config, message.coordinates, block)
+    own = mixed_effects.systems(rows)
+    tried = mixed_trial.systems_without_folds(rows, message.seed, block.first) if config.robust == "auto" else {}
     fits = mixed_effects.own_fits(own)
     uniforms = client_uniforms(message.seed, compared, 0, block.first, block.clients)[:, 0]
     chosen = (own.n > 0) & (uniforms <= message.compared)
@@ -58,16 +62,24 @@ def own_fits(
         "largest": ArgMax(float(own.n[most]), block.first + most, {}),
         "fits": Stack({block.first: sent}),
         "moments": FloatSum.at(block.leaf, fits.sums),
-    }, own._asdict()
+    }, own._asdict() | tried
 
 
-def client_round(
-    config: GradientEMConfig, message: MixedMessage, block: RowsBlock, memory: Memory
-) -> tuple[Statistics, Memory]:
+def trial_round(message: TrialMessage, block: RowsBlock, memory: Memory) -> tuple[Statistics, Memory]:
+    """sums: of `mixed_trial.trial_sums`; or gain: of `mixed_trial.gain_sums`, after which clients keep their systems
+    alone."""
+    if not message.judged:
+        sums = mixed_trial.trial_sums(memory, message.chains, message.smallest)
+        return {"sums": FloatSum.at(block.leaf, sums)}, memory
+    gain = mixed_trial.gain_sums(memory, message.chains, message.smallest)
+    return {"gain": FloatSum.at(block.leaf, gain)}, {name: memory[name] for name in Systems._fields}
+
+
+def client_round(message: MixedMessage, block: RowsBlock, memory: Memory) -> tuple[Statistics, Memory]:
     """sums: of `mixed_effects.round_sums`."""
     own = Systems(**memory)
     common = Common(message.mean, message.between, message.noise, message.smallest)
-    found = mixed_effects.posteriors(own, common, config.robust)
+    found = mixed_effects.posteriors(own, common, message.robust)
     return {"sums": FloatSum.at(block.leaf, mixed_effects.round_sums(own, found))}, memory
 
 
@@ -75,15 +87,23 @@ def of_clients(config: GradientEMConfig, state: GradientEMState, rows: Rows) -> 
     """What clients find in the end, that have these rows. Rows and result are in the model's units."""
     noise = float(state.covariance[0, 0])
     common = Common(state.centres[0] / np.sqrt(noise), state.between / noise, 1.0, 0.0)
-    return mixed_effects.personal(mixed_effects.systems(rows), common, config.robust)
+    return mixed_effects.personal(mixed_effects.systems(rows), common, robust(config, state))
 
 
 # --- server -----------------------------------------------------------------------------------------------------------
 
 
-def message(state: GradientEMState) -> MixedMessage:
+def robust(config: GradientEMConfig, state: GradientEMState) -> bool:
+    """Whether clients that are far out count less."""
+    return state.robust == 1 if config.robust == "auto" else config.robust
+
+
+def message(config: GradientEMConfig, state: GradientEMState) -> MixedMessage | TrialMessage:
+    if state.phase == "trial":
+        judged = state.trial_round == mixed_trial.TRIAL_ROUNDS
+        return TrialMessage(state.chains, state.smallest_noise, judged)
     common = common_of(state)
-    return MixedMessage(common.mean, common.between, common.noise, common.smallest)
+    return MixedMessage(common.mean, common.between, common.noise, common.smallest, robust(config, state))
 
 
 def common_of(state: GradientEMState) -> Common:
@@ -102,7 +122,9 @@ def _with(state: GradientEMState, common: Common) -> GradientEMState:
     )
 
 
-def after_start(state: GradientEMState, result: Mapping[str, Any]) -> tuple[GradientEMState, RoundInfo]:
+def after_start(
+    config: GradientEMConfig, state: GradientEMState, result: Mapping[str, Any]
+) -> tuple[GradientEMState, RoundInfo]:
     """The state at the beginning of round 1."""
     clients, rows = (float(value) for value in result["sizes"])
     fits = np.asarray(result["fits"])
@@ -115,7 +137,21 @@ def after_start(state: GradientEMState, result: Mapping[str, Any]) -> tuple[Grad
     common = mixed_effects.first_common(fits[:, :-1], fits[:, -1], np.asarray(result["moments"]))
     state = replace(state, phase="rounds", clients=clients, rows=rows, largest=int(result["largest"].score))
     info = {"clients": clients, "rows": rows, "fitted": float(np.isfinite(fits[:, -1]).sum())}
-    return _with(state, common), RoundInfo(info)
+    state = _with(state, common)
+    if config.robust == "auto":
+        state = replace(state, phase="trial", chains=mixed_trial.first_chains(common_of(state)))
+    return state, RoundInfo(info)
+
+
+def after_trial(state: GradientEMState, result: Mapping[str, Any]) -> tuple[GradientEMState, RoundInfo]:
+    """The next fits of the trial; or, when they were judged, the state at the beginning of round 1."""
+    if "gain" in result:
+        weights, gain = mixed_trial.chosen(np.asarray(result["gain"]))
+        state = replace(state, phase="rounds", robust=int(weights), gain=gain, chains=state.chains[:0])
+        return state, RoundInfo({"robust": float(weights), "gain": gain})
+    p = state.centres.shape[1]
+    chains = mixed_trial.next_chains(state.chains, np.asarray(result["sums"]), p, state.smallest_noise)
+    return replace(state, chains=chains, trial_round=state.trial_round + 1), RoundInfo({})
 
 
 def server_update(
@@ -124,6 +160,8 @@ def server_update(
     sums, before = np.asarray(result["sums"]), common_of(state)
     after = mixed_effects.next_common(before, sums)
     counted, fit, apart = float(sums[-4]), float(sums[-2]), float(sums[-1])
+    trail = Trail(state.points, state.safe, state.last_step, state.last_fit, state.longest)
+    start, trail = extrapolation.next_point(trail, before, after, fit, likelihood=not robust(config, state))
     state = replace(_with(state, after), round=state.round + 1, left_apart=apart)
     centre_step = float(np.abs(after.mean - before.mean).max(initial=0.0))
     scatter, scattered = (np.sqrt(np.maximum(np.diag(common.between), 0.0)) for common in (after, before))
@@ -131,6 +169,10 @@ def server_update(
     still = state.round >= FEWEST_ROUNDS and movement < config.tolerance
     if state.round == config.rounds or still:
         state = replace(state, phase="done")
+    else:
+        points, safe, step, before_fit, longest = trail
+        state = replace(_with(state, start), points=points, safe=safe, last_step=step, last_fit=before_fit)
+        state = replace(state, longest=longest)
     info = {
         "movement": movement,
         "centre_step": centre_step,

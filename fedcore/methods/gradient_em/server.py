@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcore.methods.gradient_em import central, mixed_rounds, shrinkage, start
+from fedcore.methods.gradient_em import central, mixed_rounds, mixed_trial, shrinkage, start
 from fedcore.methods.gradient_em.baselines import rounds as baselines
 from fedcore.methods.gradient_em.baselines import tgmm
 from fedcore.methods.gradient_em.config import GradientEMConfig
@@ -30,6 +30,8 @@ FEWEST_ROUNDS = 5
 
 def total_rounds(config: GradientEMConfig) -> int:
     before = 1 + (config.standardise == "columns") + (config.algorithm == "tgmm")
+    if config.mixed and config.robust == "auto":
+        before += mixed_trial.TRIAL_ROUNDS + 1
     return before + (1 if config.algorithm == "local-fit" else config.rounds)
 
 
@@ -44,7 +46,7 @@ def message(config: GradientEMConfig, state: GradientEMState) -> Message | None:
         case "totals":
             return TotalsMessage(state.orders, state.centres, coordinates_of(state))
     if config.mixed:
-        return mixed_rounds.message(state)
+        return mixed_rounds.message(config, state)
     number = state.round + 1
     weights = weights_strength(config, state)
     return RoundMessage(
@@ -82,6 +84,8 @@ def server_update(
             return start.after_start(config, state, result)
         case "totals":
             return tgmm.after_totals(state, result)
+        case "trial":
+            return mixed_rounds.after_trial(state, result)
     if config.mixed:
         return mixed_rounds.server_update(config, state, result)
     if config.algorithm != "fedgrem":

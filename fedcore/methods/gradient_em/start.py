@@ -171,7 +171,7 @@ def after_start(
 ) -> tuple[GradientEMState, RoundInfo]:
     """The state at the beginning of round 1 (or of the totals)."""
     if config.mixed:
-        return mixed_rounds.after_start(state, result)
+        return mixed_rounds.after_start(config, state, result)
     clients, rows, fitted = (float(value) for value in result["sizes"])
     if rows == 0:
         raise PopulationError("no client of the population has any rows.", "Check what was ingested.")

@@ -18,7 +18,7 @@ class GradientEMState:
 
     Units are those of `fedcore.methods.gradient_em.coordinates`.
 
-    phase:      "moments", "start", "totals", "rounds", "done"
+    phase:      "moments", "start", "totals", "trial", "rounds", "done"
     round:      rounds of Algorithm 1, or of the baseline, that are finished
     seed:       of the streams of simulation randomness
     population: K
@@ -42,6 +42,11 @@ class GradientEMState:
     between:    (p, p) covariance of the clients' coefficients (mixed-effects), units of the data, else (0, 0)
     smallest_noise: (mixed-effects) least noise variance
     left_apart: (mixed-effects) clients that did not count in the last round
+    chains:     (mixed-effects) fits of the trial of robust weights; (0, 0) when there is none
+    trial_round: (mixed-effects) rounds of the trial that are finished
+    robust:     (mixed-effects) 1 or 0, whether the trial chose robust weights; -1 without one
+    gain:       (mixed-effects) of robust weights in the trial, nats a held-out row
+    points, safe, last_step, last_fit, longest: (mixed-effects) `extrapolation.Trail`
     """
 
     phase: str
@@ -71,3 +76,12 @@ class GradientEMState:
     between: np.ndarray = _zeros(0, 0)
     smallest_noise: float = 0.0
     left_apart: float = 0.0
+    chains: np.ndarray = _zeros(0, 0)
+    trial_round: int = 0
+    robust: int = -1
+    gain: float = 0.0
+    points: np.ndarray = _zeros(0, 0)
+    safe: np.ndarray = _zeros(0, 0)
+    last_step: float = 0.0
+    last_fit: float = 0.0
+    longest: float = 4.0

@@ -1,0 +1,86 @@
+"""Whether clients that are far out are to count less: tried on rows that are held out (`robust = "auto"`).
+
+Each client deals its rows to five folds. For each fold, m, D and s2 are fitted without the fold's rows by
+`TRIAL_ROUNDS` rounds twice, with robust weights and with t = 1: ten fits side by side, each a sum of its own. Then,
+with the density p of the fold's rows given the client's others,
+
+    gain = sum over folds and clients t_k [log p(robust) - log p(t = 1)] / sum t_k n_k         nats a row
+
+where t_k is what the robust fit lets the client count, so that rows of hostile clients do not judge. Everybody counts
+from then on if gain < -`CLEARLY`, and t stays otherwise: where the two are equal it is the safe one.
+
+A density given the others is that of all rows over that of the others, so square systems suffice.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedcore.methods.gradient_em import mixed_effects
+from fedcore.methods.gradient_em.local_steps import Rows
+from fedcore.methods.gradient_em.mixed_effects import Common, Systems
+from fedcore.methods.mixture_models.held_out import FOLDS, folds
+
+TRIAL_ROUNDS = 20
+CLEARLY = 0.01
+HELD = "gradient_em/held_out"
+PREFIX = "rest_"
+
+
+def first_chains(common: Common) -> np.ndarray:
+    """(2 FOLDS, p + p p + 1): `Common.row` of each fit, those with robust weights first."""
+    return np.tile(common.row(), (2 * FOLDS, 1))
+
+
+# --- clients ----------------------------------------------------------------------------------------------------------
+
+
+def systems_without_folds(rows: Rows, seed: int, first: int) -> dict[str, np.ndarray]:
+    """What clients remember for the trial: the systems (C, FOLDS, ...) of their rows without each fold."""
+    sizes = np.diff(rows.ptr)
+    fold = folds(seed, HELD, first + np.arange(len(sizes)), sizes)
+    each = [mixed_effects.systems(rows.where(fold != f)) for f in range(FOLDS)]
+    return {PREFIX + name: np.stack([getattr(own, name) for own in each], axis=1) for name in Systems._fields}
+
+
+def without(memory: dict[str, np.ndarray], fold: int) -> Systems:
+    return Systems(**{name: memory[PREFIX + name][:, fold] for name in Systems._fields})
+
+
+def trial_sums(memory: dict[str, np.ndarray], chains: np.ndarray, smallest: float) -> np.ndarray:
+    """(2 FOLDS, p p + p + 5): `mixed_effects.round_sums` of each fit."""
+    p, found = memory["target"].shape[1], []
+    for chain in range(2 * FOLDS):
+        own = without(memory, chain % FOLDS)
+        posterior = mixed_effects.posteriors(own, Common.of_row(chains[chain], p, smallest), chain < FOLDS)
+        found.append(mixed_effects.round_sums(own, posterior))
+    return np.stack(found)
+
+
+def gain_sums(memory: dict[str, np.ndarray], chains: np.ndarray, smallest: float) -> np.ndarray:
+    """(2,) the two sums of the gain."""
+    every = Systems(**{name: memory[name] for name in Systems._fields})
+    p, sums = every.target.shape[1], np.zeros(2)
+    for fold in range(FOLDS):
+        own = without(memory, fold)
+        robust, plain = (Common.of_row(chains[fold + shift], p, smallest) for shift in (0, FOLDS))
+        shares = mixed_effects.posteriors(own, robust).shares
+        gains = mixed_effects.log_density_of_others(every, own, robust)
+        gains -= mixed_effects.log_density_of_others(every, own, plain, robust=False)
+        sums += [shares @ gains, shares @ (every.n - own.n)]
+    return sums
+
+
+# --- server -----------------------------------------------------------------------------------------------------------
+
+
+def next_chains(chains: np.ndarray, sums: np.ndarray, p: int, smallest: float) -> np.ndarray:
+    """sums: of `trial_sums`, over all clients."""
+    before = (Common.of_row(row, p, smallest) for row in chains)
+    return np.stack([mixed_effects.next_common(common, own).row() for common, own in zip(before, sums, strict=True)])
+
+
+def chosen(sums: np.ndarray) -> tuple[bool, float]:
+    """Whether weights are to be robust, and the gain, nats a row. sums: of `gain_sums`, over all clients."""
+    gain = float(sums[0] / sums[1]) if sums[1] > 0 else 0.0
+    return gain >= -CLEARLY, gain
