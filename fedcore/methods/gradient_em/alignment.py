@@ -24,6 +24,7 @@ from fedcore.methods.gradient_em.central import spatial_median
 
 MOST_EXHAUSTIVE = 200_000  # candidates
 SWEEPS, RESTARTS = 20, 10
+SHUFFLED_CLIENTS = 200  # up to which "auto" compares all pairs of clients
 Rule = Literal["score", "majority"]
 
 
@@ -135,6 +136,23 @@ def by_centres(centres: np.ndarray, generator: np.random.Generator, restarts: in
         if distance < least:
             best, least = orders, distance
     return best
+
+
+def by_rule(rule: str, shuffles: int, centres: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """(K, R) orders of centres (K, R, p) by a rule of the settings."""
+    if rule == "auto":
+        rule = "shuffles" if len(centres) <= SHUFFLED_CLIENTS else "centres"
+    match rule:
+        case "exhaustive":
+            return exhaustive(centres)
+        case "stepwise":
+            return stepwise(centres)
+        case "shuffles":
+            return shuffled(centres, shuffles, generator)
+        case "majority":
+            return shuffled(centres, shuffles, generator, "majority")
+        case _:
+            return by_centres(centres, generator)
 
 
 def reordered(values: np.ndarray, orders: np.ndarray) -> np.ndarray:

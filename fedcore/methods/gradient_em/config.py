@@ -208,7 +208,7 @@ class GradientEMConfig(BaseModel):
 
     def starts_again(self, number: int) -> bool:
         """Whether clients start from the common centres as well in round `number`."""
-        later = self.second_start if self.estimated else 0
+        later = self.second_start if self.estimated or self.mixed else 0
         while 0 < later < number:
             later *= 4
         return 0 < later == number
@@ -265,10 +265,7 @@ class GradientEMConfig(BaseModel):
                 f"{self.algorithm} starts from the clients' own fits",
             ),
             (self.share_weights and not fedgrem, "share_weights is for fedgrem"),
-            (
-                self.mixed and (gaussian or self.components != 1),
-                'mixed-effects is for regressions of one component: model = "regression", components = 1',
-            ),
+            (self.mixed and gaussian, 'mixed-effects is for regressions: model = "regression"'),
             (
                 self.mixed and (self.covariance not in ("auto", "identity") or self.start == "given"),
                 "mixed-effects estimates the noise variance, and starts from the clients' own fits",

@@ -34,6 +34,11 @@ class Rows:
         """(C,) float64."""
         return np.diff(self.ptr).astype(np.float64)
 
+    @property
+    def owners(self) -> np.ndarray:
+        """(N,) int64: the client of each row."""
+        return np.repeat(np.arange(len(self.ptr) - 1), np.diff(self.ptr))
+
     def where(self, kept: np.ndarray) -> Rows:
         """The rows with kept (N,) bool; clients without any stay, empty."""
         before = np.concatenate([[0], np.cumsum(kept)])

@@ -103,4 +103,27 @@ class TrialMessage:
     judged: bool
 
 
-Message = MomentsMessage | StartMessage | TotalsMessage | RoundMessage | MixedMessage | TrialMessage
+@dataclass(frozen=True, slots=True)
+class MixtureMessage:
+    """One round of mixtures of mixed-effects regressions (`fedcore.methods.gradient_em.mixture_rounds`), of F fits.
+
+    number:  from 1, in the trial and again after it
+    fits:    (F, R, p + p p + 1); robust: of each fit
+    held:    whether rows that clients hold out are left out; judged: whether the fits are judged by them
+    again:   whether clients also start from the common coefficients
+    orders, centres: as in `RoundMessage`
+    """
+
+    number: int
+    seed: int
+    fits: np.ndarray
+    smallest: float
+    robust: tuple[bool, ...]
+    held: bool
+    judged: bool
+    again: bool
+    orders: np.ndarray
+    centres: np.ndarray
+
+
+Message = MomentsMessage | StartMessage | TotalsMessage | RoundMessage | MixedMessage | TrialMessage | MixtureMessage

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 
 from fedcore.errors import ConfigError
-from fedcore.methods.gradient_em import clients, mixed_rounds, personal, scores, server, start
+from fedcore.methods.gradient_em import clients, mixed_rounds, mixture_rounds, personal, scores, server, start
 from fedcore.methods.gradient_em import memory as memories
 from fedcore.methods.gradient_em.baselines import rounds as baselines
 from fedcore.methods.gradient_em.baselines import tgmm
@@ -17,6 +17,7 @@ from fedcore.methods.gradient_em.coordinates import coordinates_of, to_data
 from fedcore.methods.gradient_em.messages import (
     Message,
     MixedMessage,
+    MixtureMessage,
     MomentsMessage,
     StartMessage,
     TotalsMessage,
@@ -79,6 +80,8 @@ class GradientEM(NonPrivateMethod[GradientEMConfig, GradientEMState]):
             return tgmm.totals(message, rows, known)
         if isinstance(message, MixedMessage):
             return mixed_rounds.client_round(message, rows, known)
+        if isinstance(message, MixtureMessage):
+            return mixture_rounds.client_round(self.config, message, rows, known)
         if isinstance(message, TrialMessage):
             return mixed_rounds.trial_round(message, rows, known)
         if self.config.algorithm == "fedgrem":

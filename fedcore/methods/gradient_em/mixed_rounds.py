@@ -26,14 +26,12 @@ from fedcore.methods.gradient_em.extrapolation import Trail
 from fedcore.methods.gradient_em.local_steps import Rows
 from fedcore.methods.gradient_em.messages import MixedMessage, StartMessage, TrialMessage
 from fedcore.methods.gradient_em.mixed_effects import Common, Posteriors, Systems
+from fedcore.methods.gradient_em.mixed_state import after_round, commons_of, in_model_units, robust, with_commons
 from fedcore.methods.gradient_em.state import GradientEMState
 from fedcore.population.blocks import RowsBlock
 from fedcore.randomness import client_uniforms
 from fedcore.rounds.method import Memory, RoundInfo
 from fedcore.rounds.statistics import ArgMax, FloatSum, Stack, Statistics
-
-FEWEST_ROUNDS = 5
-
 
 # --- clients ----------------------------------------------------------------------------------------------------------
 
@@ -85,41 +83,18 @@ def client_round(message: MixedMessage, block: RowsBlock, memory: Memory) -> tup
 
 def of_clients(config: GradientEMConfig, state: GradientEMState, rows: Rows) -> Posteriors:
     """What clients find in the end, that have these rows. Rows and result are in the model's units."""
-    noise = float(state.covariance[0, 0])
-    common = Common(state.centres[0] / np.sqrt(noise), state.between / noise, 1.0, 0.0)
-    return mixed_effects.personal(mixed_effects.systems(rows), common, robust(config, state))
+    return mixed_effects.personal(mixed_effects.systems(rows), in_model_units(state)[0], robust(config, state))
 
 
 # --- server -----------------------------------------------------------------------------------------------------------
-
-
-def robust(config: GradientEMConfig, state: GradientEMState) -> bool:
-    """Whether clients that are far out count less."""
-    return state.robust == 1 if config.robust == "auto" else config.robust
 
 
 def message(config: GradientEMConfig, state: GradientEMState) -> MixedMessage | TrialMessage:
     if state.phase == "trial":
         judged = state.trial_round == mixed_trial.TRIAL_ROUNDS
         return TrialMessage(state.chains, state.smallest_noise, judged)
-    common = common_of(state)
+    (common,) = commons_of(state)
     return MixedMessage(common.mean, common.between, common.noise, common.smallest, robust(config, state))
-
-
-def common_of(state: GradientEMState) -> Common:
-    return Common(state.centres[0], state.between, float(state.covariance[0, 0]), state.smallest_noise)
-
-
-def _with(state: GradientEMState, common: Common) -> GradientEMState:
-    """Raises PopulationError if numbers have grown out of the range of float64."""
-    noise = np.array([[common.noise]])
-    if not all(np.isfinite(part).all() for part in (common.mean, common.between, noise)):
-        raise PopulationError(
-            "squares of the rows are too large for float64, or too small.", "Divide the columns by their scale."
-        )
-    return replace(
-        state, centres=common.mean[None], between=common.between, covariance=noise, smallest_noise=common.smallest
-    )
 
 
 def after_start(
@@ -137,9 +112,9 @@ def after_start(
     common = mixed_effects.first_common(fits[:, :-1], fits[:, -1], np.asarray(result["moments"]))
     state = replace(state, phase="rounds", clients=clients, rows=rows, largest=int(result["largest"].score))
     info = {"clients": clients, "rows": rows, "fitted": float(np.isfinite(fits[:, -1]).sum())}
-    state = _with(state, common)
+    state = with_commons(state, [common])
     if config.robust == "auto":
-        state = replace(state, phase="trial", chains=mixed_trial.first_chains(common_of(state)))
+        state = replace(state, phase="trial", chains=mixed_trial.first_chains(common))
     return state, RoundInfo(info)
 
 
@@ -157,29 +132,13 @@ def after_trial(state: GradientEMState, result: Mapping[str, Any]) -> tuple[Grad
 def server_update(
     config: GradientEMConfig, state: GradientEMState, result: Mapping[str, Any]
 ) -> tuple[GradientEMState, RoundInfo]:
-    sums, before = np.asarray(result["sums"]), common_of(state)
+    sums, (before,) = np.asarray(result["sums"]), commons_of(state)
     after = mixed_effects.next_common(before, sums)
-    counted, fit, apart = float(sums[-4]), float(sums[-2]), float(sums[-1])
     trail = Trail(state.points, state.safe, state.last_step, state.last_fit, state.longest)
-    start, trail = extrapolation.next_point(trail, before, after, fit, likelihood=not robust(config, state))
-    state = replace(_with(state, after), round=state.round + 1, left_apart=apart)
-    centre_step = float(np.abs(after.mean - before.mean).max(initial=0.0))
-    scatter, scattered = (np.sqrt(np.maximum(np.diag(common.between), 0.0)) for common in (after, before))
-    movement = max(centre_step, float(np.abs(scatter - scattered).max(initial=0.0)))
-    still = state.round >= FEWEST_ROUNDS and movement < config.tolerance
-    if state.round == config.rounds or still:
-        state = replace(state, phase="done")
-    else:
-        points, safe, step, before_fit, longest = trail
-        state = replace(_with(state, start), points=points, safe=safe, last_step=step, last_fit=before_fit)
-        state = replace(state, longest=longest)
-    info = {
-        "movement": movement,
-        "centre_step": centre_step,
-        "log_likelihood": fit / max(counted, 1.0),  # of the rows that count
-        "active_clients": state.clients,
-        "apart": apart / max(state.clients, 1.0),
-        "between_clients": float(np.sqrt(np.mean(scatter**2) / after.noise)),
-        "noise": float(np.sqrt(after.noise)),
-    }
-    return state, RoundInfo(info)
+    start, trail = extrapolation.next_point(trail, before, after, float(sums[-2]), likelihood=not robust(config, state))
+    state, info = after_round(config, state, [after], sums[None])
+    if state.phase != "done":
+        points, safe, step, fit, longest = trail
+        state = with_commons(state, [start])
+        state = replace(state, points=points, safe=safe, last_step=step, last_fit=fit, longest=longest)
+    return state, info

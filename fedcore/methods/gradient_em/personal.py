@@ -8,7 +8,7 @@ import numpy as np
 
 from fedcore.errors import RunError
 from fedcore.methods.gradient_em import memory as memories
-from fedcore.methods.gradient_em import mixed_rounds, server
+from fedcore.methods.gradient_em import mixed_rounds, mixture_rounds, server
 from fedcore.methods.gradient_em.baselines import pooled
 from fedcore.methods.gradient_em.config import POOLED, GradientEMConfig
 from fedcore.methods.gradient_em.coordinates import coordinates_of, rows_of, to_data, to_model, to_standardised
@@ -83,6 +83,9 @@ def parameters(
     """The parameters that the clients of a leaf have from the run. Raises RunError before the first round."""
     memory = _known(state, memory)
     coordinates, n = coordinates_of(state), np.diff(block.ptr).astype(np.float64)
+    if config.mixed and config.components > 1:
+        parts, relative = mixture_rounds.of_memory(config, state, rows_of(config, coordinates, block), memory)
+        return ClientParameters(parts.coefficients, parts.w, relative)
     if config.mixed:
         found = mixed_rounds.of_clients(config, state, rows_of(config, coordinates, block))
         return ClientParameters(found.coefficients[:, None], np.ones((len(n), 1)), found.relative[:, None])

@@ -41,11 +41,12 @@ def result_of(config: GradientEMConfig, state: GradientEMState, features: Featur
         apart = np.maximum(state.clients - state.spread_sums[:, 2], 0.0)
         components.append(Column("clients left apart", np.round(apart, 1).tolist()))
     if config.mixed:
-        deviations = np.sqrt(np.maximum(np.diag(state.between), 0.0))[None]
+        deviations = np.sqrt(np.maximum(np.diagonal(state.between, axis1=1, axis2=2), 0.0))
         title = "Standard deviations of clients' coefficients around the common ones"
         tables.append(Table("differences", title, (of, *_by_component(names, deviations))))
-        components.append(Column("noise", [float(np.sqrt(state.covariance[0, 0]))]))
-        components.append(Column("clients left apart", [state.left_apart]))
+        each = len(centres)
+        components.append(Column("noise", [float(np.sqrt(state.covariance[0, 0]))] * each))
+        components.append(Column("clients left apart", [state.left_apart] * each))
     if len(components) > 1:
         tables.insert(0, Table("components", "Components", tuple(components)))
     return Result(tuple(tables))

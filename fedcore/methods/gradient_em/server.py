@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcore.methods.gradient_em import central, mixed_rounds, mixed_trial, shrinkage, start
+from fedcore.methods.gradient_em import central, mixed_rounds, mixed_trial, mixture_rounds, shrinkage, start
 from fedcore.methods.gradient_em.baselines import rounds as baselines
 from fedcore.methods.gradient_em.baselines import tgmm
 from fedcore.methods.gradient_em.config import GradientEMConfig
@@ -46,7 +46,7 @@ def message(config: GradientEMConfig, state: GradientEMState) -> Message | None:
         case "totals":
             return TotalsMessage(state.orders, state.centres, coordinates_of(state))
     if config.mixed:
-        return mixed_rounds.message(config, state)
+        return (mixed_rounds if config.components == 1 else mixture_rounds).message(config, state)
     number = state.round + 1
     weights = weights_strength(config, state)
     return RoundMessage(
@@ -85,9 +85,9 @@ def server_update(
         case "totals":
             return tgmm.after_totals(state, result)
         case "trial":
-            return mixed_rounds.after_trial(state, result)
+            return (mixed_rounds if config.components == 1 else mixture_rounds).after_trial(state, result)
     if config.mixed:
-        return mixed_rounds.server_update(config, state, result)
+        return (mixed_rounds if config.components == 1 else mixture_rounds).server_update(config, state, result)
     if config.algorithm != "fedgrem":
         return baselines.server_update(config, state, result)
     return gradient_round(config, state, result)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from fedcore.errors import ConfigError, PopulationError
-from fedcore.methods.gradient_em import alignment, central, mixed_rounds, shrinkage
+from fedcore.methods.gradient_em import alignment, central, mixed_rounds, mixture_rounds, shrinkage
 from fedcore.methods.gradient_em.baselines import rounds as baselines
 from fedcore.methods.gradient_em.config import GradientEMConfig
 from fedcore.methods.gradient_em.coordinates import coordinates_of, covariance_of, rows_of, to_model, to_standardised
@@ -31,7 +31,6 @@ from fedcore.rounds.method import Memory, PublicFacts, RoundInfo
 from fedcore.rounds.statistics import ArgMax, FloatSum, Stack, Statistics
 
 COMPARED = "gradient_em/compared"
-SHUFFLED_CLIENTS = 200  # up to which alignment = "auto" compares all pairs of clients
 WARM_START_VARIANCE = 1.0  # between clients, where nobody was heard yet
 
 
@@ -54,7 +53,8 @@ def own_fits(config: GradientEMConfig, message: StartMessage, block: RowsBlock) 
     scatter: (q + 1,) sum over fitted clients of n_k times their covariance, and of n_k
     """
     if config.mixed:
-        return mixed_rounds.own_fits(config, message, block, COMPARED)
+        mixed = mixed_rounds.own_fits if config.components == 1 else mixture_rounds.own_fits
+        return mixed(config, message, block, COMPARED)
     rows = rows_of(config, message.coordinates, block)
     n = rows.sizes
     shape = (block.clients, config.components, rows.x.shape[1])
@@ -171,7 +171,8 @@ def after_start(
 ) -> tuple[GradientEMState, RoundInfo]:
     """The state at the beginning of round 1 (or of the totals)."""
     if config.mixed:
-        return mixed_rounds.after_start(config, state, result)
+        mixed = mixed_rounds.after_start if config.components == 1 else mixture_rounds.after_start
+        return mixed(config, state, result)
     clients, rows, fitted = (float(value) for value in result["sizes"])
     if rows == 0:
         raise PopulationError("no client of the population has any rows.", "Check what was ingested.")
@@ -215,7 +216,8 @@ def _aligned_starts(
     numbers = sent[:, 0].astype(np.int64)
     centres = sent[:, 1:].reshape(len(sent), config.components, -1)
     found = to_model(config, before, centres)
-    orders = align(config, found, stream(state.seed, "gradient_em/alignment"))
+    generator = stream(state.seed, "gradient_em/alignment")
+    orders = alignment.by_rule(config.alignment, config.shuffles, found, generator)
     together = alignment.reordered(found, orders)
     common = central.spatial_median(together)
     distance = float(np.median(central.distances(together, common)))
@@ -229,21 +231,3 @@ def _aligned_starts(
     if config.shared_covariance:
         state = replace(state, covariance=covariance_of(config, before, np.asarray(result["scatter"])))
     return state, alignment.reordered(centres, orders), distance
-
-
-def align(config: GradientEMConfig, centres: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """(K, R) orders of centres (K, R, p) by the configured rule."""
-    rule = config.alignment
-    if rule == "auto":
-        rule = "shuffles" if len(centres) <= SHUFFLED_CLIENTS else "centres"
-    match rule:
-        case "exhaustive":
-            return alignment.exhaustive(centres)
-        case "stepwise":
-            return alignment.stepwise(centres)
-        case "shuffles":
-            return alignment.shuffled(centres, config.shuffles, generator)
-        case "majority":
-            return alignment.shuffled(centres, config.shuffles, generator, "majority")
-        case _:
-            return alignment.by_centres(centres, generator)

@@ -39,7 +39,8 @@ class GradientEMState:
     weight_sums: (R + 1,) likewise those of shared weights; (0,) if they are not shared
     totals:     (R, p) sum of all aligned starts (tgmm), else (0, p); sources: how many starts that is
     covariate_means, covariate_covariance: (A, p), (p, p) of fedgmm
-    between:    (p, p) covariance of the clients' coefficients (mixed-effects), units of the data, else (0, 0)
+    between:    (R, p, p) covariances of the clients' coefficients (mixed-effects), units of the data, else (0, 0, 0)
+    squares:    (p,) mean squares of the inputs (mixed-effects of several components), else (0,)
     smallest_noise: (mixed-effects) least noise variance
     left_apart: (mixed-effects) clients that did not count in the last round
     chains:     (mixed-effects) fits of the trial of robust weights; (0, 0) when there is none
@@ -73,7 +74,8 @@ class GradientEMState:
     sources: float = 0.0
     covariate_means: np.ndarray = _zeros(0, 0)
     covariate_covariance: np.ndarray = _zeros(0, 0)
-    between: np.ndarray = _zeros(0, 0)
+    between: np.ndarray = _zeros(0, 0, 0)
+    squares: np.ndarray = _zeros(0)
     smallest_noise: float = 0.0
     left_apart: float = 0.0
     chains: np.ndarray = _zeros(0, 0)
