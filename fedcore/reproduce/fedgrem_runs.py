@@ -24,7 +24,7 @@ CLIENTS_PER_LEAF = 1024
 
 # label: (name in the paper's tables, settings)
 LINES: dict[str, tuple[str, dict[str, Any]]] = {
-    "FedGrEM (default)": ("FedGrEM", {}),
+    "FedGrEM (default)": ("FedGrEM", {"algorithm": "fedgrem"}),
     "FedGrEM (paper)": ("FedGrEM", {"preset": "paper"}),
     "FedGrEM (paper, one sweep)": ("FedGrEM", {"preset": "paper", "central": "authors"}),
     "Local-EM": ("Local-EM", {"algorithm": "local-fit"}),

@@ -175,7 +175,15 @@ ONE_START = {"starts": 1, "ward": False, "shuffles": 1}
 def gradient_em(name: str, population: str = "gaussians", given: str | None = None, **settings) -> None:
     regression = population == "regressions"
     few = {"model": "regression", "components": 2} if regression else {"components": 3}
-    settings = {"rounds": 4, "start_steps": 3, "second_start": 2, **ONE_START, **few, **settings}
+    settings = {
+        "algorithm": "fedgrem",
+        "rounds": 4,
+        "start_steps": 3,
+        "second_start": 2,
+        **ONE_START,
+        **few,
+        **settings,
+    }
     if given is not None:
         settings["start"] = "given"
     CASES[f"gradient_em/{name}"] = Case("gradient_em", population, settings, given)

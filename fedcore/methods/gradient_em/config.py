@@ -23,12 +23,44 @@ PAPER = {
 }
 
 
+# Settings of which any that is not at its default says that a regression is meant to be fitted by fedgrem.
+OF_FEDGREM = (
+    "preset",
+    "covariance",
+    "known",
+    "shrinkage",
+    "limit",
+    "pooling",
+    "penalty",
+    "penalty_decay",
+    "first_penalty",
+    "central",
+    "by_component",
+    "share_weights",
+    "weights_penalty",
+    "step",
+    "step_size",
+    "gradient_step",
+    "weight_floor",
+    "cap_steps",
+    "local_steps",
+    "gradient_clip",
+    "smallest_cluster",
+    "participation",
+    "batch",
+    "batch_decay",
+    "batch_weight",
+    "start",
+)
+
+
 class GradientEMConfig(BaseModel):
     """Settings of penalised federated gradient EM and of its baselines. Ranges stand beside the fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     algorithm: Literal[
+        "auto",
         "fedgrem",
         "local-fit",
         "local-em",
@@ -41,12 +73,13 @@ class GradientEMConfig(BaseModel):
         "pooled-grem",
         "mixed-effects",
     ] = Field(
-        "fedgrem",
-        description="fedgrem: penalised gradient EM; local-fit: every client's start, with its own covariance; "
+        "auto",
+        description="auto: mixed-effects for regressions of one component, unless a setting is given that only fedgrem "
+        "has, and fedgrem otherwise; fedgrem: penalised gradient EM; local-fit: every client's start, with its own covariance; "
         "local-em, local-grem: (gradient) EM of every client alone; fedem: full M-steps, averaged; "
         "fedem-w: one M-step on all rows, own weights; tgmm: others' starts as sources; fedgmm: joint mixture of "
-        "inputs and regressions; pooled-em, pooled-grem: all rows as if of one client; mixed-effects: regressions of "
-        "one component, the covariance of clients' coefficients and the noise estimated",
+        "inputs and regressions; pooled-em, pooled-grem: all rows as if of one client; mixed-effects: regressions, the "
+        "covariances of clients' coefficients and the noise estimated",
     )
 
     preset: Literal["estimated", "paper"] = Field(
@@ -64,7 +97,8 @@ class GradientEMConfig(BaseModel):
     covariance: Literal["auto", "identity", "known", "shared"] = Field(
         "auto",
         description="of the rows within a component, or noise variance of a regression; shared: one for "
-        "all clients, estimated; auto: shared for fedgrem of Gaussians, identity otherwise",
+        "all clients, estimated; auto: shared for fedgrem of Gaussians, estimated for mixed-effects, identity "
+        "otherwise, which for a regression presumes a noise of variance 1",
     )
     known: float | tuple[float, ...] | tuple[tuple[float, ...], ...] | None = Field(
         None,
@@ -238,9 +272,15 @@ class GradientEMConfig(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _of_preset(cls, settings: Any) -> Any:
-        paper = isinstance(settings, dict) and settings.get("preset") == "paper"
-        return {**PAPER, **settings} if paper else settings
+    def _of_preset_and_model(cls, settings: Any) -> Any:
+        if not isinstance(settings, dict):
+            return settings
+        if settings.get("algorithm", "auto") == "auto":
+            one = settings.get("model") == "regression" and settings.get("components") == 1
+            defaults = {name: cls.model_fields[name].default for name in OF_FEDGREM}
+            plain = all(settings.get(name, default) == default for name, default in defaults.items())
+            settings = {**settings, "algorithm": "mixed-effects" if one and plain else "fedgrem"}
+        return {**PAPER, **settings} if settings.get("preset") == "paper" else settings
 
     @model_validator(mode="after")
     def _settings_agree(self) -> Self:
