@@ -75,7 +75,8 @@ class GradientEMConfig(BaseModel):
     ] = Field(
         "auto",
         description="auto: mixed-effects for regressions of one component, unless a setting is given that only fedgrem "
-        "has, and fedgrem otherwise; fedgrem: penalised gradient EM; local-fit: every client's start, with its own covariance; "
+        "has, and fedgrem otherwise; fedgrem: penalised gradient EM; local-fit: every client's start, with its own "
+        "covariance; "
         "local-em, local-grem: (gradient) EM of every client alone; fedem: full M-steps, averaged; "
         "fedem-w: one M-step on all rows, own weights; tgmm: others' starts as sources; fedgmm: joint mixture of "
         "inputs and regressions; pooled-em, pooled-grem: all rows as if of one client; mixed-effects: regressions, the "
