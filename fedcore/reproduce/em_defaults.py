@@ -278,7 +278,8 @@ def mixture_loss(place: Place, key: str, data: str, settings: dict, split: Seque
         state.parameters(), (held - scaling.centre) / scaling.scale
     )
     loss = float(losses.mean() + np.log(scaling.scale / deviations).sum())
-    return {"loss": loss, "status": "", "mb": state.bits_up / 8e6, "seconds": seconds}
+    status = method.outcome(state).partition(":")[0]
+    return {"loss": loss, "status": status, "mb": state.bits_up / 8e6, "seconds": seconds}
 
 
 def rival_loss(split: Sequence, components: int, seed: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from fedcore.errors import RunError
 from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig, models
 from fedcore.methods.federated_em.clients import CODEC
 from fedcore.methods.federated_em.resolution import first_resolution, next_resolution
-from fedcore.randomness import client_uniforms
+from fedcore.randomness import client_dither, client_uniforms
 from fedcore.rounds.statistics import values
 from tests.federated_em.direct_em import three_components
 from tests.federated_em.run_in_memory import answer, block_of, facts, run
@@ -84,7 +84,7 @@ def test_bits_are_those_of_the_messages(sorted_clients):
         model = models.model_of(config, state.scaling())
         codec = models.codec_of(config, model, message.theta, message.resolution, message.everything)
         own = model.e_mean(message.theta, block.x, block.ptr)
-        u = client_uniforms(3, CODEC, message.number, 0, block.clients, codec.draws)
+        u = client_dither(3, CODEC, message.number, 0, block.clients, codec.draws)
         base = np.tile(model.statistic_of(message.theta), (block.clients, 1)) if known is None else known
         length = 0
         for i in np.flatnonzero(np.diff(block.ptr)):
