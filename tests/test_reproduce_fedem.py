@@ -13,6 +13,7 @@ from fedcore.methods.mixture_models.low_rank_tables import LowRankTables, parame
 from fedcore.methods.mixture_models.nuclear_norm import minimise
 from fedcore.reproduce import (
     experiment,
+    fedem_bytes,
     fedem_hidden_cells,
     fedem_missing,
     fedem_mnist,
@@ -147,17 +148,44 @@ def test_panels():
 # --- what is asked --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "fedem-bytes"])
 def test_a_population_is_refused(tmp_path, name):
     with pytest.raises(ConfigError, match="own populations"):
         experiment(name).cells(Options(population="somewhere"), here(tmp_path))
 
 
-@pytest.mark.parametrize("name", ["fedem-mnist", "fedem-tabular"])
+@pytest.mark.parametrize("name", ["fedem-mnist", "fedem-tabular", "fedem-bytes"])
 def test_missing_data_are_an_error_that_says_what_to_set(tmp_path, name, no_data):
     with pytest.raises(ConfigError, match="npz") as caught:
         experiment(name).cells(QUICK, here(tmp_path))
     assert "FEDCORE_DATA" in str(caught.value.remedy)
+
+
+def test_the_papers_tables_name_their_codec_and_steps():
+    """Whatever the defaults of the method are."""
+    assert fedem_runs.as_in_the_paper({"gamma": 1.0}) == {"codec": "dithering", "safeguards": False, "gamma": 1.0}
+    assert fedem_runs.as_in_the_paper({"algorithm": "em"})["codec"] == "identity"
+    assert fedem_runs.as_in_the_paper({"codec": "rand-k"})["codec"] == "rand-k"
+
+
+def test_the_table_of_bytes_on_small_data(tmp_path, monkeypatch):
+    rows = np.random.default_rng(0).normal(size=(300, 2)) + 6 * np.repeat([[0, 0], [1, 0], [0, 1]], 100, axis=0)
+    small = lambda *_: (np.split(rows, 10), rows[::3])
+    for name, value in {"digits": small, "writers": small, "EM_ROUNDS": 5, "ROUNDS": {1.0: 30, 0.5: 40}}.items():
+        monkeypatch.setattr(fedem_bytes, name, value)
+    monkeypatch.setattr(fedem_runs, "needed_data", lambda *parts: None)
+    monkeypatch.setattr(fedem_bytes, "DATA", {"random-tied": fedem_bytes.DATA["random-tied"]})
+    monkeypatch.setattr(fedem_bytes.FedEMBytes, "figure", lambda *_: b"")
+    made, options = fedem_bytes.FedEMBytes(), Options(seeds=1)
+    table = reproduce(made, options, here(tmp_path))
+    (cell,) = (json.loads(file.read_text())["results"] for file in (here(tmp_path).folder / "cells").iterdir())
+    em, natural = cell["em"], cell["natural"]
+    q = 10 + 10 * 2 + 3
+    assert em["bytes"][: em["rounds"] + 1] == [10 * 8 * q * k for k in range(em["rounds"] + 1)]
+    assert natural["rounds"] and natural["end"] <= cell["target"] and natural["bytes"][0] == 0
+    assert 0 < natural["bytes"][-1] < em["bytes"][-1]
+    assert table.rows[0][""].startswith("MNIST") and "x; " in table.rows[0]["natural"]
+    assert any("asked" in note for note in table.notes)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -13,6 +13,7 @@ from fedcore.methods.mixture_models.gaussian import GaussianMixture
 from fedcore.methods.mixture_models.natural_units import NaturalUnits
 from fedcore.randomness import client_uniforms
 from tests.mixture_models.cases import case
+from tests.mixture_models.natural import natural
 
 COVARIANCES = ("known", "spherical", "diag", "tied", "full")
 UNITS = {covariance: NaturalUnits(case(covariance).model, case(covariance).theta) for covariance in COVARIANCES}
@@ -111,6 +112,31 @@ def test_errors_are_uniform_whatever_is_sent():
     assert np.abs(error.mean(axis=0)).max() < 5 * d / np.sqrt(12 * clients)
     # the variance of a squared uniform is D^4 / 180
     assert np.abs((error**2).mean(axis=0) - d * d / 12).max() < 5 * d * d / np.sqrt(180 * clients)
+
+
+@pytest.mark.parametrize("covariance", COVARIANCES)
+def test_the_loss_of_likelihood_is_what_the_step_says(covariance):
+    """n messages rounded to D lose (q - 1) D^2 / (24 n) of the expected log-likelihood of the complete data: a total of
+    the weights other than 1 costs nothing. One covariance for all also gets the errors of the means."""
+    units, d, clients, times = UNITS[covariance], 0.05, 5, 300
+    model, theta, q = units.model, units.theta, units.model.q
+    s = model.statistic_of(theta)
+    phi, psi = natural(model, theta)
+    x = np.random.default_rng(1).standard_normal((clients * times, q))
+    decoded, _ = Natural(units, d, everything=True).transmit(x, draws(Natural(units, d), clients * times))
+    errors = (decoded - x).reshape(times, clients, q).mean(axis=1)
+    losses = []
+    for error in errors:
+        after, normaliser = natural(model, model.maximise(s + error))
+        losses.append(normaliser - psi - float(s @ (after - phi)))
+    predicted = (q - 1) * d * d / (24 * clients)
+    if covariance == "tied":
+        counts, first, _ = units._split(errors)
+        half = first - 0.5 * units._mu * counts[..., None]
+        cross = np.einsum("gi,cgj->cij", units._mu, half)
+        white = units._inverse @ (cross + np.swapaxes(cross, 1, 2)) @ units._inverse.T
+        predicted += float((white**2).sum(axis=(1, 2)).mean()) / 4
+    assert np.mean(losses) == pytest.approx(predicted, rel=0.06)
 
 
 def test_parts_below_their_noise_stay_at_home():

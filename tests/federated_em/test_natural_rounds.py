@@ -181,7 +181,7 @@ def test_steps_of_the_codec_by_hand(sorted_clients):
     field = units.backward(np.eye(1, model.q) * 0.5)[0]
     usual, absent = (next_resolution(FederatedEMConfig(participation=p), units, field, 9.0) for p in (1.0, 0.5))
     assert usual == pytest.approx(0.25 * np.sqrt(12 * 9 / model.q) * 0.5)
-    assert absent == pytest.approx(0.15 * np.sqrt(12 * 4.5 / model.q) * 0.5)
+    assert absent == pytest.approx(0.25 * np.sqrt(12 * 4.5 / model.q) * 0.5)
     assert next_resolution(FederatedEMConfig(), units, 0 * field, 9.0) == 0.01
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from fedcore.methods.federated_em.config import FederatedEMConfig
 from fedcore.methods.mixture_models.natural_units import NaturalUnits
 
-# (share of the field's norm, smallest D): with all clients, and for one covariance for all or with absent clients
+# (share of the field's norm, smallest D): in general, and for one covariance for all, where coarser ones bring rises
 USUAL, FINE = (0.25, 0.01), (0.15, 0.005)
 FIRST = 1.0
 LARGEST_LOSS = 0.25  # nats a row: of the errors of a first round
@@ -29,6 +29,6 @@ def first_resolution(q: int, clients: float) -> float:
 def next_resolution(config: FederatedEMConfig, units: NaturalUnits, field: np.ndarray, clients: float) -> float:
     """D of the next round. field: H, (q,), of the round before, in whose units the messages were."""
     q, p = len(field), config.participation
-    share, smallest = FINE if p < 1 or config.covariance == "tied" else USUAL
+    share, smallest = FINE if config.covariance == "tied" else USUAL
     size = float(np.linalg.norm(units.forward(field[None])))
     return max(smallest * first_resolution(q, clients * p), share * math.sqrt(12 * clients * p / q) * size)
