@@ -117,11 +117,6 @@ def adapted(
 ) -> tuple[np.ndarray, np.ndarray]:
     """theta (C, R, p), w (C, R) of clients that know the common centres v (R, p) and their own rows, model's units; by
     `ADAPTED_STEPS` EM steps. move: whether centres move as far as the run's penalty allows, or the weights alone."""
-    if config.mixed:
-        theta = mixed_rounds.of_clients(config, state, rows).coefficients if move else v
-        return np.broadcast_to(theta.reshape(-1, 1, v.shape[1]), (len(rows.sizes), *v.shape)), np.ones(
-            (len(rows.sizes), 1)
-        )
     n, p = rows.sizes, v.shape[1]
     w = np.full((len(n), len(v)), 1.0 / len(v))
     theta = np.broadcast_to(v, (*w.shape, p))

@@ -8,22 +8,38 @@ and, on the population that the run was trained on, the centres that a client ha
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import cast
+from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 
 from fedcore.errors import ConfigError, RunError
+from fedcore.methods.gradient_em import mixed_scores
 from fedcore.methods.gradient_em.config import GradientEMConfig
 from fedcore.methods.gradient_em.coordinates import coordinates_of, log_scale, rows_of, to_model
-from fedcore.methods.gradient_em.local_steps import e_step
+from fedcore.methods.gradient_em.local_steps import Rows, e_step
 from fedcore.methods.gradient_em.personal import adapted, parameters
 from fedcore.methods.gradient_em.state import GradientEMState
 from fedcore.population.blocks import RowsBlock
 from fedcore.rounds import scores as held_rows
-from fedcore.rounds.scores import RUN, KnownMemories, Table, held_out
+from fedcore.rounds.scores import RUN, KnownMemories, ScoreTable, Table, held_out
 from fedcore.rounds.statistics import Statistics
 
-CENTRES, TRAINED = "common centres", "own centres as trained"
+CENTRES, TRAINED, LEAST_SQUARES = "common centres", "own centres as trained", "own least squares"
+LINES = (RUN, CENTRES, TRAINED, LEAST_SQUARES)
+ERRORS_OF = "squared errors of "  # a line, among the statistics
+
+
+@dataclass(frozen=True, slots=True)
+class WithErrors:
+    """A table of mean negative log-likelihoods with mean squared errors beside them, units of the data."""
+
+    table: Table
+    errors: Mapping[str, float]
+
+    def to_json(self, where: str) -> dict[str, Any]:
+        found = self.table.to_json(where)
+        return found | {"rows": [row | {"mse": self.errors[row["method"]]} for row in found["rows"]]}
 
 
 def score_block(
@@ -46,6 +62,8 @@ def score_block(
     rows, held = rows_of(config, coordinates, block), rows_of(config, coordinates, held_part, block)
     v = to_model(config, coordinates, state.centres)
     units = log_scale(config, coordinates, block)
+    if config.mixed:
+        return _of_mixed_effects(config, state, block, memories, rows, held)
     losses = {}
     for name, move in ((RUN, True), (CENTRES, False)):
         theta, w = adapted(config, state, rows, v, move=move)
@@ -59,6 +77,40 @@ def score_block(
     return held_rows.sums(block.leaf, held.sizes, losses, of={TRAINED: known})
 
 
-def score_table(statistics: Mapping[str, np.ndarray]) -> Table:
+def _of_mixed_effects(
+    config: GradientEMConfig,
+    state: GradientEMState,
+    block: RowsBlock,
+    memories: KnownMemories | None,
+    rows: Rows,
+    held: Rows,
+) -> Statistics:
+    """Also each client's least squares, with the run's noise; and the squared errors of all lines."""
+    clients, noise = len(rows.sizes), float(state.covariance[0, 0])
+    parts = {
+        RUN: mixed_scores.adapted(config, state, rows),
+        CENTRES: mixed_scores.of_new_clients(state, clients),
+        LEAST_SQUARES: mixed_scores.own_least_squares(rows),
+    }
+    known = np.zeros(clients, bool)
+    if memories is not None and memories.known.any():
+        known = memories.known
+        with np.errstate(all="ignore"):  # whoever has no memory counts for nothing
+            parts[TRAINED] = mixed_scores.trained(config, state, rows, memories.memory)
+    losses = {}
+    for name, own in parts.items():
+        with np.errstate(all="ignore"):
+            nll, squares = mixed_scores.losses(own, held)
+        losses[name] = nll + held.sizes * 0.5 * np.log(noise)
+        losses[f"{ERRORS_OF}{name}"] = noise * squares
+    of = {TRAINED: known, f"{ERRORS_OF}{TRAINED}": known}
+    return held_rows.sums(block.leaf, held.sizes, losses, of=of)
+
+
+def score_table(statistics: Mapping[str, np.ndarray]) -> ScoreTable:
     """The table from the finished statistics of all leaves. Raises PopulationError if nothing was held out."""
-    return held_rows.table(statistics, (RUN, CENTRES, TRAINED))
+    table = held_rows.table(statistics, LINES)
+    if f"{ERRORS_OF}{RUN}" not in statistics:
+        return table
+    of_errors = held_rows.table(statistics, [f"{ERRORS_OF}{name}" for name in LINES])
+    return WithErrors(table, {line.method.removeprefix(ERRORS_OF): line.loss for line in of_errors.lines})

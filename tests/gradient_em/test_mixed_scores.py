@@ -1,0 +1,59 @@
+"""Scores of mixed effects: the predictive density of held-out rows, squared errors, and the lines beside the run's."""
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+from scipy.stats import norm
+
+from fedcore.methods.gradient_em.mixed_effects import personal, systems
+from fedcore.methods.gradient_em.mixed_state import commons_of
+from fedcore.population.blocks import RowsBlock
+from fedcore.rounds.scores import KnownMemories
+from fedcore.rounds.statistics import values
+from tests.gradient_em.run_in_memory import block_of, run
+from tests.gradient_em.test_mixed_effects import rows_of, simulated
+from tests.gradient_em.test_mixed_mixture import MIXTURE, mixture
+from tests.gradient_em.test_mixed_rounds import MIXED
+
+
+def scored(tables, held, **settings):
+    ran = run(block_of(tables), **settings)
+    block = block_of(tables)
+    with_held = RowsBlock(0, 0, block.ptr, block.x, heldout=block_of(held))
+    known = KnownMemories(ran.memory, np.ones(len(tables), bool))
+    found = ran.method.score_table(values(ran.method.score_block(ran.state, with_held, known)))
+    return ran, {row["method"]: row for row in found.to_json("here")["rows"]}
+
+
+def test_the_density_and_the_error_are_those_of_the_posterior():
+    inputs, responses, _ = simulated(1, clients=20, n=12, noise=0.7)
+    tables = [np.column_stack([x, y])[:8] for x, y in zip(inputs, responses, strict=True)]
+    held = [np.column_stack([x, y])[8:] for x, y in zip(inputs, responses, strict=True)]
+    ran, lines = scored(tables, held, **MIXED, robust=False)
+    (common,) = commons_of(ran.state)
+    own = personal(systems(rows_of([t[:, :-1] for t in tables], [t[:, -1] for t in tables])), common, False)
+    density, error, new = [], [], []
+    for k, rows in enumerate(held):
+        for *x, y in rows:
+            x = np.array(x)
+            variance = common.noise + x @ own.covariances[k] @ x
+            density.append(norm.logpdf(y, x @ own.coefficients[k], np.sqrt(variance)))
+            error.append((y - x @ own.coefficients[k]) ** 2)
+            new.append(norm.logpdf(y, x @ common.mean, np.sqrt(common.noise + x @ common.between @ x)))
+    assert_allclose(lines["this run"]["nll"], -np.mean(density))
+    assert_allclose(lines["this run"]["mse"], np.mean(error))
+    assert_allclose(lines["own centres as trained"]["nll"], -np.mean(density))
+    assert_allclose(lines["common centres"]["nll"], -np.mean(new))
+    assert lines["this run"]["mse"] < lines["own least squares"]["mse"]
+    assert lines["this run"]["nll"] < min(lines[name]["nll"] for name in ("common centres", "own least squares"))
+
+
+@pytest.mark.parametrize("unit", [1.0, 100.0])
+def test_mixtures_and_units(unit: float):
+    tables, _ = mixture(2, clients=20, n=40)
+    tables = [own * [1, 1, 1, unit] for own in tables]
+    ran, lines = scored([own[:30] for own in tables], [own[30:] for own in tables], **MIXTURE, rounds=15)
+    assert set(lines) == {"this run", "common centres", "own centres as trained", "own least squares"}
+    assert lines["own centres as trained"]["nll"] < lines["common centres"]["nll"] - 0.2
+    assert abs(lines["own centres as trained"]["nll"] - lines["this run"]["nll"]) < 0.1
+    assert 0 < lines["this run"]["nll"] - np.log(unit) < 1.5
