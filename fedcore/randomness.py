@@ -51,7 +51,7 @@ def client_dither(seed: int, purpose: str, round: int, first: int, clients: int,
     """
     counters = -(-(draws + 2) // (4 * DRAWS_PER_COUNTER))
     philox = np.random.Philox(key=_key(seed, purpose, round), counter=first * counters)
-    words = philox.random_raw((clients * counters * DRAWS_PER_COUNTER)).astype("<u8", copy=False)
+    words = philox.random_raw(clients * counters * DRAWS_PER_COUNTER).astype("<u8", copy=False)
     bits = words.reshape(clients, -1).view("<u2")
     shared = bits[:, :2].astype(np.float64) @ np.array([1.0, 2.0**16])
     u = bits[:, 2 : 2 + draws].astype(np.float64)

@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import google_crc32c
 import numpy as np
@@ -106,7 +106,7 @@ def _write_group(archive: zipfile.ZipFile, arrays: Mapping[str, np.ndarray], sca
             entry = zipfile.ZipInfo(_chunk(name, value.shape), ANY_TIME)
             entry.file_size = content.nbytes + CHECKSUM.itemsize
             with archive.open(entry, "w") as chunk:  # what writestr does, without copies of the content
-                chunk.write(content)
+                chunk.write(cast(bytes, content.data))
                 chunk.write(np.array(google_crc32c.value(content), CHECKSUM).tobytes())
 
 

@@ -241,8 +241,8 @@ class Dithering:
         return np.diff(self.blocks, prepend=0)
 
     def _norms(self, size: np.ndarray, clients: np.ndarray | None) -> np.ndarray:
-        """(C, B) float32 block norms of |x|, rounded up; never below the largest entry of the block. Raises WorkerFailed
-        for an entry that is no number, or a norm that is too large.
+        """(C, B) float32 block norms of |x|, rounded up; never below the largest entry of the block. Raises
+        WorkerFailed for an entry that is no number, or a norm that is too large.
 
         A root of squares may be below the entry by a rounding, and a float32 only if it is just below, so that the
         entry's level exceeds s with a probability of 1e-15: it is cut.
@@ -267,8 +267,8 @@ class Dithering:
 def level_bits(levels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Lengths of the sparse and of the dense code of integer levels (C, q), each (C,) int64.
 
-    A gamma code of v has 2 j + 1 bits, j the number of powers of 2 from 2 on that v reaches: so lengths are counts, over
-    a message, of how many of its numbers reach each power. Counts are those of the bits of masks, 64 to a word.
+    A gamma code of v has 2 j + 1 bits, j the number of powers of 2 from 2 on that v reaches: so lengths are counts,
+    over a message, of how many of its numbers reach each power. Counts are those of the bits of masks, 64 to a word.
     """
     size = np.abs(levels)
     q, largest = levels.shape[1], int(size.max(initial=0))
