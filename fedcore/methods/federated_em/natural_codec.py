@@ -97,7 +97,7 @@ class Natural:
         z -= 0.5
         np.rint(z, out=z)
         if not sent.all():
-            z *= sent[:, self._part_of]
+            z *= np.repeat(sent, self._lengths, axis=1)
         return z.astype(np.int64), sent
 
     def decode(self, levels: np.ndarray, sent: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
@@ -106,7 +106,7 @@ class Natural:
         np.subtract(levels, z, out=z)
         z *= self.step
         if not sent.all():
-            z *= sent[:, self._part_of]
+            z *= np.repeat(sent, self._lengths, axis=1)
         return self.units.backward(z)
 
     def bits(self, levels: np.ndarray, sent: np.ndarray) -> np.ndarray:
@@ -117,12 +117,13 @@ class Natural:
                 yes = sent[:, first:stop].sum(axis=1)
                 units += context_units(stop - first - yes, yes)
         size = np.abs(levels)
-        nonzero = np.add.reduceat(size > 0, self._starts, axis=1, dtype=np.int64)
+        nonzero = self._count(size > 0)
         ends, plain = nonzero, nonzero.sum(axis=1)  # signs
         if size.max(initial=0) >= UNARY:
             beyond = size >= UNARY
-            ends = ends - np.add.reduceat(beyond, self._starts, axis=1, dtype=np.int64)
-            plain += np.where(beyond, gamma_length(np.where(beyond, size - UNARY + 1, 1)), 0).sum(axis=1)
+            ends = ends - self._count(beyond)
+            long, at = np.nonzero(beyond)
+            np.add.at(plain, long, gamma_length(size[long, at] - UNARY + 1))
             size = np.minimum(size, UNARY)
         more = np.add.reduceat(size, self._starts, axis=1) - nonzero
         zero = self._lengths * sent - nonzero
@@ -157,6 +158,10 @@ class Natural:
                 levels[0, own] = [_read_level(reader, contexts.levels[part.contexts]) for _ in range(part.length)]
         return self.decode(levels, sent, uniforms[None])[0]
 
+    def _count(self, mask: np.ndarray) -> np.ndarray:
+        """(C, parts) int64: how many numbers of each part."""
+        return np.add.reduceat(mask.astype(np.int64), self._starts, axis=1)
+
     def _runs(self, name: str) -> list[tuple[int, int]]:
         """First and stop of the consecutive parts that have the same kind, or the same contexts."""
         of = [getattr(part, name) for part in self.parts]
@@ -166,11 +171,6 @@ class Natural:
     @cached_property
     def _starts(self) -> np.ndarray:
         return np.array([part.start for part in self.parts])
-
-    @cached_property
-    def _part_of(self) -> np.ndarray:
-        """(q,) the part of every number."""
-        return np.repeat(np.arange(len(self.parts)), self._lengths)
 
     @cached_property
     def _lengths(self) -> np.ndarray:

@@ -17,8 +17,13 @@ So with Sigma = L L' the numbers
     z2 = pack(L^-1 c2 L^-T - d0 I) / sqrt(2 pi)
 
 have half their squared norm as that loss, and an error of one size in any of them costs the same likelihood. The map
-from d to z is linear, lower triangular by kinds, and inverted in closed form. The square root of the Fisher
-information of the other covariances:
+from d to z is linear, lower triangular by kinds, and inverted in closed form. With
+
+    M = [ d0  d1' ]     B = [    1       0   ]     B M B' = [       d0           (L^-1 (d1 - mu d0))' ]
+        [ d1  d2  ]         [ -L^-1 mu  L^-1 ]              [ L^-1 (d1 - mu d0)     L^-1 c2 L^-T      ]
+
+it is one product of small matrices on either side, and so is its inverse. The square root of the Fisher information of
+the other covariances:
 
     diag        z2 = (c2 - sigma^2 d0) / (sigma^2 sqrt(2 pi))   for each column: the information of a variance is
                 pi / (2 sigma^4)
@@ -36,14 +41,15 @@ Second moments are about the model's centre, so mu stands for mu - centre.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from scipy.linalg import solve_triangular
 
 from fedcore.methods.mixture_models.contract import Theta
 from fedcore.methods.mixture_models.gaussian import GaussianMixture
-from fedcore.methods.mixture_models.packing import WEIGHT_FLOOR, pack_symmetric, unpack_symmetric
+from fedcore.methods.mixture_models.packing import WEIGHT_FLOOR, pack_symmetric, triangle, unpack_symmetric
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,15 +64,12 @@ class NaturalUnits:
 
     def forward(self, differences: np.ndarray) -> np.ndarray:
         """z (C, q) float64 of packed differences of statistics (C, q), one row for each client."""
+        if self.model.covariance == "full":
+            return self._whole_forward(differences)
         counts, first, second = self._split(differences)
         root, mu = self._root, self._mu
         own = self._whiten(first - mu * counts[..., None])
         match self.model.covariance:
-            case "full":
-                second = self._sandwich(self._inverse, second)
-                second -= self._crossed(self._white_mu, own + 0.5 * self._white_mu * counts[..., None])
-                second[..., self._diagonal] -= counts[..., None]
-                second /= np.sqrt(2.0) * root[:, None]
             case "tied":
                 second = self._sandwich(self._inverse, second) / np.sqrt(2.0)
             case "diag":
@@ -80,16 +83,13 @@ class NaturalUnits:
 
     def backward(self, z: np.ndarray) -> np.ndarray:
         """Packed differences of statistics (C, q) float64 of z (C, q): the inverse of `forward`."""
+        if self.model.covariance == "full":
+            return self._whole_backward(z)
         counts, own, second = self._split(z)
         root, mu = self._root, self._mu
         counts, own = counts * root, own * root[:, None]
         first = self._colour(own) + mu * counts[..., None]
         match self.model.covariance:
-            case "full":
-                second = second * (np.sqrt(2.0) * root[:, None])
-                second[..., self._diagonal] += counts[..., None]
-                second += self._crossed(self._white_mu, own + 0.5 * self._white_mu * counts[..., None])
-                second = self._sandwich(self._factor, second)
             case "tied":
                 second = self._sandwich(self._factor, second * np.sqrt(2.0))
             case "diag":
@@ -100,6 +100,19 @@ class NaturalUnits:
                 centred = (second[..., 0] * (np.sqrt(2.0 * d) * root) + d * counts) * self._variances[:, 0]
                 second = (centred + np.sum(mu * (2 * first - mu * counts[..., None]), axis=-1))[..., None]
         return self._join(counts, first, second)
+
+    # --- full covariances: every component by one matrix --------------------------------------------------------------
+
+    def _whole_forward(self, differences: np.ndarray) -> np.ndarray:
+        z = self._congruent(self._bordered_inverse, differences)
+        z[:, self._diagonals] -= np.repeat(z[:, : self.model.components], self.model.features, axis=1)
+        z /= self._unit_sizes
+        return z
+
+    def _whole_backward(self, z: np.ndarray) -> np.ndarray:
+        moments = z * self._unit_sizes
+        moments[:, self._diagonals] += np.repeat(moments[:, : self.model.components], self.model.features, axis=1)
+        return self._congruent(self._bordered_factor, moments)
 
     # --- what follows from theta --------------------------------------------------------------------------------------
 
@@ -113,20 +126,25 @@ class NaturalUnits:
         return np.asarray(self.theta["means"]) - self.model.centre
 
     @cached_property
-    def _white_mu(self) -> np.ndarray:
-        """(G, d) L^-1 mu, full covariances only."""
-        return _times(self._inverse, self._mu)
+    def _bordered_inverse(self) -> np.ndarray:
+        """(G, d + 1, d + 1) B, full covariances only."""
+        return _bordered(-_times(self._inverse, self._mu), self._inverse)
 
     @cached_property
-    def _triangle(self) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and columns of the entries of a packed matrix."""
-        rows, columns = np.triu_indices(self.model.features)
-        return rows, columns
+    def _bordered_factor(self) -> np.ndarray:
+        """(G, d + 1, d + 1) B^-1."""
+        return _bordered(self._mu, self._factor)
+
+    @property
+    def _diagonals(self) -> np.ndarray:
+        """(G d,) where the diagonals of second moments are."""
+        return _places_of(self.model.components, self.model.features).diagonals
 
     @cached_property
-    def _diagonal(self) -> np.ndarray:
-        """Where the diagonal is in a packed matrix."""
-        return np.flatnonzero(self._triangle[0] == self._triangle[1])
+    def _unit_sizes(self) -> np.ndarray:
+        """(q,) what B M B', less d0 I, is divided by."""
+        d = self.model.features
+        return np.concatenate([self._root, np.repeat(self._root, d), np.repeat(np.sqrt(2.0) * self._root, triangle(d))])
 
     @cached_property
     def _variances(self) -> np.ndarray:
@@ -160,13 +178,15 @@ class NaturalUnits:
             return own * np.sqrt(self._variances)
         return _times(self._factor, own)
 
-    def _crossed(self, v: np.ndarray, w: np.ndarray) -> np.ndarray:
-        """Packed v w' + w v' (C, G, d (d + 1) / 2) of vectors v (G, d) and w (C, G, d)."""
-        rows, columns = self._triangle
-        scaled = np.where(rows == columns, 1.0, np.sqrt(2.0))
-        crossed = np.take(w, columns, axis=-1) * (v[:, rows] * scaled)
-        crossed += np.take(w, rows, axis=-1) * (v[:, columns] * scaled)
-        return crossed
+    def _congruent(self, outer: np.ndarray, packed: np.ndarray) -> np.ndarray:
+        """Packed A M A' (C, q) of packed M (C, q): A (G, d + 1, d + 1). Products are of one client."""
+        places = _places_of(self.model.components, self.model.features)
+        matrices = np.take(packed * places.unscaled, places.whole, axis=1)
+        matrices = matrices.reshape(len(packed), *outer.shape)
+        matrices = np.matmul(outer @ matrices, np.swapaxes(outer, -1, -2), out=matrices)
+        result = np.take(matrices.reshape(len(packed), outer.size), places.packed, axis=1)
+        result /= places.unscaled
+        return result
 
     def _sandwich(self, outer: np.ndarray, packed: np.ndarray) -> np.ndarray:
         """Packed A M A' of packed symmetric M (..., d (d + 1) / 2), of the clients and perhaps components, and A."""
@@ -193,3 +213,41 @@ def _times(matrices: np.ndarray, vectors: np.ndarray) -> np.ndarray:
     if matrices.ndim == 2:
         return vectors @ matrices.T
     return (matrices @ vectors[..., None])[..., 0]
+
+
+def _bordered(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """(G, d + 1, d + 1) [[1, 0], [first, second]] of (G, d) and (G, d, d)."""
+    g, d = first.shape
+    whole = np.zeros((g, d + 1, d + 1))
+    whole[:, 0, 0], whole[:, 1:, 0], whole[:, 1:, 1:] = 1.0, first, second
+    return whole
+
+
+class _Places(NamedTuple):
+    """Between packed statistics (q,) and symmetric matrices (G, d + 1, d + 1) of all moments of a component.
+
+    whole: (G (d + 1)^2,) the packed number that is in each place of the matrices. packed: (q,) where each packed number
+    is in them. unscaled: (q,) by what packed numbers are multiplied there. diagonals: (G d,) packed numbers that are
+    second moments of one column.
+    """
+
+    whole: np.ndarray
+    packed: np.ndarray
+    unscaled: np.ndarray
+    diagonals: np.ndarray
+
+
+@lru_cache(maxsize=8)
+def _places_of(g: int, d: int) -> _Places:
+    low, (rows, columns) = g + g * d, np.triu_indices(d)
+    numbers = np.empty((g, d + 1, d + 1), np.int64)
+    numbers[:, 0, 0] = np.arange(g)
+    numbers[:, 0, 1:] = numbers[:, 1:, 0] = np.arange(g, low).reshape(g, d)
+    second = np.arange(low, low + g * len(rows)).reshape(g, len(rows))
+    numbers[:, 1 + rows, 1 + columns] = numbers[:, 1 + columns, 1 + rows] = second
+    whole = numbers.ravel()
+    packed = np.empty(low + second.size, np.int64)
+    packed[whole[::-1]] = np.arange(whole.size)[::-1]  # the first of two places: above the diagonal
+    unscaled = np.ones(len(packed))
+    unscaled[low:] = np.tile(np.where(rows == columns, 1.0, np.sqrt(0.5)), g)
+    return _Places(whole, packed, unscaled, second[:, rows == columns].ravel())
