@@ -170,7 +170,9 @@ def trials(config: FederatedEMConfig, model: CurvedEM, message: TrialMessage, bl
         "weight": FloatSum.at(block.leaf, weight),
     }
     if message.scaling.split is not None:
-        held = rows_of(validation_part(cast(RowsBlock, everything), cast(Split, message.scaling.split)), message.scaling)
+        held = rows_of(
+            validation_part(cast(RowsBlock, everything), cast(Split, message.scaling.split)), message.scaling
+        )
         sums = [sum_of_losses(model, theta, held) for theta in message.thetas]
         statistics["held_out"] = FloatSum.at(block.leaf, [held.y.shape[0], *sums])
     return statistics
