@@ -129,6 +129,7 @@ def test_it_ends_where_em_does(covariance, sorted_clients):
     assert 20 * ran.state.bits_up < exact.state.bits_up
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [dict(batch=5), dict(algorithm="vr-fedem"), dict(participation=0.1)])
 def test_with_batches_and_few_clients_it_falls(settings, sorted_clients):
     block, _ = sorted_clients
