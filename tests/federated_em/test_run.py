@@ -8,6 +8,7 @@ from scipy.stats import multivariate_normal
 
 from fedcore.errors import ConfigError, PrivacyError, RunError, WrongKind
 from fedcore.evaluation.anomalies import unusual_rows
+from fedcore.evaluation.run_summary import run_summary
 from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig, FederatedEMState, server
 from fedcore.methods.registry import make_method
 from fedcore.population.blocks import counts_block
@@ -16,7 +17,7 @@ from fedcore.population.writer import PopulationWriter
 from fedcore.privacy.ledger.ledger import create_ledger, default_ledger_url
 from fedcore.rounds.caches import MEMORIES
 from fedcore.rounds.engine import InProcessBackend
-from fedcore.runs.store import load_run
+from fedcore.runs.store import Run, load_run
 from fedcore.storage.arrays import read_values, write_values
 from fedcore.training.personalise import personalise
 from fedcore.training.request import TrainRequest
@@ -79,6 +80,11 @@ def test_memories_of_another_round_stop_the_run(tmp_path, monkeypatch):
     with pytest.raises(RunError, match="memories add up"), concluding(session):
         session.training.step()
     assert session.run.status == "failed"
+
+
+def test_the_summary_of_a_run_says_how_it_ended(tmp_path):
+    ran = to_end(begin(rows_population(tmp_path / "p"), tmp_path, {"algorithm": "em", "rounds": 2}))
+    assert run_summary(Run.open(ran.path))["outcome"].startswith("not converged: the objective still falls by")
 
 
 # --- outputs --------------------------------------------------------------------------------------------------------
