@@ -233,7 +233,7 @@ def active_clients(config: GradientEMConfig, message: RoundMessage, block: RowsB
     y = None if rows.y is None else of_clients(rows.y, rows.ptr, among)[0]
     own = {name: value[among] for name, value in memory.items()}
     v = to_model(config, message.coordinates, message.centres)
-    return Active(block, among, own, Rows(x, y, ptr), rows.sizes[among], v)
+    return Active(block, among, own, Rows(x, y, ptr, rows.white), rows.sizes[among], v)
 
 
 def rows_of_round(config: GradientEMConfig, message: RoundMessage, active: Active) -> Rows:
@@ -246,7 +246,7 @@ def rows_of_round(config: GradientEMConfig, message: RoundMessage, active: Activ
     uniforms, sizes = of_leaf[active.among], np.diff(ptr)[:, None]
     at = (ptr[:-1, None] + np.minimum((uniforms * sizes).astype(np.int64), sizes - 1)).ravel()
     batch = np.arange(len(ptr), dtype=np.int64) * config.batch
-    return Rows(x[at], None if y is None else y[at], batch)
+    return Rows(x[at], None if y is None else y[at], batch, active.rows.white)
 
 
 def second_start(
@@ -331,7 +331,12 @@ def scatter_sums(config: GradientEMConfig, sums: Sums, p: int, fitted: float) ->
     """The sums of products of the shared covariance and their divisor: rows less the parameters that were fitted to
     them, at least half the rows."""
     if sums.scatter is None:
-        return np.zeros(2 if config.model == "regression" else p * p + 1)
+        one = np.zeros(2 if config.model == "regression" else p * p + 1)
+        return np.tile(one, (config.components, 1)) if config.covariance == "components" else one
+    if config.covariance == "components":
+        flat, mass = sums.scatter.reshape(len(sums.scatter), -1), np.asarray(sums.scatter_mass)
+        free = np.maximum(mass - fitted / len(mass), 0.5 * mass)
+        return np.column_stack([flat, free])
     parameters = fitted * (p if config.model == "regression" else 1)
     return np.append(sums.scatter.ravel(), max(sums.scatter_mass - parameters, 0.5 * sums.scatter_mass))
 

@@ -95,10 +95,11 @@ class GradientEMConfig(BaseModel):
     )
     components: int = Field(5, ge=1, le=200, description="components R of every client's mixture")
     intercept: bool = Field(False, description="regression: a further input that is 1")
-    covariance: Literal["auto", "identity", "known", "shared"] = Field(
+    covariance: Literal["auto", "identity", "known", "shared", "components"] = Field(
         "auto",
         description="of the rows within a component, or noise variance of a regression; shared: one for "
-        "all clients, estimated; auto: shared for fedgrem of Gaussians, estimated for mixed-effects, identity "
+        "all clients, estimated; components: one for each component of Gaussians, likewise, from the best of several "
+        "mixtures of all rows; auto: shared for fedgrem of Gaussians, estimated for mixed-effects, identity "
         "otherwise, which for a regression presumes a noise of variance 1",
     )
     known: float | tuple[float, ...] | tuple[tuple[float, ...], ...] | None = Field(
@@ -253,7 +254,7 @@ class GradientEMConfig(BaseModel):
         """Whether one covariance within components is estimated from all clients in every round."""
         if self.covariance == "auto":
             return self.algorithm == "fedgrem" and self.model == "gaussian"
-        return self.covariance == "shared"
+        return self.covariance in ("shared", "components")
 
     def inputs(self, features: int) -> int:
         """p, the numbers of a centre."""
@@ -297,6 +298,10 @@ class GradientEMConfig(BaseModel):
             (gaussian and self.algorithm == "fedgmm", "fedgmm is for regressions"),
             (not gaussian and self.algorithm in GAUSSIAN_ONLY, f"{self.algorithm} is for Gaussians"),
             (not fedgrem and self.covariance == "shared", 'covariance = "shared" is for fedgrem'),
+            (
+                self.covariance == "components" and not (self.estimated and gaussian and self.gradient_clip is None),
+                'covariance = "components" is for fedgrem of Gaussians with estimated differences and no gradient_clip',
+            ),
             (not fedgrem and not self.exact_rounds, "participation and batch are for fedgrem"),
             (self.central != "step" and self.participation < 1, 'sampled clients send sums: central = "step"'),
             (self.estimated and self.central != "step", 'estimated differences come from sums: central = "step"'),

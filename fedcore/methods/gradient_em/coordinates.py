@@ -17,6 +17,7 @@ from fedcore.methods.gradient_em.state import GradientEMState
 from fedcore.population.blocks import RowsBlock
 
 NO_VARIANCE = 1e-12
+POOLED_ROWS = 0.01
 SMALLEST_VARIANCE = 1e-6  # of a shared covariance, relative to its mean variance
 
 
@@ -25,7 +26,7 @@ class Coordinates:
     """How rows become what the model sees: standardised by mean and scale, then whitened by the covariance.
 
     mean, scale: (d,), or (0,) if rows are not standardised by common moments
-    covariance:  (d, d), of a regression (1, 1), or (0, 0) for the identity
+    covariance:  (d, d), of a regression (1, 1), (R, d, d) if components have their own, or (0, 0) for the identity
     """
 
     mean: np.ndarray
@@ -65,6 +66,8 @@ def rows_of(
         x = (x - np.repeat(mean, sizes, axis=0)) / np.repeat(scale, sizes, axis=0)
     elif len(coordinates.scale):
         x = (x - coordinates.mean) / coordinates.scale
+    if coordinates.covariance.ndim == 3:
+        return Rows(np.ascontiguousarray(x), None, block.ptr, whitening(coordinates))
     return Rows(to_model(config, coordinates, x), None, block.ptr)
 
 
@@ -82,14 +85,22 @@ def own_moments(block: RowsBlock) -> tuple[np.ndarray, np.ndarray]:
     return mean, np.where(scale > 1e-9 * (1.0 + np.abs(mean)), scale, 1.0)
 
 
+def whitening(coordinates: Coordinates) -> np.ndarray:
+    """(R, d, d) of `Rows`, of components with covariances of their own."""
+    return np.linalg.inv(np.linalg.cholesky(coordinates.covariance)).transpose(0, 2, 1)
+
+
 def _factor(coordinates: Coordinates) -> np.ndarray:
     return np.linalg.cholesky(coordinates.covariance)
 
 
 def to_model(config: GradientEMConfig, coordinates: Coordinates, centres: np.ndarray) -> np.ndarray:
-    """Centres (..., p) from standardised units to those of the model."""
+    """Centres (..., p) from standardised units to those of the model; (..., R, p) if components have covariances of
+    their own."""
     if not len(coordinates.covariance):
         return centres
+    if coordinates.covariance.ndim == 3:
+        return np.einsum("...rp,rpq->...rq", centres, whitening(coordinates))
     if config.model == "regression":
         return centres / np.sqrt(coordinates.covariance[0, 0])
     # The inverse once, then a product: solving for so many right-hand sides takes several times as long.
@@ -98,9 +109,11 @@ def to_model(config: GradientEMConfig, coordinates: Coordinates, centres: np.nda
 
 
 def to_standardised(config: GradientEMConfig, coordinates: Coordinates, centres: np.ndarray) -> np.ndarray:
-    """Centres (..., p) from the units of the model to standardised ones."""
+    """Centres (..., p) from the units of the model to standardised ones; (..., R, p) as in `to_model`."""
     if not len(coordinates.covariance):
         return centres
+    if coordinates.covariance.ndim == 3:
+        return np.einsum("...rp,rqp->...rq", centres, np.linalg.cholesky(coordinates.covariance))
     if config.model == "regression":
         return centres * np.sqrt(coordinates.covariance[0, 0])
     return centres @ _factor(coordinates).T
@@ -126,7 +139,7 @@ def log_scale(config: GradientEMConfig, coordinates: Coordinates, block: RowsBlo
     block: the clients' rows, for their own moments.
     """
     found = np.zeros(block.clients)
-    if len(coordinates.covariance):
+    if len(coordinates.covariance) and coordinates.covariance.ndim == 2:
         found += 0.5 * np.linalg.slogdet(coordinates.covariance)[1]
     if config.standardise == "clients":
         return found + np.log(own_moments(block)[1]).sum(axis=1)
@@ -147,3 +160,19 @@ def covariance_of(config: GradientEMConfig, coordinates: Coordinates, scatter: n
     if not np.trace(mean) > size * NO_VARIANCE:
         return before
     return mean + SMALLEST_VARIANCE * np.trace(mean) / size * np.eye(size)
+
+
+def covariances_of(coordinates: Coordinates, scatter: np.ndarray) -> np.ndarray:
+    """(R, d, d) the covariances of the components, standardised units, from (R, q + 1) sums in the model's units.
+
+    Each is pooled with the mean of all by `POOLED_ROWS`; many would blur a component that is much narrower than others.
+    """
+    before = coordinates.covariance
+    factor, size = np.linalg.cholesky(before), before.shape[1]
+    products = factor @ scatter[:, :-1].reshape(before.shape) @ factor.transpose(0, 2, 1)
+    mass = scatter[:, -1]
+    mean = products.sum(axis=0) / mass.sum()
+    if not np.trace(mean) > size * NO_VARIANCE:
+        return before
+    found = (products + POOLED_ROWS * mean) / (mass + POOLED_ROWS)[:, None, None]
+    return 0.5 * (found + found.transpose(0, 2, 1))

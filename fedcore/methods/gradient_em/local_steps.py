@@ -23,11 +23,16 @@ RIDGE = 1e-5  # added to sum g x x' in the full M-step of a regression
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of C clients. x: (N, p) float64; y: (N,) the response, None for Gaussians; ptr: (C + 1,) int64."""
+    """Rows of C clients. x: (N, p) float64; y: (N,) the response, None for Gaussians; ptr: (C + 1,) int64.
+
+    white: (R, p, p) if components have covariances of their own: x @ white[r] is x in the units of component r, in
+    which its covariance is the identity; densities are then in the units of x. None: x is in the model's units
+    """
 
     x: np.ndarray
     y: np.ndarray | None
     ptr: np.ndarray
+    white: np.ndarray | None = None
 
     @property
     def sizes(self) -> np.ndarray:
@@ -42,7 +47,7 @@ class Rows:
     def where(self, kept: np.ndarray) -> Rows:
         """The rows with kept (N,) bool; clients without any stay, empty."""
         before = np.concatenate([[0], np.cumsum(kept)])
-        return Rows(self.x[kept], None if self.y is None else self.y[kept], before[self.ptr])
+        return Rows(self.x[kept], None if self.y is None else self.y[kept], before[self.ptr], self.white)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +59,8 @@ class Sums:
     second:    (C, R, p, p) sum of g x x' of a regression if asked, else None
     log_likelihood: (C,) of the rows, nats
     scatter:   (p, p), or (1, 1) of a regression: sum over all clients of shares_kr g (x - theta)(x - theta)', and
-               scatter_mass the sum of shares_kr g; None and 0 without shares
+               scatter_mass the sum of shares_kr g; None and 0 without shares. (R, p, p) and (R,) if components have
+               covariances of their own
     """
 
     mass: np.ndarray
@@ -62,7 +68,7 @@ class Sums:
     second: np.ndarray | None
     log_likelihood: np.ndarray
     scatter: np.ndarray | None = None
-    scatter_mass: float = 0.0
+    scatter_mass: float | np.ndarray = 0.0
 
 
 def e_step(
@@ -82,20 +88,33 @@ def e_step(
     likelihood = np.zeros(clients)
     packed = np.zeros((clients, components, triangle(p))) if second and rows.y is not None else None
     logs = np.log(np.maximum(w, LOG_WEIGHT_FLOOR))
-    scatter = None if shares is None else np.zeros((p, p) if rows.y is None else (1, 1))
+    scatter: np.ndarray | None = None
+    if shares is not None:
+        shape = (p, p) if rows.y is None else (1, 1)
+        scatter = np.zeros(shape if rows.white is None else (components, *shape))
     for stack in stacks(rows.ptr, 2 * (components + p)):
         x, c = stack.take(rows.x), stack.clients
         y = None if rows.y is None else stack.take(rows.y)
-        g, gradients, fit = _stack(x, y, theta[c], logs[c], stack.seen, clip)
+        g, gradients, fit = _stack(x, y, theta[c], logs[c], stack.seen, clip, rows.white)
         masses = g.sum(axis=2).T
         mass[c] += masses
         gradient[c] += gradients
         likelihood[c] += fit
         if packed is not None:
             packed[c] += np.matmul(g.transpose(1, 0, 2), pair_products(x))
-        if shares is not None:
-            scatter += _scatter(x, y, theta[c], g, masses, shares[c], gradients if clip is None else None)
-    kept = 0.0 if shares is None else float((shares * mass).sum())
+        if scatter is not None and shares is not None:
+            own = gradients if clip is None else None
+            if rows.white is None:
+                scatter += _scatter(x, y, theta[c], g, masses, shares[c], own)
+                continue
+            for r, white in enumerate(rows.white):
+                one = slice(r, r + 1)
+                scatter[r] += _scatter(
+                    x @ white, y, theta[c][:, one], g[one], masses[:, one], shares[c][:, one], gradients[:, one]
+                )
+    kept: float | np.ndarray = 0.0
+    if shares is not None:
+        kept = float((shares * mass).sum()) if rows.white is None else (shares * mass).sum(axis=0)
     return Sums(mass, gradient, None if packed is None else _full(packed, p), likelihood, scatter, kept)
 
 
@@ -128,8 +147,11 @@ def _stack(
     logs: np.ndarray,
     seen: np.ndarray | None,
     clip: float | None,
+    white: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """g (R, c, m), 0 for padding; gradients (c, R, p); log-likelihoods (c,)."""
+    if white is not None:
+        return _white_stack(x, theta, logs, seen, white)
     if y is None:
         return _gaussian_stack(x, theta, logs, seen, clip)
     return _regression_stack(x, y, theta, logs, seen, clip)
@@ -152,6 +174,17 @@ def _gaussian_stack(
         weights = g * np.minimum(1.0, clip / np.maximum(distances, 1e-300))
     first = np.matmul(weights.transpose(1, 0, 2), x)
     return g, first - weights.sum(axis=2).T[:, :, None] * theta, _total(top, seen)
+
+
+def _white_stack(
+    x: np.ndarray, theta: np.ndarray, logs: np.ndarray, seen: np.ndarray | None, white: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    left = [x @ own - theta[:, r, None] for r, own in enumerate(white)]
+    g = np.stack([-0.5 * np.einsum("cmp,cmp->cm", own, own) for own in left])
+    g += (logs + np.linalg.slogdet(white)[1] - 0.5 * x.shape[2] * LOG_TWO_PI).T[:, :, None]
+    top = _softmax(g, seen)
+    first = [np.matmul(g[r][:, None], own)[:, 0] for r, own in enumerate(left)]
+    return g, np.stack(first, axis=1), _total(top, seen)
 
 
 def _regression_stack(
@@ -230,7 +263,7 @@ def posteriors(rows: Rows, theta: np.ndarray, w: np.ndarray) -> np.ndarray:
     logs = np.log(np.maximum(w, LOG_WEIGHT_FLOOR))
     for stack in stacks(rows.ptr, 2 * (theta.shape[1] + theta.shape[2])):
         c, y = stack.clients, None if rows.y is None else stack.take(rows.y)
-        g, _, _ = _stack(stack.take(rows.x), y, theta[c], logs[c], stack.seen, None)
+        g, _, _ = _stack(stack.take(rows.x), y, theta[c], logs[c], stack.seen, None, rows.white)
         if isinstance(stack.rows, slice):
             found[stack.rows] = g.reshape(len(g), -1).T
         else:

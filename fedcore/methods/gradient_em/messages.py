@@ -126,4 +126,27 @@ class MixtureMessage:
     centres: np.ndarray
 
 
-Message = MomentsMessage | StartMessage | TotalsMessage | RoundMessage | MixedMessage | TrialMessage | MixtureMessage
+@dataclass(frozen=True, slots=True)
+class CandidatesMessage:
+    """One round of mixtures of all rows (`fedcore.methods.gradient_em.candidates`), of F of them.
+
+    candidates: (F, R + R d + R d d), standardised units; judged: whether they are judged by held-out rows
+    """
+
+    candidates: np.ndarray
+    regularisation: float
+    seed: int
+    judged: bool
+    coordinates: Coordinates
+
+
+Message = (
+    MomentsMessage
+    | StartMessage
+    | TotalsMessage
+    | RoundMessage
+    | MixedMessage
+    | TrialMessage
+    | MixtureMessage
+    | CandidatesMessage
+)

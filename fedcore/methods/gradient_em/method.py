@@ -8,13 +8,23 @@ from typing import Any, ClassVar, cast
 import numpy as np
 
 from fedcore.errors import ConfigError
-from fedcore.methods.gradient_em import clients, mixed_rounds, mixture_rounds, personal, scores, server, start
+from fedcore.methods.gradient_em import (
+    candidates,
+    clients,
+    mixed_rounds,
+    mixture_rounds,
+    personal,
+    scores,
+    server,
+    start,
+)
 from fedcore.methods.gradient_em import memory as memories
 from fedcore.methods.gradient_em.baselines import rounds as baselines
 from fedcore.methods.gradient_em.baselines import tgmm
 from fedcore.methods.gradient_em.config import GradientEMConfig
 from fedcore.methods.gradient_em.coordinates import coordinates_of, to_data
 from fedcore.methods.gradient_em.messages import (
+    CandidatesMessage,
     Message,
     MixedMessage,
     MixtureMessage,
@@ -80,6 +90,8 @@ class GradientEM(NonPrivateMethod[GradientEMConfig, GradientEMState]):
             return tgmm.totals(message, rows, known)
         if isinstance(message, MixedMessage):
             return mixed_rounds.client_round(message, rows, known)
+        if isinstance(message, CandidatesMessage):
+            return candidates.client_round(self.config, message, rows, known)
         if isinstance(message, MixtureMessage):
             return mixture_rounds.client_round(self.config, message, rows, known)
         if isinstance(message, TrialMessage):

@@ -69,6 +69,6 @@ def _between_clients(config: GradientEMConfig, state: GradientEMState) -> np.nda
     p = state.centres.shape[1]
     within = np.ones(p)
     if len(state.covariance):
-        within = np.sqrt(np.broadcast_to(np.diag(state.covariance), p))
+        within = np.sqrt(np.broadcast_to(np.diagonal(state.covariance, axis1=-2, axis2=-1), (len(state.spread), p)))
     scale = state.scale if len(state.scale) else np.ones(p)
     return np.sqrt(state.spread)[:, None] * within * scale

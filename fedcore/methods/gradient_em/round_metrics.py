@@ -24,6 +24,7 @@ METRICS = (
     Metric("diverged"),
     Metric("fitted"),
     Metric("gain", follows_data=True),
+    Metric("held_out", follows_data=True),
     Metric("left_out"),
     Metric("log_likelihood", follows_data=True),
     Metric("noise"),

@@ -15,11 +15,17 @@ from typing import Any
 
 import numpy as np
 
-from fedcore.methods.gradient_em import central, mixed_rounds, mixed_trial, mixture_rounds, shrinkage, start
+from fedcore.methods.gradient_em import candidates, central, mixed_rounds, mixed_trial, mixture_rounds, shrinkage, start
 from fedcore.methods.gradient_em.baselines import rounds as baselines
 from fedcore.methods.gradient_em.baselines import tgmm
 from fedcore.methods.gradient_em.config import GradientEMConfig
-from fedcore.methods.gradient_em.coordinates import coordinates_of, covariance_of, to_model, to_standardised
+from fedcore.methods.gradient_em.coordinates import (
+    coordinates_of,
+    covariance_of,
+    covariances_of,
+    to_model,
+    to_standardised,
+)
 from fedcore.methods.gradient_em.messages import Message, MomentsMessage, RoundMessage, TotalsMessage
 from fedcore.methods.gradient_em.state import GradientEMState
 from fedcore.rounds.method import RoundInfo
@@ -30,6 +36,8 @@ FEWEST_ROUNDS = 5
 
 def total_rounds(config: GradientEMConfig) -> int:
     before = 1 + (config.standardise == "columns") + (config.algorithm == "tgmm")
+    if config.covariance == "components" and config.start == "local":
+        before += candidates.CANDIDATE_ROUNDS + 1
     if config.mixed and config.robust == "auto":
         before += mixed_trial.TRIAL_ROUNDS + 1
     return before + (1 if config.algorithm == "local-fit" else config.rounds)
@@ -45,6 +53,8 @@ def message(config: GradientEMConfig, state: GradientEMState) -> Message | None:
             return start.start_message(config, state)
         case "totals":
             return TotalsMessage(state.orders, state.centres, coordinates_of(state))
+        case "candidates":
+            return candidates.message(state)
     if config.mixed:
         return (mixed_rounds if config.components == 1 else mixture_rounds).message(config, state)
     number = state.round + 1
@@ -84,6 +94,8 @@ def server_update(
             return start.after_start(config, state, result)
         case "totals":
             return tgmm.after_totals(state, result)
+        case "candidates":
+            return candidates.server_update(config, state, result)
         case "trial":
             return (mixed_rounds if config.components == 1 else mixture_rounds).after_trial(state, result)
     if config.mixed:
@@ -197,9 +209,11 @@ def common_weights(config: GradientEMConfig, state: GradientEMState, result: Map
 
 def shared_covariance(config: GradientEMConfig, state: GradientEMState, result: Mapping[str, Any]) -> GradientEMState:
     """The next covariance within components, if it is estimated."""
-    if not config.shared_covariance or not float(result["scatter"][-1]) > 0:
+    if not config.shared_covariance or not np.asarray(result["scatter"])[..., -1].sum() > 0:
         return state
     scatter = np.asarray(result["scatter"])
+    if config.covariance == "components":
+        return replace(state, covariance=covariances_of(coordinates_of(state), scatter))
     return replace(state, covariance=covariance_of(config, coordinates_of(state), scatter))
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from fedcore.errors import ConfigError, PopulationError
-from fedcore.methods.gradient_em import alignment, central, mixed_rounds, mixture_rounds, shrinkage
+from fedcore.methods.gradient_em import alignment, candidates, central, mixed_rounds, mixture_rounds, shrinkage
 from fedcore.methods.gradient_em.baselines import rounds as baselines
 from fedcore.methods.gradient_em.config import GradientEMConfig
 from fedcore.methods.gradient_em.coordinates import coordinates_of, covariance_of, rows_of, to_model, to_standardised
@@ -198,6 +198,10 @@ def after_start(
         spread=between,
         spread_sums=np.zeros((config.components, 3)),
     )
+    if config.covariance == "components" and config.start == "local":
+        state = candidates.first_candidates(config, state, starts)
+    elif config.covariance == "components":
+        state = replace(state, covariance=np.tile(state.covariance, (config.components, 1, 1)))
     return state, RoundInfo(info)
 
 

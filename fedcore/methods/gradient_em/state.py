@@ -18,14 +18,14 @@ class GradientEMState:
 
     Units are those of `fedcore.methods.gradient_em.coordinates`.
 
-    phase:      "moments", "start", "totals", "trial", "rounds", "done"
+    phase:      "moments", "start", "totals", "candidates", "trial", "rounds", "done"
     round:      rounds of Algorithm 1, or of the baseline, that are finished
     seed:       of the streams of simulation randomness
     population: K
     clients, rows, largest: clients that have rows, their rows, rows of the largest client
     mean, scale: (d,) by which rows are standardised; (0,) if they are not, or if each client has its own
-    covariance: (d, d) of rows within a component, standardised units; (1, 1) noise variance of a regression; (0, 0) for
-                the identity
+    covariance: (d, d) of rows within a component, standardised units; (R, d, d) if components have their own; (1, 1)
+                noise variance of a regression; (0, 0) for the identity
     centres:    (R, p) the common centres v_r, standardised units; (0, p) before there are any
     weights:    (R,) common weights: the centre of shared ones, or those of pooled rows; (0,) if there are none
     variances:  (R,) of a pooled mixture of regressions; (0,) otherwise
