@@ -201,6 +201,7 @@ gradient_em("fedgrem-regression-shared", "regressions", covariance="shared", int
 gradient_em("fedgrem-regression-known", "regressions", covariance="known", known=0.2, cap_steps=False)
 gradient_em("fedgrem-identity", covariance="identity", standardise="clients")
 gradient_em("fedgrem-known", covariance="known", known=(1.0, 4.0, 1.0, 0.25))
+gradient_em("fedgrem-components", covariance="components")
 gradient_em("fedgrem-columns", standardise="columns")
 gradient_em("fedgrem-sampled", participation=0.6, share_weights=True)
 gradient_em("fedgrem-batches", batch=6)

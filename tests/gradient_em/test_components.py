@@ -1,5 +1,8 @@
 """Components with covariances of their own: E-steps, units, pooled candidates, runs."""
 
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
@@ -119,3 +122,31 @@ def test_settings_that_do_not_fit_are_refused():
     for wrong in ({"algorithm": "local-em"}, {"shrinkage": "norm"}, {"model": "regression"}, {"gradient_clip": 1.0}):
         with pytest.raises(ValidationError):
             GradientEMConfig(**{**COMPONENTS, **wrong})
+
+
+FOLDER = os.environ.get("FEDCORE_DATA")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FOLDER, reason="FEDCORE_DATA names no folder of data sets")
+def test_threes_and_eights():
+    """40 clients of about 96 digits 3 and 8, ten whitened principal components times 1.5: a shared covariance
+    mis-clusters 30 % and more, components with their own less than 14 %, and predict other rows better by .7 nats."""
+    with np.load(Path(FOLDER) / "mnist" / "mnist.npz") as arrays:
+        chosen = np.isin(arrays["y_train"], [3, 8])
+        x, y = arrays["x_train"][chosen].reshape(chosen.sum(), -1) / np.float32(255), arrays["y_train"][chosen] == 8
+    values_, vectors = np.linalg.eigh(np.cov(x.T))
+    x = 1.5 * (x - x.mean(axis=0)) @ (vectors[:, -10:] / np.sqrt(values_[-10:]))
+    random = np.random.default_rng(0)
+    at, dealt = random.permutation(len(x)), random.integers(0, 40, 7680)
+    train, held = ([x[at[low : low + 3840]][dealt[low : low + 3840] == k] for k in range(40)] for low in (0, 3840))
+    wrong, loss = {}, {}
+    for name in ("auto", "components"):
+        ran = run(block_of(train), components=2, covariance=name)
+        found = ran.outputs()["labels"]
+        true = [y[at[:3840]][dealt[:3840] == k].astype(int) for k in range(40)]
+        wrong[name] = sum(misclustered(a[: len(b)].astype(int), b, 2) for a, b in zip(found, true, strict=True)) / 3840
+        block = RowsBlock(0, 0, ran.block.ptr, ran.block.x, heldout=block_of(held))
+        loss[name] = ran.method.score_table(values(ran.method.score_block(ran.state, block, None))).lines[0].loss
+    assert wrong["components"] < 0.14 < 0.25 < wrong["auto"]
+    assert loss["components"] < loss["auto"] - 0.7
