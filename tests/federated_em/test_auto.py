@@ -61,6 +61,14 @@ def test_what_it_costs_is_counted():
     assert ran.state.expectations == 200 * (9 + 2)
 
 
+def test_a_run_whose_penalty_was_chosen_is_the_run_with_that_penalty():
+    block = population()
+    ran = run(FederatedEMConfig(**AUTO | {"restarts": 3}), block, facts(block))
+    chosen = ran.column("pseudo_rows")[0]
+    other = run(FederatedEMConfig(**AUTO | {"restarts": 3, "pseudo_rows": chosen}), block, facts(block))
+    np.testing.assert_allclose(ran.state.theta, other.state.theta, rtol=1e-8, atol=1e-10)
+
+
 def test_clients_of_one_row_hold_nothing_back_and_the_default_is_taken():
     generator = np.random.default_rng(0)
     block = block_of([generator.normal(size=(1, 2)) for _ in range(40)])

@@ -214,3 +214,12 @@ def test_a_small_weight_still_has_a_statistic():
     s = model.statistic_of(theta)
     assert model.admissible(s)
     np.testing.assert_allclose(model.maximise(s)["weights"], theta["weights"], rtol=1e-12)
+
+
+def test_covariances_that_are_symmetric_up_to_rounding_can_be_a_start():
+    """Off the diagonal an M-step leaves numbers of 1e-17 that differ in all digits."""
+    model = GaussianMixture(1, 2, "full")
+    theta = {"weights": np.ones(1), "means": np.zeros((1, 2)), "covariances": np.array([[[1.0, 1e-17], [3e-18, 0.5]]])}
+    assert model.check_theta(theta)["covariances"][0, 1, 1] == 0.5
+    with pytest.raises(ConfigError, match="symmetric"):
+        model.check_theta(theta | {"covariances": np.array([[[1.0, 0.1], [0.2, 0.5]]])})

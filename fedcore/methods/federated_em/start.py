@@ -162,8 +162,6 @@ def after_moments(config: FederatedEMConfig, state: FederatedEMState, result: Ma
     if len(state.scale):
         mean, variance = (mean - state.centre) / state.scale, variance / state.scale**2
     state = replace(state, mean=mean, variance=variance, seen=count, penalty_share=config.penalty_share(rows))
-    if config.tries_penalties:
-        state = replace(state, waiting_rows=AUTO_SHARE)
     if config.start_name == "given":
         state = _with_initial_parameters(config, state, [state.parameters()])
     elif models.seeding_passes(config) == 0:
@@ -306,6 +304,7 @@ def _with_initial_parameters(
     return replace(
         state,
         phase="penalties",
+        waiting_rows=AUTO_SHARE,
         waiting=np.stack([model.statistic_of(theta) for theta in thetas]),
         starts=np.stack([own.statistic_of(thetas[0]) for own in candidate_models(config, state)]),
     )

@@ -229,7 +229,9 @@ def check_shape(name: str, array, shape: Sequence[int]) -> np.ndarray:
 
 def check_positive_definite(name: str, matrices: np.ndarray) -> None:
     """Raises ConfigError unless all (..., d, d) are symmetric and positive definite."""
-    good = np.allclose(matrices, np.swapaxes(matrices, -1, -2), rtol=1e-9, atol=0)
+    diagonal = np.maximum(np.diagonal(matrices, axis1=-2, axis2=-1), 0.0)  # a tiny covariance may be all rounding
+    allowed = 1e-9 * np.sqrt(diagonal[..., :, None] * diagonal[..., None, :])
+    good = bool((np.abs(matrices - np.swapaxes(matrices, -1, -2)) <= allowed).all())
     try:
         np.linalg.cholesky(matrices)
     except np.linalg.LinAlgError:
