@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedcore.methods.federated_em import FederatedEMConfig, models
+from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig, models
 from fedcore.methods.mixture_models.gaussian import GaussianMixture
 from fedcore.methods.mixture_models.validation import Split, training_part, validation_part
 from tests.federated_em.run_in_memory import block_of, facts, run
@@ -95,6 +95,17 @@ def test_rows_of_the_validation_do_not_choose():
     inner = Split(0, 0.2, Split(0, 0.3)).held_back(rest.ptr, 0)
     assert np.array_equal(choosing.x, rest.x[inner]) and inner.mean() == pytest.approx(0.2, abs=0.05)
     assert ran.state.rows == len(rest.x)
+
+
+def test_a_run_that_goes_on_keeps_what_was_chosen():
+    block = population()
+    method = FederatedEM(FederatedEMConfig(**AUTO))
+    arrays = method.warm_start_of(run(method.config, block, facts(block)).state)
+    assert arrays["pseudo_rows"] == [1.0]
+    given = FederatedEMConfig(algorithm="em", components=2, rounds=2, start="given")
+    assert run(given, block, facts(block, start=arrays)).state.penalty_share == 1 / 200
+    other = given.model_copy(update={"pseudo_rows": 0.5})
+    assert run(other, block, facts(block, start=arrays)).state.penalty_share == 0.5 / 200
 
 
 def test_defaults():

@@ -62,6 +62,7 @@ def init(config: FederatedEMConfig, public: PublicFacts) -> FederatedEMState:
         theta, layout = pack(start.public_parameters(public, start.public_model(config, public)))
         scaling = start.public_scaling(config, public)
         state = replace(state, theta=theta, layout=layout, centre=scaling.centre, scale=scaling.scale)
+        state = replace(state, pseudo_rows=start.public_pseudo_rows(public))
     return state
 
 

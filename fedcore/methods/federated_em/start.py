@@ -41,7 +41,7 @@ from fedcore.rounds.method import PublicFacts, RoundInfo
 START = "federated_em/start"
 SMALLEST_BATCH, LONGEST_INNER = 32, 8  # of VR-FedEM
 CONSTANT = 1e-12  # a variance this small beside the squared mean is rounding
-NOT_PARAMETERS = ("centre", "scale", "column_means", "part_scales")
+NOT_PARAMETERS = ("centre", "scale", "column_means", "part_scales", "pseudo_rows")
 
 Step = tuple[FederatedEMState, RoundInfo]
 
@@ -59,6 +59,8 @@ def warm_start_of(state: FederatedEMState) -> dict[str, np.ndarray]:
         "column_means": state.mean,
         "part_scales": state.part_scales,
     }
+    if state.pseudo_rows != PSEUDO_ROWS:  # they were chosen, from rows that the parameters have seen since
+        scales["pseudo_rows"] = np.array([state.pseudo_rows])
     return {**state.parameters(), **{name: array for name, array in scales.items() if len(array)}}
 
 
@@ -89,6 +91,17 @@ def public_scaling(config: FederatedEMConfig, public: PublicFacts) -> Scaling:
     if not (scale > 0).all():
         raise ConfigError("'scale' of the start must be positive.")
     return Scaling(centre, scale, np.ones(d), mean, np.zeros(0))
+
+
+def public_pseudo_rows(public: PublicFacts) -> float:
+    """The pseudo-rows that the earlier run chose, or the default. Raises ConfigError for what is no such number."""
+    arrays = _arrays(public)
+    if "pseudo_rows" not in arrays:
+        return PSEUDO_ROWS
+    chosen = float(_vector(arrays, "pseudo_rows", 1)[0])
+    if chosen < 0:
+        raise ConfigError("'pseudo_rows' of the start must not be negative.")
+    return chosen
 
 
 def public_model(config: FederatedEMConfig, public: PublicFacts) -> CurvedEM:
@@ -161,7 +174,8 @@ def after_moments(config: FederatedEMConfig, state: FederatedEMState, result: Ma
         state = replace(state, centre=mean, scale=scale)
     if len(state.scale):
         mean, variance = (mean - state.centre) / state.scale, variance / state.scale**2
-    state = replace(state, mean=mean, variance=variance, seen=count, penalty_share=config.penalty_share(rows))
+    state = replace(state, mean=mean, variance=variance, seen=count)
+    state = replace(state, penalty_share=config.penalty_share(rows, state.pseudo_rows))
     if config.start_name == "given":
         state = _with_initial_parameters(config, state, [state.parameters()])
     elif models.seeding_passes(config) == 0:
@@ -246,6 +260,7 @@ def after_penalties(config: FederatedEMConfig, state: FederatedEMState, result: 
         starts=np.zeros((0, model.q)),
         waiting=np.zeros((0, 0)),
         waiting_rows=0.0,
+        pseudo_rows=chosen,
         penalty_share=config.penalty_share(state.rows, chosen),
     )
     return _with_starts(config, state, thetas), RoundInfo({**info, "pseudo_rows": chosen})

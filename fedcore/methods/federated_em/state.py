@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedcore.methods.federated_em.config import PSEUDO_ROWS
 from fedcore.methods.federated_em.messages import Scaling
 from fedcore.methods.mixture_models.contract import Theta
 from fedcore.methods.mixture_models.hidden_cells import HiddenCells
@@ -50,6 +51,7 @@ class FederatedEMState:
     multipliers: (T,) noise multipliers of the planned releases; (0,) if not private
     part_scales: (q,) the diagonal of D of a private run; (0,) if not private
     penalty_share: the penalty as a share of the data, once their number is known; None where the settings alone say it
+    pseudo_rows: those that were chosen, here or by the run that this one starts from; PSEUDO_ROWS before
     validation: the share of each client's rows that takes no part in training
     hides_cells: whether that share is of the observed cells of tables, not of rows
     waiting_rows: the share of the others that takes no part while the penalty is chosen; 0 else
@@ -87,6 +89,7 @@ class FederatedEMState:
     multipliers: np.ndarray
     part_scales: np.ndarray
     penalty_share: float | None = None
+    pseudo_rows: float = PSEUDO_ROWS
     validation: float = 0.0
     hides_cells: bool = False
     waiting_rows: float = 0.0
