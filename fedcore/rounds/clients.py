@@ -41,7 +41,7 @@ class Source:
     memory_in, memory_out: folders or URLs of the clients' memories before and after this round, or None
     cache_bytes: how much of decoded blocks and memories a process may keep
     stream_above: a block of dense rows that is larger, decoded, is read while it is used, if the method can
-    durable: whether the memories of this round are to be flushed to the disk
+    durable: whether the memories of this round are to be flushed to the disk; their names are when they are committed
     training: names the course of a training in which a process may use what it kept of its own answers
     memory_digests: {name: digest} of the files in memory_in; None: not known, so not compared
     """
@@ -184,7 +184,7 @@ def answer_block(method: AnyMethod, source: Source, message: Message, index: int
             # In the order that a file gives them back in: other orders have other last bits in products.
             together = {name: np.ascontiguousarray(np.concatenate([part[name] for part in kept])) for name in kept[0]}
             file = memory_file(source.memory_out, index)
-            written[file.name] = write_values(file, together, durable=source.durable)
+            written[file.name] = write_values(file, together, durable=source.durable, name=False)
             if source.training:
                 MEMORIES.keep((source.training, source.memory_out, index), together, source.cache_bytes - BLOCKS.bytes)
         return total if total is None or not source.memory_out else {**total, WRITTEN: FileDigests(written)}

@@ -194,8 +194,7 @@ class Training:
         if self.done == self.run.round:
             return
         head = {} if self.publisher is None else {"ledger_head": self.publisher.head()}
-        if not self.durable:
-            self.run.flush_memories(self.done)
+        self.run.flush_memories(self.done, contents=not self.durable)
         self.run.commit(self.done, self.state, self.rows, memories=self.remembered, **head)
         if self.remembered is None and self.run.head.get("memories"):  # of an attempt that published, and was killed
             self.remembered = self.run.memory_digests()

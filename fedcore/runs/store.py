@@ -411,15 +411,15 @@ class Run:
         if "files" in self.head and not self.pruned:
             self._releases.check(self.round, self._named("releases"))
 
-    def flush_memories(self, round: int) -> None:
-        """Make memories durable that were written without a flush. On a disk that hosts share, what another host wrote
-        is there since it closed the file.
+    def flush_memories(self, round: int, contents: bool) -> None:
+        """Make memories durable before the head names them: the names of their files, and the contents if they were
+        written without a flush. On a disk that hosts share, what another host wrote is there since it closed the file.
         """
         folder = self.memory_folder(round)
         if is_remote(folder) or not folder.is_dir():
             return
         with writing("memory"):
-            for path in [*sorted(folder.iterdir()), folder]:
+            for path in [*(sorted(folder.iterdir()) if contents else []), folder]:
                 files.flush(path)
 
     def drop_memories(self, round: int) -> None:

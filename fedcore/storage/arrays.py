@@ -60,16 +60,17 @@ def writing(what: str) -> Iterator[None]:
         ) from error
 
 
-def write_values(path: Place, values: Mapping[str, Any], *, durable: bool = True) -> str:
+def write_values(path: Place, values: Mapping[str, Any], *, durable: bool = True, name: bool = True) -> str:
     """Write arrays and scalars to one zip file: arrays to Zarr, scalars (str, bool, int, float, None) to attributes.
 
-    durable: whether the file is on the disk on return, and not only in the memory of the system. The file appears
-    complete or not at all. One that exists already is replaced: it was never committed. The same values make the same
-    bytes. Returns their BLAKE3. Raises RunError.
+    durable: whether the file is on the disk on return, and not only in the memory of the system; name: whether its name
+    is as well, which `fedcore.storage.files.flush` of the folder does for many files at once. The file appears complete
+    or not at all. One that exists already is replaced: it was never committed. The same values make the same bytes.
+    Returns their BLAKE3. Raises RunError.
     """
-    arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
-    scalars = {name: _scalar(name, value) for name, value in values.items() if name not in arrays}
-    bad = [name for name in values if not NAME.fullmatch(name)]
+    arrays = {key: value for key, value in values.items() if isinstance(value, np.ndarray)}
+    scalars = {key: _scalar(key, value) for key, value in values.items() if key not in arrays}
+    bad = [key for key in values if not NAME.fullmatch(key)]
     if bad:
         raise RunError(f"{bad[0]!r} cannot be the name of a stored value.")
     if is_remote(path):
@@ -83,7 +84,7 @@ def write_values(path: Place, values: Mapping[str, Any], *, durable: bool = True
             with files.opened(partial) as file, zipfile.ZipFile(file, "w") as archive:
                 _write_group(archive, arrays, scalars)
             digest = digests.of_file(partial)
-            replace_durably(partial, path) if durable else os.replace(partial, path)
+            replace_durably(partial, path, name=name) if durable else os.replace(partial, path)
             return digest
     finally:
         partial.unlink(missing_ok=True)

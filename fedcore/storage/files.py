@@ -266,11 +266,13 @@ def write_json(path: Place, value: Any) -> None:
     write_whole(path, json_bytes(value))
 
 
-def replace_durably(partial: Path, path: Path) -> None:
-    """Flush a finished local file and rename it to its name."""
+def replace_durably(partial: Path, path: Path, *, name: bool = True) -> None:
+    """Flush a finished local file and rename it to its name. name: whether the name is made durable too; if not, its
+    folder is to be flushed before anything counts on it."""
     flush(partial)
     os.replace(partial, path)
-    flush(path.parent)
+    if name:
+        flush(path.parent)
 
 
 def remove(path: Place) -> None:

@@ -77,7 +77,7 @@ STEPS: dict[str, list[tuple[object, str, Callable[..., int]]]] = {
     "commit": [(Run, "commit", lambda _, round, *__, **___: round)],
     "state": [(fedcore.runs.store, "write_values", lambda path, *_, **__: _round_of_file(path))],
     "memory": [(fedcore.rounds.clients, "write_values", lambda path, *_, **__: _round_of_file(path))],
-    "rename": [(fedcore.storage.arrays, "replace_durably", lambda _, path: _round_of_file(path))],
+    "rename": [(fedcore.storage.arrays, "replace_durably", lambda _, path, **__: _round_of_file(path))],
     "head": [(Run, "_write_head", lambda _, head: head["round"])],
     "settle": [(Ledger, "finish", lambda *_, **__: 0)],
     "statement": [(fedcore.training.session, "statement_of", lambda *_: 0)],
