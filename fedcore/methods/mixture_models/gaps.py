@@ -40,8 +40,8 @@ class Gaps(NamedTuple):
 
 def take_gaps(z: np.ndarray, r: np.ndarray, d: int) -> Gaps | None:
     """The columns of z (F, n), 1 and the d numbers of a row first, that hold NaN; None if there are none. In z and in
-    what was computed from it, r (G, n), they become 0. Whether there are any is seen from r, which is NaN where z is, at
-    less than it costs to look at z."""
+    what was computed from it, r (G, n), they become 0. Whether there are any is seen from r, which is NaN where z is,
+    at less than it costs to look at z."""
     if not np.isnan(r[0].sum()):
         return None
     columns = np.flatnonzero(np.isnan(z[1 : 1 + d]).any(axis=0))
