@@ -232,6 +232,7 @@ gradient_em("fedgmm", "regressions", algorithm="fedgmm", covariates=2)
 gradient_em("fedgmm-clients", "regressions", algorithm="fedgmm", covariates=1, average="clients", intercept=True)
 gradient_em("mixed-effects", "regressions", **MIXED, intercept=True)
 gradient_em("mixed-effects-likelihood", "regressions", **MIXED, robust=False)
+gradient_em("mixed-effects-robust", "regressions", **MIXED, robust=True)
 gradient_em("mixed-effects-mixture", "regressions", algorithm="mixed-effects")
 
 

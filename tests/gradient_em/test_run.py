@@ -250,7 +250,7 @@ def test_the_algorithm_follows_the_model_and_the_settings():
         {"limit": 2.0},
     ):
         assert GradientEMConfig(**regression, **own).algorithm == "fedgrem"
-    assert GradientEMConfig().algorithm == GradientEMConfig(algorithm="auto").algorithm == "fedgrem"
+    assert GradientEMConfig().algorithm == GradientEMConfig(algorithm=None).algorithm == "fedgrem"
 
 
 def test_settings_survive_the_run_store():

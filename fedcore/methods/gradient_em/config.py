@@ -59,25 +59,27 @@ class GradientEMConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    algorithm: Literal[
-        "auto",
-        "fedgrem",
-        "local-fit",
-        "local-em",
-        "local-grem",
-        "fedem",
-        "fedem-w",
-        "tgmm",
-        "fedgmm",
-        "pooled-em",
-        "pooled-grem",
-        "mixed-effects",
-    ] = Field(
-        "auto",
-        description="auto: mixed-effects for regressions of one component, unless a setting is given that only fedgrem "
-        "has, and fedgrem otherwise; fedgrem: penalised gradient EM; local-fit: every client's start, with its own "
-        "covariance; "
-        "local-em, local-grem: (gradient) EM of every client alone; fedem: full M-steps, averaged; "
+    algorithm: (
+        Literal[
+            "fedgrem",
+            "local-fit",
+            "local-em",
+            "local-grem",
+            "fedem",
+            "fedem-w",
+            "tgmm",
+            "fedgmm",
+            "pooled-em",
+            "pooled-grem",
+            "mixed-effects",
+        ]
+        | None
+    ) = Field(
+        None,
+        description="if none is given, mixed-effects for regressions of one component, unless a setting is given that "
+        "only fedgrem has, and fedgrem otherwise; fedgrem: penalised gradient EM; local-fit: every client's start, "
+        "with its own covariance; local-em, local-grem: (gradient) EM of every client alone; fedem: full M-steps, "
+        "averaged; "
         "fedem-w: one M-step on all rows, own weights; tgmm: others' starts as sources; fedgmm: joint mixture of "
         "inputs and regressions; pooled-em, pooled-grem: all rows as if of one client; mixed-effects: regressions, the "
         "covariances of clients' coefficients and the noise estimated",
@@ -277,7 +279,7 @@ class GradientEMConfig(BaseModel):
     def _of_preset_and_model(cls, settings: Any) -> Any:
         if not isinstance(settings, dict):
             return settings
-        if settings.get("algorithm", "auto") == "auto":
+        if settings.get("algorithm") is None:
             one = settings.get("model") == "regression" and settings.get("components") == 1
             defaults = {name: cls.model_fields[name].default for name in OF_FEDGREM}
             plain = all(settings.get(name, default) == default for name, default in defaults.items())

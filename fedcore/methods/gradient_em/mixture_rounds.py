@@ -107,8 +107,8 @@ def client_round(
         sums.append(mixed_mixture.round_sums(step))
     if message.judged:
         return {"gain": FloatSum.at(block.leaf, _gain_sums(judged, every))}, {n: memory[n] for n in ("theta", "shares")}
-    memory = memory if message.held else {}
-    memory |= {name: np.stack([getattr(one, name) for one in found], axis=1) for name in Parts._fields}
+    parts_of = {name: np.stack([getattr(one, name) for one in found], axis=1) for name in Parts._fields}
+    memory = memory | parts_of if message.held else parts_of  # own starts are done with after the trial
     return {"sums": FloatSum.at(block.leaf, np.stack(sums)), "restarts": FloatSum.at(block.leaf, [restarts])}, memory
 
 
