@@ -36,7 +36,10 @@ def trained(rows, test, components, start=None, **settings):
     return state, loss + np.log(state.scale).sum(), first.parameters()
 
 
-@pytest.mark.parametrize(("name", "components"), [("satellite", 6), ("gvhd_flow", 8)])
+MIXTURES = [pytest.param("satellite", 6, marks=pytest.mark.heavy), ("gvhd_flow", 8)]
+
+
+@pytest.mark.parametrize(("name", "components"), MIXTURES)
 def test_held_out_rows_are_as_likely_as_under_scikit_learn(name, components):
     train, test = load(name)
     _, loss, first = trained(train, test, components)
@@ -57,7 +60,7 @@ def test_small_data_get_a_larger_penalty():
     assert state.penalty_share > 1e-4 and chosen < small - 0.1
 
 
-GAPS = [("satellite", 12, 6, 0.1), ("gvhd_flow", 4, 8, 0.2)]
+GAPS = [pytest.param("satellite", 12, 6, 0.1, marks=pytest.mark.heavy), ("gvhd_flow", 4, 8, 0.2)]
 
 
 @pytest.mark.parametrize(("name", "columns", "components", "hidden"), GAPS)
