@@ -154,23 +154,21 @@ def check_rows(model: CurvedEM, block: ClientBlock, leaf: LeafRows) -> None:
 
 
 def trials(config: FederatedEMConfig, model: CurvedEM, message: TrialMessage, block: ClientBlock) -> Statistics:
-    """totals: (R, q) sum of w_i s_bar_i for each initialisation, if it takes a step; losses: (R,) their objectives,
-    without the penalty.
+    """totals: (R, q) sum of w_i s_bar_i for each initialisation; losses: (R,) their objectives, without the penalty.
 
     weight: (1,) sum of w_i, which is 1 unless w_i counts rows that take no part; held_out: (1 + R,) these rows, and the
     sum of their losses for each initialisation, if some take no part.
     """
     everything, block = block, training_rows(block, message.scaling.split)
     leaf, weights = _leaf_and_weights(config, message, block)
+    totals = [weighted_statistic(model, theta, leaf, weights) for theta in message.thetas]
     losses = [weighted_loss(model, theta, leaf, weights) for theta in message.thetas]
     weight = float(weights.of_clients(leaf.sizes).sum())
-    statistics: dict[str, Statistic] = {
+    statistics = {
+        "totals": FloatSum.at(block.leaf, totals),
         "losses": FloatSum.at(block.leaf, losses),
         "weight": FloatSum.at(block.leaf, weight),
     }
-    if message.steps:
-        totals = [weighted_statistic(model, theta, leaf, weights) for theta in message.thetas]
-        statistics["totals"] = FloatSum.at(block.leaf, totals)
     if message.scaling.split is not None:
         held = rows_of(
             validation_part(cast(RowsBlock, everything), cast(Split, message.scaling.split)), message.scaling

@@ -19,7 +19,7 @@ PRIVATE_GAMMA = 0.5
 PSEUDO_ROWS = 1e-3
 CANDIDATES = (1e-3, 0.1, 1.0)  # pseudo-rows that "auto" tries
 AUTO_SHARE = 0.2  # of each client's rows, on which it compares them
-STARTS, TRIAL_ROUNDS = 4, 10
+STARTS_OF_EM = 4
 REGULARISATION = 1e-3  # of models whose penalty is a share of the data
 SMALLEST_SHARE = 1e-8  # of a penalty that is not 0: below it columns that determine each other drown in rounding
 BATCH_GAMMA = 0.3  # an upper bound: the noise of a batch does not die with the compression's
@@ -202,15 +202,10 @@ class FederatedEMConfig(BaseModel):
         None,
         ge=1,
         le=100,
-        description=f"starts of which the best is taken; None: {STARTS} for mixtures by em, fedem and vr-fedem, else 1",
+        description="starts that are tried side by side by plain EM steps, whose messages are not compressed; None: "
+        f"{STARTS_OF_EM} for mixtures by em, else 1",
     )
-    trial_rounds: int | None = Field(
-        None,
-        ge=0,
-        le=1000,
-        description="plain EM steps of each start before they are compared, whose messages are not compressed; 0: they "
-        f"are compared as they are, by a number from each client; None: {TRIAL_ROUNDS} for em, else 0",
-    )
+    trial_rounds: int = Field(10, ge=1, le=1000, description="EM steps of each start before the best one is taken")
     monitor_every: int | None = Field(
         None,
         ge=1,
@@ -321,15 +316,8 @@ class FederatedEMConfig(BaseModel):
     def starts_tried(self) -> int:
         if self.restarts is not None:
             return self.restarts
-        several = self.algorithm in ("em", "fedem", "vr-fedem") and self.start_name != "given" and self.mixture
-        return STARTS if several else 1
-
-    @property
-    def steps_of_trials(self) -> int:
-        """Plain EM steps of each start, or of each penalty, that is tried."""
-        if self.trial_rounds is not None:
-            return self.trial_rounds
-        return TRIAL_ROUNDS if self.algorithm == "em" or self.tries_penalties else 0
+        several = self.algorithm == "em" and self.start_name != "given" and self.mixture
+        return STARTS_OF_EM if several else 1
 
     @property
     def fixed_share(self) -> float:

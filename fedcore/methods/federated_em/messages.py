@@ -95,14 +95,13 @@ class TrialMessage:
     also for the losses of these.
 
     thetas: one set of parameters for each. clients, rows: totals of the population, from which the weights w_i follow
-    (also in the messages below). steps: whether sums of statistics are asked for, or objectives alone.
+    (also in the messages below).
     """
 
     thetas: tuple[Theta, ...]
     scaling: Scaling
     clients: float
     rows: float
-    steps: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ def total_rounds(config: FederatedEMConfig, state: FederatedEMState) -> int:
     """All passes, if the objective stops falling only after the last round."""
     passes = 1 + config.all_rounds + 1 + models.seeding_passes(config)
     passes += config.cluster_rounds if models.seeding_passes(config) else 0
-    passes += max(1, config.steps_of_trials) * ((config.starts_tried > 1) + config.tries_penalties)
+    passes += config.trial_rounds * ((config.starts_tried > 1) + config.tries_penalties)
     return passes + (1 if config.fills_memories else 0)
 
 

@@ -250,7 +250,7 @@ def after_penalties(config: FederatedEMConfig, state: FederatedEMState, result: 
     found = np.asarray(result["totals"]) / float(result["weight"])
     starts = _inside(config, candidate_models(config, state), state.starts, found)
     state = replace(_with_costs_of_trials(config, state), starts=starts, step=state.step + 1)
-    if state.step < config.steps_of_trials:
+    if state.step < config.trial_rounds:
         return state, RoundInfo(info)
     model = models.model_of(config, state.scaling())
     thetas = [model.maximise(s) for s in state.waiting]
@@ -269,23 +269,20 @@ def after_penalties(config: FederatedEMConfig, state: FederatedEMState, result: 
 def trial_message(config: FederatedEMConfig, state: FederatedEMState) -> TrialMessage:
     model = models.model_of(config, state.scaling())
     thetas = tuple(model.maximise(s) for s in state.starts)
-    return TrialMessage(thetas, state.scaling(), state.clients, state.rows, config.steps_of_trials > 0)
+    return TrialMessage(thetas, state.scaling(), state.clients, state.rows)
 
 
 def after_trials(config: FederatedEMConfig, state: FederatedEMState, result: Mapping[str, Any]) -> Step:
-    """An exact EM step of each initialisation, unless they are compared as they are; after the last one the best of
-    them goes on."""
+    """An exact EM step of each initialisation; after the last one the best of them goes on."""
     model = models.model_of(config, state.scaling())
     losses = [
         float(loss) + model.penalty(model.maximise(s)) for loss, s in zip(result["losses"], state.starts, strict=True)
     ]
     best, models_alike = int(np.argmin(losses)), [model] * len(losses)
-    starts = state.starts
-    if config.steps_of_trials:
-        starts = _inside(config, models_alike, starts, np.asarray(result["totals"]))
+    starts = _inside(config, models_alike, state.starts, np.asarray(result["totals"]))
     info = RoundInfo({"objective": losses[best], "spread_of_starts": max(losses) - min(losses)})
     state = replace(_with_costs_of_trials(config, state), starts=starts, step=state.step + 1)
-    if state.step >= config.steps_of_trials:
+    if state.step == config.trial_rounds:
         state = enter_rounds(config, model, replace(state, starts=np.zeros((0, model.q)), step=0), starts[best])
     return state, info
 
@@ -299,15 +296,14 @@ def _inside(
 
 
 def _with_costs_of_trials(config: FederatedEMConfig, state: FederatedEMState) -> FederatedEMState:
-    """Every client answers for every statistic that is tried, uncompressed, or with its loss alone."""
+    """Every client answers for every statistic that is tried, uncompressed."""
     tried, q = state.starts.shape
     model = models.model_of(config, state.scaling())
-    sent = q if config.steps_of_trials else 1
     parameters = len(pack(model.maximise(state.starts[0]))[0])
     return replace(
         state,
         expectations=state.expectations + state.rows * tried,
-        bits_up=state.bits_up + BITS_PER_NUMBER * sent * state.clients * tried,
+        bits_up=state.bits_up + BITS_PER_NUMBER * q * state.clients * tried,
         bits_down=state.bits_down + bits_to_client(0, parameters) * state.clients * tried,
     )
 
