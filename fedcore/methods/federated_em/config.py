@@ -14,7 +14,7 @@ TABLES = ("gaussian_tables", "poisson_tables", "bernoulli_tables")
 PENALISED_BY_ROWS = ("gaussian", "regression", "gaussian_imputer")
 MIXTURES = ("gaussian", "regression", *COUNT_MODELS)
 Refusals = tuple[tuple[bool, str], ...]  # (whether the settings contradict each other, how)
-ROUNDS, PRIVATE_ROUNDS = 100, 30
+ROUNDS, REDUCED_ROUNDS, PRIVATE_ROUNDS = 100, 300, 30
 PRIVATE_GAMMA = 0.5
 PSEUDO_ROWS = 1e-3
 CANDIDATES = (1e-3, 0.1, 1.0)  # pseudo-rows that "auto" tries
@@ -144,7 +144,10 @@ class FederatedEMConfig(BaseModel):
 
     # steps
     rounds: int | None = Field(
-        None, ge=1, le=1_000_000, description=f"rounds; None: {ROUNDS}, in a private run {PRIVATE_ROUNDS}"
+        None,
+        ge=1,
+        le=1_000_000,
+        description=f"rounds; None: {ROUNDS}, for vr-fedem {REDUCED_ROUNDS}, in a private run {PRIVATE_ROUNDS}",
     )
     alpha: float | None = Field(
         None,
@@ -256,7 +259,11 @@ class FederatedEMConfig(BaseModel):
 
     @property
     def all_rounds(self) -> int:
-        return self.rounds or (PRIVATE_ROUNDS if self.private else ROUNDS)
+        if self.rounds is not None:
+            return self.rounds
+        if self.variance_reduced:  # most of them see a twentieth of the rows
+            return REDUCED_ROUNDS
+        return PRIVATE_ROUNDS if self.private else ROUNDS
 
     @property
     def codec_name(self) -> str:
