@@ -6,7 +6,7 @@ Clients have no rows, one row or dozens; a leaf has few clients and a block few 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import scipy.sparse as sp
@@ -84,6 +84,15 @@ def gaussians(dtype: str = "float32") -> People:
 
 def gaussians_float64() -> People:
     return gaussians("float64")
+
+
+def gaussians_with_gaps() -> People:
+    """A fifth of the entries missing, but no whole row."""
+    people = gaussians()
+    ptr, x = people.matrix
+    missing = random(19).random(x.shape) < 0.2
+    missing[:, 0] &= ~missing.all(axis=1)
+    return replace(people, matrix=(ptr, np.where(missing, np.float32(np.nan), x)))
 
 
 def gaussians_few() -> People:
@@ -194,6 +203,7 @@ POPULATIONS: dict[str, Callable[[], People]] = {
     "gaussians_few": gaussians_few,
     "regressions": regressions,
     "incomplete": incomplete,
+    "gaussians_with_gaps": gaussians_with_gaps,
     "rows_of_counts": rows_of_counts,
     "tables_gaussian": lambda: tables("gaussian"),
     "tables_poisson": lambda: tables("poisson"),
