@@ -269,7 +269,7 @@ class FederatedEMConfig(BaseModel):
     def codec_name(self) -> str:
         if self.codec is not None or self.algorithm in ("em", "private"):
             return self.codec or "identity"
-        fits = self.model == "gaussian" and self.algorithm != "naive" and not self._of_other_codecs
+        fits = self.model in MIXTURES and self.algorithm != "naive" and not self._of_other_codecs
         return "natural" if fits else "dithering"
 
     @property
@@ -433,7 +433,7 @@ class FederatedEMConfig(BaseModel):
         if not self.natural:
             return ()
         return (
-            (self.model != "gaussian", f'codec = "natural" is for mixtures of Gaussians, not {self.model}'),
+            (self.model not in MIXTURES, f'codec = "natural" is for mixtures, not {self.model}'),
             (self.algorithm == "naive", 'codec = "natural" needs memories, which the naive variant does not keep'),
             (
                 self._of_other_codecs,

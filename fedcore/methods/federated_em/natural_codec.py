@@ -1,6 +1,6 @@
 """The codec `natural`: one step for all numbers of a message, in the model's own units.
 
-A difference of statistics is taken to `NaturalUnits`, where an error of one size costs the same likelihood wherever it
+A difference of statistics is taken to `Units`, where an error of one size costs the same likelihood wherever it
 is, and rounded to whole steps with subtractive dither:
 
     l = round(z / D + u),    decoded D (l - u),    u uniform on (-1/2, 1/2) from the client's named stream
@@ -27,7 +27,7 @@ from fedcore.methods.federated_em.bits import gamma_length
 from fedcore.methods.federated_em.codecs import check_finite
 from fedcore.methods.federated_em.range_coder import UNIT, Context, RangeReader, RangeWriter, context_units, whole_bytes
 from fedcore.methods.mixture_models.client_sums import row_tiles
-from fedcore.methods.mixture_models.natural_units import NaturalUnits
+from fedcore.methods.mixture_models.natural_units import Units
 
 SENT_ABOVE = 1.5  # squared norm of a part that is sent, relative to that of its rounding errors
 OWN_CONTEXTS = 30  # numbers of a part that has its own contexts
@@ -44,7 +44,7 @@ class Natural:
     Raises ConfigError for a step that is not positive.
     """
 
-    units: NaturalUnits
+    units: Units
     step: float
     everything: bool = False
 
@@ -188,7 +188,7 @@ class Part:
     contexts: int
 
 
-def parts_of(units: NaturalUnits) -> tuple[Part, ...]:
+def parts_of(units: Units) -> tuple[Part, ...]:
     """The parts of the model's statistic, in its order; kinds of one number are one part of all components."""
     layout, parts, low, contexts = units.model.layout, [], 0, 0
     sizes = [*layout.kinds, layout.shared] if layout.shared else list(layout.kinds)

@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from fedcore.methods.federated_em.config import FederatedEMConfig
-from fedcore.methods.mixture_models.natural_units import NaturalUnits
+from fedcore.methods.mixture_models.natural_units import Units
 
 # (share of the field's norm, smallest D): in general, and for one covariance for all, where coarser ones bring rises
 USUAL, FINE = (0.25, 0.01), (0.15, 0.005)
@@ -26,7 +26,7 @@ def first_resolution(q: int, clients: float) -> float:
     return FIRST * min(1.0, math.sqrt(24 * LARGEST_LOSS * clients / q))
 
 
-def next_resolution(config: FederatedEMConfig, units: NaturalUnits, field: np.ndarray, clients: float) -> float:
+def next_resolution(config: FederatedEMConfig, units: Units, field: np.ndarray, clients: float) -> float:
     """D of the next round. field: H, (q,), of the round before, in whose units the messages were."""
     q, p = len(field), config.participation
     share, smallest = FINE if config.covariance == "tied" else USUAL

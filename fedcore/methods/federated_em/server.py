@@ -171,7 +171,14 @@ def _after_round(config: FederatedEMConfig, state: FederatedEMState, result: Map
     planned = planned_step(config, state)
     exact = planned <= 1 and not treats_clients_singly(config, codec)  # such steps of EM never raise the objective
     s, theta, gamma, halvings = guarded_step(
-        model, before, state.statistic, field, planned, config.margin, config.safeguards and not exact
+        model,
+        before,
+        state.statistic,
+        field,
+        planned,
+        config.margin,
+        config.safeguards and not exact,
+        models.units_of(model, before).possible if config.natural else as_it_is,
     )
     active, expectations, bits = result["costs"]
     down = float(active) * bits_to_client(1 if config.natural else model.q, len(state.theta))
@@ -246,14 +253,24 @@ def planned_step(config: FederatedEMConfig, state: FederatedEMState) -> float:
     return state.gamma / (1 + state.round / config.gamma_decay) if config.gamma_decay else state.gamma
 
 
+def as_it_is(s: np.ndarray) -> np.ndarray:
+    return s
+
+
 def damped_step(
-    model: CurvedEM, s: np.ndarray, field: np.ndarray, gamma: float, margin: float
+    model: CurvedEM,
+    s: np.ndarray,
+    field: np.ndarray,
+    gamma: float,
+    margin: float,
+    possible: Callable[[np.ndarray], np.ndarray] = as_it_is,
 ) -> tuple[np.ndarray, float, int]:
     """S + gamma H with gamma halved until it is in the domain of T: (S', gamma used, halvings); S itself if 12 halvings
     do not do. The domain is open and convex for every model here, so that a small enough step always stays inside.
+    possible: what a moved statistic is replaced by.
     """
     for halvings in range(HALVINGS + 1):
-        moved = s + gamma * field
+        moved = possible(s + gamma * field)
         if np.isfinite(moved).all() and model.admissible(moved, margin):
             return moved, gamma, halvings
         gamma /= 2
@@ -261,15 +278,22 @@ def damped_step(
 
 
 def guarded_step(
-    model: CurvedEM, theta: Theta, s: np.ndarray, field: np.ndarray, gamma: float, margin: float, guarded: bool = True
+    model: CurvedEM,
+    theta: Theta,
+    s: np.ndarray,
+    field: np.ndarray,
+    gamma: float,
+    margin: float,
+    guarded: bool = True,
+    possible: Callable[[np.ndarray], np.ndarray] = as_it_is,
 ) -> tuple[np.ndarray, Theta, float, int]:
     """`damped_step` that is, if guarded, halved further until no weight and no variance in any direction falls below
     LEAST_RATIO of what it is in theta = T(S): (S', T(S'), gamma used, halvings)."""
-    moved, gamma, halvings = damped_step(model, s, field, gamma, margin)
+    moved, gamma, halvings = damped_step(model, s, field, gamma, margin, possible)
     after = model.maximise(moved, start=theta, rough=True)
     while guarded and halvings < HALVINGS and model.least_ratio(theta, after) < LEAST_RATIO:
         gamma, halvings = gamma / 2, halvings + 1
-        moved = s + gamma * field
+        moved = possible(s + gamma * field)
         after = model.maximise(moved, start=theta, rough=True)
     return moved, after, gamma, halvings
 

@@ -42,14 +42,35 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from scipy.linalg import solve_triangular
 
 from fedcore.methods.mixture_models.contract import Theta
 from fedcore.methods.mixture_models.gaussian import GaussianMixture
+from fedcore.methods.mixture_models.mixture import Mixture
 from fedcore.methods.mixture_models.packing import WEIGHT_FLOOR, pack_symmetric, triangle, unpack_symmetric
+
+
+class Units(Protocol):
+    """A linear map between differences of a mixture's statistics and natural units at theta, exactly invertible; a
+    client's numbers are a function of its own row."""
+
+    @property
+    def model(self) -> Mixture: ...
+
+    @property
+    def theta(self) -> Theta: ...
+
+    def forward(self, differences: np.ndarray) -> np.ndarray:
+        """z (C, q) float64 of packed differences (C, q)."""
+
+    def backward(self, z: np.ndarray) -> np.ndarray:
+        """Packed differences (C, q) float64 of z (C, q)."""
+
+    def possible(self, s: np.ndarray) -> np.ndarray:
+        """s (q,), a statistic with errors in it, with the parts cut back that no rows can have."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +121,10 @@ class NaturalUnits:
                 centred = (second[..., 0] * (np.sqrt(2.0 * d) * root) + d * counts) * self._variances[:, 0]
                 second = (centred + np.sum(mu * (2 * first - mu * counts[..., None]), axis=-1))[..., None]
         return self._join(counts, first, second)
+
+    def possible(self, s: np.ndarray) -> np.ndarray:
+        """As it is: what errors do to second moments is undone by smaller steps."""
+        return s
 
     # --- full covariances: every component by one matrix --------------------------------------------------------------
 

@@ -63,6 +63,7 @@ class RegressionMixture(Mixture):
 
     components: G; features: d, the columns of a row with the response; intercept: last coefficient
     ridge, nu, lam, a: the penalty, numbers >= 0
+    columns: (d - 1,) usual second moments of the columns but the last, for natural units alone; None: 1
 
     log_likelihood is that of the response given the other columns. Raises ConfigError for settings out of range.
     """
@@ -74,6 +75,7 @@ class RegressionMixture(Mixture):
     nu: float = 0.0
     lam: float = 0.0
     a: float = 0.0
+    columns: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         if self.components < 1 or self.inputs < 1:
@@ -85,6 +87,14 @@ class RegressionMixture(Mixture):
     def inputs(self) -> int:
         """p, the numbers in u."""
         return self.features - 1 + self.intercept
+
+    @property
+    def input_moments(self) -> np.ndarray:
+        """(p,) usual second moments of u."""
+        moments = np.ones(self.inputs)
+        if self.columns is not None:
+            moments[: self.features - 1] = self.columns
+        return moments
 
     @property
     def _ridge(self) -> np.ndarray:
