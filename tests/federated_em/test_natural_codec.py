@@ -1,5 +1,7 @@
 """The codec in natural units: what is decoded, that its bytes are those that are counted, and how few they are."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,13 +12,14 @@ from fedcore.methods.federated_em import natural_codec
 from fedcore.methods.federated_em.natural_codec import SENT_ABOVE, UNARY, Natural, parts_of
 from fedcore.methods.federated_em.range_coder import UNIT, Context, RangeReader, RangeWriter, context_units, whole_bytes
 from fedcore.methods.mixture_models.gaussian import GaussianMixture
-from fedcore.methods.mixture_models.natural_units import NaturalUnits
+from fedcore.methods.mixture_models.natural_units import NaturalUnits, units_at
 from fedcore.randomness import client_uniforms
 from tests.mixture_models.cases import case
 from tests.mixture_models.natural import natural
 
 COVARIANCES = ("known", "spherical", "diag", "tied", "full")
-UNITS = {covariance: NaturalUnits(case(covariance).model, case(covariance).theta) for covariance in COVARIANCES}
+OTHERS = ("regression-intercept", "poisson", "multinomial", "bernoulli")
+UNITS = {name: units_at(case(name).model, case(name).theta, np.zeros(0)) for name in (*COVARIANCES, *OTHERS)}
 
 
 def draws(codec: Natural, clients: int, round: int = 0) -> np.ndarray:
@@ -73,7 +76,13 @@ def test_many_certain_symbols_and_one_surprise():
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.sampled_from(COVARIANCES), st.integers(0, 2**32 - 1), st.floats(-6, 11), st.booleans(), st.floats(0, 1))
+@given(
+    st.sampled_from((*COVARIANCES, *OTHERS)),
+    st.integers(0, 2**32 - 1),
+    st.floats(-6, 11),
+    st.booleans(),
+    st.floats(0, 1),
+)
 def test_server_decodes_what_the_client_remembers_from_the_bytes_that_are_counted(
     covariance, seed, magnitude, everything, kept
 ):
@@ -137,6 +146,27 @@ def test_the_loss_of_likelihood_is_what_the_step_says(covariance):
         white = units._inverse @ (cross + np.swapaxes(cross, 1, 2)) @ units._inverse.T
         predicted += float((white**2).sum(axis=(1, 2)).mean()) / 4
     assert np.mean(losses) == pytest.approx(predicted, rel=0.06)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_loss_of_other_mixtures_is_what_the_step_says(name):
+    """Without a penalty. Numbers that cost nothing: one of all weights, the inputs of a regression, and the number of
+    tokens of a component of a multinomial."""
+    made, d, clients, times = case(name), 0.03, 5, 400
+    model = replace(
+        made.model, **{field: 0.0 for field in ("a", "b", "ridge", "nu", "lam") if hasattr(made.model, field)}
+    )
+    units, q, g = units_at(model, made.theta, np.zeros(0)), model.q, model.components
+    free = 1 + g * {"regression-intercept": 6, "multinomial": 1}.get(name, 0)
+    s = model.statistic_of(made.theta)
+    phi, psi = natural(model, made.theta)
+    x = np.random.default_rng(1).standard_normal((clients * times, q))
+    decoded, _ = Natural(units, d, everything=True).transmit(x, draws(Natural(units, d), clients * times))
+    losses = []
+    for error in (decoded - x).reshape(times, clients, q).mean(axis=1):
+        after, normaliser = natural(model, model.maximise(s + error))
+        losses.append(normaliser - psi - float(s @ (after - phi)))
+    assert np.mean(losses) == pytest.approx((q - free) * d * d / (24 * clients), rel=0.06)
 
 
 def test_parts_below_their_noise_stay_at_home():

@@ -336,7 +336,8 @@ def _compressed_differences(
     total, costs = np.zeros(q), np.zeros(3)
     if config.natural:
         new = active & ~memory["heard"]
-        known, weight = model.statistic_of(message.theta), float(w[new].sum())
+        known = message.s if config.sends_statistic else model.statistic_of(message.theta)
+        weight = float(w[new].sum())
         memory |= {"V": _with_rows(memory["V"], new, known), "heard": memory["heard"] | new}
         statistics["heard"] = FloatSum.at(block.leaf, weight)
         total = weight * known

@@ -107,9 +107,8 @@ class FederatedEMConfig(BaseModel):
     codec: Literal["natural", "identity", "dithering", "block", "rand-k"] | None = Field(
         None,
         description="compressor of messages; natural: one step for all numbers, in units of likelihood, for mixtures "
-        "of Gaussians; block: one level and a norm for each part of the statistic; None: identity for em and private, "
-        "natural for fedem and vr-fedem with Gaussians unless settings of dithering or memories are given, else "
-        "dithering",
+        "alone; block: one level and a norm for each part of the statistic; None: identity for em and private, natural "
+        "for mixtures by fedem and vr-fedem unless settings of dithering or memories are given, else dithering",
     )
     norm: Literal["1", "2", "inf"] = Field("2", description="norm r of dithering and of block quantisation")
     levels: int = Field(4, ge=1, le=2**20, description="levels s of dithering")
@@ -269,7 +268,7 @@ class FederatedEMConfig(BaseModel):
     def codec_name(self) -> str:
         if self.codec is not None or self.algorithm in ("em", "private"):
             return self.codec or "identity"
-        fits = self.model in MIXTURES and self.algorithm != "naive" and not self._of_other_codecs
+        fits = self.mixture and self.algorithm != "naive" and not self._of_other_codecs
         return "natural" if fits else "dithering"
 
     @property
@@ -282,6 +281,11 @@ class FederatedEMConfig(BaseModel):
     def natural(self) -> bool:
         """Whether messages are in natural units; memories then hold the clients' statistics themselves."""
         return self.codec_name == "natural"
+
+    @property
+    def sends_statistic(self) -> bool:
+        """Whether the server sends S_k beside T(S_k): natural units need it of regressions alone."""
+        return not self.natural or self.model == "regression"
 
     @property
     def start_name(self) -> str:
@@ -433,7 +437,7 @@ class FederatedEMConfig(BaseModel):
         if not self.natural:
             return ()
         return (
-            (self.model not in MIXTURES, f'codec = "natural" is for mixtures, not {self.model}'),
+            (not self.mixture, f'codec = "natural" is for mixtures, not {self.model}'),
             (self.algorithm == "naive", 'codec = "natural" needs memories, which the naive variant does not keep'),
             (
                 self._of_other_codecs,

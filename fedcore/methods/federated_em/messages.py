@@ -19,7 +19,7 @@ Oracle = Literal["full", "batch", "recursive"]
 
 def bits_to_client(q: int, parameters: int) -> float:
     """Bits of a server's message: the number of the round, S_k (q numbers) and T(S_k). Not compressed, as in the
-    paper. In natural units clients do not need S_k, but the step D: q is 1."""
+    paper. In natural units clients need the step D, q is 1, and for regressions S_k, q is 1 more."""
     return float(HEADER_BITS + BITS_PER_NUMBER * (q + parameters))
 
 
@@ -126,7 +126,7 @@ class RoundMessage:
     theta:     T(S_k). previous: T(S_{k-1}) in an inner round of VR-FedEM, else None
     oracle:    how s_i is found: from all rows ("full"), from a batch, or by a correction from the same batch at theta
                and at previous ("recursive")
-    s:         (q,) S_k
+    s:         (q,) S_k; (0,) in natural units of other models than regressions
     threshold: a client takes part if its uniform is at most this
     batch:     rows that a client draws; 0 if the oracle is "full"
     monitor:   whether the objective and the exact mean field are asked for

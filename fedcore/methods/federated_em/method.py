@@ -107,7 +107,7 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
             case ObjectiveMessage():
                 held_out = clients.held_out(self.config, model, message, everything)
                 return clients.objective(self.config, model, message, block) | held_out, memory
-        codec = models.codec_of(self.config, model, message.theta, message.resolution, message.everything)
+        codec = models.codec_of(self.config, model, message.theta, message.s, message.resolution, message.everything)
         statistics, memory = clients.round_update(self.config, model, codec, message, block, memory)
         return {**statistics, **clients.held_out(self.config, model, message, everything)}, memory
 

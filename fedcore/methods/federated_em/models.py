@@ -15,14 +15,13 @@ from fedcore.methods.federated_em.config import FederatedEMConfig
 from fedcore.methods.federated_em.messages import Scaling
 from fedcore.methods.federated_em.natural_codec import Natural
 from fedcore.methods.mixture_models.contract import CurvedEM, Rows, Theta
-from fedcore.methods.mixture_models.counts import BernoulliMixture, CountMixture, MultinomialMixture, PoissonMixture
+from fedcore.methods.mixture_models.counts import BernoulliMixture, MultinomialMixture, PoissonMixture
 from fedcore.methods.mixture_models.gaussian import GaussianMixture
 from fedcore.methods.mixture_models.imputer import GaussianImputer
 from fedcore.methods.mixture_models.initialisation import random_parameters
 from fedcore.methods.mixture_models.low_rank_tables import LowRankTables, parameters_from_cells
-from fedcore.methods.mixture_models.natural_counts import CountUnits
-from fedcore.methods.mixture_models.natural_regression import RegressionUnits
-from fedcore.methods.mixture_models.natural_units import NaturalUnits, Units
+from fedcore.methods.mixture_models.mixture import Mixture
+from fedcore.methods.mixture_models.natural_units import Units, units_at
 from fedcore.methods.mixture_models.nuclear_norm import Family
 from fedcore.methods.mixture_models.regression import RegressionMixture
 
@@ -149,14 +148,7 @@ def _regression(config: FederatedEMConfig, scaling: Scaling) -> CurvedEM:
         a=config.pseudo_counts,
         ridge=share,
         lam=share * variance,
-        columns=_second_moments(scaling)[:-1],
     )
-
-
-def _second_moments(scaling: Scaling) -> np.ndarray:
-    """(d,) of the columns that the model sees; 1 for a column that is 0."""
-    moments = scaling.variance + scaling.mean**2 if len(scaling.mean) else scaling.variance
-    return np.where(moments > 0, moments, 1.0)
 
 
 def _regression_unscaled(config: FederatedEMConfig, theta: Theta, scaling: Scaling) -> Theta:
@@ -236,28 +228,31 @@ FACTORIES = {
 _latest_units: Units | None = None
 
 
-def units_of(model: CurvedEM, theta: Theta) -> Units:
-    """Natural units at theta. The latest ones are kept, because all leaves of a round ask for the same."""
+def units_of(model: CurvedEM, theta: Theta, s: np.ndarray) -> Units:
+    """Natural units at theta = T(s); s may be empty where clients do not get it.
+
+    The latest ones are kept, because all leaves of a round ask for the same.
+    """
     global _latest_units
     latest = _latest_units
     if latest is None or latest.theta is not theta or latest.model is not model:
-        if isinstance(model, CountMixture):
-            latest = _latest_units = CountUnits(model, theta)
-        elif isinstance(model, RegressionMixture):
-            latest = _latest_units = RegressionUnits(model, theta)
-        else:
-            latest = _latest_units = NaturalUnits(cast(GaussianMixture, model), theta)
+        latest = _latest_units = units_at(cast(Mixture, model), theta, s)
     return latest
 
 
 def codec_of(
-    config: FederatedEMConfig, model: CurvedEM, theta: Theta, resolution: float = 1.0, everything: bool = False
+    config: FederatedEMConfig,
+    model: CurvedEM,
+    theta: Theta,
+    s: np.ndarray,
+    resolution: float = 1.0,
+    everything: bool = False,
 ) -> Codec:
-    """The codec for the model's statistic. theta, resolution, everything: of the round, for the codec natural."""
+    """The codec for the model's statistic. theta, s, resolution, everything: of the round, for the codec natural."""
     q, parts = model.q, tuple(part.stop for part in model.blocks)
     match config.codec_name:
         case "natural":
-            return Natural(units_of(model, theta), resolution, everything)
+            return Natural(units_of(model, theta, s), resolution, everything)
         case "identity":
             return Identity(q)
         case "dithering":

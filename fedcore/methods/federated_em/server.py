@@ -114,7 +114,7 @@ def _round_message(config: FederatedEMConfig, state: FederatedEMState) -> RoundM
         theta=state.parameters(),
         previous=unpack(state.previous, state.layout) if oracle == "recursive" else None,
         oracle=oracle,
-        s=np.zeros(0) if config.natural else state.statistic,
+        s=state.statistic if config.sends_statistic else np.zeros(0),
         scaling=state.scaling(),
         threshold=_threshold(config, state, number),
         batch=0 if oracle == "full" else state.batch,
@@ -164,7 +164,7 @@ def participation(config: FederatedEMConfig, state: FederatedEMState) -> float:
 def _after_round(config: FederatedEMConfig, state: FederatedEMState, result: Mapping[str, Any]) -> Step:
     """H, a step along H, and V_{k+1} (lines 14 to 16 of Algorithm 1)."""
     model, before, number = models.model_of(config, state.scaling()), state.parameters(), state.round + 1
-    codec = models.codec_of(config, model, before)
+    codec = models.codec_of(config, model, before, state.statistic)
     _audit(state, result)
     state, look, falls = _after_look(config, state, model, result)
     field, answered = _field(config, state, model, codec, result)
@@ -178,10 +178,10 @@ def _after_round(config: FederatedEMConfig, state: FederatedEMState, result: Map
         planned,
         config.margin,
         config.safeguards and not exact,
-        models.units_of(model, before).possible if config.natural else as_it_is,
+        models.units_of(model, before, state.statistic).possible if config.natural else as_it_is,
     )
     active, expectations, bits = result["costs"]
-    down = float(active) * bits_to_client(1 if config.natural else model.q, len(state.theta))
+    down = float(active) * bits_to_client(model.q * config.sends_statistic + config.natural, len(state.theta))
     after = replace(
         answered,
         round=number,
@@ -240,7 +240,8 @@ def _field(
     heard = state.heard + float(result["heard"])
     if not heard:
         return np.zeros(model.q), state
-    field, units = v / heard - state.statistic, models.units_of(model, state.parameters())
+    field = v / heard - state.statistic
+    units = models.units_of(model, state.parameters(), state.statistic)
     resolution = next_resolution(config, units, field, state.effective_clients)
     return field, replace(state, memory=v, heard=heard, resolution=resolution)
 

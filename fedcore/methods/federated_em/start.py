@@ -344,7 +344,7 @@ def enter_rounds(
     if not model.admissible(s):
         raise ConfigError("the start is outside the domain of the model.", "Start from other rows or parameters.")
     first = model.maximise(s)
-    codec, (theta, layout) = models.codec_of(config, model, first), pack(first)
+    codec, (theta, layout) = models.codec_of(config, model, first, s), pack(first)
     asked = state.effective_clients * config.participation
     batch, inner = batch_sizes(config, state.rows / state.clients)
     phase = "memory" if config.fills_memories and remembers(config, codec) else "rounds"

@@ -51,8 +51,8 @@ class CountUnits:
         return differences
 
     def possible(self, s: np.ndarray) -> np.ndarray:
-        """No rate falls below a fifth of what it is at theta, nor does a Bernoulli's share of zeros. Errors of a message
-        reach counts that hardly any row has, and would make one of thousands of them negative in every round."""
+        """No rate falls below a fifth of what it is at theta, nor does a Bernoulli's share of zeros. Errors of messages
+        reach words that hardly any row has, and one of thousands of them would be negative in every round."""
         s = s.copy()
         counts, first = self._split(s[None])
         np.maximum(first, LEAST_LEFT * self._means * counts[..., None], out=first)

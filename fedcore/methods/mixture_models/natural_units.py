@@ -35,7 +35,8 @@ the other covariances:
                 is |L^-1 (d2 - that sum) L^-T|^2 / 4
     known       no z2
 
-Second moments are about the model's centre, so mu stands for mu - centre.
+Second moments are about the model's centre, so mu stands for mu - centre. The other mixtures have theirs in
+`natural_counts` and `natural_regression`.
 """
 
 from __future__ import annotations
@@ -48,9 +49,13 @@ import numpy as np
 from scipy.linalg import solve_triangular
 
 from fedcore.methods.mixture_models.contract import Theta
+from fedcore.methods.mixture_models.counts import CountMixture
 from fedcore.methods.mixture_models.gaussian import GaussianMixture
 from fedcore.methods.mixture_models.mixture import Mixture
+from fedcore.methods.mixture_models.natural_counts import CountUnits
+from fedcore.methods.mixture_models.natural_regression import RegressionUnits
 from fedcore.methods.mixture_models.packing import WEIGHT_FLOOR, pack_symmetric, triangle, unpack_symmetric
+from fedcore.methods.mixture_models.regression import RegressionMixture
 
 
 class Units(Protocol):
@@ -73,9 +78,22 @@ class Units(Protocol):
         """s (q,), a statistic with errors in it, with the parts cut back that no rows can have."""
 
 
+def units_at(model: Mixture, theta: Theta, s: np.ndarray) -> Units:
+    """Natural units at theta = T(s). s: (q,), needed for regressions alone; else empty will do. Raises TypeError for a
+    mixture that has none."""
+    match model:
+        case GaussianMixture():
+            return NaturalUnits(model, theta)
+        case RegressionMixture():
+            return RegressionUnits(model, theta, s)
+        case CountMixture():
+            return CountUnits(model, theta)
+    raise TypeError(f"{type(model).__name__} has no natural units")
+
+
 @dataclass(frozen=True, eq=False)
 class NaturalUnits:
-    """The map between differences of statistics and natural units at theta; what both sides know.
+    """The map between differences of statistics of Gaussians and natural units at theta; what both sides know.
 
     Weights below `WEIGHT_FLOOR` count as that.
     """

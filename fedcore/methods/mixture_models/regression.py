@@ -63,7 +63,6 @@ class RegressionMixture(Mixture):
 
     components: G; features: d, the columns of a row with the response; intercept: last coefficient
     ridge, nu, lam, a: the penalty, numbers >= 0
-    columns: (d - 1,) usual second moments of the columns but the last, for natural units alone; None: 1
 
     log_likelihood is that of the response given the other columns. Raises ConfigError for settings out of range.
     """
@@ -75,7 +74,6 @@ class RegressionMixture(Mixture):
     nu: float = 0.0
     lam: float = 0.0
     a: float = 0.0
-    columns: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         if self.components < 1 or self.inputs < 1:
@@ -87,14 +85,6 @@ class RegressionMixture(Mixture):
     def inputs(self) -> int:
         """p, the numbers in u."""
         return self.features - 1 + self.intercept
-
-    @property
-    def input_moments(self) -> np.ndarray:
-        """(p,) usual second moments of u."""
-        moments = np.ones(self.inputs)
-        if self.columns is not None:
-            moments[: self.features - 1] = self.columns
-        return moments
 
     @property
     def _ridge(self) -> np.ndarray:
@@ -147,6 +137,10 @@ class RegressionMixture(Mixture):
         return -0.5 * LOG_TWO_PI
 
     # --- M-step -------------------------------------------------------------------------------------------------------
+
+    def input_moments(self, s: np.ndarray) -> np.ndarray:
+        """(G, p, p): sum of r_g u u' in s (q,), and the ridge."""
+        return unpack_symmetric(self.layout.unpack(s)[1], self.inputs) + np.diag(self._ridge)
 
     def _bordered(self, parts: list[np.ndarray]) -> np.ndarray:
         """(G, p + 1, p + 1)."""
