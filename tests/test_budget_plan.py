@@ -87,6 +87,18 @@ def test_the_sizes_are_those_of_the_runs(place):
     assert sketch == said["cold"] and sketch["in_words"] == in_words(sketch["strength"])
 
 
+def test_the_last_run_of_a_series_is_planned_from_all_before_it(place):
+    """Of runs of the same share: a series of more runs ends with more cells, or less noise in as many."""
+    shown = [planned(place, runs, epsilon=0.005) for runs in (2, 3, 12, 40, 10_000)]
+    assert "last" not in shown[0] and all(said["warm"] == shown[0]["warm"] for said in shown)
+    ends = [said["last"] for said in shown[1:]]
+    assert shown[0]["warm"]["strength"] < ends[0]["strength"] < ends[1]["strength"] < ends[2]["strength"]
+    assert shown[0]["cold"]["clusters"] < ends[-1]["clusters"]
+    # A series forgets as much as it learns from some run on; .95**400 is nothing.
+    settled = math.sqrt((1 + 0.95) / (1 - 0.95)) * shown[0]["cold"]["strength"]
+    assert ends[-1]["strength"] == pytest.approx(settled, rel=1e-3)
+
+
 def test_more_runs_buy_less(place):
     series = [planned(place, runs) for runs in (1, 4, 16, 64)]
     for fewer, more in zip(series, series[1:], strict=False):

@@ -242,8 +242,8 @@ def budget_plan(
     as_json: Json = False,
 ) -> None:
     """What each of some equal runs may spend, and what that buys: a run from nothing (cold) and, where the method can,
-    one from what the run before released (warm). Made from the budget and public facts: nothing is reserved and no
-    data are opened.
+    the second run and the last one of a series, each from what the runs before released (warm, last). Made from the
+    budget and public facts: nothing is reserved and no data are opened.
     """
     from fedcore.planning.budget_plan import equal_runs, planned_method
     from fedcore.training.budget import ledger_of
@@ -255,6 +255,6 @@ def budget_plan(
     planned = {"population": str(population), **planned}
     if as_json:
         return say(planned, True)
-    sketches = [{"run": name, **planned.pop(name)} for name in ("cold", "warm") if name in planned]
+    sketches = [{"run": name, **planned.pop(name)} for name in ("cold", "warm", "last") if name in planned]
     say(planned, False)
     table("Each run", sketches)

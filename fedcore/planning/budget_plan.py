@@ -19,6 +19,7 @@ from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.method import Method, PublicFacts
 from fedcore.training.budget import check_kind, checked_unit, fit_plan, nominal_clients, public_facts
 
+SETTLED = 200  # runs of a series that are planned one after the other; what a series buys has settled by then
 DIGITS = 4  # of an epsilon that is shown, rounded down so that what is shown fits
 
 
@@ -51,10 +52,7 @@ def equal_runs(
     share = budget.rho_of(epsilon)
     fitting = int(min(balance.rho_left / share, 10**9))
     plan, cold, public = sketch_of(method, population, balance, share)
-    spent, sketches = sum(planned.rho for planned in plan), {"cold": cold}
-    start = method.likely_warm_start(public)
-    if start is not None:
-        sketches["warm"] = sketch_of(method, population, balance, share, start)[1]
+    spent = sum(planned.rho for planned in plan)
     return {
         "relation": balance.relation,
         "rho_left": balance.rho_left,
@@ -69,8 +67,24 @@ def equal_runs(
         "epsilon_if_no_spare": budget.epsilon_of(spent),
         "fits": runs <= fitting,
         "runs_that_fit": fitting,
-        **sketches,
+        "cold": cold,
+        **_sketches_of_series(method, population, balance, share, public, runs),
     }
+
+
+def _sketches_of_series(
+    method: Method[Any, Any], population: Population, balance: Balance, share: float, first: PublicFacts, runs: int
+) -> dict[str, Any]:
+    """{"warm", "last"}: the second and, if there are more, the last of so many runs, each from what the one before it
+    left; first: facts of the first one. Empty if runs do not start warm.
+    """
+    sketches: dict[str, Any] = {}
+    start, number = method.likely_warm_start(first), 2
+    while start is not None and number <= max(2, min(runs, SETTLED)):
+        _, sketch, public = sketch_of(method, population, balance, share, start)
+        sketches["warm" if number == 2 else "last"] = sketch
+        start, number = method.likely_warm_start(public), number + 1
+    return sketches
 
 
 def sketch_of(

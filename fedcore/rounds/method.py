@@ -113,6 +113,8 @@ class Method(ABC, Generic[ConfigT, StateT]):
         memory
     accepts_warm_start: whether a run may start from public arrays (`PublicFacts.warm_start`)
     warm_starts_for: names of other methods whose runs may start from what a run of this one ends with
+    series_arrays: names of arrays of a warm start that tell what runs on this very population have released so far;
+        runs on another one start without them
     scores_use_memories: whether `score_block` wants what the clients of the run remember
     """
 
@@ -126,6 +128,7 @@ class Method(ABC, Generic[ConfigT, StateT]):
     streams_rows: ClassVar[bool] = False
     accepts_warm_start: ClassVar[bool] = False
     warm_starts_for: ClassVar[tuple[str, ...]] = ()
+    series_arrays: ClassVar[tuple[str, ...]] = ()
     scores_use_memories: ClassVar[bool] = False
 
     config: ConfigT
@@ -272,7 +275,9 @@ class Method(ABC, Generic[ConfigT, StateT]):
         return {"rounds": max((planned.round for planned in plan), default=0), "releases": len(plan)}
 
     def likely_warm_start(self, public: PublicFacts) -> dict[str, np.ndarray] | None:
-        """Stand-ins, of the right shapes, for what an equal earlier run would leave; None if runs do not start warm."""
+        """Stand-ins, of the right shapes, for what a run with these facts would leave to the next one, so that the runs
+        of a series can be planned one after the other; None if runs do not start warm.
+        """
         return None
 
     def tries(self) -> Mapping[str, Sequence[Any]]:

@@ -118,6 +118,8 @@ def _from_run(
             f"Name a run of the method {method.name}.",
         )
     arrays, own = _of_state(run, name), where.get("id") == population.id
+    if not own:
+        arrays = {array: value for array, value in arrays.items() if array not in method.series_arrays}
     if private and (public_because is None or own):
         _check_private(run, name, population, ledger)
     protected = _secure(run.info) and _claims(run)
@@ -278,8 +280,14 @@ def _from_file(
             f"a private run cannot start from {str(path)!r}: nothing says that it is public.",
             "Say with --public-start why it tells nothing about the people in this population.",
         )
+    arrays = _read_arrays(path)
+    if series := [name for name in method.series_arrays if name in arrays]:
+        raise ConfigError(
+            f"{path.name!r} holds {', '.join(series)}, and a file does not say from which population.",
+            "Start from the run itself, or leave these arrays out.",
+        )
     return _warm_start(
-        _read_arrays(path),
+        arrays,
         repr(path.name),
         method,
         population,

@@ -53,6 +53,7 @@ histograms("private-given", given="three histograms", **{**PRIVATE, "clusters": 
 histograms("private-given-votes", given="seven histograms", **PRIVATE)
 histograms("private-given-frequency", given="three histograms", **PRIVATE, clusters=3, reduction="frequency", keep=3)
 histograms("private-after-private", given="histograms/private", **PRIVATE)
+histograms("private-after-private-grown", given="histograms/private", **{**PRIVATE, "clusters": 3})
 histograms("private-wide", "counts_wide", nominal_clients=14)
 histograms("private-own-cluster", **PRIVATE, personalisation="centre", weights="local")
 

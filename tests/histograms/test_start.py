@@ -35,13 +35,13 @@ def test_the_mean_of_a_start():
 
 def test_elected_centres():
     centres = np.array([[0.8, 0.1, 0.1], [0.7, 0.2, 0.1], [0.1, 0.1, 0.8], [0.1, 0.8, 0.1]])
-    chosen, live = elected(centres, np.array([30.0, 10.0, 20.0, 5.0]), 6.0, np.full(3, 1 / 3), 2)
-    assert list(live) == [0, 1, 2]
+    chosen, groups = elected(centres, np.array([30.0, 10.0, 20.0, 5.0]), 6.0, np.full(3, 1 / 3), 2)
+    assert groups == [[0, 1], [2]]
     np.testing.assert_allclose(chosen, [[0.775, 0.125, 0.1], [0.1, 0.1, 0.8]])
-    few, live = elected(centres, np.array([1.0, 9.0, 2.0, 3.0]), 6.0, np.full(3, 1 / 3), 2)
-    assert list(live) == [1] and np.array_equal(few, centres[1:2])
-    none, live = elected(centres, np.zeros(4), 6.0, np.full(3, 1 / 3), 2)
-    assert none.shape == (0, 3) and len(live) == 0
+    few, groups = elected(centres, np.array([1.0, 9.0, 2.0, 3.0]), 6.0, np.full(3, 1 / 3), 2)
+    assert groups == [[1]] and np.array_equal(few, centres[1:2])
+    none, groups = elected(centres, np.zeros(4), 6.0, np.full(3, 1 / 3), 2)
+    assert none.shape == (0, 3) and groups == []
     mean = np.full(3, 1 / 3)
     filled = filled_up(none, 3, mean, 0.3, seed=1)
     assert filled.shape == (3, 3) and np.array_equal(filled[1:], filled_up(centres[:1], 3, mean, 0.3, 1)[1:])

@@ -61,11 +61,12 @@ class Histograms(PrivateMethod[HistogramsConfig, HistogramsState]):
 
     name: ClassVar[str] = "histograms"
     kinds: ClassVar[tuple[Kind, ...]] = ("counts",)
-    arithmetic_version: ClassVar[str] = "histograms-1"
+    arithmetic_version: ClassVar[str] = "histograms-2"
     Config = HistogramsConfig
     State = HistogramsState
     metrics: ClassVar[tuple[Metric, ...]] = METRICS
     accepts_warm_start: ClassVar[bool] = True
+    series_arrays: ClassVar[tuple[str, ...]] = start.SERIES_NAMES
 
     # --- privacy ----------------------------------------------------------------------------------------------------
 
@@ -128,17 +129,16 @@ class Histograms(PrivateMethod[HistogramsConfig, HistogramsState]):
     # --- warm starts ------------------------------------------------------------------------------------------------
 
     def warm_start_of(self, state: HistogramsState) -> dict[str, np.ndarray]:
-        """Centres, mean and counts."""
+        """Centres, mean, counts and the pool of the series."""
         return start.warm_start_of(state)
 
     def checked_warm_start(self, arrays: Mapping[str, np.ndarray], what: str, features: int) -> dict[str, np.ndarray]:
-        """Histograms over so many tokens, renormalised."""
+        """Histograms over so many tokens, renormalised; a pool as it is."""
         return start.checked_warm_start(arrays, what, features)
 
     def likely_warm_start(self, public: PublicFacts) -> dict[str, np.ndarray]:
-        """As many centres as an equal run would have."""
-        clusters = sizes.sizes_of(self.config, public).clusters
-        return {"centres": np.full((clusters, public.features), 1.0 / public.features)}
+        """Centres, and a pool of what has been released by then."""
+        return start.likely_warm_start(self.config, public)
 
     # --- what a run has learnt --------------------------------------------------------------------------------------
 

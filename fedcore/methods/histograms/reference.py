@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from scipy.special import ndtr
 
 argmin = np.argmin  # ties go to the lowest number
 at_least = np.greater_equal
@@ -76,31 +77,39 @@ def private_pipeline(
         weights = np.minimum(1, C / np.linalg.norm(S / np.sqrt(w), axis=1))
         return np.array([weights[cells == j] @ S[cells == j] for j in range(k)])
 
+    def mean(F: np.ndarray, H: np.ndarray, V: float) -> np.ndarray:
+        """From H, sums over all clients by the inverse variance of their noise, V the sum of these: never negative."""
+        if not at_least(H.sum(), 6 * np.sqrt(V)):
+            return F
+        y, s = H / H.sum(), np.sqrt(V * w) / H.sum()
+        return project(y + s * np.exp(-((y / s) ** 2) / 2) / np.sqrt(2 * np.pi) / ndtr(y / s))
+
     d, T, everybody = S.shape[1], len(sigma) - 2, np.zeros(len(S), int)
     F, R = np.full(d, 1 / d), release(np.ones(d), 0.2, everybody, 1)[0]
     if at_least(R.sum(), 6 * 0.2 * sigma[0] * np.sqrt(d)):
         F = project(R / max(R.sum(), 1))
-    R, known = release(metric(F, 1e-4), C, everybody, 1)[0], 0.0
-    if at_least(R.sum(), 6 * C * sigma[1]):
-        F, known = project(R / max(R.sum(), 1)), (R.sum() / (C * sigma[1])) ** 2
+    w = metric(F, 1e-4)
+    V = (C * sigma[1]) ** -2.0
+    H = release(w, C, everybody, 1)[0] * V
+    F = mean(F, H, V)
     w, P, last = metric(F, 3e-5), F * np.exp(p * normal(0, K1)), np.zeros((0, d))
     P /= P.sum(axis=1, keepdims=True)
     for t in range(1, T + 1):
         noise, k = C * sigma[1 + t], len(P)
         R = release(w, C, argmin(misfits(S, P), axis=1), k)
-        if at_least(R.sum(), 6 * noise * np.sqrt(k)):  # all cells together are one more estimate of F
-            precision = R.sum() ** 2 / (k * noise**2)
-            F = (known * F + precision * project(R.sum(axis=0) / R.sum())) / (known + precision)
-            known += precision
+        H, V = H + R.sum(axis=0) / (k * noise**2), V + 1 / (k * noise**2)  # all cells are one more sum over all clients
+        F = mean(F, H, V)
         pooled = t == T and len(last) == k
         R, draws = (R + last, np.full(k, 2.0)) if pooled else (R, np.ones(k))
         alive = at_least(R.sum(axis=1), 6 * noise * np.sqrt(draws))
         if t == T1:
             R, draws, alive = ward(R[alive], project(R[alive] / R[alive].sum(axis=1)[:, None]), draws[alive], w, K)
         N, last, P = R.sum(axis=1), R, np.tile(F, (len(R), 1))
-        for j in np.flatnonzero(alive):  # positive-part James-Stein towards F
+        for j in np.flatnonzero(alive):  # James-Stein towards F, whose positive part leaves a tenth for assignments
             D = R[j] / N[j] - F
-            P[j] = project(F + max(0, 1 - d * draws[j] * (noise / N[j]) ** 2 / max(np.sum(D**2 / w), 1e-300)) * D)
+            P[j] = project(
+                F + max(0.1 * (t < T), 1 - d * draws[j] * (noise / N[j]) ** 2 / max(np.sum(D**2 / w), 1e-300)) * D
+            )
         if t <= T - 2 and not alive.all():
             fresh = F * np.exp(p * normal(t, len(P)))
             P[~alive] = (fresh / fresh.sum(axis=1, keepdims=True))[~alive]

@@ -4,8 +4,9 @@
     whitened_mean   whitened by the first metric, one cell        -> mean F, metric w, frozen from here on
     clusters_t      clients in the cell of their nearest centre, whitened by w, L2 clip C -> centres;  t = 1 .. T
 
-The centres of a warm start (released by an earlier run, or public) replace the first two releases. On request there
-are more:
+The centres of a warm start (released by an earlier run, or public) replace the first two releases. A run that starts
+from an earlier one on the same population adds what it releases to what all runs of the series have released so far
+(`pool.py`), and has as many cells as these can pay for. On request there are more releases:
 
     votes           one vote per client for its nearest centre of a warm start, if there are more than the budget pays
                     cells for
@@ -28,13 +29,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from fedcore.methods.histograms import second_moment, sensitivities
 from fedcore.methods.histograms.config import HistogramsConfig
 from fedcore.methods.histograms.messages import ReleaseMessage
+from fedcore.methods.histograms.pool import Pool, empty, grown, of_release
 from fedcore.methods.histograms.reduction import kept_by_frequency, lift, reduce_rows, tokens_kept
 from fedcore.methods.histograms.releases import (
     FLAT,
@@ -52,20 +54,24 @@ from fedcore.methods.histograms.simplex import (
     assignment_logs,
     metric,
     perturbed,
+    positive,
     project,
     shrink,
     total_variation,
     ward_merge,
 )
-from fedcore.methods.histograms.sizes import sizes_of
+from fedcore.methods.histograms.sizes import continues_series, sizes_of
 from fedcore.methods.histograms.start import elected, filled_up, mean_of_warm_start
 from fedcore.methods.histograms.state import HistogramsState, Step, initial_state
 from fedcore.privacy.grid import GRID_NORM, grid_step
 from fedcore.randomness import stream
 from fedcore.rounds.method import PublicFacts, RoundInfo
 
+LEAST_KEPT = (
+    0.1  # of a centre's difference from the mean, for assignments: clients of equal centres are all in one cell
+)
 DEAD = 6.0  # a cell whose noised count is below this many standard deviations of its noise is taken for empty
-RESEED = "histograms/reseed"
+RESEED, SPLIT = "histograms/reseed", "histograms/split"
 CLIP_RATE, CLIP_TARGET = 0.2, 0.5  # of the geometric update towards the median norm
 
 
@@ -91,7 +97,16 @@ def init(config: HistogramsConfig, public: PublicFacts) -> HistogramsState:
     w = metric(mean, config.metric_floor, config.effective_tokens)
     centres = np.asarray(public.warm_start["centres"], np.float64)
     state = replace(state, mean=mean, metric=w, centres=centres, counts=np.zeros(len(centres)))
+    if continues_series(config, public):
+        state = _with_history(state, public.warm_start)
     return replace(state, phase="votes") if releases_votes(public, sizes) else _with_first_cells(config, state)
+
+
+def _with_history(state: HistogramsState, start: Mapping[str, np.ndarray]) -> HistogramsState:
+    """What the series has released so far, as it counts in this run, and the metric of the series."""
+    past = Pool(start["pool_sums"], start["pool_weights"], start["pool_variances"]).forgotten()
+    state = replace(state, metric=np.asarray(start["pool_metric"], np.float64))
+    return replace(state, pool_sums=past.sums, pool_weights=past.weights, pool_variances=past.variances)
 
 
 def total_rounds(config: HistogramsConfig, state: HistogramsState) -> int:
@@ -153,26 +168,31 @@ def _whitened_mean(config: HistogramsConfig, state: HistogramsState, released: n
     noise = _noise(state, config.clip)
     sums = released[0] * grid_step(config.clip) * np.sqrt(state.metric)
     count = sums.sum()
-    reliable = count >= DEAD * noise
-    mean = project(sums / max(count, 1.0), config.centre_floor) if reliable else state.mean
-    w = metric(mean, config.metric_floor, config.effective_tokens)
-    precision = float(count / noise) ** 2 if reliable else 0.0
-    info = _info(state, count, reliable, float(total_variation(mean, state.mean)))
-    state = replace(state, mean=mean, mean_precision=precision, metric=w, centres=np.zeros((0, len(mean))))
-    return _with_first_cells(config, state), info
+    refined = _with_refined_mean(state, of_release(sums[None, :], noise**2), config.centre_floor)
+    reliable = refined.mean_precision > 0
+    w = metric(refined.mean, config.metric_floor, config.effective_tokens)
+    info = _info(state, count, reliable, float(total_variation(refined.mean, state.mean)))
+    return _with_first_cells(config, replace(refined, metric=w, centres=np.zeros((0, len(w))))), info
 
 
 def _votes(config: HistogramsConfig, state: HistogramsState, released: np.ndarray) -> Step:
     """Centres of the warm start with too few votes go, the rest is merged to the cells of the run."""
     counts = released / GRID_NORM
-    chosen, live = elected(state.centres, counts, DEAD * _noise(state, 1.0), state.metric, state.first_cells)
-    info = _info(state, counts.sum(), len(live), 0.0)
+    chosen, groups = elected(state.centres, counts, DEAD * _noise(state, 1.0), state.metric, state.first_cells)
+    info = _info(state, counts.sum(), sum(map(len, groups)), 0.0)
+    if len(state.pool):
+        state = state.pooling(state.pool.merged(groups), state.mean_pool)
     return _with_first_cells(config, replace(state, centres=chosen)), info
 
 
 def _with_first_cells(config: HistogramsConfig, state: HistogramsState) -> HistogramsState:
     """F, w and centres, or none, are there: fill up the cells, then choose the tokens or ask for what that needs."""
-    centres = filled_up(state.centres, state.first_cells, state.mean, state.perturbation, state.seed)
+    if len(state.pool):
+        centres = _centres(state, state.pool, config.centre_floor, LEAST_KEPT)
+        pool, centres = grown(state.pool, centres, state.first_cells, stream(state.seed, SPLIT))
+        state = state.pooling(pool, state.mean_pool)
+    else:
+        centres = filled_up(state.centres, state.first_cells, state.mean, state.perturbation, state.seed)
     state = replace(state, phase="rounds", centres=centres, counts=np.zeros(len(centres)))
     if config.reduction == "eigenvectors":
         return replace(state, phase="moment")
@@ -197,22 +217,12 @@ def _second_moment(config: HistogramsConfig, state: HistogramsState, released: n
 def _on_tokens(config: HistogramsConfig, state: HistogramsState, kept: np.ndarray) -> HistogramsState:
     """The rounds go on with these tokens; w is that of the reduced mean."""
     w = metric(reduce_rows(state.mean[None, :], kept)[0], config.metric_floor, config.effective_tokens)
+    mean = state.mean_pool
+    state = state.pooling(empty(0, len(w)), Pool(reduce_rows(mean.sums, kept), mean.weights, mean.variances))
     return replace(state, phase="rounds", kept=kept, metric=w, sums=np.zeros((0, len(w))))
 
 
 # --- clustering rounds ----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Cells:
-    """The k cells of a release. sums: (k, d) noised, no longer whitened. counts: (k,) their noised numbers of clients.
-    draws: (k,) how many noise arrays are in each row of sums. alive: (k,) bool, whether a count is more than noise.
-    """
-
-    sums: np.ndarray
-    counts: np.ndarray
-    draws: np.ndarray
-    alive: np.ndarray
 
 
 def _clustering_round(config: HistogramsConfig, state: HistogramsState, result: Mapping[str, np.ndarray]) -> Step:
@@ -228,38 +238,32 @@ def _clustering_round(config: HistogramsConfig, state: HistogramsState, result: 
 
 
 def _clusters(config: HistogramsConfig, state: HistogramsState, released: np.ndarray) -> Step:
-    """One clustering round: normalise, find dead cells, shrink; merge after round T1, pool the last two rounds."""
-    t, last = state.round + 1, state.round + 1 == state.rounds
-    clip, floor = _clip(config, state), config.centre_floor
-    noise = _noise(state, clip)
-    own_sums = released * grid_step(clip) * np.sqrt(state.metric)
-    own_counts = own_sums.sum(axis=1)
-    total = own_counts.sum()
-    state = _with_refined_mean(state, own_sums, total, len(own_sums) * noise**2, floor)
+    """One clustering round: add the release to the pool, find dead cells, shrink; merge after round T1.
 
-    sums, counts, draws = own_sums, own_counts, np.ones(len(own_sums))
-    pooled = last and len(state.sums) == len(sums)
-    if pooled:
-        sums, counts, draws = sums + state.sums, counts + state.counts, draws * 2
-    cells = _Cells(sums, counts, draws, counts >= DEAD * noise * np.sqrt(draws))
-    info = _info(state, total, int(cells.alive.sum()), _movement(cells, state.centres, floor))
+    A run that starts from a pool adds all its rounds to it; another one begins a pool with its last two rounds.
+    """
+    t, clip, floor = state.round + 1, _clip(config, state), config.centre_floor
+    noise, sums = _noise(state, clip), released * grid_step(clip) * np.sqrt(state.metric)
+    every = of_release(sums.sum(axis=0)[None, :], len(sums) * noise**2)
+    state = _with_refined_mean(state, every, floor)
+
+    own = of_release(sums, noise**2)
+    continues = len(state.pool) == len(own)
+    pool = state.pool + own if continues else own
+    info = _info(state, sums.sum(), int(_alive(pool).sum()), _movement(pool, state.centres, floor))
     if t == state.merge_after:
-        cells = _merged(state, cells, floor)
+        pool = _merged(state, pool, floor)
 
-    alive = cells.alive
-    centres = np.tile(state.mean, (len(alive), 1))
-    energy = cells.sums.shape[1] * cells.draws[alive] * (noise / cells.counts[alive]) ** 2
-    shrunk = shrink(cells.sums[alive] / cells.counts[alive, None], state.mean, state.metric, energy)
-    centres[alive] = project(shrunk, floor)
+    centres = _centres(state, pool, floor, 0.0 if t == state.rounds else LEAST_KEPT)
+    alive = _alive(pool)
     if t <= state.rounds - 2 and not alive.all():
-        fresh = perturbed(state.mean, len(alive), state.perturbation, stream(state.seed, RESEED, t))
+        fresh = perturbed(state.mean, len(pool), state.perturbation, stream(state.seed, RESEED, t))
         centres[~alive] = fresh[~alive]
 
-    after = replace(state, round=t, centres=centres)
-    if last:  # counts are those of one round
-        counts = cells.counts / (2 if pooled else 1)
-        return replace(after, phase="done", counts=counts, sums=np.zeros((0, cells.sums.shape[1]))), info
-    return replace(after, phase="rounds", counts=cells.counts, sums=cells.sums), info
+    kept = pool if continues or t >= state.rounds - 1 else empty(0, pool.sums.shape[1])
+    phase = "done" if t == state.rounds else "rounds"
+    after = replace(state, phase=phase, round=t, centres=centres, counts=pool.counts)
+    return after.pooling(kept, state.mean_pool), info
 
 
 def _clusters_on_tokens(config: HistogramsConfig, state: HistogramsState, released: np.ndarray) -> Step:
@@ -273,44 +277,54 @@ def _clusters_on_tokens(config: HistogramsConfig, state: HistogramsState, releas
     return replace(after, kept=kept, mean=rows[0], centres=rows[1:]), info
 
 
-def _with_refined_mean(
-    state: HistogramsState, sums: np.ndarray, total: float, variance: float, floor: float
-) -> HistogramsState:
-    """F averaged with the mean that the cells of this round add up to, each weighted by (count / noise)**2.
+def _with_refined_mean(state: HistogramsState, released: Pool, floor: float) -> HistogramsState:
+    """F from all sums over all clients that there are. released: those of this round, one cell; w is the state's.
 
     Free, because it only uses what is released; the metric stays frozen.
     """
-    if total < DEAD * math.sqrt(variance):
+    mean_pool = state.mean_pool + released if len(state.mean_pool) else released
+    state = state.pooling(state.pool, mean_pool)
+    count = mean_pool.counts[0]
+    ratio = float(count / mean_pool.count_noise[0])
+    if ratio < DEAD:
         return state
-    precision = float(total**2 / variance)
-    all_cells = project(sums.sum(axis=0) / total, floor)
-    known = state.mean_precision
-    mean = (known * state.mean + precision * all_cells) / (known + precision)
-    return replace(state, mean=mean, mean_precision=known + precision)
+    mean = positive(mean_pool.one_release[0] / count, np.sqrt(state.metric) / ratio)
+    return replace(state, mean=project(mean, floor), mean_precision=ratio**2)
 
 
-def _merged(state: HistogramsState, cells: _Cells, floor: float) -> _Cells:
+def _merged(state: HistogramsState, pool: Pool, floor: float) -> Pool:
     """K' cells to K: dead ones dropped, the others merged by Ward cost; sums and noise of a group add."""
-    live = np.flatnonzero(cells.alive)
-    groups = []
-    if len(live):
-        rows = project(cells.sums[live] / cells.counts[live, None], floor)
-        groups = [live[group] for group in ward_merge(rows, cells.counts[live], state.metric, state.clusters)]
-    k = state.clusters
-    merged = _Cells(np.zeros((k, cells.sums.shape[1])), np.zeros(k), np.ones(k), np.zeros(k, bool))
-    for row, group in enumerate(groups):
-        merged.sums[row], merged.counts[row] = cells.sums[group].sum(axis=0), cells.counts[group].sum()
-        merged.draws[row], merged.alive[row] = cells.draws[group].sum(), True
-    return merged
+    live = np.flatnonzero(_alive(pool))
+    if not len(live):
+        return empty(state.clusters, pool.sums.shape[1])
+    rows = project(pool.one_release[live] / pool.counts[live, None], floor)
+    groups = ward_merge(rows, pool.counts[live], state.metric, state.clusters)
+    merged = pool.merged([live[group] for group in groups])
+    return merged.joined(empty(state.clusters - len(merged), pool.sums.shape[1]))
 
 
-def _movement(cells: _Cells, centres: np.ndarray, floor: float) -> float:
+def _alive(pool: Pool) -> np.ndarray:
+    """(k,) bool: whether a cell's count is more than noise."""
+    return pool.counts >= DEAD * pool.count_noise
+
+
+def _centres(state: HistogramsState, pool: Pool, floor: float, least: float) -> np.ndarray:
+    """(k, d): the mean histograms of live cells, shrunken towards F; F for the others. least: see `shrink`."""
+    alive = _alive(pool)
+    centres = np.tile(state.mean, (len(pool), 1))
+    energy = pool.sums.shape[1] * (pool.count_noise[alive] / pool.counts[alive]) ** 2
+    rows = pool.one_release[alive] / pool.counts[alive, None]
+    centres[alive] = project(shrink(rows, state.mean, state.metric, energy, least), floor)
+    return centres
+
+
+def _movement(pool: Pool, centres: np.ndarray, floor: float) -> float:
     """Mean total variation between the new and the old centres of live cells, weighted by their noised counts."""
-    alive = cells.alive
+    alive = _alive(pool)
     if not alive.any():
         return 0.0
-    new = project(cells.sums[alive] / cells.counts[alive, None], floor)
-    return float(np.average(total_variation(new, centres[alive]), weights=cells.counts[alive]))
+    new = project(pool.one_release[alive] / pool.counts[alive, None], floor)
+    return float(np.average(total_variation(new, centres[alive]), weights=pool.counts[alive]))
 
 
 def _moved_clip(state: HistogramsState, clip: float, norms: np.ndarray) -> float:

@@ -5,7 +5,10 @@ Everything here acts on published or public values; nothing looks at a client. H
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
+from scipy.special import log_ndtr
 
 
 def smooth(p: np.ndarray, e: float) -> np.ndarray:
@@ -22,6 +25,16 @@ def project(p: np.ndarray, floor: float) -> np.ndarray:
     """Onto the simplex: every entry at least `floor`, then each row divided by its sum."""
     p = np.maximum(p, floor)
     return p / p.sum(axis=-1, keepdims=True)
+
+
+def positive(p: np.ndarray, noise: np.ndarray) -> np.ndarray:
+    """What p + noise was, if it cannot be negative: the posterior mean under a flat prior on the positive numbers.
+
+    noise: standard deviations of normal noise, of p's shape. A value far above its noise stays as it is, and one far
+    below 0 becomes small and positive.
+    """
+    z = p / noise
+    return p + noise * np.exp(-0.5 * z**2 - 0.5 * math.log(2 * math.pi) - log_ndtr(z))
 
 
 def metric(mean: np.ndarray, floor: float, effective_tokens: float) -> np.ndarray:
@@ -46,16 +59,16 @@ def perturbed(mean: np.ndarray, copies: int, p: float, generator: np.random.Gene
     return rows / rows.sum(axis=1, keepdims=True)
 
 
-def shrink(centres: np.ndarray, mean: np.ndarray, w: np.ndarray, energy: np.ndarray) -> np.ndarray:
+def shrink(centres: np.ndarray, mean: np.ndarray, w: np.ndarray, energy: np.ndarray, least: float = 0.0) -> np.ndarray:
     """Positive-part James-Stein shrinkage of every centre towards the mean.
 
-    D = (P - F) / sqrt(w) is scaled by max(0, 1 - energy / ||D||**2).
+    D = (P - F) / sqrt(w) is scaled by max(least, 1 - energy / ||D||**2).
 
     centres: (k, d); mean, w: (d,); energy: (k,) expected squared norm of the noise in D, d (C sigma / N)**2.
     """
     difference = centres - mean
     norms = np.sum(difference**2 / w, axis=1)
-    kept = np.maximum(0.0, 1.0 - energy / np.maximum(norms, np.finfo(np.float64).tiny))
+    kept = np.maximum(least, 1.0 - energy / np.maximum(norms, np.finfo(np.float64).tiny))
     return mean + kept[:, None] * difference
 
 

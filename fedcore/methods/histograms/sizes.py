@@ -18,6 +18,7 @@ from typing import Any
 
 from fedcore.errors import ConfigError
 from fedcore.methods.histograms.config import DEFAULT_CLUSTERS, DEFAULT_ROUNDS, HistogramsConfig
+from fedcore.methods.histograms.pool import FORGETTING
 from fedcore.methods.histograms.reduction import tokens_kept
 from fedcore.methods.histograms.sensitivities import sensitivity_factor
 from fedcore.privacy.plan import PlannedRelease
@@ -33,6 +34,7 @@ STEPS = (  # least b, rounds, what such a budget means
     (0.0, 3, "too weak for clusters: expect no more than a mean"),
 )
 WARM_ROUNDS = 2  # from centres of an earlier run; the last two rounds are pooled, so both count
+GROWING_ROUNDS = 3  # with cells that were split, and have to find their place
 WARM_CELLS = 2  # times the clusters of the rules
 LARGE_PERTURBATION, SMALL_PERTURBATION = 0.5, 0.3
 
@@ -87,14 +89,15 @@ def sizes_of(config: HistogramsConfig, public: PublicFacts) -> Sizes:
     smaller vocabulary. For a warm start see `_sizes_of_warm_start`.
     """
     if config.algorithm == "private":
-        chosen = size_rules(*effective_budget(config, public), config.clip, config.clusters)
+        chosen = size_rules(*accumulated_budget(config, public), config.clip, config.clusters)
     else:
         k = config.clusters or DEFAULT_CLUSTERS
         merges = config.algorithm == "algorithm2" and config.start == "perturbed_mean"
         overseed = 3 * k if merges else k
         chosen = Sizes(DEFAULT_ROUNDS, k, overseed, 0, SMALL_PERTURBATION)
     if public.warm_start is not None:
-        chosen = _sizes_of_warm_start(config, chosen, len(public.warm_start["centres"]))
+        centres = len(public.warm_start["centres"])
+        chosen = _sizes_of_warm_start(config, chosen, centres, continues_series(config, public))
     k = chosen.clusters if config.overseed is None else min(chosen.clusters, config.overseed)
     overseed = chosen.overseed if config.overseed is None else config.overseed
     rounds = config.rounds or chosen.rounds
@@ -120,22 +123,50 @@ def effective_budget(config: HistogramsConfig, public: PublicFacts) -> tuple[int
     return _nominal(config, public), features, _rho(public) / sensitivity_factor(public.relation) ** 2
 
 
-def _sizes_of_warm_start(config: HistogramsConfig, chosen: Sizes, centres: int) -> Sizes:
-    """The sizes of a run that starts from so many centres; chosen: those of a run without a warm start.
+def continues_series(config: HistogramsConfig, public: PublicFacts) -> bool:
+    """Whether the run adds to what earlier runs released, which its warm start then holds.
+
+    A run on fewer tokens does not: it has sums of these tokens only, and another run may choose others.
+    """
+    private = config.algorithm == "private" and config.reduction == "none"
+    return private and public.warm_start is not None and "pool_sums" in public.warm_start
+
+
+def accumulated_budget(config: HistogramsConfig, public: PublicFacts) -> tuple[int, int, float]:
+    """`effective_budget`, but with rho of a run whose two pooled rounds alone would have as little noise as the sums
+    of the series after this run, in the cell that is noised least. Without a series: that of this run.
+    """
+    nominal, features, rho = effective_budget(config, public)
+    if not continues_series(config, public):
+        return nominal, features, rho
+    assert public.warm_start is not None
+    added = 2 * rho / config.clip**2  # rounds of rho / T each add 1 / (C sigma)**2 = 2 rho / (T C**2)
+    weights = FORGETTING * public.warm_start["pool_weights"][:-1] + added
+    variances = FORGETTING**2 * public.warm_start["pool_variances"][:-1] + added
+    return nominal, features, max(rho, float((weights**2 / variances).max()) * config.clip**2 / 2)
+
+
+def _sizes_of_warm_start(config: HistogramsConfig, chosen: Sizes, centres: int, series: bool) -> Sizes:
+    """The sizes of a run that starts from so many centres; chosen: those of a run without a warm start, but with the
+    budget of a whole series if the run continues one.
 
     K clusters: as many as the settings name. If they name none, as many as the rules chose, but no more than there are
     centres; in a private run all of the centres, up to twice as many as the rules chose, because two rounds in place
     of eight leave half the noise.
 
     - As many centres as clusters: a private run needs two rounds only.
-    - Fewer: the other clusters start from the perturbed mean, with the rounds of a run without a warm start.
+    - Fewer: the other clusters start from the perturbed mean, with the rounds of a run without a warm start. In a
+      series there are never fewer clusters than centres because of the rules, and cells are split for what is missing:
+      three rounds do.
     - More: they are over-seeded cells. A private run has as many cells as the rules allow; if there are more centres
       still, votes choose among them.
     """
     k, private = chosen.clusters, config.algorithm == "private"
     if config.clusters is None:
-        k = centres if private and centres <= WARM_CELLS * k else min(k, centres)
-    rounds = min(chosen.rounds, WARM_ROUNDS) if private and centres == k else chosen.rounds
+        k = max(centres, k if series else 1) if private and centres <= WARM_CELLS * k else min(k, centres)
+    rounds = chosen.rounds
+    if private and centres == k or series and centres < k:
+        rounds = min(rounds, WARM_ROUNDS if centres == k else GROWING_ROUNDS)
     cells = min(centres, chosen.overseed) if private else centres
     return Sizes(rounds, k, max(cells, k), 0, chosen.perturbation)
 
@@ -166,7 +197,8 @@ def _nominal(config: HistogramsConfig, public: PublicFacts) -> int:
 class Sketch:
     """One run as it would be planned. rounds T, clusters K, cells K' of the first rounds, releases in all.
 
-    strength: b of `signal_to_noise`, in_words: what it means; loss_nats: estimate of `noise_loss`.
+    strength: b of `signal_to_noise`, in_words: what it means; loss_nats: estimate of `noise_loss`. Of a run that
+    continues a series they are those of all that the series has released by its end.
     """
 
     rounds: int
@@ -181,11 +213,13 @@ class Sketch:
 def budget_sketch(config: HistogramsConfig, public: PublicFacts, plan: Sequence[PlannedRelease]) -> dict[str, Any]:
     """The fields of `Sketch`, as JSON."""
     sizes = sizes_of(config, public)
-    nominal, features, effective = effective_budget(config, public)
-    b = signal_to_noise(nominal, features, effective, config.clip)
+    nominal, features, rho = accumulated_budget(config, public)
+    b = signal_to_noise(nominal, features, rho, config.clip)
     sigma = [planned.noise_multiplier for planned in plan if planned.name.startswith("clusters")][-1]
-    sigma *= sensitivity_factor(public.relation)
-    loss = noise_loss(sigma, config.clip, features, nominal / sizes.clusters, pooled=sizes.rounds > 1)
+    sigma, pooled = sigma * sensitivity_factor(public.relation), sizes.rounds > 1
+    if continues_series(config, public):
+        sigma, pooled = math.sqrt(0.5 / rho), False
+    loss = noise_loss(sigma, config.clip, features, nominal / sizes.clusters, pooled)
     return asdict(Sketch(sizes.rounds, sizes.clusters, sizes.cells(1), len(plan), b, in_words(b), loss))
 
 

@@ -3,6 +3,10 @@
 A warm start is `centres`, (k, d) histograms, perhaps with a `mean` (d,) and `counts` (k,). It costs no privacy, so the
 two releases that find the mean fall away. If there are more centres than the budget can pay cells for, one release of
 votes chooses among them; if there are fewer, perturbed copies of the mean fill up, as in a run without a warm start.
+
+An earlier run on the same population leaves a pool of sums (`fedcore.methods.histograms.pool`) besides: `pool_sums`
+(k + 1, d), `pool_weights` and `pool_variances` (k + 1,), whose last row is that of all clients, and the metric of the
+releases, `pool_metric` (d,). A private run adds to it, and splits cells if there are fewer than the series can pay for.
 """
 
 from __future__ import annotations
@@ -12,11 +16,18 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedcore.errors import ConfigError
+from fedcore.methods.histograms.config import HistogramsConfig
+from fedcore.methods.histograms.pool import FORGETTING
+from fedcore.methods.histograms.releases import POOLED, plan
+from fedcore.methods.histograms.sensitivities import sensitivity_factor
 from fedcore.methods.histograms.simplex import perturbed, project, ward_merge
+from fedcore.methods.histograms.sizes import continues_series, sizes_of
 from fedcore.methods.histograms.state import HistogramsState
 from fedcore.randomness import stream
+from fedcore.rounds.method import PublicFacts
 
 NAMES = ("centres", "mean", "counts")
+SERIES_NAMES = ("pool_sums", "pool_weights", "pool_variances", "pool_metric")
 SUM_TOLERANCE = 1e-5  # of a row's sum from 1: single precision of a large vocabulary
 MOST_CENTRES = 10_000
 PERTURBATION = "histograms/start"
@@ -26,18 +37,32 @@ PERTURBATION = "histograms/start"
 
 
 def warm_start_of(state: HistogramsState) -> dict[str, np.ndarray]:
-    """What a later run may start from: centres (k, d), mean (d,), counts (k,). Raises ConfigError before round 1."""
+    """What a later run may start from: centres (k, d), mean (d,), counts (k,), and the pool if there is one that others
+    can add to. Raises ConfigError before round 1.
+    """
     if state.round == 0:
         raise ConfigError("has not finished a round that gives centres.", "Name a run that has.")
-    return {"centres": state.centres, "mean": state.mean, "counts": np.maximum(state.counts, 0.0)}
+    left = {"centres": state.centres, "mean": state.mean, "counts": np.maximum(state.counts, 0.0)}
+    if not len(state.pool) or len(state.kept):
+        return left
+    pool = {"pool_sums": state.pool_sums, "pool_weights": state.pool_weights, "pool_variances": state.pool_variances}
+    return {**left, **pool, "pool_metric": state.metric}
 
 
 def checked_warm_start(arrays: Mapping[str, np.ndarray], what: str, features: int) -> dict[str, np.ndarray]:
-    """The arrays as float64, rows renormalised. Raises ConfigError unless they are histograms over so many tokens."""
-    if "centres" not in arrays or set(arrays) - set(NAMES):
+    """The arrays as float64, rows renormalised. Raises ConfigError unless they are histograms over so many tokens, with
+    a whole pool or none.
+    """
+    if "centres" not in arrays or set(arrays) - set(NAMES) - set(SERIES_NAMES):
         raise ConfigError(
             f"{what} holds the arrays {', '.join(arrays) or 'none'}.",
             "It needs centres (k, d), and may have a mean (d,) and counts (k,); no others.",
+        )
+    missing = [name for name in SERIES_NAMES if name not in arrays]
+    if missing and len(missing) < len(SERIES_NAMES):
+        raise ConfigError(
+            f"{what} holds a part of what a series has released; {', '.join(missing)} is missing.",
+            "Leave the arrays of the pool out, or take them all from one run.",
         )
     for name, value in arrays.items():
         if value.dtype.kind not in "iuf":
@@ -45,15 +70,18 @@ def checked_warm_start(arrays: Mapping[str, np.ndarray], what: str, features: in
     values = {name: np.asarray(value, np.float64) for name, value in arrays.items()}
     k = len(values["centres"]) if values["centres"].ndim == 2 else 0
     shapes = {"centres": (k, features), "mean": (features,), "counts": (k,)}
+    shapes |= {"pool_sums": (k + 1, features), "pool_weights": (k + 1,), "pool_variances": (k + 1,)}
+    shapes |= {"pool_metric": (features,)}
     for name, value in values.items():
         if value.shape != shapes[name] or not 1 <= k <= MOST_CENTRES:
             raise ConfigError(
                 f"{name} of {what} have the shape {value.shape}; the population has {features} tokens.",
-                f"centres are (k, {features}) with k from 1 to {MOST_CENTRES}, the mean ({features},), counts (k,).",
+                f"centres are (k, {features}) with k from 1 to {MOST_CENTRES}, the mean ({features},), counts (k,); "
+                f"sums of a pool (k + 1, {features}), its weights and variances (k + 1,), its metric ({features},).",
             )
-        if not np.all(np.isfinite(value)) or np.any(value < 0):
+        if not np.all(np.isfinite(value)) or (name != "pool_sums" and np.any(value < 0)):
             raise ConfigError(f"{name} of {what} have entries that are negative, infinite or not numbers.")
-        if name != "counts":
+        if name in ("centres", "mean", "pool_metric"):
             sums = value.sum(axis=-1)
             if np.any(np.abs(sums - 1) > SUM_TOLERANCE):
                 raise ConfigError(
@@ -61,12 +89,49 @@ def checked_warm_start(arrays: Mapping[str, np.ndarray], what: str, features: in
                     "Divide every row by its sum.",
                 )
             values[name] = value / sums[..., None]
+    if not missing:
+        _check_pool(values, what)
     return values
+
+
+def _check_pool(values: Mapping[str, np.ndarray], what: str) -> None:
+    """Raises ConfigError for a pool that no run leaves: a release has noise in every token."""
+    weights, variances = values["pool_weights"], values["pool_variances"]
+    if np.any((weights > 0) != (variances > 0)) or weights[-1] == 0 or np.any(values["pool_metric"] == 0):
+        raise ConfigError(
+            f"the pool of {what} has sums without noise.", "Start from another run, or from the centres alone."
+        )
 
 
 def _worst(sums: np.ndarray) -> float:
     sums = np.atleast_1d(sums)
     return float(sums[np.argmax(np.abs(sums - 1))])
+
+
+def likely_warm_start(config: HistogramsConfig, public: PublicFacts) -> dict[str, np.ndarray]:
+    """What a run with these facts would leave, as far as the plans of later runs depend on it: the mean everywhere, and
+    the weights that its noise gives to what it releases.
+    """
+    sizes, releases = sizes_of(config, public), plan(config, public)
+    k, d = sizes.clusters, public.features
+    uniform = np.full((k + 1, d), 1.0 / d)
+    start = {"centres": uniform[:k]}
+    if config.reduction != "none":
+        return start
+    noise = config.clip * sensitivity_factor(public.relation) * releases[-1].noise_multiplier
+    weight, variance, added = 0.0, 0.0, min(sizes.rounds, POOLED)
+    if continues_series(config, public):
+        assert public.warm_start is not None
+        added = sizes.rounds
+        weight = FORGETTING * float(public.warm_start["pool_weights"][0])
+        variance = FORGETTING**2 * float(public.warm_start["pool_variances"][0])
+    pool = {
+        "pool_sums": uniform,
+        "pool_weights": np.full(k + 1, weight + added / noise**2),
+        "pool_variances": np.full(k + 1, variance + added / noise**2),
+        "pool_metric": uniform[0],
+    }
+    return {**start, **pool}
 
 
 # --- the first cells ------------------------------------------------------------------------------------------------
@@ -96,14 +161,14 @@ def filled_up(centres: np.ndarray, cells: int, mean: np.ndarray, perturbation: f
 
 def elected(
     centres: np.ndarray, votes: np.ndarray, least: float, w: np.ndarray, cells: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """(at most `cells` centres, the rows of `centres` with at least `least` votes).
+) -> tuple[np.ndarray, list[list[int]]]:
+    """(at most `cells` centres, for each the rows of `centres` that it is made of).
 
     votes: (k,) noised. Candidates with fewer votes are dropped; the others are merged by Ward cost, weighted by their
     votes.
     """
     live = np.flatnonzero(votes >= least)
     if len(live) <= cells:
-        return centres[live], live
-    groups = [live[group] for group in ward_merge(centres[live], votes[live], w, cells)]
-    return np.stack([np.average(centres[group], axis=0, weights=votes[group]) for group in groups]), live
+        return centres[live], [[int(row)] for row in live]
+    groups = [[int(live[row]) for row in group] for group in ward_merge(centres[live], votes[live], w, cells)]
+    return np.stack([np.average(centres[group], axis=0, weights=votes[group]) for group in groups]), groups

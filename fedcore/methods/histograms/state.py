@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from fedcore.methods.histograms.messages import all_tokens
+from fedcore.methods.histograms.pool import Pool, empty
 from fedcore.methods.histograms.sizes import Sizes
 from fedcore.rounds.method import PublicFacts, RoundInfo
 
@@ -29,8 +30,7 @@ class HistogramsState:
               clusters on fewer tokens, and then sums are (k, r + 1)
     centres:  (k, d) on the simplex; during Algorithm 1 the rows chosen so far
     counts:   (k,) clients of each cell; noised, weighted by their clips and possibly negative in a private run
-    sums:     (k, d) unnormalised sums of the last round, kept for pooling; (0, d) if not private, except between the
-              two passes of a round of Algorithm 3, whose first estimate b1 it holds
+    sums:     (0, d), except between the two passes of a round of Algorithm 3, whose first estimate b1 it holds
     reseed:   (e,) int64 empty cells that wait for a client's row (never in a private run)
     entropy:  sum over clients of sum q ln q, nats; 0 in a private run
     clients:  clients with at least one token; 0 in a private run, which does not know it
@@ -38,6 +38,9 @@ class HistogramsState:
     clip:     L2 clip of the clustering rounds; 0: that of the settings (private runs only, as are the next two)
     spread:   sensitivity factor: sensitivity of a clipped sum in units of its clip, 1 or a hair above sqrt(2)
     norms_multiplier: noise multiplier of the counts of norms; 0 unless the clip is adaptive
+    pool_sums, pool_weights, pool_variances: (c + 1, d), (c + 1,), (c + 1,): a `Pool`, whose last row is that of all
+              clients, from which F is made; before it come the c = k cells, or none while their sums are not kept.
+              (0, 0), (0,), (0,) before a whitened release and without privacy; (c + 1, r + 1) on fewer tokens
     """
 
     phase: str
@@ -62,6 +65,32 @@ class HistogramsState:
     clip: float = 0.0
     spread: float = 1.0
     norms_multiplier: float = 0.0
+    pool_sums: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
+    pool_weights: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    pool_variances: np.ndarray = field(default_factory=lambda: np.zeros(0))
+
+    @property
+    def pool(self) -> Pool:
+        """Of the cells; without any while their sums are not kept."""
+        if not len(self.pool_weights):
+            return empty(0, len(self.metric))
+        return Pool(self.pool_sums[:-1], self.pool_weights[:-1], self.pool_variances[:-1])
+
+    @property
+    def mean_pool(self) -> Pool:
+        """One cell of all clients; none before the first release that is whitened."""
+        if not len(self.pool_weights):
+            return empty(0, len(self.metric))
+        return Pool(self.pool_sums[-1:], self.pool_weights[-1:], self.pool_variances[-1:])
+
+    def pooling(self, cells: Pool, mean: Pool) -> HistogramsState:
+        """With these pools."""
+        return replace(
+            self,
+            pool_sums=np.vstack([cells.sums, mean.sums]),
+            pool_weights=np.concatenate([cells.weights, mean.weights]),
+            pool_variances=np.concatenate([cells.variances, mean.variances]),
+        )
 
     @property
     def first_cells(self) -> int:

@@ -1,0 +1,129 @@
+"""What the runs of a series released, added up: sums of cells, weighted by the inverse variance of their noise.
+
+A run that starts from an earlier one takes its pool over, multiplies it by FORGETTING, and adds its own releases. So
+noise falls from run to run, and what was released long ago counts less than what was released now. All of it is a
+function of released arrays. Sums of different runs add up because all of them are released in one metric, which the
+first run of the series made from its own mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+FORGETTING = 0.95  # weight of what was there before a run, against 1 for what the run adds
+SPLIT_PERTURBATION = 0.15  # standard deviation of the log of the factors that tell the halves of a cell apart
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """k cells over d tokens. A release S, with noise of the variance v w_j in token j, w the metric, counts f / v: f is
+    1 in the run that made it, and FORGETTING times less in every later one.
+
+    sums:      (k, d) sum of f S / v
+    weights:   (k,) sum of f / v; 0 for a cell without a release
+    variances: (k,) sum of f**2 / v: the noise in sums[k, j] has the variance variances[k] w_j
+    """
+
+    sums: np.ndarray
+    weights: np.ndarray
+    variances: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.weights)
+
+    # --- what it says of one release --------------------------------------------------------------------------------
+
+    @property
+    def one_release(self) -> np.ndarray:
+        """(k, d) mean sums of a release; zeros for a cell without one."""
+        return _ratio(self.sums, self.weights[:, None])
+
+    @property
+    def counts(self) -> np.ndarray:
+        """(k,) clients of each cell in a release: a histogram sums to 1."""
+        return _ratio(self.sums.sum(axis=1), self.weights)
+
+    @property
+    def count_noise(self) -> np.ndarray:
+        """(k,) standard deviation of the noise in `counts`: w sums to 1. Infinite for a cell without a release."""
+        noise = np.full(len(self), np.inf)
+        return np.divide(np.sqrt(self.variances), self.weights, out=noise, where=self.weights > 0)
+
+    # --- other pools from it ----------------------------------------------------------------------------------------
+
+    def __add__(self, other: Pool) -> Pool:
+        return Pool(self.sums + other.sums, self.weights + other.weights, self.variances + other.variances)
+
+    def forgotten(self) -> Pool:
+        """What counts of it in the next run."""
+        return self.scaled(np.full(len(self), FORGETTING))
+
+    def scaled(self, factors: np.ndarray) -> Pool:
+        """factors: (k,) of the cells' weights; the ratio of signal to noise stays."""
+        return Pool(self.sums * factors[:, None], self.weights * factors, self.variances * factors**2)
+
+    def chosen(self, cells: Sequence[int] | np.ndarray) -> Pool:
+        rows = np.asarray(cells, np.int64)
+        return Pool(self.sums[rows], self.weights[rows], self.variances[rows])
+
+    def joined(self, other: Pool) -> Pool:
+        """These cells, then the others."""
+        return Pool(
+            np.vstack([self.sums, other.sums]),
+            np.concatenate([self.weights, other.weights]),
+            np.concatenate([self.variances, other.variances]),
+        )
+
+    def merged(self, groups: Sequence[Sequence[int] | np.ndarray]) -> Pool:
+        """One cell for each group of live cells: sums of a release add up, and so does their noise. A group remembers
+        as much as that one of its cells which remembers least.
+        """
+        merged = empty(0, self.sums.shape[1])
+        for group in groups:
+            cells = self.chosen(group)
+            least = cells.weights.min()
+            cells = cells.scaled(least / cells.weights)
+            merged = merged.joined(Pool(cells.sums.sum(axis=0)[None, :], least[None], cells.variances.sum()[None]))
+        return merged
+
+    def split(self, cell: int) -> Pool:
+        """One cell more, the last one: it and `cell` are halves of what `cell` was.
+
+        Which half of the sums is whose nobody knows yet; either is taken to be as noisy as the whole was.
+        """
+        halved = self.sums.copy()
+        halved[cell] /= 2
+        return Pool(halved, self.weights, self.variances).chosen([*range(len(self)), cell])
+
+
+def empty(cells: int, features: int) -> Pool:
+    """Cells without a release."""
+    return Pool(np.zeros((cells, features)), np.zeros(cells), np.zeros(cells))
+
+
+def of_release(sums: np.ndarray, variance: float) -> Pool:
+    """The pool of one release. sums: (k, d) with noise of the variance `variance` times w."""
+    every = np.full(len(sums), 1.0 / variance)
+    return Pool(sums / variance, every, every)
+
+
+def grown(pool: Pool, centres: np.ndarray, cells: int, generator: np.random.Generator) -> tuple[Pool, np.ndarray]:
+    """Of k <= cells cells so many, by splitting always the one with the most clients; the other cells lose nothing.
+
+    centres: (k, d). Those of the halves lie on opposite sides of what they come from.
+    """
+    while len(pool) < cells:
+        largest = int(np.argmax(pool.counts))
+        factors = np.exp(SPLIT_PERTURBATION * generator.standard_normal(centres.shape[1]))
+        halves = np.stack([centres[largest] * factors, centres[largest] / factors])
+        halves /= halves.sum(axis=1, keepdims=True)
+        centres = np.vstack([centres[:largest], halves[:1], centres[largest + 1 :], halves[1:]])
+        pool = pool.split(largest)
+    return pool, centres
+
+
+def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    return np.divide(above, below, out=np.zeros_like(above), where=np.broadcast_to(below > 0, above.shape))
