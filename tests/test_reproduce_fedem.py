@@ -163,7 +163,8 @@ def test_missing_data_are_an_error_that_says_what_to_set(tmp_path, name, no_data
 
 def test_the_papers_tables_name_their_codec_and_steps():
     """Whatever the defaults of the method are."""
-    assert fedem_runs.as_in_the_paper({"gamma": 1.0}) == {"codec": "dithering", "safeguards": False, "gamma": 1.0}
+    known = {"codec": "dithering", "safeguards": False, "regularisation": 1e-3, "restarts": 1}
+    assert fedem_runs.as_in_the_paper({"gamma": 1.0}) == {**known, "gamma": 1.0}
     assert fedem_runs.as_in_the_paper({"algorithm": "em"})["codec"] == "identity"
     assert fedem_runs.as_in_the_paper({"codec": "rand-k"})["codec"] == "rand-k"
 

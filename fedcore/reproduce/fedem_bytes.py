@@ -75,6 +75,7 @@ class FedEMBytes:
             "standardise": False,
             "regularisation": PENALTY / population.n_rows,
             "monitor_every": runs.NEVER_LOOKED_AT,
+            "restarts": 1,
         }
 
         def trace(line: str, target: float | None = None, **settings: Any) -> Curve:
