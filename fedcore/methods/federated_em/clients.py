@@ -237,12 +237,8 @@ def held_out(
     sums[0] = _held_back(leaf, split)
     for _, y in leaf.pieces():
         losses = -model.log_likelihood(message.theta, y)
-        sums[1] += losses.sum()
-        sums[2] += (
-            losses.sum()
-            if not len(message.scaling.scale)
-            else (losses + models.log_scales(config, message.scaling, y)).sum()
-        )
+        unscaled = losses + models.log_scales(config, message.scaling, y)
+        sums[1:] += [losses.sum(), unscaled.sum()]
     return {"held_out": FloatSum.at(block.leaf, sums)}
 
 

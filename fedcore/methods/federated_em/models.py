@@ -93,9 +93,10 @@ def in_data_units(config: FederatedEMConfig, theta: Theta, scaling: Scaling) -> 
 
 
 def log_scales(config: FederatedEMConfig, scaling: Scaling, y: Rows) -> np.ndarray:
-    """(N,) what the loss of a standardised row is short of that of the row in the units of the data, nats."""
+    """What the loss of each standardised row (of tables, which are left as they are, each table) is short of that in
+    the units of the data, nats."""
     if not len(scaling.scale):
-        return np.zeros(y.shape[0])
+        return np.zeros(y.shape[0] // config.rows_per_observation)
     logs = np.log(scaling.scale)
     if config.model == "regression":  # a density of its response, the last column, alone
         logs = logs * (np.arange(len(logs)) == len(logs) - 1)
