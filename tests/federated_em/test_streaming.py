@@ -189,7 +189,8 @@ from fedcore.rounds.engine import InProcessBackend
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import concluding, start_run
 
-settings = {"algorithm": "em", "covariance": "diag", "components": 2, "rounds": 2, "cluster_rounds": 1, "trial_rounds": 1}
+settings = {"algorithm": "em", "covariance": "diag", "components": 2, "rounds": 2}
+settings |= {"cluster_rounds": 1, "trial_rounds": 1}
 request = TrainRequest(method="federated_em", population=sys.argv[1], settings=settings, runs=sys.argv[2], run_id="r")
 session = start_run(request, InProcessBackend(), stamp="then")
 session.training.source = replace(session.training.source, stream_above=64 * 2**20)
