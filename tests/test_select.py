@@ -124,6 +124,16 @@ def test_what_is_there_is_not_trained_again(population, tmp_path):
         compare(other, train, go_on)
 
 
+def test_runs_of_another_population_are_not_taken_for_candidates(population, tmp_path):
+    compare(requests(request(population, tmp_path), {"components": (1,)}, 0.2, "s"), train, go_on)
+    random = np.random.default_rng(1)
+    with PopulationWriter(tmp_path / "other", "rows", 2, dtype="float64") as writer:
+        writer.write(range(20), (np.arange(0, 1201, 60), random.normal(size=(1200, 2))))
+        writer.commit()
+    with pytest.raises(RunError, match="another population"):
+        compare(requests(request(tmp_path / "other", tmp_path), {"components": (1,)}, 0.2, "s"), train, go_on)
+
+
 def test_private_runs_and_methods_without_held_out_rows_are_refused(population, tmp_path):
     with pytest.raises(ConfigError, match="private"):
         requests(

@@ -20,6 +20,7 @@ from typing import Any
 from fedcore.errors import ConfigError, RunError, RunNotFound
 from fedcore.evaluation.run_summary import run_summary
 from fedcore.methods.registry import make_method, method_class
+from fedcore.population.store import Population
 from fedcore.runs.store import Run
 from fedcore.storage.files import place
 from fedcore.training.request import TrainRequest
@@ -125,9 +126,12 @@ def compare(
 
 def _check_same(run: Run, request: TrainRequest) -> None:
     config = make_method(request.method, request.settings).config.model_dump(mode="json")
-    if run.info.get("config") != config or run.info.get("seed") != request.seed:
+    population, trained_on = Population.open(request.population, version=request.version), run.info.get("population")
+    same_rows = trained_on and (trained_on["id"], trained_on["version"]) == (population.id, population.version)
+    known = {name: run.info.get(name) for name in ("method", "config", "seed")}
+    if not same_rows or known != {"method": request.method, "config": config, "seed": request.seed}:
         raise RunError(
-            f"run {run.id!r} is there already, with other settings or another seed.",
+            f"run {run.id!r} is there already, of another population or version, with other settings or another seed.",
             "Give the comparison another --name, or remove that run.",
         )
 
