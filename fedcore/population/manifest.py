@@ -8,12 +8,16 @@ from typing import Any, Final, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 from fedcore.errors import ManifestError, PopulationNotFound
+from fedcore.population import cohorts as of_cohorts
 from fedcore.population import layout
 from fedcore.population.blocks import Kind
+from fedcore.population.cohorts import Cohort
 from fedcore.storage import digests
 from fedcore.storage.parsing import parse_json
 
 SCHEMA_VERSION: Final = 2  # that new versions are written in; docs/formats-2.md
+COHORTS: Final = "cohorts"
+KNOWN: Final = (COHORTS,)  # what a manifest may need
 StoredDtype = Literal["int32", "int64", "float32", "float64"]
 Sha256 = Field(pattern=r"^[0-9a-f]{64}$")
 SLOT = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # one folder name: a manifest can never point outside its population
@@ -103,7 +107,8 @@ class Manifest(_Frozen):
     n_rows: rows, or tokens for counts, of the training part; dtype: of dense rows, None for counts;
     nominal_clients: the size that the owner declares in public, None if not declared;
     public_for_evaluation: may be evaluated without a budget, and public_reason why.
-    needs: features without which the manifest would be misread; none so far. Schema 1 has neither these nor digests.
+    needs: features without which the manifest would be misread, of KNOWN. Schema 1 has neither these nor digests.
+    cohorts, order: who came with which append, where budgets are kept by cohort (`fedcore.population.cohorts`).
     secret: 256 random bits of this version. Runs and ledgers know it by its checksum, which without the secret would
     tell whoever guesses the data whether the guess is right; it stays beside the data.
     """
@@ -126,6 +131,8 @@ class Manifest(_Frozen):
     public_for_evaluation: bool = False
     public_reason: str = ""
     provenance: Provenance = Provenance()
+    cohorts: tuple[Cohort, ...] = ()
+    order: tuple[tuple[int, int], ...] = ()
     blocks: tuple[BlockEntry, ...]
 
     @model_validator(mode="after")
@@ -151,6 +158,10 @@ class Manifest(_Frozen):
             raise ValueError("a population is public for evaluation for a stated reason")
         if self.schema_version == 1 and (self.needs or any(block.sha256 is None for block in self.blocks)):
             raise ValueError("schema version 1 has neither needs nor digests")
+        if wrong := of_cohorts.fault(self.cohorts, self.order, self.n_clients):
+            raise ValueError(wrong)
+        if bool(self.cohorts) != (COHORTS in self.needs):
+            raise ValueError("cohorts go with the need of that name")
         return self
 
     @property
@@ -170,6 +181,8 @@ def _content(manifest: Manifest) -> dict[str, Any]:
         content.pop("needs")
     if manifest.secret is None:
         content.pop("secret")
+    if not manifest.cohorts:
+        del content["cohorts"], content["order"]
     for block in content["blocks"]:
         block.pop("sha256" if block["sha256"] is None else "digest")
     return content
@@ -209,11 +222,13 @@ def decode(data: bytes, where: str) -> Manifest:
         )
     if content.pop("checksum", None) != checksum_of(content):
         raise ManifestError(f"The manifest {where} does not match its own checksum: it was changed or damaged.", remedy)
-    if needs:
-        unknown = needs[0] if isinstance(needs, list) else needs
+    unknown = [name for name in needs if name not in KNOWN] if isinstance(needs, list) else [needs] if needs else []
+    if unknown:
         raise ManifestError(
-            f"The manifest {where} needs {unknown}, which this fedcore does not know.", "Use a newer fedcore."
+            f"The manifest {where} needs {unknown[0]}, which this fedcore does not know.", "Use a newer fedcore."
         )
+    if COHORTS not in (needs or ()) and (early := sorted({"cohorts", "order"} & content.keys())):
+        raise ManifestError(f"The manifest {where} contradicts itself: it has {early[0]} without needing them.", remedy)
     try:
         return Manifest.model_validate_json(json.dumps(content))
     except ValidationError as error:

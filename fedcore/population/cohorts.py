@@ -1,0 +1,77 @@
+"""Cohorts of clients: by the append in which a client first came, so that a privacy budget can be kept for each.
+
+The clients of a cohort are ranges of indices, because new clients always follow known ones: nothing is stored for each
+client. `order` of a manifest is the list of these ranges, as pairs (cohort, number of clients); cohort 0 are holes,
+whose clients were forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from fedcore.storage.ranges import Ranges, merged
+
+FOUNDERS: Final = 1  # number of the cohort of everybody who was there when cohorts began
+HOLE: Final = 0
+Order = tuple[tuple[int, int], ...]
+
+
+class Cohort(BaseModel):
+    """One cohort: the clients that came with one append.
+
+    number:  from 1, the founders; every scheduled append after them opens the next one, also when nobody came
+    token:   128 random bits, by which a ledger notices that two copies of a population were appended to separately
+    nominal: clients that the owner declared in public for this cohort; None: not declared
+    opened:  day of the append, UTC, as YYYY-MM-DD
+    period:  label of the calendar period, where the unit is a client's data of one period; else None
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    number: int = Field(ge=1)
+    token: str = Field(pattern=r"^[0-9a-f]{32}$")
+    nominal: int | None = Field(default=None, ge=0)
+    opened: str = Field(pattern=r"^\d{4}-\d{2}-\d{2}$")
+    period: str | None = None
+
+
+def joined(order: Iterable[tuple[int, int]]) -> Order:
+    """The order without empty runs, and with neighbours of one cohort as one run."""
+    made: list[list[int]] = []
+    for cohort, clients in order:
+        if clients and made and made[-1][0] == cohort:
+            made[-1][1] += clients
+        elif clients:
+            made.append([cohort, clients])
+    return tuple((cohort, clients) for cohort, clients in made)
+
+
+def fault(cohorts: Sequence[Cohort], order: Order, n_clients: int) -> str | None:
+    """What contradicts itself in the cohorts of a manifest; None if nothing does."""
+    if not cohorts:
+        return "there is an order of clients without cohorts" if order else None
+    if [cohort.number for cohort in cohorts] != list(range(FOUNDERS, FOUNDERS + len(cohorts))):
+        return "the cohorts are not numbered one by one from 1"
+    if len({cohort.token for cohort in cohorts}) != len(cohorts):
+        return "two cohorts have one token"
+    if any(clients < 1 for _, clients in order) or sum(clients for _, clients in order) != n_clients:
+        return f"the order of the cohorts does not hold {n_clients} clients"
+    if order != joined(order) or not all(HOLE <= cohort <= len(cohorts) for cohort, _ in order):
+        return "the order of the cohorts has a run twice, or of a cohort that there is not"
+    return None
+
+
+def clients_of(order: Order, ranges: Ranges) -> Ranges:
+    """Index ranges [first, stop) of the clients whose cohort lies in one of `ranges` (first, last), merged, ascending.
+
+    Holes belong to no range.
+    """
+    made, first = [], 0
+    for cohort, clients in order:
+        if cohort != HOLE and any(low <= cohort <= high for low, high in ranges):
+            made.append((first, first + clients - 1))
+        first += clients
+    return tuple((low, high + 1) for low, high in merged(made))
