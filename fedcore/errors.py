@@ -75,6 +75,14 @@ class BudgetExceeded(PrivacyError):
     """The plan does not fit into what is left of the budget; or nothing is left to pay for a release that was lost."""
 
 
+class Waiting(BudgetExceeded):
+    """Too few clients are in cohorts that can pay for the run; the next appends open cohorts that can."""
+
+
+class PopulationBranched(PrivacyError):
+    """Two copies of one population went on separately: the cohorts that they say are not the same people."""
+
+
 class BudgetExists(PrivacyError):
     """The budget of a population is set once."""
 
