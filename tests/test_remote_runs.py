@@ -328,16 +328,16 @@ def test_a_commit_that_was_checked_too_early_is_refused_by_the_store(toy, popula
     old = begin(population, f"{s3}/runs")
     old.training.step()
     old.training.answer()
-    checked, looked = old.run._check_current, []
+    checked, looked = old.run._head_file.check, []
 
-    def slow():
-        checked()
+    def slow(lock):
+        checked(lock)
         looked.append(True)
         if len(looked) == 2:  # once at the beginning of the commit, once before the head
             hosts.elsewhere()
             looked.append(resume(f"{s3}/runs/r", InProcessBackend(), take_over=True))
 
-    old.run._check_current = slow
+    old.run._head_file.check = slow
     with pytest.raises(LeaseLost):
         old.training.move()
     new = looked[2]
@@ -353,7 +353,7 @@ def test_a_first_state_is_committed_once(toy, population, base, hosts):
     new._write_head({**new.head, "round": 0})
     with pytest.raises(LeaseLost):
         old._write_head({**old.head, "round": 0})
-    old._check_current = lambda: None  # it looked before
+    old._head_file.check = lambda _: None  # it looked before
     with pytest.raises(LeaseLost):
         old._write_head({**old.head, "round": 0, "mine": True})
     assert "mine" not in Run.open(f"{base}/runs/r").head

@@ -173,7 +173,7 @@ class Training:
         row |= {f"seconds_{name}": round(value, 4) for name, value in self.seconds.items()}
         self.rows.append({"round": self.round, **row})
         if self.done > self.run.round:
-            self.run.drop_memories(self.done)
+            self.run.client_memories.drop(self.done)
         self.state, self.pending, self.seconds, self.done = state, None, {}, self.round
         self.remembered, self.written = self.written, None
         if self.durable:
@@ -194,7 +194,7 @@ class Training:
         if self.done == self.run.round:
             return
         head = {} if self.publisher is None else {"ledger_head": self.publisher.head()}
-        self.run.flush_memories(self.done, contents=not self.durable)
+        self.run.client_memories.flush(self.done, contents=not self.durable)
         self.run.commit(self.done, self.state, self.rows, memories=self.remembered, **head)
         if self.remembered is None and self.run.head.get("memories"):  # of an attempt that published, and was killed
             self.remembered = self.run.memory_digests()

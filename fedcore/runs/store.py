@@ -20,20 +20,17 @@ its owner's eyes only, whatever the umask.
 from __future__ import annotations
 
 import dataclasses
-import fcntl
-import json
-import os
 import shutil
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedcore.errors import FedcoreError, LeaseLost, RunBusy, RunError, RunNotFound, Unreachable
+from fedcore.errors import FedcoreError, RunBusy, RunError, RunNotFound, Unreachable
 from fedcore.runs import digests as run_digests
+from fedcore.runs import head_file, run_lock
+from fedcore.runs.client_memories import ClientMemories
 from fedcore.runs.metrics_file import MetricsFile, name_of
 from fedcore.runs.release_copies import ReleaseCopies
 from fedcore.runs.run_files import (
@@ -57,8 +54,6 @@ from fedcore.storage.remote_lock import RemoteLock
 if TYPE_CHECKING:
     from upath import UPath
 
-LOCK = "lock"
-UNBORN_SECONDS = 3600.0  # after which a folder without run.json is of nobody who still makes it
 STATES_KEPT = 2  # of the last commit, and of the one before it: somebody may be reading that
 
 
@@ -78,9 +73,10 @@ class Run:
         self.path = path
         self.info = info
         self.head = head
-        self._stored_head = stored_head
+        self._head_file = head_file.HeadFile(path, str(info["run_id"]), stored_head)
         self.taken = False  # over from a holder that died, or without looking whether it did
-        self._lock: RemoteLock | IO[Any] | None = None
+        self._lock: run_lock.Lock | None = None
+        self.client_memories = ClientMemories(path, str(info["run_id"]))
         self._metrics = MetricsFile(path, str(info["run_id"]))
         self._record: str | None = None  # digest of run.json as it is stored
         self._start: str | None = None  # digest of the copy of what the run starts from, until the head names it
@@ -116,11 +112,11 @@ class Run:
         if is_remote(path):
             run._create_objects(path, exists)
             return run
-        if path.exists() and not run._was_never_made():
+        if path.exists() and not run_lock.is_unborn(path):
             raise exists
         try:
             files.make_folder(path.parent, durable=True)
-            _sweep_unborn(path)
+            run_lock.sweep_unborn(path)
             files.make_folder(path, private=True, durable=True)
         except OSError as error:
             raise RunError(f"cannot create a run in {str(folder)!r}: {error.strerror}.") from error
@@ -128,7 +124,7 @@ class Run:
             run.lock()
         except RunBusy:
             raise exists from None
-        if not run._was_never_made():  # another process was quicker
+        if not run_lock.is_unborn(path):  # another process was quicker
             run.unlock()
             raise exists
         try:
@@ -139,12 +135,6 @@ class Run:
             run.unlock()
             raise
         return run
-
-    def _was_never_made(self) -> bool:
-        """Whether a process died in this folder before there was a run.json, and left nothing else behind."""
-        return self.path.is_dir() and all(
-            name == LOCK or files.PARTIAL.fullmatch(name) for name in files.listing(self.path)
-        )
 
     def _create_objects(self, path: UPath, exists: RunError) -> None:
         """A place is free if nothing is below it and nobody holds it; then run.json is created if it is not there."""
@@ -170,7 +160,7 @@ class Run:
         """
         try:
             if not ours:
-                self._check_current()
+                self._head_file.check(self._lock)
         except FedcoreError:  # or nobody knows
             return
         if is_remote(self.path):
@@ -222,30 +212,19 @@ class Run:
         taken = waiting.lock(take_over)
         try:
             if without_head:
-                waiting._set_aside()
+                head_file.set_aside(waiting.path)
             run = cls.open(path, without_head=without_head)
             run._lock, run.taken, waiting._lock = waiting._lock, taken, None
         except BaseException:
             waiting.unlock()
             raise
-        if taken and run._stored_head is not None:  # what the earlier holder still puts is then not over this head
+        if taken and run._head_file.stored is not None:  # what the earlier holder still puts is then not over this head
             try:
                 run.note(taken_over=run.head.get("taken_over", 0) + 1)
             except BaseException:
                 run.unlock()
                 raise
         return run
-
-    def _set_aside(self) -> None:
-        """Keep a damaged head under another name."""
-        name, aside, path = "head.json", "head.json.damaged", self.path
-        if is_remote(path):
-            with suppress(FileNotFoundError):
-                object_storage.write_bytes(path / aside, object_storage.read_bytes(path / name))
-                object_storage.remove(path / name)
-        elif (path / name).exists():
-            with writing(name):
-                os.replace(path / name, path / aside)
 
     def lock(self, take_over: bool = False) -> bool:
         """Lock the run until `unlock` or the end of the process, and remove what a dead holder left half-written.
@@ -254,23 +233,10 @@ class Run:
         Returns whether the run was taken from such a holder, who notices it at its next commit. Raises RunBusy if
         another live process holds the run, RunError if the lock cannot be written.
         """
-        if is_remote(self.path):
-            remote_lock = RemoteLock(self.path / HOLDER, f"run {self.path.name!r}")
-            taken = remote_lock.take(take_over)
-            self._lock = remote_lock
-            return taken
-        with writing("the lock"):
-            file = files.opened(self.path / LOCK, "w")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            raise RunBusy(
-                f"another process is working on run {self.path.name!r}.", "Wait for it, or stop it."
-            ) from None
-        self._lock = file
-        self._sweep()
-        return False
+        self._lock, taken = run_lock.take(self.path, take_over)
+        if not is_remote(self.path):
+            self._sweep()
+        return taken
 
     def _sweep(self) -> None:
         """Remove what writers that died left half-written, as far as possible: it is in nobody's way."""
@@ -294,27 +260,19 @@ class Run:
         return self.path / "state" / f"{round:06d}.zip"
 
     def memory_folder(self, round: int) -> Place:
-        return self.path / "memory" / f"{round:06d}"
+        return self.client_memories.folder(round)
+
+    def memories(self) -> Place | None:
+        """As `ClientMemories.committed`."""
+        return self.client_memories.committed(self.head)
+
+    def memory_digests(self) -> dict[str, str] | None:
+        """As `ClientMemories.digests`: of the files of `memories`."""
+        return self.client_memories.digests(self.head)
 
     @property
     def metrics_file(self) -> Place:
         return self.path / name_of(self.head)
-
-    def memories(self) -> Place | None:
-        """The folder of the clients' memories after the last committed round; None if the method keeps none.
-
-        Raises RunError if the memories are lost.
-        """
-        folder = self.memory_folder(self.round)
-        exists = files.is_folder(folder)
-        kept = self.head.get("memories", exists)  # heads of old runs do not say
-        if kept and not exists:
-            raise RunError(
-                f"the clients' memories after round {self.round} of run {self.id!r} are lost: there is no "
-                f"folder memory/{folder.name}.",
-                "Restore it from a backup, or train again.",
-            )
-        return folder if kept else None
 
     def read_state(self) -> dict[str, Any]:
         """Arrays and scalars of the committed state, by field name. Raises RunError for none, or a damaged one."""
@@ -342,14 +300,14 @@ class Run:
         memories: {name: digest} of the files in its folder of memories, None if nobody kept them; head: facts for the
         head. Raises RunError, and LeaseLost if another process has gone on with the run.
         """
-        self._check_current()
+        self._head_file.check(self._lock)
         before = self.round
         stored = write_values(self.state_file(round), state_values(state))
         token = self._lock.token if isinstance(self._lock, RemoteLock) else None
         head = {**head, **self._metrics.append(self.head, rows, token)}
         kept = files.is_folder(self.memory_folder(round))
         if self.sealed:
-            found = self._list_memories(round, memories) if kept else None
+            found = self.client_memories.keep_list(round, memories) if kept else None
             if self._releases.known is None:
                 self.check_releases()
             head["files"] = {
@@ -361,8 +319,7 @@ class Run:
                 "start": self._start or self._named("start"),
             }
         if kept:
-            with writing("memory"):
-                files.flush(self.path / "memory")
+            self.client_memories.flush_names()
         self._write_head({**self.head, **head, "round": round, "memories": kept})
         self._prune({before, round})
         if isinstance(self._lock, RemoteLock):
@@ -388,44 +345,10 @@ class Run:
         found = self.head.get("files", {}).get(name)
         return None if found is None else str(found)
 
-    def _memory_list(self, round: int) -> Place:
-        return self.path / "memory" / f"{round:06d}.json"
-
-    def _list_memories(self, round: int, found: Mapping[str, str] | None) -> str:
-        """Keep the list of the memories' digests, and return its own."""
-        with writing("memory"):
-            found = run_digests.of_folder(self.memory_folder(round)) if found is None else found
-            run_digests.write_list(self._memory_list(round), found)
-        return digests.of_files(found)
-
-    def memory_digests(self) -> dict[str, str] | None:
-        """{name: digest} of the files of `memories`; None if they are not known. Raises RunError if they are others."""
-        expected = self._named("memory")
-        if expected is None:
-            return None
-        what = f"the clients' memories after round {self.round} of run {self.id!r}"
-        return run_digests.read_list(self._memory_list(self.round), self.memory_folder(self.round), expected, what)
-
     def check_releases(self) -> None:
         """Raises RunError if the copies of released values are others than they were."""
         if "files" in self.head and not self.pruned:
             self._releases.check(self.round, self._named("releases"))
-
-    def flush_memories(self, round: int, contents: bool) -> None:
-        """Make memories durable before the head names them: the names of their files, and the contents if they were
-        written without a flush. On a disk that hosts share, what another host wrote is there since it closed the file.
-        """
-        folder = self.memory_folder(round)
-        if is_remote(folder) or not folder.is_dir():
-            return
-        with writing("memory"):
-            for path in [*(sorted(folder.iterdir()) if contents else []), folder]:
-                files.flush(path)
-
-    def drop_memories(self, round: int) -> None:
-        """Remove the memories of a round that was never committed, as far as possible."""
-        with suppress(FedcoreError, OSError):
-            files.remove(self.memory_folder(round))
 
     def _prune(self, kept: set[int]) -> None:
         """Drop states and memories of rounds before the last of `kept`, but those. What is later may be that of another
@@ -456,44 +379,11 @@ class Run:
         """Keep facts about the run's execution (memory, seconds) in its head."""
         self._write_head({**self.head, **facts})
 
-    def _check_current(self) -> None:
-        """Raises LeaseLost if another process has gone on with the run: where locks do not reach, on another host."""
-        fetched = None
-        if isinstance(self._lock, RemoteLock) and is_remote(self.path):
-            fetched = object_storage.read_many(self.path, (HOLDER, "head.json"))
-            self._lock.check(fetched.get(HOLDER))
-        if read_json(self.path / "head.json", fetched) != self._stored_head:
-            raise self._lost()
-
-    def _lost(self) -> LeaseLost:
-        return LeaseLost(
-            f"another process has gone on with run {self.id!r}.", "This process stops; the other one goes on."
-        )
-
     def _write_head(self, head: dict[str, Any]) -> None:
         if self.sealed:
             head = run_digests.sealed({"files": {**run_digests.NOTHING, "run": self.record_digest}, **head})
-        if is_remote(self.path):
-            self._put_head(self.path / "head.json", head)
-        else:
-            self._check_current()
-            with writing("head.json"):
-                write_json(self.path / "head.json", head)
-        self.head, self._stored_head = head, json.loads(json.dumps(head))
-
-    def _put_head(self, path: UPath, head: dict[str, Any]) -> None:
-        """Replace the head that this process knows and no other, where the store can tell."""
-        content = json_bytes(head)
-        try:
-            version = None if self._stored_head is None else object_storage.version(path)
-            self._check_current()
-            if self._stored_head is None:
-                object_storage.create(path, content)
-            else:
-                object_storage.replace(path, content, version)
-        except (FileExistsError, FileNotFoundError):
-            if read_json(path) != json.loads(content):  # else: put by a request whose answer was lost
-                raise self._lost() from None
+        self._head_file.write(head, self._lock)
+        self.head = head
 
     def keep_release(self, name: str, array: np.ndarray) -> None:
         """Keep a copy of a published value."""
@@ -520,26 +410,6 @@ class Run:
     def metrics(self) -> list[dict[str, Any]]:
         """One row for each committed round. Raises RunError if they are damaged or lost."""
         return self._metrics.rows(self.head)
-
-
-def _sweep_unborn(wanted: Path) -> None:
-    """Remove, as far as possible, folders of runs whose process died before it had written run.json: those that hold
-    nothing but a lock that nobody has, and that nobody has touched for a while.
-
-    wanted: the folder of a new run, which may also be there and be empty
-    """
-    for path in wanted.parent.iterdir():
-        with suppress(OSError):
-            if not path.is_dir() or time.time() - path.stat().st_mtime < UNBORN_SECONDS:
-                continue
-            names = [file.name for file in path.iterdir()]
-            if not all(name == "lock" or name.endswith(".partial") for name in names):
-                continue
-            if "lock" not in names and path != wanted:  # an empty folder of somebody else
-                continue
-            with files.opened(path / "lock", "w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,84 @@
+"""The head of a run (`fedcore.runs.store`): the small file whose rename, or put, commits a round.
+
+Who writes it has looked whether it is still the one that this process read or wrote last. Where locks do not reach, on
+another host, somebody may have gone on with the run: then nothing is written over.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from fedcore.errors import LeaseLost
+from fedcore.runs.run_files import HOLDER, read_json
+from fedcore.runs.run_lock import Lock
+from fedcore.storage import objects as object_storage
+from fedcore.storage.arrays import writing
+from fedcore.storage.files import Place, is_remote, json_bytes, write_json
+from fedcore.storage.remote_lock import RemoteLock
+
+if TYPE_CHECKING:
+    from upath import UPath
+
+NAME = "head.json"
+ASIDE = "head.json.damaged"
+
+
+class HeadFile:
+    """head.json in the folder of a run. stored: what it holds; None: there is none yet."""
+
+    def __init__(self, folder: Place, run_id: str, stored: dict[str, Any] | None) -> None:
+        self.folder = folder
+        self.run_id = run_id
+        self.stored = stored
+
+    def check(self, lock: Lock | None) -> None:
+        """Raises LeaseLost if another process has gone on with the run. lock: that this process holds."""
+        fetched = None
+        if isinstance(lock, RemoteLock) and is_remote(self.folder):
+            fetched = object_storage.read_many(self.folder, (HOLDER, NAME))
+            lock.check(fetched.get(HOLDER))
+        if read_json(self.folder / NAME, fetched) != self.stored:
+            raise self._lost()
+
+    def write(self, head: dict[str, Any], lock: Lock | None) -> None:
+        """Put this head in the place of the stored one. Raises LeaseLost as `check`, RunError if it cannot be done."""
+        if is_remote(self.folder):
+            self._put(self.folder / NAME, head, lock)
+        else:
+            self.check(lock)
+            with writing(NAME):
+                write_json(self.folder / NAME, head)
+        self.stored = json.loads(json.dumps(head))
+
+    def _put(self, path: UPath, head: dict[str, Any], lock: Lock | None) -> None:
+        """Replace the head that this process knows and no other, where the store can tell."""
+        content = json_bytes(head)
+        try:
+            version = None if self.stored is None else object_storage.version(path)
+            self.check(lock)
+            if self.stored is None:
+                object_storage.create(path, content)
+            else:
+                object_storage.replace(path, content, version)
+        except (FileExistsError, FileNotFoundError):
+            if read_json(path) != json.loads(content):  # else: put by a request whose answer was lost
+                raise self._lost() from None
+
+    def _lost(self) -> LeaseLost:
+        return LeaseLost(
+            f"another process has gone on with run {self.run_id!r}.", "This process stops; the other one goes on."
+        )
+
+
+def set_aside(folder: Place) -> None:
+    """Keep a damaged head under another name. Raises RunError."""
+    if is_remote(folder):
+        with suppress(FileNotFoundError):
+            object_storage.write_bytes(folder / ASIDE, object_storage.read_bytes(folder / NAME))
+            object_storage.remove(folder / NAME)
+    elif (folder / NAME).exists():
+        with writing(NAME):
+            os.replace(folder / NAME, folder / ASIDE)

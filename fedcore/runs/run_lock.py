@@ -1,0 +1,69 @@
+"""Who works in the folder of a run (`fedcore.runs.store`): its lock, and folders in which nobody came to make a run.
+
+In a folder the system locks the file `lock`, which a process gives back when it dies. Behind a URL, where no such lock
+reaches, the object `holder.json` stands for it (`fedcore.storage.remote_lock`).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from fedcore.errors import RunBusy
+from fedcore.runs.run_files import HOLDER
+from fedcore.storage import files
+from fedcore.storage.arrays import writing
+from fedcore.storage.files import Place, is_remote
+from fedcore.storage.remote_lock import RemoteLock
+
+LOCK = "lock"
+UNBORN_SECONDS = 3600.0  # after which a folder without run.json is of nobody who still makes it
+Lock = RemoteLock | IO[Any]  # to be closed
+
+
+def take(path: Place, take_over: bool = False) -> tuple[Lock, bool]:
+    """The lock of the run in this folder, and whether it was taken from a holder on another host.
+
+    take_over: take it even from such a holder that lives. Raises RunBusy if another live process holds the run,
+    RunError if the lock cannot be written.
+    """
+    if is_remote(path):
+        remote_lock = RemoteLock(path / HOLDER, f"run {path.name!r}")
+        return remote_lock, remote_lock.take(take_over)
+    with writing("the lock"):
+        file = files.opened(path / LOCK, "w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise RunBusy(f"another process is working on run {path.name!r}.", "Wait for it, or stop it.") from None
+    return file, False
+
+
+def is_unborn(path: Path) -> bool:
+    """Whether a process died in this folder before there was a run.json, and left nothing else behind."""
+    return path.is_dir() and all(name == LOCK or files.PARTIAL.fullmatch(name) for name in files.listing(path))
+
+
+def sweep_unborn(wanted: Path) -> None:
+    """Remove, as far as possible, folders of runs whose process died before it had written run.json: those that hold
+    nothing but a lock that nobody has, and that nobody has touched for a while.
+
+    wanted: the folder of a new run, which may also be there and be empty
+    """
+    for path in wanted.parent.iterdir():
+        with suppress(OSError):
+            if not path.is_dir() or time.time() - path.stat().st_mtime < UNBORN_SECONDS:
+                continue
+            names = [file.name for file in path.iterdir()]
+            if not all(name == LOCK or name.endswith(".partial") for name in names):
+                continue
+            if LOCK not in names and path != wanted:  # an empty folder of somebody else
+                continue
+            with files.opened(path / LOCK, "w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path)
