@@ -10,7 +10,8 @@ from hypothesis.extra.numpy import arrays
 
 from fedcore.errors import ConfigError, WorkerFailed
 from fedcore.methods.federated_em.bits import BitReader, BitWriter, gamma_length
-from fedcore.methods.federated_em.codecs import NORM_BITS, Dithering, Identity, RandK, dithering_omega, level_bits
+from fedcore.methods.federated_em.codecs import NORM_BITS, Dithering, Identity, RandK, dithering_omega
+from fedcore.methods.federated_em.level_codes import level_bits
 from fedcore.randomness import client_uniforms
 
 Q = 210
