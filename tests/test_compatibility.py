@@ -23,7 +23,7 @@ import zarr
 from fedcore.errors import LedgerError, ManifestError, RunError
 from fedcore.evaluation.evaluate import evaluate_run
 from fedcore.methods.registry import method_class
-from fedcore.operations.series import all_latest
+from fedcore.operations.latest_runs import all_latest
 from fedcore.population.manifest import Provenance, checksum_of
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter

@@ -20,7 +20,7 @@ import scipy.sparse as sp
 from fedcore.errors import ConfigError, FedcoreError, IngestError, RunError
 from fedcore.evaluation import report as fedcore_report
 from fedcore.operations.deployment import read_file
-from fedcore.operations.series import latest
+from fedcore.operations.latest_runs import latest
 from fedcore.population.ingest import sources_array
 from fedcore.population.ingest.ingest import ingest
 from fedcore.population.store import Population

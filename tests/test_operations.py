@@ -8,20 +8,12 @@ import pytest
 from fedcore.errors import ConfigError, PopulationError, PrivacyError, RunError, WrongKind
 from fedcore.methods.gradient_em import GradientEM
 from fedcore.methods.registry import make_method
+from fedcore.operations import retention
 from fedcore.operations import series as operations
+from fedcore.operations.latest_runs import all_latest, latest, pointer, promote
 from fedcore.operations.population_page import MOST_RUNS, population_page
-from fedcore.operations.series import (
-    Score,
-    all_latest,
-    conclude,
-    decide,
-    headline,
-    latest,
-    pointer,
-    promote,
-    prune,
-    score,
-)
+from fedcore.operations.retention import prune
+from fedcore.operations.series import Score, conclude, decide, headline, score
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.rounds.method import Method
 from fedcore.runs.store import Run, load_run
@@ -326,7 +318,7 @@ def test_a_removal_that_was_interrupted_is_finished_by_the_next(population, tmp_
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(operations.files, "remove", dies)
+        patched.setattr(retention.files, "remove", dies)
         with pytest.raises(KeyboardInterrupt):
             prune(tmp_path / "runs", 1, "now")
     with pytest.raises(RunError, match="was removed"):  # not: unreadable

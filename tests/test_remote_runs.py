@@ -14,10 +14,12 @@ import pytest
 import fedcore
 from fedcore.errors import ConfigError, LeaseLost, RunBusy, RunError, RunNotFound
 from fedcore.evaluation.evaluate import evaluate_run
-from fedcore.operations import series as operations
+from fedcore.operations import latest_runs, retention
 from fedcore.operations.deployment import read_deployments
+from fedcore.operations.latest_runs import all_latest, latest, pointer, promote
 from fedcore.operations.population_page import population_page
-from fedcore.operations.series import all_latest, conclude, latest, pointer, promote, prune
+from fedcore.operations.retention import prune
+from fedcore.operations.series import conclude
 from fedcore.rounds.clients import memory_file
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import Run, list_runs, load_run
@@ -496,7 +498,7 @@ def test_the_runs_of_a_deployment(population, s3, tmp_path):
     assert outcome["rows"][0]["kl"] == outcome["rows"][1]["kl"], "the same settings"
     assert [item.deployment for item in all_latest(runs)] == ["nightly"]
     assert {run.id: run.pruned for run in list_runs(runs)} == {"a": True, "b": False}
-    assert {name.split("/")[0] for name in objects(f"{runs}/a")}.isdisjoint(operations.MODEL)
+    assert {name.split("/")[0] for name in objects(f"{runs}/a")}.isdisjoint(retention.MODEL)
     assert "head.json" in objects(f"{runs}/a") and ".operations.json" not in objects(runs)
     with pytest.raises(RunError, match="was removed"):
         load_run(f"{runs}/a")
@@ -506,8 +508,8 @@ def test_the_runs_of_a_deployment(population, s3, tmp_path):
 
 def test_one_process_at_a_time_moves_pointers_and_prunes(population, memory, monkeypatch, hosts):
     run = train(population, f"{memory}/runs", method="histograms", settings=OPEN)
-    monkeypatch.setattr(operations, "PATIENCE", 0.0)
-    with operations._alone(place(f"{memory}/runs")):
+    monkeypatch.setattr(latest_runs, "PATIENCE", 0.0)
+    with latest_runs.alone(place(f"{memory}/runs")):
         for refused in (lambda: promote(run, "nightly", "", "then"), lambda: prune(f"{memory}/runs", 1, "now")):
             with pytest.raises(RunBusy, match="which runs of"):
                 refused()

@@ -29,7 +29,7 @@ runs_app = typer.Typer(no_args_is_help=True, help="List, show, promote, prune an
 @runs_app.command("list")
 def runs_list(runs: Runs = "runs", as_json: Json = False) -> None:
     """The runs of a folder."""
-    from fedcore.operations.series import summary_row
+    from fedcore.evaluation.run_summary import summary_row
     from fedcore.runs.store import read_runs
 
     readable, damaged = read_runs(runs)
@@ -62,7 +62,7 @@ Deployment = Annotated[str | None, typer.Option("--deployment", metavar="NAME", 
 def runs_latest(deployment: Deployment = None, runs: Runs = "runs", as_json: Json = False) -> None:
     """The latest run of each deployment: the one that is in use, which need not be the newest."""
     from fedcore.errors import RunNotFound
-    from fedcore.operations.series import all_latest, latest
+    from fedcore.operations.latest_runs import all_latest, latest
 
     if deployment is None:
         found = all_latest(runs)
@@ -99,7 +99,7 @@ def runs_promote(
 ) -> None:
     """Make a finished run the latest one of its deployment, whatever its scores."""
     from fedcore.errors import ConfigError
-    from fedcore.operations.series import promote
+    from fedcore.operations.latest_runs import promote
     from fedcore.runs.store import Run
 
     opened = Run.open(run)
@@ -122,7 +122,7 @@ def runs_prune(
     stay. Counted for each deployment by itself; runs that no deployment made, by method and population. The latest run
     of a deployment stays, and so does every run that has not finished.
     """
-    from fedcore.operations.series import prune
+    from fedcore.operations.retention import prune
 
     rows = prune(runs, keep, stamp(), deployment, dry_run=dry_run)
     if as_json:

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedcore.errors import LedgerMissing, PrivacyError, RunError
-from fedcore.operations.series import all_latest, summary_row
+from fedcore.evaluation.run_summary import summary_row
+from fedcore.operations.latest_runs import all_latest
 from fedcore.population.store import Population
 from fedcore.privacy.statement import loss_in_words, schema_in_words
 from fedcore.runs.store import Run, list_runs

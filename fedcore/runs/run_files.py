@@ -23,7 +23,7 @@ METRICS_NAME = re.compile(r"metrics(-[0-9a-f]+)?\.jsonl")
 
 
 def resolve(path: Place) -> Place:
-    """The run that the file `latest-NAME.json` names (`fedcore.operations.series`); any other path as it is.
+    """The run that the file `latest-NAME.json` names (`fedcore.operations.latest_runs`); any other path as it is.
 
     Raises RunError for a file that names none.
     """

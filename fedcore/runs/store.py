@@ -97,7 +97,7 @@ class Run:
 
     @property
     def pruned(self) -> bool:
-        """Whether its model was removed (`fedcore.operations.series.prune`)."""
+        """Whether its model was removed (`fedcore.operations.retention.prune`)."""
         return "pruned" in self.head
 
     @classmethod

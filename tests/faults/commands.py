@@ -20,7 +20,7 @@ from fedcore.cli import populations as population_commands
 from fedcore.cli import runs as run_commands
 from fedcore.cli.training import in_process
 from fedcore.errors import FedcoreError, LedgerMissing, PopulationNotFound, RunError, RunNotFound
-from fedcore.operations.series import all_latest
+from fedcore.operations.latest_runs import all_latest
 from fedcore.population.copying import copy_population
 from fedcore.population.store import Population
 from fedcore.privacy.accounting import exact_sum, rounded_up

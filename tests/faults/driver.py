@@ -17,6 +17,8 @@ from functools import wraps
 from pathlib import Path
 
 import fedcore.evaluation.report
+import fedcore.operations.latest_runs
+import fedcore.operations.retention
 import fedcore.operations.series
 import fedcore.privacy.ledger.ledger
 import fedcore.rounds.clients
@@ -83,9 +85,12 @@ STEPS: dict[str, list[tuple[object, str, Callable[..., int]]]] = {
     "statement": [(fedcore.training.session, "statement_of", lambda *_: 0)],
     "finish": [(Run, "finish", lambda _, status: int(status == "finished"))],
     "compare": [(fedcore.operations.series, "evaluate_run", lambda *_, **__: 0)],
-    "decided": [(fedcore.operations.series, "write_json", lambda path, _: int(path.name.startswith("latest-")))],
+    "decided": [
+        (fedcore.operations.series, "write_json", lambda *_: 0),
+        (fedcore.operations.latest_runs, "write_json", lambda *_: 1),
+    ],
     "prune": [(fedcore.operations.series, "prune", lambda *_, **__: 0)],
-    "remove": [(fedcore.operations.series, "_remove_model", lambda *_: 0)],
+    "remove": [(fedcore.operations.retention, "_remove_model", lambda *_: 0)],
     "report": [(fedcore.evaluation.report, "write_report", lambda *_: 0)],
 }
 

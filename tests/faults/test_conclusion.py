@@ -20,7 +20,9 @@ import fedcore.evaluation.report
 from fedcore.cli.training import _rounds
 from fedcore.errors import BudgetExceeded, RunError, WorkerFailed
 from fedcore.methods.registry import make_method
-from fedcore.operations.series import conclude, latest, prune
+from fedcore.operations.latest_runs import latest
+from fedcore.operations.retention import prune
+from fedcore.operations.series import conclude
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import Run, load_run
 from fedcore.storage.arrays import read_values

@@ -28,7 +28,7 @@ from unittest import mock
 import numpy as np
 import scipy.sparse as sp
 
-from fedcore.operations.series import promote
+from fedcore.operations.latest_runs import promote
 from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
