@@ -3,7 +3,8 @@
 A row's place in a random order of its client's rows depends on (seed, purpose, number of the client, number of the
 row) only, so that any cut of the clients into blocks, and any retry, keeps the same rows back.
 
-Source: Steele, Lea, Flood 2014 for the mixing of bits (SplitMix64).
+Shares are rounded to whole rows of each client, and folds are of equal size; `validation` has shares of rows that are
+streamed.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ import hashlib
 
 import numpy as np
 
+from fedcore.methods.mixture_models.row_draws import mixed_words
+
 FOLDS = 5
 SHARE = 0.2
+FIRST = np.uint64(0)
 
 
 def random_order(seed: int, purpose: str, numbers: np.ndarray, sizes: np.ndarray) -> np.ndarray:
@@ -26,8 +30,8 @@ def random_order(seed: int, purpose: str, numbers: np.ndarray, sizes: np.ndarray
     owner = np.repeat(np.arange(len(sizes)), sizes)
     row = np.arange(ptr[-1]) - ptr[owner]
     key = np.frombuffer(hashlib.blake2b(f"{seed}|{purpose}".encode(), digest_size=8).digest(), np.uint64)
-    of_client = _mixed(key + np.asarray(numbers, np.int64).astype(np.uint64))
-    bits = _mixed(of_client[owner] + row.astype(np.uint64))
+    of_client = mixed_words(key + np.asarray(numbers, np.int64).astype(np.uint64), FIRST)
+    bits = mixed_words(of_client[owner] + row.astype(np.uint64), FIRST)
     place = np.empty(len(owner), np.int64)
     place[np.lexsort((bits, owner))] = row
     return place
@@ -43,11 +47,3 @@ def held_out(seed: int, purpose: str, numbers: np.ndarray, sizes: np.ndarray, sh
     sizes = np.asarray(sizes, np.int64)
     kept = np.where(sizes >= 2, np.maximum(np.rint(share * sizes).astype(np.int64), 1), 0)
     return random_order(seed, purpose, numbers, sizes) < np.repeat(kept, sizes)
-
-
-def _mixed(bits: np.ndarray) -> np.ndarray:
-    """Of uint64: each bit of the result depends on all bits."""
-    bits = bits + np.uint64(0x9E3779B97F4A7C15)
-    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return bits ^ (bits >> np.uint64(31))

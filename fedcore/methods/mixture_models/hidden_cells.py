@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from fedcore.methods.mixture_models.validation import client_words, mixed_words, uniforms_of
+from fedcore.methods.mixture_models.row_draws import client_words, mixed_words, uniforms_of
 from fedcore.population.blocks import RowsBlock
 
 PURPOSE = "em/validation cells"

@@ -5,8 +5,8 @@ sample). A client with one or two rows keeps them for training, and so does what
 when the draw falls beyond its last one. Which rows these are is a function of (seed, client, number of the row) alone:
 no cut into blocks, leaves or pieces changes it.
 
-The draws are those of the client's named stream, one word of 53 bits, which a finaliser of bits turns into one number
-for each stratum (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014).
+Strata suit rows that are streamed: the share is held in every stretch of a client's rows. Folds, and shares of clients
+of two rows, are dealt by `held_out`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,12 @@ from typing import Any, cast
 
 import numpy as np
 
+from fedcore.methods.mixture_models.row_draws import client_words, uniforms_of
 from fedcore.population.blocks import RowsBlock
-from fedcore.randomness import client_uniforms
 
 PURPOSE = "em/validation rows"
 FEWEST = 3  # rows of a client from which on it holds some back
 LARGEST_SHARE = 0.5  # so that no client holds back all its rows
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-MIX = ((30, np.uint64(0xBF58476D1CE4E5B9)), (27, np.uint64(0x94D049BB133111EB)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,26 +68,6 @@ def validation_part(block: RowsBlock, split: Split) -> RowsBlock:
     """The rows of the block that are held back, by this split and none before."""
     block = training_part(block, split.outer)
     return _part(block, split.held_back(block.ptr, block.first))
-
-
-def client_words(seed: int, purpose: str, number: int, first: int, clients: int) -> np.ndarray:
-    """(C,) uint64 of 53 random bits, of each client's named stream."""
-    return (client_uniforms(seed, purpose, number, first, clients)[:, 0] * 2.0**53).astype(np.uint64)
-
-
-def mixed_words(words: np.ndarray, number: np.ndarray) -> np.ndarray:
-    """uint64 random bits, one for each pair of a word and a number >= 0; shapes are broadcast."""
-    bits = words + (number.astype(np.uint64) + np.uint64(1)) * GOLDEN  # wraps, as it should
-    for shift, factor in MIX:
-        bits ^= bits >> np.uint64(shift)
-        bits *= factor
-    bits ^= bits >> np.uint64(31)
-    return bits
-
-
-def uniforms_of(words: np.ndarray, number: np.ndarray) -> np.ndarray:
-    """[0, 1) float64, one for each pair of a word and a number; shapes are broadcast."""
-    return (mixed_words(words, number) >> np.uint64(11)) * 2.0**-53
 
 
 def _part(block: RowsBlock, chosen: np.ndarray) -> RowsBlock:
