@@ -27,6 +27,7 @@ COMMANDS = [
     ("population", "generate"),
     ("population", "ingest"),
     ("population", "describe"),
+    ("population", "open-cohort"),
     ("population", "verify"),
     ("methods",),
     ("train",),

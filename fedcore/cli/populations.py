@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from fedcore.cli.options import Json, Ledger, PopulationArgument, Settings, open_population
-from fedcore.cli.terminal import bar, format_options, parse_bytes, read_settings, say
+from fedcore.cli.terminal import bar, format_options, parse_bytes, read_settings, say, table
 
 if TYPE_CHECKING:
     from fedcore.population.blocks import Kind
     from fedcore.population.ingest.sources import Format
+    from fedcore.population.store import Population
 
 population_app = typer.Typer(no_args_is_help=True, help="Make and inspect populations of clients.")
 
@@ -47,7 +48,7 @@ def population_ingest(
     as_json: Json = False,
 ) -> None:
     """Turn files into a population: whole clients in blocks, whatever the order and size of the input."""
-    from fedcore.population.ingest.ingest import describe, ingest
+    from fedcore.population.ingest.ingest import ingest
     from fedcore.training.budget import ledger_name
 
     with bar(f"ingest {source}", as_json) as progress:
@@ -70,7 +71,7 @@ def population_ingest(
             **format_options(option),
         )
     register(made, ledger)
-    say(describe(made), as_json)
+    show(made, as_json)
 
 
 def register(population, ledger: str | None) -> None:
@@ -90,7 +91,6 @@ def population_generate(
     as_json: Json = False,
 ) -> None:
     """Generate a synthetic population, block by block."""
-    from fedcore.population.ingest.ingest import describe
     from fedcore.population.synthetic import synthesise
     from fedcore.training.budget import ledger_name
 
@@ -98,23 +98,47 @@ def population_generate(
     with bar(f"generate {preset}", as_json) as progress:
         made = synthesise(dest, preset, seed, chosen, ledger=ledger_name(ledger), progress=progress)
     register(made, ledger)
-    say(describe(made), as_json)
+    show(made, as_json)
 
 
 @population_app.command("describe")
 def population_describe(population: PopulationArgument, version: int | None = None, as_json: Json = False) -> None:
     """What a population holds, from its manifest."""
+    show(open_population(population, version), as_json)
+
+
+def show(population: Population, as_json: bool) -> None:
     from fedcore.population.ingest.ingest import describe
 
-    say(describe(open_population(population, version)), as_json)
+    told = describe(population)
+    cohorts = None if as_json else told.pop("cohorts")
+    say(told, as_json)
+    if cohorts:
+        table("Cohorts", cast("list[dict]", cohorts))
+
+
+@population_app.command("open-cohort")
+def population_open_cohort(
+    population: PopulationArgument,
+    nominal_clients: Annotated[
+        int | None, typer.Option(min=1, help="Public size of the population, this cohort's included.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """What an append does to which nobody came: a new version with the same clients and one more cohort."""
+    from fedcore.population.conversion import open_cohort
+
+    show(open_cohort(open_population(population), nominal_clients), as_json)
 
 
 @population_app.command("verify")
 def population_verify(population: PopulationArgument, version: int | None = None, as_json: Json = False) -> None:
     """Read every block and compare it with its checksum."""
+    opened = open_population(population, version)
     with bar(f"verify {population}", as_json) as progress:
-        report = open_population(population, version).verify(progress)
-    say({"ok": report.ok, "blocks": report.blocks, "bytes": report.bytes, "problems": list(report.problems)}, as_json)
+        report = opened.verify(progress)
+    found = {"ok": report.ok, "blocks": report.blocks, "bytes": report.bytes, "cohorts": len(opened.manifest.cohorts)}
+    say({**found, "problems": list(report.problems)}, as_json)
     if not report.ok:
         raise SystemExit(2)
 

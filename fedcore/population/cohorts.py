@@ -2,17 +2,20 @@
 
 The clients of a cohort are ranges of indices, because new clients always follow known ones: nothing is stored for each
 client. `order` of a manifest is the list of these ranges, as pairs (cohort, number of clients); cohort 0 are holes,
-whose clients were forgotten.
+whose clients were forgotten. A population whose budget is not kept by cohort has an order only if it has holes: then
+everybody else is of cohort 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
 from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from fedcore.storage.ranges import Ranges, merged
+from fedcore.storage.ranges import Ranges, holds, merged
 
 FOUNDERS: Final = 1  # number of the cohort of everybody who was there when cohorts began
 HOLE: Final = 0
@@ -38,6 +41,15 @@ class Cohort(BaseModel):
     period: str | None = None
 
 
+def opened(number: int, nominal: int | None) -> Cohort:
+    """The cohort of this number, opened today, with a token of its own."""
+    return Cohort(number=number, token=new_token(), nominal=nominal, opened=datetime.now(UTC).date().isoformat())
+
+
+def new_token() -> str:
+    return secrets.token_hex(16)
+
+
 def joined(order: Iterable[tuple[int, int]]) -> Order:
     """The order without empty runs, and with neighbours of one cohort as one run."""
     made: list[list[int]] = []
@@ -51,15 +63,18 @@ def joined(order: Iterable[tuple[int, int]]) -> Order:
 
 def fault(cohorts: Sequence[Cohort], order: Order, n_clients: int) -> str | None:
     """What contradicts itself in the cohorts of a manifest; None if nothing does."""
-    if not cohorts:
-        return "there is an order of clients without cohorts" if order else None
+    if not cohorts and not order:
+        return None
+    if not cohorts and HOLE not in {cohort for cohort, _ in order}:
+        return "there is an order of clients without cohorts"
     if [cohort.number for cohort in cohorts] != list(range(FOUNDERS, FOUNDERS + len(cohorts))):
         return "the cohorts are not numbered one by one from 1"
     if len({cohort.token for cohort in cohorts}) != len(cohorts):
         return "two cohorts have one token"
     if any(clients < 1 for _, clients in order) or sum(clients for _, clients in order) != n_clients:
         return f"the order of the cohorts does not hold {n_clients} clients"
-    if order != joined(order) or not all(HOLE <= cohort <= len(cohorts) for cohort, _ in order):
+    most = len(cohorts) or FOUNDERS
+    if order != joined(order) or not all(HOLE <= cohort <= most for cohort, _ in order):
         return "the order of the cohorts has a run twice, or of a cohort that there is not"
     return None
 
@@ -69,9 +84,18 @@ def clients_of(order: Order, ranges: Ranges) -> Ranges:
 
     Holes belong to no range.
     """
+    return _where(order, lambda cohort: cohort != HOLE and holds(ranges, cohort))
+
+
+def holes_of(order: Order) -> Ranges:
+    """Index ranges [first, stop) of the clients that were forgotten."""
+    return _where(order, lambda cohort: cohort == HOLE)
+
+
+def _where(order: Order, chosen: Callable[[int], bool]) -> Ranges:
     made, first = [], 0
     for cohort, clients in order:
-        if cohort != HOLE and any(low <= cohort <= high for low, high in ranges):
+        if chosen(cohort):
             made.append((first, first + clients - 1))
         first += clients
     return tuple((low, high + 1) for low, high in merged(made))

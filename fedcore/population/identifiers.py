@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from fedcore.errors import PopulationError
 
 
-def as_text(ids: Sequence | np.ndarray) -> list[str]:
-    """Ids as text. Whole numbers become their decimal digits. Raises PopulationError for an empty or unusable id."""
+def as_text(ids: Sequence | np.ndarray, holes: np.ndarray | None = None) -> list[str]:
+    """Ids as text. Whole numbers become their decimal digits. Raises PopulationError for an empty or unusable id.
+
+    holes: (C,) bool, clients that were forgotten, whose ids must be empty; None: there are none
+    """
     array = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
     texts = [one if type(one) is str else _one(one) for one in array]
-    if not all(texts) or any("\0" in text for text in texts):
+    if holes is not None and any(texts[place] for place in np.flatnonzero(holes).tolist()):
+        raise PopulationError("A client that was forgotten has an id.", "Give it as a new client.")
+    there = texts if holes is None else [text for text, hole in zip(texts, holes.tolist(), strict=True) if not hole]
+    if not all(there) or any("\0" in text for text in texts):
         raise PopulationError("A client id is empty or contains a NUL character.", "Give every client an id.")
     return texts
 
@@ -50,3 +56,24 @@ def hashes(texts: Sequence[str]) -> np.ndarray:
     """(C,) uint64, a stable hash of each id (BLAKE2b, 8 bytes). Not a secret: do not use it to hide ids."""
     digests = b"".join(hashlib.blake2b(text.encode("utf-8"), digest_size=8).digest() for text in texts)
     return np.frombuffer(digests, "<u8")
+
+
+def came_twice(parts: Sequence[np.ndarray], ids_of: Callable[[int], np.ndarray]) -> str | None:
+    """An id that several clients have; None if there is none. Ids of forgotten clients are empty and do not count.
+
+    parts: for each block the `hashes` of its ids, or none at all, if it is not to be looked at; ids_of: (C,) str
+    """
+    values, counts = np.unique(np.concatenate([np.zeros(0, np.uint64), *parts]), return_counts=True)
+    suspects = values[counts > 1]
+    seen: set[str] = set()
+    for number, part in enumerate(parts):
+        positions = np.flatnonzero(np.isin(part, suspects))
+        if not len(positions):
+            continue
+        # Equal hashes are nearly always equal ids; look at the ids themselves to be sure.
+        for one in ids_of(number)[positions].tolist():
+            if one in seen:
+                return str(one)
+            if one:
+                seen.add(one)
+    return None

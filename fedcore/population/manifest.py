@@ -17,7 +17,8 @@ from fedcore.storage.parsing import parse_json
 
 SCHEMA_VERSION: Final = 2  # that new versions are written in; docs/formats-2.md
 COHORTS: Final = "cohorts"
-KNOWN: Final = (COHORTS,)  # what a manifest may need
+HOLES: Final = "holes"
+KNOWN: Final = (COHORTS, HOLES)  # what a manifest may need
 StoredDtype = Literal["int32", "int64", "float32", "float64"]
 Sha256 = Field(pattern=r"^[0-9a-f]{64}$")
 SLOT = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # one folder name: a manifest can never point outside its population
@@ -63,9 +64,11 @@ class BlockEntry(_Frozen):
     sha256:  instead of it, in blocks that an earlier version of fedcore wrote: over all files in the slot
     id_bytes: length of the array of client ids
     heldout: None if no client of the block has a held-out part
+    void:    all of its clients were forgotten: it has no slot, digest, data or ids
     """
 
-    slot: str = Field(pattern=SLOT)
+    slot: str = Field(default="", pattern=SLOT)
+    void: bool = False
     first: int = Field(ge=0)
     clients: int = Field(ge=1)
     train: PartEntry
@@ -77,6 +80,12 @@ class BlockEntry(_Frozen):
 
     @model_validator(mode="after")
     def _one_digest(self) -> Self:
+        if self.void:
+            if self.slot or self.fingerprint or self.heldout or self.id_bytes or self.bytes or self.train.total:
+                raise ValueError("it is void and holds something")
+            return self
+        if not self.slot:
+            raise ValueError("it has no slot")
         if (self.digest is None) == (self.sha256 is None):
             raise ValueError("it has either a digest or a sha256")
         return self
@@ -109,6 +118,7 @@ class Manifest(_Frozen):
     public_for_evaluation: may be evaluated without a budget, and public_reason why.
     needs: features without which the manifest would be misread, of KNOWN. Schema 1 has neither these nor digests.
     cohorts, order: who came with which append, where budgets are kept by cohort (`fedcore.population.cohorts`).
+    suppression: sha256 of the list of clients that were forgotten (`fedcore.population.suppression`), None without one.
     secret: 256 random bits of this version. Runs and ledgers know it by its checksum, which without the secret would
     tell whoever guesses the data whether the guess is right; it stays beside the data.
     """
@@ -133,6 +143,7 @@ class Manifest(_Frozen):
     provenance: Provenance = Provenance()
     cohorts: tuple[Cohort, ...] = ()
     order: tuple[tuple[int, int], ...] = ()
+    suppression: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
     blocks: tuple[BlockEntry, ...]
 
     @model_validator(mode="after")
@@ -148,7 +159,8 @@ class Manifest(_Frozen):
             raise ValueError(f"the blocks hold {following} clients, not {self.n_clients}")
         if sum(block.train.total for block in self.blocks) != self.n_rows:
             raise ValueError("the blocks do not hold n_rows rows")
-        if len({block.slot for block in self.blocks}) != len(self.blocks):
+        stored = [block.slot for block in self.blocks if not block.void]
+        if len({*stored}) != len(stored):
             raise ValueError("a slot is named twice")
         if (self.dtype is None) != (self.kind == "counts"):
             raise ValueError("dtype goes with kind 'rows'")
@@ -162,6 +174,12 @@ class Manifest(_Frozen):
             raise ValueError(wrong)
         if bool(self.cohorts) != (COHORTS in self.needs):
             raise ValueError("cohorts go with the need of that name")
+        holes = of_cohorts.holes_of(self.order)
+        if bool(holes) != (HOLES in self.needs):
+            raise ValueError("holes go with the need of that name")
+        voids = [(block.first, block.first + block.clients) for block in self.blocks if block.void]
+        if not all(any(low <= first and stop <= high for low, high in holes) for first, stop in voids):
+            raise ValueError("a void block has clients that were not forgotten")
         return self
 
     @property
@@ -181,10 +199,14 @@ def _content(manifest: Manifest) -> dict[str, Any]:
         content.pop("needs")
     if manifest.secret is None:
         content.pop("secret")
-    if not manifest.cohorts:
-        del content["cohorts"], content["order"]
+    for name in ("cohorts", "order", "suppression"):
+        if not content[name]:
+            del content[name]
     for block in content["blocks"]:
-        block.pop("sha256" if block["sha256"] is None else "digest")
+        if block["void"]:
+            del block["slot"], block["sha256"], block["digest"]
+        else:
+            del block["void"], block["sha256" if block["sha256"] is None else "digest"]
     return content
 
 
@@ -227,7 +249,8 @@ def decode(data: bytes, where: str) -> Manifest:
         raise ManifestError(
             f"The manifest {where} needs {unknown[0]}, which this fedcore does not know.", "Use a newer fedcore."
         )
-    if COHORTS not in (needs or ()) and (early := sorted({"cohorts", "order"} & content.keys())):
+    early = sorted({"cohorts", "order"} & content.keys()) if not needs else []
+    if early:
         raise ManifestError(f"The manifest {where} contradicts itself: it has {early[0]} without needing them.", remedy)
     try:
         return Manifest.model_validate_json(json.dumps(content))

@@ -16,10 +16,12 @@ from fedcore.population import arrays, identifiers, layout, slots
 from fedcore.population import manifest as manifests
 from fedcore.population.blocks import FLOAT32_EXACT, ClientBlock, CountsBlock, Kind, RowsBlock, segment_sums
 from fedcore.population.checks import Rows
+from fedcore.population.cohorts import FOUNDERS, clients_of, holes_of
 from fedcore.population.manifest import BlockEntry, Manifest, PartEntry
 from fedcore.population.slots import Slot
 from fedcore.population.streaming import StoredRows
 from fedcore.storage import files
+from fedcore.storage.ranges import Ranges, in_words
 
 TRAIN, HELDOUT = "train", "heldout"
 T = TypeVar("T")
@@ -111,6 +113,32 @@ class Population:
         """All committed versions at this path."""
         return layout.versions(self.path)
 
+    def participants(self, cohorts: Ranges | None = None) -> Ranges:
+        """Index ranges [first, stop) of the clients in these cohorts, ranges (first, last) of their numbers; None:
+        everybody. Merged and ascending; clients that were forgotten are in none.
+
+        Raises PopulationError for a cohort that this version does not have.
+        """
+        made = self.manifest
+        order = made.order or ((FOUNDERS, made.n_clients),)
+        most = len(made.cohorts) or FOUNDERS
+        if cohorts and not (FOUNDERS <= cohorts[0][0] and cohorts[-1][1] <= most):
+            raise PopulationError(
+                f"Version {self.version} of {self.path} does not have all of the cohorts {in_words(cohorts)}.",
+                f"It has the cohorts {in_words(((FOUNDERS, most),))}.",
+            )
+        return clients_of(order, ((FOUNDERS, most),) if cohorts is None else cohorts)
+
+    @property
+    def holes(self) -> Ranges:
+        """Index ranges [first, stop) of clients that were forgotten: they have an empty id, and no rows."""
+        return holes_of(self.manifest.order)
+
+    def are_holes(self, first: int, clients: int) -> np.ndarray:
+        """(clients,) bool: which of the clients from index `first` on were forgotten."""
+        bounds = np.array(self.holes, np.int64).ravel()
+        return np.searchsorted(bounds, np.arange(first, first + clients), side="right") % 2 == 1
+
     def vocabulary(self) -> tuple[str, ...] | None:
         """The tokens, one for each feature; None if the population has no vocabulary. Raises ManifestError."""
         named = self.manifest.vocabulary
@@ -142,8 +170,10 @@ class Population:
         return self._in_block(index, read, entry, heldout)
 
     def client_ids(self, index: int) -> np.ndarray:
-        """(C,) str, the ids of the clients of block `index`. Raises ChunkError."""
+        """(C,) str, the ids of the clients of block `index`, empty for those that were forgotten. Raises ChunkError."""
         entry = self._entry(index)
+        if entry.void:
+            return np.full(entry.clients, "")
         return self._in_block(index, stored_client_ids, self._slot(entry), entry)
 
     def tiles(self, index: int, max_bytes: int, heldout: bool = False) -> Iterator[RowsBlock]:
@@ -155,7 +185,7 @@ class Population:
         entry = self._entry(index)
         if self.kind != "rows":
             raise PopulationError("Only dense rows are read in tiles.", "Read a block of counts with `read`.")
-        part = entry.heldout if heldout else entry.train
+        part = self._part(entry, heldout)
         if part is None:
             return
         name, leaf = (HELDOUT if heldout else TRAIN), entry.first // self.clients_per_leaf
@@ -192,7 +222,9 @@ class Population:
         if self.kind != "rows":
             raise PopulationError("Only dense rows are streamed.", "Read a block of counts with `read`.")
         entry = self._entry(index)
-        part = entry.train
+        part = self._part(entry)
+        if part is None:
+            return self._rows_part(entry, TRAIN, None)
         ptr = self._in_block(index, self._pointers, entry, TRAIN, part)
         stored = (self._slot(entry), f"{TRAIN}/x", (part.entries, self.features), part.dtype)
         chunk = self._in_block(index, arrays.chunk_length, *stored)
@@ -205,7 +237,7 @@ class Population:
         """(C,) int64: decoded bytes of each client of block `index`, held-out data included."""
         entry = self._entry(index)
         total = np.zeros(entry.clients, np.int64)
-        for name, part in ((TRAIN, entry.train), (HELDOUT, entry.heldout)):
+        for name, part in ((TRAIN, self._part(entry)), (HELDOUT, entry.heldout)):
             if part is not None:
                 width = 8 if self.kind == "counts" else np.dtype(part.dtype).itemsize * self.features
                 total += np.diff(self._in_block(index, self._pointers, entry, name, part)) * width
@@ -217,7 +249,11 @@ class Population:
         None if the block has no held-out data and they were asked for. Raises ChunkError.
         """
         entry = self._entry(index)
-        name, part = (HELDOUT, entry.heldout) if heldout else (TRAIN, entry.train)
+        name, part = HELDOUT if heldout else TRAIN, self._part(entry, heldout)
+        if part is None and not heldout:  # a void block
+            if self.kind == "counts":
+                return sp.csr_matrix((stop - start, self.features), dtype=np.int64)
+            return np.zeros(stop - start + 1, np.int64), np.empty((0, self.features), self.manifest.dtype)
         if part is None:
             return None
         ptr = self._in_block(index, self._pointers, entry, name, part)[start : stop + 1]
@@ -235,7 +271,7 @@ class Population:
     def client_tiles(self, index: int, client: int, max_bytes: int, heldout: bool = False) -> Iterator[np.ndarray]:
         """The dense rows of one client of block `index`, in tiles of about max_bytes. Raises ChunkError."""
         entry = self._entry(index)
-        name, part = (HELDOUT, entry.heldout) if heldout else (TRAIN, entry.train)
+        name, part = HELDOUT if heldout else TRAIN, self._part(entry, heldout)
         if part is None:
             return
         low, high = self._in_block(index, self._pointers, entry, name, part)[client : client + 2].tolist()
@@ -246,7 +282,8 @@ class Population:
             yield self._in_block(index, arrays.read, *stored, start, stop)
 
     def verify(self, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
-        """Reads everything again: vocabulary, every file of every slot, every block and every id.
+        """Reads everything again: vocabulary, every file of every slot, every block and every id; no id may come twice,
+        and exactly those of forgotten clients are empty.
 
         progress: called with (blocks done, blocks). Damage is reported, not raised; storage that cannot be reached
         raises PopulationError.
@@ -257,16 +294,27 @@ class Population:
             self.vocabulary()
         except ManifestError as error:
             problems.append(error.message)
+        hashes: list[np.ndarray] = []  # of the ids of each block; none of a damaged one
         for index, entry in enumerate(self.blocks):
             problem, size = self._verify_block(index, entry)
             total += size
             if problem:
                 problems.append(problem)
+            ids = np.full(0, "") if problem else self.client_ids(index)
+            hashes.append(identifiers.hashes(ids.tolist()))
+            if not problem and not np.array_equal(ids == "", self.are_holes(entry.first, entry.clients)):
+                problems.append(
+                    f"Block {index} (slot {entry.slot}): the clients without an id are not those forgotten."
+                )
             if progress is not None:
                 progress(index + 1, len(self.blocks))
+        if twice := identifiers.came_twice(hashes, self.client_ids):
+            problems.append(f"The client id {twice!r} is there twice.")
         return VerifyReport(len(self.blocks), total, tuple(problems))
 
     def _verify_block(self, index: int, entry: BlockEntry) -> tuple[str, int]:
+        if entry.void:
+            return "", 0
         slot, wrong = self._slot(entry), ""
         try:
             found = slots.read(slot, entry)
@@ -305,6 +353,11 @@ class Population:
             )
         return self.blocks[index]
 
+    @staticmethod
+    def _part(entry: BlockEntry, heldout: bool = False) -> PartEntry | None:
+        """What is stored of the part of a block; None: nothing, its clients are all empty there."""
+        return entry.heldout if heldout else None if entry.void else entry.train
+
     def _slot(self, entry: BlockEntry) -> Slot:
         return Slot.of(self.path, entry)
 
@@ -330,11 +383,11 @@ class Population:
 
     def _rows(self, entry: BlockEntry, heldout: bool) -> RowsBlock:
         other = self._rows_part(entry, HELDOUT, entry.heldout) if heldout else None
-        return replace(self._rows_part(entry, TRAIN, entry.train), heldout=other)
+        return replace(self._rows_part(entry, TRAIN, self._part(entry)), heldout=other)
 
     def _counts(self, entry: BlockEntry, heldout: bool) -> CountsBlock:
         other = self._counts_part(entry, HELDOUT, entry.heldout) if heldout else None
-        return replace(self._counts_part(entry, TRAIN, entry.train), heldout=other)
+        return replace(self._counts_part(entry, TRAIN, self._part(entry)), heldout=other)
 
     def _rows_part(self, entry: BlockEntry, name: str, part: PartEntry | None) -> RowsBlock:
         """The rows of one part of a block; part None: no client of the block has any."""

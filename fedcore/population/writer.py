@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import secrets
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 
-from fedcore.errors import PopulationError, PopulationNotFound
-from fedcore.population import identifiers, layout
+from fedcore.errors import PopulationError
+from fedcore.population import cohorts, identifiers, layout, versions
 from fedcore.population import manifest as manifests
 from fedcore.population.arrays import STREAM_BYTES
 from fedcore.population.block_writer import BlockWriter, PartWriter
 from fedcore.population.blocks import Kind
 from fedcore.population.checks import Rows, bytes_of, checked_counts, checked_rows, checked_vocabulary
+from fedcore.population.cohorts import FOUNDERS, Order
 from fedcore.population.manifest import BlockEntry, Manifest, Provenance, Vocabulary
 from fedcore.population.sizing import CLIENTS_PER_LEAF, block_limit, explicit_clients_per_block
 from fedcore.population.slots import Slot
@@ -95,6 +96,7 @@ class PopulationWriter:
             "public_reason": public_for_evaluation or "",
             "ledger": ledger,
         }
+        self.declared = nominal_clients  # for this version, not taken over from the parent
         self.version = 1 if parent is None else parent.version + 1
         self.clients = 0
         self._blocks: list[BlockEntry] = []
@@ -110,7 +112,10 @@ class PopulationWriter:
         """A writer of the next version of `parent`: same id, kind, features, leaf size, vocabulary, ledger...
 
         The new version must hold the parent's clients at their old indices: pass on its blocks in order with `keep`,
-        or write their clients anew. changes: any of the writer's other settings.
+        or write their clients anew. If the parent has cohorts the version opens the next one, whose declared size is
+        what `nominal_clients`, the new total, is above the parent's (None if either is not declared).
+
+        changes: any of the writer's other settings.
         """
         old = parent.manifest
         settings = {
@@ -123,7 +128,11 @@ class PopulationWriter:
             "ledger": None if old.ledger is None else old.ledger.model_dump(),
             **changes,
         }
-        return cls(layout.writable(parent.path), old.kind, old.features, parent=parent, **settings)
+        made = cls(layout.writable(parent.path), old.kind, old.features, parent=parent, **settings)
+        made.declared = changes.get("nominal_clients")
+        if old.cohorts:
+            versions.opening(old, made.declared)  # refuses a total that is too small, before anything is written
+        return made
 
     # ---- life cycle
 
@@ -140,31 +149,13 @@ class PopulationWriter:
             closed = self.parent is None and self.public["ledger"] is not None
             files.make_folder(self.path, private=closed, durable=True)
             stack.enter_context(layout.writer_lock(self.path))
-            self._check_place()
+            versions.check_and_sweep(self.path, None if self.parent is None else self.parent.version)
             mark = {"fedcore": {"population": True, "schema_version": manifests.SCHEMA_VERSION}}
             layout.mark_root(self.path, mark, closed)
             if self.parent is None:
                 self._made.append(self.path)
             self._lock, self._entered = stack.pop_all(), True
         return self
-
-    def _check_place(self) -> None:
-        """Check, with the lock held, that the version may be written here, and remove leftovers of dead writers."""
-        known = layout.versions(self.path)
-        if self.parent is None and known:
-            raise PopulationError(
-                f"There is a population at {self.path} already.", "Append to it, or name another folder."
-            )
-        if self.parent is not None:
-            if not known:
-                raise PopulationNotFound(f"The population {self.path} is gone.", "Restore it from a backup.")
-            if known[-1] != self.parent.version:
-                raise PopulationError(
-                    f"The population {self.path} has moved on to version {known[-1]}.", "Run the same command again."
-                )
-        named = [manifests.load(self.path, version) for version in known]
-        slots = {block.slot for one in named for block in one.blocks}
-        layout.sweep(self.path, slots, [one.vocabulary.sha256 for one in named if one.vocabulary])
 
     def __exit__(self, kind, error, traceback) -> None:
         try:
@@ -182,7 +173,7 @@ class PopulationWriter:
     ) -> None:
         """Adds whole clients, in this order.
 
-        client_ids: C ids, text or whole numbers, unique in the population
+        client_ids: C ids, text or whole numbers, unique in the population; empty where the parent has forgotten clients
         matrix: kind counts: (C, features) sparse matrix of whole numbers >= 0
                 kind rows:   (ptr (C + 1,), x (N, features)), NaN = missing
         heldout: the same clients' held-out data, in the same form, or None
@@ -190,7 +181,7 @@ class PopulationWriter:
         Raises PopulationError if ids, shapes or values are unusable; nothing of this call is then added.
         """
         self._ready()
-        texts = identifiers.as_text(client_ids)
+        texts = identifiers.as_text(client_ids, self._holes(len(client_ids)))
         if not texts:
             return
         train = self._checked(matrix, len(texts))
@@ -243,8 +234,11 @@ class PopulationWriter:
                 self._blocks.append(self._open.close())
             self._open = None
 
-    def commit(self, provenance: Provenance | None = None) -> Population:
+    def commit(self, provenance: Provenance | None = None, newcomers: Order | None = None) -> Population:
         """Makes the version visible, durably and at once, and returns it.
+
+        newcomers: cohorts of the clients after those of the parent, in their order, as pairs (cohort, clients); None:
+            all are of the newest cohort
 
         Raises PopulationError if there is no client, an id came twice, or another writer was first.
         """
@@ -258,7 +252,7 @@ class PopulationWriter:
         provenance = provenance.model_copy(update={"parent": None if old is None else old.version})
         made = manifests.build(
             population_id=uuid.uuid4().hex if old is None else old.population_id,
-            secret=secrets.token_hex(32),
+            secret=versions.new_secret(),
             version=self.version,
             kind=self.kind,
             dtype=self.dtype,
@@ -270,7 +264,7 @@ class PopulationWriter:
             vocabulary=self._store_vocabulary(),
             provenance=provenance,
             blocks=tuple(self._blocks),
-            **self.public,
+            **self._membership(newcomers),
         )
         with layout.named_os_errors(self.path):
             if made.ledger is not None and (old is None or old.ledger is None):
@@ -286,6 +280,12 @@ class PopulationWriter:
             raise PopulationError("This writer is not open.", "Use it inside its `with` statement, before the commit.")
         if self._failed:
             raise PopulationError("An earlier write of this writer failed half-way.", "Start again with a new writer.")
+
+    def _holes(self, clients: int) -> np.ndarray | None:
+        """(clients,) bool: which of the next clients the parent has forgotten; None: it has forgotten nobody."""
+        if self.parent is None or not self.parent.holes:
+            return None
+        return self.parent.are_holes(self.clients, clients)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -363,15 +363,23 @@ class PopulationWriter:
                 layout.create_exclusively(file, data)
         return Vocabulary(sha256=sha256, size=len(self.tokens))
 
+    def _membership(self, newcomers: Order | None) -> dict[str, Any]:
+        """Public fields and those about cohorts, of which a version opens the next one, whether anybody came or not."""
+        if self.parent is None:
+            return self.public
+        old = self.parent.manifest
+        number = len(old.cohorts) + 1 if old.cohorts else FOUNDERS
+        came = newcomers or ((number, self.clients - old.n_clients),)
+        fields: dict[str, Any] = {"cohorts": (), "order": cohorts.joined((*old.order, *came)) if old.order else ()}
+        if old.cohorts:
+            fields = versions.opening(old, self.declared, came)
+        fields |= {"needs": versions.needs(fields["cohorts"], fields["order"]), "suppression": old.suppression}
+        return {**self.public, **fields}
+
     def _store_manifest(self, made: Manifest) -> None:
-        file = layout.version_file(self.path, made.version)
-        files.make_folder(file.parent, layout.is_closed(self.path))
-        for name in (layout.ROOT, f"{layout.BLOCKS}/{layout.ROOT}"):
-            files.flush(self.path / name)
-        files.flush(self.path)
         written, self._made = self._made, []  # what a manifest names, or may name, does not disappear
         try:
-            layout.create_exclusively(file, manifests.encode(made))
+            versions.commit(self.path, made)
         except layout.MayBeThere:
             raise
         except FileExistsError as error:
@@ -385,19 +393,15 @@ class PopulationWriter:
             raise
 
     def _refuse_duplicates(self) -> None:
-        hashes = np.concatenate(self._hashes)
-        values, counts = np.unique(hashes, return_counts=True)
-        suspects = values[counts > 1]
-        if not len(suspects):
-            return
-        # Equal hashes are nearly always equal ids; look at the ids themselves to be sure.
-        seen: set[str] = set()
-        for position in np.flatnonzero(np.isin(hashes, suspects)).tolist():
-            index = next(i for i, block in enumerate(self._blocks) if position < block.first + block.clients)
-            block = self._blocks[index]
-            one = str(stored_client_ids(Slot.of(self.path, block), block)[position - block.first])
-            if one in seen:
-                raise PopulationError(
-                    f"The client id {one!r} was written twice.", "Give all data of a client in one call of `write`."
-                )
-            seen.add(one)
+        bounds = [block.first for block in self._blocks[1:]]
+        parts = np.split(np.concatenate(self._hashes), bounds)
+        if one := identifiers.came_twice(parts, self._ids_of):
+            raise PopulationError(
+                f"The client id {one!r} was written twice.", "Give all data of a client in one call of `write`."
+            )
+
+    def _ids_of(self, number: int) -> np.ndarray:
+        block = self._blocks[number]
+        if block.void:
+            return np.full(block.clients, "")
+        return stored_client_ids(Slot.of(self.path, block), block)

@@ -132,6 +132,7 @@ COMMANDS: dict[str, Command] = {
     "population describe": Command(
         lambda w: (("population", "describe", w / "counts", JSON), ("population", "describe", w / "rows")), DESCRIBED
     ),
+    "population open-cohort": Command(because="copies a manifest and prints what `population describe` does"),
     "population verify": Command(
         lambda w: (("population", "verify", w / "counts", JSON), ("population", "verify", w / "points")), STORED
     ),

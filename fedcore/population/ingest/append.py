@@ -47,6 +47,12 @@ def refuse_mismatch(
 ) -> None:
     """Raises IngestError if the source or the options do not fit the population."""
     made = parent.manifest
+    if made.cohorts and not source.keyed:
+        raise IngestError(
+            f"The rows of {', '.join(source.names)} have no client ids. The budget of {parent.path} is kept by cohort, "
+            "and the same people in a file of another name would be new clients, with a new budget.",
+            "Give the ids of the clients.",
+        )
     vocabulary = None if made.vocabulary is None else parent.vocabulary()
     faults = {
         "kind": source.kind != made.kind,
@@ -126,13 +132,12 @@ class _KnownClients:
     def __init__(self, parent: Population, folder: Path, memory: int):
         spill = Spill(folder, Layout("counts", 1, None), memory)
         for number, entry in enumerate(parent.blocks):
-            ids = parent.client_ids(number).tolist()
+            ids = parent.client_ids(number)
+            there = np.flatnonzero(ids != "")  # not forgotten
             # The index of a client travels as the amount of its only token (from 1: an amount is positive).
-            keys = keys_of(ids)
-            spill.add(keys, ids)
-            spill.add_counts(
-                False, keys, np.zeros(len(ids), np.int32), np.arange(entry.first + 1, entry.first + 1 + len(ids))
-            )
+            keys = keys_of(ids[there].tolist())
+            spill.add(keys, ids[there].tolist())
+            spill.add_counts(False, keys, np.zeros(len(there), np.int32), entry.first + 1 + there)
         self._parts = spill.clients()
         self._keys = np.zeros((0, 2), np.uint64)
         self._index = np.zeros(0, np.int64)

@@ -8,6 +8,7 @@ matrices with a client in each row           row order is kept, nothing is spill
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -89,7 +90,9 @@ def ingest(
 
     Appending keeps the population's id, ledger, leaf size, features and vocabulary; known clients keep their place, new
     rows are added to theirs; earlier versions stay readable. A version made by appending is public for evaluation
-    only if the reason is given again.
+    only if the reason is given again. If the population has cohorts an append opens the next one, also when its source
+    names nobody new (`fedcore.population.conversion.open_cohort` does without a source); nominal_clients is then the
+    new total, and what it is above the total before is that of the cohort.
 
     Raises IngestError if the source is unusable (bad rows are listed with file and line), PopulationError if the
     population cannot be written. Nothing is then visible.
@@ -220,6 +223,8 @@ def describe(population: Population) -> dict[str, JsonValue]:
         "dtype": made.dtype,
         "clients": made.n_clients,
         "nominal_clients": made.nominal_clients,
+        "forgotten": sum(stop - first for first, stop in population.holes),
+        "cohorts": _cohorts(population) if made.cohorts else None,
         "features": made.features,
         unit: made.n_rows,
         f"heldout_{unit}": heldout if made.has_heldout else None,
@@ -234,3 +239,14 @@ def describe(population: Population) -> dict[str, JsonValue]:
         "dropped_tokens": made.provenance.dropped_tokens,
         "bad_rows": made.provenance.bad_rows,
     }
+
+
+def _cohorts(population: Population) -> list[JsonValue]:
+    """What is known of each cohort; clients: those that are there and were not forgotten."""
+    clients: Counter[int] = Counter()
+    for number, there in population.manifest.order:
+        clients[number] += there
+    return [
+        {"number": one.number, "opened": one.opened, "nominal_clients": one.nominal, "clients": clients[one.number]}
+        for one in population.manifest.cohorts
+    ]

@@ -1,0 +1,117 @@
+"""Making the next version of a local population: what must hold before, and the one step that makes it visible."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fedcore.errors import PopulationError, PopulationNotFound
+from fedcore.population import cohorts, layout
+from fedcore.population import manifest as manifests
+from fedcore.population.cohorts import Cohort, Order, holes_of
+from fedcore.population.manifest import SCHEMA_VERSION, Manifest, Provenance
+from fedcore.population.store import Population
+from fedcore.storage import files
+
+
+@contextmanager
+def writing(population: Population) -> Iterator[Path]:
+    """Holds the writer lock of a population while its next version is made; yields its folder, where leftovers of
+    writers that died are gone. Raises PopulationError if somebody else writes, or this is not the newest version;
+    ConfigError for a URL.
+    """
+    path = layout.writable(population.path)
+    if not path.is_dir():
+        raise gone(path)
+    with layout.named_os_errors(path), layout.writer_lock(path):
+        check_and_sweep(path, population.version)
+        yield path
+
+
+def check_and_sweep(path: Path, parent: int | None) -> None:
+    """Check, with the writer lock held, that the version after `parent` may be written here (None: the first), and
+    remove leftovers of dead writers.
+    """
+    known = layout.versions(path)
+    if parent is None and known:
+        raise PopulationError(f"There is a population at {path} already.", "Append to it, or name another folder.")
+    if parent is not None:
+        if not known:
+            raise gone(path)
+        if known[-1] != parent:
+            raise PopulationError(
+                f"The population {path} has moved on to version {known[-1]}.", "Run the same command again."
+            )
+    sweep(path)
+
+
+def gone(path: Path) -> PopulationNotFound:
+    return PopulationNotFound(f"The population {path} is gone.", "Restore it from a backup.")
+
+
+def sweep(path: Path) -> None:
+    """Removes what no manifest names. Call with the writer lock held."""
+    named = [manifests.load(path, version) for version in layout.versions(path)]
+    slots = {block.slot for one in named for block in one.blocks if not block.void}
+    layout.sweep(path, slots, [one.vocabulary.sha256 for one in named if one.vocabulary])
+
+
+def following(old: Manifest, provenance: Provenance, **changes: Any) -> Manifest:
+    """The manifest of the version after `old`, the same but for the changes. Raises ManifestError."""
+    same = {name: getattr(old, name) for name in type(old).model_fields}
+    made = {
+        **same,
+        "schema_version": SCHEMA_VERSION,
+        "secret": new_secret(),
+        "version": old.version + 1,
+        "provenance": provenance.model_copy(update={"parent": old.version}),
+        **changes,
+    }
+    return manifests.build(**{**made, "needs": needs(made["cohorts"], made["order"])})
+
+
+def opening(old: Manifest, declared: int | None, newcomers: Order = ()) -> dict[str, Any]:
+    """Fields of the version after `old` that an append opens a cohort with. declared: the new total of nominal clients,
+    None if nobody said one; newcomers: cohorts of the clients that follow, as pairs (cohort, clients). Raises
+    PopulationError if the total is less than before.
+    """
+    before, nominal = old.nominal_clients, None
+    if declared is not None and before is not None:
+        nominal = declared - before
+        if nominal < 0:
+            raise PopulationError(
+                f"{declared} nominal clients are fewer than the {before} declared before, and those of this append's "
+                "cohort are the difference.",
+                "Declare the new total; those who left stay in it, unless whole cohorts were removed.",
+            )
+    return {
+        "cohorts": (*old.cohorts, cohorts.opened(len(old.cohorts) + 1, nominal)),
+        "order": cohorts.joined((*old.order, *newcomers)),
+        "nominal_clients": before if declared is None else declared,
+    }
+
+
+def new_secret() -> str:
+    return secrets.token_hex(32)
+
+
+def needs(known: tuple[Cohort, ...], order: Order) -> tuple[str, ...]:
+    """What a reader must know to read a manifest with these."""
+    return tuple(name for name, there in ((manifests.COHORTS, known), (manifests.HOLES, holes_of(order))) if there)
+
+
+def commit(path: Path, made: Manifest) -> Population:
+    """Makes a version visible, durably and at once: all that it names is there and flushed.
+
+    Raises FileExistsError if there is such a version already, MayBeThere, or another OSError: then it is not there.
+    """
+    file = layout.version_file(path, made.version)
+    files.make_folder(file.parent, layout.is_closed(path))
+    for name in (layout.ROOT, f"{layout.BLOCKS}/{layout.ROOT}"):
+        files.flush(path / name)
+    files.flush(path)
+    layout.create_exclusively(file, manifests.encode(made))
+    return Population(path, made)
