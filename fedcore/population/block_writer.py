@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import cast
 
@@ -11,6 +12,7 @@ import scipy.sparse as sp
 from fedcore.population import identifiers, layout, slots
 from fedcore.population.arrays import ArrayWriter
 from fedcore.population.blocks import Kind
+from fedcore.population.checks import Rows
 from fedcore.population.manifest import BlockEntry, PartEntry, StoredDtype
 from fedcore.population.store import HELDOUT, TRAIN
 
@@ -32,6 +34,23 @@ class PartWriter:
     def empty_clients(self, clients: int) -> None:
         if clients:
             self.lengths.append(np.zeros(clients, np.int64))
+
+    def append(self, data: sp.csr_matrix | Rows) -> None:
+        """Whole clients, checked."""
+        if isinstance(data, tuple):
+            ptr, x = data
+            self.append_rows(np.diff(ptr), x)
+        else:
+            self.append_counts(data)
+
+    def append_client(self, tiles: Iterable[np.ndarray]) -> int:
+        """One client with dense rows that need not fit in memory, checked. Returns their bytes."""
+        rows, size = 0, 0
+        for x in tiles:
+            self.append_rows(np.zeros(0, np.int64), x)
+            rows, size = rows + len(x), size + x.nbytes
+        self.lengths.append(np.array([rows], np.int64))
+        return size
 
     def append_counts(self, matrix: sp.csr_matrix) -> None:
         self.lengths.append(np.diff(matrix.indptr).astype(np.int64))

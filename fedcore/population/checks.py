@@ -22,6 +22,14 @@ def bytes_of(data: sp.csr_matrix | Rows) -> np.ndarray:
     return np.diff(data.indptr).astype(np.int64) * 8
 
 
+def rows_of(data: sp.csr_matrix | Rows, start: int, stop: int) -> sp.csr_matrix | Rows:
+    """The data of clients start .. stop - 1."""
+    if isinstance(data, tuple):
+        ptr, x = data
+        return ptr[start : stop + 1] - ptr[start], x[ptr[start] : ptr[stop]]
+    return data[start:stop]
+
+
 def checked_counts(matrix: sp.spmatrix | Rows, clients: int, features: int) -> sp.csr_matrix:
     """Counts as canonical int64 CSR (clients, features): sorted, no duplicates, no stored zeros.
 

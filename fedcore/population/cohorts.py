@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedcore.storage.ranges import Ranges, holds, merged
@@ -90,6 +91,12 @@ def clients_of(order: Order, ranges: Ranges) -> Ranges:
 def holes_of(order: Order) -> Ranges:
     """Index ranges [first, stop) of the clients that were forgotten."""
     return _where(order, lambda cohort: cohort == HOLE)
+
+
+def mask(ranges: Ranges, first: int, clients: int) -> np.ndarray:
+    """(clients,) bool: which of the clients from index `first` on lie in these ranges [first, stop)."""
+    bounds = np.array(ranges, np.int64).ravel()
+    return np.searchsorted(bounds, np.arange(first, first + clients), side="right") % 2 == 1
 
 
 def _where(order: Order, chosen: Callable[[int], bool]) -> Ranges:

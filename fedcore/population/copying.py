@@ -2,6 +2,8 @@
 
 What no manifest names does not exist, so the order is everything: slots, vocabulary and groups first, the manifest
 last. A copy that was interrupted is taken up again by the same command. It keeps the population id, hence the budget.
+
+Whom the source has forgotten is still in older versions of a copy, until these are pruned.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from fedcore.errors import ChunkError, ManifestError, PopulationError
-from fedcore.population import layout, slots
+from fedcore.population import layout, slots, suppression
 from fedcore.population import manifest as manifests
 from fedcore.population.manifest import BlockEntry, Manifest
 from fedcore.population.slots import Slot
@@ -25,7 +27,9 @@ MARKER = ".copying"  # names the population that is being copied to a place; gon
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """What `copy_population` did. kept: blocks that were there already; bytes: of the blocks that were copied."""
+    """What `copy_population` did. kept: blocks that were there already; bytes: of the blocks that were copied; pruned:
+    versions that were removed there.
+    """
 
     dest: str
     population_id: str
@@ -33,6 +37,7 @@ class Copied:
     blocks: int
     kept: int
     bytes: int
+    pruned: int = 0
 
 
 def copy_population(
@@ -40,12 +45,15 @@ def copy_population(
     dest: str | layout.Place,
     version: int | None = None,
     progress: Callable[[int, int], None] | None = None,
+    prune: bool = False,
 ) -> Copied:
     """Copies one version (default: the newest) with everything that it names.
 
     source, dest: folders or URLs. Blocks that are there with the right size and checksum are not copied again; each
     block that is copied is compared with the manifest's checksum while it is read. Holds at most about 32 MiB, or one
-    stored file. progress: called with (blocks done, blocks).
+    stored file. progress: called with (blocks done, blocks). prune: remove versions at `dest`, before the one that is
+    copied, that the source no longer has, and everything that no version there names. A bucket that keeps versions of
+    its objects keeps these too.
 
     Raises ChunkError or ManifestError if the source is damaged, and PopulationError if `dest` holds anything else, is
     another branch of the same population, cannot be written, or cannot be reached. The version is then not visible.
@@ -63,7 +71,9 @@ def copy_population(
                 files.make_folder(target / layout.BLOCKS, made.ledger is not None)
         kept, size = 0, 0
         for index, entry in enumerate(made.blocks):
-            if not fresh and _is_there(target, entry):
+            if entry.void:
+                pass
+            elif not fresh and _is_there(target, entry):
                 kept += 1
             else:
                 if not fresh:
@@ -72,12 +82,16 @@ def copy_population(
             if progress is not None:
                 progress(index + 1, len(made.blocks))
         _copy_vocabulary(store, target)
+        if made.suppression is not None:
+            with layout.named_os_errors(target):
+                suppression.copy(store.path, target, made.suppression)
         for name in (f"{layout.BLOCKS}/{layout.ROOT}", layout.ROOT):
             _put(target, name, _group(store, name))
         _copy_witness(store, target)
         _commit(target, made)
+        pruned = _prune(store, target) if prune else 0
         _unmark(target, made)
-    return Copied(here, made.population_id, made.version, len(made.blocks), kept, size)
+    return Copied(here, made.population_id, made.version, len(made.blocks), kept, size, pruned)
 
 
 @contextmanager
@@ -106,7 +120,7 @@ def _refuse_others(store: Population, target: layout.Place) -> bool:
             raise PopulationError(f"There is another population at {target} (id {there.population_id}).", remedy)
         if version == made.version and there != made:
             raise PopulationError(f"{target} has another version {version} of this population.", remedy)
-        found |= {block.slot: block.fingerprint for block in there.blocks}
+        found |= {block.slot: block.fingerprint for block in there.blocks if not block.void}
     for block in made.blocks:
         if found.get(block.slot, block.fingerprint) != block.fingerprint:
             raise PopulationError(
@@ -273,6 +287,28 @@ def _commit(target: layout.Place, made: Manifest) -> None:
             raise PopulationError(
                 f"Another process was first to make version {made.version} of {target}.", "Name another place."
             ) from None
+
+
+def _prune(store: Population, target: layout.Place) -> int:
+    """Removes older versions that the source no longer has; first the manifests, then what none names any more."""
+    kept = {*store.versions()}
+    gone = [one for one in layout.versions(target) if one < store.version and one not in kept]
+    for one in gone:
+        _remove(layout.version_file(target, one))
+    with layout.named_os_errors(target):
+        files.flush(target / layout.VERSIONS)
+    named = [manifests.load(target, one) for one in layout.versions(target)]
+    lists = {f"{one.suppression}.txt" for one in named if one.suppression}
+    names = {
+        layout.BLOCKS: {layout.ROOT, *(block.slot for one in named for block in one.blocks)},
+        layout.VOCABULARIES: {f"{one.vocabulary.sha256}.txt" for one in named if one.vocabulary},
+        layout.FORGOTTEN: lists | {layout.KEY} if lists else lists,
+    }
+    for folder, stays in names.items():
+        for name in files.listing(target / folder):
+            if name not in stays:
+                _remove(target / folder / name)
+    return len(gone)
 
 
 # --- one file, at either kind of place -------------------------------------------------------------------------------

@@ -4,6 +4,8 @@
     <path>/blocks/<slot>/...            one Zarr group for each block slot
     <path>/vocabularies/<sha256>.txt    one token a line
     <path>/versions/000001.json         the manifest of a version; what no manifest names does not exist
+    <path>/forgotten/...                who was forgotten, as keyed hashes (`fedcore.population.suppression`)
+    <path>/forget.json                  while clients are being forgotten: which versions are to go
     <path>/ledger-head.json             the newest record of the privacy ledger that was seen
     <path>/.writer.lock                 held by the one process that writes
 
@@ -42,6 +44,8 @@ from fedcore.storage.files import (
 from fedcore.storage.parsing import parse_json
 
 BLOCKS, VERSIONS, VOCABULARIES = "blocks", "versions", "vocabularies"
+FORGOTTEN, KEY = "forgotten", "key"
+FORGET = "forget.json"  # while clients are being forgotten: which versions are to go
 LOCK, SPILL = ".writer.lock", ".spill"
 ROOT = "zarr.json"
 WITNESS = "ledger-head.json"  # the newest record of the ledger that was seen
@@ -266,8 +270,11 @@ def named_os_errors(path: Place) -> Iterator[None]:
         ) from error
 
 
-def sweep(path: Path, named_slots: Iterable[str], named_vocabularies: Iterable[str]) -> None:
-    """Removes what a dead writer left: slots and vocabularies that no manifest names, spill files, partial files.
+def sweep(
+    path: Path, named_slots: Iterable[str], named_vocabularies: Iterable[str], named_lists: Iterable[str]
+) -> None:
+    """Removes what a dead writer left: slots, vocabularies and lists of forgotten clients that no manifest names, spill
+    files, partial files.
 
     Call with the writer lock held: then no live writer owns any of it.
     """
@@ -276,13 +283,18 @@ def sweep(path: Path, named_slots: Iterable[str], named_vocabularies: Iterable[s
         for folder in (path / BLOCKS).iterdir():
             if folder.is_dir() and folder.name not in keep:
                 shutil.rmtree(folder)
-    names = {f"{sha256}.txt" for sha256 in named_vocabularies}
-    if (path / VOCABULARIES).is_dir():
-        for file in (path / VOCABULARIES).iterdir():
-            if file.name not in names:
-                file.unlink()
+    lists = {f"{sha256}.txt" for sha256 in named_lists}
+    _remove_all_but(path / VOCABULARIES, {f"{sha256}.txt" for sha256 in named_vocabularies})
+    _remove_all_but(path / FORGOTTEN, lists | {KEY} if lists else lists)
     if (path / VERSIONS).is_dir():
         for file in (path / VERSIONS).glob(".*.partial"):
             file.unlink()
     sweep_abandoned(path)  # here private runs write what they saw of the ledger, and they do not hold the lock
     shutil.rmtree(path / SPILL, ignore_errors=True)
+
+
+def _remove_all_but(folder: Path, names: set[str]) -> None:
+    if folder.is_dir():
+        for file in folder.iterdir():
+            if file.name not in names:
+                file.unlink()

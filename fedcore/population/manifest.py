@@ -266,6 +266,12 @@ def build(**fields: Any) -> Manifest:
         raise ManifestError(f"The population cannot be described: {_first_of(error)}.") from error
 
 
+def _earlier(version: int, known: list[int]) -> str:
+    if version >= known[0]:
+        return ""
+    return " any more: earlier ones were removed when clients were forgotten, or were never copied here"
+
+
 def load(path: layout.Place, version: int | None = None) -> Manifest:
     """The manifest of a version, the newest by default.
 
@@ -283,7 +289,8 @@ def load(path: layout.Place, version: int | None = None) -> Manifest:
         version = known[-1]
     if version not in known:
         raise PopulationNotFound(
-            f"The population {path} has no version {version}.", f"It has {', '.join(map(str, known))}."
+            f"The population {path} has no version {version}{_earlier(version, known)}.",
+            f"It has {', '.join(map(str, known))}.",
         )
     file = layout.version_file(path, version)
     try:

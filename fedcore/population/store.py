@@ -16,7 +16,7 @@ from fedcore.population import arrays, identifiers, layout, slots
 from fedcore.population import manifest as manifests
 from fedcore.population.blocks import FLOAT32_EXACT, ClientBlock, CountsBlock, Kind, RowsBlock, segment_sums
 from fedcore.population.checks import Rows
-from fedcore.population.cohorts import FOUNDERS, clients_of, holes_of
+from fedcore.population.cohorts import FOUNDERS, clients_of, holes_of, mask
 from fedcore.population.manifest import BlockEntry, Manifest, PartEntry
 from fedcore.population.slots import Slot
 from fedcore.population.streaming import StoredRows
@@ -136,8 +136,7 @@ class Population:
 
     def are_holes(self, first: int, clients: int) -> np.ndarray:
         """(clients,) bool: which of the clients from index `first` on were forgotten."""
-        bounds = np.array(self.holes, np.int64).ravel()
-        return np.searchsorted(bounds, np.arange(first, first + clients), side="right") % 2 == 1
+        return mask(self.holes, first, clients)
 
     def vocabulary(self) -> tuple[str, ...] | None:
         """The tokens, one for each feature; None if the population has no vocabulary. Raises ManifestError."""
@@ -295,6 +294,11 @@ class Population:
         except ManifestError as error:
             problems.append(error.message)
         hashes: list[np.ndarray] = []  # of the ids of each block; none of a damaged one
+        if layout.read_beside(self.path, layout.FORGET) is not None:
+            problems.append(
+                "Forgetting clients was interrupted, or is going on: versions that have them may be there. Running it "
+                "again finishes it, as does whatever writes to the population."
+            )
         for index, entry in enumerate(self.blocks):
             problem, size = self._verify_block(index, entry)
             total += size
@@ -370,10 +374,22 @@ class Population:
 
     def _damaged(self, index: int, what: str) -> ChunkError:
         slot = self.blocks[index].slot
+        if self.version not in (known := self._versions()) and known:
+            return ChunkError(
+                f"Version {self.version} of {self.path} was removed after it was opened, as clients were forgotten.",
+                f"Go on with version {known[-1]}: a run is started again on it.",
+            )
         return ChunkError(
             f"Block {index} (slot {slot}) of {self.path}, version {self.version}: {what}.",
             f"Restore the folder {layout.block_folder(self.path, slot)} from a backup, or ingest the population again.",
         )
+
+    def _versions(self) -> list[int]:
+        """Those that are there; none if that cannot be told now."""
+        try:
+            return self.versions()
+        except (PopulationError, OSError):
+            return []
 
     def _pointers(self, entry: BlockEntry, name: str, part: PartEntry) -> np.ndarray:
         pointers = "indptr" if self.kind == "counts" else "ptr"

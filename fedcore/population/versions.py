@@ -15,6 +15,8 @@ from fedcore.population.cohorts import Cohort, Order, holes_of
 from fedcore.population.manifest import SCHEMA_VERSION, Manifest, Provenance
 from fedcore.population.store import Population
 from fedcore.storage import files
+from fedcore.storage.files import Place
+from fedcore.storage.parsing import parse_json
 
 
 @contextmanager
@@ -52,11 +54,55 @@ def gone(path: Path) -> PopulationNotFound:
     return PopulationNotFound(f"The population {path} is gone.", "Restore it from a backup.")
 
 
+def intend(path: Path, version: int) -> None:
+    """Says durably that all versions before this one are to go once it is there (`sweep`)."""
+    layout.write_beside(path, layout.FORGET, files.json_bytes({"keeps": version}))
+
+
 def sweep(path: Path) -> None:
-    """Removes what no manifest names. Call with the writer lock held."""
-    named = [manifests.load(path, version) for version in layout.versions(path)]
+    """Removes what no manifest names, and finishes or undoes what somebody who forgot clients has left. Call with the
+    writer lock held.
+    """
+    first = intended(path)
+    known = layout.versions(path)
+    if first is not None and first in known:
+        files.flush(path / layout.VERSIONS)  # of the version that stays
+        for version in known:
+            if version < first:
+                layout.version_file(path, version).unlink()
+        files.flush(path / layout.VERSIONS)
+        known = [version for version in known if version >= first]
+    named = [manifests.load(path, version) for version in known]
     slots = {block.slot for one in named for block in one.blocks if not block.void}
-    layout.sweep(path, slots, [one.vocabulary.sha256 for one in named if one.vocabulary])
+    vocabularies = [one.vocabulary.sha256 for one in named if one.vocabulary]
+    layout.sweep(path, slots, vocabularies, [one.suppression for one in named if one.suppression])
+    if first is not None:
+        for folder in (path / layout.BLOCKS, path / layout.FORGOTTEN):
+            if folder.is_dir():
+                files.flush(folder)
+        (path / layout.FORGET).unlink()
+        files.flush(path)
+
+
+def intended(path: Place) -> int | None:
+    """The first version that stays, if clients are being forgotten or were and it was interrupted; else None. Raises
+    PopulationError.
+    """
+    content = layout.read_beside(path, layout.FORGET)
+    if content is None:
+        return None
+    try:
+        return int(parse_json(content)["keeps"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise PopulationError(
+            f"{path / layout.FORGET} is damaged; it says which versions are to go.",
+            'Write {"keeps": N} into it, N the newest version that has forgotten whom it should.',
+        ) from error
+
+
+def slot_name(version: int, number: int) -> str:
+    """Of a new slot of a version."""
+    return f"v{version:06d}-{number:06d}"
 
 
 def following(old: Manifest, provenance: Provenance, **changes: Any) -> Manifest:

@@ -19,7 +19,7 @@ from fedcore.population import manifest as manifests
 from fedcore.population.arrays import STREAM_BYTES
 from fedcore.population.block_writer import BlockWriter, PartWriter
 from fedcore.population.blocks import Kind
-from fedcore.population.checks import Rows, bytes_of, checked_counts, checked_rows, checked_vocabulary
+from fedcore.population.checks import Rows, bytes_of, checked_counts, checked_rows, checked_vocabulary, rows_of
 from fedcore.population.cohorts import FOUNDERS, Order
 from fedcore.population.manifest import BlockEntry, Manifest, Provenance, Vocabulary
 from fedcore.population.sizing import CLIENTS_PER_LEAF, block_limit, explicit_clients_per_block
@@ -297,7 +297,7 @@ class PopulationWriter:
 
     def _current_block(self) -> BlockWriter:
         if self._open is None:
-            folder = layout.block_folder(self.path, f"v{self.version:06d}-{self._slots:06d}")
+            folder = layout.block_folder(self.path, versions.slot_name(self.version, self._slots))
             self._slots += 1
             if self.parent is not None:
                 self._made.append(folder)
@@ -324,23 +324,13 @@ class PopulationWriter:
         elif block.heldout is not None:
             block.heldout.empty_clients(stop - start)
         for part, data in parts:
-            if self.kind == "counts":
-                part.append_counts(data[start:stop])
-            else:
-                ptr, x = data
-                part.append_rows(np.diff(ptr[start : stop + 1]), x[ptr[start] : ptr[stop]])
+            part.append(rows_of(data, start, stop))
         block.add_ids(batch.ids[start:stop])
         block.bytes += int(batch.bytes_before[stop] - batch.bytes_before[start])
         self.clients += stop - start
 
     def _stream_rows(self, block: BlockWriter, part: PartWriter, tiles: Iterable[np.ndarray]) -> None:
-        rows = 0
-        for tile in tiles:
-            ptr, x = self._checked((np.array([0, len(tile)]), tile), 1)
-            part.append_rows(np.zeros(0, np.int64), x)
-            rows += len(x)
-            block.bytes += x.nbytes
-        part.lengths.append(np.array([rows], np.int64))
+        block.bytes += part.append_client(self._checked((np.array([0, len(tile)]), tile), 1)[1] for tile in tiles)
 
     def _close_if_full(self, block: BlockWriter) -> None:
         whole = block.clients % self.clients_per_leaf == 0

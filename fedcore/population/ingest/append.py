@@ -6,7 +6,8 @@ first fill the last block. Everything is sorted twice: by client id, to find out
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -16,12 +17,14 @@ import numpy as np
 import scipy.sparse as sp
 
 from fedcore.errors import IngestError
-from fedcore.population.checks import Rows
+from fedcore.population.checks import Rows, rows_of
+from fedcore.population.cohorts import Order
 from fedcore.population.ingest.batches import Account, MatrixBatch, Source, keyed_batches, matrix_batches
 from fedcore.population.ingest.sources import Options
 from fedcore.population.ingest.spill import Clients, LargeClient, Layout, Spill, keys_of, spill_batch, write_clients
 from fedcore.population.manifest import BlockEntry
 from fedcore.population.store import Population
+from fedcore.population.suppression import Suppression
 from fedcore.population.writer import PopulationWriter
 
 RANGE_SHARE, SPILL_SHARE = 16, 20  # three spills are alive at once
@@ -76,13 +79,21 @@ def refuse_mismatch(
 
 def append(
     writer: PopulationWriter, parent: Population, source: Source, account: Account, folder: Path, memory: int
-) -> None:
-    """Writes all clients of the new version to the writer. Settles the account before anything is written."""
+) -> Order | None:
+    """Writes all clients of the new version to the writer. Settles the account before anything is written.
+
+    Returns the cohorts of the new clients in their order, as pairs (cohort, clients), if some of them were there before
+    and forgotten; else None.
+    """
     layout = Layout(source.kind, source.features, source.dtype)
     spill = Spill(folder / "index", layout, memory // SPILL_SHARE, 0, 2 * parent.n_clients)
-    index = _index_keyed if source.keyed else _index_matrix
-    n_clients = index(spill, parent, source, account, folder, memory)
-    arrivals = _Arrivals(spill.clients())
+    newcomers = _Newcomers(parent)
+    if source.keyed:
+        _index_keyed(spill, parent, source, account, folder, memory, newcomers)
+    else:
+        _index_matrix(spill, parent, source, account, newcomers)
+    n_clients = parent.n_clients + newcomers.clients
+    arrivals = _Arrivals(newcomers.in_order(spill.clients()))
     for number, entry in enumerate(parent.blocks):
         stop = entry.first + entry.clients
         grows = stop == parent.n_clients < n_clients and not _full(entry, parent, writer)
@@ -94,6 +105,7 @@ def append(
             writer.keep(entry)
     for new in arrivals.before(None):
         write_clients(writer, new)
+    return newcomers.order
 
 
 def _full(entry: BlockEntry, parent: Population, writer: PopulationWriter) -> bool:
@@ -108,22 +120,78 @@ def _full(entry: BlockEntry, parent: Population, writer: PopulationWriter) -> bo
 # ---- who is known: from keys to indices
 
 
-def _index_keyed(spill: Spill, parent: Population, source: Source, account: Account, folder: Path, memory: int) -> int:
-    """Sorts the source by client id, finds the known clients, and spills all by client index. Returns n_clients."""
+class _Newcomers:
+    """Indices of clients that are not in the parent, in the order of their hashes: first those that were forgotten, by
+    their old cohorts, then new ones.
+
+    How many there are of each cohort is known only in the end; until then an index is the number of parent's clients,
+    plus COHORT for each cohort before, plus how many of the same cohort came before.
+    """
+
+    COHORT = 1 << 40  # more than the clients of any population
+
+    def __init__(self, parent: Population):
+        made = parent.manifest
+        self.first, self.number = parent.n_clients, len(made.cohorts) + 1
+        suppressed = made.suppression is not None and bool(made.cohorts)
+        self.forgotten = Suppression.read(parent.path, made.suppression) if suppressed else None
+        self.counts: Counter[int] = Counter()  # of each cohort
+
+    @property
+    def clients(self) -> int:
+        return self.counts.total()
+
+    @property
+    def order(self) -> Order | None:
+        return None if self.forgotten is None else tuple(sorted(self.counts.items()))
+
+    def index(self, ids: Sequence[str]) -> np.ndarray:
+        """(C,) int64 preliminary indices."""
+        cohorts = np.full(len(ids), self.number)
+        if self.forgotten is not None:
+            old = self.forgotten.cohorts_of(ids)
+            cohorts = np.where(old > 0, old, self.number)
+        index = np.zeros(len(ids), np.int64)
+        for cohort in np.unique(cohorts).tolist():
+            mine = np.flatnonzero(cohorts == cohort)
+            before = 0 if self.forgotten is None else self.COHORT * cohort
+            index[mine] = self.first + before + self.counts[cohort] + np.arange(len(mine))
+            self.counts[cohort] += len(mine)
+        return index
+
+    def in_order(self, clients: Iterator[Clients | LargeClient]) -> Iterator[Clients | LargeClient]:
+        """The clients, which come in the order of their preliminary indices, with those that they have in the end."""
+        if self.forgotten is None:
+            return clients
+        before, starts = self.first, np.zeros(self.number + 1, np.int64)
+        for cohort, count in sorted(self.counts.items()):
+            starts[cohort], before = before, before + count
+        return (self._placed(one, starts) for one in clients)
+
+    def _placed(self, clients: Clients | LargeClient, starts: np.ndarray) -> Clients | LargeClient:
+        keys = np.array([clients.key] if isinstance(clients, LargeClient) else clients.keys, np.int64)
+        cohort, place = np.divmod(np.maximum(keys - self.first, 0), self.COHORT)
+        keys = np.where(keys < self.first, keys, starts[cohort] + place)
+        if isinstance(clients, LargeClient):
+            return replace(clients, key=int(keys[0]))
+        return replace(clients, keys=keys.astype(np.uint64))
+
+
+def _index_keyed(
+    spill: Spill, parent: Population, source: Source, account: Account, folder: Path, memory: int, newcomers: _Newcomers
+) -> None:
+    """Sorts the source by client id, finds the known clients, and spills all by client index."""
     by_id = Spill(folder / "id", spill.layout, memory // SPILL_SHARE)
     for batch in keyed_batches(source, account):
         spill_batch(by_id, batch)
     account.settle()
     known = _KnownClients(parent, folder / "known", memory // SPILL_SHARE)
-    following = parent.n_clients
     for clients in by_id.clients():
         ids = [clients.id] if isinstance(clients, LargeClient) else clients.ids
         index = known.look_up(keys_of(ids))
-        new = index < 0
-        index[new] = np.arange(following, following + int(new.sum()))
-        following += int(new.sum())
+        new = np.flatnonzero(index < 0)
+        index[new] = newcomers.index([ids[place] for place in new.tolist()])
         _spill_by_index(spill, index, clients)
-    return following
 
 
 class _KnownClients:
@@ -170,8 +238,8 @@ class _KnownClients:
                 return found
 
 
-def _index_matrix(spill: Spill, parent: Population, source: Source, account: Account, folder: Path, memory: int) -> int:
-    """A matrix without ids: every row is a new client. Its ids ("file:row") must not be known. Returns n_clients."""
+def _index_matrix(spill: Spill, parent: Population, source: Source, account: Account, newcomers: _Newcomers) -> None:
+    """A matrix without ids: every row is a new client. Its ids ("file:row") must not be known."""
     known: set[str] = set()
     files = {f"{name}:" for name in source.names}
     for number in range(len(parent.blocks)):
@@ -184,13 +252,9 @@ def _index_matrix(spill: Spill, parent: Population, source: Source, account: Acc
             f"Rows of {', '.join(sorted(known))} are in {parent.path} already.",
             "To add rows to known clients give client ids; if they are other clients, rename the file.",
         )
-    following = parent.n_clients
     for batch in matrix_batches(source, account):
-        index = np.arange(following, following + len(batch.ids))
-        following += len(batch.ids)
-        _spill_by_index(spill, index, batch)
+        _spill_by_index(spill, newcomers.index(batch.ids), batch)
     account.settle()
-    return following
 
 
 def _spill_by_index(spill: Spill, index: np.ndarray, clients: Clients | LargeClient | MatrixBatch) -> None:
@@ -255,15 +319,8 @@ class _Arrivals:
 
 
 def _slice(clients: Clients, start: int, stop: int) -> Clients:
-    parts = [None if part is None else _rows_of(part, start, stop) for part in (clients.train, clients.heldout)]
+    parts = [None if part is None else rows_of(part, start, stop) for part in (clients.train, clients.heldout)]
     return Clients(clients.keys[start:stop], clients.ids[start:stop], *parts)
-
-
-def _rows_of(part: sp.csr_matrix | Rows, start: int, stop: int) -> sp.csr_matrix | Rows:
-    if isinstance(part, tuple):
-        ptr, x = part
-        return ptr[start : stop + 1] - ptr[start], x[ptr[start] : ptr[stop]]
-    return part[start:stop]
 
 
 @dataclass

@@ -147,8 +147,9 @@ def ingest(
             changes["nominal_clients"] = nominal_clients
         writer = PopulationWriter.extending(parent, **changes)
     with writer, layout.named_os_errors(path), _spill_folder(path) as folder:
+        newcomers = None
         if parent is not None:
-            appending.append(writer, parent, opened, account, folder, memory)
+            newcomers = appending.append(writer, parent, opened, account, folder, memory)
         elif opened.keyed:
             for clients in sorted_clients(opened, account, folder, memory // SPILL_SHARE):
                 write_clients(writer, clients)
@@ -164,7 +165,8 @@ def ingest(
                 options=_stated(options),
                 dropped_tokens=account.dropped_tokens,
                 bad_rows=account.bad,
-            )
+            ),
+            newcomers,
         )
 
 
