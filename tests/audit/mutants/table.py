@@ -612,15 +612,15 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "reserve: what other runs reserved does not count",
         RESERVE,
-        "rho_fits = rho_spent + rho_reserved + rho",
-        "rho_fits = rho_spent + rho",
+        "fits = rho_used + rho <= ",
+        "fits = rho_used - account.totals().rho_reserved + rho <= ",
         f"{OF_ORDER}::test_what_a_run_reserved_is_not_left_for_others",
     ),
     _mutant(
         "reserve: deltas of thresholds are free",
         RESERVE,
-        "fits = rho_fits and delta_spent + delta_reserved + delta <= Fraction(budget.delta_extra)",
-        "fits = rho_fits",
+        " and delta_used + delta <= Fraction(budget.delta_extra)",
+        "",
         f"{OF_ACCOUNTS}::test_deltas_of_thresholds_have_their_own_filter",
     ),
     _mutant(
@@ -800,22 +800,22 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "redraw: for nothing",
         REDRAWS,
-        " - rho_reserved - Fraction(planned.rho)",
-        " - rho_reserved",
+        " - rho_used - Fraction(planned.rho)",
+        " - rho_used",
         f"{OF_REDRAWS}::test_a_redraw_costs_its_whole_price_and_nothing_is_given_up_without_need",
     ),
     _mutant(
         "redraw: what is reserved pays",
         REDRAWS,
-        " - rho_spent - rho_reserved - ",
-        " - rho_spent - ",
+        " - rho_used - ",
+        " - account.totals().rho_spent - ",
         f"{OF_REDRAWS}::test_what_another_run_has_reserved_pays_for_nothing",
     ),
     _mutant(
         "redraw: its delta is forgotten",
         REDRAWS,
-        " - delta_reserved - Fraction(planned.delta)",
-        " - delta_reserved",
+        " - delta_used - Fraction(planned.delta)",
+        " - delta_used",
         f"{OF_REDRAWS}::test_a_redraw_costs_its_whole_price_and_nothing_is_given_up_without_need",
     ),
     _mutant(
@@ -1211,7 +1211,7 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "chain: more spent than the budget",
         REPLAY,
-        "if rho_spent + rho_reserved > rho_max or delta_spent + delta_reserved > delta_max:",
+        "if rho > rho_max or delta > delta_max:",
         "if False:",
         f"{OF_ORDER}::test_records_that_cannot_be_are_refused",
     ),
@@ -1310,8 +1310,8 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "checkpoint: what ended runs spent is forgotten",
         CHAIN,
-        "self.ended.rho + exact_sum(a.rho for a in spent),",
-        "exact_sum(a.rho for a in spent),",
+        "sums = self.ended.sums.copy()",
+        "sums = Sums()",
         OF_CHECKPOINTS,
     ),
     _mutant(
