@@ -13,10 +13,12 @@ import pytest
 from fedcore.errors import BudgetExceeded, BudgetMissing, LedgerError, LedgerTampered, PopulationBranched, PrivacyError
 from fedcore.privacy.accounting import exact_sum, rounded_down, rounded_up
 from fedcore.privacy.cohorts import Participants
+from fedcore.privacy.gdp import mu_of
 from fedcore.privacy.ledger import reservations, tables
 from fedcore.privacy.ledger.chain import canonical, link
 from fedcore.privacy.ledger.checkpoint import account_at, state_of
 from fedcore.privacy.ledger.ledger import open_ledger
+from fedcore.privacy.statement import private_statement
 from tests.privacy.conftest import open_books, release, total
 from tests.privacy.test_ledger_schema import OLD, population_of, sql
 
@@ -364,6 +366,46 @@ def test_a_plan_without_cohorts_keeps_its_digest(books):
     books.reserve([release()], run=run, bound=on(1))
     assert sql_of(books, f"SELECT plan_digest, cohorts FROM fedcore_runs WHERE run_id = '{run}'") == before
     assert before[0][1] is None
+
+
+# --- statements -----------------------------------------------------------------------------------------------------
+
+
+def test_the_statement_of_a_run_names_its_cohorts_and_the_one_that_has_spent_most(books):
+    before = spend(books, [release(1, 25.0)], bound=on(1))
+    begin(books)
+    run = spend(books, [release(1, 20.0)], took((2, 3), (5, 5), of=5))
+    spend(books, [release(1, 30.0)], took((3, 3), of=5))
+    statement = private_statement(books.ledger, books.population, run)
+    assert (statement.rho, statement.mu) == (total(release(1, 20.0)), mu_of(total(release(1, 20.0))))
+    assert statement.cohorts["ranges"] == [[2, 3], [5, 5]] and statement.cohorts["known"] == 5
+    most = total(release(1, 20.0), release(1, 30.0))
+    assert statement.cohorts["most"]["first"] == 3 and statement.population["rho_spent"] == most
+    rho_max = books.ledger.balance(books.population).budget.rho_max
+    text = statement.text()
+    for words in (
+        "Price of this run to a client who took part: mu = 0.05 of",
+        "holds for its whole time in the population: at most mu =",
+        "which implies epsilon = 2, delta = 1e-10 over all runs",
+        "Clients are accounted by cohorts, the version that they joined with.",
+        "This run used cohorts 2-3, 5; others were not used, and it costs them nothing.",
+        f"The cohort that has spent most: 3, mu = {mu_of(most):.6g} of {mu_of(rho_max):.6g} (epsilon = ",
+        "When a client joined",
+        "under another id",
+        "forgotten without trace",
+    ):
+        assert words in text, words
+    value = statement.to_json()
+    assert json.loads(json.dumps(value)) == value and value["cohorts"]["named"]
+    text = private_statement(books.ledger, books.population, before).text()
+    assert "made before there were cohorts: who was there then is cohort 1" in text
+    alone = private_statement(books.ledger, books.population, spend(books, [release()], took((4, 4), of=5)))
+    assert "This run used cohort 4; others" in alone.text()
+
+
+def test_a_statement_of_one_account_does_not_speak_of_cohorts(books):
+    statement = private_statement(books.ledger, books.population, spend(books, [release()]))
+    assert "cohort" not in statement.text() and statement.to_json()["cohorts"] == {}
 
 
 # --- forgotten clients ----------------------------------------------------------------------------------------------

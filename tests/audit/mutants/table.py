@@ -1099,8 +1099,8 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "checkpoint: what was given up is forgotten",
         CHECKPOINT,
-        "return value if run.given_up is not None else",
-        "return value if False else",
+        'for name in ("given_up", "cohorts") if value[name] is None}',
+        'for name in ("given_up", "cohorts")}',
         f"{OF_REDRAWS}::test_what_was_given_up_before_a_checkpoint_is_not_given_up_again",
     ),
     _mutant(
