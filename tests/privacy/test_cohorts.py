@@ -15,7 +15,7 @@ from fedcore.privacy.accounting import exact_sum, rounded_down, rounded_up
 from fedcore.privacy.cohorts import Participants
 from fedcore.privacy.gdp import mu_of
 from fedcore.privacy.ledger import reservations, tables
-from fedcore.privacy.ledger.chain import canonical, link
+from fedcore.privacy.ledger.chain import canonical, digest, link
 from fedcore.privacy.ledger.checkpoint import account_at, state_of
 from fedcore.privacy.ledger.ledger import open_ledger
 from fedcore.privacy.statement import private_statement
@@ -365,7 +365,9 @@ def test_a_plan_without_cohorts_keeps_its_digest(books):
     begin(books)
     books.reserve([release()], run=run, bound=on(1))
     assert sql_of(books, f"SELECT plan_digest, cohorts FROM fedcore_runs WHERE run_id = '{run}'") == before
-    assert before[0][1] is None
+    schema_1 = ("plan", "spares", "spare_rho", "spare_delta", "unit", "relation", "secure", "statement")
+    identity = {**{name: payload[name] for name in schema_1}, "population_id": books.population}
+    assert before == [(digest(canonical(identity)), None)]
 
 
 # --- statements -----------------------------------------------------------------------------------------------------
@@ -490,6 +492,14 @@ def test_an_edit_is_noticed_by_the_next_reservation_and_by_verify(file_books, ed
             file_books.ledger.participants_of(before if "where" in edited else run)
 
 
+def test_participants_that_were_edited_everywhere_do_not_have_the_hash_of_their_record(file_books):
+    begin(file_books)
+    run = file_books.reserve([release()], cohorts=took((1, 2), of=2))
+    edit(file_books, EDITS["participants"], EDITS["the reservation"])
+    with pytest.raises(LedgerTampered, match="who takes part"):
+        file_books.ledger.participants_of(run)
+
+
 def forged(books, kind, payload, run=None):
     """A record with the right hash, as whoever can write the database can make it."""
     path = books.url.removeprefix("sqlite:///")
@@ -564,3 +574,14 @@ def test_most_that_was_spent_is_rounded_up(books):
     plan = [release(1, 21.0), release(2, 23.0), release(3, 29.0)]
     spend(books, plan, took((1, 1), of=1))
     assert segments(books) == [(1, 1, rounded_up(exact_sum(planned.rho for planned in plan)), 0)]
+
+
+@pytest.mark.parametrize(
+    "bad", ["A" * 32, "g" * 32, "a" * 31, "a" * 33, " " + "a" * 31, "a" * 30 + "  ", "é" * 32, "a_" * 16]
+)
+def test_a_token_has_128_bits_in_hexadecimal(bad):
+    assert took((1, 2), of=2).holds(2) and not took((1, 2), of=3).holds(3)
+    with pytest.raises(ValueError, match=r"token|hexadecimal"):
+        Participants(((1, 1),), (token(1), bad))
+    with pytest.raises(ValueError, match="twice"):
+        Participants(((1, 1),), (token(1), token(1)))

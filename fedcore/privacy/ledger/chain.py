@@ -299,6 +299,8 @@ class Account:
 
     def stranger(self, tokens: tuple[str, ...]) -> int | None:
         """The first cohort that is known under another token than these; None if there is none."""
+        if self.tokens[: len(tokens)] == tokens[: len(self.tokens)]:
+            return None
         pairs = enumerate(zip(self.tokens, tokens, strict=False), start=FOUNDERS)
         return next((number for number, (known, token) in pairs if known != token), None)
 
