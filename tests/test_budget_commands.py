@@ -13,9 +13,11 @@ import scipy.sparse as sp
 
 from fedcore.cli import budgets
 from fedcore.operations.population_page import population_page
+from fedcore.privacy.cohorts import Participants
 from fedcore.privacy.ledger.ledger import open_ledger
 from fedcore.privacy.statement import private_statement
 from tests.command import fedcore, private_population, works
+from tests.privacy.conftest import release
 
 GOLDEN = Path(__file__).parent / "golden" / "schema1"
 WITNESS = "ledger-head.json"
@@ -66,6 +68,23 @@ def test_the_statement_repeats_the_reason_or_says_that_there_is_none(place):
     text = private_statement(ledger, place.id, "r").text()
     assert "on the word of the budget's owner: words of the dictionary of 1990." in text
     assert ledger.verify(place.id).public_schema == "words of the dictionary of 1990"
+
+
+def test_segments_of_a_budget_by_cohort_are_shown(place):
+    works(*SET, "--public-schema", "made up")
+    assert works("budget", "show", "p", "--json").json["segments"] == []
+    assert "segments" not in works("budget", "show", "p").out
+    ledger, tokens = open_ledger(f"sqlite:///{place.path.parent / 'ledger.sqlite'}"), ("0" * 32, "1" * 32)
+    ledger.begin_cohorts(place.id, version=1, manifest="a" * 64, token=tokens[0], chain={1: "a" * 64})
+    ledger.reserve(place.id, "r", [release(1, 5.0)], 0, secure=True, cohorts=Participants(((2, 2),), tokens))
+    shown = works("budget", "show", "p", "--json").json
+    found = [(s["first"], s["last"], s["rho_reserved"]) for s in shown["segments"]]
+    assert found == [(1, 1, 0), (2, 2, release(1, 5.0).rho)]
+    text = works("budget", "show", "p").out
+    title, heads, *rows = text[text.index("Cohorts") : text.index("History")].splitlines()
+    assert "segments" not in text and "epsilon spent" in "".join(rows) + heads
+    cells = [[cell.strip() for cell in row.split("│")[1:-1]] for row in rows if row.startswith("│")]
+    assert [(row[0], row[3]) for row in cells] == [("1", "0"), ("2", "0.02")]
 
 
 def lose(place):

@@ -12,6 +12,8 @@ from fedcore.cli.options import Json, Ledger, PopulationArgument, Runs, Settings
 from fedcore.cli.terminal import read_settings, say, table
 
 if TYPE_CHECKING:
+    from fedcore.privacy.accounting import Budget
+    from fedcore.privacy.ledger.chain import Segment
     from fedcore.privacy.plan import Relation, Unit
 
 budget_app = typer.Typer(no_args_is_help=True, help="The privacy budget of a population.")
@@ -210,7 +212,10 @@ def budget_show(population: PopulationArgument, ledger: Ledger = None, as_json: 
     shown = {"population": str(population), **balance.to_json()}
     if as_json:
         return say({**shown, "warnings": warnings, "history": history}, True)
+    segments = shown.pop("segments")
     say(shown, False)
+    if balance.budget is not None and segments:
+        table("Cohorts", [segment_row(segment, balance.budget) for segment in balance.segments])
     for warning in warnings:
         print(f"WARNING: {warning}", file=sys.stderr)
     table(
@@ -226,6 +231,19 @@ def budget_show(population: PopulationArgument, ledger: Ledger = None, as_json: 
             for row in history
         ],
     )
+
+
+def segment_row(segment: Segment, budget: Budget) -> dict[str, Any]:
+    """What each client of some cohorts has lost, and may lose still; deltas of thresholds where some are allowed."""
+    row = {
+        "cohorts": str(segment),
+        "rho spent": segment.rho_spent,
+        "epsilon spent": budget.epsilon_of(segment.rho_spent),
+        "rho reserved": segment.rho_reserved,
+        "rho left": segment.rho_left,
+    }
+    deltas = {"delta spent": segment.delta_spent, "delta left": segment.delta_left}
+    return {**row, **deltas} if budget.delta_extra else row
 
 
 @budget_app.command("plan")

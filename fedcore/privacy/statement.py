@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from fedcore.privacy.accounting import exact_sum, rounded_up
 from fedcore.privacy.gdp import mu_of
-from fedcore.privacy.ledger.chain import OPEN, SPENT, Account, Attempt, RunAccount
+from fedcore.privacy.ledger.chain import OPEN, SPENT, Account, Attempt, Balance, RunAccount
 from fedcore.privacy.ledger.recounting import charged_with_discrete_noise
 from fedcore.privacy.mechanisms import LABELS, SecureNoise, TestNoise
+from fedcore.storage.ranges import Ranges, in_words
 
 if TYPE_CHECKING:
     from fedcore.privacy.ledger.ledger import Ledger
@@ -40,6 +41,11 @@ GIVEN_UP = (
     "Lost: values were charged, drawn and lost, and nothing else was left to pay for drawing them again, so that the "
     "run gave up its rounds from {round} on."
 )
+NOT_COVERED_BY_COHORT = (
+    "When a client joined: which cohort a client lies in may show.",
+    "A person who was entered again under another id, with another budget.",
+    "Clients who were forgotten without trace and enter again: their budget begins anew.",
+)
 SCHEMA = "columns, bounds, vocabulary and thresholds"
 NOT_PRIVATE = ("Everything: nothing in this run protects the people in the data.",)
 
@@ -55,7 +61,9 @@ class PrivacyStatement:
     it. ended: whether the run may still spend more. start: what the run started from, treated as public; empty if from
     nothing. vouched: what is public by somebody's word alone: the promise holds only if all of it is so, hence it is
     part of the headline. public_schema: why columns, bounds, vocabulary and thresholds are public; empty if nobody
-    said. losses: each time that the ledger went back and was gone on with.
+    said. losses: each time that the ledger went back and was gone on with. cohorts: where the budget is kept by cohort:
+    `ranges` of those that took part and paid (`named`: whether the run named them, or was made before there were any),
+    `known`: how many there are, and `most`: the segment that has spent most (`Segment`); else empty.
     """
 
     private: bool
@@ -75,6 +83,7 @@ class PrivacyStatement:
     vouched: tuple[str, ...] = ()
     public_schema: str = ""
     losses: tuple[Mapping[str, Any], ...] = ()
+    cohorts: Mapping[str, Any] = field(default_factory=dict)
     trust_model: str = TRUST_MODEL
     not_covered: tuple[str, ...] = NOT_COVERED
 
@@ -111,34 +120,46 @@ class PrivacyStatement:
     def _prices(self) -> list[str]:
         """What this run costs, and what all runs together may."""
         share = self.population
-        so_far = "" if self.ended else " so far"
+        who = "" if not self.cohorts else " to a client who took part"
+        price = f"Price of this run{'' if self.ended else ' so far'}{who}"
         lost = "Releases that were charged and lost are included."
-        several = "Whoever sees what several runs published needs the total of the population"
-        promised = f"epsilon = {share['epsilon']:g}, delta = {share['delta']:g} over all runs"
-        epsilons = f"(epsilon = {share['epsilon_spent']:.4g})"
-        together = (
-            f"{several}: at most {promised}; spent so far: rho = {share['rho_spent']:.6g} of {share['rho_max']:.6g} "
-            f"{epsilons}."
-        )
         if self.mu is None:
-            return [
-                f"Price of this run{so_far}: rho = {self.rho:.6g} of zero-concentrated differential privacy, which is "
-                f"epsilon = {self.epsilon:.4g} at delta = {self.delta:.3g}. {lost}",
-                together,
-            ]
-        thresholds = ""
-        if self.delta != share["delta_conv"]:
-            thresholds = ", its thresholding steps included"
-        if not share.get("discrete"):  # else not all runs had noise that is exactly Gaussian
-            together = (
-                f"{several}: at most mu = {mu_of(share['rho_max']):.6g}, which implies {promised}; spent so far: mu = "
-                f"{mu_of(share['rho_spent']):.6g} {epsilons}."
+            cost = (
+                f"{price}: rho = {self.rho:.6g} of zero-concentrated differential privacy, which is epsilon = "
+                f"{self.epsilon:.4g} at delta = {self.delta:.3g}. {lost}"
             )
+        else:
+            thresholds = ", its thresholding steps included" if self.delta != share["delta_conv"] else ""
+            cost = (
+                f"{price}: mu = {self.mu:.6g} of Gaussian differential privacy (rho = mu^2 / 2 = {self.rho:.6g}), "
+                f"which implies ({self.epsilon:.4g}, {self.delta:.3g})-differential privacy{thresholds}. {lost}"
+            )
+        promised = f"epsilon = {share['epsilon']:g}, delta = {share['delta']:g} over all runs"
+        spent = f"rho = {share['rho_spent']:.6g} of {share['rho_max']:.6g}"
+        if self.mu is not None and not share.get("discrete"):  # else not all runs had noise that is exactly Gaussian
+            largest = f"{mu_of(share['rho_max']):.6g}"
+            promised = f"mu = {largest}, which implies {promised}"
+            spent = f"mu = {mu_of(share['rho_spent']):.6g}{f' of {largest}' if self.cohorts else ''}"
+        spent = f"{spent} (epsilon = {share['epsilon_spent']:.4g})"
+        if self.cohorts:
+            return [cost, *self._by_cohort(promised, spent)]
+        several = "Whoever sees what several runs published needs the total of the population"
+        return [cost, f"{several}: at most {promised}; spent so far: {spent}."]
+
+    def _by_cohort(self, promised: str, spent: str) -> list[str]:
+        """promised: to each client; spent: by the cohort that has spent most."""
+        used, most = tuple((first, last) for first, last in self.cohorts["ranges"]), self.cohorts["most"]
+        paid = (
+            f"This run used {_cohorts(used)}; others were not used, and it costs them nothing."
+            if self.cohorts["named"]
+            else "This run was made before there were cohorts: who was there then is cohort 1, and paid for it; it "
+            "costs others nothing."
+        )
+        having = "cohort that has" if most["first"] == most["last"] else "cohorts that have"
         return [
-            f"Price of this run{so_far}: mu = {self.mu:.6g} of Gaussian differential privacy (rho = mu^2 / 2 = "
-            f"{self.rho:.6g}), which implies ({self.epsilon:.4g}, {self.delta:.3g})-differential privacy{thresholds}. "
-            f"{lost}",
-            together,
+            f"Each client's promise holds for its whole time in the population: at most {promised}.",
+            f"Clients are accounted by cohorts, the version that they joined with. {paid}",
+            f"The {having} spent most: {in_words(((most['first'], most['last']),))}, {spent}.",
         ]
 
     def _on_a_word(self) -> str:
@@ -167,6 +188,11 @@ def loss_in_words(loss: Mapping[str, Any]) -> str:
         f"({loss['reason'].rstrip('.')}). What was spent before may be more than the ledger knows, and "
         "the total over all runs more than is said here."
     )
+
+
+def _cohorts(ranges: Ranges) -> str:
+    one = len(ranges) == 1 and ranges[0][0] == ranges[0][1]
+    return f"cohort{'' if one else 's'} {in_words(ranges)}"
 
 
 def _line(entry: Mapping[str, Any], *, several: bool) -> str:
@@ -238,7 +264,21 @@ def statement_of_account(account: Account, run: RunAccount, *, test_ledger: bool
         ended=run.status != OPEN,
         public_schema=account.public_schema[-1] if account.public_schema else "",
         losses=tuple(account.losses),
+        cohorts=_cohorts_of(account, run, balance),
+        not_covered=NOT_COVERED if account.founders is None else NOT_COVERED + NOT_COVERED_BY_COHORT,
     )
+
+
+def _cohorts_of(account: Account, run: RunAccount, balance: Balance) -> dict[str, Any]:
+    """See `PrivacyStatement.cohorts`."""
+    if not balance.segments:
+        return {}
+    return {
+        "ranges": [list(pair) for pair in run.payers],
+        "named": run.cohorts is not None,
+        "known": len(account.tokens),
+        "most": asdict(max(balance.segments, key=lambda segment: segment.rho_spent)),
+    }
 
 
 def _price(spent: Sequence[Attempt], delta_conv: float) -> tuple[float, float]:

@@ -81,7 +81,8 @@ def test_a_checkpoint_is_what_the_records_before_it_add_up_to(books):
     assert list(restored.runs) == [open_run] and restored.runs[open_run] == whole.runs[open_run]
     assert restored.totals() == whole.totals() and restored.balance() == whole.balance()
     assert chain.canonical(state_of(restored)) == chain.canonical(state_of(whole))
-    assert restored.ended.rho == exact_sum([release(1, 200.0).rho] * 24) > Fraction(0)
+    (_, _, ended), *_ = restored.ended.sums.pieces(1)
+    assert ended.rho_spent == exact_sum([release(1, 200.0).rho] * 24) > Fraction(0)
 
 
 def test_a_run_that_was_open_at_a_checkpoint_goes_on(books):

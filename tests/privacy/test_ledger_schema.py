@@ -208,7 +208,7 @@ def newer_record(books, kind, **payload):
 
 @pytest.mark.parametrize(
     ("kind", "payload", "named"),
-    [("forget", {}, "forget"), ("public schema", {"reason": "a", "needs": ["cohorts"]}, "needs cohorts")],
+    [("share", {}, "share"), ("public schema", {"reason": "a", "needs": ["cohorts", "shares"]}, "needs shares")],
 )
 def test_records_of_a_newer_version_are_said_to_be_so(file_books, kind, payload, named):
     newer_record(file_books, kind, **payload)

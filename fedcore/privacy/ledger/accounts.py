@@ -13,7 +13,7 @@ from fedcore.errors import BudgetExists, BudgetMissing, ConfigError, LedgerError
 from fedcore.privacy.accounting import Currency, make_budget
 from fedcore.privacy.ledger import database as db
 from fedcore.privacy.ledger import tables
-from fedcore.privacy.ledger.chain import GENESIS, Account, Balance, ChainHead, link
+from fedcore.privacy.ledger.chain import BY_COHORT, GENESIS, Account, Balance, ChainHead, link
 from fedcore.privacy.ledger.chain_writer import ChainWriter, insert_record
 from fedcore.privacy.ledger.migration import migrate, refuse_unknown_schema
 from fedcore.privacy.ledger.queries import compare_tables, read_chain, recent_chain
@@ -109,10 +109,9 @@ class Accounts:
                 f"population {population_id!r} is not registered in ledger {self.id}.",
                 "It belongs to another ledger, or was made without one.",
             )
+        known = {"currency": get_args(Currency), "mode": (None, BY_COHORT)}
         kept = tables.KEPT[tables.accounts.name]
-        refuse_newer(
-            rows[0], kept, {"currency": get_args(Currency)}, f"population {population_id!r} in ledger {self.id}"
-        )
+        refuse_newer(rows[0], kept, known, f"population {population_id!r} in ledger {self.id}")
         return rows[0]
 
     def _population_of(self, run_id: str) -> str:

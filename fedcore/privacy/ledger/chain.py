@@ -16,12 +16,16 @@ from fractions import Fraction
 from typing import Any
 
 from fedcore.errors import BudgetMissing
+from fedcore.population.cohorts import FOUNDERS
 from fedcore.privacy.accounting import Budget, exact_sum, rounded_down, rounded_up
+from fedcore.privacy.ledger.sums import EVERYBODY, Sums, Totals
 from fedcore.privacy.plan import DISCRETE, Law, Relation, Unit
+from fedcore.storage.ranges import Ranges, in_words
 
 GENESIS = "0" * 64  # the hash before the first record
 CURRENCY, PURPOSE = "zcdp", "training"  # of schema 1, which did not say them
 NOISE: Law = DISCRETE  # likewise
+BY_COHORT = '{"by":"cohort"}'  # how an account is kept; None: as one
 OPEN = "open"
 RESERVED, CHARGED, PUBLISHED, FORFEITED, RETURNED = "reserved", "charged", "published", "forfeited", "returned"
 SPENT = (CHARGED, PUBLISHED, FORFEITED)
@@ -97,6 +101,7 @@ class Attempt:
 class RunAccount:
     """What the chain says about one run. noise: the law that it has reserved. attempts: by (round, name, attempt).
     given_up: the round from which on the run's releases were given up to pay for lost ones; None: none was.
+    cohorts: ranges of those that take part; None: the run was reserved when there were none.
     """
 
     plan: list[dict[str, Any]]
@@ -113,6 +118,12 @@ class RunAccount:
     noise: Law = NOISE
     attempts: dict[tuple[int, str, int], Attempt] = field(default_factory=dict)
     given_up: int | None = None
+    cohorts: Ranges | None = None
+
+    @property
+    def payers(self) -> Ranges:
+        """The cohorts that pay for the run. One that names none is from before they began: the founders pay."""
+        return EVERYBODY if self.cohorts is None else self.cohorts
 
     @property
     def spares_left(self) -> int:
@@ -130,6 +141,36 @@ class RunAccount:
         waiting = [(a.rho, a.delta) for a in self.attempts.values() if a.state == RESERVED]
         return waiting + [(self.spare_rho, self.spare_delta)] * self.spares_left
 
+    def totals(self) -> Totals:
+        """What the run costs each of its payers so far, and may cost them still."""
+        spent, reserved = self.spent(), self.reserved()
+        return Totals(
+            exact_sum(attempt.rho for attempt in spent),
+            exact_sum(rho for rho, _ in reserved),
+            exact_sum(attempt.delta for attempt in spent),
+            exact_sum(delta for _, delta in reserved),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Consecutive cohorts, first to last, of which each has spent, reserved and left the same.
+
+    Spent and reserved are rounded up, left is rounded down.
+    """
+
+    first: int
+    last: int
+    rho_spent: float
+    rho_reserved: float
+    rho_left: float
+    delta_spent: float
+    delta_reserved: float
+    delta_left: float
+
+    def __str__(self) -> str:
+        return in_words(((self.first, self.last),))
+
 
 @dataclass(frozen=True, slots=True)
 class Balance:
@@ -139,6 +180,10 @@ class Balance:
     before one is set.
     public_schema: why columns, bounds, vocabulary and thresholds are public, as was said last; None: nobody said.
     loss: the newest record of a ledger that went back and was gone on with; None if it never did.
+
+    segments: of a budget that is kept by cohort, from cohort 1 to the newest that a reservation has named; later ones
+    have all of the budget. Empty for one account. With segments, spent, reserved and left are each the largest of any
+    cohort.
     """
 
     population_id: str
@@ -155,6 +200,7 @@ class Balance:
     open_runs: tuple[str, ...]
     public_schema: str | None = None
     loss: Mapping[str, Any] | None = None
+    segments: tuple[Segment, ...] = ()
 
     @property
     def epsilon_spent(self) -> float:
@@ -177,6 +223,7 @@ class Balance:
             "open_runs": list(self.open_runs),
             "public_schema": self.public_schema,
             "loss": None if self.loss is None else dict(self.loss),
+            "segments": [asdict(segment) for segment in self.segments],
         }
 
 
@@ -184,8 +231,7 @@ class Balance:
 class Ended:
     """What the runs that ended add up to. It is kept while they end, since there may be thousands of them."""
 
-    rho: Fraction = Fraction(0)
-    delta: Fraction = Fraction(0)
+    sums: Sums = field(default_factory=Sums)
     releases: Counter[str] = field(default_factory=Counter)
 
 
@@ -198,6 +244,8 @@ class Account:
     public_schema: every reason that was given, the newest last
     losses:        every accepted loss, the newest last; after a checkpoint the newest before it and those since
     checkpoint:    number of the newest checkpoint among the records; 0 if there is none
+    founders:      version whose clients are the first cohort, and checksum of its manifest; None: one account for all
+    tokens:        of the cohorts that a record has named, from number 1 on
     """
 
     population_id: str
@@ -211,6 +259,13 @@ class Account:
     seq: int = 0
     hash: str = GENESIS
     checkpoint: int = 0
+    founders: tuple[int, str] | None = None
+    tokens: tuple[str, ...] = ()
+
+    @property
+    def mode(self) -> str | None:
+        """As the table of accounts has it."""
+        return None if self.founders is None else BY_COHORT
 
     @property
     def currency(self) -> str:
@@ -226,16 +281,34 @@ class Account:
             )
         return self.budget
 
-    def totals(self) -> tuple[Fraction, Fraction, Fraction, Fraction]:
-        """Exact (rho spent, rho reserved, delta spent, delta reserved)."""
-        spent = [attempt for run in self._open() for attempt in run.spent()]
-        reserved = [price for run in self._open() for price in run.reserved()]
-        return (
-            self.ended.rho + exact_sum(a.rho for a in spent),
-            exact_sum(rho for rho, _ in reserved),
-            self.ended.delta + exact_sum(a.delta for a in spent),
-            exact_sum(delta for _, delta in reserved),
-        )
+    def sums(self) -> Sums:
+        """The exact totals of every cohort. One account is that of the founders."""
+        sums = self.ended.sums.copy()
+        for run in self._open():
+            sums.add(run.payers, run.totals())
+        return sums
+
+    def pieces(self) -> list[tuple[int, int, Totals]]:
+        """(first, last, totals) of consecutive cohorts that have the same, of all that are known."""
+        return list(self.sums().pieces(max(len(self.tokens), FOUNDERS)))
+
+    def totals(self, cohort: int = FOUNDERS) -> Totals:
+        """Exact (rho spent, rho reserved, delta spent, delta reserved) of one cohort; one account is the founders'."""
+        *_, (_, _, totals) = self.sums().pieces(cohort)
+        return totals
+
+    def stranger(self, tokens: tuple[str, ...]) -> int | None:
+        """The first cohort that is known under another token than these; None if there is none."""
+        if self.tokens[: len(tokens)] == tokens[: len(self.tokens)]:
+            return None
+        pairs = enumerate(zip(self.tokens, tokens, strict=False), start=FOUNDERS)
+        return next((number for number, (known, token) in pairs if known != token), None)
+
+    def learn(self, tokens: tuple[str, ...]) -> None:
+        """Remember new cohorts. Raises ValueError if a number is known under another token."""
+        if self.stranger(tokens) is not None:
+            raise ValueError("a cohort under another token")
+        self.tokens += tokens[len(self.tokens) :]
 
     def states(self) -> Counter[str]:
         """Number of releases by state."""
@@ -247,20 +320,39 @@ class Account:
     def close(self, run: RunAccount, status: str) -> None:
         """End an open run: what it spent is spent, nothing of it is reserved any more."""
         run.status = status
-        spent = run.spent()
-        self.ended.rho += exact_sum(attempt.rho for attempt in spent)
-        self.ended.delta += exact_sum(attempt.delta for attempt in spent)
+        self.ended.sums.add(run.payers, run.totals())
         self.ended.releases.update(attempt.state for attempt in run.attempts.values())
 
     def open_runs(self) -> list[str]:
         return sorted(run_id for run_id, run in self.runs.items() if run.status == OPEN)
 
     def balance(self) -> Balance:
+        pieces = self.pieces()
+        most = Totals(*map(max, zip(*(totals for _, _, totals in pieces), strict=True)))
         balance = make_balance(
-            self.population_id, self.budget, self.unit, self.relation, self.totals(), self.states(), self.open_runs()
+            self.population_id, self.budget, self.unit, self.relation, most, self.states(), self.open_runs()
         )
         said, lost = self.public_schema, self.losses
-        return replace(balance, public_schema=said[-1] if said else None, loss=lost[-1] if lost else None)
+        balance = replace(balance, public_schema=said[-1] if said else None, loss=lost[-1] if lost else None)
+        if self.founders is None:
+            return balance
+        segments = tuple(Segment(first, last, *_numbers(self.budget, totals)) for first, last, totals in pieces)
+        rho_left, delta_left = max(s.rho_left for s in segments), max(s.delta_left for s in segments)
+        return replace(balance, segments=segments, rho_left=rho_left, delta_left=delta_left)
+
+
+def _numbers(budget: Budget | None, totals: Totals) -> tuple[float, float, float, float, float, float]:
+    """(spent, reserved, left) of rho, then of delta: spent and reserved rounded up, left rounded down."""
+    rho_spent, rho_reserved, delta_spent, delta_reserved = totals
+    rho_max, delta_max = (0.0, 0.0) if budget is None else (budget.rho_max, budget.delta_extra)
+    return (
+        rounded_up(rho_spent),
+        rounded_up(rho_reserved),
+        rounded_down(Fraction(rho_max) - rho_spent - rho_reserved),
+        rounded_up(delta_spent),
+        rounded_up(delta_reserved),
+        rounded_down(Fraction(delta_max) - delta_spent - delta_reserved),
+    )
 
 
 def make_balance(
@@ -273,19 +365,12 @@ def make_balance(
     open_runs: Iterable[str],
 ) -> Balance:
     """totals: exact (rho spent, rho reserved, delta spent, delta reserved); states: number of releases by state."""
-    rho_spent, rho_reserved, delta_spent, delta_reserved = totals
-    rho_max, delta_max = (0.0, 0.0) if budget is None else (budget.rho_max, budget.delta_extra)
     return Balance(
         population_id,
         budget,
         unit,
         relation,
-        rounded_up(rho_spent),
-        rounded_up(rho_reserved),
-        rounded_down(Fraction(rho_max) - rho_spent - rho_reserved),
-        rounded_up(delta_spent),
-        rounded_up(delta_reserved),
-        rounded_down(Fraction(delta_max) - delta_spent - delta_reserved),
+        *_numbers(budget, Totals(*totals)),
         dict(sorted(states.items())),
         tuple(sorted(open_runs)),
     )

@@ -78,7 +78,8 @@ class ChainWriter:
         if not rows or rows[0].population_id != self.population_id:
             raise LedgerTampered(f"ledger {self.ledger_id} lacks run {run_id!r}.", RESTORE)
         known = {"purpose": [PURPOSE], "noise": LAWS}
-        refuse_newer(rows[0], tables.KEPT[tables.runs.name], known, f"run {run_id!r} in ledger {self.ledger_id}")
+        kept = (*tables.KEPT[tables.runs.name], *(("cohorts",) if self.account.mode is None else ()))
+        refuse_newer(rows[0], kept, known, f"run {run_id!r} in ledger {self.ledger_id}")
         return rows[0]
 
     def held_run(self, lease: Lease) -> Row[Any]:

@@ -12,11 +12,15 @@ from dataclasses import asdict
 from fractions import Fraction
 from typing import Any, cast, get_args
 
+from fedcore.population.cohorts import FOUNDERS
 from fedcore.privacy.accounting import Budget, Currency
 from fedcore.privacy.ledger.chain import Account, Attempt, Ended, RunAccount
+from fedcore.privacy.ledger.sums import Totals
 from fedcore.privacy.plan import LAWS
+from fedcore.storage.ranges import merged
 
-FIELDS = {"budget", "currency", "unit", "relation", "rho", "delta", "releases", "public_schema", "loss", "runs"}
+FIELDS = {"budget", "currency", "unit", "relation", "releases", "public_schema", "loss", "runs"}
+SUMS = ({"rho", "delta"}, {"cohorts"})  # as one account, or by cohort
 
 
 class UnknownState(Exception):
@@ -24,14 +28,16 @@ class UnknownState(Exception):
 
 
 def state_of(account: Account) -> dict[str, Any]:
-    """The account as JSON. rho, delta: what ended runs have spent, as [numerator, denominator]."""
+    """The account as JSON. rho, delta: what ended runs have spent, as [numerator, denominator]. In their place, where
+    the account is kept by cohort, `cohorts`: the founders' version and manifest, the tokens, and these sums from cohort
+    to cohort, as [first, last, rho, delta].
+    """
     return {
         "budget": None if account.budget is None else account.budget.numbers(),
         "currency": account.currency,
         "unit": account.unit,
         "relation": account.relation,
-        "rho": list(account.ended.rho.as_integer_ratio()),
-        "delta": list(account.ended.delta.as_integer_ratio()),
+        **_sums_json(account),
         "releases": dict(account.ended.releases),
         "public_schema": account.public_schema[-1] if account.public_schema else None,
         "loss": account.losses[-1] if account.losses else None,
@@ -44,11 +50,12 @@ def account_at(population_id: str, state: Mapping[str, Any]) -> Account:
 
     Raises UnknownState for what a newer version wrote; KeyError, TypeError or ValueError if it is none.
     """
-    if unknown := sorted(state.keys() - FIELDS):
+    by_cohort = "cohorts" in state
+    if unknown := sorted(state.keys() - FIELDS - SUMS[by_cohort]):
         raise UnknownState(", ".join(unknown))
     budget, said, loss = state["budget"], state["public_schema"], state["loss"]
     releases = Counter({str(name): int(number) for name, number in state["releases"].items()})
-    return Account(
+    account = Account(
         population_id,
         None if budget is None else Budget(known_currency(state["currency"]), **budget),
         state["unit"],
@@ -56,8 +63,35 @@ def account_at(population_id: str, state: Mapping[str, Any]) -> Account:
         [] if said is None else [said],
         [] if loss is None else [loss],
         {run_id: _run_of(value) for run_id, value in state["runs"].items()},
-        Ended(_sum(state["rho"]), _sum(state["delta"]), releases),
+        Ended(releases=releases),
     )
+    if by_cohort:
+        version, manifest, account.tokens, sums = _cohorts_of(state["cohorts"])
+        account.founders = version, manifest
+    else:
+        sums = [[FOUNDERS, FOUNDERS, state["rho"], state["delta"]]]
+    for first, last, rho, delta in sums:
+        account.ended.sums.add(((first, last),), Totals(rho_spent=_sum(rho), delta_spent=_sum(delta)))
+    return account
+
+
+def _sums_json(account: Account) -> dict[str, Any]:
+    sums = account.ended.sums.pieces(max(len(account.tokens), FOUNDERS))
+    pairs = [
+        [first, last, list(totals.rho_spent.as_integer_ratio()), list(totals.delta_spent.as_integer_ratio())]
+        for first, last, totals in sums
+    ]
+    if account.founders is None:
+        ((_, _, rho, delta),) = pairs
+        return {"rho": rho, "delta": delta}
+    version, manifest = account.founders
+    return {"cohorts": {"founders": version, "manifest": manifest, "tokens": list(account.tokens), "sums": pairs}}
+
+
+def _cohorts_of(value: Mapping[str, Any]) -> tuple[int, str, tuple[str, ...], list[Any]]:
+    if unknown := sorted(value.keys() - {"founders", "manifest", "tokens", "sums"}):
+        raise UnknownState(f"cohorts with {', '.join(unknown)}")
+    return value["founders"], value["manifest"], tuple(value["tokens"]), value["sums"]
 
 
 def known_currency(name: Any) -> Currency:
@@ -74,7 +108,8 @@ def _run_json(run: RunAccount) -> dict[str, Any]:
         other_law = [] if a.noise is None else [a.noise]
         attempts.append([*key, a.state, a.rho, a.delta, a.digest, *other_law])
     value = {**asdict(run), "attempts": attempts}
-    return value if run.given_up is not None else {name: value[name] for name in value if name != "given_up"}
+    without = {name for name in ("given_up", "cohorts") if value[name] is None}
+    return {name: value[name] for name in value if name not in without}
 
 
 def _run_of(value: Mapping[str, Any]) -> RunAccount:
@@ -84,7 +119,8 @@ def _run_of(value: Mapping[str, Any]) -> RunAccount:
     laws = {value["noise"], *(a.noise for a in attempts.values() if a.noise is not None)}
     if other := sorted(map(str, laws - {*LAWS})):
         raise UnknownState(f"noise {', '.join(other)}")
-    return RunAccount(**{**value, "attempts": attempts})
+    cohorts = None if value.get("cohorts") is None else merged((first, last) for first, last in value["cohorts"])
+    return RunAccount(**{**value, "attempts": attempts, "cohorts": cohorts})
 
 
 def _sum(pair: list[int]) -> Fraction:

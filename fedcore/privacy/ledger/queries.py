@@ -14,9 +14,10 @@ from sqlalchemy import ColumnElement, Connection, Row, Table
 from fedcore.errors import LedgerTampered
 from fedcore.privacy.accounting import Budget, rounded_up
 from fedcore.privacy.ledger import tables
-from fedcore.privacy.ledger.chain import OPEN, PUBLISHED, Account, Balance, Record, canonical
+from fedcore.privacy.ledger.chain import OPEN, PUBLISHED, Account, Balance, Record, Segment, canonical
 from fedcore.privacy.ledger.replay import CHECKPOINT, STOP
 from fedcore.privacy.ledger.rows import find, find_all
+from fedcore.storage.ranges import Ranges
 
 CHAIN = ("seq", "kind", "run_id", "payload", "prev_hash", "hash")
 
@@ -72,12 +73,14 @@ def compare_tables(
     check((row.unit, row.relation) == (account.unit, account.relation), "unit or relation are")
     said = account.public_schema[-1] if account.public_schema else None
     check((row.currency, row.public_schema) == (account.currency, said), "currency or reason of the schema are")
+    check(row.mode == account.mode, "whether it is kept by cohort is")
 
     runs = {run.run_id: run for run in _runs(connection, account, schema, part)}
     check(runs.keys() == account.runs.keys(), "the runs are")
     for run_id, run in runs.items():
         replayed = account.runs[run_id]
         same = run.plan == canonical(replayed.plan) and run.population_id == population_id
+        same = same and run.cohorts == (None if replayed.cohorts is None else canonical(replayed.cohorts))
         for name in RUN_COLUMNS:
             same = same and getattr(run, name) == getattr(replayed, name)
         check(same, f"the entry of run {run_id!r} is")
@@ -135,15 +138,22 @@ def _of_runs(
 
 
 def refusal(
-    budget: Budget, balance: Balance, run_id: str, rho: Fraction, delta: Fraction, spares: int
+    budget: Budget, balance: Balance, run_id: str, rho: Fraction, delta: Fraction, spares: int, payers: Ranges
 ) -> tuple[str, str]:
-    """(message, remedy) for a plan that costs rho and delta, spares included, and does not fit into the budget."""
-    population_id = balance.population_id
+    """(message, remedy) for a plan that costs rho and delta, spares included, and does not fit into the budget.
+
+    payers: ranges of the cohorts that would pay, where the budget is kept by cohort.
+    """
+    who = f"population {balance.population_id!r}"
+    paying = [s for s in balance.segments if any(low <= s.last and s.first <= high for low, high in payers)]
+    if paying and delta > Fraction(max(min(s.delta_left for s in paying), 0.0)):
+        balance, who = _alone(balance, min(paying, key=lambda segment: segment.delta_left))
+    elif paying:
+        balance, who = _alone(balance, min(paying, key=lambda segment: segment.rho_left))
     if delta > Fraction(max(balance.delta_left, 0.0)):
         return (
-            f"run {run_id!r} needs delta = {float(delta):.3g} for its thresholding steps, and population "
-            f"{population_id!r} has {balance.delta_left:.3g} left of {budget.delta_extra:.3g}. "
-            "Nothing was released.",
+            f"run {run_id!r} needs delta = {float(delta):.3g} for its thresholding steps, and {who} has "
+            f"{balance.delta_left:.3g} left of {budget.delta_extra:.3g}. Nothing was released.",
             "Give the thresholds a smaller delta, or raise the budget.",
         )
     cost, left = rounded_up(rho), balance.rho_left
@@ -151,7 +161,7 @@ def refusal(
     needed = budget.epsilon_of(rounded_up(used + rho))
     message = (
         f"run {run_id!r} would cost rho = {cost:.6g} (epsilon = {budget.epsilon_of(cost):.4g}"
-        f"{f', {spares} spare releases included' if spares else ''}), and population {population_id!r} has rho = "
+        f"{f', {spares} spare releases included' if spares else ''}), and {who} has rho = "
         f"{left:.6g} left of {budget.rho_max:.6g} (spent {balance.rho_spent:.6g}, reserved by open runs "
         f"{balance.rho_reserved:.6g}). Nothing was released."
     )
@@ -161,6 +171,13 @@ def refusal(
     factor = _above(math.sqrt(cost / left) * (1 + 1e-9))
     share = _below(budget.epsilon_of(left))
     return message, f"Multiply the noise by {factor:.4g}, or give the run epsilon = {share:.4g} or less, or {raised}."
+
+
+def _alone(balance: Balance, segment: Segment) -> tuple[Balance, str]:
+    """(balance of these cohorts only, who that is)."""
+    numbers = {name: getattr(segment, name) for name in Segment.__dataclass_fields__ if name not in ("first", "last")}
+    who = f"{'cohort' if segment.first == segment.last else 'each of cohorts'} {segment}"
+    return replace(balance, **numbers, segments=()), f"{who} of population {balance.population_id!r}"
 
 
 def _above(value: float) -> float:

@@ -36,9 +36,9 @@ def redraw(account: Account, run_id: str, round: int, name: str) -> Redraw | Non
     if run.spares_left:
         return Redraw("spare")
     planned, budget = run.attempts[round, name, 0], account.required_budget()
-    rho_spent, rho_reserved, delta_spent, delta_reserved = account.totals()
-    rho = Fraction(budget.rho_max) - rho_spent - rho_reserved - Fraction(planned.rho)
-    delta = Fraction(budget.delta_extra) - delta_spent - delta_reserved - Fraction(planned.delta)
+    rho_used, delta_used = account.sums().most(run.payers)  # all of them pay, so that what is freed is freed for each
+    rho = Fraction(budget.rho_max) - rho_used - Fraction(planned.rho)
+    delta = Fraction(budget.delta_extra) - delta_used - Fraction(planned.delta)
     if rho >= 0 and delta >= 0:
         return Redraw("extension")
     for last in _optional_rounds(run):

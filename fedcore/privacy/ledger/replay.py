@@ -9,7 +9,9 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from fedcore.errors import LedgerTampered
+from fedcore.population.cohorts import FOUNDERS
 from fedcore.privacy.accounting import Budget
+from fedcore.privacy.cohorts import Participants
 from fedcore.privacy.ledger.chain import (
     CHARGED,
     CURRENCY,
@@ -29,9 +31,12 @@ from fedcore.privacy.ledger.chain import (
 from fedcore.privacy.ledger.checkpoint import UnknownState, account_at, known_currency, state_of
 from fedcore.privacy.ledger.recounting import RECOUNT
 from fedcore.privacy.ledger.rows import newer
+from fedcore.privacy.ledger.sums import EVERYBODY
 from fedcore.privacy.plan import DISCRETE, LAWS, ROUNDED, Law
+from fedcore.storage.ranges import Ranges
 
-CHECKPOINT, LOSS = "checkpoint", "accept loss"
+CHECKPOINT, LOSS, COHORTS, FORGET = "checkpoint", "accept loss", "cohorts", "forget"
+NEEDS = ("cohorts",)  # features that records name and this version knows
 STOP = "Restore the ledger from a backup and find out what was done to it; nothing more is released until then."
 BROKEN = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 
@@ -85,6 +90,17 @@ def _accept_loss(account: Account, run_id: str, payload: dict[str, Any]) -> None
     )
 
 
+def _cohorts(account: Account, run_id: str, payload: dict[str, Any]) -> None:
+    if account.founders is not None or account.budget is None or account.unit != "client":
+        raise ValueError("cohorts that began before, without a budget, or of something else than clients")
+    version, manifest, token = _count(payload["founders"]), str(payload["manifest"]), str(payload["token"])
+    account.founders, account.tokens = (version, manifest), Participants(EVERYBODY, (token,)).tokens
+
+
+def _forget(account: Account, run_id: str, payload: dict[str, Any]) -> None:
+    _count(payload["version"])  # what is published stays, and what it cost; nobody's account begins anew
+
+
 def _checkpoint(account: Account, run_id: str, payload: dict[str, Any]) -> None:
     if canonical(payload["state"]) != canonical(state_of(account)):
         raise ValueError("it is not what the records before it add up to")
@@ -104,11 +120,24 @@ def _reserve(account: Account, run_id: str, payload: dict[str, Any]) -> None:
         payload["statement"],
         purpose=_known("purpose", payload, PURPOSE, (PURPOSE,)),
         noise=_known("noise", payload, NOISE, LAWS),
+        cohorts=_participants(account, payload),
     )
     for planned in run.plan:
         key = (_count(planned["round"]), str(planned["name"]), 0)
         run.attempts[key] = Attempt(RESERVED, _price(planned["rho"]), _price(planned["delta"]))
     account.runs[run_id] = run
+
+
+def _participants(account: Account, payload: dict[str, Any]) -> Ranges | None:
+    """The ranges of a reservation; its tokens are remembered."""
+    value = payload.get("cohorts")
+    if (value is None) != (account.founders is None) or (value is None) != ("cohorts" not in payload.get("needs", [])):
+        raise ValueError("a plan with cohorts in one account, or without them in an account by cohort")
+    if value is None:
+        return None
+    participants = Participants.from_json(value)
+    account.learn(participants.tokens)
+    return participants.ranges
 
 
 def _acquire(account: Account, run_id: str, payload: dict[str, Any]) -> None:
@@ -241,6 +270,8 @@ APPLY: dict[str, Callable[[Account, str, dict[str, Any]], None]] = {
     RECOUNT: _recount,
     "public schema": _public_schema,
     LOSS: _accept_loss,
+    COHORTS: _cohorts,
+    FORGET: _forget,
     CHECKPOINT: _checkpoint,
     "reserve": _reserve,
     "acquire": _acquire,
@@ -276,8 +307,8 @@ def replay(ledger_id: str, population_id: str, records: Iterable[Record], *, par
             raise newer(where)
         try:
             payload = json.loads(record.payload)
-            if payload.get("needs"):
-                raise newer(f"{where} needs {', '.join(map(str, payload['needs']))}")
+            if unknown := [name for name in payload.get("needs") or () if name not in NEEDS]:
+                raise newer(f"{where} needs {', '.join(map(str, unknown))}")
             if restored:
                 account = account_at(population_id, payload["state"])
                 account.checkpoint = record.seq
@@ -293,9 +324,9 @@ def replay(ledger_id: str, population_id: str, records: Iterable[Record], *, par
 
 
 def _check_within_budget(account: Account, ledger_id: str) -> None:
-    rho_spent, rho_reserved, delta_spent, delta_reserved = account.totals()
+    rho, delta = account.sums().most(((FOUNDERS, max(len(account.tokens), FOUNDERS)),))
     rho_max, delta_max = (account.budget.rho_max, account.budget.delta_extra) if account.budget else (0.0, 0.0)
-    if rho_spent + rho_reserved > rho_max or delta_spent + delta_reserved > delta_max:
+    if rho > rho_max or delta > delta_max:
         raise LedgerTampered(
             f"population {account.population_id!r} of ledger {ledger_id}: the records up to {account.seq} "
             "spend more than the budget.",

@@ -11,23 +11,26 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
-from fedcore.errors import BudgetExceeded, ConfigError, PrivacyError
+from fedcore.errors import BudgetExceeded, ConfigError, PopulationBranched, PrivacyError
 from fedcore.privacy.accounting import exact_sum
+from fedcore.privacy.cohorts import Participants
 from fedcore.privacy.ledger import tables
-from fedcore.privacy.ledger.accounts import LONGEST_NAME, Accounts
+from fedcore.privacy.ledger.accounts import LONGEST_NAME
 from fedcore.privacy.ledger.chain import OPEN, PURPOSE, RESERVED, Account, canonical, digest
 from fedcore.privacy.ledger.chain_writer import ChainWriter
 from fedcore.privacy.ledger.checkpoint import state_of
+from fedcore.privacy.ledger.cohort_accounts import ONE_COPY, CohortAccounts
 from fedcore.privacy.ledger.queries import refusal
 from fedcore.privacy.ledger.replay import CHECKPOINT
 from fedcore.privacy.ledger.rows import find
+from fedcore.privacy.ledger.sums import EVERYBODY
 from fedcore.privacy.plan import ROUNDED, PlannedRelease, Relation, Unit
 from fedcore.privacy.rounded_gaussian import LARGEST_SCALE
 
 CHECKPOINT_AFTER = 256  # records
 
 
-class Reservations(Accounts):
+class Reservations(CohortAccounts):
     """Accounts, and the plans that runs reserve in them."""
 
     def reserve(
@@ -42,14 +45,17 @@ class Reservations(Accounts):
         secure: bool,
         statement: dict[str, Any] | None = None,
         bound: dict[str, Any] | None = None,
+        cohorts: Participants | None = None,
     ) -> None:
         """Set aside the price of a plan and of `spares` redraws of its dearest release, before data are opened.
 
         If the run has reserved the same plan before, nothing happens: its noise stays of the law that it has reserved.
         secure: whether the noise protects people. bound: digests of what the run reads and is, kept in the record:
-        {"manifest", "version", "run"}. Raises BudgetMissing, BudgetExceeded with the numbers, PrivacyError for another
-        unit or relation, for test noise on a ledger for people, or for another plan under the same run id, ConfigError
-        for a plan that is malformed, whose noise cannot be drawn, or costs more than its price.
+        {"manifest", "version", "run"}. cohorts: who takes part and pays, where the budget is kept by cohort; every one
+        of them must be able to. Raises BudgetMissing, BudgetExceeded with the numbers, PrivacyError for another unit or
+        relation, for test noise on a ledger for people, for another plan under the same run id, or for cohorts without
+        accounts for them and the other way round, PopulationBranched for a cohort that is known under another token,
+        ConfigError for a plan that is malformed, whose noise cannot be drawn, or costs more than its price.
         """
         if not secure and not self.is_test:
             raise PrivacyError(
@@ -72,6 +78,9 @@ class Reservations(Accounts):
         # is: open runs keep their plan, and their noise.
         identity = {**payload, "population_id": population_id, "statement": None}
         later: dict[str, Any] = {"needs": [], "noise": ROUNDED, "purpose": PURPOSE, "bound": bound}
+        if cohorts is not None:  # tokens are no part of the plan: they are compared with those that are known
+            identity["cohorts"] = cohorts.to_json()["ranges"]
+            later |= {"needs": ["cohorts"], "cohorts": cohorts.to_json()}
         payload = json.loads(canonical({**payload, **later, "plan_digest": digest(canonical(identity))}))
         with self._writing(population_id) as writer:
             named = tables.runs.c.run_id == run_id
@@ -83,17 +92,19 @@ class Reservations(Accounts):
             account = self._recent(writer.connection, writer.account)
             budget = account.required_budget()
             self._check_unit_and_relation(account, run_id, unit, relation)
+            self._check_cohorts(account, run_id, cohorts)
             rho = exact_sum([p.rho for p in plan]) + spares * Fraction(payload["spare_rho"])
             delta = exact_sum([p.delta for p in plan]) + spares * Fraction(payload["spare_delta"])
-            rho_spent, rho_reserved, delta_spent, delta_reserved = account.totals()
-            rho_fits = rho_spent + rho_reserved + rho <= Fraction(budget.rho_max)
-            fits = rho_fits and delta_spent + delta_reserved + delta <= Fraction(budget.delta_extra)
+            payers = EVERYBODY if cohorts is None else cohorts.ranges
+            rho_used, delta_used = account.sums().most(payers)
+            fits = rho_used + rho <= Fraction(budget.rho_max) and delta_used + delta <= Fraction(budget.delta_extra)
             if fits:
                 if account.seq - account.checkpoint >= CHECKPOINT_AFTER:
                     writer.append(CHECKPOINT, None, {"state": state_of(account)})
                 self._write_reservation(writer, run_id, payload)
         if not fits:  # composed outside the lock, since it converts to epsilon
-            raise BudgetExceeded(*refusal(budget, account.balance(), run_id, rho, delta, spares))
+            account.learn(() if cohorts is None else cohorts.tokens)
+            raise BudgetExceeded(*refusal(budget, account.balance(), run_id, rho, delta, spares, payers))
 
     def _check_plan(self, run_id: str, plan: Sequence[PlannedRelease], spares: int) -> None:
         names = [planned.name for planned in plan]
@@ -131,6 +142,31 @@ class Reservations(Accounts):
                 "A price in one is no price in the other; plan it in the population's.",
             )
 
+    def _check_cohorts(self, account: Account, run_id: str, cohorts: Participants | None) -> None:
+        """What is reserved by cohort, and what is known, are of one kind, and of one population."""
+        if cohorts is None and account.founders is None:
+            return
+        if cohorts is None:
+            raise PrivacyError(
+                f"the budget of population {account.population_id!r} is kept by cohort, and run {run_id!r} reads a "
+                "version without cohorts.",
+                "Train on the newest version. If that one has no cohorts either, fedcore budget cohorts was stopped on "
+                "its way: run it again.",
+            )
+        if account.founders is None:
+            raise PrivacyError(
+                f"run {run_id!r} is for cohorts {cohorts}, and the ledger keeps one account for everybody in "
+                f"population {account.population_id!r}: it is an older copy, or another ledger.",
+                "Restore the newest copy.",
+            )
+        if (number := account.stranger(cohorts.tokens)) is not None:
+            raise PopulationBranched(
+                f"cohort {number} of population {account.population_id!r} is not the one that the ledger knows by this "
+                "number: two copies of the population were appended to. A client may lie in another cohort here than "
+                "there, and would spend two budgets.",
+                ONE_COPY,
+            )
+
     def _write_reservation(self, writer: ChainWriter, run_id: str, payload: dict[str, Any]) -> None:
         writer.append("reserve", run_id, payload)
         writer.connection.execute(
@@ -148,6 +184,7 @@ class Reservations(Accounts):
                 token=0,
                 purpose=PURPOSE,
                 noise=payload["noise"],
+                cohorts=canonical(payload["cohorts"]["ranges"]) if "cohorts" in payload else None,
             )
         )
         rows = [

@@ -86,7 +86,7 @@ def _check(column: Column[Any], value: Any) -> None:
         )
 
 
-def refuse_newer(row: Row[Any], kept: Sequence[str], known: Mapping[str, Collection[str]], what: str) -> None:
+def refuse_newer(row: Row[Any], kept: Sequence[str], known: Mapping[str, Collection[str | None]], what: str) -> None:
     """Raises LedgerError if a row uses what only a newer fedcore knows.
 
     kept: columns of features not built yet. known: the values that other columns may have.

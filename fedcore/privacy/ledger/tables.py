@@ -31,7 +31,7 @@ from fedcore.privacy.ledger.chain import CURRENCY, NOISE, PURPOSE
 
 SCHEMA = 2
 READABLE = (1, 2)
-KEPT = {"fedcore_accounts": ("mode", "shares"), "fedcore_runs": ("cohorts", "share")}
+KEPT = {"fedcore_accounts": ("shares",), "fedcore_runs": ("share",)}
 
 metadata = MetaData()
 
@@ -71,7 +71,7 @@ accounts = Table(
     Column("hash", String(64), nullable=False),
     Column("currency", String(16), nullable=False, server_default=CURRENCY),
     Column("public_schema", Text),
-    Column("mode", Text),  # kept
+    Column("mode", Text),
     Column("shares", Text),  # kept
 )
 
@@ -107,7 +107,7 @@ runs = Table(
     Column("expires", Double),
     Column("purpose", String(32), nullable=False, server_default=PURPOSE),
     Column("noise", String(64), nullable=False, server_default=NOISE),
-    Column("cohorts", Text),  # kept
+    Column("cohorts", Text),
     Column("share", String(128)),  # kept
 )
 open_runs = Index("ix_fedcore_runs_status", runs.c.population_id, runs.c.status)  # few among thousands

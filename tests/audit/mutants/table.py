@@ -59,6 +59,7 @@ RESERVE, REPLAY = "fedcore/privacy/ledger/reservations.py", "fedcore/privacy/led
 WITNESS, CHECKPOINT = "fedcore/training/witness.py", "fedcore/privacy/ledger/checkpoint.py"
 MANIFEST, WRITE = "fedcore/population/manifest.py", "fedcore/population/writer.py"
 QUERIES, BUDGET, ENGINE = "fedcore/privacy/ledger/queries.py", "fedcore/training/budget.py", "fedcore/rounds/engine.py"
+SUMS, COHORTS = "fedcore/privacy/ledger/sums.py", "fedcore/privacy/ledger/cohort_accounts.py"
 RECOUNT, RECOUNTING = "fedcore/privacy/recount.py", "fedcore/privacy/ledger/recounting.py"
 HISTOGRAMS, EM, GMM = "fedcore/methods/histograms", "fedcore/methods/federated_em", "fedcore/methods/private_gmm"
 
@@ -70,6 +71,7 @@ OF_CHECKPOINTS, OF_WITNESSES = "tests/privacy/test_ledger_checkpoints.py", "test
 OF_MANIFESTS = "tests/population/test_digests.py"
 OF_LOSSES, OF_RECOUNT = "tests/privacy/test_recount.py", "tests/privacy/test_ledger_recount.py"
 OF_GDP, OF_REDRAWS = "tests/privacy/test_gdp.py", "tests/privacy/test_redraws.py"
+OF_COHORTS, OF_COHORTS_LAW = "tests/privacy/test_cohorts.py", "tests/privacy/test_cohorts_law.py"
 OF_PUBLISHING, OF_ENGINE = "tests/privacy/test_publishing.py", "tests/test_engine.py"
 OF_CLIENTS, OF_ORDER = "tests/audit/test_sensitivity.py", "tests/privacy/test_order.py"
 
@@ -612,15 +614,15 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "reserve: what other runs reserved does not count",
         RESERVE,
-        "rho_fits = rho_spent + rho_reserved + rho",
-        "rho_fits = rho_spent + rho",
+        "fits = rho_used + rho <= ",
+        "fits = rho_used - account.totals().rho_reserved + rho <= ",
         f"{OF_ORDER}::test_what_a_run_reserved_is_not_left_for_others",
     ),
     _mutant(
         "reserve: deltas of thresholds are free",
         RESERVE,
-        "fits = rho_fits and delta_spent + delta_reserved + delta <= Fraction(budget.delta_extra)",
-        "fits = rho_fits",
+        " and delta_used + delta <= Fraction(budget.delta_extra)",
+        "",
         f"{OF_ACCOUNTS}::test_deltas_of_thresholds_have_their_own_filter",
     ),
     _mutant(
@@ -800,22 +802,22 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "redraw: for nothing",
         REDRAWS,
-        " - rho_reserved - Fraction(planned.rho)",
-        " - rho_reserved",
+        " - rho_used - Fraction(planned.rho)",
+        " - rho_used",
         f"{OF_REDRAWS}::test_a_redraw_costs_its_whole_price_and_nothing_is_given_up_without_need",
     ),
     _mutant(
         "redraw: what is reserved pays",
         REDRAWS,
-        " - rho_spent - rho_reserved - ",
-        " - rho_spent - ",
+        " - rho_used - ",
+        " - account.totals().rho_spent - ",
         f"{OF_REDRAWS}::test_what_another_run_has_reserved_pays_for_nothing",
     ),
     _mutant(
         "redraw: its delta is forgotten",
         REDRAWS,
-        " - delta_reserved - Fraction(planned.delta)",
-        " - delta_reserved",
+        " - delta_used - Fraction(planned.delta)",
+        " - delta_used",
         f"{OF_REDRAWS}::test_a_redraw_costs_its_whole_price_and_nothing_is_given_up_without_need",
     ),
     _mutant(
@@ -1099,8 +1101,8 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "checkpoint: what was given up is forgotten",
         CHECKPOINT,
-        "return value if run.given_up is not None else",
-        "return value if False else",
+        'for name in ("given_up", "cohorts") if value[name] is None}',
+        'for name in ("given_up", "cohorts")}',
         f"{OF_REDRAWS}::test_what_was_given_up_before_a_checkpoint_is_not_given_up_again",
     ),
     _mutant(
@@ -1211,7 +1213,7 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "chain: more spent than the budget",
         REPLAY,
-        "if rho_spent + rho_reserved > rho_max or delta_spent + delta_reserved > delta_max:",
+        "if rho > rho_max or delta > delta_max:",
         "if False:",
         f"{OF_ORDER}::test_records_that_cannot_be_are_refused",
     ),
@@ -1310,8 +1312,8 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "checkpoint: what ended runs spent is forgotten",
         CHAIN,
-        "self.ended.rho + exact_sum(a.rho for a in spent),",
-        "exact_sum(a.rho for a in spent),",
+        "sums = self.ended.sums.copy()",
+        "sums = Sums()",
         OF_CHECKPOINTS,
     ),
     _mutant(
@@ -1606,6 +1608,176 @@ MUTANTS: list[Mutant] = [
         "if names := account.open_runs():",
         "if (names := account.open_runs()) and False:",
         f"{OF_RECOUNT}::test_open_runs_come_first",
+    ),
+    # --- budgets by cohort -------------------------------------------------------------------------------------------
+    _mutant(
+        "cohorts: the sum for the maximum",
+        SUMS,
+        "return max(t.rho_spent + t.rho_reserved for t in found), ",
+        "return sum(t.rho_spent + t.rho_reserved for t in found), ",
+        f"{OF_COHORTS}::test_the_budget_of_every_cohort_is_exact_at_the_edge",
+        f"{OF_COHORTS_LAW}::test_no_client_loses_more_than_the_budget_and_the_ledger_says_what_pairs_add_up_to",
+    ),
+    _mutant(
+        "cohorts: the least for the maximum",
+        SUMS,
+        "return max(t.rho_spent + t.rho_reserved for t in found), ",
+        "return min(t.rho_spent + t.rho_reserved for t in found), ",
+        f"{OF_COHORTS}::test_the_budget_of_every_cohort_is_exact_at_the_edge",
+    ),
+    _mutant(
+        "cohorts: the last of a range does not pay",
+        SUMS,
+        "self._step(last + 1, ",
+        "self._step(last, ",
+        f"{OF_COHORTS}::test_only_participants_pay",
+    ),
+    _mutant(
+        "cohorts: one after a range pays",
+        SUMS,
+        "self._step(last + 1, ",
+        "self._step(last + 2, ",
+        f"{OF_COHORTS}::test_only_participants_pay",
+    ),
+    _mutant(
+        "cohorts: the edge of a range is not asked",
+        SUMS,
+        "if any(low <= last and first <= high for low, high in ranges)",
+        "if any(low < last and first < high for low, high in ranges)",
+        f"{OF_COHORTS}::test_the_budget_of_every_cohort_is_exact_at_the_edge",
+    ),
+    _mutant(
+        "cohorts: the founders forget what was spent before",
+        REPLAY,
+        "    account.founders, account.tokens = ",
+        "    account.ended.sums.steps.clear()\n    account.founders, account.tokens = ",
+        f"{OF_COHORTS}::test_founders_carry_what_was_spent_and_reserved_and_what_open_runs_spend_still",
+    ),
+    _mutant(
+        "cohorts: runs of before that are open cost nobody anything",
+        CHAIN,
+        "            sums.add(run.payers, run.totals())\n",
+        "            if run.cohorts or not self.tokens:\n                sums.add(run.payers, run.totals())\n",
+        f"{OF_COHORTS}::test_founders_carry_what_was_spent_and_reserved_and_what_open_runs_spend_still",
+    ),
+    _mutant(
+        "cohorts: a token is not compared",
+        RESERVE,
+        "if (number := account.stranger(cohorts.tokens)) is not None:",
+        "if False and (number := account.stranger(cohorts.tokens)) is not None:",
+        f"{OF_COHORTS}::test_a_number_known_under_another_token_is_another_copy",
+    ),
+    _mutant(
+        "cohorts: only the token of the newest one is compared",
+        CHAIN,
+        "if self.tokens[: len(tokens)] == tokens[: len(self.tokens)]:",
+        "if self.tokens[-1:] == tokens[-1:] or len(self.tokens) != len(tokens):",
+        f"{OF_COHORTS}::test_a_number_known_under_another_token_is_another_copy",
+    ),
+    _mutant(
+        "cohorts: replay takes any token",
+        REPLAY,
+        "    account.learn(participants.tokens)\n",
+        "    account.tokens = participants.tokens\n",
+        f"{OF_COHORTS}::test_records_that_cannot_follow_are_refused",
+    ),
+    _mutant(
+        "cohorts: a plan for everybody is taken",
+        RESERVE,
+        "        if cohorts is None and account.founders is None:",
+        "        if cohorts is None:",
+        f"{OF_COHORTS}::test_cohorts_and_one_account_never_mix",
+    ),
+    _mutant(
+        "cohorts: they begin whatever a run was made on",
+        COHORTS,
+        'if chain.get(bound.get("version", 0)) != bound["manifest"]:',
+        "if False:",
+        f"{OF_COHORTS}::test_a_run_of_another_copy_stops_them",
+    ),
+    _mutant(
+        "cohorts: they begin below a later version",
+        COHORTS,
+        " for number in chain if number <= version}",
+        " for number in chain}",
+        f"{OF_COHORTS}::test_a_run_of_another_copy_stops_them",
+    ),
+    _mutant(
+        "cohorts: open runs of another copy may spend still",
+        COHORTS,
+        "if run.status != OPEN and not run.spent():",
+        "if not run.spent():",
+        f"{OF_COHORTS}::test_a_run_of_another_copy_stops_them",
+    ),
+    _mutant(
+        "cohorts: they begin for records",
+        COHORTS,
+        'if account.unit != "client":',
+        "if False:",
+        f"{OF_COHORTS}::test_they_need_a_budget_and_a_budget_for_clients",
+    ),
+    _mutant(
+        "cohorts: a later copy begins them again",
+        COHORTS,
+        "if account.founders == (version, manifest):",
+        "if account.founders is not None:",
+        f"{OF_COHORTS}::test_they_begin_once_and_again_after_a_kill",
+    ),
+    _mutant(
+        "cohorts: participants without the hash of their record",
+        COHORTS,
+        "record.hash == record.expected_hash(self.id, runs[0].population_id) and written == ",
+        "written == ",
+        f"{OF_COHORTS}::test_participants_that_were_edited_everywhere_do_not_have_the_hash_of_their_record",
+    ),
+    _mutant(
+        "cohorts: a redraw asks the last of them only",
+        REDRAWS,
+        "account.sums().most(run.payers)",
+        "account.sums().most(((run.payers[-1][1], run.payers[-1][1]),))",
+        f"{OF_COHORTS}::test_an_extension_is_paid_by_every_participant_or_not_at_all",
+    ),
+    _mutant(
+        "cohorts: those of a run are not compared with the table",
+        QUERIES,
+        "same = same and run.cohorts == ",
+        "same = same or run.cohorts == ",
+        f"{OF_COHORTS}::test_an_edit_is_noticed_by_the_next_reservation_and_by_verify",
+    ),
+    _mutant(
+        "cohorts: the mode of an account is not compared",
+        QUERIES,
+        'check(row.mode == account.mode, "whether it is kept by cohort is")',
+        "pass",
+        f"{OF_COHORTS}::test_an_edit_is_noticed_by_the_next_reservation_and_by_verify",
+    ),
+    _mutant(
+        "cohorts: a checkpoint forgets who pays for open runs",
+        CHECKPOINT,
+        '"attempts": attempts, "cohorts": cohorts})',
+        '"attempts": attempts, "cohorts": None})',
+        f"{OF_COHORTS}::test_a_checkpoint_keeps_every_cohort",
+    ),
+    _mutant(
+        "cohorts: they change the digest of a plan without them",
+        RESERVE,
+        'identity = {**payload, "population_id": population_id, "statement": None}',
+        'identity = {**payload, "population_id": population_id, "statement": None, "cohorts": None}',
+        f"{OF_COHORTS}::test_a_plan_without_cohorts_keeps_its_digest",
+    ),
+    _mutant(
+        "cohorts: what is left is that of the first",
+        CHAIN,
+        "rho_left, delta_left = max(s.rho_left for s in segments), ",
+        "rho_left, delta_left = segments[0].rho_left, ",
+        f"{OF_COHORTS}::test_only_participants_pay",
+    ),
+    _mutant(
+        "cohorts: the statement names the one that has spent least",
+        STATEMENT,
+        "asdict(max(balance.segments, ",
+        "asdict(min(balance.segments, ",
+        f"{OF_COHORTS}::test_the_statement_of_a_run_names_its_cohorts_and_the_one_that_has_spent_most",
     ),
     _mutant(
         "recount: twice", RECOUNTING, 'if old.currency != "zcdp":', "if False:", f"{OF_RECOUNT}::test_it_is_done_once"

@@ -1,0 +1,587 @@
+"""Budgets that are kept by cohort: how they begin, who pays, and that one number always means the same people."""
+
+import json
+import shutil
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from fedcore.errors import BudgetExceeded, BudgetMissing, LedgerError, LedgerTampered, PopulationBranched, PrivacyError
+from fedcore.privacy.accounting import exact_sum, rounded_down, rounded_up
+from fedcore.privacy.cohorts import Participants
+from fedcore.privacy.gdp import mu_of
+from fedcore.privacy.ledger import reservations, tables
+from fedcore.privacy.ledger.chain import canonical, digest, link
+from fedcore.privacy.ledger.checkpoint import account_at, state_of
+from fedcore.privacy.ledger.ledger import open_ledger
+from fedcore.privacy.statement import private_statement
+from tests.privacy.conftest import open_books, release, total
+from tests.privacy.test_ledger_schema import OLD, population_of, sql
+
+VALUE = np.array([1, -2, 3])
+CHAIN = {1: "1" * 64, 2: "2" * 64, 3: "3" * 64}
+
+
+def token(number: int, copy: int = 0) -> str:
+    return f"{copy:016x}{number:016x}"
+
+
+def took(*ranges, of: int, copy: int = 0) -> Participants:
+    """Cohorts that take part, of a population with `of` cohorts. copy: which copy opened the last of them."""
+    return Participants(ranges, (*(token(number) for number in range(1, of)), token(of, copy)))
+
+
+def on(version: int, manifest: str | None = None):
+    return {"manifest": CHAIN[version] if manifest is None else manifest, "version": version, "run": "a" * 64}
+
+
+def begin(books, version: int = 1, **options) -> str:
+    given = {"version": version, "manifest": CHAIN[version], "token": token(1), "chain": CHAIN, **options}
+    return books.ledger.begin_cohorts(books.population, **given)
+
+
+def spend(books, plan, cohorts=None, **options) -> str:
+    """A run that publishes its whole plan and ends."""
+    run = books.reserve(plan, cohorts=cohorts, **options)
+    lease = books.ledger.acquire(run)
+    for planned in plan:
+        books.ledger.publish(lease, books.ledger.charge(lease, planned), VALUE)
+    books.ledger.finish(lease, "finished")
+    return run
+
+
+def segments(books):
+    """(first, last, rho spent, rho reserved) of each; verified on the way."""
+    balance = books.ledger.verify(books.population)
+    assert balance == books.ledger.balance(books.population)
+    return [(s.first, s.last, s.rho_spent, s.rho_reserved) for s in balance.segments]
+
+
+def kinds(books):
+    return [row["kind"] for row in books.ledger.history(books.population)]
+
+
+def edit(books, *statements):
+    with closing(sqlite3.connect(books.url.removeprefix("sqlite:///"))) as connection, connection:
+        for statement in statements:
+            assert connection.execute(statement).rowcount > 0, statement
+
+
+# --- how they begin -------------------------------------------------------------------------------------------------
+
+
+def test_founders_carry_what_was_spent_and_reserved_and_what_open_runs_spend_still(books):
+    planned, more = release(1, 20.0), release(2, 30.0)
+    spend(books, [planned], bound=on(1))
+    open_run = books.reserve([planned, more], spares=1, bound=on(2))
+    before = books.ledger.verify(books.population)
+    assert begin(books, 3) == token(1) and books.ledger.tokens(books.population) == (token(1),)
+    after = books.ledger.verify(books.population)
+    assert replace(after, segments=()) == before and before.segments == ()
+    reserved = total(planned, planned, more)
+    assert segments(books) == [(1, 1, total(planned), reserved)]
+    lease = books.ledger.acquire(open_run)
+    books.ledger.publish(lease, books.ledger.charge(lease, planned), VALUE)
+    spend(books, [more], took((2, 2), of=2))
+    books.ledger.charge(lease, more)
+    books.ledger.charge(lease, more)  # the spare
+    assert segments(books) == [(1, 1, total(planned, planned, more, more), 0), (2, 2, total(more), 0)]
+    books.ledger.finish(lease, "finished")
+    assert segments(books) == [(1, 1, total(planned, planned, more, more), 0), (2, 2, total(more), 0)]
+    assert books.ledger.participants_of(open_run) is None
+
+
+def test_they_begin_once_and_again_after_a_kill(books):
+    assert begin(books) == token(1)
+    head = books.ledger.head(books.population)
+    assert begin(books, token=token(7)) == token(1) and books.ledger.head(books.population) == head
+    for other in ({"version": 2, "manifest": CHAIN[2]}, {"manifest": "f" * 64}):
+        with pytest.raises(PopulationBranched, match="since version 1"):
+            begin(books, **other)
+    assert books.ledger.head(books.population) == head
+
+
+def test_they_need_a_budget_and_a_budget_for_clients(url):
+    books = open_books(url, epsilon=None)
+    with pytest.raises(BudgetMissing):
+        begin(books)
+    books.ledger.set_budget(books.population, 2, 1e-10, unit="record")
+    with pytest.raises(PrivacyError, match="for one record"):
+        begin(books)
+    with pytest.raises(ValueError, match="token"):
+        begin(books, token="short")
+    assert "cohorts" not in kinds(books)
+
+
+@pytest.mark.parametrize(
+    ("bound", "error", "words"),
+    [
+        (on(2, "f" * 64), PopulationBranched, "version 2 of another copy"),
+        (on(3), PopulationBranched, "version 3 of another copy"),  # after the founders' version
+        ({**on(1), "version": 9}, PopulationBranched, "version 9"),
+        ({**on(1), "version": 2}, PopulationBranched, "version 2"),
+        (None, PrivacyError, "does not say by a checksum"),
+        ({**on(1), "manifest": None}, PrivacyError, "does not say by a checksum"),
+    ],
+)
+def test_a_run_of_another_copy_stops_them(books, bound, error, words):
+    spend(books, [release()], bound=on(1))
+    run = books.reserve([release()], bound=bound)
+    with pytest.raises(error, match=words) as told:
+        begin(books, 2)
+    assert run in str(told.value) and told.value.remedy and "cohorts" not in kinds(books)
+    lease = books.ledger.acquire(run)
+    books.ledger.charge(lease, release())
+    books.ledger.finish(lease, "finished")
+    with pytest.raises(error):
+        begin(books, 2)
+
+
+def test_a_run_that_ended_and_never_spent_stops_nothing(books):
+    run = books.reserve([release()], bound=None)
+    books.ledger.finish(books.ledger.acquire(run), "abandoned")
+    begin(books)
+
+
+def test_a_ledger_of_schema_1_is_migrated_first(tmp_path):
+    """Its own population has runs that do not say what they were made on; another one begins."""
+    path = tmp_path / "ledger.sqlite"
+    shutil.copy(OLD, path)
+    path.chmod(0o600)
+    ledger, population = open_ledger(f"sqlite:///{path}"), population_of(path)
+    before, head = ledger.verify(population), ledger.head(population)
+    assert ledger.participants_of("interrupted") is None and ledger.tokens(population) == () and ledger.schema == 1
+    with pytest.raises(PrivacyError, match="no run of version 0.1"):
+        ledger.begin_cohorts(population, version=1, manifest=CHAIN[1], token=token(1), chain=CHAIN)
+    assert ledger.verify(population) == before and ledger.head(population) == head
+    books = open_books(f"sqlite:///{tmp_path / 'other.sqlite'}", epsilon=None)
+    books.ledger.set_budget(books.population, 2, 1e-10, currency="zcdp")
+    back_to_schema_1(books)
+    ledger = books.ledger = open_ledger(books.url)
+    assert ledger.schema == 1
+    before = ledger.verify(books.population)
+    begin(books)
+    assert ledger.schema == 2 and replace(ledger.verify(books.population), segments=()) == before
+    assert (tmp_path / "other.sqlite.schema1").exists()
+    spend(books, [release()], took((2, 2), of=2))
+    assert segments(books) == [(1, 1, 0, 0), (2, 2, total(release()), 0)]
+
+
+def back_to_schema_1(books):
+    columns = [f"ALTER TABLE {column.table.name} DROP COLUMN {column.name}" for column in tables.ADDED]
+    with closing(sqlite3.connect(books.url.removeprefix("sqlite:///"))) as connection, connection:
+        for statement in ("DROP INDEX ix_fedcore_runs_status", *columns, "UPDATE fedcore_ledger SET schema = 1"):
+            connection.execute(statement)
+
+
+def sql_of(books, query):
+    return sql(books.url.removeprefix("sqlite:///"), query)
+
+
+# --- who pays -------------------------------------------------------------------------------------------------------
+
+
+def test_only_participants_pay(books):
+    begin(books)
+    first, second, third = release(1, 20.0), release(1, 25.0), release(1, 30.0)
+    spend(books, [first], took((1, 1), of=1))
+    run = spend(books, [second], took((2, 3), (5, 5), of=6))
+    books.reserve([third], spares=2, cohorts=took((1, 6), of=6))
+    reserved = total(third, third, third)
+    assert segments(books) == [
+        (1, 1, total(first), reserved),
+        (2, 3, total(second), reserved),
+        (4, 4, 0, reserved),
+        (5, 5, total(second), reserved),
+        (6, 6, 0, reserved),
+    ]
+    balance = books.ledger.balance(books.population)
+    left = Fraction(balance.budget.rho_max) - exact_sum([third.rho] * 3)
+    assert balance.rho_spent == total(first) and balance.rho_left == rounded_down(left)
+    assert balance.segments[0].rho_left == rounded_down(left - Fraction(first.rho))
+    assert balance.epsilon_spent == balance.budget.epsilon_of(total(first))
+    assert balance.to_json()["segments"][1] == {
+        "first": 2,
+        "last": 3,
+        "rho_spent": total(second),
+        "rho_reserved": reserved,
+        "rho_left": rounded_down(left - Fraction(second.rho)),
+        "delta_spent": 0,
+        "delta_reserved": 0,
+        "delta_left": balance.budget.delta_extra,
+    }
+    assert books.ledger.participants_of(run) == took((2, 3), (5, 5), of=6)
+    assert books.ledger.participants_of("nobody") is None
+    account = books.ledger.account(books.population)
+    assert [account.totals(cohort).rho_spent for cohort in (1, 3, 4)] == [first.rho, second.rho, 0]
+    assert account.runs[run].cohorts == ((2, 3), (5, 5))
+
+
+def test_the_budget_of_every_cohort_is_exact_at_the_edge(books):
+    begin(books)
+    rho_max = books.ledger.balance(books.population).budget.rho_max
+    half = release(sigma=(1 / rho_max) ** 0.5 * (1 + 1e-12))
+    assert 2 * half.rho <= rho_max < 2.000001 * half.rho
+    books.reserve([half], spares=1, cohorts=took((1, 3), of=5))
+    for ranges in ([(3, 3)], [(1, 5)], [(2, 4)], [(1, 1), (5, 5)]):
+        with pytest.raises(BudgetExceeded, match="each of cohorts 1-3 of population"):
+            books.reserve([half], cohorts=took(*ranges, of=5))
+    books.reserve([half], spares=1, cohorts=took((4, 5), of=5))
+    assert [piece[:2] for piece in segments(books)] == [(1, 5)]
+    with pytest.raises(BudgetExceeded, match="each of cohorts 6-7 of population .* left of"):
+        books.reserve([half], spares=2, cohorts=took((6, 7), of=7))
+    assert [piece[:2] for piece in segments(books)] == [(1, 5)], "a refused run teaches the ledger no cohort"
+
+
+def test_deltas_of_thresholds_are_kept_by_cohort_too(books):
+    begin(books)
+    extra = books.ledger.balance(books.population).budget.delta_extra
+    books.reserve([release(delta=extra / 2)], cohorts=took((1, 2), of=3))
+    with pytest.raises(BudgetExceeded, match=r"delta = 7.5e-12 .* each of cohorts 1-2 .* has 5e-12 left of 1e-11"):
+        books.reserve([release(delta=extra * 0.75)], cohorts=took((2, 3), of=3))
+    books.reserve([release(delta=extra * 0.75)], cohorts=took((3, 3), of=3))
+    balance = books.ledger.verify(books.population)
+    assert [s.delta_reserved for s in balance.segments] == [extra / 2, extra * 0.75]
+    assert balance.delta_left == extra / 2
+
+
+def test_a_raise_is_for_every_cohort(books):
+    begin(books)
+    spend(books, [release()], took((1, 1), of=3))
+    books.reserve([release()], cohorts=took((2, 2), of=3))
+    books.ledger.raise_budget(books.population, 3.0, 1e-10)
+    balance = books.ledger.verify(books.population)
+    assert balance.rho_left == balance.budget.rho_max == balance.segments[2].rho_left
+    assert balance.segments[0].rho_left == rounded_down(Fraction(balance.budget.rho_max) - Fraction(release().rho))
+
+
+def test_a_recount_counts_every_cohort_anew(url):
+    books = open_books(url, epsilon=None)
+    books.ledger.set_budget(books.population, 2, 1e-10, currency="zcdp")
+    begin(books)
+    spend(books, [release()], took((1, 2), of=3))
+    spend(books, [release()], took((3, 3), of=3))
+    before, after = books.ledger.recount(books.population)
+    assert after == books.ledger.verify(books.population) and after.budget.currency == "gdp"
+    assert [s.rho_spent for s in after.segments] == [s.rho_spent for s in before.segments] == [total(release())]
+    assert after.segments[0].rho_left > before.segments[0].rho_left
+
+
+# --- redraws --------------------------------------------------------------------------------------------------------
+
+
+def optional(round, sigma):
+    return replace(release(round, sigma), optional=True)
+
+
+def filled(books, *plan, cohorts, others=()):
+    """A run whose cohorts have less left than its cheapest release; `others` keep all that is left to them."""
+    run = books.reserve(plan, cohorts=cohorts)
+    left = min(s.rho_left for s in books.ledger.balance(books.population).segments if cohorts.holds(s.first))
+    rest = release(1, sigma=float(np.sqrt(0.5 / left)) * (1 + 1e-9), name="rest")
+    books.reserve([rest], cohorts=replace(cohorts, ranges=((cohorts.ranges[0][0],) * 2,)))
+    return books.ledger.acquire(run)
+
+
+def test_an_extension_is_paid_by_every_participant_or_not_at_all(books):
+    """One cohort of the run has nothing left: what the others have pays for nothing."""
+    begin(books)
+    lease = filled(books, release(), cohorts=took((2, 4), of=5))
+    books.ledger.charge(lease, release())
+    before = segments(books)
+    with pytest.raises(BudgetExceeded, match="nothing is left to pay"):
+        books.ledger.charge(lease, release())
+    assert segments(books) == before
+    run = books.reserve([release()], cohorts=took((3, 5), of=5))
+    lease = books.ledger.acquire(run)
+    for attempt in range(2):
+        assert books.ledger.charge(lease, release()).attempt == attempt
+    assert kinds(books)[-2:] == ["extend", "charge"]
+    spent = {(s.first, s.last): s.rho_spent for s in books.ledger.verify(books.population).segments}
+    once, twice, thrice = (total(*[release()] * number) for number in (1, 2, 3))
+    assert spent == {(1, 1): 0, (2, 2): once, (3, 4): thrice, (5, 5): twice}
+
+
+def test_rounds_that_are_given_up_pay_for_each_participant(books):
+    begin(books)
+    plan = [release(1, 20.0), optional(2, 25.0), optional(3, 25.0)]
+    lease = filled(books, *plan, cohorts=took((2, 4), of=5))
+    books.ledger.charge(lease, plan[0])
+    assert books.ledger.charge(lease, plan[0]).attempt == 1
+    assert kinds(books)[-4:] == ["forfeit", "give up", "extend", "charge"]
+    assert books.ledger.charge(lease, plan[2]) is None
+    found = {(s.first, s.last): s for s in books.ledger.verify(books.population).segments}
+    assert found[3, 4].rho_spent == found[2, 2].rho_spent == total(plan[0], plan[0]) and found[3, 4].rho_reserved == 0
+    assert all(s.rho_left >= 0 for s in found.values())
+
+
+# --- one number, one set of people ----------------------------------------------------------------------------------
+
+
+def test_cohorts_and_one_account_never_mix(books):
+    with pytest.raises(PrivacyError, match="one account for everybody"):
+        books.reserve([release()], cohorts=took((1, 1), of=1))
+    begin(books)
+    with pytest.raises(PrivacyError, match="without cohorts"):
+        books.reserve([release()])
+    assert kinds(books)[-1] == "cohorts"
+
+
+def test_a_number_known_under_another_token_is_another_copy(books):
+    begin(books)
+    books.reserve([release()], cohorts=took((1, 2), of=3))
+    for other in (took((1, 1), of=3, copy=1), took((2, 2), of=2, copy=1), took((1, 1), of=1, copy=1)):
+        with pytest.raises(PopulationBranched, match=f"cohort {len(other.tokens)} of population"):
+            books.reserve([release()], cohorts=other)
+    # a participant is not what is asked for: every token of the version is compared
+    with pytest.raises(PopulationBranched, match="cohort 3"):
+        books.reserve([release()], cohorts=replace(took((1, 1), (4, 4), of=4), tokens=(*map(token, (1, 2, 9, 4)),)))
+    books.reserve([release()], cohorts=took((1, 1), of=2))  # an earlier version
+    books.reserve([release()], cohorts=took((4, 4), of=4))
+    assert books.ledger.tokens(books.population) == tuple(map(token, range(1, 5)))
+
+
+def test_a_resumed_run_has_reserved_its_plan(books):
+    begin(books)
+    run = books.reserve([release()], cohorts=took((1, 2), of=2))
+    books.reserve([release()], cohorts=took((1, 3), of=3))
+    head = books.ledger.head(books.population)
+    books.reserve([release()], run=run, cohorts=took((1, 2), of=2))
+    assert books.ledger.head(books.population) == head
+    with pytest.raises(PrivacyError, match="another plan"):
+        books.reserve([release()], run=run, cohorts=took((1, 1), of=2))
+
+
+def test_a_plan_without_cohorts_keeps_its_digest(books):
+    """That of schema 1, whatever may come: an open run would become another plan."""
+    run = books.reserve([release()], bound=on(1))
+    payload = next(row for row in books.ledger.history(books.population) if row["kind"] == "reserve")
+    assert "cohorts" not in payload and payload["needs"] == []
+    before = sql_of(books, f"SELECT plan_digest, cohorts FROM fedcore_runs WHERE run_id = '{run}'")
+    begin(books)
+    books.reserve([release()], run=run, bound=on(1))
+    assert sql_of(books, f"SELECT plan_digest, cohorts FROM fedcore_runs WHERE run_id = '{run}'") == before
+    schema_1 = ("plan", "spares", "spare_rho", "spare_delta", "unit", "relation", "secure", "statement")
+    identity = {**{name: payload[name] for name in schema_1}, "population_id": books.population}
+    assert before == [(digest(canonical(identity)), None)]
+
+
+# --- statements -----------------------------------------------------------------------------------------------------
+
+
+def test_the_statement_of_a_run_names_its_cohorts_and_the_one_that_has_spent_most(books):
+    before = spend(books, [release(1, 25.0)], bound=on(1))
+    begin(books)
+    run = spend(books, [release(1, 20.0)], took((2, 3), (5, 5), of=5))
+    spend(books, [release(1, 30.0)], took((3, 3), of=5))
+    statement = private_statement(books.ledger, books.population, run)
+    assert (statement.rho, statement.mu) == (total(release(1, 20.0)), mu_of(total(release(1, 20.0))))
+    assert statement.cohorts["ranges"] == [[2, 3], [5, 5]] and statement.cohorts["known"] == 5
+    most = total(release(1, 20.0), release(1, 30.0))
+    assert statement.cohorts["most"]["first"] == 3 and statement.population["rho_spent"] == most
+    rho_max = books.ledger.balance(books.population).budget.rho_max
+    text = statement.text()
+    for words in (
+        "Price of this run to a client who took part: mu = 0.05 of",
+        "holds for its whole time in the population: at most mu =",
+        "which implies epsilon = 2, delta = 1e-10 over all runs",
+        "Clients are accounted by cohorts, the version that they joined with.",
+        "This run used cohorts 2-3, 5; others were not used, and it costs them nothing.",
+        f"The cohort that has spent most: 3, mu = {mu_of(most):.6g} of {mu_of(rho_max):.6g} (epsilon = ",
+        "When a client joined",
+        "under another id",
+        "forgotten without trace",
+    ):
+        assert words in text, words
+    value = statement.to_json()
+    assert json.loads(json.dumps(value)) == value and value["cohorts"]["named"]
+    text = private_statement(books.ledger, books.population, before).text()
+    assert "made before there were cohorts: who was there then is cohort 1" in text
+    alone = private_statement(books.ledger, books.population, spend(books, [release()], took((4, 4), of=5)))
+    assert "This run used cohort 4; others" in alone.text()
+
+
+def test_a_statement_of_one_account_does_not_speak_of_cohorts(books):
+    statement = private_statement(books.ledger, books.population, spend(books, [release()]))
+    assert "cohort" not in statement.text() and statement.to_json()["cohorts"] == {}
+
+
+# --- forgotten clients ----------------------------------------------------------------------------------------------
+
+
+def test_that_clients_were_forgotten_is_a_record_and_gives_nothing_back(books):
+    begin(books)
+    spend(books, [release()], took((1, 2), of=2))
+    before = books.ledger.verify(books.population)
+    books.ledger.forgot(books.population, version=4, list="d" * 64)
+    books.ledger.forgot(books.population, version=4, list="d" * 64)
+    books.ledger.forgot(books.population, version=5, list=None)
+    rows = [(row["version"], row["list"]) for row in books.ledger.history(books.population) if row["kind"] == "forget"]
+    assert rows == [(4, "d" * 64), (5, None)]
+    assert books.ledger.verify(books.population) == before == books.ledger.balance(books.population)
+
+
+# --- checkpoints, and what was edited -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def often(monkeypatch):
+    monkeypatch.setattr(reservations, "CHECKPOINT_AFTER", 12)
+
+
+def test_a_checkpoint_keeps_every_cohort(books, often):
+    spend(books, [release(1, 50.0)], bound=on(1))
+    open_run = books.reserve([release(1, 60.0), release(2, 60.0)], bound=on(1))
+    begin(books)
+    lease = books.ledger.acquire(open_run)
+    for number in range(2, 10):  # each opens a cohort, and some records of it are checkpoints
+        spend(books, [release(1, 40.0), release(2, 50.0)], took((1 + number // 3, number), of=number))
+        assert books.ledger.verify(books.population) == books.ledger.balance(books.population)
+        if number == 5:
+            books.ledger.charge(lease, release(1, 60.0))
+    assert kinds(books).count("checkpoint") >= 3
+    kept = books.reserve([release(1, 60.0)], cohorts=took((2, 2), (9, 9), of=9))
+    account = books.ledger.account(books.population)
+    restored = account_at(books.population, json.loads(canonical(state_of(account))))
+    assert restored.runs == {run: account.runs[run] for run in (open_run, kept)}
+    assert restored.runs[kept].cohorts == ((2, 2), (9, 9)) and restored.runs[open_run].cohorts is None
+    assert (restored.tokens, restored.founders) == (account.tokens, (1, CHAIN[1]))
+    assert restored.balance() == account.balance() and restored.ended == account.ended
+    assert canonical(state_of(restored)) == canonical(state_of(account))
+    with pytest.raises(LedgerError, match="a newer fedcore"):
+        forged(books, "checkpoint", {"state": {**state_of(account), "cohorts": {"periods": 1}}})
+        books.ledger.balance(books.population)
+
+
+def test_one_account_has_the_checkpoint_that_it_had(books, often):
+    for _ in range(4):
+        spend(books, [release(1, 50.0), release(2, 50.0)])
+    (*_, state) = [row["state"] for row in books.ledger.history(books.population) if row["kind"] == "checkpoint"]
+    assert "cohorts" not in state and Fraction(*state["rho"]) == exact_sum([release(1, 50.0).rho] * 4)
+
+
+EDITS = {
+    "participants": "UPDATE fedcore_runs SET cohorts = '[[2,2]]' WHERE cohorts = '[[1,2]]'",
+    "no participants": "UPDATE fedcore_runs SET cohorts = NULL WHERE cohorts = '[[1,2]]'",
+    "participants where there were none": "UPDATE fedcore_runs SET cohorts = '[[1,2]]' WHERE cohorts IS NULL",
+    "one account": "UPDATE fedcore_accounts SET mode = NULL",
+    "the reservation": "UPDATE fedcore_records SET payload = replace(payload, '[[1,2]]', '[[2,2]]') "
+    "WHERE kind = 'reserve'",
+    "a token": f"UPDATE fedcore_records SET payload = replace(payload, '{token(1)}', '{token(9)}') "
+    "WHERE kind = 'cohorts'",
+}
+
+
+@pytest.mark.parametrize("edited", EDITS)
+def test_an_edit_is_noticed_by_the_next_reservation_and_by_verify(file_books, edited):
+    before = file_books.reserve([release()], bound=on(1))
+    begin(file_books)
+    run = file_books.reserve([release()], cohorts=took((1, 2), of=2))
+    file_books.reserve([release()], cohorts=took((2, 2), of=2))
+    edit(file_books, EDITS[edited])
+    with pytest.raises(LedgerTampered):
+        file_books.reserve([release()], cohorts=took((2, 2), of=2))
+    with pytest.raises(LedgerTampered):
+        file_books.ledger.verify(file_books.population)
+    if "participants" in edited or "reservation" in edited:
+        with pytest.raises(LedgerTampered, match="who takes part"):
+            file_books.ledger.participants_of(before if "where" in edited else run)
+
+
+def test_participants_that_were_edited_everywhere_do_not_have_the_hash_of_their_record(file_books):
+    begin(file_books)
+    run = file_books.reserve([release()], cohorts=took((1, 2), of=2))
+    edit(file_books, EDITS["participants"], EDITS["the reservation"])
+    with pytest.raises(LedgerTampered, match="who takes part"):
+        file_books.ledger.participants_of(run)
+
+
+def forged(books, kind, payload, run=None):
+    """A record with the right hash, as whoever can write the database can make it."""
+    path = books.url.removeprefix("sqlite:///")
+    seq, head = sql(path, "SELECT seq, hash FROM fedcore_accounts")[0]
+    record = link(books.ledger.id, books.population, seq + 1, kind, run, {"at": 0, **payload}, head)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(
+            "INSERT INTO fedcore_records VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (books.population, record.seq, kind, run, record.payload, head, record.hash),
+        )
+        connection.execute("UPDATE fedcore_accounts SET seq = ?, hash = ?", (record.seq, record.hash))
+
+
+def reservation(**changes):
+    item = release().to_json()
+    payload = {"plan": [item], "spares": 0, "spare_rho": item["rho"], "spare_delta": 0.0, "secure": True}
+    payload |= {"plan_digest": "", "statement": None, "needs": ["cohorts"], "cohorts": took((2, 2), of=2).to_json()}
+    return {name: value for name, value in {**payload, **changes}.items() if value is not None or name == "statement"}
+
+
+RECORDS = {
+    "cohorts that begin twice": ("cohorts", {"founders": 1, "manifest": "m", "token": token(1)}),
+    "a plan without cohorts": ("reserve", reservation(cohorts=None, needs=[])),
+    "cohorts that are not needed": ("reserve", reservation(needs=[])),
+    "a need without cohorts": ("reserve", reservation(cohorts=None)),
+    "another token": ("reserve", reservation(cohorts=took((2, 2), of=2, copy=1).to_json())),
+    "a cohort that is not there": ("reserve", reservation(cohorts={"ranges": [[3, 3]], "tokens": [token(1)]})),
+    "nobody": ("reserve", reservation(cohorts={"ranges": [], "tokens": [token(1)]})),
+    "ranges that overlap": (
+        "reserve",
+        reservation(cohorts={"ranges": [[1, 2], [2, 2]], "tokens": [token(1), token(2)]}),
+    ),
+    "a forgotten client without a version": ("forget", {"version": None, "list": None}),
+}
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_records_that_cannot_follow_are_refused(file_books, name):
+    begin(file_books)
+    file_books.reserve([release()], cohorts=took((1, 2), of=2))
+    kind, payload = RECORDS[name]
+    forged(file_books, kind, payload, "other" if kind == "reserve" else None)
+    with pytest.raises(LedgerTampered, match="cannot follow"):
+        file_books.ledger.verify(file_books.population)
+
+
+def test_records_that_spend_more_of_one_cohort_are_refused(file_books):
+    begin(file_books)
+    rho_max = file_books.ledger.balance(file_books.population).budget.rho_max
+    half = release(sigma=(0.9 / rho_max) ** 0.5)
+    file_books.reserve([half], cohorts=took((1, 2), of=3))
+    file_books.reserve([half], cohorts=took((3, 3), of=3))
+    item = half.to_json()
+    again = reservation(plan=[item], spare_rho=item["rho"], cohorts=took((2, 3), of=3).to_json())
+    forged(file_books, "reserve", again, "other")
+    with pytest.raises(LedgerTampered, match="spend more than the budget"):
+        file_books.ledger.balance(file_books.population)
+
+
+def test_cohorts_of_a_record_or_without_a_budget_are_refused_by_replay(tmp_path):
+    for number, unit in enumerate((None, "record")):
+        books = open_books(f"sqlite:///{tmp_path / f'{number}.sqlite'}", epsilon=None)
+        if unit:
+            books.ledger.set_budget(books.population, 2, 1e-10, unit=unit)
+        forged(books, "cohorts", {"founders": 1, "manifest": "m", "token": token(1)})
+        with pytest.raises(LedgerTampered, match="cannot follow"):
+            books.ledger.balance(books.population)
+
+
+def test_most_that_was_spent_is_rounded_up(books):
+    begin(books)
+    plan = [release(1, 21.0), release(2, 23.0), release(3, 29.0)]
+    spend(books, plan, took((1, 1), of=1))
+    assert segments(books) == [(1, 1, rounded_up(exact_sum(planned.rho for planned in plan)), 0)]
+
+
+@pytest.mark.parametrize(
+    "bad", ["A" * 32, "g" * 32, "a" * 31, "a" * 33, " " + "a" * 31, "a" * 30 + "  ", "é" * 32, "a_" * 16]
+)
+def test_a_token_has_128_bits_in_hexadecimal(bad):
+    assert took((1, 2), of=2).holds(2) and not took((1, 2), of=3).holds(3)
+    with pytest.raises(ValueError, match=r"token|hexadecimal"):
+        Participants(((1, 1),), (token(1), bad))
+    with pytest.raises(ValueError, match="twice"):
+        Participants(((1, 1),), (token(1), token(1)))
