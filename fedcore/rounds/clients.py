@@ -14,10 +14,11 @@ from functools import cache, partial
 from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
 from threadpoolctl import ThreadpoolController
 
 from fedcore.errors import FedcoreError, MethodError, RunError, WorkerFailed
-from fedcore.population.blocks import ClientBlock, leaves
+from fedcore.population.blocks import ClientBlock, RowsBlock, counts_block, leaves
 from fedcore.population.store import Population
 from fedcore.rounds.caches import AHEAD, BLOCKS, MEMORIES
 from fedcore.rounds.method import AnyMethod, Memory, Message
@@ -25,6 +26,7 @@ from fedcore.rounds.statistics import FileDigests, Statistics, merge
 from fedcore.storage import files
 from fedcore.storage.arrays import read_values, write_values
 from fedcore.storage.files import Place, place
+from fedcore.storage.ranges import Ranges
 
 DEFAULT_CACHE_BYTES = 512 * 2**20
 DEFAULT_STREAM_ABOVE = 512 * 2**20
@@ -44,6 +46,7 @@ class Source:
     durable: whether the memories of this round are to be flushed to the disk; their names are when they are committed
     training: names the course of a training in which a process may use what it kept of its own answers
     memory_digests: {name: digest} of the files in memory_in; None: not known, so not compared
+    ranges: index ranges [first, stop) of the clients who take part, ascending with gaps between them; None: everybody
     """
 
     population: str
@@ -55,6 +58,7 @@ class Source:
     durable: bool = True
     training: str = ""
     memory_digests: Mapping[str, str] | None = None
+    ranges: Ranges | None = None
 
 
 def peak_memory() -> int:
@@ -169,10 +173,10 @@ def answer_block(method: AnyMethod, source: Source, message: Message, index: int
     """The statistics of one block: leaf by leaf, in order. Idempotent: a block may be computed twice."""
     with redacted(method, index):
         population = _population(source)
-        block = block_for(method, source, population, index)
+        block = participants_of(method, source, population, index)
         memory = None if source.memory_in is None else _memory(source, source.memory_in, index, block.clients)
         total, kept, written = None, [], {}
-        for leaf in leaves(block, population.clients_per_leaf):
+        for leaf in participating(block, population.clients_per_leaf, source.ranges):
             start = leaf.first - block.first
             mine = None if memory is None else {k: v[start : start + leaf.clients] for k, v in memory.items()}
             statistics, new = checked_answer(method, method.client_update(message, leaf, mine))
@@ -188,6 +192,38 @@ def answer_block(method: AnyMethod, source: Source, message: Message, index: int
             if source.training:
                 MEMORIES.keep((source.training, source.memory_out, index), together, source.cache_bytes - BLOCKS.bytes)
         return total if total is None or not source.memory_out else {**total, WRITTEN: FileDigests(written)}
+
+
+def participants_of(method: AnyMethod, source: Source, population: Population, index: int) -> ClientBlock:
+    """The block; or, if nobody in it takes part, one without clients at its place, for which nothing is read."""
+    entry = population.blocks[index]
+    if source.ranges is None or within(source.ranges, entry.first, entry.first + entry.clients):
+        return block_for(method, source, population, index)
+    leaf = entry.first // population.clients_per_leaf
+    if population.kind == "counts":
+        return counts_block(entry.first, leaf, sp.csr_matrix((0, population.features)))
+    return RowsBlock(
+        entry.first, leaf, np.zeros(1, np.int64), np.empty((0, population.features), population.manifest.dtype)
+    )
+
+
+def participating(block: ClientBlock, clients_per_leaf: int, ranges: Ranges | None) -> Iterator[ClientBlock]:
+    """The leaves of the block, cut at the ranges of the clients who take part: every part of a leaf keeps its place. A
+    block without clients is one part, so that nobody's answer has its statistics too.
+    """
+    if block.clients == 0:
+        yield block
+    for leaf in leaves(block, clients_per_leaf):
+        if ranges is None:
+            yield leaf
+            continue
+        for first, stop in within(ranges, leaf.first, leaf.first + leaf.clients):
+            yield leaf.slice(first - leaf.first, stop - leaf.first, leaf.leaf)
+
+
+def within(ranges: Ranges, first: int, stop: int) -> Ranges:
+    """What of the index ranges [low, high) lies in [first, stop)."""
+    return tuple((max(low, first), min(high, stop)) for low, high in ranges if low < stop and first < high)
 
 
 def checked_answer(method: AnyMethod, answer: Any) -> tuple[Statistics, Memory | None]:
