@@ -79,7 +79,7 @@ def on_paper(budget, spent: float = 0.0, nominal: int = 1000, features: int = 30
     balance = make_balance(
         "p", budget, "client", "add_or_remove_one", (Fraction(spent), Fraction(0), Fraction(0), Fraction(0)), {}, ()
     )
-    manifest = SimpleNamespace(nominal_clients=nominal)
+    manifest = SimpleNamespace(nominal_clients=nominal, cohorts=())
     population = SimpleNamespace(
         path=Path("p"), id="p", kind="counts", features=features, clients_per_leaf=1024, n_clients=77, manifest=manifest
     )
@@ -107,7 +107,7 @@ def test_plan_and_spares_never_cost_more_than_the_share(epsilon, spent, spares, 
             return
         share = Fraction(budget.rho_of(asked))
     method = make_method("histograms", {"epsilon": asked, "spare_releases": spares, **sizes})
-    plan, public = plan_within_budget(method, population, ledger, 0)
+    plan, public, _ = plan_within_budget(method, population, ledger, 0)
     assert price(plan, spares) <= share  # exactly: fractions
     assert plan == tuple(method.plan(public))
     if sizes:  # the prices are then proportional to rho, and nothing but rounding is wasted
@@ -117,7 +117,7 @@ def test_plan_and_spares_never_cost_more_than_the_share(epsilon, spent, spares, 
 def test_clustering_rounds_have_equal_prices_and_equal_runs_equal_shares(tmp_path):
     population, ledger = private_population(tmp_path / "p", small_counts(20))
     method = make_method("histograms", {"epsilon": 2.0, "clusters": 3, "rounds": 4})
-    plan, public = plan_within_budget(method, population, ledger, 0)
+    plan, public, _ = plan_within_budget(method, population, ledger, 0)
     prices = [planned.rho for planned in plan]
     assert len(prices) == 6 and len(set(prices[2:])) == 1
     assert np.allclose(np.array(prices) / public.rho, [0.04, 0.04, 0.23, 0.23, 0.23, 0.23], rtol=1e-9)
@@ -129,7 +129,7 @@ def test_clustering_rounds_have_equal_prices_and_equal_runs_equal_shares(tmp_pat
 def test_the_whole_budget_may_be_asked_for_by_its_own_epsilon(tmp_path):
     population, ledger = private_population(tmp_path / "p", small_counts(20), epsilon=3.0)
     method = make_method("histograms", {"epsilon": 3.0, "spare_releases": 0, **SMALL})
-    plan, _ = plan_within_budget(method, population, ledger, 0)
+    plan, _, _ = plan_within_budget(method, population, ledger, 0)
     assert price(plan, 0) <= Fraction(ledger.balance(population.id).rho_left)
 
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fedcore.population.blocks import ClientBlock, Kind
 from fedcore.privacy.plan import PlannedRelease
+from fedcore.rounds.cohort_settings import ABLE, AtLeast, ChosenCohorts, Horizon, RecentCohorts
 from fedcore.rounds.method import ClientOutputs, Memory, Message, PrivateMethod, PublicFacts, RoundInfo
 from fedcore.rounds.results import Metric
 from fedcore.rounds.statistics import FloatSum, IntegerSum, Statistics
@@ -22,6 +23,10 @@ class ToyConfig(BaseModel):
     rounds: int = Field(3, ge=1)
     private: bool = False
     epsilon: float | None = None
+    horizon: Horizon = None
+    at_least: AtLeast = None
+    recent_cohorts: RecentCohorts = None
+    cohorts: ChosenCohorts = ABLE
     spare_releases: int = 1
     nominal_clients: int | None = None
 

@@ -5,8 +5,11 @@ A population's manifest names its ledger; `fedcore.training.witness` notices one
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,19 +18,23 @@ import numpy as np
 from fedcore.errors import BudgetExceeded, BudgetMissing, ConfigError, LedgerMissing, PrivacyError, WrongKind
 from fedcore.population.manifest import Ledger as NamedLedger
 from fedcore.population.store import Population
-from fedcore.privacy.accounting import fits
+from fedcore.privacy.accounting import Budget, rounded_down
+from fedcore.privacy.cohorts import Participants
 from fedcore.privacy.ledger.chain import Balance
 from fedcore.privacy.ledger.leases import Lease
 from fedcore.privacy.mechanisms import NoiseSource
 from fedcore.privacy.plan import PlannedRelease, Relation, Unit
+from fedcore.rounds.cohort_settings import cohort_rule
 from fedcore.rounds.method import AnyMethod, PublicFacts
 from fedcore.runs.store import Run
+from fedcore.training import cohorts
 from fedcore.training.witness import check_witnesses, missing_witness
 from fedcore.training.witness import remember_head as remember_head
 
 if TYPE_CHECKING:  # a run that is not private needs no database
     from fedcore.privacy.ledger.ledger import Ledger
 
+SETTING = {"recent": "recent_cohorts", "chosen": "cohorts"}  # of the settings, by the part of the rule
 CRUMB = 1e-6  # what rounding leaves of a budget that was given to a run whole, as a share of it; it buys noise only
 
 
@@ -129,9 +136,12 @@ class LedgerPublisher:
 # --- what a run may spend ---------------------------------------------------------------------------------------------
 
 
-def nominal_clients(method: AnyMethod, population: Population) -> int | None:
-    """The size that the owner declared: in the settings of the run, else in the manifest."""
-    return method.nominal_clients or population.manifest.nominal_clients
+def nominal_clients(method: AnyMethod, population: Population, participants: Participants | None = None) -> int | None:
+    """The size that the owner declared: in the settings of the run, else in the manifest, of those who take part."""
+    if method.nominal_clients is not None or participants is None:
+        return method.nominal_clients or population.manifest.nominal_clients
+    sizes = [cohort.nominal for cohort in population.manifest.cohorts if participants.holds(cohort.number)]
+    return None if None in sizes else sum(size for size in sizes if size is not None)
 
 
 def public_facts(
@@ -142,16 +152,18 @@ def public_facts(
     relation: Relation = "add_or_remove_one",
     start: Mapping[str, np.ndarray] | None = None,
     unit: Unit = "client",
+    participants: Participants | None = None,
 ) -> PublicFacts:
     """What the method may know; the exact number of clients only if it is not private.
 
-    relation, unit: of the population's budget. start: public arrays that the run starts from.
+    relation, unit: of the population's budget. start: public arrays that the run starts from. participants: None if
+    everybody takes part.
     """
     return PublicFacts(
         population.kind,
         population.features,
         population.clients_per_leaf,
-        nominal_clients(method, population),
+        nominal_clients(method, population, participants),
         None if method.private else population.n_clients,
         rho,
         seed,
@@ -185,11 +197,12 @@ def checked_unit(method: AnyMethod, unit: Unit | None, population: Population) -
 
 def plan_within_budget(
     method: AnyMethod, population: Population, ledger: Ledger, seed: int, start: Mapping[str, np.ndarray] | None = None
-) -> tuple[tuple[PlannedRelease, ...], PublicFacts]:
-    """The plan whose price, with its spare releases, is this run's share of the budget, and the public facts that
-    it was made from.
+) -> tuple[tuple[PlannedRelease, ...], PublicFacts, Participants | None]:
+    """The plan whose price, with its spare releases, is this run's share of the budget; the public facts that it was
+    made from; and who takes part, None for everybody.
 
-    The share is config.epsilon at the population's delta, or all that is left; the relation is that of the budget.
+    The share is config.epsilon at the population's delta, or what config.horizon leaves for one of so many runs, or all
+    that is left; the relation is that of the budget.
     """
     balance = ledger.balance(population.id)
     if balance.budget is None:
@@ -197,27 +210,75 @@ def plan_within_budget(
             f"population {population.path.name!r} has no privacy budget.",
             f"Set one: fedcore budget set {population.path} --epsilon E --delta D --public-schema REASON",
         )
+    unit = checked_unit(method, balance.unit, population)
+    relation = balance.relation or "add_or_remove_one"
+
+    def facts(rho: float, participants: Participants | None = None) -> PublicFacts:
+        return public_facts(method, population, rho, seed, relation, start, unit, participants)
+
+    if population.manifest.cohorts:
+        return _plan_by_cohort(method, population, balance, facts)
+    if (rule := cohort_rule(method.private_settings)).says_something:
+        asked = next(name for name, value in asdict(rule).items() if value is not None)
+        raise ConfigError(
+            f"population {population.path.name!r} keeps one budget for all its clients, and this run asks for cohorts "
+            f"({SETTING.get(asked, asked)}).",
+            f"Leave that out, or begin with cohorts: fedcore budget cohorts {population.path}",
+        )
+    share = _share_of_all(method, population, balance, balance.budget)
+    return *fit_plan(method, facts, share), None
+
+
+def _share_of_all(method: AnyMethod, population: Population, balance: Balance, budget: Budget) -> float:
+    """The rho of a run where one account is kept for all clients. Raises BudgetExceeded if it is not left."""
     share = balance.rho_left
     if method.private_settings.epsilon is not None:
-        share = balance.budget.rho_of(method.private_settings.epsilon)
+        share = budget.rho_of(method.private_settings.epsilon)
         if share > balance.rho_left:
             left = epsilon_that_fits(balance)
             raise BudgetExceeded(
                 f"population {population.path.name!r} has rho = {balance.rho_left:.6g} left of "
-                f"{balance.budget.rho_max:.6g} (a run of epsilon = {left:.4g}), and this run asks for epsilon = "
+                f"{budget.rho_max:.6g} (a run of epsilon = {left:.4g}), and this run asks for epsilon = "
                 f"{method.private_settings.epsilon:g} (rho = {share:.6g}). Nothing was released.",
                 f"Lower epsilon to {left:.4g} or less, or raise the budget." if left > 0 else "Raise the budget.",
             )
-    elif share <= CRUMB * balance.budget.rho_max:
+    elif share <= CRUMB * budget.rho_max:
         left = max(share, 0.0)
         raise BudgetExceeded(
             f"the budget of population {population.path.name!r} is used up: rho = {left:.3g} left of "
-            f"{balance.budget.rho_max:.6g}. Nothing was released.",
+            f"{budget.rho_max:.6g}. Nothing was released.",
             "Raise it with `fedcore budget raise`, if you can justify that to the people in it.",
         )
-    unit = checked_unit(method, balance.unit, population)
-    relation = balance.relation or "add_or_remove_one"
-    return fit_plan(method, lambda rho: public_facts(method, population, rho, seed, relation, start, unit), share)
+    return share
+
+
+def _plan_by_cohort(
+    method: AnyMethod,
+    population: Population,
+    balance: Balance,
+    facts: Callable[[float, Participants | None], PublicFacts],
+) -> tuple[tuple[PlannedRelease, ...], PublicFacts, Participants]:
+    """The same where the budget is kept by cohort: every cohort that takes part can pay the whole price."""
+    settings, manifest, budget = method.private_settings, population.manifest, balance.budget
+    assert budget is not None, "it was looked for before"
+    rule, accounts = cohort_rule(settings), cohorts.cohort_accounts(manifest, balance)
+    runs, share = 1, None
+    if rule.horizon is not None:
+        runs, share = rule.horizon, budget.rho_max
+        least = rounded_down(Fraction(share) / runs)
+    elif settings.epsilon is not None:
+        share = least = budget.rho_of(settings.epsilon)
+    else:  # everything that all who are not used up have left
+        least = math.nextafter(CRUMB * budget.rho_max, math.inf)
+
+    def planned(chosen: Sequence[cohorts.CohortAccount]) -> cohorts.Planned:
+        whole = min(account.rho for account in chosen) if share is None else share
+        taking_part = cohorts.participants(manifest, chosen)
+        return fit_plan(method, lambda rho: facts(rho, taking_part), whole, runs)
+
+    name, spares = population.path.name, settings.spare_releases
+    (plan, public), chosen = cohorts.choose(rule, name, accounts, budget, least, planned, spares)
+    return plan, public, cohorts.participants(manifest, chosen)
 
 
 def epsilon_that_fits(balance: Balance) -> float:
@@ -229,21 +290,23 @@ def epsilon_that_fits(balance: Balance) -> float:
 
 
 def fit_plan(
-    method: AnyMethod, facts_for: Callable[[float], PublicFacts], share: float
+    method: AnyMethod, facts_for: Callable[[float], PublicFacts], share: float, runs: int = 1
 ) -> tuple[tuple[PlannedRelease, ...], PublicFacts]:
     """The plan whose price, spare releases included, is at most `share`, and the public facts that it was made from.
 
-    facts_for: public facts with this rho. Raises ConfigError if no plan is found.
+    facts_for: public facts with this rho. runs: so many runs with this plan are paid from `share`, one after the other;
+    spares come back from all but the last. Raises ConfigError if no plan is found.
     """
-    rho = share
+    spares, rho = method.private_settings.spare_releases, rounded_down(Fraction(share) / runs)
     for _ in range(60):
         public = facts_for(rho)
         plan = tuple(method.plan(public))
-        prices = [planned.rho for planned in plan]
-        prices += [max(prices)] * method.private_settings.spare_releases
-        if fits([], prices, share):
+        if cohorts.runs_fit(plan, spares, runs, share):
             return plan, public
-        rho *= min(share / sum(prices), 1.0) * (1 - 1e-9)
+        prices = [planned.rho for planned in plan]
+        before = (runs - 1) * sum(prices)
+        prices += [max(prices)] * spares
+        rho *= min(share / (before + sum(prices)), 1.0) * (1 - 1e-9)
     raise ConfigError(
         "the plan of this configuration does not settle within the budget.",
         "Name rounds and clusters instead of leaving them automatic.",

@@ -14,7 +14,7 @@ written. It is "finished" when what a series decides about it is done too; until
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -32,17 +32,19 @@ from fedcore.errors import (
     Unreachable,
 )
 from fedcore.methods.registry import make_method
+from fedcore.population.cohorts import clients_of
 from fedcore.population.store import Population
 from fedcore.privacy.ledger.chain import Balance
 from fedcore.privacy.ledger.leases import Lease
 from fedcore.privacy.mechanisms import NoiseSource, SecureNoise, TestNoise
 from fedcore.privacy.statement import PrivacyStatement, no_privacy, private_statement
-from fedcore.rounds.clients import DEFAULT_CACHE_BYTES, Source
+from fedcore.rounds.clients import DEFAULT_CACHE_BYTES, Source, within
 from fedcore.rounds.engine import Backend, Training
 from fedcore.rounds.method import AnyMethod
 from fedcore.runs.store import Run
 from fedcore.storage.arrays import writing
 from fedcore.storage.files import Place, write_json
+from fedcore.storage.ranges import Ranges
 from fedcore.training.budget import LedgerPublisher, ledger_of
 from fedcore.training.request import TrainRequest
 from fedcore.training.spec import RunSpec, recorded_request, recorded_spec, resolve
@@ -225,6 +227,7 @@ def _reserve(spec: RunSpec, ledger: Ledger, run: Run) -> None:
         relation=spec.public.relation,
         secure=spec.test_noise is None,
         bound=bound_of(spec.population, run),
+        **({} if spec.participants is None else {"cohorts": spec.participants}),
     )
     check_bound(ledger, spec.population, run)
 
@@ -284,10 +287,20 @@ def _session(spec: RunSpec, run: Run, account: Account | None, backend: Backend)
     if run.status not in ("running", TRAINED):
         run.finish("running")
     population = spec.population
-    source = Source(population.location, population.version, cache_bytes=spec.cache_bytes)
-    blocks = range(len(population.blocks))
-    training = Training(spec.method, run, state, source, blocks, backend, spec.releases, publisher, population.sizes())
+    ranges = None if spec.participants is None else clients_of(population.manifest.order, spec.participants.ranges)
+    source = Source(population.location, population.version, cache_bytes=spec.cache_bytes, ranges=ranges)
+    blocks = _blocks(population, ranges)
+    sizes = [population.decoded_bytes(index) for index in blocks]
+    training = Training(spec.method, run, state, source, blocks, backend, spec.releases, publisher, sizes)
     return Session(spec, run, training, account)
+
+
+def _blocks(population: Population, ranges: Ranges | None) -> Sequence[int]:
+    """The blocks in which somebody takes part; if nobody does, one, whose answer is that of nobody."""
+    if ranges is None:
+        return range(len(population.blocks))
+    entries = enumerate(population.blocks)
+    return [i for i, entry in entries if within(ranges, entry.first, entry.first + entry.clients)] or [0]
 
 
 def _restore_releases(spec: RunSpec, run: Run, publisher: LedgerPublisher) -> None:

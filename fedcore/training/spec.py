@@ -15,6 +15,7 @@ import fedcore
 from fedcore.errors import PopulationError, RunError
 from fedcore.methods.registry import make_method
 from fedcore.population.store import Population
+from fedcore.privacy.cohorts import Participants
 from fedcore.privacy.ledger.chain import ChainHead
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.clients import DEFAULT_CACHE_BYTES
@@ -30,6 +31,7 @@ from fedcore.training.warm_start import WarmStart, digest_of, find_warm_start
 if TYPE_CHECKING:  # a run that is not private needs no database
     from fedcore.privacy.ledger.ledger import Ledger
 
+DAMAGED = "Restore it from a backup."
 REQUIRED = {"method", "config", "kernel", "private", "population", "features", "plan", "rho", "seed", "test_noise"}
 
 
@@ -40,6 +42,7 @@ class RunSpec:
     public:     what the method may know: relation, unit, rho and warm start included
     releases:   planned, in order; none if the method is not private
     ledger:     that pays for them; None if the method is not private
+    participants: cohorts that take part and pay; None: everybody, as one account
     warm_start: arrays and what run.json says of them; None if the run starts from nothing
     test_noise: key of pseudo-random noise; None: the noise protects people
     """
@@ -49,6 +52,7 @@ class RunSpec:
     public: PublicFacts
     releases: tuple[PlannedRelease, ...]
     ledger: Ledger | None
+    participants: Participants | None
     warm_start: WarmStart | None
     test_noise: str | None
     cache_bytes: int
@@ -72,11 +76,12 @@ class RunSpec:
                 "clients_per_leaf": population.clients_per_leaf,
             },
             "features": population.features,
-            "nominal_clients": nominal_clients(method, population),
+            "nominal_clients": nominal_clients(method, population, self.participants),
             "private": method.private,
             "rho": self.public.rho,
             "plan": [planned.to_json() for planned in self.releases],
             "test_noise": self.test_noise,
+            **({} if self.participants is None else {"cohorts": self.participants.to_json()["ranges"]}),
             "relation": self.public.relation if private else None,
             "unit": self.public.unit if private else None,
             "start": None if self.warm_start is None else self.warm_start.record,
@@ -108,13 +113,16 @@ def resolve(request: TrainRequest, ledger_url: str | None = None) -> RunSpec:
         deployment=request.deployment,
     )
     arrays = None if warm_start is None else warm_start.arrays
+    participants = None
     if ledger is None:
         releases: tuple[PlannedRelease, ...] = ()
         public = public_facts(method, population, None, request.seed, start=arrays)
     else:
-        releases, public = plan_within_budget(method, population, ledger, request.seed, arrays)
+        releases, public, participants = plan_within_budget(method, population, ledger, request.seed, arrays)
     method.init(public)  # what the method cannot do with this population, budget and start is refused now
-    return RunSpec(method, population, public, releases, ledger, warm_start, request.test_noise, request.cache_bytes)
+    return RunSpec(
+        method, population, public, releases, ledger, participants, warm_start, request.test_noise, request.cache_bytes
+    )
 
 
 # --- runs that are gone on with ---------------------------------------------------------------------------------------
@@ -178,6 +186,7 @@ def recorded_spec(
         ledger = ledger_of(population, ledger_url)
         if seen is not None:
             ledger.check_not_rolled_back(population.id, seen)
+    participants = None if ledger is None else _recorded_participants(run, population, ledger)
     warm_start = _recorded_warm_start(run)
     public = public_facts(
         method,
@@ -187,8 +196,33 @@ def recorded_spec(
         info.get("relation") or "add_or_remove_one",  # runs of earlier versions do not name it, nor the unit
         None if warm_start is None else warm_start.arrays or None,
         info.get("unit") or "client",
+        participants,
     )
-    return RunSpec(method, population, public, releases, ledger, warm_start, info["test_noise"], cache_bytes)
+    return RunSpec(
+        method, population, public, releases, ledger, participants, warm_start, info["test_noise"], cache_bytes
+    )
+
+
+def _recorded_participants(run: Run, population: Population, ledger: Ledger) -> Participants | None:
+    """Who takes part in a run that was begun, where the budget is kept by cohort: as the ledger has reserved it. What
+    run.json says counts for a run that was interrupted before that. Raises RunError if the two contradict each other.
+    """
+    manifest, recorded = population.manifest, run.info.get("cohorts")
+    if not manifest.cohorts:
+        return None
+    try:
+        tokens = tuple(cohort.token for cohort in manifest.cohorts)
+        said = Participants.from_json({"ranges": recorded, "tokens": tokens})
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunError(f"the cohorts in run.json of run {run.id!r} are damaged ({error}).", DAMAGED) from error
+    reserved = ledger.participants_of(run.id) if ledger.has_reservation(run.id) else said
+    if reserved != said:
+        raise RunError(
+            f"run.json of run {run.id!r} says that cohorts {said} take part, and ledger {ledger.id} has reserved for "
+            f"{'everybody' if reserved is None else f'cohorts {reserved}'}.",
+            DAMAGED,
+        )
+    return said
 
 
 def _recorded_warm_start(run: Run) -> WarmStart | None:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedcore.methods.mixture_models.validation import LARGEST_SHARE
+from fedcore.rounds.cohort_settings import ABLE, AtLeast, ChosenCohorts, Horizon, RecentCohorts
 
 COUNT_MODELS = ("poisson", "multinomial", "bernoulli")
 TABLES = ("gaussian_tables", "poisson_tables", "bernoulli_tables")
@@ -232,6 +233,10 @@ class FederatedEMConfig(BaseModel):
     epsilon: float | None = Field(
         None, gt=0, le=100, description="this run's share of the population's budget; None: all that is left"
     )
+    horizon: Horizon = None
+    at_least: AtLeast = None
+    recent_cohorts: RecentCohorts = None
+    cohorts: ChosenCohorts = ABLE
     nominal_clients: int | None = Field(
         None, ge=1, description="private: the public number of clients that sums are divided by; None: as declared"
     )

@@ -6,6 +6,8 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from fedcore.rounds.cohort_settings import ABLE, AtLeast, ChosenCohorts, Horizon, RecentCohorts
+
 DEFAULT_CLUSTERS = 10
 REFERENCE_FEATURES = 1000  # vocabulary for which floors and smoothing are meant
 SCALED = (
@@ -40,6 +42,10 @@ class HistogramsConfig(BaseModel):
     epsilon: float | None = Field(
         None, gt=0, le=100, description="this run's share of the population's budget; None: all that is left"
     )
+    horizon: Horizon = None
+    at_least: AtLeast = None
+    recent_cohorts: RecentCohorts = None
+    cohorts: ChosenCohorts = ABLE
     nominal_clients: int | None = Field(
         None, ge=1, description="size of the population that the size rules assume; None: as declared in the manifest"
     )

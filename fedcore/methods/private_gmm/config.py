@@ -8,6 +8,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedcore.errors import ConfigError
+from fedcore.rounds.cohort_settings import ABLE, AtLeast, ChosenCohorts, Horizon, RecentCohorts
 
 Covariance = Literal["spherical", "diag", "full"]
 WIDE = 8.0  # sigma_max / sigma_min from which components may hide in each other's scale, so that two levels are planned
@@ -73,6 +74,10 @@ class PrivateGMMConfig(BaseModel):
     epsilon: float | None = Field(
         None, gt=0, le=100, description="this run's share of the population's budget; None: all that is left"
     )
+    horizon: Horizon = None
+    at_least: AtLeast = None
+    recent_cohorts: RecentCohorts = None
+    cohorts: ChosenCohorts = ABLE
     nominal_clients: int | None = Field(
         None, ge=1, description="public size of the population; None: as declared in the manifest"
     )

@@ -60,6 +60,7 @@ WITNESS, CHECKPOINT = "fedcore/training/witness.py", "fedcore/privacy/ledger/che
 MANIFEST, WRITE = "fedcore/population/manifest.py", "fedcore/population/writer.py"
 QUERIES, BUDGET, ENGINE = "fedcore/privacy/ledger/queries.py", "fedcore/training/budget.py", "fedcore/rounds/engine.py"
 SUMS, COHORTS = "fedcore/privacy/ledger/sums.py", "fedcore/privacy/ledger/cohort_accounts.py"
+COHORTS, ANSWERING = "fedcore/training/cohorts.py", "fedcore/rounds/clients.py"
 RECOUNT, RECOUNTING = "fedcore/privacy/recount.py", "fedcore/privacy/ledger/recounting.py"
 HISTOGRAMS, EM, GMM = "fedcore/methods/histograms", "fedcore/methods/federated_em", "fedcore/methods/private_gmm"
 
@@ -1390,11 +1391,7 @@ MUTANTS: list[Mutant] = [
         slow=True,
     ),
     _mutant(
-        "plan: spares do not fit",
-        BUDGET,
-        "prices += [max(prices)] * method.private_settings.spare_releases",
-        "pass",
-        f"{OF_ORDER}::test_a_plan_fits_with_its_spares",
+        "plan: spares do not fit", COHORTS, "[max(rho)] * spares", "[]", f"{OF_ORDER}::test_a_plan_fits_with_its_spares"
     ),
     _mutant(
         "plan: always for presence",

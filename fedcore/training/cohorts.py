@@ -1,0 +1,168 @@
+"""Who takes part in a private run, where the budget is kept by cohort (docs/privacy/cohorts.md).
+
+It is decided by what the ledger says of each cohort, by the sizes that the owner declared in public and by settings,
+and by nothing else: no exact count, and nothing that a client holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from fedcore.errors import BudgetExceeded, ConfigError, Waiting
+from fedcore.population.manifest import Manifest
+from fedcore.privacy.accounting import Budget, exact_sum, rounded_up
+from fedcore.privacy.cohorts import Participants
+from fedcore.privacy.ledger.chain import Balance
+from fedcore.privacy.plan import PlannedRelease
+from fedcore.rounds.cohort_settings import CohortRule
+from fedcore.rounds.method import PublicFacts
+from fedcore.storage.ranges import holds, in_words, ranges_of
+
+Planned = tuple[tuple[PlannedRelease, ...], PublicFacts]
+
+
+@dataclass(frozen=True, slots=True)
+class CohortAccount:
+    """What a cohort can still pay. nominal: clients that the owner declared for it; rho, delta: left, rounded down."""
+
+    number: int
+    nominal: int | None
+    rho: float
+    delta: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What is reserved for a run with its spare releases, rounded up."""
+
+    rho: float
+    delta: float
+
+
+def cost_of(plan: Sequence[PlannedRelease], spares: int) -> Cost:
+    """Each spare at the price of the dearest release."""
+    rho = [planned.rho for planned in plan]
+    delta = [planned.delta for planned in plan]
+    return Cost(rounded_up(exact_sum(rho + [max(rho)] * spares)), rounded_up(exact_sum(delta + [max(delta)] * spares)))
+
+
+def runs_fit(plan: Sequence[PlannedRelease], spares: int, runs: int, limit: float) -> bool:
+    """Whether so many runs with this plan fit one after the other, without rounding: spares come back from all but the
+    last. What is left before the last one, rounded down, is at least its cost, rounded up.
+    """
+    price = exact_sum(planned.rho for planned in plan)
+    return (runs - 1) * price + Fraction(cost_of(plan, spares).rho) <= Fraction(limit)
+
+
+def cohort_accounts(manifest: Manifest, balance: Balance) -> list[CohortAccount]:
+    """One for each cohort of the version, in order. A cohort that the ledger has not heard of has spent nothing."""
+    assert balance.budget is not None, "a budget is there before anybody asks who can pay"
+    whole = (balance.budget.rho_max, balance.budget.delta_extra)
+    left = [(s.rho_left, s.delta_left) for s in balance.segments for _ in range(s.first, s.last + 1)]
+    left += [whole] * (len(manifest.cohorts) - len(left))
+    return [
+        CohortAccount(cohort.number, cohort.nominal, rho, delta)
+        for cohort, (rho, delta) in zip(manifest.cohorts, left, strict=False)
+    ]
+
+
+def able(accounts: Sequence[CohortAccount], cost: Cost) -> list[CohortAccount]:
+    """Those that can pay."""
+    return [account for account in accounts if account.rho >= cost.rho and account.delta >= cost.delta]
+
+
+def nominal_of(accounts: Sequence[CohortAccount]) -> int | None:
+    """Their declared size together; None if one has none."""
+    sizes = [account.nominal for account in accounts]
+    return None if None in sizes else sum(size for size in sizes if size is not None)
+
+
+def in_question(rule: CohortRule, accounts: Sequence[CohortAccount], name: str) -> list[CohortAccount]:
+    """The cohorts that may take part, if they can pay. Raises ConfigError for numbers that there are not."""
+    if rule.chosen is None:
+        return list(accounts if rule.recent is None else accounts[-rule.recent :])
+    if rule.chosen[-1][1] > len(accounts):
+        raise ConfigError(
+            f"population {name!r} has cohorts 1 to {len(accounts)}, and cohorts {in_words(rule.chosen)} are to take "
+            "part.",
+            "Name cohorts that it has.",
+        )
+    return [account for account in accounts if holds(rule.chosen, account.number)]
+
+
+def choose(
+    rule: CohortRule,
+    name: str,
+    accounts: Sequence[CohortAccount],
+    budget: Budget,
+    least: float,
+    planned: Callable[[Sequence[CohortAccount]], Planned],
+    spares: int,
+) -> tuple[Planned, list[CohortAccount]]:
+    """The plan of a run and the cohorts that take part in it, of which each can pay for the whole plan.
+
+    least: rho that the run costs at least; planned: the plan for these cohorts. Raises Waiting if too few can pay,
+    BudgetExceeded if none ever could or one that was named cannot, and what `planned` raises.
+    """
+    asked = in_question(rule, accounts, name)
+    cost, chosen = Cost(least, 0.0), able(asked, Cost(least, 0.0))
+    while True:
+        _check(rule, name, budget, cost, asked, chosen)
+        made = planned(chosen)
+        cost = cost_of(made[0], spares)
+        still = able(chosen, cost)
+        if still == chosen:
+            return made, chosen
+        chosen = still
+
+
+def _check(
+    rule: CohortRule,
+    name: str,
+    budget: Budget,
+    cost: Cost,
+    asked: Sequence[CohortAccount],
+    chosen: Sequence[CohortAccount],
+) -> None:
+    if cost.rho > budget.rho_max or cost.delta > budget.delta_extra:
+        raise BudgetExceeded(
+            f"a run on population {name!r} would cost {_in_words(cost)}, which is more than the whole budget of a "
+            "client. Nothing was released.",
+            "Lower epsilon, or raise the budget.",
+        )
+    if rule.chosen is not None and len(chosen) < len(asked):
+        numbers = {account.number for account in asked} - {account.number for account in chosen}
+        raise BudgetExceeded(
+            f"of population {name!r} the cohorts {in_words(ranges_of(numbers))} cannot pay for this run "
+            f"({_in_words(cost)}). Nothing was released.",
+            "Leave them out, or let `cohorts` be able.",
+        )
+    nominal = nominal_of(chosen)
+    if rule.at_least is not None and nominal is None:
+        undeclared = [account.number for account in chosen if account.nominal is None]
+        raise ConfigError(
+            f"at_least needs declared sizes, and cohorts {in_words(ranges_of(undeclared))} of population {name!r} have "
+            "none.",
+            "Leave at_least out; say --nominal-clients with appends to come.",
+        )
+    if not chosen or (rule.at_least is not None and nominal is not None and nominal < rule.at_least):
+        least = f"{rule.at_least:,} nominal clients" if rule.at_least else "one cohort"
+        found = f"{nominal:,} nominal clients" if chosen else "nobody"
+        raise Waiting(
+            f"a run on population {name!r} costs each cohort {_in_words(cost)} and waits until {least} can pay: now "
+            f"{found} can. Nothing was charged.",
+            "The next cohort opens with the next append. Budgets are never renewed: without newcomers there is no "
+            "further run.",
+        )
+
+
+def _in_words(cost: Cost) -> str:
+    return f"rho = {cost.rho:.6g}" + (f" and delta = {cost.delta:.3g}" if cost.delta else "")
+
+
+def participants(manifest: Manifest, chosen: Sequence[CohortAccount]) -> Participants:
+    """These cohorts, with the tokens of all of the version."""
+    tokens = tuple(cohort.token for cohort in manifest.cohorts)
+    return Participants(ranges_of(account.number for account in chosen), tokens)
