@@ -1,0 +1,250 @@
+"""What a cohort pays for: shares of a horizon, and who can pay."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedcore.errors import BudgetExceeded, ConfigError, Waiting
+from fedcore.methods.registry import make_method
+from fedcore.population.cohorts import Cohort
+from fedcore.privacy.accounting import exact_sum, make_budget, rounded_down
+from fedcore.rounds.cohort_settings import CohortRule, cohort_rule
+from fedcore.rounds.method import PublicFacts
+from fedcore.storage.ranges import ranges_of
+from fedcore.training.budget import fit_plan, plan_within_budget
+from tests.toy import Toy, ToyConfig
+
+SIZES = {"clusters": 2, "rounds": 2, "overseed": 2}
+BUDGET = make_budget(4.0, 1e-6)
+
+
+def facts(rho: float) -> PublicFacts:
+    return PublicFacts("counts", 30, 64, 1000, None, rho, 0)
+
+
+def price(plan) -> Fraction:
+    return exact_sum(planned.rho for planned in plan)
+
+
+def spare(plan) -> Fraction:
+    return Fraction(max(planned.rho for planned in plan))
+
+
+# --- the share of a horizon -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spares", [0, 1, 3])
+def test_so_many_runs_fit_exactly_and_one_more_does_not(spares):
+    """In floats rho_max / H, H times, exceeds rho_max for many of these horizons: the last run would be lost."""
+    limit, lost = Fraction(BUDGET.rho_max), 0
+    for runs in range(1, 301):
+        method = Toy(ToyConfig(private=True, spare_releases=spares))
+        plan, _ = fit_plan(method, facts, BUDGET.rho_max, runs)
+        assert runs * price(plan) + spares * spare(plan) <= limit
+        assert (runs + 1) * price(plan) > limit * Fraction(1 + 1e-9) - spares * spare(plan)
+        lost += runs * (Fraction(BUDGET.rho_max / runs)) > limit
+    assert lost > 100
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.floats(0.05, 40.0), st.integers(1, 300), st.integers(0, 3), st.sampled_from([{}, SIZES]))
+def test_so_many_runs_of_histograms_fit(epsilon, runs, spares, sizes):
+    budget = make_budget(epsilon, 1e-6)
+    method = make_method("histograms", {"spare_releases": spares, **sizes})
+    try:
+        plan, _ = fit_plan(method, facts, budget.rho_max, runs)
+    except ConfigError:
+        return  # noise as wide as no sum is
+    whole = runs * price(plan) + spares * spare(plan)
+    assert whole <= Fraction(budget.rho_max)
+    if sizes:
+        assert whole >= Fraction(budget.rho_max) * Fraction(1 - 1e-6)
+
+
+def test_one_run_is_planned_as_without_a_horizon():
+    method = Toy(ToyConfig(private=True, spare_releases=2))
+    assert fit_plan(method, facts, 0.3, 1) == fit_plan(method, facts, 0.3)
+
+
+@pytest.mark.parametrize("name", ["histograms", "private_gmm", "federated_em"])
+def test_settings_of_every_private_method(name):
+    rule = cohort_rule(make_method(name, {}).config)
+    assert rule == CohortRule() and not rule.says_something
+    given = {"horizon": 42, "at_least": 5000, "recent_cohorts": 7, "cohorts": "1-27,30"}
+    assert cohort_rule(make_method(name, given).config) == CohortRule(42, 5000, 7, ((1, 27), (30, 30)))
+    with pytest.raises(ConfigError, match="its horizon or its epsilon"):
+        make_method(name, {"horizon": 42, "epsilon": 1.0})
+    for wrong in ({"horizon": 0}, {"at_least": 0}, {"recent_cohorts": 0}, {"cohorts": "0-3"}, {"cohorts": "all"}):
+        with pytest.raises(ConfigError):
+            make_method(name, wrong)
+
+
+def test_a_method_without_these_settings_takes_all_who_can_pay():
+    assert cohort_rule(SimpleNamespace(epsilon=1.0)) == CohortRule()
+
+
+# --- who takes part ---------------------------------------------------------------------------------------------------
+
+
+class Paper:
+    """A population and its ledger for planning only: what each cohort has spent, in Fractions."""
+
+    def __init__(self, nominal, budget=BUDGET, known=None):
+        self.spent = [Fraction(0)] * len(nominal)
+        self.nominal, self.budget, self.known = list(nominal), budget, known
+
+    def open(self, nominal) -> None:
+        self.nominal.append(nominal)
+        self.spent.append(Fraction(0))
+
+    @property
+    def population(self):
+        cohorts = tuple(
+            Cohort(number=i + 1, token=f"{i:032x}", nominal=nominal, opened="2026-01-01")
+            for i, nominal in enumerate(self.nominal)
+        )
+        manifest = SimpleNamespace(nominal_clients=None, cohorts=cohorts)
+        return SimpleNamespace(
+            path=Path("p"), id="p", kind="counts", features=30, clients_per_leaf=64, n_clients=0, manifest=manifest
+        )
+
+    def balance(self, _):
+        segments = tuple(
+            SimpleNamespace(
+                first=i + 1,
+                last=i + 1,
+                rho_left=rounded_down(Fraction(self.budget.rho_max) - spent),
+                delta_left=self.budget.delta_extra,
+            )
+            for i, spent in enumerate(self.spent[: self.known])
+        )
+        return SimpleNamespace(budget=self.budget, unit="client", relation="add_or_remove_one", segments=segments)
+
+    def plan(self, **given):
+        return plan_within_budget(make_method("histograms", {**SIZES, **given}), self.population, self, 0)
+
+    def pay(self, plan, taking_part) -> None:
+        for i in range(len(self.spent)):
+            if taking_part.holds(i + 1):
+                self.spent[i] += price(plan)
+
+
+def chosen(made) -> tuple:
+    return made[2].ranges
+
+
+@pytest.mark.parametrize("spares", [0, 2])
+@pytest.mark.parametrize("horizon", [1, 3, 7, 26])
+def test_every_cohort_pays_for_exactly_its_horizon(horizon, spares):
+    paper = Paper([1000])
+    paid = [0]
+    for week in range(40):
+        plan, public, taking_part = paper.plan(horizon=horizon, spare_releases=spares)
+        assert public.nominal_clients == 1000 * sum(taking_part.holds(n + 1) for n in range(len(paid)))
+        paper.pay(plan, taking_part)
+        for i in range(len(paid)):
+            paid[i] += taking_part.holds(i + 1)
+        assert all(spent <= Fraction(BUDGET.rho_max) for spent in paper.spent)
+        assert paid == [min(horizon, week + 1 - i) for i in range(len(paid))], "the oldest retire, in order"
+        paper.open(1000)
+        paid.append(0)
+
+
+def test_without_newcomers_it_waits_after_the_horizon():
+    paper = Paper([1000, 500])
+    for _ in range(5):
+        plan, _, taking_part = paper.plan(horizon=5)
+        paper.pay(plan, taking_part)
+    with pytest.raises(Waiting, match="now nobody can. Nothing was charged. The next cohort .* without newcomers"):
+        paper.plan(horizon=5)
+    paper.open(200)
+    with pytest.raises(Waiting, match="until 1,000 nominal clients can pay: now 200 nominal clients can"):
+        paper.plan(horizon=5, at_least=1000)
+    assert chosen(paper.plan(horizon=5, at_least=200)) == ((3, 3),)
+
+
+def test_as_much_as_a_share_is_left_is_enough():
+    """The boundary: a cohort that has exactly the cost left takes part."""
+    paper = Paper([100, 100])
+    share = BUDGET.rho_of(1.0)
+    paper.spent = [Fraction(BUDGET.rho_max) - Fraction(share), Fraction(BUDGET.rho_max) - Fraction(share) * 999 / 1000]
+    assert chosen(paper.plan(epsilon=1.0)) == ((1, 1),)
+
+
+def test_the_window_and_named_cohorts():
+    paper = Paper([100] * 6)
+    paper.spent[3] = Fraction(BUDGET.rho_max)
+    assert chosen(paper.plan(horizon=9)) == ((1, 3), (5, 6))
+    assert chosen(paper.plan(horizon=9, recent_cohorts=3)) == ((5, 6),)
+    assert chosen(paper.plan(horizon=9, cohorts="2,5-6")) == ((2, 2), (5, 6))
+    with pytest.raises(BudgetExceeded, match="the cohorts 4 cannot pay") as refused:
+        paper.plan(horizon=9, cohorts="2-5")
+    assert not isinstance(refused.value, Waiting)
+    with pytest.raises(ConfigError, match="has cohorts 1 to 6"):
+        paper.plan(horizon=9, cohorts="2-7")
+
+
+def test_without_a_share_it_takes_what_all_who_are_not_used_up_have_left():
+    paper = Paper([100] * 3)
+    paper.spent = [Fraction(BUDGET.rho_max) * Fraction(1 - 1e-9), Fraction(BUDGET.rho_max) / 2, Fraction(0)]
+    plan, _, taking_part = paper.plan()
+    assert taking_part.ranges == ((2, 3),)
+    assert Fraction(BUDGET.rho_max) / 2 >= price(plan) >= Fraction(BUDGET.rho_max) * Fraction(0.4999999)
+    paper.pay(plan, taking_part)
+    assert chosen(paper.plan()) == ((3, 3),)
+
+
+def test_cohorts_that_the_ledger_has_not_heard_of_have_spent_nothing():
+    paper = Paper([100] * 4, known=2)
+    paper.spent[:2] = [Fraction(BUDGET.rho_max)] * 2
+    assert chosen(paper.plan(horizon=3)) == ((3, 4),)
+
+
+def test_sizes_that_nobody_declared():
+    paper = Paper([100, None])
+    with pytest.raises(ConfigError, match="cohorts 2 of population 'p' have none"):
+        paper.plan(horizon=3, at_least=50)
+    _, public, _ = paper.plan(horizon=3, nominal_clients=77)
+    assert public.nominal_clients == 77
+    with pytest.raises(ConfigError, match="nominal"):
+        paper.plan(horizon=3)
+
+
+def test_more_than_the_whole_budget_is_never_waited_for():
+    with pytest.raises(BudgetExceeded, match="more than the whole budget of a client") as refused:
+        Paper([100]).plan(epsilon=4.1)
+    assert not isinstance(refused.value, Waiting)
+
+
+def test_a_population_without_cohorts_refuses_to_be_asked_for_them():
+    paper = Paper([100])
+    population = paper.population
+    population.manifest = SimpleNamespace(nominal_clients=100, cohorts=())
+    for asked in ({"horizon": 3}, {"at_least": 3}, {"recent_cohorts": 2}, {"cohorts": "1"}):
+        with pytest.raises(ConfigError, match=rf"one budget for all.*{next(iter(asked))}.*fedcore budget cohorts"):
+            plan_within_budget(make_method("histograms", {**SIZES, **asked}), population, paper, 0)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=9), st.integers(1, 40), st.integers(0, 2))
+def test_those_who_take_part_are_those_who_can_pay_all_of_it(spent, horizon, spares):
+    paper = Paper([100] * len(spent))
+    paper.spent = [Fraction(BUDGET.rho_max) * Fraction(share) for share in spent]
+    try:
+        plan, _, taking_part = paper.plan(horizon=horizon, spare_releases=spares)
+    except Waiting:
+        assert all(
+            Fraction(BUDGET.rho_max) - s < Fraction(BUDGET.rho_max) * (1 + spares) / horizon for s in paper.spent
+        )
+        return
+    whole = price(plan) + spares * spare(plan)
+    can = {i + 1 for i, s in enumerate(paper.spent) if Fraction(BUDGET.rho_max) - s >= whole * Fraction(1 + 1e-12)}
+    assert can <= {n for first, last in taking_part.ranges for n in range(first, last + 1)}
+    assert all(s + whole <= Fraction(BUDGET.rho_max) for i, s in enumerate(paper.spent) if taking_part.holds(i + 1))
+    assert taking_part.ranges == ranges_of(n for n in range(1, len(spent) + 1) if taking_part.holds(n))
