@@ -10,10 +10,12 @@ import typer
 
 from fedcore.cli.options import Json, Ledger, PopulationArgument, Runs, Settings, open_population, use_ledger
 from fedcore.cli.terminal import read_settings, say, table
+from fedcore.errors import ConfigError
 
 if TYPE_CHECKING:
+    from fedcore.population.store import Population
     from fedcore.privacy.accounting import Budget
-    from fedcore.privacy.ledger.chain import Segment
+    from fedcore.privacy.ledger.chain import Balance, Segment
     from fedcore.privacy.plan import Relation, Unit
 
 budget_app = typer.Typer(no_args_is_help=True, help="The privacy budget of a population.")
@@ -76,8 +78,6 @@ def budget_set(
 
 def asked_schema() -> str:
     """Why the schema is public, from the person at the terminal. Raises ConfigError if nobody sits there."""
-    from fedcore.errors import ConfigError
-
     question = "Why are the columns or vocabulary, bounds and thresholds that runs will use public?"
     if sys.stdin is None or not sys.stdin.isatty():
         raise ConfigError(
@@ -249,7 +249,28 @@ def segment_row(segment: Segment, budget: Budget) -> dict[str, Any]:
 @budget_app.command("plan")
 def budget_plan(
     population: PopulationArgument,
-    runs: Annotated[int, typer.Option(min=1, help="Equal runs to share what is left.")],
+    runs: Annotated[int | None, typer.Option(min=1, help="Equal runs to share what is left.")] = None,
+    horizon: Annotated[
+        str | None,
+        typer.Option(
+            metavar="auto|RUNS",
+            help="Instead of --runs, where a budget is (or will be) kept by cohort: runs that each cohort pays for.",
+        ),
+    ] = None,
+    arrivals: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="With --horizon: newcomers' share of the clients at each run; default: as the declared sizes say.",
+        ),
+    ] = None,
+    beside: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.toml",
+            help="With --horizon: deployments of other schedules on the population, which draw on the same cohorts.",
+        ),
+    ] = None,
     method: Annotated[
         str | None, typer.Option(help="Name of the method; default: the first that is private for such a population.")
     ] = None,
@@ -260,19 +281,52 @@ def budget_plan(
     as_json: Json = False,
 ) -> None:
     """What each of some equal runs may spend, and what that buys: a run from nothing (cold) and, where the method can,
-    the second run and the last one of a series, each from what the runs before released (warm, last). Made from the
-    budget and public facts: nothing is reserved and no data are opened.
+    the second run and the last one of a series, each from what the runs before released (warm, last). With --horizon:
+    the same for runs of which each cohort of clients pays for so many, auto being the number that suits the newcomers
+    best. Made from the budget and public facts: nothing is reserved and no data are opened.
     """
     from fedcore.planning.budget_plan import equal_runs, planned_method
+    from fedcore.planning.horizon import horizon_plan
     from fedcore.training.budget import ledger_of
 
     use_ledger(ledger)
     store = open_population(population)
     planner = planned_method(method, read_settings(config, settings), store)
-    planned = equal_runs(planner, store, ledger_of(store).balance(store.id), runs, epsilon)
-    planned = {"population": str(population), **planned}
+    balance = ledger_of(store).balance(store.id)
+    if (runs is None) == (horizon is None):
+        raise ConfigError("a budget is planned for --runs, or for a --horizon.", "Name one of the two.")
+    if runs is not None:
+        if arrivals is not None or beside is not None:
+            raise ConfigError("--arrivals and --beside go with --horizon.")
+        planned = equal_runs(planner, store, balance, runs, epsilon)
+        sketches = {name: planned[name] for name in ("cold", "warm", "last") if name in planned}
+        shown = {name: value for name, value in planned.items() if name not in sketches}
+    else:
+        if epsilon is not None:
+            raise ConfigError("a run's share is its horizon or its epsilon, not both.")
+        planned = horizon_plan(planner, store, balance, _runs_of(horizon), arrivals, _others(beside, store, balance))
+        sketches = planned["runs"]
+        shown = {name: value for name, value in planned.items() if name != "runs"}
     if as_json:
-        return say(planned, True)
-    sketches = [{"run": name, **planned.pop(name)} for name in ("cold", "warm", "last") if name in planned]
-    say(planned, False)
-    table("Each run", sketches)
+        return say({"population": str(population), **planned}, True)
+    say({"population": str(population), **shown}, False)
+    table("Each run" if runs is not None else "Run", [{"run": name, **sketch} for name, sketch in sketches.items()])
+
+
+def _runs_of(horizon: str | None) -> int | None:
+    """None for auto."""
+    if horizon == "auto":
+        return None
+    try:
+        return int(horizon or "")
+    except ValueError:
+        raise ConfigError(f"a horizon is auto or a number of runs, not {horizon!r}.") from None
+
+
+def _others(file: Path | None, store: Population, balance: Balance) -> list[tuple[str, float]]:
+    """(name, rho of a run) of the deployments of a file that draw on this population's budget."""
+    if file is None or balance.budget is None:
+        return []
+    from fedcore.operations.deployment import shares_on
+
+    return shares_on(file, store, balance.budget)

@@ -28,7 +28,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from fedcore.errors import ConfigError
 from fedcore.methods.registry import canonical, explain, make_method
+from fedcore.population.store import Population
+from fedcore.privacy.accounting import Budget
 from fedcore.rounds.clients import DEFAULT_CACHE_BYTES
+from fedcore.rounds.cohort_settings import cohort_rule
 from fedcore.storage.files import is_url
 from fedcore.storage.parsing import read_toml
 from fedcore.training.request import Series
@@ -139,6 +142,26 @@ def read_file(path: str | Path) -> DeploymentFile:
         make_method(item.method, item.config)
     here = path.resolve().parent
     return content.model_copy(update={"deployment": [_placed(item, here) for item in content.deployment]})
+
+
+def shares_on(path: str | Path, population: Population, budget: Budget) -> list[tuple[str, float]]:
+    """(name, rho of a run) of the file's deployments that draw on this population's budget: all of them share it.
+
+    One that names no share takes all that is left. Raises what `read_file` and `Population.open` raise.
+    """
+    shares = []
+    for item in read_deployments(path):
+        method = make_method(item.method, item.config)
+        if not method.private or Population.open(item.population).id != population.id:
+            continue
+        settings = method.private_settings
+        horizon = cohort_rule(settings).horizon
+        if horizon is not None:
+            share = budget.rho_max / horizon
+        else:
+            share = budget.rho_max if settings.epsilon is None else budget.rho_of(settings.epsilon)
+        shares.append((item.name, share))
+    return shares
 
 
 def _placed(item: Deployment, here: Path) -> Deployment:

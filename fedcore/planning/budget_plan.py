@@ -6,7 +6,7 @@ Everything here is made from the budget and from public facts; no data are opene
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,11 @@ def equal_runs(
     checked_unit(method, balance.unit, population)
     if runs < 1:
         raise ConfigError(f"a number of runs is at least 1, not {runs}.")
+    if population.manifest.cohorts:
+        raise ConfigError(
+            f"population {population.path.name!r} keeps its budget by cohort, for as many runs as clients arrive for.",
+            "Ask what a horizon buys: --horizon auto.",
+        )
     budget = balance.budget
     if not balance.rho_left > 0:
         raise BudgetExceeded(
@@ -52,6 +57,8 @@ def equal_runs(
     share = budget.rho_of(epsilon)
     fitting = int(min(balance.rho_left / share, 10**9))
     plan, cold, public = sketch_of(method, population, balance, share)
+    last = max(2, min(runs, SETTLED))
+    warm = later_runs(method, lambda start: sketch_of(method, population, balance, share, start)[1:], public, (2, last))
     spent = sum(planned.rho for planned in plan)
     return {
         "relation": balance.relation,
@@ -68,21 +75,27 @@ def equal_runs(
         "fits": runs <= fitting,
         "runs_that_fit": fitting,
         "cold": cold,
-        **_sketches_of_series(method, population, balance, share, public, runs),
+        **{("warm" if number == 2 else "last"): sketch for number, sketch in warm.items()},
     }
 
 
-def _sketches_of_series(
-    method: Method[Any, Any], population: Population, balance: Balance, share: float, first: PublicFacts, runs: int
-) -> dict[str, Any]:
-    """{"warm", "last"}: the second and, if there are more, the last of so many runs, each from what the one before it
-    left; first: facts of the first one. Empty if runs do not start warm.
+def later_runs(
+    method: Method[Any, Any],
+    sketch_from: Callable[[Mapping[str, np.ndarray]], tuple[dict[str, Any], PublicFacts]],
+    first: PublicFacts,
+    numbers: Collection[int],
+) -> dict[int, dict[str, Any]]:
+    """The sketches of the runs of these numbers, from 2 on, each from what the one before it left; first: facts of the
+    first one. Empty if runs do not start warm.
+
+    sketch_from: the sketch of a run from these public arrays, and the facts that it was made from
     """
-    sketches: dict[str, Any] = {}
+    sketches: dict[int, dict[str, Any]] = {}
     start, number = method.likely_warm_start(first), 2
-    while start is not None and number <= max(2, min(runs, SETTLED)):
-        _, sketch, public = sketch_of(method, population, balance, share, start)
-        sketches["warm" if number == 2 else "last"] = sketch
+    while start is not None and number <= max(numbers):
+        sketch, public = sketch_from(start)
+        if number in numbers:
+            sketches[number] = sketch
         start, number = method.likely_warm_start(public), number + 1
     return sketches
 
