@@ -147,6 +147,21 @@ def budget_migrate(ledger: Ledger = None, as_json: Json = False) -> None:
     say({"ledger": found.id, "url": found.url, "schema_before": before, "schema": found.schema}, as_json)
 
 
+@budget_app.command("cohorts")
+def budget_cohorts(population: PopulationArgument, ledger: Ledger = None, as_json: Json = False) -> None:
+    """Keep the budget by cohort from now on: each append opens one, with a whole budget of its own clients. Whoever is
+    there is the first one, and has spent what was spent. It cannot be undone; after an interruption it goes on.
+    """
+    from fedcore.training.budget import begin_cohorts, ledger_of
+
+    use_ledger(ledger)
+    store = open_population(population)
+    if store.manifest.cohorts and not as_json:
+        print(f"The budget of {store.path.name} is kept by cohort already, by {len(store.manifest.cohorts)} of them.")
+    begin_cohorts(store, ledger_of(store))
+    budget_show(population, None, as_json)
+
+
 @budget_app.command("raise")
 def budget_raise(
     population: PopulationArgument, epsilon: Epsilon, delta: Delta, ledger: Ledger = None, as_json: Json = False

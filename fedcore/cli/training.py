@@ -59,6 +59,10 @@ def train(
     public_start: Annotated[
         str | None, typer.Option(metavar="REASON", help="Why that start is public, if it is not a private run.")
     ] = None,
+    cohorts: Annotated[
+        str | None,
+        typer.Option(metavar="able|1-27", help="Who takes part, where the budget is kept by cohort; default: able."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Train a model; with Prefect and Dask by default, in this process with --local."""
@@ -74,7 +78,7 @@ def train(
         request = TrainRequest(
             method=method,
             population=str(population),
-            settings=read_settings(config, settings),
+            settings=read_settings(config, settings) | ({} if cohorts is None else {"cohorts": cohorts}),
             runs=str(runs),
             run_id=run_id,
             version=version,

@@ -2,8 +2,9 @@
 spend, how many clients can pay in a steady state, what noise costs after 1, 10 and all runs of a horizon.
 
 Let newcomers be a share q of the N clients at each run. Where every cohort pays for H runs, a run sees
-N (1 - (1 - q)^H) clients and has noise in proportion to sqrt(H): signal to noise is largest at about H = 1.26 / q, where
-72 % of the clients can pay. Everything here is made from the budget, declared sizes and public facts; no data are opened.
+N (1 - (1 - q)^H) clients and has noise in proportion to sqrt(H): signal to noise is largest at about H = 1.26 / q, and
+72 % of the clients can then pay. Everything here is made from the budget, declared sizes and public facts; no data are
+opened.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedcore.errors import BudgetExceeded, BudgetMissing, ConfigError, LedgerMissing, PrivacyError, WrongKind
+from fedcore.population import conversion
 from fedcore.population.manifest import Ledger as NamedLedger
 from fedcore.population.store import Population
 from fedcore.privacy.accounting import Budget, rounded_down
@@ -101,6 +102,25 @@ def _find(named: NamedLedger, url: str | None) -> Ledger:
             except LedgerMissing:
                 raise elsewhere from None
     return open_ledger(url or named.url, expected_id=named.id)
+
+
+def begin_cohorts(population: Population, ledger: Ledger) -> Population:
+    """Keep the budget of the population by cohort from now on: a new version, in which everybody is of the first one.
+
+    After an interruption it goes on; nothing happens if it was done before. Raises what
+    `fedcore.population.conversion.begin_cohorts` and `Ledger.begin_cohorts` raise.
+    """
+    if population.manifest.cohorts:
+        return population
+    own = {version: Population.open(population.path, version=version).checksum for version in population.versions()}
+    chain = {version: checksum for version, checksum in own.items() if checksum is not None}
+
+    def record(version: int, manifest: str, token: str) -> str:
+        return ledger.begin_cohorts(population.id, version=version, manifest=manifest, token=token, chain=chain)
+
+    made = conversion.begin_cohorts(population, record)
+    remember_head(made, ledger)
+    return made
 
 
 class LedgerPublisher:

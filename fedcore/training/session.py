@@ -32,7 +32,6 @@ from fedcore.errors import (
     Unreachable,
 )
 from fedcore.methods.registry import make_method
-from fedcore.population.cohorts import clients_of
 from fedcore.population.store import Population
 from fedcore.privacy.ledger.chain import Balance
 from fedcore.privacy.ledger.leases import Lease
@@ -227,7 +226,7 @@ def _reserve(spec: RunSpec, ledger: Ledger, run: Run) -> None:
         relation=spec.public.relation,
         secure=spec.test_noise is None,
         bound=bound_of(spec.population, run),
-        **({} if spec.participants is None else {"cohorts": spec.participants}),
+        cohorts=spec.participants,
     )
     check_bound(ledger, spec.population, run)
 
@@ -287,12 +286,21 @@ def _session(spec: RunSpec, run: Run, account: Account | None, backend: Backend)
     if run.status not in ("running", TRAINED):
         run.finish("running")
     population = spec.population
-    ranges = None if spec.participants is None else clients_of(population.manifest.order, spec.participants.ranges)
+    ranges = _ranges(spec)
     source = Source(population.location, population.version, cache_bytes=spec.cache_bytes, ranges=ranges)
     blocks = _blocks(population, ranges)
     sizes = [population.decoded_bytes(index) for index in blocks]
     training = Training(spec.method, run, state, source, blocks, backend, spec.releases, publisher, sizes)
     return Session(spec, run, training, account)
+
+
+def _ranges(spec: RunSpec) -> Ranges | None:
+    """Of whom a round asks: of a private run those who take part, without clients that were forgotten; else everybody,
+    so that everyone's memory keeps its place, and one who was forgotten has no rows.
+    """
+    if spec.participants is not None:
+        return spec.population.participants(spec.participants.ranges)
+    return spec.population.participants() if spec.method.private and spec.population.holes else None
 
 
 def _blocks(population: Population, ranges: Ranges | None) -> Sequence[int]:
