@@ -297,7 +297,8 @@ def _plan_by_cohort(
         return fit_plan(method, lambda rho: facts(rho, taking_part), whole, runs)
 
     name, spares = population.path.name, settings.spare_releases
-    (plan, public), chosen = cohorts.choose(rule, name, accounts, budget, least, planned, spares)
+    sized = settings.nominal_clients is not None
+    (plan, public), chosen = cohorts.choose(rule, name, accounts, budget, least, planned, spares, sized)
     return plan, public, cohorts.participants(manifest, chosen)
 
 

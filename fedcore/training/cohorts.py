@@ -100,16 +100,18 @@ def choose(
     least: float,
     planned: Callable[[Sequence[CohortAccount]], Planned],
     spares: int,
+    sized: bool,
 ) -> tuple[Planned, list[CohortAccount]]:
     """The plan of a run and the cohorts that take part in it, of which each can pay for the whole plan.
 
-    least: rho that the run costs at least; planned: the plan for these cohorts. Raises Waiting if too few can pay,
-    BudgetExceeded if none ever could or one that was named cannot, and what `planned` raises.
+    least: rho that the run costs at least; planned: the plan for these cohorts; sized: whether the settings name the
+    size of the run, so that declared ones are not needed for its plan. Raises ConfigError if they are and lack, Waiting
+    if too few can pay, BudgetExceeded if none ever could or one that was named cannot, and what `planned` raises.
     """
     asked = in_question(rule, accounts, name)
     cost, chosen = Cost(least, 0.0), able(asked, Cost(least, 0.0))
     while True:
-        _check(rule, name, budget, cost, asked, chosen)
+        _check(rule, name, budget, cost, asked, chosen, sized)
         made = planned(chosen)
         cost = cost_of(made[0], spares)
         still = able(chosen, cost)
@@ -125,6 +127,7 @@ def _check(
     cost: Cost,
     asked: Sequence[CohortAccount],
     chosen: Sequence[CohortAccount],
+    sized: bool,
 ) -> None:
     if cost.rho > budget.rho_max or cost.delta > budget.delta_extra:
         raise BudgetExceeded(
@@ -140,15 +143,15 @@ def _check(
             "Leave them out, or let `cohorts` be able.",
         )
     nominal = nominal_of(chosen)
-    if rule.at_least is not None and nominal is None:
-        undeclared = [account.number for account in chosen if account.nominal is None]
+    if nominal is None and (rule.at_least is not None or not sized):
+        undeclared = ranges_of(account.number for account in chosen if account.nominal is None)
         raise ConfigError(
-            f"at_least needs declared sizes, and cohorts {in_words(ranges_of(undeclared))} of population {name!r} have "
-            "none.",
-            "Leave at_least out; say --nominal-clients with appends to come.",
+            f"a run on population {name!r} needs the declared sizes of the cohorts that take part, and cohorts "
+            f"{in_words(undeclared)} have none.",
+            "Say --nominal-clients with every append; for this run, leave at_least out and set nominal_clients.",
         )
-    if not chosen or (rule.at_least is not None and nominal is not None and nominal < rule.at_least):
-        least = f"{rule.at_least:,} nominal clients" if rule.at_least else "one cohort"
+    if not chosen or (nominal is not None and nominal < (rule.at_least or 1)):
+        least = f"{rule.at_least:,} nominal clients" if rule.at_least else "somebody"
         found = f"{nominal:,} nominal clients" if chosen else "nobody"
         raise Waiting(
             f"a run on population {name!r} costs each cohort {_in_words(cost)} and waits until {least} can pay: now "
