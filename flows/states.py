@@ -1,10 +1,12 @@
 """How a flow run ends when something is wrong with its input, its budget or its cluster: in a state whose message says
 what happened and what to do, without a traceback, and without being tried again.
 
-    Refused   nothing was trained, charged or released, and nothing was made
+    Waiting   nothing was trained, charged or released: the run comes again, when newcomers can pay for it
+    Refused   the same, and nothing will change by itself
     Failed    the work was under way; what is committed is kept
 
-Both are of Prefect's type FAILED. The caller of a flow gets the error itself.
+The last two are of Prefect's type FAILED, and the caller of a flow gets the error itself. Waiting is part of the life
+of a schedule and of the type COMPLETED; the flow then returns the error.
 """
 
 import logging
@@ -13,12 +15,12 @@ from typing import Any
 
 from prefect import get_run_logger
 from prefect.client.schemas import State
-from prefect.states import Failed
+from prefect.states import Completed, Failed
 
-from fedcore.errors import FedcoreError, WorkerFailed
+from fedcore.errors import FedcoreError, Waiting, WorkerFailed
 
 LOGGERS = ("prefect.flow_runs", "prefect.task_runs")
-REFUSED = "Refused"
+REFUSED, WAITING = "Refused", "Waiting"
 
 
 class NoTraceback(logging.Filter):
@@ -43,13 +45,18 @@ def without_tracebacks() -> None:
         logging.getLogger(name).addFilter(_no_traceback)
 
 
+def waiting(error: Waiting) -> State:
+    """The state of a flow run of a schedule that waits for newcomers."""
+    return Completed(name=WAITING, message=str(error), data=error)
+
+
 def failed(error: FedcoreError, refused: bool) -> State:
     """The state of a flow run that a named error ended; it raises that error for whoever called the flow."""
     return Failed(name=REFUSED if refused else "Failed", message=str(error), data=error)
 
 
 def run_to_state(work: Callable[[list], Any], describe: Callable[[list], str]) -> Any:
-    """What `work` returns; or, after a named error, the state of the flow run that says what was wrong.
+    """What `work` returns; or, if it waits or after a named error, the state of the flow run that says what was wrong.
 
     Args:
         work: is given an empty list, and appends to it as soon as there is something that stays although it fails
@@ -59,6 +66,9 @@ def run_to_state(work: Callable[[list], Any], describe: Callable[[list], str]) -
     without_tracebacks()
     try:
         return work(kept)
+    except Waiting as error:
+        get_run_logger().info("%s: %s", describe(kept), error)
+        return waiting(error)
     except FedcoreError as error:
         get_run_logger().error("%s: %s: %s", describe(kept), type(error).__name__, error)
         return failed(error, refused=not kept and not isinstance(error, WorkerFailed))

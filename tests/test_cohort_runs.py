@@ -9,11 +9,12 @@ from fractions import Fraction
 import pytest
 
 from fedcore.errors import BudgetExceeded, PopulationBranched, PrivacyError, RunError, Waiting
+from fedcore.operations.population_page import population_page
 from fedcore.privacy.accounting import rounded_up
 from fedcore.rounds.engine import InProcessBackend, Training
 from fedcore.training import session as sessions
 from fedcore.training.budget import begin_cohorts
-from fedcore.training.session import resume
+from fedcore.training.session import resume, start_run
 from tests.audit.neighbours import Replay
 from tests.conftest import edit_record
 from tests.growing import Growing, price_of, published, ranges_of_run, to_end
@@ -78,7 +79,7 @@ def test_four_years_of_weeks(tmp_path, asked):
     check(*year(tmp_path, asked, weeks=208, horizon=42))
 
 
-# --- who is asked ----------
+# --- who is asked -----------------------------------------------------------------------------------------------------
 
 
 def test_a_canary_leaves_the_sums_of_every_run_without_its_cohort_bit_equal(tmp_path):
@@ -165,7 +166,7 @@ def test_the_window_and_the_size_of_a_run(tmp_path, asked):
     assert session.training.state.clients == 300
 
 
-# --- waiting ----------
+# --- waiting ----------------------------------------------------------------------------------------------------------
 
 
 def test_waiting_charges_nothing_and_ends_when_newcomers_are_enough(tmp_path):
@@ -184,7 +185,7 @@ def test_waiting_charges_nothing_and_ends_when_newcomers_are_enough(tmp_path):
     assert ranges_of_run(session) == ((2, 4),)
 
 
-# --- accounts never begin anew ----------
+# --- accounts never begin anew ----------------------------------------------------------------------------------------
 
 
 def test_a_copy_that_was_appended_to_by_itself_is_refused(tmp_path):
@@ -217,12 +218,10 @@ def test_who_was_there_before_cohorts_has_spent_what_was_spent(tmp_path):
     first, second = growing.ledger.verify(growing.population.id).segments
     assert first.rho_spent >= spent > 0 and second.rho_spent < first.rho_spent
     with pytest.raises(PrivacyError):  # an old version knows no cohorts
-        sessions.start_run(
-            growing.request("old", epsilon=0.1).model_copy(update={"version": 1}), InProcessBackend(), stamp=""
-        )
+        start_run(growing.request("old", epsilon=0.1).model_copy(update={"version": 1}), InProcessBackend(), stamp="")
 
 
-# --- interrupted runs ----------
+# --- interrupted runs -------------------------------------------------------------------------------------------------
 
 
 def interrupted(growing, rounds: int = 1):
@@ -266,3 +265,29 @@ def test_other_participants_than_were_reserved_are_refused(tmp_path):
         edit_record(session.run.path, lambda content, cohorts=cohorts: content.update(cohorts=cohorts))
         with pytest.raises(RunError, match=words):
             resume(session.run.path, InProcessBackend())
+
+
+# --- what is shown ----------------------------------------------------------------------------------------------------
+
+
+def test_the_page_of_the_population_shows_cohorts(tmp_path):
+    growing = Growing(tmp_path)
+    page = population_page(str(growing.path), tmp_path / "runs")
+    assert "There are 1 cohorts" in page and "No run by cohort was made yet" in page
+    for week in range(3):
+        request = growing.request(f"w{week}", horizon=4)
+        to_end(start_run(request, InProcessBackend(), stamp=f"202601{1 + 7 * week:02}T000000"))
+        growing.append(f"n{week}")
+    page = population_page(str(growing.path), tmp_path / "runs")
+    assert "can pay for 1 more runs like the last one" in page
+    assert "they retire with the run of week 4 of 2026 (2026-01-22)" in page
+    rows = [line for line in page.splitlines() if line.startswith("| w")]
+    assert [row.split("|")[3].strip() for row in rows[:3]] == ["1-3", "1-2", "1"]
+    assert all(row.split("|")[5].strip() == "1" for row in rows[:3]), "everybody of its version could pay"
+    growing.run("last", horizon=4)
+    growing.append("n3")
+    growing.run("without", horizon=4)
+    page = population_page(str(growing.path), tmp_path / "runs")
+    assert "The founders (cohort 1) are retired" in page
+    row = next(line for line in page.splitlines() if line.startswith("| without"))
+    assert row.split("|")[4].strip() == "400" and row.split("|")[5].strip() == "0.25"

@@ -23,7 +23,7 @@ from fedcore.cli.options import (
     use_ledger,
 )
 from fedcore.cli.terminal import importing, parse_bytes, read_settings, say, warn
-from fedcore.errors import ConfigError
+from fedcore.errors import ConfigError, Waiting
 from fedcore.storage.files import Place
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def trained(request: TrainRequest, local: bool, workers: int | None, dask: str |
         )
     with importing():
         flows = import_module("fedcore.flows.train")
-    path: Place = flows.FLOWS[request.method](
+    path: Place | Waiting = flows.FLOWS[request.method](
         population=request.population,
         config=method.config,
         runs=request.runs,
@@ -118,6 +118,8 @@ def trained(request: TrainRequest, local: bool, workers: int | None, dask: str |
         start_from=request.start_from,
         public_start_because=request.public_start_because,
     )
+    if isinstance(path, Waiting):  # another run has spent what was left a moment ago
+        raise path
     return path
 
 

@@ -13,8 +13,10 @@ from typing import Any
 
 from fedcore.errors import LedgerMissing, PrivacyError, RunError
 from fedcore.evaluation.run_summary import summary_row
+from fedcore.operations.cohort_page import able_rows, founders_in_words, segment_rows
 from fedcore.operations.latest_runs import all_latest
 from fedcore.population.store import Population
+from fedcore.privacy.ledger.chain import Balance
 from fedcore.privacy.statement import loss_in_words, schema_in_words
 from fedcore.runs.store import Run, list_runs
 from fedcore.storage.files import Place, absolute, is_file, read_bytes
@@ -44,7 +46,7 @@ def population_page(path: str, runs: str | Place) -> str:
         "",
         "## Budget",
         "",
-        *_budget(newest),
+        *_budget(newest, mine),
         "",
         "## Latest runs",
         "",
@@ -74,7 +76,7 @@ def _versions(newest: Population) -> list[str]:
     return [*table(rows), *_left_out(len(numbers) - MOST_VERSIONS, "versions")]
 
 
-def _budget(population: Population) -> list[str]:
+def _budget(population: Population, runs: Sequence[Run]) -> list[str]:
     if population.manifest.ledger is None:
         return ["The population names no ledger: no private run on it is possible."]
     try:
@@ -86,23 +88,40 @@ def _budget(population: Population) -> list[str]:
         return [cell(f"The ledger cannot be used: {error}")]
     if balance.budget is None:
         return ["No budget is set: no private run on it is possible until `fedcore budget set`."]
-    rows = [{name or "": value for name, value in row.items()} for row in budget_rows(balance)]
-    left = epsilon_that_fits(balance)
-    fits = f"A run of epsilon {left:.4g} or less still fits." if left > 0 else "No run fits any more."
     notes = [*schema_in_words(balance.public_schema), *([loss_in_words(balance.loss)] if balance.loss else [])]
     notes += [f"**{missing}**"] if missing else []
-    return [*table(rows), "", fits, *(line for note in notes for line in ("", cell(note)))]
+    if population.manifest.cohorts:
+        return [*_cohorts(population, balance, runs), *(line for note in notes for line in ("", cell(note)))]
+    left = epsilon_that_fits(balance)
+    fits = f"A run of epsilon {left:.4g} or less still fits." if left > 0 else "No run fits any more."
+    return [*table(budget_rows(balance)), "", fits, *(line for note in notes for line in ("", cell(note)))]
 
 
-def budget_rows(balance) -> list[dict]:
-    """A balance as a table of spent, reserved and left."""
+def budget_rows(balance: Balance) -> list[dict[str, Any]]:
+    """A balance as a table of spent, reserved and left; by cohort, if it is kept so."""
     budget = balance.budget
+    assert budget is not None, "a balance is shown where there is a budget"
+    if balance.segments:
+        return segment_rows(balance)
     return [
         {"": "budget", "rho": budget.rho_max, "epsilon": budget.epsilon, "delta": budget.delta},
         {"": "spent", "rho": balance.rho_spent, "epsilon": balance.epsilon_spent, "delta": budget.delta_conv},
         {"": "reserved", "rho": balance.rho_reserved, "epsilon": None, "delta": None},
         {"": "left", "rho": balance.rho_left, "epsilon": None, "delta": None},
     ]
+
+
+def _cohorts(population: Population, balance: Balance, runs: Sequence[Run]) -> list[str]:
+    """A budget that is kept by cohort."""
+    budget, known = balance.budget, len(population.manifest.cohorts)
+    assert budget is not None, "a balance is shown where there is a budget"
+    promise = f"Each client is promised epsilon = {budget.epsilon:g}, delta = {budget.delta:g} (rho = "
+    spent = [*table(segment_rows(balance)), ""] if balance.segments else []
+    lines = [cell(f"{promise}{budget.rho_max:.5g}) for all runs. There are {known} cohorts."), "", *spent]
+    if founders := founders_in_words(population, balance, runs):
+        lines += [founders, ""]
+    took_part = able_rows(population, runs)
+    return [*lines, *(["Who took part:", "", *table(took_part)] if took_part else ["No run by cohort was made yet."])]
 
 
 def _latest(runs: str | Place, mine: set[str]) -> list[str]:

@@ -1,0 +1,106 @@
+"""What an operator sees of a budget that is kept by cohort: who has spent what, who could pay in the last runs, until
+when the founders can. Made from the ledger, declared sizes and the records of runs.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from fractions import Fraction
+from typing import Any
+
+from fedcore.errors import PopulationError
+from fedcore.population.cohorts import FOUNDERS
+from fedcore.population.manifest import Manifest
+from fedcore.population.store import Population
+from fedcore.privacy.accounting import exact_sum
+from fedcore.privacy.ledger.chain import Balance
+from fedcore.runs.store import Run
+from fedcore.storage.ranges import Ranges, holds, in_words
+from fedcore.training.cohorts import cohort_accounts
+
+MOST_RUNS = 30  # of which the share that could pay is shown
+STAMP = "%Y%m%dT%H%M%S"
+
+
+def segment_rows(balance: Balance) -> list[dict[str, Any]]:
+    """Cohorts of equal account, one after the other; the rest have spent nothing."""
+    return [
+        {
+            "cohorts": in_words(((segment.first, segment.last),)),
+            "spent": segment.rho_spent,
+            "reserved": segment.rho_reserved,
+            "left": segment.rho_left,
+            "epsilon spent": None if balance.budget is None else balance.budget.epsilon_of(segment.rho_spent),
+        }
+        for segment in balance.segments
+    ]
+
+
+def able_rows(population: Population, runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Of the newest private runs, newest first: who took part, and their share of the declared size of its version.
+
+    runs: on this population, newest first
+    """
+    rows, manifests = [], {population.version: population.manifest}
+    for run in runs:
+        ranges, version = cohorts_of(run), (run.info.get("population") or {}).get("version")
+        if ranges is None or len(rows) == MOST_RUNS:
+            continue
+        try:
+            manifest = manifests.get(version) or Population.open(population.path, version=version).manifest
+        except PopulationError:  # a version that was forgotten
+            continue
+        manifests[version] = manifest
+        took, all_of_them = _nominal(manifest, ranges), manifest.nominal_clients
+        rows.append(
+            {
+                "run": run.id,
+                "started": run.info.get("started"),
+                "cohorts": in_words(ranges),
+                "nominal clients": took,
+                "share that took part": None if took is None or not all_of_them else took / all_of_them,
+            }
+        )
+    return rows
+
+
+def founders_in_words(population: Population, balance: Balance, runs: Sequence[Run]) -> str:
+    """When those who were there first can pay no more, if runs go on like the last ones. runs: newest first."""
+    mine = [run for run in runs if cohorts_of(run) is not None]
+    if not mine or balance.budget is None:
+        return ""
+    price = exact_sum(float(planned["rho"]) for planned in mine[0].info["plan"])
+    left = Fraction(cohort_accounts(population.manifest, balance)[FOUNDERS - 1].rho)
+    more = int(left // price) if price else 0
+    if not more:
+        return "The founders (cohort 1) are retired: they cannot pay for a run like the last one."
+    starts = [started for run in mine if (started := _started(run)) is not None]
+    steps = [(later - earlier).total_seconds() for later, earlier in zip(starts, starts[1:], strict=False)]
+    said = f"The founders (cohort 1) can pay for {more} more runs like the last one"
+    if not steps:
+        return f"{said}."
+    last = starts[0] + timedelta(seconds=statistics.median(steps) * more)
+    year, week, _ = last.isocalendar()
+    return f"{said}: at the pace of the last runs they retire with the run of week {week} of {year} ({last:%Y-%m-%d})."
+
+
+def cohorts_of(run: Run) -> Ranges | None:
+    """Who took part in a run, as its record says; None if no cohorts are named."""
+    try:
+        return tuple((int(first), int(last)) for first, last in run.info["cohorts"]) or None
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _nominal(manifest: Manifest, ranges: Ranges) -> int | None:
+    sizes = [cohort.nominal for cohort in manifest.cohorts if holds(ranges, cohort.number)]
+    return None if None in sizes else sum(size for size in sizes if size is not None)
+
+
+def _started(run: Run) -> datetime | None:
+    try:
+        return datetime.strptime(str(run.info.get("started")), STAMP).replace(tzinfo=UTC)
+    except ValueError:
+        return None
