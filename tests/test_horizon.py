@@ -18,6 +18,7 @@ from fedcore.rounds.cohort_settings import CohortRule, cohort_rule
 from fedcore.rounds.method import PublicFacts
 from fedcore.storage.ranges import ranges_of
 from fedcore.training.budget import fit_plan, plan_within_budget
+from fedcore.training.cohorts import CohortAccount, Cost, able
 from tests.toy import Toy, ToyConfig
 
 SIZES = {"clusters": 2, "rounds": 2, "overseed": 2}
@@ -175,6 +176,12 @@ def test_as_much_as_a_share_is_left_is_enough():
     share = BUDGET.rho_of(1.0)
     paper.spent = [Fraction(BUDGET.rho_max) - Fraction(share), Fraction(BUDGET.rho_max) - Fraction(share) * 999 / 1000]
     assert chosen(paper.plan(epsilon=1.0)) == ((1, 1),)
+
+
+def test_delta_has_to_be_left_too():
+    """Thresholding steps cost delta."""
+    accounts = [CohortAccount(1, 100, 1.0, 1e-8), CohortAccount(2, 100, 1.0, 0.9e-8)]
+    assert able(accounts, Cost(0.5, 1e-8)) == accounts[:1] and able(accounts, Cost(0.5, 0.0)) == accounts
 
 
 def test_the_window_and_named_cohorts():

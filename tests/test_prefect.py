@@ -23,6 +23,7 @@ from fedcore.flows.server import authorization, server
 from fedcore.population.store import Population
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import list_runs, load_run
+from fedcore.training.budget import begin_cohorts
 from fedcore.training.request import Series, TrainRequest
 from fedcore.training.session import concluding, start_run
 from tests.command import private_population
@@ -413,6 +414,39 @@ def test_a_refused_run_says_why_in_its_state(prefect_server, tmp_path):
     assert "| clients | 1 |" in artifacts[f"population-ingested-{ingested.id[:8]}"]["data"]
     assert "| spent | 0." in artifacts[f"population-spent-{spent.id[:8]}"]["data"]
     assert "No budget is set" in artifacts[f"population-bare-{bare.id[:8]}"]["data"]
+
+
+WAITS = """
+import sys
+from fedcore.methods.histograms.config import HistogramsConfig
+from fedcore.flows.train import FLOWS, Compute
+
+settings = HistogramsConfig(clusters=2, rounds=2, horizon=1)
+for _ in range(2):
+    ended = FLOWS["histograms"](population=sys.argv[1], runs=sys.argv[2], config=settings, compute=Compute(workers=1))
+    print(type(ended).__name__)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.prefect
+def test_a_run_that_waits_for_newcomers_is_no_failure(prefect_server, tmp_path):
+    population, ledger = private_population(tmp_path / "waits", small_counts(100))
+    begin_cohorts(population, ledger)
+    command = [sys.executable, "-c", WAITS, str(population.path), str(tmp_path / "runs")]
+    environment = os.environ | {"PREFECT_API_URL": prefect_server + "/api", "PYTHONPATH": str(HERE)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.stdout.split() == ["str", "Waiting"], done.stderr[-3000:]
+    asked = {"flow_runs": {"tags": {"any_": ["waits"]}}, "sort": "EXPECTED_START_TIME_ASC"}
+    first, waits = ask(prefect_server, "/flow_runs/filter", asked)
+    assert [(run["state_type"], run["state_name"]) for run in (first, waits)] == [
+        ("COMPLETED", "Completed"),
+        ("COMPLETED", "Waiting"),
+    ]
+    assert "Nothing was charged. The next cohort opens with the next append" in waits["state"]["message"]
+    assert "Traceback" not in done.stderr and len(list_runs(tmp_path / "runs")) == 1
+    artifacts = {item["key"]: item for item in ask(prefect_server, "/artifacts/latest/filter", {"limit": 200})}
+    assert "are retired" in artifacts[f"population-waits-{population.id[:8]}"]["data"]
 
 
 @pytest.mark.slow

@@ -139,6 +139,8 @@ def plan_run(request: TrainRequest, where: Resources, *, limit: float = LIMIT_SE
     """
     spec = resolve(request)
     method, population, public = spec.method, spec.population, spec.public
+    if spec.participants is not None and where.clients is None:
+        where = replace(where, clients=public.nominal_clients)
 
     def facts_for(clients: int | None) -> PublicFacts:
         return public if clients is None else replace(public, clients=clients)

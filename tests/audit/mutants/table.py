@@ -75,6 +75,8 @@ OF_LOSSES, OF_RECOUNT = "tests/privacy/test_recount.py", "tests/privacy/test_led
 OF_GDP, OF_REDRAWS = "tests/privacy/test_gdp.py", "tests/privacy/test_redraws.py"
 OF_COHORTS, OF_COHORTS_LAW = "tests/privacy/test_cohorts.py", "tests/privacy/test_cohorts_law.py"
 OF_PUBLISHING, OF_ENGINE = "tests/privacy/test_publishing.py", "tests/test_engine.py"
+OF_HORIZONS, OF_ANSWERS = "tests/test_horizon.py", "tests/test_participants.py"
+OF_COHORT_RUNS = "tests/test_cohort_runs.py"
 OF_CLIENTS, OF_ORDER = "tests/audit/test_sensitivity.py", "tests/privacy/test_order.py"
 
 MUTANTS: list[Mutant] = [
@@ -1392,7 +1394,11 @@ MUTANTS: list[Mutant] = [
         slow=True,
     ),
     _mutant(
-        "plan: spares do not fit", COHORTS, "[max(rho)] * spares", "[]", f"{OF_ORDER}::test_a_plan_fits_with_its_spares"
+        "plan: spares do not fit",
+        CHOOSING,
+        "[max(rho)] * spares",
+        "[]",
+        f"{OF_ORDER}::test_a_plan_fits_with_its_spares",
     ),
     _mutant(
         "plan: always for presence",
@@ -1835,5 +1841,98 @@ MUTANTS: list[Mutant] = [
         'if (noise or run.noise) == DISCRETE and account.currency != "zcdp":',
         "if False:",
         f"{OF_RECOUNT}::test_a_charge_of_discrete_noise_is_refused_by_replay",
+    ),
+    # --- who takes part ----------------------------------------------------------------------------------------------
+    _mutant(
+        "participants: able by more than the cost",
+        CHOOSING,
+        "account.rho >= cost.rho",
+        "account.rho > cost.rho",
+        f"{OF_HORIZONS}::test_as_much_as_a_share_is_left_is_enough",
+    ),
+    _mutant(
+        "participants: the delta that is left is not asked",
+        CHOOSING,
+        " and account.delta >= cost.delta]",
+        "]",
+        f"{OF_HORIZONS}::test_delta_has_to_be_left_too",
+    ),
+    _mutant(
+        "participants: one run too many in a horizon",
+        CHOOSING,
+        "(runs - 1) * price",
+        "(runs - 2) * price",
+        f"{OF_HORIZONS}::test_so_many_runs_fit_exactly_and_one_more_does_not",
+    ),
+    _mutant(
+        "participants: a horizon forgets its spares",
+        CHOOSING,
+        "(runs - 1) * price + Fraction(cost_of(plan, spares).rho)",
+        "(runs - 1) * price + Fraction(cost_of(plan, 0).rho)",
+        f"{OF_HORIZONS}::test_so_many_runs_fit_exactly_and_one_more_does_not",
+    ),
+    _mutant(
+        "participants: a cohort that the ledger does not know can pay nothing",
+        CHOOSING,
+        "left += [whole] * (len(manifest.cohorts) - len(left))",
+        "left += [(0.0, 0.0)] * (len(manifest.cohorts) - len(left))",
+        f"{OF_HORIZONS}::test_cohorts_that_the_ledger_has_not_heard_of_have_spent_nothing",
+    ),
+    _mutant(
+        "participants: chosen once, whatever the plan costs",
+        CHOOSING,
+        "        if still == chosen:\n",
+        "        if True:\n",
+        f"{OF_HORIZONS}::test_those_who_take_part_are_those_who_can_pay_all_of_it",
+        f"{OF_HORIZONS}::test_every_cohort_pays_for_exactly_its_horizon",
+    ),
+    _mutant(
+        "participants: a named cohort that cannot pay is left out",
+        CHOOSING,
+        "if rule.chosen is not None and len(chosen) < len(asked):",
+        "if False:",
+        f"{OF_HORIZONS}::test_the_window_and_named_cohorts",
+    ),
+    _mutant(
+        "participants: the size of everybody",
+        BUDGET,
+        "for cohort in population.manifest.cohorts if participants.holds(cohort.number)]",
+        "for cohort in population.manifest.cohorts]",
+        f"{OF_HORIZONS}::test_every_cohort_pays_for_exactly_its_horizon",
+    ),
+    _mutant(
+        "ranges: one client after each",
+        ANSWERING,
+        "min(high, stop)) for",
+        "min(high + 1, stop)) for",
+        f"{OF_ANSWERS}::test_what_lies_within",
+    ),
+    _mutant(
+        "ranges: the first client is left out",
+        ANSWERING,
+        "(max(low, first),",
+        "(max(low + 1, first),",
+        f"{OF_ANSWERS}::test_what_lies_within",
+    ),
+    _mutant(
+        "ranges: a part of a leaf begins elsewhere",
+        ANSWERING,
+        "leaf.slice(first - leaf.first, stop - leaf.first,",
+        "leaf.slice(0, stop - leaf.first,",
+        f"{OF_ANSWERS}::test_sums_of_participants_are_those_of_a_population_of_them_alone",
+    ),
+    _mutant(
+        "ranges: everybody is asked",
+        "fedcore/training/session.py",
+        "return spec.population.participants(spec.participants.ranges)",
+        "return spec.population.participants()",
+        f"{OF_COHORT_RUNS}::test_new_rows_of_a_retired_client_are_not_read",
+    ),
+    _mutant(
+        "ranges: resumed with other participants than were reserved",
+        "fedcore/training/spec.py",
+        "    if reserved != said:\n",
+        "    if False:\n",
+        f"{OF_COHORT_RUNS}::test_other_participants_than_were_reserved_are_refused",
     ),
 ]
