@@ -60,7 +60,6 @@ WITNESS, CHECKPOINT = "fedcore/training/witness.py", "fedcore/privacy/ledger/che
 MANIFEST, WRITE = "fedcore/population/manifest.py", "fedcore/population/writer.py"
 QUERIES, BUDGET, ENGINE = "fedcore/privacy/ledger/queries.py", "fedcore/training/budget.py", "fedcore/rounds/engine.py"
 SUMS, COHORTS = "fedcore/privacy/ledger/sums.py", "fedcore/privacy/ledger/cohort_accounts.py"
-COHORTS, ANSWERING = "fedcore/training/cohorts.py", "fedcore/rounds/clients.py"
 CHOOSING, ANSWERING = "fedcore/training/cohorts.py", "fedcore/rounds/clients.py"
 RECOUNT, RECOUNTING = "fedcore/privacy/recount.py", "fedcore/privacy/ledger/recounting.py"
 HISTOGRAMS, EM, GMM = "fedcore/methods/histograms", "fedcore/methods/federated_em", "fedcore/methods/private_gmm"
