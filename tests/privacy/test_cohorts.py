@@ -356,17 +356,17 @@ def test_a_resumed_run_has_reserved_its_plan(books):
         books.reserve([release()], run=run, cohorts=took((1, 1), of=2))
 
 
-def test_a_plan_without_cohorts_keeps_its_digest(books):
+def test_a_plan_without_cohorts_keeps_its_digest(file_books):
     """That of schema 1, whatever may come: an open run would become another plan."""
-    run = books.reserve([release()], bound=on(1))
-    payload = next(row for row in books.ledger.history(books.population) if row["kind"] == "reserve")
+    run = file_books.reserve([release()], bound=on(1))
+    payload = next(row for row in file_books.ledger.history(file_books.population) if row["kind"] == "reserve")
     assert "cohorts" not in payload and payload["needs"] == []
-    before = sql_of(books, f"SELECT plan_digest, cohorts FROM fedcore_runs WHERE run_id = '{run}'")
-    begin(books)
-    books.reserve([release()], run=run, bound=on(1))
-    assert sql_of(books, f"SELECT plan_digest, cohorts FROM fedcore_runs WHERE run_id = '{run}'") == before
+    before = sql_of(file_books, f"SELECT plan_digest, cohorts FROM fedcore_runs WHERE run_id = '{run}'")
+    begin(file_books)
+    file_books.reserve([release()], run=run, bound=on(1))
+    assert sql_of(file_books, f"SELECT plan_digest, cohorts FROM fedcore_runs WHERE run_id = '{run}'") == before
     schema_1 = ("plan", "spares", "spare_rho", "spare_delta", "unit", "relation", "secure", "statement")
-    identity = {**{name: payload[name] for name in schema_1}, "population_id": books.population}
+    identity = {**{name: payload[name] for name in schema_1}, "population_id": file_books.population}
     assert before == [(digest(canonical(identity)), None)]
 
 
@@ -433,28 +433,28 @@ def often(monkeypatch):
     monkeypatch.setattr(reservations, "CHECKPOINT_AFTER", 12)
 
 
-def test_a_checkpoint_keeps_every_cohort(books, often):
-    spend(books, [release(1, 50.0)], bound=on(1))
-    open_run = books.reserve([release(1, 60.0), release(2, 60.0)], bound=on(1))
-    begin(books)
-    lease = books.ledger.acquire(open_run)
+def test_a_checkpoint_keeps_every_cohort(file_books, often):
+    spend(file_books, [release(1, 50.0)], bound=on(1))
+    open_run = file_books.reserve([release(1, 60.0), release(2, 60.0)], bound=on(1))
+    begin(file_books)
+    lease = file_books.ledger.acquire(open_run)
     for number in range(2, 10):  # each opens a cohort, and some records of it are checkpoints
-        spend(books, [release(1, 40.0), release(2, 50.0)], took((1 + number // 3, number), of=number))
-        assert books.ledger.verify(books.population) == books.ledger.balance(books.population)
+        spend(file_books, [release(1, 40.0), release(2, 50.0)], took((1 + number // 3, number), of=number))
+        assert file_books.ledger.verify(file_books.population) == file_books.ledger.balance(file_books.population)
         if number == 5:
-            books.ledger.charge(lease, release(1, 60.0))
-    assert kinds(books).count("checkpoint") >= 3
-    kept = books.reserve([release(1, 60.0)], cohorts=took((2, 2), (9, 9), of=9))
-    account = books.ledger.account(books.population)
-    restored = account_at(books.population, json.loads(canonical(state_of(account))))
+            file_books.ledger.charge(lease, release(1, 60.0))
+    assert kinds(file_books).count("checkpoint") >= 3
+    kept = file_books.reserve([release(1, 60.0)], cohorts=took((2, 2), (9, 9), of=9))
+    account = file_books.ledger.account(file_books.population)
+    restored = account_at(file_books.population, json.loads(canonical(state_of(account))))
     assert restored.runs == {run: account.runs[run] for run in (open_run, kept)}
     assert restored.runs[kept].cohorts == ((2, 2), (9, 9)) and restored.runs[open_run].cohorts is None
     assert (restored.tokens, restored.founders) == (account.tokens, (1, CHAIN[1]))
     assert restored.balance() == account.balance() and restored.ended == account.ended
     assert canonical(state_of(restored)) == canonical(state_of(account))
     with pytest.raises(LedgerError, match="a newer fedcore"):
-        forged(books, "checkpoint", {"state": {**state_of(account), "cohorts": {"periods": 1}}})
-        books.ledger.balance(books.population)
+        forged(file_books, "checkpoint", {"state": {**state_of(account), "cohorts": {"periods": 1}}})
+        file_books.ledger.balance(file_books.population)
 
 
 def test_one_account_has_the_checkpoint_that_it_had(books, often):
