@@ -237,6 +237,16 @@ def test_the_budget_of_every_cohort_is_exact_at_the_edge(books):
     assert [piece[:2] for piece in segments(books)] == [(1, 5)], "a refused run teaches the ledger no cohort"
 
 
+def test_the_largest_account_decides_and_not_the_sum(books):
+    begin(books)
+    rho_max = books.ledger.balance(books.population).budget.rho_max
+    half = release(sigma=(1 / rho_max) ** 0.5 * (1 + 1e-12))
+    for cohort in (1, 2, 4):
+        books.reserve([half], cohorts=took((cohort, cohort), of=4))
+    books.reserve([half], cohorts=took((1, 4), of=4))
+    assert [piece[::3] for piece in segments(books)] == [(1, 2 * half.rho), (3, half.rho), (4, 2 * half.rho)]
+
+
 def test_deltas_of_thresholds_are_kept_by_cohort_too(books):
     begin(books)
     extra = books.ledger.balance(books.population).budget.delta_extra

@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sqlalchemy import event
 
 from fedcore.errors import BudgetExceeded, RunError
 from fedcore.privacy.accounting import exact_sum, rounded_up
 from fedcore.privacy.ledger import database as db
 from fedcore.privacy.ledger import reservations
+from fedcore.privacy.ledger.sums import Sums
 from fedcore.storage.ranges import numbers_in, ranges_of
 from tests.privacy.conftest import open_books, release
 from tests.privacy.test_cohorts import VALUE, begin, on, spend, took
@@ -246,3 +248,24 @@ def test_four_years_of_weekly_runs_are_paid_by_who_is_there_and_nobody_loses_mor
     last = weeks - horizon + 1
     with pytest.raises(BudgetExceeded, match=f"each of cohorts 1-{last} of population"):
         books.reserve(plan, cohorts=took((last, weeks), of=weeks))
+
+
+def test_verification_does_for_a_cohort_what_it_does_for_a_run(tmp_path, monkeypatch):
+    """Sums change where a range begins and where it ends, whatever lies between; there are as many statements."""
+    counted, statements = [], []
+    real = Sums._step
+    monkeypatch.setattr(Sums, "_step", lambda *arguments: counted.append(1) or real(*arguments))
+    cost = []
+    for by_cohort, weeks in ((False, 20), (True, 20), (True, 40)):
+        books = open_books(f"sqlite:///{tmp_path / f'{by_cohort}-{weeks}.sqlite'}", epsilon=4.0)
+        if by_cohort:
+            begin(books)
+        for week in range(1, weeks + 1):
+            spend(books, [release(1, 50.0)], took((1, week), of=week) if by_cohort else None)
+        event.listen(books.ledger._engine, "before_cursor_execute", lambda *_: statements.append(1))
+        counted.clear(), statements.clear()
+        balance = books.ledger.verify(books.population)
+        assert len(balance.segments) == by_cohort * weeks
+        cost.append((len(counted), len(statements)))
+    (_, alone), (of_20, first), (of_40, second) = cost
+    assert alone == first == second and of_40 == 2 * of_20 == 2 * 2 * 20

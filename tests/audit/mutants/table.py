@@ -72,7 +72,7 @@ OF_CHECKPOINTS, OF_WITNESSES = "tests/privacy/test_ledger_checkpoints.py", "test
 OF_MANIFESTS = "tests/population/test_digests.py"
 OF_LOSSES, OF_RECOUNT = "tests/privacy/test_recount.py", "tests/privacy/test_ledger_recount.py"
 OF_GDP, OF_REDRAWS = "tests/privacy/test_gdp.py", "tests/privacy/test_redraws.py"
-OF_COHORTS, OF_COHORTS_LAW = "tests/privacy/test_cohorts.py", "tests/privacy/test_cohorts_law.py"
+OF_COHORTS = "tests/privacy/test_cohorts.py"
 OF_PUBLISHING, OF_ENGINE = "tests/privacy/test_publishing.py", "tests/test_engine.py"
 OF_HORIZONS, OF_ANSWERS = "tests/test_horizon.py", "tests/test_participants.py"
 OF_COHORT_RUNS = "tests/test_cohort_runs.py"
@@ -1618,8 +1618,7 @@ MUTANTS: list[Mutant] = [
         SUMS,
         "return max(t.rho_spent + t.rho_reserved for t in found), ",
         "return sum(t.rho_spent + t.rho_reserved for t in found), ",
-        f"{OF_COHORTS}::test_the_budget_of_every_cohort_is_exact_at_the_edge",
-        f"{OF_COHORTS_LAW}::test_no_client_loses_more_than_the_budget_and_the_ledger_says_what_pairs_add_up_to",
+        f"{OF_COHORTS}::test_the_largest_account_decides_and_not_the_sum",
     ),
     _mutant(
         "cohorts: the least for the maximum",
@@ -1643,10 +1642,10 @@ MUTANTS: list[Mutant] = [
         f"{OF_COHORTS}::test_only_participants_pay",
     ),
     _mutant(
-        "cohorts: the edge of a range is not asked",
+        "cohorts: an account that reaches over the edge of a range is not asked",
         SUMS,
         "if any(low <= last and first <= high for low, high in ranges)",
-        "if any(low < last and first < high for low, high in ranges)",
+        "if any(low <= first and last <= high for low, high in ranges)",
         f"{OF_COHORTS}::test_the_budget_of_every_cohort_is_exact_at_the_edge",
     ),
     _mutant(
