@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from fedcore.cli.options import Json, Ledger, PopulationArgument, Settings, open_population
+from fedcore.cli.options import Json, Ledger, PopulationArgument, Settings, open_population, stamp
 from fedcore.cli.terminal import bar, format_options, parse_bytes, read_settings, say, table
 
 if TYPE_CHECKING:
     from fedcore.population.blocks import Kind
+    from fedcore.population.erasing import Erased
     from fedcore.population.ingest.sources import Format
     from fedcore.population.store import Population
 
@@ -138,7 +139,7 @@ def population_verify(population: PopulationArgument, version: int | None = None
     with bar(f"verify {population}", as_json) as progress:
         report = opened.verify(progress)
     found = {"ok": report.ok, "blocks": report.blocks, "bytes": report.bytes, "cohorts": len(opened.manifest.cohorts)}
-    say({**found, "problems": list(report.problems)}, as_json)
+    say({**found, "problems": list(report.problems), "remarks": list(report.remarks)}, as_json)
     if not report.ok:
         raise SystemExit(2)
 
@@ -148,6 +149,9 @@ def population_copy(
     source: Annotated[str, typer.Argument(help="Folder or URL of the population.")],
     dest: Annotated[str, typer.Argument(help="Folder or URL to copy it to.")],
     version: Annotated[int | None, typer.Option(min=1, help="Version to copy; default: the newest.")] = None,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Remove older versions there that the source has no more, with their data.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Copy a version between folders and object storage; run it again to go on after an interruption."""
@@ -156,5 +160,85 @@ def population_copy(
     from fedcore.population.copying import copy_population
 
     with bar(f"copy {source}", as_json) as progress:
-        copied = copy_population(source, dest, version=version, progress=progress)
+        copied = copy_population(source, dest, version=version, progress=progress, prune=prune)
     say(asdict(copied), as_json)
+
+
+@population_app.command("forget")
+def population_forget(
+    population: PopulationArgument,
+    clients: Annotated[Path | None, typer.Option(help="File with the ids of clients, one a line, UTF-8.")] = None,
+    cohorts: Annotated[str | None, typer.Option(metavar="..N", help="Everybody of the cohorts 1 to N.")] = None,
+    without_trace: Annotated[
+        bool,
+        typer.Option("--without-trace", help="Keep no hash of them either: who comes back is new, with a new budget."),
+    ] = False,
+    runs: Annotated[
+        str | None,
+        typer.Option(metavar="RUNS", help="Runs that are not private, there, lose what they remember of clients."),
+    ] = None,
+    ledger: Ledger = None,
+    as_json: Json = False,
+) -> None:
+    """Delete clients from a population, with every version that has them. What was published and spent stays."""
+    from fedcore.operations.forgetting import forget
+    from fedcore.population.ingest.batches import read_ids
+
+    wanted, last = [] if clients is None else read_ids(clients), last_cohort(clients, cohorts)
+    opened = open_population(population)
+    with bar(f"forget in {population}", as_json) as progress:
+        done = forget(
+            opened,
+            clients=wanted,
+            cohorts_to=last,
+            without_trace=without_trace,
+            runs=runs,
+            stamp=stamp(),
+            ledger_url=ledger,
+            progress=progress,
+        )
+    say({**erased(done.erased), "runs": list(done.runs), "not_reached": list(done.not_reached)}, as_json)
+
+
+def last_cohort(clients: Path | None, cohorts: str | None) -> int | None:
+    """N of "..N". Raises ConfigError unless one of the two is given."""
+    from fedcore.errors import ConfigError
+
+    if (clients is None) == (cohorts is None):
+        raise ConfigError("either clients or cohorts are forgotten.", "Say --clients FILE or --cohorts ..N.")
+    if cohorts is None:
+        return None
+    number = cohorts.removeprefix("..")
+    if not cohorts.startswith("..") or not number.isdecimal():
+        raise ConfigError(f"cohorts are forgotten from the first to one, as ..12, not {cohorts!r}.")
+    return int(number)
+
+
+def erased(done: Erased) -> dict:
+    made = done.population
+    hint = "fedcore population compact" if done.worth_compacting else None
+    return {
+        "population": str(made.path),
+        "version": made.version,
+        "forgotten": done.clients,
+        "unknown": done.unknown,
+        "bytes_freed": done.freed,
+        "holes": round(done.holes, 4),
+        "hint": hint and f"{done.holes:.0%} of the clients are holes: `{hint}` pays.",
+    }
+
+
+@population_app.command("compact")
+def population_compact(population: PopulationArgument, ledger: Ledger = None, as_json: Json = False) -> None:
+    """Write the clients that are left to new blocks, without the holes of those who were forgotten, and remove the
+    versions before. Clients change their places.
+    """
+    from fedcore.operations.forgetting import compact
+
+    opened = open_population(population)
+    with bar(f"compact {population}", as_json) as progress:
+        done = compact(opened, ledger_url=ledger, progress=progress)
+    say(
+        {"population": str(done.population.path), "version": done.population.version, "bytes_freed": done.freed},
+        as_json,
+    )

@@ -14,6 +14,7 @@ import numpy as np
 from fedcore.errors import FedcoreError, LedgerMissing, PopulationError, RunError, Unreachable
 from fedcore.population.store import Population
 from fedcore.runs import digests as run_digests
+from fedcore.runs.client_memories import FORGOTTEN
 from fedcore.runs.run_files import START_FILE
 from fedcore.runs.store import Run
 from fedcore.storage import files
@@ -91,6 +92,20 @@ def _verify_model(run: Run, report: RunReport, progress: Callable[[int, int], No
     with report.comparing():
         run.read_state()
         report.files += 1
+    if FORGOTTEN in run.head:
+        report.remarks.append(f"What its clients remembered was removed on {run.head[FORGOTTEN]}: some were forgotten.")
+    else:
+        _verify_memories(run, report, progress)
+    with report.comparing():
+        report.files += len(run.releases())
+    start = run.head.get("files", {}).get("start")
+    if start is not None:
+        report.files += 1
+        if _digest(run.path / START_FILE) != start:
+            report.problems.append(f"{START_FILE} was changed, or is lost.")
+
+
+def _verify_memories(run: Run, report: RunReport, progress: Callable[[int, int], None] | None) -> None:
     with report.comparing():
         folder, kept = run.memories(), run.memory_digests() or {}
         for number, (name, digest) in enumerate(sorted(kept.items())):
@@ -99,13 +114,6 @@ def _verify_model(run: Run, report: RunReport, progress: Callable[[int, int], No
             if progress is not None:
                 progress(number + 1, len(kept))
         report.files += len(kept)
-    with report.comparing():
-        report.files += len(run.releases())
-    start = run.head.get("files", {}).get("start")
-    if start is not None:
-        report.files += 1
-        if _digest(run.path / START_FILE) != start:
-            report.problems.append(f"{START_FILE} was changed, or is lost.")
 
 
 def _digest(file: Place) -> str | None:

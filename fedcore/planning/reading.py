@@ -97,4 +97,5 @@ def _large_and_middle(population: Population) -> list[int]:
 
 def _large(population: Population) -> int:
     """The first of the blocks with most clients: the first blocks of a population may hold few."""
-    return max(range(len(population.blocks)), key=lambda index: population.blocks[index].clients)
+    stored = [0 if block.void else block.clients for block in population.blocks]
+    return stored.index(max(stored))

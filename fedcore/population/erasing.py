@@ -107,6 +107,7 @@ def forget(
             n_rows=sum(block.train.total for block in blocks),
             order=_order_without(old, chosen),
             suppression=listed,
+            removed=tuple(sorted(population.checksums().items())),
             **_declared_without(old, cohorts_to),
         )
         after = versions.commit(path, made)
@@ -127,7 +128,8 @@ def compact(
         raise PopulationError(f"Nobody is left in {population.path}.", "Delete its folder.")
     path = layout.writable(population.path)
     if not population.holes:
-        return Erased(population, 0, 0, 0)
+        with versions.writing(population):  # finishes what a kill has left
+            return Erased(population, 0, 0, 0)
     with _Compacting.extending(population) as writer, layout.named_os_errors(path):
         _refuse_open(population, open_runs)
         before = files.size(path)
@@ -318,8 +320,9 @@ class _Compacting(PopulationWriter):
         assert self.parent is not None
         old = self.parent.manifest
         order = of_cohorts.joined(run for run in old.order if run[0] != HOLE) if old.cohorts else ()
-        kept = {"cohorts": old.cohorts, "order": order, "needs": versions.needs(old.cohorts, order)}
-        return {**self.public, **kept, "suppression": old.suppression}
+        kept: dict[str, Any] = {"cohorts": old.cohorts, "order": order, "needs": versions.needs(old.cohorts, order)}
+        kept |= {"suppression": old.suppression, "removed": tuple(sorted(self.parent.checksums().items()))}
+        return {**self.public, **kept}
 
 
 def _copy_there(writer: PopulationWriter, population: Population, index: int, entry: BlockEntry) -> None:

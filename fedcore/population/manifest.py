@@ -118,6 +118,7 @@ class Manifest(_Frozen):
     public_for_evaluation: may be evaluated without a budget, and public_reason why.
     needs: features without which the manifest would be misread, of KNOWN. Schema 1 has neither these nor digests.
     cohorts, order: who came with which append, where budgets are kept by cohort (`fedcore.population.cohorts`).
+    removed: (version, checksum) of versions before that are gone because clients were forgotten.
     suppression: sha256 of the list of clients that were forgotten (`fedcore.population.suppression`), None without one.
     secret: 256 random bits of this version. Runs and ledgers know it by its checksum, which without the secret would
     tell whoever guesses the data whether the guess is right; it stays beside the data.
@@ -144,6 +145,7 @@ class Manifest(_Frozen):
     cohorts: tuple[Cohort, ...] = ()
     order: tuple[tuple[int, int], ...] = ()
     suppression: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    removed: tuple[tuple[int, str], ...] = ()
     blocks: tuple[BlockEntry, ...]
 
     @model_validator(mode="after")
@@ -199,7 +201,7 @@ def _content(manifest: Manifest) -> dict[str, Any]:
         content.pop("needs")
     if manifest.secret is None:
         content.pop("secret")
-    for name in ("cohorts", "order", "suppression"):
+    for name in ("cohorts", "order", "suppression", "removed"):
         if not content[name]:
             del content[name]
     for block in content["blocks"]:

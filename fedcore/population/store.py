@@ -29,11 +29,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What `Population.verify` found. problems: one line for each damaged block or file; empty if all is well."""
+    """What `Population.verify` found. problems: one line for each damaged block or file; empty if all is well. remarks:
+    what is no damage.
+    """
 
     blocks: int
     bytes: int
     problems: tuple[str, ...]
+    remarks: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -112,6 +115,11 @@ class Population:
     def versions(self) -> list[int]:
         """All committed versions at this path."""
         return layout.versions(self.path)
+
+    def checksums(self) -> dict[int, str]:
+        """`checksum` of every version that has one, by its number; also of those that were removed since."""
+        there = {version: manifests.load(self.path, version) for version in self.versions()}
+        return {**dict(self.manifest.removed), **{n: manifests.checksum(one) for n, one in there.items() if one.secret}}
 
     def participants(self, cohorts: Ranges | None = None) -> Ranges:
         """Index ranges [first, stop) of the clients in these cohorts, ranges (first, last) of their numbers; None:
@@ -294,11 +302,6 @@ class Population:
         except ManifestError as error:
             problems.append(error.message)
         hashes: list[np.ndarray] = []  # of the ids of each block; none of a damaged one
-        if layout.read_beside(self.path, layout.FORGET) is not None:
-            problems.append(
-                "Forgetting clients was interrupted, or is going on: versions that have them may be there. Running it "
-                "again finishes it, as does whatever writes to the population."
-            )
         for index, entry in enumerate(self.blocks):
             problem, size = self._verify_block(index, entry)
             total += size
@@ -314,7 +317,15 @@ class Population:
                 progress(index + 1, len(self.blocks))
         if twice := identifiers.came_twice(hashes, self.client_ids):
             problems.append(f"The client id {twice!r} is there twice.")
-        return VerifyReport(len(self.blocks), total, tuple(problems))
+        return VerifyReport(len(self.blocks), total, tuple(problems), self._unfinished())
+
+    def _unfinished(self) -> tuple[str, ...]:
+        if layout.read_beside(self.path, layout.FORGET) is None:
+            return ()
+        return (
+            "Clients are being forgotten, or were and it was interrupted: versions that have them may be there still. "
+            "The same command again finishes it, as does whatever writes to the population.",
+        )
 
     def _verify_block(self, index: int, entry: BlockEntry) -> tuple[str, int]:
         if entry.void:

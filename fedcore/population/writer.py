@@ -363,7 +363,8 @@ class PopulationWriter:
         fields: dict[str, Any] = {"cohorts": (), "order": cohorts.joined((*old.order, *came)) if old.order else ()}
         if old.cohorts:
             fields = versions.opening(old, self.declared, came)
-        fields |= {"needs": versions.needs(fields["cohorts"], fields["order"]), "suppression": old.suppression}
+        fields |= {"needs": versions.needs(fields["cohorts"], fields["order"])}
+        fields |= {"suppression": old.suppression, "removed": old.removed}
         return {**self.public, **fields}
 
     def _store_manifest(self, made: Manifest) -> None:

@@ -16,6 +16,8 @@ from fedcore.storage import digests, files
 from fedcore.storage.arrays import writing
 from fedcore.storage.files import Place, is_remote
 
+FORGOTTEN = "forgotten"  # in the head: when the memories were removed because clients were forgotten
+
 
 class ClientMemories:
     """The folder memory/ of the run in this folder. `head` is always the run's head as it is now."""
@@ -31,7 +33,15 @@ class ClientMemories:
         return self.root / f"{round:06d}.json"
 
     def committed(self, head: Mapping[str, Any]) -> Place | None:
-        """The folder after the last committed round; None if the method keeps none. Raises RunError if it is lost."""
+        """The folder after the last committed round; None if the method keeps none. Raises RunError if it is lost, or
+        was removed because clients were forgotten.
+        """
+        if FORGOTTEN in head:
+            raise RunError(
+                f"the clients' memories of run {self.run_id!r} were removed on {head[FORGOTTEN]}, as clients were "
+                "forgotten.",
+                "Train again.",
+            )
         folder = self.folder(head["round"])
         exists = files.is_folder(folder)
         kept = head.get("memories", exists)  # heads of old runs do not say
@@ -75,6 +85,13 @@ class ClientMemories:
         with writing("memory"):
             for path in [*(sorted(folder.iterdir()) if contents else []), folder]:
                 files.flush(path)
+
+    def remove(self) -> int:
+        """Remove all of them; returns their bytes. The head says so before. Raises RunError."""
+        size = files.size(self.root)
+        with writing("what is to be removed"):
+            files.remove(self.root)
+        return size
 
     def drop(self, round: int) -> None:
         """Remove the memories of a round that was never committed, as far as possible."""

@@ -51,7 +51,7 @@ def personalise(
     if dest.exists():
         raise PopulationError(f"{str(dest)!r} exists already.", "Name a folder that does not exist.")
     method, state = trained(run)
-    memory, digests = run.memories(), run.memory_digests()
+    memory, digests = memories_of(run, population)
     partial = dest.with_name(f".{dest.name}.{os.getpid()}.partial")
     try:
         sweep_partials(dest)
@@ -141,13 +141,30 @@ def _put(group: zarr.Group, name: str, values: np.ndarray, first: int, length: i
 def remembering_leaves(run: Run, population: Population) -> Iterator[tuple[int, ClientBlock, Memory | None]]:
     """(block, leaf, what its clients remember of the run's last round) for every leaf, in order; one block at a time.
     Raises RunError for damaged memories."""
-    folder, digests = run.memories(), run.memory_digests()
+    folder, digests = memories_of(run, population)
     for index in range(len(population.blocks)):
         block = population.read(index)
         memory = None if folder is None else read_memory(folder, index, block.clients, digests)
         for leaf in leaves(block, population.clients_per_leaf):
             at = slice(leaf.first - block.first, leaf.first - block.first + leaf.clients)
             yield index, leaf, None if memory is None else {name: value[at] for name, value in memory.items()}
+
+
+def memories_of(run: Run, population: Population) -> tuple[Place | None, dict[str, str] | None]:
+    """Folder and digests of what the clients remember; None for a run that keeps nothing.
+
+    Raises RunError if they are lost, or if the version that they belong to was removed: clients were forgotten since,
+    and others may be in their places.
+    """
+    folder, digests = run.memories(), run.memory_digests()
+    where = recorded_request(run)["population"]
+    if folder is not None and where["id"] == population.id and where["version"] not in population.versions():
+        raise RunError(
+            f"version {where['version']} of the population, to whose clients the memories of run {run.id!r} belong, is "
+            f"not at {population.location}: clients were forgotten, or it was never copied there.",
+            "Train again on the newest version, or name the place that has this version.",
+        )
+    return folder, digests
 
 
 def trained(run: Run) -> tuple[AnyMethod, State]:

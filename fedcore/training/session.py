@@ -40,6 +40,7 @@ from fedcore.privacy.statement import PrivacyStatement, no_privacy, private_stat
 from fedcore.rounds.clients import DEFAULT_CACHE_BYTES, Source, within
 from fedcore.rounds.engine import Backend, Training
 from fedcore.rounds.method import AnyMethod
+from fedcore.runs.client_memories import FORGOTTEN
 from fedcore.runs.store import Run
 from fedcore.storage.arrays import writing
 from fedcore.storage.files import Place, write_json
@@ -167,9 +168,15 @@ def resume(
 
 
 def check_resumable(run: Run) -> None:
-    """Raises RunError if the run has ended."""
+    """Raises RunError if the run has ended, or its data are gone because clients were forgotten."""
     if run.status in ENDED:
         raise RunError(f"run {run.id!r} has ended ({run.status}); there is nothing to resume.")
+    if FORGOTTEN in run.head:
+        raise RunError(
+            f"run {run.id!r} cannot be resumed: clients of its population were forgotten on {run.head[FORGOTTEN]}, and "
+            "the version that it reads was removed with them.",
+            "Train again on the newest version; `fedcore runs abandon` closes this run.",
+        )
 
 
 def _create(spec: RunSpec, request: TrainRequest, stamp: str) -> Run:

@@ -21,10 +21,12 @@ from fedcore.cli import runs as run_commands
 from fedcore.cli.training import in_process
 from fedcore.errors import FedcoreError, LedgerMissing, PopulationNotFound, RunError, RunNotFound
 from fedcore.operations.latest_runs import all_latest
+from fedcore.population.conversion import begin_cohorts
 from fedcore.population.copying import copy_population
 from fedcore.population.store import Population
 from fedcore.privacy.accounting import exact_sum, rounded_up
 from fedcore.privacy.ledger.ledger import create_ledger, open_ledger
+from fedcore.runs.client_memories import FORGOTTEN
 from fedcore.runs.run_files import HOLDER
 from fedcore.runs.store import Run, list_runs, load_run
 from fedcore.storage import files
@@ -35,6 +37,7 @@ from fedcore.training.request import Series, TrainRequest
 from fedcore.training.session import resume, start_run
 from tests.faults.machine import RANDOM, Machine
 from tests.faults.place import bits, told
+from tests.population.contents import everything_in
 
 CLIENTS, NEW_CLIENTS, LEAF = 8, 5, 4
 ROUNDS = 2
@@ -160,6 +163,8 @@ class Workplace:
         if run.pruned or run.round < 0:
             return found
         found["state"] = bits(run.read_state())
+        if FORGOTTEN in run.head:
+            return {**found, "memories": FORGOTTEN}
         if run.memories() is not None:
             kept = files.listing(run.memories())
             found["memories"] = {name: bits(read_values(run.memories() / name)) for name in kept}
@@ -306,20 +311,44 @@ def interrupted(here: Workplace) -> None:
 def two_runs(here: Workplace) -> None:
     """Two finished runs, of which neither was pruned or promoted."""
     populated(here)
+    for name in ("before", "run"):
+        request = here.request(name).model_copy(update={"deployment": None, "series": None})
+        run_to_end(request, f"then {name == 'run'}")
+
+
+def run_to_end(request: TrainRequest, stamp: str) -> None:
     from fedcore.rounds.engine import InProcessBackend
     from fedcore.training.session import concluding
 
-    for name in ("before", "run"):
-        request = here.request(name).model_copy(update={"deployment": None, "series": None})
-        session = start_run(request, InProcessBackend(), stamp=f"then {name == 'run'}")
-        with concluding(session):
-            while session.training.step() is not None:
-                pass
+    session = start_run(request, InProcessBackend(), stamp=stamp)
+    with concluding(session):
+        while session.training.step() is not None:
+            pass
 
 
 def grown(here: Workplace) -> None:
     populated(here)
     here.source("more.csv", CLIENTS - 3, NEW_CLIENTS + 3)
+
+
+def old_and_new(here: Workplace) -> None:
+    """Founders and a cohort after them, and a run that remembers its clients."""
+    grown(here)
+    ledger, store = open_ledger(here.ledger_url), Population.open(here.population)
+
+    def record(version: int, manifest: str, token: str) -> str:
+        return ledger.begin_cohorts(store.id, version=version, manifest=manifest, token=token, chain={1: manifest})
+
+    begin_cohorts(store, record)
+    append(here)
+    plain = Workplace(here.machine)
+    request = plain.request("before").model_copy(update={"deployment": None, "series": None})
+    run_to_end(request, "then")
+
+
+def half_empty(here: Workplace) -> None:
+    old_and_new(here)
+    forget(here)
 
 
 # --- the commands -----------------------------------------------------------------------------------------------------
@@ -344,6 +373,28 @@ def append(here: Workplace) -> None:
 def append_again(here: Workplace) -> None:
     if Population.open(here.population).version == 1:
         append(here)
+
+
+def forget(here: Workplace) -> None:
+    """A whole block and some others, of both cohorts."""
+    store = Population.open(here.population)
+    if store.version == 3:
+        first = [str(one) for one in store.client_ids(0)]
+        leaving = [*first, *(one for one in ("c02", "c09", "c11") if one not in first)]
+        (here.root / "leaving.txt").write_text("\n".join(leaving) + "\n")
+    quietly(population_commands.population_forget, here.population, here.root / "leaving.txt", runs=here.at("runs"))
+
+
+def forget_again(here: Workplace) -> None:
+    forget(here)
+    left = everything_in(here.root / "population")
+    found = [one for one in (here.root / "leaving.txt").read_text().split() if one.encode() in left]
+    assert not found, f"{found} are still there"
+    assert not list((here.root / "runs").rglob("memory")), "the run still remembers them"
+
+
+def compact(here: Workplace) -> None:
+    quietly(population_commands.population_compact, here.population)
 
 
 def personalise(here: Workplace) -> None:
@@ -427,6 +478,8 @@ COMMANDS: dict[str, Command] = {
     ),
     "ingest": Command(sources, Workplace.ingest, ingest_again, writes_data=True, swept_later=PARTIALS),
     "append": Command(grown, append, append_again, writes_data=True, swept_later=PARTIALS),
+    "forget": Command(old_and_new, forget, forget_again, private=True, writes_data=True, swept_later=PARTIALS),
+    "compact": Command(half_empty, compact, compact, private=True, writes_data=True, swept_later=PARTIALS),
     **in_both("copy", Command(populated, copy, copy, writes_data=True)),
     **in_both("personalise", Command(two_runs, personalise, personalise_again)),
     **in_both("promote", Command(two_runs, promote, promote)),

@@ -188,6 +188,20 @@ def refuse_odd(path: Path) -> None:
         raise IngestError(f"{path} is a {odd}, not a regular file.", "Write what it gives to a file, and name that.")
 
 
+def read_ids(file: Path) -> list[str]:
+    """Ids of clients, one a line (UTF-8); empty lines do not count. Raises IngestError."""
+    refuse_odd(file)
+    try:
+        lines = file.read_text("utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise IngestError(
+            f"The list of clients {file} is not UTF-8 text.", "Save it as UTF-8, one id a line."
+        ) from error
+    except OSError as error:
+        raise IngestError(f"The list of clients {file} cannot be read: {error.strerror}.", "Check the path.") from error
+    return [line.removesuffix("\r") for line in lines if line.removesuffix("\r")]
+
+
 def read_vocabulary(vocabulary: str | Path | Iterable[str]) -> tuple[str, ...]:
     """The tokens of a vocabulary file (one a line, UTF-8), or of a sequence. Raises IngestError."""
     where = "The vocabulary"
