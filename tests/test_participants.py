@@ -85,10 +85,14 @@ def test_what_lies_within(numbers, first, length):
 
 
 @pytest.mark.parametrize("name", PRIVATE)
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.parametrize("parts", [side.MOST_PARTS, 0])
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_sums_of_participants_are_those_of_a_population_of_them_alone(stored, name, data):
-    """Bit for bit, whatever the leaves; and those of the clients one by one, added up."""
+def test_sums_of_participants_are_those_of_a_population_of_them_alone(stored, monkeypatch, name, parts, data):
+    """Bit for bit, whatever the leaves, and whether parts of a leaf are put together; and those of the clients one by
+    one, added up.
+    """
+    monkeypatch.setattr(side, "MOST_PARTS", parts)
     clients = len(case(name).population.clients)
     chosen = data.draw(st.sets(st.integers(0, clients - 1), min_size=1))
     answered = answers(name, stored(name), half_open(chosen))
@@ -143,6 +147,22 @@ def test_workers_answer_by_ranges_too(stored):
             ranges = half_open({*range(2, 9), 12, *range(17, 21)})
             expected = answers(name, stored(name), ranges)
             assert same(answers(name, stored(name, 3), ranges, DaskBackend(client)), expected)
+
+
+@pytest.mark.parametrize("name", [PRIVATE[0], next(n for n in PRIVATE if case(n).population.kind == "rows")])
+def test_parts_of_a_leaf_put_together(stored, monkeypatch, name):
+    """In one piece, with the data of the pieces one after the other."""
+    population = stored(name)
+    block, leaf, ranges = population.read(0), population.clients_per_leaf, ((0, 1), (2, 3))
+    apart = list(side.participating(block, leaf, ranges))
+    monkeypatch.setattr(side, "MOST_PARTS", 1)
+    (together,) = side.participating(block, leaf, ranges)
+    assert len(apart) == 2 and together.clients == 2 and (together.first, together.leaf) == (0, 0)
+    for data, ptr in (("data", "indptr"), ("indices", "indptr"), ("x", "ptr")):
+        if hasattr(together, data):
+            pieces = [getattr(part, data) for part in apart]
+            assert np.array_equal(getattr(together, data), np.concatenate(pieces), equal_nan=True)
+            assert getattr(together, ptr).tolist() == [0, len(pieces[0]), len(pieces[0]) + len(pieces[1])]
 
 
 def test_a_part_of_a_leaf_keeps_its_place(stored):

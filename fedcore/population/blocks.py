@@ -79,6 +79,14 @@ class CountsBlock:
             None if self.heldout is None else self.heldout.slice(start, stop, leaf),
         )
 
+    def take(self, chosen: np.ndarray) -> CountsBlock:
+        """Some clients of this block together, in order, at its place. chosen: (C,) bool. Without a held-out part."""
+        lengths = np.diff(self.indptr)
+        kept = np.repeat(chosen, lengths)
+        ptr = np.concatenate([[0], np.cumsum(lengths[chosen])]).astype(self.indptr.dtype)
+        indices, data = self.indices[kept], self.data[kept]
+        return CountsBlock(self.first, self.leaf, ptr, indices, data, self.totals[chosen], self.features)
+
 
 @dataclass(frozen=True, slots=True)
 class RowsBlock:
@@ -116,6 +124,12 @@ class RowsBlock:
             self.x[low:high],
             None if self.heldout is None else self.heldout.slice(start, stop, leaf),
         )
+
+    def take(self, chosen: np.ndarray) -> RowsBlock:
+        """Some clients of this block together, in order, at its place. chosen: (C,) bool. Without a held-out part."""
+        lengths = np.diff(self.ptr)
+        ptr = np.concatenate([[0], np.cumsum(lengths[chosen])])
+        return RowsBlock(self.first, self.leaf, ptr, self.x[np.repeat(chosen, lengths)])
 
 
 ClientBlock = CountsBlock | RowsBlock

@@ -33,6 +33,7 @@ DEFAULT_STREAM_ABOVE = 512 * 2**20
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 WRITTEN = "files of memories"  # name of the digests of what was written, beside the statistics of the clients
 Answering = Callable[[Message, int], Statistics | None]  # of (message, block); None: nobody is in the block
+MOST_PARTS = 8  # of a leaf that are answered one by one: their overhead is then that of a copy
 AHEAD_BYTES = 64 * 2**20  # a block that is larger, decoded, is read when it is needed, so that only one is in memory
 
 
@@ -210,6 +211,9 @@ def participants_of(method: AnyMethod, source: Source, population: Population, i
 def participating(block: ClientBlock, clients_per_leaf: int, ranges: Ranges | None) -> Iterator[ClientBlock]:
     """The leaves of the block, cut at the ranges of the clients who take part: every part of a leaf keeps its place. A
     block without clients is one part, so that nobody's answer has its statistics too.
+
+    Where a leaf would fall into many parts, those who take part are put together instead, which takes a copy: exact
+    sums are the same.
     """
     if block.clients == 0:
         yield block
@@ -217,8 +221,15 @@ def participating(block: ClientBlock, clients_per_leaf: int, ranges: Ranges | No
         if ranges is None:
             yield leaf
             continue
-        for first, stop in within(ranges, leaf.first, leaf.first + leaf.clients):
-            yield leaf.slice(first - leaf.first, stop - leaf.first, leaf.leaf)
+        parts = within(ranges, leaf.first, leaf.first + leaf.clients)
+        if len(parts) <= MOST_PARTS or (isinstance(leaf, RowsBlock) and not isinstance(leaf.x, np.ndarray)):
+            for first, stop in parts:
+                yield leaf.slice(first - leaf.first, stop - leaf.first, leaf.leaf)
+            continue
+        chosen = np.zeros(leaf.clients, bool)
+        for first, stop in parts:
+            chosen[first - leaf.first : stop - leaf.first] = True
+        yield leaf.take(chosen)
 
 
 def within(ranges: Ranges, first: int, stop: int) -> Ranges:
