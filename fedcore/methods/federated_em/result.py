@@ -7,7 +7,8 @@ from typing import cast
 
 import numpy as np
 
-from fedcore.methods.federated_em.config import COUNT_MODELS, TABLES, FederatedEMConfig
+from fedcore.methods.federated_em.config import FederatedEMConfig
+from fedcore.methods.federated_em.settings import COUNT_MODELS, TABLES
 from fedcore.methods.mixture_models.contract import Theta
 from fedcore.methods.mixture_models.nuclear_norm import Family, mean
 from fedcore.rounds.results import Column, Features, Profiles, Result, Table, distinguishing

@@ -19,7 +19,7 @@ import numpy as np
 from fedcore.errors import ConfigError, PopulationError
 from fedcore.methods.federated_em import models
 from fedcore.methods.federated_em.clients import remembers
-from fedcore.methods.federated_em.config import AUTO_SHARE, CANDIDATES, PSEUDO_ROWS, FederatedEMConfig
+from fedcore.methods.federated_em.config import FederatedEMConfig
 from fedcore.methods.federated_em.messages import (
     BITS_PER_NUMBER,
     ClusterMessage,
@@ -31,6 +31,7 @@ from fedcore.methods.federated_em.messages import (
     plain_scaling,
 )
 from fedcore.methods.federated_em.resolution import first_resolution
+from fedcore.methods.federated_em.settings import AUTO_SHARE, CANDIDATES, PSEUDO_ROWS
 from fedcore.methods.federated_em.state import FederatedEMState, pack
 from fedcore.methods.mixture_models.contract import CurvedEM, Theta
 from fedcore.methods.mixture_models.initialisation import lloyd_step, parameters_from_clusters

@@ -1,0 +1,347 @@
+"""What can be set of a federated EM run, and what follows from it where nothing is set."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from fedcore.methods.mixture_models.validation import LARGEST_SHARE
+from fedcore.rounds.cohort_settings import ABLE, AtLeast, ChosenCohorts, Horizon, RecentCohorts
+
+COUNT_MODELS = ("poisson", "multinomial", "bernoulli")
+TABLES = ("gaussian_tables", "poisson_tables", "bernoulli_tables")
+PENALISED_BY_ROWS = ("gaussian", "regression", "gaussian_imputer")
+MIXTURES = ("gaussian", "regression", *COUNT_MODELS)
+ROUNDS, REDUCED_ROUNDS, PRIVATE_ROUNDS = 100, 300, 30
+PRIVATE_GAMMA = 0.5
+PSEUDO_ROWS = 1e-3
+CANDIDATES = (1e-3, 0.1, 1.0)  # pseudo-rows that "auto" tries
+AUTO_SHARE = 0.2  # of each client's rows, on which it compares them
+STARTS_OF_EM = 4
+REGULARISATION = 1e-3  # of models whose penalty is a share of the data
+SMALLEST_SHARE = 1e-8  # of a penalty that is not 0: below it columns that determine each other drown in rounding
+BATCH_GAMMA = 0.3  # an upper bound: the noise of a batch does not die with the compression's
+NATURAL_GAMMA = 1.5  # over-relaxed: the table in docs/federated-em.md says what that saves
+REDUCED_GAMMA = 0.5  # an upper bound for VR-FedEM, whose estimates drift between two full passes
+
+
+class Settings(BaseModel):
+    """The fields, each in its range. `fedcore.methods.federated_em.config.FederatedEMConfig` holds them together."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    algorithm: Literal["fedem", "vr-fedem", "em", "naive", "private"] = Field(
+        "fedem",
+        description="fedem: compressed differences to client memories (Algorithm 1); vr-fedem: with variance reduction "
+        "(Algorithm 2); em: exact, uncompressed; naive: compressed without memories, a baseline; private: clipped "
+        "statistics with noise, without memories",
+    )
+
+    # the model
+    model: Literal[
+        "gaussian",
+        "regression",
+        "poisson",
+        "multinomial",
+        "bernoulli",
+        "gaussian_imputer",
+        "gaussian_tables",
+        "poisson_tables",
+        "bernoulli_tables",
+    ] = Field(
+        "gaussian",
+        description="mixture of Gaussians, of linear regressions (the response is the last column), or of Poisson, "
+        "multinomial or Bernoulli counts; one Gaussian with missing entries; one low-rank table behind incomplete ones",
+    )
+    kind: Literal["rows", "counts"] = Field(
+        "rows",
+        description="population that is read; counts (a client's token counts are its only row) is for "
+        "poisson, multinomial and bernoulli",
+    )
+    components: int = Field(3, ge=1, le=1000, description="components G of a mixture")
+    covariance: Literal["full", "tied", "diag", "spherical", "known"] = Field(
+        "full",
+        description="covariances of the model gaussian: one each, one for all, only variances, one variance; "
+        "known: the identity, for rows that are whitened already",
+    )
+    pseudo_rows: Annotated[float, Field(ge=0, le=1e6)] | Literal["auto"] | None = Field(
+        None,
+        description="penalty of gaussian, regression and gaussian_imputer, in rows: as if so many rows of the pooled "
+        "variances were added to each scatter, and to the inputs of regressions; auto: the best of "
+        f"{', '.join(f'{nu:g}' for nu in CANDIDATES)} for {AUTO_SHARE:.0%} of each client's rows, after trial_rounds "
+        f"uncompressed EM steps with each on the other rows; None: auto for Gaussians by em, else {PSEUDO_ROWS}",
+    )
+    regularisation: float | None = Field(
+        None,
+        ge=0,
+        le=10,
+        description="the same penalty as a share of the data, whatever their number, instead of pseudo_rows; of count "
+        "models the share of rows with the mean counts that is added, there and in private runs "
+        f"{REGULARISATION} by default",
+    )
+    pseudo_counts: float = Field(
+        0.0, ge=0, le=1e6, description="a of the penalty -a log of the weights of Gaussians and regressions"
+    )
+    rank: int | None = Field(
+        None,
+        ge=1,
+        le=10_000,
+        description="largest rank of the table behind tables, or factors of gaussian_imputer; None: no limit",
+    )
+    table_rows: int | None = Field(
+        None, ge=1, description="rows of a table: so many consecutive rows of the population are one table"
+    )
+    nuclear_penalty: float = Field(0.5, gt=0, le=1e9, description="lambda of the tables' penalty lambda ||theta||_*")
+    standardise: bool = Field(
+        True,
+        description="subtract the column means and divide by the standard deviations before the model sees rows "
+        "(gaussian, regression, gaussian_imputer); in a private run by the public centre and scale of the start",
+    )
+
+    # messages
+    codec: Literal["natural", "identity", "dithering", "block", "rand-k"] | None = Field(
+        None,
+        description="compressor of messages; natural: one step for all numbers, in units of likelihood, for mixtures "
+        "alone; block: one level and a norm for each part of the statistic; None: identity for em and private, natural "
+        "for mixtures by fedem and vr-fedem unless settings of dithering or memories are given, else dithering",
+    )
+    norm: Literal["1", "2", "inf"] = Field("2", description="norm r of dithering and of block quantisation")
+    levels: int = Field(4, ge=1, le=2**20, description="levels s of dithering")
+    norms_by_part: bool = Field(
+        True, description="dithering: a norm for each part of the statistic (weights; means ...), not one for all of it"
+    )
+    kept: int | None = Field(None, ge=1, description="entries k that rand-k keeps; None: an eighth")
+
+    # clients
+    participation: float = Field(1.0, gt=0, le=1, description="expected share p of clients in a round")
+    sampling: Literal["bernoulli", "fixed"] = Field(
+        "bernoulli", description="every client by its own coin, or exactly the share p of all clients, drawn uniformly"
+    )
+    batch: int | None = Field(
+        None,
+        ge=1,
+        le=1_000_000,
+        description="rows that a client draws in a round, with replacement; None: all its "
+        "rows, for vr-fedem a twentieth of the mean client's rows, at least 32 of them",
+    )
+    inner_rounds: int | None = Field(
+        None,
+        ge=2,
+        le=1_000_000,
+        description="vr-fedem: rounds between two full passes; None: until batches cost a pass, 2 to 8",
+    )
+    weights: Literal["rows", "clients"] | None = Field(
+        None,
+        description="weight of a client in the objective: its share of the rows, or one vote each; None: rows, "
+        "in a private run clients",
+    )
+
+    # steps
+    rounds: int | None = Field(
+        None,
+        ge=1,
+        le=1_000_000,
+        description=f"rounds; None: {ROUNDS}, for vr-fedem {REDUCED_ROUNDS}, in a private run {PRIVATE_ROUNDS}",
+    )
+    alpha: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="rate at which memories follow the messages; None: 1 / (1 + omega); not for natural, where it is 1",
+    )
+    gamma: float | None = Field(
+        None,
+        gt=0,
+        le=2,
+        description="step in the space of statistics; None: the theorems' if the constants are known, else min(1, p "
+        f"sqrt(n) / (2 (1 + omega) sqrt(omega_p))), with the codec natural {NATURAL_GAMMA} after a first round of 1; "
+        f"at most {BATCH_GAMMA} with batches and {REDUCED_GAMMA} for vr-fedem; all are halved when steps are often cut "
+        f"back; {PRIVATE_GAMMA} in a private run",
+    )
+    v_min: float | None = Field(
+        None, gt=0, description="known constant: smallest eigenvalue of B, which turns the mean field into a gradient"
+    )
+    v_max: float | None = Field(None, gt=0, description="known constant: largest eigenvalue of B; for vr-fedem")
+    field_lipschitz: float | None = Field(
+        None, gt=0, description="known constant L: of the clients' mean fields; set with v_min and objective_lipschitz"
+    )
+    objective_lipschitz: float | None = Field(
+        None, gt=0, description="known constant L_W: of the gradient of the objective as a function of the statistic"
+    )
+    gamma_decay: float | None = Field(
+        None, gt=0, description="k0 of the decreasing step gamma / (1 + k / k0); None: constant"
+    )
+    memory_start: Literal["zero", "full"] | None = Field(
+        None,
+        description="first memories: zero, or the exact field at the start (one uncompressed message for each "
+        "client); None: full where there are memories; not for natural, where they start at the model's statistic",
+    )
+    margin: float = Field(
+        1e-9, ge=0, lt=1, description="a step is halved until the statistic is inside the model's domain by this margin"
+    )
+
+    safeguards: bool = Field(
+        True,
+        description="a step is also halved until no weight and no variance falls below a fifth, and the best statistic "
+        "that was looked at is what a run ends with; false: as in the paper; not for private",
+    )
+
+    # start and end
+    start: Literal["kmeans++", "random", "given"] | None = Field(
+        None,
+        description="first centres: rows drawn far from each other, rows drawn uniformly, or parameters given "
+        "from outside; None: kmeans++, in a private run given",
+    )
+    cluster_rounds: int = Field(
+        3, ge=1, le=1000, description="passes of k-means from those rows before the mixture starts from the clusters"
+    )
+    restarts: int | None = Field(
+        None,
+        ge=1,
+        le=100,
+        description="starts that are tried side by side by plain EM steps, whose messages are not compressed; None: "
+        f"{STARTS_OF_EM} for mixtures by em, else 1",
+    )
+    trial_rounds: int = Field(10, ge=1, le=1000, description="EM steps of each start before the best one is taken")
+    monitor_every: int | None = Field(
+        None,
+        ge=1,
+        description="rounds between two looks at the objective, which cost a pass each; None: 10, or never "
+        "in a private run",
+    )
+    validation: float = Field(
+        0.0,
+        ge=0,
+        le=LARGEST_SHARE,
+        description="share of each client's rows that takes no part in training; their loss is among the metrics. "
+        "Clients with one or two rows keep them for training. Of tables a share of the observed cells",
+    )
+    tolerance: float = Field(
+        0.0,
+        ge=0,
+        description="the run ends when the objective falls by less than this per round between two looks at "
+        "it; 0: all rounds are made",
+    )
+
+    # privacy
+    epsilon: float | None = Field(
+        None, gt=0, le=100, description="this run's share of the population's budget; None: all that is left"
+    )
+    nominal_clients: int | None = Field(
+        None, ge=1, description="private: the public number of clients that sums are divided by; None: as declared"
+    )
+    spare_releases: int = Field(
+        0, ge=0, le=10, description="releases set aside beyond the plan, to draw one again that a crash lost"
+    )
+    horizon: Horizon = None
+    at_least: AtLeast = None
+    recent_cohorts: RecentCohorts = None
+    cohorts: ChosenCohorts = ABLE
+    clip: float = Field(3.0, ge=1e-6, le=1e6, description="private: L2 clip C of a client's scaled statistic minus S_k")
+    record_bound: float | None = Field(
+        None, gt=0, le=1e9, description="private: L2 bound of a standardised row; None: 3 sqrt(columns)"
+    )
+
+    @property
+    def private(self) -> bool:
+        return self.algorithm == "private"
+
+    @property
+    def variance_reduced(self) -> bool:
+        return self.algorithm == "vr-fedem"
+
+    @property
+    def rows_per_observation(self) -> int:
+        """Rows of the population that are one observation of the model: those of a table, else 1."""
+        return self.table_rows or 1
+
+    @property
+    def all_rounds(self) -> int:
+        if self.rounds is not None:
+            return self.rounds
+        if self.variance_reduced:  # most of them see a twentieth of the rows
+            return REDUCED_ROUNDS
+        return PRIVATE_ROUNDS if self.private else ROUNDS
+
+    @property
+    def codec_name(self) -> str:
+        if self.codec is not None or self.algorithm in ("em", "private"):
+            return self.codec or "identity"
+        fits = self.mixture and self.algorithm != "naive" and not self.of_other_codecs
+        return "natural" if fits else "dithering"
+
+    @property
+    def of_other_codecs(self) -> bool:
+        """Whether something is set that the codec natural does not have."""
+        of_dithering = self.levels != 4 or self.norm != "2" or not self.norms_by_part
+        return of_dithering or self.alpha is not None or self.memory_start is not None
+
+    @property
+    def natural(self) -> bool:
+        """Whether messages are in natural units; memories then hold the clients' statistics themselves."""
+        return self.codec_name == "natural"
+
+    @property
+    def sends_statistic(self) -> bool:
+        """Whether the server sends S_k beside T(S_k): natural units need it of regressions alone."""
+        return not self.natural or self.model == "regression"
+
+    @property
+    def start_name(self) -> str:
+        return self.start or ("given" if self.private else "kmeans++")
+
+    @property
+    def monitoring_interval(self) -> int:
+        return self.monitor_every or 10
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether a client weighs as much as its rows."""
+        return self.weights != "clients" and not self.private
+
+    @property
+    def mixture(self) -> bool:
+        """Whether the model has components."""
+        return self.model in MIXTURES
+
+    def penalty_share(self, rows: float, chosen: float = PSEUDO_ROWS) -> float | None:
+        """The penalty as a share of the data, from pseudo-rows over the rows N; None if it does not depend on N.
+
+        chosen: pseudo-rows where the settings name no number
+        """
+        if self.private or self.regularisation is not None or self.model not in PENALISED_BY_ROWS:
+            return None
+        wanted = self.pseudo_rows if isinstance(self.pseudo_rows, float | int) else chosen
+        return max(wanted / rows, SMALLEST_SHARE) if wanted else 0.0
+
+    @property
+    def tries_penalties(self) -> bool:
+        """Whether a phase of the run chooses the pseudo-rows."""
+        if self.pseudo_rows is not None or self.regularisation is not None:
+            return self.pseudo_rows == "auto"
+        exact = self.algorithm == "em" and self.start_name != "given"
+        return exact and self.model == "gaussian" and self.covariance != "known"
+
+    @property
+    def starts_tried(self) -> int:
+        if self.restarts is not None:
+            return self.restarts
+        several = self.algorithm == "em" and self.start_name != "given" and self.mixture
+        return STARTS_OF_EM if several else 1
+
+    @property
+    def fixed_share(self) -> float:
+        """The penalty as a share of the data where it does not depend on their number."""
+        return REGULARISATION if self.regularisation is None else self.regularisation
+
+    @property
+    def fills_memories(self) -> bool:
+        """Whether a pass gives the memories their first values, if there are memories."""
+        return self.memory_start != "zero" and self.algorithm in ("fedem", "vr-fedem") and not self.natural
+
+    def memory_rate(self, omega: float) -> float:
+        """alpha."""
+        if self.algorithm == "naive":
+            return 0.0
+        return 1 / (1 + omega) if self.alpha is None else self.alpha
