@@ -1,6 +1,7 @@
 """Scores of a run on held-out data: what a method is given, and what it gives back.
 
-Most methods score rows: the table then has a mean loss for each line, with its standard error.
+Most methods score rows: the table then has a mean loss for each line, with its standard error. Rows may have weights;
+then m below is the sum of a client's, and s that of its losses by them.
 
 The standard error treats a client's rows as one draw, because rows of a client are alike: the ratio estimator over
 clients, from sums of the clients' numbers of rows m and summed losses s: m, m^2, s, s^2, s m.
@@ -19,6 +20,7 @@ from fedcore.population.blocks import ClientBlock
 from fedcore.rounds.statistics import FloatSum, Statistic, Statistics
 
 RUN = "this run"
+ROWS = "rows"  # how many they are, where sizes are sums of weights
 SIZES_OF = "sizes of "  # a line, among the statistics
 LOSSES = {  # (title, axis)
     "nll": ("Negative log-likelihood", "negative log-likelihood (nats per row)"),
@@ -103,13 +105,20 @@ def held_out(block: ClientBlock) -> ClientBlock:
 
 
 def sums(
-    leaf: int, m: np.ndarray, losses: Mapping[str, np.ndarray], of: Mapping[str, np.ndarray] | None = None
+    leaf: int,
+    m: np.ndarray,
+    losses: Mapping[str, np.ndarray],
+    of: Mapping[str, np.ndarray] | None = None,
+    rows: int | None = None,
 ) -> Statistics:
-    """Of one leaf. m: (C,) held-out rows of each client that are scored. losses: by line, (C,) their summed losses.
-    of: by line, (C,) bool, the only clients that the line is about.
+    """Of one leaf. m: (C,) held-out rows of each client that are scored, or the sums of their weights. losses: by line,
+    (C,) their summed losses, by the same weights. of: by line, (C,) bool, the only clients that the line is about.
+    rows: of the leaf, where m does not say how many they are; None: it does. The same in all leaves.
     """
     m = np.asarray(m, np.float64)
     found: dict[str, Statistic] = {"sizes": FloatSum.at(leaf, _sizes(m))}
+    if rows is not None:
+        found[ROWS] = FloatSum.at(leaf, float(rows))
     for name, s in losses.items():
         mine = m if of is None or name not in of else np.where(of[name], m, 0.0)
         s = np.where(mine > 0, s, 0.0)
@@ -141,4 +150,4 @@ def table(statistics: Mapping[str, np.ndarray], names: Sequence[str], loss: str 
         spread = max(total_squares - 2 * mean * product + mean**2 * own_squares, 0.0)
         some = (int(own_clients), int(own_rows)) if own_rows < rows else (None, None)
         lines.append(Row(name, float(mean), float(np.sqrt(spread) / own_rows), *some))
-    return Table(loss, tuple(lines), int(clients), int(rows), int(skipped))
+    return Table(loss, tuple(lines), int(clients), int(statistics.get(ROWS, rows)), int(skipped))

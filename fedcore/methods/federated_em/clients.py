@@ -1,14 +1,14 @@
 """What one leaf of clients computes in a run that is not private: mean statistics, compressed differences, memories.
 
 Vectorised over the clients. A client's part depends on its own rows, its own memory, the message and its own named
-random streams only. Weights w_i, which add up to 1 over the population, stand for the paper's 1 / n.
+random streams only. Weights w_i of the clients stand for the paper's 1 / n. Rows of weight 0 are not among the rows
+here (`fedcore.methods.federated_em.row_weights`).
 
 Source: Dieuleveut, Fort, Moulines, Robin 2021, Algorithms 1 and 2.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -25,7 +25,14 @@ from fedcore.methods.federated_em.messages import (
     RoundMessage,
     TrialMessage,
 )
-from fedcore.methods.mixture_models.contract import CurvedEM, Theta, is_sparse
+from fedcore.methods.federated_em.weighted_sums import (
+    Weights,
+    sum_of_losses,
+    total_of,
+    weighted_loss,
+    weighted_statistic,
+)
+from fedcore.methods.mixture_models.contract import CurvedEM, is_sparse
 from fedcore.methods.mixture_models.hidden_cells import HiddenCells, hidden_only, without_hidden
 from fedcore.methods.mixture_models.validation import Split, training_part, validation_part
 from fedcore.population.blocks import ClientBlock, RowsBlock
@@ -36,65 +43,13 @@ from fedcore.rounds.statistics import FloatSum, Statistic, Statistics
 PARTICIPATION, BATCH, CODEC = "federated_em/participation", "federated_em/batch", "federated_em/codec"
 
 
-# --- weights --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """w_i of a client with m_i rows: m_i / N (by_rows), or 1 / n over the n clients that have rows.
-
-    clients, rows: n and N of the population
-    """
-
-    by_rows: bool
-    clients: float
-    rows: float
-
-    def of_clients(self, sizes: np.ndarray) -> np.ndarray:
-        """(C,) w_i; 0 for a client without rows."""
-        return sizes / self.rows if self.by_rows else (sizes > 0) / self.clients
-
-    def of_observations(self, leaf: LeafRows, observations: slice) -> np.ndarray | None:
-        """N w_i / m_i of the clients of these observations; None if that is 1 for all."""
-        if self.by_rows:
-            return None
-        each = self.rows / (self.clients * np.maximum(leaf.sizes, 1.0))
-        ends = leaf.observation_ptr
-        first, last = np.searchsorted(ends, [observations.start, observations.stop - 1], "right") - 1
-        counts = np.diff(np.clip(ends[first : last + 2], observations.start, observations.stop))
-        return np.repeat(each[first : last + 1], counts)
-
-
 def _leaf_and_weights(
     config: FederatedEMConfig,
     message: TrialMessage | InitialMemoryMessage | RoundMessage | ObjectiveMessage,
     block: ClientBlock,
 ) -> tuple[LeafRows, Weights]:
-    leaf = rows_of(block, message.scaling, config.rows_per_observation)
+    leaf = rows_of(block, message.scaling, config.rows_per_observation, config.weight_column)
     return leaf, Weights(config.by_rows, message.clients, message.rows)
-
-
-def weighted_statistic(model: CurvedEM, theta: Theta, leaf: LeafRows, weights: Weights) -> np.ndarray:
-    """(q,) sum of w_i s_bar_i(theta), without telling the clients apart."""
-    total = np.zeros(model.q)
-    for observations, y in leaf.pieces():
-        total += model.e_total(theta, y, weights.of_observations(leaf, observations))
-    return total / weights.rows
-
-
-def weighted_loss(model: CurvedEM, theta: Theta, leaf: LeafRows, weights: Weights) -> float:
-    """Sum of -w_i / m_i ln p(y_ij; theta), nats."""
-    total = 0.0
-    for observations, y in leaf.pieces():
-        losses = -model.log_likelihood(theta, y)
-        each = weights.of_observations(leaf, observations)
-        total += float(losses.sum() if each is None else losses @ each)
-    return total / weights.rows
-
-
-def sum_of_losses(model: CurvedEM, theta: Theta, leaf: LeafRows) -> float:
-    """Sum of -ln p(y_ij; theta), nats, each row once."""
-    return -sum(float(model.log_likelihood(theta, y).sum()) for _, y in leaf.pieces())
 
 
 # --- passes before and after the rounds -----------------------------------------------------------------------------
@@ -103,38 +58,46 @@ def sum_of_losses(model: CurvedEM, theta: Theta, leaf: LeafRows) -> float:
 def moments(config: FederatedEMConfig, model: CurvedEM, message: MomentsMessage, block: ClientBlock) -> Statistics:
     """sizes: (3,) clients with rows, observations, sum of m_i^2. moments: (3, d) number, sum and sum of squares of the
     entries of every column (for tables: of every cell). held_back: rows, or cells of tables, that take no part, if
-    there may be such.
+    there may be such. Where rows have weights these are added up instead of counted.
 
-    Raises PopulationError for rows that the model cannot read.
+    Raises PopulationError for rows that the model cannot read, and for what is no weight.
     """
-    each = config.rows_per_observation
-    everything = leaf = rows_of(block, None, each)
-    check_rows(model, block, everything)
+    each, weighted = config.rows_per_observation, config.weight_column
+    everything = leaf = rows_of(block, None, each, weighted)
+    check_rows(config, model, block, everything)
     if message.split is not None:
-        leaf = rows_of(training_rows(block, message.split), None, each)
+        leaf = rows_of(training_rows(block, message.split), None, each, weighted)
     sizes = np.array([np.count_nonzero(leaf.sizes), leaf.sizes.sum(), np.sum(leaf.sizes**2)])
     if is_sparse(leaf.y):
         total, squares = leaf.y.sum(axis=0), leaf.y.multiply(leaf.y).sum(axis=0)
         columns = np.vstack([np.full(leaf.y.shape[1], leaf.y.shape[0]), np.asarray(total), np.asarray(squares)])
     else:
         columns = np.zeros((3, each * leaf.y.shape[1]))
-        for _, rows in leaf.pieces():
+        for observations, rows in leaf.pieces():
             entries = np.asarray(rows, np.float64).reshape(-1, columns.shape[1])
-            seen = np.isfinite(entries)
-            y = np.where(seen, entries, 0.0)
+            own = leaf.weights_at(observations)
             with np.errstate(over="ignore"):  # the server refuses an infinite sum
-                columns += np.vstack([seen.sum(axis=0), y.sum(axis=0), np.sum(y * y, axis=0)])
+                columns += column_moments(entries, own)
     statistics: dict[str, Statistic] = {
         "sizes": FloatSum.at(block.leaf, sizes),
         "moments": FloatSum.at(block.leaf, columns),
     }
     if message.split is not None:
-        others = rows_of(_other_rows(block, message.split), None, each)
+        others = rows_of(_other_rows(block, message.split), None, each, weighted)
         statistics["held_back"] = FloatSum.at(block.leaf, float(_held_back(others, message.split)))
     return statistics
 
 
-def check_rows(model: CurvedEM, block: ClientBlock, leaf: LeafRows) -> None:
+def column_moments(entries: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
+    """(3, d) number, sum and sum of squares of the finite entries (n, d) of every column, by the rows' weights (n,)."""
+    seen = np.isfinite(entries)
+    y = np.where(seen, entries, 0.0)
+    if weights is None:
+        return np.vstack([seen.sum(axis=0), y.sum(axis=0), np.sum(y * y, axis=0)])
+    return np.vstack([weights @ seen, weights @ y, weights @ (y * y)])
+
+
+def check_rows(config: FederatedEMConfig, model: CurvedEM, block: ClientBlock, leaf: LeafRows) -> None:
     """Raises PopulationError that names the client, and the row among its own."""
     torn = np.flatnonzero(np.diff(leaf.ptr) % leaf.rows_per_observation)
     if len(torn):  # rows of two clients would make one table
@@ -149,7 +112,9 @@ def check_rows(model: CurvedEM, block: ClientBlock, leaf: LeafRows) -> None:
             try:
                 model.check_rows(leaf.y[low:high])
             except PopulationError as error:
-                raise PopulationError(f"client {block.first + client}: {error.message}", error.remedy) from None
+                column = config.weight_column
+                told = "" if column is None else f" Not counted are column {column}, the weights, and rows of weight 0."
+                raise PopulationError(f"client {block.first + client}: {error.message}{told}", error.remedy) from None
         raise wrong
 
 
@@ -170,11 +135,10 @@ def trials(config: FederatedEMConfig, model: CurvedEM, message: TrialMessage, bl
         "weight": FloatSum.at(block.leaf, weight),
     }
     if message.scaling.split is not None:
-        held = rows_of(
-            validation_part(cast(RowsBlock, everything), cast(Split, message.scaling.split)), message.scaling
-        )
+        others = validation_part(cast(RowsBlock, everything), cast(Split, message.scaling.split))
+        held = rows_of(others, message.scaling, weight_column=config.weight_column)
         sums = [sum_of_losses(model, theta, held) for theta in message.thetas]
-        statistics["held_out"] = FloatSum.at(block.leaf, [held.y.shape[0], *sums])
+        statistics["held_out"] = FloatSum.at(block.leaf, [held.sizes.sum(), *sums])
     return statistics
 
 
@@ -217,10 +181,10 @@ def _other_rows(block: ClientBlock, split: Split | HiddenCells) -> ClientBlock:
     return hidden_only(of, split) if isinstance(split, HiddenCells) else validation_part(of, split)
 
 
-def _held_back(leaf: LeafRows, split: Split | HiddenCells) -> int:
-    """Rows, or cells, that take no part; leaf: the rows of `_other_rows`."""
+def _held_back(leaf: LeafRows, split: Split | HiddenCells) -> float:
+    """Rows, by their weights, or cells, that take no part; leaf: the rows of `_other_rows`."""
     if isinstance(split, Split):
-        return leaf.y.shape[0]
+        return float(leaf.sizes.sum())
     return sum(int(np.count_nonzero(np.isfinite(np.asarray(y)))) for _, y in leaf.pieces())
 
 
@@ -232,13 +196,14 @@ def held_out(
     split = message.scaling.split
     if split is None or (isinstance(message, RoundMessage) and not message.monitor):
         return {}
-    leaf = rows_of(_other_rows(block, split), message.scaling, config.rows_per_observation)
+    leaf = rows_of(_other_rows(block, split), message.scaling, config.rows_per_observation, config.weight_column)
     sums = np.zeros(3)
     sums[0] = _held_back(leaf, split)
-    for _, y in leaf.pieces():
+    for observations, y in leaf.pieces():
         losses = -model.log_likelihood(message.theta, y)
         unscaled = losses + models.log_scales(config, message.scaling, y)
-        sums[1:] += [losses.sum(), unscaled.sum()]
+        own = leaf.weights_at(observations)
+        sums[1:] += [total_of(losses, own), total_of(unscaled, own)]
     return {"held_out": FloatSum.at(block.leaf, sums)}
 
 

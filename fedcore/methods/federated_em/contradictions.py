@@ -9,7 +9,7 @@ Refusals = tuple[tuple[bool, str], ...]  # (whether the settings contradict each
 
 def contradictions(settings: Settings) -> Refusals:
     """The first that holds is what a user is told."""
-    return (*_of_the_model(settings), *_of_the_algorithm(settings), *_of_privacy(settings))
+    return (*_of_the_model(settings), *_of_row_weights(settings), *_of_the_algorithm(settings), *_of_privacy(settings))
 
 
 def _of_the_model(settings: Settings) -> Refusals:
@@ -32,6 +32,27 @@ def _of_the_model(settings: Settings) -> Refusals:
             "validation holds back rows of clients who have many: not of counts, which are one row",
         ),
         (tables != (settings.table_rows is not None), "table_rows is needed for tables, and for nothing else"),
+    )
+
+
+def _of_row_weights(settings: Settings) -> Refusals:
+    if settings.weight_column is None:
+        return ()
+    return (
+        (settings.kind == "counts", "weight_column is for rows: counts have no column of weights"),
+        (
+            settings.model in TABLES,
+            "weight_column is for models of rows: a table is many rows, which have one weight each",
+        ),
+        (
+            settings.variance_reduced or settings.batch is not None,
+            "weight_column needs all rows of a client: no batch, and no vr-fedem, which draws batches",
+        ),
+        (
+            settings.private,
+            "a private run takes no weight_column: a weight that a client chooses is not covered by the bound on what "
+            "one client changes",
+        ),
     )
 
 

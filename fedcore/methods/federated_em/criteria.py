@@ -4,7 +4,8 @@
     ICL = BIC + 2 sum_j entropy(r_j)      r_j: responsibilities of row j (Biernacki, Celeux, Govaert 2000)
 
 Smaller is better. Both are in the units of the data. They presume that rows are independent, which rows of one client
-seldom are; held-out rows presume less.
+seldom are; held-out rows presume less. Where rows have weights, N is their sum, and rows count by them in L and in the
+sum of entropies: as if they were there as often as their weights say.
 """
 
 from __future__ import annotations
@@ -19,22 +20,25 @@ from scipy.special import xlogy
 from fedcore.methods.federated_em.config import FederatedEMConfig
 from fedcore.methods.federated_em.leaf_rows import LeafRows
 from fedcore.methods.federated_em.state import FederatedEMState
+from fedcore.methods.federated_em.weighted_sums import total_of
 from fedcore.methods.mixture_models.contract import CurvedEM, Theta
 
 RESPONSIBILITIES = "responsibilities"
 
 
 def wanted(config: FederatedEMConfig) -> bool:
-    """Whether anybody compares: only then is the pass over the responsibilities made. Rows must weigh the same."""
+    """Whether anybody compares: only then is the pass over the responsibilities made. The objective must be a sum over
+    rows, not over clients."""
     return config.validation > 0 and config.by_rows and config.mixture
 
 
 def entropy(model: CurvedEM, theta: Theta, leaf: LeafRows) -> float:
-    """The sum over the rows of the entropies of their responsibilities, nats."""
+    """The sum over the rows of the entropies of their responsibilities, by the rows' weights, nats."""
     total = 0.0
-    for _, y in leaf.pieces():
-        shares = model.personalise(theta, y)[RESPONSIBILITIES]
-        total -= float(xlogy(shares, shares).sum())
+    for observations, y in leaf.pieces():
+        shares, own = model.personalise(theta, y)[RESPONSIBILITIES], leaf.weights_at(observations)
+        terms = xlogy(shares, shares)
+        total -= total_of(terms if own is None else terms.sum(axis=1), own)
     return total
 
 

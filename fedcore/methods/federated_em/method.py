@@ -23,6 +23,7 @@ from fedcore.methods.federated_em.messages import (
 from fedcore.methods.federated_em.personal import personalise
 from fedcore.methods.federated_em.result import result_of
 from fedcore.methods.federated_em.round_metrics import METRICS
+from fedcore.methods.federated_em.row_weights import rows_that_count
 from fedcore.methods.federated_em.state import FederatedEMState
 from fedcore.population.blocks import ClientBlock, Kind, RowsBlock
 from fedcore.privacy.plan import PlannedRelease
@@ -88,14 +89,15 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
     def client_update(
         self, message: Message, block: ClientBlock, memory: Memory | None
     ) -> tuple[Statistics, Memory | None]:
+        block = rows_that_count(block, self.config.weight_column)
         if isinstance(message, MomentsMessage):
-            plain = plain_scaling(block.features * self.config.rows_per_observation)
+            plain = plain_scaling(self.config.columns(block.features) * self.config.rows_per_observation)
             return clients.moments(self.config, models.model_of(self.config, plain), message, block), None
         everything, block = block, clients.training_rows(block, message.scaling.split)
         if isinstance(message, SeedMessage):
-            return seeding.draw_seeds(message, block), None
+            return seeding.draw_seeds(self.config, message, block), None
         if isinstance(message, ClusterMessage):
-            return seeding.sum_clusters(message, block), None
+            return seeding.sum_clusters(self.config, message, block), None
         model = models.model_of(self.config, message.scaling)
         match message:
             case ReleaseMessage():  # the settings of a private run are for rows
@@ -147,6 +149,9 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
         """See `fedcore.methods.federated_em.result`. Empty before the first round."""
         if not state.round:
             return Result()
+        if self.config.weight_column is not None:
+            own = [self.config.population_column(column) for column in range(self.config.columns(features.count))]
+            features = Features(len(own), [features.name(column) for column in own])
         learnt = result_of(self.config, self.parameters(state), features)
         return replace(learnt, tables=learnt.tables + narrow.narrow_table(self.config, state, features))
 

@@ -14,7 +14,7 @@ from fedcore.rounds.method import ClientOutputs
 
 
 def personalise(config: FederatedEMConfig, state: FederatedEMState, block: ClientBlock) -> ClientOutputs:
-    """For each client of a leaf, and for its rows.
+    """For each client of a leaf, and for its rows; means over rows are by their weights, if they have any.
 
     log_likelihood: (C,) float64 mean over its rows (tables), nats, in standardised units; NaN without rows
     mixtures:       responsibilities (C, G) float64, the mean over its rows, NaN without rows; component (C,) int32, the
@@ -25,7 +25,8 @@ def personalise(config: FederatedEMConfig, state: FederatedEMState, block: Clien
     if not len(state.theta):
         raise RunError("the run stopped before it had parameters.", "Resume it first.")
     scaling, theta = state.scaling(), state.parameters()
-    leaf, model = rows_of(block, scaling, config.rows_per_observation), models.model_of(config, scaling)
+    leaf = rows_of(block, scaling, config.rows_per_observation, config.weight_column)
+    model = models.model_of(config, scaling)
     filled = leaf.sizes > 0
     densities = model.log_likelihood(theta, leaf.y)
     outputs = {"log_likelihood": leaf.mean_by_client(densities)}
@@ -46,4 +47,6 @@ def personalise(config: FederatedEMConfig, state: FederatedEMState, block: Clien
     imputed = rows["imputed"]
     if len(state.centre):
         imputed = imputed * state.scale + state.centre
+    if config.weight_column is not None:
+        imputed = np.insert(imputed, config.weight_column, 0.0, axis=1)  # where all of the population's are there
     return {**outputs, "rows_imputed": np.where(np.isfinite(block.x), block.x, imputed)}  # what was seen, to the bit

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedcore.methods.federated_em.config import FederatedEMConfig
 from fedcore.methods.federated_em.leaf_rows import rows_of
 from fedcore.methods.federated_em.messages import ClusterMessage, SeedMessage
 from fedcore.methods.mixture_models.initialisation import cluster_sums, draw_row, squared_distances
@@ -14,10 +15,11 @@ from fedcore.population.blocks import ClientBlock
 from fedcore.rounds.statistics import FloatSum, Statistic, Statistics
 
 
-def draw_seeds(message: SeedMessage, block: ClientBlock) -> Statistics:
+def draw_seeds(config: FederatedEMConfig, message: SeedMessage, block: ClientBlock) -> Statistics:
     """row_r: for each initialisation r the leaf's candidate, a row with its client's score (`ArgMax`); the score is
     -inf if no row may be drawn."""
-    leaf, (restarts, number, _) = rows_of(block, message.scaling), message.chosen.shape
+    leaf = rows_of(block, message.scaling, weight_column=config.weight_column)
+    restarts, number, _ = message.chosen.shape
     statistics: dict[str, Statistic] = {}
     for restart, chosen in enumerate(message.chosen):
         log_weights = np.zeros(leaf.y.shape[0])
@@ -25,14 +27,16 @@ def draw_seeds(message: SeedMessage, block: ClientBlock) -> Statistics:
             squares = squared_distances(leaf.y, chosen)
             with np.errstate(divide="ignore"):  # a row that was chosen is not drawn again
                 log_weights = np.log(squares if message.by_distance else (squares > 0).astype(np.float64))
+        if leaf.weights is not None:
+            log_weights += np.log(leaf.weights)
         draw = number * restarts + restart
         statistics[f"row_{restart}"] = draw_row(leaf.y, leaf.ptr, block.first, log_weights, message.seed, draw)
     return statistics
 
 
-def sum_clusters(message: ClusterMessage, block: ClientBlock) -> Statistics:
+def sum_clusters(config: FederatedEMConfig, message: ClusterMessage, block: ClientBlock) -> Statistics:
     """clusters: (R, G, 1 + 2 d) number, sum and sum of squares of the rows nearest to each centre, about it; with gaps
-    (R, G, 1 + 3 d), with the entries of each column."""
-    leaf = rows_of(block, message.scaling)
-    sums = [cluster_sums(leaf.y, centres, message.gaps) for centres in message.centres]
+    (R, G, 1 + 3 d), with the entries of each column; rows and entries by the rows' weights."""
+    leaf = rows_of(block, message.scaling, weight_column=config.weight_column)
+    sums = [cluster_sums(leaf.y, centres, message.gaps, leaf.weights) for centres in message.centres]
     return {"clusters": FloatSum.at(block.leaf, sums)}

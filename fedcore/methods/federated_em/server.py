@@ -38,6 +38,7 @@ from fedcore.methods.federated_em.messages import (
     bits_to_client,
 )
 from fedcore.methods.federated_em.resolution import next_resolution
+from fedcore.methods.federated_em.row_weights import check_column
 from fedcore.methods.federated_em.start import Step
 from fedcore.methods.federated_em.state import FederatedEMState, empty, pack, unpack
 from fedcore.methods.mixture_models.contract import CurvedEM, Theta
@@ -51,7 +52,8 @@ AUDIT_EVERY, AUDIT_TOLERANCE = 50, 1e-10
 
 
 def init(config: FederatedEMConfig, public: PublicFacts) -> FederatedEMState:
-    """Raises ConfigError for a warm start that the model cannot use."""
+    """Raises ConfigError for a warm start that the model cannot use, and for a column of weights that is not there."""
+    check_column(config.weight_column, public.features)
     state = empty(
         seed=public.seed,
         population=public.clients or 0,

@@ -93,6 +93,13 @@ class Settings(BaseModel):
         None, ge=1, description="rows of a table: so many consecutive rows of the population are one table"
     )
     nuclear_penalty: float = Field(0.5, gt=0, le=1e9, description="lambda of the tables' penalty lambda ||theta||_*")
+    weight_column: int | None = Field(
+        None,
+        ge=0,
+        description="column of the rows, from 0, that says how much a row counts: a number of 0 or more, 2 as if it "
+        "were there twice; the model sees the other columns, and the response of regressions is the last of them. "
+        "None: all rows count once. Not for counts, tables, batches and private runs",
+    )
     standardise: bool = Field(
         True,
         description="subtract the column means and divide by the standard deviations before the model sees rows "
@@ -255,6 +262,14 @@ class Settings(BaseModel):
     def rows_per_observation(self) -> int:
         """Rows of the population that are one observation of the model: those of a table, else 1."""
         return self.table_rows or 1
+
+    def columns(self, features: int) -> int:
+        """Columns that the model sees, of so many in the population."""
+        return features - (self.weight_column is not None)
+
+    def population_column(self, column: int) -> int:
+        """The number in the population of a column that the model sees."""
+        return column + (self.weight_column is not None and column >= self.weight_column)
 
     @property
     def all_rounds(self) -> int:

@@ -33,6 +33,7 @@ from fedcore.methods.federated_em.messages import (
 from fedcore.methods.federated_em.resolution import first_resolution
 from fedcore.methods.federated_em.settings import AUTO_SHARE, CANDIDATES, PSEUDO_ROWS
 from fedcore.methods.federated_em.state import FederatedEMState, pack
+from fedcore.methods.mixture_models.client_sums import divisors_of
 from fedcore.methods.mixture_models.contract import CurvedEM, Theta
 from fedcore.methods.mixture_models.initialisation import lloyd_step, parameters_from_clusters
 from fedcore.methods.mixture_models.validation import FEWEST
@@ -41,6 +42,7 @@ from fedcore.rounds.method import PublicFacts, RoundInfo
 
 START = "federated_em/start"
 SMALLEST_BATCH, LONGEST_INNER = 32, 8  # of VR-FedEM
+SMALLEST_TOTAL, LARGEST_TOTAL = 1e-100, 1e100  # of the weights of all rows, so that squares neither vanish nor overflow
 CONSTANT = 1e-12  # a variance this small beside the squared mean is rounding
 NOT_PARAMETERS = ("centre", "scale", "column_means", "part_scales", "pseudo_rows")
 
@@ -84,7 +86,7 @@ def public_scaling(config: FederatedEMConfig, public: PublicFacts) -> Scaling:
     """centre and scale of the warm start, both or neither. The variances after that are taken to be 1, and the means
     (which only models of counts use) to be its `column_means`. Raises ConfigError for arrays that do not fit.
     """
-    arrays, d = _arrays(public), public.features
+    arrays, d = _arrays(public), config.columns(public.features)
     mean = _vector(arrays, "column_means", d) if "column_means" in arrays else np.zeros(0)
     if "centre" not in arrays and "scale" not in arrays:
         return replace(plain_scaling(d * config.rows_per_observation), mean=mean)
@@ -146,7 +148,14 @@ def after_moments(config: FederatedEMConfig, state: FederatedEMState, result: Ma
     """Sizes of the population, and what rows are standardised by."""
     clients, rows, squares = (float(number) for number in result["sizes"])
     if rows == 0:
-        raise PopulationError("no client of the population has any rows.", "Check what was ingested.")
+        weight = "" if config.weight_column is None else f" of a weight (column {config.weight_column}) above 0"
+        raise PopulationError(f"no client of the population has any rows{weight}.", "Check what was ingested.")
+    if not SMALLEST_TOTAL < rows < LARGEST_TOTAL:
+        raise PopulationError(
+            f"the weights of all rows (column {config.weight_column}) add up to a number that is too "
+            f"{'small' if rows < 1 else 'large'} to compute with.",
+            "Give weights in rows: 2 for a row that stands for two.",
+        )
     if "held_back" in result and not result["held_back"]:
         raise PopulationError(
             f"validation: no row is held back, because no client has {FEWEST} rows or its share of them is too small.",
@@ -154,14 +163,14 @@ def after_moments(config: FederatedEMConfig, state: FederatedEMState, result: Ma
         )
     count, total, square = result["moments"]
     if not np.isfinite(square).all():
-        column = int(np.argmin(np.isfinite(square)))
+        column = config.population_column(int(np.argmin(np.isfinite(square))))
         raise PopulationError(
             f"the values of column {column} are too large to be squared.", "Rescale it, or look for wrong values."
         )
     if config.model == "gaussian" and not count.all():
-        column = int(np.argmin(count))
+        column = config.population_column(int(np.argmin(count)))
         raise PopulationError(f"column {column} has no entry in any row.", "Leave the column out.")
-    known = np.maximum(count, 1.0)
+    known = divisors_of(count)
     mean = total / known
     variance = np.maximum(square / known - mean**2, 0.0)
     state = replace(
@@ -209,7 +218,9 @@ def after_seed(config: FederatedEMConfig, state: FederatedEMState, result: Mappi
 
 
 def cluster_message(config: FederatedEMConfig, state: FederatedEMState) -> ClusterMessage:
-    return ClusterMessage(state.picked, state.scaling(), gaps=bool((state.seen < state.rows).any()))
+    # sums of weights say no more whether an entry is missing: they are rounded
+    gaps = config.weight_column is not None or bool((state.seen < state.rows).any())
+    return ClusterMessage(state.picked, state.scaling(), gaps)
 
 
 def after_clusters(config: FederatedEMConfig, state: FederatedEMState, result: Mapping[str, Any]) -> Step:

@@ -20,6 +20,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from fedcore.methods.mixture_models.contract import Rows
+from fedcore.population.blocks import segment_sums
 
 Number = TypeVar("Number", int, np.ndarray)
 
@@ -133,6 +134,27 @@ class PaddedTile(NamedTuple):
         if self.padding is not None:
             without[self.padding] = False  # copies of rows that are counted where they stand
         return np.count_nonzero(without.reshape(-1, self.each), axis=1)
+
+    def weights_of(self, weights: np.ndarray) -> np.ndarray:
+        """(n,) of the columns, from those of all rows (N,); 0 in columns that stand for no row."""
+        own = weights[self.rows]
+        if self.own is None:
+            if self.padding is not None:
+                own[self.padding] = 0.0
+            return own
+        columns = np.zeros((len(own) // self.own, self.each))
+        columns[:, : self.own] = own.reshape(-1, self.own)
+        return columns.ravel()
+
+
+def client_totals(ptr: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
+    """(C,) float64: the weights (N,) of every client's rows, added up; None: its number of rows."""
+    return np.diff(ptr).astype(np.float64) if weights is None else segment_sums(weights, ptr)
+
+
+def divisors_of(totals: np.ndarray) -> np.ndarray:
+    """What sums of this total weight are divided by: 1 where there is none."""
+    return np.where(totals > 0, totals, 1.0)
 
 
 def padded(numbers: Number) -> Number:

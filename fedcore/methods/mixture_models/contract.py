@@ -64,8 +64,9 @@ class CurvedEM(Protocol):
         """(q,): sum over the rows of weights[j] s_bar(y_j); weights None: all one. The fast path: no client is told
         apart."""
 
-    def e_mean(self, theta: Theta, y: Rows, ptr: np.ndarray) -> np.ndarray:
-        """(C, q): mean of s_bar over the rows of every client; 0 for a client without rows."""
+    def e_mean(self, theta: Theta, y: Rows, ptr: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+        """(C, q): mean of s_bar over the rows of every client, by their weights (N,) >= 0, None: all one; 0 for a
+        client without rows, or without any of a weight above 0."""
 
     def maximise(self, s: np.ndarray, start: Theta | None = None, rough: bool = False) -> Theta:
         """T(s), s (q,). start: where an iterative M-step begins; its result must not depend on it beyond rounding.

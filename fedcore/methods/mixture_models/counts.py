@@ -23,7 +23,7 @@ import scipy.sparse as sp
 from scipy.special import gammaln
 
 from fedcore.errors import ConfigError
-from fedcore.methods.mixture_models.client_sums import Workspace, client_tiles, take
+from fedcore.methods.mixture_models.client_sums import Workspace, client_tiles, client_totals, divisors_of, take
 from fedcore.methods.mixture_models.contract import Rows, Theta, is_sparse
 from fedcore.methods.mixture_models.mixture import (
     Mixture,
@@ -110,17 +110,22 @@ class CountMixture(Mixture):
             return super()._total(r, z)
         return np.concatenate([r.sum(axis=1)[:, None], (z.T @ np.ascontiguousarray(r.T)).T], axis=1)
 
-    def client_means(self, theta: Theta, y: Rows, ptr: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def client_means(
+        self, theta: Theta, y: Rows, ptr: np.ndarray, weights: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         if not is_sparse(y):
-            return super().client_means(theta, y, ptr)
+            return super().client_means(theta, y, ptr, weights)
         prepared = self._prepare(theta)
         means = np.zeros((len(ptr) - 1, self.q))
-        counts = np.diff(ptr).astype(np.float64)
+        counts = client_totals(ptr, weights)
+        divisors = divisors_of(counts)[:, None]
         for tile in client_tiles(ptr, self._tile(y)):
             z = sp.csr_matrix(take(y, tile.rows), dtype=np.float64)
             r = responsibilities(self._sparse_log_joint(prepared, z))
+            if weights is not None:
+                r *= weights[tile.rows]
             sizes = np.concatenate([np.full(count, each) for _, count, each in tile.runs])
-            sums = self.layout.pack(self._sparse_sums(r, z, sizes)) / counts[tile.clients, None]
+            sums = self.layout.pack(self._sparse_sums(r, z, sizes)) / divisors[tile.clients]
             if tile.whole:
                 means[tile.clients] = sums
             else:

@@ -182,14 +182,14 @@ class GaussianMixture(Mixture):
         return pack_symmetric((x if weights is None else x * weights) @ x.T)
 
     def _shared_by_client(
-        self, z: np.ndarray, work: Workspace, tile: PaddedTile, without: np.ndarray | None
+        self, z: np.ndarray, work: Workspace, tile: PaddedTile, without: np.ndarray | None, weights: np.ndarray | None
     ) -> np.ndarray | None:
         if self.covariance != "tied":
             return None
         x = work.array("counted", self.features)[:, : z.shape[1]]
         np.copyto(x, z[1:])
         tile.leave_out(x, without)
-        return pack_symmetric(work.client_products("squares", x, x, tile.each))
+        return pack_symmetric(work.client_products("squares", x if weights is None else x * weights, x, tile.each))
 
     # --- rows with missing entries ------------------------------------------------------------------------------------
 

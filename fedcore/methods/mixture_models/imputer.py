@@ -22,7 +22,13 @@ import numpy as np
 import scipy.sparse as sp
 
 from fedcore.errors import ConfigError
-from fedcore.methods.mixture_models.client_sums import client_tiles, products_by_client, take
+from fedcore.methods.mixture_models.client_sums import (
+    client_tiles,
+    client_totals,
+    divisors_of,
+    products_by_client,
+    take,
+)
 from fedcore.methods.mixture_models.contract import Rows, Theta
 from fedcore.methods.mixture_models.mixture import require_finite
 from fedcore.methods.mixture_models.packing import (
@@ -153,22 +159,25 @@ class GaussianImputer:
             total += np.concatenate([w @ x, pack_symmetric(second)])
         return total
 
-    def e_mean(self, theta: Theta, y: Rows, ptr: np.ndarray) -> np.ndarray:
-        d, counts = self.features, np.diff(ptr).astype(np.float64)
-        means = np.zeros((len(counts), self.q))
+    def e_mean(self, theta: Theta, y: Rows, ptr: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+        d, divisors = self.features, divisors_of(client_totals(ptr, weights))[:, None]
+        means = np.zeros((len(divisors), self.q))
         for tile in client_tiles(ptr, self._tile()):
             x, patterns = self._completed(theta, np.asarray(take(y, tile.rows)))
             sizes = np.concatenate([np.full(count, each) for _, count, each in tile.runs])
             local = np.concatenate([[0], np.cumsum(sizes)])
-            # row i of the selector has a 1 for every row of client i, at its pattern
+            # row i of the selector has the weight of every row of client i, at its pattern
             shape = (len(sizes), len(patterns.counts))
-            selector = sp.csr_matrix((np.ones(len(x)), patterns.of_rows(), local), shape=shape)
+            w = np.ones(len(x)) if weights is None else weights[tile.rows]
+            selector = sp.csr_matrix((w, patterns.of_rows(), local), shape=shape)
             xt = np.ascontiguousarray(x.T)
+            if weights is not None:
+                xt *= w
             sums = np.empty((len(sizes), self.q))
-            sums[:, :d] = products_by_client(np.ones((1, len(x))), x, tile.runs)[:, 0]
+            sums[:, :d] = products_by_client(w[None], x, tile.runs)[:, 0]
             sums[:, d:] = pack_symmetric(products_by_client(xt, x, tile.runs))
             sums[:, d:] += selector @ pack_symmetric(patterns.residual)
-            sums /= counts[tile.clients, None]
+            sums /= divisors[tile.clients]
             if tile.whole:
                 means[tile.clients] = sums
             else:

@@ -13,7 +13,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from fedcore.errors import ConfigError
-from fedcore.methods.mixture_models.client_sums import row_tiles
+from fedcore.methods.mixture_models.client_sums import divisors_of, row_tiles
 from fedcore.methods.mixture_models.contract import CurvedEM, Rows, Theta, is_sparse
 from fedcore.methods.mixture_models.counts import BernoulliMixture, CountMixture, MultinomialMixture, PoissonMixture
 from fedcore.methods.mixture_models.gaussian import GaussianMixture
@@ -76,7 +76,7 @@ def draw_row(y: Rows, ptr: np.ndarray, first: int, log_weights: np.ndarray, seed
     """A leaf's candidate for a draw of one row of the population, with probability exp(log_weights) up to a factor.
 
     log_weights: (N,), -inf for rows that must not be drawn. k-means++: zeros for the first centre, then the logarithm
-    of `squared_distances`.
+    of `squared_distances`; where rows have weights, those of them besides.
     first: the population's number of the leaf's first client; seed, step: name the draw
 
     Returns the best client and its payload {"row": (d,)}; the score of a leaf without rows is -inf. The maximum over
@@ -110,10 +110,10 @@ def draw_row(y: Rows, ptr: np.ndarray, first: int, log_weights: np.ndarray, seed
 # --- Lloyd ------------------------------------------------------------------------------------------------------------
 
 
-def cluster_sums(y: Rows, centres: np.ndarray, gaps: bool = False) -> np.ndarray:
+def cluster_sums(y: Rows, centres: np.ndarray, gaps: bool = False, weights: np.ndarray | None = None) -> np.ndarray:
     """(k, 1 + 2 d) of a leaf: the number of rows nearest to every centre, the sum of their differences from it, and the
     sum of the squares of these. gaps: whether entries may be missing; then (k, 1 + 3 d), with the number of entries
-    of every column last.
+    of every column last. weights: (N,), how often each row counts; None: once.
     """
     k, d = centres.shape
     sums = np.zeros((k, 1 + (3 if gaps else 2) * d))
@@ -121,12 +121,12 @@ def cluster_sums(y: Rows, centres: np.ndarray, gaps: bool = False) -> np.ndarray
         return sums
     if not is_sparse(y) and y.shape[0] > _rows_together(y):
         for rows in row_tiles(y.shape[0], _rows_together(y)):
-            sums += cluster_sums(y[rows], centres, gaps)
+            sums += cluster_sums(y[rows], centres, gaps, None if weights is None else weights[rows])
         return sums
     y = y if is_sparse(y) else np.asarray(y)
     labels = _squares(y, centres).argmin(axis=0)
     member = np.zeros((k, y.shape[0]))
-    member[labels, np.arange(len(labels))] = 1.0
+    member[labels, np.arange(len(labels))] = 1.0 if weights is None else weights
     sums[:, 0] = member.sum(axis=1)
     if is_sparse(y):
         y = y.astype(np.float64)
@@ -147,7 +147,7 @@ def cluster_sums(y: Rows, centres: np.ndarray, gaps: bool = False) -> np.ndarray
 def lloyd_step(centres: np.ndarray, sums: np.ndarray) -> np.ndarray:
     """The means of the clusters (k, d); an empty cluster keeps its centre, and so does a column without entries."""
     d = centres.shape[1]
-    return centres + sums[:, 1 : 1 + d] / np.maximum(_entries(sums, d), 1.0)
+    return centres + sums[:, 1 : 1 + d] / divisors_of(_entries(sums, d))
 
 
 def parameters_from_clusters(
@@ -161,7 +161,7 @@ def parameters_from_clusters(
     counts, d = sums[:, :1], centres.shape[1]
     weights = (counts[:, 0] + 1.0) / (counts.sum() + len(counts))
     entries = _entries(sums, d)
-    shift = sums[:, 1 : 1 + d] / np.maximum(entries, 1.0)
+    shift = sums[:, 1 : 1 + d] / divisors_of(entries)
     if isinstance(model, GaussianMixture):
         within = np.maximum(sums[:, 1 + d : 1 + 2 * d] - entries * shift**2, 0.0)
         pooled = np.maximum(np.asarray(variance, np.float64), 1e-12)

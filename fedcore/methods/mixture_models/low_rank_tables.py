@@ -25,6 +25,7 @@ import numpy as np
 from scipy.special import gammaln
 
 from fedcore.errors import ConfigError, PopulationError
+from fedcore.methods.mixture_models.client_sums import client_totals, divisors_of
 from fedcore.methods.mixture_models.contract import Rows, Theta
 from fedcore.methods.mixture_models.mixture import require_finite
 from fedcore.methods.mixture_models.nuclear_norm import (
@@ -114,12 +115,12 @@ class LowRankTables:
                 total += np.asarray(weights[low : low + step], np.float64) @ completed
         return total
 
-    def e_mean(self, theta: Theta, y: Rows, ptr: np.ndarray) -> np.ndarray:
+    def e_mean(self, theta: Theta, y: Rows, ptr: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
         self._check_tables(y)
         expected, ptr = self._expected(theta), self._table_ptr(ptr)
         means = np.zeros((len(ptr) - 1, self.q))
         counts = np.diff(ptr)
-        if (counts == 1).all():
+        if weights is None and (counts == 1).all():
             means[:] = _completed(self._tables(y), expected)
             return means
         step = max(1, TILE_NUMBERS // self.q)
@@ -127,8 +128,9 @@ class LowRankTables:
             for low in range(int(ptr[client]), int(ptr[client + 1]), step):
                 high = min(low + step, int(ptr[client + 1]))
                 tables = self._tables(y[low * self.rows : high * self.rows])
-                means[client] += _completed(tables, expected).sum(axis=0)
-        means /= np.maximum(counts, 1)[:, None]
+                completed = _completed(tables, expected)
+                means[client] += completed.sum(axis=0) if weights is None else weights[low:high] @ completed
+        means /= divisors_of(client_totals(ptr, weights))[:, None]
         return means
 
     # --- M-step -------------------------------------------------------------------------------------------------------

@@ -18,6 +18,8 @@ from fedcore.methods.mixture_models.client_sums import (
     LANES,
     PaddedTile,
     Workspace,
+    client_totals,
+    divisors_of,
     fill,
     padded_tiles,
     row_tiles,
@@ -67,9 +69,10 @@ class Mixture(ABC):
         return None
 
     def _shared_by_client(
-        self, z: Any, work: Workspace, tile: PaddedTile, without: np.ndarray | None
+        self, z: Any, work: Workspace, tile: PaddedTile, without: np.ndarray | None, weights: np.ndarray | None
     ) -> np.ndarray | None:
-        """The same for every client of a padded tile, without the rows that are left out."""
+        """The same for every client of a padded tile, without the rows that are left out. weights: (n,) of its
+        columns."""
         return None
 
     def _total(self, r: np.ndarray, z: Any) -> np.ndarray:
@@ -145,17 +148,21 @@ class Mixture(ABC):
                 total += self.layout.pack(self._total(r, z), self._shared_total(z, w))
         return total
 
-    def e_mean(self, theta: Theta, y: Rows, ptr: np.ndarray) -> np.ndarray:
-        return self.client_means(theta, y, ptr)[0]
+    def e_mean(self, theta: Theta, y: Rows, ptr: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+        return self.client_means(theta, y, ptr, weights)[0]
 
-    def client_means(self, theta: Theta, y: Rows, ptr: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """`e_mean`, and the rows (C,) float64 of every client that are in it: all, but those that `y` leaves out. For
-        dense rows every client's part is a function of its own rows, to the last bit
+    def client_means(
+        self, theta: Theta, y: Rows, ptr: np.ndarray, weights: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """`e_mean`, and the rows (C,) float64 of every client that are in it, by their weights: all, but those that `y`
+        leaves out. For dense rows every client's part is a function of its own rows, to the last bit
         (`fedcore.methods.mixture_models.client_sums`).
+
+        Raises TypeError for rows with weights of which some are left out.
         """
         prepared, size = self._prepare(theta), self._tile(y)
         sums = np.zeros((len(ptr) - 1, self.q))
-        counts = np.diff(ptr).astype(np.float64)
+        counts = client_totals(ptr, weights)
         with workspace(size) as work:
             for tile in padded_tiles(ptr, size):
                 each, rows = tile.each, take_into(y, tile.rows, work)
@@ -163,12 +170,17 @@ class Mixture(ABC):
                 r = responsibilities(self._log_joint(prepared, z, work, each))
                 gaps = self._gaps(z, r)
                 missing = tile.leave_out(r, without)
+                w = None if weights is None else tile.weights_of(weights)
                 if missing is not None:
+                    if w is not None:
+                        raise TypeError("rows with weights cannot be left out")
                     counts[tile.clients] -= missing
-                shared = self._shared_by_client(z, work, tile, without)
+                if w is not None:
+                    r *= w
+                shared = self._shared_by_client(z, work, tile, without, w)
                 own = self._by_client(r, z, work, each)
                 if gaps is not None:
-                    self._add_gaps(theta, gaps.without(tile.padding), each, own, shared)
+                    self._add_gaps(theta, gaps.without(tile.padding), each, own, shared, w)
                 if tile.whole and isinstance(tile.clients, slice):
                     self.layout.pack(own, shared, out=sums[tile.clients])
                     continue
@@ -178,16 +190,24 @@ class Mixture(ABC):
                     sums[tile.clients] = own
                 else:
                     sums[tile.clients] += own
-        sums /= np.maximum(counts, 1.0)[:, None]
+        sums /= divisors_of(counts)[:, None]
         return sums, counts
 
-    def _add_gaps(self, theta: Theta, gaps: Gaps, each: int, own: np.ndarray, shared: np.ndarray | None) -> None:
+    def _add_gaps(
+        self,
+        theta: Theta,
+        gaps: Gaps,
+        each: int,
+        own: np.ndarray,
+        shared: np.ndarray | None,
+        weights: np.ndarray | None,
+    ) -> None:
         """Adds the statistics of rows with gaps to those of their clients, who have `each` columns: own (c, G, F),
-        shared (c, shared)."""
+        shared (c, shared). weights: of the columns."""
         if not len(gaps.columns):
             return
         owners = gaps.columns // each
-        sums, more = self._gap_sums(theta, gaps, owners=owners)
+        sums, more = self._gap_sums(theta, gaps, None if weights is None else weights[gaps.columns], owners)
         clients = np.unique(owners)
         own[clients] += sums
         if shared is not None:

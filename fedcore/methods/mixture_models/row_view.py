@@ -18,6 +18,7 @@ class RowView:
 
     x:      (N, d) float32 or float64: an array, or what gives one by np.asarray of a slice or selection
     centre, scale: (d,) float64; (0,) to leave rows as they are. Where 1 / scale is finite rows are multiplied by it.
+    without: a column of x that is none of the rows'; None: all are
     bound:  the L2 norm that `fill` cuts every row to; it leaves out rows that are not finite. None: no bound, and
             nothing is left out. A row with a bound depends on no other row, to the last bit.
     """
@@ -26,10 +27,11 @@ class RowView:
     centre: np.ndarray
     scale: np.ndarray
     bound: float | None = None
+    without: int | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self.x.shape
+        return self.x.shape[0], self.x.shape[1] - (self.without is not None)
 
     @property
     def ndim(self) -> int:
@@ -45,17 +47,21 @@ class RowView:
     def __array__(self, dtype=None, copy=None) -> np.ndarray:
         if self.bound is not None:
             raise TypeError("rows with a bound are used as columns only")
-        y = np.asarray(self.x).astype(np.float64)
+        y = self._own_columns().astype(np.float64)
         if len(self.centre):
             self._standardise(y, self.centre, self.scale)
         return y if dtype is None else y.astype(dtype, copy=False)
 
     def fill(self, out: np.ndarray, own: int = 1, each: int = 1) -> np.ndarray | None:
-        client_sums.fill(np.asarray(self.x), out, own, each)
+        client_sums.fill(self._own_columns(), out, own, each)
         with np.errstate(invalid="ignore", over="ignore"):  # inf - inf and the like: of rows that will be left out
             if len(self.centre):
                 self._standardise(out, self.centre[:, None], self.scale[:, None])
             return None if self.bound is None else _cut(out, self.bound)
+
+    def _own_columns(self) -> np.ndarray:
+        x = np.asarray(self.x)
+        return x if self.without is None else np.delete(x, self.without, axis=1)
 
     @staticmethod
     def _standardise(y: np.ndarray, centre: np.ndarray, scale: np.ndarray) -> None:

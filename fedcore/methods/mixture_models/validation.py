@@ -61,16 +61,17 @@ def training_part(block: RowsBlock, split: Split | None) -> RowsBlock:
     if split is None:
         return block
     block = training_part(block, split.outer)
-    return _part(block, ~split.held_back(block.ptr, block.first))
+    return some_rows(block, ~split.held_back(block.ptr, block.first))
 
 
 def validation_part(block: RowsBlock, split: Split) -> RowsBlock:
     """The rows of the block that are held back, by this split and none before."""
     block = training_part(block, split.outer)
-    return _part(block, split.held_back(block.ptr, block.first))
+    return some_rows(block, split.held_back(block.ptr, block.first))
 
 
-def _part(block: RowsBlock, chosen: np.ndarray) -> RowsBlock:
+def some_rows(block: RowsBlock, chosen: np.ndarray) -> RowsBlock:
+    """The chosen rows (N,) bool of all clients; rows that are read when they are used stay so."""
     ptr = np.concatenate([[0], np.cumsum(chosen)])[block.ptr - block.ptr[0]]
     numbers = np.flatnonzero(chosen)
     if isinstance(block.x, np.ndarray):
