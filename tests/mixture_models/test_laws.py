@@ -107,6 +107,14 @@ def test_total_is_the_weighted_sum(name):
     ptr = ragged(c, sizes_of(c))
     means = c.model.e_mean(c.theta, c.y, ptr)
     np.testing.assert_allclose(np.array(sizes_of(c)) @ means, rows.sum(axis=0), atol=1e-10)
+    sizes = sizes_of(c)
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    weights[owner == owner[-1]] = 0.0  # as if this client had no rows
+    totals = np.bincount(owner, weights, len(sizes))
+    expected = np.array([weights[owner == i] @ rows[owner == i] for i in range(len(sizes))])
+    weighted = c.model.e_mean(c.theta, c.y, ptr, weights)
+    np.testing.assert_allclose(weighted, expected / np.where(totals > 0, totals, 1.0)[:, None], atol=1e-12)
+    assert not weighted[owner[-1]].any()
 
 
 @each_model

@@ -40,10 +40,7 @@ def _of_row_weights(settings: Settings) -> Refusals:
         return ()
     return (
         (settings.kind == "counts", "weight_column is for rows: counts have no column of weights"),
-        (
-            settings.model in TABLES,
-            "weight_column is for models of rows: a table is many rows, which have one weight each",
-        ),
+        (settings.model in TABLES, "weight_column is for models of rows: a table is many rows, each with its weight"),
         (
             settings.variance_reduced or settings.batch is not None,
             "weight_column needs all rows of a client: no batch, and no vr-fedem, which draws batches",
