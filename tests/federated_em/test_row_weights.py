@@ -11,8 +11,11 @@ from sklearn.mixture import GaussianMixture
 from fedcore.errors import ConfigError, PopulationError
 from fedcore.evaluation.anomalies import unusual_rows
 from fedcore.evaluation.evaluate import evaluate_run
-from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig, leaf_rows
+from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig, leaf_rows, models
+from fedcore.methods.federated_em.leaf_rows import rows_of
+from fedcore.methods.federated_em.messages import plain_scaling
 from fedcore.methods.federated_em.row_weights import rows_that_count
+from fedcore.methods.federated_em.weighted_sums import sum_of_losses
 from fedcore.methods.registry import make_method
 from fedcore.operations.selection import compare, requests
 from fedcore.population import streaming
@@ -150,8 +153,28 @@ def test_rows_that_are_held_back(settings):
     block, rest = with_weights(rows, weights), [own[w > 0] for own, w in zip(rows, weights, strict=True)]
     ran = trained("em", block, weight_column=AT, **settings)
     same_bits(ran, trained("em", with_weights(rest, [w[w > 0] for w in weights]), weight_column=AT, **settings))
+    if "validation" in settings:
+        scales = ran.column("held_out_loss_in_data_units") - ran.column("held_out_loss")
+        assert scales == pytest.approx(np.log(ran.state.scale).sum())
     ones = trained("em", with_weights(rest, [np.ones(len(own)) for own in rest]), weight_column=AT, **settings)
     same_bits(ones, trained("em", block_of(rest), **settings))
+
+
+def test_losses_that_choose_the_penalty():
+    rows, weights = clients("em"), some_weights(0, 3)
+    model, theta = models.model_of(FederatedEMConfig(components=1), plain_scaling(4)), {"weights": np.ones(1)}
+    theta |= {"means": np.zeros((1, 4)), "covariances": np.eye(4)[None]}
+    weighted = rows_of(with_weights(rows, weights), plain_scaling(4), weight_column=AT)
+    expected = np.concatenate(weights) @ -model.log_likelihood(theta, np.concatenate(rows))
+    assert sum_of_losses(model, theta, weighted) == pytest.approx(expected)
+
+
+def test_a_row_with_a_gap_and_hardly_a_weight():
+    rows, weights = clients("em"), some_weights(1, 3)
+    weights[1][5] = 1e-30
+    without = trained("em", with_weights(rows, weights), weight_column=AT)
+    rows[1][5, 2] = np.nan
+    alike(trained("em", with_weights(rows, weights), weight_column=AT), without)
 
 
 @pytest.mark.parametrize("name", ["em", "em, votes", "natural", "dithering"])
@@ -329,9 +352,9 @@ def test_settings_are_compared(population, tmp_path):
     settings = {**EM, "weight_column": AT}
     runs = str(tmp_path / "runs")
     request = TrainRequest(method="federated_em", population=str(population.path), settings=settings, runs=runs)
-    best, _ = compare(requests(request, {"components": (1, 2)}, 0.3, "s"), train, go_on)
-    assert best.tried == {"components": 2}
-    method = make_method("federated_em", settings | {"components": 2, "validation": 0.3})
+    found = compare(requests(request, {"components": (1, 3)}, 0.3, "s"), train, go_on)
+    best = next(one for one in found if one.tried == {"components": 3})  # of which two lie in one another
+    method = make_method("federated_em", settings | {"components": 3, "validation": 0.3})
     state = method.State(**load_run(best.run).state)
     block = rows_that_count(with_weights(clients("em"), some_weights(0, 4)), AT)
     held, weights = state.split().held_back(block.ptr, block.first), block.x[:, AT]
@@ -339,7 +362,7 @@ def test_settings_are_compared(population, tmp_path):
     rows = np.delete(block.x, AT, axis=1)
     densities = peer.score_samples(rows)
     assert best.loss == pytest.approx(-np.average(densities[held], weights=weights[held]), rel=1e-9)
-    n, k = weights[~held].sum(), 1 + 2 * 4 + 2 * 10
+    n, k = weights[~held].sum(), 2 + 3 * 4 + 3 * 10
     bic = -2 * weights[~held] @ densities[~held] + k * np.log(n)
     assert best.bic == pytest.approx(bic, rel=1e-9)
     shares = peer.predict_proba(rows[~held])
