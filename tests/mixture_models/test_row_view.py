@@ -30,6 +30,17 @@ def test_groups_of_columns():
     assert not groups[:, :, 6:].any()
 
 
+@pytest.mark.parametrize("without", range(5))
+def test_a_column_that_is_not_the_rows(without):
+    view = RowView(np.insert(X, without, 99.0, axis=1), CENTRE, SCALE, without=without)
+    whole = RowView(X, CENTRE, SCALE)
+    assert view.shape == (30, 4) and view[3:17].shape == (14, 4)
+    assert np.array_equal(np.asarray(view[3:17]), np.asarray(whole[3:17]))
+    columns, expected = np.full((4, 40), np.nan), np.full((4, 40), np.nan)
+    view.fill(columns, 6, 8), whole.fill(expected, 6, 8)
+    assert np.array_equal(columns, expected)
+
+
 def test_a_scale_too_small_to_be_inverted():
     tiny = np.full(4, 1e-310)
     np.testing.assert_allclose(np.asarray(RowView(X * 1e-30, np.zeros(4), tiny)), X * 1e-30 / tiny, rtol=1e-6)

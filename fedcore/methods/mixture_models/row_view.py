@@ -47,21 +47,24 @@ class RowView:
     def __array__(self, dtype=None, copy=None) -> np.ndarray:
         if self.bound is not None:
             raise TypeError("rows with a bound are used as columns only")
-        y = self._own_columns().astype(np.float64)
+        x = np.asarray(self.x)
+        y = (x if self.without is None else np.delete(x, self.without, axis=1)).astype(np.float64)
         if len(self.centre):
             self._standardise(y, self.centre, self.scale)
         return y if dtype is None else y.astype(dtype, copy=False)
 
     def fill(self, out: np.ndarray, own: int = 1, each: int = 1) -> np.ndarray | None:
-        client_sums.fill(self._own_columns(), out, own, each)
+        x = np.asarray(self.x)
+        if self.without:
+            client_sums.fill(x[:, : self.without], out[: self.without], own, each)
+        if self.without is None:
+            client_sums.fill(x, out, own, each)
+        elif self.without < len(out):
+            client_sums.fill(x[:, self.without + 1 :], out[self.without :], own, each)
         with np.errstate(invalid="ignore", over="ignore"):  # inf - inf and the like: of rows that will be left out
             if len(self.centre):
                 self._standardise(out, self.centre[:, None], self.scale[:, None])
             return None if self.bound is None else _cut(out, self.bound)
-
-    def _own_columns(self) -> np.ndarray:
-        x = np.asarray(self.x)
-        return x if self.without is None else np.delete(x, self.without, axis=1)
 
     @staticmethod
     def _standardise(y: np.ndarray, centre: np.ndarray, scale: np.ndarray) -> None:
