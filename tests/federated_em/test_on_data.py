@@ -74,3 +74,19 @@ def test_rows_with_gaps_train_nearly_as_well_as_complete_ones(name, columns, com
     start = {**first, "centre": state.centre, "scale": state.scale}
     incomplete, by_means = (trained(rows, test, components, start)[1] for rows in (gaps, filled))
     assert incomplete < complete + 0.05 and incomplete < by_means - 0.2
+
+
+def test_rows_with_weights_train_as_scikit_learn_does_on_repeated_rows():
+    train, test = load("gvhd_flow")
+    weights = np.random.default_rng(3).integers(0, 4, len(train))
+    weighted = np.insert(train, 1, weights, axis=1)
+    state, loss, first = trained(weighted, test, 8, regularisation=0, pseudo_rows=None, weight_column=1)
+    theirs = GaussianMixture(
+        8, reg_covar=0, max_iter=40, tol=0, means_init=first["means"], weights_init=first["weights"]
+    ).set_params(precisions_init=np.linalg.inv(first["covariances"]))
+    repeated = np.repeat((train - state.centre) / state.scale, weights, axis=0)
+    with pytest.warns(UserWarning, match="did not converge"):
+        theirs.fit(repeated)
+    assert state.objective == pytest.approx(-theirs.score(repeated), abs=1e-8)
+    assert np.allclose(state.parameters()["means"], theirs.means_, atol=1e-6)
+    assert loss == pytest.approx(-theirs.score((test - state.centre) / state.scale) + np.log(state.scale).sum())
