@@ -51,6 +51,7 @@ RUNS = {
     "regression": SHORT | {"model": "regression"},
     "imputer": {"model": "gaussian_imputer", "rounds": 4, "rank": 2},
     "poisson": {"model": "poisson", "rounds": 4},
+    "multinomial, block": {"model": "multinomial", "rounds": 4, "codec": "block"},
     "bernoulli": {"model": "bernoulli", "rounds": 4, "algorithm": "em", "trial_rounds": 2},
 }
 each_run = pytest.mark.parametrize("name", RUNS)
@@ -62,7 +63,7 @@ def clients(name: str, gaps: float = 0.0) -> list[np.ndarray]:
     total = sum(SIZES)
     group = generator.integers(0, 2, (total, 1))
     y = 5 * group * np.array([1.0, -1.0, 0.5, 1.0]) + generator.normal(size=(total, 4)) * [1, 2, 1, 0.5]
-    if settings.get("model") == "poisson":
+    if settings.get("model") in ("poisson", "multinomial"):
         y = generator.poisson(2.0 + 6 * group * np.array([1, 0, 1, 0])).astype(float)
     if settings.get("model") == "bernoulli":
         y = (generator.random((total, 4)) < 0.2 + 0.6 * group).astype(float)
