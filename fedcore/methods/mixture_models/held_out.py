@@ -17,7 +17,7 @@ from fedcore.methods.mixture_models.row_draws import mixed_words
 
 FOLDS = 5
 SHARE = 0.2
-FIRST = np.uint64(0)
+FIRST = np.zeros(1, np.int64)
 
 
 def random_order(seed: int, purpose: str, numbers: np.ndarray, sizes: np.ndarray) -> np.ndarray:
