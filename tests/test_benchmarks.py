@@ -11,7 +11,19 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmarks import dictionaries, em, floors, gradient_em, machine, noise, peers, perma_mnist, scale, writers
+from benchmarks import (
+    cohorts,
+    dictionaries,
+    em,
+    floors,
+    gradient_em,
+    machine,
+    noise,
+    peers,
+    perma_mnist,
+    scale,
+    writers,
+)
 from benchmarks.__main__ import NAMES, parser
 from benchmarks.command import Trained
 from benchmarks.measured import Measured, in_turns
@@ -211,6 +223,13 @@ def test_noise_is_measured_beside_other_samplers(tmp_path, monkeypatch):
     assert abs(row["std_over_planned"] - 1) < 6 * row["expected_error"]
     monkeypatch.setattr(noise, "_opendp", lambda scale: None)
     assert "opendp_us" not in noise.measure(options(tmp_path))["rows"][0]
+
+
+def test_ledgers_by_cohort_are_measured_beside_one_account(tmp_path, monkeypatch):
+    monkeypatch.setattr(cohorts, "RELEASES", (2,))
+    monkeypatch.setattr(cohorts, "WEEKS", 3)
+    (row,) = cohorts.measure(options(tmp_path))["rows"]
+    assert row["verify_ratio"] > 0 and row["balance_ratio"] > 0 and row["weeks"] == "3"
 
 
 def test_the_cpu_seconds_of_noise_are_those_of_a_plans_last_round():
