@@ -165,7 +165,8 @@ def refusal(
         f"{left:.6g} left of {budget.rho_max:.6g} (spent {balance.rho_spent:.6g}, reserved by open runs "
         f"{balance.rho_reserved:.6g}). Nothing was released."
     )
-    raised = f"raise the budget to epsilon = {_above(needed * (1 + 2e-4)):.4g} or more"
+    without = ", or leave such cohorts out" if paying else ""
+    raised = f"raise the budget to epsilon = {_above(needed * (1 + 2e-4)):.4g} or more{without}"
     if left <= 0:
         return message, f"Nothing is left: {raised}."
     factor = _above(math.sqrt(cost / left) * (1 + 1e-9))
