@@ -14,8 +14,7 @@ from fedcore.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedcore.population.store import Population
-    from fedcore.privacy.accounting import Budget
-    from fedcore.privacy.ledger.chain import Balance, Segment
+    from fedcore.privacy.ledger.chain import Balance
     from fedcore.privacy.plan import Relation, Unit
 
 budget_app = typer.Typer(no_args_is_help=True, help="The privacy budget of a population.")
@@ -214,6 +213,7 @@ def _counted(balance: dict[str, Any]) -> dict[str, Any]:
 @budget_app.command("show")
 def budget_show(population: PopulationArgument, ledger: Ledger = None, as_json: Json = False) -> None:
     """What is spent, reserved and left, with the history; verifies the chain first."""
+    from fedcore.operations.cohort_page import segment_rows
     from fedcore.privacy.statement import loss_in_words
     from fedcore.training.budget import ledger_of
     from fedcore.training.witness import missing_witness
@@ -227,10 +227,10 @@ def budget_show(population: PopulationArgument, ledger: Ledger = None, as_json: 
     shown = {"population": str(population), **balance.to_json()}
     if as_json:
         return say({**shown, "warnings": warnings, "history": history}, True)
-    segments = shown.pop("segments")
+    shown.pop("segments")
     say(shown, False)
-    if balance.budget is not None and segments:
-        table("Cohorts", [segment_row(segment, balance.budget) for segment in balance.segments])
+    if balance.segments:
+        table("Cohorts", segment_rows(balance))
     for warning in warnings:
         print(f"WARNING: {warning}", file=sys.stderr)
     table(
@@ -246,19 +246,6 @@ def budget_show(population: PopulationArgument, ledger: Ledger = None, as_json: 
             for row in history
         ],
     )
-
-
-def segment_row(segment: Segment, budget: Budget) -> dict[str, Any]:
-    """What each client of some cohorts has lost, and may lose still; deltas of thresholds where some are allowed."""
-    row = {
-        "cohorts": str(segment),
-        "rho spent": segment.rho_spent,
-        "epsilon spent": budget.epsilon_of(segment.rho_spent),
-        "rho reserved": segment.rho_reserved,
-        "rho left": segment.rho_left,
-    }
-    deltas = {"delta spent": segment.delta_spent, "delta left": segment.delta_left}
-    return {**row, **deltas} if budget.delta_extra else row
 
 
 @budget_app.command("plan")

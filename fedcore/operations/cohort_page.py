@@ -14,8 +14,8 @@ from fedcore.errors import PopulationError
 from fedcore.population.cohorts import FOUNDERS
 from fedcore.population.manifest import Manifest
 from fedcore.population.store import Population
-from fedcore.privacy.accounting import exact_sum
-from fedcore.privacy.ledger.chain import Balance
+from fedcore.privacy.accounting import Budget, exact_sum
+from fedcore.privacy.ledger.chain import Balance, Segment
 from fedcore.runs.store import Run
 from fedcore.storage.ranges import Ranges, holds, in_words
 from fedcore.training.cohorts import cohort_accounts
@@ -25,17 +25,22 @@ STAMP = "%Y%m%dT%H%M%S"
 
 
 def segment_rows(balance: Balance) -> list[dict[str, Any]]:
-    """Cohorts of equal account, one after the other; the rest have spent nothing."""
-    return [
-        {
-            "cohorts": in_words(((segment.first, segment.last),)),
-            "spent": segment.rho_spent,
-            "reserved": segment.rho_reserved,
-            "left": segment.rho_left,
-            "epsilon spent": None if balance.budget is None else balance.budget.epsilon_of(segment.rho_spent),
-        }
-        for segment in balance.segments
-    ]
+    """What each client of some cohorts has lost, and may lose still, for consecutive cohorts of equal account; deltas of
+    thresholds where some are allowed. Empty where one account is kept for all. Cohorts after them have spent nothing.
+    """
+    return [] if balance.budget is None else [_row(segment, balance.budget) for segment in balance.segments]
+
+
+def _row(segment: Segment, budget: Budget) -> dict[str, Any]:
+    row = {
+        "cohorts": str(segment),
+        "rho spent": segment.rho_spent,
+        "epsilon spent": budget.epsilon_of(segment.rho_spent),
+        "rho reserved": segment.rho_reserved,
+        "rho left": segment.rho_left,
+    }
+    deltas = {"delta spent": segment.delta_spent, "delta left": segment.delta_left}
+    return {**row, **deltas} if budget.delta_extra else row
 
 
 def able_rows(population: Population, runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -43,7 +48,8 @@ def able_rows(population: Population, runs: Sequence[Run]) -> list[dict[str, Any
 
     runs: on this population, newest first
     """
-    rows, manifests = [], {population.version: population.manifest}
+    rows: list[dict[str, Any]] = []
+    manifests: dict[Any, Manifest] = {population.version: population.manifest}
     for run in runs:
         ranges, version = cohorts_of(run), (run.info.get("population") or {}).get("version")
         if ranges is None or len(rows) == MOST_RUNS:
