@@ -25,8 +25,8 @@ STAMP = "%Y%m%dT%H%M%S"
 
 
 def segment_rows(balance: Balance) -> list[dict[str, Any]]:
-    """What each client of some cohorts has lost, and may lose still, for consecutive cohorts of equal account; deltas of
-    thresholds where some are allowed. Empty where one account is kept for all. Cohorts after them have spent nothing.
+    """What each client of some cohorts has lost, and may lose still, for consecutive cohorts of equal account; deltas
+    of thresholds where some are allowed. Empty where one account is kept for all. Later cohorts have spent nothing.
     """
     return [] if balance.budget is None else [_row(segment, balance.budget) for segment in balance.segments]
 
