@@ -48,6 +48,7 @@ METHOD_ROOM = {
     "fedcore.population.streaming",
     "fedcore.privacy.plan",
     "fedcore.privacy.grid",
+    "fedcore.rounds.cohort_settings",
     "fedcore.rounds.method",
     "fedcore.rounds.results",
     "fedcore.rounds.scores",

@@ -110,11 +110,6 @@ def exact_sum(values: Iterable[float]) -> Fraction:
     return sum(map(Fraction, values), Fraction(0))
 
 
-def fits(spent: Iterable[float], new: Iterable[float], limit: float) -> bool:
-    """Whether sum(spent) + sum(new) <= limit, without rounding: exact at the edge."""
-    return exact_sum(spent) + exact_sum(new) <= Fraction(limit)
-
-
 def rounded_up(value: Fraction) -> float:
     """The smallest float >= value."""
     nearest = float(value)

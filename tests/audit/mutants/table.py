@@ -336,7 +336,7 @@ MUTANTS: list[Mutant] = [
         ACCOUNTING,
         "return sum(map(Fraction, values), Fraction(0))",
         "return Fraction(math.fsum(values))",
-        f"{OF_ACCOUNTING}::test_the_filter_does_not_round",
+        f"{OF_ACCOUNTING}::test_sums_do_not_round",
     ),
     _mutant(
         "sums: what is spent rounded to nearest",
