@@ -133,6 +133,10 @@ COMMANDS: dict[str, Command] = {
         lambda w: (("population", "describe", w / "counts", JSON), ("population", "describe", w / "rows")), DESCRIBED
     ),
     "population open-cohort": Command(because="copies a manifest and prints what `population describe` does"),
+    "population forget": Command(
+        because="is told whom by its caller, and says how many of them were there, to whoever may read the data"
+    ),
+    "population compact": Command(because="writes the same data again; prints a version and bytes freed"),
     "population verify": Command(
         lambda w: (("population", "verify", w / "counts", JSON), ("population", "verify", w / "points")), STORED
     ),

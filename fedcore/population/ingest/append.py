@@ -6,8 +6,7 @@ first fill the last block. Everything is sorted twice: by client id, to find out
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -20,11 +19,11 @@ from fedcore.errors import IngestError
 from fedcore.population.checks import Rows, rows_of
 from fedcore.population.cohorts import Order
 from fedcore.population.ingest.batches import Account, MatrixBatch, Source, keyed_batches, matrix_batches
+from fedcore.population.ingest.indices import KnownClients, Newcomers
 from fedcore.population.ingest.sources import Options
 from fedcore.population.ingest.spill import Clients, LargeClient, Layout, Spill, keys_of, spill_batch, write_clients
 from fedcore.population.manifest import BlockEntry
 from fedcore.population.store import Population
-from fedcore.population.suppression import Suppression
 from fedcore.population.writer import PopulationWriter
 
 RANGE_SHARE, SPILL_SHARE = 16, 20  # three spills are alive at once
@@ -87,7 +86,7 @@ def append(
     """
     layout = Layout(source.kind, source.features, source.dtype)
     spill = Spill(folder / "index", layout, memory // SPILL_SHARE, 0, 2 * parent.n_clients)
-    newcomers = _Newcomers(parent)
+    newcomers = Newcomers(parent)
     if source.keyed:
         _index_keyed(spill, parent, source, account, folder, memory, newcomers)
     else:
@@ -120,72 +119,15 @@ def _full(entry: BlockEntry, parent: Population, writer: PopulationWriter) -> bo
 # ---- who is known: from keys to indices
 
 
-class _Newcomers:
-    """Indices of clients that are not in the parent, in the order of their hashes: first those that were forgotten, by
-    their old cohorts, then new ones.
-
-    How many there are of each cohort is known only in the end; until then an index is the number of parent's clients,
-    plus COHORT for each cohort before, plus how many of the same cohort came before.
-    """
-
-    COHORT = 1 << 40  # more than the clients of any population
-
-    def __init__(self, parent: Population):
-        made = parent.manifest
-        self.first, self.number = parent.n_clients, len(made.cohorts) + 1
-        suppressed = made.suppression is not None and bool(made.cohorts)
-        self.forgotten = Suppression.read(parent.path, made.suppression) if suppressed else None
-        self.counts: Counter[int] = Counter()  # of each cohort
-
-    @property
-    def clients(self) -> int:
-        return self.counts.total()
-
-    @property
-    def order(self) -> Order | None:
-        return None if self.forgotten is None else tuple(sorted(self.counts.items()))
-
-    def index(self, ids: Sequence[str]) -> np.ndarray:
-        """(C,) int64 preliminary indices."""
-        cohorts = np.full(len(ids), self.number)
-        if self.forgotten is not None:
-            old = self.forgotten.cohorts_of(ids)
-            cohorts = np.where(old > 0, old, self.number)
-        index = np.zeros(len(ids), np.int64)
-        for cohort in np.unique(cohorts).tolist():
-            mine = np.flatnonzero(cohorts == cohort)
-            before = 0 if self.forgotten is None else self.COHORT * cohort
-            index[mine] = self.first + before + self.counts[cohort] + np.arange(len(mine))
-            self.counts[cohort] += len(mine)
-        return index
-
-    def in_order(self, clients: Iterator[Clients | LargeClient]) -> Iterator[Clients | LargeClient]:
-        """The clients, which come in the order of their preliminary indices, with those that they have in the end."""
-        if self.forgotten is None:
-            return clients
-        before, starts = self.first, np.zeros(self.number + 1, np.int64)
-        for cohort, count in sorted(self.counts.items()):
-            starts[cohort], before = before, before + count
-        return (self._placed(one, starts) for one in clients)
-
-    def _placed(self, clients: Clients | LargeClient, starts: np.ndarray) -> Clients | LargeClient:
-        keys = np.array([clients.key] if isinstance(clients, LargeClient) else clients.keys, np.int64)
-        cohort, place = np.divmod(np.maximum(keys - self.first, 0), self.COHORT)
-        keys = np.where(keys < self.first, keys, starts[cohort] + place)
-        if isinstance(clients, LargeClient):
-            return replace(clients, key=int(keys[0]))
-        return replace(clients, keys=keys.astype(np.uint64))
-
-
 def _index_keyed(
-    spill: Spill, parent: Population, source: Source, account: Account, folder: Path, memory: int, newcomers: _Newcomers
+    spill: Spill, parent: Population, source: Source, account: Account, folder: Path, memory: int, newcomers: Newcomers
 ) -> None:
     """Sorts the source by client id, finds the known clients, and spills all by client index."""
     by_id = Spill(folder / "id", spill.layout, memory // SPILL_SHARE)
     for batch in keyed_batches(source, account):
         spill_batch(by_id, batch)
     account.settle()
-    known = _KnownClients(parent, folder / "known", memory // SPILL_SHARE)
+    known = KnownClients(parent, folder / "known", memory // SPILL_SHARE)
     for clients in by_id.clients():
         ids = [clients.id] if isinstance(clients, LargeClient) else clients.ids
         index = known.look_up(keys_of(ids))
@@ -194,51 +136,7 @@ def _index_keyed(
         _spill_by_index(spill, index, clients)
 
 
-class _KnownClients:
-    """Looks up clients of a population by their keys, which must come in increasing order; holds a part at a time."""
-
-    def __init__(self, parent: Population, folder: Path, memory: int):
-        spill = Spill(folder, Layout("counts", 1, None), memory)
-        for number, entry in enumerate(parent.blocks):
-            ids = parent.client_ids(number)
-            there = np.flatnonzero(ids != "")  # not forgotten
-            # The index of a client travels as the amount of its only token (from 1: an amount is positive).
-            keys = keys_of(ids[there].tolist())
-            spill.add(keys, ids[there].tolist())
-            spill.add_counts(False, keys, np.zeros(len(there), np.int32), entry.first + 1 + there)
-        self._parts = spill.clients()
-        self._keys = np.zeros((0, 2), np.uint64)
-        self._index = np.zeros(0, np.int64)
-
-    def _next(self) -> bool:
-        part = next(self._parts, None)
-        if part is None:
-            return False
-        assert isinstance(part, Clients) and not isinstance(part.train, tuple)  # each has one count
-        self._keys = keys_of(part.ids)
-        self._index = part.train.toarray().ravel() - 1
-        return True
-
-    def look_up(self, keys: np.ndarray) -> np.ndarray:
-        """(C,) int64 index of each client, -1 if it is not known."""
-        found = np.full(len(keys), -1, np.int64)
-        if not len(keys):
-            return found
-        last = keys[-1, 0]
-        while True:
-            place = np.searchsorted(self._keys[:, 0], keys[:, 0])
-            if len(self._keys):
-                for shift in (0, 1):  # two clients may share the first 64 bits
-                    at = np.minimum(place + shift, len(self._keys) - 1)
-                    same = (self._keys[at] == keys).all(axis=1)
-                    found[same] = self._index[at[same]]
-                if self._keys[-1, 0] > last:
-                    return found
-            if not self._next():
-                return found
-
-
-def _index_matrix(spill: Spill, parent: Population, source: Source, account: Account, newcomers: _Newcomers) -> None:
+def _index_matrix(spill: Spill, parent: Population, source: Source, account: Account, newcomers: Newcomers) -> None:
     """A matrix without ids: every row is a new client. Its ids ("file:row") must not be known."""
     known: set[str] = set()
     files = {f"{name}:" for name in source.names}
