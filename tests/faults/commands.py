@@ -38,7 +38,7 @@ from fedcore.training.request import Series, TrainRequest
 from fedcore.training.session import resume, start_run
 from tests.faults.machine import RANDOM, Machine
 from tests.faults.place import bits, told
-from tests.population.contents import everything_in
+from tests.population.contents import everything_in, ids_below
 
 CLIENTS, NEW_CLIENTS, LEAF = 8, 5, 4
 ROUNDS = 2
@@ -385,9 +385,10 @@ def forget(here: Workplace) -> None:
 
 def forget_again(here: Workplace) -> None:
     forget(here)
-    left = everything_in(here.root / "population")
-    leaving = (here.root / "leaving.txt").read_text().split()
-    found = [one for one in leaving if re.search(rb"(?<![0-9a-f])%s(?![0-9a-f])" % one.encode(), left)]
+    leaving = {*(here.root / "leaving.txt").read_text().split()}
+    found = leaving & ids_below(here.root / "population")
+    left = everything_in(here.root / "population")  # also of what is no slot
+    found |= {one for one in leaving if re.search(rb"(?<![0-9a-f])%s(?![0-9a-f])" % one.encode(), left)}
     assert not found, f"{found} are still there"
     assert not list((here.root / "runs").rglob("memory")), "the run still remembers them"
 

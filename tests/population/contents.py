@@ -5,7 +5,7 @@ import csv
 import numpy as np
 import zarr
 
-from fedcore.population import layout
+from fedcore.population import identifiers, layout
 
 
 def counts_of(population, heldout=False):
@@ -54,3 +54,13 @@ def everything_in(folder) -> bytes:
         if b'"array"' in metadata.read_bytes():
             found.append(np.ascontiguousarray(zarr.open_array(metadata.parent, mode="r")[...]).tobytes())
     return b"\n".join(found)
+
+
+def ids_below(folder) -> set[str]:
+    """Every id in the slots below the folder, whether a manifest names them or not."""
+    found = set()
+    for ids in folder.rglob("ids"):
+        arrays = [zarr.open_array(ids / name, mode="r")[...] for name in ("bytes", "ptr") if (ids / name).is_dir()]
+        if len(arrays) == 2:
+            found.update(identifiers.decode(*arrays).tolist())
+    return found

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from fedcore.errors import PopulationNotFound
 from fedcore.population import layout
+from fedcore.population.ingest import indices, spill
 from fedcore.population.ingest import ingest as ingest_module
-from fedcore.population.ingest import spill
 from fedcore.population.ingest.ingest import describe, ingest
 from fedcore.population.store import Population
 
@@ -367,6 +367,7 @@ def test_two_ids_with_one_hash(tmp_path, monkeypatch):
 
     monkeypatch.setattr(spill, "keys_of", keys_of)
     monkeypatch.setattr(ingest_module.appending, "keys_of", keys_of)
+    monkeypatch.setattr(indices, "keys_of", keys_of)
     monkeypatch.setattr(ingest_module, "SPILL_SHARE", 16 * MIB // 60)
     rows = [("b", 1, 1), ("a", 0, 1), ("b", 0, 2)]
     population = ingest(write_csv(tmp_path / "a.csv", LONG, rows), tmp_path / "p", features=3, memory=16 * MIB)
