@@ -303,11 +303,10 @@ class Population:
             problems.append(error.message)
         hashes: list[np.ndarray] = []  # of the ids of each block; none of a damaged one
         for index, entry in enumerate(self.blocks):
-            problem, size = self._verify_block(index, entry)
+            problem, size, ids = self._verify_block(index, entry)
             total += size
             if problem:
                 problems.append(problem)
-            ids = np.full(0, "") if problem else self.client_ids(index)
             hashes.append(identifiers.hashes(ids.tolist()))
             if not problem and not np.array_equal(ids == "", self.are_holes(entry.first, entry.clients)):
                 problems.append(
@@ -327,26 +326,29 @@ class Population:
             "The same command again finishes it, as does whatever writes to the population.",
         )
 
-    def _verify_block(self, index: int, entry: BlockEntry) -> tuple[str, int]:
+    def _verify_block(self, index: int, entry: BlockEntry) -> tuple[str, int, np.ndarray]:
+        """(what is wrong or "", stored bytes, ids of the clients if nothing is)."""
+        slot, wrong, ids = self._slot(entry), "", np.full(0, "")
         if entry.void:
-            return "", 0
-        slot, wrong = self._slot(entry), ""
+            return "", 0, self.client_ids(index)
         try:
             found = slots.read(slot, entry)
             if found.result()[0] != entry.fingerprint:
                 wrong = f"the stored files do not match their checksum {found.wrong(slot)}".rstrip()
         except OSError as error:
-            return f"Block {index} (slot {entry.slot}) cannot be read: {error.strerror}.", 0
+            return f"Block {index} (slot {entry.slot}) cannot be read: {error.strerror}.", 0, ids
         except slots.SlotDamaged as damage:
-            return self._damaged(index, str(damage)).message, 0
+            return self._damaged(index, str(damage)).message, 0, ids
         try:
+            there = self.client_ids(index)
             self._read_everything(index, entry)  # which may tell more exactly what is wrong
         except ChunkError as error:
-            return error.message, found.bytes
-        return f"Block {index} (slot {entry.slot}): {wrong}." if wrong else "", found.bytes
+            return error.message, found.bytes, ids
+        if wrong:
+            return f"Block {index} (slot {entry.slot}): {wrong}.", found.bytes, ids
+        return "", found.bytes, there
 
     def _read_everything(self, index: int, entry: BlockEntry) -> None:
-        self.client_ids(index)
         if self.kind == "rows":
             for heldout in (False, True):
                 for _ in self.tiles(index, arrays.STREAM_BYTES, heldout=heldout):

@@ -184,7 +184,7 @@ class Workplace:
                 continue
             assert not self.writes_data or store.verify().ok
             found[f"population {where}"] = (
-                [(block.slot, block.sha256, block.clients) for block in store.blocks],
+                [(block.slot, block.fingerprint, block.clients) for block in store.blocks],
                 store.versions(),
             )
         found["balance"] = self.balance()

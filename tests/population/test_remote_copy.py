@@ -2,9 +2,10 @@
 
 import pytest
 
-from fedcore.errors import ChunkError, PopulationError, PopulationNotFound
+from fedcore.errors import ChunkError, ConfigError, PopulationError, PopulationNotFound
 from fedcore.population import copying, layout
 from fedcore.population.copying import copy_population
+from fedcore.population.erasing import forget
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
 from fedcore.storage import files
@@ -195,3 +196,24 @@ def test_a_full_disk_while_copying_here(counts_population, memory, tmp_path, mon
     monkeypatch.setattr(files, "opened", full)
     with pytest.raises(PopulationError, match="no room left"):
         copy_population(memory, tmp_path / "q")
+
+
+@pytest.mark.slow
+def test_pruning_takes_those_who_were_forgotten_out_of_a_copy(counts_population, base, tmp_path):
+    there = copied(counts_population, f"{base}/p")
+    after = forget(counts_population, clients=["user 1", *names(8, 8)]).population
+    assert [block.void for block in after.blocks] == [False, True, False]
+    done = copy_population(after.path, f"{base}/p")
+    assert there.versions() == [1, 2] and done.pruned == 0
+    done = copy_population(after.path, f"{base}/p", prune=True)
+    assert there.versions() == [2] and (done.pruned, done.kept) == (1, 2)
+    now = Population.open(f"{base}/p")
+    assert now.manifest == after.manifest and now.verify().ok
+    slots = {block.slot for block in after.blocks if not block.void}
+    assert files.listing(now.path / layout.BLOCKS).keys() == {layout.ROOT, *slots}
+    with pytest.raises(ChunkError, match="removed after it was opened"):
+        there.read(0)
+    copy_population(f"{base}/p", tmp_path / "back")
+    assert snapshot(tmp_path / "back") == snapshot(after.path)
+    with pytest.raises(ConfigError, match="written straight"):
+        forget(now, clients=["user 2"])
