@@ -16,10 +16,10 @@ from fedcore.tasks.training import next_rounds
 from prefect import Flow, get_client, get_run_logger
 from prefect.client.schemas import State
 from prefect.runtime import deployment, flow_run
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from fedcore.errors import ConfigError, FedcoreError, PopulationError
-from fedcore.methods.registry import METHODS, explain, make_method, method_class, summary
+from fedcore.methods.registry import METHODS, make_method, method_class, summary
 from fedcore.operations.deployment import Compute
 from fedcore.operations.series import Conclusion, conclusion_of, public_population
 from fedcore.population.store import Population
@@ -82,7 +82,7 @@ def training_flow(method: str) -> Flow:
         series: Series | None = None,
     ) -> str:
         def work(sessions: list[Session]) -> str:
-            request = _request(
+            request = TrainRequest.read(
                 method=method,
                 population=population,
                 settings=config.model_dump(mode="json"),
@@ -256,13 +256,6 @@ def _run_and_show(work: Callable[[list[Session]], str], population: str, runs: s
     except FedcoreError as error:  # the outcome of the run is what matters
         get_run_logger().warning("the page of population %s was not brought up to date: %s", _last(population), error)
     return result
-
-
-def _request(**fields: Any) -> TrainRequest:
-    try:
-        return TrainRequest(**fields)
-    except ValidationError as error:
-        raise ConfigError(f"the run cannot be made: {explain(error)}") from None
 
 
 def _check_series(series: Series | None, method: Method, population: Population) -> Conclusion | None:

@@ -588,6 +588,13 @@ TABLE = [
     Row("unknown method shown", files(), ("methods", "magic"), "ConfigError", ("'magic'", "histograms")),
     Row("a run name that is a path", counts, (*TRAIN[:-1], "../r", *PLAIN), "ConfigError", ("'run_id'", "'../r'")),
     Row("a negative cache", counts, (*TRAIN, *PLAIN, "--cache", "-1MiB"), "ConfigError", ("'-1MiB'",)),
+    Row(
+        "a plan with an empty start",
+        counts,
+        ("plan", *TRAIN[1:3], "--start-from", ""),
+        "ConfigError",
+        ("'start_from'",),
+    ),
     Row("an empty key of test noise", counts, (*TRAIN, *PLAIN, "--test-noise", ""), "ConfigError", ("'test_noise'",)),
     Row(
         "runs in a file",

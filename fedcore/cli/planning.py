@@ -57,7 +57,8 @@ def plan(
     from fedcore.training.request import TrainRequest
 
     use_ledger(ledger)
-    request = TrainRequest(
+    request = TrainRequest.read(
+        "See `fedcore plan --help`.",
         method=method,
         population=population,
         settings=read_settings(config, settings),

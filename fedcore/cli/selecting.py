@@ -49,25 +49,21 @@ def select(
     """Train every combination of settings on a part of each client's rows and compare the losses of the others. Each is
     an ordinary run; the same command goes on after an interruption. Not private."""
     with importing():
-        from pydantic import ValidationError
-
-        from fedcore.methods.registry import explain, make_method
+        from fedcore.methods.registry import make_method
         from fedcore.operations.selection import compare, requests
         from fedcore.training.request import TrainRequest
         from fedcore.training.spec import resolve
 
-    try:
-        request = TrainRequest(
-            method=method,
-            population=str(population),
-            settings=read_settings(None, settings),
-            runs=str(runs),
-            version=version,
-            seed=seed,
-            cache_bytes=parse_bytes(cache),
-        )
-    except ValidationError as error:
-        raise ConfigError(f"nothing can be compared: {explain(error)}", "See `fedcore select --help`.") from None
+    request = TrainRequest.read(
+        "See `fedcore select --help`.",
+        method=method,
+        population=str(population),
+        settings=read_settings(None, settings),
+        runs=str(runs),
+        version=version,
+        seed=seed,
+        cache_bytes=parse_bytes(cache),
+    )
     asked = make_method(request.method, request.settings)
     tried = _tries(tries) if tries else asked.tries()
     wanted = requests(request, tried, asked.held_back_share if share is None else share, name)

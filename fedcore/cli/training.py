@@ -23,7 +23,7 @@ from fedcore.cli.options import (
     use_ledger,
 )
 from fedcore.cli.terminal import importing, parse_bytes, read_settings, say, warn
-from fedcore.errors import ConfigError, Waiting
+from fedcore.errors import Waiting
 from fedcore.storage.files import Place
 
 if TYPE_CHECKING:
@@ -67,29 +67,24 @@ def train(
 ) -> None:
     """Train a model; with Prefect and Dask by default, in this process with --local."""
     with importing():
-        from pydantic import ValidationError
-
-        from fedcore.methods.registry import explain
         from fedcore.training.request import TrainRequest
         from fedcore.training.spec import resolve
 
     use_ledger(ledger)
-    try:
-        request = TrainRequest(
-            method=method,
-            population=str(population),
-            settings=read_settings(config, settings) | ({} if cohorts is None else {"cohorts": cohorts}),
-            runs=str(runs),
-            run_id=run_id,
-            version=version,
-            seed=seed,
-            cache_bytes=parse_bytes(cache),
-            test_noise=test_noise,
-            start_from=start_from,
-            public_start_because=public_start,
-        )
-    except ValidationError as error:
-        raise ConfigError(f"the run cannot be made: {explain(error)}", "See `fedcore train --help`.") from None
+    request = TrainRequest.read(
+        "See `fedcore train --help`.",
+        method=method,
+        population=str(population),
+        settings=read_settings(config, settings) | ({} if cohorts is None else {"cohorts": cohorts}),
+        runs=str(runs),
+        run_id=run_id,
+        version=version,
+        seed=seed,
+        cache_bytes=parse_bytes(cache),
+        test_noise=test_noise,
+        start_from=start_from,
+        public_start_because=public_start,
+    )
     resolve(request)  # a mistake is told at once, not after a server has started
     show_run(str(trained(request, local, workers, dask, as_json)), as_json)
 

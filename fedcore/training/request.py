@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fedcore.methods.registry import canonical
+from fedcore.errors import ConfigError
+from fedcore.methods.registry import canonical, explain
 from fedcore.rounds.clients import DEFAULT_CACHE_BYTES
 
 
@@ -71,3 +72,11 @@ class TrainRequest(BaseModel):
     test_noise: str | None = Field(
         None, min_length=1, description="key of pseudo-random noise; makes the run not private, and needs a test ledger"
     )
+
+    @classmethod
+    def read(cls, remedy: str = "", **asked: Any) -> TrainRequest:
+        """The request of what a person wrote. remedy: where to read what may be asked. Raises ConfigError."""
+        try:
+            return cls(**asked)
+        except ValidationError as error:
+            raise ConfigError(f"the run cannot be made: {explain(error)}", remedy) from None
