@@ -59,7 +59,9 @@ def test_shared_atoms_are_found_with_ragged_clients(how):
     found = {
         "path": lambda: path(dictionaries, 3),
         "star": lambda: star(dictionaries, 3, generator),
-        "path in several orders": lambda: path(dictionaries, 3, 4, generator),
+        "path in several orders": lambda: path(
+            dictionaries, 3, [generator.permutation(len(dictionaries)) for _ in range(3)]
+        ),
     }[how]()
     together = aggregate(matched_atoms(dictionaries, found), "mean", "unit")
     assert d12(together.atoms, common) < 1e-7 and together.least_norm == pytest.approx(1)

@@ -10,7 +10,7 @@ Dictionaries may have different numbers of atoms; all atoms (r_i, d) have norm 1
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,19 +70,15 @@ def shortest_paths(dictionaries: Sequence[np.ndarray], count: int) -> tuple[np.n
     return index, lengths
 
 
-def path(
-    dictionaries: Sequence[np.ndarray], count: int, orders: int = 1, generator: np.random.Generator | None = None
-) -> Matching:
-    """Shortest paths through the clients in their order, or in that of several orders whose paths are the shortest in
-    total; all orders but the first are drawn by the generator. An atom of every client enters every aggregate.
+def path(dictionaries: Sequence[np.ndarray], count: int, orders: Iterable[np.ndarray] = ()) -> Matching:
+    """Shortest paths through the clients in their order, or in that of the other orders whose paths are the shortest in
+    total. An atom of every client enters every aggregate.
+
+    orders: (clients,) each, a permutation of them
     """
-    clients = len(dictionaries)
-    order = np.arange(clients)
     index, lengths = shortest_paths(dictionaries, count)
     anchor = 0
-    for _ in range(orders - 1):
-        assert generator is not None
-        order = generator.permutation(clients)
+    for order in orders:
         found, found_lengths = shortest_paths([dictionaries[i] for i in order.tolist()], count)
         if found_lengths.sum() < lengths.sum():
             index = np.empty_like(found)

@@ -10,6 +10,7 @@ place of a plain top-k.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import cast
 
 import numpy as np
 
@@ -37,8 +38,7 @@ def evaluate_block(
     Raises ValueError if the block has no held-out part, RunError if the run has no global dictionary yet,
     PopulationError for rows that are not finite.
     """
-    held = held_out(block)
-    assert isinstance(held, RowsBlock)
+    held = cast(RowsBlock, held_out(block))
     if state.phase == "start":
         raise RunError("the run stopped before it had a global dictionary.", "Resume it first.")
     coder, common, d = coder_of(config), state.common, block.features

@@ -156,7 +156,8 @@ def match(config: DictionariesConfig, dictionaries: Sequence[np.ndarray], count:
     """By the configured rule. dictionaries: (r_i, d) each, in the order of the clients."""
     if config.matcher == "star" and len(dictionaries) >= STAR_CLIENTS:
         return star(dictionaries, count, stream(seed, "dictionaries/anchors"))
-    return path(dictionaries, count, config.orders, stream(seed, "dictionaries/orders"))
+    generator = stream(seed, "dictionaries/orders")
+    return path(dictionaries, count, [generator.permutation(len(dictionaries)) for _ in range(config.orders - 1)])
 
 
 # --- rounds ---------------------------------------------------------------------------------------------------------

@@ -147,7 +147,6 @@ def local_update(config: GradientEMConfig, message: RoundMessage, active: Active
     rows, theta, w, memory = rows_of_round(config, message, active), now.theta, now.w, active.memory
     n, rate = rows.sizes, 1.0 if config.batch is None else config.batch_weight
     capped = config.model == "regression" and config.cap_steps and message.curvature
-    first = None
     for step in range(config.local_steps):
         shares = now.shares if step == 0 else None
         sums = e_step(rows, theta, w, second=capped and step == 0, clip=config.gradient_clip, shares=shares)
@@ -156,8 +155,8 @@ def local_update(config: GradientEMConfig, message: RoundMessage, active: Active
         w = (1.0 - rate) * w + rate * sums.mass / n[:, None]
         eta = memories.step_sizes(config, message.step_factor, w, active.n, memory)
         theta = theta + eta[:, :, None] * (sums.gradient / n[:, None, None])
-        first = first or sums
-    assert first is not None  # local_steps >= 1
+        if step == 0:
+            first = sums
     return LocalUpdate(theta, w, rows, first, memory)
 
 

@@ -35,6 +35,13 @@ class Rows:
     white: np.ndarray | None = None
 
     @property
+    def responses(self) -> np.ndarray:
+        """y, of rows that have one: those of regressions."""
+        if self.y is None:
+            raise ValueError("rows of Gaussians have no response")
+        return self.y
+
+    @property
     def sizes(self) -> np.ndarray:
         """(C,) float64."""
         return np.diff(self.ptr).astype(np.float64)

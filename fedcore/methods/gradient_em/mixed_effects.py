@@ -99,15 +99,14 @@ class OwnFits(NamedTuple):
 
 
 def systems(rows: Rows) -> Systems:
-    """The square systems of all clients; those of clients without rows are 0. The rows' y must not be None."""
-    assert rows.y is not None
-    c, p = len(rows.ptr) - 1, rows.x.shape[1]
+    """The square systems of all clients; those of clients without rows are 0."""
+    y, c, p = rows.responses, len(rows.ptr) - 1, rows.x.shape[1]
     found = np.zeros((c, p + 1, p + 1))
     for stack in stacks(rows.ptr, 2 * (p + 1)):
         table = np.zeros((stack.shape[0], stack.shape[1] + p + 1, p + 1))
         table[:, : p + 1] = found[stack.clients]  # of a client in several stacks, what there was before
         own = table[:, p + 1 :]
-        own[:, :, :p], own[:, :, p] = stack.take(rows.x), stack.take(rows.y)
+        own[:, :, :p], own[:, :, p] = stack.take(rows.x), stack.take(y)
         if stack.seen is not None:
             own[~stack.seen] = 0.0
         found[stack.clients] = np.linalg.qr(table, mode="r")

@@ -71,7 +71,7 @@ def step(rows: Rows, parts: Parts, commons: Sequence[Common], robust: bool) -> S
     own, found = [], []
     for r, common in enumerate(commons):
         root = np.sqrt(g[:, r])
-        weighted = Rows(rows.x * root[:, None], rows.y * root, rows.ptr)
+        weighted = Rows(rows.x * root[:, None], rows.responses * root, rows.ptr)
         own.append(mixed_effects.systems(weighted)._replace(n=mass[:, r]))
         found.append(mixed_effects.posteriors(own[-1], common, robust))
     w = np.where(rows.sizes[:, None] > 0, mass / n[:, None], parts.w)
@@ -89,10 +89,9 @@ def _components_of_rows(rows: Rows, parts: Parts, noise: float) -> tuple[np.ndar
 def _residuals(rows: Rows, parts: Parts) -> tuple[np.ndarray, np.ndarray]:
     """y - x.b and x' C x of each row and component, (N, R)."""
     left, spread = np.empty((len(rows.x), parts.w.shape[1])), np.empty((len(rows.x), parts.w.shape[1]))
-    assert rows.y is not None
-    numbers = np.arange(len(rows.x))
+    responses, numbers = rows.responses, np.arange(len(rows.x))
     for stack in stacks(rows.ptr, 2 * rows.x.shape[1]):
-        x, y, c = stack.take(rows.x), stack.take(rows.y), stack.clients
+        x, y, c = stack.take(rows.x), stack.take(responses), stack.clients
         seen = np.ones(stack.shape, bool) if stack.seen is None else stack.seen
         at = stack.take(numbers)[seen]
         for r in range(parts.w.shape[1]):

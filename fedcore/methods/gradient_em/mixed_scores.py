@@ -45,8 +45,7 @@ def own_least_squares(rows: Rows) -> Parts:
 
 def losses(parts: Parts, held: Rows) -> tuple[np.ndarray, np.ndarray]:
     """(C,) summed negative log-densities of the held-out rows, and (C,) summed squared errors; model's units."""
-    assert held.y is not None
     means = np.einsum("cr,crp->cp", parts.w, parts.coefficients)
-    left = held.y - np.einsum("ij,ij->i", held.x, means[held.owners])
+    left = held.responses - np.einsum("ij,ij->i", held.x, means[held.owners])
     squares = np.bincount(held.owners, left**2, len(held.sizes))
     return -mixed_mixture.log_density(held, parts, 1.0), squares

@@ -9,7 +9,7 @@ from fedcore.methods.histograms import sensitivities
 from fedcore.methods.histograms.config import HistogramsConfig
 from fedcore.methods.histograms.reduction import tokens_kept
 from fedcore.methods.histograms.second_moment import triangle_size
-from fedcore.methods.histograms.sizes import Sizes, sizes_of
+from fedcore.methods.histograms.sizes import Sizes, rho_of, sizes_of
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.method import PublicFacts
 
@@ -49,14 +49,13 @@ def plan(config: HistogramsConfig, public: PublicFacts) -> list[PlannedRelease]:
     Raises ConfigError without a budget or a nominal number of clients, and for sizes that do not fit together.
     """
     wanted = _wanted(config, public)
-    assert public.rho is not None  # checked by the size rules
-    rho = public.rho
+    budget = rho = rho_of(public)
     while True:
         # Prices round up, hence a hair is kept back; the loop ends because the hair grows.
         rho *= 1.0 - 1e-12
         releases = [release.priced(rho) for release in wanted]
         prices = [release.rho for release in releases]
-        if max(sum(prices), math.fsum(prices)) <= public.rho:
+        if max(sum(prices), math.fsum(prices)) <= budget:
             return releases
 
 

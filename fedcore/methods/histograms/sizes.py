@@ -12,9 +12,11 @@ b, the SNR of 8 rounds with a single cell (`signal_to_noise`).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
+
+import numpy as np
 
 from fedcore.errors import ConfigError
 from fedcore.methods.histograms.config import DEFAULT_CLUSTERS, DEFAULT_ROUNDS, HistogramsConfig
@@ -120,16 +122,22 @@ def effective_budget(config: HistogramsConfig, public: PublicFacts) -> tuple[int
     features = public.features
     if config.reduction != "none":
         features = tokens_kept(config.keep, features) + 1
-    return _nominal(config, public), features, _rho(public) / sensitivity_factor(public.relation) ** 2
+    return _nominal(config, public), features, rho_of(public) / sensitivity_factor(public.relation) ** 2
+
+
+def series_before(config: HistogramsConfig, public: PublicFacts) -> Mapping[str, np.ndarray] | None:
+    """The warm start of a run that adds to what earlier runs released, which it then holds; None for other runs.
+
+    A run on fewer tokens does not add to it: it has sums of these tokens only, and another run may choose others.
+    """
+    start = public.warm_start
+    private = config.algorithm == "private" and config.reduction == "none"
+    return start if private and start is not None and "pool_sums" in start else None
 
 
 def continues_series(config: HistogramsConfig, public: PublicFacts) -> bool:
-    """Whether the run adds to what earlier runs released, which its warm start then holds.
-
-    A run on fewer tokens does not: it has sums of these tokens only, and another run may choose others.
-    """
-    private = config.algorithm == "private" and config.reduction == "none"
-    return private and public.warm_start is not None and "pool_sums" in public.warm_start
+    """Whether the run adds to what earlier runs released."""
+    return series_before(config, public) is not None
 
 
 def accumulated_budget(config: HistogramsConfig, public: PublicFacts) -> tuple[int, int, float]:
@@ -137,12 +145,12 @@ def accumulated_budget(config: HistogramsConfig, public: PublicFacts) -> tuple[i
     of the series after this run, in the cell that is noised least. Without a series: that of this run.
     """
     nominal, features, rho = effective_budget(config, public)
-    if not continues_series(config, public):
+    before = series_before(config, public)
+    if before is None:
         return nominal, features, rho
-    assert public.warm_start is not None
     added = 2 * rho / config.clip**2  # rounds of rho / T each add 1 / (C sigma)**2 = 2 rho / (T C**2)
-    weights = FORGETTING * public.warm_start["pool_weights"][:-1] + added
-    variances = FORGETTING**2 * public.warm_start["pool_variances"][:-1] + added
+    weights = FORGETTING * before["pool_weights"][:-1] + added
+    variances = FORGETTING**2 * before["pool_variances"][:-1] + added
     return nominal, features, max(rho, float((weights**2 / variances).max()) * config.clip**2 / 2)
 
 
@@ -171,7 +179,8 @@ def _sizes_of_warm_start(config: HistogramsConfig, chosen: Sizes, centres: int, 
     return Sizes(rounds, k, max(cells, k), 0, chosen.perturbation)
 
 
-def _rho(public: PublicFacts) -> float:
+def rho_of(public: PublicFacts) -> float:
+    """Of the run. Raises ConfigError without one."""
     if public.rho is None or not public.rho > 0:
         raise ConfigError(
             "a private histograms run needs a privacy budget.",

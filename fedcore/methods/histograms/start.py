@@ -21,7 +21,7 @@ from fedcore.methods.histograms.pool import FORGETTING
 from fedcore.methods.histograms.releases import POOLED, plan
 from fedcore.methods.histograms.sensitivities import sensitivity_factor
 from fedcore.methods.histograms.simplex import perturbed, project, ward_merge
-from fedcore.methods.histograms.sizes import continues_series, sizes_of
+from fedcore.methods.histograms.sizes import series_before, sizes_of
 from fedcore.methods.histograms.state import HistogramsState
 from fedcore.randomness import stream
 from fedcore.rounds.method import PublicFacts
@@ -120,11 +120,11 @@ def likely_warm_start(config: HistogramsConfig, public: PublicFacts) -> dict[str
         return start
     noise = config.clip * sensitivity_factor(public.relation) * releases[-1].noise_multiplier
     weight, variance, added = 0.0, 0.0, min(sizes.rounds, POOLED)
-    if continues_series(config, public):
-        assert public.warm_start is not None
+    before = series_before(config, public)
+    if before is not None:
         added = sizes.rounds
-        weight = FORGETTING * float(public.warm_start["pool_weights"][0])
-        variance = FORGETTING**2 * float(public.warm_start["pool_variances"][0])
+        weight = FORGETTING * float(before["pool_weights"][0])
+        variance = FORGETTING**2 * float(before["pool_variances"][0])
     pool = {
         "pool_sums": uniform,
         "pool_weights": np.full(k + 1, weight + added / noise**2),
