@@ -151,6 +151,22 @@ def test_private_runs_and_methods_without_held_out_rows_are_refused(population, 
         requests(TrainRequest(method="histograms", population="x"), {"clusters": (1, 2)}, 0.2, "s")
 
 
+def test_the_share_is_the_same_for_all_and_not_kept(population, tmp_path):
+    for settings, tries in (({}, {"validation": (0.1, 0.3)}), ({"validation": 0.3}, {"components": (1, 2)})):
+        with pytest.raises(ConfigError, match="which rows are held back"):
+            requests(request(population, tmp_path, **settings), tries, 0.2, "s")
+
+
+def test_every_candidate_has_a_name_of_its_own(population, tmp_path):
+    long = {setting: (1 / 3, 1 / 7) for setting in ("gamma", "participation", "pseudo_rows")}
+    for name, tries in (("s" * 100, {"components": (2, 3)}), ("s" * 20, long | {"rounds": (10, 11)})):
+        wanted = requests(request(population, tmp_path, algorithm="fedem"), tries, 0.2, name)
+        assert len({one.run_id for _, one in wanted}) == len(wanted)
+    for name in ("", "../s", "s s", "s" * 130):
+        with pytest.raises(ConfigError, match="run_id"):
+            requests(request(population, tmp_path), {"components": (2, 3)}, 0.2, name)
+
+
 @pytest.mark.parametrize(
     ("settings", "shapes", "count"),
     [

@@ -162,14 +162,19 @@ def runs_anomalies(
 ) -> None:
     """The rows of a population that a run finds least likely, by client. Names clients: not private."""
     from dataclasses import asdict
+    from math import isfinite
 
     from fedcore.evaluation.anomalies import unusual_rows
 
-    found = [asdict(row) for row in unusual_rows(run, population, rows)]
-    if as_json:
-        return say({"privacy": "none", "rows": found}, True)
+    unusual = unusual_rows(run, population, rows)
+    found = [asdict(row) for row in unusual.rows]
+    if as_json:  # in which no number is infinite
+        told = [{**row, "log_density": row["log_density"] if isfinite(row["log_density"]) else None} for row in found]
+        return say({"privacy": "none", "rows": told, "left_out": unusual.left_out}, True)
     shown = [{**row, "log_density": f"{row['log_density']:.4g}"} for row in found]
     table(f"Rows of {population} that {run} finds least likely (not private)", shown) if shown else print("no rows")
+    left_out = f"{unusual.left_out} rows are left out: they lack entries without which they have no density."
+    warn(left_out if unusual.left_out else "")
 
 
 def report(

@@ -26,15 +26,25 @@ DENSITY = "rows_log_density"
 
 @dataclass(frozen=True, slots=True)
 class UnusualRow:
-    """client: its id; row: of its own rows, from 0. log_density: nats, in the units of the data."""
+    """client: its id; row: of its own rows, from 0. log_density: nats, in the units of the data; -inf for a row that is
+    too far away to be squared."""
 
     client: str
     row: int
     log_density: float
 
 
-def unusual_rows(run_path: str | Path, population_path: str | Path, count: int = 20) -> list[UnusualRow]:
-    """The `count` rows of least density, the least first; ties go to rows that are stored first.
+@dataclass(frozen=True, slots=True)
+class Unusual:
+    """rows: the least likely first. left_out: how many rows have no density, because the model asks for entries that
+    they lack."""
+
+    rows: list[UnusualRow]
+    left_out: int
+
+
+def unusual_rows(run_path: str | Path, population_path: str | Path, count: int = 20) -> Unusual:
+    """The `count` rows of least density; ties go to rows that are stored first.
 
     Reads the population block by block and keeps as many rows as are asked for. Raises ConfigError for a private run
     and for a method that gives rows no density, WrongKind if run and population do not fit, RunError before a round.
@@ -48,27 +58,41 @@ def unusual_rows(run_path: str | Path, population_path: str | Path, count: int =
             "`fedcore personalise` writes the densities of each client's own rows, for that client.",
         )
     least: list[tuple[float, int, int, int]] = []  # a heap of (- density, - client, - row, block)
+    left_out = 0
     for index, leaf, memory in remembering_leaves(run, population):
-        with redacted(method, index):
+        with redacted(method, index), np.errstate(over="ignore", invalid="ignore"):
             outputs = method.personalise(state, leaf, memory) if population.kind == "rows" else {}
         if DENSITY not in outputs:
             raise ConfigError(
                 f"{method.name} with these settings gives single rows no density.",
                 "Mixtures and models of incomplete rows in federated_em do.",
             )
-        _keep_least(least, np.asarray(outputs[DENSITY]), cast(RowsBlock, leaf), index, count)
+        rows = cast(RowsBlock, leaf)
+        densities = _compared(np.array(outputs[DENSITY]), rows)
+        left_out += int(np.isnan(densities).sum())
+        _keep_least(least, densities, rows, index, count)
     ids = {index: population.client_ids(index) for index in {entry[3] for entry in least}}
     firsts = np.concatenate([[0], np.cumsum([block.clients for block in population.blocks])])
-    return [
+    found = [
         UnusualRow(str(ids[index][-client - firsts[index]]), -row, -negative)
         for negative, client, row, index in sorted(least, reverse=True)
     ]
+    return Unusual(found, left_out)
+
+
+def _compared(densities: np.ndarray, leaf: RowsBlock) -> np.ndarray:
+    """The densities, with -inf for rows of which every entry is there and some are too large to be squared."""
+    unknown = np.flatnonzero(np.isnan(densities))
+    if len(unknown):
+        densities[unknown[np.isfinite(np.asarray(leaf.x[unknown])).all(axis=1)]] = -np.inf
+    return densities
 
 
 def _keep_least(
     least: list[tuple[float, int, int, int]], densities: np.ndarray, leaf: RowsBlock, index: int, count: int
 ) -> None:
-    for at in np.argsort(densities, kind="stable")[:count].tolist():
+    known = len(densities) - int(np.isnan(densities).sum())
+    for at in np.argsort(densities, kind="stable")[: min(count, known)].tolist():
         client = int(np.searchsorted(leaf.ptr, at, "right")) - 1
         entry = (-float(densities[at]), -(leaf.first + client), -(at - int(leaf.ptr[client])), index)
         if len(least) < count:

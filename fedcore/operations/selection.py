@@ -10,6 +10,7 @@ Nothing of it is private: losses are exact, and so is the choice.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 import re
@@ -29,6 +30,7 @@ VALIDATION = "validation"
 LOSSES = ("held_out_loss_in_data_units", "held_out_loss")  # the first that a run has; nats, or what the method names
 CRITERIA = ("bic", "icl")
 MOST = 200  # candidates
+LONGEST = 110  # characters of a run's name, but a digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +75,17 @@ def requests(
 ) -> list[tuple[dict[str, Any], TrainRequest]]:
     """What is tried, and the run that tries it. The runs are called `name` and what is tried.
 
-    Raises ConfigError for a method that holds no rows back, a private one, and settings that a method refuses.
+    Raises ConfigError for a method that holds no rows back, a private one, settings that a method refuses, the share
+    of rows among them, and a name that runs cannot have.
     """
     if VALIDATION not in method_class(request.method).Config.model_fields:
         raise ConfigError(f"{request.method} holds no rows back, so its settings cannot be compared on them.")
+    if VALIDATION in request.settings or VALIDATION in tries:
+        raise ConfigError(
+            f"{VALIDATION} is no setting to compare or to keep: which rows are held back is the same for all, and the "
+            "best is trained on all rows.",
+            f"Name the share with --{VALIDATION}.",
+        )
     found = []
     for tried in combinations(tries):
         settings = {**request.settings, **tried}
@@ -86,12 +95,19 @@ def requests(
                 "private runs are not compared: each would cost budget, and the choice among them would be exact.",
                 "Choose on public data, or on a private run's published result.",
             )
-        label = "-".join(f"{key}-{value}" for key, value in tried.items())
-        run_id = re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{name}-{label}")[:128]
-        held_back = {**settings, VALIDATION: validation}
-        make_method(request.method, held_back)
-        found.append((tried, request.model_copy(update={"settings": held_back, "run_id": run_id})))
+        asked = {**dict(request), "settings": {**settings, VALIDATION: validation}, "run_id": run_name(name, tried)}
+        make_method(request.method, asked["settings"])
+        found.append((tried, TrainRequest.read("Choose another --name.", **asked)))
     return found
+
+
+def run_name(name: str, tried: Mapping[str, Any]) -> str:
+    """`name` and what is tried; what does not fit into the name of a run is told by a digest."""
+    label = "-".join(f"{key}-{value}" for key, value in tried.items())
+    fits = re.sub(r"[^A-Za-z0-9_.-]+", "-", label)[: max(LONGEST - len(name), 0)]
+    if fits != label:
+        fits += "-" + hashlib.sha256(label.encode()).hexdigest()[:8]
+    return f"{name}-{fits}"
 
 
 def compare(

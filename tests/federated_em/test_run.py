@@ -134,7 +134,7 @@ def test_every_row_has_its_density_and_the_least_likely_are_listed(tmp_path):
     )
     np.testing.assert_allclose(densities, by_hand, rtol=1e-6, atol=1e-6)
     ids = np.concatenate([population.client_ids(index) for index in range(len(population.blocks))])
-    listed = unusual_rows(ran.path, population.path, 7)
+    listed = unusual_rows(ran.path, population.path, 7).rows
     assert [row.log_density for row in listed] == sorted(densities)[:7]
     for row in listed:
         client = int(np.flatnonzero(ids == row.client)[0])
