@@ -10,6 +10,7 @@ from scipy.special import logsumexp
 from scipy.stats import multivariate_normal
 
 from fedcore.errors import ConfigError, RunError
+from fedcore.methods.federated_em import FederatedEM
 from fedcore.methods.federated_em.config import FederatedEMConfig
 from fedcore.methods.federated_em.criteria import free_parameters
 from fedcore.operations.selection import combinations, compare, requests
@@ -17,7 +18,7 @@ from fedcore.population.writer import PopulationWriter
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import Run, load_run
 from fedcore.training.request import TrainRequest
-from fedcore.training.session import concluding, resume, start_run
+from fedcore.training.session import abandon, concluding, resume, start_run
 from tests.command import fedcore, works
 
 
@@ -132,6 +133,18 @@ def test_runs_of_another_population_are_not_taken_for_candidates(population, tmp
         writer.commit()
     with pytest.raises(RunError, match="another population"):
         compare(requests(request(tmp_path / "other", tmp_path), {"components": (1,)}, 0.2, "s"), train, go_on)
+
+
+def test_runs_of_other_arithmetic_and_abandoned_ones_are_not_taken_for_candidates(population, tmp_path, monkeypatch):
+    wanted = requests(request(population, tmp_path), {"components": (1, 2)}, 0.2, "s")
+    start_run(wanted[0][1], InProcessBackend(), stamp="then").close()
+    abandon(tmp_path / wanted[0][1].run_id)
+    with pytest.raises(RunError, match="was given up"):
+        compare(wanted, train, go_on)
+    train(wanted[1][1])
+    monkeypatch.setattr(FederatedEM, "arithmetic_version", "another")
+    with pytest.raises(RunError, match="computes otherwise"):
+        compare(wanted[1:], train, go_on)
 
 
 def test_private_runs_and_methods_without_held_out_rows_are_refused(population, tmp_path):

@@ -121,7 +121,8 @@ def compare(
     train, resume: make a run of a request, or go on with one; both return its folder
     progress: called with how many are done, of how many
 
-    Raises RunError for a run of that name that was asked for something else.
+    Raises RunError for a run of that name that was asked for something else, was given up, or is of an arithmetic that
+    this fedcore does not have.
     """
     found = []
     for number, (tried, request) in enumerate(wanted):
@@ -141,15 +142,20 @@ def compare(
 
 
 def _check_same(run: Run, request: TrainRequest) -> None:
-    config = make_method(request.method, request.settings).config.model_dump(mode="json")
+    method = make_method(request.method, request.settings)
+    config = method.config.model_dump(mode="json")
     population, trained_on = Population.open(request.population, version=request.version), run.info.get("population")
     same_rows = trained_on and (trained_on["id"], trained_on["version"]) == (population.id, population.version)
     known = {name: run.info.get(name) for name in ("method", "config", "seed")}
     if not same_rows or known != {"method": request.method, "config": config, "seed": request.seed}:
-        raise RunError(
-            f"run {run.id!r} is there already, of another population or version, with other settings or another seed.",
-            "Give the comparison another --name, or remove that run.",
-        )
+        why = "is there already, of another population or version, with other settings or another seed"
+    elif run.info.get("kernel") != method.arithmetic_version:
+        why = "was made by a fedcore that computes otherwise, so that its loss cannot be compared with new ones"
+    elif run.status == "abandoned":
+        why = "was given up"
+    else:
+        return
+    raise RunError(f"run {run.id!r} {why}.", "Give the comparison another --name, or remove that run.")
 
 
 def _candidate(tried: Mapping[str, Any], run: Run, path: str) -> Candidate:
