@@ -50,6 +50,15 @@ def test_nobody_is_shrunk_farther_than_the_limit():
     assert not sums.variance.any() and not sums.centre.any() and not sums.beyond.any()
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_component_of_hardly_any_rows_is_that_of_all():
+    counts, w = np.ones((1, 2)), np.array([[1e-310, 1.0]])
+    penalty = EstimatedPenalty.of(counts, w, np.ones(2), np.ones((1, 2)), 1.3, 3)
+    t, v = np.full((1, 2, 3), 0.5), np.zeros((2, 3))
+    moved = penalty.proximal_step(t, v)
+    assert np.array_equal(moved[0, 0], v[0]) and (moved[0, 1] > 0).all()
+
+
 def test_deviations_at_a_fixed_point_are_those_of_the_m_step():
     generator = np.random.default_rng(3)
     penalty, v, m = penalty_of(generator), np.zeros((2, 3)), generator.normal(size=(6, 2, 3)) * 2.0

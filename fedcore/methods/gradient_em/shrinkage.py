@@ -65,7 +65,7 @@ class EstimatedPenalty(NamedTuple):
         """counts: (C, R) rows of the client, 0 where it does not count; between: (R,) s; fraction: (C, R) of a full
         M-step that was made."""
         mass = counts * w
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore", over="ignore"):
             noise = 1.0 / mass
         between = np.broadcast_to(between, noise.shape)
         slope = limit * np.sqrt(p / (noise + between))
