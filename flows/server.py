@@ -23,6 +23,22 @@ from contextlib import contextmanager
 from fedcore.errors import ConfigError
 
 START_SECONDS = 180
+STOP_SECONDS = 15
+# The server ends with the process that started it, however that ends: nothing is ever written to its input, which is
+# closed when nobody holds the other end any more.
+SERVER = f"""
+import os, signal, threading, time
+
+def end():
+    os.read(0, 1)
+    os.killpg(os.getpgrp(), signal.SIGTERM)
+    time.sleep({STOP_SECONDS})
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+
+threading.Thread(target=end, daemon=True).start()
+from uvicorn import main
+main()
+"""
 ADDRESS = "PREFECT_API_URL"
 ASKED_FOR = "PREFECT_SERVER_API_AUTH_STRING"  # the password that a server wants
 GIVEN = "PREFECT_API_AUTH_STRING"  # the one that is sent to it
@@ -32,8 +48,8 @@ NO_PAGES = {"PREFECT_UI_URL": ""}  # so that nobody is sent to them
 
 @contextmanager
 def server(ui: bool = True) -> Iterator[str]:
-    """The base address of the server that PREFECT_API_URL names, or of one started here on loopback and stopped at
-    the end. Meanwhile the environment has its address and password.
+    """The base address of the server that PREFECT_API_URL names, or of one started here on loopback, which ends with
+    the block, or with this process. Meanwhile the environment has its address and password.
 
     Args:
         ui: whether it shows runs in a browser, and starts what is scheduled
@@ -49,10 +65,11 @@ def server(ui: bool = True) -> Iterator[str]:
         base = f"http://127.0.0.1:{taken.getsockname()[1]}"
         own = {"PREFECT_SERVER_UI_API_URL": f"{base}/api", "PREFECT__SERVER_FINAL": "1", ASKED_FOR: password}
         process = subprocess.Popen(
-            [sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app"]
+            [sys.executable, "-c", SERVER, "--factory", "prefect.server.api.server:create_app"]
             + ["--fd", str(taken.fileno()), "--log-level", "error", "--lifespan", "on"],
             env=os.environ | own | ({} if ui else WITHOUT_UI),
             pass_fds=[taken.fileno()],
+            stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
@@ -121,12 +138,12 @@ def _wait(base: str, process: subprocess.Popen) -> None:
 
 
 def _stop(process: subprocess.Popen) -> None:
-    """The server has children of its own: end the whole process group."""
+    """The server may have children of its own: end the whole process group."""
     if process.poll() is not None:
         return
     os.killpg(process.pid, signal.SIGTERM)
     try:
-        process.wait(15)
+        process.wait(STOP_SECONDS)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()

@@ -7,6 +7,7 @@ import sys
 
 import psutil
 import pytest
+from fedcore.flows.server import STOP_SECONDS
 
 from fedcore.runs.store import load_run
 from tests.faults.place import KILLED, same_result
@@ -36,13 +37,14 @@ def lives_in(home: str, process: psutil.Process) -> bool:
 
 @pytest.fixture
 def prefect_home(tmp_path):
-    """A home of Prefect of its own. The server that a killed flow had started outlives it, and is ended here."""
+    """A home of Prefect of its own. The server that a killed flow had started ends by itself."""
     home = str(tmp_path / "prefect")
     yield home
-    while servers := [process for process in psutil.process_iter() if lives_in(home, process)]:
-        for process in servers:
-            process.kill()
-        psutil.wait_procs(servers, timeout=10)
+    servers = [process for process in psutil.process_iter() if lives_in(home, process)]
+    _, alive = psutil.wait_procs(servers, timeout=2 * STOP_SECONDS)
+    for process in alive:
+        process.kill()
+    assert not alive, "the server outlived the flow that had started it"
 
 
 @pytest.mark.slow
@@ -53,7 +55,7 @@ def test_a_flow_killed_after_a_publication(place, undisturbed, prefect_home, tmp
     environment.pop("PREFECT_API_URL", None)
 
     def run(*arguments):
-        # Files and not pipes, which the server that outlives the flow would keep open.
+        # Files and not pipes, which a server that outlives the flow for a moment would keep open.
         with open(tmp_path / "out", "w+") as out, open(tmp_path / "err", "w+") as err:
             code = subprocess.run(
                 [sys.executable, *arguments], env=environment, stdout=out, stderr=err, timeout=200
