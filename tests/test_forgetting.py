@@ -57,7 +57,9 @@ def test_clients_leave_population_ledger_and_runs(place):
 def test_a_run_that_lost_its_memories_says_so(place):
     write_counts(place / "p", small_counts())
     works("train", "toy", "p", "--local", "--run-id", "ended", "--set", "rounds=2")
-    works("population", "forget", "p", "--clients", leaving(place, "c3"), "--runs", "runs")
+    gone = leaving(place, "c3", *(f"c{i}" for i in range(8, 16)))
+    assert "Not reached:\n" in works("population", "forget", "p", "--clients", gone, "--runs", "runs").out
+    assert Population.open("p").blocks[1].void
     with pytest.raises(RunError, match="memories of run 'ended' were removed"):
         personalise("runs/ended", "p", place / "o")
     found = works("verify", "runs/ended", "--json").json
@@ -65,7 +67,8 @@ def test_a_run_that_lost_its_memories_says_so(place):
     works("runs", "show", "runs/ended")
     works("train", "toy", "p", "--local", "--run-id", "next", "--set", "rounds=2")
     personalise("runs/next", "p", place / "o")
-    assert json.loads((place / "o/clients.jsonl").read_text().splitlines()[3]) == ""
+    ids = [json.loads(line) for line in (place / "o/clients.jsonl").read_text().splitlines()]
+    assert [i for i, one in enumerate(ids) if one == ""] == [3, *range(8, 16)] and len(ids) == 50
 
 
 def test_an_interrupted_run_is_not_resumed_once_clients_were_forgotten(place):

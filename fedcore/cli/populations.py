@@ -197,7 +197,11 @@ def population_forget(
             ledger_url=ledger,
             progress=progress,
         )
-    say({**erased(done.erased), "runs": list(done.runs), "not_reached": list(done.not_reached)}, as_json)
+    told = {**erased(done.erased), "runs": list(done.runs)}
+    if as_json:
+        return say({**told, "not_reached": list(done.not_reached)}, True)
+    say({name: value for name, value in told.items() if value is not None}, False)
+    print("Not reached:", *done.not_reached, sep="\n  ")
 
 
 def last_cohort(clients: Path | None, cohorts: str | None) -> int | None:
@@ -216,7 +220,7 @@ def last_cohort(clients: Path | None, cohorts: str | None) -> int | None:
 
 def erased(done: Erased) -> dict:
     made = done.population
-    hint = "fedcore population compact" if done.worth_compacting else None
+    pays = f"{done.holes:.0%} of the clients are holes: `fedcore population compact` pays."
     return {
         "population": str(made.path),
         "version": made.version,
@@ -224,7 +228,7 @@ def erased(done: Erased) -> dict:
         "unknown": done.unknown,
         "bytes_freed": done.freed,
         "holes": round(done.holes, 4),
-        "hint": hint and f"{done.holes:.0%} of the clients are holes: `{hint}` pays.",
+        "hint": pays if done.worth_compacting else None,
     }
 
 

@@ -26,7 +26,7 @@ NOT_REACHED = (
     "Outputs of `fedcore personalise`, sources, and files that anybody else has made: delete them where they are.",
     "Copies of the population: bring each up to date by `fedcore population copy SOURCE DEST --prune`. A bucket that "
     "keeps versions of its objects keeps the old ones.",
-    "Backups and snapshots. Files were unlinked, not overwritten.",
+    "Backups and snapshots: files were unlinked, not overwritten. The memory of workers that still run.",
 )
 RUNS_NOT_REACHED = "What runs that are not private remember of their clients: name the folder of the runs by --runs."
 
