@@ -162,6 +162,7 @@ def test_the_window_and_the_size_of_a_run(tmp_path, asked):
     growing.append("b", "c")
     session = growing.run("r", horizon=9, recent_cohorts=2)
     assert ranges_of_run(session) == ((2, 3),) and who(asked, growing.population) == ["a", "b", "c"]
+    assert session.run.info["needs"] == ["cohorts"], "an older fedcore does not go on with it"
     assert session.run.info["nominal_clients"] == 300 == session.spec.public.nominal_clients
     assert session.training.state.clients == 300
 

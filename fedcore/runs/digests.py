@@ -15,7 +15,8 @@ from fedcore.storage import digests, files
 from fedcore.storage.files import Place
 
 SCHEMA = 2  # of new runs; runs of schema 1 go on without digests
-KNOWN: frozenset[str] = frozenset()  # names that `needs` may hold
+COHORTS = "cohorts"
+KNOWN: frozenset[str] = frozenset({COHORTS})  # names that `needs` may hold
 NOTHING: dict[str, None] = dict.fromkeys(("state", "memory", "metrics", "releases", "start"))  # is committed yet
 RESTORE = "Restore it from a backup."
 

@@ -20,6 +20,7 @@ from fedcore.privacy.ledger.chain import ChainHead
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.clients import DEFAULT_CACHE_BYTES
 from fedcore.rounds.method import AnyMethod, PublicFacts
+from fedcore.runs.digests import COHORTS
 from fedcore.runs.run_files import START_FILE
 from fedcore.runs.store import Run
 from fedcore.storage.arrays import read_values
@@ -81,7 +82,7 @@ class RunSpec:
             "rho": self.public.rho,
             "plan": [planned.to_json() for planned in self.releases],
             "test_noise": self.test_noise,
-            **({} if self.participants is None else {"cohorts": self.participants.to_json()["ranges"]}),
+            **({} if self.participants is None else _cohorts_of(self.participants)),
             "relation": self.public.relation if private else None,
             "unit": self.public.unit if private else None,
             "start": None if self.warm_start is None else self.warm_start.record,
@@ -89,6 +90,11 @@ class RunSpec:
             "series": None if request.series is None else request.series.model_dump(mode="json"),
             "started": stamp,
         }
+
+
+def _cohorts_of(participants: Participants) -> dict[str, Any]:
+    """What run.json says of them. Who does not know cohorts would ask everybody, and must not go on with the run."""
+    return {"needs": [COHORTS], "cohorts": participants.to_json()["ranges"]}
 
 
 def resolve(request: TrainRequest, ledger_url: str | None = None) -> RunSpec:
