@@ -10,7 +10,7 @@ import sys
 import typer
 
 from fedcore.cli.budgets import budget_app
-from fedcore.cli.experiments import demo, reproduce
+from fedcore.cli.experiments import demo_app, reproduce
 from fedcore.cli.methods import methods
 from fedcore.cli.planning import plan
 from fedcore.cli.populations import population_app
@@ -31,21 +31,8 @@ app = typer.Typer(
 app.add_typer(population_app, name="population")
 app.add_typer(runs_app, name="runs")
 app.add_typer(budget_app, name="budget")
-for command in (
-    methods,
-    plan,
-    select,
-    train,
-    resume,
-    report,
-    personalise,
-    evaluate,
-    verify,
-    serve,
-    deploy,
-    reproduce,
-    demo,
-):
+app.add_typer(demo_app, name="demo")
+for command in (methods, plan, select, train, resume, report, personalise, evaluate, verify, serve, deploy, reproduce):
     app.command()(command)
 
 

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from fedcore.cli.demo_series import series
 from fedcore.cli.options import Cache, Dask, Json, Local, Workers, use_ledger
 from fedcore.cli.runs import evaluate
 from fedcore.cli.terminal import bar, parse_bytes, say, table
@@ -80,12 +81,23 @@ def reproduce_here(found, options, folder: Path, workers: int | None, dask: str 
             return run(found, options, Place(folder, cluster.DaskBackend(client), cache), tell)
 
 
+demo_app = typer.Typer(invoke_without_command=True, help="See the platform at work, with nothing to prepare.")
+demo_app.command("series")(series)
+
+
+@demo_app.callback()
 def demo(
+    context: typer.Context,
     dir: Annotated[Path, typer.Option("--dir", help="Folder for everything the demo makes.")] = Path("fedcore-demo"),
     local: Local = False,
     workers: Workers = None,
 ) -> None:
-    """A private training run over real data that this machine has: the source files of its Python packages."""
+    """A private training run over real data that this machine has: the source files of its Python packages.
+
+    `fedcore demo series` is another one: two simulated years of weekly private runs.
+    """
+    if context.invoked_subcommand is not None:
+        return
     from fedcore.cli.demo_data import prepare
 
     if (dir / "runs").exists():

@@ -110,13 +110,13 @@ def _run_clusters(settings: SyntheticSettings, seed: int, run: int, clients: int
     return np.searchsorted(bounds, stream(seed, "synthetic/cluster", client=run).random(clients), side="right")
 
 
-def _dirichlet(shape: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+def dirichlet(shape: np.ndarray, generator: np.random.Generator) -> np.ndarray:
     """One draw for each row of shape (C, d) float32; float32 gamma draws are ample for simulated text."""
     draws = generator.standard_gamma(np.maximum(shape, SHAPE_FLOOR, dtype=np.float32), dtype=np.float32)
     return draws / draws.sum(axis=1, dtype=np.float64, keepdims=True)
 
 
-def _multinomial(tokens: int, probabilities: np.ndarray, generator: np.random.Generator) -> sp.csr_matrix:
+def multinomial(tokens: int, probabilities: np.ndarray, generator: np.random.Generator) -> sp.csr_matrix:
     """(C, d) CSR of counts, `tokens` in each row, by inverting the row's distribution function at uniform draws."""
     clients, features = probabilities.shape
     bounds = np.cumsum(probabilities, axis=1)
@@ -156,15 +156,15 @@ def generate(
 
     def counts(name: str, number: int, mean: np.ndarray) -> sp.csr_matrix:
         if settings.beta is not None:
-            mean = _dirichlet(settings.beta * mean, text[name])
-        return _multinomial(number, mean, tokens[name])
+            mean = dirichlet(settings.beta * mean, text[name])
+        return multinomial(number, mean, tokens[name])
 
     # The streams are read row by row, so working in pieces bounds the memory and changes no draw.
     step = max(PIECE // max(settings.features, settings.tokens, settings.test_tokens), 1)
     train, heldout = [], []
     for start in range(0, clients, step):
         stop = min(start + step, clients)
-        means = _dirichlet(settings.alpha * centres[clusters[start:stop]], own)
+        means = dirichlet(settings.alpha * centres[clusters[start:stop]], own)
         train.append(counts("train", settings.tokens, means))
         if start < tested:
             heldout.append(counts("heldout", settings.test_tokens, means[: tested - start]))

@@ -77,13 +77,13 @@ class _Fixed:
 def test_multinomial_by_hand():
     p = np.array([[0.25, 0.5, 0.25], [0.0, 0.0, 1.0], [0.5, 0.5, 0.0]])
     draws = [[0.9, 0.25, 0.1, 0.74], [0.0, 0.5, 1 - 2**-53, 0.3], [0.5, 0.49, 0.0, 1 - 2**-53]]
-    counts = synthetic._multinomial(4, p, _Fixed(draws)).toarray()
+    counts = synthetic.multinomial(4, p, _Fixed(draws)).toarray()
     np.testing.assert_array_equal(counts, [[1, 2, 1], [0, 0, 4], [2, 2, 0]])
 
 
 def test_multinomial_never_leaves_its_row():
     p = np.tile([0.5, 0.5], (1000, 1))
-    counts = synthetic._multinomial(2, p, _Fixed(np.full((1000, 2), 1 - 2**-53))).toarray()
+    counts = synthetic.multinomial(2, p, _Fixed(np.full((1000, 2), 1 - 2**-53))).toarray()
     np.testing.assert_array_equal(counts, np.tile([0, 2], (1000, 1)))
 
 
