@@ -310,6 +310,18 @@ def test_a_reader_of_a_version_that_is_gone_is_told(tmp_path):
         Population.open(population.path, 2)
 
 
+def test_versions_that_are_gone_are_known_by_their_checksums(tmp_path):
+    """Runs and the ledger name them: conversion asks whether every run was made on this population's own versions."""
+    population = made(tmp_path / "p", 9)
+    known = {1: Population.open(population.path, 1).checksum, 2: population.checksum}
+    assert population.checksums() == known
+    population = forget(population, clients=["user 1"]).population
+    assert population.checksums() == {**known, 3: population.checksum} and population.manifest.removed
+    population = appended(compact(population).population, tmp_path, ["new"])
+    assert population.versions() == [4, 5] and population.checksums().keys() == {1, 2, 3, 4, 5}
+    assert {**population.checksums(), **known} == population.checksums()
+
+
 # --- what a kill leaves -----------------------------------------------------------------------------------------------
 
 
