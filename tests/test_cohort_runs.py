@@ -10,6 +10,7 @@ import pytest
 
 from fedcore.errors import BudgetExceeded, PopulationBranched, PrivacyError, RunError, Waiting
 from fedcore.operations.population_page import population_page
+from fedcore.population.erasing import forget
 from fedcore.privacy.accounting import rounded_up
 from fedcore.rounds.engine import InProcessBackend, Training
 from fedcore.training import session as sessions
@@ -220,6 +221,19 @@ def test_who_was_there_before_cohorts_has_spent_what_was_spent(tmp_path):
     assert first.rho_spent >= spent > 0 and second.rho_spent < first.rho_spent
     with pytest.raises(PrivacyError):  # an old version knows no cohorts
         start_run(growing.request("old", epsilon=0.1).model_copy(update={"version": 1}), InProcessBackend(), stamp="")
+
+
+def test_cohorts_begin_also_after_versions_that_are_gone(tmp_path):
+    """A run of a version that was removed, since somebody was forgotten, is of this population all the same."""
+    growing = Growing(tmp_path, begin=False)
+    growing.run("before", epsilon=4.0)
+    leaves = ids_of(growing.population)[3]
+    assert forget(growing.population, clients=[leaves]).clients == 1 and growing.population.versions() == [2]
+    converted = begin_cohorts(growing.population, growing.ledger)
+    assert converted.manifest.order == ((1, 3), (0, 1), (1, 8))
+    growing.append(leaves)
+    assert growing.cohort_of_each()[leaves] == 1
+    growing.run("after", horizon=3, cohorts="1-2")
 
 
 # --- interrupted runs -------------------------------------------------------------------------------------------------

@@ -112,8 +112,7 @@ def begin_cohorts(population: Population, ledger: Ledger) -> Population:
     """
     if population.manifest.cohorts:
         return population
-    own = {version: Population.open(population.path, version=version).checksum for version in population.versions()}
-    chain = {version: checksum for version, checksum in own.items() if checksum is not None}
+    chain = population.checksums()
 
     def record(version: int, manifest: str, token: str) -> str:
         return ledger.begin_cohorts(population.id, version=version, manifest=manifest, token=token, chain=chain)
