@@ -21,7 +21,15 @@ from fedcore.rounds.statistics import merge_all, values
 from fedcore.storage.ranges import ranges_of
 from tests.conformance.cases import case
 
-PRIVATE = ["histograms/private", "federated_em/private-diag", "private_gmm/diag", "private_gmm/full-records"]
+PRIVATE = [
+    "histograms/private",
+    "histograms/private-eigenvectors-replace-one",
+    "federated_em/private-diag",
+    "federated_em/private-imputer",
+    "private_gmm/diag",
+    "private_gmm/full-records",
+    "private_gmm/two-levels",
+]
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +151,7 @@ def test_blocks_of_others_are_not_read(stored, name, monkeypatch):
 @pytest.mark.slow
 def test_workers_answer_by_ranges_too(stored):
     with dask_client(2) as client:
-        for name in PRIVATE[:3]:
+        for name in PRIVATE:
             ranges = half_open({*range(2, 9), 12, *range(17, 21)})
             expected = answers(name, stored(name), ranges)
             assert same(answers(name, stored(name, 3), ranges, DaskBackend(client)), expected)
