@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import pytest
 
-from fedcore.errors import BudgetExceeded, PopulationBranched, PrivacyError, RunError, Waiting
+from fedcore.errors import BudgetExceeded, ConfigError, PopulationBranched, PrivacyError, RunError, Waiting
 from fedcore.operations.population_page import population_page
 from fedcore.population.erasing import forget
 from fedcore.privacy.accounting import rounded_up
@@ -207,6 +207,13 @@ def test_a_copy_that_was_appended_to_by_itself_is_refused(tmp_path):
     other.append("a")
     with pytest.raises(PopulationBranched):
         other.run("other", horizon=3)
+
+
+@pytest.mark.parametrize("asked", [{"horizon": 3}, {"recent_cohorts": 1}, {"at_least": 5}, {"cohorts": "1"}])
+def test_a_run_that_is_not_private_reads_everybody(tmp_path, asked):
+    growing = Growing(tmp_path)
+    with pytest.raises(ConfigError, match=f"{next(iter(asked))} is for private runs"):
+        growing.begin(method="histograms", algorithm="algorithm2", **asked)
 
 
 def test_who_was_there_before_cohorts_has_spent_what_was_spent(tmp_path):

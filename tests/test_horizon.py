@@ -76,7 +76,7 @@ def test_one_run_is_planned_as_without_a_horizon():
 @pytest.mark.parametrize("name", ["histograms", "private_gmm", "federated_em"])
 def test_settings_of_every_private_method(name):
     rule = cohort_rule(make_method(name, {}).config)
-    assert rule == CohortRule() and not rule.says_something
+    assert rule == CohortRule() and rule.asked is None
     given = {"horizon": 42, "at_least": 5000, "recent_cohorts": 7, "cohorts": "1-27,30"}
     assert cohort_rule(make_method(name, given).config) == CohortRule(42, 5000, 7, ((1, 27), (30, 30)))
     with pytest.raises(ConfigError, match="its horizon or its epsilon"):

@@ -79,8 +79,15 @@ class CohortRule:
     chosen: Ranges | None = None
 
     @property
-    def says_something(self) -> bool:
-        return self != CohortRule()
+    def asked(self) -> str | None:
+        """Name of a setting that says something; None if none does."""
+        names = {
+            "horizon": self.horizon,
+            "at_least": self.at_least,
+            "recent_cohorts": self.recent,
+            "cohorts": self.chosen,
+        }
+        return next((name for name, value in names.items() if value is not None), None)
 
 
 def cohort_rule(settings: Any) -> CohortRule:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +34,6 @@ from fedcore.training.witness import remember_head as remember_head
 if TYPE_CHECKING:  # a run that is not private needs no database
     from fedcore.privacy.ledger.ledger import Ledger
 
-SETTING = {"recent": "recent_cohorts", "chosen": "cohorts"}  # of the settings, by the part of the rule
 CRUMB = 1e-6  # what rounding leaves of a budget that was given to a run whole, as a share of it; it buys noise only
 
 
@@ -237,11 +235,10 @@ def plan_within_budget(
 
     if population.manifest.cohorts:
         return _plan_by_cohort(method, population, balance, facts)
-    if (rule := cohort_rule(method.private_settings)).says_something:
-        asked = next(name for name, value in asdict(rule).items() if value is not None)
+    if (asked := cohort_rule(method.private_settings).asked) is not None:
         raise ConfigError(
             f"population {population.path.name!r} keeps one budget for all its clients, and this run asks for cohorts "
-            f"({SETTING.get(asked, asked)}).",
+            f"({asked}).",
             f"Leave that out, or begin with cohorts: fedcore budget cohorts {population.path}",
         )
     share = _share_of_all(method, population, balance, balance.budget)

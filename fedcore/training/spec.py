@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import fedcore
-from fedcore.errors import PopulationError, RunError
+from fedcore.errors import ConfigError, PopulationError, RunError
 from fedcore.methods.registry import make_method
 from fedcore.population.store import Population
 from fedcore.privacy.cohorts import Participants
 from fedcore.privacy.ledger.chain import ChainHead
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.clients import DEFAULT_CACHE_BYTES
+from fedcore.rounds.cohort_settings import cohort_rule
 from fedcore.rounds.method import AnyMethod, PublicFacts
 from fedcore.runs.digests import COHORTS
 from fedcore.runs.run_files import START_FILE
@@ -107,6 +108,7 @@ def resolve(request: TrainRequest, ledger_url: str | None = None) -> RunSpec:
     place(request.runs)  # what a URL cannot be is told before anything is made
     population = Population.open(request.population, version=request.version)
     check_kind(method, population)
+    _refuse_cohorts_of_others(method)
     ledger = ledger_of(population, ledger_url) if method.private else None
     warm_start = find_warm_start(
         request.start_from,
@@ -129,6 +131,16 @@ def resolve(request: TrainRequest, ledger_url: str | None = None) -> RunSpec:
     return RunSpec(
         method, population, public, releases, ledger, participants, warm_start, request.test_noise, request.cache_bytes
     )
+
+
+def _refuse_cohorts_of_others(method: AnyMethod) -> None:
+    """Raises ConfigError if the settings choose who takes part in a run that reads everybody."""
+    if not method.private and (asked := cohort_rule(method.config).asked) is not None:
+        raise ConfigError(
+            f"{asked} is for private runs, whose budget may be kept by cohort; this run of {method.name!r} is not "
+            "private and reads everybody.",
+            "Leave it out.",
+        )
 
 
 # --- runs that are gone on with ---------------------------------------------------------------------------------------
