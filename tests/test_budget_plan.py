@@ -208,3 +208,18 @@ def test_a_population_of_rows_has_no_plan_for_histograms(tmp_path):
     ledger.set_budget(population.id, 8.0, 1e-6)
     with pytest.raises(WrongKind, match="counts"):
         equal_runs(planned_method("histograms", {}, population), population, ledger.balance(population.id), 3)
+
+
+def test_a_series_of_private_federated_em_is_planned_before_there_is_a_start(tmp_path):
+    """Noise falls from run to run, as if the budget of single runs grew."""
+    population = rows_population(tmp_path / "rows")
+    ledger = create_ledger(f"sqlite:///{tmp_path / 'rows.sqlite'}")
+    ledger.register(population.id)
+    ledger.set_budget(population.id, 8.0, 1e-6)
+    settings = {"algorithm": "private", "components": 3, "rounds": 5, "nominal_clients": 60}
+    method = planned_method("federated_em", settings, population)
+    said = equal_runs(method, population, ledger.balance(population.id), 20)
+    sketches = [said[name] for name in ("cold", "warm", "last")]
+    noise, budget = ([sketch[name] for sketch in sketches] for name in ("noise", "accumulated_rho"))
+    assert noise[0] > noise[1] > noise[2] and budget[0] < budget[1] < budget[2]
+    assert budget[0] == pytest.approx(said["rho_if_no_spare"], rel=1e-6)

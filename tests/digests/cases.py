@@ -161,6 +161,7 @@ federated_em("em-poisson-tables", "tables_poisson", algorithm="em", model="poiss
 federated_em("em-bernoulli-tables", "tables_bernoulli", algorithm="em", model="bernoulli_tables", **TABLES)
 federated_em("private-scaled", algorithm="private", given="gaussian full scaled", gamma_decay=3.0)
 federated_em("private-replace-one", algorithm="private", given="gaussian full", relation="replace_one")
+federated_em("private-after-private", algorithm="private", given="federated_em/private-full")
 federated_em("private-regression", "regressions", "regression", algorithm="private", model="regression", components=2)
 federated_em("private-poisson", "rows_of_counts", "poisson", algorithm="private", model="poisson")
 federated_em("private-imputer", "incomplete", "imputer", algorithm="private", model="gaussian_imputer")

@@ -24,6 +24,7 @@ from fedcore.methods.federated_em.personal import personalise
 from fedcore.methods.federated_em.result import result_of
 from fedcore.methods.federated_em.round_metrics import METRICS
 from fedcore.methods.federated_em.row_weights import rows_that_count
+from fedcore.methods.federated_em.series import SERIES_NAMES
 from fedcore.methods.federated_em.state import FederatedEMState
 from fedcore.population.blocks import ClientBlock, Kind, RowsBlock
 from fedcore.privacy.plan import PlannedRelease
@@ -54,11 +55,12 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
 
     name: ClassVar[str] = "federated_em"
     kinds: ClassVar[tuple[Kind, ...]] = ("rows", "counts")
-    arithmetic_version: ClassVar[str] = "federated-em-3"
+    arithmetic_version: ClassVar[str] = "federated-em-4"
     Config = FederatedEMConfig
     State = FederatedEMState
     metrics: ClassVar[tuple[Metric, ...]] = METRICS
     accepts_warm_start: ClassVar[bool] = True
+    series_arrays: ClassVar[tuple[str, ...]] = SERIES_NAMES
     streams_rows: ClassVar[bool] = True
 
     @property
@@ -76,6 +78,14 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
     def plan(self, public: PublicFacts) -> Sequence[PlannedRelease]:
         """Raises ConfigError if a private run has no budget, no nominal number of clients or no warm start."""
         return private.plan(self.config, public) if self.private else []
+
+    def budget_sketch(self, public: PublicFacts, plan: Sequence[PlannedRelease]) -> dict[str, Any]:
+        """Rounds, and the noise that is left in the statistics of this run of a series."""
+        return private.budget_sketch(self.config, public, plan)
+
+    def likely_warm_start(self, public: PublicFacts) -> dict[str, np.ndarray] | None:
+        """Of private runs: parameters, and how precise the series knows them."""
+        return private.likely_warm_start(self.config, public) if self.private else None
 
     def init(self, public: PublicFacts) -> FederatedEMState:
         return private.init(self.config, public) if self.private else server.init(self.config, public)
@@ -156,9 +166,10 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
         return replace(learnt, tables=learnt.tables + narrow.narrow_table(self.config, state, features))
 
     def outcome(self, state: FederatedEMState) -> str:
-        """Whether the run converged (`fedcore.methods.federated_em.looks`; private runs do not look), and a warning of
-        components that are narrow."""
-        said = looks.status(state), narrow.warning(self.config, state) if state.round else ""
+        """Whether the run converged (`fedcore.methods.federated_em.looks`; private runs do not look, but say what
+        they know from runs before), and a warning of components that are narrow."""
+        pooled = private.pooled_in_words(self.config, state) if self.private else ""
+        said = looks.status(state), pooled, narrow.warning(self.config, state) if state.round else ""
         return " ".join(part for part in said if part)
 
     def warm_start_of(self, state: FederatedEMState) -> dict[str, np.ndarray]:

@@ -5,6 +5,8 @@
     release   sum c_i + Gaussian noise, by the engine
     server    H = D release / n, n the public nominal number of clients; S_{k+1} = S_k + gamma H inside the domain
 
+A run that goes on with a series of private runs takes shorter steps: see `series.py`.
+
 Every client is asked in every round, and no amplification by sampling is claimed: T releases of equal price. Clients
 keep no memory. The warm start, the scaling and D are public; a step is cut back by what was released alone.
 A client changes the sum by at most C (add or remove) or 2 C (replace one): docs/privacy/federated-em.md.
@@ -13,19 +15,23 @@ A client changes the sum by at most C (add or remove) or 2 C (replace one): docs
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from fedcore.errors import ConfigError
-from fedcore.methods.federated_em import models, start
+from fedcore.methods.federated_em import models, series, start
 from fedcore.methods.federated_em.config import FederatedEMConfig
 from fedcore.methods.federated_em.leaf_rows import LeafRows, rows_of
-from fedcore.methods.federated_em.messages import ReleaseMessage
-from fedcore.methods.federated_em.server import damped_step, planned_step
+from fedcore.methods.federated_em.messages import ReleaseMessage, plain_scaling
+from fedcore.methods.federated_em.series import UNKNOWN, Precision
+from fedcore.methods.federated_em.server import damped_step, decreased_step, planned_step
 from fedcore.methods.federated_em.start import Step
 from fedcore.methods.federated_em.state import FederatedEMState, empty, pack
 from fedcore.methods.mixture_models.contract import CurvedEM
+from fedcore.methods.mixture_models.initialisation import random_parameters
 from fedcore.methods.mixture_models.mixture import Mixture
 from fedcore.methods.mixture_models.row_view import RowView
 from fedcore.population.blocks import RowsBlock
@@ -35,6 +41,7 @@ from fedcore.rounds.method import PublicFacts, RoundInfo
 from fedcore.rounds.statistics import IntegerSum, Statistics
 
 ARGUMENT = "docs/privacy/federated-em.md"
+SPREADS = {"add_or_remove_one": 1.0, "replace_one": 2.0}  # sensitivity of a release, in clips
 CLIPPED_TOGETHER = 2**14  # numbers that are clipped at a time, so that they stay in the cache
 
 
@@ -42,15 +49,16 @@ CLIPPED_TOGETHER = 2**14  # numbers that are clipped at a time, so that they sta
 
 
 def plan(config: FederatedEMConfig, public: PublicFacts) -> list[PlannedRelease]:
-    """T releases of equal price whose prices, rounded up, sum to at most public.rho."""
+    """T releases of equal price whose prices, rounded up, sum to at most public.rho. They are the same from any start,
+    so that they are known before there is one."""
     if public.rho is None or not public.rho > 0:
         raise ConfigError(
             "a private federated EM run needs a privacy budget.",
             "Set a budget for the population, or choose another algorithm.",
         )
     _nominal(config, public)
-    q, rounds = start.public_model(config, public).q, config.all_rounds
-    sensitivity = {"add_or_remove_one": GRID_NORM, "replace_one": 2 * GRID_NORM}[public.relation]
+    q, rounds = _model(config, public).q, config.all_rounds
+    sensitivity = round(SPREADS[public.relation] * GRID_NORM)
     rho = public.rho
     while True:
         # Prices round up, hence a hair is kept back; the loop ends because the hair grows.
@@ -74,9 +82,60 @@ def plan(config: FederatedEMConfig, public: PublicFacts) -> list[PlannedRelease]
             return releases
 
 
+def _model(config: FederatedEMConfig, public: PublicFacts) -> CurvedEM:
+    if public.warm_start is None:
+        return models.model_of(config, plain_scaling(public.features))
+    return start.public_model(config, public)
+
+
 def release_name(number: int) -> str:
     """Planned name of the release of round 1 .. T."""
     return f"field_{number:04d}"
+
+
+def precision_after(config: FederatedEMConfig, public: PublicFacts, past: Precision) -> Precision:
+    """What a run with these facts leaves, if no step is cut back. past: as it counts in the run."""
+    release, rounds = plan(config, public)[0], config.all_rounds
+    noise = (release.scale * grid_step(config.clip) / _nominal(config, public)) ** 2
+    steps = [decreased_step(config, config.step(0.0, 1.0), number) for number in range(rounds)]
+    if not past.known:
+        return series.of_first_run(steps[-1], noise, rounds)
+    for planned in steps:
+        gamma = past.step(planned, noise)
+        past = past.after(gamma, gamma, noise)
+    return past
+
+
+def accumulated_budget(config: FederatedEMConfig, public: PublicFacts) -> float:
+    """rho of a run without a series that would end with as little noise as this one; without one that of the run."""
+    past = series.precision_in(public.warm_start).forgotten()
+    alone, pooled = (precision_after(config, public, known).variance for known in (UNKNOWN, past))
+    assert public.rho is not None  # it was planned with
+    return public.rho * alone / pooled
+
+
+def budget_sketch(config: FederatedEMConfig, public: PublicFacts, planned: Sequence[PlannedRelease]) -> dict[str, Any]:
+    """noise: standard deviation in an entry of the last statistic, in units of D, with all that the series released;
+    accumulated_rho: of a single run with as little noise."""
+    past = series.precision_in(public.warm_start).forgotten()
+    return {
+        "rounds": config.all_rounds,
+        "releases": len(planned),
+        "noise": math.sqrt(precision_after(config, public, past).variance),
+        "accumulated_rho": accumulated_budget(config, public),
+    }
+
+
+def likely_warm_start(config: FederatedEMConfig, public: PublicFacts) -> dict[str, np.ndarray]:
+    """Parameters of the start, or any of the model, and how precise a run with these facts would leave them."""
+    arrays: dict[str, np.ndarray] = dict(public.warm_start or {})
+    if not arrays:
+        d = public.features
+        arrays = {**random_parameters(_model(config, public), np.ones(d), np.ones(d), seed=0)}
+    if public.rho is None:
+        return arrays
+    past = series.precision_in(public.warm_start).forgotten()
+    return arrays | series.arrays_of(precision_after(config, public, past))
 
 
 def init(config: FederatedEMConfig, public: PublicFacts) -> FederatedEMState:
@@ -87,6 +146,7 @@ def init(config: FederatedEMConfig, public: PublicFacts) -> FederatedEMState:
         raise ConfigError("the public start is outside the domain of the model.", "Start from other parameters.")
     flat, layout = pack(model.maximise(s))
     scaling = start.public_scaling(config, public)
+    past = series.precision_in(public.warm_start).forgotten()
     return empty(
         phase="rounds",
         seed=public.seed,
@@ -103,6 +163,9 @@ def init(config: FederatedEMConfig, public: PublicFacts) -> FederatedEMState:
         gamma=config.step(0.0, 1.0),
         part_scales=start.part_scales(public, model.q),
         multipliers=np.array([release.noise_multiplier for release in plan(config, public)]),
+        spread=SPREADS[public.relation],
+        pooled_weight=past.weight,
+        pooled_variance=past.variance,
     )
 
 
@@ -218,8 +281,17 @@ def server_update(config: FederatedEMConfig, state: FederatedEMState, published:
     only."""
     model, number = models.model_of(config, state.scaling()), state.round + 1
     field = published * grid_step(config.clip) * state.part_scales / state.clients
-    s, gamma, halvings = damped_step(model, state.statistic, field, planned_step(config, state), config.margin)
+    past, noise = Precision(state.pooled_weight, state.pooled_variance), noise_of(config, state)
+    wanted = planned_step(config, state)
+    if past.known:
+        wanted = past.step(wanted, noise)
+    s, gamma, halvings = damped_step(model, state.statistic, field, wanted, config.margin)
     theta, _ = pack(model.maximise(s, start=state.parameters()))
+    precision, last = past, number == len(state.multipliers)
+    if past.known:
+        precision = past.after(gamma, wanted, noise)
+    elif last:
+        precision = series.of_first_run(wanted, noise, number)
     info = RoundInfo(
         {
             "noise_multiplier": float(state.multipliers[state.round]),
@@ -229,5 +301,32 @@ def server_update(config: FederatedEMConfig, state: FederatedEMState, published:
             "movement": float(np.linalg.norm(theta - state.theta)),
         }
     )
-    phase = "done" if number == len(state.multipliers) else "rounds"
-    return replace(state, phase=phase, round=number, statistic=s, theta=theta, previous=state.theta), info
+    after = replace(
+        state,
+        phase="done" if last else "rounds",
+        round=number,
+        statistic=s,
+        theta=theta,
+        previous=state.theta,
+        pooled_weight=precision.weight,
+        pooled_variance=precision.variance,
+    )
+    return after, info
+
+
+def noise_of(config: FederatedEMConfig, state: FederatedEMState) -> float:
+    """The variance of the noise in an entry of D^-1 H; all releases have the same."""
+    return (config.clip * state.spread * float(state.multipliers[0]) / state.clients) ** 2
+
+
+def pooled_in_words(config: FederatedEMConfig, state: FederatedEMState) -> str:
+    """What a run that went on with a series gained by it; empty for others."""
+    rounds = len(state.multipliers)
+    gamma = decreased_step(config, state.gamma, rounds - 1)
+    alone = series.of_first_run(gamma, noise_of(config, state), rounds)
+    if not (state.pooled_weight and alone.known) or state.pooled_variance == alone.variance:
+        return ""
+    share = math.sqrt(state.pooled_variance / alone.variance)
+    return (
+        f"Pooled with earlier runs of the series: {share:.0%} of the noise that the statistics of this run alone have."
+    )

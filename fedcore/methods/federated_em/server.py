@@ -253,7 +253,12 @@ def planned_step(config: FederatedEMConfig, state: FederatedEMState) -> float:
     was heard."""
     if config.natural and not state.heard and config.gamma is None:
         return min(1.0, state.gamma)
-    return state.gamma / (1 + state.round / config.gamma_decay) if config.gamma_decay else state.gamma
+    return decreased_step(config, state.gamma, state.round)
+
+
+def decreased_step(config: FederatedEMConfig, gamma: float, finished: int) -> float:
+    """gamma after so many rounds, before it is cut back."""
+    return gamma / (1 + finished / config.gamma_decay) if config.gamma_decay else gamma
 
 
 def as_it_is(s: np.ndarray) -> np.ndarray:

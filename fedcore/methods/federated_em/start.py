@@ -31,6 +31,7 @@ from fedcore.methods.federated_em.messages import (
     plain_scaling,
 )
 from fedcore.methods.federated_em.resolution import first_resolution
+from fedcore.methods.federated_em.series import SERIES_NAMES, Precision, arrays_of
 from fedcore.methods.federated_em.settings import AUTO_SHARE, CANDIDATES, PSEUDO_ROWS
 from fedcore.methods.federated_em.state import FederatedEMState, pack
 from fedcore.methods.mixture_models.client_sums import divisors_of
@@ -44,7 +45,7 @@ START = "federated_em/start"
 SMALLEST_BATCH, LONGEST_INNER = 32, 8  # of VR-FedEM
 SMALLEST_TOTAL, LARGEST_TOTAL = 1e-100, 1e100  # of the weights of all rows, so that squares neither vanish nor overflow
 CONSTANT = 1e-12  # a variance this small beside the squared mean is rounding
-NOT_PARAMETERS = ("centre", "scale", "column_means", "part_scales", "pseudo_rows")
+NOT_PARAMETERS = ("centre", "scale", "column_means", "part_scales", "pseudo_rows", *SERIES_NAMES)
 
 Step = tuple[FederatedEMState, RoundInfo]
 
@@ -53,7 +54,8 @@ Step = tuple[FederatedEMState, RoundInfo]
 
 
 def warm_start_of(state: FederatedEMState) -> dict[str, np.ndarray]:
-    """The parameters, and what rows and clipped parts were scaled by. Raises ConfigError before there are any."""
+    """The parameters, what rows and clipped parts were scaled by, and how precise a private run knows them. Raises
+    ConfigError before there are any."""
     if not len(state.theta):
         raise ConfigError("stopped before it had parameters.", "Name a run that has.")
     scales = {
@@ -64,6 +66,7 @@ def warm_start_of(state: FederatedEMState) -> dict[str, np.ndarray]:
     }
     if state.pseudo_rows != PSEUDO_ROWS:  # they were chosen, from rows that the parameters have seen since
         scales["pseudo_rows"] = np.array([state.pseudo_rows])
+    scales |= arrays_of(Precision(state.pooled_weight, state.pooled_variance))
     return {**state.parameters(), **{name: array for name, array in scales.items() if len(array)}}
 
 

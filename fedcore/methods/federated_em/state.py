@@ -50,6 +50,9 @@ class FederatedEMState:
     expectations, bits_up, bits_down: costs so far: conditional expectations of rows, and bits
     multipliers: (T,) noise multipliers of the planned releases; (0,) if not private
     part_scales: (q,) the diagonal of D of a private run; (0,) if not private
+    spread:   of a private run, what its relation multiplies the sensitivity of a release by
+    pooled_weight, pooled_variance: of the statistic of a private run that goes on with a series, and of the last one of
+              any (`fedcore.methods.federated_em.series.Precision`); 0 else
     penalty_share: the penalty as a share of the data, once their number is known; None where the settings alone say it
     pseudo_rows: those that were chosen, here or by the run that this one starts from; PSEUDO_ROWS before
     validation: the share of each client's rows that takes no part in training
@@ -104,6 +107,9 @@ class FederatedEMState:
     best_objective: float | None = None
     best_round: int = 0
     last_objective: float | None = None
+    spread: float = 1.0
+    pooled_weight: float = 0.0
+    pooled_variance: float = 0.0
 
     def parameters(self) -> dict[str, np.ndarray]:
         """T(S_k) by name, of standardised rows; empty before there is an initial value."""
