@@ -2,14 +2,13 @@
 
 The field H that a run releases has noise of a variance v in every entry (of D^-1 H), and S + H is an estimate of EM's
 next statistic. A run that starts from an earlier one on the same population begins with the statistic that this one
-ended with, in which all that the series has released is pooled, and moves it by
+ended with, and moves it by
 
-    gamma = min(the step of the settings, FOLLOWED (1 / v) / W),    W grows by 1 / v in every round
+    gamma = (1 / v) / W,    W grows by 1 / v in every round, before the step
 
-W is the sum of the inverse variances, of which a run remembers FORGETTING of what the run before it had. With a step of
-(1 / v) / W the statistic would be the mean of all estimates S + H by inverse variance. Estimates of earlier rounds were
-made with other responsibilities than those of the statistic that they led to; with twice that step they weigh the less
-the older they are, and EM goes on while noise is averaged away.
+or by the step of the settings, if that is shorter. So the statistic is the mean, by inverse variance, of what the run
+before ended with and of all estimates since, where W remembers FORGETTING of what that run had. Estimates of
+several rounds are at several parameters; as the steps become short these differ ever less, and EM goes on meanwhile.
 
 Source: Cappe and Moulines 2009 (online EM), with rounds in place of observations and noise in place of sampling. All of
 it is a function of released arrays and of the plan.
@@ -25,7 +24,6 @@ import numpy as np
 from fedcore.errors import ConfigError
 
 FORGETTING = 0.95  # weight of what was there before a run, against 1 for what the run adds
-FOLLOWED = 2.0  # times the step of a plain mean: how the statistics of late rounds outweigh those of early ones
 SERIES_NAMES = ("pooled_weight", "pooled_variance")
 
 
@@ -50,7 +48,7 @@ class Precision:
 
     def step(self, planned: float, noise: float) -> float:
         """gamma of a round whose release has noise of the variance `noise`. planned: the step of the settings."""
-        return min(planned, FOLLOWED / (1.0 + self.weight * noise))
+        return min(planned, 1.0 / (1.0 + self.weight * noise))
 
     def after(self, gamma: float, wanted: float, noise: float) -> Precision:
         """That of S + gamma H. wanted: gamma before it was cut back; a release that was used in part counts in part."""
