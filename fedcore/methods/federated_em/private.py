@@ -27,7 +27,7 @@ from fedcore.methods.federated_em.config import FederatedEMConfig
 from fedcore.methods.federated_em.leaf_rows import LeafRows, rows_of
 from fedcore.methods.federated_em.messages import ReleaseMessage, plain_scaling
 from fedcore.methods.federated_em.series import UNKNOWN, Precision
-from fedcore.methods.federated_em.server import damped_step, decreased_step, planned_step
+from fedcore.methods.federated_em.server import damped_step, decreased_step, guarded_step, planned_step
 from fedcore.methods.federated_em.start import Step
 from fedcore.methods.federated_em.state import FederatedEMState, empty, pack
 from fedcore.methods.mixture_models.contract import CurvedEM
@@ -285,7 +285,11 @@ def server_update(config: FederatedEMConfig, state: FederatedEMState, published:
     wanted = planned_step(config, state)
     if past.known:
         wanted = past.step(wanted, noise)
-    s, gamma, halvings = damped_step(model, state.statistic, field, wanted, config.margin)
+        s, _, gamma, halvings = guarded_step(
+            model, state.parameters(), state.statistic, field, wanted, config.margin, config.safeguards
+        )
+    else:
+        s, gamma, halvings = damped_step(model, state.statistic, field, wanted, config.margin)
     theta, _ = pack(model.maximise(s, start=state.parameters()))
     precision, last = past, number == len(state.multipliers)
     if past.known:

@@ -191,7 +191,7 @@ class Settings(BaseModel):
     safeguards: bool = Field(
         True,
         description="a step is also halved until no weight and no variance falls below a fifth, and the best statistic "
-        "that was looked at is what a run ends with; false: as in the paper; not for private",
+        "that was looked at is what a run ends with; false: as in the paper; of private runs in a series alone",
     )
 
     # start and end
