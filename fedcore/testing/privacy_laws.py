@@ -21,6 +21,7 @@ from fedcore.privacy.mechanisms import NoiseSource, SecureNoise
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.randomness import stream
 from fedcore.rounds.method import Memory
+from fedcore.rounds.statistics import merge_all, values
 from fedcore.testing.bits import copied, difference
 from fedcore.testing.broken import LawBroken, require
 from fedcore.testing.cases import Case, Round, answers, released
@@ -194,6 +195,41 @@ def _released(case: Case, made: Round, people: _People, leaf: int) -> dict[str, 
 def squared_distance(one: np.ndarray, other: np.ndarray) -> int:
     """The squared L2 distance of two int64 arrays of one shape, in Python's integers."""
     return sum((int(a) - int(b)) ** 2 for a, b in zip(one.ravel(), other.ravel(), strict=True))
+
+
+# --- participants -----------------------------------------------------------------------------------------------------
+
+
+@law("participants")
+def participants(case: Case) -> None:
+    """The exact sums of a private round are those of whoever takes part, wherever leaves are cut where others do not:
+    of two groups they add up to those of everybody, and those of nobody are zero.
+    """
+    if not case.method.private:
+        return
+    generator = np.random.Generator(np.random.Philox(case.seed))
+    leaves = case.population.leaves()
+    for made in case.history.rounds:
+        cuts = [(leaf, int(generator.integers(0, leaf.clients + 1))) for leaf in leaves]
+        some: list[ClientBlock] = [leaf.slice(0, at, leaf.leaf) for leaf, at in cuts]
+        others: list[ClientBlock] = [leaf.slice(at, leaf.clients, leaf.leaf) for leaf, at in cuts]
+        everybody, one, other, nobody = (
+            _sums(case, made, parts) for parts in (leaves, some, others, [leaves[0].slice(0, 0, leaves[0].leaf)])
+        )
+        require(nobody.keys() == everybody.keys(), f"nobody's answer has {sorted(nobody)}, not {sorted(everybody)}.")
+        for name, whole in everybody.items():
+            require(not nobody[name].any(), f"{name!r} of nobody is not zero.")
+            require(one[name].shape == whole.shape, f"{name!r} of some clients has another shape than of all.")
+            require((one[name] + other[name] == whole).all(), f"{name!r} depends on how leaves are cut.")
+
+
+def _sums(case: Case, made: Round, parts: list[ClientBlock]) -> dict[str, np.ndarray]:
+    """The exact sums of a round by name; of a sum for each key the one of all keys."""
+    statistics, _ = answers(case.method, made.message, parts, None)
+    found = values(merge_all(statistics) or {})
+    return {
+        name: np.asarray(sum(value.values())) if isinstance(value, dict) else value for name, value in found.items()
+    }
 
 
 # --- the noise --------------------------------------------------------------------------------------------------------

@@ -346,7 +346,15 @@ class SharedOut(Sound):
 
     def client_update(self, message, block, memory):
         ((name, statistic),) = super().client_update(message, block, memory)[0].items()
-        return {name: IntegerSum(statistic.value() * 8 // block.clients)}, None
+        return {name: IntegerSum(statistic.value() * 8 // max(block.clients, 1))}, None
+
+
+class CountsLeaves(Sound):
+    """Adds something for each leaf, whoever is in it."""
+
+    def client_update(self, message, block, memory):
+        ((name, statistic),) = super().client_update(message, block, memory)[0].items()
+        return {name: IntegerSum(statistic.value() + 1)}, None
 
 
 class TooOften(Sound):

@@ -49,6 +49,8 @@ PRIVATE = [
     (broken.Unclipped, "sensitivity", "one client more moves release 'mean-1' by"),
     (broken.SharedOut, "sensitivity", "one client more moves release"),
     (broken.TooOften, "sensitivity", "one client more moves release"),
+    (broken.SharedOut, "participants", "depends on how leaves are cut"),
+    (broken.CountsLeaves, "participants", "'mean-1' of nobody is not zero"),
 ]
 
 
