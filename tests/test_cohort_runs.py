@@ -295,7 +295,7 @@ def test_other_participants_than_were_reserved_are_refused(tmp_path):
 def test_the_page_of_the_population_shows_cohorts(tmp_path):
     growing = Growing(tmp_path)
     page = population_page(str(growing.path), tmp_path / "runs")
-    assert "There are 1 cohorts" in page and "No run by cohort was made yet" in page
+    assert "Cohorts so far: 1." in page and "No run by cohort was made yet" in page
     for week in range(3):
         request = growing.request(f"w{week}", horizon=4)
         to_end(start_run(request, InProcessBackend(), stamp=f"202601{1 + 7 * week:02}T000000"))

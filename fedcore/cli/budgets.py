@@ -156,7 +156,9 @@ def budget_cohorts(population: PopulationArgument, ledger: Ledger = None, as_jso
     use_ledger(ledger)
     store = open_population(population)
     if store.manifest.cohorts and not as_json:
-        print(f"The budget of {store.path.name} is kept by cohort already, by {len(store.manifest.cohorts)} of them.")
+        print(
+            f"The budget of {store.path.name} is kept by cohort already; cohorts so far: {len(store.manifest.cohorts)}."
+        )
     begin_cohorts(store, ledger_of(store))
     budget_show(population, None, as_json)
 

@@ -117,7 +117,7 @@ def _cohorts(population: Population, balance: Balance, runs: Sequence[Run]) -> l
     assert budget is not None, "a balance is shown where there is a budget"
     promise = f"Each client is promised epsilon = {budget.epsilon:g}, delta = {budget.delta:g} (rho = "
     spent = [*table(segment_rows(balance)), ""] if balance.segments else []
-    lines = [cell(f"{promise}{budget.rho_max:.5g}) for all runs. There are {known} cohorts."), "", *spent]
+    lines = [cell(f"{promise}{budget.rho_max:.5g}) for all runs. Cohorts so far: {known}."), "", *spent]
     if founders := founders_in_words(population, balance, runs):
         lines += [founders, ""]
     took_part = able_rows(population, runs)
