@@ -52,21 +52,21 @@ def main(folder: str) -> None:
 
 
 @dataclass
-class _Kill:
+class Kill:
     week: int
     delay: float
 
 
-def _planned_kills(weeks: int, kills: int, seed: int) -> list[_Kill]:
+def planned_kills(weeks: int, kills: int, seed: int) -> list[Kill]:
     generator = random_stream(seed, "series/kills")
     chosen = np.sort(generator.choice(np.arange(1, weeks + 1), min(kills, weeks), replace=False))
-    return [_Kill(int(week), float(generator.uniform(0, LONGEST_DELAY))) for week in chosen]
+    return [Kill(int(week), float(generator.uniform(0, LONGEST_DELAY))) for week in chosen]
 
 
 def make_weeks(work: WeeklySeries, kills: int, tell: Tell | None = None) -> int:
     """Until all weeks are made. Returns how often the process was killed."""
     weeks = work.stream.settings.weeks
-    planned = [kill for kill in _planned_kills(weeks, kills, work.stream.seed) if kill.week > len(work.done())]
+    planned = [kill for kill in planned_kills(weeks, kills, work.stream.seed) if kill.week > len(work.done())]
     killed = 0
     while (done := len(work.done())) < weeks:
         process = subprocess.Popen([sys.executable, "-m", __name__, str(work.folder)])

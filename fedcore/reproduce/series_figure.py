@@ -33,9 +33,9 @@ def series_figure(lines: Mapping[str, Sequence[float]], spent: np.ndarray, refus
 
 
 def _spent(axes, spent: np.ndarray) -> None:
-    axes.set_title("What each client who ever came has spent", **_title())
+    axes.set_title("Spent of the account of each client who ever came", **_title())
     shares = np.histogram(spent, np.linspace(0, 1, BINS + 1))[0] / max(len(spent), 1)
     axes.bar((np.arange(BINS) + 0.5) / BINS, shares, width=0.9 / BINS, color=COLOURS[0])
     axes.axvline(1.0, color=SOFT, linewidth=1.2, linestyle=":")
-    axes.set_xlabel("share of the budget that is promised to it for life", **_text())
+    axes.set_xlabel("share of the budget that is promised for life", **_text())
     axes.set_ylabel("share of the clients", **_text())

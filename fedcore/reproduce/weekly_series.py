@@ -33,7 +33,7 @@ from fedcore.storage import files
 from fedcore.storage.ranges import numbers_in
 from fedcore.training.budget import begin_cohorts, ledger_of, remember_head
 from fedcore.training.request import TrainRequest
-from fedcore.training.session import concluding, resume, start_run
+from fedcore.training.session import Session, concluding, resume, start_run
 
 EPSILON, DELTA = 4.0, 1e-6
 HORIZON_OF_ARRIVALS = 1.26  # horizon times the share of newcomers, at which signal to noise is largest
@@ -142,23 +142,24 @@ class WeeklySeries:
         )
 
     def _train(self, week: int) -> Week:
-        folder = self.run_folder(week)
-        try:
-            status = Run.open(folder).status
-        except RunNotFound:
-            session = start_run(self._request(week), InProcessBackend(), stamp="", ledger_url=self.ledger_url)
-        else:
-            going_on = status != "finished"
-            session = resume(folder, InProcessBackend(), ledger_url=self.ledger_url) if going_on else None
-        if session is not None:
+        if (session := self._session(week)) is not None:
             with concluding(session):
                 while session.training.step() is not None:
                     pass
-        run = load_run(folder)
+        run = load_run(self.run_folder(week))
         ranges = run.info["cohorts"]
         return Week(
             week, self.stream.loss(run.state["centres"], week + 1), run.info["nominal_clients"], len(numbers_in(ranges))
         )
+
+    def _session(self, week: int) -> Session | None:
+        """The week's run from its beginning, or from where it was; None if it is finished."""
+        folder = self.run_folder(week)
+        try:
+            status = Run.open(folder).status
+        except RunNotFound:
+            return start_run(self._request(week), InProcessBackend(), stamp="", ledger_url=self.ledger_url)
+        return None if status == "finished" else resume(folder, InProcessBackend(), ledger_url=self.ledger_url)
 
     def _request(self, week: int) -> TrainRequest:
         return TrainRequest(
