@@ -163,3 +163,63 @@ def test_the_page_of_a_population_says_both(place):
     works("budget", "accept-loss", "p", "--because", "the disk died")
     page = population_page("p", "runs")
     assert "the disk died" in page and "is missing" not in page
+
+
+# --- per client and calendar period ---------------------------------------------------------------------------------
+
+VISITS = "user,when,token\n" + "".join(
+    f"u{user},2025-{month:02d}-{day:02d},{(user + day) % 4}\n"
+    for month in (1, 2, 3)
+    for user in range(6)
+    for day in (3, 9)
+)
+MONTHLY = ("--client", "user", "--period", "month", "--time", "when", "--zone", "Europe/Zurich", "--from", "2025-01")
+
+
+def test_a_budget_per_client_and_month(tmp_path, monkeypatch):
+    """From a table to the statement, as docs/deployments.md says it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDCORE_LEDGER", f"sqlite:///{tmp_path / 'ledger.sqlite'}")
+    (tmp_path / "visits.csv").write_text(VISITS)
+    (tmp_path / "late.csv").write_text("user,when,token\nu1,2025-02-28,1\nu9,2025-04-01,2\n")
+    made = ("population", "ingest", "visits.csv", "p", *MONTHLY, "--option", "features=4", "--nominal-clients", 1000)
+    refused = fedcore(*made)
+    assert refused.code == 2 and "A calendar is declared, and not taken from the data" in refused.err
+    told = works(*made, "--through", "2025-03", "--json").json
+    assert told["period"] == {"column": "when", "unit": "month", "zone": "Europe/Zurich"}
+    assert [(one["period"], one["clients"]) for one in told["cohorts"]] == [(f"2025-0{n}", 6) for n in (1, 2, 3)]
+    refused = fedcore(*SET, "--public-schema", "pages of a site")
+    assert refused.code == 2 and "--unit client_period" in refused.err
+    budget = (*SET, "--public-schema", "pages of a site", "--unit", "client_period", "--window", 2)
+    shown = works(*budget, "--json").json
+    assert shown["periods"] == {"unit": "month", "window": 2} and shown["unit"] == "client_period"
+    assert [one["periods"] for one in shown["lifetime"]] == [12, 24, None] and shown["lifetime"][2]["epsilon"] == 0
+    works(
+        "population",
+        "ingest",
+        "late.csv",
+        "p",
+        "--client",
+        "user",
+        "--append",
+        "--through",
+        "2025-04",
+        "--nominal-clients",
+        1000,
+    )
+    told = works("population", "open-cohort", "p", "--through", "2025-05", "--json").json
+    assert [one["clients"] for one in told["cohorts"]] == [6, 6, 6, 1, 0]
+    settings = ("--set", "clusters=2", "--set", "rounds=2", "--set", "horizon=2", "--set", "nominal_clients=1000")
+    assert fedcore("budget", "plan", "p", "--horizon", "auto").code == 2
+    works("train", "histograms", "p", "--local", *settings, "--cohorts", "3-4", "--run-id", "april")
+    statement = json.loads((tmp_path / "runs" / "april" / "statement.json").read_text())
+    assert "per client and month" in statement["text"] and "This run used months 3-4; others" in statement["text"]
+    assert "A client active for 12 months: at most epsilon = " in statement["text"]
+    text = works("budget", "show", "p").out
+    assert "A client with data in several periods loses at most" in text and "every month, by the runs so far" in text
+    assert "12 months" in text and "24 months" in text
+    assert works("verify", "runs/april").code == 0
+    page = population_page("p", "runs")
+    assert "Each month of a client is promised epsilon = 4" in page and "A run reads at most 2 of them" in page
+    assert "| 12 months |" in page and "Each client" not in page and "founders" not in page
+    assert fedcore("budget", "set", "p", "--epsilon", 9, "--delta", "1e-6").code == 2

@@ -41,9 +41,16 @@ def budget_set(
         str,
         typer.Option(
             help="What is protected: client, everything of one client; or record, one row "
-            "of somebody, which only private_gmm can plan for."
+            "of somebody, which only private_gmm can plan for; or client_period, a client's data of one calendar "
+            "period, for populations made with --period."
         ),
     ] = "client",
+    window: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="With client_period: periods that a run may read (1). It bounds a client's whole life."
+        ),
+    ] = None,
     public_schema: Annotated[
         str | None,
         typer.Option(
@@ -56,22 +63,21 @@ def budget_set(
     as_json: Json = False,
 ) -> None:
     """Set the budget of a population: once, for all runs to come."""
-    from fedcore.training.budget import ledger_of, remember_head
+    from fedcore.training.budget import ledger_of, set_budget
 
     use_ledger(ledger)
     store = open_population(population)
-    found = ledger_of(store)
-    found.register(store.id)  # in case the process that ingested died just before it did
-    found.set_budget(
-        store.id,
+    set_budget(
+        store,
+        ledger_of(store),
         epsilon,
         delta,
+        window=window,
         delta_extra=delta_extra,
         relation=cast("Relation", relation),
         unit=cast("Unit", unit),
         public_schema=asked_schema() if public_schema is None else public_schema,
     )
-    remember_head(store, found)
     budget_show(population, None, as_json)
 
 
@@ -215,7 +221,7 @@ def _counted(balance: dict[str, Any]) -> dict[str, Any]:
 @budget_app.command("show")
 def budget_show(population: PopulationArgument, ledger: Ledger = None, as_json: Json = False) -> None:
     """What is spent, reserved and left, with the history; verifies the chain first."""
-    from fedcore.operations.cohort_page import segment_rows
+    from fedcore.operations.cohort_page import LIFETIME, lifetime_rows, segment_rows
     from fedcore.privacy.statement import loss_in_words
     from fedcore.training.budget import ledger_of
     from fedcore.training.witness import missing_witness
@@ -229,10 +235,13 @@ def budget_show(population: PopulationArgument, ledger: Ledger = None, as_json: 
     shown = {"population": str(population), **balance.to_json()}
     if as_json:
         return say({**shown, "warnings": warnings, "history": history}, True)
-    shown.pop("segments")
+    for name in ("segments", "lifetime"):
+        shown.pop(name, None)
     say(shown, False)
     if balance.segments:
         table("Cohorts", segment_rows(balance))
+    if balance.periods is not None:
+        table(LIFETIME, lifetime_rows(balance))
     for warning in warnings:
         print(f"WARNING: {warning}", file=sys.stderr)
     table(

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fedcore.population.blocks import Kind
     from fedcore.population.erasing import Erased
     from fedcore.population.ingest.sources import Format
+    from fedcore.population.periods import PeriodUnit
     from fedcore.population.store import Population
 
 population_app = typer.Typer(no_args_is_help=True, help="Make and inspect populations of clients.")
@@ -36,6 +37,23 @@ def population_ingest(
             metavar="KEY=VALUE",
             help="Option of the format, such as prefix=train or heldout_prefix=test; repeatable.",
         ),
+    ] = None,
+    period: Annotated[
+        str | None,
+        typer.Option(
+            help="Deal clients to entries, one for each day, week, month, quarter or year that they have rows in: for "
+            "budgets that promise privacy for each of them."
+        ),
+    ] = None,
+    time: Annotated[
+        str | None, typer.Option(help="With --period: column of the time stamp (ISO dates or times).")
+    ] = None,
+    zone: Annotated[
+        str | None, typer.Option(help="With --period: whose days these are, e.g. Europe/Zurich; UTC.")
+    ] = None,
+    first: Annotated[str | None, typer.Option("--from", metavar="LABEL", help="First period, e.g. 2025-01.")] = None,
+    through: Annotated[
+        str | None, typer.Option(metavar="LABEL", help="Last period of the calendar; appending moves it on.")
     ] = None,
     append: Annotated[bool, typer.Option("--append", help="Add to an existing population: a new version.")] = False,
     memory: Annotated[str, typer.Option(help="Peak memory to stay below.")] = "512MiB",
@@ -62,6 +80,11 @@ def population_ingest(
             token=token,
             count=count,
             vocabulary=vocabulary,
+            period=cast("PeriodUnit | None", period),
+            time=time,
+            zone=zone,
+            first=first,
+            through=through,
             append=append,
             memory=parse_bytes(memory),
             tolerance=tolerance,
@@ -124,12 +147,15 @@ def population_open_cohort(
     nominal_clients: Annotated[
         int | None, typer.Option(min=1, help="Public size of the population, this cohort's included.")
     ] = None,
+    through: Annotated[
+        str | None, typer.Option(metavar="LABEL", help="Of calendar periods: declare those up to this one.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """What an append does to which nobody came: a new version with the same clients and one more cohort."""
     from fedcore.population.conversion import open_cohort
 
-    show(open_cohort(open_population(population), nominal_clients), as_json)
+    show(open_cohort(open_population(population), nominal_clients, through), as_json)
 
 
 @population_app.command("verify")

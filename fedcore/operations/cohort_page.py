@@ -22,6 +22,7 @@ from fedcore.training.cohorts import cohort_accounts
 
 MOST_RUNS = 30  # of which the share that could pay is shown
 STAMP = "%Y%m%dT%H%M%S"
+LIFETIME = "A client with data in several periods loses at most"
 
 
 def segment_rows(balance: Balance) -> list[dict[str, Any]]:
@@ -29,6 +30,36 @@ def segment_rows(balance: Balance) -> list[dict[str, Any]]:
     of thresholds where some are allowed. Empty where one account is kept for all. Later cohorts have spent nothing.
     """
     return [] if balance.budget is None else [_row(segment, balance.budget) for segment in balance.segments]
+
+
+def lifetime_rows(balance: Balance) -> list[dict[str, Any]]:
+    """What a client with data in several calendar periods loses at most, and by the runs so far. Empty unless a budget
+    is per client and period.
+    """
+    if balance.periods is None:
+        return []
+    unit = balance.periods.unit
+    return [
+        {
+            "data in": f"{one.periods} {unit}s" if one.periods else f"every {unit}, by the runs so far",
+            "rho": one.rho,
+            "epsilon": one.epsilon,
+            "delta": one.delta,
+        }
+        for one in balance.lifetime
+    ]
+
+
+def promise_in_words(balance: Balance) -> str:
+    """To whom a budget that is kept by cohort promises what."""
+    budget, terms = balance.budget, balance.periods
+    assert budget is not None, "a balance is shown where there is a budget"
+    promised = (
+        f"promised epsilon = {budget.epsilon:g}, delta = {budget.delta:g} (rho = {budget.rho_max:.5g}) for all runs."
+    )
+    if terms is None:
+        return f"Each client is {promised}"
+    return f"Each {terms.unit} of a client is {promised} A run reads at most {terms.window} of them."
 
 
 def _row(segment: Segment, budget: Budget) -> dict[str, Any]:

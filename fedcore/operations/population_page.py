@@ -13,7 +13,14 @@ from typing import Any
 
 from fedcore.errors import LedgerMissing, PrivacyError, RunError
 from fedcore.evaluation.run_summary import summary_row
-from fedcore.operations.cohort_page import able_rows, founders_in_words, segment_rows
+from fedcore.operations.cohort_page import (
+    LIFETIME,
+    able_rows,
+    founders_in_words,
+    lifetime_rows,
+    promise_in_words,
+    segment_rows,
+)
 from fedcore.operations.latest_runs import all_latest
 from fedcore.population.store import Population
 from fedcore.privacy.ledger.chain import Balance
@@ -113,12 +120,12 @@ def budget_rows(balance: Balance) -> list[dict[str, Any]]:
 
 def _cohorts(population: Population, balance: Balance, runs: Sequence[Run]) -> list[str]:
     """A budget that is kept by cohort."""
-    budget, known = balance.budget, len(population.manifest.cohorts)
-    assert budget is not None, "a balance is shown where there is a budget"
-    promise = f"Each client is promised epsilon = {budget.epsilon:g}, delta = {budget.delta:g} (rho = "
+    known = f"Cohorts so far: {len(population.manifest.cohorts)}."
     spent = [*table(segment_rows(balance)), ""] if balance.segments else []
-    lines = [cell(f"{promise}{budget.rho_max:.5g}) for all runs. Cohorts so far: {known}."), "", *spent]
-    if founders := founders_in_words(population, balance, runs):
+    lines = [cell(f"{promise_in_words(balance)} {known}"), "", *spent]
+    if balance.periods is not None:
+        lines += [f"{LIFETIME}:", "", *table(lifetime_rows(balance)), ""]
+    elif founders := founders_in_words(population, balance, runs):
         lines += [founders, ""]
     took_part = able_rows(population, runs)
     return [*lines, *(["Who took part:", "", *table(took_part)] if took_part else ["No run by cohort was made yet."])]

@@ -88,6 +88,12 @@ def horizon_plan(
         )
     check_kind(method, population)
     checked_unit(method, balance.unit, population)
+    if population.manifest.period is not None:
+        raise ConfigError(
+            f"each calendar period of population {population.path.name!r} is read by as many runs as its schedule has, "
+            "whoever arrives.",
+            "Set the horizon to that number: runs a period, times the window. `fedcore train` says what a run costs.",
+        )
     come = _arrivals(population, arrivals)
     horizon = best_horizon(come.share) if horizon is None else horizon
     if not 1 <= horizon <= LONGEST:

@@ -42,9 +42,10 @@ class Cohort(BaseModel):
     period: str | None = None
 
 
-def opened(number: int, nominal: int | None) -> Cohort:
+def opened(number: int, nominal: int | None, period: str | None = None) -> Cohort:
     """The cohort of this number, opened today, with a token of its own."""
-    return Cohort(number=number, token=new_token(), nominal=nominal, opened=datetime.now(UTC).date().isoformat())
+    today = datetime.now(UTC).date().isoformat()
+    return Cohort(number=number, token=new_token(), nominal=nominal, opened=today, period=period)
 
 
 def new_token() -> str:

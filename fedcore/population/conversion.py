@@ -10,6 +10,7 @@ from collections.abc import Callable
 from fedcore.errors import PopulationError
 from fedcore.population import cohorts, versions
 from fedcore.population.cohorts import FOUNDERS
+from fedcore.population.ingest import calendars
 from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
 
@@ -39,19 +40,26 @@ def begin_cohorts(population: Population, record: Callable[[int, str, str], str]
         return versions.commit(path, made)
 
 
-def open_cohort(population: Population, nominal_clients: int | None = None) -> Population:
-    """The version that an append makes to which nobody came: the same clients, and one more cohort.
+def open_cohort(population: Population, nominal_clients: int | None = None, through: str | None = None) -> Population:
+    """The version that an append makes to which nobody came: the same clients, and one more cohort; of entries of
+    calendar periods all periods up to `through`.
 
-    nominal_clients: the new total of the sizes that the owner declares; None: not declared
+    nominal_clients: the new total of the sizes that the owner declares, or that of each period; None: not declared
 
     Raises PopulationError if the population has no cohorts, this is not its newest version, or somebody else writes;
-    ConfigError for a URL.
+    IngestError if its calendar does not go on with `through`; ConfigError for a URL.
     """
     old = population.manifest
     if not old.cohorts:
         raise PopulationError(
             f"The population {population.path} has no cohorts.", "Begin them with `fedcore budget cohorts POPULATION`."
         )
+    if old.period is not None or through is not None:
+        dealt = calendars.declared(population, None, None, None, None, through, nominal_clients)
+        if not dealt.labels:
+            raise PopulationError("No period was named that is not declared.", "Say up to which: --through LABEL.")
+        fields = versions.declaring(old.cohorts, dealt.labels, nominal_clients, old.order)
+    else:
+        fields = versions.opening(old, nominal_clients)
     with versions.writing(population) as path:
-        made = versions.following(old, Provenance(), **versions.opening(old, nominal_clients))
-        return versions.commit(path, made)
+        return versions.commit(path, versions.following(old, Provenance(), **fields))

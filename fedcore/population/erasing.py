@@ -28,6 +28,7 @@ from fedcore.population.block_writer import BlockWriter
 from fedcore.population.checks import Rows
 from fedcore.population.cohorts import FOUNDERS, HOLE, Cohort, Order
 from fedcore.population.manifest import BlockEntry, Manifest, PartEntry, Provenance
+from fedcore.population.periods import client_of
 from fedcore.population.store import Population
 from fedcore.population.suppression import Suppression
 from fedcore.population.writer import PopulationWriter
@@ -75,8 +76,8 @@ def forget(
 ) -> Erased:
     """Makes a version without these clients, and removes all versions before it, with every slot that only they name.
 
-    clients: ids; ids that nobody has are counted. cohorts_to: everybody of the cohorts 1 .. cohorts_to, whose declared
-        size is then 0
+    clients: ids; ids that nobody has are counted. Of calendar periods all entries of a client go
+    cohorts_to: everybody of the cohorts 1 .. cohorts_to, whose declared size is then 0
     without_trace: they are not kept in the list of forgotten clients. Who of them comes back is then a new client, with
         a new budget: what was promised to that person holds for each of the two by itself.
     open_runs: called once nobody else can write; names of runs that are not finished, which would lose their data
@@ -188,18 +189,21 @@ def _check_cohorts(population: Population, cohorts_to: int) -> None:
 def _chosen(population: Population, wanted: set[str], cohorts_to: int | None) -> tuple[dict[int, np.ndarray], int]:
     """({block: (C,) bool, who of its clients is to be forgotten}, number of wanted ids that nobody has)."""
     aged = () if cohorts_to is None else population.participants(((FOUNDERS, cohorts_to),))
-    chosen, found = {}, 0
+    whose: Callable[[str], str] = str if population.manifest.period is None else client_of
+    chosen: dict[int, np.ndarray] = {}
+    found: set[str] = set()
     for index, entry in enumerate(population.blocks):
         if entry.void:
             continue
         mask = of_cohorts.mask(aged, entry.first, entry.clients)
         if wanted:
-            named = np.array([one in wanted for one in population.client_ids(index).tolist()])
-            found += int(named.sum())
+            names = [whose(one) for one in population.client_ids(index).tolist()]
+            named = np.array([one in wanted for one in names])
+            found |= wanted.intersection(names)
             mask |= named & ~population.are_holes(entry.first, entry.clients)
         if mask.any():
             chosen[index] = mask
-    return chosen, len(wanted) - found
+    return chosen, len(wanted - found)
 
 
 def _listed(population: Population, chosen: dict[int, np.ndarray], without_trace: bool) -> Suppression:

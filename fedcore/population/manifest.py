@@ -10,15 +10,18 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, m
 from fedcore.errors import ManifestError, PopulationNotFound
 from fedcore.population import cohorts as of_cohorts
 from fedcore.population import layout
+from fedcore.population import periods as of_periods
 from fedcore.population.blocks import Kind
 from fedcore.population.cohorts import Cohort
+from fedcore.population.periods import Periods
 from fedcore.storage import digests
 from fedcore.storage.parsing import parse_json
 
 SCHEMA_VERSION: Final = 2  # that new versions are written in; docs/formats-2.md
 COHORTS: Final = "cohorts"
 HOLES: Final = "holes"
-KNOWN: Final = (COHORTS, HOLES)  # what a manifest may need
+PERIODS: Final = "periods"
+KNOWN: Final = (COHORTS, HOLES, PERIODS)  # what a manifest may need
 StoredDtype = Literal["int32", "int64", "float32", "float64"]
 Sha256 = Field(pattern=r"^[0-9a-f]{64}$")
 SLOT = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # one folder name: a manifest can never point outside its population
@@ -119,6 +122,8 @@ class Manifest(_Frozen):
     needs: features without which the manifest would be misread, of KNOWN. Schema 1 has neither these nor digests.
     cohorts, order: who came with which append, where budgets are kept by cohort (`fedcore.population.cohorts`).
     removed: (version, checksum) of versions before that are gone because clients were forgotten.
+    period: how clients were dealt to entries of one client and one calendar period, each period a cohort; None: they
+    were not (`fedcore.population.periods`).
     suppression: sha256 of the list of clients that were forgotten (`fedcore.population.suppression`), None without one.
     secret: 256 random bits of this version. Runs and ledgers know it by its checksum, which without the secret would
     tell whoever guesses the data whether the guess is right; it stays beside the data.
@@ -144,6 +149,7 @@ class Manifest(_Frozen):
     provenance: Provenance = Provenance()
     cohorts: tuple[Cohort, ...] = ()
     order: tuple[tuple[int, int], ...] = ()
+    period: Periods | None = None
     suppression: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
     removed: tuple[tuple[int, str], ...] = ()
     blocks: tuple[BlockEntry, ...]
@@ -176,6 +182,10 @@ class Manifest(_Frozen):
             raise ValueError(wrong)
         if bool(self.cohorts) != (COHORTS in self.needs):
             raise ValueError("cohorts go with the need of that name")
+        if bool(self.period) != (PERIODS in self.needs):
+            raise ValueError("calendar periods go with the need of that name")
+        if wrong := of_periods.fault(self.period, [cohort.period for cohort in self.cohorts]):
+            raise ValueError(wrong)
         holes = of_cohorts.holes_of(self.order)
         if bool(holes) != (HOLES in self.needs):
             raise ValueError("holes go with the need of that name")
@@ -201,7 +211,7 @@ def _content(manifest: Manifest) -> dict[str, Any]:
         content.pop("needs")
     if manifest.secret is None:
         content.pop("secret")
-    for name in ("cohorts", "order", "suppression", "removed"):
+    for name in ("cohorts", "order", "period", "suppression", "removed"):
         if not content[name]:
             del content[name]
     for block in content["blocks"]:
@@ -251,7 +261,7 @@ def decode(data: bytes, where: str) -> Manifest:
         raise ManifestError(
             f"The manifest {where} needs {unknown[0]}, which this fedcore does not know.", "Use a newer fedcore."
         )
-    early = sorted({"cohorts", "order"} & content.keys()) if not needs else []
+    early = sorted({"cohorts", "order", "period"} & content.keys()) if not needs else []
     if early:
         raise ManifestError(f"The manifest {where} contradicts itself: it has {early[0]} without needing them.", remedy)
     try:

@@ -18,6 +18,7 @@ from fedcore.population.blocks import FLOAT32_EXACT, ClientBlock, CountsBlock, K
 from fedcore.population.checks import Rows
 from fedcore.population.cohorts import FOUNDERS, clients_of, holes_of, mask
 from fedcore.population.manifest import BlockEntry, Manifest, PartEntry
+from fedcore.population.periods import label_of
 from fedcore.population.slots import Slot
 from fedcore.population.streaming import StoredRows
 from fedcore.storage import files
@@ -312,6 +313,8 @@ class Population:
                 problems.append(
                     f"Block {index} (slot {entry.slot}): the clients without an id are not those forgotten."
                 )
+            elif not problem and (strange := self._of_another_period(entry, ids)):
+                problems.append(f"Block {index} (slot {entry.slot}): the entry {strange!r} is not of its period.")
             if progress is not None:
                 progress(index + 1, len(self.blocks))
         if twice := identifiers.came_twice(hashes, self.client_ids):
@@ -325,6 +328,15 @@ class Population:
             "Clients are being forgotten, or were and it was interrupted: versions that have them may be there still. "
             "The same command again finishes it, as does whatever writes to the population.",
         )
+
+    def _of_another_period(self, entry: BlockEntry, ids: np.ndarray) -> str | None:
+        """The first id whose label is not that of its cohort, where cohorts are calendar periods."""
+        if self.manifest.period is None:
+            return None
+        labels = np.array(["", *(cohort.period or "" for cohort in self.manifest.cohorts)])
+        each = np.repeat(*np.array(self.manifest.order, np.int64).T)[entry.first : entry.first + entry.clients]
+        wrong = np.array([label_of(one) for one in ids.tolist()]) != labels[each]
+        return str(ids[wrong.argmax()]) if wrong.any() else None
 
     def _verify_block(self, index: int, entry: BlockEntry) -> tuple[str, int, np.ndarray]:
         """(what is wrong or "", stored bytes, ids of the clients if nothing is)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -140,13 +140,26 @@ def opening(old: Manifest, declared: int | None, newcomers: Order = ()) -> dict[
     }
 
 
+def declaring(known: tuple[Cohort, ...], labels: Sequence[str], nominal: int | None, order: Order) -> dict[str, Any]:
+    """Fields of a version whose calendar goes on with these periods, each a cohort. known: the cohorts of before;
+    nominal: clients that the owner declares for each of the new ones; order: of everybody.
+    """
+    new = (cohorts.opened(number, nominal, label) for number, label in enumerate(labels, len(known) + 1))
+    made = (*known, *new)
+    sizes = [cohort.nominal for cohort in made]
+    total = None if None in sizes else sum(size for size in sizes if size is not None) or None
+    return {"cohorts": made, "order": cohorts.joined(order), "nominal_clients": total}
+
+
 def new_secret() -> str:
     return secrets.token_hex(32)
 
 
 def needs(known: tuple[Cohort, ...], order: Order) -> tuple[str, ...]:
     """What a reader must know to read a manifest with these."""
-    return tuple(name for name, there in ((manifests.COHORTS, known), (manifests.HOLES, holes_of(order))) if there)
+    by_period = known and known[0].period is not None
+    features = ((manifests.COHORTS, known), (manifests.HOLES, holes_of(order)), (manifests.PERIODS, by_period))
+    return tuple(name for name, there in features if there)
 
 
 def commit(path: Path, made: Manifest) -> Population:

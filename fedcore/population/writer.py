@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from fedcore.population.blocks import Kind
 from fedcore.population.checks import Rows, bytes_of, checked_counts, checked_rows, checked_vocabulary, rows_of
 from fedcore.population.cohorts import FOUNDERS, Order
 from fedcore.population.manifest import BlockEntry, Manifest, Provenance, Vocabulary
+from fedcore.population.periods import Periods, label_of
 from fedcore.population.sizing import CLIENTS_PER_LEAF, block_limit, explicit_clients_per_block
 from fedcore.population.slots import Slot
 from fedcore.population.store import Population, stored_client_ids
@@ -56,6 +58,9 @@ class PopulationWriter:
     nominal_clients: the size that the owner declares in public
     public_for_evaluation: the reason why anybody may evaluate on these data, or None if nobody may
     ledger: {"id": ..., "url": ...} or None
+    period, labels: of a population of entries, of one client and one calendar period: how they are dealt, and the
+        periods that this version declares beside those of the parent, each a cohort. Ids are then as
+        `fedcore.population.periods` says, and nominal_clients is the size of each of `labels`
     parent: the version to make a new version of (see `extending`); None makes a new population
     """
 
@@ -74,6 +79,8 @@ class PopulationWriter:
         nominal_clients: int | None = None,
         public_for_evaluation: str | None = None,
         ledger: dict[str, str] | None = None,
+        period: Periods | None = None,
+        labels: Sequence[str] = (),
         parent: Population | None = None,
     ):
         if kind not in ("counts", "rows"):
@@ -95,7 +102,11 @@ class PopulationWriter:
             "public_for_evaluation": public_for_evaluation is not None,
             "public_reason": public_for_evaluation or "",
             "ledger": ledger,
+            "period": period,
         }
+        self.labels = tuple(labels)
+        self._numbers = {label: n for n, label in enumerate((*_labels_of(parent), *labels), FOUNDERS)}
+        self._dealt: list[tuple[int, int]] = []  # cohorts of new entries, in their order
         self.declared = nominal_clients  # for this version, not taken over from the parent
         self.version = 1 if parent is None else parent.version + 1
         self.clients = 0
@@ -112,8 +123,9 @@ class PopulationWriter:
         """A writer of the next version of `parent`: same id, kind, features, leaf size, vocabulary, ledger...
 
         The new version must hold the parent's clients at their old indices: pass on its blocks in order with `keep`,
-        or write their clients anew. If the parent has cohorts the version opens the next one, whose declared size is
-        what `nominal_clients`, the new total, is above the parent's (None if either is not declared).
+        or write their clients anew. If the parent has cohorts, but no calendar periods, the version opens the next one,
+        whose declared size is what `nominal_clients`, the new total, is above the parent's (None if either is not
+        declared).
 
         changes: any of the writer's other settings.
         """
@@ -126,11 +138,12 @@ class PopulationWriter:
             "nominal_clients": old.nominal_clients,
             "public_for_evaluation": old.public_reason if old.public_for_evaluation else None,
             "ledger": None if old.ledger is None else old.ledger.model_dump(),
+            "period": old.period,
             **changes,
         }
         made = cls(layout.writable(parent.path), old.kind, old.features, parent=parent, **settings)
         made.declared = changes.get("nominal_clients")
-        if old.cohorts:
+        if old.cohorts and not old.period:
             versions.opening(old, made.declared)  # refuses a total that is too small, before anything is written
         return made
 
@@ -188,6 +201,7 @@ class PopulationWriter:
         other = None if heldout is None else self._checked(heldout, len(texts))
         sizes = bytes_of(train) + (bytes_of(other) if other is not None else 0)
         batch = _Batch(texts, train, other, np.concatenate([[0], np.cumsum(sizes)]))
+        self._deal(texts)
         self._hashes.append(identifiers.hashes(texts))
         with self._writing():
             done = 0
@@ -204,6 +218,7 @@ class PopulationWriter:
         if self.kind != "rows":
             raise PopulationError("Only dense rows are written in tiles.", "Write counts with `write`.")
         texts = identifiers.as_text([client_id])
+        self._deal(texts)
         self._hashes.append(identifiers.hashes(texts))
         with self._writing():
             block = self._current_block()
@@ -287,6 +302,19 @@ class PopulationWriter:
             return None
         return self.parent.are_holes(self.clients, clients)
 
+    def _deal(self, texts: list[str]) -> None:
+        """Notes the periods of the next clients, if the parent does not have them. Raises PopulationError."""
+        if self.public["period"] is None:
+            return
+        known = 0 if self.parent is None else self.parent.n_clients
+        new = texts[max(known - self.clients, 0) :]
+        for label, entries in groupby(map(label_of, new)):
+            if label not in self._numbers:
+                raise PopulationError(
+                    f"An entry of {self.path} is of the period {label!r}, which is not declared.", "Declare it first."
+                )
+            self._dealt.append((self._numbers[label], sum(1 for _ in entries)))
+
     @contextmanager
     def _writing(self) -> Iterator[None]:
         """Inside, an error leaves the writer failed: a block that was half written is never committed."""
@@ -355,6 +383,8 @@ class PopulationWriter:
 
     def _membership(self, newcomers: Order | None) -> dict[str, Any]:
         """Public fields and those about cohorts, of which a version opens the next one, whether anybody came or not."""
+        if self.public["period"] is not None:
+            return {**self.public, **self._calendar()}
         if self.parent is None:
             return self.public
         old = self.parent.manifest
@@ -366,6 +396,14 @@ class PopulationWriter:
         fields |= {"needs": versions.needs(fields["cohorts"], fields["order"])}
         fields |= {"suppression": old.suppression, "removed": old.removed}
         return {**self.public, **fields}
+
+    def _calendar(self) -> dict[str, Any]:
+        """Fields about cohorts where each is a calendar period: those declared, whoever has data in them."""
+        old = None if self.parent is None else self.parent.manifest
+        known, before = ((), ()) if old is None else (old.cohorts, old.order)
+        fields = versions.declaring(known, self.labels, self.declared, (*before, *self._dealt))
+        suppressed = None if old is None else old.suppression
+        return {**fields, "needs": versions.needs(fields["cohorts"], fields["order"]), "suppression": suppressed}
 
     def _store_manifest(self, made: Manifest) -> None:
         written, self._made = self._made, []  # what a manifest names, or may name, does not disappear
@@ -396,3 +434,9 @@ class PopulationWriter:
         if block.void:
             return np.full(block.clients, "")
         return stored_client_ids(Slot.of(self.path, block), block)
+
+
+def _labels_of(population: Population | None) -> list[str]:
+    """Of the calendar periods that a population declares."""
+    known = () if population is None else population.manifest.cohorts
+    return [cohort.period for cohort in known if cohort.period is not None]

@@ -13,7 +13,8 @@ import numpy as np
 from fedcore.errors import ConfigError
 
 Relation = Literal["add_or_remove_one", "replace_one"]
-Unit = Literal["client", "record"]
+Unit = Literal["client", "record", "client_period"]
+CLIENT_PERIOD: Unit = "client_period"  # a client's data of one calendar period (docs/privacy/client-periods.md)
 # Of noise, as a reservation names it; a law keeps its name for ever. The first one is that of schema 1 of the ledger.
 Law = Literal["discrete gaussian", "rounded gaussian 1"]
 DISCRETE: Law = "discrete gaussian"

@@ -23,6 +23,8 @@ RELATIONS = {
     ("client", "replace_one"): "everything that one client holds, against anything else that it might hold",
     ("record", "add_or_remove_one"): "the presence or absence of one record",
     ("record", "replace_one"): "one record, against any other in its place",
+    ("client_period", "add_or_remove_one"): "the presence or absence of one client's data of one calendar period",
+    ("client_period", "replace_one"): "one client's data of one calendar period, against any other in their place",
 }
 TRUST_MODEL = (
     "Central curator: raw sums exist in the memory of the workers and of the flow process, and on the wire between "
@@ -46,6 +48,10 @@ NOT_COVERED_BY_COHORT = (
     "A person who was entered again under another id, with another budget.",
     "Clients who were forgotten without trace and enter again: their budget begins anew.",
 )
+NOT_COVERED_BY_PERIOD = (
+    "What the data of one client in several periods tell together, beyond the bounds above, which grow with them.",
+    "A person who is there under several ids.",
+)
 SCHEMA = "columns, bounds, vocabulary and thresholds"
 NOT_PRIVATE = ("Everything: nothing in this run protects the people in the data.",)
 
@@ -63,7 +69,9 @@ class PrivacyStatement:
     part of the headline. public_schema: why columns, bounds, vocabulary and thresholds are public; empty if nobody
     said. losses: each time that the ledger went back and was gone on with. cohorts: where the budget is kept by cohort:
     `ranges` of those that took part and paid (`named`: whether the run named them, or was made before there were any),
-    `known`: how many there are, and `most`: the segment that has spent most (`Segment`); else empty.
+    `known`: how many there are, and `most`: the segment that has spent most (`Segment`); else empty. periods: of a
+    promise per client and calendar period its `unit` and `window`, and `lifetime`: what a client loses at most over so
+    many `periods`, at last over all so far; else empty.
     """
 
     private: bool
@@ -84,6 +92,7 @@ class PrivacyStatement:
     public_schema: str = ""
     losses: tuple[Mapping[str, Any], ...] = ()
     cohorts: Mapping[str, Any] = field(default_factory=dict)
+    periods: Mapping[str, Any] = field(default_factory=dict)
     trust_model: str = TRUST_MODEL
     not_covered: tuple[str, ...] = NOT_COVERED
 
@@ -97,10 +106,12 @@ class PrivacyStatement:
         """For a person: a few paragraphs."""
         if not self.private:
             return f"privacy: none\nReason: {self.reason}."
+        of_whom = f"client and {self.periods['unit']}" if self.periods else self.unit
         lines = [
-            f"privacy: ({self.epsilon:.4g}, {self.delta:.3g})-differential privacy per {self.unit}{self._on_a_word()}",
+            f"privacy: ({self.epsilon:.4g}, {self.delta:.3g})-differential privacy per {of_whom}{self._on_a_word()}",
             f"Hidden: {RELATIONS[self.unit, self.relation]} ({self.relation}).",
             *self._prices(),
+            *self._lifetime(),
             *([GIVEN_UP.format(round=self.given_up)] if self.given_up is not None else []),
             f"Noise: {self.mechanism}.",
             *schema_in_words(self.public_schema),
@@ -117,10 +128,29 @@ class PrivacyStatement:
         ]
         return "\n".join(lines)
 
+    def _lifetime(self) -> list[str]:
+        """What a promise per client and calendar period means for somebody who has data in several of them."""
+        if not self.periods:
+            return []
+        unit, so_far = self.periods["unit"], self.periods["lifetime"][-1]
+        delta = f"delta = {self.population['delta']:g}"
+        bounds = "; ".join(
+            f"active for {one['periods']} {unit}s: at most epsilon = {one['epsilon']:.4g}"
+            for one in self.periods["lifetime"][:-1]
+        )
+        return [
+            f"A client {bounds}, at {delta} (window {self.periods['window']}). So much it can lose over its whole "
+            "life, whatever is run; no smaller promise is made for that.",
+            f"A client with data in every {unit} has lost at most epsilon = {so_far['epsilon']:.4g} at {delta} by all "
+            f"runs so far; a run that read k {unit}s cost it k^2 times its price.",
+        ]
+
     def _prices(self) -> list[str]:
         """What this run costs, and what all runs together may."""
         share = self.population
         who = "" if not self.cohorts else " to a client who took part"
+        if self.periods:
+            who = f" to a client for its data of one {self.periods['unit']}"
         price = f"Price of this run{'' if self.ended else ' so far'}{who}"
         lost = "Releases that were charged and lost are included."
         if self.mu is None:
@@ -150,11 +180,20 @@ class PrivacyStatement:
         """promised: to each client; spent: by the cohort that has spent most."""
         used, most = tuple((first, last) for first, last in self.cohorts["ranges"]), self.cohorts["most"]
         paid = (
-            f"This run used {_cohorts(used)}; others were not used, and it costs them nothing."
+            f"This run used {_numbered('cohort', used)}; others were not used, and it costs them nothing."
             if self.cohorts["named"]
             else "This run was made before there were cohorts: who was there then is cohort 1, and paid for it; it "
             "costs others nothing."
         )
+        if self.periods:
+            unit, ranges = self.periods["unit"], in_words(((most["first"], most["last"]),))
+            one = most["first"] == most["last"]
+            return [
+                f"Each {unit} of a client is promised for itself, however long its data are kept: at most {promised}.",
+                f"{unit.capitalize()}s are accounted by their numbers in the calendar of the population. This run used "
+                f"{_numbered(unit, used)}; others were not used, and it costs them nothing.",
+                f"The {unit}{' that has' if one else 's that have'} spent most: {ranges}, {spent}.",
+            ]
         having = "cohort that has" if most["first"] == most["last"] else "cohorts that have"
         return [
             f"Each client's promise holds for its whole time in the population: at most {promised}.",
@@ -190,9 +229,9 @@ def loss_in_words(loss: Mapping[str, Any]) -> str:
     )
 
 
-def _cohorts(ranges: Ranges) -> str:
+def _numbered(what: str, ranges: Ranges) -> str:
     one = len(ranges) == 1 and ranges[0][0] == ranges[0][1]
-    return f"cohort{'' if one else 's'} {in_words(ranges)}"
+    return f"{what}{'' if one else 's'} {in_words(ranges)}"
 
 
 def _line(entry: Mapping[str, Any], *, several: bool) -> str:
@@ -265,8 +304,22 @@ def statement_of_account(account: Account, run: RunAccount, *, test_ledger: bool
         public_schema=account.public_schema[-1] if account.public_schema else "",
         losses=tuple(account.losses),
         cohorts=_cohorts_of(account, run, balance),
-        not_covered=NOT_COVERED if account.founders is None else NOT_COVERED + NOT_COVERED_BY_COHORT,
+        periods=_periods_of(balance),
+        not_covered=_not_covered(account),
     )
+
+
+def _periods_of(balance: Balance) -> dict[str, Any]:
+    """See `PrivacyStatement.periods`."""
+    if balance.periods is None:
+        return {}
+    return {**balance.periods.to_json(), "lifetime": [asdict(one) for one in balance.lifetime]}
+
+
+def _not_covered(account: Account) -> tuple[str, ...]:
+    if account.periods is not None:
+        return NOT_COVERED + NOT_COVERED_BY_PERIOD
+    return NOT_COVERED if account.founders is None else NOT_COVERED + NOT_COVERED_BY_COHORT
 
 
 def _cohorts_of(account: Account, run: RunAccount, balance: Balance) -> dict[str, Any]:

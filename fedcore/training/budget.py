@@ -23,7 +23,8 @@ from fedcore.privacy.cohorts import Participants
 from fedcore.privacy.ledger.chain import Balance
 from fedcore.privacy.ledger.leases import Lease
 from fedcore.privacy.mechanisms import NoiseSource
-from fedcore.privacy.plan import PlannedRelease, Relation, Unit
+from fedcore.privacy.periods import PeriodTerms
+from fedcore.privacy.plan import CLIENT_PERIOD, PlannedRelease, Relation, Unit
 from fedcore.rounds.cohort_settings import cohort_rule
 from fedcore.rounds.method import AnyMethod, PublicFacts
 from fedcore.runs.store import Run
@@ -102,6 +103,47 @@ def _find(named: NamedLedger, url: str | None) -> Ledger:
     return open_ledger(url or named.url, expected_id=named.id)
 
 
+def set_budget(
+    population: Population, ledger: Ledger, epsilon: float, delta: float, *, window: int | None = None, **terms: Any
+) -> None:
+    """Set the budget of a population, once: per client or record, or per client and calendar period where its clients
+    are entries of such. window: periods that a run may read, then; default 1. terms: of `Ledger.set_budget`.
+
+    Raises ConfigError if unit and population do not go together, and what `Ledger.set_budget` raises.
+    """
+    made, unit = population.manifest, terms.get("unit", "client")
+    check_periods(population, unit)
+    if made.period is None:
+        if window is not None:
+            raise ConfigError("a window is a number of calendar periods; this population has none.", "Leave it out.")
+    else:
+        checksum = population.checksum
+        assert checksum is not None, "a manifest that can have periods has a secret"
+        terms["periods"] = PeriodTerms(made.period.unit, 1 if window is None else window)
+        terms["calendar"] = (population.version, checksum, made.cohorts[0].token)
+    ledger.register(population.id)  # in case the process that made the population died just before it did
+    ledger.set_budget(population.id, epsilon, delta, **terms)
+    remember_head(population, ledger)
+
+
+def check_periods(population: Population, unit: Unit | None) -> None:
+    """Raises ConfigError unless clients that are entries of calendar periods, and only they, have a budget per client
+    and period: one per client would be a false promise, since a client may have many entries.
+    """
+    period, name = population.manifest.period, population.path.name
+    if period is not None and unit != CLIENT_PERIOD:
+        raise ConfigError(
+            f"the clients of population {name!r} are entries of one client and one {period.unit}, and a budget for one "
+            f"{unit} would promise too much: a client may have many entries.",
+            "Its budget is per client and period: --unit client_period.",
+        )
+    if period is None and unit == CLIENT_PERIOD:
+        raise ConfigError(
+            f"population {name!r} does not deal clients to calendar periods, which the unit client_period protects.",
+            "Make it with --period, --time, --from and --through; or use the unit client.",
+        )
+
+
 def begin_cohorts(population: Population, ledger: Ledger) -> Population:
     """Keep the budget of the population by cohort from now on: a new version, in which everybody is of the first one.
 
@@ -173,8 +215,8 @@ def public_facts(
 ) -> PublicFacts:
     """What the method may know; the exact number of clients only if it is not private.
 
-    relation, unit: of the population's budget. start: public arrays that the run starts from. participants: None if
-    everybody takes part.
+    relation, unit: of the population's budget; per client and period an entry is a client to the method. start: public
+    arrays that the run starts from. participants: None if everybody takes part.
     """
     return PublicFacts(
         population.kind,
@@ -186,7 +228,7 @@ def public_facts(
         seed,
         relation,
         start,
-        unit,
+        "client" if unit == CLIENT_PERIOD else unit,
     )
 
 
@@ -203,7 +245,8 @@ def check_kind(method: AnyMethod, population: Population) -> None:
 def checked_unit(method: AnyMethod, unit: Unit | None, population: Population) -> Unit:
     """The unit of the budget, if the method has arguments for it. Raises PrivacyError otherwise."""
     unit = unit or "client"
-    if unit not in method.units:
+    check_periods(population, unit)
+    if ("client" if unit == CLIENT_PERIOD else unit) not in method.units:
         raise PrivacyError(
             f"the budget of population {population.path.name!r} promises privacy for one {unit}, and "
             f"method {method.name!r} has no argument for that unit. Nothing was released.",
@@ -290,12 +333,25 @@ def _plan_by_cohort(
     def planned(chosen: Sequence[cohorts.CohortAccount]) -> cohorts.Planned:
         whole = min(account.rho for account in chosen) if share is None else share
         taking_part = cohorts.participants(manifest, chosen)
-        return fit_plan(method, lambda rho: facts(rho, taking_part), whole, runs)
+        plan, public = fit_plan(method, lambda rho: facts(rho, taking_part), whole, runs)
+        if manifest.period is not None:
+            _refuse_thresholds(method, plan)
+        return plan, public
 
     name, spares = population.path.name, settings.spare_releases
-    sized = settings.nominal_clients is not None
-    (plan, public), chosen = cohorts.choose(rule, name, accounts, budget, least, planned, spares, sized)
+    sized, window = settings.nominal_clients is not None, None if balance.periods is None else balance.periods.window
+    (plan, public), chosen = cohorts.choose(rule, name, accounts, budget, least, planned, spares, sized, window)
     return plan, public, cohorts.participants(manifest, chosen)
+
+
+def _refuse_thresholds(method: AnyMethod, plan: Sequence[PlannedRelease]) -> None:
+    """What the ledger would refuse of a budget per client and period, said of the method."""
+    if named := next((planned.name for planned in plan if planned.delta), None):
+        raise PrivacyError(
+            f"method {method.name!r} with these settings thresholds (release {named!r}), and a threshold has no price "
+            "per client and period. Nothing was released.",
+            "Choose settings, or a method, without thresholds.",
+        )
 
 
 def epsilon_that_fits(balance: Balance) -> float:

@@ -101,23 +101,33 @@ def choose(
     planned: Callable[[Sequence[CohortAccount]], Planned],
     spares: int,
     sized: bool,
+    window: int | None = None,
 ) -> tuple[Planned, list[CohortAccount]]:
     """The plan of a run and the cohorts that take part in it, of which each can pay for the whole plan.
 
     least: rho that the run costs at least; planned: the plan for these cohorts; sized: whether the settings name the
-    size of the run, so that declared ones are not needed for its plan. Raises ConfigError if they are and lack, Waiting
+    size of the run, so that declared ones are not needed for its plan; window: so many cohorts, the newest, at most
+    (calendar periods that a run may read), None: any number. Raises ConfigError if sizes lack, or more cohorts than
+    the window holds were named, Waiting
     if too few can pay, BudgetExceeded if none ever could or one that was named cannot, and what `planned` raises.
     """
     asked = in_question(rule, accounts, name)
-    cost, chosen = Cost(least, 0.0), able(asked, Cost(least, 0.0))
+    if window is not None and rule.chosen is not None and len(asked) > window:
+        raise ConfigError(
+            f"{len(asked)} calendar periods of population {name!r} are to take part, and its budget lets a run read "
+            f"{window}.",
+            "Name fewer.",
+        )
+    cost, can = Cost(least, 0.0), able(asked, Cost(least, 0.0))
     while True:
+        chosen = can if window is None else can[-window:]
         _check(rule, name, budget, cost, asked, chosen, sized)
         made = planned(chosen)
         cost = cost_of(made[0], spares)
-        still = able(chosen, cost)
-        if still == chosen:
+        poor = {account.number for account in chosen} - {account.number for account in able(chosen, cost)}
+        if not poor:
             return made, chosen
-        chosen = still
+        can = [account for account in can if account.number not in poor]
 
 
 def _check(

@@ -229,7 +229,7 @@ def _reserve(spec: RunSpec, ledger: Ledger, run: Run) -> None:
         run.id,
         spec.releases,
         spec.method.private_settings.spare_releases,
-        unit=spec.public.unit,
+        unit=spec.unit,
         relation=spec.public.relation,
         secure=spec.test_noise is None,
         bound=bound_of(spec.population, run),

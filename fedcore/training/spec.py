@@ -17,7 +17,7 @@ from fedcore.methods.registry import make_method
 from fedcore.population.store import Population
 from fedcore.privacy.cohorts import Participants
 from fedcore.privacy.ledger.chain import ChainHead
-from fedcore.privacy.plan import PlannedRelease
+from fedcore.privacy.plan import CLIENT_PERIOD, PlannedRelease, Unit
 from fedcore.rounds.clients import DEFAULT_CACHE_BYTES
 from fedcore.rounds.cohort_settings import cohort_rule
 from fedcore.rounds.method import AnyMethod, PublicFacts
@@ -59,6 +59,11 @@ class RunSpec:
     test_noise: str | None
     cache_bytes: int
 
+    @property
+    def unit(self) -> Unit:
+        """What the budget protects. To a method entries of calendar periods are clients."""
+        return self.public.unit if self.population.manifest.period is None else CLIENT_PERIOD
+
     def record(self, request: TrainRequest, run_id: str, stamp: str) -> dict[str, Any]:
         """What run.json says of a new run. stamp: when it begins, as text."""
         method, population, private = self.method, self.population, self.ledger is not None
@@ -85,7 +90,7 @@ class RunSpec:
             "test_noise": self.test_noise,
             **({} if self.participants is None else _cohorts_of(self.participants)),
             "relation": self.public.relation if private else None,
-            "unit": self.public.unit if private else None,
+            "unit": self.unit if private else None,
             "start": None if self.warm_start is None else self.warm_start.record,
             "deployment": request.deployment,
             "series": None if request.series is None else request.series.model_dump(mode="json"),

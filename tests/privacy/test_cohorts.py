@@ -463,7 +463,7 @@ def test_a_checkpoint_keeps_every_cohort(file_books, often):
     assert restored.balance() == account.balance() and restored.ended == account.ended
     assert canonical(state_of(restored)) == canonical(state_of(account))
     with pytest.raises(LedgerError, match="a newer fedcore"):
-        forged(file_books, "checkpoint", {"state": {**state_of(account), "cohorts": {"periods": 1}}})
+        forged(file_books, "checkpoint", {"state": {**state_of(account), "cohorts": {"shares": 1}}})
         file_books.ledger.balance(file_books.population)
 
 

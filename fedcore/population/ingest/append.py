@@ -23,6 +23,7 @@ from fedcore.population.ingest.indices import KnownClients, Newcomers
 from fedcore.population.ingest.sources import Options
 from fedcore.population.ingest.spill import Clients, LargeClient, Layout, Spill, keys_of, spill_batch, write_clients
 from fedcore.population.manifest import BlockEntry
+from fedcore.population.periods import Calendar
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
 
@@ -41,6 +42,8 @@ def completed(options: Options, parent: Population) -> Options:
         changes["vocabulary"] = parent.vocabulary()
     if made.kind == "rows":
         changes["dtype"] = made.dtype
+    if made.period is not None and options.time is None:
+        changes["time"] = made.period.column
     return replace(options, **changes)
 
 
@@ -77,16 +80,22 @@ def refuse_mismatch(
 
 
 def append(
-    writer: PopulationWriter, parent: Population, source: Source, account: Account, folder: Path, memory: int
+    writer: PopulationWriter,
+    parent: Population,
+    source: Source,
+    account: Account,
+    folder: Path,
+    memory: int,
+    calendar: Calendar | None = None,
 ) -> Order | None:
     """Writes all clients of the new version to the writer. Settles the account before anything is written.
 
-    Returns the cohorts of the new clients in their order, as pairs (cohort, clients), if some of them were there before
-    and forgotten; else None.
+    calendar: of the new version, where clients are entries of calendar periods. Returns the cohorts of the new clients
+    in their order, as pairs (cohort, clients), if they may be of several; else None.
     """
     layout = Layout(source.kind, source.features, source.dtype)
     spill = Spill(folder / "index", layout, memory // SPILL_SHARE, 0, 2 * parent.n_clients)
-    newcomers = Newcomers(parent)
+    newcomers = Newcomers(parent, calendar)
     if source.keyed:
         _index_keyed(spill, parent, source, account, folder, memory, newcomers)
     else:

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedcore.population.cohorts import Order
 from fedcore.population.ingest.spill import Clients, LargeClient, Layout, Spill, keys_of
+from fedcore.population.periods import Calendar
 from fedcore.population.store import Population
 from fedcore.population.suppression import Suppression
 
@@ -61,7 +62,7 @@ class KnownClients:
 
 class Newcomers:
     """Indices of clients that are not in the parent, in the order of their hashes: first those that were forgotten, by
-    their old cohorts, then new ones.
+    their old cohorts, then new ones; entries of calendar periods by period.
 
     How many there are of each cohort is known only in the end; until then an index is the number of parent's clients,
     plus COHORT for each cohort before, plus how many of the same cohort came before.
@@ -69,10 +70,11 @@ class Newcomers:
 
     COHORT = 1 << 40  # more than the clients of any population
 
-    def __init__(self, parent: Population):
+    def __init__(self, parent: Population, calendar: Calendar | None):
         made = parent.manifest
-        self.first, self.number = parent.n_clients, len(made.cohorts) + 1
-        suppressed = made.suppression is not None and bool(made.cohorts)
+        self.calendar, self.first = calendar, parent.n_clients
+        self.number = len(made.cohorts) + 1 if calendar is None else len(calendar.labels)  # of the newest cohort
+        suppressed = made.suppression is not None and bool(made.cohorts) and calendar is None
         self.forgotten = Suppression.read(parent.path, made.suppression) if suppressed else None
         self.counts: Counter[int] = Counter()  # of each cohort
 
@@ -82,25 +84,30 @@ class Newcomers:
 
     @property
     def order(self) -> Order | None:
-        return None if self.forgotten is None else tuple(sorted(self.counts.items()))
+        return tuple(sorted(self.counts.items())) if self.several else None
+
+    @property
+    def several(self) -> bool:
+        """Whether they may be of several cohorts."""
+        return self.forgotten is not None or self.calendar is not None
 
     def index(self, ids: Sequence[str]) -> np.ndarray:
         """(C,) int64 preliminary indices."""
-        cohorts = np.full(len(ids), self.number)
+        cohorts = np.full(len(ids), self.number) if self.calendar is None else self.calendar.numbers(ids)
         if self.forgotten is not None:
             old = self.forgotten.cohorts_of(ids)
             cohorts = np.where(old > 0, old, self.number)
         index = np.zeros(len(ids), np.int64)
         for cohort in np.unique(cohorts).tolist():
             mine = np.flatnonzero(cohorts == cohort)
-            before = 0 if self.forgotten is None else self.COHORT * cohort
+            before = self.COHORT * cohort if self.several else 0
             index[mine] = self.first + before + self.counts[cohort] + np.arange(len(mine))
             self.counts[cohort] += len(mine)
         return index
 
     def in_order(self, clients: Iterator[Clients | LargeClient]) -> Iterator[Clients | LargeClient]:
         """The clients, which come in the order of their preliminary indices, with those that they have in the end."""
-        if self.forgotten is None:
+        if not self.several:
             return clients
         before, starts = self.first, np.zeros(self.number + 1, np.int64)
         for cohort, count in sorted(self.counts.items()):

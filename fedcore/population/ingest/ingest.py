@@ -11,6 +11,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import JsonValue
@@ -19,12 +20,24 @@ from fedcore.errors import IngestError
 from fedcore.population import layout
 from fedcore.population.blocks import Kind
 from fedcore.population.ingest import append as appending
-from fedcore.population.ingest import sources
+from fedcore.population.ingest import calendars, sources
 from fedcore.population.ingest.batches import Account, Source, keyed_batches, matrix_batches
 from fedcore.population.ingest.sources import Format, Options, Where
 from fedcore.population.ingest.sources_text import Tokeniser
-from fedcore.population.ingest.spill import Clients, LargeClient, Layout, Spill, spill_batch, write_clients
+from fedcore.population.ingest.spill import (
+    LAST_KEY,
+    Clients,
+    LargeClient,
+    Layout,
+    Spill,
+    key_range,
+    keys_by_period,
+    keys_of,
+    spill_batch,
+    write_clients,
+)
 from fedcore.population.manifest import Provenance
+from fedcore.population.periods import Calendar, PeriodUnit
 from fedcore.population.sizing import CLIENTS_PER_LEAF
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
@@ -56,6 +69,11 @@ def ingest(
     heldout_prefix: str | None = None,
     tokeniser: Tokeniser = "words",
     delimiter: str | None = None,
+    period: PeriodUnit | None = None,
+    time: str | None = None,
+    zone: str | None = None,
+    first: str | None = None,
+    through: str | None = None,
     append: bool = False,
     memory: int = MEMORY,
     tolerance: int = 0,
@@ -81,6 +99,14 @@ def ingest(
     npy: dense rows; client names the NPY file with the ids.
     text: a folder; client is "file" (default) or "folder"; tokeniser is "words" or "identifiers".
 
+    period: deal each client's rows to entries, one for each calendar period (day, week, month, quarter or year) that it
+        has rows in; for csv and parquet. An entry is then what a client is elsewhere, and its id is LABEL/CLIENT. time:
+        the column of the time stamp, as ISO text, date or timestamp; zone: whose days these are (default UTC), and
+        whose clock those stamps show that do not say it; first, through: labels of the first and the last period of
+        the calendar, as 2025-01 and 2026-03. Every period of it is a cohort, whoever has rows in it; rows outside of it
+        are bad ones. A version made by appending may go on with the calendar (through); late rows go to their own
+        period.
+
     dtype: of dense rows; by default what holds the source's values exactly
     memory: bytes that the ingest may hold beside the interpreter, at any size of the input
     tolerance: bad rows that are left out rather than fail the ingest
@@ -92,7 +118,8 @@ def ingest(
     rows are added to theirs; earlier versions stay readable. A version made by appending is public for evaluation
     only if the reason is given again. If the population has cohorts an append opens the next one, also when its source
     names nobody new (`fedcore.population.conversion.open_cohort` does without a source); nominal_clients is then the
-    new total, and what it is above the total before is that of the cohort.
+    new total, and what it is above the total before is that of the cohort. A population of entries opens those that its
+    calendar goes on with; nominal_clients is then the number of clients in each of them, when it is made as well.
 
     Raises IngestError if the source is unusable (bad rows are listed with file and line), PopulationError if the
     population cannot be written. Nothing is then visible.
@@ -118,10 +145,13 @@ def ingest(
         heldout_prefix,
         tokeniser,
         delimiter,
+        time,
     )
     parent = Population.open(path) if append else None
     if parent is not None:
         options = appending.completed(options, parent)
+    dealt = calendars.declared(parent, period, options.time, zone, first, through, nominal_clients)
+    options = replace(options, calendar=dealt.calendar)
     opened = sources.source_of(source, options, memory // BATCH_SHARE, progress)
     account = Account(tolerance, _called(options, parent))
     if parent is None:
@@ -136,11 +166,17 @@ def ingest(
             nominal_clients=nominal_clients,
             public_for_evaluation=public_for_evaluation,
             ledger=ledger,
+            period=dealt.period,
+            labels=dealt.labels,
             stream_bytes=memory // STREAM_SHARE,
         )
     else:
         appending.refuse_mismatch(parent, opened, clients_per_leaf, ledger, public_for_evaluation)
-        changes = {"public_for_evaluation": public_for_evaluation, "stream_bytes": memory // STREAM_SHARE}
+        changes = {
+            "public_for_evaluation": public_for_evaluation,
+            "labels": dealt.labels,
+            "stream_bytes": memory // STREAM_SHARE,
+        }
         if clients_per_block is not None:
             changes["clients_per_block"] = clients_per_block
         if nominal_clients is not None:
@@ -149,9 +185,9 @@ def ingest(
     with writer, layout.named_os_errors(path), _spill_folder(path) as folder:
         newcomers = None
         if parent is not None:
-            newcomers = appending.append(writer, parent, opened, account, folder, memory)
+            newcomers = appending.append(writer, parent, opened, account, folder, memory, dealt.calendar)
         elif opened.keyed:
-            for clients in sorted_clients(opened, account, folder, memory // SPILL_SHARE):
+            for clients in sorted_clients(opened, account, folder, memory // SPILL_SHARE, dealt.calendar):
                 write_clients(writer, clients)
         else:
             for batch in matrix_batches(opened, account):
@@ -188,11 +224,17 @@ def _spill_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def sorted_clients(source: Source, account: Account, folder: Path, memory: int) -> Iterator[Clients | LargeClient]:
-    """All clients of a keyed source, in the order of the hash of their ids. Settles the account before the first."""
-    spill = Spill(folder, Layout(source.kind, source.features, source.dtype), memory)
+def sorted_clients(
+    source: Source, account: Account, folder: Path, memory: int, calendar: Calendar | None = None
+) -> Iterator[Clients | LargeClient]:
+    """All clients of a keyed source, in the order of the hash of their ids; entries of a calendar by period first.
+    Settles the account before the first.
+    """
+    low, high = (0, LAST_KEY) if calendar is None else key_range(calendar)
+    spill = Spill(folder, Layout(source.kind, source.features, source.dtype), memory, low, high)
+    keyed = keys_of if calendar is None else keys_by_period(calendar)
     for batch in keyed_batches(source, account):
-        spill_batch(spill, batch)
+        spill_batch(spill, batch, keyed)
     account.settle()
     yield from spill.clients()
 
@@ -202,7 +244,7 @@ def _stated(options: Options) -> dict[str, JsonValue]:
     stated: dict[str, JsonValue] = {}
     for name in Options.__slots__:
         value = getattr(options, name)
-        if value is None or name in ("vocabulary", "heldout"):
+        if value is None or name in ("vocabulary", "heldout", "time", "calendar"):
             continue
         if isinstance(value, str):
             stated[name] = Path(value).name if name == "client" else value
@@ -226,6 +268,7 @@ def describe(population: Population) -> dict[str, JsonValue]:
         "clients": made.n_clients,
         "nominal_clients": made.nominal_clients,
         "forgotten": sum(stop - first for first, stop in population.holes),
+        "period": None if made.period is None else made.period.model_dump(),
         "cohorts": _cohorts(population) if made.cohorts else None,
         "features": made.features,
         unit: made.n_rows,
@@ -249,6 +292,12 @@ def _cohorts(population: Population) -> list[JsonValue]:
     for number, there in population.manifest.order:
         clients[number] += there
     return [
-        {"number": one.number, "opened": one.opened, "nominal_clients": one.nominal, "clients": clients[one.number]}
+        {
+            "number": one.number,
+            **({} if one.period is None else {"period": one.period}),
+            "opened": one.opened,
+            "nominal_clients": one.nominal,
+            "clients": clients[one.number],
+        }
         for one in population.manifest.cohorts
     ]

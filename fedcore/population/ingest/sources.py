@@ -15,6 +15,7 @@ from fedcore.population.ingest.batches import Source, read_vocabulary, refuse_od
 from fedcore.population.ingest.sources_array import DenseSource, MatrixSource, array_names
 from fedcore.population.ingest.sources_table import TableSource, column_names, delimiter_of
 from fedcore.population.ingest.sources_text import TextSource, Tokeniser, text_files
+from fedcore.population.periods import Calendar
 
 Format = Literal["csv", "parquet", "npz", "npy", "text"]
 SUFFIXES: dict[str, Format] = {
@@ -48,6 +49,8 @@ class Options:
     heldout_prefix: str | None = None
     tokeniser: Tokeniser = "words"
     delimiter: str | None = None
+    time: str | None = None
+    calendar: Calendar | None = None
 
 
 def files_of(where: Where) -> list[Path]:
@@ -98,7 +101,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "text": ("client", "features", "vocabulary", "heldout", "tokeniser"),
 }
 OF_DENSE, OF_SPARSE = ("array", "heldout", "dtype"), ("prefix", "heldout_prefix")  # NPZ holds one or the other
-ANYWHERE = ("format", "kind")
+ANYWHERE = ("format", "kind", "time", "calendar")  # the last two are looked at before
 
 
 def _refuse_other_options(form: str, options: Options, takes: Sequence[str] = (), what: str = "") -> None:
@@ -116,6 +119,11 @@ def _refuse_other_options(form: str, options: Options, takes: Sequence[str] = ()
 def source_of(where: Where, options: Options, memory: int, progress: Progress | None = None) -> Source:
     """The reader for this source. memory: bytes that one batch may take. Raises IngestError."""
     form = format_of(where, options.format)
+    if options.calendar is not None and form not in ("csv", "parquet"):
+        raise IngestError(
+            f"The rows of {form} have no time stamps, and entries of a client and a calendar period are made by them.",
+            "Ingest tables (csv or parquet) with a column of times.",
+        )
     _refuse_other_options(form, options)
     source: Source
     vocabulary = None if options.vocabulary is None else read_vocabulary(options.vocabulary)
@@ -178,6 +186,8 @@ def _table(
         heldout=heldout,
         delimiter=options.delimiter,
         wanted_dtype=options.dtype,
+        time=options.time,
+        calendar=options.calendar,
         memory=memory,
         progress=progress,
     )

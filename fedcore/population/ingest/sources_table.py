@@ -12,6 +12,8 @@ from fedcore.errors import IngestError
 from fedcore.population.blocks import Kind
 from fedcore.population.ingest import csv_blocks
 from fedcore.population.ingest.batches import SHOWN, Account, Batch, bad_counts, count_fault, unusable
+from fedcore.population.ingest.stamps import is_stamp, period_of_each
+from fedcore.population.periods import BETWEEN, Calendar
 
 Where = Callable[[int], str]
 PARQUET = (".parquet", ".pq")
@@ -44,6 +46,7 @@ class TableSource:
             whole numbers 0 .. features - 1
     rows:   columns client and `wanted_columns` (None: all others), empty or NaN = missing
     columns: those that are read beside the client's
+    time, calendar: column of the time stamp, and the periods by which clients are dealt to entries; None: they are not
     heldout: files of the same form
     """
 
@@ -58,6 +61,8 @@ class TableSource:
     heldout: Sequence[Path] = ()
     delimiter: str | None = None
     wanted_dtype: str | None = None
+    time: str | None = None
+    calendar: Calendar | None = None
     memory: int = 64 << 20
     progress: Callable[[int, int], None] | None = None
     keyed: bool = True
@@ -81,12 +86,14 @@ class TableSource:
         for file in (*self.files, *self.heldout):
             names = column_names(file, delimiter_of(file, self.delimiter))
             if columns is None:
-                columns = [name for name in names if name != self.client]
-            for name in (self.client, *columns):
+                columns = [name for name in names if name not in self.keys]
+            for name in (*self.keys, *columns):
                 if name not in names:
                     shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
                     raise IngestError(f"{file} has no column {name!r}.", f"Its columns are {shown}.")
         self.columns = tuple(columns or ())
+        if self.time is not None and self.time in (self.client, *self.columns):
+            raise IngestError(f"The column {self.time!r} is named as that of the time and as another.", "Name another.")
         if self.kind == "rows":
             if not self.columns:
                 raise IngestError(
@@ -99,6 +106,11 @@ class TableSource:
                 )
             self.features = len(self.columns)
             self.dtype = self.wanted_dtype or "float64"
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Columns that say whose a row is."""
+        return (self.client,) if self.time is None else (self.client, self.time)
 
     def batches(self, account: Account) -> Iterator[Batch]:
         files = [(False, file) for file in self.files] + [(True, file) for file in self.heldout]
@@ -118,19 +130,20 @@ class TableSource:
             if table is None:
                 yield self._slow_csv(account, heldout, file, block, names, delimiter)
                 continue
-            columns = [table.column(name).combine_chunks() for name in (self.client, *self.columns)]
+            columns = [table.column(name).combine_chunks() for name in (*self.keys, *self.columns)]
 
             def where(row: int, line=block.line) -> str:
                 return f"{file.name}, line {line + row}"
 
-            yield self._checked(account, heldout, columns[0], columns[1:], where)
+            yield self._checked(account, heldout, columns, where)
 
     def _types(self) -> dict:
         import pyarrow as pa
 
+        types = dict.fromkeys(self.keys, pa.string())
         if self.kind == "rows":
-            return {self.client: pa.string(), **dict.fromkeys(self.columns, pa.float64())}
-        types = {self.client: pa.string(), self.token: pa.int64() if self.vocabulary is None else pa.string()}
+            return {**types, **dict.fromkeys(self.columns, pa.float64())}
+        types[self.token] = pa.int64() if self.vocabulary is None else pa.string()
         if self.count is not None:
             types[self.count] = pa.float64()
         return types
@@ -138,7 +151,7 @@ class TableSource:
     def _slow_csv(self, account, heldout, file, block, names, delimiter) -> Batch:
         import pyarrow as pa
 
-        places = [names.index(name) for name in (self.client, *self.columns)]
+        places, keys = [names.index(name) for name in (*self.keys, *self.columns)], len(self.keys)
         text_token = self.kind == "counts" and self.vocabulary is not None
         lines: list[int] = []
         columns: list[list] = [[] for _ in places]
@@ -146,9 +159,9 @@ class TableSource:
             if len(fields) != len(names):
                 account.reject(f"{file.name}, line {line}", f"{len(fields)} columns instead of {len(names)}")
                 continue
-            values: list = [fields[places[0]]]
+            values: list = [fields[place] for place in places[:keys]]
             fault = ""
-            for position, place in enumerate(places[1:]):
+            for position, place in enumerate(places[keys:]):
                 text = fields[place]
                 if position == 0 and text_token:
                     values.append(text)
@@ -174,7 +187,7 @@ class TableSource:
             pa.array(column, type=kind, from_pandas=False)
             for column, kind in zip(columns, self._types().values(), strict=True)
         ]
-        return self._checked(account, heldout, arrays[0], arrays[1:], lambda row: f"{file.name}, line {lines[row]}")
+        return self._checked(account, heldout, arrays, lambda row: f"{file.name}, line {lines[row]}")
 
     # ---- Parquet
 
@@ -185,13 +198,13 @@ class TableSource:
         step = max(self.memory // (32 * (len(self.columns) + 4)), 64)
         first = 0
         try:
-            for records in opened.iter_batches(step, columns=list((self.client, *self.columns)), use_threads=False):
-                columns = [self._cast(file, name, records.column(name)) for name in (self.client, *self.columns)]
+            for records in opened.iter_batches(step, columns=[*self.keys, *self.columns], use_threads=False):
+                columns = [self._cast(file, name, records.column(name)) for name in (*self.keys, *self.columns)]
 
                 def where(row: int, first=first) -> str:
                     return f"{file.name}, row {first + row}"
 
-                yield self._checked(account, heldout, columns[0], columns[1:], where)
+                yield self._checked(account, heldout, columns, where)
                 first += records.num_rows
         except (OSError, pa.ArrowException) as error:
             raise IngestError(f"{file} is truncated or damaged.", "Copy or download it again.") from error
@@ -205,6 +218,10 @@ class TableSource:
         if pa.types.is_dictionary(column.type):
             column = column.dictionary_decode()
         kind = column.type
+        if name == self.time:
+            if is_stamp(kind):
+                return column
+            raise IngestError(f"{file}: the column {name!r} is of type {kind}.", "It should hold dates or times.")
         text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
         whole = pa.types.is_integer(kind)
         fine = text or (whole and name == self.client) if pa.types.is_string(wanted) else whole
@@ -218,8 +235,9 @@ class TableSource:
 
     # ---- both
 
-    def _checked(self, account: Account, heldout: bool, clients, columns, where: Where) -> Batch:
-        """A batch of the good rows; the bad ones go to the account."""
+    def _checked(self, account: Account, heldout: bool, read: list, where: Where) -> Batch:
+        """A batch of the good rows; the bad ones go to the account. read: columns of `keys`, then the others."""
+        clients, columns = read[0], read[len(self.keys) :]
         good = np.ones(len(clients), bool)
         coded = clients.dictionary_encode()
         names = coded.dictionary.to_pylist()
@@ -229,6 +247,8 @@ class TableSource:
             faults.append("the client id is missing")
             good = ~np.array([bool(fault) for fault in faults])[codes]
             account.reject_all(np.flatnonzero(~good), where, lambda row: faults[codes[row]])
+        if self.calendar is not None:
+            names, codes = self._entries(account, names, codes, read[1], where, good)
         if self.kind == "rows":
             batch = self._rows(account, columns, where, good)
             return Batch(heldout, *self._renamed(names, codes[good]), x=batch[good])
@@ -239,6 +259,21 @@ class TableSource:
         strangers = np.flatnonzero(good)[tokens < 0]
         account.drop(columns[0].take(strangers[:SHOWN]).to_pylist(), int(amounts[tokens < 0].sum()))
         return Batch(heldout, unique, codes[known], tokens[known].astype(np.int32), amounts[known])
+
+    def _entries(
+        self, account: Account, names: list[str], codes: np.ndarray, stamps, where: Where, good: np.ndarray
+    ) -> tuple[list[str], np.ndarray]:
+        """(ids of entries, position of each row's); clears `good` for rows of no period of the calendar."""
+        assert self.calendar is not None
+        numbers, why = period_of_each(stamps, self.calendar)
+        rows = np.flatnonzero((numbers == 0) & good)
+        account.reject_all(rows, where, why)
+        good[rows] = False
+        labels, entries = self.calendar.labels, np.zeros(len(codes), np.int64)
+        kept, entries[good] = np.unique(numbers[good] + (len(labels) + 1) * codes[good], return_inverse=True)
+        whose, of = np.divmod(kept, len(labels) + 1)
+        pairs = zip(whose.tolist(), of.tolist(), strict=True)
+        return [f"{labels[number - 1]}{BETWEEN}{names[client]}" for client, number in pairs], entries
 
     @staticmethod
     def _renamed(names: list[str], codes: np.ndarray) -> tuple[list[str], np.ndarray]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from fedcore.population import identifiers
 from fedcore.population.blocks import Kind
 from fedcore.population.checks import LARGEST_COUNT, Rows
 from fedcore.population.ingest.batches import Batch
+from fedcore.population.periods import Calendar
 from fedcore.population.writer import PopulationWriter
 
 FAN_OUT = 64
@@ -28,6 +29,7 @@ ID_COST = 48  # bytes that one logged id costs while it is sorted, beside its re
 KEY = [("k1", "<u8"), ("k2", "<u8")]
 ID = np.dtype([*KEY, ("length", "<i8")])
 LAST_KEY = 2**64 - 1
+PERIOD_BITS, HASH_BITS = np.uint64(16), np.uint64(48)  # of the first key of an entry; more than MOST periods
 LOGS = ("train", "heldout", "ids", "text")
 
 
@@ -35,6 +37,23 @@ def keys_of(ids: Sequence[str]) -> np.ndarray:
     """(C, 2) uint64: a stable 128-bit name of each id (BLAKE2b). Clients are ordered by its first 64 bits."""
     digests = b"".join(hashlib.blake2b(one.encode("utf-8"), digest_size=16).digest() for one in ids)
     return np.frombuffer(digests, "<u8").reshape(-1, 2)
+
+
+def keys_by_period(calendar: Calendar) -> Callable[[Sequence[str]], np.ndarray]:
+    """Keys of entries by which they are sorted by period first: of 128 bits the first 16 are the period's number."""
+
+    def keys(ids: Sequence[str]) -> np.ndarray:
+        made = keys_of(ids).copy()
+        made[:, 0] = (made[:, 0] >> PERIOD_BITS) | (calendar.numbers(ids).astype(np.uint64) << HASH_BITS)
+        return made
+
+    return keys
+
+
+def key_range(calendar: Calendar) -> tuple[int, int]:
+    """The first and the last first key that an entry can have."""
+    bits = int(HASH_BITS)
+    return 1 << bits, ((len(calendar.labels) + 1) << bits) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,9 +348,9 @@ def _pieces(file: Path, dtype: np.dtype, records: int) -> Iterator[np.ndarray]:
             yield piece
 
 
-def spill_batch(spill: Spill, batch: Batch) -> None:
-    """Adds a batch of a keyed source, by the hash of its client ids."""
-    keys = keys_of(batch.ids)
+def spill_batch(spill: Spill, batch: Batch, keyed: Callable[[Sequence[str]], np.ndarray] = keys_of) -> None:
+    """Adds a batch of a keyed source, by the hash of its client ids. keyed: (C, 2) uint64, keys in another order."""
+    keys = keyed(batch.ids)
     spill.heldout |= batch.heldout
     spill.add(keys, batch.ids)
     if batch.x is not None:

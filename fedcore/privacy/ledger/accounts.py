@@ -18,9 +18,10 @@ from fedcore.privacy.ledger.chain_writer import ChainWriter, insert_record
 from fedcore.privacy.ledger.migration import migrate, refuse_unknown_schema
 from fedcore.privacy.ledger.queries import compare_tables, read_chain, recent_chain
 from fedcore.privacy.ledger.recounting import RECOUNT, record_of, recounted_budget
-from fedcore.privacy.ledger.replay import LOSS, replay
+from fedcore.privacy.ledger.replay import COHORTS, LOSS, PERIODS, replay
 from fedcore.privacy.ledger.rows import RESTORE, decoded_object, find, find_all, refuse_newer
-from fedcore.privacy.plan import Relation, Unit
+from fedcore.privacy.periods import PeriodTerms
+from fedcore.privacy.plan import CLIENT_PERIOD, Relation, Unit
 
 LONGEST_NAME = 128
 LONGEST_REASON = 2000
@@ -151,19 +152,34 @@ class Accounts:
         relation: Relation = "add_or_remove_one",
         public_schema: str | None = None,
         currency: Currency = "gdp",
+        periods: PeriodTerms | None = None,
+        calendar: tuple[int, str, str] | None = None,
     ) -> None:
         """Say once what the population may lose in total, for whom (unit) and against what (relation).
 
         delta_extra, currency: see `make_budget`. public_schema: why the columns, bounds, vocabulary and thresholds that
-        runs on it use are public; None: nobody said, and statements say so. Raises ConfigError for a bad value,
-        BudgetExists if there is a budget.
+        runs on it use are public; None: nobody said, and statements say so. periods, calendar: of the unit
+        client_period, and of no other: its terms, and (version, checksum, token of the first period) of the population
+        as it is now, from which on the account is kept by period. Raises ConfigError for a bad value, BudgetExists if
+        there is a budget.
         """
         if unit not in get_args(Unit) or relation not in get_args(Relation):
             raise ConfigError(
                 f"unit {unit!r} with relation {relation!r} is unknown.",
                 f"Units: {', '.join(get_args(Unit))}. Relations: {', '.join(get_args(Relation))}.",
             )
-        budget = make_budget(epsilon, delta, delta_extra, currency=currency)
+        if (unit == CLIENT_PERIOD) != (periods is not None) or (periods is None) != (calendar is None):
+            raise ConfigError(
+                f"a budget for unit {unit!r} {'needs' if unit == CLIENT_PERIOD else 'has no'} calendar periods.",
+                "Entries of client and period need the unit client_period, and it needs them.",
+            )
+        if periods is not None and delta_extra:
+            raise ConfigError(
+                "thresholding steps have no price per client and period: a client has data in several, and what a "
+                "threshold hides of one it does not hide of several at once.",
+                "Leave delta_extra out.",
+            )
+        budget = make_budget(epsilon, delta, delta_extra if periods is None else 0.0, currency=currency)
         said = None if public_schema is None else checked_reason(public_schema)
         with self._writing(population_id) as writer:
             old = self._recent(writer.connection, writer.account).budget
@@ -175,7 +191,14 @@ class Accounts:
             terms = {"unit": unit, "relation": relation, "currency": currency, "public_schema": said}
             writer.set_account(**terms)
             writer.set_budget(budget)
-            writer.append("budget set", None, {"budget": budget.numbers(), **terms})
+            record = {"budget": budget.numbers(), **terms}
+            if periods is None or calendar is None:
+                writer.append("budget set", None, record)
+                return
+            writer.append("budget set", None, {**record, "needs": [PERIODS], "periods": periods.to_json()})
+            version, manifest, token = calendar
+            writer.set_account(mode=BY_COHORT)
+            writer.append(COHORTS, None, {"founders": version, "manifest": manifest, "token": token})
 
     def say_public_schema(self, population_id: str, reason: str) -> None:
         """Say why columns, bounds, vocabulary and thresholds are public: what was said before stays in the history.

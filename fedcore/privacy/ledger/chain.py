@@ -19,6 +19,7 @@ from fedcore.errors import BudgetMissing
 from fedcore.population.cohorts import FOUNDERS
 from fedcore.privacy.accounting import Budget, exact_sum, rounded_down, rounded_up
 from fedcore.privacy.ledger.sums import EVERYBODY, Sums, Totals
+from fedcore.privacy.periods import Lifetime, PeriodTerms, bounds, periods_in, so_far
 from fedcore.privacy.plan import DISCRETE, Law, Relation, Unit
 from fedcore.storage.ranges import Ranges, in_words
 
@@ -184,6 +185,8 @@ class Balance:
     segments: of a budget that is kept by cohort, from cohort 1 to the newest that a reservation has named; later ones
     have all of the budget. Empty for one account. With segments, spent, reserved and left are each the largest of any
     cohort.
+    periods: terms of a budget per client and calendar period, else None; lifetime_spent: the rho that runs have charged
+    to a client with data in every period.
     """
 
     population_id: str
@@ -201,6 +204,15 @@ class Balance:
     public_schema: str | None = None
     loss: Mapping[str, Any] | None = None
     segments: tuple[Segment, ...] = ()
+    periods: PeriodTerms | None = None
+    lifetime_spent: float = 0.0
+
+    @property
+    def lifetime(self) -> tuple[Lifetime, ...]:
+        """What a client loses at most over several periods, and so far; empty unless they are protected."""
+        if self.budget is None or self.periods is None:
+            return ()
+        return *bounds(self.budget, self.periods), so_far(self.budget, self.lifetime_spent)
 
     @property
     def epsilon_spent(self) -> float:
@@ -224,14 +236,24 @@ class Balance:
             "public_schema": self.public_schema,
             "loss": None if self.loss is None else dict(self.loss),
             "segments": [asdict(segment) for segment in self.segments],
+            **self._by_period(),
         }
+
+    def _by_period(self) -> dict[str, Any]:
+        if self.periods is None:
+            return {}
+        return {"periods": self.periods.to_json(), "lifetime": [asdict(one) for one in self.lifetime]}
 
 
 @dataclass(slots=True)
 class Ended:
-    """What the runs that ended add up to. It is kept while they end, since there may be thousands of them."""
+    """What the runs that ended add up to. It is kept while they end, since there may be thousands of them.
+
+    lifetime: of an account by client and period, what they have cost a client with data in every period
+    """
 
     sums: Sums = field(default_factory=Sums)
+    lifetime: Fraction = Fraction(0)
     releases: Counter[str] = field(default_factory=Counter)
 
 
@@ -246,6 +268,7 @@ class Account:
     checkpoint:    number of the newest checkpoint among the records; 0 if there is none
     founders:      version whose clients are the first cohort, and checksum of its manifest; None: one account for all
     tokens:        of the cohorts that a record has named, from number 1 on
+    periods:       terms of a budget per client and calendar period, each of which is a cohort; None: of any other
     """
 
     population_id: str
@@ -261,6 +284,7 @@ class Account:
     checkpoint: int = 0
     founders: tuple[int, str] | None = None
     tokens: tuple[str, ...] = ()
+    periods: PeriodTerms | None = None
 
     @property
     def mode(self) -> str | None:
@@ -321,7 +345,18 @@ class Account:
         """End an open run: what it spent is spent, nothing of it is reserved any more."""
         run.status = status
         self.ended.sums.add(run.payers, run.totals())
+        self.ended.lifetime += self._lifetime(run)
         self.ended.releases.update(attempt.state for attempt in run.attempts.values())
+
+    def _lifetime(self, run: RunAccount) -> Fraction:
+        """What a run has cost a client with data in each of the k periods that it read: k^2 times its price."""
+        if self.periods is None:
+            return Fraction(0)
+        return periods_in(run.payers) ** 2 * exact_sum(attempt.rho for attempt in run.spent())
+
+    def lifetime(self) -> Fraction:
+        """What all runs have cost a client with data in every period."""
+        return self.ended.lifetime + sum(map(self._lifetime, self._open()), Fraction(0))
 
     def open_runs(self) -> list[str]:
         return sorted(run_id for run_id, run in self.runs.items() if run.status == OPEN)
@@ -338,7 +373,8 @@ class Account:
             return balance
         segments = tuple(Segment(first, last, *_numbers(self.budget, totals)) for first, last, totals in pieces)
         rho_left, delta_left = max(s.rho_left for s in segments), max(s.delta_left for s in segments)
-        return replace(balance, segments=segments, rho_left=rho_left, delta_left=delta_left)
+        balance = replace(balance, segments=segments, rho_left=rho_left, delta_left=delta_left)
+        return replace(balance, periods=self.periods, lifetime_spent=rounded_up(self.lifetime()))
 
 
 def _numbers(budget: Budget | None, totals: Totals) -> tuple[float, float, float, float, float, float]:

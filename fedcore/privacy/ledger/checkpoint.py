@@ -16,6 +16,7 @@ from fedcore.population.cohorts import FOUNDERS
 from fedcore.privacy.accounting import Budget, Currency
 from fedcore.privacy.ledger.chain import Account, Attempt, Ended, RunAccount
 from fedcore.privacy.ledger.sums import Totals
+from fedcore.privacy.periods import PeriodTerms
 from fedcore.privacy.plan import LAWS
 from fedcore.storage.ranges import merged
 
@@ -30,7 +31,8 @@ class UnknownState(Exception):
 def state_of(account: Account) -> dict[str, Any]:
     """The account as JSON. rho, delta: what ended runs have spent, as [numerator, denominator]. In their place, where
     the account is kept by cohort, `cohorts`: the founders' version and manifest, the tokens, and these sums from cohort
-    to cohort, as [first, last, rho, delta].
+    to cohort, as [first, last, rho, delta]; per client and period also its terms, and what a client with data in every
+    period has lost.
     """
     return {
         "budget": None if account.budget is None else account.budget.numbers(),
@@ -68,6 +70,9 @@ def account_at(population_id: str, state: Mapping[str, Any]) -> Account:
     if by_cohort:
         version, manifest, account.tokens, sums = _cohorts_of(state["cohorts"])
         account.founders = version, manifest
+        if "periods" in state["cohorts"]:
+            account.periods = PeriodTerms.from_json(state["cohorts"]["periods"])
+            account.ended.lifetime = _sum(state["cohorts"]["lifetime"])
     else:
         sums = [[FOUNDERS, FOUNDERS, state["rho"], state["delta"]]]
     for first, last, rho, delta in sums:
@@ -85,11 +90,14 @@ def _sums_json(account: Account) -> dict[str, Any]:
         ((_, _, rho, delta),) = pairs
         return {"rho": rho, "delta": delta}
     version, manifest = account.founders
-    return {"cohorts": {"founders": version, "manifest": manifest, "tokens": list(account.tokens), "sums": pairs}}
+    value = {"founders": version, "manifest": manifest, "tokens": list(account.tokens), "sums": pairs}
+    if account.periods is not None:
+        value |= {"periods": account.periods.to_json(), "lifetime": list(account.ended.lifetime.as_integer_ratio())}
+    return {"cohorts": value}
 
 
 def _cohorts_of(value: Mapping[str, Any]) -> tuple[int, str, tuple[str, ...], list[Any]]:
-    if unknown := sorted(value.keys() - {"founders", "manifest", "tokens", "sums"}):
+    if unknown := sorted(value.keys() - {"founders", "manifest", "tokens", "sums", "periods", "lifetime"}):
         raise UnknownState(f"cohorts with {', '.join(unknown)}")
     return value["founders"], value["manifest"], tuple(value["tokens"]), value["sums"]
 

@@ -20,8 +20,9 @@ SHOWN = 5  # open runs
 def recounted_budget(account: Account) -> Budget:
     """The budget that the account has after a recount; account: of the whole chain.
 
-    Raises BudgetMissing; PrivacyError if the account is in Gaussian differential privacy already, has open runs, holds
-    discrete noise beyond the caps, or would have less; ConfigError if its rho_max is beyond them.
+    Raises BudgetMissing; PrivacyError if the account is in Gaussian differential privacy already, is per client and
+    calendar period, has open runs, holds discrete noise beyond the caps, or would have less; ConfigError if its rho_max
+    is beyond them.
     """
     old, whose = account.required_budget(), f"population {account.population_id!r}"
     if old.currency != "zcdp":
@@ -29,6 +30,12 @@ def recounted_budget(account: Account) -> Budget:
             f"the budget of {whose} is in Gaussian differential privacy"
             f"{', since it was recounted' if old.discrete else ''}.",
             "There is nothing to recount.",
+        )
+    if account.periods is not None:
+        raise PrivacyError(
+            f"the budget of {whose} is per client and calendar period, and what is proved of a recount holds for one "
+            "period, not for a client's whole life.",
+            "It stays in zCDP.",
         )
     if names := account.open_runs():
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""

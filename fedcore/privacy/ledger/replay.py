@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from fedcore.errors import LedgerTampered
+from fedcore.errors import ConfigError, LedgerTampered
 from fedcore.population.cohorts import FOUNDERS
 from fedcore.privacy.accounting import Budget
 from fedcore.privacy.cohorts import Participants
@@ -32,13 +32,15 @@ from fedcore.privacy.ledger.checkpoint import UnknownState, account_at, known_cu
 from fedcore.privacy.ledger.recounting import RECOUNT
 from fedcore.privacy.ledger.rows import newer
 from fedcore.privacy.ledger.sums import EVERYBODY
-from fedcore.privacy.plan import DISCRETE, LAWS, ROUNDED, Law
+from fedcore.privacy.periods import PeriodTerms, periods_in
+from fedcore.privacy.plan import CLIENT_PERIOD, DISCRETE, LAWS, ROUNDED, Law
 from fedcore.storage.ranges import Ranges
 
 CHECKPOINT, LOSS, COHORTS, FORGET = "checkpoint", "accept loss", "cohorts", "forget"
-NEEDS = ("cohorts",)  # features that records name and this version knows
+PERIODS = "periods"
+NEEDS = ("cohorts", PERIODS)  # features that records name and this version knows
 STOP = "Restore the ledger from a backup and find out what was done to it; nothing more is released until then."
-BROKEN = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+BROKEN = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, ConfigError)
 
 # --- the meaning of each kind of record -----------------------------------------------------------------------------
 # run_id is empty for records of the population itself. Each raises one of BROKEN for a record that cannot follow those
@@ -55,8 +57,17 @@ def _set_budget(account: Account, run_id: str, payload: dict[str, Any]) -> None:
         raise ValueError("a second budget")
     account.budget = _budget(payload.get("currency", CURRENCY), payload["budget"])
     account.unit, account.relation = payload["unit"], payload["relation"]
+    account.periods = _periods(payload)
     if payload.get("public_schema") is not None:
         account.public_schema.append(str(payload["public_schema"]))
+
+
+def _periods(payload: dict[str, Any]) -> PeriodTerms | None:
+    """Of the unit client_period, and of no other."""
+    value, needs = payload.get("periods"), payload.get("needs", [])
+    if (value is None) != (payload["unit"] != CLIENT_PERIOD) or (value is None) != (PERIODS not in needs):
+        raise ValueError("calendar periods in another unit, or none in theirs")
+    return None if value is None else PeriodTerms.from_json(value)
 
 
 def _raise_budget(account: Account, run_id: str, payload: dict[str, Any]) -> None:
@@ -73,7 +84,7 @@ def _raise_budget(account: Account, run_id: str, payload: dict[str, Any]) -> Non
 
 def _recount(account: Account, run_id: str, payload: dict[str, Any]) -> None:
     old, new = account.budget, _budget(payload["currency"], payload["budget"])
-    if old is None or (old.currency, new.currency) != ("zcdp", "gdp") or account.open_runs():
+    if old is None or (old.currency, new.currency) != ("zcdp", "gdp") or account.open_runs() or account.periods:
         raise ValueError("a recount of no budget, of a recounted one, or below open runs")
     if new.rho_max < old.rho_max or new != replace(old, currency="gdp", rho_max=new.rho_max, discrete=old.rho_max):
         raise ValueError("another promise")
@@ -91,7 +102,7 @@ def _accept_loss(account: Account, run_id: str, payload: dict[str, Any]) -> None
 
 
 def _cohorts(account: Account, run_id: str, payload: dict[str, Any]) -> None:
-    if account.founders is not None or account.budget is None or account.unit != "client":
+    if account.founders is not None or account.budget is None or account.unit not in ("client", CLIENT_PERIOD):
         raise ValueError("cohorts that began before, without a budget, or of something else than clients")
     version, manifest, token = _count(payload["founders"]), str(payload["manifest"]), str(payload["token"])
     account.founders, account.tokens = (version, manifest), Participants(EVERYBODY, (token,)).tokens
@@ -122,6 +133,8 @@ def _reserve(account: Account, run_id: str, payload: dict[str, Any]) -> None:
         noise=_known("noise", payload, NOISE, LAWS),
         cohorts=_participants(account, payload),
     )
+    if account.periods is not None and any(planned["delta"] for planned in run.plan):
+        raise ValueError("a thresholding step in an account by client and period")
     for planned in run.plan:
         key = (_count(planned["round"]), str(planned["name"]), 0)
         run.attempts[key] = Attempt(RESERVED, _price(planned["rho"]), _price(planned["delta"]))
@@ -131,11 +144,15 @@ def _reserve(account: Account, run_id: str, payload: dict[str, Any]) -> None:
 def _participants(account: Account, payload: dict[str, Any]) -> Ranges | None:
     """The ranges of a reservation; its tokens are remembered."""
     value = payload.get("cohorts")
-    if (value is None) != (account.founders is None) or (value is None) != ("cohorts" not in payload.get("needs", [])):
+    if (value is None) != (account.founders is None and account.periods is None) or (value is None) != (
+        "cohorts" not in payload.get("needs", [])
+    ):
         raise ValueError("a plan with cohorts in one account, or without them in an account by cohort")
     if value is None:
         return None
     participants = Participants.from_json(value)
+    if account.periods is not None and periods_in(participants.ranges) > account.periods.window:
+        raise ValueError("more periods than the window holds")
     account.learn(participants.tokens)
     return participants.ranges
 

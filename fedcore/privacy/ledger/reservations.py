@@ -24,6 +24,7 @@ from fedcore.privacy.ledger.queries import refusal
 from fedcore.privacy.ledger.replay import CHECKPOINT
 from fedcore.privacy.ledger.rows import find
 from fedcore.privacy.ledger.sums import EVERYBODY
+from fedcore.privacy.periods import periods_in
 from fedcore.privacy.plan import ROUNDED, PlannedRelease, Relation, Unit
 from fedcore.privacy.rounded_gaussian import LARGEST_SCALE
 
@@ -53,9 +54,10 @@ class Reservations(CohortAccounts):
         secure: whether the noise protects people. bound: digests of what the run reads and is, kept in the record:
         {"manifest", "version", "run"}. cohorts: who takes part and pays, where the budget is kept by cohort; every one
         of them must be able to. Raises BudgetMissing, BudgetExceeded with the numbers, PrivacyError for another unit or
-        relation, for test noise on a ledger for people, for another plan under the same run id, or for cohorts without
-        accounts for them and the other way round, PopulationBranched for a cohort that is known under another token,
-        ConfigError for a plan that is malformed, whose noise cannot be drawn, or costs more than its price.
+        relation, for test noise on a ledger for people, for more calendar periods than the budget's window, for another
+        plan under the same run id, or for cohorts without accounts for them and the other way round,
+        PopulationBranched for a cohort that is known under another token, ConfigError for a plan that is malformed,
+        whose noise cannot be drawn, or costs more than its price.
         """
         if not secure and not self.is_test:
             raise PrivacyError(
@@ -93,6 +95,7 @@ class Reservations(CohortAccounts):
             budget = account.required_budget()
             self._check_unit_and_relation(account, run_id, unit, relation)
             self._check_cohorts(account, run_id, cohorts)
+            _check_periods(account, run_id, plan, cohorts)
             rho = exact_sum([p.rho for p in plan]) + spares * Fraction(payload["spare_rho"])
             delta = exact_sum([p.delta for p in plan]) + spares * Fraction(payload["spare_delta"])
             payers = EVERYBODY if cohorts is None else cohorts.ranges
@@ -210,3 +213,24 @@ class Reservations(CohortAccounts):
         with self._transaction(write=False) as connection:
             rows = find(connection, tables.runs, tables.runs.c.run_id == run_id, columns=("status",))
         return rows[0].status if rows else None
+
+
+def _check_periods(account: Account, run_id: str, plan: Sequence[PlannedRelease], cohorts: Participants | None) -> None:
+    """Where entries of one client and one period are protected: no run reads more of them than the bound for a client's
+    whole life supposes, and none thresholds. Raises PrivacyError.
+    """
+    terms = account.periods
+    if terms is None or cohorts is None:
+        return
+    if (read := periods_in(cohorts.ranges)) > terms.window:
+        raise PrivacyError(
+            f"run {run_id!r} would read {read} {terms.unit}s of population {account.population_id!r}, and its budget "
+            f"lets a run read {terms.window}. Nothing was released.",
+            "Name fewer: what a client with data in several of them loses grows with their square.",
+        )
+    if named := next((planned.name for planned in plan if planned.delta), None):
+        raise PrivacyError(
+            f"release {named!r} of run {run_id!r} is a thresholding step, which has no price per client and "
+            f"{terms.unit}: what it hides of one entry it does not hide of several at once. Nothing was released.",
+            "Choose settings, or a method, without thresholds.",
+        )

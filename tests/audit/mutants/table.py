@@ -73,6 +73,9 @@ OF_MANIFESTS = "tests/population/test_digests.py"
 OF_LOSSES, OF_RECOUNT = "tests/privacy/test_recount.py", "tests/privacy/test_ledger_recount.py"
 OF_GDP, OF_REDRAWS = "tests/privacy/test_gdp.py", "tests/privacy/test_redraws.py"
 OF_COHORTS = "tests/privacy/test_cohorts.py"
+PERIODS, OF_PERIODS = "fedcore/privacy/periods.py", "tests/privacy/test_periods.py"
+ENTRIES, OF_ENTRIES = "fedcore/population/periods.py", "tests/population/test_periods.py"
+OF_MONTHS = "tests/test_period_runs.py"
 OF_PUBLISHING, OF_ENGINE = "tests/privacy/test_publishing.py", "tests/test_engine.py"
 OF_HORIZONS, OF_ANSWERS = "tests/test_horizon.py", "tests/test_participants.py"
 OF_COHORT_RUNS = "tests/test_cohort_runs.py"
@@ -1431,14 +1434,14 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "manifest: no secret is written",
         WRITE,
-        "            secret=secrets.token_hex(32),\n",
+        "            secret=versions.new_secret(),\n",
         "            secret=None,\n",
         f"{OF_MANIFESTS}::test_what_runs_and_ledgers_know_a_version_by_tells_nothing_of_its_data",
     ),
     _mutant(
         "manifest: the same secret for all",
         WRITE,
-        "            secret=secrets.token_hex(32),\n",
+        "            secret=versions.new_secret(),\n",
         '            secret="0" * 64,\n',
         f"{OF_MANIFESTS}::test_what_runs_and_ledgers_know_a_version_by_tells_nothing_of_its_data",
     ),
@@ -1611,6 +1614,112 @@ MUTANTS: list[Mutant] = [
         "if names := account.open_runs():",
         "if (names := account.open_runs()) and False:",
         f"{OF_RECOUNT}::test_open_runs_come_first",
+    ),
+    # --- budgets per client and calendar period ----------------------------------------------------------------------
+    _mutant(
+        "periods: the window is not looked at",
+        RESERVE,
+        "if (read := periods_in(cohorts.ranges)) > terms.window:",
+        "if (read := periods_in(cohorts.ranges)) > 10**9:",
+        f"{OF_PERIODS}::test_no_run_reads_more_periods_than_the_window_holds",
+    ),
+    _mutant(
+        "periods: one more than the window",
+        RESERVE,
+        "if (read := periods_in(cohorts.ranges)) > terms.window:",
+        "if (read := periods_in(cohorts.ranges)) > terms.window + 1:",
+        f"{OF_PERIODS}::test_no_run_reads_more_periods_than_the_window_holds",
+    ),
+    _mutant(
+        "periods: replay does not look at the window",
+        REPLAY,
+        "if account.periods is not None and periods_in(participants.ranges) > account.periods.window:",
+        "if False:",
+        f"{OF_PERIODS}::test_records_that_cannot_follow_are_refused",
+    ),
+    _mutant(
+        "periods: ranges are counted, not what they hold",
+        PERIODS,
+        "return sum(last - first + 1 for first, last in ranges)",
+        "return len(ranges)",
+        f"{OF_PERIODS}::test_no_run_reads_more_periods_than_the_window_holds",
+    ),
+    _mutant(
+        "periods: a threshold is reserved",
+        RESERVE,
+        "if named := next((planned.name for planned in plan if planned.delta), None):",
+        "if named := None:",
+        f"{OF_PERIODS}::test_a_threshold_has_no_price",
+    ),
+    _mutant(
+        "periods: replay takes a threshold",
+        REPLAY,
+        'if account.periods is not None and any(planned["delta"] for planned in run.plan):',
+        "if False:",
+        f"{OF_PERIODS}::test_records_that_cannot_follow_are_refused",
+    ),
+    _mutant(
+        "periods: a life without the square",
+        CHAIN,
+        "return periods_in(run.payers) ** 2 * exact_sum",
+        "return periods_in(run.payers) * exact_sum",
+        f"{OF_PERIODS}::test_the_ledger_says_what_a_client_with_data_in_every_period_has_lost",
+    ),
+    _mutant(
+        "periods: a life without its window",
+        PERIODS,
+        "rho = rounded_up(terms.window * periods * Fraction(budget.rho_max))",
+        "rho = rounded_up(periods * Fraction(budget.rho_max))",
+        f"{OF_PERIODS}::test_the_numbers_of_the_specification",
+    ),
+    _mutant(
+        "periods: a checkpoint forgets what a life has lost",
+        CHECKPOINT,
+        'account.ended.lifetime = _sum(state["cohorts"]["lifetime"])',
+        "pass",
+        f"{OF_PERIODS}::test_the_ledger_says_what_a_client_with_data_in_every_period_has_lost",
+    ),
+    _mutant(
+        "periods: an entry is of the newest period",
+        WRITE,
+        "self._dealt.append((self._numbers[label], sum(1 for _ in entries)))",
+        "self._dealt.append((len(self._numbers), sum(1 for _ in entries)))",
+        f"{OF_ENTRIES}::test_entries_are_sorted_by_period_and_every_period_is_a_cohort",
+    ),
+    _mutant(
+        "periods: an append does not know the period of an entry",
+        "fedcore/population/ingest/indices.py",
+        "if self.calendar is None else self.calendar.numbers(ids)",
+        "if True else self.calendar.numbers(ids)",
+        f"{OF_ENTRIES}::test_appends_with_late_rows_hold_what_one_ingest_holds",
+    ),
+    _mutant(
+        "periods: the first instant of a period is of the one before",
+        ENTRIES,
+        'number = np.searchsorted(bounds, values, side="right")',
+        'number = np.searchsorted(bounds, values, side="left")',
+        f"{OF_ENTRIES}::test_a_time_stamp_lies_in_the_day_that_the_zone_has_then",
+    ),
+    _mutant(
+        "periods: one budget for a client with many entries",
+        BUDGET,
+        "if period is not None and unit != CLIENT_PERIOD:",
+        "if False:",
+        f"{OF_MONTHS}::test_unit_and_population_go_together",
+    ),
+    _mutant(
+        "periods: a run takes all that can pay",
+        CHOOSING,
+        "chosen = can if window is None else can[-window:]",
+        "chosen = can",
+        f"{OF_MONTHS}::test_which_months_a_run_reads",
+    ),
+    _mutant(
+        "periods: recounted",
+        RECOUNTING,
+        "    if account.periods is not None:",
+        "    if False:",
+        f"{OF_PERIODS}::test_it_is_not_recounted",
     ),
     # --- budgets by cohort -------------------------------------------------------------------------------------------
     _mutant(
@@ -1801,8 +1910,8 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "replay: a recount below open runs",
         REPLAY,
-        ' != ("zcdp", "gdp") or account.open_runs():',
-        ' != ("zcdp", "gdp"):',
+        ' != ("zcdp", "gdp") or account.open_runs() or account.periods:',
+        ' != ("zcdp", "gdp") or account.periods:',
         f"{OF_RECOUNT}::test_a_recount_below_open_runs_is_refused_by_replay",
     ),
     _mutant(
@@ -1879,7 +1988,7 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "participants: chosen once, whatever the plan costs",
         CHOOSING,
-        "        if still == chosen:\n",
+        "        if not poor:\n",
         "        if True:\n",
         f"{OF_HORIZONS}::test_those_who_take_part_are_those_who_can_pay_all_of_it",
         f"{OF_HORIZONS}::test_every_cohort_pays_for_exactly_its_horizon",
