@@ -81,11 +81,11 @@ def reproduce_here(found, options, folder: Path, workers: int | None, dask: str 
             return run(found, options, Place(folder, cluster.DaskBackend(client), cache), tell)
 
 
-demo_app = typer.Typer(invoke_without_command=True, help="See the platform at work, with nothing to prepare.")
+demo_app = typer.Typer(help="See the platform at work, with nothing to prepare.")
 demo_app.command("series")(series)
 
 
-@demo_app.callback()
+@demo_app.callback(invoke_without_command=True)
 def demo(
     context: typer.Context,
     dir: Annotated[Path, typer.Option("--dir", help="Folder for everything the demo makes.")] = Path("fedcore-demo"),

@@ -271,6 +271,17 @@ COMMANDS: dict[str, Command] = {
     "demo": Command(
         because="makes its population of the machine's Python packages; `train` and `evaluate` then do the rest"
     ),
+    "demo series": Command(because="invents its clients"),
+    "budget cohorts": Command(
+        lambda w: (
+            ("budget", "cohorts", w / "counts", JSON),
+            ("budget", "cohorts", w / "counts"),
+            ("budget", "cohorts", w / "bare"),
+        ),
+        (Declared("counts/versions/*", None, COUNTS),),
+        "writes a manifest, beside the data",
+        exits=(0, 0, 2),
+    ),
 }
 
 

@@ -30,7 +30,7 @@ import pytest
 import scipy.sparse as sp
 
 import fedcore.cli.options
-import fedcore.population.writer
+import fedcore.population.versions
 import fedcore.rounds.clients
 import fedcore.rounds.engine
 import fedcore.training.session
@@ -280,7 +280,7 @@ def in_world(world: World, published: dict) -> Iterator[None]:
         patch.setattr(os, "urandom", entropy)
         patch.setattr(random, "_urandom", entropy)
         own = SimpleNamespace(token_hex=lambda size: world.secrets(size).hex())
-        patch.setattr(fedcore.population.writer, "secrets", own)
+        patch.setattr(fedcore.population.versions, "secrets", own)
         at = datetime.fromtimestamp(now, UTC)
         patch.setattr(fedcore.cli.options, "datetime", SimpleNamespace(now=lambda zone: at))
         for made in (create_ledger, open_ledger):

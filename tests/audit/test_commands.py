@@ -23,6 +23,9 @@ def commands_of(group: typer.Typer, before: str = "") -> set[str]:
     """Every command of the command line, with the names of its groups."""
     found = {before + (info.name or info.callback.__name__.replace("_", "-")) for info in group.registered_commands}
     for sub in group.registered_groups:
+        callback = sub.typer_instance.registered_callback
+        if callback is not None and callback.invoke_without_command:  # is a command as well
+            found.add(f"{before}{sub.name}")
         found |= commands_of(sub.typer_instance, f"{before}{sub.name} ")
     return found
 

@@ -320,7 +320,7 @@ def test_what_is_made_of_a_run(population, tmp_path):
     line = next(row for row in table["rows"] if row["method"] == "this run")
     assert line["nll"] == pytest.approx(-weights @ densities / weights.sum())
     assert table["held_out_rows"] == np.count_nonzero(weights)
-    assert [row.log_density for row in unusual_rows(ran.path, population.path, 5)] == pytest.approx(
+    assert [row.log_density for row in unusual_rows(ran.path, population.path, 5).rows] == pytest.approx(
         np.sort(densities)[:5]
     )
 

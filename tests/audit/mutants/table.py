@@ -546,8 +546,8 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "sensitivity: federated EM does not know replacement",
         f"{EM}/private.py",
-        '"replace_one": 2 * GRID_NORM',
-        '"replace_one": GRID_NORM',
+        '"replace_one": 2.0}',
+        '"replace_one": 1.0}',
         "tests/federated_em/test_private.py",
         OF_CLIENTS,
     ),
