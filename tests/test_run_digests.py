@@ -205,8 +205,7 @@ def test_a_changed_copy_of_a_release_is_not_shown_and_is_restored(tmp_path):
 
 
 def test_another_start_is_refused(population, tmp_path):
-    run = Run.create(tmp_path / "runs", {"run_id": "s"})
-    run.keep_start({"centres": np.ones(3)})
+    run = Run.create(tmp_path / "runs", {"run_id": "s"}, {"centres": np.ones(3)})
     run.commit(0, *[load_state()])
     assert Run.open(run.path).head["files"]["start"] == run_digests.of_place(run.path / "start.zip")
 

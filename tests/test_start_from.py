@@ -12,7 +12,7 @@ from fedcore.methods.histograms.start import NAMES, SERIES_NAMES, checked_warm_s
 from fedcore.methods.registry import METHODS
 from fedcore.population.store import Population
 from fedcore.rounds.engine import InProcessBackend
-from fedcore.runs.store import Run, load_run
+from fedcore.runs.store import Run, list_runs, load_run
 from fedcore.storage.arrays import read_values, write_values
 from fedcore.training import session as sessions
 from fedcore.training import warm_start
@@ -120,6 +120,22 @@ def forget_first_state(run):
         state.unlink()
 
 
+def test_who_dies_before_a_run_is_there_leaves_its_name_free(tmp_path, monkeypatch):
+    start = {"centres": np.eye(2)}
+
+    def die(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as dying:
+        dying.setattr("fedcore.runs.store.write_json", die)
+        dying.setattr(Run, "remove", lambda run: None)
+        with pytest.raises(KeyboardInterrupt):
+            Run.create(tmp_path, {"run_id": "r"}, {"centres": np.zeros((2, 2))})
+    assert (tmp_path / "r" / START_FILE).exists() and list_runs(tmp_path) == []
+    run = Run.create(tmp_path, {"run_id": "r"}, start)
+    np.testing.assert_array_equal(read_values(run.path / START_FILE)["centres"], start["centres"])
+
+
 @pytest.mark.slow
 def test_a_run_that_died_before_its_first_state_starts_from_its_own_copy(private, tmp_path):
     population, _, first = private
@@ -128,6 +144,7 @@ def test_a_run_that_died_before_its_first_state_starts_from_its_own_copy(private
     forget_first_state(session.run)
     again = resume(session.run.path, InProcessBackend())
     np.testing.assert_allclose(again.training.state.centres, load_run(first.path).state["centres"], rtol=1e-14)
+    assert again.run.head["files"]["start"] == session.run.head["files"]["start"] is not None
     again.close()
 
 

@@ -1,7 +1,7 @@
 """Two tiny methods in one that exercise the whole contract: a mean with client memory, and a private mean."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -96,3 +96,19 @@ class Toy(PrivateMethod[ToyConfig, ToyState]):
 
     def personalise(self, state: ToyState, block: ClientBlock, memory: Memory | None) -> ClientOutputs:
         return {"distance": np.abs(block.csr.toarray() - state.centre).sum(axis=1).astype(np.float32)}
+
+
+class WarmToy(Toy):
+    """The same, which may start from where another one ended."""
+
+    accepts_warm_start: ClassVar[bool] = True
+
+    def init(self, public: PublicFacts) -> ToyState:
+        state = super().init(public)
+        return state if public.warm_start is None else replace(state, centre=public.warm_start["centre"])
+
+    def warm_start_of(self, state: ToyState) -> dict[str, np.ndarray]:
+        return {"centre": state.centre}
+
+    def checked_warm_start(self, arrays: Mapping[str, np.ndarray], what: str, features: int) -> dict[str, np.ndarray]:
+        return dict(arrays)

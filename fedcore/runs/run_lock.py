@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fedcore.errors import RunBusy
-from fedcore.runs.run_files import HOLDER
+from fedcore.runs.run_files import HOLDER, START_FILE
 from fedcore.storage import files
 from fedcore.storage.arrays import writing
 from fedcore.storage.files import Place, is_remote
@@ -46,12 +46,17 @@ def take(path: Place, take_over: bool = False) -> tuple[Lock, bool]:
 
 def is_unborn(path: Path) -> bool:
     """Whether a process died in this folder before there was a run.json, and left nothing else behind."""
-    return path.is_dir() and all(name == LOCK or files.PARTIAL.fullmatch(name) for name in files.listing(path))
+    return path.is_dir() and all(_before_birth(name) for name in files.listing(path))
+
+
+def _before_birth(name: str) -> bool:
+    """Whether the file lies in the folder before run.json does."""
+    return name in (LOCK, START_FILE) or files.PARTIAL.fullmatch(name) is not None
 
 
 def sweep_unborn(wanted: Path) -> None:
     """Remove, as far as possible, folders of runs whose process died before it had written run.json: those that hold
-    nothing but a lock that nobody has, and that nobody has touched for a while.
+    nothing but a lock that nobody has and what they were to start from, and that nobody has touched for a while.
 
     wanted: the folder of a new run, which may also be there and be empty
     """
@@ -60,7 +65,7 @@ def sweep_unborn(wanted: Path) -> None:
             if not path.is_dir() or time.time() - path.stat().st_mtime < UNBORN_SECONDS:
                 continue
             names = [file.name for file in path.iterdir()]
-            if not all(name == LOCK or name.endswith(".partial") for name in names):
+            if not all(_before_birth(name) for name in names):
                 continue
             if LOCK not in names and path != wanted:  # an empty folder of somebody else
                 continue

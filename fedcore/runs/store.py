@@ -101,8 +101,10 @@ class Run:
         return "pruned" in self.head
 
     @classmethod
-    def create(cls, folder: str | Place, info: dict[str, Any]) -> Run:
+    def create(cls, folder: str | Place, info: dict[str, Any], start: Mapping[str, np.ndarray] | None = None) -> Run:
         """A new run below `folder`, named by info["run_id"] and locked by this process. It has no state yet.
+
+        start: what it starts from, of which it keeps a copy, that is there once run.json is; None: nothing is given
 
         Raises RunError if there is a run of this name, or none can be made.
         """
@@ -110,7 +112,7 @@ class Run:
         run = cls(path, {"schema": run_digests.SCHEMA, "needs": [], **info}, dict(NO_HEAD))
         exists = RunError(f"a run named {info['run_id']!r} exists already.", "Choose another name.")
         if is_remote(path):
-            run._create_objects(path, exists)
+            run._create_objects(path, exists, start)
             return run
         if path.exists() and not run_lock.is_unborn(path):
             raise exists
@@ -128,6 +130,7 @@ class Run:
             run.unlock()
             raise exists
         try:
+            run._keep_start(start)
             with writing("run.json"):
                 write_json(path / "run.json", run.info)
         except BaseException:
@@ -136,15 +139,20 @@ class Run:
             raise
         return run
 
-    def _create_objects(self, path: UPath, exists: RunError) -> None:
-        """A place is free if nothing is below it and nobody holds it; then run.json is created if it is not there."""
-        if files.listing(path).keys() - {HOLDER}:
+    def _create_objects(self, path: UPath, exists: RunError, start: Mapping[str, np.ndarray] | None) -> None:
+        """A place is free if nothing is below it, but what a run that was never made was to start from, and nobody
+        holds it; then run.json is created if it is not there.
+        """
+        if files.listing(path).keys() - {HOLDER, START_FILE}:
             raise exists
         try:
             self.lock()
         except RunBusy:
             raise exists from None
         try:
+            if start is not None and files.is_file(path / "run.json"):  # another process was quicker
+                raise FileExistsError
+            self._keep_start(start)
             object_storage.create(path / "run.json", json_bytes(self.info))
         except FileExistsError:
             self.unlock()
@@ -152,6 +160,10 @@ class Run:
         except BaseException:
             self.unlock()
             raise
+
+    def _keep_start(self, arrays: Mapping[str, np.ndarray] | None) -> None:
+        if arrays is not None:
+            self._start = write_values(self.path / START_FILE, arrays)
 
     def remove(self, *, ours: bool = False) -> None:
         """Remove the run with all that it has, as far as possible, unless another process has gone on with it.
@@ -316,7 +328,7 @@ class Run:
                 "memory": found,
                 "metrics": self._metrics.digest(),
                 "releases": self._releases.digest(round),
-                "start": self._start or self._named("start"),
+                "start": self._digest_of_start(),
             }
         if kept:
             self.client_memories.flush_names()
@@ -324,6 +336,14 @@ class Run:
         self._prune({before, round})
         if isinstance(self._lock, RemoteLock):
             self._lock.renew()
+
+    def _digest_of_start(self) -> str | None:
+        """Also of a copy that a process left which died before the first state."""
+        known = self._start or self._named("start")
+        if known is not None or self.info.get("start") is None:
+            return known
+        with writing("the head"):
+            return run_digests.of_place(self.path / START_FILE)
 
     @property
     def sealed(self) -> bool:
@@ -393,10 +413,6 @@ class Run:
         """Remove what lies beside the copies of published values and is none of them. Raises RunError."""
         with writing("releases"):
             self._releases.remove_unplanned()
-
-    def keep_start(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Keep a copy of what the run starts from."""
-        self._start = write_values(self.path / START_FILE, arrays)
 
     def release_names(self) -> list[str]:
         """Names of the published values that the run keeps copies of."""

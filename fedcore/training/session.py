@@ -135,7 +135,6 @@ def start_run(request: TrainRequest, backend: Backend, *, stamp: str, ledger_url
         check_runs(request.runs, spec.population, spec.ledger)
     run = _create(spec, request, stamp)
     try:
-        _keep_warm_start(spec, run)
         return _open(spec, run, backend, new=True)
     except BaseException:
         run.unlock()
@@ -188,17 +187,8 @@ def _create(spec: RunSpec, request: TrainRequest, stamp: str) -> Run:
             f"ledger {spec.ledger.id} knows a run named {run_id!r} already.",
             "Choose another name. A run that was interrupted is resumed, not started again.",
         )
-    return Run.create(request.runs, spec.record(request, run_id, stamp))
-
-
-def _keep_warm_start(spec: RunSpec, run: Run) -> None:
-    if spec.warm_start is None:
-        return
-    try:
-        run.keep_start(spec.warm_start.arrays)
-    except BaseException:
-        run.remove()
-        raise
+    start = None if spec.warm_start is None else spec.warm_start.arrays
+    return Run.create(request.runs, spec.record(request, run_id, stamp), start)
 
 
 def _open(spec: RunSpec, run: Run, backend: Backend, *, take_over: bool = False, new: bool = False) -> Session:

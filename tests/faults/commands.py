@@ -22,6 +22,7 @@ from fedcore.cli import runs as run_commands
 from fedcore.cli.training import in_process
 from fedcore.errors import FedcoreError, LedgerMissing, PopulationNotFound, RunError, RunNotFound
 from fedcore.operations.latest_runs import all_latest
+from fedcore.population.cohorts import FOUNDERS
 from fedcore.population.conversion import begin_cohorts
 from fedcore.population.copying import copy_population
 from fedcore.population.store import Population
@@ -33,6 +34,7 @@ from fedcore.runs.store import Run, list_runs, load_run
 from fedcore.storage import files
 from fedcore.storage.arrays import read_values
 from fedcore.storage.files import place
+from fedcore.storage.ranges import holds
 from fedcore.training.budget import ledger_of, remember_head
 from fedcore.training.request import Series, TrainRequest
 from fedcore.training.session import resume, start_run
@@ -42,6 +44,7 @@ from tests.population.contents import everything_in, ids_below
 
 CLIENTS, NEW_CLIENTS, LEAF = 8, 5, 4
 ROUNDS = 2
+HORIZON = 3
 URL = "s3://bucket"
 HOLDERS = (f"/{HOLDER}", "/.operations.json")  # a lock that nobody gives back is outlived; it is in nobody's way
 PARTIALS = r"population/(versions|vocabularies)/\..*\.partial"
@@ -53,13 +56,16 @@ DEPLOYMENT = "nightly"
 class Workplace:
     """Where a command is run. remote: populations and runs are in object storage.
 
-    writes_data: whether the data of populations are to be looked at, which takes time.
+    writes_data: whether the data of populations are to be looked at, which takes time. by_cohort: private runs are paid
+    by cohort, with a horizon.
     """
 
     machine: Machine
     remote: bool = False
     private: bool = False
     writes_data: bool = False
+    by_cohort: bool = False
+    warm: bool = False
 
     @property
     def root(self) -> Path:
@@ -81,7 +87,8 @@ class Workplace:
         return f"{self.at('runs')}/run"
 
     def request(self, run_id: str) -> TrainRequest:
-        private = {"private": True, "epsilon": 1.0, "nominal_clients": CLIENTS, "spare_releases": 2}
+        private = {"private": True, "nominal_clients": CLIENTS, "spare_releases": 2}
+        private |= {"horizon": HORIZON} if self.by_cohort else {"epsilon": 1.0}
         return TrainRequest(
             method="toy",
             population=self.population,
@@ -89,6 +96,7 @@ class Workplace:
             runs=self.at("runs"),
             run_id=run_id,
             seed=5,
+            start_from=f"{self.at('runs')}/before" if self.warm and run_id != "before" else None,
             test_noise="a key" if self.private else None,
             deployment=DEPLOYMENT,
             series=Series(promote="always", retention=1),
@@ -161,6 +169,7 @@ class Workplace:
         run = Run.open(path)
         found = {"status": run.status, "round": run.round, "pruned": run.pruned, "metrics": told(load_metrics(run))}
         found["releases"] = bits(run.releases())
+        found["start"] = run.head.get("files", {}).get("start")
         if run.pruned or run.round < 0:
             return found
         found["state"] = bits(run.read_state())
@@ -185,6 +194,8 @@ class Workplace:
             assert not self.writes_data or store.verify().ok
             found[f"population {where}"] = (
                 [(block.slot, block.fingerprint, block.clients) for block in store.blocks],
+                [(cohort.number, cohort.nominal) for cohort in store.manifest.cohorts],
+                store.manifest.order,
                 store.versions(),
             )
         found["balance"] = self.balance()
@@ -206,7 +217,8 @@ class Workplace:
         attempts = [(known_as(record["run_id"]), record["name"], record["attempt"]) for record in charges]
         assert len(set(attempts)) == len(attempts), "a release was charged twice"
         assert set(published) <= {(run, name) for run, name, _ in attempts}, "a release that was never charged"
-        assert balance.rho_spent == rounded_up(exact_sum(record["rho"] for record in charges))
+        cohorts = range(FOUNDERS, max(len(store.manifest.cohorts), FOUNDERS) + 1)
+        assert balance.rho_spent == rounded_up(max(spent_by(cohort, history) for cohort in cohorts))
         budget = balance.budget
         if budget is not None:
             assert Fraction(balance.rho_spent) <= Fraction(budget.rho_max)
@@ -214,6 +226,7 @@ class Workplace:
             "budget": None if budget is None else (budget.epsilon, budget.delta),
             "published": sorted(published),
             "kinds": sorted({record["kind"] for record in history} - {"acquire", "forfeit"}),
+            "cohorts": len(balance.segments) and balance.segments[-1].last,
             "reserved": balance.rho_reserved,
             "lost": len(charges) - len(published),
         }
@@ -235,6 +248,13 @@ class Workplace:
         for item in all_latest(self.at("runs")):
             assert item.open().status in ("trained", "finished")
         self.balance()
+
+
+def spent_by(cohort: int, history: list[dict[str, Any]]) -> Fraction:
+    """What the ledger's records say that a cohort was charged; a run without cohorts is one of the founders."""
+    who = {record["run_id"]: record.get("cohorts") for record in history if record["kind"] == "reserve"}
+    pays = {run for run, taking in who.items() if holds(taking["ranges"] if taking else [[FOUNDERS] * 2], cohort)}
+    return exact_sum(record["rho"] for record in history if record["kind"] == "charge" and record["run_id"] in pays)
 
 
 def known_as(name: str) -> str:
@@ -260,7 +280,8 @@ def quietly(command: Callable, *arguments, **options) -> dict[str, Any]:
 class Command:
     """prepare: what was there before; run: the command; again: what a person does after it died or failed.
 
-    private: with a ledger for test noise and a budget; remote: in object storage; writes_data: of populations.
+    private: with a ledger for test noise and a budget; remote: in object storage; writes_data: of populations;
+    by_cohort: the run is paid by cohort; warm: it starts from another one.
     goes_on: takes the run over from a process that hangs; None: nobody can.
     swept_later: names of files that may be left, because the next writer there removes them.
     """
@@ -271,6 +292,8 @@ class Command:
     private: bool = False
     remote: bool = False
     writes_data: bool = False
+    by_cohort: bool = False
+    warm: bool = False
     swept_later: str = "-"
     goes_on: Callable[[Workplace], Any] | None = None
 
@@ -297,6 +320,15 @@ def trained_before(here: Workplace) -> None:
     """One run is there, and is the latest."""
     populated(here)
     here.train("before")
+
+
+def converted(here: Workplace) -> None:
+    """The founders have paid for a run, and have company since."""
+    grown(here)
+    before = Workplace(here.machine, private=True).request("before")
+    run_to_end(before.model_copy(update={"deployment": None, "series": None}), "then")
+    begin(here)
+    append(here)
 
 
 def interrupted(here: Workplace) -> None:
@@ -443,6 +475,16 @@ def budget_set_again(here: Workplace) -> None:
     remember_head(store, ledger_of(store))  # as the next private command does
 
 
+def begin(here: Workplace) -> None:
+    quietly(budgets.budget_cohorts, here.population)
+
+
+def begin_again(here: Workplace) -> None:
+    begin(here)
+    store = Population.open(here.population)
+    remember_head(store, ledger_of(store))  # as the next private command does
+
+
 def budget_raise(here: Workplace) -> None:
     quietly(budgets.budget_raise, here.population, 9.0, 1e-6)
 
@@ -471,6 +513,18 @@ COMMANDS: dict[str, Command] = {
         "train private",
         Command(trained_before, Workplace.train, Workplace.finish, private=True, goes_on=Workplace.take_over),
     ),
+    "train by cohort": Command(
+        converted,
+        Workplace.train,
+        Workplace.finish,
+        private=True,
+        by_cohort=True,
+        warm=True,
+        goes_on=Workplace.take_over,
+    ),
+    **in_both(
+        "train on", Command(trained_before, Workplace.train, Workplace.finish, warm=True, goes_on=Workplace.take_over)
+    ),
     **in_both("resume", Command(interrupted, Workplace.resume, Workplace.finish, goes_on=Workplace.take_over)),
     **in_both(
         "resume private",
@@ -488,5 +542,6 @@ COMMANDS: dict[str, Command] = {
     **in_both("abandon private", Command(interrupted, give_up, give_up_again, private=True)),
     **in_both("budget set", Command(populated, budget_set, budget_set_again)),
     **in_both("budget raise", Command(populated, budget_raise, budget_raise_again, private=True)),
+    "budget cohorts": Command(trained_before, begin, begin_again, private=True, swept_later=PARTIALS),
     **in_both("budget show", Command(populated, budget_show, budget_show, private=True)),
 }

@@ -23,7 +23,7 @@ import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
@@ -78,21 +78,15 @@ class Walk:
         self.command: Command = COMMANDS[name]
         self.folder = folder
         self.machine = Machine(folder / "machine")
-        self.place = Workplace(self.machine, self.command.remote, self.command.private, self.command.writes_data)
+        asked = {one.name for one in fields(Workplace)} & {one.name for one in fields(Command)}
+        self.place = Workplace(self.machine, **{name: getattr(self.command, name) for name in asked})
         self.walked = Walked(name)
         self.template, self.objects = folder / "template", dict[str, bytes]()
 
     @contextmanager
     def world(self) -> Iterator[None]:
         """Inside, the machine is on, and commands find what they need."""
-        with ExitStack() as stack:
-            ledger = {"FEDCORE_LEDGER": self.place.ledger_url}
-            stack.enter_context(mock.patch.dict(os.environ, ledger))
-            stack.enter_context(mock.patch.dict(OWN, {"toy": "tests.toy:Toy"}))
-            stack.enter_context(mock.patch.object(engine, "COMMIT_SECONDS", 0.0))
-            stack.enter_context(mock.patch.object(ledger_books, "PUBLISH_SECONDS", PUBLISH_SECONDS))
-            stack.enter_context(undrawn())
-            stack.enter_context(self.machine.on())
+        with mock.patch.dict(OWN, {"toy": "tests.toy:WarmToy"}), undrawn(), world(self.machine, self.place.ledger_url):
             yield
 
     @contextmanager
@@ -259,6 +253,17 @@ class Walk:
         for name in expected.keys() | found.keys():
             if expected.get(name) != found.get(name):
                 raise AssertionError(f"{name} differs: {difference(expected.get(name), found.get(name))}")
+
+
+@contextmanager
+def world(machine: Machine, ledger_url: str) -> Iterator[None]:
+    """Inside, the machine is on with its ledger, every round is committed, and nobody waits long for the ledger."""
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.dict(os.environ, {"FEDCORE_LEDGER": ledger_url}))
+        stack.enter_context(mock.patch.object(engine, "COMMIT_SECONDS", 0.0))
+        stack.enter_context(mock.patch.object(ledger_books, "PUBLISH_SECONDS", PUBLISH_SECONDS))
+        stack.enter_context(machine.on())
+        yield
 
 
 @contextmanager
