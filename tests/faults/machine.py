@@ -129,6 +129,10 @@ class Machine:
         self._lock = threading.RLock()
         self._pids = FIRST_PID
 
+    def begin_with(self, pid: int) -> None:
+        """The next process has this number: others were here before, on a machine of the same name."""
+        self._pids = pid - 1
+
     # --- processes ----------------------------------------------------------------------------------------------------
 
     @contextmanager
