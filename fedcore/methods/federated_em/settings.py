@@ -210,7 +210,7 @@ class Settings(BaseModel):
         description="starts that are tried side by side by plain EM steps, whose messages are not compressed; None: "
         f"{STARTS_OF_EM} for mixtures by em, else 1",
     )
-    trial_rounds: int = Field(10, ge=1, le=1000, description="EM steps of each start before the best one is taken")
+    trial_rounds: int = Field(20, ge=1, le=1000, description="EM steps of each start before the best one is taken")
     monitor_every: int | None = Field(
         None,
         ge=1,
