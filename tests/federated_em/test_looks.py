@@ -42,7 +42,7 @@ def test_each_status_by_hand():
 def test_a_run_says_how_it_ended(algorithm, rounds, said):
     y, _ = three_components(900)
     block = block_of(np.array_split(y, 9))
-    config = FederatedEMConfig(algorithm=algorithm, rounds=rounds)
+    config = FederatedEMConfig(algorithm=algorithm, rounds=rounds, trial_rounds=10)
     assert FederatedEM(config).outcome(run(config, block, facts(block)).state).startswith(said)
 
 

@@ -84,7 +84,7 @@ def test_memories_of_another_round_stop_the_run(tmp_path, monkeypatch):
 
 
 def test_the_summary_of_a_run_says_how_it_ended(tmp_path):
-    ran = to_end(begin(rows_population(tmp_path / "p"), tmp_path, {"algorithm": "em", "rounds": 2}))
+    ran = to_end(begin(rows_population(tmp_path / "p"), tmp_path, {"algorithm": "em", "rounds": 2, "trial_rounds": 10}))
     assert run_summary(Run.open(ran.path))["outcome"].startswith("not converged: the objective still falls by")
 
 
