@@ -283,14 +283,16 @@ class Life:
 
     def rehearse(self, operation: str, *arguments) -> tuple[list[Point], list[Point]]:
         """The points of the operation undisturbed, which is then undone."""
-        kept = self.folder / "kept"
-        shutil.copytree(self.machine.root, kept)
+        kept, root = self.folder / "kept", self.machine.root
+        root.rename(kept)
+        shutil.copytree(kept, root)  # twice, so that folders list their files in the same order
         try:
             with self.machine.process() as process:
                 getattr(self.home, operation)(*arguments)
         finally:
-            shutil.rmtree(self.machine.root)
-            kept.rename(self.machine.root)
+            shutil.rmtree(root)
+            shutil.copytree(kept, root)
+            shutil.rmtree(kept)
             self.machine.disk.forget()
         return process.points, process.reads
 
