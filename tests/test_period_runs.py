@@ -122,7 +122,11 @@ class PUBLIC:
 
 
 @pytest.mark.parametrize(
-    ("name", "asked"), [("toy", {"private": True, "nominal_clients": 100}), ("histograms", HISTOGRAMS)]
+    ("name", "asked"),
+    [
+        ("toy", {"private": True, "nominal_clients": 100}),
+        pytest.param("histograms", HISTOGRAMS, marks=pytest.mark.slow),
+    ],
 )
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(

@@ -277,7 +277,7 @@ def test_a_component_that_dies_keeps_a_weight_above_zero(covariance):
 
 def test_more_components_than_rows_of_any_client():
     """Only the population needs as many rows as components."""
-    assert len(train(EM | {"components": 20, "rounds": 2}, ROWS).state.parameters()["weights"]) == 20
+    assert len(train(EM | {"components": 20, "rounds": 2, "trial_rounds": 2}, ROWS).state.parameters()["weights"]) == 20
 
 
 def test_a_table_that_nobody_saw_and_a_table_of_zeros():
