@@ -75,7 +75,7 @@ def test_a_schedule_is_never_refused_and_nobody_pays_more_than_was_promised(tmp_
     check(*year(tmp_path, asked, weeks=14, horizon=5))
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_four_years_of_weeks(tmp_path, asked):
     check(*year(tmp_path, asked, weeks=208, horizon=42))
 

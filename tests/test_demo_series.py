@@ -72,15 +72,18 @@ def test_a_series_that_is_killed_ends_in_the_same_bits(tmp_path):
     population, ledger = Population.open(calm.place), calm.ledger()
     account = ledger.account(population.id)
     paid: dict[int, Fraction] = {}
+    runs_of: Counter[int] = Counter()
     for run_id, run in account.runs.items():
         taken = ledger.participants_of(run_id)
         assert taken is not None
         for cohort in range(1, 6):
             if taken.holds(cohort):
+                runs_of[cohort] += 1
                 paid[cohort] = paid.get(cohort, Fraction(0)) + sum(Fraction(a.rho) for a in run.spent())
     budget = account.required_budget()
     assert all(spent <= Fraction(budget.rho_max) for spent in paid.values())
-    assert calm.horizon == 3 and Fraction(0.97) < paid[1] / Fraction(budget.rho_max)  # founders have retired
+    # The founders' first run, from nothing, has another price than warm ones: their last one does not fit with spares.
+    assert calm.horizon == 3 and runs_of == {1: 2, 2: 3, 3: 3, 4: 2, 5: 1}
     spent = calm.spent_by_clients()
     assert spent.max() <= 1 and spent[0] == pytest.approx(float(paid[1]) / budget.rho_max)
 

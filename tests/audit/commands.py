@@ -278,9 +278,8 @@ COMMANDS: dict[str, Command] = {
             ("budget", "cohorts", w / "counts"),
             ("budget", "cohorts", w / "bare"),
         ),
-        (Declared("counts/versions/*", None, COUNTS),),
+        (Declared("*/versions/*", None, COUNTS),),
         "writes a manifest, beside the data",
-        exits=(0, 0, 2),
     ),
 }
 
