@@ -71,6 +71,7 @@ def check(growing, spent, dearest):
         assert {rounded_up(Fraction(own)) for own in inside} <= {segment.rho_spent}, "of each exactly what it gave"
 
 
+@pytest.mark.slow
 def test_a_schedule_is_never_refused_and_nobody_pays_more_than_was_promised(tmp_path, asked):
     check(*year(tmp_path, asked, weeks=14, horizon=5))
 
@@ -97,7 +98,16 @@ def test_a_canary_leaves_the_sums_of_every_run_without_its_cohort_bit_equal(tmp_
     assert differ == [False, False, True, True, False, True, False]
 
 
-@pytest.mark.parametrize("story", ["joins later", "is a founder", "comes alone", "comes back with more"])
+@pytest.mark.parametrize(
+    "story",
+    [
+        "joins later",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("is a founder", "comes alone", "comes back with more")
+        ),
+    ],
+)
 def test_participants_plans_and_messages_follow_from_public_things(tmp_path, monkeypatch, story):
     """In the worlds with a client and without it everything is the same that is not a sum with noise: here, while the
     same values are published in both."""

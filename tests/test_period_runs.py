@@ -121,12 +121,9 @@ class PUBLIC:
     manifest = type("Manifest", (), {"nominal_clients": 100, "cohorts": ()})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "asked"),
-    [
-        ("toy", {"private": True, "nominal_clients": 100}),
-        pytest.param("histograms", HISTOGRAMS, marks=pytest.mark.slow),
-    ],
+    ("name", "asked"), [("toy", {"private": True, "nominal_clients": 100}), ("histograms", HISTOGRAMS)]
 )
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
@@ -166,6 +163,7 @@ def test_it_can_move_it_by_as_many_and_the_bound_is_no_larger_than_needed(tmp_pa
 # --- month by month ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_year_of_monthly_runs_with_a_window_of_three(tmp_path):
     """The budget of the first months ends while later ones go on; without new months the runs end in Waiting."""
     calendar = Calendar(tmp_path)

@@ -250,6 +250,7 @@ def test_four_years_of_weekly_runs_are_paid_by_who_is_there_and_nobody_loses_mor
         books.reserve(plan, cohorts=took((last, weeks), of=weeks))
 
 
+@pytest.mark.slow
 def test_verification_does_for_a_cohort_what_it_does_for_a_run(tmp_path, monkeypatch):
     """Sums change where a range begins and where it ends, whatever lies between; there are as many statements."""
     counted, statements = [], []
