@@ -126,7 +126,12 @@ class Paper:
             for i, spent in enumerate(self.spent[: self.known])
         )
         return SimpleNamespace(
-            budget=self.budget, unit="client", relation="add_or_remove_one", segments=segments, periods=None
+            budget=self.budget,
+            required_budget=lambda: self.budget,
+            unit="client",
+            relation="add_or_remove_one",
+            segments=segments,
+            periods=None,
         )
 
     def plan(self, **given):

@@ -52,8 +52,7 @@ def lifetime_rows(balance: Balance) -> list[dict[str, Any]]:
 
 def promise_in_words(balance: Balance) -> str:
     """To whom a budget that is kept by cohort promises what."""
-    budget, terms = balance.budget, balance.periods
-    assert budget is not None, "a balance is shown where there is a budget"
+    budget, terms = balance.required_budget(), balance.periods
     promised = (
         f"promised epsilon = {budget.epsilon:g}, delta = {budget.delta:g} (rho = {budget.rho_max:.5g}) for all runs."
     )

@@ -106,8 +106,7 @@ def _budget(population: Population, runs: Sequence[Run]) -> list[str]:
 
 def budget_rows(balance: Balance) -> list[dict[str, Any]]:
     """A balance as a table of spent, reserved and left; by cohort, if it is kept so."""
-    budget = balance.budget
-    assert budget is not None, "a balance is shown where there is a budget"
+    budget = balance.required_budget()
     if balance.segments:
         return segment_rows(balance)
     return [

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from fedcore.errors import BudgetExceeded, BudgetMissing, ConfigError
+from fedcore.errors import BudgetExceeded, ConfigError
 from fedcore.methods.registry import METHODS, make_method
 from fedcore.population.store import Population
 from fedcore.privacy.ledger.ledger import Balance
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.method import Method, PublicFacts
-from fedcore.training.budget import check_kind, checked_unit, fit_plan, nominal_clients, public_facts
+from fedcore.training.budget import check_kind, checked_unit, fit_plan, nominal_clients, public_facts, required_budget
 
 SETTLED = 200  # runs of a series that are planned one after the other; what a series buys has settled by then
 DIGITS = 4  # of an epsilon that is shown, rounded down so that what is shown fits
@@ -32,11 +32,7 @@ def equal_runs(
     is what a run then costs. Raises BudgetMissing, BudgetExceeded if nothing is left, ConfigError, and
     WrongKind or PrivacyError if such runs would be refused for what the population holds or promises.
     """
-    if balance.budget is None:
-        raise BudgetMissing(
-            f"population {population.path.name!r} has no privacy budget.",
-            f"Set one: fedcore budget set {population.path} --epsilon E --delta D --public-schema REASON",
-        )
+    budget = required_budget(population, balance)
     check_kind(method, population)
     checked_unit(method, balance.unit, population)
     if runs < 1:
@@ -46,7 +42,6 @@ def equal_runs(
             f"population {population.path.name!r} keeps its budget by cohort, for as many runs as clients arrive for.",
             "Ask what a horizon buys: --horizon auto.",
         )
-    budget = balance.budget
     if not balance.rho_left > 0:
         raise BudgetExceeded(
             f"the budget of population {population.path.name!r} is used up.",

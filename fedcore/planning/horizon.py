@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from fedcore.errors import BudgetMissing, ConfigError
+from fedcore.errors import ConfigError
 from fedcore.planning.budget_plan import SETTLED, later_runs, rounded_down
 from fedcore.population.manifest import Manifest
 from fedcore.population.store import Population
@@ -26,7 +26,7 @@ from fedcore.privacy.ledger.ledger import Balance
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.cohort_settings import LONGEST
 from fedcore.rounds.method import Method, PublicFacts
-from fedcore.training.budget import check_kind, checked_unit, fit_plan, nominal_clients, public_facts
+from fedcore.training.budget import check_kind, checked_unit, fit_plan, nominal_clients, public_facts, required_budget
 from fedcore.training.cohorts import cohort_accounts, cost_of
 
 BEST: Final = 1.2564312086261695  # x at which (1 - exp(-x)) / sqrt(x) is largest
@@ -81,11 +81,7 @@ def horizon_plan(
     None: as the declared sizes of the cohorts say. beside: (name, rho of a run) of other schedules on the same
     population, of which one run is made for each of these. Raises BudgetMissing, ConfigError, WrongKind, PrivacyError.
     """
-    if balance.budget is None:
-        raise BudgetMissing(
-            f"population {population.path.name!r} has no privacy budget.",
-            f"Set one: fedcore budget set {population.path} --epsilon E --delta D --public-schema REASON",
-        )
+    budget = required_budget(population, balance)
     check_kind(method, population)
     checked_unit(method, balance.unit, population)
     if population.manifest.period is not None:
@@ -119,7 +115,6 @@ def horizon_plan(
         plan, public = fit_plan(method, facts, budget.rho_max, horizon)
         return plan, method.budget_sketch(public, plan), public
 
-    budget = balance.budget
     plan, sketch, public = planned(None)
     price = exact_sum(release.rho for release in plan)
     last = min(horizon, SETTLED)

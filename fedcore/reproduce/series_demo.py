@@ -100,11 +100,10 @@ def result_of(work: WeeklySeries, killed: int, tell: Tell | None = None) -> dict
     """Everything that the figure shows, also written to series.json and series.png."""
     made, settings = work.done(), work.stream.settings
     lines, refused = {OURS: [week.loss for week in made]}, {OURS: settings.weeks - len(made)}
-    balance = work.balance()
-    assert balance.budget is not None
+    rho_max = work.balance().required_budget().rho_max
     compared = ways(work.horizon, settings.weeks)
     for number, way in enumerate(compared):
-        lines[way.label] = list(losses(work.stream, way, balance.budget.rho_max, work.key))
+        lines[way.label] = list(losses(work.stream, way, rho_max, work.key))
         refused[way.label] = max(settings.weeks - (way.runs or settings.weeks), 0)
         if tell is not None:
             tell(number + 1, len(compared))

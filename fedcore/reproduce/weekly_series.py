@@ -187,9 +187,9 @@ class WeeklySeries:
     def spent_by_clients(self) -> np.ndarray:
         """(N,) float64: share of the budget that each client who ever came has spent, of its cohort's account."""
         balance = self.balance()
-        assert balance.budget is not None
+        budget = balance.required_budget()
         of_cohort = {
-            number: segment.rho_spent / balance.budget.rho_max
+            number: segment.rho_spent / budget.rho_max
             for segment in balance.segments
             for number in range(segment.first, segment.last + 1)
         }

@@ -255,6 +255,16 @@ def checked_unit(method: AnyMethod, unit: Unit | None, population: Population) -
     return unit
 
 
+def required_budget(population: Population, balance: Balance) -> Budget:
+    """The budget of a population. Raises BudgetMissing if none was set."""
+    if balance.budget is None:
+        raise BudgetMissing(
+            f"population {population.path.name!r} has no privacy budget.",
+            f"Set one: fedcore budget set {population.path} --epsilon E --delta D --public-schema REASON",
+        )
+    return balance.budget
+
+
 def plan_within_budget(
     method: AnyMethod, population: Population, ledger: Ledger, seed: int, start: Mapping[str, np.ndarray] | None = None
 ) -> tuple[tuple[PlannedRelease, ...], PublicFacts, Participants | None]:
@@ -265,11 +275,7 @@ def plan_within_budget(
     that is left; the relation is that of the budget.
     """
     balance = ledger.balance(population.id)
-    if balance.budget is None:
-        raise BudgetMissing(
-            f"population {population.path.name!r} has no privacy budget.",
-            f"Set one: fedcore budget set {population.path} --epsilon E --delta D --public-schema REASON",
-        )
+    budget = required_budget(population, balance)
     unit = checked_unit(method, balance.unit, population)
     relation = balance.relation or "add_or_remove_one"
 
@@ -277,14 +283,14 @@ def plan_within_budget(
         return public_facts(method, population, rho, seed, relation, start, unit, participants)
 
     if population.manifest.cohorts:
-        return _plan_by_cohort(method, population, balance, facts)
+        return _plan_by_cohort(method, population, balance, budget, facts)
     if (asked := cohort_rule(method.private_settings).asked) is not None:
         raise ConfigError(
             f"population {population.path.name!r} keeps one budget for all its clients, and this run asks for cohorts "
             f"({asked}).",
             f"Leave that out, or begin with cohorts: fedcore budget cohorts {population.path}",
         )
-    share = _share_of_all(method, population, balance, balance.budget)
+    share = _share_of_all(method, population, balance, budget)
     return *fit_plan(method, facts, share), None
 
 
@@ -315,11 +321,11 @@ def _plan_by_cohort(
     method: AnyMethod,
     population: Population,
     balance: Balance,
+    budget: Budget,
     facts: Callable[[float, Participants | None], PublicFacts],
 ) -> tuple[tuple[PlannedRelease, ...], PublicFacts, Participants]:
     """The same where the budget is kept by cohort: every cohort that takes part can pay the whole price."""
-    settings, manifest, budget = method.private_settings, population.manifest, balance.budget
-    assert budget is not None, "it was looked for before"
+    settings, manifest = method.private_settings, population.manifest
     rule, accounts = cohort_rule(settings), cohorts.cohort_accounts(manifest, balance)
     runs, share = 1, None
     if rule.horizon is not None:

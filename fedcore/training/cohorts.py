@@ -58,8 +58,8 @@ def runs_fit(plan: Sequence[PlannedRelease], spares: int, runs: int, limit: floa
 
 def cohort_accounts(manifest: Manifest, balance: Balance) -> list[CohortAccount]:
     """One for each cohort of the version, in order. A cohort that the ledger has not heard of has spent nothing."""
-    assert balance.budget is not None, "a budget is there before anybody asks who can pay"
-    whole = (balance.budget.rho_max, balance.budget.delta_extra)
+    budget = balance.required_budget()
+    whole = (budget.rho_max, budget.delta_extra)
     left = [(s.rho_left, s.delta_left) for s in balance.segments for _ in range(s.first, s.last + 1)]
     left += [whole] * (len(manifest.cohorts) - len(left))
     return [

@@ -153,6 +153,14 @@ class RunAccount:
         )
 
 
+def _required(budget: Budget | None, population_id: str) -> Budget:
+    if budget is None:
+        raise BudgetMissing(
+            f"population {population_id!r} has no privacy budget.", "Set one with fedcore budget set; then train again."
+        )
+    return budget
+
+
 @dataclass(frozen=True, slots=True)
 class Segment:
     """Consecutive cohorts, first to last, of which each has spent, reserved and left the same.
@@ -206,6 +214,10 @@ class Balance:
     segments: tuple[Segment, ...] = ()
     periods: PeriodTerms | None = None
     lifetime_spent: float = 0.0
+
+    def required_budget(self) -> Budget:
+        """The budget. Raises BudgetMissing if none was set."""
+        return _required(self.budget, self.population_id)
 
     @property
     def lifetime(self) -> tuple[Lifetime, ...]:
@@ -298,12 +310,7 @@ class Account:
 
     def required_budget(self) -> Budget:
         """The budget. Raises BudgetMissing if none was set."""
-        if self.budget is None:
-            raise BudgetMissing(
-                f"population {self.population_id!r} has no privacy budget.",
-                "Set one with fedcore budget set; then train again.",
-            )
-        return self.budget
+        return _required(self.budget, self.population_id)
 
     def sums(self) -> Sums:
         """The exact totals of every cohort. One account is that of the founders."""
