@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedcore.errors import ConfigError, PrivacyError, RunError, RunNotFound
-from fedcore.methods.histograms.start import NAMES, SERIES_NAMES, checked_warm_start
+from fedcore.methods.histograms.start import LATER_NAMES, NAMES, SERIES_NAMES, checked_warm_start
 from fedcore.methods.registry import METHODS
 from fedcore.population.store import Population
 from fedcore.rounds.engine import InProcessBackend
@@ -90,7 +90,7 @@ def test_a_private_run_goes_on_where_a_private_run_ended(private, tmp_path):
     assert run.status == "finished" and [item["name"] for item in run.info["plan"]] == ["clusters_001", "clusters_002"]
     kept = read_values(run.path / START_FILE)
     np.testing.assert_allclose(kept["centres"], load_run(first.path).state["centres"], rtol=1e-14)
-    assert kept.keys() == {*NAMES, *SERIES_NAMES}, "and what the series has released so far"
+    assert kept.keys() == {*NAMES, *SERIES_NAMES, *LATER_NAMES}, "and what the series has released so far"
     said = run.info["start"]
     assert (said["kind"], said["name"], said["private"], said["population_id"]) == ("run", "first", True, population.id)
     assert said["public_because"] is None and said["arrays"]["centres"] == [2, FEATURES]
@@ -195,7 +195,7 @@ def test_what_was_released_from_other_people_is_not_added_to(private, tmp_path):
 def test_a_file_with_the_sums_of_a_series_is_refused(private, tmp_path):
     population, _, first = private
     left = resolve(request_for(population, tmp_path, start_from=str(first.path))).public.warm_start
-    assert set(left) == {*NAMES, *SERIES_NAMES}
+    assert set(left) == {*NAMES, *SERIES_NAMES, *LATER_NAMES}
     np.savez(tmp_path / "left.npz", **left)
     with pytest.raises(ConfigError, match="pool_sums.*from which population") as refused:
         resolve(request_for(population, tmp_path, start_from=str(tmp_path / "left.npz"), public_start_because=BECAUSE))

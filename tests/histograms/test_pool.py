@@ -8,9 +8,9 @@ import pytest
 
 from fedcore.errors import ConfigError
 from fedcore.methods.histograms import Histograms, HistogramsConfig
-from fedcore.methods.histograms.pool import FORGETTING, Pool, empty, grown, of_release
+from fedcore.methods.histograms.pool import FORGETTING, History, Pool, empty, grown, of_release
 from fedcore.methods.histograms.sizes import accumulated_budget, sizes_of
-from fedcore.methods.histograms.start import NAMES, SERIES_NAMES
+from fedcore.methods.histograms.start import LATER_NAMES, NAMES, SERIES_NAMES
 from fedcore.storage.arrays import read_values, state_values, write_values
 from tests.histograms.example_clients import distance, facts_of_two_groups, two_groups
 from tests.histograms.run_in_memory import answer, no_noise, rounded_normal, run
@@ -25,7 +25,8 @@ VOTING = HistogramsConfig(clusters=2, overseed=2, rounds=2)
 
 def random_pool(cells: int, d: int = 5, seed: int = 0) -> Pool:
     draw = np.random.default_rng(seed)
-    return of_release(draw.uniform(1, 9, (cells, d)), 4.0) + of_release(draw.uniform(1, 9, (cells, d)), 1.0).forgotten()
+    older = of_release(draw.uniform(1, 9, (cells, d)), 1.0)
+    return of_release(draw.uniform(1, 9, (cells, d)), 4.0) + older.forgotten(0.95)
 
 
 def test_noise_is_as_large_as_a_pool_says():
@@ -34,7 +35,7 @@ def test_noise_is_as_large_as_a_pool_says():
     truth, pools = np.tile([300.0, 500.0, 200.0], (4000, 1)), []
     for variance in (25.0, 4.0, 9.0):
         pools.append(of_release(truth + np.sqrt(variance * w) * draw.standard_normal(truth.shape), variance))
-    pool = pools[0].forgotten().forgotten() + pools[1].forgotten() + pools[2]
+    pool = pools[0].forgotten(0.9).forgotten(0.9) + pools[1].forgotten(0.9) + pools[2]
     error = pool.one_release - truth
     expected = pool.variances[0] / pool.weights[0] ** 2 * w
     # A variance of 4000 draws has a relative standard error of sqrt(2 / 4000).
@@ -46,14 +47,17 @@ def test_noise_is_as_large_as_a_pool_says():
 
 def test_what_is_forgotten_keeps_its_mean_and_its_ratio_to_noise():
     pool = random_pool(3)
-    before = pool.forgotten()
+    before = pool.forgotten(0.75)
     np.testing.assert_allclose(before.one_release, pool.one_release, rtol=1e-14)
     np.testing.assert_allclose(before.count_noise, pool.count_noise, rtol=1e-14)
-    np.testing.assert_allclose(before.weights, FORGETTING * pool.weights)
+    np.testing.assert_allclose(before.weights, 0.75 * pool.weights)
+    nothing = pool.forgotten(0.0)
+    assert not nothing.counts.any() and np.all(np.isinf(nothing.count_noise))
+    assert not nothing.merged([[0, 1], [2]]).weights.any()
 
 
 def test_merged_cells_add_up():
-    pool = random_pool(3).joined(random_pool(2, seed=1).forgotten())
+    pool = random_pool(3).joined(random_pool(2, seed=1).forgotten(0.5))
     merged = pool.merged([[0, 4], [2]])
     np.testing.assert_allclose(merged.one_release[0], pool.one_release[0] + pool.one_release[4], rtol=1e-14)
     assert merged.count_noise[0] == pytest.approx(np.hypot(pool.count_noise[0], pool.count_noise[4]))
@@ -66,8 +70,10 @@ def test_a_cell_is_split_and_the_others_lose_nothing():
     pool = random_pool(3)
     largest = int(np.argmax(pool.counts))
     centres = np.random.default_rng(0).dirichlet(np.ones(5), 3)
-    more, starts = grown(pool, centres, 4, np.random.default_rng(2))
-    assert len(more) == 4 and starts.shape == (4, 5)
+    past = History(pool, empty(1, 5), np.zeros(5))
+    (grew, forgot), starts = grown([past, past.forgotten(0.0)], centres, 4, np.random.default_rng(2))
+    more = grew.cells
+    assert len(more) == len(forgot.cells) == 4 and starts.shape == (4, 5)
     np.testing.assert_array_equal(more.sums[largest], more.sums[3])
     np.testing.assert_allclose(more.sums[largest] + more.sums[3], pool.sums[largest], rtol=1e-14)
     others = [cell for cell in range(3) if cell != largest]
@@ -77,8 +83,8 @@ def test_a_cell_is_split_and_the_others_lose_nothing():
     products = starts[largest] * starts[3] / centres[largest] ** 2
     np.testing.assert_allclose(products, products[0], err_msg="the halves lie on opposite sides")
     np.testing.assert_allclose(starts.sum(axis=1), 1.0)
-    same, unmoved = grown(pool, centres, 2, np.random.default_rng(2))
-    assert same is pool and unmoved is centres
+    (same,), unmoved = grown([past], centres, 2, np.random.default_rng(2))
+    assert same.cells is pool and unmoved is centres
 
 
 def test_a_cell_without_a_release_has_no_clients_and_infinite_noise():
@@ -97,13 +103,14 @@ def start_of(state, config=TWO, **changed) -> dict[str, np.ndarray]:
 
 
 def test_a_run_adds_its_sums_to_those_of_the_run_before():
-    """Without noise in the draws, by hand: H = .95 H + sum over both rounds of S / (C sigma)**2."""
+    """Without noise in the draws, by hand: H = g H + sum over both rounds of S / (C sigma)**2, for every g."""
     block, _ = two_groups()
     method = Histograms(TWO)
     first, _ = run(method, block, facts_of_two_groups(), no_noise)
     start = start_of(first)
     known = facts_of_two_groups(warm_start=start)
-    state, expected, weights = method.init(known), FORGETTING * start["pool_sums"], FORGETTING * start["pool_weights"]
+    state, g = method.init(known), np.array(FORGETTING)
+    expected, weights = g[:, None, None] * start["pool_sums"], g[:, None] * start["pool_weights"]
     np.testing.assert_array_equal(state.metric, start["pool_metric"])
     for number in range(2):
         message = method.message(state)
@@ -117,7 +124,8 @@ def test_a_run_adds_its_sums_to_those_of_the_run_before():
     np.testing.assert_allclose(state.pool_sums, expected, rtol=1e-12)
     np.testing.assert_allclose(state.pool_weights, weights, rtol=1e-12)
     assert state.phase == "done" and state.round == 2
-    np.testing.assert_allclose(state.counts, expected[:2].sum(axis=1) / weights[:2], rtol=1e-12)
+    best = int(np.argmin(state.pool_scores))
+    np.testing.assert_allclose(state.counts, expected[best, :2].sum(axis=1) / weights[best, :2], rtol=1e-12)
 
 
 def test_ten_runs_know_more_than_one():
@@ -127,7 +135,7 @@ def test_ten_runs_know_more_than_one():
         state, _ = run(Histograms(TWO), block, facts_of_two_groups(rho=0.02, warm_start=start), rounded_normal(draw))
         start = start_of(state)
         far.append(distance(state.centres, truth))
-    noise = state.pool.count_noise[0] / state.counts[0]
+    noise = state.history.cells.count_noise[0] / state.counts[0]
     assert far[-1] < 0.5 * far[1] and noise < 0.1
 
 
@@ -149,12 +157,12 @@ def test_every_state_of_a_run_in_a_series_survives_the_run_store(tmp_path):
 def test_a_run_of_an_earlier_version_leaves_centres_alone_and_a_pool_begins():
     block, _ = two_groups()
     first, _ = run(Histograms(TWO), block, facts_of_two_groups())
-    none = {"pool_sums": np.zeros((0, 0)), "pool_weights": np.zeros(0), "pool_variances": np.zeros(0)}
-    old = replace(first, **none)
+    nothing, none = np.zeros((0, 0)), np.zeros(0)
+    old = replace(first, pool_sums=nothing, pool_weights=none, pool_variances=none, pool_mean_noise=nothing)
     start = start_of(old)
     assert sorted(start) == sorted(NAMES)
     second, _ = run(Histograms(TWO), block, facts_of_two_groups(warm_start=start))
-    assert sorted(start_of(second)) == sorted(NAMES + SERIES_NAMES)
+    assert sorted(start_of(second)) == sorted(NAMES + SERIES_NAMES + LATER_NAMES)
 
 
 def test_a_run_on_fewer_tokens_neither_leaves_a_pool_nor_adds_to_one():
@@ -171,7 +179,7 @@ def test_votes_choose_among_the_centres_of_a_series_and_merge_its_sums():
     first, _ = run(Histograms(many), block, facts_of_two_groups(rho=50.0))
     start = start_of(first, many)
     state, infos = run(Histograms(VOTING), block, facts_of_two_groups(rho=50.0, warm_start=start))
-    assert state.centres.shape == (2, 12) and len(state.pool) == 2 and len(infos) == 3
+    assert state.centres.shape == (2, 12) and len(state.history.cells) == 2 and len(infos) == 3
     assert state.counts.sum() == pytest.approx(block.clients, rel=0.1)
 
 
@@ -184,7 +192,7 @@ def test_all_centres_without_votes_leave_the_mean_alone():
     state = method.init(facts_of_two_groups(rho=50.0, warm_start=start_of(first, many)))
     assert method.message(state).kind == "votes"
     state, _ = method.server_update(state, {"votes": np.zeros(6, np.int64)})
-    assert state.centres.shape == (2, 12) and len(state.pool) == 0 and len(state.mean_pool) == 1
+    assert state.centres.shape == (2, 12) and len(state.history.cells) == 0 and len(state.history.everybody) == 1
 
 
 @pytest.mark.parametrize(
@@ -193,9 +201,14 @@ def test_all_centres_without_votes_leave_the_mean_alone():
         ({"pool_sums": None}, "pool_sums is missing"),
         ({"pool_sums": np.ones((2, 12))}, "pool_sums of the run before have the shape"),
         ({"pool_weights": np.ones(2)}, "pool_weights of the run before have the shape"),
-        ({"pool_variances": np.array([1.0, 1.0, -1.0])}, "negative"),
+        ({"pool_variances": np.array([[1.0, 1.0, -1.0]])}, "negative"),
+        ({"pool_sums": np.ones((2, 3, 12))}, "pool_sums of the run before have the shape"),
+        ({"pool_scores": np.ones(2)}, "pool_scores of the run before have the shape"),
+        ({"pool_mean_noise": np.ones((1, 11))}, "pool_mean_noise of the run before have the shape"),
+        ({"pool_mean_noise": np.zeros((1, 12))}, "without noise"),
+        ({name: None for name in SERIES_NAMES}, "pool_sums.*missing"),
         ({"pool_sums": np.full((3, 12), np.nan)}, "not numbers"),
-        ({"pool_variances": np.zeros(3)}, "without noise"),
+        ({"pool_variances": np.zeros((1, 3))}, "without noise"),
         ({"pool_metric": np.eye(12)[0]}, "without noise"),
         ({"pool_metric": np.ones(12)}, "sums to 12"),
     ],
@@ -218,7 +231,7 @@ def test_the_budget_adds_up_over_a_series():
     first, _ = run(Histograms(one_round), block, facts_of_two_groups(rho=0.4))
     known = facts_of_two_groups(rho=0.4, warm_start=start_of(first))
     rho = accumulated_budget(one_round, known)[2]
-    assert rho == pytest.approx(0.4 * (1 + FORGETTING) ** 2 / (1 + FORGETTING**2), rel=1e-5)
+    assert rho == pytest.approx(0.8, rel=1e-5)
     assert accumulated_budget(one_round, facts_of_two_groups(rho=0.4))[2] == 0.4
 
 
@@ -231,8 +244,9 @@ def test_what_a_plan_expects_of_a_series_is_what_its_runs_leave():
         assert sizes_of(method.config, planned) == sizes_of(method.config, public)
         state, _ = run(method, block, public, draw)
         left, expected = start_of(state, method.config), method.likely_warm_start(planned)
-        for name in ("pool_weights", "pool_variances"):
-            np.testing.assert_allclose(left[name][:-1], expected[name][:-1], rtol=1e-12)
+        for name in ("pool_weights", "pool_variances"):  # where the whole history counts
+            np.testing.assert_allclose(left[name][0, :-1], expected[name][:-1], rtol=1e-12)
+        left |= {"pool_scores": np.zeros(len(left["pool_scores"]))}
         public, planned = replace(public, warm_start=left), replace(planned, warm_start=expected)
     assert len(state.centres) > 1
 

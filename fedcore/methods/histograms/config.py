@@ -141,8 +141,15 @@ class HistogramsConfig(BaseModel):
     # releases
     clip: float = Field(3.0, gt=0, le=1e3, description="L2 clip C of whitened histograms")
     first_clip: float = Field(0.2, gt=0, le=1.0, description="L2 clip of plain histograms in the first, flat release")
-    first_share: float = Field(0.04, gt=0, lt=0.5, description="share of the budget for the first, flat release")
-    second_share: float = Field(0.04, gt=0, lt=0.5, description="share of the budget for the whitened mean")
+    first_share: float | None = Field(
+        None,
+        gt=0,
+        lt=0.5,
+        description="share of the budget for the first, flat release; None: 0.04, or 0.08 in a run without rounds",
+    )
+    second_share: float = Field(
+        0.04, gt=0, lt=0.5, description="share of the budget for the whitened mean; all that is left without rounds"
+    )
     votes_share: float = Field(
         0.04,
         gt=0,
@@ -177,9 +184,14 @@ class HistogramsConfig(BaseModel):
         description="m_eff of the metric w ~ P sqrt(1/m_eff + P): a public guess of tokens per client, discounted for "
         "burstiness",
     )
-    first_metric_floor: float = Field(1e-4, gt=0, lt=1, description="floor of the mean in the first metric")
+    first_metric_floor: float = Field(3e-5, gt=0, lt=1, description="floor of the mean in the first metric")
     metric_floor: float = Field(3e-5, gt=0, lt=1, description="floor of the mean in the metric of the rounds")
-    centre_floor: float = Field(1e-5, gt=0, lt=1, description="floor of a noised centre before it is renormalised")
+    centre_floor: float = Field(
+        1e-5,
+        gt=0,
+        lt=1,
+        description="floor of a noised centre before it is renormalised; of a denoised one a tenth of it",
+    )
 
     # scores and personalisation
     assignment_smoothing: float = Field(
@@ -212,7 +224,7 @@ class HistogramsConfig(BaseModel):
     @model_validator(mode="after")
     def _shares_agree(self) -> Self:
         moments = self.moment_share if self.reduction == "eigenvectors" else 0.0
-        if max(self.first_share + self.second_share, self.votes_share) + moments >= 1:
+        if max((self.first_share or 0.04) + self.second_share, self.votes_share) + moments >= 1:
             raise ValueError("the shares of the releases before the rounds leave nothing for the rounds")
         return self
 

@@ -61,12 +61,12 @@ class Histograms(PrivateMethod[HistogramsConfig, HistogramsState]):
 
     name: ClassVar[str] = "histograms"
     kinds: ClassVar[tuple[Kind, ...]] = ("counts",)
-    arithmetic_version: ClassVar[str] = "histograms-2"
+    arithmetic_version: ClassVar[str] = "histograms-3"
     Config = HistogramsConfig
     State = HistogramsState
     metrics: ClassVar[tuple[Metric, ...]] = METRICS
     accepts_warm_start: ClassVar[bool] = True
-    series_arrays: ClassVar[tuple[str, ...]] = start.SERIES_NAMES
+    series_arrays: ClassVar[tuple[str, ...]] = start.SERIES_NAMES + start.LATER_NAMES
 
     # --- privacy ----------------------------------------------------------------------------------------------------
 

@@ -1,9 +1,11 @@
 """What the runs of a series released, added up: sums of cells, weighted by the inverse variance of their noise.
 
-A run that starts from an earlier one takes its pool over, multiplies it by FORGETTING, and adds its own releases. So
-noise falls from run to run, and what was released long ago counts less than what was released now. All of it is a
-function of released arrays. Sums of different runs add up because all of them are released in one metric, which the
-first run of the series made from its own mean.
+A run that starts from an earlier one takes its pool over, multiplies it by a factor of forgetting, and adds its own
+releases. So noise falls from run to run, and what was released long ago counts less than what was released now. How
+much less depends on how fast the population changes, which nobody knows: every factor of FORGETTING has a `History` of
+its own, each run scores all of them by how well they predict what it releases itself (`forecast_error`), and the best
+one counts. All of it is a function of released arrays. Sums of different runs add up because all of them are released
+in one metric, which the first run of the series made from its own mean.
 """
 
 from __future__ import annotations
@@ -13,14 +15,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-FORGETTING = 0.95  # weight of what was there before a run, against 1 for what the run adds
+FORGETTING = (1.0, 0.95, 0.75, 0.5, 0.0)  # weight of what was there before a run, against 1 for what the run adds
+SCORE_KEPT = 0.3  # of the score of earlier runs
 SPLIT_PERTURBATION = 0.15  # standard deviation of the log of the factors that tell the halves of a cell apart
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
     """k cells over d tokens. A release S, with noise of the variance v w_j in token j, w the metric, counts f / v: f is
-    1 in the run that made it, and FORGETTING times less in every later one.
+    1 in the run that made it, and smaller by a factor of forgetting in every later one.
 
     sums:      (k, d) sum of f S / v
     weights:   (k,) sum of f / v; 0 for a cell without a release
@@ -57,9 +60,9 @@ class Pool:
     def __add__(self, other: Pool) -> Pool:
         return Pool(self.sums + other.sums, self.weights + other.weights, self.variances + other.variances)
 
-    def forgotten(self) -> Pool:
+    def forgotten(self, kept: float) -> Pool:
         """What counts of it in the next run."""
-        return self.scaled(np.full(len(self), FORGETTING))
+        return self.scaled(np.full(len(self), kept))
 
     def scaled(self, factors: np.ndarray) -> Pool:
         """factors: (k,) of the cells' weights; the ratio of signal to noise stays."""
@@ -85,7 +88,7 @@ class Pool:
         for group in groups:
             cells = self.chosen(group)
             least = cells.weights.min()
-            cells = cells.scaled(least / cells.weights)
+            cells = cells.scaled(_ratio(np.full(len(cells), least), cells.weights))
             merged = merged.joined(Pool(cells.sums.sum(axis=0)[None, :], least[None], cells.variances.sum()[None]))
         return merged
 
@@ -110,19 +113,68 @@ def of_release(sums: np.ndarray, variance: float) -> Pool:
     return Pool(sums / variance, every, every)
 
 
-def grown(pool: Pool, centres: np.ndarray, cells: int, generator: np.random.Generator) -> tuple[Pool, np.ndarray]:
-    """Of k <= cells cells so many, by splitting always the one with the most clients; the other cells lose nothing.
+# --- histories ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """All that a series has released, under one factor of forgetting.
+
+    cells:     k, or none while their sums are not kept
+    everybody: one cell of all clients, from which the mean F is made
+    noise:     (d,) variance of `everybody.sums` in every token: not all releases of it are in the metric of the cells
+    """
+
+    cells: Pool
+    everybody: Pool
+    noise: np.ndarray
+
+    def forgotten(self, kept: float) -> History:
+        return History(self.cells.forgotten(kept), self.everybody.forgotten(kept), kept**2 * self.noise)
+
+    def with_cells(self, cells: Pool) -> History:
+        return History(cells, self.everybody, self.noise)
+
+    def adding(self, sums: np.ndarray, variance: float, w: np.ndarray) -> History:
+        """With a release of the cells, (k, d), noised by `variance` w_j: one more sum over all clients. The cells begin
+        anew unless there are as many.
+        """
+        own, every = of_release(sums, variance), len(sums) * variance
+        cells = self.cells + own if len(self.cells) == len(own) else own
+        everybody = self.everybody + of_release(sums.sum(axis=0)[None, :], every)
+        return History(cells, everybody, self.noise + w / every)
+
+
+def no_history(features: int) -> History:
+    """Before the first release that is whitened."""
+    return History(empty(0, features), empty(1, features), np.zeros(features))
+
+
+def grown(
+    histories: Sequence[History], centres: np.ndarray, cells: int, generator: np.random.Generator
+) -> tuple[list[History], np.ndarray]:
+    """Of k <= cells cells so many, by splitting always the one with the most clients in the first history; the other
+    cells lose nothing.
 
     centres: (k, d). Those of the halves lie on opposite sides of what they come from.
     """
-    while len(pool) < cells:
-        largest = int(np.argmax(pool.counts))
+    pools = [history.cells for history in histories]
+    while len(pools[0]) < cells:
+        largest = int(np.argmax(pools[0].counts))
         factors = np.exp(SPLIT_PERTURBATION * generator.standard_normal(centres.shape[1]))
         halves = np.stack([centres[largest] * factors, centres[largest] / factors])
         halves /= halves.sum(axis=1, keepdims=True)
         centres = np.vstack([centres[:largest], halves[:1], centres[largest + 1 :], halves[1:]])
-        pool = pool.split(largest)
-    return pool, centres
+        pools = [pool.split(largest) for pool in pools]
+    return [history.with_cells(pool) for history, pool in zip(histories, pools, strict=True)], centres
+
+
+def forecast_error(centres: np.ndarray, sums: np.ndarray, variance: float, w: np.ndarray, live: np.ndarray) -> float:
+    """How far (k, d) centres are from a release that they do not rest on, in units of its noise: the sum over live
+    cells of N**2 |S / N - P|**2 / (variance w).
+    """
+    far = sums[live] - sums[live].sum(axis=1, keepdims=True) * centres[live]
+    return float(np.sum(far**2 / w) / variance)
 
 
 def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:

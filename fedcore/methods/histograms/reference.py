@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from scipy.special import ndtr
 
 argmin = np.argmin  # ties go to the lowest number
 at_least = np.greater_equal
@@ -21,8 +20,22 @@ def smooth(p: np.ndarray, e: float) -> np.ndarray:
     return (p + e) / (1 + p.shape[-1] * e)
 
 
-def project(P: np.ndarray) -> np.ndarray:
-    return np.maximum(P, 1e-5) / np.maximum(P, 1e-5).sum(axis=-1, keepdims=True)
+def project(P: np.ndarray, floor: float = 1e-5) -> np.ndarray:
+    return np.maximum(P, floor) / np.maximum(P, floor).sum(axis=-1, keepdims=True)
+
+
+def posterior_mean(y: np.ndarray, s: np.ndarray, grid: np.ndarray, steps: int) -> np.ndarray:
+    """E[theta | y] for y = theta + s N(0, 1); the law of theta, normal pieces around the grid, is the likeliest one."""
+    h = grid * np.log(grid[-1] / grid[0]) / (2 * (len(grid) - 1))
+    L = np.array([-((a - grid) ** 2) / (b**2 + h**2) / 2 - np.log(b**2 + h**2) / 2 for a, b in zip(y, s, strict=True)])
+    L = np.exp(np.maximum(L - L.max(axis=1, keepdims=True), -80))
+    G, before = np.full(len(grid), 1 / len(grid)), -np.inf
+    for _ in range(steps):
+        if np.log(L @ G).mean() < before + 1e-7:
+            break
+        before, G = np.log(L @ G).mean(), np.maximum(G * (L / (L @ G)[:, None]).mean(axis=0), 1e-30)
+    R = L * G / (L @ G)[:, None]
+    return np.sum(R * (grid + h**2 / (h**2 + s[:, None] ** 2) * (y[:, None] - grid)), axis=1)
 
 
 def kl(p: np.ndarray, q: np.ndarray) -> np.ndarray:
@@ -77,27 +90,26 @@ def private_pipeline(
         weights = np.minimum(1, C / np.linalg.norm(S / np.sqrt(w), axis=1))
         return np.array([weights[cells == j] @ S[cells == j] for j in range(k)])
 
-    def mean(F: np.ndarray, H: np.ndarray, V: float) -> np.ndarray:
-        """From H, sums over all clients by the inverse variance of their noise, V the sum of these: never negative."""
-        if not at_least(H.sum(), 6 * np.sqrt(V)):
+    def mean(F: np.ndarray, H: np.ndarray, V: np.ndarray, least: float = 6) -> np.ndarray:
+        """From H, sums over all clients by the inverse variance of their noise, V the noise's variance in H (d,)."""
+        if not at_least(H.sum(), least * np.sqrt(V.sum())):
             return F
-        y, s = H / H.sum(), np.sqrt(V * w) / H.sum()
-        return project(y + s * np.exp(-((y / s) ** 2) / 2) / np.sqrt(2 * np.pi) / ndtr(y / s))
+        grid = 0.3 * np.exp(np.arange(-199, 200) * np.log(30 * d) / 199)
+        grid = grid[: 1 + np.flatnonzero(grid >= 1 - 1e-12)[0]]
+        return project(posterior_mean(H / H.sum(), np.sqrt(V) / H.sum(), grid, 300), 1e-6)
 
     d, T, everybody = S.shape[1], len(sigma) - 2, np.zeros(len(S), int)
-    F, R = np.full(d, 1 / d), release(np.ones(d), 0.2, everybody, 1)[0]
-    if at_least(R.sum(), 6 * 0.2 * sigma[0] * np.sqrt(d)):
-        F = project(R / max(R.sum(), 1))
-    w = metric(F, 1e-4)
-    V = (C * sigma[1]) ** -2.0
-    H = release(w, C, everybody, 1)[0] * V
+    F = mean(np.full(d, 1 / d), release(np.ones(d), 0.2, everybody, 1)[0], np.full(d, (0.2 * sigma[0]) ** 2), least=1.5)
+    w = metric(F, 3e-5)
+    V = w * (C * sigma[1]) ** -2.0
+    H = release(w, C, everybody, 1)[0] * (C * sigma[1]) ** -2.0
     F = mean(F, H, V)
     w, P, last = metric(F, 3e-5), F * np.exp(p * normal(0, K1)), np.zeros((0, d))
     P /= P.sum(axis=1, keepdims=True)
     for t in range(1, T + 1):
         noise, k = C * sigma[1 + t], len(P)
         R = release(w, C, argmin(misfits(S, P), axis=1), k)
-        H, V = H + R.sum(axis=0) / (k * noise**2), V + 1 / (k * noise**2)  # all cells are one more sum over all clients
+        H, V = H + R.sum(axis=0) / (k * noise**2), V + w / (k * noise**2)  # all cells are one more sum over all clients
         F = mean(F, H, V)
         pooled = t == T and len(last) == k
         R, draws = (R + last, np.full(k, 2.0)) if pooled else (R, np.ones(k))
@@ -105,11 +117,13 @@ def private_pipeline(
         if t == T1:
             R, draws, alive = ward(R[alive], project(R[alive] / R[alive].sum(axis=1)[:, None]), draws[alive], w, K)
         N, last, P = R.sum(axis=1), R, np.tile(F, (len(R), 1))
-        for j in np.flatnonzero(alive):  # James-Stein towards F, whose positive part leaves a tenth for assignments
-            D = R[j] / N[j] - F
-            P[j] = project(
-                F + max(0.1 * (t < T), 1 - d * draws[j] * (noise / N[j]) ** 2 / max(np.sum(D**2 / w), 1e-300)) * D
-            )
+        for j in np.flatnonzero(alive & (len(P) > 1)):  # a single cell has F
+            D, s = R[j] / N[j] - F, noise * np.sqrt(draws[j]) / N[j]
+            if T1 and t < T:  # James-Stein towards F, whose positive part leaves a tenth for assignments
+                P[j] = project(F + max(0.1, 1 - d * s**2 / max(np.sum(D**2 / w), 1e-300)) * D)
+            else:
+                ratios = np.exp(np.arange(-64, 57) * np.log(50) / 64)
+                P[j] = project(F * posterior_mean(R[j] / N[j] / F, s * np.sqrt(w) / F, ratios, 100), 1e-6)
         if t <= T - 2 and not alive.all():
             fresh = F * np.exp(p * normal(t, len(P)))
             P[~alive] = (fresh / fresh.sum(axis=1, keepdims=True))[~alive]

@@ -16,6 +16,7 @@ from fedcore.rounds.method import PublicFacts
 ARGUMENT = "docs/privacy/histograms.md"
 FLAT, WHITENED, VOTES, MOMENT = "flat_mean", "whitened_mean", "votes", "second_moment"
 NORMS = "norms_"
+FIRST_SHARE, FIRST_SHARE_OF_MEAN = 0.04, 0.08  # of the flat release, with and without clustering rounds
 POOLED = 2  # last rounds, whose sums are added; the clip is frozen in them
 ONE_SUM = "one sum over all clients"
 ONE_CELL = "one cell per client: all cells cost one release"
@@ -89,8 +90,11 @@ def _wanted(config: HistogramsConfig, public: PublicFacts) -> list[_Wanted]:
         wanted.append(_Wanted(name, len(wanted) + 1, shape, sensitivity, share, composition))
 
     if public.warm_start is None:
-        before(FLAT, (1, d), clipped_sum, config.first_share, ONE_SUM)
-        before(WHITENED, (1, d), clipped_sum, config.second_share, ONE_SUM)
+        first = config.first_share or (FIRST_SHARE if sizes.rounds else FIRST_SHARE_OF_MEAN)
+        before(FLAT, (1, d), clipped_sum, first, ONE_SUM)
+        before(WHITENED, (1, d), clipped_sum, config.second_share if sizes.rounds else 1.0 - first, ONE_SUM)
+        if not sizes.rounds:
+            return wanted
     elif releases_votes(public, sizes):
         before(VOTES, (len(public.warm_start["centres"]),), clipped_sum, config.votes_share, ONE_VOTE)
     if config.reduction == "eigenvectors":

@@ -35,8 +35,9 @@ import numpy as np
 
 from fedcore.methods.histograms import second_moment, sensitivities
 from fedcore.methods.histograms.config import HistogramsConfig
+from fedcore.methods.histograms.denoising import denoised_centre, denoised_mean
 from fedcore.methods.histograms.messages import ReleaseMessage
-from fedcore.methods.histograms.pool import Pool, empty, grown, of_release
+from fedcore.methods.histograms.pool import FORGETTING, SCORE_KEPT, History, Pool, empty, forecast_error, grown
 from fedcore.methods.histograms.reduction import kept_by_frequency, lift, reduce_rows, tokens_kept
 from fedcore.methods.histograms.releases import (
     FLAT,
@@ -54,22 +55,21 @@ from fedcore.methods.histograms.simplex import (
     assignment_logs,
     metric,
     perturbed,
-    positive,
     project,
     shrink,
     total_variation,
     ward_merge,
 )
 from fedcore.methods.histograms.sizes import continues_series, sizes_of
-from fedcore.methods.histograms.start import elected, filled_up, mean_of_warm_start
-from fedcore.methods.histograms.state import HistogramsState, Step, initial_state
+from fedcore.methods.histograms.start import HISTORY_NAMES, elected, filled_up, mean_of_warm_start
+from fedcore.methods.histograms.state import HistogramsState, Step, histories_of, initial_state
 from fedcore.privacy.grid import GRID_NORM, grid_step
 from fedcore.randomness import stream
 from fedcore.rounds.method import PublicFacts, RoundInfo
 
-LEAST_KEPT = (
-    0.1  # of a centre's difference from the mean, for assignments: clients of equal centres are all in one cell
-)
+FLOOR = 0.1  # of a denoised histogram, times `centre_floor`, which is that of a noised one
+LEAST_KEPT = 0.1  # of a shrunken centre's difference from the mean: clients of equal centres are all in one cell
+ENOUGH = 1.5  # standard deviations of its noise from which the count of the flat release is believed
 DEAD = 6.0  # a cell whose noised count is below this many standard deviations of its noise is taken for empty
 RESEED, SPLIT = "histograms/reseed", "histograms/split"
 CLIP_RATE, CLIP_TARGET = 0.2, 0.5  # of the geometric update towards the median norm
@@ -104,9 +104,11 @@ def init(config: HistogramsConfig, public: PublicFacts) -> HistogramsState:
 
 def _with_history(state: HistogramsState, start: Mapping[str, np.ndarray]) -> HistogramsState:
     """What the series has released so far, as it counts in this run, and the metric of the series."""
-    past = Pool(start["pool_sums"], start["pool_weights"], start["pool_variances"]).forgotten()
-    state = replace(state, metric=np.asarray(start["pool_metric"], np.float64))
-    return replace(state, pool_sums=past.sums, pool_weights=past.weights, pool_variances=past.variances)
+    w = np.asarray(start["pool_metric"], np.float64)
+    past = histories_of(*(start.get(name) for name in HISTORY_NAMES), w)
+    past = [past[min(number, len(past) - 1)].forgotten(kept) for number, kept in enumerate(FORGETTING)]
+    scores = start.get("pool_scores", np.zeros(len(past)))
+    return replace(state, metric=w, pool_scores=scores).remembering(past)
 
 
 def total_rounds(config: HistogramsConfig, state: HistogramsState) -> int:
@@ -156,22 +158,26 @@ def _flat_mean(config: HistogramsConfig, state: HistogramsState, released: np.nd
     noise = _noise(state, config.first_clip)
     sums = released[0] * grid_step(config.first_clip)
     count = sums.sum()
-    reliable = count >= DEAD * noise * math.sqrt(len(sums))
-    mean = project(sums / max(count, 1.0), config.centre_floor) if reliable else state.mean
+    reliable = count >= ENOUGH * noise * math.sqrt(len(sums))
+    mean = state.mean
+    if reliable:
+        mean = denoised_mean(sums / count, np.full(len(sums), noise / count), FLOOR * config.centre_floor)
     w = metric(mean, config.first_metric_floor, config.effective_tokens)
     info = _info(state, count, reliable, 0.0)
     return replace(state, phase="whitened", mean=mean, metric=w, centres=mean[None, :], counts=np.array([count])), info
 
 
 def _whitened_mean(config: HistogramsConfig, state: HistogramsState, released: np.ndarray) -> Step:
-    """The mean F and its precision, the metric w, and the first cells."""
+    """The mean F and its precision, the metric w, and the first cells; if there are no rounds, the end."""
     noise = _noise(state, config.clip)
-    sums = released[0] * grid_step(config.clip) * np.sqrt(state.metric)
-    count = sums.sum()
-    refined = _with_refined_mean(state, of_release(sums[None, :], noise**2), config.centre_floor)
-    reliable = refined.mean_precision > 0
+    sums = released * grid_step(config.clip) * np.sqrt(state.metric)
+    refined = _with_mean(config, state.remembering([state.history.adding(sums, noise**2, state.metric)]))
     w = metric(refined.mean, config.metric_floor, config.effective_tokens)
-    info = _info(state, count, reliable, float(total_variation(refined.mean, state.mean)))
+    info = _info(state, sums.sum(), refined.mean_precision > 0, float(total_variation(refined.mean, state.mean)))
+    if not state.rounds:
+        end = replace(refined, phase="done", metric=w, centres=refined.mean[None, :], counts=sums.sum(axis=1))
+        return end, info
+    refined = refined.remembering([refined.history.with_cells(empty(0, len(w)))])
     return _with_first_cells(config, replace(refined, metric=w, centres=np.zeros((0, len(w))))), info
 
 
@@ -180,17 +186,16 @@ def _votes(config: HistogramsConfig, state: HistogramsState, released: np.ndarra
     counts = released / GRID_NORM
     chosen, groups = elected(state.centres, counts, DEAD * _noise(state, 1.0), state.metric, state.first_cells)
     info = _info(state, counts.sum(), sum(map(len, groups)), 0.0)
-    if len(state.pool):
-        state = state.pooling(state.pool.merged(groups), state.mean_pool)
+    if len(state.history.cells):
+        state = state.remembering([past.with_cells(past.cells.merged(groups)) for past in state.histories])
     return _with_first_cells(config, replace(state, centres=chosen)), info
 
 
 def _with_first_cells(config: HistogramsConfig, state: HistogramsState) -> HistogramsState:
     """F, w and centres, or none, are there: fill up the cells, then choose the tokens or ask for what that needs."""
-    if len(state.pool):
-        centres = _centres(state, state.pool, config.centre_floor, LEAST_KEPT)
-        pool, centres = grown(state.pool, centres, state.first_cells, stream(state.seed, SPLIT))
-        state = state.pooling(pool, state.mean_pool)
+    if len(state.history.cells):
+        histories, centres = grown(state.histories, state.centres, state.first_cells, stream(state.seed, SPLIT))
+        state = state.remembering(histories)
     else:
         centres = filled_up(state.centres, state.first_cells, state.mean, state.perturbation, state.seed)
     state = replace(state, phase="rounds", centres=centres, counts=np.zeros(len(centres)))
@@ -217,8 +222,10 @@ def _second_moment(config: HistogramsConfig, state: HistogramsState, released: n
 def _on_tokens(config: HistogramsConfig, state: HistogramsState, kept: np.ndarray) -> HistogramsState:
     """The rounds go on with these tokens; w is that of the reduced mean."""
     w = metric(reduce_rows(state.mean[None, :], kept)[0], config.metric_floor, config.effective_tokens)
-    mean = state.mean_pool
-    state = state.pooling(empty(0, len(w)), Pool(reduce_rows(mean.sums, kept), mean.weights, mean.variances))
+    every, noise = state.history.everybody, state.history.noise
+    every = Pool(reduce_rows(every.sums, kept), every.weights, every.variances)
+    reduced = History(empty(0, len(w)), every, reduce_rows(noise[None, :], kept)[0])
+    state = state.remembering([reduced])
     return replace(state, phase="rounds", kept=kept, metric=w, sums=np.zeros((0, len(w))))
 
 
@@ -238,32 +245,32 @@ def _clustering_round(config: HistogramsConfig, state: HistogramsState, result: 
 
 
 def _clusters(config: HistogramsConfig, state: HistogramsState, released: np.ndarray) -> Step:
-    """One clustering round: add the release to the pool, find dead cells, shrink; merge after round T1.
+    """One clustering round: add the release to the histories, find dead cells, denoise; merge after round T1.
 
-    A run that starts from a pool adds all its rounds to it; another one begins a pool with its last two rounds.
+    A run that starts from a history adds all its rounds to it; another one begins one with its last two rounds.
     """
-    t, clip, floor = state.round + 1, _clip(config, state), config.centre_floor
+    t, clip = state.round + 1, _clip(config, state)
     noise, sums = _noise(state, clip), released * grid_step(clip) * np.sqrt(state.metric)
-    every = of_release(sums.sum(axis=0)[None, :], len(sums) * noise**2)
-    state = _with_refined_mean(state, every, floor)
-
-    own = of_release(sums, noise**2)
-    continues = len(state.pool) == len(own)
-    pool = state.pool + own if continues else own
-    info = _info(state, sums.sum(), int(_alive(pool).sum()), _movement(pool, state.centres, floor))
+    if t == 2 and len(state.histories) > 1:
+        state = _scored(config, state, sums, noise**2)
+    continues = len(state.history.cells) == len(sums)
+    state = state.remembering([past.adding(sums, noise**2, state.metric) for past in state.histories])
+    state = _with_mean(config, state)
+    alive, moved = _alive(state.history.cells), _movement(state.history.cells, state.centres, config.centre_floor)
+    info = _info(state, sums.sum(), int(alive.sum()), moved)
     if t == state.merge_after:
-        pool = _merged(state, pool, floor)
+        state = _merged(config, state)
 
-    centres = _centres(state, pool, floor, 0.0 if t == state.rounds else LEAST_KEPT)
-    alive = _alive(pool)
+    pool = state.history.cells
+    centres, alive = _centres(config, state, state.history, t), _alive(pool)
     if t <= state.rounds - 2 and not alive.all():
         fresh = perturbed(state.mean, len(pool), state.perturbation, stream(state.seed, RESEED, t))
         centres[~alive] = fresh[~alive]
 
-    kept = pool if continues or t >= state.rounds - 1 else empty(0, pool.sums.shape[1])
+    if not continues and t < state.rounds - 1:
+        state = state.remembering([past.with_cells(empty(0, len(state.metric))) for past in state.histories])
     phase = "done" if t == state.rounds else "rounds"
-    after = replace(state, phase=phase, round=t, centres=centres, counts=pool.counts)
-    return after.pooling(kept, state.mean_pool), info
+    return replace(state, phase=phase, round=t, centres=centres, counts=pool.counts), info
 
 
 def _clusters_on_tokens(config: HistogramsConfig, state: HistogramsState, released: np.ndarray) -> Step:
@@ -277,30 +284,45 @@ def _clusters_on_tokens(config: HistogramsConfig, state: HistogramsState, releas
     return replace(after, kept=kept, mean=rows[0], centres=rows[1:]), info
 
 
-def _with_refined_mean(state: HistogramsState, released: Pool, floor: float) -> HistogramsState:
-    """F from all sums over all clients that there are. released: those of this round, one cell; w is the state's.
+def _scored(config: HistogramsConfig, state: HistogramsState, sums: np.ndarray, variance: float) -> HistogramsState:
+    """How well each history foretells the second release of the run, after the first one was added to it."""
+    live = sums.sum(axis=1) >= DEAD * math.sqrt(variance)
+    errors = []
+    for number in range(len(state.histories)):
+        expected = _with_mean(config, replace(state, pool_scores=_lowest(number, len(state.histories))))
+        centres = _centres(config, expected, expected.history, state.rounds)
+        errors.append(forecast_error(centres, sums, variance, state.metric, live))
+    return replace(state, pool_scores=SCORE_KEPT * state.pool_scores + errors)
+
+
+def _lowest(number: int, histories: int) -> np.ndarray:
+    """Scores by which one history is the best."""
+    return np.where(np.arange(histories) == number, -1.0, 0.0)
+
+
+def _with_mean(config: HistogramsConfig, state: HistogramsState) -> HistogramsState:
+    """F from all sums over all clients that there are; as it was where noise explains their count.
 
     Free, because it only uses what is released; the metric stays frozen.
     """
-    mean_pool = state.mean_pool + released if len(state.mean_pool) else released
-    state = state.pooling(state.pool, mean_pool)
-    count = mean_pool.counts[0]
-    ratio = float(count / mean_pool.count_noise[0])
+    every = state.history.everybody
+    count = float(every.counts[0])
+    ratio = count / float(every.count_noise[0])
     if ratio < DEAD:
         return state
-    mean = positive(mean_pool.one_release[0] / count, np.sqrt(state.metric) / ratio)
-    return replace(state, mean=project(mean, floor), mean_precision=ratio**2)
+    values, noise = every.sums[0] / every.sums[0].sum(), np.sqrt(state.history.noise) / every.sums[0].sum()
+    return replace(state, mean=denoised_mean(values, noise, FLOOR * config.centre_floor), mean_precision=ratio**2)
 
 
-def _merged(state: HistogramsState, pool: Pool, floor: float) -> Pool:
+def _merged(config: HistogramsConfig, state: HistogramsState) -> HistogramsState:
     """K' cells to K: dead ones dropped, the others merged by Ward cost; sums and noise of a group add."""
-    live = np.flatnonzero(_alive(pool))
-    if not len(live):
-        return empty(state.clusters, pool.sums.shape[1])
-    rows = project(pool.one_release[live] / pool.counts[live, None], floor)
-    groups = ward_merge(rows, pool.counts[live], state.metric, state.clusters)
-    merged = pool.merged([live[group] for group in groups])
-    return merged.joined(empty(state.clusters - len(merged), pool.sums.shape[1]))
+    pool = state.history.cells
+    live, groups = np.flatnonzero(_alive(pool)), []
+    if len(live):
+        rows = project(pool.one_release[live] / pool.counts[live, None], config.centre_floor)
+        groups = [live[group] for group in ward_merge(rows, pool.counts[live], state.metric, state.clusters)]
+    missing = empty(state.clusters - len(groups), len(state.metric))
+    return state.remembering([past.with_cells(past.cells.merged(groups).joined(missing)) for past in state.histories])
 
 
 def _alive(pool: Pool) -> np.ndarray:
@@ -308,13 +330,26 @@ def _alive(pool: Pool) -> np.ndarray:
     return pool.counts >= DEAD * pool.count_noise
 
 
-def _centres(state: HistogramsState, pool: Pool, floor: float, least: float) -> np.ndarray:
-    """(k, d): the mean histograms of live cells, shrunken towards F; F for the others. least: see `shrink`."""
+def _centres(config: HistogramsConfig, state: HistogramsState, past: History, t: int) -> np.ndarray:
+    """(k, d) after round t: the denoised histograms of live cells; F for the others, and for the only one.
+
+    In a run that merges cells those before the last round are shrunken towards F instead: denoised, too few of the
+    cells that are to be merged die.
+    """
+    pool, centres = past.cells, np.tile(state.mean, (len(past.cells), 1))
+    if len(pool) == 1:
+        return centres
     alive = _alive(pool)
-    centres = np.tile(state.mean, (len(pool), 1))
-    energy = pool.sums.shape[1] * (pool.count_noise[alive] / pool.counts[alive]) ** 2
     rows = pool.one_release[alive] / pool.counts[alive, None]
-    centres[alive] = project(shrink(rows, state.mean, state.metric, energy, least), floor)
+    relative = pool.count_noise[alive] / pool.counts[alive]
+    if state.merge_after and t < state.rounds:
+        energy = pool.sums.shape[1] * relative**2
+        shrunken = shrink(rows, state.mean, state.metric, energy, LEAST_KEPT)
+        centres[alive] = project(shrunken, config.centre_floor)
+        return centres
+    root, floor = np.sqrt(state.metric), FLOOR * config.centre_floor
+    for cell, row, noise in zip(np.flatnonzero(alive), rows, relative, strict=True):
+        centres[cell] = denoised_centre(row, noise * root, state.mean, floor)
     return centres
 
 

@@ -5,10 +5,7 @@ Everything here acts on published or public values; nothing looks at a client. H
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
-from scipy.special import log_ndtr
 
 
 def smooth(p: np.ndarray, e: float) -> np.ndarray:
@@ -25,16 +22,6 @@ def project(p: np.ndarray, floor: float) -> np.ndarray:
     """Onto the simplex: every entry at least `floor`, then each row divided by its sum."""
     p = np.maximum(p, floor)
     return p / p.sum(axis=-1, keepdims=True)
-
-
-def positive(p: np.ndarray, noise: np.ndarray) -> np.ndarray:
-    """What p + noise was, if it cannot be negative: the posterior mean under a flat prior on the positive numbers.
-
-    noise: standard deviations of normal noise, of p's shape. A value far above its noise stays as it is, and one far
-    below 0 becomes small and positive.
-    """
-    z = p / noise
-    return p + noise * np.exp(-0.5 * z**2 - 0.5 * math.log(2 * math.pi) - log_ndtr(z))
 
 
 def metric(mean: np.ndarray, floor: float, effective_tokens: float) -> np.ndarray:

@@ -28,12 +28,15 @@ from fedcore.rounds.method import PublicFacts
 
 REFERENCE_ROUNDS = 8
 CLUSTERS_PER_SNR = 0.45
-STEPS = (  # least b, rounds, what such a budget means
-    (50.0, 8, "strong: noise costs little"),
-    (18.0, 6, "good: noise is visible, and the clusters are worth it"),
-    (8.0, 5, "fair: noise costs about as much as some of the clusters bring"),
-    (3.0, 4, "weak: few clusters, and little better than one mean for all"),
-    (0.0, 3, "too weak for clusters: expect no more than a mean"),
+ROUNDS = ((50.0, 8), (18.0, 6), (8.0, 5), (5.0, 4), (0.0, 3))  # least b, rounds
+LEAST_FOR_CLUSTERS = 3.0  # b below which one mean serves everybody better
+LEAST_FOR_MORE = 5.0  # b below which there are two clusters
+LEAST_FOR_GOOD, LEAST_MEASURED = 8.0, 0.2
+WORDS = (  # least b, what such a budget is, and what to expect of it
+    (LEAST_FOR_GOOD, "good", "better than any mean for all clients"),
+    (LEAST_FOR_CLUSTERS, "fair", "few clusters, about as good as a mean without privacy"),
+    (LEAST_MEASURED, "weak", "one mean for all clients, worse than one without privacy"),
+    (0.0, "none", "less than was ever measured; expect no more than of a uniform histogram"),
 )
 WARM_ROUNDS = 2  # from centres of an earlier run; the last two rounds are pooled, so both count
 GROWING_ROUNDS = 3  # with cells that were split, and have to find their place
@@ -43,7 +46,10 @@ LARGE_PERTURBATION, SMALL_PERTURBATION = 0.5, 0.3
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """rounds T, clusters K, cells K' >= K of the first merge_after rounds (0: no merge), perturbation p."""
+    """rounds T, clusters K, cells K' >= K of the first merge_after rounds (0: no merge), perturbation p.
+
+    T is 0 where the mean serves everybody: then K is 1.
+    """
 
     rounds: int
     clusters: int
@@ -68,20 +74,27 @@ def size_rules(
 
     rho: budget of the run. clusters: K; None: 1 to 10, as many as keep an SNR of about 2.
 
-    Where the SNR is small there are fewer rounds, then fewer clusters; where it is large, more cells to merge from.
+    A single cluster is the mean, which needs no clustering rounds. Where the SNR is small there are fewer rounds, then
+    fewer clusters; where it is large, more cells to merge from.
     What the thresholds give on the preset is in `docs/privacy/histograms.md`.
     """
     b = signal_to_noise(nominal_clients, features, rho, clip)
-    k = clusters or min(DEFAULT_CLUSTERS, max(1, math.ceil(CLUSTERS_PER_SNR * b)))
+    k = clusters or _clusters(b)
     if k == 1:
-        return Sizes(1, 1, 1, 0, SMALL_PERTURBATION)
-    rounds = next(rounds for least, rounds, _ in STEPS if b >= least)
+        return Sizes(0, 1, 1, 0, SMALL_PERTURBATION)
+    rounds = next(rounds for least, rounds in ROUNDS if b >= least)
     overseed, p = k, LARGE_PERTURBATION
     if b >= 13 * k:
         overseed, p = 3 * k, SMALL_PERTURBATION
     elif b >= 18 and b >= 2 * k:
         overseed = math.ceil(1.6 * k)
     return Sizes(rounds, k, overseed, rounds // 2 if overseed > k else 0, p)
+
+
+def _clusters(b: float) -> int:
+    if b < LEAST_FOR_CLUSTERS:
+        return 1
+    return 2 if b < LEAST_FOR_MORE else min(DEFAULT_CLUSTERS, math.ceil(CLUSTERS_PER_SNR * b))
 
 
 def sizes_of(config: HistogramsConfig, public: PublicFacts) -> Sizes:
@@ -149,9 +162,15 @@ def accumulated_budget(config: HistogramsConfig, public: PublicFacts) -> tuple[i
     if before is None:
         return nominal, features, rho
     added = 2 * rho / config.clip**2  # rounds of rho / T each add 1 / (C sigma)**2 = 2 rho / (T C**2)
-    weights = FORGETTING * before["pool_weights"][:-1] + added
-    variances = FORGETTING**2 * before["pool_variances"][:-1] + added
-    return nominal, features, max(rho, float((weights**2 / variances).max()) * config.clip**2 / 2)
+    weights, variances = remembered(before)
+    return nominal, features, max(rho, float(((weights + added) ** 2 / (variances + added)).max()) * config.clip**2 / 2)
+
+
+def remembered(start: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """(k,) weights and variances of the cells of a series in the next run, in the history that is best so far."""
+    best = int(np.argmin(start["pool_scores"])) if "pool_scores" in start else 0
+    weights, variances = (np.atleast_2d(start[name])[best, :-1] for name in ("pool_weights", "pool_variances"))
+    return FORGETTING[best] * weights, FORGETTING[best] ** 2 * variances
 
 
 def _sizes_of_warm_start(config: HistogramsConfig, chosen: Sizes, centres: int, series: bool) -> Sizes:
@@ -173,8 +192,12 @@ def _sizes_of_warm_start(config: HistogramsConfig, chosen: Sizes, centres: int, 
     if config.clusters is None:
         k = max(centres, k if series else 1) if private and centres <= WARM_CELLS * k else min(k, centres)
     rounds = chosen.rounds
-    if private and centres == k or series and centres < k:
-        rounds = min(rounds, WARM_ROUNDS if centres == k else GROWING_ROUNDS)
+    if private and centres == k:
+        rounds = WARM_ROUNDS
+    elif series and centres < k:
+        rounds = min(rounds, GROWING_ROUNDS)
+    elif private:
+        rounds = max(rounds, 1)
     cells = min(centres, chosen.overseed) if private else centres
     return Sizes(rounds, k, max(cells, k), 0, chosen.perturbation)
 
@@ -224,8 +247,7 @@ def budget_sketch(config: HistogramsConfig, public: PublicFacts, plan: Sequence[
     sizes = sizes_of(config, public)
     nominal, features, rho = accumulated_budget(config, public)
     b = signal_to_noise(nominal, features, rho, config.clip)
-    sigma = [planned.noise_multiplier for planned in plan if planned.name.startswith("clusters")][-1]
-    sigma, pooled = sigma * sensitivity_factor(public.relation), sizes.rounds > 1
+    sigma, pooled = plan[-1].noise_multiplier * sensitivity_factor(public.relation), sizes.rounds > 1
     if continues_series(config, public):
         sigma, pooled = math.sqrt(0.5 / rho), False
     loss = noise_loss(sigma, config.clip, features, nominal / sizes.clusters, pooled)
@@ -245,4 +267,4 @@ def noise_loss(sigma: float, clip: float, features: int, clients: float, pooled:
 
 def in_words(b: float) -> str:
     """What a signal-to-noise ratio b >= 0 means."""
-    return next(words for least, _, words in STEPS if b >= least)
+    return next(f"{word}: {words}" for least, word, words in WORDS if b >= least)

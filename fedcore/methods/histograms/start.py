@@ -21,13 +21,15 @@ from fedcore.methods.histograms.pool import FORGETTING
 from fedcore.methods.histograms.releases import POOLED, plan
 from fedcore.methods.histograms.sensitivities import sensitivity_factor
 from fedcore.methods.histograms.simplex import perturbed, project, ward_merge
-from fedcore.methods.histograms.sizes import series_before, sizes_of
+from fedcore.methods.histograms.sizes import remembered, series_before, sizes_of
 from fedcore.methods.histograms.state import HistogramsState
 from fedcore.randomness import stream
 from fedcore.rounds.method import PublicFacts
 
 NAMES = ("centres", "mean", "counts")
 SERIES_NAMES = ("pool_sums", "pool_weights", "pool_variances", "pool_metric")
+HISTORY_NAMES = ("pool_sums", "pool_weights", "pool_variances", "pool_mean_noise")
+LATER_NAMES = ("pool_mean_noise", "pool_scores")  # which runs of version 0.1 do not leave
 SUM_TOLERANCE = 1e-5  # of a row's sum from 1: single precision of a large vocabulary
 MOST_CENTRES = 10_000
 PERTURBATION = "histograms/start"
@@ -40,12 +42,12 @@ def warm_start_of(state: HistogramsState) -> dict[str, np.ndarray]:
     """What a later run may start from: centres (k, d), mean (d,), counts (k,), and the pool if there is one that others
     can add to. Raises ConfigError before round 1.
     """
-    if state.round == 0:
+    if state.round == 0 and state.phase != "done":
         raise ConfigError("has not finished a round that gives centres.", "Name a run that has.")
     left = {"centres": state.centres, "mean": state.mean, "counts": np.maximum(state.counts, 0.0)}
-    if not len(state.pool) or len(state.kept):
+    if not len(state.history.cells) or len(state.kept):
         return left
-    pool = {"pool_sums": state.pool_sums, "pool_weights": state.pool_weights, "pool_variances": state.pool_variances}
+    pool = {name: getattr(state, name) for name in (*HISTORY_NAMES, "pool_scores") if getattr(state, name).size}
     return {**left, **pool, "pool_metric": state.metric}
 
 
@@ -53,13 +55,13 @@ def checked_warm_start(arrays: Mapping[str, np.ndarray], what: str, features: in
     """The arrays as float64, rows renormalised. Raises ConfigError unless they are histograms over so many tokens, with
     a whole pool or none.
     """
-    if "centres" not in arrays or set(arrays) - set(NAMES) - set(SERIES_NAMES):
+    if "centres" not in arrays or set(arrays) - {*NAMES, *SERIES_NAMES, *LATER_NAMES}:
         raise ConfigError(
             f"{what} holds the arrays {', '.join(arrays) or 'none'}.",
             "It needs centres (k, d), and may have a mean (d,) and counts (k,); no others.",
         )
     missing = [name for name in SERIES_NAMES if name not in arrays]
-    if missing and len(missing) < len(SERIES_NAMES):
+    if missing and (len(missing) < len(SERIES_NAMES) or not set(arrays).isdisjoint(LATER_NAMES)):
         raise ConfigError(
             f"{what} holds a part of what a series has released; {', '.join(missing)} is missing.",
             "Leave the arrays of the pool out, or take them all from one run.",
@@ -70,14 +72,17 @@ def checked_warm_start(arrays: Mapping[str, np.ndarray], what: str, features: in
     values = {name: np.asarray(value, np.float64) for name, value in arrays.items()}
     k = len(values["centres"]) if values["centres"].ndim == 2 else 0
     shapes = {"centres": (k, features), "mean": (features,), "counts": (k,)}
-    shapes |= {"pool_sums": (k + 1, features), "pool_weights": (k + 1,), "pool_variances": (k + 1,)}
-    shapes |= {"pool_metric": (features,)}
+    sums = values.get("pool_sums", np.zeros(0))
+    h = (len(FORGETTING) if len(sums) == len(FORGETTING) else 1,) if sums.ndim == 3 else ()  # histories
+    shapes |= {"pool_sums": (*h, k + 1, features), "pool_weights": (*h, k + 1), "pool_variances": (*h, k + 1)}
+    shapes |= {"pool_metric": (features,), "pool_mean_noise": (*h, features), "pool_scores": h}
     for name, value in values.items():
         if value.shape != shapes[name] or not 1 <= k <= MOST_CENTRES:
             raise ConfigError(
                 f"{name} of {what} have the shape {value.shape}; the population has {features} tokens.",
                 f"centres are (k, {features}) with k from 1 to {MOST_CENTRES}, the mean ({features},), counts (k,); "
-                f"sums of a pool (k + 1, {features}), its weights and variances (k + 1,), its metric ({features},).",
+                f"sums of a pool (k + 1, {features}), its weights and variances (k + 1,), its metric ({features},); "
+                f"pools of several histories have {len(FORGETTING)} in front of that.",
             )
         if not np.all(np.isfinite(value)) or (name != "pool_sums" and np.any(value < 0)):
             raise ConfigError(f"{name} of {what} have entries that are negative, infinite or not numbers.")
@@ -97,7 +102,9 @@ def checked_warm_start(arrays: Mapping[str, np.ndarray], what: str, features: in
 def _check_pool(values: Mapping[str, np.ndarray], what: str) -> None:
     """Raises ConfigError for a pool that no run leaves: a release has noise in every token."""
     weights, variances = values["pool_weights"], values["pool_variances"]
-    if np.any((weights > 0) != (variances > 0)) or weights[-1] == 0 or np.any(values["pool_metric"] == 0):
+    noise = values.get("pool_mean_noise", np.ones(1))
+    no_mean = np.any(weights[..., -1] == 0) or np.any(values["pool_metric"] == 0) or np.any(noise == 0)
+    if np.any((weights > 0) != (variances > 0)) or no_mean:
         raise ConfigError(
             f"the pool of {what} has sums without noise.", "Start from another run, or from the centres alone."
         )
@@ -119,12 +126,11 @@ def likely_warm_start(config: HistogramsConfig, public: PublicFacts) -> dict[str
     if config.reduction != "none":
         return start
     noise = config.clip * sensitivity_factor(public.relation) * releases[-1].noise_multiplier
-    weight, variance, added = 0.0, 0.0, min(sizes.rounds, POOLED)
+    weight, variance, added = 0.0, 0.0, max(1, min(sizes.rounds, POOLED))
     before = series_before(config, public)
     if before is not None:
-        added = sizes.rounds
-        weight = FORGETTING * float(before["pool_weights"][0])
-        variance = FORGETTING**2 * float(before["pool_variances"][0])
+        weights, variances = remembered(before)
+        added, weight, variance = sizes.rounds, float(weights[0]), float(variances[0])
     pool = {
         "pool_sums": uniform,
         "pool_weights": np.full(k + 1, weight + added / noise**2),

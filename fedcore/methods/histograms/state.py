@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from fedcore.methods.histograms.messages import all_tokens
-from fedcore.methods.histograms.pool import Pool, empty
+from fedcore.methods.histograms.pool import History, Pool, no_history
 from fedcore.methods.histograms.sizes import Sizes
 from fedcore.rounds.method import PublicFacts, RoundInfo
 
@@ -38,9 +39,12 @@ class HistogramsState:
     clip:     L2 clip of the clustering rounds; 0: that of the settings (private runs only, as are the next two)
     spread:   sensitivity factor: sensitivity of a clipped sum in units of its clip, 1 or a hair above sqrt(2)
     norms_multiplier: noise multiplier of the counts of norms; 0 unless the clip is adaptive
-    pool_sums, pool_weights, pool_variances: (c + 1, d), (c + 1,), (c + 1,): a `Pool`, whose last row is that of all
-              clients, from which F is made; before it come the c = k cells, or none while their sums are not kept.
-              (0, 0), (0,), (0,) before a whitened release and without privacy; (c + 1, r + 1) on fewer tokens
+    pool_sums, pool_weights, pool_variances, pool_mean_noise: (h, c + 1, d), (h, c + 1), (h, c + 1), (h, d): `History`,
+              h of them: one, or one for each factor of forgetting in a run that continues a series. The last row is
+              that of all clients, from which F is made; before it come the c = k cells, or none while their sums are
+              not kept. Empty without privacy; r + 1 in place of d on fewer tokens. Runs of version 0.1 have one
+              history without the first axis, whose noise in the mean was that of its variance in the metric
+    pool_scores: (h,) of the histories, the lowest is the best
     """
 
     phase: str
@@ -68,28 +72,35 @@ class HistogramsState:
     pool_sums: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
     pool_weights: np.ndarray = field(default_factory=lambda: np.zeros(0))
     pool_variances: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    pool_mean_noise: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
+    pool_scores: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
     @property
-    def pool(self) -> Pool:
-        """Of the cells; without any while their sums are not kept."""
-        if not len(self.pool_weights):
-            return empty(0, len(self.metric))
-        return Pool(self.pool_sums[:-1], self.pool_weights[:-1], self.pool_variances[:-1])
+    def histories(self) -> list[History]:
+        """At least one."""
+        arrays = (self.pool_sums, self.pool_weights, self.pool_variances, self.pool_mean_noise)
+        return histories_of(*arrays, self.metric)
 
     @property
-    def mean_pool(self) -> Pool:
-        """One cell of all clients; none before the first release that is whitened."""
-        if not len(self.pool_weights):
-            return empty(0, len(self.metric))
-        return Pool(self.pool_sums[-1:], self.pool_weights[-1:], self.pool_variances[-1:])
+    def best(self) -> int:
+        """Number of the history that counts; of equal ones the one that forgets least."""
+        return int(np.argmin(self.pool_scores)) if len(self.pool_scores) else 0
 
-    def pooling(self, cells: Pool, mean: Pool) -> HistogramsState:
-        """With these pools."""
+    @property
+    def history(self) -> History:
+        return self.histories[self.best]
+
+    def remembering(self, histories: Sequence[History]) -> HistogramsState:
+        """With these histories."""
+        both = [history.cells.joined(history.everybody) for history in histories]
+        scores = self.pool_scores if len(self.pool_scores) == len(both) else np.zeros(len(both))
         return replace(
             self,
-            pool_sums=np.vstack([cells.sums, mean.sums]),
-            pool_weights=np.concatenate([cells.weights, mean.weights]),
-            pool_variances=np.concatenate([cells.variances, mean.variances]),
+            pool_sums=np.stack([pool.sums for pool in both]),
+            pool_weights=np.stack([pool.weights for pool in both]),
+            pool_variances=np.stack([pool.variances for pool in both]),
+            pool_mean_noise=np.stack([history.noise for history in histories]),
+            pool_scores=scores,
         )
 
     @property
@@ -107,6 +118,23 @@ class HistogramsState:
         weights = np.maximum(self.counts, 0.0)
         total = weights.sum()
         return self.centres, weights / total if total > 0 else np.full(len(weights), 1.0 / len(weights))
+
+
+def histories_of(
+    sums: np.ndarray, weights: np.ndarray, variances: np.ndarray, mean_noise: np.ndarray | None, metric: np.ndarray
+) -> list[History]:
+    """The histories that are kept in these arrays of a state or a warm start; one without releases if there is none."""
+    d = len(metric)
+    if not weights.size:
+        return [no_history(d)]
+    sums, weights = sums.reshape(-1, sums.shape[-2], d), weights.reshape(-1, weights.shape[-1])
+    variances = variances.reshape(weights.shape)
+    noise = variances[:, -1:] * metric if mean_noise is None or not mean_noise.size else mean_noise.reshape(-1, d)
+    pools = [Pool(*arrays) for arrays in zip(sums, weights, variances, strict=True)]
+    return [
+        History(pool.chosen(range(len(pool) - 1)), pool.chosen([len(pool) - 1]), own)
+        for pool, own in zip(pools, noise, strict=True)
+    ]
 
 
 Step = tuple[HistogramsState, RoundInfo]  # what the server makes of a round: the next state, and what a person reads
