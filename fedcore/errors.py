@@ -27,6 +27,10 @@ class ConfigError(FedcoreError):
     """A setting is unknown, of the wrong type, or out of range."""
 
 
+class NotWorthIt(ConfigError):
+    """The budget is too small for the run to be of any use, and nobody asked for it all the same; nothing was spent."""
+
+
 class MethodError(FedcoreError):
     """A method breaks the contract of methods: a mistake of its author, not of its user."""
 

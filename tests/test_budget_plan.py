@@ -118,9 +118,8 @@ def test_replace_one_buys_less(tmp_path):
 
 
 def test_the_loss_by_hand():
-    """C sigma = 6, d = 100, N = 600: 36 * 100 / (2 * 360 000) = 0.005; pooled half of it."""
-    assert noise_loss(2.0, 3.0, 100, 600, pooled=False) == pytest.approx(0.005)
-    assert noise_loss(2.0, 3.0, 100, 600, pooled=True) == pytest.approx(0.0025)
+    """C sigma = 6, d = 100, N = 600: 36 * 100 / (2 * 360 000) = 0.005."""
+    assert noise_loss(2.0, 3.0, 100, 600) == pytest.approx(0.005)
 
 
 @given(st.integers(2, 40), st.integers(0, 1000), st.floats(0.05, 5.0))
@@ -141,7 +140,7 @@ def test_the_loss_is_what_noise_does():
     kept = (noised > 0).all(axis=1)
     kl = np.sum(p * np.log(p / noised[kept]), axis=1).mean()
     # the self-normalisation takes away the one direction in which the counts move
-    expected = noise_loss(sigma, clip, 50, clients, pooled=False) * (np.sum(w / p) - 1) / 50
+    expected = noise_loss(sigma, clip, 50, clients) * (np.sum(w / p) - 1) / 50
     assert kl == pytest.approx(expected, rel=0.05)
 
 

@@ -63,6 +63,9 @@ def train(
         str | None,
         typer.Option(metavar="able|1-27", help="Who takes part, where the budget is kept by cohort; default: able."),
     ] = None,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Also if the budget is too small for the run to be of any use.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Train a model; with Prefect and Dask by default, in this process with --local."""
@@ -75,7 +78,9 @@ def train(
         "See `fedcore train --help`.",
         method=method,
         population=str(population),
-        settings=read_settings(config, settings) | ({} if cohorts is None else {"cohorts": cohorts}),
+        settings=read_settings(config, settings)
+        | ({} if cohorts is None else {"cohorts": cohorts})
+        | ({"anyway": True} if anyway else {}),
         runs=str(runs),
         run_id=run_id,
         version=version,
@@ -85,7 +90,10 @@ def train(
         start_from=start_from,
         public_start_because=public_start,
     )
-    resolve(request)  # a mistake is told at once, not after a server has started
+    spec = resolve(request)  # a mistake is told at once, not after a server has started
+    spec.check_worth()
+    if spec.worth is not None:
+        warn(f"what to expect of this run, by its budget: {spec.worth.in_words}")
     show_run(str(trained(request, local, workers, dask, as_json)), as_json)
 
 

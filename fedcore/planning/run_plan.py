@@ -151,6 +151,8 @@ def plan_run(request: TrainRequest, where: Resources, *, limit: float = LIMIT_SE
     passes = method.total_rounds(method.init(public))
     predictions = predicted(method, population, spec.releases, passes, measured, where)
     refuse(predictions, where, runs)
+    if spec.worth is not None:
+        predictions["worth"] = spec.worth.in_words
     return predictions
 
 

@@ -70,8 +70,8 @@ NON_PRIVATE: dict[str, dict[str, Any]] = {
     "fedavg": {"algorithm": "fedavg"},
     "ifca": {"algorithm": "ifca", "start": "uniform"},
     "ifca-mean": {"algorithm": "ifca", "start": "perturbed_mean"},
-    "dimred": {"algorithm": "algorithm2", "reduction": "eigenvectors"},
-    "algorithm2": {"algorithm": "algorithm2"},
+    "dimred": {"algorithm": "algorithm2", "start": "algorithm1", "reduction": "eigenvectors"},
+    "algorithm2": {"algorithm": "algorithm2", "start": "algorithm1"},
     "algorithm2-mean": {"algorithm": "algorithm2", "start": "perturbed_mean"},
 }
 # Every round of Algorithm 3 draws its centres afresh, so a few rounds at the noise of 50 are as good as 50. Floors are

@@ -18,7 +18,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 from pydantic import BaseModel
@@ -79,6 +79,27 @@ class RoundInfo:
 
     scalars: Mapping[str, float] = field(default_factory=dict)
     note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """What a private run is likely to be worth, by public facts alone.
+
+    word:   how good it is
+    expect: what to expect of it, in words
+    loss:   in `unit`, about how much is lost to noise; None: nobody knows
+    asks:   whether it is so little that a person has to ask for the run with the setting `anyway`, and has not
+    """
+
+    word: Literal["none", "weak", "fair", "good"]
+    expect: str
+    loss: float | None = None
+    unit: str = ""
+    asks: bool = False
+
+    @property
+    def in_words(self) -> str:
+        return f"{self.word}: {self.expect}"
 
 
 class PrivateSettings(Protocol):
@@ -273,6 +294,12 @@ class Method(ABC, Generic[ConfigT, StateT]):
     def budget_sketch(self, public: PublicFacts, plan: Sequence[PlannedRelease]) -> dict[str, Any]:
         """What a run with this plan buys, as JSON; made from public facts, no data are opened."""
         return {"rounds": max((planned.round for planned in plan), default=0), "releases": len(plan)}
+
+    def worth(self, public: PublicFacts) -> Worth | None:
+        """What a run with these facts is likely to be worth, for a person who may ask for it or not; made from public
+        facts, no data are opened. None if the method cannot say.
+        """
+        return None
 
     def likely_warm_start(self, public: PublicFacts) -> dict[str, np.ndarray] | None:
         """Stand-ins, of the right shapes, for what a run with these facts would leave to the next one, so that the runs

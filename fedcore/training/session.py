@@ -126,11 +126,12 @@ class Session:
 def start_run(request: TrainRequest, backend: Backend, *, stamp: str, ledger_url: str | None = None) -> Session:
     """A new run, reserved and with its first state committed.
 
-    stamp: a time as text, for the run's name. Raises what `resolve` raises, and RunError for a name that is taken. If
-    it raises, nothing stays reserved and no run is left behind, unless the ledger failed after it had reserved: then
-    the run can be resumed or abandoned.
+    stamp: a time as text, for the run's name. Raises what `resolve` raises, NotWorthIt for a run that nobody would
+    want, and RunError for a name that is taken. If it raises, nothing stays reserved and no run is left behind, unless
+    the ledger failed after it had reserved: then the run can be resumed or abandoned.
     """
     spec = resolve(request, ledger_url)
+    spec.check_worth()
     if spec.ledger is not None:
         check_runs(request.runs, spec.population, spec.ledger)
     run = _create(spec, request, stamp)

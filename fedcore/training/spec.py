@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import fedcore
-from fedcore.errors import ConfigError, PopulationError, RunError
+from fedcore.errors import ConfigError, NotWorthIt, PopulationError, RunError
 from fedcore.methods.registry import make_method
 from fedcore.population.store import Population
 from fedcore.privacy.cohorts import Participants
@@ -20,7 +20,7 @@ from fedcore.privacy.ledger.chain import ChainHead
 from fedcore.privacy.plan import CLIENT_PERIOD, PlannedRelease, Unit
 from fedcore.rounds.clients import DEFAULT_CACHE_BYTES
 from fedcore.rounds.cohort_settings import cohort_rule
-from fedcore.rounds.method import AnyMethod, PublicFacts
+from fedcore.rounds.method import AnyMethod, PublicFacts, Worth
 from fedcore.runs.digests import COHORTS
 from fedcore.runs.run_files import START_FILE
 from fedcore.runs.store import Run
@@ -63,6 +63,22 @@ class RunSpec:
     def unit(self) -> Unit:
         """What the budget protects. To a method entries of calendar periods are clients."""
         return self.public.unit if self.population.manifest.period is None else CLIENT_PERIOD
+
+    @property
+    def worth(self) -> Worth | None:
+        """What the run is likely to be worth, as far as its method can say."""
+        return self.method.worth(self.public) if self.method.private else None
+
+    def check_worth(self) -> None:
+        """Raises NotWorthIt if a person has to ask for a run of so little worth, and has not."""
+        worth = self.worth
+        if worth is None or not worth.asks:
+            return
+        raise NotWorthIt(
+            f"this budget is too small for a run of method {self.method.name!r} on population "
+            f"{self.population.path.name!r}: {worth.expect}. Nothing was spent.",
+            "Give the run a larger share of the budget, or ask for it with --anyway (setting anyway = true).",
+        )
 
     def record(self, request: TrainRequest, run_id: str, stamp: str) -> dict[str, Any]:
         """What run.json says of a new run. stamp: when it begins, as text."""

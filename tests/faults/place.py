@@ -26,7 +26,7 @@ from tests.faults.driver import PATIENCE, PROCESSES, Kill, train
 KILLED = -9
 SIZES = {"clients": 400, "features": 40, "clusters": 3, "tokens": 60, "test_tokens": 0, "heldout_clients": 0}
 SETTINGS = {
-    "plain": {"algorithm": "algorithm2", "clusters": 3, "rounds": 4, "temperature": 2.0},
+    "plain": {"algorithm": "algorithm2", "start": "algorithm1", "clusters": 3, "rounds": 4, "temperature": 2.0},
     "test noise": {"clusters": 3, "rounds": 3, "epsilon": 4.0},
     "secure": {"clusters": 3, "rounds": 3, "epsilon": 4.0},
 }

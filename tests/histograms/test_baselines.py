@@ -15,7 +15,7 @@ from fedcore.rounds.statistics import merge, values
 from tests.histograms.example_clients import block_of, dense_histograms, random_counts
 from tests.histograms.run_in_memory import answer, facts, run
 
-ALGORITHM2 = HistogramsConfig(algorithm="algorithm2")
+ALGORITHM2 = HistogramsConfig(algorithm="algorithm2", start="algorithm1")
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def two_groups():
 
 def test_algorithm_2_worked_by_hand():
     """Whatever rows start it, the two groups are found: centres (.85, .15, 0) and (0, .1, .9); it stops early."""
-    config = HistogramsConfig(algorithm="algorithm2", clusters=2, temperature=1e6)
+    config = HistogramsConfig(algorithm="algorithm2", start="algorithm1", clusters=2, temperature=1e6)
     state, infos = run(Histograms(config), two_groups(), facts(3), clients_per_leaf=1)
     order = np.argsort(-state.counts)
     np.testing.assert_allclose(state.centres[order], [[0.85, 0.15, 0], [0, 0.1, 0.9]], atol=1e-12)
@@ -126,7 +126,7 @@ def test_algorithm_2_worked_by_hand():
 
 def test_the_objective_never_rises(block):
     for seed in range(3):
-        config = HistogramsConfig(algorithm="algorithm2", clusters=4)
+        config = HistogramsConfig(algorithm="algorithm2", start="algorithm1", clusters=4)
         _, infos = run(Histograms(config), block, facts(17, seed=seed))
         objective = [info.scalars["objective"] for info in infos if "objective" in info.scalars]
         assert len(objective) > 1
@@ -137,7 +137,7 @@ def test_the_objective_never_rises(block):
 def test_an_empty_cluster_takes_the_row_that_is_served_worst():
     """Cluster 2 gets nobody in round 1; the outlier (0, 1, 9) is the worst served by cluster 1 alone."""
     block = block_of([[9, 1, 0]] * 5 + [[0, 1, 9]])
-    method = Histograms(HistogramsConfig(algorithm="algorithm2", clusters=2))
+    method = Histograms(HistogramsConfig(algorithm="algorithm2", start="algorithm1", clusters=2))
     state = method.init(facts(3))
     state, _ = method.server_update(state, values(answer(method, method.message(state), block, 2)))
     centres = np.array([[0.5, 0.1, 0.4], [1e-5, 1 - 2e-5, 1e-5]])
@@ -152,7 +152,9 @@ def test_an_empty_cluster_takes_the_row_that_is_served_worst():
 
 
 def test_more_clusters_than_different_clients_ends():
-    state, _ = run(Histograms(HistogramsConfig(algorithm="algorithm2", clusters=5)), two_groups(), facts(3))
+    state, _ = run(
+        Histograms(HistogramsConfig(algorithm="algorithm2", start="algorithm1", clusters=5)), two_groups(), facts(3)
+    )
     assert state.phase == "done" and state.counts.sum() == 3
     assert np.all(np.isfinite(state.centres))
 

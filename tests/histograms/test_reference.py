@@ -56,6 +56,7 @@ def populations(draw, clients: int):
 def test_algorithms_1_and_2(counts, clusters, rounds, temperature, seed):
     config = HistogramsConfig(
         algorithm="algorithm2",
+        start="algorithm1",
         clusters=clusters,
         rounds=rounds,
         temperature=temperature,

@@ -60,8 +60,9 @@ def test_what_the_config_names_is_kept():
 
 
 def test_sizes_without_privacy():
-    assert sizes_of(HistogramsConfig(algorithm="algorithm2"), facts(9)) == Sizes(50, 10, 10, 0, 0.3)
-    config = HistogramsConfig(algorithm="algorithm2", start="perturbed_mean", clusters=4)
+    rows = HistogramsConfig(algorithm="algorithm2", start="algorithm1")
+    assert sizes_of(rows, facts(9)) == Sizes(50, 10, 10, 0, 0.3)
+    config = HistogramsConfig(algorithm="algorithm2", clusters=4)
     assert sizes_of(config, facts(9)) == Sizes(50, 4, 12, 4, 0.3)
 
 

@@ -49,6 +49,9 @@ class HistogramsConfig(BaseModel):
     nominal_clients: int | None = Field(
         None, ge=1, description="size of the population that the size rules assume; None: as declared in the manifest"
     )
+    anyway: bool = Field(
+        False, description="make a private run also if its budget is too small for it to be of any use"
+    )
     spare_releases: int = Field(
         0, ge=0, le=10, description="releases set aside beyond the plan, to draw one again that a crash lost"
     )
@@ -78,11 +81,11 @@ class HistogramsConfig(BaseModel):
     )
 
     # start
-    start: Literal["algorithm1", "perturbed_mean", "uniform"] = Field(
-        "algorithm1",
+    start: Literal["algorithm1", "perturbed_mean", "uniform"] | None = Field(
+        None,
         description="first centres of algorithm2, ifca and published: rows of clients (the paper's Algorithm 1), "
-        "perturbed copies of the mean, or of the uniform histogram; a private run always starts from the perturbed "
-        "noised mean",
+        "perturbed copies of the mean, or of the uniform histogram; None: perturbed_mean for algorithm2, algorithm1 "
+        "for the others; a private run always starts from the perturbed noised mean",
     )
     temperature: float = Field(
         0.5, ge=0, le=1e6, description="tau of Algorithm 1: 0 draws clients uniformly, a large value the farthest one"
@@ -242,6 +245,11 @@ class HistogramsConfig(BaseModel):
                 "two rounds are pooled"
             )
         return self
+
+    @property
+    def first_centres(self) -> str:
+        """The start, chosen."""
+        return self.start or ("perturbed_mean" if self.algorithm == "algorithm2" else "algorithm1")
 
     def weight_factors(self) -> tuple[float, ...]:
         """What a client may multiply prior_tokens by where weights are local."""

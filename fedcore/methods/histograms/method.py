@@ -19,7 +19,7 @@ from fedcore.methods.histograms.round_metrics import METRICS
 from fedcore.methods.histograms.state import HistogramsState
 from fedcore.population.blocks import ClientBlock, CountsBlock, Kind
 from fedcore.privacy.plan import PlannedRelease
-from fedcore.rounds.method import ClientOutputs, Memory, Message, PrivateMethod, PublicFacts, RoundInfo
+from fedcore.rounds.method import ClientOutputs, Memory, Message, PrivateMethod, PublicFacts, RoundInfo, Worth
 from fedcore.rounds.results import Features, Metric, Result
 from fedcore.rounds.scores import KnownMemories, ScoreTable
 from fedcore.rounds.statistics import Statistics
@@ -87,6 +87,10 @@ class Histograms(PrivateMethod[HistogramsConfig, HistogramsState]):
     def budget_sketch(self, public: PublicFacts, plan: Sequence[PlannedRelease]) -> dict[str, Any]:
         """The fields of `fedcore.methods.histograms.sizes.Sketch`."""
         return sizes.budget_sketch(self.config, public, plan)
+
+    def worth(self, public: PublicFacts) -> Worth | None:
+        """By the strength of the run's budget. Raises ConfigError as `plan` does."""
+        return sizes.worth(self.config, public) if self.private else None
 
     # --- rounds -----------------------------------------------------------------------------------------------------
 

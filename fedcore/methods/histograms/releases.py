@@ -9,14 +9,13 @@ from fedcore.methods.histograms import sensitivities
 from fedcore.methods.histograms.config import HistogramsConfig
 from fedcore.methods.histograms.reduction import tokens_kept
 from fedcore.methods.histograms.second_moment import triangle_size
-from fedcore.methods.histograms.sizes import Sizes, rho_of, sizes_of
+from fedcore.methods.histograms.sizes import FIRST_SHARE, FIRST_SHARE_OF_MEAN, Sizes, rho_of, sizes_of
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.method import PublicFacts
 
 ARGUMENT = "docs/privacy/histograms.md"
 FLAT, WHITENED, VOTES, MOMENT = "flat_mean", "whitened_mean", "votes", "second_moment"
 NORMS = "norms_"
-FIRST_SHARE, FIRST_SHARE_OF_MEAN = 0.04, 0.08  # of the flat release, with and without clustering rounds
 POOLED = 2  # last rounds, whose sums are added; the clip is frozen in them
 ONE_SUM = "one sum over all clients"
 ONE_CELL = "one cell per client: all cells cost one release"

@@ -61,7 +61,7 @@ from fedcore.methods.histograms.simplex import (
     ward_merge,
 )
 from fedcore.methods.histograms.sizes import continues_series, sizes_of
-from fedcore.methods.histograms.start import HISTORY_NAMES, elected, filled_up, mean_of_warm_start
+from fedcore.methods.histograms.start import elected, filled_up, mean_of_warm_start
 from fedcore.methods.histograms.state import HistogramsState, Step, histories_of, initial_state
 from fedcore.privacy.grid import GRID_NORM, grid_step
 from fedcore.randomness import stream
@@ -105,7 +105,8 @@ def init(config: HistogramsConfig, public: PublicFacts) -> HistogramsState:
 def _with_history(state: HistogramsState, start: Mapping[str, np.ndarray]) -> HistogramsState:
     """What the series has released so far, as it counts in this run, and the metric of the series."""
     w = np.asarray(start["pool_metric"], np.float64)
-    past = histories_of(*(start.get(name) for name in HISTORY_NAMES), w)
+    pools = [start[name] for name in ("pool_sums", "pool_weights", "pool_variances")]
+    past = histories_of(*pools, mean_noise=start.get("pool_mean_noise"), metric=w)
     past = [past[min(number, len(past) - 1)].forgotten(kept) for number, kept in enumerate(FORGETTING)]
     scores = start.get("pool_scores", np.zeros(len(past)))
     return replace(state, metric=w, pool_scores=scores).remembering(past)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from fedcore.methods.histograms.pool import FORGETTING
 from fedcore.methods.histograms.reduction import tokens_kept
 from fedcore.methods.histograms.sensitivities import sensitivity_factor
 from fedcore.privacy.plan import PlannedRelease
-from fedcore.rounds.method import PublicFacts
+from fedcore.rounds.method import PublicFacts, Worth
 
 REFERENCE_ROUNDS = 8
 CLUSTERS_PER_SNR = 0.45
@@ -32,16 +32,25 @@ ROUNDS = ((50.0, 8), (18.0, 6), (8.0, 5), (5.0, 4), (0.0, 3))  # least b, rounds
 LEAST_FOR_CLUSTERS = 3.0  # b below which one mean serves everybody better
 LEAST_FOR_MORE = 5.0  # b below which there are two clusters
 LEAST_FOR_GOOD, LEAST_MEASURED = 8.0, 0.2
-WORDS = (  # least b, what such a budget is, and what to expect of it
-    (LEAST_FOR_GOOD, "good", "better than any mean for all clients"),
-    (LEAST_FOR_CLUSTERS, "fair", "few clusters, about as good as a mean without privacy"),
-    (LEAST_MEASURED, "weak", "one mean for all clients, worse than one without privacy"),
-    (0.0, "none", "less than was ever measured; expect no more than of a uniform histogram"),
+Word = Literal["none", "weak", "fair", "good"]
+WORDS: tuple[tuple[float, Word], ...] = (
+    (LEAST_FOR_GOOD, "good"),
+    (LEAST_FOR_CLUSTERS, "fair"),
+    (LEAST_MEASURED, "weak"),
+    (0.0, "none"),
 )
+EXPECT: dict[Word, str] = {
+    "good": "better than any mean for all clients",
+    "fair": "few clusters, about as good as a mean without privacy",
+    "weak": "one mean for all clients, worse than one without privacy",
+    "none": "less than what was ever measured, and perhaps no better than nothing",
+}
+MEAN_LOSS, MEAN_POWER = 0.018, -1.4  # nats above a mean without privacy: MEAN_LOSS b**MEAN_POWER, measured on text
 WARM_ROUNDS = 2  # from centres of an earlier run; the last two rounds are pooled, so both count
 GROWING_ROUNDS = 3  # with cells that were split, and have to find their place
 WARM_CELLS = 2  # times the clusters of the rules
 LARGE_PERTURBATION, SMALL_PERTURBATION = 0.5, 0.3
+FIRST_SHARE, FIRST_SHARE_OF_MEAN = 0.04, 0.08  # of the flat release, with and without clustering rounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +116,7 @@ def sizes_of(config: HistogramsConfig, public: PublicFacts) -> Sizes:
         chosen = size_rules(*accumulated_budget(config, public), config.clip, config.clusters)
     else:
         k = config.clusters or DEFAULT_CLUSTERS
-        merges = config.algorithm == "algorithm2" and config.start == "perturbed_mean"
+        merges = config.algorithm == "algorithm2" and config.first_centres == "perturbed_mean"
         overseed = 3 * k if merges else k
         chosen = Sizes(DEFAULT_ROUNDS, k, overseed, 0, SMALL_PERTURBATION)
     if public.warm_start is not None:
@@ -227,9 +236,10 @@ def _nominal(config: HistogramsConfig, public: PublicFacts) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Sketch:
-    """One run as it would be planned. rounds T, clusters K, cells K' of the first rounds, releases in all.
+    """One run as it would be planned. rounds T, clusters K (none in a run that releases a mean alone), cells K' of the
+    first rounds, releases in all.
 
-    strength: b of `signal_to_noise`, in_words: what it means; loss_nats: estimate of `noise_loss`. Of a run that
+    strength: b of `signal_to_noise`, in_words: what it means; loss_nats: estimate of `expected_loss`. Of a run that
     continues a series they are those of all that the series has released by its end.
     """
 
@@ -244,27 +254,46 @@ class Sketch:
 
 def budget_sketch(config: HistogramsConfig, public: PublicFacts, plan: Sequence[PlannedRelease]) -> dict[str, Any]:
     """The fields of `Sketch`, as JSON."""
-    sizes = sizes_of(config, public)
-    nominal, features, rho = accumulated_budget(config, public)
+    sizes, (b, loss) = sizes_of(config, public), expected_loss(config, public)
+    clusters = sizes.clusters if sizes.clusters > 1 else 0
+    return asdict(Sketch(sizes.rounds, clusters, sizes.cells(1), len(plan), b, in_words(b), loss))
+
+
+def expected_loss(config: HistogramsConfig, public: PublicFacts) -> tuple[float, float]:
+    """(b, nats of KL that noise adds): to the mean by MEAN_LOSS, or to a cluster's centre by `noise_loss`."""
+    sizes, (nominal, features, rho) = sizes_of(config, public), accumulated_budget(config, public)
     b = signal_to_noise(nominal, features, rho, config.clip)
-    sigma, pooled = plan[-1].noise_multiplier * sensitivity_factor(public.relation), sizes.rounds > 1
-    if continues_series(config, public):
-        sigma, pooled = math.sqrt(0.5 / rho), False
-    loss = noise_loss(sigma, config.clip, features, nominal / sizes.clusters, pooled)
-    return asdict(Sketch(sizes.rounds, sizes.clusters, sizes.cells(1), len(plan), b, in_words(b), loss))
+    if sizes.clusters == 1:
+        return b, MEAN_LOSS * b**MEAN_POWER
+    if not continues_series(config, public):  # the last two rounds alone are pooled
+        before = 0.0 if public.warm_start is not None else (config.first_share or FIRST_SHARE) + config.second_share
+        rho *= (1.0 - before) * min(sizes.rounds, 2) / sizes.rounds
+    sigma = math.sqrt(0.5 / rho)
+    return b, noise_loss(sigma, config.clip, features, nominal / sizes.clusters)
 
 
-def noise_loss(sigma: float, clip: float, features: int, clients: float, pooled: bool) -> float:
+def worth(config: HistogramsConfig, public: PublicFacts) -> Worth:
+    """What the strength of a budget means, and what noise costs about. Raises ConfigError as `sizes_of` does."""
+    b, loss = expected_loss(config, public)
+    word = _word(b)
+    expect = f"{EXPECT[word]} (strength {b:.2g}, noise costs about {loss:.2g} nats)"
+    return Worth(word, expect, loss, "nats", asks=word == "none" and not config.anyway)
+
+
+def noise_loss(sigma: float, clip: float, features: int, clients: float) -> float:
     """Nats of KL that noise adds to a cluster's centre: (C sigma)**2 sum(w / P) / (2 N**2), N clients of the cluster.
 
     Before shrinkage, which saves a part of it. sum(w / P) is not known beforehand and set to its largest value, d: for
     w ~ P sqrt(1 / m_eff + P) it is d where all tokens are equally frequent, and less otherwise (Chebyshev's sum
-    inequality). sigma: noise multiplier times the sensitivity factor. pooled: two rounds are added, which halves
-    the loss.
+    inequality). sigma: noise multiplier times the sensitivity factor.
     """
-    return (clip * sigma) ** 2 * features / (2 * clients**2) / (2 if pooled else 1)
+    return (clip * sigma) ** 2 * features / (2 * clients**2)
 
 
 def in_words(b: float) -> str:
     """What a signal-to-noise ratio b >= 0 means."""
-    return next(f"{word}: {words}" for least, word, words in WORDS if b >= least)
+    return f"{_word(b)}: {EXPECT[_word(b)]}"
+
+
+def _word(b: float) -> Word:
+    return next(word for least, word in WORDS if b >= least)

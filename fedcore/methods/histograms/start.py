@@ -28,7 +28,6 @@ from fedcore.rounds.method import PublicFacts
 
 NAMES = ("centres", "mean", "counts")
 SERIES_NAMES = ("pool_sums", "pool_weights", "pool_variances", "pool_metric")
-HISTORY_NAMES = ("pool_sums", "pool_weights", "pool_variances", "pool_mean_noise")
 LATER_NAMES = ("pool_mean_noise", "pool_scores")  # which runs of version 0.1 do not leave
 SUM_TOLERANCE = 1e-5  # of a row's sum from 1: single precision of a large vocabulary
 MOST_CENTRES = 10_000
@@ -47,8 +46,8 @@ def warm_start_of(state: HistogramsState) -> dict[str, np.ndarray]:
     left = {"centres": state.centres, "mean": state.mean, "counts": np.maximum(state.counts, 0.0)}
     if not len(state.history.cells) or len(state.kept):
         return left
-    pool = {name: getattr(state, name) for name in (*HISTORY_NAMES, "pool_scores") if getattr(state, name).size}
-    return {**left, **pool, "pool_metric": state.metric}
+    pool = {name: getattr(state, name) for name in (*SERIES_NAMES[:-1], *LATER_NAMES)}
+    return {**left, **{name: value for name, value in pool.items() if value.size}, "pool_metric": state.metric}
 
 
 def checked_warm_start(arrays: Mapping[str, np.ndarray], what: str, features: int) -> dict[str, np.ndarray]:

@@ -78,8 +78,8 @@ class HistogramsState:
     @property
     def histories(self) -> list[History]:
         """At least one."""
-        arrays = (self.pool_sums, self.pool_weights, self.pool_variances, self.pool_mean_noise)
-        return histories_of(*arrays, self.metric)
+        pools = (self.pool_sums, self.pool_weights, self.pool_variances)
+        return histories_of(*pools, mean_noise=self.pool_mean_noise, metric=self.metric)
 
     @property
     def best(self) -> int:
@@ -121,7 +121,7 @@ class HistogramsState:
 
 
 def histories_of(
-    sums: np.ndarray, weights: np.ndarray, variances: np.ndarray, mean_noise: np.ndarray | None, metric: np.ndarray
+    sums: np.ndarray, weights: np.ndarray, variances: np.ndarray, *, mean_noise: np.ndarray | None, metric: np.ndarray
 ) -> list[History]:
     """The histories that are kept in these arrays of a state or a warm start; one without releases if there is none."""
     d = len(metric)

@@ -106,7 +106,7 @@ def _with_first_centres(config: HistogramsConfig, state: HistogramsState) -> His
     """All first centres; or the first row of Algorithm 1, which came with the mean."""
     if _seeds_with_rows(config):
         return _with_rows(config, state, state.centres)
-    around = state.mean if config.start == "perturbed_mean" else np.full(len(state.mean), 1.0 / len(state.mean))
+    around = state.mean if config.first_centres == "perturbed_mean" else np.full(len(state.mean), 1.0 / len(state.mean))
     centres = perturbed_start(around, state.overseed, state.perturbation, state.seed)
     centres = lift(reduce_rows(centres, state.kept), state.kept, state.mean)
     return replace(state, phase="rounds", centres=centres, counts=np.zeros(len(centres)))
@@ -120,7 +120,7 @@ def _with_rows(config: HistogramsConfig, state: HistogramsState, rows: np.ndarra
 
 
 def _seeds_with_rows(config: HistogramsConfig) -> bool:
-    return config.algorithm != "fedavg" and config.start == "algorithm1"
+    return config.algorithm != "fedavg" and config.first_centres == "algorithm1"
 
 
 # --- the covariance of DimRed ---------------------------------------------------------------------------------------

@@ -75,9 +75,9 @@ def noise_of(config: HistogramsConfig) -> Noise:
 def not_private_because(config: HistogramsConfig) -> str:
     """Why a run of this config is not private, for its privacy statement."""
     why = ["its noise is simulated in floating point from the run's seed, and whoever knows that can subtract it"]
-    if config.start == "algorithm1":
+    if config.first_centres == "algorithm1":
         why.append("its start, Algorithm 1, returns rows of clients, and the first clusters depend on them")
-    if config.start == "perturbed_mean":
+    if config.first_centres == "perturbed_mean":
         why.append("its start is made from the exact mean")
     if config.reduction != "none":
         why.append("its tokens are chosen, and filled in again, from statistics without noise")
