@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -92,8 +93,8 @@ def train(
     )
     spec = resolve(request)  # a mistake is told at once, not after a server has started
     spec.check_worth()
-    if spec.worth is not None:
-        warn(f"what to expect of this run, by its budget: {spec.worth.in_words}")
+    if spec.worth is not None and not as_json:
+        print(f"what to expect, by the budget: {spec.worth.in_words}", file=sys.stderr)
     show_run(str(trained(request, local, workers, dask, as_json)), as_json)
 
 

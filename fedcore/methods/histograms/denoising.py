@@ -17,7 +17,7 @@ import numpy as np
 
 from fedcore.methods.histograms.simplex import project
 
-MEAN_POINTS, LEAST_SHARE, LARGE_SHARE = 200, 0.01, 0.3  # of the grid of shares; the least one times 1 / d
+MEAN_POINTS, LARGE_SHARE = 200, 0.3  # of the grid of shares
 MEAN_STEPS, RATIO_STEPS = 300, 100  # of EM, at most
 RATIO_STEP = math.log(50) / 64
 RATIO_GRID = np.exp(RATIO_STEP * np.arange(-64, 57))  # of a centre to the mean: from 1/50 by 1 to 31
@@ -29,7 +29,7 @@ TILE = 4096  # values whose estimates are made at once
 
 def denoised_mean(values: np.ndarray, noise: np.ndarray, floor: float) -> np.ndarray:
     """(d,) on the simplex: the shares of which `values` are the noised ones. noise: (d,) standard deviations."""
-    grid = _share_grid(len(values))
+    grid = _share_grid(floor)
     return project(posterior_means(values, noise, grid, MEAN_STEPS), floor)
 
 
@@ -79,8 +79,8 @@ def _fitted(likelihood: np.ndarray, steps: int) -> np.ndarray:
     return weights
 
 
-def _share_grid(features: int) -> np.ndarray:
-    """MEAN_POINTS shares from LEAST_SHARE / d to LARGE_SHARE, and on by the same factor to 1 for small vocabularies."""
-    step = math.log(LARGE_SHARE * features / LEAST_SHARE) / (MEAN_POINTS - 1)
+def _share_grid(least: float) -> np.ndarray:
+    """MEAN_POINTS shares from the least to LARGE_SHARE, and on by the same factor to 1 for small vocabularies."""
+    step = math.log(LARGE_SHARE / least) / (MEAN_POINTS - 1)
     more = math.ceil(-math.log(LARGE_SHARE) / step)
     return LARGE_SHARE * np.exp(step * np.arange(1 - MEAN_POINTS, more + 1))

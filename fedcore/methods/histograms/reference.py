@@ -94,7 +94,7 @@ def private_pipeline(
         """From H, sums over all clients by the inverse variance of their noise, V the noise's variance in H (d,)."""
         if not at_least(H.sum(), least * np.sqrt(V.sum())):
             return F
-        grid = 0.3 * np.exp(np.arange(-199, 200) * np.log(30 * d) / 199)
+        grid = 0.3 * np.exp(np.arange(-199, 200) * np.log(0.3e6) / 199)
         grid = grid[: 1 + np.flatnonzero(grid >= 1 - 1e-12)[0]]
         return project(posterior_mean(H / H.sum(), np.sqrt(V) / H.sum(), grid, 300), 1e-6)
 
