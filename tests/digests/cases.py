@@ -54,6 +54,8 @@ histograms("private-given-votes", given="seven histograms", **PRIVATE)
 histograms("private-given-frequency", given="three histograms", **PRIVATE, clusters=3, reduction="frequency", keep=3)
 histograms("private-after-private", given="histograms/private", **PRIVATE)
 histograms("private-after-private-grown", given="histograms/private", **{**PRIVATE, "clusters": 3})
+histograms("private-one-mean", clusters=1, rounds=None, nominal_clients=26, anyway=True)
+histograms("private-after-one-mean", given="histograms/private-one-mean", **{**PRIVATE, "clusters": 1, "rounds": 2})
 histograms("private-wide", "counts_wide", nominal_clients=14)
 histograms("private-own-cluster", **PRIVATE, personalisation="centre", weights="local")
 

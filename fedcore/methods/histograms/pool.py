@@ -17,6 +17,7 @@ import numpy as np
 
 FORGETTING = (1.0, 0.95, 0.75, 0.5, 0.0)  # weight of what was there before a run, against 1 for what the run adds
 SCORE_KEPT = 0.3  # of the score of earlier runs
+SPLIT_KEPT = 0.25  # of the past of a cell in either of its halves
 SPLIT_PERTURBATION = 0.15  # standard deviation of the log of the factors that tell the halves of a cell apart
 
 
@@ -93,13 +94,14 @@ class Pool:
         return merged
 
     def split(self, cell: int) -> Pool:
-        """One cell more, the last one: it and `cell` are halves of what `cell` was.
+        """One cell more, the last one: it and `cell` are halves of what `cell` was, and forget most of it.
 
         Which half of the sums is whose nobody knows yet; either is taken to be as noisy as the whole was.
         """
-        halved = self.sums.copy()
+        halved, kept = self.sums.copy(), np.ones(len(self))
         halved[cell] /= 2
-        return Pool(halved, self.weights, self.variances).chosen([*range(len(self)), cell])
+        kept[cell] = SPLIT_KEPT
+        return Pool(halved, self.weights, self.variances).scaled(kept).chosen([*range(len(self)), cell])
 
 
 def empty(cells: int, features: int) -> Pool:

@@ -119,7 +119,7 @@ def private_pipeline(
         N, last, P = R.sum(axis=1), R, np.tile(F, (len(R), 1))
         for j in np.flatnonzero(alive & (len(P) > 1)):  # a single cell has F
             D, s = R[j] / N[j] - F, noise * np.sqrt(draws[j]) / N[j]
-            if T1 and t < T:  # James-Stein towards F, whose positive part leaves a tenth for assignments
+            if (T1 or len(P) > 2) and t < T:  # James-Stein towards F; a tenth is left for assignments
                 P[j] = project(F + max(0.1, 1 - d * s**2 / max(np.sum(D**2 / w), 1e-300)) * D)
             else:
                 ratios = np.exp(np.arange(-64, 57) * np.log(50) / 64)

@@ -68,6 +68,7 @@ from fedcore.randomness import stream
 from fedcore.rounds.method import PublicFacts, RoundInfo
 
 FLOOR = 0.1  # of a denoised histogram, times `centre_floor`, which is that of a noised one
+FEW_CELLS = 2
 LEAST_KEPT = 0.1  # of a shrunken centre's difference from the mean: clients of equal centres are all in one cell
 ENOUGH = 1.5  # standard deviations of its noise from which the count of the flat release is believed
 DEAD = 6.0  # a cell whose noised count is below this many standard deviations of its noise is taken for empty
@@ -334,8 +335,8 @@ def _alive(pool: Pool) -> np.ndarray:
 def _centres(config: HistogramsConfig, state: HistogramsState, past: History, t: int) -> np.ndarray:
     """(k, d) after round t: the denoised histograms of live cells; F for the others, and for the only one.
 
-    In a run that merges cells those before the last round are shrunken towards F instead: denoised, too few of the
-    cells that are to be merged die.
+    Those that only assign clients, before the last round, are shrunken towards F instead if there are more than
+    FEW_CELLS: denoised, cells come apart too slowly, and too few of those that are to be merged die.
     """
     pool, centres = past.cells, np.tile(state.mean, (len(past.cells), 1))
     if len(pool) == 1:
@@ -343,7 +344,7 @@ def _centres(config: HistogramsConfig, state: HistogramsState, past: History, t:
     alive = _alive(pool)
     rows = pool.one_release[alive] / pool.counts[alive, None]
     relative = pool.count_noise[alive] / pool.counts[alive]
-    if state.merge_after and t < state.rounds:
+    if t < state.rounds and (state.merge_after or len(pool) > FEW_CELLS):
         energy = pool.sums.shape[1] * relative**2
         shrunken = shrink(rows, state.mean, state.metric, energy, LEAST_KEPT)
         centres[alive] = project(shrunken, config.centre_floor)

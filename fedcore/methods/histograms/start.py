@@ -17,7 +17,7 @@ import numpy as np
 
 from fedcore.errors import ConfigError
 from fedcore.methods.histograms.config import HistogramsConfig
-from fedcore.methods.histograms.pool import FORGETTING
+from fedcore.methods.histograms.pool import FORGETTING, SPLIT_KEPT
 from fedcore.methods.histograms.releases import POOLED, plan
 from fedcore.methods.histograms.sensitivities import sensitivity_factor
 from fedcore.methods.histograms.simplex import perturbed, project, ward_merge
@@ -125,15 +125,19 @@ def likely_warm_start(config: HistogramsConfig, public: PublicFacts) -> dict[str
     if config.reduction != "none":
         return start
     noise = config.clip * sensitivity_factor(public.relation) * releases[-1].noise_multiplier
-    weight, variance, added = 0.0, 0.0, max(1, min(sizes.rounds, POOLED))
+    weights, variances, added = np.zeros(k), np.zeros(k), max(1, min(sizes.rounds, POOLED))
     before = series_before(config, public)
     if before is not None:
-        weights, variances = remembered(before)
-        added, weight, variance = sizes.rounds, float(weights[0]), float(variances[0])
+        added, (weights, variances) = sizes.rounds, remembered(before)
+        halves = min(2 * (k - len(weights)), k)  # each from a cell of its own
+        kept = np.where(np.arange(k) < k - halves, 1.0, SPLIT_KEPT)
+        number = np.minimum(np.arange(k), len(weights) - 1)
+        weights, variances = kept * weights[number], kept**2 * variances[number]
+    weights, variances = weights + added / noise**2, variances + added / noise**2
     pool = {
         "pool_sums": uniform,
-        "pool_weights": np.full(k + 1, weight + added / noise**2),
-        "pool_variances": np.full(k + 1, variance + added / noise**2),
+        "pool_weights": np.append(weights, weights.max()),
+        "pool_variances": np.append(variances, variances.max()),
         "pool_metric": uniform[0],
     }
     return {**start, **pool}
