@@ -1,4 +1,4 @@
-"""Four years of weekly runs, in the simplest model: cells are known, noise is Gaussian, and the pool is the real one.
+"""Four years of weekly runs, in the simplest model: cells are known, noise is Gaussian, pools and forgetting are real.
 
 python -m tests.histograms.test_in_time      prints the table of docs/privacy/cohorts.md
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from fedcore.methods.histograms.pool import Pool, of_release
+from fedcore.methods.histograms.pool import FORGETTING, SCORE_KEPT, Pool, empty, forecast_error, of_release
 
 RHO_MAX = 0.30865  # zCDP of epsilon 4, delta 1e-6
 CLIENTS, ARRIVALS, LEAVING, WEEKS = 20_000, 0.03, 0.02, 208
@@ -33,7 +33,7 @@ def losses(rule: Rule, seed: int = 0) -> tuple[np.ndarray, int]:
     laws /= laws.sum(axis=1, keepdims=True)
     metric = laws.mean(axis=0)
     sizes, used = np.array([float(CLIENTS)]), np.array([0])
-    pool: Pool | None = None
+    pools, scores = [empty(CELLS, FEATURES) for _ in FORGETTING], np.zeros(len(FORGETTING))
     model, losses, refused = laws, [], 0
     for week in range(WEEKS):
         if week:
@@ -43,17 +43,27 @@ def losses(rule: Rule, seed: int = 0) -> tuple[np.ndarray, int]:
         used[pays] += 1
         if pays.any():
             rho = RHO_MAX / (rule.horizon or rule.runs or 1)
-            noise = CLIP / np.sqrt(2 * rho)
-            sums = laws * sizes[pays].sum() / CELLS
-            sums = sums + noise * np.sqrt(metric) * generator.standard_normal(laws.shape)
-            pool = of_release(sums, noise**2) if pool is None else pool.forgotten() + of_release(sums, noise**2)
-            model = np.maximum(pool.one_release, 1e-5 * pool.one_release.sum(axis=1, keepdims=True))
-            model /= model.sum(axis=1, keepdims=True)
+            variance = CLIP**2 / rho  # of either of two rounds
+            exact, live = laws * sizes[pays].sum() / CELLS, np.ones(CELLS, bool)
+            pools = [pool.forgotten(kept) for pool, kept in zip(pools, FORGETTING, strict=True)]
+            for round in range(2):
+                sums = exact + np.sqrt(variance * metric) * generator.standard_normal(laws.shape)
+                if round:
+                    errors = [forecast_error(model_of(pool), sums, variance, metric, live) for pool in pools]
+                    scores = SCORE_KEPT * scores + errors
+                pools = [pool + of_release(sums, variance) for pool in pools]
+            model = model_of(pools[int(np.argmin(scores))])
         refused += not pays.any()
         laws = laws * np.exp(np.sqrt(2 * DRIFT) * generator.standard_normal(laws.shape))
         laws /= laws.sum(axis=1, keepdims=True)
         losses.append((laws * np.log(laws / model)).sum(axis=1).mean())
     return np.array(losses), refused
+
+
+def model_of(pool: Pool) -> np.ndarray:
+    """(CELLS, FEATURES) the histograms of the cells."""
+    model = np.maximum(pool.one_release, 1e-5 * pool.one_release.sum(axis=1, keepdims=True))
+    return model / model.sum(axis=1, keepdims=True)
 
 
 def by_years(loss: np.ndarray) -> tuple[float, float, float]:

@@ -78,7 +78,7 @@ def test_algorithms_1_and_2(counts, clusters, rounds, temperature, seed):
     np.testing.assert_allclose(found, estimates, rtol=2e-6, atol=1e-7)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     populations(60),
     st.integers(1, 4),

@@ -19,6 +19,7 @@ from fedcore.methods.histograms.simplex import project
 
 MEAN_POINTS, LARGE_SHARE = 200, 0.3  # of the grid of shares
 MEAN_STEPS, RATIO_STEPS = 300, 100  # of EM, at most
+BANDS, BAND_TOKENS = 4, 250  # laws of the ratios of a cell, at most, and tokens of each, at least
 RATIO_STEP = math.log(50) / 64
 RATIO_GRID = np.exp(RATIO_STEP * np.arange(-64, 57))  # of a centre to the mean: from 1/50 by 1 to 31
 SETTLED = 1e-7  # gain in mean log likelihood, nats a step, at which EM ends
@@ -36,9 +37,14 @@ def denoised_mean(values: np.ndarray, noise: np.ndarray, floor: float) -> np.nda
 def denoised_centre(values: np.ndarray, noise: np.ndarray, mean: np.ndarray, floor: float) -> np.ndarray:
     """(d,) on the simplex: the mean F times the ratios whose products with it are `values` but for their noise.
 
-    One law of ratios for all tokens of a cell; a cell like the mean, or one that is lost in noise, has ratios near 1.
+    A cell like the mean, or one that is lost in noise, has ratios near 1. Frequent tokens may differ less between cells
+    than rare ones: where there are enough tokens each band of them, by their share of the mean, has a law of its own.
     """
-    return project(mean * posterior_means(values / mean, noise / mean, RATIO_GRID, RATIO_STEPS), floor)
+    ratios, relative, likely = values / mean, noise / mean, np.empty(len(mean))
+    bands = min(BANDS, max(1, len(mean) // BAND_TOKENS))
+    for band in np.array_split(np.argsort(mean, kind="stable"), bands):
+        likely[band] = posterior_means(ratios[band], relative[band], RATIO_GRID, RATIO_STEPS)
+    return project(mean * likely, floor)
 
 
 def posterior_means(values: np.ndarray, noise: np.ndarray, grid: np.ndarray, steps: int) -> np.ndarray:

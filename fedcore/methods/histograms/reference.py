@@ -38,6 +38,14 @@ def posterior_mean(y: np.ndarray, s: np.ndarray, grid: np.ndarray, steps: int) -
     return np.sum(R * (grid + h**2 / (h**2 + s[:, None] ** 2) * (y[:, None] - grid)), axis=1)
 
 
+def denoised(y: np.ndarray, s: np.ndarray, F: np.ndarray) -> np.ndarray:
+    """P of y = P + s N(0, 1), by the laws of its ratios to F: one for each of at most four bands of F."""
+    ratios, P, d = np.exp(np.arange(-64, 57) * np.log(50) / 64), np.empty_like(F), len(F)
+    for b in np.array_split(np.argsort(F, kind="stable"), min(4, max(1, d // 250))):
+        P[b] = F[b] * posterior_mean(y[b] / F[b], s[b] / F[b], ratios, 100)
+    return project(P, 1e-6)
+
+
 def kl(p: np.ndarray, q: np.ndarray) -> np.ndarray:
     """KL(p || q) over the last axis, nats, 0 ln 0 = 0."""
     return np.sum(p * (np.log(np.where(p > 0, p, 1.0)) - np.log(q)), axis=-1)
@@ -122,8 +130,7 @@ def private_pipeline(
             if (T1 or len(P) > 2) and t < T:  # James-Stein towards F; a tenth is left for assignments
                 P[j] = project(F + max(0.1, 1 - d * s**2 / max(np.sum(D**2 / w), 1e-300)) * D)
             else:
-                ratios = np.exp(np.arange(-64, 57) * np.log(50) / 64)
-                P[j] = project(F * posterior_mean(R[j] / N[j] / F, s * np.sqrt(w) / F, ratios, 100), 1e-6)
+                P[j] = denoised(R[j] / N[j], s * np.sqrt(w), F)
         if t <= T - 2 and not alive.all():
             fresh = F * np.exp(p * normal(t, len(P)))
             P[~alive] = (fresh / fresh.sum(axis=1, keepdims=True))[~alive]
