@@ -103,6 +103,8 @@ def training_flow(method: str) -> Flow:
             conclusion = _check_series(series, made, store)
             with backend_for(store, compute.workers, compute.dask, made.private) as backend:
                 sessions.append(session := start_run(request, backend, stamp=stamp()))
+                if session.spec.worth is not None:
+                    get_run_logger().info("what to expect, by the budget: %s", session.spec.worth.in_words)
                 train(session, backend, lambda _: conclusion)
             return str(session.run.path)
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from fedcore.errors import ConfigError
-from fedcore.operations.deployment import Compute, read_deployments
+from fedcore.operations.deployment import Compute, expectations, read_deployments
 from fedcore.training.request import Series
-from tests.command import fedcore
+from tests.command import fedcore, private_population
+from tests.conftest import small_counts
 
 WHOLE = """
 [[deployment]]
@@ -234,3 +235,15 @@ def test_the_example_of_the_documentation_is_good(file):
     text = (Path(__file__).parent.parent / "docs" / "deployments.md").read_text()
     (item,) = read_deployments(file(re.search(r"```toml\n(.*?)```", text, re.DOTALL)[1]))
     assert item.schedule is not None and item.compute
+
+
+def test_schedules_say_what_to_expect_of_the_next_run(file, tmp_path):
+    """By the budget that is left; nothing of a run that is not private, or of a population that is not here."""
+    private_population(tmp_path / "p", small_counts(), epsilon=0.5, nominal=8)
+    entry = ENTRY + "[deployment.config]\n"
+    (line,) = expectations(read_deployments(file(entry)))
+    assert line.startswith("a: what to expect of the next run, by the budget: none: ") and "will be refused" in line
+    (line,) = expectations(read_deployments(file(entry + "anyway = true\n")))
+    assert "budget: none: " in line and "refused" not in line
+    assert not expectations(read_deployments(file(entry + 'algorithm = "fedavg"\n')))
+    assert not expectations(read_deployments(file(entry.replace('"p"', '"elsewhere"'))))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated
@@ -19,9 +20,10 @@ File = Annotated[Path, typer.Argument(help="TOML file of deployments.")]
 
 def serve(file: File) -> None:
     """Serve scheduled training runs until stopped; starts a Prefect server here if PREFECT_API_URL names none."""
-    from fedcore.operations.deployment import read_deployments
+    from fedcore.operations.deployment import expectations, read_deployments
 
     deployments = read_deployments(file)
+    _tell(expectations(deployments))
     own, chosen = not os.environ.get("PREFECT_API_URL"), os.environ.get("PREFECT_SERVER_API_AUTH_STRING")
     with import_module("fedcore.flows.server").server() as base:
         print(f"Prefect UI: {base}", file=sys.stderr)
@@ -42,7 +44,7 @@ def deploy(
     as_json: Json = False,
 ) -> None:
     """Register scheduled training runs with the server that PREFECT_API_URL names, for its workers to run."""
-    from fedcore.operations.deployment import read_file
+    from fedcore.operations.deployment import expectations, read_file
 
     content = read_file(file)
     if not os.environ.get("PREFECT_API_URL"):
@@ -57,7 +59,13 @@ def deploy(
     if content.notify is not None:
         flows.notify(content.notify, file.stem, rows)
     command = f"prefect worker start --pool {pool}"
+    _tell(expectations(content.deployment))
     if as_json:
         return say({"deployments": rows, "pool": pool, "worker": command}, True)
     table(f"Deployments in work pool {pool}", rows)
     print(f"They are run by:  {command}")
+
+
+def _tell(lines: Sequence[str]) -> None:
+    for line in lines:
+        print(line, file=sys.stderr)

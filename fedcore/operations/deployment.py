@@ -21,12 +21,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fedcore.errors import ConfigError
+from fedcore.errors import ConfigError, FedcoreError
 from fedcore.methods.registry import canonical, explain, make_method
 from fedcore.population.store import Population
 from fedcore.privacy.accounting import Budget
@@ -34,7 +35,8 @@ from fedcore.rounds.clients import DEFAULT_CACHE_BYTES
 from fedcore.rounds.cohort_settings import cohort_rule
 from fedcore.storage.files import is_url
 from fedcore.storage.parsing import read_toml
-from fedcore.training.request import Series
+from fedcore.training.request import Series, TrainRequest
+from fedcore.training.spec import resolve
 from fedcore.training.warm_start import PREVIOUS
 
 
@@ -89,6 +91,13 @@ class Deployment(Series):
     @property
     def series(self) -> Series:
         return Series(**{name: getattr(self, name) for name in Series.model_fields})
+
+    @property
+    def request(self) -> TrainRequest:
+        """What its next run will be asked to do."""
+        same = ("method", "population", "runs", "seed", "start_from", "public_start_because", "series")
+        given = {name: getattr(self, name) for name in same}
+        return TrainRequest.read(settings=self.config, deployment=self.name, **given)
 
 
 class Notify(BaseModel):
@@ -162,6 +171,22 @@ def shares_on(path: str | Path, population: Population, budget: Budget) -> list[
             share = budget.rho_max if settings.epsilon is None else budget.rho_of(settings.epsilon)
         shares.append((item.name, share))
     return shares
+
+
+def expectations(deployments: Sequence[Deployment]) -> list[str]:
+    """A line for each whose next run, by the budget that is left now, is of a worth that its method can tell; none for
+    one that cannot be resolved from here, as where its population is on another host.
+    """
+    lines = []
+    for item in deployments:
+        try:
+            worth = resolve(item.request).worth
+        except FedcoreError:
+            continue
+        if worth is not None:
+            refused = " It will be refused, unless its config says anyway = true." if worth.asks else ""
+            lines.append(f"{item.name}: what to expect of the next run, by the budget: {worth.in_words}.{refused}")
+    return lines
 
 
 def _placed(item: Deployment, here: Path) -> Deployment:
