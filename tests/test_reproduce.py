@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from fedcore.cli.experiments import reproduce_here
 from fedcore.errors import ConfigError, PrivacyError, RunError
 from fedcore.reproduce import EXPERIMENTS, experiment, histograms_table1
 from fedcore.reproduce.experiment import (
@@ -136,3 +137,8 @@ def test_a_population_that_is_not_public_is_refused(tmp_path):
     write_counts(tmp_path / "p", small_counts(), heldout=small_counts(seed=1))
     with pytest.raises(PrivacyError, match="public"):
         reproduce(experiment("histograms-table1"), Options(population=str(tmp_path / "p")), here(tmp_path))
+
+
+def test_an_experiment_without_a_bar(tmp_path):
+    table = reproduce_here(Squares(), Options(), tmp_path / "experiment", None, None, 0, quiet=True)
+    assert len(table.rows) == 3

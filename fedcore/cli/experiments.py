@@ -72,7 +72,8 @@ def reproduce_here(found, options, folder: Path, workers: int | None, dask: str 
     with bar(f"reproduce {found.name}", quiet) as progress:
 
         def tell(done: int, cells: int, title: str) -> None:
-            progress(done, cells)
+            if progress is not None:
+                progress(done, cells)
 
         if workers is None and dask is None:
             return run(found, options, Place(folder, InProcessBackend(), cache), tell)
