@@ -1,16 +1,39 @@
-"""Federated, private, unsupervised learning over populations too large for memory."""
+"""Federated, private, unsupervised learning over populations too large for memory.
+
+    open_population, train, resume, load_run, plan, budget, set_budget    what the command line does, from Python
+    FederatedMixture, RobustMultiTaskMixture, PersonalHistograms, PersonalDictionaries
+                                                                          estimators in the manner of scikit-learn
+    errors.FedcoreError                                                   what they raise
+
+Names are imported when they are asked for: `import fedcore` alone stays quick.
+"""
+
+from importlib import import_module
 
 __version__ = "0.1.0"
 
+WHERE = {
+    "open_population": "functions",
+    "train": "functions",
+    "resume": "functions",
+    "plan": "functions",
+    "budget": "functions",
+    "set_budget": "functions",
+    "load_run": "model",
+    "FederatedMixture": "mixtures",
+    "RobustMultiTaskMixture": "mixtures",
+    "PersonalHistograms": "personal",
+    "PersonalDictionaries": "personal",
+}
+__all__ = ["__version__", *WHERE]
+
 
 def __getattr__(name: str):
-    """`fedcore.load_run`, imported when it is asked for: `import fedcore` alone stays quick."""
-    if name == "load_run":
-        from fedcore.runs.store import load_run
-
-        return load_run
+    """What `WHERE` names, from its module."""
+    if name in WHERE:
+        return getattr(import_module(f"fedcore.interface.{WHERE[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), "load_run"])
+    return sorted({*globals(), *WHERE})

@@ -28,7 +28,6 @@ from fedcore.errors import Waiting
 from fedcore.storage.files import Place
 
 if TYPE_CHECKING:
-    from fedcore.runs.store import Run
     from fedcore.training.request import TrainRequest
 
 
@@ -200,30 +199,21 @@ def _rounds(session, backend, quiet: bool) -> Place:
         from rich.console import Console
         from rich.progress import Progress
 
-        from fedcore.evaluation.report import report_if_possible
-        from fedcore.operations.series import conclude, conclusion_of
-        from fedcore.rounds.clients import peak_memory
-        from fedcore.training.session import concluding
+        from fedcore.operations.in_process import to_the_end
 
-    def conclude_it(run: Run) -> None:
-        how = conclusion_of(run, session.method, session.population)  # of a resumed run of a deployment
-        if how is not None:
-            conclude(run, how.deployment, how.series, how.store, stamp(), backend, how.why_not)
-
-    def report_it(run: Run) -> None:
-        warn(report_if_possible(run, session.population.vocabulary()))
-
-    with Progress(console=Console(stderr=True), disable=quiet) as progress, concluding(session, conclude_it, report_it):
-        total = session.method.total_rounds(session.training.state)
+    training, method = session.training, session.method
+    with Progress(console=Console(stderr=True), disable=quiet) as progress:
+        total = method.total_rounds(training.state)
         shown = progress.add_task(f"run {session.run.id}", total=total, completed=session.run.round)
-        while (info := session.training.step()) is not None:
-            total = session.method.total_rounds(session.training.state)
-            progress.update(shown, completed=session.training.done, total=total)
+
+        def after_round(info) -> None:
+            progress.update(shown, completed=training.done, total=method.total_rounds(training.state))
             if info.note:
-                progress.console.print(f"round {session.training.done}: {info.note}")
-        session.run.note(peak_memory_of_workers=backend.memory_of_workers(), peak_memory_of_flow=peak_memory())
+                progress.console.print(f"round {training.done}: {info.note}")
+
+        path = to_the_end(session, backend, after_round, warn)
         progress.update(shown, completed=session.run.round, total=session.run.round)
-    return session.run.path
+    return path
 
 
 def show_run(path: str, as_json: bool, whole: bool = False) -> None:

@@ -1,0 +1,12 @@
+"""What `import fedcore` offers to Python programs and notebooks: functions, trained models, estimators.
+
+functions   open_population, train, resume, load_run, plan, budget, set_budget
+model       a trained run as values, tables and outputs
+data        arrays, data frames and files, as populations
+estimator   what the estimators share
+mixtures    FederatedMixture, RobustMultiTaskMixture
+personal    PersonalHistograms, PersonalDictionaries
+
+Everything runs on the engine, the stores and the ledger that the command line uses, in this process or on a given
+backend; without Prefect.
+"""

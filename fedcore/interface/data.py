@@ -1,0 +1,99 @@
+"""Arrays, data frames and files as populations: what an estimator is given becomes what the engine reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import scipy.sparse as sp
+
+from fedcore.errors import ConfigError, PopulationNotFound
+from fedcore.population.blocks import Kind
+from fedcore.population.ingest.ingest import ingest
+from fedcore.population.manifest import Provenance
+from fedcore.population.store import Population
+from fedcore.population.writer import PopulationWriter
+
+ROWS_OF_A_PART = 16_384  # rows that nobody grouped are stored in parts of so many, each like a client
+Groups: TypeAlias = Sequence[Any] | np.ndarray | str | None
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A population, and where it has the rows that it was made of.
+
+    order: (n,) int64, the row of the given array that is each stored row; None for files and populations
+    clients: (C,) ids of the clients in the order in which they are stored; None for rows that nobody grouped
+    """
+
+    population: Population
+    order: np.ndarray | None = None
+    clients: np.ndarray | None = None
+
+    def ids(self) -> np.ndarray:
+        """(C,) ids of the clients in the order in which they are stored."""
+        if self.clients is not None:
+            return self.clients
+        return np.concatenate([self.population.client_ids(index) for index in range(len(self.population.blocks))])
+
+    def in_given_order(self, stored: np.ndarray) -> np.ndarray:
+        """(n, ...) values of stored rows, in the order in which the rows were given."""
+        if self.order is None:
+            return stored
+        given = np.empty_like(stored)
+        given[self.order] = stored
+        return given
+
+
+def rows_stored(x: np.ndarray, groups: Groups, folder: Path, **options: Any) -> Stored:
+    """x: (n, d) float32 or float64, NaN = missing; groups: (n,) the client of each row; None: nobody's in particular.
+
+    options: of `PopulationWriter`. Raises ConfigError if x and groups differ in length, PopulationError.
+    """
+    if groups is None:
+        ends = np.append(np.arange(0, len(x), ROWS_OF_A_PART), len(x))
+        names = [f"rows {low}-{high - 1}" for low, high in zip(ends[:-1], ends[1:], strict=True)]
+        order, ids, leaf = np.arange(len(x)), None, {"clients_per_leaf": 1}
+    else:
+        labels = checked_groups(groups, len(x))
+        ids, codes = np.unique(labels, return_inverse=True)
+        order, leaf = np.argsort(codes, kind="stable"), {}
+        ends = np.concatenate([[0], np.cumsum(np.bincount(codes, minlength=len(ids)))])
+        names, x = [str(one) for one in ids.tolist()], x[order]
+    with PopulationWriter(folder, "rows", x.shape[1], dtype=x.dtype.name, **(leaf | options)) as writer:
+        writer.write(names, (ends.astype(np.int64), x))
+        return Stored(writer.commit(Provenance(sources=("an array",))), order, ids)
+
+
+def counts_stored(x: sp.csr_matrix, folder: Path, **options: Any) -> Stored:
+    """x: (C, d) whole numbers >= 0, a client a row. options: of `PopulationWriter`. Raises PopulationError."""
+    with PopulationWriter(folder, "counts", x.shape[1], **options) as writer:
+        writer.write([f"client {number}" for number in range(x.shape[0])], x)
+        return Stored(writer.commit(Provenance(sources=("an array",))), clients=np.arange(x.shape[0]))
+
+
+def opened(where: str | Path, groups: Groups, folder: Path, kind: Kind, **options: Any) -> Population:
+    """The population at `where`; or one that is made in `folder` of the files there, a name, a folder or a pattern.
+
+    groups: the column of the files that names the client. Raises ConfigError if groups are given otherwise, and what
+    `fedcore.population.ingest.ingest.ingest` raises.
+    """
+    if groups is not None and not isinstance(groups, str):
+        raise ConfigError("groups of files are the name of a column.", 'Write groups="client".')
+    try:
+        return Population.open(str(where))
+    except PopulationNotFound:
+        return ingest(str(where), folder, kind=kind, client=groups, **options)
+
+
+def checked_groups(groups: Groups, rows: int) -> np.ndarray:
+    """(rows,) array of labels. Raises ConfigError."""
+    labels = np.asarray(groups)
+    if labels.shape != (rows,):
+        raise ConfigError(
+            f"groups has the shape {labels.shape}, and X has {rows} rows.", "Give the client of every row of X."
+        )
+    return labels

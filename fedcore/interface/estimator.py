@@ -1,0 +1,147 @@
+"""What the estimators share: settings in the manner of scikit-learn, data in, a run on the engine, values out."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import scipy.sparse as sp
+from sklearn.base import BaseEstimator
+from sklearn.exceptions import NotFittedError
+from sklearn.utils import Tags
+from sklearn.utils.validation import validate_data
+
+from fedcore.errors import ConfigError
+from fedcore.interface import data
+from fedcore.interface.data import Groups, Stored
+from fedcore.interface.functions import train
+from fedcore.interface.model import Model, finished
+from fedcore.population.blocks import Kind
+from fedcore.population.store import Population
+
+
+class FederatedEstimator(BaseEstimator):
+    """An estimator whose `fit` is a run of a method.
+
+    `folder` keeps the population and the run that `fit` makes, so that they can be looked at, resumed and given to the
+    command line; without one they lie in a temporary folder and are gone after `fit`.
+    """
+
+    kind: Kind = "rows"
+    method: str
+    folder: str | None
+    settings: Mapping[str, Any] | None
+    random_state: int | None
+    backend: Any
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = self.kind == "rows"
+        tags.input_tags.sparse = tags.input_tags.positive_only = self.kind == "counts"
+        return tags
+
+    def _method_settings(self) -> dict[str, Any]:
+        """The settings of the method that the parameters of the estimator stand for."""
+        raise NotImplementedError
+
+    def _take(self, model: Model, stored: Stored) -> None:
+        """Set the fitted attributes; population and run are still there."""
+        raise NotImplementedError
+
+    def _before_training(self, population: Population, place: Path) -> dict[str, Any]:
+        """What `train` is given besides; a budget is set here."""
+        return {}
+
+    def _population_options(self, place: Path) -> dict[str, Any]:
+        """Of a population that is made by `fit`."""
+        return {}
+
+    def _fit(self, X: Any, groups: Groups) -> Self:
+        settings = {**self._method_settings(), **dict(self.settings or {})}
+        with self._place() as place:
+            stored = self._stored(X, groups, place)
+            self.n_features_in_ = stored.population.features
+            model = train(
+                self.method,
+                stored.population,
+                settings,
+                runs=place / "runs",
+                seed=checked_seed(self.random_state),
+                backend=self.backend,
+                report=self.folder is not None,
+                **self._before_training(stored.population, place),
+            )
+            self.run_ = str(model.path) if self.folder is not None else None
+            self.model_ = finished(model.path)
+            self.statement_ = self.model_.statement
+            self.outcome_ = self.model_.outcome
+            self.n_iter_ = max(len(self.model_.metrics), 1)
+            self._take(self.model_, stored)
+            _ = self.model_.fitted, self.model_.tables  # read while the files are there
+        return self
+
+    def _stored(self, X: Any, groups: Groups, place: Path) -> Stored:
+        options = self._population_options(place)
+        if isinstance(X, Population):
+            return Stored(self._checked_kind(X))
+        if isinstance(X, (str, Path)):
+            return Stored(self._checked_kind(data.opened(X, groups, place / "population", self.kind, **options)))
+        if self.kind == "counts":
+            counts = self._checked_counts(X, reset=True)
+            return data.counts_stored(counts, place / "population", **options)
+        return data.rows_stored(self._checked_rows(X, reset=True), groups, place / "population", **options)
+
+    def _checked_kind(self, population: Population) -> Population:
+        if population.kind != self.kind:
+            raise ConfigError(
+                f"population {population.path.name!r} holds {population.kind}; this estimator reads {self.kind}."
+            )
+        return population
+
+    def _checked_rows(self, X: Any, *, reset: bool) -> np.ndarray:
+        """(n, d) float32 or float64, NaN = missing. Raises ValueError as estimators do."""
+        x: np.ndarray = validate_data(
+            self, X, reset=reset, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan", order="C"
+        )
+        return x
+
+    def _checked_counts(self, X: Any, *, reset: bool) -> sp.csr_matrix:
+        """(C, d) whole numbers >= 0. Raises ValueError."""
+        x = validate_data(self, X, reset=reset, accept_sparse="csr", dtype=np.float64)
+        counts = sp.csr_matrix(x)
+        if counts.nnz and (counts.data.min() < 0 or (counts.data != np.floor(counts.data)).any()):
+            raise ValueError("Negative values in data passed to X, or others that are not whole: it holds counts.")
+        return counts
+
+    @contextmanager
+    def _place(self) -> Iterator[Path]:
+        if self.folder is None:
+            with tempfile.TemporaryDirectory(prefix="fedcore-") as made:
+                yield Path(made)
+            return
+        place = Path(self.folder)
+        if place.exists() and any(place.iterdir()):
+            raise ConfigError(f"the folder {str(place)!r} is not empty.", "Name another one for each fit.")
+        place.mkdir(parents=True, exist_ok=True)
+        yield place
+
+    def _known(self) -> Model:
+        if not hasattr(self, "model_"):
+            raise NotFittedError(
+                f"This {type(self).__name__} instance is not fitted yet. Call 'fit' with appropriate arguments first."
+            )
+        model: Model = self.model_
+        return model
+
+
+def checked_seed(random_state: int | None) -> int:
+    """Raises ConfigError unless it is a whole number from 0; None is 0."""
+    if random_state is None:
+        return 0
+    if isinstance(random_state, (bool, np.bool_)) or not isinstance(random_state, (int, np.integer)):
+        raise ConfigError(f"random_state is a whole number, not {random_state!r}.", "Runs are named by their seed.")
+    return int(random_state)

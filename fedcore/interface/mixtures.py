@@ -1,0 +1,226 @@
+"""Mixture models as estimators: one for all rows, and one for each client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, Self, cast
+
+import numpy as np
+from sklearn.base import ClusterMixin, DensityMixin
+from sklearn.mixture import GaussianMixture
+
+from fedcore.errors import ConfigError
+from fedcore.interface.data import Groups, Stored, checked_groups
+from fedcore.interface.estimator import FederatedEstimator
+from fedcore.interface.model import Model, of_rows
+from fedcore.population.blocks import RowsBlock
+from fedcore.rounds.engine import Backend
+
+CovarianceType = Literal["full", "tied", "diag", "spherical"]
+PREDICTED = 2**16  # rows at once
+
+
+class FederatedMixture(DensityMixin, FederatedEstimator):
+    """A Gaussian mixture by expectation maximisation over clients, for rows that need not fit in memory.
+
+    It is the method `federated_em` (Dieuleveut, Fort, Moulines, Robin 2021). With `algorithm="em"` clients send exact
+    sums, and the result is that of pooled EM; "fedem" and "vr-fedem" compress what they send. It is not private.
+
+    n_components: G; covariance_type: as of scikit-learn's GaussianMixture
+    max_iter: rounds; None: by the method
+    settings: others of the method, by name (`fedcore methods federated_em`)
+    folder: keeps population and run; backend: as of `fedcore.train`
+
+    Fitted: weights_ (G,), means_ (G, d), covariances_ (in scikit-learn's shapes), n_iter_, converged_, outcome_,
+    statement_, run_, model_.
+
+    >>> import numpy as np, fedcore
+    >>> x = np.concatenate([np.random.default_rng(0).normal(size=(200, 2)) + at for at in (-4, 4)])
+    >>> mixture = fedcore.FederatedMixture(n_components=2).fit(x)
+    >>> sorted(mixture.means_[:, 0].round().tolist())
+    [-4.0, 4.0]
+    """
+
+    method = "federated_em"
+
+    def __init__(
+        self,
+        n_components: int = 1,
+        *,
+        covariance_type: CovarianceType = "full",
+        algorithm: Literal["em", "fedem", "vr-fedem"] = "em",
+        max_iter: int | None = None,
+        random_state: int | None = 0,
+        settings: Mapping[str, Any] | None = None,
+        folder: str | None = None,
+        backend: Backend | None = None,
+    ):
+        self.n_components = n_components
+        self.covariance_type = covariance_type
+        self.algorithm = algorithm
+        self.max_iter = max_iter
+        self.random_state = random_state
+        self.settings = settings
+        self.folder = folder
+        self.backend = backend
+
+    def fit(self, X: Any, y: object = None, groups: Groups = None) -> Self:
+        """X: (n, d) rows, NaN = missing; a population, or its place; or files of rows.
+
+        groups: (n,) the client of each row, or the column of the files that names it; None: of nobody in particular.
+        Raises ConfigError, PopulationError, IngestError, and ValueError for arrays that are no rows of numbers.
+        """
+        return self._fit(X, groups)
+
+    def _method_settings(self) -> dict[str, Any]:
+        rounds = {} if self.max_iter is None else {"rounds": self.max_iter}
+        chosen = {"algorithm": self.algorithm, "components": self.n_components, "covariance": self.covariance_type}
+        return {**chosen, **rounds}
+
+    def _take(self, model: Model, stored: Stored) -> None:
+        method, state = model.fitted
+        theta = cast(Any, method).parameters(state)
+        self.weights_, self.means_ = theta["weights"], theta["means"]
+        self.covariances_ = theta["covariances"]
+        self.converged_ = self.outcome_.startswith("converged")
+
+    def to_sklearn(self) -> GaussianMixture:
+        """The same mixture as a fitted scikit-learn estimator."""
+        self._known()
+        made = GaussianMixture(len(self.weights_), covariance_type=self.covariance_type)
+        made.weights_, made.means_, made.covariances_ = self.weights_, self.means_, self.covariances_
+        made.precisions_cholesky_ = _precisions_cholesky(self.covariances_, self.covariance_type)
+        made.n_features_in_, made.converged_, made.n_iter_ = self.n_features_in_, self.converged_, self.n_iter_
+        return made
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """(n, G) responsibilities of the components for each row."""
+        return of_rows(self._rows(X), "responsibilities").astype(np.float64)
+
+    def predict(self, X: Any) -> np.ndarray:
+        """(n,) int64 the most probable component of each row."""
+        labels: np.ndarray = of_rows(self._rows(X), "responsibilities").argmax(axis=1)
+        return labels
+
+    def score_samples(self, X: Any) -> np.ndarray:
+        """(n,) log density of each row, nats, in the units of the data."""
+        return of_rows(self._rows(X), "log_density")
+
+    def score(self, X: Any, y: object = None) -> float:
+        """Mean log density of the rows, nats."""
+        return float(self.score_samples(X).mean())
+
+    def _rows(self, X: Any) -> dict[str, np.ndarray]:
+        model = self._known()
+        x = self._checked_rows(X, reset=False)
+        parts = [x[low : low + PREDICTED] for low in range(0, len(x), PREDICTED)]
+        outputs = [model.outputs(RowsBlock(0, 0, np.array([0, len(part)]), part)) for part in parts]
+        return {
+            name: np.concatenate([one[name] for one in outputs])
+            for name in ("rows_responsibilities", "rows_log_density")
+        }
+
+
+def _precisions_cholesky(covariances: np.ndarray, kind: CovarianceType) -> np.ndarray:
+    """Of what scikit-learn scores rows with: columns of an upper triangle, or one over the standard deviations."""
+    if kind in ("diag", "spherical"):
+        return 1 / np.sqrt(covariances)
+    inverse: np.ndarray = np.linalg.inv(np.linalg.cholesky(covariances))
+    return np.swapaxes(inverse, -1, -2)
+
+
+class RobustMultiTaskMixture(ClusterMixin, FederatedEstimator):
+    """A mixture for each client, shrunk towards common centres from which clients may differ and some may be outliers.
+
+    It is the method `gradient_em` (Tian, Weng, Feng 2023: FedGrEM). With model "regression" the last column of X, or y,
+    is the response. It is not private.
+
+    n_components: R; settings: others of the method, by name (`fedcore methods gradient_em`)
+
+    Fitted: centers_ (R, p) common, clients_ (C,) ids, client_centers_ (C, R, p), client_weights_ (C, R) and apart_
+    (C, R) bool or None, in the order of clients_; labels_ (n,) the component of each row, -1 beyond the first 10,000
+    rows of a client; n_iter_, outcome_, statement_, run_, model_.
+    """
+
+    method = "gradient_em"
+
+    def __init__(
+        self,
+        n_components: int = 2,
+        *,
+        model: Literal["gaussian", "regression"] = "gaussian",
+        random_state: int | None = 0,
+        settings: Mapping[str, Any] | None = None,
+        folder: str | None = None,
+        backend: Backend | None = None,
+    ):
+        self.n_components = n_components
+        self.model = model
+        self.random_state = random_state
+        self.settings = settings
+        self.folder = folder
+        self.backend = backend
+
+    def fit(self, X: Any, y: Any = None, groups: Groups = None) -> Self:
+        """X: (n, d) rows of clients; y: (n,) the response of regressions, or None if it is the last column of X.
+
+        groups: (n,) the client of each row; needed. Raises ConfigError, ValueError.
+        """
+        if groups is None:
+            raise ConfigError("the clients of the rows are not given.", "Pass groups=..., the client of each row.")
+        if y is not None:
+            if self.model != "regression":
+                raise ConfigError("y is the response of regressions.", 'Leave it out, or use model="regression".')
+            X = np.column_stack([X, y])
+        return self._fit(X, groups)
+
+    def _method_settings(self) -> dict[str, Any]:
+        return {"components": self.n_components, "model": self.model}
+
+    def _take(self, model: Model, stored: Stored) -> None:
+        outputs = model.personalised(stored.population)
+        self.client_centers_, self.client_weights_ = outputs["centres"], outputs["weights"]
+        self.apart_ = outputs["apart"].astype(bool) if "apart" in outputs else None
+        centres = model.tables.get("centres")
+        self.centers_ = None if centres is None else np.array([c.values for c in centres.columns[1:]], np.float64)
+        self.clients_ = stored.ids()
+        self.labels_ = stored.in_given_order(_unpadded(outputs["labels"], stored.population))
+
+    def predict(self, X: Any, groups: Groups = None) -> np.ndarray:
+        """(n,) float64 responses of new rows of known clients, by their own regressions, weighted by their weights.
+
+        X: (n, d) inputs, without the response. Raises ConfigError for mixtures of Gaussians and unknown clients.
+        """
+        self._known()
+        if self.model != "regression":
+            raise ConfigError("rows of Gaussians have no response.", "labels_ has the component of each fitted row.")
+        x = np.asarray(X, np.float64)
+        if x.ndim != 2 or x.shape[1] != self.n_features_in_ - 1:
+            raise ValueError(f"X has the shape {x.shape}, and {self.n_features_in_ - 1} inputs are expected.")
+        at = self._places(checked_groups(groups, len(x)))
+        theta = self.client_centers_[at]
+        if theta.shape[2] == x.shape[1] + 1:  # an intercept
+            x = np.column_stack([x, np.ones(len(x))])
+        responses: np.ndarray = np.einsum("nr,nrp,np->n", self.client_weights_[at], theta, x)
+        return responses
+
+    def _places(self, labels: np.ndarray) -> np.ndarray:
+        order = np.argsort(self.clients_, kind="stable")
+        found = np.searchsorted(self.clients_, labels, sorter=order).clip(max=len(order) - 1)
+        places: np.ndarray = order[found]
+        strangers = labels[self.clients_[places] != labels]
+        if len(strangers):
+            raise ConfigError(f"client {strangers[0]!r} was not there when the model was fitted.", "Fit with its rows.")
+        return places
+
+
+def _unpadded(labels: np.ndarray, population: Any) -> np.ndarray:
+    """(n,) labels of rows from those of clients (C, L); -1 for rows beyond L."""
+    sizes = np.concatenate([np.diff(population.read(index).ptr) for index in range(len(population.blocks))])
+    ends = np.cumsum(sizes)
+    at = np.arange(ends[-1]) - np.repeat(ends - sizes, sizes)
+    client = np.repeat(np.arange(len(sizes)), sizes)
+    inside = at < labels.shape[1]
+    found = np.full(len(at), -1, np.int64)
+    found[inside] = labels[client[inside], at[inside]]
+    return found

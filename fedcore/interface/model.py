@@ -1,0 +1,127 @@
+"""A trained run as values: its state, metrics, result, statement, and what it gives to clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from fedcore.errors import ConfigError, RunError
+from fedcore.evaluation.run_summary import privacy_of, result_of
+from fedcore.population.blocks import ClientBlock
+from fedcore.population.store import Population
+from fedcore.rounds.method import ROWS, AnyMethod, State
+from fedcore.rounds.results import Table
+from fedcore.runs.store import LoadedRun, Run
+from fedcore.runs.store import load_run as read_run
+from fedcore.storage.files import Place
+from fedcore.training.personalise import check_fits, remembering_leaves, trained
+
+
+@dataclass(frozen=True)
+class Model(LoadedRun):
+    """A trained run: path, info (what was asked), head, state (arrays and scalars by name), metrics (a row a round)."""
+
+    @property
+    def id(self) -> str:
+        """The name of the run."""
+        return str(self.info["run_id"])
+
+    @property
+    def status(self) -> str:
+        """finished, running, failed, abandoned, trained or "budget exhausted"."""
+        return str(self.head["status"])
+
+    @property
+    def outcome(self) -> str:
+        """What the run has found, or why nothing, in one line; empty if its method does not tell."""
+        return str(self.head.get("outcome") or "")
+
+    @cached_property
+    def statement(self) -> dict[str, Any]:
+        """The privacy statement: "text" for people, "private" whether it claims anything, and its numbers."""
+        return privacy_of(self._run)
+
+    @cached_property
+    def tables(self) -> dict[str, Table]:
+        """What the run has learnt, by name of the table; see `columns`. Empty before the first round."""
+        return {table.name: table for table in result_of(self._run, self._vocabulary()).tables}
+
+    def columns(self, table: str) -> dict[str, list[Any]]:
+        """A table of the result, its columns by heading, as pandas.DataFrame takes them. Raises KeyError."""
+        return {column.name: list(column.values) for column in self.tables[table].columns}
+
+    def personalised(self, population: Population | str | None = None) -> dict[str, np.ndarray]:
+        """What the model gives to each client, in memory; `fedcore personalise` writes it to files, whatever its size.
+
+        population: a population, or the place of one; None: the one that it was trained on
+        Returns arrays by name, first axis = clients in the order of the population; those whose names begin with
+        "rows_" have a row for each stored row. They contain the clients' own data and are not private. Raises RunError
+        or WrongKind.
+        """
+        if population is None:
+            recorded = self.info["population"]
+            population = Population.open(recorded["path"], version=recorded["version"])
+        elif isinstance(population, str):
+            population = Population.open(population)
+        run, (method, state) = self._run, self.fitted
+        check_fits(run, population)
+        leaves = [method.personalise(state, leaf, kept) for _, leaf, kept in remembering_leaves(run, population)]
+        return _together(leaves)
+
+    def outputs(self, block: ClientBlock) -> dict[str, np.ndarray]:
+        """What the model gives to the clients of a block that is in memory. Raises RunError where the method needs what
+        its clients remember."""
+        method, state = self.fitted
+        return dict(method.personalise(state, block, None))
+
+    @cached_property
+    def fitted(self) -> tuple[AnyMethod, State]:
+        """The method with its settings, and its last state."""
+        return trained(self._run)
+
+    @property
+    def _run(self) -> Run:
+        return Run(self.path, self.info, self.head)
+
+    def _vocabulary(self) -> tuple[str, ...] | None:
+        recorded = self.info.get("population") or {}
+        try:
+            return Population.open(recorded["path"], version=recorded["version"]).vocabulary()
+        except Exception:  # the model is read without its population too, and then columns have numbers
+            return None
+
+
+def load_run(path: str | Place) -> Model:
+    """Read a run without executing anything from it; safe on files from elsewhere.
+
+    path: the run's folder or URL, or the file latest-NAME.json that says which run is the latest of a deployment.
+    Raises RunNotFound or RunError.
+    """
+    read = read_run(path)
+    return Model(read.path, read.info, read.head, read.state, read.metrics)
+
+
+def finished(path: str | Place) -> Model:
+    """The run, which has parameters. Raises RunError otherwise."""
+    model = load_run(path)
+    if model.status != "finished":
+        raise RunError(f"run {model.id!r} is {model.status}.", "Resume it first.")
+    return model
+
+
+def _together(leaves: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    names = leaves[0].keys() if leaves else ()
+    widths = {name: {leaf[name].shape[1:] for leaf in leaves} for name in names}
+    for name, shapes in widths.items():
+        if len(shapes) > 1:
+            raise ConfigError(f"the output {name!r} has no single shape.", "Write it with `fedcore personalise`.")
+    return {name: np.concatenate([leaf[name] for leaf in leaves]) for name in names}
+
+
+def of_rows(outputs: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+    """The output of this name for every row."""
+    return outputs[f"{ROWS}{name}"]

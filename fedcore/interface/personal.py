@@ -1,0 +1,173 @@
+"""Estimators whose product is for each client: histograms, and dictionaries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import scipy.sparse as sp
+from sklearn.base import TransformerMixin
+
+from fedcore.errors import ConfigError
+from fedcore.interface.data import Groups, Stored
+from fedcore.interface.estimator import FederatedEstimator
+from fedcore.interface.functions import set_budget
+from fedcore.interface.model import Model, of_rows
+from fedcore.population.blocks import CountsBlock
+from fedcore.population.store import Population
+from fedcore.rounds.engine import Backend
+
+TRANSFORMED = 4096  # clients at once
+
+
+class PersonalHistograms(TransformerMixin, FederatedEstimator):
+    """A histogram for each client: its own counts, mixed with what clients like it have in common.
+
+    It is the method `histograms` (Setlur, Feldman, Talwar 2023). With `epsilon` the shared part is differentially
+    private against adding or removing a client; without it, it is clustering without privacy.
+
+    n_clusters: K; None: by the method's rules
+    epsilon, delta: of this fit; delta well below 1 / number of clients
+    nominal_clients: a public number of clients, by which a private fit is planned; needed there, because the exact
+        number of clients in X is theirs
+    public_schema: why the columns of X (the words of a list, say) are public; needed there. The statement repeats it
+
+    A private fit has an account of its own: what two fits say about the same people adds up, and nobody counts it. Give
+    `fit` a population with a budget to have them counted; epsilon is then this run's share of it.
+
+    Fitted: centers_ (K, d), mean_ (d,), n_iter_, outcome_, statement_, run_, model_.
+    """
+
+    method, kind = "histograms", "counts"
+
+    def __init__(
+        self,
+        n_clusters: int | None = None,
+        *,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        nominal_clients: int | None = None,
+        public_schema: str | None = None,
+        random_state: int | None = 0,
+        settings: Mapping[str, Any] | None = None,
+        folder: str | None = None,
+        backend: Backend | None = None,
+    ):
+        self.n_clusters = n_clusters
+        self.epsilon = epsilon
+        self.delta = delta
+        self.nominal_clients = nominal_clients
+        self.public_schema = public_schema
+        self.random_state = random_state
+        self.settings = settings
+        self.folder = folder
+        self.backend = backend
+
+    def fit(self, X: Any, y: object = None) -> Self:
+        """X: (C, d) counts, a client a row, dense or sparse; a population of counts, or its place.
+
+        Raises ConfigError for a private fit without what it needs, BudgetExceeded, ValueError for other than counts.
+        """
+        if self.epsilon is not None and not isinstance(X, (Population, str, Path)):
+            for name in ("delta", "nominal_clients", "public_schema"):
+                if getattr(self, name) is None:
+                    raise ConfigError(f"a private fit of an array needs {name}.", "See the class's documentation.")
+        return self._fit(X, None)
+
+    def _method_settings(self) -> dict[str, Any]:
+        if self.epsilon is None:
+            chosen: dict[str, Any] = {"algorithm": "algorithm2"}
+        else:
+            chosen = {"algorithm": "private"}
+        return chosen | ({} if self.n_clusters is None else {"clusters": self.n_clusters})
+
+    def _population_options(self, place: Path) -> dict[str, Any]:
+        if self.epsilon is None:
+            return {}
+        from fedcore.training.budget import ledger_name  # a fit that is not private needs no database
+
+        ledger = ledger_name(f"sqlite:///{place / 'ledger.sqlite'}")
+        return {"nominal_clients": self.nominal_clients, "ledger": ledger}
+
+    def _before_training(self, population: Population, place: Path) -> dict[str, Any]:
+        if self.epsilon is None or Path(population.location).parent != place:
+            return {}
+        set_budget(population, self.epsilon, self.delta or 0.0, public_schema=self.public_schema or "")
+        return {}
+
+    def _take(self, model: Model, stored: Stored) -> None:
+        method, state = model.fitted
+        self.centers_, self.mean_ = state.centres, state.mean
+        if stored.population.vocabulary() is not None:
+            self.vocabulary_ = stored.population.vocabulary()
+
+    def transform(self, X: Any) -> np.ndarray:
+        """(C, d) float32 estimates of clients' distributions, each from its own counts and what all share.
+
+        The estimate of a client is for that client: it is made of the client's own data and is not private.
+        """
+        model = self._known()
+        counts = self._checked_counts(X, reset=False)
+        parts = [counts[low : low + TRANSFORMED] for low in range(0, counts.shape[0], TRANSFORMED)]
+        return np.concatenate([model.outputs(_block(part))["estimate"] for part in parts])
+
+
+def _block(counts: sp.csr_matrix) -> CountsBlock:
+    counts = counts.sorted_indices()
+    totals = np.asarray(counts.sum(axis=1), np.float64).ravel()
+    indices = counts.indices.astype(np.int32)
+    return CountsBlock(0, 0, counts.indptr, indices, counts.data.astype(np.float64), totals, counts.shape[1])
+
+
+class PersonalDictionaries(FederatedEstimator):
+    """Atoms that all clients share, and atoms that each client has alone, from rows of clients.
+
+    It is the method `dictionaries` (Liang, Shi, Al Kontar, Fattahi 2023: PerMA). It is not private.
+
+    n_components: atoms of a client, r; n_global: how many of them are shared; None: by the method
+    settings: others of the method, by name (`fedcore methods dictionaries`)
+
+    Fitted: components_ (rg, d) shared atoms; clients_ (C,) ids; local_components_ (C, r - rg, d), zeros beyond a
+    client's atoms; global_part_ and local_part_ (n, d) float32, whose sum reconstructs X; reconstruction_err_ (C,) mean
+    squared residual of each client; n_iter_, outcome_, statement_, run_, model_.
+    """
+
+    method = "dictionaries"
+
+    def __init__(
+        self,
+        n_components: int = 6,
+        *,
+        n_global: int | None = None,
+        random_state: int | None = 0,
+        settings: Mapping[str, Any] | None = None,
+        folder: str | None = None,
+        backend: Backend | None = None,
+    ):
+        self.n_components = n_components
+        self.n_global = n_global
+        self.random_state = random_state
+        self.settings = settings
+        self.folder = folder
+        self.backend = backend
+
+    def fit(self, X: Any, y: object = None, groups: Groups = None) -> Self:
+        """X: (n, d) samples; groups: (n,) the client of each; needed. Raises ConfigError, ValueError."""
+        if groups is None:
+            raise ConfigError("the clients of the rows are not given.", "Pass groups=..., the client of each row.")
+        return self._fit(X, groups)
+
+    def _method_settings(self) -> dict[str, Any]:
+        shared = {} if self.n_global is None else {"global_atoms": self.n_global}
+        return {"atoms": self.n_components, **shared}
+
+    def _take(self, model: Model, stored: Stored) -> None:
+        outputs = model.personalised(stored.population)
+        _, state = model.fitted
+        self.components_, self.local_components_ = state.common, outputs["local"]
+        self.reconstruction_err_ = outputs["loss"]
+        self.global_part_ = stored.in_given_order(of_rows(outputs, "global"))
+        self.local_part_ = stored.in_given_order(of_rows(outputs, "local"))
+        self.clients_ = stored.ids()

@@ -1,0 +1,49 @@
+"""Runs without Prefect: the rounds of a session one after the other, and what follows the last of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from fedcore.evaluation.report import report_if_possible
+from fedcore.operations.series import conclude, conclusion_of
+from fedcore.rounds.clients import peak_memory
+from fedcore.rounds.engine import Backend
+from fedcore.rounds.method import RoundInfo
+from fedcore.runs.store import Run
+from fedcore.storage.files import Place
+from fedcore.training.session import Session, concluding
+
+
+def stamp() -> str:
+    """The time, as names of runs tell it."""
+    return datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
+
+
+def to_the_end(
+    session: Session,
+    backend: Backend,
+    after_round: Callable[[RoundInfo], None] = lambda info: None,
+    warn: Callable[[str], None] = lambda text: None,
+    report: bool = True,
+) -> Place:
+    """The folder of the run, after its last round and with its report, if it shall have one.
+
+    after_round: called with what a round tells; warn: with what failed and does no harm to the run, if anything. Raises
+    what the engine, the stores and the ledger raise; an interrupted run can be resumed.
+    """
+
+    def conclude_it(run: Run) -> None:
+        how = conclusion_of(run, session.method, session.population)  # of a resumed run of a deployment
+        if how is not None:
+            conclude(run, how.deployment, how.series, how.store, stamp(), backend, how.why_not)
+
+    def report_it(run: Run) -> None:
+        if report and (failed := report_if_possible(run, session.population.vocabulary())):
+            warn(failed)
+
+    with concluding(session, conclude_it, report_it):
+        while (info := session.training.step()) is not None:
+            after_round(info)
+        session.run.note(peak_memory_of_workers=backend.memory_of_workers(), peak_memory_of_flow=peak_memory())
+    return session.run.path

@@ -1,0 +1,170 @@
+"""The estimators: scikit-learn's manners, and the values of the engine."""
+
+import pickle
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.mixture import GaussianMixture
+from sklearn.utils.estimator_checks import check_estimator
+
+import fedcore
+from fedcore.errors import BudgetExceeded, ConfigError
+
+RANDOM = np.random.default_rng(3)
+APART = np.concatenate([RANDOM.normal(size=(300, 2)) * [1, 2] + at for at in (-5, 5)])
+DICE = RANDOM.multinomial(60, [0.4, 0.3, 0.2, 0.1], size=500)
+
+
+@pytest.mark.slow
+def test_mixtures_keep_all_rules_of_scikit_learn():
+    results = check_estimator(fedcore.FederatedMixture(max_iter=5), on_fail=None)
+    assert len(results) > 30
+    assert [one["check_name"] for one in results if one["status"] == "failed"] == []
+
+
+@pytest.mark.parametrize("kind", ["full", "tied", "diag", "spherical"])
+def test_a_mixture_is_that_of_scikit_learn_started_there(kind):
+    ours = fedcore.FederatedMixture(2, covariance_type=kind, settings={"pseudo_rows": 0.0}).fit(APART)
+    theirs = ours.to_sklearn()
+    assert np.abs(theirs.score_samples(APART) - ours.score_samples(APART)).max() < 1e-8
+    assert np.array_equal(theirs.predict(APART), ours.predict(APART))
+    inverse = {"tied": np.linalg.inv, "full": np.linalg.inv, "diag": np.reciprocal, "spherical": np.reciprocal}[kind]
+    again = GaussianMixture(
+        2,
+        covariance_type=kind,
+        weights_init=ours.weights_,
+        means_init=ours.means_,
+        precisions_init=inverse(ours.covariances_),
+        reg_covar=0,
+        tol=1e-9,
+        max_iter=200,
+    ).fit(APART)
+    assert again.score(APART) == pytest.approx(ours.score(APART), abs=1e-3)  # a maximum, to the tolerance of a run
+
+
+def test_groups_do_not_matter_to_exact_sums():
+    exact = {"tolerance": 1e-10, "pseudo_rows": 0.0}  # the starts are others, and both climb to the same maximum
+    whole = fedcore.FederatedMixture(2, settings=exact).fit(APART)
+    order = np.random.default_rng(0).permutation(len(APART))
+    dealt = fedcore.FederatedMixture(2, settings=exact).fit(APART[order], groups=np.arange(len(APART)) % 7)
+    assert dealt.score(APART) == pytest.approx(whole.score(APART), abs=1e-6)
+
+
+def test_gaps_are_refused_or_filled_but_never_unseen():
+    x = APART.copy()
+    x[::10, 1] = np.nan
+    fitted = fedcore.FederatedMixture(2).fit(x)
+    assert np.isfinite(fitted.score_samples(x)).all()
+    assert np.abs(np.sort(fitted.means_[:, 0]) - [-5, 5]).max() < 0.5
+    with pytest.raises(ValueError, match="infinity"):
+        fedcore.FederatedMixture().fit(np.where(np.isnan(x), np.inf, x))
+
+
+def test_what_was_fitted_is_kept_where_it_was_asked_for(tmp_path):
+    fitted = fedcore.FederatedMixture(2, folder=str(tmp_path / "kept")).fit(APART)
+    assert fedcore.load_run(fitted.run_).status == "finished"
+    assert (tmp_path / "kept" / "population").is_dir()
+    with pytest.raises(ConfigError, match="not empty"):
+        clone(fitted).fit(APART)
+    again = fedcore.FederatedMixture(2).fit(str(tmp_path / "kept" / "population"))
+    assert np.array_equal(again.means_, fitted.means_)
+    copy = pickle.loads(pickle.dumps(again))
+    assert np.array_equal(copy.predict(APART), fitted.predict(APART)) and again.run_ is None
+
+
+def test_files_are_read_as_they_are(tmp_path):
+    lines = "".join(f"{i % 9},{a},{b}\n" for i, (a, b) in enumerate(APART.tolist()))
+    (tmp_path / "rows.csv").write_text("who,a,b\n" + lines)
+    fitted = fedcore.FederatedMixture(2).fit(str(tmp_path / "*.csv"), groups="who")
+    assert np.abs(np.sort(fitted.means_[:, 0]) - [-5, 5]).max() < 0.5
+    with pytest.raises(ConfigError, match="name of a column"):
+        fedcore.FederatedMixture(2).fit(str(tmp_path / "*.csv"), groups=[1, 2])
+
+
+@pytest.mark.parametrize(
+    "estimator", [fedcore.FederatedMixture(), fedcore.RobustMultiTaskMixture(), fedcore.PersonalDictionaries()]
+)
+def test_mistakes_are_clear(estimator):
+    with pytest.raises(ConfigError, match="shape"):
+        estimator.fit(APART, groups=[1, 2, 3])
+    with pytest.raises(ConfigError, match="random_state"):
+        clone(estimator).set_params(random_state=np.random.default_rng()).fit(APART, groups=np.zeros(len(APART)))
+    with pytest.raises(ConfigError):
+        clone(estimator).set_params(settings={"no_such": 1}).fit(APART, groups=np.zeros(len(APART)))
+
+
+def test_nothing_is_told_before_the_fit():
+    for estimator in (fedcore.FederatedMixture(), fedcore.PersonalHistograms()):
+        with pytest.raises(NotFittedError):
+            (estimator.predict if hasattr(estimator, "predict") else estimator.transform)(APART)
+
+
+def test_each_client_has_its_own_mixture():
+    random = np.random.default_rng(5)
+    groups = np.repeat([f"c{i}" for i in range(12)], 60)
+    truth = random.normal(size=(12, 1)) * 0.3
+    side = random.integers(2, size=len(groups)) * 2 - 1
+    x = random.normal(size=(len(groups), 2)) + np.where(side > 0, 4, -4)[:, None] + np.repeat(truth, 60, axis=0)
+    shuffled = random.permutation(len(x))
+    fitted = fedcore.RobustMultiTaskMixture(2).fit(x[shuffled], groups=groups[shuffled])
+    assert fitted.clients_.tolist() == sorted(set(groups)) and fitted.client_centers_.shape == (12, 2, 2)
+    assert np.abs(np.sort(fitted.centers_[:, 0]) - [-4, 4]).max() < 0.5
+    agrees = (fitted.labels_ == (side[shuffled] > 0)).mean()
+    assert max(agrees, 1 - agrees) > 0.99  # in the order of the rows that were given
+
+
+def test_clients_predict_by_their_own_regression():
+    random = np.random.default_rng(6)
+    groups = np.repeat(np.arange(20), 50)
+    slopes = 2 + 0.3 * random.normal(size=20)
+    x = random.normal(size=(1000, 1))
+    y = slopes[groups] * x[:, 0] + 0.1 * random.normal(size=1000)
+    fitted = fedcore.RobustMultiTaskMixture(1, model="regression").fit(x, y, groups=groups)
+    new = random.normal(size=(200, 1))
+    asked = random.integers(20, size=200)
+    assert np.abs(fitted.predict(new, asked) - slopes[asked] * new[:, 0]).max() < 0.3  # errors of slopes: .1 / sqrt(50)
+    with pytest.raises(ConfigError, match="was not there"):
+        fitted.predict(new, np.full(200, 99))
+
+
+def test_histograms_are_given_to_clients():
+    fitted = fedcore.PersonalHistograms(2).fit(sp.csr_matrix(DICE))
+    given = fitted.transform(DICE)
+    assert given.shape == DICE.shape and np.abs(given.sum(axis=1) - 1).max() < 1e-5
+    assert np.abs(fitted.mean_ - [0.4, 0.3, 0.2, 0.1]).max() < 0.02
+    assert fitted.statement_["privacy"] == "none"
+    with pytest.raises(ValueError, match="not whole"):
+        fedcore.PersonalHistograms(2).fit(DICE + 0.5)
+
+
+def test_private_histograms_say_what_they_promise(tmp_path):
+    asked = {"epsilon": 4.0, "delta": 1e-6, "nominal_clients": 500, "public_schema": "four numbered sides"}
+    for missing in ("delta", "nominal_clients", "public_schema"):
+        with pytest.raises(ConfigError, match=missing):
+            fedcore.PersonalHistograms(**{**asked, missing: None}).fit(DICE)
+    fitted = fedcore.PersonalHistograms(**asked, folder=str(tmp_path / "kept")).fit(DICE)
+    assert fitted.statement_["private"] and "four numbered sides" in fitted.statement_["text"]
+    assert np.abs(fitted.mean_ - [0.4, 0.3, 0.2, 0.1]).max() < 0.1
+    assert fitted.transform(DICE).shape == DICE.shape
+    store = fedcore.open_population(tmp_path / "kept" / "population")
+    assert fedcore.budget(store).rho_left < 1e-4  # all of it went into this fit
+    with pytest.raises(BudgetExceeded):
+        fedcore.PersonalHistograms(epsilon=1.0).fit(store)
+
+
+def test_samples_come_apart_into_shared_and_own_atoms():
+    random = np.random.default_rng(7)
+    atoms = np.linalg.qr(random.normal(size=(8, 8)))[0]
+    groups = np.repeat(np.arange(10), 80)
+    codes = random.normal(size=(800, 3)) * (random.random((800, 3)) < 0.4) * 3
+    own = atoms[3 + groups % 5]
+    x = codes[:, :2] @ atoms[:2] + codes[:, 2:] * own
+    shuffled = random.permutation(800)
+    fitted = fedcore.PersonalDictionaries(3, n_global=2).fit(x[shuffled], groups=groups[shuffled])
+    assert fitted.components_.shape == (2, 8) and fitted.local_components_.shape == (10, 1, 8)
+    left = x[shuffled] - fitted.global_part_ - fitted.local_part_
+    assert (left**2).mean() < 0.1 * (x**2).mean()
+    assert fitted.clients_.tolist() == list(range(10))

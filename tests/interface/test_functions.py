@@ -1,0 +1,108 @@
+"""`import fedcore`: the functions train, resume, plan and account as the command line does."""
+
+import doctest
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedcore
+import fedcore.interface.mixtures
+from fedcore.errors import BudgetExceeded, ConfigError, RunError
+from fedcore.interface import data
+from fedcore.rounds.engine import InProcessBackend
+from fedcore.training.request import TrainRequest
+from fedcore.training.session import start_run
+
+COUNTS = np.random.default_rng(0).multinomial(60, np.array([0.4, 0.3, 0.2, 0.1]), size=400)
+
+
+@pytest.fixture
+def rows(tmp_path):
+    """A population of rows of two groups, of forty clients."""
+    random = np.random.default_rng(1)
+    x = random.normal(size=(400, 2)) + np.where(np.arange(400) % 2, 4.0, -4.0)[:, None]
+    return data.rows_stored(x, np.repeat(np.arange(40), 10), tmp_path / "population").population
+
+
+def test_every_public_name_is_there_and_documented():
+    for name in fedcore.WHERE:
+        assert getattr(fedcore, name).__doc__
+        assert name in dir(fedcore)
+        assert f"import {name} as {name}" in Path(fedcore.__file__).with_suffix(".pyi").read_text()  # for type checkers
+    with pytest.raises(AttributeError):
+        _ = fedcore.nothing
+
+
+def test_examples_of_docstrings_hold():
+    found = doctest.testmod(fedcore.interface.mixtures)
+    assert found.attempted >= 4 and not found.failed
+
+
+def test_a_model_is_trained_and_read_again(rows, tmp_path):
+    told = []
+    model = fedcore.train(
+        "federated_em",
+        rows,
+        {"algorithm": "em", "components": 2},
+        runs=tmp_path / "runs",
+        run_id="one",
+        progress=lambda done, info: told.append(done),
+    )
+    assert told == sorted(told) and told[-1] == len(model.metrics)
+    again = fedcore.load_run(tmp_path / "runs" / "one")
+    assert again.id == "one" and again.status == "finished" and again.statement["privacy"] == "none"
+    means = np.array([values for name, values in again.columns("means").items() if name != "column"])
+    assert np.abs(np.sort(means[:, 0]) - [-4, 4]).max() < 5 / np.sqrt(200)  # five standard errors
+    given = again.personalised()
+    assert given["component"].shape == (40,) and given["rows_responsibilities"].shape == (400, 2)
+    assert np.array_equal(given["component"], again.personalised(str(rows.path))["component"])
+    assert (tmp_path / "runs" / "one" / "report.html").exists()
+
+
+def test_an_interrupted_run_goes_on_to_the_same_bits(rows, tmp_path):
+    settings = {"algorithm": "em", "components": 2}
+    whole = fedcore.train("federated_em", rows, settings, runs=tmp_path / "whole", report=False)
+    request = TrainRequest(
+        method="federated_em", population=str(rows.path), settings=settings, runs=str(tmp_path), run_id="cut"
+    )
+    session = start_run(request, InProcessBackend(), stamp="then")
+    for _ in range(4):
+        session.training.step()
+    session.training.commit()
+    session.close()
+    model = fedcore.resume(tmp_path / "cut")
+    assert np.array_equal(model.state["theta"], whole.state["theta"])
+    with pytest.raises(RunError, match="has ended"):
+        fedcore.resume(model)
+
+
+def test_mistakes_are_told_before_anything_is_made(rows, tmp_path):
+    with pytest.raises(ConfigError):
+        fedcore.train("federated_em", rows, {"components": 0}, runs=tmp_path / "runs")
+    with pytest.raises(ConfigError):
+        fedcore.train("no_method", rows, runs=tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_plan_reserves_and_makes_nothing(rows, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    predicted = fedcore.plan("federated_em", rows, {"algorithm": "em"}, seconds=0.2)
+    assert predicted["method"] == "federated_em" and not (tmp_path / "runs").exists()
+
+
+def test_a_budget_is_set_charged_and_ends(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDCORE_LEDGER", f"sqlite:///{tmp_path / 'ledger.sqlite'}")
+    from fedcore.training.budget import ledger_name
+
+    options = {"ledger": ledger_name(), "nominal_clients": 400}
+    import scipy.sparse as sp
+
+    store = data.counts_stored(sp.csr_matrix(COUNTS), tmp_path / "population", **options).population
+    fedcore.set_budget(store, 2.0, 1e-6, public_schema="four numbered sides of a die")
+    assert fedcore.budget(store.path).rho_spent == 0
+    model = fedcore.train("histograms", store.path, runs=tmp_path / "runs")
+    assert model.statement["private"] and "four numbered sides" in model.statement["text"]
+    assert fedcore.budget(store).rho_spent > 0
+    with pytest.raises(BudgetExceeded):
+        fedcore.train("histograms", store.path, {"epsilon": 1.0}, runs=tmp_path / "runs")
