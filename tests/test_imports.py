@@ -26,9 +26,9 @@ def test_the_package_alone_is_quick_to_import():
     """`fedcore.load_run` is there, and is imported when it is asked for."""
     code = (
         "import sys, fedcore\n"
-        "heavy = {'numpy', 'zarr', 'pydantic', 'fedcore.runs.store'} & set(sys.modules)\n"
+        "heavy = {'numpy', 'zarr', 'pydantic', 'fedcore.runs.store', 'fedcore.interface'} & set(sys.modules)\n"
         "assert 'load_run' in dir(fedcore) and not hasattr(fedcore, 'nothing')\n"
-        "from fedcore.runs.store import load_run\n"
+        "from fedcore.interface.model import load_run\n"
         "print('LOADED', sorted(heavy), fedcore.load_run is load_run)"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
