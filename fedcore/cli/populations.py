@@ -30,12 +30,21 @@ def population_ingest(
     token: Annotated[str | None, typer.Option(help="Column of the token (counts).")] = None,
     count: Annotated[str | None, typer.Option(help="Column of the count (counts).")] = None,
     vocabulary: Annotated[Path | None, typer.Option(help="File with one token a line.")] = None,
+    documents: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="Deal each client's documents to a training and a held-out half, by a hash of client and document: "
+            "column of the document; of text: file (each in a client's folder) or section (some lines of its file).",
+        ),
+    ] = None,
     option: Annotated[
         list[str] | None,
         typer.Option(
             "--option",
             metavar="KEY=VALUE",
-            help="Option of the format, such as prefix=train or heldout_prefix=test; repeatable.",
+            help="Option of the format, such as prefix=train, heldout_prefix=test, or halves=document: its held-out "
+            "data are whole documents; repeatable.",
         ),
     ] = None,
     period: Annotated[
@@ -80,6 +89,7 @@ def population_ingest(
             token=token,
             count=count,
             vocabulary=vocabulary,
+            documents=documents,
             period=cast("PeriodUnit | None", period),
             time=time,
             zone=zone,

@@ -77,10 +77,16 @@ def _versions(newest: Population) -> list[str]:
                 "clients": version.n_clients,
                 "tokens" if version.kind == "counts" else "rows": version.n_rows,
                 "blocks": len(version.blocks),
-                "held-out part": "yes" if version.has_heldout else "no",
+                "held-out part": _held_out(version),
             }
         )
     return [*table(rows), *_left_out(len(numbers) - MOST_VERSIONS, "versions")]
+
+
+def _held_out(version: Population) -> str:
+    if not version.has_heldout:
+        return "no"
+    return f"yes, dealt by {version.manifest.halves}" if version.manifest.halves else "yes"
 
 
 def _budget(population: Population, runs: Sequence[Run]) -> list[str]:

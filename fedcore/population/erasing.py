@@ -324,9 +324,8 @@ class _Compacting(PopulationWriter):
         assert self.parent is not None
         old = self.parent.manifest
         order = of_cohorts.joined(run for run in old.order if run[0] != HOLE) if old.cohorts else ()
-        kept: dict[str, Any] = {"cohorts": old.cohorts, "order": order, "needs": versions.needs(old.cohorts, order)}
-        kept |= {"suppression": old.suppression, "removed": tuple(sorted(self.parent.checksums().items()))}
-        return {**self.public, **kept}
+        kept: dict[str, Any] = {"cohorts": old.cohorts, "order": order, "suppression": old.suppression}
+        return {**self.public, **kept, "removed": tuple(sorted(self.parent.checksums().items()))}
 
 
 def _copy_there(writer: PopulationWriter, population: Population, index: int, entry: BlockEntry) -> None:

@@ -21,7 +21,9 @@ SCHEMA_VERSION: Final = 2  # that new versions are written in; docs/formats-2.md
 COHORTS: Final = "cohorts"
 HOLES: Final = "holes"
 PERIODS: Final = "periods"
-KNOWN: Final = (COHORTS, HOLES, PERIODS)  # what a manifest may need
+HALVES: Final = "halves"
+KNOWN: Final = (COHORTS, HOLES, PERIODS, HALVES)  # what a manifest may need
+Halves = Literal["document", "entry"]
 StoredDtype = Literal["int32", "int64", "float32", "float64"]
 Sha256 = Field(pattern=r"^[0-9a-f]{64}$")
 SLOT = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # one folder name: a manifest can never point outside its population
@@ -124,6 +126,8 @@ class Manifest(_Frozen):
     removed: (version, checksum) of versions before that are gone because clients were forgotten.
     period: how clients were dealt to entries of one client and one calendar period, each period a cohort; None: they
     were not (`fedcore.population.periods`).
+    halves: what was dealt to the training and to the held-out part of each client: whole documents, or single entries
+    (tokens, rows); None: nobody said (`fedcore.population.ingest.documents`).
     suppression: sha256 of the list of clients that were forgotten (`fedcore.population.suppression`), None without one.
     secret: 256 random bits of this version. Runs and ledgers know it by its checksum, which without the secret would
     tell whoever guesses the data whether the guess is right; it stays beside the data.
@@ -150,6 +154,7 @@ class Manifest(_Frozen):
     cohorts: tuple[Cohort, ...] = ()
     order: tuple[tuple[int, int], ...] = ()
     period: Periods | None = None
+    halves: Halves | None = None
     suppression: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
     removed: tuple[tuple[int, str], ...] = ()
     blocks: tuple[BlockEntry, ...]
@@ -184,6 +189,8 @@ class Manifest(_Frozen):
             raise ValueError("cohorts go with the need of that name")
         if bool(self.period) != (PERIODS in self.needs):
             raise ValueError("calendar periods go with the need of that name")
+        if bool(self.halves) != (HALVES in self.needs):
+            raise ValueError("halves go with the need of that name")
         if wrong := of_periods.fault(self.period, [cohort.period for cohort in self.cohorts]):
             raise ValueError(wrong)
         holes = of_cohorts.holes_of(self.order)
@@ -211,7 +218,7 @@ def _content(manifest: Manifest) -> dict[str, Any]:
         content.pop("needs")
     if manifest.secret is None:
         content.pop("secret")
-    for name in ("cohorts", "order", "period", "suppression", "removed"):
+    for name in ("cohorts", "order", "period", "halves", "suppression", "removed"):
         if not content[name]:
             del content[name]
     for block in content["blocks"]:
@@ -261,7 +268,7 @@ def decode(data: bytes, where: str) -> Manifest:
         raise ManifestError(
             f"The manifest {where} needs {unknown[0]}, which this fedcore does not know.", "Use a newer fedcore."
         )
-    early = sorted({"cohorts", "order", "period"} & content.keys()) if not needs else []
+    early = sorted({"cohorts", "order", "period", "halves"} & content.keys()) if not needs else []
     if early:
         raise ManifestError(f"The manifest {where} contradicts itself: it has {early[0]} without needing them.", remedy)
     try:

@@ -12,7 +12,7 @@ from fedcore.errors import PopulationError, PopulationNotFound
 from fedcore.population import cohorts, layout
 from fedcore.population import manifest as manifests
 from fedcore.population.cohorts import Cohort, Order, holes_of
-from fedcore.population.manifest import SCHEMA_VERSION, Manifest, Provenance
+from fedcore.population.manifest import SCHEMA_VERSION, Halves, Manifest, Provenance
 from fedcore.population.store import Population
 from fedcore.storage import files
 from fedcore.storage.files import Place
@@ -116,7 +116,7 @@ def following(old: Manifest, provenance: Provenance, **changes: Any) -> Manifest
         "provenance": provenance.model_copy(update={"parent": old.version}),
         **changes,
     }
-    return manifests.build(**{**made, "needs": needs(made["cohorts"], made["order"])})
+    return manifests.build(**{**made, "needs": needs(made["cohorts"], made["order"], made["halves"])})
 
 
 def opening(old: Manifest, declared: int | None, newcomers: Order = ()) -> dict[str, Any]:
@@ -155,10 +155,14 @@ def new_secret() -> str:
     return secrets.token_hex(32)
 
 
-def needs(known: tuple[Cohort, ...], order: Order) -> tuple[str, ...]:
+def needs(known: tuple[Cohort, ...], order: Order, halves: Halves | None) -> tuple[str, ...]:
     """What a reader must know to read a manifest with these."""
-    by_period = known and known[0].period is not None
-    features = ((manifests.COHORTS, known), (manifests.HOLES, holes_of(order)), (manifests.PERIODS, by_period))
+    features = (
+        (manifests.COHORTS, known),
+        (manifests.HOLES, holes_of(order)),
+        (manifests.PERIODS, known and known[0].period is not None),
+        (manifests.HALVES, halves),
+    )
     return tuple(name for name, there in features if there)
 
 

@@ -22,7 +22,7 @@ from fedcore.population.block_writer import BlockWriter, PartWriter
 from fedcore.population.blocks import Kind
 from fedcore.population.checks import Rows, bytes_of, checked_counts, checked_rows, checked_vocabulary, rows_of
 from fedcore.population.cohorts import FOUNDERS, Order
-from fedcore.population.manifest import BlockEntry, Manifest, Provenance, Vocabulary
+from fedcore.population.manifest import BlockEntry, Halves, Manifest, Provenance, Vocabulary
 from fedcore.population.periods import Periods, label_of
 from fedcore.population.sizing import CLIENTS_PER_LEAF, block_limit, explicit_clients_per_block
 from fedcore.population.slots import Slot
@@ -61,6 +61,7 @@ class PopulationWriter:
     period, labels: of a population of entries, of one client and one calendar period: how they are dealt, and the
         periods that this version declares beside those of the parent, each a cohort. Ids are then as
         `fedcore.population.periods` says, and nominal_clients is the size of each of `labels`
+    halves: what was dealt to training and held-out part, for the manifest: "document" or "entry", or None
     parent: the version to make a new version of (see `extending`); None makes a new population
     """
 
@@ -81,6 +82,7 @@ class PopulationWriter:
         ledger: dict[str, str] | None = None,
         period: Periods | None = None,
         labels: Sequence[str] = (),
+        halves: Halves | None = None,
         parent: Population | None = None,
     ):
         if kind not in ("counts", "rows"):
@@ -103,6 +105,7 @@ class PopulationWriter:
             "public_reason": public_for_evaluation or "",
             "ledger": ledger,
             "period": period,
+            "halves": halves,
         }
         self.labels = tuple(labels)
         self._numbers = {label: n for n, label in enumerate((*_labels_of(parent), *labels), FOUNDERS)}
@@ -139,6 +142,7 @@ class PopulationWriter:
             "public_for_evaluation": old.public_reason if old.public_for_evaluation else None,
             "ledger": None if old.ledger is None else old.ledger.model_dump(),
             "period": old.period,
+            "halves": old.halves,
             **changes,
         }
         made = cls(layout.writable(parent.path), old.kind, old.features, parent=parent, **settings)
@@ -265,7 +269,9 @@ class PopulationWriter:
         provenance = provenance or Provenance()
         old = None if self.parent is None else self.parent.manifest
         provenance = provenance.model_copy(update={"parent": None if old is None else old.version})
+        fields = self._membership(newcomers)
         made = manifests.build(
+            needs=versions.needs(fields.get("cohorts", ()), fields.get("order", ()), fields["halves"]),
             population_id=uuid.uuid4().hex if old is None else old.population_id,
             secret=versions.new_secret(),
             version=self.version,
@@ -279,7 +285,7 @@ class PopulationWriter:
             vocabulary=self._store_vocabulary(),
             provenance=provenance,
             blocks=tuple(self._blocks),
-            **self._membership(newcomers),
+            **fields,
         )
         with layout.named_os_errors(self.path):
             if made.ledger is not None and (old is None or old.ledger is None):
@@ -393,7 +399,6 @@ class PopulationWriter:
         fields: dict[str, Any] = {"cohorts": (), "order": cohorts.joined((*old.order, *came)) if old.order else ()}
         if old.cohorts:
             fields = versions.opening(old, self.declared, came)
-        fields |= {"needs": versions.needs(fields["cohorts"], fields["order"])}
         fields |= {"suppression": old.suppression, "removed": old.removed}
         return {**self.public, **fields}
 
@@ -403,7 +408,7 @@ class PopulationWriter:
         known, before = ((), ()) if old is None else (old.cohorts, old.order)
         fields = versions.declaring(known, self.labels, self.declared, (*before, *self._dealt))
         suppressed = None if old is None else old.suppression
-        return {**fields, "needs": versions.needs(fields["cohorts"], fields["order"]), "suppression": suppressed}
+        return {**fields, "suppression": suppressed}
 
     def _store_manifest(self, made: Manifest) -> None:
         written, self._made = self._made, []  # what a manifest names, or may name, does not disappear

@@ -19,10 +19,11 @@ from fedcore.errors import IngestError
 from fedcore.population.checks import Rows, rows_of
 from fedcore.population.cohorts import Order
 from fedcore.population.ingest.batches import Account, MatrixBatch, Source, keyed_batches, matrix_batches
+from fedcore.population.ingest.documents import refuse_other_halves
 from fedcore.population.ingest.indices import KnownClients, Newcomers
 from fedcore.population.ingest.sources import Options
 from fedcore.population.ingest.spill import Clients, LargeClient, Layout, Spill, keys_of, spill_batch, write_clients
-from fedcore.population.manifest import BlockEntry
+from fedcore.population.manifest import BlockEntry, Halves
 from fedcore.population.periods import Calendar
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
@@ -48,7 +49,12 @@ def completed(options: Options, parent: Population) -> Options:
 
 
 def refuse_mismatch(
-    parent: Population, source: Source, clients_per_leaf: int | None, ledger: dict[str, str] | None, public: str | None
+    parent: Population,
+    source: Source,
+    clients_per_leaf: int | None,
+    ledger: dict[str, str] | None,
+    public: str | None,
+    halves: Halves | None,
 ) -> None:
     """Raises IngestError if the source or the options do not fit the population."""
     made = parent.manifest
@@ -72,6 +78,7 @@ def refuse_mismatch(
                 f"What is appended to {parent.path} has another {name} than the population.",
                 "Append like to like, or make another population.",
             )
+    refuse_other_halves(parent, halves)
     if public is not None and not made.public_for_evaluation:
         raise IngestError(
             f"The population {parent.path} is not public for evaluation; appending cannot make it so.",

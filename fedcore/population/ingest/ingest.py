@@ -22,6 +22,7 @@ from fedcore.population.blocks import Kind
 from fedcore.population.ingest import append as appending
 from fedcore.population.ingest import calendars, sources
 from fedcore.population.ingest.batches import Account, Source, keyed_batches, matrix_batches
+from fedcore.population.ingest.documents import halves_of
 from fedcore.population.ingest.sources import Format, Options, Where
 from fedcore.population.ingest.sources_text import Tokeniser
 from fedcore.population.ingest.spill import (
@@ -36,7 +37,7 @@ from fedcore.population.ingest.spill import (
     spill_batch,
     write_clients,
 )
-from fedcore.population.manifest import Provenance
+from fedcore.population.manifest import Halves, Provenance
 from fedcore.population.periods import Calendar, PeriodUnit
 from fedcore.population.sizing import CLIENTS_PER_LEAF
 from fedcore.population.store import Population
@@ -69,6 +70,8 @@ def ingest(
     heldout_prefix: str | None = None,
     tokeniser: Tokeniser = "words",
     delimiter: str | None = None,
+    documents: str | None = None,
+    halves: Halves | None = None,
     period: PeriodUnit | None = None,
     time: str | None = None,
     zone: str | None = None,
@@ -98,6 +101,15 @@ def ingest(
         train_shape) and a `heldout_prefix`; an array `vocab` is the vocabulary.
     npy: dense rows; client names the NPY file with the ids.
     text: a folder; client is "file" (default) or "folder"; tokeniser is "words" or "identifiers".
+
+    documents: deal each client's documents to two halves, its training and its held-out part
+        (`fedcore.population.ingest.documents`). csv and parquet: the column of the document's id, text or whole
+        numbers, which need only tell the documents of one client apart. text: "file" if a client is a folder,
+        "section" if it is a file, which is then cut after each line that ends 2,000 characters or more
+        (`sources_text.sections`). No id of a document is stored.
+    halves: what is known of held-out data that the source brings: "document", if whole documents were dealt to it, or
+        "entry", if single tokens or rows were. A public fact in the manifest, where "document" stands also if the
+        documents are dealt here. What is appended must be dealt likewise.
 
     period: deal each client's rows to entries, one for each calendar period (day, week, month, quarter or year) that it
         has rows in; for csv and parquet. An entry is then what a client is elsewhere, and its id is LABEL/CLIENT. time:
@@ -145,6 +157,8 @@ def ingest(
         heldout_prefix,
         tokeniser,
         delimiter,
+        documents,
+        halves,
         time,
     )
     parent = Population.open(path) if append else None
@@ -153,6 +167,7 @@ def ingest(
     dealt = calendars.declared(parent, period, options.time, zone, first, through, nominal_clients)
     options = replace(options, calendar=dealt.calendar)
     opened = sources.source_of(source, options, memory // BATCH_SHARE, progress)
+    dealt_by = halves_of(documents, halves, sources.brings_heldout(opened, options))
     account = Account(tolerance, _called(options, parent))
     if parent is None:
         writer = PopulationWriter(
@@ -168,10 +183,11 @@ def ingest(
             ledger=ledger,
             period=dealt.period,
             labels=dealt.labels,
+            halves=dealt_by,
             stream_bytes=memory // STREAM_SHARE,
         )
     else:
-        appending.refuse_mismatch(parent, opened, clients_per_leaf, ledger, public_for_evaluation)
+        appending.refuse_mismatch(parent, opened, clients_per_leaf, ledger, public_for_evaluation, dealt_by)
         changes = {
             "public_for_evaluation": public_for_evaluation,
             "labels": dealt.labels,
@@ -244,7 +260,7 @@ def _stated(options: Options) -> dict[str, JsonValue]:
     stated: dict[str, JsonValue] = {}
     for name in Options.__slots__:
         value = getattr(options, name)
-        if value is None or name in ("vocabulary", "heldout", "time", "calendar"):
+        if value is None or name in ("vocabulary", "heldout", "halves", "time", "calendar"):
             continue
         if isinstance(value, str):
             stated[name] = Path(value).name if name == "client" else value
@@ -273,6 +289,7 @@ def describe(population: Population) -> dict[str, JsonValue]:
         "features": made.features,
         unit: made.n_rows,
         f"heldout_{unit}": heldout if made.has_heldout else None,
+        "halves": made.halves,
         "entries": sum(block.train.entries for block in made.blocks),
         "blocks": len(made.blocks),
         "clients_per_leaf": made.clients_per_leaf,

@@ -15,6 +15,7 @@ from fedcore.population.ingest.batches import Source, read_vocabulary, refuse_od
 from fedcore.population.ingest.sources_array import DenseSource, MatrixSource, array_names
 from fedcore.population.ingest.sources_table import TableSource, column_names, delimiter_of
 from fedcore.population.ingest.sources_text import TextSource, Tokeniser, text_files
+from fedcore.population.manifest import Halves
 from fedcore.population.periods import Calendar
 
 Format = Literal["csv", "parquet", "npz", "npy", "text"]
@@ -49,6 +50,8 @@ class Options:
     heldout_prefix: str | None = None
     tokeniser: Tokeniser = "words"
     delimiter: str | None = None
+    documents: str | None = None
+    halves: Halves | None = None
     time: str | None = None
     calendar: Calendar | None = None
 
@@ -93,15 +96,16 @@ def format_of(where: Where, wanted: Format | None) -> Format:
     return form
 
 
+OF_TABLES = ("client", "token", "count", "columns", "features", "vocabulary", "heldout", "dtype", "documents")
 OPTIONS: dict[str, tuple[str, ...]] = {
-    "csv": ("client", "token", "count", "columns", "features", "vocabulary", "heldout", "dtype", "delimiter"),
-    "parquet": ("client", "token", "count", "columns", "features", "vocabulary", "heldout", "dtype"),
+    "csv": (*OF_TABLES, "delimiter"),
+    "parquet": OF_TABLES,
     "npz": ("client", "array", "features", "vocabulary", "heldout", "dtype", "prefix", "heldout_prefix"),
     "npy": ("client", "features", "vocabulary", "heldout", "dtype"),
-    "text": ("client", "features", "vocabulary", "heldout", "tokeniser"),
+    "text": ("client", "features", "vocabulary", "heldout", "tokeniser", "documents"),
 }
 OF_DENSE, OF_SPARSE = ("array", "heldout", "dtype"), ("prefix", "heldout_prefix")  # NPZ holds one or the other
-ANYWHERE = ("format", "kind", "time", "calendar")  # the last two are looked at before
+ANYWHERE = ("format", "kind", "halves", "time", "calendar")  # the last two are looked at before
 
 
 def _refuse_other_options(form: str, options: Options, takes: Sequence[str] = (), what: str = "") -> None:
@@ -160,7 +164,8 @@ def _text(where: Where, options: Options, vocabulary: tuple[str, ...] | None, pr
     if not isinstance(where, (str, Path)) or not isinstance(options.heldout, (str, Path, type(None))):
         raise IngestError("Text is read from one folder.", "Name one folder.")
     heldout = None if options.heldout is None else Path(options.heldout)
-    return TextSource(Path(where), vocabulary, options.tokeniser, options.client or "file", heldout, progress)
+    client, documents = options.client or "file", options.documents
+    return TextSource(Path(where), vocabulary, options.tokeniser, client, heldout, documents, progress)
 
 
 def _table(
@@ -186,6 +191,7 @@ def _table(
         heldout=heldout,
         delimiter=options.delimiter,
         wanted_dtype=options.dtype,
+        documents=options.documents,
         time=options.time,
         calendar=options.calendar,
         memory=memory,
@@ -221,6 +227,11 @@ def _arrays(
             heldout_prefix = "test"
     other = None if heldout_prefix is None else _start_of_names(heldout_prefix)
     return MatrixSource(files, _start_of_names(prefix), other, options.client, memory, progress)
+
+
+def brings_heldout(source: Source, options: Options) -> bool:
+    """Whether the source has held-out data of its own."""
+    return options.heldout is not None or (isinstance(source, MatrixSource) and source.heldout_prefix is not None)
 
 
 def _start_of_names(prefix: str) -> str:

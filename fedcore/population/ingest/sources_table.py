@@ -12,6 +12,7 @@ from fedcore.errors import IngestError
 from fedcore.population.blocks import Kind
 from fedcore.population.ingest import csv_blocks
 from fedcore.population.ingest.batches import SHOWN, Account, Batch, bad_counts, count_fault, unusable
+from fedcore.population.ingest.documents import no_document, second_half
 from fedcore.population.ingest.stamps import is_stamp, period_of_each
 from fedcore.population.periods import BETWEEN, Calendar
 
@@ -47,6 +48,7 @@ class TableSource:
     rows:   columns client and `wanted_columns` (None: all others), empty or NaN = missing
     columns: those that are read beside the client's
     time, calendar: column of the time stamp, and the periods by which clients are dealt to entries; None: they are not
+    documents: column of the document, by which each client's rows are dealt to its halves; None: they are not
     heldout: files of the same form
     """
 
@@ -61,6 +63,7 @@ class TableSource:
     heldout: Sequence[Path] = ()
     delimiter: str | None = None
     wanted_dtype: str | None = None
+    documents: str | None = None
     time: str | None = None
     calendar: Calendar | None = None
     memory: int = 64 << 20
@@ -92,8 +95,8 @@ class TableSource:
                     shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
                     raise IngestError(f"{file} has no column {name!r}.", f"Its columns are {shown}.")
         self.columns = tuple(columns or ())
-        if self.time is not None and self.time in (self.client, *self.columns):
-            raise IngestError(f"The column {self.time!r} is named as that of the time and as another.", "Name another.")
+        self._refuse_double("time", self.time, (self.client, *self.columns))
+        self._refuse_double("document", self.documents, (self.client, self.time, *self.columns))
         if self.kind == "rows":
             if not self.columns:
                 raise IngestError(
@@ -107,10 +110,15 @@ class TableSource:
             self.features = len(self.columns)
             self.dtype = self.wanted_dtype or "float64"
 
+    @staticmethod
+    def _refuse_double(what: str, name: str | None, others: Sequence[str | None]) -> None:
+        if name is not None and name in others:
+            raise IngestError(f"The column {name!r} is named as that of the {what} and as another.", "Name another.")
+
     @property
     def keys(self) -> tuple[str, ...]:
-        """Columns that say whose a row is."""
-        return (self.client,) if self.time is None else (self.client, self.time)
+        """Columns that say whose a row is, of which time and of which document."""
+        return tuple(name for name in (self.client, self.time, self.documents) if name is not None)
 
     def batches(self, account: Account) -> Iterator[Batch]:
         files = [(False, file) for file in self.files] + [(True, file) for file in self.heldout]
@@ -128,14 +136,14 @@ class TableSource:
         for block in csv_blocks.without_header(csv_blocks.blocks(file, size)):
             table = csv_blocks.parse_quickly(block, names, self._types(), delimiter)
             if table is None:
-                yield self._slow_csv(account, heldout, file, block, names, delimiter)
+                yield from self._slow_csv(account, heldout, file, block, names, delimiter)
                 continue
             columns = [table.column(name).combine_chunks() for name in (*self.keys, *self.columns)]
 
             def where(row: int, line=block.line) -> str:
                 return f"{file.name}, line {line + row}"
 
-            yield self._checked(account, heldout, columns, where)
+            yield from self._checked(account, heldout, columns, where)
 
     def _types(self) -> dict:
         import pyarrow as pa
@@ -148,7 +156,7 @@ class TableSource:
             types[self.count] = pa.float64()
         return types
 
-    def _slow_csv(self, account, heldout, file, block, names, delimiter) -> Batch:
+    def _slow_csv(self, account, heldout, file, block, names, delimiter) -> Iterator[Batch]:
         import pyarrow as pa
 
         places, keys = [names.index(name) for name in (*self.keys, *self.columns)], len(self.keys)
@@ -204,7 +212,7 @@ class TableSource:
                 def where(row: int, first=first) -> str:
                     return f"{file.name}, row {first + row}"
 
-                yield self._checked(account, heldout, columns, where)
+                yield from self._checked(account, heldout, columns, where)
                 first += records.num_rows
         except (OSError, pa.ArrowException) as error:
             raise IngestError(f"{file} is truncated or damaged.", "Copy or download it again.") from error
@@ -224,7 +232,7 @@ class TableSource:
             raise IngestError(f"{file}: the column {name!r} is of type {kind}.", "It should hold dates or times.")
         text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
         whole = pa.types.is_integer(kind)
-        fine = text or (whole and name == self.client) if pa.types.is_string(wanted) else whole
+        fine = text or (whole and name in (self.client, self.documents)) if pa.types.is_string(wanted) else whole
         if pa.types.is_floating(wanted):
             fine = whole or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
             if pa.types.is_boolean(kind):
@@ -235,8 +243,10 @@ class TableSource:
 
     # ---- both
 
-    def _checked(self, account: Account, heldout: bool, read: list, where: Where) -> Batch:
-        """A batch of the good rows; the bad ones go to the account. read: columns of `keys`, then the others."""
+    def _checked(self, account: Account, heldout: bool, read: list, where: Where) -> Iterator[Batch]:
+        """A batch of the good rows, or one of each half; the bad rows go to the account. read: columns of `keys`, then
+        the others.
+        """
         clients, columns = read[0], read[len(self.keys) :]
         good = np.ones(len(clients), bool)
         coded = clients.dictionary_encode()
@@ -247,18 +257,48 @@ class TableSource:
             faults.append("the client id is missing")
             good = ~np.array([bool(fault) for fault in faults])[codes]
             account.reject_all(np.flatnonzero(~good), where, lambda row: faults[codes[row]])
+        second = None
+        if self.documents is not None:  # by the client, also where rows go to entries: a document lies in one half
+            second = self._second_half(account, names, codes, read[len(self.keys) - 1], where, good)
         if self.calendar is not None:
             names, codes = self._entries(account, names, codes, read[1], where, good)
         if self.kind == "rows":
-            batch = self._rows(account, columns, where, good)
-            return Batch(heldout, *self._renamed(names, codes[good]), x=batch[good])
+            x = self._rows(account, columns, where, good)
+            for half, mine in self._parts(heldout, second, good):
+                yield Batch(half, *self._renamed(names, codes[mine]), x=x[mine])
+            return
         tokens, amounts = self._counts(account, columns, where, good)
-        unique, codes = self._renamed(names, codes[good])
-        tokens, amounts = tokens[good], amounts[good]
+        strangers = np.flatnonzero(good & (tokens < 0))
+        account.drop(columns[0].take(strangers[:SHOWN]).to_pylist(), int(amounts[strangers].sum()))
         known = (tokens >= 0) & (amounts > 0)
-        strangers = np.flatnonzero(good)[tokens < 0]
-        account.drop(columns[0].take(strangers[:SHOWN]).to_pylist(), int(amounts[tokens < 0].sum()))
-        return Batch(heldout, unique, codes[known], tokens[known].astype(np.int32), amounts[known])
+        for half, mine in self._parts(heldout, second, good):
+            unique, owners = self._renamed(names, codes[mine])
+            kept, mine = known[mine], mine & known
+            yield Batch(half, unique, owners[kept], tokens[mine].astype(np.int32), amounts[mine])
+
+    @staticmethod
+    def _parts(heldout: bool, second: np.ndarray | None, good: np.ndarray) -> list[tuple[bool, np.ndarray]]:
+        """(whether it is held out, (n,) bool, its rows) of each part that the good rows belong to."""
+        return [(heldout, good)] if second is None else [(False, good & ~second), (True, good & second)]
+
+    def _second_half(
+        self, account: Account, names: list[str], codes: np.ndarray, documents, where: Where, good: np.ndarray
+    ) -> np.ndarray:
+        """(n,) bool, whether each row is of a document of the second half; clears `good` for rows of none."""
+        coded = documents.dictionary_encode()
+        titles = [*coded.dictionary.to_pylist(), None]
+        faults = [no_document(one) for one in titles]
+        of = coded.indices.fill_null(len(titles) - 1).to_numpy(zero_copy_only=False).astype(np.int64)
+        rows = np.flatnonzero(np.array([bool(fault) for fault in faults])[of] & good)
+        account.reject_all(rows, where, lambda row: faults[of[row]])
+        good[rows] = False
+        second = np.zeros(len(good), bool)
+        pairs, each = np.unique(codes[good] * len(titles) + of[good], return_inverse=True)
+        whose, which = (part.tolist() for part in np.divmod(pairs, len(titles)))
+        second[good] = second_half(
+            (names[client], str(titles[document])) for client, document in zip(whose, which, strict=True)
+        )[each]
+        return second
 
     def _entries(
         self, account: Account, names: list[str], codes: np.ndarray, stamps, where: Where, good: np.ndarray

@@ -6,21 +6,24 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TextIO
 
 import numpy as np
 
 from fedcore.errors import IngestError
 from fedcore.population.blocks import Kind
 from fedcore.population.ingest.batches import Account, Batch, refuse_odd
+from fedcore.population.ingest.documents import second_half
 
 Tokeniser = Literal["words", "identifiers"]
 WORDS = re.compile(r"[a-z]+(?:'[a-z]+)*")  # of lower-cased text; apostrophes only between letters
 IDENTIFIERS = re.compile(r"[A-Za-z_]+")
 INSIDE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_'")
 PIECE = 1 << 20  # characters read at a time
+SECTION = 2000  # characters after which a section of a file ends with its line: those of a message or a page
 BATCH_TOKENS = 1 << 16  # counts collected before they are handed on
 
 
@@ -37,20 +40,72 @@ def text_files(folder: Path) -> list[Path]:
     return sorted(found, key=lambda file: file.relative_to(folder).as_posix())
 
 
-def count_tokens(file: Path, tokeniser: Tokeniser) -> Iterator[Counter[str]]:
-    """Counts of the tokens in the pieces of a file; a piece ends between two words. Raises IngestError."""
-    pattern = WORDS if tokeniser == "words" else IDENTIFIERS
+def pieces(file: Path) -> Iterator[str]:
+    """The text of a file in pieces that end between two words. Raises IngestError."""
     rest = ""
+    with _opened(file) as handle:
+        while piece := handle.read(PIECE):
+            text = rest + piece
+            cut = _between_words(text)
+            yield text[:cut]
+            rest = text[cut:]
+    yield rest
+
+
+def sections(file: Path) -> Iterator[str]:
+    """The text of a file in sections, its documents where a client is a file: each ends with the line that brings it to
+    SECTION characters, the last one with the file; in a line that is longer than PIECE, between two words. Raises
+    IngestError.
+    """
+    text = ""
+    with _opened(file) as handle:
+        while line := handle.readline(PIECE):
+            text += line
+            cut = len(text)
+            if cut < SECTION:
+                continue
+            if len(line) == PIECE and not line.endswith("\n"):
+                cut = _between_words(text)
+            if cut:
+                yield text[:cut]
+            text = text[cut:]
+    if text:
+        yield text
+
+
+def _between_words(text: str) -> int:
+    """Where the last token begins, which may go on in what follows the text."""
+    cut = len(text)
+    while cut and text[cut - 1].lower()[-1] in INSIDE:
+        cut -= 1
+    return cut
+
+
+def _by_half(client: str, documents: Iterator[str]) -> Iterator[tuple[bool, str]]:
+    """(whether it is of the second half, text) of a client's documents, whose ids are their texts; several of a half
+    together, which end between two words.
+    """
+    held: dict[bool, list[str]] = {False: [], True: []}
+    for text in documents:
+        half = bool(second_half([(client, text)])[0])
+        held[half].append(text)
+        if sum(map(len, held[half])) >= PIECE:
+            yield half, "".join(held[half])
+            held[half].clear()
+    for half, texts in held.items():
+        yield half, "".join(texts)
+
+
+def count_tokens(text: str, tokeniser: Tokeniser) -> Counter[str]:
+    """The tokens of a text that begins and ends between two words."""
+    return Counter(WORDS.findall(text.lower()) if tokeniser == "words" else IDENTIFIERS.findall(text))
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[TextIO]:
     try:
         with open(file, encoding="utf-8-sig") as handle:
-            while piece := handle.read(PIECE):
-                text = rest + (piece.lower() if tokeniser == "words" else piece)
-                cut = len(text)
-                while cut and text[cut - 1] in INSIDE:  # the last token may go on in the next piece
-                    cut -= 1
-                text, rest = text[:cut], text[cut:]
-                yield Counter(pattern.findall(text))
-            yield Counter(pattern.findall(rest))
+            yield handle
     except UnicodeDecodeError as error:
         raise IngestError(
             f"{file} is not UTF-8 text (byte {error.start}).", "Convert it to UTF-8, or move it away."
@@ -92,6 +147,8 @@ class TextSource:
 
     client: "file" (id = relative path) or "folder" (id = name of the first sub-folder)
     heldout: a folder with the same clients' held-out text, or None
+    documents: deal to the client's two halves each "file" of a folder, whose id is its path in there, or each "section"
+        of a file, whose id is its text: it stays in its half wherever it stands. None: deal nothing
     """
 
     folder: Path
@@ -99,6 +156,7 @@ class TextSource:
     tokeniser: Tokeniser = "words"
     client: str = "file"
     heldout: Path | None = None
+    documents: str | None = None
     progress: Callable[[int, int], None] | None = None
 
     kind: Kind = "counts"
@@ -112,6 +170,12 @@ class TextSource:
             raise IngestError(
                 f"In a folder of text a client is a file or a folder, not {self.client!r}.",
                 "Use client='file' or 'folder'.",
+            )
+        wanted = "section" if self.client == "file" else "file"
+        if self.documents not in (None, wanted):
+            raise IngestError(
+                f"Where a client is a {self.client} of text its documents are each {wanted}, not {self.documents!r}.",
+                f"Use documents={wanted!r}; a client may be a 'file' of sections or a 'folder' of files.",
             )
         for folder in (self.folder, self.heldout):
             if folder is not None and not folder.is_dir():
@@ -131,15 +195,15 @@ class TextSource:
         index = {token: number for number, token in enumerate(self.vocabulary)}
         parts = [(False, self.folder)] + ([(True, self.heldout)] if self.heldout is not None else [])
         files = [(heldout, folder, file) for heldout, folder in parts for file in text_files(folder)]
-        collected = _Collector(False)
+        halves = [_Collector(False)]
+        if self.heldout is not None or self.documents is not None:
+            halves.append(_Collector(True))
         for number, (heldout, folder, file) in enumerate(files):
-            if heldout != collected.heldout:
-                yield collected.batch()
-                collected = _Collector(heldout)
             name = self._client_of(file.relative_to(folder))
-            collected.client(name)
-            for counted in count_tokens(file, self.tokeniser):
-                for token, amount in counted.items():
+            for second, text in self._parts(name, heldout, folder, file):
+                collected = halves[second]
+                collected.client(name)
+                for token, amount in count_tokens(text, self.tokeniser).items():
                     feature = index.get(token)
                     if feature is None:
                         account.drop((token,), amount)
@@ -149,7 +213,19 @@ class TextSource:
                     yield collected.batch()
             if self.progress is not None:
                 self.progress(number + 1, len(files))
-        yield collected.batch()
+        for collected in halves:
+            yield collected.batch()
+
+    def _parts(self, name: str, heldout: bool, folder: Path, file: Path) -> Iterator[tuple[bool, str]]:
+        """(whether it belongs to the held-out part, text) of the pieces of a client's file, at least one."""
+        if self.documents == "section":
+            yield from _by_half(name, sections(file))
+            return
+        if self.documents == "file":
+            inside = file.relative_to(folder).relative_to(name).as_posix()
+            heldout = bool(second_half([(name, inside)])[0])
+        for text in pieces(file):
+            yield heldout, text
 
     def _client_of(self, relative: Path) -> str:
         if self.client == "file":

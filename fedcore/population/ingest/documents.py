@@ -1,0 +1,94 @@
+"""Dealing the documents of a client to two halves: the first is the training part, the second the held-out part.
+
+Which half a document belongs to follows from the client's id and the document's alone, by a hash whose key is the same
+everywhere. So neither the order of the input nor where it was cut says anything, no append moves a document, and one
+that comes in pieces, in several files, calendar periods or appends, lies in one half.
+
+The price: the documents of a client are not counted before they are dealt. All k documents of a client are in one half
+with probability 2^(1 - k), and the other half is then empty; a lone document is in either. A rule that puts a lone one
+into the first half cannot hold once others are appended, together with more rows of it: it would lie in both halves, or
+go to the other one after a run was trained on it.
+
+The key is no secret, since nothing private rests on the deal: a client may choose the ids of its documents, and so
+their halves, but what is released bounds what one client contributes with both halves together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import get_args
+
+import numpy as np
+
+from fedcore.errors import IngestError
+from fedcore.population.ingest.csv_blocks import MISSING
+from fedcore.population.manifest import Halves
+from fedcore.population.store import Population
+
+PERSON = b"fedcore halves 1"  # of the hash; another rule would be another number
+LENGTH = 8  # bytes that say how long the id of the client is
+
+
+def second_half(pairs: Iterable[tuple[str, str]]) -> np.ndarray:
+    """(n,) bool: which documents belong to the second half. pairs: the client's id and the document's, of each."""
+    return np.fromiter((_bit(client.encode(), document.encode()) for client, document in pairs), bool)
+
+
+def _bit(client: bytes, document: bytes) -> bool:
+    named = len(client).to_bytes(LENGTH, "little") + client + document
+    return bool(hashlib.blake2b(named, digest_size=1, person=PERSON).digest()[0] & 1)
+
+
+def no_document(one: str | None) -> str:
+    """Why this cannot be the id of a document; empty if it can."""
+    if one is None or not one.strip():
+        return "the document id is missing"
+    if one.strip() in MISSING:  # what a table writes for nothing: all rows without a document would be one of them
+        return f"the document id is {one.strip()!r}, which stands for a missing one"
+    return ""
+
+
+def halves_of(documents: str | None, said: Halves | None, heldout: bool) -> Halves | None:
+    """How the halves of a source are dealt. documents: what deals them here; said: what the owner says of held-out data
+    that the source brings; heldout: whether it brings any. Raises IngestError for what does not go together.
+    """
+    if said not in (None, *get_args(Halves)):
+        raise IngestError(f"Halves are not dealt by {said!r}.", "Say halves=document or halves=entry.")
+    if documents is not None:
+        if heldout or said not in (None, "document"):
+            raise IngestError(
+                "The held-out part is dealt from the documents here, and the source brings one of its own, or was said "
+                "to be dealt otherwise.",
+                "Leave out either the documents, or what is said of held-out data.",
+            )
+        return "document"
+    if said is not None and not heldout:
+        raise IngestError(
+            f"The halves are said to be dealt by {said}, and the source brings no held-out part.",
+            "Name the column of the documents (--documents), or the held-out data (--option heldout=FILE).",
+        )
+    return said
+
+
+def refuse_other_halves(parent: Population, halves: Halves | None) -> None:
+    """Raises IngestError if what is appended is not dealt as the population is."""
+    before = parent.manifest.halves
+    if halves == before:
+        return
+    if before == "document":
+        raise IngestError(
+            f"The clients' halves of {parent.path} are dealt by document, and nothing says to which documents the data "
+            "that are appended belong.",
+            "Name them (--documents COLUMN); or say of held-out data of whole documents: --option halves=document.",
+        )
+    if before is not None:
+        raise IngestError(
+            f"The clients' halves of {parent.path} are dealt by {before}, and what is appended is not.",
+            f"Append training and held-out data that are (--option halves={before}), or make another population.",
+        )
+    raise IngestError(
+        f"Nothing says how the clients' halves of {parent.path} were dealt, and what is appended is dealt by {halves}: "
+        "documents that are there could lie in both halves.",
+        "Leave it out, or make another population.",
+    )
