@@ -4,6 +4,7 @@ import hashlib
 import random
 from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -293,6 +294,10 @@ def test_the_command_line(tmp_path):
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
+def csr_parts():
+    return {"data": [2], "indices": [1], "indptr": [0, 1], "shape": [1, 3]}
+
+
 def refused(match, *args, **kwargs):
     with pytest.raises(IngestError, match=match) as caught:
         ingest(*args, **kwargs)
@@ -343,8 +348,6 @@ def test_columns_that_do_not_go_together(tmp_path):
 
 
 def test_text_and_arrays_that_do_not_go_together(tmp_path):
-    import numpy as np
-
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.txt").write_text("alpha")
     refused(
@@ -372,6 +375,14 @@ def test_what_is_appended_is_dealt_likewise(tmp_path):
     assert said.manifest.halves == "document" and said.version == 2
     nobody = write_csv(tmp_path / "none.csv", HEADER, [])
     assert ingest(nobody, by_document, append=True, documents="post").version == 3
+
+
+def test_what_is_said_of_two_matrices(tmp_path):
+    parts = {f"{half}_{name}": part for half in ("train", "test") for name, part in csr_parts().items()}
+    np.savez(tmp_path / "a.npz", **parts)
+    population = ingest(tmp_path / "a.npz", tmp_path / "p", halves="document")
+    assert population.manifest.halves == "document" and population.has_heldout
+    refused("brings no held-out part", tmp_path / "a.npz", tmp_path / "q", prefix="train", halves="document")
 
 
 # --- manifests --------------------------------------------------------------------------------------------------------
