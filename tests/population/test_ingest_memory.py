@@ -53,24 +53,29 @@ def test_dense_rows(tmp_path, append):
 
 
 @pytest.mark.parametrize(
-    ("rows", "append"),
+    ("rows", "append", "documents"),
     [
-        pytest.param(1_000_000, False, marks=pytest.mark.slow),
-        pytest.param(5_000_000, False, marks=pytest.mark.heavy),
-        pytest.param(5_000_000, True, marks=pytest.mark.heavy),
+        pytest.param(1_000_000, False, False, marks=pytest.mark.slow),
+        pytest.param(1_000_000, False, True, marks=pytest.mark.slow),
+        pytest.param(5_000_000, False, False, marks=pytest.mark.heavy),
+        pytest.param(5_000_000, True, False, marks=pytest.mark.heavy),
     ],
 )
-def test_long_counts(tmp_path, rows, append):
-    """Some million rows, 34 MB of text for each, 100,000 clients in random order."""
+def test_long_counts(tmp_path, rows, append, documents):
+    """Some million rows, 34 MB of text for each, 100,000 clients in random order; with documents, ten for each."""
     generator = np.random.default_rng(0)
     import pyarrow as pa
     import pyarrow.csv as arrow_csv
 
     names = pa.array([f"client number {i:010d} of many" for i in range(100_000)])
     who = generator.integers(0, 100_000, rows)
-    table = pa.table({"client": names.take(pa.array(who)), "token": generator.integers(0, 1000, rows)})
-    arrow_csv.write_csv(table, tmp_path / "a.csv")
+    columns = {"client": names.take(pa.array(who)), "token": generator.integers(0, 1000, rows)}
+    if documents:
+        columns["post"] = pa.array(generator.integers(0, 10, rows))
+    arrow_csv.write_csv(pa.table(columns), tmp_path / "a.csv")
     steps = [{}, {"append": True}] if append else [{}]
-    told = run(tmp_path / "a.csv", tmp_path / "p", steps, features=1000)
-    assert told == {"grown": told["grown"], "clients": len(np.unique(who)), "rows": rows * len(steps)}
+    options = {"documents": "post"} if documents else {}
+    told = run(tmp_path / "a.csv", tmp_path / "p", steps, features=1000, **options)
+    expected = rows * len(steps) // (2 if documents else 1)
+    assert told["clients"] == len(np.unique(who)) and abs(told["rows"] - expected) <= 0.01 * expected * documents
     assert 0.1 * LIMIT < told["grown"] < 1.2 * LIMIT
