@@ -150,6 +150,9 @@ def test_options_of_the_format():
     found = format_options(["columns=x, y", "features=3", r'delimiter="\t"', "prefix=train"])
     assert found == {"columns": ["x", "y"], "features": 3, "delimiter": "\t", "prefix": "train"}
     assert format_options(['columns=["a,b", "c"]']) == {"columns": ["a,b", "c"]}
+    assert format_options(None, "x, y") == {"columns": ["x", "y"]}
+    with pytest.raises(ConfigError, match="named twice"):
+        format_options(["columns=x"], "x")
 
 
 def test_a_population_is_copied_and_a_url_is_not_written_to_directly(texts):
@@ -244,7 +247,7 @@ def test_append_makes_a_version_under_the_same_budget(texts):
 
 def test_columns_are_separated_by_commas(place):
     (place / "a.csv").write_text("client,x,y,z\nann,1,2,3\nbob,4,5,6\n")
-    made = works("population", "ingest", "a.csv", "p", "--kind", "rows", "--option", "columns=x,z", "--json").json
+    made = works("population", "ingest", "a.csv", "p", "--columns", "x,z", "--json").json
     assert made["features"] == 2
     assert sorted(Population.open("p").read(0).x.tolist()) == [[1, 3], [4, 6]]
 

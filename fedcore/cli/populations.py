@@ -29,6 +29,10 @@ def population_ingest(
     client: Annotated[str | None, typer.Option(help="Column (or array) that names the client.")] = None,
     token: Annotated[str | None, typer.Option(help="Column of the token (counts).")] = None,
     count: Annotated[str | None, typer.Option(help="Column of the count (counts).")] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help="Columns to read as dense rows, separated by commas; default: all others."),
+    ] = None,
     vocabulary: Annotated[Path | None, typer.Option(help="File with one token a line.")] = None,
     documents: Annotated[
         str | None,
@@ -102,7 +106,7 @@ def population_ingest(
             public_for_evaluation=public_for_evaluation,
             ledger=None if append else ledger_name(ledger),
             progress=progress,
-            **format_options(option),
+            **format_options(option, columns),
         )
     register(made, ledger)
     show(made, as_json)

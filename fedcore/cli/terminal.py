@@ -116,12 +116,16 @@ TEXT_OPTIONS = ("columns", "heldout", "dtype", "array", "prefix", "heldout_prefi
 NUMBER_OPTIONS = ("features", "clients_per_leaf", "clients_per_block")
 
 
-def format_options(pairs: list[str] | None) -> dict[str, Any]:
-    """--option pairs of `population ingest`; columns are separated by commas.
+def format_options(pairs: list[str] | None, columns: str | None = None) -> dict[str, Any]:
+    """--option pairs of `population ingest`, and its --columns, which are separated by commas.
 
     Raises ConfigError for an option that there is not, or that is of the wrong type.
     """
     options = read_settings(None, pairs)
+    if columns is not None:
+        if "columns" in options:
+            raise ConfigError("columns are named twice.", "Leave out --option columns=...")
+        options["columns"] = columns
     known = (*TEXT_OPTIONS, *NUMBER_OPTIONS)
     for name, value in options.items():
         if name not in known:
@@ -130,10 +134,10 @@ def format_options(pairs: list[str] | None) -> dict[str, Any]:
             raise ConfigError(f"the option {name!r} is a whole number from 1, not {value!r}.")
         if name in TEXT_OPTIONS and name != "columns" and not isinstance(value, str):
             raise ConfigError(f"the option {name!r} is text, not {value!r}.", f"Quote it: '{name}=\"{value}\"'.")
-    if isinstance(columns := options.get("columns"), str):
-        options["columns"] = [name.strip() for name in columns.split(",")]
-    elif columns is not None and not (isinstance(columns, list) and all(isinstance(name, str) for name in columns)):
-        raise ConfigError(f"the option 'columns' is a list of names, not {columns!r}.", "Write columns=one,two.")
+    if isinstance(named := options.get("columns"), str):
+        options["columns"] = [name.strip() for name in named.split(",")]
+    elif named is not None and not (isinstance(named, list) and all(isinstance(name, str) for name in named)):
+        raise ConfigError(f"the option 'columns' is a list of names, not {named!r}.", "Write columns=one,two.")
     if len(options.get("delimiter", ",")) != 1:
         raise ConfigError(f"a delimiter is one character, not {options['delimiter']!r}.")
     return options

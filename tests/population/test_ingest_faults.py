@@ -135,6 +135,45 @@ def test_missing_columns_are_listed(tmp_path):
     refused("no feature column", write_csv(tmp_path / "b.csv", ["client"], [(1,)]), tmp_path / "p")
 
 
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_columns_that_are_no_numbers_are_listed_with_the_others(tmp_path, form):
+    rows = [(f"c{number}", f"Ann {number}", number, "Rome", 0.5) for number in range(60)]
+    header = ["client", "name", "age", "city", "height"]
+    file = tmp_path / f"a.{form}"
+    if form == "csv":
+        write_csv(file, header, rows)
+        error = refused("60 bad rows:", file, tmp_path / "p")
+        assert "a.csv, line 2: name is not a number: 'Ann 0'" in error.message
+        assert "Not numbers: the columns name (60 rows), city (60 rows)." in error.message
+    else:
+        parquet_file(file, **{name: list(column) for name, column in zip(header, zip(*rows, strict=True), strict=True)})
+        error = refused(r"the columns name \(string\), city \(string\) hold no numbers", file, tmp_path / "p")
+    assert "--columns age,height." in error.remedy
+    population = ingest(file, tmp_path / "p", columns=["age", "height"])
+    assert rows_of(population)["c7"] == [(7.0, 0.5)]
+
+
+def test_a_few_words_among_numbers(tmp_path):
+    file = write_csv(tmp_path / "a.csv", ["client", "x", "y"], [("a", 1, 2), ("b", "many", 2), ("c", 1, "two")])
+    error = refused("2 bad rows", file, tmp_path / "p")
+    assert "Not numbers: the columns x (1 row), y (1 row)." in error.message
+    assert "columns that hold numbers" in error.remedy and "Correct them" in error.remedy
+    assert rows_of(ingest(file, tmp_path / "p", tolerance=2)) == {"a": [(1.0, 2.0)]}
+    many = ["client", *(f"c{number}" for number in range(50))]
+    wide = write_csv(tmp_path / "w.csv", many, [("a", *["word"] * 40, *[1] * 10)])
+    error = refused("1 bad row", wide, tmp_path / "q")
+    assert "and 10 more." in error.message and "--columns c40,c41," in error.remedy
+
+
+def test_columns_that_cannot_be_chosen(tmp_path):
+    file = write_csv(tmp_path / "a.csv", ["client", "token", "x"], [("a", 0, 1)])
+    assert rows_of(ingest(file, tmp_path / "p", columns=["x"])) == {"a": [(1.0,)]}, "which are dense rows, then"
+    refused("chosen of dense rows", file, tmp_path / "q", columns=["x"], kind="counts", features=3)
+    refused("'x' is named twice", file, tmp_path / "q", columns=["x", "x"])
+    refused("named as that of the client and as another", file, tmp_path / "q", columns=["x", "client"])
+    refused("no column 'z'", file, tmp_path / "q", columns=["x", "z"])
+
+
 def test_wrong_settings(tmp_path):
     file = write_csv(tmp_path / "a.csv", LONG, GOOD)
     refused("need a vocabulary", file, tmp_path / "p")

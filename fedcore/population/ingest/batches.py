@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, cast
@@ -16,6 +17,7 @@ from fedcore.population.checks import LARGEST_COUNT
 from fedcore.storage.files import impossible, not_regular, shortened
 
 SHOWN_TOKENS = 5  # unknown tokens that an error message quotes
+SHOWN_COLUMNS = 30  # columns that an error names
 SHOWN = 10  # bad rows that an error message quotes
 
 
@@ -23,6 +25,7 @@ SHOWN = 10  # bad rows that an error message quotes
 class Account:
     """Bad rows and dropped tokens of one ingest. tolerance: bad rows that are let pass (they are left out).
 
+    columns: of dense rows that are read from tables; words: rows in which one of them was no number
     vocabulary: what it is called in an error. known: entries whose token is in it; unknown: the first tokens that are
     not.
     """
@@ -34,6 +37,8 @@ class Account:
     known: int = 0
     unknown: list[str] = field(default_factory=list)
     examples: list[str] = field(default_factory=list)
+    columns: Sequence[str] = ()
+    words: Counter[str] = field(default_factory=Counter)
 
     def reject(self, where: str, what: str) -> None:
         """Counts one bad row. where: file and line or row."""
@@ -63,11 +68,17 @@ class Account:
             self._refuse_strangers()
             return
         more = "" if self.bad <= len(self.examples) else f"\n  ... and {self.bad - len(self.examples)} more"
-        listed = "".join(f"\n  {example}" for example in self.examples)
+        examples = "".join(f"\n  {example}" for example in self.examples)
         allowed = f"; {self.tolerance} are tolerated" if self.tolerance else ""
+        correct = "Correct them, or allow so many bad rows to be left out (tolerance)."
+        words = ""
+        if self.words:
+            counted = (f"{name} ({rows} row{'s' if rows > 1 else ''})" for name, rows in self.words.most_common())
+            words = f"\nNot numbers: {listed(counted)}."
+            correct = f"{left_out(self.columns, self.words)} {correct}"
         raise IngestError(
-            f"The source has {self.bad} bad row{'s' if self.bad > 1 else ''}{allowed}:{listed}{more}\n",
-            "Correct them, or allow so many bad rows to be left out (tolerance).",
+            f"The source has {self.bad} bad row{'s' if self.bad > 1 else ''}{allowed}:{examples}{more}{words}\n",
+            correct,
         )
 
     def _refuse_strangers(self) -> None:
@@ -155,6 +166,23 @@ def unusable(one: str | None) -> str:
     if "\0" in one:
         return "the client id contains a NUL character"
     return ""
+
+
+def listed(names: Iterable[str]) -> str:
+    """The first names as an error lists them."""
+    shown = [*names]
+    more = f", and {len(shown) - SHOWN_COLUMNS} more" if len(shown) > SHOWN_COLUMNS else ""
+    return f"the column{'s' if len(shown) > 1 else ''} {', '.join(shown[:SHOWN_COLUMNS])}{more}"
+
+
+def left_out(columns: Sequence[str], without: Container[str]) -> str:
+    """What to say to read all columns but some."""
+    rest = [name for name in columns if name not in without]
+    if not rest:
+        return "Name columns that hold numbers (--columns)."
+    if len(rest) > SHOWN_COLUMNS or any("," in name for name in rest):
+        return "Leave them out: name the others (--columns)."
+    return f"Leave them out: --columns {','.join(rest)}."
 
 
 def count_fault(value: float) -> str:

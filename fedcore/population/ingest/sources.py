@@ -177,7 +177,8 @@ def _table(
     progress: Progress | None,
 ) -> TableSource:
     names = column_names(files[0], delimiter_of(files[0], options.delimiter))
-    kind = options.kind or ("counts" if options.token is not None or "token" in names else "rows")
+    tokens = options.token is not None or ("token" in names and options.columns is None)
+    kind = options.kind or ("counts" if tokens else "rows")
     count = options.count or ("count" if kind == "counts" and "count" in names else None)
     return TableSource(
         files,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 from fedcore.errors import IngestError
 from fedcore.population.blocks import Kind
 from fedcore.population.ingest import csv_blocks
-from fedcore.population.ingest.batches import SHOWN, Account, Batch, bad_counts, count_fault, unusable
+from fedcore.population.ingest.batches import SHOWN, Account, Batch, bad_counts, count_fault, left_out, listed, unusable
 from fedcore.population.ingest.documents import no_document, second_half
 from fedcore.population.ingest.stamps import is_stamp, period_of_each
 from fedcore.population.periods import BETWEEN, Calendar
@@ -78,6 +79,11 @@ class TableSource:
         self.names = tuple(file.name for file in self.files)
         columns, self.features = self.wanted_columns, self.wanted_features or 0
         if self.kind == "counts":
+            if columns is not None:
+                raise IngestError(
+                    "Columns are chosen of dense rows; counts are in the columns of the token and its count.",
+                    "Leave the columns out, or ingest rows (--kind rows).",
+                )
             columns = (self.token,) if self.count is None else (self.token, self.count)
             if self.vocabulary is not None:
                 self.features = len(self.vocabulary)
@@ -95,6 +101,9 @@ class TableSource:
                     shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
                     raise IngestError(f"{file} has no column {name!r}.", f"Its columns are {shown}.")
         self.columns = tuple(columns or ())
+        if twice := [name for name, times in Counter(self.columns).items() if times > 1]:
+            raise IngestError(f"The column {twice[0]!r} is named twice.", "Name every column once.")
+        self._refuse_double("client", self.client, self.columns)
         self._refuse_double("time", self.time, (self.client, *self.columns))
         self._refuse_double("document", self.documents, (self.client, self.time, *self.columns))
         if self.kind == "rows":
@@ -121,6 +130,7 @@ class TableSource:
         return tuple(name for name in (self.client, self.time, self.documents) if name is not None)
 
     def batches(self, account: Account) -> Iterator[Batch]:
+        account.columns = self.columns if self.kind == "rows" else ()
         files = [(False, file) for file in self.files] + [(True, file) for file in self.heldout]
         for number, (heldout, file) in enumerate(files):
             yield from (self._parquet if file.suffix in PARQUET else self._csv)(account, heldout, file)
@@ -183,8 +193,10 @@ class TableSource:
                         values.append(csv_blocks.number(text))
                 except ValueError:
                     feature = self.kind == "counts" and position == 0
-                    fault = f"unknown feature id {text!r}" if feature else f"{names[place]} is not a number: {text!r}"
-                    break
+                    what = f"unknown feature id {text!r}" if feature else f"{names[place]} is not a number: {text!r}"
+                    fault = fault or what
+                    if self.kind == "rows":
+                        account.words[names[place]] += 1
             if fault:
                 account.reject(f"{file.name}, line {line}", fault)
                 continue
@@ -203,6 +215,8 @@ class TableSource:
         import pyarrow as pa
 
         opened = _open_parquet(file)
+        if self.kind == "rows":
+            self._refuse_words(file, opened.schema_arrow)
         step = max(self.memory // (32 * (len(self.columns) + 4)), 64)
         first = 0
         try:
@@ -216,6 +230,22 @@ class TableSource:
                 first += records.num_rows
         except (OSError, pa.ArrowException) as error:
             raise IngestError(f"{file} is truncated or damaged.", "Copy or download it again.") from error
+
+    def _refuse_words(self, file: Path, schema) -> None:
+        """Raises IngestError if there are feature columns that hold no numbers."""
+        import pyarrow as pa
+
+        words = {}
+        for name in self.columns:
+            kind = schema.field(name).type
+            kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+            if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+                words[name] = kind
+        if words:
+            raise IngestError(
+                f"{file}: {listed(f'{name} ({kind})' for name, kind in words.items())} hold no numbers.",
+                left_out(self.columns, words),
+            )
 
     def _cast(self, file: Path, name: str, column):
         """The column in the type that is needed. Raises IngestError for the wrong type."""
