@@ -1,6 +1,7 @@
 """The evaluation flow: a run scored on held-out data of a public population, baselines beside it."""
 
 from pathlib import Path
+from typing import Any
 
 from fedcore.flows.own_server import flow
 from fedcore.flows.states import run_to_state
@@ -19,9 +20,9 @@ from fedcore.training.personalise import check_fits
 
 
 @task(task_run_name="score-clients", cache_policy=NO_CACHE, persist_result=False)
-def score_clients(run: str, population: Population, backend: Backend) -> dict:
-    """The table of scores; kept in the run's folder and its report."""
-    return evaluate_run(run, population, backend, keep=True)
+def score_clients(run: str, population: Population, backend: Backend, settings: dict[str, Any] | None) -> dict:
+    """The table of scores; kept in the run's folder and its report, if the settings are those of the run."""
+    return evaluate_run(run, population, backend, keep=True, settings=settings)
 
 
 def _flow_run_name() -> str:
@@ -34,7 +35,13 @@ def _last(place: object) -> str:
 
 
 @flow(name="evaluate", flow_run_name=_flow_run_name, persist_result=False)
-def evaluate_run_flow(run: str, population: str, workers: int | None = None, dask: str | None = None) -> dict:
+def evaluate_run_flow(
+    run: str,
+    population: str,
+    workers: int | None = None,
+    dask: str | None = None,
+    settings: dict[str, Any] | None = None,
+) -> dict:
     """Score a run on held-out data.
 
     Args:
@@ -42,6 +49,7 @@ def evaluate_run_flow(run: str, population: str, workers: int | None = None, das
         population: folder or URL of a population that its owner declared public for evaluation
         workers: processes of the local cluster; by default 2, and none for a population that could be one block
         dask: address of a running Dask scheduler, instead of a local cluster
+        settings: that act after training alone, given anew; such scores are not kept in the run's folder
     """
 
     def work(kept: list) -> dict:
@@ -49,7 +57,7 @@ def evaluate_run_flow(run: str, population: str, workers: int | None = None, das
         check_public(store)
         check_fits(Run.open(run), store)  # before workers are started
         with backend_for(store, workers, dask) as backend:
-            table = score_clients(run, store, backend)
+            table = score_clients(run, store, backend, settings)
         create_table_artifact(table=table["rows"], key=key("evaluation", table["run"]), description=table["title"])
         get_run_logger().info("%s", table["title"])
         if "warning" in table:

@@ -791,6 +791,20 @@ TABLE = [
         ("'out'", "exists already"),
     ),
     Row(
+        "outputs with a setting that acted on training",
+        trained,
+        ("personalise", "runs/r", "p", "out", "--set", "clusters=3"),
+        "ConfigError",
+        ("'clusters' of method 'histograms' acts on training", "prior_tokens, mixture_prior"),
+    ),
+    Row(
+        "scores with a setting that acted on training",
+        scored,
+        ("evaluate", "runs/r", "p", "--not-private", "scores.json", "--set", "rounds=3"),
+        "ConfigError",
+        ("'rounds' of method 'histograms' acts on training", "prior_tokens, mixture_prior"),
+    ),
+    Row(
         "output below a file",
         lambda place: (trained(place), files(out="")(place)),
         ("personalise", "runs/r", "p", "out/here"),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from fedcore.errors import PopulationError, PrivacyError, WrongKind
+from fedcore.errors import ConfigError, PopulationError, PrivacyError, WrongKind
 from fedcore.evaluation.evaluate import check_public, evaluate_run, write_not_private
 from fedcore.methods.histograms.scores import validation_clients
 from fedcore.rounds.engine import InProcessBackend
@@ -103,6 +103,22 @@ def test_a_chosen_prior_stands_beside_the_configured_one(tmp_path):
     rows = rows_of(evaluate_run(train(population, tmp_path).path, population))
     assert rows["FedAvg + FT", "", 1e-10]["prior_tokens"] == 6.0
     assert rows["FedAvg + FT", "validation clients", 1e-10]["prior_tokens"] >= 6.0
+
+
+def test_scores_with_other_free_settings_are_told_with_them_and_not_kept(tmp_path):
+    population = write_counts(
+        tmp_path / "p", small_counts(), heldout=small_counts(seed=1), public_for_evaluation="made up"
+    )
+    run = train(population, tmp_path)
+    other = evaluate_run(run.path, population, keep=True, settings={"prior_tokens": 50.0})
+    assert not (run.path / "evaluation.json").exists()
+    kept = evaluate_run(run.path, population, keep=True)
+    assert "settings" not in kept and other["settings"] == {"prior_tokens": 50.0}
+    assert other["title"] == f"{kept['title']} with prior_tokens = 50.0"
+    mixed = rows_of(other)["FedAvg + FT", "", 1e-10]
+    assert mixed["prior_tokens"] == 50.0 and mixed["kl"] != rows_of(kept)["FedAvg + FT", "", 1e-10]["kl"]
+    with pytest.raises(ConfigError, match="'algorithm' of method 'histograms' acts on training"):
+        evaluate_run(run.path, population, settings={"algorithm": "ifca"})
 
 
 def test_only_public_scores_are_kept(tmp_path):

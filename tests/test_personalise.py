@@ -9,7 +9,7 @@ import pytest
 import scipy.sparse as sp
 import zarr
 
-from fedcore.errors import PopulationError, RunError, WorkerFailed, WrongKind
+from fedcore.errors import ConfigError, PopulationError, RunError, WorkerFailed, WrongKind
 from fedcore.methods.histograms import Histograms
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import Run
@@ -42,6 +42,13 @@ def test_fedavg_by_hand(tmp_path):
         "dest": str(tmp_path / "out"),
         "clients": 3,
         "outputs": ["cluster", "estimate", "weight"],
+        "settings": {
+            "prior_tokens": 6.0,
+            "mixture_prior": 1.0,
+            "mixture_steps": 30,
+            "personalisation": "mixture",
+            "weights": "shared",
+        },
         "sensitive": True,
         "note": NOTE,
     }
@@ -52,6 +59,39 @@ def test_fedavg_by_hand(tmp_path):
     assert out["estimate"].dtype == np.float32
     lines = (tmp_path / "out" / "clients.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == ["c0", "c1", "c2"]
+
+
+def test_free_settings_are_those_of_a_run_that_was_made_with_them_and_are_recorded(tmp_path):
+    """The outputs have the bits of a run that was trained with the setting, and say which one was in force."""
+    population = write_counts(tmp_path / "p", small_counts())
+    run = train(population, tmp_path / "one", algorithm="algorithm2", clusters=3, rounds=3)
+    same = train(population, tmp_path / "two", algorithm="algorithm2", clusters=3, rounds=3, prior_tokens=3.0)
+    given = {"prior_tokens": 3.0, "mixture_prior": 2.5}
+    told = personalise(run.path, population.path, tmp_path / "out", settings={"prior_tokens": 3.0})
+    personalise(same.path, population.path, tmp_path / "expected")
+    personalise(run.path, population.path, tmp_path / "both", settings=given)
+    out, expected, both = (zarr.open_group(tmp_path / name, mode="r") for name in ("out", "expected", "both"))
+    assert all((out[name][:] == expected[name][:]).all() for name in ("estimate", "weight", "mixture"))
+    assert (both["weight"][:] == out["weight"][:]).all() and (both["mixture"][:] != out["mixture"][:]).any()
+    assert out.attrs["settings"] == expected.attrs["settings"] == told["settings"]
+    assert both.attrs["settings"] == told["settings"] | given
+    assert Run.open(run.path).info["config"]["prior_tokens"] == 1500.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"rounds": 4}, "'rounds' of method 'histograms' acts on training"),
+        ({"prior_tokens": 3.0, "prior_token": 3.0}, "has no setting 'prior_token'"),
+        ({"prior_tokens": -1.0}, "greater than 0"),
+    ],
+)
+def test_other_settings_are_refused_before_anything_is_written(tmp_path, settings, sentence):
+    population = write_counts(tmp_path / "p", small_counts())
+    run = train(population, tmp_path, algorithm="fedavg")
+    with pytest.raises(ConfigError, match=sentence):
+        personalise(run.path, population.path, tmp_path / "out", settings=settings)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["p", "runs"]
 
 
 def test_the_outputs_are_marked_and_for_their_owner_only(tmp_path):

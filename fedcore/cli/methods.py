@@ -19,9 +19,10 @@ def methods(
     if name is None:
         rows = [_row(n) for n in METHODS]
         return say({"methods": rows}, True) if as_json else table("Methods", rows)
-    schema = method_class(name).Config.model_json_schema()
+    cls = method_class(name)
+    schema = cls.Config.model_json_schema()
     if as_json:
-        return say({"method": name, "schema": schema}, True)
+        return say({"method": name, "schema": schema, "free_settings": list(cls.free_settings)}, True)
     rows = [
         {
             "setting": field,
@@ -32,7 +33,11 @@ def methods(
         }
         for field, item in schema["properties"].items()
     ]
-    table(f"{name}: {summary(method_class(name))}", rows)
+    table(f"{name}: {summary(cls)}", rows)
+    if cls.free_settings:
+        print(
+            f"`personalise --set` and `evaluate --set` change, in a run that was made: {', '.join(cls.free_settings)}."
+        )
 
 
 def _row(name: str) -> dict[str, str]:

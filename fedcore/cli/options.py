@@ -11,6 +11,15 @@ import typer
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else.")]
 Runs = Annotated[str, typer.Option("--runs", metavar="RUNS", help="Folder or URL of the runs.")]
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting; repeatable.")]
+FreeSettings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="A setting that acts after training alone, in place of the run's; repeatable. `fedcore methods METHOD` "
+        "names them. It costs no privacy, if nobody looked at data of people to find its value.",
+    ),
+]
 Cache = Annotated[str, typer.Option("--cache", help="Decoded data that each process may keep, e.g. 512MiB.")]
 Ledger = Annotated[
     str | None,

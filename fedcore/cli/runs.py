@@ -10,6 +10,7 @@ import typer
 
 from fedcore.cli.options import (
     Dask,
+    FreeSettings,
     Json,
     Ledger,
     Local,
@@ -20,7 +21,7 @@ from fedcore.cli.options import (
     open_population,
     stamp,
 )
-from fedcore.cli.terminal import bar, say, table, warn
+from fedcore.cli.terminal import bar, read_settings, say, table, warn
 from fedcore.cli.training import show_run
 
 runs_app = typer.Typer(no_args_is_help=True, help="List, show, promote, prune and give up runs.")
@@ -213,13 +214,14 @@ def personalise(
     run: RunArgument,
     population: PopulationArgument,
     dest: Annotated[str, typer.Argument(help="Folder to make; one row for each client.")],
+    settings: FreeSettings = None,
     as_json: Json = False,
 ) -> None:
     """Write each client's own output: sensitive, for that client only, not differentially private."""
     from fedcore.training.personalise import personalise as write
 
     with bar(f"personalise {population}", as_json) as progress:
-        written = write(run, population, dest, progress=progress)
+        written = write(run, population, dest, progress=progress, settings=read_settings(None, settings))
     say(written, as_json)
 
 
@@ -233,24 +235,27 @@ def evaluate(
             help="Evaluate a population that is not public; the result goes into this file only, marked not private.",
         ),
     ] = None,
+    settings: FreeSettings = None,
     workers: Workers = None,
     dask: Dask = None,
     local: Local = False,
     as_json: Json = False,
 ) -> None:
-    """Score a run on held-out data, with the baselines beside it."""
+    """Score a run on held-out data, with the baselines beside it; kept for its report unless settings are given."""
     from fedcore.evaluation.evaluate import check_public, evaluate_run, write_not_private
 
-    store = open_population(population)
+    store, given = open_population(population), read_settings(None, settings)
     if not_private is not None:
-        write_not_private(evaluate_run(run, store), not_private)
+        write_not_private(evaluate_run(run, store, settings=given), not_private)
         return say({"not_private": str(not_private)}, as_json)  # the scores go into the file and nowhere else
     check_public(store)
     if local:
-        result = evaluate_run(run, store, keep=True)
+        result = evaluate_run(run, store, keep=True, settings=given)
     else:
         flows = import_module("fedcore.flows.evaluate")
-        result = flows.evaluate_run_flow(run=str(run), population=str(population), workers=workers, dask=dask)
+        result = flows.evaluate_run_flow(
+            run=str(run), population=str(population), workers=workers, dask=dask, settings=given or None
+        )
     warn(result.get("warning", ""))
     if as_json:
         return say(result, True)

@@ -6,8 +6,10 @@ is not public is scored only into a separate local file that says so.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from fedcore.errors import ConfigError, PopulationError, PrivacyError
 from fedcore.evaluation.memories import Remembered, remembered_of
@@ -56,39 +58,53 @@ def score_block(
 
 
 def evaluate_run(
-    run_path: str | Place, population: Population, backend: Backend | None = None, *, keep: bool = False
+    run_path: str | Place,
+    population: Population,
+    backend: Backend | None = None,
+    *,
+    keep: bool = False,
+    settings: Mapping[str, Any] | None = None,
 ) -> dict:
     """The table of scores: {"run", "population", "title", "rows", ...}, rows one dict for each method.
 
     keep: write it into the run's folder and its report; only for public populations (`check_public`). If the report
-    cannot be written, the table has a "warning". Raises WrongKind if run and population do not fit, PopulationError if
-    nothing is held out, RunError if memories of the run's clients are lost.
+    cannot be written, the table has a "warning".
+    settings: that act after training alone (`Method.free_settings`), given anew: the table then has them as "settings",
+        and is not kept, because the run's report is about the run as it was made.
+
+    Raises WrongKind if run and population do not fit, PopulationError if nothing is held out, RunError if memories of
+    the run's clients are lost, ConfigError for other settings.
     """
     run = Run.open(run_path)
     check_fits(run, population)
     if not population.has_heldout:
         raise PopulationError(f"population {population.path.name!r} has no held-out part.", "Ingest it with one.")
-    method, state = trained(run)
+    method, state = trained(run, settings)
     check_scored(method)  # before anybody works
     remembered = remembered_of(run, population) if method.scores_use_memories else None
     function = partial(score_block, method, population.location, population.version, remembered)
     blocks = range(len(population.blocks))
     statistics = (backend or InProcessBackend()).map_blocks(function, state, blocks, population.sizes())
     table = method.score_table(values(statistics or {})).to_json(population.path.name)
-    title = f"{table.pop('title')}; run {run.id}"
+    title = f"{table.pop('title')}; run {run.id}{_in_words(settings or {})}"
     result = {
         "run": run.id,
         "population": population.path.name,
         "version": population.version,
         "public": population.manifest.public_reason,
         "title": title,
+        **({"settings": dict(settings)} if settings else {}),
         **table,
     }
-    if keep:
+    if keep and not settings:
         keep_scores(run, population, result)
         if warning := report_if_possible(run, vocabulary_of(run)):
             result["warning"] = warning
     return result
+
+
+def _in_words(settings: Mapping[str, Any]) -> str:
+    return "".join(f"{',' if place else ' with'} {name} = {settings[name]}" for place, name in enumerate(settings))
 
 
 def keep_scores(run: Run, population: Population, result: dict) -> None:

@@ -88,11 +88,33 @@ def load(where: str) -> type[AnyMethod]:
 
 def make_method(name: str, settings: Mapping[str, Any]) -> AnyMethod:
     """A method with its settings validated. Raises ConfigError that names every bad setting and its range."""
-    cls = method_class(name)
+    return _made(method_class(name), settings)
+
+
+def _made(cls: type[AnyMethod], settings: Mapping[str, Any]) -> AnyMethod:
     try:
         return cls(cls.Config(**settings))
     except ValidationError as error:
-        raise ConfigError(f"settings of {name!r}: {explain(error)}", f"See `fedcore methods {name}`.") from None
+        raise ConfigError(f"settings of {cls.name!r}: {explain(error)}", f"See `fedcore methods {cls.name}`.") from None
+
+
+def with_free_settings(method: AnyMethod, settings: Mapping[str, Any]) -> AnyMethod:
+    """The method of a run that was made, with some of the settings that act after training given anew.
+
+    Raises ConfigError for a setting that acts on training, that there is not, or whose value is out of range.
+    """
+    cls = type(method)
+    for name in settings:
+        if name in cls.free_settings:
+            continue
+        known = name in cls.Config.model_fields
+        raise ConfigError(
+            f"setting {name!r} of method {cls.name!r} acts on training: a run keeps what it was made with."
+            if known
+            else f"method {cls.name!r} has no setting {name!r}.",
+            f"Settings that may be given to a run that was made: {', '.join(cls.free_settings) or 'none'}.",
+        )
+    return _made(cls, {**method.config.model_dump(mode="json"), **settings})
 
 
 def explain(error: ValidationError) -> str:

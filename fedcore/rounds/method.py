@@ -137,6 +137,8 @@ class Method(ABC, Generic[ConfigT, StateT]):
     series_arrays: names of arrays of a warm start that tell what runs on this very population have released so far;
         runs on another one start without them
     scores_use_memories: whether `score_block` wants what the clients of the run remember
+    free_settings: names of settings that only `personalise`, `score_block`, `score_table` and `headline` read: what
+        they do is a function of what a run has ended with, so that they may be given anew to a run that was made
     """
 
     name: ClassVar[str]
@@ -151,6 +153,7 @@ class Method(ABC, Generic[ConfigT, StateT]):
     warm_starts_for: ClassVar[tuple[str, ...]] = ()
     series_arrays: ClassVar[tuple[str, ...]] = ()
     scores_use_memories: ClassVar[bool] = False
+    free_settings: ClassVar[tuple[str, ...]] = ()
 
     config: ConfigT
 
@@ -258,6 +261,13 @@ class Method(ABC, Generic[ConfigT, StateT]):
     def checked_warm_start(self, arrays: Mapping[str, np.ndarray], what: str, features: int) -> dict[str, np.ndarray]:
         """The arrays as float64. Raises ConfigError, naming `what`, unless a run over so many features can use them."""
         raise ConfigError(f"method {self.name!r} does not start from given values, such as {what}.", "Leave it out.")
+
+    # --- after training ---------------------------------------------------------------------------------------------
+
+    def free_settings_in_force(self) -> dict[str, Any]:
+        """The settings that act after training alone, as JSON."""
+        found: dict[str, Any] = self.config.model_dump(mode="json", include=set(self.free_settings))
+        return {name: found[name] for name in self.free_settings}
 
     # --- for each client --------------------------------------------------------------------------------------------
 
@@ -408,6 +418,9 @@ def check_definition(cls: Any) -> type[AnyMethod]:
         lacking = [name for name in PRIVATE_SETTINGS if name not in config.model_fields and not hasattr(config, name)]
         if lacking:
             raise MethodError(f"Config of {where} lacks the setting {lacking[0]!r} of a private method.")
+    unknown = [name for name in cls.free_settings if name not in config.model_fields]
+    if unknown:
+        raise MethodError(f"{where} calls {unknown[0]!r} a free setting, and its Config has no such setting.")
     if not isinstance(cls.kinds, tuple) or not cls.kinds or not set(cls.kinds) <= {"counts", "rows"}:
         raise MethodError(f"kinds of {where} is {cls.kinds!r}.", 'Name "counts", "rows", or both, in a tuple.')
     return cls

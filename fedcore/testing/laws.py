@@ -21,7 +21,7 @@ from fedcore.population.blocks import ClientBlock, leaves
 from fedcore.privacy.accounting import exact_sum
 from fedcore.rounds.clients import one_blas_thread
 from fedcore.rounds.engine import Backend
-from fedcore.rounds.method import ROWS, ClientOutputs, Memory, check_definition
+from fedcore.rounds.method import ROWS, ClientOutputs, Memory, Method, check_definition
 from fedcore.rounds.results import Features, Metric, Profiles, Result, Table
 from fedcore.rounds.scores import KnownMemories
 from fedcore.rounds.statistics import Statistics, merge, merge_all, values
@@ -291,6 +291,39 @@ def personalise(case: Case) -> None:
 def _outputs(case: Case, leaf: ClientBlock, number: int) -> ClientOutputs:
     memories = case.history.memories
     return case.method.personalise(case.history.state, leaf, None if memories is None else copied(memories[number]))
+
+
+@law("free settings")
+def free_settings(case: Case) -> None:
+    """A setting that may be given to a run that was made is read by no function that training calls."""
+    if not type(case.method).free_settings:
+        return
+    method = _watched(case.method)
+    method.plan(case.public)
+    method.init(case.public)
+    for made in case.history.rounds:
+        method.total_rounds(made.state)
+        message = method.message(made.state)
+        method.phase(made.state, message)
+        for number, leaf in enumerate(case.population.leaves()):
+            memory = None if made.memories is None else copied(made.memories[number])
+            statistics, _ = method.client_update(message, leaf, memory)
+            if method.private:
+                method.release_values(message, statistics)
+        method.server_update(copied(made.state), copied(made.result))
+    method.outcome(case.history.state)
+
+
+def _watched(method: Method[Any, Any]) -> Method[Any, Any]:
+    """The method with settings that cannot be read if they act after training alone."""
+    cls, free = type(method), type(method).free_settings
+
+    def read(config: Any, name: str) -> Any:
+        require(name not in free, f"training reads the setting {name!r}, which {cls.__name__} calls free.")
+        return object.__getattribute__(config, name)
+
+    watched = type(f"Watched{cls.Config.__name__}", (cls.Config,), {"__getattribute__": read})
+    return cls(watched.model_construct(**vars(method.config)))
 
 
 @law("scores")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ import numpy as np
 import zarr
 
 from fedcore.errors import ConfigError, PopulationError, RunError, WrongKind
-from fedcore.methods.registry import make_method
+from fedcore.methods.registry import make_method, with_free_settings
 from fedcore.population.blocks import ClientBlock, CountsBlock, leaves
 from fedcore.population.store import Population
 from fedcore.rounds.clients import read_memory, redacted
@@ -37,20 +37,24 @@ def personalise(
     population_path: str | Place,
     dest: str | Path,
     progress: Callable[[int, int], None] | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Write `dest`: a Zarr group with an array for each output, first axis = clients, and clients.jsonl with their ids.
 
     An output whose name begins with "rows_" has a row for each row of the population instead; client i then owns the
     rows ptr[i] .. ptr[i + 1] - 1, in the order in which the population stores them.
 
+    settings: that act after training alone (`Method.free_settings`), given anew; what is in force is recorded.
+
     Memory stays at one block. Raises RunError, WrongKind if run and population do not fit, PopulationError if `dest`
-    exists, ConfigError if it is a URL. Returns {"dest", "clients", "outputs", "sensitive", "note"}.
+    exists, ConfigError if it is a URL, or for other settings. Returns {"dest", "clients", "outputs", "settings",
+    "sensitive", "note"}.
     """
     run, population, dest = Run.open(run_path), Population.open(population_path), _local(dest)
     check_fits(run, population)
     if dest.exists():
         raise PopulationError(f"{str(dest)!r} exists already.", "Name a folder that does not exist.")
-    method, state = trained(run)
+    method, state = trained(run, settings)
     memory, digests = memories_of(run, population)
     partial = dest.with_name(f".{dest.name}.{os.getpid()}.partial")
     try:
@@ -58,7 +62,8 @@ def personalise(
         shutil.rmtree(partial, ignore_errors=True)  # of a dead process that had this number: in a container all have
         make_folder(partial, private=True)
         group = zarr.open_group(partial, mode="a", zarr_format=3)
-        group.attrs.update({"sensitive": True, "note": NOTE, "run": run.id, "method": method.name})
+        about = {"sensitive": True, "note": NOTE, "run": run.id, "method": method.name}
+        group.attrs.update({**about, "settings": method.free_settings_in_force()})
         with open(partial / "clients.jsonl", "w") as ids:
             first_row = 0
             for index in range(len(population.blocks)):
@@ -80,6 +85,7 @@ def personalise(
         "dest": str(dest),
         "clients": population.n_clients,
         "outputs": sorted(outputs),
+        "settings": method.free_settings_in_force(),
         "sensitive": True,
         "note": NOTE,
     }
@@ -167,10 +173,16 @@ def memories_of(run: Run, population: Population) -> tuple[Place | None, dict[st
     return folder, digests
 
 
-def trained(run: Run) -> tuple[AnyMethod, State]:
-    """The run's method and its last committed state. Raises RunError, also for a state of another version's."""
+def trained(run: Run, settings: Mapping[str, Any] | None = None) -> tuple[AnyMethod, State]:
+    """The run's method and its last committed state. settings: that act after training alone, given anew.
+
+    Raises RunError, also for a state of another version's, ConfigError for settings that act on training.
+    """
     info = recorded_request(run)
-    method, values = make_method(info["method"], info["config"]), run.read_state()
+    method = make_method(info["method"], info["config"])
+    if settings:
+        method = with_free_settings(method, settings)
+    values = run.read_state()
     try:
         return method, method.State(**values)
     except TypeError as error:

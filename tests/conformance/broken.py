@@ -256,6 +256,12 @@ class FewOutputs(Sound):
         return {name: array[block.totals > 0] for name, array in super().personalise(state, block, memory).items()}
 
 
+class FreeInName(Sound):
+    """Calls a setting free that training reads."""
+
+    free_settings = ("rounds",)
+
+
 class NoTitle(Sound):
     """A table of scores that says less than it should."""
 

@@ -35,6 +35,7 @@ PUBLIC = [
     (broken.Beyond, "chunkings", "ends with other state"),
     (broken.Beside, "resuming", "ends with other state than the run in memory"),
     (broken.FewOutputs, "personalise", "gives 'distance' of shape"),
+    (broken.FreeInName, "free settings", "training reads the setting 'rounds', which FreeInName calls free"),
     (broken.NoTitle, "scores", "lacks title, loss, axis"),
     (broken.UnequalColumns, "result", "unequal lengths"),
     (broken.BadStart, "warm start", "not an array of finite float64"),

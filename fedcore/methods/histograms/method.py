@@ -67,6 +67,13 @@ class Histograms(PrivateMethod[HistogramsConfig, HistogramsState]):
     metrics: ClassVar[tuple[Metric, ...]] = METRICS
     accepts_warm_start: ClassVar[bool] = True
     series_arrays: ClassVar[tuple[str, ...]] = start.SERIES_NAMES + start.LATER_NAMES
+    free_settings: ClassVar[tuple[str, ...]] = (
+        "prior_tokens",
+        "mixture_prior",
+        "mixture_steps",
+        "personalisation",
+        "weights",
+    )
 
     # --- privacy ----------------------------------------------------------------------------------------------------
 
