@@ -121,6 +121,22 @@ def test_scores_with_other_free_settings_are_told_with_them_and_not_kept(tmp_pat
         evaluate_run(run.path, population, settings={"algorithm": "ifca"})
 
 
+@pytest.mark.parametrize("least", [1, 4])
+def test_short_clients_are_left_out_as_if_they_had_nothing_held_out(tmp_path, least):
+    matrix, heldout = small_counts(), small_counts(seed=1)
+    lengths = np.minimum(np.asarray(matrix.sum(axis=1)).ravel(), np.asarray(heldout.sum(axis=1)).ravel())
+    assert 5 < (lengths >= 4).sum() < (lengths >= 1).sum() < 50
+    population = write_counts(tmp_path / "p", matrix, heldout=heldout)
+    only = sp.csr_matrix(sp.diags_array((lengths >= least).astype(np.int64), dtype=np.int64) @ heldout)
+    run = train(population, tmp_path)
+    expected = evaluate_run(run.path, write_counts(tmp_path / "q" / "p", matrix, heldout=only))
+    found = evaluate_run(run.path, population, least=least)
+    told = f" with at least {least} tokens in both parts; run r"
+    assert found.pop("title") == expected.pop("title").replace("; run r", told)
+    assert found.pop("min_tokens") == least
+    assert found == expected
+
+
 def test_only_public_scores_are_kept(tmp_path):
     population = write_counts(tmp_path / "p", small_counts(), heldout=small_counts(seed=1))
     run = train(population, tmp_path)

@@ -236,6 +236,16 @@ def evaluate(
         ),
     ] = None,
     settings: FreeSettings = None,
+    least: Annotated[
+        int,
+        typer.Option(
+            "--min-tokens",
+            "--min-rows",
+            min=0,
+            help="Score only clients with so many tokens (rows, of a population of rows) in the training and in the "
+            "held-out part; 0: all that have anything held out.",
+        ),
+    ] = 0,
     workers: Workers = None,
     dask: Dask = None,
     local: Local = False,
@@ -243,20 +253,23 @@ def evaluate(
 ) -> None:
     """Score a run on held-out data, with the baselines beside it; kept for its report unless settings are given."""
     from fedcore.evaluation.evaluate import check_public, evaluate_run, write_not_private
+    from fedcore.rounds.scores import differences_in_words
 
     store, given = open_population(population), read_settings(None, settings)
     if not_private is not None:
-        write_not_private(evaluate_run(run, store, settings=given), not_private)
+        write_not_private(evaluate_run(run, store, settings=given, least=least), not_private)
         return say({"not_private": str(not_private)}, as_json)  # the scores go into the file and nowhere else
     check_public(store)
     if local:
-        result = evaluate_run(run, store, keep=True, settings=given)
+        result = evaluate_run(run, store, keep=True, settings=given, least=least)
     else:
         flows = import_module("fedcore.flows.evaluate")
         result = flows.evaluate_run_flow(
-            run=str(run), population=str(population), workers=workers, dask=dask, settings=given or None
+            run=str(run), population=str(population), workers=workers, dask=dask, settings=given or None, least=least
         )
     warn(result.get("warning", ""))
     if as_json:
         return say(result, True)
     table(result["title"], result["rows"])
+    if words := differences_in_words(result):
+        print(words)

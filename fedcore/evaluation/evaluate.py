@@ -14,7 +14,7 @@ from typing import Any
 from fedcore.errors import ConfigError, PopulationError, PrivacyError
 from fedcore.evaluation.memories import Remembered, remembered_of
 from fedcore.evaluation.report import report_if_possible
-from fedcore.population.blocks import leaves
+from fedcore.population.blocks import leaves, scored_from
 from fedcore.population.store import Population
 from fedcore.rounds.engine import Backend, InProcessBackend
 from fedcore.rounds.method import AnyMethod, State
@@ -44,11 +44,11 @@ def check_public(population: Population) -> None:
 
 
 def score_block(
-    method: AnyMethod, path: str, version: int, remembered: Remembered | None, state: State, index: int
+    method: AnyMethod, path: str, version: int, remembered: Remembered | None, least: int, state: State, index: int
 ) -> Statistics | None:
     """The scores of one block, leaf by leaf; memories are read for one block at a time."""
     population = Population.open(path, version=version)
-    block = population.read(index, heldout=True)
+    block = scored_from(population.read(index, heldout=True), least)
     known = None if remembered is None else remembered.of(block.first, block.clients)
     total = None
     for leaf in leaves(block, population.clients_per_leaf):
@@ -64,6 +64,7 @@ def evaluate_run(
     *,
     keep: bool = False,
     settings: Mapping[str, Any] | None = None,
+    least: int = 0,
 ) -> dict:
     """The table of scores: {"run", "population", "title", "rows", ...}, rows one dict for each method.
 
@@ -71,6 +72,8 @@ def evaluate_run(
     cannot be written, the table has a "warning".
     settings: that act after training alone (`Method.free_settings`), given anew: the table then has them as "settings",
         and is not kept, because the run's report is about the run as it was made.
+    least: only clients with so many tokens (rows, of a population of rows) in both parts are scored, others are as if
+        they had nothing held out; 0: whoever has anything held out
 
     Raises WrongKind if run and population do not fit, PopulationError if nothing is held out, RunError if memories of
     the run's clients are lost, ConfigError for other settings.
@@ -82,11 +85,13 @@ def evaluate_run(
     method, state = trained(run, settings)
     check_scored(method)  # before anybody works
     remembered = remembered_of(run, population) if method.scores_use_memories else None
-    function = partial(score_block, method, population.location, population.version, remembered)
+    function = partial(score_block, method, population.location, population.version, remembered, least)
     blocks = range(len(population.blocks))
     statistics = (backend or InProcessBackend()).map_blocks(function, state, blocks, population.sizes())
     table = method.score_table(values(statistics or {})).to_json(population.path.name)
-    title = f"{table.pop('title')}; run {run.id}{_in_words(settings or {})}"
+    tokens = "tokens" if population.kind == "counts" else "rows"
+    long = f" with at least {least} {tokens} in both parts" if least else ""
+    title = f"{table.pop('title')}{long}; run {run.id}{_in_words(settings or {})}"
     result = {
         "run": run.id,
         "population": population.path.name,
@@ -94,6 +99,7 @@ def evaluate_run(
         "public": population.manifest.public_reason,
         "title": title,
         **({"settings": dict(settings)} if settings else {}),
+        **({f"min_{tokens}": least} if least else {}),
         **table,
     }
     if keep and not settings:

@@ -25,6 +25,7 @@ MARKED = 40  # points or bars up to which each one is drawn as such
 LONGEST = 18  # characters of a label
 PANELS, COLUMNS = 12, 3
 FAR = 2.5  # an evaluated method this many times worse than the best one would squeeze the others: it becomes text
+MEASURED = ("kl", "perplexity", "se", "standard_error", "difference", "difference_se")  # never what a row is
 Z95 = 1.959964  # 97.5 % quantile of the normal distribution
 PARTS = {"seconds_clients": "clients", "seconds_release": "release", "seconds_server": "server"}
 WHOLE = "seconds_round"  # all of a round; what no part covers is drawn as "rest"
@@ -280,7 +281,7 @@ def row_labels(rows: Sequence[Mapping]) -> list[tuple[str, str]]:
     labels = []
     for row, name in zip(rows, names, strict=True):
         same = [other for other, other_name in zip(rows, names, strict=True) if other_name == name]
-        keys = [key for key in row if key not in ("method", "kl", "se", "standard_error")]
+        keys = [key for key in row if key not in ("method", *MEASURED)]
         differ = [key for key in keys if len({repr(other.get(key)) for other in same}) > 1]
         details = [
             key.replace("_", " ") if row[key] is True else f"{key.replace('_', ' ')} {_brief(row[key])}"

@@ -40,6 +40,7 @@ from fedcore.evaluation.run_summary import (
 )
 from fedcore.methods.registry import method_class
 from fedcore.rounds.results import Result, Table
+from fedcore.rounds.scores import differences_in_words
 from fedcore.runs.plan_check import PLAN
 from fedcore.runs.run_files import METRICS
 from fedcore.runs.store import Run
@@ -151,7 +152,11 @@ def write_report(run: Run, vocabulary: Sequence[str] | None = None, drawn: Mappi
         facts=_facts(privacy_of(run)),
         paragraphs=_paragraphs(privacy_of(run)),
         evaluation=evaluation,
-        scores=_table((evaluation or {}).get("rows", []), ("method", (evaluation or {}).get("loss", LOSS), "se")),
+        scores=_table(
+            (evaluation or {}).get("rows", []),
+            ("method", (evaluation or {}).get("loss", LOSS), "se", "difference", "difference_se"),
+        ),
+        differences=differences_in_words(evaluation or {}),
         curves=[*(metric.name for metric in declared_metrics(run) if metric.title), "tasks"],
         asked=run.info,
         files=_files(run),

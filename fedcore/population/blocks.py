@@ -12,7 +12,7 @@ Both know `first`, the index of their first client in the population, and `leaf`
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -140,6 +140,30 @@ def leaves(block: ClientBlock, clients_per_leaf: int) -> Iterator[ClientBlock]:
     for number, start in enumerate(range(0, block.clients, clients_per_leaf)):
         stop = min(start + clients_per_leaf, block.clients)
         yield block.slice(start, stop, block.leaf + number)
+
+
+def scored_from(block: ClientBlock, least: int) -> ClientBlock:
+    """The block with nothing held out of clients with less than `least` tokens (rows, of a block of rows) in either of
+    their two parts."""
+    if block.heldout is None or least <= 0:
+        return block
+    if isinstance(block, CountsBlock):
+        counts = block.heldout
+        long = np.minimum(block.totals, counts.totals) >= least
+        ptr, kept = _without(counts.indptr, long)
+        totals = np.where(long, counts.totals, 0.0)
+        left = replace(counts, indptr=ptr, indices=counts.indices[kept], data=counts.data[kept], totals=totals)
+        return replace(block, heldout=left)
+    rows = block.heldout
+    long = np.minimum(np.diff(block.ptr), np.diff(rows.ptr)) >= least
+    ptr, kept = _without(rows.ptr, long)
+    return replace(block, heldout=replace(rows, ptr=ptr, x=rows.x[kept]))
+
+
+def _without(ptr: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where the clients' entries begin if those of others are left out, and (entries,) bool which are kept."""
+    sizes = np.diff(ptr)
+    return np.concatenate([[0], np.cumsum(sizes * chosen)]).astype(ptr.dtype), np.repeat(chosen, sizes)
 
 
 def segment_sums(values: np.ndarray, ptr: np.ndarray, dtype=None) -> np.ndarray:

@@ -5,6 +5,10 @@ then m below is the sum of a client's, and s that of its losses by them.
 
 The standard error treats a client's rows as one draw, because rows of a client are alike: the ratio estimator over
 clients, from sums of the clients' numbers of rows m and summed losses s: m, m^2, s, s^2, s m.
+
+Every line but the run's own is also compared with it on the same rows: what is lost by it and not by the run, with the
+standard error of that difference over clients. Clients differ much more than estimates for one client do, so that a
+difference may be sure whose two losses have intervals that overlap.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from fedcore.rounds.statistics import FloatSum, Statistic, Statistics
 RUN = "this run"
 ROWS = "rows"  # how many they are, where sizes are sums of weights
 SIZES_OF = "sizes of "  # a line, among the statistics
+MORE_THAN = "more than the run: "  # a line, likewise
 LOSSES = {  # (title, axis)
     "nll": ("Negative log-likelihood", "negative log-likelihood (nats per row)"),
     "mse": ("Mean squared error", "mean squared error of a number"),
@@ -34,6 +39,9 @@ class ScoreTable(Protocol):
     def to_json(self, where: str) -> dict[str, Any]:
         """title; loss: the column of the rows that is compared, lower is better; axis: its name with unit; rows: dicts
         with "method", the loss and "se"; and what else the method tells. where: of the population, for the title.
+
+        Of tables with paired differences, difference_to: the row that the others are compared with; and in each row
+        "difference", the mean over the same clients of its loss less that one's, and "difference_se"; None in that row.
         """
 
 
@@ -55,6 +63,7 @@ class Row:
     """One line: mean loss of a held-out row in the units of the data, and its standard error.
 
     clients, rows: that this line is about; None: all that were scored
+    difference: mean loss of those rows by this line less that by the run, with its standard error; None: there is none
     """
 
     method: str
@@ -62,17 +71,21 @@ class Row:
     standard_error: float
     clients: int | None = None
     rows: int | None = None
+    difference: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """loss: of LOSSES. clients, rows: that were scored. skipped: clients without held-out rows."""
+    """loss: of LOSSES. clients, rows: that were scored. skipped: clients without held-out rows. run: the line with
+    which the others are compared.
+    """
 
     loss: str
     lines: tuple[Row, ...]
     clients: int
     rows: int
     skipped: int
+    run: str = RUN
 
     def to_json(self, where: str) -> dict[str, Any]:
         """For the run's evaluation. where: of the population, for the title."""
@@ -84,11 +97,18 @@ class Table:
             "clients": self.clients,
             "held_out_rows": self.rows,
             "skipped": self.skipped,
+            **({"difference_to": self.run} if self._compared else {}),
             "rows": [self._line(line) for line in self.lines],
         }
 
+    @property
+    def _compared(self) -> bool:
+        return any(line.difference is not None for line in self.lines)
+
     def _line(self, line: Row) -> dict[str, Any]:
-        row = {"method": line.method, self.loss: line.loss, "se": line.standard_error}
+        row: dict[str, Any] = {"method": line.method, self.loss: line.loss, "se": line.standard_error}
+        if self._compared:
+            row["difference"], row["difference_se"] = line.difference or (None, None)
         if all(each.clients is None for each in self.lines):
             return row
         return row | {
@@ -114,18 +134,28 @@ def sums(
     """Of one leaf. m: (C,) held-out rows of each client that are scored, or the sums of their weights. losses: by line,
     (C,) their summed losses, by the same weights. of: by line, (C,) bool, the only clients that the line is about.
     rows: of the leaf, where m does not say how many they are; None: it does. The same in all leaves.
+
+    The first line is the run's, with which the others are compared; it is about all clients.
     """
     m = np.asarray(m, np.float64)
     found: dict[str, Statistic] = {"sizes": FloatSum.at(leaf, _sizes(m))}
     if rows is not None:
         found[ROWS] = FloatSum.at(leaf, float(rows))
+    run = next(iter(losses))
+    own = np.where(m > 0, losses[run], 0.0)
     for name, s in losses.items():
         mine = m if of is None or name not in of else np.where(of[name], m, 0.0)
         s = np.where(mine > 0, s, 0.0)
-        found[name] = FloatSum.at(leaf, [np.sum(s), np.sum(s**2), np.sum(s * mine)])
+        found[name] = _loss_sums(leaf, s, mine)
+        if name != run:
+            found[f"{MORE_THAN}{name}"] = _loss_sums(leaf, np.where(mine > 0, s - own, 0.0), mine)
         if mine is not m:
             found[f"{SIZES_OF}{name}"] = FloatSum.at(leaf, _sizes(mine))
     return found
+
+
+def _loss_sums(leaf: int, s: np.ndarray, m: np.ndarray) -> FloatSum:
+    return FloatSum.at(leaf, [np.sum(s), np.sum(s**2), np.sum(s * m)])
 
 
 def _sizes(m: np.ndarray) -> list[float]:
@@ -140,14 +170,34 @@ def table(statistics: Mapping[str, np.ndarray], names: Sequence[str], loss: str 
     clients, rows, _, skipped = statistics["sizes"]
     if rows == 0:
         raise PopulationError("no client has held-out rows.", "Ingest the population with a held-out part.")
-    lines = []
-    for name in (name for name in names if name in statistics):
-        total, total_squares, product = statistics[name]
-        own_clients, own_rows, own_squares, _ = statistics.get(f"{SIZES_OF}{name}", statistics["sizes"])
+    lines, shown = [], [name for name in names if name in statistics]
+    run = next((name for name in shown if f"{MORE_THAN}{name}" not in statistics), None)
+    for name in shown:
+        sizes = statistics.get(f"{SIZES_OF}{name}", statistics["sizes"])
+        own_clients, own_rows, *_ = sizes
         if own_rows == 0:
             continue
-        mean = total / own_rows
-        spread = max(total_squares - 2 * mean * product + mean**2 * own_squares, 0.0)
-        some = (int(own_clients), int(own_rows)) if own_rows < rows else (None, None)
-        lines.append(Row(name, float(mean), float(np.sqrt(spread) / own_rows), *some))
-    return Table(loss, tuple(lines), int(clients), int(statistics.get(ROWS, rows)), int(skipped))
+        more = None if run is None else statistics.get(f"{MORE_THAN}{name}")
+        difference = None if more is None else _ratio(more, sizes)
+        mean, error = _ratio(statistics[name], sizes)
+        own = (int(own_clients), int(own_rows)) if own_rows < rows else (None, None)
+        lines.append(Row(name, mean, error, own[0], own[1], difference))
+    return Table(loss, tuple(lines), int(clients), int(statistics.get(ROWS, rows)), int(skipped), run or RUN)
+
+
+def _ratio(sums: np.ndarray, sizes: np.ndarray) -> tuple[float, float]:
+    """A mean over rows and its standard error over clients."""
+    (total, squares, product), (_, rows, rows_squared, _) = sums, sizes
+    mean = total / rows
+    spread = max(squares - 2 * mean * product + mean**2 * rows_squared, 0.0)
+    return float(mean), float(np.sqrt(spread) / rows)
+
+
+def differences_in_words(table: Mapping[str, Any]) -> str:
+    """What the columns "difference" and "difference_se" of a table (as JSON) are; empty if it has none."""
+    if not table.get("difference_to"):
+        return ""
+    return (
+        f"difference: the mean of {table['loss']} less that of {table['difference_to']!r} on the same clients, "
+        "with its standard error; above 0 the line is worse"
+    )

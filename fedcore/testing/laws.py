@@ -322,7 +322,7 @@ def _watched(method: Method[Any, Any]) -> Method[Any, Any]:
         require(name not in free, f"training reads the setting {name!r}, which {cls.__name__} calls free.")
         return object.__getattribute__(config, name)
 
-    watched = type(f"Watched{cls.Config.__name__}", (cls.Config,), {"__getattribute__": read})
+    watched: Any = type(f"Watched{cls.Config.__name__}", (cls.Config,), {"__getattribute__": read})
     return cls(watched.model_construct(**vars(method.config)))
 
 

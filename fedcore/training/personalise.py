@@ -62,7 +62,7 @@ def personalise(
         shutil.rmtree(partial, ignore_errors=True)  # of a dead process that had this number: in a container all have
         make_folder(partial, private=True)
         group = zarr.open_group(partial, mode="a", zarr_format=3)
-        about = {"sensitive": True, "note": NOTE, "run": run.id, "method": method.name}
+        about: dict[str, Any] = {"sensitive": True, "note": NOTE, "run": run.id, "method": method.name}
         group.attrs.update({**about, "settings": method.free_settings_in_force()})
         with open(partial / "clients.jsonl", "w") as ids:
             first_row = 0

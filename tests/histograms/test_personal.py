@@ -175,6 +175,16 @@ def test_the_table_is_that_of_the_dense_matrices(trained):
         row = row_of(scores, method, **wanted)
         assert row.kl == pytest.approx(losses[chosen].mean(), rel=1e-5 if "mixture" in name else 1e-9), name
         assert row.standard_error == pytest.approx(losses[chosen].std(ddof=1) / np.sqrt(chosen.sum()), rel=1e-4)
+        more = (losses - expected["Algorithm 2 + FT"])[chosen]
+        if "Algorithm 2 + FT" == name:
+            assert row.difference is None
+        else:
+            error = more.std(ddof=1) / np.sqrt(chosen.sum())
+            assert row.difference == pytest.approx((more.mean(), error), rel=1e-3), name
+        t = dense_histograms(block.heldout)[chosen]
+        entropy = -np.sum(np.where(t > 0, t * np.log(np.where(t > 0, t, 1.0)), 0.0), axis=1)
+        assert row.perplexity == pytest.approx(np.exp((losses[chosen] + entropy).mean()), rel=1e-5)
+    assert scores.to_json("here")["difference_to"] == "Algorithm 2 + FT, a = 40"
     by_a = {a: dense_kl(block, estimates(block, state, a), 1e-10) for a in (40.0, *PRIOR_TOKENS)}
     best = min(by_a, key=lambda a: by_a[a][tuned].mean())
     row = row_of(scores, "Algorithm 2 + FT", chosen="validation clients")

@@ -22,7 +22,7 @@ from fedcore.methods.gradient_em.personal import adapted, parameters
 from fedcore.methods.gradient_em.state import GradientEMState
 from fedcore.population.blocks import RowsBlock
 from fedcore.rounds import scores as held_rows
-from fedcore.rounds.scores import RUN, KnownMemories, ScoreTable, Table, held_out
+from fedcore.rounds.scores import RUN, KnownMemories, Row, ScoreTable, Table, held_out
 from fedcore.rounds.statistics import Statistics
 
 CENTRES, TRAINED, LEAST_SQUARES = "common centres", "own centres as trained", "own least squares"
@@ -32,14 +32,20 @@ ERRORS_OF = "squared errors of "  # a line, among the statistics
 
 @dataclass(frozen=True, slots=True)
 class WithErrors:
-    """A table of mean negative log-likelihoods with mean squared errors beside them, units of the data."""
+    """A table of mean negative log-likelihoods with mean squared errors beside them, units of the data, each with the
+    difference to that of the run and its standard error."""
 
     table: Table
-    errors: Mapping[str, float]
+    errors: Mapping[str, Row]
 
     def to_json(self, where: str) -> dict[str, Any]:
         found = self.table.to_json(where)
-        return found | {"rows": [row | {"mse": self.errors[row["method"]]} for row in found["rows"]]}
+        return found | {"rows": [row | self._errors(row["method"]) for row in found["rows"]]}
+
+    def _errors(self, line: str) -> dict[str, Any]:
+        mine = self.errors[line]
+        more, error = mine.difference or (None, None)
+        return {"mse": mine.loss, "mse_difference": more, "mse_difference_se": error}
 
 
 def score_block(
@@ -97,14 +103,14 @@ def _of_mixed_effects(
         known = memories.known
         with np.errstate(all="ignore"):  # whoever has no memory counts for nothing
             parts[TRAINED] = mixed_scores.trained(config, state, rows, memories.memory)
-    losses = {}
+    losses, errors = {}, {}
     for name, own in parts.items():
         with np.errstate(all="ignore"):
             nll, squares = mixed_scores.losses(own, held)
         losses[name] = nll + held.sizes * 0.5 * np.log(noise)
-        losses[f"{ERRORS_OF}{name}"] = noise * squares
-    of = {TRAINED: known, f"{ERRORS_OF}{TRAINED}": known}
-    return held_rows.sums(block.leaf, held.sizes, losses, of=of)
+        errors[f"{ERRORS_OF}{name}"] = noise * squares
+    found = held_rows.sums(block.leaf, held.sizes, losses, of={TRAINED: known})
+    return {**found, **held_rows.sums(block.leaf, held.sizes, errors, of={f"{ERRORS_OF}{TRAINED}": known})}
 
 
 def score_table(statistics: Mapping[str, np.ndarray]) -> ScoreTable:
@@ -113,4 +119,4 @@ def score_table(statistics: Mapping[str, np.ndarray]) -> ScoreTable:
     if f"{ERRORS_OF}{RUN}" not in statistics:
         return table
     of_errors = held_rows.table(statistics, [f"{ERRORS_OF}{name}" for name in LINES])
-    return WithErrors(table, {line.method.removeprefix(ERRORS_OF): line.loss for line in of_errors.lines})
+    return WithErrors(table, {line.method.removeprefix(ERRORS_OF): line for line in of_errors.lines})

@@ -173,9 +173,7 @@ class Histograms(PrivateMethod[HistogramsConfig, HistogramsState]):
 
     def headline(self, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         """The personalised estimate that the settings ask for."""
-        base = {"centre": "Algorithm 2", "mixture": "Local mixture"}[self.config.personalisation]
-        name = f"{'FedAvg' if self.config.algorithm == 'fedavg' else base} + FT"
-        by = "each client" if self.config.weights == "local" else ""
+        name, by = scores.run_of(self.config)
         return next((row for row in rows if row["method"] == name and row["chosen_by"] == by), rows[0])
 
 

@@ -8,6 +8,9 @@ is that of the stored entries. Estimates: the client's own histogram (Local), th
 the client's cluster (Algorithm 2), the client's own mixture of all centres and F (Local mixture), and each of them
 mixed with the own histogram, weight a / (a + m) (+ FT), on a grid of a and with an a that every client chooses itself.
 
+Beside each loss stand the perplexity of a held-out token, exp of the mean over clients of -sum t_i ln smooth(p, e)_i,
+and the mean over clients of the loss less that of what the run gives the same client, with its standard error.
+
 Local depends on e alone through ln(1/e) with slope U, the held-out mass on tokens that the client never used before:
 its value is a statement about e. The other estimates cover the vocabulary.
 
@@ -17,6 +20,7 @@ Source of the table: Setlur, Feldman, Talwar 2023, Table 1.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +46,8 @@ PRIOR_TOKENS = tuple(float(a) for a in (50, 100, 200, 350, 500, 700, 1000, 1400,
 class Row:
     """One line of the table: mean KL in nats over the evaluated clients, and its standard error.
 
+    perplexity: exp of the mean cross entropy of a held-out token, nats.
+    difference: mean of the line's KL less the run's for the same client, with its standard error; None for the run's.
     prior_tokens: a of the mixture; None if the estimate does not mix, or if every client chose its own.
     chosen: who chose a: "" (the settings, or nothing to choose), "validation clients", "each client".
     smoothing: e.
@@ -53,6 +59,8 @@ class Row:
     smoothing: float
     prior_tokens: float | None = None
     chosen: str = ""
+    perplexity: float = math.nan
+    difference: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +68,7 @@ class Table:
     """The scores of a run, ready to print.
 
     clients: evaluated. validation_clients: those that chose a. skipped: clients without held-out tokens.
-    unseen_mass: U, mean held-out mass on tokens that the client's training part lacks.
+    unseen_mass: U, mean held-out mass on tokens that the client's training part lacks. run: the line of the run.
     """
 
     rows: tuple[Row, ...]
@@ -68,6 +76,7 @@ class Table:
     validation_clients: int
     skipped: int
     unseen_mass: float
+    run: str
 
     def to_json(self, where: str) -> dict[str, Any]:
         """For the run's evaluation. where: of the population, for the title."""
@@ -76,6 +85,9 @@ class Table:
                 "method": row.method,
                 "kl": row.kl,
                 "se": row.standard_error,
+                "difference": None if row.difference is None else row.difference[0],
+                "difference_se": None if row.difference is None else row.difference[1],
+                "perplexity": row.perplexity,
                 "prior_tokens": row.prior_tokens,
                 "chosen_by": row.chosen,
                 "smoothing": row.smoothing,
@@ -90,6 +102,7 @@ class Table:
             "validation_clients": self.validation_clients,
             "skipped": self.skipped,
             "unseen_mass": self.unseen_mass,
+            "difference_to": self.run,
             "rows": rows,
         }
 
@@ -110,7 +123,7 @@ def score_block(config: HistogramsConfig, state: HistogramsState, block: CountsB
     if block.heldout is None:
         raise ValueError("the block has no held-out counts")
     config = config.for_vocabulary(block.features)
-    losses, unseen = _losses(config, state, block, block.heldout)
+    losses, entropies, unseen = _losses(config, state, block, block.heldout)
     validation = validation_clients(block.first, block.clients)
     usable = block.heldout.totals > 0
     statistics: dict[str, Statistic] = {"skipped": FloatSum.at(block.leaf, np.sum(~usable))}
@@ -118,6 +131,10 @@ def score_block(config: HistogramsConfig, state: HistogramsState, block: CountsB
         statistics[f"{name}_clients"] = FloatSum.at(block.leaf, chosen.sum())
         statistics[f"{name}_kl"] = FloatSum.at(block.leaf, losses[:, chosen].sum(axis=1))
         statistics[f"{name}_kl_squared"] = FloatSum.at(block.leaf, (losses[:, chosen] ** 2).sum(axis=1))
+    more = losses - losses[_line_of_the_run(config)]
+    evaluated = usable & ~validation
+    statistics["difference_squared"] = FloatSum.at(block.leaf, (more[:, evaluated] ** 2).sum(axis=1))
+    statistics["entropy"] = FloatSum.at(block.leaf, entropies[evaluated].sum())
     statistics["unseen_mass"] = FloatSum.at(block.leaf, unseen[usable & ~validation].sum())
     return statistics
 
@@ -138,10 +155,17 @@ def score_table(config: HistogramsConfig, statistics: Mapping[str, np.ndarray]) 
     means = statistics["evaluated_kl"] / n
     variances = np.maximum(statistics["evaluated_kl_squared"] / n - means**2, 0.0)
     errors = np.sqrt(variances / max(n - 1, 1))
+    mine = _line_of_the_run(config)
+    more = means - means[mine]
+    variances = np.maximum(statistics["difference_squared"] / n - more**2, 0.0)
+    errors_of_more = np.sqrt(variances / max(n - 1, 1))
+    perplexities = np.exp(means + float(statistics["entropy"]) / n)
     grid = [config.prior_tokens, *PRIOR_TOKENS]
 
     def row(method: str, line: int, smoothing: float = SMOOTHING, a: float | None = None, chosen: str = "") -> Row:
-        return Row(method, float(means[line]), float(errors[line]), smoothing, a, chosen)
+        difference = None if line == mine else (float(more[line]), float(errors_of_more[line]))
+        perplexity = float(perplexities[line])
+        return Row(method, float(means[line]), float(errors[line]), smoothing, a, chosen, perplexity, difference)
 
     rows = [row("Local", 0), row("Local", 1, SECOND_SMOOTHING)]
     for number, name in enumerate(_estimates(config)):
@@ -158,13 +182,33 @@ def score_table(config: HistogramsConfig, statistics: Mapping[str, np.ndarray]) 
         int(statistics["validation_clients"]),
         int(statistics["skipped"]),
         float(statistics["unseen_mass"]) / n,
+        _run_in_words(config),
     )
+
+
+def run_of(config: HistogramsConfig) -> tuple[str, str]:
+    """(method, chosen) of the row for what the run gives its clients."""
+    base = {"centre": "Algorithm 2", "mixture": "Local mixture"}[config.personalisation]
+    name = "FedAvg" if config.algorithm == "fedavg" else base
+    return f"{name} + FT", "each client" if config.weights == "local" else ""
+
+
+def _run_in_words(config: HistogramsConfig) -> str:
+    name, chosen = run_of(config)
+    return f"{name}, " + (f"a chosen by {chosen}" if chosen else f"a = {config.prior_tokens:g}")
+
+
+def _line_of_the_run(config: HistogramsConfig) -> int:
+    """The line of `_losses` that is about it."""
+    name, chosen = run_of(config)
+    grid = 1 + len(PRIOR_TOKENS)
+    return 2 + _estimates(config).index(name.removesuffix(" + FT")) * (2 + grid) + (1 + grid if chosen else 1)
 
 
 def _losses(
     config: HistogramsConfig, state: HistogramsState, block: CountsBlock, heldout: CountsBlock
-) -> tuple[np.ndarray, np.ndarray]:
-    """(lines, C) KL of every estimate for every client, and (C,) unseen mass.
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(lines, C) KL of every estimate for every client, (C,) entropies of its held-out tokens, nats, (C,) unseen mass.
 
     Lines: Local at both smoothings; for each estimate the base, one line for each a of the grid, and one for the a that
     each client chooses.
@@ -190,7 +234,7 @@ def _losses(
         chosen = local_prior_tokens(block, values_at(weights, rows, mine, block.indices), PRIOR_TOKENS)
         share = centre_weights(block.totals, chosen)[client]
         lines.append(kl(share * base + (1.0 - share) * own))
-    return np.stack(lines), segment_sums(test * (own == 0), heldout.indptr)
+    return np.stack(lines), -constant, segment_sums(test * (own == 0), heldout.indptr)
 
 
 def _estimates(config: HistogramsConfig) -> list[str]:
