@@ -25,7 +25,9 @@ def population_ingest(
     source: Annotated[str, typer.Argument(help="File, folder or pattern to read.")],
     dest: Annotated[str, typer.Argument(help="Folder of the population to make.")],
     format: Annotated[str | None, typer.Option(help="csv, parquet, npz, npy, or text; guessed by default.")] = None,
-    kind: Annotated[str | None, typer.Option(help="counts or rows; guessed by default.")] = None,
+    kind: Annotated[
+        str | None, typer.Option(help="counts or rows, guessed by default; or words, for a private vocabulary.")
+    ] = None,
     client: Annotated[str | None, typer.Option(help="Column (or array) that names the client.")] = None,
     token: Annotated[str | None, typer.Option(help="Column of the token (counts).")] = None,
     count: Annotated[str | None, typer.Option(help="Column of the count (counts).")] = None,

@@ -43,7 +43,7 @@ def population_page(path: str, runs: str | Place) -> str:
     parts = [
         f"# Population {cell(newest.path.name)}",
         "",
-        f"{newest.kind}, {newest.features} features; id {newest.id}; {cell(newest.location)}",
+        f"{_content(newest)}; id {newest.id}; {cell(newest.location)}",
         "",
         "Numbers of clients and blocks are for operators and not protected; do not publish this page.",
         "",
@@ -66,6 +66,10 @@ def population_page(path: str, runs: str | Place) -> str:
     return "\n".join(parts) + "\n"
 
 
+def _content(newest: Population) -> str:
+    return "words" if newest.kind == "words" else f"{newest.kind}, {newest.features} features"
+
+
 def _versions(newest: Population) -> list[str]:
     numbers = sorted(newest.versions(), reverse=True)
     rows = []
@@ -75,7 +79,7 @@ def _versions(newest: Population) -> list[str]:
             {
                 "version": number,
                 "clients": version.n_clients,
-                "tokens" if version.kind == "counts" else "rows": version.n_rows,
+                "rows" if version.kind == "rows" else "tokens": version.n_rows,
                 "blocks": len(version.blocks),
                 "held-out part": _held_out(version),
             }

@@ -15,6 +15,7 @@ from fedcore.population.blocks import Kind
 from fedcore.population.checks import Rows
 from fedcore.population.manifest import BlockEntry, PartEntry, StoredDtype
 from fedcore.population.store import HELDOUT, TRAIN
+from fedcore.population.words import LONGEST, RECORD, as_bytes
 
 
 class PartWriter:
@@ -25,9 +26,10 @@ class PartWriter:
         layout.write_group(folder)
         self.lengths: list[np.ndarray] = []
         self.total = 0
-        if kind == "counts":
+        if kind != "rows":
             self.indices = ArrayWriter(folder / "indices", np.dtype(np.int32), (), stream_bytes)
             self.values = ArrayWriter(folder / "counts", None, (), stream_bytes)
+            self.records: list[np.ndarray] = []  # of words, until the dictionary of all of them is known
         else:
             self.values = ArrayWriter(folder / "x", np.dtype(dtype), (features,), stream_bytes)
 
@@ -39,7 +41,10 @@ class PartWriter:
         """Whole clients, checked."""
         if isinstance(data, tuple):
             ptr, x = data
-            self.append_rows(np.diff(ptr), x)
+            if self.kind == "words":
+                self.append_words(np.diff(ptr), x)
+            else:
+                self.append_rows(np.diff(ptr), x)
         else:
             self.append_counts(data)
 
@@ -63,16 +68,34 @@ class PartWriter:
         self.values.append(x)
         self.total += len(x)
 
+    def append_words(self, lengths: np.ndarray, records: np.ndarray) -> None:
+        self.lengths.append(lengths)
+        self.records.append(records)
+        self.total += int(records["count"].sum(dtype=np.int64))
+
+    def _close_words(self) -> int:
+        """Writes the dictionary of the part; returns its size."""
+        held = np.concatenate([np.empty(0, RECORD), *self.records])
+        self.records = []
+        words, which = np.unique(held["word"], return_inverse=True)
+        self.indices.append(which.astype(np.int32))
+        self.values.append(_narrowed(held["count"]))
+        dictionary = ArrayWriter(self.folder / "words", np.dtype(np.uint8), (LONGEST,))
+        dictionary.append(as_bytes(words))
+        dictionary.close()
+        return len(words)
+
     def close(self) -> PartEntry:
+        words = self._close_words() if self.kind == "words" else None
         ptr = np.concatenate([[0], *self.lengths]).astype(np.int64)
         np.cumsum(ptr, out=ptr)
-        pointers = ArrayWriter(self.folder / ("indptr" if self.kind == "counts" else "ptr"), np.dtype(np.int64))
+        pointers = ArrayWriter(self.folder / ("ptr" if self.kind == "rows" else "indptr"), np.dtype(np.int64))
         pointers.append(ptr)
         pointers.close()
-        if self.kind == "counts":
+        if self.kind != "rows":
             self.indices.close()
         dtype = self.values.close()
-        return PartEntry(entries=int(ptr[-1]), total=self.total, dtype=cast(StoredDtype, str(dtype)))
+        return PartEntry(entries=int(ptr[-1]), total=self.total, dtype=cast(StoredDtype, str(dtype)), words=words)
 
 
 class BlockWriter:

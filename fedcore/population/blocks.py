@@ -1,11 +1,13 @@
 """What a block of clients looks like in memory. A block holds whole clients; a leaf is a slice of one.
 
-Two kinds of population:
+Two kinds of population that methods read:
 
     counts   one sparse vector of token counts for each client (CSR): `CountsBlock`
     rows     dense rows for each client, NaN = missing: `RowsBlock`
 
-Both know `first`, the index of their first client in the population, and `leaf`, the index of their first leaf.
+and one that is encoded first: `words`, counts of words that are in no public list (`fedcore.population.words`).
+Blocks of the first two know `first`, the index of their first client in the population, and `leaf`, the index of their
+first leaf.
 `heldout` is the part of the same clients kept for evaluation; training never reads it.
 """
 
@@ -18,7 +20,7 @@ from typing import Literal
 import numpy as np
 import scipy.sparse as sp
 
-Kind = Literal["counts", "rows"]
+Kind = Literal["counts", "rows", "words"]
 FLOAT32_EXACT = 2**24  # integers up to here are exact in float32
 
 

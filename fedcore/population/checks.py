@@ -18,7 +18,7 @@ def bytes_of(data: sp.csr_matrix | Rows) -> np.ndarray:
     """(C,) decoded bytes of each client."""
     if isinstance(data, tuple):
         ptr, x = data
-        return np.diff(ptr) * (x.dtype.itemsize * x.shape[1])
+        return np.diff(ptr) * (x.dtype.itemsize * int(np.prod(x.shape[1:])))
     return np.diff(data.indptr).astype(np.int64) * 8
 
 

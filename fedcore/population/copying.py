@@ -87,7 +87,7 @@ def copy_population(
                 suppression.copy(store.path, target, made.suppression)
         for name in (f"{layout.BLOCKS}/{layout.ROOT}", layout.ROOT):
             _put(target, name, _group(store, name))
-        _copy_witness(store, target)
+        copy_witness(store, target)
         _commit(target, made)
         pruned = _prune(store, target) if prune else 0
         _unmark(target, made)
@@ -252,7 +252,7 @@ def _group(store: Population, name: str) -> bytes:
         ) from error
 
 
-def _copy_witness(store: Population, target: layout.Place) -> None:
+def copy_witness(store: Population, target: layout.Place) -> None:
     """Copies what the source saw of the ledger, unless the target saw more: a witness never goes back."""
     content = layout.read_beside(store.path, layout.WITNESS)
     if content is None:

@@ -53,11 +53,13 @@ class PartEntry(_Frozen):
     entries: length of the data arrays: stored non-zeros for counts, rows for rows
     total:   tokens for counts, rows for rows
     dtype:   of the counts, or of x
+    words:   of a population of words: how many are in the dictionary of the part
     """
 
     entries: int = Field(ge=0)
     total: int = Field(ge=0)
     dtype: StoredDtype
+    words: int | None = Field(default=None, ge=0)
 
 
 class BlockEntry(_Frozen):
@@ -96,6 +98,11 @@ class BlockEntry(_Frozen):
         return self
 
     @property
+    def parts(self) -> tuple[PartEntry, ...]:
+        """Those that are stored."""
+        return () if self.void else (self.train,) if self.heldout is None else (self.train, self.heldout)
+
+    @property
     def fingerprint(self) -> str:
         """What tells the slot from every other."""
         return self.digest or self.sha256 or ""
@@ -118,7 +125,7 @@ class Provenance(_Frozen):
 class Manifest(_Frozen):
     """See the fields. `checksum` is the sha256 of the manifest's own canonical JSON without that field.
 
-    n_rows: rows, or tokens for counts, of the training part; dtype: of dense rows, None for counts;
+    n_rows: rows, or tokens for counts, of the training part; dtype: of dense rows, else None; features: 1 for words;
     nominal_clients: the size that the owner declares in public, None if not declared;
     public_for_evaluation: may be evaluated without a budget, and public_reason why.
     needs: features without which the manifest would be misread, of KNOWN. Schema 1 has neither these nor digests.
@@ -175,10 +182,14 @@ class Manifest(_Frozen):
         stored = [block.slot for block in self.blocks if not block.void]
         if len({*stored}) != len(stored):
             raise ValueError("a slot is named twice")
-        if (self.dtype is None) != (self.kind == "counts"):
+        if (self.dtype is None) != (self.kind != "rows"):
             raise ValueError("dtype goes with kind 'rows'")
         if self.vocabulary is not None and self.vocabulary.size != self.features:
             raise ValueError("the vocabulary does not have one token for each feature")
+        if self.kind == "words" and (self.features != 1 or self.vocabulary is not None):
+            raise ValueError("words have no features and no vocabulary")
+        if any((part.words is None) == (self.kind == "words") for block in self.blocks for part in block.parts):
+            raise ValueError("dictionaries go with kind 'words'")
         if self.public_for_evaluation and not self.public_reason.strip():
             raise ValueError("a population is public for evaluation for a stated reason")
         if self.schema_version == 1 and (self.needs or any(block.sha256 is None for block in self.blocks)):
@@ -226,6 +237,9 @@ def _content(manifest: Manifest) -> dict[str, Any]:
             del block["slot"], block["sha256"], block["digest"]
         else:
             del block["void"], block["sha256" if block["sha256"] is None else "digest"]
+        for part in (block["train"], block["heldout"]):
+            if part is not None and part["words"] is None:
+                del part["words"]
     return content
 
 

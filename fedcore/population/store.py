@@ -11,7 +11,7 @@ from typing import TypeVar, cast
 import numpy as np
 import scipy.sparse as sp
 
-from fedcore.errors import ChunkError, ManifestError, PopulationError
+from fedcore.errors import ChunkError, ManifestError, PopulationError, WrongKind
 from fedcore.population import arrays, identifiers, layout, slots
 from fedcore.population import manifest as manifests
 from fedcore.population.blocks import FLOAT32_EXACT, ClientBlock, CountsBlock, Kind, RowsBlock, segment_sums
@@ -21,6 +21,7 @@ from fedcore.population.manifest import BlockEntry, Manifest, PartEntry
 from fedcore.population.periods import label_of
 from fedcore.population.slots import Slot
 from fedcore.population.streaming import StoredRows
+from fedcore.population.words import LONGEST, RECORD, WORD, WordsBlock, from_bytes
 from fedcore.storage import files
 from fedcore.storage.ranges import Ranges, in_words
 
@@ -163,10 +164,12 @@ class Population:
         return tuple(data.decode("utf-8").split("\n")[:-1])
 
     def read(self, index: int, heldout: bool = False) -> ClientBlock:
-        """Block `index`, decoded. With heldout=True its `heldout` holds the same clients' held-out data.
+        """Block `index` of counts or rows, decoded. With heldout=True its `heldout` holds the same clients' held-out
+        data.
 
         Training reads without: the held-out files are then not touched. Raises ChunkError if stored data are
-        missing, truncated or altered; PopulationError if there is no such block or nothing is held out.
+        missing, truncated or altered; PopulationError if there is no such block or nothing is held out; WrongKind for
+        words, which `words` reads.
         """
         entry = self._entry(index)
         if heldout and not self.has_heldout:
@@ -174,8 +177,24 @@ class Population:
                 f"The population {self.path} has no held-out part.",
                 "Ingest it with one, or evaluate on the training part.",
             )
+        if self.kind == "words":
+            raise WrongKind(
+                f"The population {self.path} holds words that are in no list.",
+                "Release a vocabulary with `fedcore population vocabulary`, then `fedcore population encode`.",
+            )
         read: Callable[..., ClientBlock] = self._counts if self.kind == "counts" else self._rows
         return self._in_block(index, read, entry, heldout)
+
+    def words(self, index: int, heldout: bool = False) -> WordsBlock:
+        """The words of the clients of block `index` of a population of words; heldout: those held out.
+
+        Raises ChunkError; PopulationError for another kind.
+        """
+        if self.kind != "words":
+            raise WrongKind(f"The population {self.path} holds {self.kind}, and no words.")
+        entry = self._entry(index)
+        name, part = HELDOUT if heldout else TRAIN, self._part(entry, heldout)
+        return self._in_block(index, self._words_part, entry, name, part)
 
     def client_ids(self, index: int) -> np.ndarray:
         """(C,) str, the ids of the clients of block `index`, empty for those that were forgotten. Raises ChunkError."""
@@ -217,9 +236,14 @@ class Population:
     def decoded_bytes(self, index: int) -> int:
         """Bytes of the training part of block `index` once decoded: rows, or counts with their tokens."""
         part = self._entry(index).train
-        if self.kind == "counts":
-            return part.entries * 8
+        if self.kind != "rows":
+            return part.entries * self._width
         return part.entries * np.dtype(part.dtype).itemsize * self.features
+
+    @property
+    def _width(self) -> int:
+        """Decoded bytes of an entry of counts: the count with its token, or with its word."""
+        return RECORD.itemsize if self.kind == "words" else 8
 
     def sizes(self) -> list[int]:
         """`decoded_bytes` of every block."""
@@ -247,23 +271,28 @@ class Population:
         total = np.zeros(entry.clients, np.int64)
         for name, part in ((TRAIN, self._part(entry)), (HELDOUT, entry.heldout)):
             if part is not None:
-                width = 8 if self.kind == "counts" else np.dtype(part.dtype).itemsize * self.features
+                width = np.dtype(part.dtype).itemsize * self.features if self.kind == "rows" else self._width
                 total += np.diff(self._in_block(index, self._pointers, entry, name, part)) * width
         return total
 
     def read_clients(self, index: int, start: int, stop: int, heldout: bool = False) -> sp.csr_matrix | Rows | None:
-        """Clients start .. stop - 1 of block `index` as they can be written again: int64 CSR counts, or (ptr, x).
+        """Clients start .. stop - 1 of block `index` as they can be written again: int64 CSR counts, (ptr, x), or (ptr,
+        records) of words.
 
         None if the block has no held-out data and they were asked for. Raises ChunkError.
         """
         entry = self._entry(index)
         name, part = HELDOUT if heldout else TRAIN, self._part(entry, heldout)
         if part is None and not heldout:  # a void block
+            if self.kind == "words":
+                return np.zeros(stop - start + 1, np.int64), np.empty(0, RECORD)
             if self.kind == "counts":
                 return sp.csr_matrix((stop - start, self.features), dtype=np.int64)
             return np.zeros(stop - start + 1, np.int64), np.empty((0, self.features), self.manifest.dtype)
         if part is None:
             return None
+        if self.kind == "words":
+            return self.words(index, heldout).records(start, stop)
         ptr = self._in_block(index, self._pointers, entry, name, part)[start : stop + 1]
         low, high = int(ptr[0]), int(ptr[-1])
 
@@ -366,11 +395,15 @@ class Population:
                 for _ in self.tiles(index, arrays.STREAM_BYTES, heldout=heldout):
                     pass
             return
+        if self.kind == "words":
+            for heldout in (False, True):
+                self.words(index, heldout)
+            return
         for name, stored in ((TRAIN, entry.train), (HELDOUT, entry.heldout)):
             if stored is None:
                 continue
             part = self._in_block(index, self._counts_part, entry, name, stored)
-            if not _increasing_within_clients(part):
+            if not _increasing_within_clients(part.indptr, part.indices):
                 raise self._damaged(index, "the token ids of a client are not increasing")
             if int(part.totals.sum()) != stored.total:
                 raise self._damaged(index, "the tokens do not add up to the number in the manifest")
@@ -417,7 +450,7 @@ class Population:
             return []
 
     def _pointers(self, entry: BlockEntry, name: str, part: PartEntry) -> np.ndarray:
-        pointers = "indptr" if self.kind == "counts" else "ptr"
+        pointers = "ptr" if self.kind == "rows" else "indptr"
         ptr = arrays.read(self._slot(entry), f"{name}/{pointers}", (entry.clients + 1,), "int64")
         _check_pointers(ptr, part.entries, f"{name}/{pointers}")
         return ptr
@@ -462,6 +495,24 @@ class Population:
         data = data.astype(np.float32 if largest < FLOAT32_EXACT else np.float64)
         return CountsBlock(entry.first, leaf, ptr, indices, data, totals, self.features)
 
+    def _words_part(self, entry: BlockEntry, name: str, part: PartEntry | None) -> WordsBlock:
+        if part is None:
+            none = np.zeros(entry.clients + 1, np.int64)
+            return WordsBlock(entry.first, none, np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, WORD))
+        ptr, slot = self._pointers(entry, name, part), self._slot(entry)
+        indices = arrays.read(slot, f"{name}/indices", (part.entries,), "int32")
+        counts = arrays.read(slot, f"{name}/counts", (part.entries,), part.dtype).astype(np.int64)
+        words = from_bytes(arrays.read(slot, f"{name}/words", (part.words or 0, LONGEST), "uint8"))
+        if part.entries and (indices.min() < 0 or indices.max() >= len(words)):
+            raise arrays.ArrayDamaged(f"{name}/indices holds a word outside the dictionary")
+        if (words[1:] <= words[:-1]).any():
+            raise arrays.ArrayDamaged(f"{name}/words is not sorted")
+        if not _increasing_within_clients(ptr, indices):
+            raise arrays.ArrayDamaged(f"{name}/indices: the words of a client are not increasing")
+        if (counts <= 0).any() or int(counts.sum()) != part.total:
+            raise arrays.ArrayDamaged(f"{name}/counts does not add up to the number in the manifest")
+        return WordsBlock(entry.first, ptr, indices, counts, words)
+
 
 def stored_client_ids(slot: Slot, entry: BlockEntry) -> np.ndarray:
     """(C,) str, the ids of the clients of the block in this slot. Raises SlotDamaged, UnicodeDecodeError."""
@@ -476,9 +527,9 @@ def _check_pointers(ptr: np.ndarray, entries: int, name: str) -> None:
         raise arrays.ArrayDamaged(f"{name} does not run from 0 to {entries} without going back")
 
 
-def _increasing_within_clients(block: CountsBlock) -> bool:
-    steps = np.diff(block.indices) > 0
-    starts = block.indptr[1:-1]
-    starts = starts[(starts > 0) & (starts < len(block.indices))]
+def _increasing_within_clients(ptr: np.ndarray, indices: np.ndarray) -> bool:
+    steps = np.diff(indices) > 0
+    starts = ptr[1:-1]
+    starts = starts[(starts > 0) & (starts < len(indices))]
     steps[starts - 1] = True  # the first token of a client may be anything
     return bool(steps.all())

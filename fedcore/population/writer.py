@@ -27,6 +27,7 @@ from fedcore.population.periods import Periods, label_of
 from fedcore.population.sizing import CLIENTS_PER_LEAF, block_limit, explicit_clients_per_block
 from fedcore.population.slots import Slot
 from fedcore.population.store import Population, stored_client_ids
+from fedcore.population.words import checked_words
 from fedcore.storage import digests, files
 
 
@@ -85,8 +86,8 @@ class PopulationWriter:
         halves: Halves | None = None,
         parent: Population | None = None,
     ):
-        if kind not in ("counts", "rows"):
-            raise PopulationError(f"There is no population kind {kind!r}.", "Use 'counts' or 'rows'.")
+        if kind not in ("counts", "rows", "words"):
+            raise PopulationError(f"There is no population kind {kind!r}.", "Use 'counts', 'rows' or 'words'.")
         if kind == "rows" and dtype not in ("float32", "float64"):
             raise PopulationError(f"Dense rows cannot be stored as {dtype}.", "Use float32 or float64.")
         if min(features, clients_per_leaf, 1 if clients_per_block is None else clients_per_block) < 1:
@@ -193,6 +194,7 @@ class PopulationWriter:
         client_ids: C ids, text or whole numbers, unique in the population; empty where the parent has forgotten clients
         matrix: kind counts: (C, features) sparse matrix of whole numbers >= 0
                 kind rows:   (ptr (C + 1,), x (N, features)), NaN = missing
+                kind words:  (ptr (C + 1,), records (N,) of `fedcore.population.words.RECORD`)
         heldout: the same clients' held-out data, in the same form, or None
 
         Raises PopulationError if ids, shapes or values are unusable; nothing of this call is then added.
@@ -272,7 +274,7 @@ class PopulationWriter:
         fields = self._membership(newcomers)
         made = manifests.build(
             needs=versions.needs(fields.get("cohorts", ()), fields.get("order", ()), fields["halves"]),
-            population_id=uuid.uuid4().hex if old is None else old.population_id,
+            population_id=self._new_id() if old is None else old.population_id,
             secret=versions.new_secret(),
             version=self.version,
             kind=self.kind,
@@ -295,6 +297,10 @@ class PopulationWriter:
         return Population(self.path, made)
 
     # ---- inside
+
+    def _new_id(self) -> str:
+        """Of a population without a parent."""
+        return uuid.uuid4().hex
 
     def _ready(self) -> None:
         if not self._entered or self._committed:
@@ -372,6 +378,8 @@ class PopulationWriter:
             self.close_block()
 
     def _checked(self, data: sp.spmatrix | Rows, clients: int) -> sp.csr_matrix | Rows:
+        if self.kind == "words":
+            return checked_words(data, clients)
         if self.dtype is None:
             return checked_counts(data, clients, self.features)
         return checked_rows(data, clients, self.features, self.dtype)

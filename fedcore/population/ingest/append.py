@@ -37,7 +37,7 @@ def completed(options: Options, parent: Population) -> Options:
     changes: dict[str, Any] = {}
     if options.kind is None:
         changes["kind"] = made.kind
-    if options.features is None:
+    if options.features is None and made.kind != "words":
         changes["features"] = made.features
     if options.vocabulary is None and made.vocabulary is not None:
         changes["vocabulary"] = parent.vocabulary()
@@ -126,8 +126,7 @@ def append(
 def _full(entry: BlockEntry, parent: Population, writer: PopulationWriter) -> bool:
     if entry.clients % parent.clients_per_leaf:
         return False
-    width = 8 if parent.kind == "counts" else parent.features * np.dtype(entry.train.dtype).itemsize
-    held = sum(part.entries for part in (entry.train, entry.heldout) if part is not None) * width
+    held = int(parent.client_bytes(parent.blocks.index(entry)).sum())
     most = writer.limit.most_clients(entry.first, writer.clients_per_leaf)
     return entry.clients >= most or held >= writer.limit.bytes
 

@@ -95,7 +95,8 @@ class Batch:
     """Rows of clients in the order of the source.
 
     ids:    the clients of this batch, each once; codes: (n,) position in ids of each row
-    counts: tokens (n,) int32 and amounts (n,) int64 > 0;  rows: x (n, D) of the population's dtype
+    counts: tokens (n,) int32 and amounts (n,) int64 > 0;  rows: x (n, D) of the population's dtype;  words: x (n,) of
+            `fedcore.population.words.RECORD`
     A client in `ids` without any row is an empty client.
     """
 

@@ -91,7 +91,7 @@ def ingest(
 
     source: a file, a folder, a glob pattern, or a list of these; heldout: the same clients' held-out data, likewise
     format: csv, parquet, npz, npy or text; found out from the file names if None
-    kind:   counts or rows; found out if None
+    kind:   counts or rows; found out if None; words keeps each client's words, for a private vocabulary
 
     csv, parquet: client, token, count name the columns (default: client, token, and count if there is one, else every
         row counts one); tokens are looked up in `vocabulary` (a file with one token a line, or a sequence), and without
@@ -273,7 +273,7 @@ def describe(population: Population) -> dict[str, JsonValue]:
     """What an operator wants to know about a population: counts, sizes, origin. Nothing of its content."""
     made = population.manifest
     heldout = sum(block.heldout.total for block in made.blocks if block.heldout is not None)
-    unit = "tokens" if made.kind == "counts" else "rows"
+    unit = "rows" if made.kind == "rows" else "tokens"
     return {
         "path": str(population.path),
         "population_id": made.population_id,
@@ -286,7 +286,7 @@ def describe(population: Population) -> dict[str, JsonValue]:
         "forgotten": sum(stop - first for first, stop in population.holes),
         "period": None if made.period is None else made.period.model_dump(),
         "cohorts": _cohorts(population) if made.cohorts else None,
-        "features": made.features,
+        "features": None if made.kind == "words" else made.features,
         unit: made.n_rows,
         f"heldout_{unit}": heldout if made.has_heldout else None,
         "halves": made.halves,

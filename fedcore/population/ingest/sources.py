@@ -143,6 +143,8 @@ def source_of(where: Where, options: Options, memory: int, progress: Progress | 
     if options.features not in (None, source.features):
         raise IngestError(f"The source has {source.features} features, not {options.features}.", "Correct the number.")
     if vocabulary is not None:
+        if options.kind == "words":
+            raise IngestError("Words are kept as they are, without a vocabulary.", "Leave one of the two out.")
         if source.kind != "counts":
             raise IngestError("Dense rows have no vocabulary.", "Leave it out, or ingest counts.")
         if len(vocabulary) != source.features:
@@ -159,8 +161,12 @@ def source_of(where: Where, options: Options, memory: int, progress: Progress | 
 def _text(where: Where, options: Options, vocabulary: tuple[str, ...] | None, progress: Progress | None) -> TextSource:
     if options.kind == "rows":
         raise IngestError("Text gives counts, not dense rows.", "Leave the kind out.")
-    if vocabulary is None:
-        raise IngestError("Text needs a public vocabulary.", "Give a vocabulary file with one token a line.")
+    if vocabulary is None and options.kind != "words":
+        raise IngestError(
+            "Text needs a public vocabulary.",
+            "Give a vocabulary file with one token a line; or keep the words, to release a private vocabulary "
+            "(--kind words).",
+        )
     if not isinstance(where, (str, Path)) or not isinstance(options.heldout, (str, Path, type(None))):
         raise IngestError("Text is read from one folder.", "Name one folder.")
     heldout = None if options.heldout is None else Path(options.heldout)
@@ -179,7 +185,7 @@ def _table(
     names = column_names(files[0], delimiter_of(files[0], options.delimiter))
     tokens = options.token is not None or ("token" in names and options.columns is None)
     kind = options.kind or ("counts" if tokens else "rows")
-    count = options.count or ("count" if kind == "counts" and "count" in names else None)
+    count = options.count or ("count" if kind != "rows" and "count" in names else None)
     return TableSource(
         files,
         kind,
@@ -203,6 +209,8 @@ def _table(
 def _arrays(
     form: Format, files: list[Path], heldout: list[Path], options: Options, memory: int, progress: Progress | None
 ) -> DenseSource | MatrixSource:
+    if options.kind == "words":
+        raise IngestError("Words are read from text, CSV or Parquet.", "Leave the kind out.")
     array, prefix, heldout_prefix = options.array or "x", options.prefix, options.heldout_prefix
     known = array_names(files[0]) if form == "npz" else []
     matrix = form == "npz" and (prefix is not None or "indptr" in known or "train_indptr" in known)

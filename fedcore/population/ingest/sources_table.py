@@ -16,6 +16,7 @@ from fedcore.population.ingest.batches import SHOWN, Account, Batch, bad_counts,
 from fedcore.population.ingest.documents import no_document, second_half
 from fedcore.population.ingest.stamps import is_stamp, period_of_each
 from fedcore.population.periods import BETWEEN, Calendar
+from fedcore.population.words import OTHER, as_words, records_of
 
 Where = Callable[[int], str]
 PARQUET = (".parquet", ".pq")
@@ -45,7 +46,8 @@ class TableSource:
     """CSV (with a header line) or Parquet files.
 
     counts: columns client, token and count (None: every row counts one); tokens are looked up in `vocabulary`, or are
-            whole numbers 0 .. features - 1
+            whole numbers 0 .. features - 1; a vocabulary that ends with `words.OTHER` counts all others there
+    words:  the same columns; tokens are kept as words
     rows:   columns client and `wanted_columns` (None: all others), empty or NaN = missing
     columns: those that are read beside the client's
     time, calendar: column of the time stamp, and the periods by which clients are dealt to entries; None: they are not
@@ -78,7 +80,7 @@ class TableSource:
     def __post_init__(self) -> None:
         self.names = tuple(file.name for file in self.files)
         columns, self.features = self.wanted_columns, self.wanted_features or 0
-        if self.kind == "counts":
+        if self.kind != "rows":
             if columns is not None:
                 raise IngestError(
                     "Columns are chosen of dense rows; counts are in the columns of the token and its count.",
@@ -87,6 +89,8 @@ class TableSource:
             columns = (self.token,) if self.count is None else (self.token, self.count)
             if self.vocabulary is not None:
                 self.features = len(self.vocabulary)
+            if self.kind == "words":
+                self.features = 1
             if not self.features:
                 raise IngestError(
                     "Tokens need a vocabulary, or feature ids a number of features.",
@@ -161,16 +165,20 @@ class TableSource:
         types = dict.fromkeys(self.keys, pa.string())
         if self.kind == "rows":
             return {**types, **dict.fromkeys(self.columns, pa.float64())}
-        types[self.token] = pa.int64() if self.vocabulary is None else pa.string()
+        types[self.token] = pa.string() if self._text_tokens else pa.int64()
         if self.count is not None:
             types[self.count] = pa.float64()
         return types
+
+    @property
+    def _text_tokens(self) -> bool:
+        return self.kind == "words" or self.vocabulary is not None
 
     def _slow_csv(self, account, heldout, file, block, names, delimiter) -> Iterator[Batch]:
         import pyarrow as pa
 
         places, keys = [names.index(name) for name in (*self.keys, *self.columns)], len(self.keys)
-        text_token = self.kind == "counts" and self.vocabulary is not None
+        text_token = self.kind != "rows" and self._text_tokens
         lines: list[int] = []
         columns: list[list] = [[] for _ in places]
         for line, fields in csv_blocks.records(file, block, delimiter):
@@ -298,6 +306,13 @@ class TableSource:
                 yield Batch(half, *self._renamed(names, codes[mine]), x=x[mine])
             return
         tokens, amounts = self._counts(account, columns, where, good)
+        if self.kind == "words":
+            some = amounts > 0
+            for half, mine in self._parts(heldout, second, good):
+                unique, owners = self._renamed(names, codes[mine])
+                kept, mine = some[mine], mine & some
+                yield Batch(half, unique, owners[kept], x=records_of(tokens[mine], amounts[mine]))
+            return
         strangers = np.flatnonzero(good & (tokens < 0))
         account.drop(columns[0].take(strangers[:SHOWN]).to_pylist(), int(amounts[strangers].sum()))
         known = (tokens >= 0) & (amounts > 0)
@@ -364,21 +379,25 @@ class TableSource:
         return x
 
     def _counts(self, account: Account, columns, where: Where, good: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(token or -1 if out of the vocabulary, amount) of every row; clears `good` for bad rows."""
+        """(token or -1 if out of the vocabulary, or word; amount) of every row; clears `good` for bad rows."""
         import pyarrow as pa
         import pyarrow.compute as compute
 
         missing = columns[0].is_null().to_numpy(zero_copy_only=False) & good
         account.reject_all(np.flatnonzero(missing), where, lambda row: "the token is missing")
         good[missing] = False
-        if self.vocabulary is None:
+        if self.kind == "words":
+            coded = columns[0].fill_null("").dictionary_encode()
+            tokens = as_words(coded.dictionary.to_pylist())[coded.indices.to_numpy(zero_copy_only=False)]
+        elif self.vocabulary is None:
             tokens = columns[0].fill_null(0).to_numpy(zero_copy_only=False)
             rows = np.flatnonzero(((tokens < 0) | (tokens >= self.features)) & good)
             account.reject_all(rows, where, lambda row: f"unknown feature id {tokens[row]}")
             good[rows] = False
         else:
             found = compute.index_in(columns[0], value_set=pa.array(self.vocabulary, pa.string()))
-            tokens = found.fill_null(-1).to_numpy(zero_copy_only=False)
+            other = len(self.vocabulary) - 1 if self.vocabulary[-1] == OTHER else -1
+            tokens = found.fill_null(other).to_numpy(zero_copy_only=False)
         if self.count is None:
             return tokens, np.ones(len(good), np.int64)
         values = columns[1].fill_null(np.nan).to_numpy(zero_copy_only=False)

@@ -1,4 +1,6 @@
-"""Text as a source: one file, or one sub-folder, is one client; its tokens are counted against a vocabulary."""
+"""Text as a source: one file, or one sub-folder, is one client; its tokens are counted against a vocabulary, or kept as
+words.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +19,7 @@ from fedcore.errors import IngestError
 from fedcore.population.blocks import Kind
 from fedcore.population.ingest.batches import Account, Batch, refuse_odd
 from fedcore.population.ingest.documents import second_half
+from fedcore.population.words import OTHER, WORD, as_word, records_of
 
 Tokeniser = Literal["words", "identifiers"]
 WORDS = re.compile(r"[a-z]+(?:'[a-z]+)*")  # of lower-cased text; apostrophes only between letters
@@ -116,26 +119,30 @@ def _opened(file: Path) -> Iterator[TextIO]:
 
 @dataclass
 class _Collector:
-    """Counts on their way into a batch."""
+    """Counts on their way into a batch. words: tokens are words, not places in a vocabulary."""
 
     heldout: bool
+    words: bool = False
     ids: dict[str, int] = field(default_factory=dict)
     codes: list[int] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
+    tokens: list[int | bytes] = field(default_factory=list)
     amounts: list[int] = field(default_factory=list)
 
     def client(self, name: str) -> int:
         return self.ids.setdefault(name, len(self.ids))
 
-    def add(self, name: str, token: int, amount: int) -> None:
+    def add(self, name: str, token: int | bytes, amount: int) -> None:
         self.codes.append(self.client(name))
         self.tokens.append(token)
         self.amounts.append(amount)
 
     def batch(self) -> Batch:
         """What was collected; starts anew."""
-        codes, tokens = np.array(self.codes, np.int64), np.array(self.tokens, np.int32)
-        made = Batch(self.heldout, list(self.ids), codes, tokens, np.array(self.amounts, np.int64))
+        ids, codes, amounts = list(self.ids), np.array(self.codes, np.int64), np.array(self.amounts, np.int64)
+        if self.words:
+            made = Batch(self.heldout, ids, codes, x=records_of(np.array(self.tokens, WORD), amounts))
+        else:
+            made = Batch(self.heldout, ids, codes, np.array(self.tokens, np.int32), amounts)
         for collected in (self.ids, self.codes, self.tokens, self.amounts):
             collected.clear()
         return made
@@ -146,24 +153,24 @@ class TextSource:
     """A folder of text files.
 
     client: "file" (id = relative path) or "folder" (id = name of the first sub-folder)
+    vocabulary: None keeps the words; one that ends with `words.OTHER` counts all others there
     heldout: a folder with the same clients' held-out text, or None
     documents: deal to the client's two halves each "file" of a folder, whose id is its path in there, or each "section"
         of a file, whose id is its text: it stays in its half wherever it stands. None: deal nothing
     """
 
     folder: Path
-    vocabulary: tuple[str, ...]
+    vocabulary: tuple[str, ...] | None
     tokeniser: Tokeniser = "words"
     client: str = "file"
     heldout: Path | None = None
     documents: str | None = None
     progress: Callable[[int, int], None] | None = None
 
-    kind: Kind = "counts"
     dtype: None = None
     keyed: bool = True
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.tokeniser not in ("words", "identifiers"):
             raise IngestError(f"There is no tokeniser {self.tokeniser!r}.", "Use 'words' or 'identifiers'.")
         if self.client not in ("file", "folder"):
@@ -184,27 +191,33 @@ class TextSource:
             raise IngestError(f"The folder {self.folder} holds no file.", "Name a folder of text files.")
 
     @property
+    def kind(self) -> Kind:
+        return "words" if self.vocabulary is None else "counts"
+
+    @property
     def features(self) -> int:
-        return len(self.vocabulary)
+        return 1 if self.vocabulary is None else len(self.vocabulary)
 
     @property
     def names(self) -> tuple[str, ...]:
         return (self.folder.resolve().name,)
 
     def batches(self, account: Account) -> Iterator[Batch]:
-        index = {token: number for number, token in enumerate(self.vocabulary)}
+        index = {token: number for number, token in enumerate(self.vocabulary or ())}
+        other = index.get(OTHER)
         parts = [(False, self.folder)] + ([(True, self.heldout)] if self.heldout is not None else [])
         files = [(heldout, folder, file) for heldout, folder in parts for file in text_files(folder)]
-        halves = [_Collector(False)]
+        words = self.vocabulary is None
+        halves = [_Collector(False, words)]
         if self.heldout is not None or self.documents is not None:
-            halves.append(_Collector(True))
+            halves.append(_Collector(True, words))
         for number, (heldout, folder, file) in enumerate(files):
             name = self._client_of(file.relative_to(folder))
             for second, text in self._parts(name, heldout, folder, file):
                 collected = halves[second]
                 collected.client(name)
                 for token, amount in count_tokens(text, self.tokeniser).items():
-                    feature = index.get(token)
+                    feature = as_word(token) if words else index.get(token, other)
                     if feature is None:
                         account.drop((token,), amount)
                     else:

@@ -22,6 +22,7 @@ from fedcore.population.blocks import Kind
 from fedcore.population.checks import LARGEST_COUNT, Rows
 from fedcore.population.ingest.batches import Batch
 from fedcore.population.periods import Calendar
+from fedcore.population.words import RECORD, checked_words
 from fedcore.population.writer import PopulationWriter
 
 FAN_OUT = 64
@@ -58,7 +59,7 @@ def key_range(calendar: Calendar) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What a record is. dtype: of dense rows; None for counts."""
+    """What a record is. dtype: of dense rows; else None."""
 
     kind: Kind
     features: int
@@ -68,6 +69,8 @@ class Layout:
     def record(self) -> np.dtype:
         if self.kind == "counts":
             return np.dtype([*KEY, ("token", "<i4"), ("amount", "<i8")])
+        if self.kind == "words":
+            return np.dtype([*KEY, ("x", RECORD)])
         return np.dtype([*KEY, ("x", self.dtype, (self.features,))])
 
 
@@ -176,7 +179,7 @@ class Spill:
         self._hold("heldout" if heldout else "train", record)
 
     def add_rows(self, heldout: bool, keys: np.ndarray, x: np.ndarray) -> None:
-        """keys (n, 2), x (n, D): one dense row each."""
+        """keys (n, 2), x (n, D) or (n,) records of words: one dense row, or one word, each."""
         record = np.empty(len(x), self.layout.record)
         record["k1"], record["k2"], record["x"] = keys[:, 0], keys[:, 1], x
         self._hold("heldout" if heldout else "train", record)
@@ -274,6 +277,9 @@ class Spill:
         files = {log: bucket.file(log) if bucket.file(log).exists() else None for log in ("train", "heldout")}
         if self.layout.kind == "rows":
             return LargeClient(int(first["k1"]), name, bucket.file("train"), files["heldout"], self.layout, step)
+        if self.layout.kind == "words":
+            parts = [self._words_of(file, step) for file in files.values()]
+            return Clients(np.array([first["k1"]]), [name], parts[0], parts[1] if self.heldout else None)
         sums = []
         for file in files.values():
             total, exact = np.zeros(self.layout.features, np.int64), 0
@@ -284,6 +290,14 @@ class Spill:
                 np.add.at(total, records["token"], records["amount"])
             sums.append(sp.csr_matrix(total))
         return Clients(np.array([first["k1"]]), [name], sums[0], sums[1] if self.heldout else None)
+
+    def _words_of(self, file: Path | None, step: int) -> Rows:
+        """The words of one client, added up piece by piece: only the distinct ones must fit."""
+        held = checked_words((np.zeros(2, np.int64), np.empty(0, RECORD)), 1)
+        for records in _pieces(file, self.layout.record, step) if file else ():
+            both = np.concatenate([held[1], records["x"]])
+            held = checked_words((np.array([0, len(both)]), both), 1)
+        return held
 
     def _sorted(self, train: np.ndarray, heldout: np.ndarray, ids: np.ndarray, text: np.ndarray) -> Clients:
         starts = np.concatenate([[0], np.cumsum(ids["length"])])
@@ -307,7 +321,7 @@ class Spill:
             place = {pair: i for i, pair in enumerate(zip(k1.tolist(), k2.tolist(), strict=True))}
             pairs = zip(records["k1"].tolist(), records["k2"].tolist(), strict=True)
             position = np.array([place[pair] for pair in pairs], np.int64)
-        if self.layout.kind == "rows":
+        if self.layout.kind != "counts":
             order = np.argsort(position, kind="stable")
             ptr = np.concatenate([[0], np.cumsum(np.bincount(position, minlength=clients))])
             return ptr, records["x"][order]

@@ -1,0 +1,123 @@
+"""Encoding a population of words with a vocabulary: the same clients, as counts of the vocabulary's words and one cell
+for all others, in a place of their own.
+
+The encoded population is the next version of the same one: it has its id, ledger, cohorts, declared sizes and forgotten
+clients, and knows the versions before by their checksums. So whatever was released of the words, and whatever runs
+release of the counts, is charged to one account. Ingesting the source again could not do that: nothing would tell that
+the people are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from fedcore.errors import PopulationError, WrongKind
+from fedcore.population import copying, suppression
+from fedcore.population.cohorts import Order
+from fedcore.population.manifest import Manifest, Provenance
+from fedcore.population.sizing import explicit_clients_per_block
+from fedcore.population.store import Population
+from fedcore.population.versions import needs
+from fedcore.population.words import OTHER, WordsBlock, as_words
+from fedcore.population.writer import PopulationWriter
+
+RANGE_CLIENTS = 1024  # that are encoded at a time
+
+
+class _Encoding(PopulationWriter):
+    """Writes the clients of a population of words to another place, as that population's next version."""
+
+    def __init__(self, path: str | Path, source: Population, tokens: Sequence[str]):
+        made = source.manifest
+        super().__init__(
+            path,
+            "counts",
+            len(tokens),
+            clients_per_leaf=made.clients_per_leaf,
+            clients_per_block=explicit_clients_per_block(made.clients_per_leaf, made.clients_per_block),
+            vocabulary=tokens,
+            nominal_clients=made.nominal_clients,
+            public_for_evaluation=made.public_reason if made.public_for_evaluation else None,
+            ledger=None if made.ledger is None else made.ledger.model_dump(),
+        )
+        self.source = source
+        self.version = made.version + 1
+
+    def _new_id(self) -> str:
+        return self.source.id
+
+    def _holes(self, clients: int) -> np.ndarray | None:
+        return self.source.are_holes(self.clients, clients) if self.source.holes else None
+
+    def _membership(self, newcomers: Order | None) -> dict[str, Any]:
+        old = self.source.manifest
+        same = {name: getattr(old, name) for name in ("cohorts", "order", "period", "suppression")}
+        removed = tuple(sorted(self.source.checksums().items()))
+        return {**self.public, **same, "needs": needs(old.cohorts, old.order), "removed": removed}
+
+    def _store_manifest(self, made: Manifest) -> None:
+        if made.suppression is not None:
+            suppression.copy(self.source.path, self.path, made.suppression)
+        copying.copy_witness(self.source, self.path)
+        super()._store_manifest(made)
+
+
+def encode(
+    source: Population, dest: str | Path, vocabulary: Sequence[str], progress: Callable[[int, int], None] | None = None
+) -> Population:
+    """Makes a population of counts at `dest` of one of words. vocabulary: words, in the order of the features; all
+    other words of a client are counted in one more feature, the last, `<other>`.
+
+    Held-out words are encoded likewise. Holds a block at a time. progress: called with (blocks done, blocks). Raises
+    WrongKind unless the population holds words; PopulationError for a vocabulary with a word twice, or one that no
+    client can hold, and for a place that is not empty; ChunkError.
+    """
+    if source.kind != "words":
+        raise WrongKind(
+            f"The population {source.path} holds {source.kind} already, and only words are encoded.",
+            "Name a population that was ingested with --kind words.",
+        )
+    words = [word for word in vocabulary if word != OTHER]
+    held = as_words(words)
+    if not words or len(set(words)) < len(vocabulary) - (OTHER in vocabulary):
+        raise PopulationError("The vocabulary is empty, or holds a word twice.", "Write every word once, one a line.")
+    if (held == b"").any():
+        raise PopulationError(
+            f"The vocabulary holds {words[int((held == b'').argmax())]!r}, and words have 1 to 64 bytes on one line.",
+            "Leave it out.",
+        )
+    order = np.argsort(held)
+    with _Encoding(dest, source, [*words, OTHER]) as writer:
+        for index, entry in enumerate(source.blocks):
+            ids = source.client_ids(index)
+            train = source.words(index)
+            other = source.words(index, heldout=True) if entry.heldout is not None else None
+            for start in range(0, entry.clients, RANGE_CLIENTS):
+                stop = min(start + RANGE_CLIENTS, entry.clients)
+                parts = [
+                    None if block is None else _counts(block, start, stop, held, order) for block in (train, other)
+                ]
+                assert parts[0] is not None
+                writer.write(ids[start:stop].tolist(), parts[0], parts[1])
+            if progress is not None:
+                progress(index + 1, len(source.blocks))
+        made = source.manifest.provenance
+        return writer.commit(Provenance(sources=made.sources, options={**made.options, "encoded": len(words)}))
+
+
+def _counts(block: WordsBlock, start: int, stop: int, held: np.ndarray, order: np.ndarray) -> sp.csr_matrix:
+    """(clients, words + 1) int64. held: the vocabulary; order: that sorts it."""
+    place = np.minimum(np.searchsorted(held, block.words, sorter=order), len(held) - 1)
+    feature = np.where(held[order[place]] == block.words, order[place], len(held)) if len(block.words) else place
+    low, high = block.indptr[start], block.indptr[stop]
+    shape = (stop - start, len(held) + 1)
+    matrix = sp.csr_matrix(
+        (block.counts[low:high], feature[block.indices[low:high]], block.indptr[start : stop + 1] - low), shape=shape
+    )
+    matrix.sum_duplicates()
+    return matrix
