@@ -7,6 +7,7 @@ by leaf; everything above the leaves is done here.
     FloatSum     float64 sums over a fixed binary tree of leaves: same bits for every partition into blocks
     IntegerSum   exact int64 sums: any order gives the same bits (private releases use only this one)
     KeyedIntegerSum   exact int64 sums, one for each key
+    WordSums     exact int64 sums, one for each of very many words
     Stack        one row for each client, in client order
     ArgMax       the client with the largest score; ties go to the lowest client index
 """
@@ -141,6 +142,53 @@ class KeyedIntegerSum:
 
 
 @dataclass(slots=True)
+class WordSums:
+    """Exact int64 sums, one for each word; a word that a group lacks counts as zero.
+
+    words, totals: parts of the sum, each with words (W,) as fixed-size bytes, sorted and distinct, and their sums (W,)
+    int64. Parts are added to others of about their size, so that a word is copied a few times only, however many
+    groups there are. 80 bytes for each word, and three times that while two parts are added.
+    """
+
+    words: list[np.ndarray]
+    totals: list[np.ndarray]
+
+    @classmethod
+    def of(cls, words: np.ndarray, totals: np.ndarray) -> WordSums:
+        if totals.dtype != np.int64:
+            raise TypeError(f"an exact sum needs int64, not {totals.dtype}")
+        return cls([words], [totals])
+
+    def merge(self, other: WordSums) -> WordSums:
+        parts = sorted(zip([*self.words, *other.words], [*self.totals, *other.totals], strict=True), key=_size)
+        parts.reverse()  # the largest first
+        while len(parts) > 1 and 2 * len(parts[-1][0]) >= len(parts[-2][0]):
+            parts[-2:] = [_added(parts[-2], parts[-1])]
+        return WordSums([words for words, _ in parts], [totals for _, totals in parts])
+
+    def value(self) -> tuple[np.ndarray, np.ndarray]:
+        """(words (W,), sorted; totals (W,))."""
+        parts = list(zip(self.words, self.totals, strict=True))
+        while len(parts) > 1:
+            parts[-2:] = [_added(parts[-2], parts[-1])]
+        return parts[0]
+
+
+def _size(part: tuple[np.ndarray, np.ndarray]) -> int:
+    return len(part[0])
+
+
+def _added(left: tuple[np.ndarray, np.ndarray], right: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    words, which = np.unique(np.concatenate([left[0], right[0]]), return_inverse=True)
+    totals = np.zeros(len(words), np.int64)
+    for place, addend in ((which[: len(left[0])], left[1]), (which[len(left[0]) :], right[1])):
+        totals[place] += addend  # a word is in a part once
+    if len(totals) and max(-int(totals.min()), int(totals.max())) >= INT64_SAFE:
+        raise OverflowError("an exact integer sum left the safe range of int64")
+    return words, totals
+
+
+@dataclass(slots=True)
 class Stack:
     """Rows kept by client: parts maps the index of a part's first client to its rows (clients, ...)."""
 
@@ -190,7 +238,8 @@ def size_of(statistics: Statistics | None) -> int:
     for statistic in (statistics or {}).values():
         for slot in type(statistic).__slots__:  # type: ignore[attr-defined]  # all kinds above have slots
             held = getattr(statistic, slot)
-            total += sum(np.asarray(array).nbytes for array in (held.values() if isinstance(held, dict) else [held]))
+            several = held.values() if isinstance(held, dict) else held if isinstance(held, list) else [held]
+            total += sum(np.asarray(array).nbytes for array in several)
     return total
 
 
