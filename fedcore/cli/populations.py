@@ -206,6 +206,82 @@ def population_copy(
     say(asdict(copied), as_json)
 
 
+@population_app.command("vocabulary")
+def population_vocabulary(
+    population: PopulationArgument,
+    private: Annotated[
+        bool, typer.Option("--private", help="Make a release; without it, say what one would cost and what is there.")
+    ] = False,
+    epsilon: Annotated[
+        float | None, typer.Option(help="What the release may spend of the budget; default: 0.3 of the rho left.")
+    ] = None,
+    delta: Annotated[
+        float | None,
+        typer.Option(help="What it may spend of the budget's delta for thresholding steps; default: all of it."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="File for all words released so far, one a line.")] = None,
+    test_noise: Annotated[
+        str | None,
+        typer.Option(help="Key of pseudo-random noise, for tests with a test ledger; the release is not private."),
+    ] = None,
+    ledger: Ledger = None,
+    as_json: Json = False,
+) -> None:
+    """A vocabulary from the clients' own words, released privately once, before any run: those that so many clients
+    use that no single one shows. `fedcore population encode` makes a population of counts with it.
+    """
+    from fedcore.storage.files import write_whole
+    from fedcore.training import vocabulary
+    from fedcore.training.budget import ledger_of
+
+    store = open_population(population)
+    found = ledger_of(store, ledger, to_show=not private)
+    shown: dict = {"population": str(population)}
+    if private:
+        made = vocabulary.release_vocabulary(store, found, epsilon=epsilon, delta=delta, test_noise=test_noise)
+        words = made.words
+        shown |= {"run": made.run_id, "words": len(words), "new": made.new, "given_up": made.given_up}
+        shown |= {"statement": made.statement.to_json() if as_json else made.statement.text()}
+    else:
+        planned = vocabulary.plan_vocabulary(store, found.balance(store.id), epsilon, delta)
+        words = vocabulary.as_text(vocabulary.released_words(found, store.id))
+        shown |= {"words": len(words), "rho": planned.rho, "delta": planned.delta}
+        shown |= {"releases": vocabulary.release_rows(planned.releases), "verdict": planned.in_words}
+    if out is not None:
+        write_whole(out, "".join(f"{word}\n" for word in words).encode())
+    if as_json:
+        return say({**shown, "vocabulary": list(words)}, True)
+    releases = shown.pop("releases", None)
+    say(shown, False)
+    if releases:
+        table("Releases", releases)
+
+
+@population_app.command("encode")
+def population_encode(
+    source: Annotated[str, typer.Argument(metavar="WORDS", help="Folder of a population of words.")],
+    dest: Annotated[str, typer.Argument(help="Folder of the population of counts to make.")],
+    vocabulary: Annotated[
+        Path | None, typer.Option(help="Public file with one word a line; default: all that were released privately.")
+    ] = None,
+    ledger: Ledger = None,
+    as_json: Json = False,
+) -> None:
+    """Make counts of words: one column for each word of a vocabulary and a last one for all others. It is the same
+    population, with the same id and budget, so that the vocabulary's release and all runs add up.
+    """
+    from fedcore.population.encoding import encode
+    from fedcore.population.ingest.batches import read_vocabulary
+    from fedcore.training.budget import ledger_of
+    from fedcore.training.vocabulary import vocabulary_to_encode
+
+    store = open_population(source)
+    words = vocabulary_to_encode(store, ledger_of(store, ledger)) if vocabulary is None else read_vocabulary(vocabulary)
+    with bar(f"encode {source}", as_json) as progress:
+        made = encode(store, dest, words, progress)
+    show(made, as_json)
+
+
 @population_app.command("forget")
 def population_forget(
     population: PopulationArgument,

@@ -290,21 +290,24 @@ def plan_within_budget(
             f"({asked}).",
             f"Leave that out, or begin with cohorts: fedcore budget cohorts {population.path}",
         )
-    share = _share_of_all(method, population, balance, budget)
+    share = share_of_all(method.private_settings.epsilon, population, balance, budget)
     return *fit_plan(method, facts, share), None
 
 
-def _share_of_all(method: AnyMethod, population: Population, balance: Balance, budget: Budget) -> float:
-    """The rho of a run where one account is kept for all clients. Raises BudgetExceeded if it is not left."""
+def share_of_all(epsilon: float | None, population: Population, balance: Balance, budget: Budget) -> float:
+    """The rho of a run where one account is kept for all clients. epsilon: that it asks for; None: all that is left.
+
+    Raises BudgetExceeded if it is not left.
+    """
     share = balance.rho_left
-    if method.private_settings.epsilon is not None:
-        share = budget.rho_of(method.private_settings.epsilon)
+    if epsilon is not None:
+        share = budget.rho_of(epsilon)
         if share > balance.rho_left:
             left = epsilon_that_fits(balance)
             raise BudgetExceeded(
                 f"population {population.path.name!r} has rho = {balance.rho_left:.6g} left of "
                 f"{budget.rho_max:.6g} (a run of epsilon = {left:.4g}), and this run asks for epsilon = "
-                f"{method.private_settings.epsilon:g} (rho = {share:.6g}). Nothing was released.",
+                f"{epsilon:g} (rho = {share:.6g}). Nothing was released.",
                 f"Lower epsilon to {left:.4g} or less, or raise the budget." if left > 0 else "Raise the budget.",
             )
     elif share <= CRUMB * budget.rho_max:

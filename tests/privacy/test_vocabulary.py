@@ -99,9 +99,10 @@ NOBODY = np.empty(0, WORD)
 
 # --- the threshold ----------------------------------------------------------------------------------------------------
 
+MORE = [(0.3, 1e-30), (47.0, 1e-30), (47.0, 1e-9), (2.0, 0.01)]
 
-@pytest.mark.parametrize("delta", [1e-30, 1e-9, 0.01])
-@pytest.mark.parametrize("noise", [0.3, 47.0])
+
+@pytest.mark.parametrize("noise, delta", [(0.3, 1e-9), *(pytest.param(n, d, marks=pytest.mark.slow) for n, d in MORE)])
 def test_the_threshold_against_a_direct_computation(noise, delta):
     scale = 2.0**16 * noise
     found, allowed = threshold(scale, delta), mpmath.mpf(delta)

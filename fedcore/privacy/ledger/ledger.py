@@ -287,9 +287,7 @@ class Ledger(Reservations):
                     f"attempt {charge.attempt} at release {name!r} of run {run_id!r} was given up.",
                     "Another process draws it again.",
                 )
-            shape = self._planned_shape(run, round, name)
-            if not isinstance(noised, np.ndarray) or noised.dtype != np.int64 or noised.shape != shape:
-                raise SensitivityError(f"release {name!r} is not an int64 array of shape {shape}.")
+            shape = self._shape(run, round, name, noised)
             which = {"round": round, "name": name, "attempt": charge.attempt}
             data, text = noised.astype("<i8").tobytes(), canonical(list(shape))
             sha256 = hashlib.sha256(text.encode() + data).hexdigest()
@@ -300,7 +298,9 @@ class Ledger(Reservations):
         return noised
 
     def published(self, run_id: str, name: str) -> np.ndarray | None:
-        """The published value, int64 of the planned shape; None if there is none. Needs no lease, costs nothing."""
+        """The published value, int64 of the planned shape, or of a thresholding step with at most so many rows; None if
+        there is none. Needs no lease, costs nothing.
+        """
         with self._transaction(write=False) as connection:
             stored = self._stored(connection, run_id, name)
         return None if stored is None else stored[1]
@@ -312,10 +312,22 @@ class Ledger(Reservations):
             rows = find(connection, tables.records, mine, columns=("payload",), order=tables.records.c.seq, limit=1)
         return decoded_object(rows[0].payload, f"a record of run {run_id!r}") if rows else None
 
-    def _planned_shape(self, run: Row[Any], round: int, name: str) -> tuple[int, ...]:
+    def _shape(self, run: Row[Any], round: int, name: str, noised: np.ndarray) -> tuple[int, ...]:
+        """Of a noised value. Of a thresholding step the plan names the most rows that it may publish: how many pass the
+        threshold is a part of what is published. Raises SensitivityError if it is not as planned.
+        """
         for planned in decoded_list(run.plan, f"the plan of run {run.run_id!r}"):
             if isinstance(planned, dict) and (planned.get("round"), planned.get("name")) == (round, name):
-                return tuple(planned["shape"])
+                shape = tuple(planned["shape"])
+                if not isinstance(noised, np.ndarray) or noised.dtype != np.int64:
+                    found = None
+                elif planned["delta"] and noised.ndim == len(shape) and len(noised) <= shape[0]:
+                    found = (shape[0], *noised.shape[1:])
+                else:
+                    found = noised.shape
+                if found != shape:
+                    raise SensitivityError(f"release {name!r} is not an int64 array of shape {shape}.")
+                return noised.shape
         raise LedgerTampered(f"the plan of run {run.run_id!r} in ledger {self.id} lacks release {name!r}.", RESTORE)
 
     def _stored(self, connection: Connection, run_id: str, name: str) -> tuple[int, np.ndarray] | None:
