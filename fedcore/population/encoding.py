@@ -22,7 +22,6 @@ from fedcore.population.cohorts import Order
 from fedcore.population.manifest import Manifest, Provenance
 from fedcore.population.sizing import explicit_clients_per_block
 from fedcore.population.store import Population
-from fedcore.population.versions import needs
 from fedcore.population.words import OTHER, WordsBlock, as_words
 from fedcore.population.writer import PopulationWriter
 
@@ -43,9 +42,10 @@ class _Encoding(PopulationWriter):
             vocabulary=tokens,
             nominal_clients=made.nominal_clients,
             public_for_evaluation=made.public_reason if made.public_for_evaluation else None,
+            halves=made.halves,
             ledger=None if made.ledger is None else made.ledger.model_dump(),
         )
-        self.source = source
+        self.source, self.nfc = source, made.nfc
         self.version = made.version + 1
 
     def _new_id(self) -> str:
@@ -58,7 +58,7 @@ class _Encoding(PopulationWriter):
         old = self.source.manifest
         same = {name: getattr(old, name) for name in ("cohorts", "order", "period", "suppression")}
         removed = tuple(sorted(self.source.checksums().items()))
-        return {**self.public, **same, "needs": needs(old.cohorts, old.order), "removed": removed}
+        return {**self.public, **same, "removed": removed}
 
     def _store_manifest(self, made: Manifest) -> None:
         if made.suppression is not None:

@@ -22,7 +22,7 @@ import scipy.sparse as sp
 
 from fedcore.errors import PopulationError
 from fedcore.population import cohorts as of_cohorts
-from fedcore.population import layout, versions
+from fedcore.population import identifiers, layout, versions
 from fedcore.population.arrays import STREAM_BYTES
 from fedcore.population.block_writer import BlockWriter
 from fedcore.population.checks import Rows
@@ -92,7 +92,8 @@ def forget(
     if cohorts_to is not None:
         _check_cohorts(population, cohorts_to)
     with _replacing(population, open_runs) as (path, before):
-        chosen, unknown = _chosen(population, set(clients), cohorts_to)
+        wanted = identifiers.spelled(clients, population.manifest.nfc)
+        chosen, unknown = _chosen(population, set(wanted), cohorts_to)
         if not any(mask.any() for mask in chosen.values()):
             return Erased(population, 0, unknown, 0)
         old = population.manifest

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -23,6 +24,18 @@ def as_text(ids: Sequence | np.ndarray, holes: np.ndarray | None = None) -> list
     if not all(there) or any("\0" in text for text in texts):
         raise PopulationError("A client id is empty or contains a NUL character.", "Give every client an id.")
     return texts
+
+
+def spelled(ids: Iterable[str], nfc: bool) -> list[str]:
+    """Ids from outside as a population spells them: what is looked up, written or forgotten goes through here.
+
+    nfc: in Unicode's normal form C, so that one name is one client however it was typed (an accent may be a character
+        of its own or part of a letter); else as they are, which is the rule of populations of before
+    """
+    texts = list(ids)
+    if not nfc or "".join(texts).isascii():
+        return texts
+    return [unicodedata.normalize("NFC", text) for text in texts]
 
 
 def _one(value) -> str:

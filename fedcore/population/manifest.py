@@ -20,9 +20,16 @@ from fedcore.storage.parsing import parse_json
 SCHEMA_VERSION: Final = 2  # that new versions are written in; docs/formats-2.md
 COHORTS: Final = "cohorts"
 HOLES: Final = "holes"
+NFC: Final = "nfc"
 PERIODS: Final = "periods"
 HALVES: Final = "halves"
-KNOWN: Final = (COHORTS, HOLES, PERIODS, HALVES)  # what a manifest may need
+KNOWN: Final = (COHORTS, HOLES, NFC, PERIODS, HALVES)  # what a manifest may need
+OF: Final = {  # fields, and what they go with
+    "cohorts": (COHORTS,),
+    "order": (COHORTS, HOLES),
+    "period": (PERIODS,),
+    "halves": (HALVES,),
+}
 Halves = Literal["document", "entry"]
 StoredDtype = Literal["int32", "int64", "float32", "float64"]
 Sha256 = Field(pattern=r"^[0-9a-f]{64}$")
@@ -129,6 +136,7 @@ class Manifest(_Frozen):
     nominal_clients: the size that the owner declares in public, None if not declared;
     public_for_evaluation: may be evaluated without a budget, and public_reason why.
     needs: features without which the manifest would be misread, of KNOWN. Schema 1 has neither these nor digests.
+        "nfc" has no field: ids are in Unicode's normal form C, and whoever appends must keep them so.
     cohorts, order: who came with which append, where budgets are kept by cohort (`fedcore.population.cohorts`).
     removed: (version, checksum) of versions before that are gone because clients were forgotten.
     period: how clients were dealt to entries of one client and one calendar period, each period a cohort; None: they
@@ -213,6 +221,11 @@ class Manifest(_Frozen):
         return self
 
     @property
+    def nfc(self) -> bool:
+        """How client ids are spelled (`fedcore.population.identifiers.spelled`)."""
+        return NFC in self.needs
+
+    @property
     def has_heldout(self) -> bool:
         return any(block.heldout is not None for block in self.blocks)
 
@@ -282,7 +295,7 @@ def decode(data: bytes, where: str) -> Manifest:
         raise ManifestError(
             f"The manifest {where} needs {unknown[0]}, which this fedcore does not know.", "Use a newer fedcore."
         )
-    early = sorted({"cohorts", "order", "period", "halves"} & content.keys()) if not needs else []
+    early = sorted(name for name, features in OF.items() if name in content and not {*features} & {*(needs or ())})
     if early:
         raise ManifestError(f"The manifest {where} contradicts itself: it has {early[0]} without needing them.", remedy)
     try:

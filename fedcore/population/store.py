@@ -342,6 +342,8 @@ class Population:
                 problems.append(
                     f"Block {index} (slot {entry.slot}): the clients without an id are not those forgotten."
                 )
+            elif not problem and self.manifest.nfc and (strange := _not_normal(ids)):
+                problems.append(f"Block {index} (slot {entry.slot}): the client id {strange!r} is not in normal form.")
             elif not problem and (strange := self._of_another_period(entry, ids)):
                 problems.append(f"Block {index} (slot {entry.slot}): the entry {strange!r} is not of its period.")
             if progress is not None:
@@ -520,6 +522,12 @@ def stored_client_ids(slot: Slot, entry: BlockEntry) -> np.ndarray:
     _check_pointers(ptr, entry.id_bytes, "ids/ptr")
     data = arrays.read(slot, "ids/bytes", (entry.id_bytes,), "uint8")
     return identifiers.decode(data, ptr)
+
+
+def _not_normal(ids: np.ndarray) -> str | None:
+    """The first id that is not as a population spells them in which one name is one client."""
+    texts = ids.tolist()
+    return next((one for one, other in zip(texts, identifiers.spelled(texts, True), strict=True) if one != other), None)
 
 
 def _check_pointers(ptr: np.ndarray, entries: int, name: str) -> None:

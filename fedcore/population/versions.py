@@ -116,7 +116,7 @@ def following(old: Manifest, provenance: Provenance, **changes: Any) -> Manifest
         "provenance": provenance.model_copy(update={"parent": old.version}),
         **changes,
     }
-    return manifests.build(**{**made, "needs": needs(made["cohorts"], made["order"], made["halves"])})
+    return manifests.build(**{**made, "needs": needs(made["cohorts"], made["order"], made["halves"], old.nfc)})
 
 
 def opening(old: Manifest, declared: int | None, newcomers: Order = ()) -> dict[str, Any]:
@@ -155,11 +155,12 @@ def new_secret() -> str:
     return secrets.token_hex(32)
 
 
-def needs(known: tuple[Cohort, ...], order: Order, halves: Halves | None) -> tuple[str, ...]:
-    """What a reader must know to read a manifest with these."""
+def needs(known: tuple[Cohort, ...], order: Order, halves: Halves | None, nfc: bool) -> tuple[str, ...]:
+    """What a reader must know to read a manifest with these. nfc: how its ids are spelled"""
     features = (
         (manifests.COHORTS, known),
         (manifests.HOLES, holes_of(order)),
+        (manifests.NFC, nfc),
         (manifests.PERIODS, known and known[0].period is not None),
         (manifests.HALVES, halves),
     )

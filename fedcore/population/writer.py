@@ -97,6 +97,7 @@ class PopulationWriter:
         self.path, self.kind, self.features, self.parent = layout.writable(path), kind, int(features), parent
         self.dtype = dtype if kind == "rows" else None
         self.clients_per_leaf = int(clients_per_leaf)
+        self.nfc = parent is None or parent.manifest.nfc  # how ids are spelled
         self.limit = block_limit(self.clients_per_leaf, clients_per_block, block_bytes)
         self.stream_bytes = stream_bytes
         self.tokens = None if vocabulary is None else checked_vocabulary(vocabulary, self.features)
@@ -191,7 +192,8 @@ class PopulationWriter:
     ) -> None:
         """Adds whole clients, in this order.
 
-        client_ids: C ids, text or whole numbers, unique in the population; empty where the parent has forgotten clients
+        client_ids: C ids, text or whole numbers, unique in the population once they are spelled as it does; empty
+            where the parent has forgotten clients
         matrix: kind counts: (C, features) sparse matrix of whole numbers >= 0
                 kind rows:   (ptr (C + 1,), x (N, features)), NaN = missing
                 kind words:  (ptr (C + 1,), records (N,) of `fedcore.population.words.RECORD`)
@@ -200,7 +202,7 @@ class PopulationWriter:
         Raises PopulationError if ids, shapes or values are unusable; nothing of this call is then added.
         """
         self._ready()
-        texts = identifiers.as_text(client_ids, self._holes(len(client_ids)))
+        texts = identifiers.spelled(identifiers.as_text(client_ids, self._holes(len(client_ids))), self.nfc)
         if not texts:
             return
         train = self._checked(matrix, len(texts))
@@ -223,7 +225,7 @@ class PopulationWriter:
         self._ready()
         if self.kind != "rows":
             raise PopulationError("Only dense rows are written in tiles.", "Write counts with `write`.")
-        texts = identifiers.as_text([client_id])
+        texts = identifiers.spelled(identifiers.as_text([client_id]), self.nfc)
         self._deal(texts)
         self._hashes.append(identifiers.hashes(texts))
         with self._writing():
@@ -273,7 +275,7 @@ class PopulationWriter:
         provenance = provenance.model_copy(update={"parent": None if old is None else old.version})
         fields = self._membership(newcomers)
         made = manifests.build(
-            needs=versions.needs(fields.get("cohorts", ()), fields.get("order", ()), fields["halves"]),
+            needs=versions.needs(fields.get("cohorts", ()), fields.get("order", ()), fields["halves"], self.nfc),
             population_id=self._new_id() if old is None else old.population_id,
             secret=versions.new_secret(),
             version=self.version,

@@ -249,7 +249,7 @@ def test_a_document_that_spans_two_periods_lies_in_one_half(tmp_path):
     file = write_csv(tmp_path / "b.csv", header, rows[200:])
     population = ingest(file, tmp_path / "p", append=True, documents="post")
     assert both(population) == dealt(rows, lambda client, when: f"{when[:7]}/{client}")
-    assert population.manifest.needs == ("cohorts", "periods", "halves") and population.verify().ok
+    assert population.manifest.needs == ("cohorts", "nfc", "periods", "halves") and population.verify().ok
     later = open_cohort(population, through="2026-04")
     assert later.manifest.halves == "document"
 
@@ -391,7 +391,7 @@ def test_what_is_said_of_two_matrices(tmp_path):
 def test_manifests_of_before_have_no_halves_and_others_need_them(tmp_path):
     file = write_csv(tmp_path / "a.csv", HEADER, [("ann", "1", 1)])
     plain = ingest(file, tmp_path / "plain", features=5, heldout=file).manifest
-    assert plain.halves is None and plain.needs == () and b'"halves"' not in manifests.encode(plain)
+    assert plain.halves is None and plain.needs == ("nfc",) and b'"halves"' not in manifests.encode(plain)
     by_document = made(tmp_path / "p", [("ann", "1", 1)]).manifest
     assert manifests.decode(manifests.encode(by_document), "here") == by_document
     for needs, halves in (((), "document"), (("halves",), None)):
@@ -416,3 +416,11 @@ def test_a_reader_that_does_not_know_halves_says_so(tmp_path, monkeypatch):
 def test_ids_are_those_of_clients(tmp_path):
     population = made(tmp_path, some_rows(50))
     assert len(ids_of(population)) == len(set(ids_of(population))) == len({row[0] for row in some_rows(50)})
+
+
+def test_a_document_lies_in_one_half_however_its_client_is_spelled():
+    composed, apart = "Zo\u00eb", "Zoe\u0308"
+    documents = [f"caf\u00e9 {number}" for number in range(40)]
+    first = second_half((composed, document) for document in documents)
+    again = second_half((apart, document.replace("\u00e9", "e\u0301")) for document in documents)
+    assert first.any() and not first.all() and np.array_equal(first, again)

@@ -261,7 +261,7 @@ def test_entries_are_sorted_by_period_and_every_period_is_a_cohort(tmp_path):
     rows = some_entries()
     population = checked(made(tmp_path, rows, nominal_clients=100), rows)
     manifest = population.manifest
-    assert manifest.needs == ("cohorts", "periods") and manifest.version == 1
+    assert manifest.needs == ("cohorts", "nfc", "periods") and manifest.version == 1
     assert [(one.number, one.period, one.nominal) for one in manifest.cohorts] == [
         (number, f"2026-0{number}", 100) for number in range(1, 7)
     ]
@@ -486,13 +486,13 @@ def test_manifests_that_contradict_themselves(tmp_path):
     manifest = made(tmp_path, [("a", "2026-01-05", 1)], through="2026-02").manifest
     cohorts = manifest.cohorts
     others = {
-        "periods go with the need": {"needs": ("cohorts",)},
+        "periods go with the need": {"needs": ("cohorts", "nfc")},
         "do not follow each other": {"cohorts": (cohorts[0].model_copy(update={"period": "2026-02"}), *cohorts[1:])},
         "has no calendar period": {"cohorts": (cohorts[0].model_copy(update={"period": None}), *cohorts[1:])},
         "the calendar of the cohorts is none": {
             "cohorts": (cohorts[0].model_copy(update={"period": "x"}), *cohorts[1:])
         },
-        "the population has none": {"period": None, "needs": ("cohorts",)},
+        "the population has none": {"period": None, "needs": ("cohorts", "nfc")},
     }
     for why, change in others.items():
         with pytest.raises(ManifestError, match=why):
@@ -523,7 +523,11 @@ def test_a_client_is_forgotten_with_all_entries_and_comes_back_to_the_same_accou
     assert {one: data for one, data in counts_of(gone.population).items() if one} == expected(left)
     assert gone.population.verify().problems == ()
     packed = compact(gone.population).population
-    assert packed.manifest.period == population.manifest.period and packed.manifest.needs == ("cohorts", "periods")
+    assert packed.manifest.period == population.manifest.period and packed.manifest.needs == (
+        "cohorts",
+        "nfc",
+        "periods",
+    )
     checked(packed, left)
     back = more(packed, [row for row in rows if row[0] == "u/3"])
     checked(back, [row for row in rows if row[0] != "u/4"])

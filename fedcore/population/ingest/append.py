@@ -16,6 +16,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from fedcore.errors import IngestError
+from fedcore.population import identifiers
 from fedcore.population.checks import Rows, rows_of
 from fedcore.population.cohorts import Order
 from fedcore.population.ingest.batches import Account, MatrixBatch, Source, keyed_batches, matrix_batches
@@ -139,7 +140,7 @@ def _index_keyed(
 ) -> None:
     """Sorts the source by client id, finds the known clients, and spills all by client index."""
     by_id = Spill(folder / "id", spill.layout, memory // SPILL_SHARE)
-    for batch in keyed_batches(source, account):
+    for batch in keyed_batches(source, account, parent.manifest.nfc):
         spill_batch(by_id, batch)
     account.settle()
     known = KnownClients(parent, folder / "known", memory // SPILL_SHARE)
@@ -154,7 +155,7 @@ def _index_keyed(
 def _index_matrix(spill: Spill, parent: Population, source: Source, account: Account, newcomers: Newcomers) -> None:
     """A matrix without ids: every row is a new client. Its ids ("file:row") must not be known."""
     known: set[str] = set()
-    files = {f"{name}:" for name in source.names}
+    files = {f"{name}:" for name in identifiers.spelled(source.names, parent.manifest.nfc)}
     for number in range(len(parent.blocks)):
         for one in parent.client_ids(number).tolist():
             name, _, row = one.rpartition(":")
@@ -165,7 +166,7 @@ def _index_matrix(spill: Spill, parent: Population, source: Source, account: Acc
             f"Rows of {', '.join(sorted(known))} are in {parent.path} already.",
             "To add rows to known clients give client ids; if they are other clients, rename the file.",
         )
-    for batch in matrix_batches(source, account):
+    for batch in matrix_batches(source, account, parent.manifest.nfc):
         _spill_by_index(spill, newcomers.index(batch.ids), batch)
     account.settle()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -12,6 +12,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from fedcore.errors import IngestError
+from fedcore.population import identifiers
 from fedcore.population.blocks import Kind
 from fedcore.population.checks import LARGEST_COUNT
 from fedcore.storage.files import impossible, not_regular, shortened
@@ -141,16 +142,17 @@ class Source(Protocol):
         """What the source holds, in its order; bad rows go to the account. Raises IngestError."""
 
 
-def keyed_batches(source: Source, account: Account) -> Iterator[Batch]:
-    """The batches of a keyed source."""
+def keyed_batches(source: Source, account: Account, nfc: bool) -> Iterator[Batch]:
+    """The batches of a keyed source. nfc: how the population spells ids, of which several may then be equal."""
     for batch in cast(Iterator[Batch], source.batches(account)):
         account.known += 0 if batch.tokens is None else len(batch.tokens)
-        yield batch
+        yield replace(batch, ids=identifiers.spelled(batch.ids, nfc))
 
 
-def matrix_batches(source: Source, account: Account) -> Iterator[MatrixBatch]:
-    """The batches of a source that is not keyed."""
-    return cast(Iterator[MatrixBatch], source.batches(account))
+def matrix_batches(source: Source, account: Account, nfc: bool) -> Iterator[MatrixBatch]:
+    """The batches of a source that is not keyed. nfc: how the population spells ids"""
+    for batch in cast(Iterator[MatrixBatch], source.batches(account)):
+        yield replace(batch, ids=identifiers.spelled(batch.ids, nfc))
 
 
 def unique_ids(ids: Iterable[str]) -> tuple[list[str], np.ndarray]:

@@ -22,6 +22,7 @@ from typing import get_args
 import numpy as np
 
 from fedcore.errors import IngestError
+from fedcore.population import identifiers
 from fedcore.population.ingest.csv_blocks import MISSING
 from fedcore.population.manifest import Halves
 from fedcore.population.store import Population
@@ -31,8 +32,11 @@ LENGTH = 8  # bytes that say how long the id of the client is
 
 
 def second_half(pairs: Iterable[tuple[str, str]]) -> np.ndarray:
-    """(n,) bool: which documents belong to the second half. pairs: the client's id and the document's, of each."""
-    return np.fromiter((_bit(client.encode(), document.encode()) for client, document in pairs), bool)
+    """(n,) bool: which documents belong to the second half. pairs: the client's id and the document's, of each, however
+    they are spelled (`fedcore.population.identifiers.spelled`).
+    """
+    spelled = (identifiers.spelled(pair, nfc=True) for pair in pairs)
+    return np.fromiter((_bit(client.encode(), document.encode()) for client, document in spelled), bool)
 
 
 def _bit(client: bytes, document: bytes) -> bool:

@@ -203,10 +203,10 @@ def ingest(
         if parent is not None:
             newcomers = appending.append(writer, parent, opened, account, folder, memory, dealt.calendar)
         elif opened.keyed:
-            for clients in sorted_clients(opened, account, folder, memory // SPILL_SHARE, dealt.calendar):
+            for clients in sorted_clients(opened, account, folder, memory // SPILL_SHARE, dealt.calendar, writer.nfc):
                 write_clients(writer, clients)
         else:
-            for batch in matrix_batches(opened, account):
+            for batch in matrix_batches(opened, account, writer.nfc):
                 writer.write(batch.ids, batch.train, batch.heldout)
             account.settle()
         if writer.clients == 0:
@@ -241,15 +241,15 @@ def _spill_folder(path: Path) -> Iterator[Path]:
 
 
 def sorted_clients(
-    source: Source, account: Account, folder: Path, memory: int, calendar: Calendar | None = None
+    source: Source, account: Account, folder: Path, memory: int, calendar: Calendar | None = None, nfc: bool = True
 ) -> Iterator[Clients | LargeClient]:
     """All clients of a keyed source, in the order of the hash of their ids; entries of a calendar by period first.
-    Settles the account before the first.
+    Settles the account before the first. nfc: how ids are spelled
     """
     low, high = (0, LAST_KEY) if calendar is None else key_range(calendar)
     spill = Spill(folder, Layout(source.kind, source.features, source.dtype), memory, low, high)
     keyed = keys_of if calendar is None else keys_by_period(calendar)
-    for batch in keyed_batches(source, account):
+    for batch in keyed_batches(source, account, nfc):
         spill_batch(spill, batch, keyed)
     account.settle()
     yield from spill.clients()
