@@ -173,7 +173,7 @@ class Showcase:
             population = self.session.population
             name = f"{population.path.name}-{population.id[:8]}"
             create_table_artifact(
-                table=budget_rows(balance),
+                table=budget_rows(balance, population.manifest),
                 key=key("budget", name),
                 description=f"Privacy budget of population {population.path.name}",
             )

@@ -213,11 +213,12 @@ def test_a_budget_per_client_and_month(tmp_path, monkeypatch):
     assert fedcore("budget", "plan", "p", "--horizon", "auto").code == 2
     works("train", "histograms", "p", "--local", *settings, "--cohorts", "3-4", "--run-id", "april")
     statement = json.loads((tmp_path / "runs" / "april" / "statement.json").read_text())
-    assert "per client and month" in statement["text"] and "This run used months 3-4; others" in statement["text"]
+    assert "per client and month" in statement["text"] and statement["periods"]["first"] == "2025-01"
+    assert "This run used months 2025-03 to 2025-04; others" in statement["text"]
     assert "A client active for 12 months: at most epsilon = " in statement["text"]
     text = works("budget", "show", "p").out
     assert "A client with data in several periods loses at most" in text and "every month, by the runs so far" in text
-    assert "12 months" in text and "24 months" in text
+    assert "12 months" in text and "24 months" in text and "2025-03 to 2025-04" in text
     assert works("verify", "runs/april").code == 0
     page = population_page("p", "runs")
     assert "Each month of a client is promised epsilon = 4" in page and "A run reads at most 2 of them" in page

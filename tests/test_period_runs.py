@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from fedcore.errors import ConfigError, PrivacyError, Waiting
 from fedcore.methods.registry import make_method
+from fedcore.operations.population_page import population_page
 from fedcore.population.ingest.ingest import ingest
 from fedcore.population.store import Population
 from fedcore.privacy.ledger.ledger import create_ledger
@@ -22,6 +23,7 @@ from fedcore.storage.ranges import ranges_of
 from fedcore.training.budget import plan_within_budget, public_facts, set_budget
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import resume, start_run
+from tests.command import works
 from tests.growing import NOISE, price_of, ranges_of_run, to_end
 from tests.population.contents import ids_of, write_csv
 from tests.toy import GRID
@@ -42,18 +44,31 @@ def entries(client: str, tokens: dict[int, int], rows: int = 4):
 
 
 class Calendar:
-    """A population of entries with its ledger of test noise; each month some clients have rows in it."""
+    """A population of entries with its ledger of test noise; each month some clients have rows in it. url: of the
+    ledger; people: whether it is one for people, with real noise; stored: options of ingest
+    """
 
-    def __init__(self, folder, window: int = 3, months: int = 1, unit: str = "client_period", period: bool = True):
-        self.folder, self.months, self.files = folder, months, 0
-        self.ledger = create_ledger(f"sqlite:///{folder / 'ledger.sqlite'}", test=True)
+    def __init__(
+        self,
+        folder,
+        window: int = 3,
+        months: int = 1,
+        unit: str = "client_period",
+        period: bool = True,
+        url: str | None = None,
+        people: bool = False,
+        **stored,
+    ):
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.months, self.files, self.noise = folder, months, 0, None if people else NOISE
+        self.ledger = create_ledger(url or f"sqlite:///{folder / 'ledger.sqlite'}", test=not people)
         options = {"period": "month", "time": "when", "first": label(1), "through": label(months)} if period else {}
         self.path = folder / "p"
         named = {"id": self.ledger.id, "url": self.ledger.url}
         rows = [row for month in range(1, months + 1) for row in self.of_month(month)]
         rows = rows if period else [(client, token) for client, _, token in rows]
         file = write_csv(folder / "first.csv", HEADER if period else ["client", "token"], rows)
-        made = ingest(file, self.path, features=30, nominal_clients=100, ledger=named, **options)
+        made = ingest(file, self.path, features=30, nominal_clients=100, ledger=named, **options, **stored)
         self.ledger.register(made.id)
         if unit:
             set_budget(made, self.ledger, 4.0, 1e-6, unit=unit, window=window)
@@ -77,15 +92,21 @@ class Calendar:
         going_on = {"through": label(self.months), "nominal_clients": 100} if months else {}
         return ingest(file, self.path, append=True, **going_on)
 
-    def begin(self, method: str = "toy", **asked):
+    def begin(self, method: str = "toy", run_id=None, start_from=None, backend=None, **asked):
         asked = {**({"private": True, "rounds": 1, "spare_releases": 0} if method == "toy" else {}), **asked}
         request = TrainRequest(
-            method=method, population=str(self.path), settings=asked, runs=str(self.folder / "runs"), test_noise=NOISE
+            method=method,
+            population=str(self.path),
+            settings=asked,
+            runs=str(self.folder / "runs"),
+            run_id=run_id,
+            start_from=start_from,
+            test_noise=self.noise,
         )
-        return start_run(request, InProcessBackend(), stamp="then")
+        return start_run(request, backend or InProcessBackend(), stamp="then")
 
-    def run(self, method: str = "toy", **asked):
-        return to_end(self.begin(method, **asked))
+    def run(self, *named, **asked):
+        return to_end(self.begin(*named, **asked))
 
 
 # --- what a client moves ----------------------------------------------------------------------------------------------
@@ -239,6 +260,19 @@ def test_histograms_by_month(tmp_path):
     session = calendar.run("histograms", clusters=2, rounds=2, horizon=2)
     assert ranges_of_run(session) == ((2, 3),)
     assert session.spec.public.nominal_clients == 200
+
+
+def test_months_are_named_by_date(tmp_path):
+    """In the statement of a run, in what `budget show` prints and on the page of the population."""
+    calendar = Calendar(tmp_path, months=3, window=2, people=True)
+    session = calendar.run(horizon=2)
+    text = session.statement().text()
+    assert "This run used months 2025-02 to 2025-03; others were not used" in text
+    assert "The months that have spent most: 2025-02 to 2025-03, mu = " in text
+    page, shown = population_page(calendar.path, calendar.folder / "runs"), works("budget", "show", calendar.path).out
+    for found in (page, shown):
+        assert "months" in found and "2025-02 to 2025-03" in found and "2025-01" in found
+    assert "Months so far: 2025-01 to 2025-03." in page
 
 
 # --- unit and population ----------------------------------------------------------------------------------------------

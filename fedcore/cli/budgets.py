@@ -239,7 +239,7 @@ def budget_show(population: PopulationArgument, ledger: Ledger = None, as_json: 
         shown.pop(name, None)
     say(shown, False)
     if balance.segments:
-        table("Cohorts", segment_rows(balance))
+        table("Cohorts", segment_rows(balance, store.manifest))
     if balance.periods is not None:
         table(LIFETIME, lifetime_rows(balance))
     for warning in warnings:

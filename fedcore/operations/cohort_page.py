@@ -25,11 +25,14 @@ STAMP = "%Y%m%dT%H%M%S"
 LIFETIME = "A client with data in several periods loses at most"
 
 
-def segment_rows(balance: Balance) -> list[dict[str, Any]]:
+def segment_rows(balance: Balance, manifest: Manifest) -> list[dict[str, Any]]:
     """What each client of some cohorts has lost, and may lose still, for consecutive cohorts of equal account; deltas
     of thresholds where some are allowed. Empty where one account is kept for all. Later cohorts have spent nothing.
+
+    manifest: of the population, for the dates of its calendar periods
     """
-    return [] if balance.budget is None else [_row(segment, balance.budget) for segment in balance.segments]
+    budget = balance.budget
+    return [] if budget is None else [_row(segment, budget, manifest) for segment in balance.segments]
 
 
 def lifetime_rows(balance: Balance) -> list[dict[str, Any]]:
@@ -61,9 +64,16 @@ def promise_in_words(balance: Balance) -> str:
     return f"Each {terms.unit} of a client is {promised} A run reads at most {terms.window} of them."
 
 
-def _row(segment: Segment, budget: Budget) -> dict[str, Any]:
-    row = {
-        "cohorts": str(segment),
+def who(manifest: Manifest, ranges: Ranges) -> dict[str, str]:
+    """Cohorts as a table says them; calendar periods by their dates too."""
+    if manifest.period is None:
+        return {"cohorts": in_words(ranges)}
+    return {"cohorts": in_words(ranges), f"{manifest.period.unit}s": manifest.periods_in_words(ranges)}
+
+
+def _row(segment: Segment, budget: Budget, manifest: Manifest) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        **who(manifest, ((segment.first, segment.last),)),
         "rho spent": segment.rho_spent,
         "epsilon spent": budget.epsilon_of(segment.rho_spent),
         "rho reserved": segment.rho_reserved,
@@ -94,7 +104,7 @@ def able_rows(population: Population, runs: Sequence[Run]) -> list[dict[str, Any
             {
                 "run": run.id,
                 "started": run.info.get("started"),
-                "cohorts": in_words(ranges),
+                **who(manifest, ranges),
                 "nominal clients": took,
                 "share that took part": None if took is None or not all_of_them else took / all_of_them,
             }

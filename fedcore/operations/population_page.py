@@ -22,6 +22,7 @@ from fedcore.operations.cohort_page import (
     segment_rows,
 )
 from fedcore.operations.latest_runs import all_latest
+from fedcore.population.manifest import Manifest
 from fedcore.population.store import Population
 from fedcore.privacy.ledger.chain import Balance
 from fedcore.privacy.statement import loss_in_words, schema_in_words
@@ -111,14 +112,19 @@ def _budget(population: Population, runs: Sequence[Run]) -> list[str]:
         return [*_cohorts(population, balance, runs), *(line for note in notes for line in ("", cell(note)))]
     left = epsilon_that_fits(balance)
     fits = f"A run of epsilon {left:.4g} or less still fits." if left > 0 else "No run fits any more."
-    return [*table(budget_rows(balance)), "", fits, *(line for note in notes for line in ("", cell(note)))]
+    return [
+        *table(budget_rows(balance, population.manifest)),
+        "",
+        fits,
+        *(line for note in notes for line in ("", cell(note))),
+    ]
 
 
-def budget_rows(balance: Balance) -> list[dict[str, Any]]:
+def budget_rows(balance: Balance, manifest: Manifest) -> list[dict[str, Any]]:
     """A balance as a table of spent, reserved and left; by cohort, if it is kept so."""
     budget = balance.required_budget()
     if balance.segments:
-        return segment_rows(balance)
+        return segment_rows(balance, manifest)
     return [
         {"": "budget", "rho": budget.rho_max, "epsilon": budget.epsilon, "delta": budget.delta},
         {"": "spent", "rho": balance.rho_spent, "epsilon": balance.epsilon_spent, "delta": budget.delta_conv},
@@ -129,8 +135,13 @@ def budget_rows(balance: Balance) -> list[dict[str, Any]]:
 
 def _cohorts(population: Population, balance: Balance, runs: Sequence[Run]) -> list[str]:
     """A budget that is kept by cohort."""
-    known = f"Cohorts so far: {len(population.manifest.cohorts)}."
-    spent = [*table(segment_rows(balance)), ""] if balance.segments else []
+    manifest = population.manifest
+    known = f"Cohorts so far: {len(manifest.cohorts)}."
+    if manifest.period is not None:
+        known = (
+            f"{manifest.period.unit.capitalize()}s so far: {manifest.periods_in_words(((1, len(manifest.cohorts)),))}."
+        )
+    spent = [*table(segment_rows(balance, manifest)), ""] if balance.segments else []
     lines = [cell(f"{promise_in_words(balance)} {known}"), "", *spent]
     if balance.periods is not None:
         lines += [f"{LIFETIME}:", "", *table(lifetime_rows(balance)), ""]

@@ -16,6 +16,7 @@ from fedcore.population.cohorts import Cohort
 from fedcore.population.periods import Periods
 from fedcore.storage import digests
 from fedcore.storage.parsing import parse_json
+from fedcore.storage.ranges import Ranges
 
 SCHEMA_VERSION: Final = 2  # that new versions are written in; docs/formats-2.md
 COHORTS: Final = "cohorts"
@@ -224,6 +225,16 @@ class Manifest(_Frozen):
     def nfc(self) -> bool:
         """How client ids are spelled (`fedcore.population.identifiers.spelled`)."""
         return NFC in self.needs
+
+    @property
+    def first_period(self) -> str | None:
+        """Label of the first calendar period; None if there are none."""
+        return self.cohorts[0].period if self.cohorts else None
+
+    def periods_in_words(self, ranges: Ranges) -> str:
+        """Cohorts that are calendar periods, by their labels."""
+        assert self.period is not None and self.first_period is not None
+        return of_periods.labels_in_words(self.period.unit, self.first_period, ranges)
 
     @property
     def has_heldout(self) -> bool:

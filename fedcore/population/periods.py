@@ -16,6 +16,8 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
+from fedcore.storage.ranges import Ranges
+
 PeriodUnit = Literal["day", "week", "month", "quarter", "year"]
 UNITS: Final[tuple[PeriodUnit, ...]] = get_args(PeriodUnit)
 EXAMPLES: Final = {"day": "2026-03-15", "week": "2026-W11", "month": "2026-03", "quarter": "2026-Q1", "year": "2026"}
@@ -85,6 +87,23 @@ def _next_first_day(unit: PeriodUnit, day: date) -> date:
     months = {"month": 1, "quarter": 3, "year": 12}[unit]
     after = 12 * day.year + day.month - 1 + months
     return date(after // 12, after % 12 + 1, 1)
+
+
+def labels_in_words(unit: PeriodUnit, first: str, ranges: Ranges) -> str:
+    """Numbers of a calendar that begins with the label `first`, as "2026-01 to 2026-03, 2026-06"; "none" if there is
+    none. Also of periods that nobody has declared yet. Raises ValueError for a label that is none, and for a number
+    below 1.
+    """
+    if any(low < 1 for low, _ in ranges):
+        raise ValueError("periods are numbered from 1")
+    day, number, wanted = _first_day(unit, first), 1, {number for pair in ranges for number in pair}
+    labels: dict[int, str] = {}
+    while wanted - labels.keys():
+        labels[number] = label_at(unit, day)
+        day, number = _next_first_day(unit, day), number + 1
+    return (
+        ", ".join(labels[low] if low == high else f"{labels[low]} to {labels[high]}" for low, high in ranges) or "none"
+    )
 
 
 def _first_days(unit: PeriodUnit, first: str, through: str) -> list[date]:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+from fedcore.population.periods import labels_in_words
 from fedcore.privacy.accounting import exact_sum, rounded_up
 from fedcore.privacy.gdp import mu_of
 from fedcore.privacy.ledger.chain import OPEN, SPENT, Account, Attempt, Balance, RunAccount
@@ -71,7 +72,7 @@ class PrivacyStatement:
     `ranges` of those that took part and paid (`named`: whether the run named them, or was made before there were any),
     `known`: how many there are, and `most`: the segment that has spent most (`Segment`); else empty. periods: of a
     promise per client and calendar period its `unit` and `window`, and `lifetime`: what a client loses at most over so
-    many `periods`, at last over all so far; else empty.
+    many `periods`, at last over all so far; `first`: label of the first of them, if it is known; else empty.
     """
 
     private: bool
@@ -180,19 +181,20 @@ class PrivacyStatement:
         """promised: to each client; spent: by the cohort that has spent most."""
         used, most = tuple((first, last) for first, last in self.cohorts["ranges"]), self.cohorts["most"]
         paid = (
-            f"This run used {_numbered('cohort', used)}; others were not used, and it costs them nothing."
+            f"This run used {_numbered('cohort', used, in_words(used))}; others were not used, and it costs them "
+            "nothing."
             if self.cohorts["named"]
             else "This run was made before there were cohorts: who was there then is cohort 1, and paid for it; it "
             "costs others nothing."
         )
         if self.periods:
-            unit, ranges = self.periods["unit"], in_words(((most["first"], most["last"]),))
-            one = most["first"] == most["last"]
+            unit, one = self.periods["unit"], most["first"] == most["last"]
             return [
                 f"Each {unit} of a client is promised for itself, however long its data are kept: at most {promised}.",
-                f"{unit.capitalize()}s are accounted by their numbers in the calendar of the population. This run used "
-                f"{_numbered(unit, used)}; others were not used, and it costs them nothing.",
-                f"The {unit}{' that has' if one else 's that have'} spent most: {ranges}, {spent}.",
+                f"Each {unit} of the population's calendar has an account of its own. This run used "
+                f"{_numbered(unit, used, self._dated(used))}; others were not used, and it costs them nothing.",
+                f"The {unit}{' that has' if one else 's that have'} spent most: "
+                f"{self._dated(((most['first'], most['last']),))}, {spent}.",
             ]
         having = "cohort that has" if most["first"] == most["last"] else "cohorts that have"
         return [
@@ -200,6 +202,11 @@ class PrivacyStatement:
             f"Clients are accounted by cohorts, the version that they joined with. {paid}",
             f"The {having} spent most: {in_words(((most['first'], most['last']),))}, {spent}.",
         ]
+
+    def _dated(self, ranges: Ranges) -> str:
+        """Periods by their labels, if the calendar is known, else by their numbers in it."""
+        first = self.periods.get("first")
+        return in_words(ranges) if first is None else labels_in_words(self.periods["unit"], first, ranges)
 
     def _on_a_word(self) -> str:
         """The end of the headline: what the promise rests on besides what was charged."""
@@ -229,9 +236,9 @@ def loss_in_words(loss: Mapping[str, Any]) -> str:
     )
 
 
-def _numbered(what: str, ranges: Ranges) -> str:
+def _numbered(what: str, ranges: Ranges, called: str) -> str:
     one = len(ranges) == 1 and ranges[0][0] == ranges[0][1]
-    return f"{what}{'' if one else 's'} {in_words(ranges)}"
+    return f"{what}{'' if one else 's'} {called}"
 
 
 def _line(entry: Mapping[str, Any], *, several: bool) -> str:
@@ -251,16 +258,26 @@ def no_privacy(reason: str) -> PrivacyStatement:
 
 
 def private_statement(
-    ledger: Ledger, population_id: str, run_id: str, *, start: str = "", vouched: Sequence[str] = ()
+    ledger: Ledger,
+    population_id: str,
+    run_id: str,
+    *,
+    start: str = "",
+    vouched: Sequence[str] = (),
+    first_period: str | None = None,
 ) -> PrivacyStatement:
     """What the ledger's chain says that this run may claim. start: what it started from; vouched: what is public by
-    somebody's word alone, each in a clause. Raises the ledger's errors.
+    somebody's word alone, each in a clause; first_period: label of the first period of the population's calendar, None
+    where it has none. Raises the ledger's errors.
     """
     account = ledger.account(population_id)
     if run_id not in account.runs:
         return no_privacy("the ledger knows nothing of this run")
     statement = statement_of_account(account, account.runs[run_id], test_ledger=ledger.is_test)
-    return replace(statement, start=start, vouched=tuple(vouched)) if statement.private else statement
+    if not statement.private:
+        return statement
+    periods = statement.periods and {**statement.periods, **({} if first_period is None else {"first": first_period})}
+    return replace(statement, start=start, vouched=tuple(vouched), periods=periods)
 
 
 def statement_of_account(account: Account, run: RunAccount, *, test_ledger: bool = False) -> PrivacyStatement:

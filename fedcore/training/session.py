@@ -104,7 +104,7 @@ class Session:
         _write_statement(self.run, self.statement())
 
     def statement(self) -> PrivacyStatement:
-        return statement_of(self.run, self.method, self.spec.ledger, self.population.id)
+        return statement_of(self.run, self.method, self.spec.ledger, self.population)
 
     def balance(self) -> Balance | None:
         return None if self.spec.ledger is None else self.spec.ledger.balance(self.population.id)
@@ -419,7 +419,7 @@ def abandon(path: str | Place, *, ledger_url: str | None = None) -> Run:
     try:
         if run.status in ENDED:
             raise RunError(f"run {run.id!r} has ended ({run.status}).")
-        info = recorded_request(run)
+        info, population = recorded_request(run), None
         method, ledger = make_method(info["method"], info["config"]), None
         if method.private:
             population = Population.open(info["population"]["path"], version=info["population"]["version"])
@@ -427,28 +427,31 @@ def abandon(path: str | Place, *, ledger_url: str | None = None) -> Run:
             if ledger.has_reservation(run.id):
                 ledger.finish(ledger.acquire(run.id, take_over=run.taken), "abandoned")
             remember_head(population, ledger)
-        _write_statement(run, statement_of(run, method, ledger, info["population"]["id"]))
+        _write_statement(run, statement_of(run, method, ledger, population))
         run.finish("abandoned")
     finally:
         run.unlock()
     return run
 
 
-def statement_of(run: Run, method: AnyMethod, ledger: Ledger | None, population_id: str) -> PrivacyStatement:
-    """What the run may claim, from its ledger; `none` with the reason if it may claim nothing."""
+def statement_of(run: Run, method: AnyMethod, ledger: Ledger | None, population: Population | None) -> PrivacyStatement:
+    """What the run may claim, from its ledger; `none` with the reason if it may claim nothing. ledger, population: of a
+    private run
+    """
     if not method.private:
         return no_privacy(method.not_private_because)
     if run.info["test_noise"] is not None:
         return no_privacy("the noise was pseudo-random test noise, which anyone who knows its key can subtract")
-    if ledger is None:
+    if ledger is None or population is None:
         raise LedgerMissing(f"run {run.id!r} is private, and its ledger is not at hand.")
-    record = run.info.get("start")
+    record, first = run.info.get("start"), population.manifest.first_period
     if record is None:
-        return private_statement(ledger, population_id, run.id)
+        return private_statement(ledger, population.id, run.id, first_period=first)
     unprotected, vouched = start_lineage(record)
-    if population_id in unprotected:  # of an earlier version: such a start is refused now
+    if population.id in unprotected:  # of an earlier version: such a start is refused now
         return no_privacy("it started from exact values of its own population")
-    return private_statement(ledger, population_id, run.id, start=in_words(record), vouched=vouched)
+    start = in_words(record)
+    return private_statement(ledger, population.id, run.id, start=start, vouched=vouched, first_period=first)
 
 
 def _write_statement(run: Run, statement: PrivacyStatement) -> None:

@@ -38,6 +38,7 @@ from fedcore.population.periods import (
     fault,
     label_at,
     label_of,
+    labels_in_words,
     stamp_in,
 )
 from fedcore.population.store import Population
@@ -402,6 +403,24 @@ def test_heldout_rows_are_dealt_likewise(tmp_path):
     held = write_csv(tmp_path / "b.csv", HEADER, [("a", "2026-02-06", 3)])
     population = ingest(train, tmp_path / "p", heldout=held, **SPEC)
     assert counts_of(population, heldout=True) == {"2026-01/a": {}, "2026-02/a": {3: 1}}
+
+
+@pytest.mark.parametrize(
+    ("unit", "first", "words"),
+    [
+        ("day", "2026-02-27", "2026-02-27 to 2026-03-01, 2026-03-03"),
+        ("week", "2026-W52", "2026-W52 to 2027-W01, 2027-W03"),
+        ("month", "2025-12", "2025-12 to 2026-02, 2026-04"),
+        ("quarter", "2025-Q4", "2025-Q4 to 2026-Q2, 2026-Q4"),
+        ("year", "2025", "2025 to 2027, 2029"),
+    ],
+)
+def test_numbers_of_a_calendar_as_dates(unit, first, words):
+    assert labels_in_words(unit, first, ((1, 3), (5, 5))) == words
+    assert labels_in_words(unit, first, ((1, 1),)) == first and labels_in_words(unit, first, ()) == "none"
+    for wrong, ranges in (("none", ((1, 1),)), (first, ((0, 1),))):
+        with pytest.raises(ValueError):
+            labels_in_words(unit, wrong, ranges)
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

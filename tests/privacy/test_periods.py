@@ -290,6 +290,14 @@ def test_the_statement_says_the_promise_and_the_bounds_of_a_life(periods):
     ):
         assert words in text, words
     assert "When a client joined" not in text
+    dated = private_statement(periods.ledger, periods.population, run, first_period="2025-11")
+    for words in (
+        "Each month of the population's calendar has an account of its own.",
+        "This run used months 2025-11 to 2026-01; others were not used, and it costs them nothing.",
+        "The month that has spent most: 2025-11, mu = ",
+    ):
+        assert words in dated.text(), words
+    assert dated.to_json()["periods"] == {**statement.to_json()["periods"], "first": "2025-11"}
     value = statement.to_json()
     assert json.loads(json.dumps(value)) == value
     assert value["periods"]["window"] == 3 and value["periods"]["lifetime"][0]["epsilon"] == first.epsilon
