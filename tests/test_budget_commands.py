@@ -210,7 +210,9 @@ def test_a_budget_per_client_and_month(tmp_path, monkeypatch):
     told = works("population", "open-cohort", "p", "--through", "2025-05", "--json").json
     assert [one["clients"] for one in told["cohorts"]] == [6, 6, 6, 1, 0]
     settings = ("--set", "clusters=2", "--set", "rounds=2", "--set", "horizon=2", "--set", "nominal_clients=1000")
-    assert fedcore("budget", "plan", "p", "--horizon", "auto").code == 2
+    for asked in (("--horizon", "auto"), ("--runs", 3)):  # one does not send to the other
+        refused = fedcore("budget", "plan", "p", *asked)
+        assert refused.code == 2 and "Set the horizon to that number: runs a period, times the window" in refused.err
     works("train", "histograms", "p", "--local", *settings, "--cohorts", "3-4", "--run-id", "april")
     statement = json.loads((tmp_path / "runs" / "april" / "statement.json").read_text())
     assert "per client and month" in statement["text"] and statement["periods"]["first"] == "2025-01"

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedcore.errors import ConfigError
+from fedcore.methods.registry import make_method
 from fedcore.operations.deployment import Compute, expectations, read_deployments
 from fedcore.training.request import Series
 from tests.command import fedcore, private_population
@@ -223,6 +224,9 @@ def test_the_files_that_come_with_the_package_are_good(name):
     (item,) = read_deployments(Path(deployments.__file__).with_name(f"{name}.toml"))
     assert item.method == name and item.schedule is not None and item.retention
     assert to_deployment(item).name == item.name
+    method = make_method(item.method, item.config)
+    if method.private:  # a schedule that a growing population never refuses
+        assert method.private_settings.horizon is not None and method.private_settings.epsilon is None
 
 
 def test_every_file_of_the_package_is_tested():

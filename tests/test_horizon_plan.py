@@ -15,6 +15,7 @@ from fedcore.planning.budget_plan import planned_method
 from fedcore.planning.horizon import best_horizon, declared_arrivals, horizon_plan, share_able
 from fedcore.population.cohorts import Cohort
 from fedcore.privacy.accounting import exact_sum
+from fedcore.training.budget import begin_cohorts
 from tests.command import fedcore, private_population, works
 from tests.conftest import small_counts
 
@@ -134,6 +135,10 @@ def test_the_command(place, tmp_path):
     file.write_text(entry.format("a", "horizon = 12") + entry.format("b", 'algorithm = "fedavg"'))
     shared = works(*plan, "--horizon", 12, "--arrivals", 0.03, "--beside", file, "--json").json
     assert list(shared["other_schedules"]) == ["a"] and shared["runs_until_a_cohort_retires"] == 6
+    begun = begin_cohorts(population, ledger)
+    refused = fedcore("budget", "plan", begun.path, "--runs", 3)
+    assert refused.code == 2 and "with --horizon auto in place of --runs" in refused.err
+    before = ledger.head(population.id)
     for wrong in (
         (),
         ("--runs", 3, "--horizon", 3),

@@ -76,7 +76,8 @@ def budget_figure(
     """What is spent of the budget after each release of the run, in rho.
 
     plan: releases in order, with "name", "round" and "rho" (`PlannedRelease.to_json`); published: names of those that
-    were paid for. rho_max: the budget of the population; None leaves the limit out. rho_spent_before: by other runs.
+    were paid for. rho_max: the budget of the population; None leaves the limit out. rho_spent_before: by other runs, of
+    which a client of this one has paid so much at most.
     """
     figure, axes = _figure()
     axes.set_title("Privacy budget over the run's releases", **_title())

@@ -73,6 +73,10 @@ OF_POPULATION = {
     "rho_spent": "ρ spent by all runs",
     "epsilon_spent": "ε spent by all runs",
 }
+OF_COHORTS = {  # instead, where the budget is kept by cohort
+    "ρ spent by all runs": "ρ spent by all runs: the most of any cohort",
+    "ε spent by all runs": "ε spent by all runs: the most of any cohort",
+}
 SECONDS = (*PARTS, WHOLE)
 LOSS, AXIS = "kl", "mean KL(held out ‖ estimate) over clients (nats)"  # unless the scores say other
 TOP = 8  # tokens of a profile
@@ -106,12 +110,17 @@ def run_figures(run: Run, vocabulary: Sequence[str] | None = None) -> dict[str, 
     releases, privacy = _releases(run), privacy_of(run)
     if releases:
         population = privacy.get("population") or {}
-        others = max(0.0, population.get("rho_spent", 0.0) - privacy.get("rho", 0.0))
         paid = {release["name"] for release in releases if release["paid"]}
-        figures["budget"] = budget_figure(releases, paid, population.get("rho_max"), others)
+        figures["budget"] = budget_figure(releases, paid, population.get("rho_max"), spent_by_others(privacy))
     if any(part in row for row in rows for part in SECONDS):
         figures["seconds"] = seconds_figure(rows)
     return figures
+
+
+def spent_by_others(privacy: Mapping[str, Any]) -> float:
+    """The rho that other runs than that of this statement have charged to those who took part in it, at most."""
+    spent = (privacy.get("cohorts") or {}).get("most_of_them") or privacy.get("population") or {}
+    return float(max(0.0, spent.get("rho_spent", 0.0) - privacy.get("rho", 0.0)))
 
 
 def _published(run: Run) -> set[str]:
@@ -272,6 +281,9 @@ def _facts(privacy: Mapping) -> list[tuple[str, Any]]:
     population = privacy.get("population") or {}
     facts = [(label, privacy.get(name)) for name, label in OF_RUN.items()]
     facts += [(label, population.get(name)) for name, label in OF_POPULATION.items()]
+    if mine := (privacy.get("cohorts") or {}).get("most_of_them"):
+        facts = [(OF_COHORTS.get(label, label), value) for label, value in facts]
+        facts.append(("ρ spent by all runs: the most of a cohort of this run", mine["rho_spent"]))
     return [(label, value) for label, value in facts if value is not None]
 
 

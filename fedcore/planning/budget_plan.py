@@ -37,10 +37,11 @@ def equal_runs(
     checked_unit(method, balance.unit, population)
     if runs < 1:
         raise ConfigError(f"a number of runs is at least 1, not {runs}.")
+    check_not_by_period(population)
     if population.manifest.cohorts:
         raise ConfigError(
             f"population {population.path.name!r} keeps its budget by cohort, for as many runs as clients arrive for.",
-            "Ask what a horizon buys: --horizon auto.",
+            "Ask what a horizon buys, with --horizon auto in place of --runs.",
         )
     if not balance.rho_left > 0:
         raise BudgetExceeded(
@@ -72,6 +73,16 @@ def equal_runs(
         "cold": cold,
         **{("warm" if number == 2 else "last"): sketch for number, sketch in warm.items()},
     }
+
+
+def check_not_by_period(population: Population) -> None:
+    """Raises ConfigError where each calendar period has a budget of its own: then there is nothing to share out."""
+    if population.manifest.period is not None:
+        raise ConfigError(
+            f"each calendar period of population {population.path.name!r} is read by as many runs as its schedule has, "
+            "whoever arrives.",
+            "Set the horizon to that number: runs a period, times the window. `fedcore train` says what a run costs.",
+        )
 
 
 def later_runs(

@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from fedcore.errors import ConfigError
-from fedcore.planning.budget_plan import SETTLED, later_runs, rounded_down
+from fedcore.planning.budget_plan import SETTLED, check_not_by_period, later_runs, rounded_down
 from fedcore.population.manifest import Manifest
 from fedcore.population.store import Population
 from fedcore.privacy.accounting import Budget, exact_sum
@@ -84,12 +84,7 @@ def horizon_plan(
     budget = required_budget(population, balance)
     check_kind(method, population)
     checked_unit(method, balance.unit, population)
-    if population.manifest.period is not None:
-        raise ConfigError(
-            f"each calendar period of population {population.path.name!r} is read by as many runs as its schedule has, "
-            "whoever arrives.",
-            "Set the horizon to that number: runs a period, times the window. `fedcore train` says what a run costs.",
-        )
+    check_not_by_period(population)
     come = _arrivals(population, arrivals)
     horizon = best_horizon(come.share) if horizon is None else horizon
     if not 1 <= horizon <= LONGEST:

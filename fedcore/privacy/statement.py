@@ -70,7 +70,8 @@ class PrivacyStatement:
     part of the headline. public_schema: why columns, bounds, vocabulary and thresholds are public; empty if nobody
     said. losses: each time that the ledger went back and was gone on with. cohorts: where the budget is kept by cohort:
     `ranges` of those that took part and paid (`named`: whether the run named them, or was made before there were any),
-    `known`: how many there are, and `most`: the segment that has spent most (`Segment`); else empty. periods: of a
+    `known`: how many there are, `most`: the segment that has spent most (`Segment`), and `most_of_them`: of those that
+    took part; else empty. periods: of a
     promise per client and calendar period its `unit` and `window`, and `lifetime`: what a client loses at most over so
     many `periods`, at last over all so far; `first`: label of the first of them, if it is known; else empty.
     """
@@ -343,11 +344,20 @@ def _cohorts_of(account: Account, run: RunAccount, balance: Balance) -> dict[str
     """See `PrivacyStatement.cohorts`."""
     if not balance.segments:
         return {}
+    mine = [
+        segment
+        for segment in balance.segments
+        if any(first <= segment.last and segment.first <= last for first, last in run.payers)
+    ]
+    most, most_of_them = (
+        max(some, key=lambda segment: segment.rho_spent) for some in (balance.segments, mine or balance.segments)
+    )
     return {
         "ranges": [list(pair) for pair in run.payers],
         "named": run.cohorts is not None,
         "known": len(account.tokens),
-        "most": asdict(max(balance.segments, key=lambda segment: segment.rho_spent)),
+        "most": asdict(most),
+        "most_of_them": asdict(most_of_them),
     }
 
 

@@ -46,6 +46,19 @@ def test_a_run_says_how_it_ended(algorithm, rounds, said):
     assert FederatedEM(config).outcome(run(config, block, facts(block)).state).startswith(said)
 
 
+def test_a_run_that_compares_and_ends_elsewhere_looks_once_more():
+    """The largest number of rounds counts that look too."""
+    y, start = three_components(2000, seed=2)
+    block = block_of(np.array_split(y, 40))
+    settings = dict(components=3, start="given", regularisation=0.0, algorithm="naive", levels=1, gamma=1.0)
+    config = FederatedEMConfig(**settings, norms_by_part=False, rounds=20, monitor_every=1, validation=0.2)
+    method, known = FederatedEM(config), facts(block, start=start)
+    ran = run(config, block, known)
+    assert "The parameters are those of round" in method.outcome(ran.state)
+    counted = [method.total_rounds(state) for state in (method.init(known), ran.state)]
+    assert counted == [len(ran.infos)] * 2
+
+
 def test_the_best_statistic_is_what_a_run_ends_with():
     """Dithering with one level and without memories ruins the model; the start was better."""
     y, start = three_components(2000, seed=2)

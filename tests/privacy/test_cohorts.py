@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from fedcore.errors import BudgetExceeded, BudgetMissing, LedgerError, LedgerTampered, PopulationBranched, PrivacyError
+from fedcore.evaluation.report import spent_by_others
 from fedcore.privacy.accounting import exact_sum, rounded_down, rounded_up
 from fedcore.privacy.cohorts import Participants
 from fedcore.privacy.gdp import mu_of
@@ -413,6 +414,9 @@ def test_the_statement_of_a_run_names_its_cohorts_and_the_one_that_has_spent_mos
     assert "made before there were cohorts: who was there then is cohort 1" in text
     alone = private_statement(books.ledger, books.population, spend(books, [release()], took((4, 4), of=5)))
     assert "This run used cohort 4; others" in alone.text()
+    assert statement.cohorts["most_of_them"] == statement.cohorts["most"] and alone.cohorts["most"]["first"] == 3
+    assert alone.cohorts["most_of_them"]["rho_spent"] == total(release()) and spent_by_others(alone.to_json()) == 0
+    assert spent_by_others(value) == pytest.approx(most - statement.rho)
 
 
 def test_a_statement_of_one_account_does_not_speak_of_cohorts(books):

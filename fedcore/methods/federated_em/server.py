@@ -69,10 +69,13 @@ def init(config: FederatedEMConfig, public: PublicFacts) -> FederatedEMState:
 
 
 def total_rounds(config: FederatedEMConfig, state: FederatedEMState) -> int:
-    """All passes, if the objective stops falling only after the last round."""
+    """All passes, if the objective stops falling only after the last round, and a run that compares ends with other
+    parameters than its last ones.
+    """
     passes = 1 + config.all_rounds + 1 + models.seeding_passes(config)
     passes += config.cluster_rounds if models.seeding_passes(config) else 0
     passes += config.trial_rounds * ((config.starts_tried > 1) + config.tries_penalties)
+    passes += config.validation > 0 and config.safeguards  # the look at the best statistic (`_after_objective`)
     return passes + (1 if config.fills_memories else 0)
 
 
