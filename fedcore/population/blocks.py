@@ -8,7 +8,8 @@ Two kinds of population that methods read:
 and one that is encoded first: `words`, counts of words that are in no public list (`fedcore.population.words`).
 Blocks of the first two know `first`, the index of their first client in the population, and `leaf`, the index of their
 first leaf.
-`heldout` is the part of the same clients kept for evaluation; training never reads it.
+`heldout` is the part of the same clients kept for evaluation; training reads it in the rounds only in which a private
+method says so (`Method.reads_heldout`), and protects it with the rest of a client.
 """
 
 from __future__ import annotations
@@ -82,12 +83,13 @@ class CountsBlock:
         )
 
     def take(self, chosen: np.ndarray) -> CountsBlock:
-        """Some clients of this block together, in order, at its place. chosen: (C,) bool. Without a held-out part."""
+        """Some clients of this block together, in order, at its place. chosen: (C,) bool."""
         lengths = np.diff(self.indptr)
         kept = np.repeat(chosen, lengths)
         ptr = np.concatenate([[0], np.cumsum(lengths[chosen])]).astype(self.indptr.dtype)
         indices, data = self.indices[kept], self.data[kept]
-        return CountsBlock(self.first, self.leaf, ptr, indices, data, self.totals[chosen], self.features)
+        heldout = None if self.heldout is None else self.heldout.take(chosen)
+        return CountsBlock(self.first, self.leaf, ptr, indices, data, self.totals[chosen], self.features, heldout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +130,11 @@ class RowsBlock:
         )
 
     def take(self, chosen: np.ndarray) -> RowsBlock:
-        """Some clients of this block together, in order, at its place. chosen: (C,) bool. Without a held-out part."""
+        """Some clients of this block together, in order, at its place. chosen: (C,) bool."""
         lengths = np.diff(self.ptr)
         ptr = np.concatenate([[0], np.cumsum(lengths[chosen])])
-        return RowsBlock(self.first, self.leaf, ptr, self.x[np.repeat(chosen, lengths)])
+        heldout = None if self.heldout is None else self.heldout.take(chosen)
+        return RowsBlock(self.first, self.leaf, ptr, self.x[np.repeat(chosen, lengths)], heldout)
 
 
 ClientBlock = CountsBlock | RowsBlock

@@ -124,12 +124,25 @@ def redacted(method: AnyMethod, index: int) -> Iterator[None]:
         ) from None
 
 
-def block_for(method: AnyMethod, source: Source, population: Population, index: int) -> ClientBlock:
-    """Methods that say `streams_rows` take rows of which only parts become arrays; the others get every block whole."""
+def block_for(
+    method: AnyMethod, source: Source, population: Population, index: int, heldout: bool = False
+) -> ClientBlock:
+    """Methods that say `streams_rows` take rows of which only parts become arrays; the others get every block whole.
+
+    heldout: with the held-out part of its clients, if any of the population has one.
+    """
     if method.streams_rows and population.kind == "rows" and (population.decoded_bytes(index) > source.stream_above):
         return population.stream(index)
-    key = (population.id, source.version, index)
-    return BLOCKS.get(key, partial(AHEAD.take, key, partial(population.read, index)), source.cache_bytes)
+    key, read = _reading(source, population, index, heldout)
+    return BLOCKS.get(key, partial(AHEAD.take, key, read), source.cache_bytes)
+
+
+def _reading(
+    source: Source, population: Population, index: int, heldout: bool
+) -> tuple[tuple[str, int, int, bool], Callable[[], ClientBlock]]:
+    """The name of a decoded block in caches, and what reads it."""
+    heldout = heldout and population.has_heldout
+    return (population.id, source.version, index, heldout), partial(population.read, index, heldout=heldout)
 
 
 @dataclass(frozen=True)
@@ -142,14 +155,14 @@ class Answer:
     def __call__(self, message: Message, index: int) -> Statistics | None:
         return answer_block(self.method, self.source, message, index)
 
-    def expect(self, index: int) -> None:
+    def expect(self, message: Message, index: int) -> None:
         """This block is asked for after the one that comes now; it can be read meanwhile."""
         population = _populations.get((self.source.population, self.source.version))
         if population is None or not is_high_latency(population) or population.decoded_bytes(index) > AHEAD_BYTES:
             return
-        key = (population.id, self.source.version, index)
+        key, read = _reading(self.source, population, index, self.method.reads_heldout(message))
         if key not in BLOCKS.blocks:
-            AHEAD.expect(key, partial(population.read, index))
+            AHEAD.expect(key, read)
 
 
 def is_high_latency(population: Population) -> bool:
@@ -166,7 +179,7 @@ def answer_all(
     blocks, expect = list(blocks), getattr(function, "expect", None)
     for block, following in zip(blocks, [*blocks[1:], then], strict=True):
         if expect is not None and following is not None:
-            expect(following)
+            expect(message, following)
         yield function(message, block)
 
 
@@ -174,7 +187,7 @@ def answer_block(method: AnyMethod, source: Source, message: Message, index: int
     """The statistics of one block: leaf by leaf, in order. Idempotent: a block may be computed twice."""
     with redacted(method, index):
         population = _population(source)
-        block = participants_of(method, source, population, index)
+        block = participants_of(method, source, population, index, method.reads_heldout(message))
         memory = None if source.memory_in is None else _memory(source, source.memory_in, index, block.clients)
         total, kept, written = None, [], {}
         for leaf in participating(block, population.clients_per_leaf, source.ranges):
@@ -195,11 +208,13 @@ def answer_block(method: AnyMethod, source: Source, message: Message, index: int
         return total if total is None or not source.memory_out else {**total, WRITTEN: FileDigests(written)}
 
 
-def participants_of(method: AnyMethod, source: Source, population: Population, index: int) -> ClientBlock:
+def participants_of(
+    method: AnyMethod, source: Source, population: Population, index: int, heldout: bool = False
+) -> ClientBlock:
     """The block; or, if nobody in it takes part, one without clients at its place, for which nothing is read."""
     entry = population.blocks[index]
     if source.ranges is None or within(source.ranges, entry.first, entry.first + entry.clients):
-        return block_for(method, source, population, index)
+        return block_for(method, source, population, index, heldout)
     leaf = entry.first // population.clients_per_leaf
     if population.kind == "counts":
         return counts_block(entry.first, leaf, sp.csr_matrix((0, population.features)))

@@ -31,6 +31,7 @@ from fedcore.rounds.scores import KnownMemories, ScoreTable
 from fedcore.rounds.statistics import Statistics
 
 Message = Any  # a frozen dataclass of arrays and scalars
+Halves = Literal["document", "entry"]
 State = Any  # likewise; what the next round needs, and what a checkpoint holds
 Memory = dict[str, np.ndarray]  # per-client state of a block; first axis = clients
 # Personalised outputs. First axis = clients; of those whose name begins with ROWS, the rows of the clients.
@@ -54,6 +55,9 @@ class PublicFacts:
     warm_start: public arrays by name that the run starts from (released earlier, or declared public), or None
     unit:     what the population's budget protects: "client" or "record"; the latter only for methods that say so in
               `units`
+    halves:   how the owner says that clients' data were dealt to the training part and the held-out part: whole
+              documents, or single tokens; None if nobody says. Never found out by looking: whether there is a held-out
+              part can depend on a single client
     """
 
     kind: Kind
@@ -66,6 +70,7 @@ class PublicFacts:
     relation: Relation = "add_or_remove_one"
     warm_start: Mapping[str, np.ndarray] | None = None
     unit: Unit = "client"
+    halves: Halves | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,8 +232,17 @@ class Method(ABC, Generic[ConfigT, StateT]):
     ) -> tuple[Statistics, Memory | None]:
         """The answer of one leaf of clients. Called leaf by leaf; may be called again for the same leaf.
 
-        A private method returns no memory.
+        A private method returns no memory. `block.heldout` is None unless `reads_heldout(message)`, and also then where
+        no client of the block has a held-out part.
         """
+
+    def reads_heldout(self, message: Message) -> bool:
+        """Whether clients answer this message from their held-out part as well, which is otherwise kept for evaluation.
+
+        Only for private methods, whose unit is a client with everything it holds: scores of a run that saw what it is
+        scored on would say little.
+        """
+        return False
 
     @abstractmethod
     def server_update(self, state: StateT, result: Mapping[str, Any]) -> tuple[StateT, RoundInfo]:

@@ -3,8 +3,8 @@
     FEDCORE_DATA=... python -m tests.histograms.gates [n ...] [epsilon ...]
 
 Mean KL(held out || estimate) in nats over the clients with 50 tokens in both parts, halves by post; the estimate is a
-client's own mixture of all centres, mixed with its own histogram, at the weight of the settings and, in brackets, at
-lam = (a + c m) / (a + m) with the best a and c of a few. The default configuration, delta = n**-2, the whole budget of
+client's own mixture of all centres, mixed with its own histogram, at the run's own weight (a + c m) / (a + m), released where the
+budget allows it, and in brackets at the best a and c of the grid of that release. The default configuration, delta = n**-2, the whole budget of
 the population without spares, rounded normal noise, mean of three seeds of noise and start, beside the losses of the
 plain mean without privacy and of the uniform histogram.
 """
@@ -14,15 +14,18 @@ from __future__ import annotations
 import os
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import scipy.sparse as sp
 
 from fedcore.methods.histograms import Histograms, HistogramsConfig, HistogramsState
 from fedcore.methods.histograms.clients import inverse_totals
-from fedcore.methods.histograms.personal import base_of
-from fedcore.methods.histograms.scores import SMOOTHING, own_values, values_at
+from fedcore.methods.histograms.personal import base_of, own_values, values_at, weights_used
+from fedcore.methods.histograms.scores import SMOOTHING
 from fedcore.methods.histograms.sizes import signal_to_noise, sizes_of
+from fedcore.methods.histograms.state import USUAL_WEIGHTS
+from fedcore.methods.histograms.weights import PAIRS, REFERENCE
 from fedcore.population.blocks import CountsBlock, counts_block, segment_sums
 from fedcore.privacy.gdp import mu_max
 from tests.histograms.run_in_memory import facts, rounded_normal, run
@@ -31,7 +34,7 @@ from tests.histograms.series import FEWEST_TOKENS, text_blogs
 CLIENTS = (500, 2000, 10_000)
 EPSILONS = (0.5, 1.0, 2.0, 5.0, 15.0)
 SEEDS = 3
-WEIGHTS = tuple((a, c) for c in (0.0, 0.2, 0.35, 0.5) for a in (250.0, 350.0, 500.0, 800.0, 1200.0, 1700.0, 2500.0))
+GRID = (*PAIRS, REFERENCE)
 
 
 def some_clients(block: CountsBlock, clients: int) -> CountsBlock:
@@ -67,7 +70,7 @@ class Scorer:
         return float(kl[self.scored].mean())
 
     def best(self, base: np.ndarray) -> tuple[float, tuple[float, float]]:
-        return min((self.loss(base, a, c), (a, c)) for a, c in WEIGHTS)
+        return min((self.loss(base, a, c), (a, c)) for a, c in GRID)
 
     def base(self, config: HistogramsConfig, state: HistogramsState) -> np.ndarray:
         weights, rows = base_of(config.for_vocabulary(self.block.features), state, self.block)
@@ -87,30 +90,31 @@ def main(arguments: list[str]) -> None:
     for n in clients:
         block = some_clients(blogs, n)
         scorer = Scorer(block)
-        a, uniform = config.prior_tokens, np.full(len(scorer.tokens), 1.0 / block.features)
+        uniform = np.full(len(scorer.tokens), 1.0 / block.features)
         mean = scorer.mean()
         print(
-            f"n {n}: mean without privacy {scorer.loss(mean, a, 0.0):.4f} ({scorer.best(mean)[0]:.4f}), "
-            f"uniform base {scorer.loss(uniform, a, 0.0):.4f} ({scorer.best(uniform)[0]:.4f})",
+            f"n {n}: mean without privacy {scorer.loss(mean, *USUAL_WEIGHTS):.4f} (best {scorer.best(mean)[0]:.4f}), "
+            f"uniform base {scorer.loss(uniform, *USUAL_WEIGHTS):.4f} (best {scorer.best(uniform)[0]:.4f})",
             flush=True,
         )
         for epsilon in epsilons:
-            rho, began, losses, best, which = rho_of(epsilon, n), time.monotonic(), [], [], []
+            rho, began, losses, best, pairs = rho_of(epsilon, n), time.monotonic(), [], [], []
             for seed in range(SEEDS):
-                public = facts(block.features, rho=rho, nominal=n, seed=seed)
+                public = replace(facts(block.features, rho=rho, nominal=n, seed=seed), halves="document")
                 noise = rounded_normal(np.random.default_rng(seed))
                 state, _ = run(Histograms(config), block, public, noise)
-                base = scorer.base(config, state)
-                losses.append(scorer.loss(base, a, 0.0))
-                least, pair = scorer.best(base)
-                best.append(least)
-                which.append(pair)
+                base, pair = scorer.base(config, state), weights_used(config, state)
+                losses.append(scorer.loss(base, *pair))
+                best.append(scorer.best(base))
+                pairs.append(pair)
             b = signal_to_noise(n, block.features, rho, config.clip)
             sizes = sizes_of(config, public)
+            worst = max(loss - least for loss, (least, _) in zip(losses, best, strict=True))
             print(
                 f"| {n} | {epsilon:g} | b {b:.2f} K {sizes.clusters} T {sizes.rounds} | {np.mean(losses):.4f} "
-                f"(best {np.mean(best):.4f} at {which}) | each {np.round(losses, 4).tolist()} | "
-                f"{time.monotonic() - began:.0f} s |",
+                f"(best {np.mean([least for least, _ in best]):.4f}, at most {worst:.4f} better) | "
+                f"each {np.round(losses, 4).tolist()} at {pairs}, best at {[pair for _, pair in best]} | "
+                f"{'released' if state.weights_multiplier else 'usual'} | {time.monotonic() - began:.0f} s |",
                 flush=True,
             )
 

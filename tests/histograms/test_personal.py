@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fedcore.errors import PopulationError
 from fedcore.methods.histograms import Histograms, HistogramsConfig, personal
-from fedcore.methods.histograms.scores import PRIOR_TOKENS, own_values, score_block, score_table, validation_clients
+from fedcore.methods.histograms.scores import PRIOR_TOKENS, score_block, score_table, validation_clients
 from fedcore.population.blocks import leaves
 from fedcore.rounds.statistics import merge, values
 from tests.histograms.example_clients import block_of, counts_arrays, dense_histograms, random_counts, row_of
@@ -128,7 +128,7 @@ def test_a_run_that_stopped_before_its_first_round_gives_the_mean(trained):
 def test_own_values_are_looked_up_in_the_stored_entries(counts):
     block = block_of(counts)
     client, token = np.divmod(np.arange(block.clients * block.features), block.features)
-    np.testing.assert_allclose(own_values(block, client, token), dense_histograms(block).ravel(), rtol=1e-15)
+    np.testing.assert_allclose(personal.own_values(block, client, token), dense_histograms(block).ravel(), rtol=1e-15)
 
 
 def dense_kl(block, p, e):

@@ -212,16 +212,25 @@ class HistogramsConfig(BaseModel):
         1.0, gt=0, le=1e6, description="pseudo-tokens, spread evenly, of the prior on a client's mixture weights"
     )
     mixture_steps: int = Field(30, ge=1, le=1000, description="EM steps for a client's mixture weights")
-    prior_tokens: float = Field(
-        1500.0,
+    prior_tokens: float | None = Field(
+        None,
         gt=0,
         allow_inf_nan=False,
-        description="a in the base's weight a / (a + m) for a client with m tokens of its own",
+        description="a in the base's weight (a + c m) / (a + m) for a client with m tokens of its own; None: chosen by "
+        "a private release where the budget and the population allow it, else 800, or 500 where the budget is very "
+        "small",
+    )
+    floor: float | None = Field(
+        None,
+        ge=0,
+        lt=1,
+        description="c in that weight, the base's share that no number of tokens takes away; None: 0 if prior_tokens "
+        "is named, else chosen with it, or 0.35, or 0.2 where the budget is very small",
     )
     weights: Literal["shared", "local"] = Field(
         "shared",
-        description="a is prior_tokens for all clients, or each client chooses its own between 1/8 and 8 times that by "
-        "leaving out its own tokens in turn; costs no privacy",
+        description="a and c are the same for all clients, or each client chooses its own a between 1/8 and 8 times "
+        "prior_tokens (None: 1500) by leaving out its own tokens in turn, with c = 0; costs no privacy",
     )
 
     @model_validator(mode="after")

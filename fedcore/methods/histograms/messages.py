@@ -1,7 +1,7 @@
 """What the server sends to the clients: one frozen dataclass for each kind of question.
 
-`ReleaseMessage` is that of the private pipeline, and everything in it is published or public. The others are those of
-the algorithms without privacy. log_centres are the logarithms of smoothed centres, transposed, as
+`ReleaseMessage` and `WeightsMessage` are those of the private pipeline, and everything in them is published or public.
+The others are those of the algorithms without privacy. log_centres are the logarithms of smoothed centres, transposed, as
 `fedcore.methods.histograms.simplex.assignment_logs` makes them: (d, k) float32. `kept` holds the tokens of a reduced
 problem (`fedcore.methods.histograms.reduction`), (r,) int64 ascending; if it is not empty, d stands for r + 1.
 """
@@ -42,6 +42,23 @@ class ReleaseMessage:
     kept: np.ndarray = field(default_factory=all_tokens)
     half_weight: float = 0.0
     norms: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsMessage:
+    """Asks what weights of the base serve the clients' second halves (`fedcore.methods.histograms.weights`).
+
+    release:     its planned name
+    rows:        (r, d) float64 positive: what bases are made of
+    log_centres: (d, r) if a base is the nearest row; (0, 0) if it is a client's own mixture of all of them
+    mixture_prior, mixture_steps: of that mixture
+    """
+
+    release: str
+    rows: np.ndarray
+    log_centres: np.ndarray
+    mixture_prior: float
+    mixture_steps: int
 
 
 @dataclass(frozen=True, slots=True)

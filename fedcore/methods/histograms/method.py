@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
 from fedcore.errors import ConfigError
-from fedcore.methods.histograms import clients, personal, releases, scores, server, sizes, start
+from fedcore.methods.histograms import choice, clients, personal, releases, scores, server, sizes, start, weights
 from fedcore.methods.histograms.baselines import algorithm2, fedavg, ifca, published
 from fedcore.methods.histograms.baselines import clients as baseline_clients
 from fedcore.methods.histograms.config import HistogramsConfig
-from fedcore.methods.histograms.messages import ReleaseMessage
+from fedcore.methods.histograms.messages import ReleaseMessage, WeightsMessage
 from fedcore.methods.histograms.result import result_of
 from fedcore.methods.histograms.round_metrics import METRICS
 from fedcore.methods.histograms.state import HistogramsState
@@ -36,8 +36,13 @@ class Algorithm:
     client_update: Callable[[Any, CountsBlock], Statistics] = baseline_clients.client_update
 
 
+def _private_answer(message: ReleaseMessage | WeightsMessage, block: CountsBlock) -> Statistics:
+    answer = weights.client_update if isinstance(message, WeightsMessage) else clients.client_update
+    return answer(message, block)
+
+
 ALGORITHMS = {
-    "private": Algorithm(server.init, server.total_rounds, server.message, server.server_update, clients.client_update),
+    "private": Algorithm(server.init, server.total_rounds, server.message, server.server_update, _private_answer),
     "algorithm2": Algorithm(algorithm2.init, algorithm2.total_rounds, algorithm2.message, algorithm2.server_update),
     "fedavg": Algorithm(fedavg.init, fedavg.total_rounds, fedavg.message, fedavg.server_update),
     "ifca": Algorithm(ifca.init, ifca.total_rounds, ifca.message, ifca.server_update),
@@ -92,12 +97,16 @@ class Histograms(PrivateMethod[HistogramsConfig, HistogramsState]):
         return releases.plan(self.config, public) if self.private else []
 
     def budget_sketch(self, public: PublicFacts, plan: Sequence[PlannedRelease]) -> dict[str, Any]:
-        """The fields of `fedcore.methods.histograms.sizes.Sketch`."""
-        return sizes.budget_sketch(self.config, public, plan)
+        """The fields of `fedcore.methods.histograms.sizes.Sketch`, and whether `weights` are released, or why not."""
+        sketch = sizes.budget_sketch(self.config, public, plan)
+        return {**sketch, "weights": choice.in_words(self.config, public)} if self.private else sketch
 
     def worth(self, public: PublicFacts) -> Worth | None:
         """By the strength of the run's budget. Raises ConfigError as `plan` does."""
-        return sizes.worth(self.config, public) if self.private else None
+        if not self.private:
+            return None
+        worth = sizes.worth(self.config, public)
+        return replace(worth, expect=f"{worth.expect}; {choice.in_words(self.config, public)}")
 
     # --- rounds -----------------------------------------------------------------------------------------------------
 
@@ -129,6 +138,10 @@ class Histograms(PrivateMethod[HistogramsConfig, HistogramsState]):
         self, message: Message, block: ClientBlock, memory: Memory | None
     ) -> tuple[Statistics, Memory | None]:
         return self._algorithm.client_update(message, _counts(block)), None
+
+    def reads_heldout(self, message: Message) -> bool:
+        """For the release of weights."""
+        return isinstance(message, WeightsMessage)
 
     def server_update(self, state: HistogramsState, result: Mapping[str, Any]) -> tuple[HistogramsState, RoundInfo]:
         return self._algorithm.server_update(self._scaled(state), state, result)

@@ -2,7 +2,7 @@
 
     base      mixture: the client's own weights over all released centres and the mean (default)
               centre:  the centre of its cluster, as in the paper
-    estimate  lam_u base + (1 - lam_u) q_u,   lam_u = a / (a + m_u)
+    estimate  lam_u base + (1 - lam_u) q_u,   lam_u = (a + c m_u) / (a + m_u)
 
 Everything here is a function of released values and of the client's own data, for that client only: it costs no
 privacy, however much the client fits.
@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import scipy.sparse as sp
 
 from fedcore.methods.histograms.clients import assign, inverse_totals
 from fedcore.methods.histograms.config import HistogramsConfig
@@ -21,12 +22,22 @@ from fedcore.methods.histograms.state import HistogramsState
 from fedcore.population.blocks import CountsBlock, segment_sums
 
 ROW_FLOOR = 1e-7  # of a row of the mixture, so that no token is impossible
-GROUP, GATHERED = 64, 2**22  # clients, and numbers of 8 bytes, fitted at once: bounds the memory of the fit
+GATHERED = 2**17  # numbers of 8 bytes that are fitted at once: few enough for a processor's cache
+LOCAL_TOKENS = 1500.0  # a around which clients choose their own, if the settings name none
 
 
-def centre_weights(totals: np.ndarray, prior_tokens: float | np.ndarray) -> np.ndarray:
-    """lam_u = a / (a + m_u), Lemma 2.2 of Setlur, Feldman, Talwar 2023 with a for alpha; 1 without tokens."""
-    return prior_tokens / (prior_tokens + totals)
+def base_weight(totals: float | np.ndarray, a: float | np.ndarray, c: float | np.ndarray = 0.0) -> np.ndarray:
+    """lam_u = (a + c m_u) / (a + m_u); 1 without tokens. With c = 0 Lemma 2.2 of Setlur, Feldman, Talwar 2023, a for
+    alpha.
+    """
+    return np.asarray((a + c * totals) / (a + totals))
+
+
+def weights_used(config: HistogramsConfig, state: HistogramsState) -> tuple[float, float]:
+    """(a, c): those of the settings, else those of the run, which were released or are its default."""
+    if config.prior_tokens is not None:
+        return config.prior_tokens, config.floor or 0.0
+    return state.prior_tokens, state.floor if config.floor is None else config.floor
 
 
 def clusters_of(centres: np.ndarray, block: CountsBlock, smoothing: float) -> np.ndarray:
@@ -45,18 +56,25 @@ def base_of(config: HistogramsConfig, state: HistogramsState, block: CountsBlock
     centres, shares = state.usable_centres()
     blend = shares @ centres  # for clients without tokens
     empty = block.totals == 0
-    if not _mixes(config, centres):
+    if not mixes(config, centres):
         rows = np.vstack([centres, blend])
         weights = np.zeros((block.clients, len(rows)))
         weights[np.arange(block.clients), clusters_of(centres, block, config.assignment_smoothing)] = 1.0
         return weights, rows
-    rows = project(np.vstack([centres, state.mean]), min(ROW_FLOOR, config.centre_floor))
+    rows = mixed_rows(config, state)
     weights = mixture_weights(block, rows, config.mixture_prior, config.mixture_steps)
     weights = np.hstack([np.where(empty[:, None], 0.0, weights), empty[:, None]])
     return weights, np.vstack([rows, blend])
 
 
-def _mixes(config: HistogramsConfig, centres: np.ndarray) -> bool:
+def mixed_rows(config: HistogramsConfig, state: HistogramsState) -> np.ndarray:
+    """(k + 1, d) positive: the centres and the mean, from which mixtures are made."""
+    centres, _ = state.usable_centres()
+    return project(np.vstack([centres, state.mean]), min(ROW_FLOOR, config.centre_floor))
+
+
+def mixes(config: HistogramsConfig, centres: np.ndarray) -> bool:
+    """Whether a base is a mixture, rather than the nearest centre or the only one."""
     return config.personalisation == "mixture" and len(centres) > 1
 
 
@@ -65,41 +83,65 @@ def mixture_weights(block: CountsBlock, rows: np.ndarray, prior: float, steps: i
 
         W <- W * ((x_u / (W rows)) rows^T) + prior / k,   normalised; from uniform weights
 
-    rows: (k, d) positive. prior: pseudo-tokens in all. Cost: steps * stored entries * k; memory is bounded.
+    rows: (k, d) positive. prior: pseudo-tokens in all. Cost: steps * stored entries * k; memory is bounded. A client's
+    weights depend on its own counts alone, to the last bit: whom it is fitted with changes nothing.
     Not in the paper; the step is that of a mixture of fixed multinomials (PLSA's fold-in).
     """
-    k, lengths = len(rows), np.diff(block.indptr)
-    weights = np.full((block.clients, k), 1.0 / k)
+    weights = np.empty((block.clients, len(rows)))
     columns = np.ascontiguousarray(rows.T)
-    for group in _of_like_length(lengths, GROUP, max(GATHERED // k, 1)):
-        place = np.arange(lengths[group].max())
-        stored = place < lengths[group][:, None]  # short clients are padded with tokens that never count
-        entries = np.where(stored, block.indptr[group][:, None] + place, 0)
-        likelihood = np.where(stored[:, None, :], columns[block.indices[entries]].transpose(0, 2, 1), 1.0)
-        counts = np.where(stored, block.data[entries], 0.0)
-        weights[group] = _fit(likelihood, counts, prior, steps)
+    for start, stop in _parts(block.indptr, max(GATHERED // len(rows), 1)):
+        weights[start:stop] = _fit(block.slice(start, stop, block.leaf), rows, columns, prior, steps)
     return weights
 
 
-def _of_like_length(lengths: np.ndarray, clients: int, entries: int) -> Iterator[np.ndarray]:
-    """Clients with tokens, sorted by length, at most `clients` and about `entries` padded entries at a time."""
-    order = np.argsort(lengths, kind="stable")
-    order = order[lengths[order] > 0]
-    while len(order):
-        take = min(clients, max(1, int(np.sum(np.arange(1, len(order) + 1) * lengths[order] <= entries))))
-        yield order[:take]
-        order = order[take:]
+def _parts(pointers: np.ndarray, entries: int) -> Iterator[tuple[int, int]]:
+    """Runs of clients (start, stop) with at most so many stored entries, or of one client."""
+    start, last = 0, len(pointers) - 1
+    while start < last:
+        stop = int(np.searchsorted(pointers, pointers[start] + entries, side="right")) - 1
+        stop = min(max(stop, start + 1), last)
+        yield start, stop
+        start = stop
 
 
-def _fit(likelihood: np.ndarray, counts: np.ndarray, prior: float, steps: int) -> np.ndarray:
-    """likelihood: (C, k, e); counts: (C, e). One matrix product for each client and step."""
-    k = likelihood.shape[1]
-    weights = np.full((len(likelihood), k), 1.0 / k)
+def _fit(block: CountsBlock, rows: np.ndarray, columns: np.ndarray, prior: float, steps: int) -> np.ndarray:
+    """(C, k). columns: rows^T. Sums run over k one after the other and over a client's own entries, in their order."""
+    k, lengths = len(rows), np.diff(block.indptr)
+    likelihood, counts = rows[:, block.indices], block.data.astype(np.float64)
+    weights = np.full((block.clients, k), 1.0 / k)
+    ratios = sp.csr_matrix((counts, block.indices, block.indptr), shape=(block.clients, block.features))
     for _ in range(steps):
-        ratio = counts / np.matmul(weights[:, None, :], likelihood)[:, 0]
-        weights = weights * np.matmul(likelihood, ratio[:, :, None])[:, :, 0] + prior / k
-        weights /= weights.sum(axis=1, keepdims=True)
+        mixed = np.repeat(weights[:, 0], lengths) * likelihood[0]
+        for j in range(1, k):
+            mixed += np.repeat(weights[:, j], lengths) * likelihood[j]
+        ratios.data = counts / mixed
+        weights = weights * (ratios @ columns) + prior / k
+        total = weights[:, 0].copy()
+        for j in range(1, k):
+            total += weights[:, j]
+        weights /= total[:, None]
     return weights
+
+
+# --- values at tokens ----------------------------------------------------------------------------------------------
+
+
+def values_at(weights: np.ndarray, rows: np.ndarray, client: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """(len(tokens),): (weights @ rows)[client[i], tokens[i]], row after row so that memory stays at a few vectors."""
+    total = np.zeros(len(tokens))
+    for weight, row in zip(weights.T, rows, strict=True):
+        total += weight[client] * row[tokens]
+    return total
+
+
+def own_values(block: CountsBlock, client: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """(len(tokens),) float64: q of client[i] at tokens[i], 0 where it has none. Searches the stored entries."""
+    if len(block.indices) == 0:
+        return np.zeros(len(tokens))
+    keys = block.rows_of_entries().astype(np.int64) * block.features + block.indices
+    wanted = client.astype(np.int64) * block.features + tokens
+    place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    return np.where(keys[place] == wanted, block.data[place] * inverse_totals(block)[client], 0.0)
 
 
 # --- weights --------------------------------------------------------------------------------------------------------
@@ -125,14 +167,16 @@ def local_prior_tokens(block: CountsBlock, base: np.ndarray, grid: Sequence[floa
     return np.asarray(grid, np.float64)[best]
 
 
-def prior_tokens_of(
-    config: HistogramsConfig, block: CountsBlock, weights: np.ndarray, rows: np.ndarray
-) -> float | np.ndarray:
-    """a for every client: the config's, or each client's own choice around it. (C,) or a number."""
+def weights_of(
+    config: HistogramsConfig, state: HistogramsState, block: CountsBlock, weights: np.ndarray, rows: np.ndarray
+) -> np.ndarray:
+    """(C,) lam_u of every client: with the run's a and c, or with each client's own choice of a."""
     if config.weights == "shared":
-        return config.prior_tokens
+        return base_weight(block.totals, *weights_used(config, state))
     base = np.einsum("ek,ek->e", weights[block.rows_of_entries()], rows.T[block.indices])
-    return local_prior_tokens(block, base, [config.prior_tokens * factor for factor in config.weight_factors()])
+    around = config.prior_tokens or LOCAL_TOKENS
+    chosen = local_prior_tokens(block, base, [around * factor for factor in config.weight_factors()])
+    return base_weight(block.totals, chosen)
 
 
 # --- outputs --------------------------------------------------------------------------------------------------------
@@ -148,11 +192,11 @@ def personalise(config: HistogramsConfig, state: HistogramsState, block: CountsB
     centres, _ = state.usable_centres()
     cells = clusters_of(centres, block, config.assignment_smoothing)
     weights, rows = base_of(config, state, block)
-    weight = centre_weights(block.totals, prior_tokens_of(config, block, weights, rows))
+    weight = weights_of(config, state, block, weights, rows)
     estimate = (weights @ rows * weight[:, None]).astype(np.float32)
     own = np.repeat((1.0 - weight) * inverse_totals(block), np.diff(block.indptr)) * block.data
     estimate[block.rows_of_entries(), block.indices] += own.astype(np.float32)
     outputs = {"estimate": estimate, "cluster": cells.astype(np.int32), "weight": weight}
-    if _mixes(config, centres):
+    if mixes(config, centres):
         outputs["mixture"] = weights[:, :-1].astype(np.float32)
     return outputs

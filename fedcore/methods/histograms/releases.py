@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from fedcore.methods.histograms import sensitivities
+from fedcore.methods.histograms import choice, sensitivities
 from fedcore.methods.histograms.config import HistogramsConfig
 from fedcore.methods.histograms.reduction import tokens_kept
 from fedcore.methods.histograms.second_moment import triangle_size
 from fedcore.methods.histograms.sizes import FIRST_SHARE, FIRST_SHARE_OF_MEAN, Sizes, rho_of, sizes_of
+from fedcore.methods.histograms.weights import PAIRS, WEIGHTS
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.method import PublicFacts
 
@@ -20,6 +21,7 @@ POOLED = 2  # last rounds, whose sums are added; the clip is frozen in them
 ONE_SUM = "one sum over all clients"
 ONE_CELL = "one cell per client: all cells cost one release"
 ONE_VOTE = "one vote per client: all counts cost one release"
+ONE_SUM_OF_HALVES = "one sum over all clients, each with both halves of its data"
 ONE_COUNT = "one count per client: both cost one release"
 
 
@@ -48,7 +50,7 @@ def plan(config: HistogramsConfig, public: PublicFacts) -> list[PlannedRelease]:
 
     Raises ConfigError without a budget or a nominal number of clients, and for sizes that do not fit together.
     """
-    wanted = _wanted(config, public)
+    wanted = _with_weights(config, public, _wanted(config, public))
     budget = rho = rho_of(public)
     while True:
         # Prices round up, hence a hair is kept back; the loop ends because the hair grows.
@@ -78,6 +80,16 @@ class _Wanted:
             *(self.name, self.round, self.shape, self.sensitivity, sigma, ARGUMENT, self.composition),
             optional=self.optional,
         )
+
+
+def _with_weights(config: HistogramsConfig, public: PublicFacts, wanted: list[_Wanted]) -> list[_Wanted]:
+    """These, and as the last one that of the weights if it is worth making: its share comes off all others."""
+    if choice.why_not_released(config, public):
+        return wanted
+    others = [replace(release, share=release.share * (1.0 - choice.SHARE)) for release in wanted]
+    bound = sensitivities.signed_sum(public.relation)
+    number = wanted[-1].round + 1
+    return [*others, _Wanted(WEIGHTS, number, (len(PAIRS),), bound, choice.SHARE, ONE_SUM_OF_HALVES, optional=True)]
 
 
 def _wanted(config: HistogramsConfig, public: PublicFacts) -> list[_Wanted]:

@@ -6,7 +6,9 @@
 The estimate is smoothed after mixing, the held-out histogram never. Only tokens that were held out matter, so the cost
 is that of the stored entries. Estimates: the client's own histogram (Local), the run's mean F (FedAvg), the centre of
 the client's cluster (Algorithm 2), the client's own mixture of all centres and F (Local mixture), and each of them
-mixed with the own histogram, weight a / (a + m) (+ FT), on a grid of a and with an a that every client chooses itself.
+mixed with the own histogram (+ FT): with the weight (a + c m) / (a + m) of the run, with a / (a + m) on a grid of a, and
+with an a that every client chooses itself. Where the run chose a and c by the very halves that are scored, its own
+estimate looks a little better than on new documents: two numbers were fitted to them.
 
 Beside each loss stand the perplexity of a held-out token, exp of the mean over clients of -sum t_i ln smooth(p, e)_i,
 and the mean over clients of the loss less that of what the run gives the same client, with its standard error.
@@ -30,15 +32,23 @@ import numpy as np
 from fedcore.errors import PopulationError
 from fedcore.methods.histograms.clients import inverse_totals
 from fedcore.methods.histograms.config import HistogramsConfig
-from fedcore.methods.histograms.personal import base_of, centre_weights, local_prior_tokens
+from fedcore.methods.histograms.personal import (
+    base_of,
+    base_weight,
+    local_prior_tokens,
+    own_values,
+    values_at,
+    weights_used,
+)
 from fedcore.methods.histograms.state import HistogramsState
 from fedcore.population.blocks import CountsBlock, segment_sums
 from fedcore.randomness import client_uniforms
-from fedcore.rounds.statistics import FloatSum, Statistic, Statistics
+from fedcore.rounds.statistics import ArgMax, FloatSum, Statistic, Statistics
 
 SMOOTHING = 1e-10
 SECOND_SMOOTHING = 1e-8
 VALIDATION_SHARE = 0.2
+USED = "weights_used"  # a statistic that is the same in all leaves: a and c of the settings or of the run
 PRIOR_TOKENS = tuple(float(a) for a in (50, 100, 200, 350, 500, 700, 1000, 1400, 2000, 2800, 4000, 6000, 10000, 20000))
 
 
@@ -48,8 +58,8 @@ class Row:
 
     perplexity: exp of the mean cross entropy of a held-out token, nats.
     difference: mean of the line's KL less the run's for the same client, with its standard error; None for the run's.
-    prior_tokens: a of the mixture; None if the estimate does not mix, or if every client chose its own.
-    chosen: who chose a: "" (the settings, or nothing to choose), "validation clients", "each client".
+    prior_tokens, floor: a and c of the mixture; None if the estimate does not mix, or if every client chose its own a.
+    chosen: who chose them: "" (the settings or the run, or nothing to choose), "validation clients", "each client".
     smoothing: e.
     """
 
@@ -61,6 +71,7 @@ class Row:
     chosen: str = ""
     perplexity: float = math.nan
     difference: tuple[float, float] | None = None
+    floor: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +100,7 @@ class Table:
                 "difference_se": None if row.difference is None else row.difference[1],
                 "perplexity": row.perplexity,
                 "prior_tokens": row.prior_tokens,
+                "floor": row.floor,
                 "chosen_by": row.chosen,
                 "smoothing": row.smoothing,
             }
@@ -135,15 +147,16 @@ def score_block(config: HistogramsConfig, state: HistogramsState, block: CountsB
     evaluated = usable & ~validation
     statistics["difference_squared"] = FloatSum.at(block.leaf, (more[:, evaluated] ** 2).sum(axis=1))
     statistics["entropy"] = FloatSum.at(block.leaf, entropies[evaluated].sum())
+    statistics[USED] = ArgMax(0.0, block.first, {USED: np.array(weights_used(config, state))})
     statistics["unseen_mass"] = FloatSum.at(block.leaf, unseen[usable & ~validation].sum())
     return statistics
 
 
-def score_table(config: HistogramsConfig, statistics: Mapping[str, np.ndarray]) -> Table:
+def score_table(config: HistogramsConfig, statistics: Mapping[str, Any]) -> Table:
     """The table from the finished statistics (`fedcore.rounds.statistics.values`) of all leaves.
 
     Rows: Local at both smoothings; FedAvg and, unless the run is plain FedAvg, Algorithm 2 and Local mixture, each also
-    with + FT: at the config's a, at the a that serves the validation clients best, and at every client's own choice.
+    with + FT: at the a and c of the run, at the a that serves the validation clients best, and at every client's own choice.
     Raises PopulationError if nobody was evaluated.
     """
     n = float(statistics["evaluated_clients"])
@@ -160,21 +173,29 @@ def score_table(config: HistogramsConfig, statistics: Mapping[str, np.ndarray]) 
     variances = np.maximum(statistics["difference_squared"] / n - more**2, 0.0)
     errors_of_more = np.sqrt(variances / max(n - 1, 1))
     perplexities = np.exp(means + float(statistics["entropy"]) / n)
-    grid = [config.prior_tokens, *PRIOR_TOKENS]
+    a, c = statistics[USED].payload[USED].tolist()
+    grid: list[tuple[float | None, float | None]] = [(a, c), *((other, 0.0) for other in PRIOR_TOKENS)]
 
-    def row(method: str, line: int, smoothing: float = SMOOTHING, a: float | None = None, chosen: str = "") -> Row:
+    def row(
+        method: str,
+        line: int,
+        smoothing: float = SMOOTHING,
+        pair: tuple[float | None, float | None] = (None, None),
+        chosen: str = "",
+    ) -> Row:
         difference = None if line == mine else (float(more[line]), float(errors_of_more[line]))
         perplexity = float(perplexities[line])
-        return Row(method, float(means[line]), float(errors[line]), smoothing, a, chosen, perplexity, difference)
+        kl, error = float(means[line]), float(errors[line])
+        return Row(method, kl, error, smoothing, pair[0], chosen, perplexity, difference, pair[1])
 
     rows = [row("Local", 0), row("Local", 1, SECOND_SMOOTHING)]
     for number, name in enumerate(_estimates(config)):
         base = 2 + number * (2 + len(grid))
         tuned = slice(base + 1, base + 1 + len(grid))
-        rows += [row(name, base), row(f"{name} + FT", base + 1, a=grid[0])]
+        rows += [row(name, base), row(f"{name} + FT", base + 1, pair=grid[0])]
         if float(statistics["validation_clients"]) > 0:
             best = int(np.argmin(statistics["validation_kl"][tuned]))
-            rows.append(row(f"{name} + FT", base + 1 + best, a=grid[best], chosen="validation clients"))
+            rows.append(row(f"{name} + FT", base + 1 + best, pair=grid[best], chosen="validation clients"))
         rows.append(row(f"{name} + FT", base + 1 + len(grid), chosen="each client"))
     return Table(
         tuple(rows),
@@ -182,7 +203,7 @@ def score_table(config: HistogramsConfig, statistics: Mapping[str, np.ndarray]) 
         int(statistics["validation_clients"]),
         int(statistics["skipped"]),
         float(statistics["unseen_mass"]) / n,
-        _run_in_words(config),
+        _run_in_words(config, a, c),
     )
 
 
@@ -193,9 +214,9 @@ def run_of(config: HistogramsConfig) -> tuple[str, str]:
     return f"{name} + FT", "each client" if config.weights == "local" else ""
 
 
-def _run_in_words(config: HistogramsConfig) -> str:
+def _run_in_words(config: HistogramsConfig, a: float, c: float) -> str:
     name, chosen = run_of(config)
-    return f"{name}, " + (f"a chosen by {chosen}" if chosen else f"a = {config.prior_tokens:g}")
+    return f"{name}, " + (f"a chosen by {chosen}" if chosen else f"a = {a:g}" + (f", c = {c:g}" if c else ""))
 
 
 def _line_of_the_run(config: HistogramsConfig) -> int:
@@ -224,7 +245,8 @@ def _losses(
 
     local = np.where(block.totals[client] > 0, own, 1.0 / d)
     lines = [kl(local), kl(local, SECOND_SMOOTHING)]
-    shares = [centre_weights(block.totals, a)[client] for a in (config.prior_tokens, *PRIOR_TOKENS)]
+    pairs = [weights_used(config, state), *((a, 0.0) for a in PRIOR_TOKENS)]
+    shares = [base_weight(block.totals, a, c)[client] for a, c in pairs]
     mine = block.rows_of_entries()
     for name in _estimates(config):
         weights, rows = _base(name, config, state, block)
@@ -232,7 +254,7 @@ def _losses(
         lines.append(kl(base))
         lines += [kl(share * base + (1.0 - share) * own) for share in shares]
         chosen = local_prior_tokens(block, values_at(weights, rows, mine, block.indices), PRIOR_TOKENS)
-        share = centre_weights(block.totals, chosen)[client]
+        share = base_weight(block.totals, chosen)[client]
         lines.append(kl(share * base + (1.0 - share) * own))
     return np.stack(lines), -constant, segment_sums(test * (own == 0), heldout.indptr)
 
@@ -249,21 +271,3 @@ def _base(
         return np.ones((block.clients, 1)), state.mean[None, :]
     personalisation = {"Algorithm 2": "centre", "Local mixture": "mixture"}[name]
     return base_of(config.model_copy(update={"personalisation": personalisation}), state, block)
-
-
-def values_at(weights: np.ndarray, rows: np.ndarray, client: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """(len(tokens),): (weights @ rows)[client[i], tokens[i]], row after row so that memory stays at a few vectors."""
-    total = np.zeros(len(tokens))
-    for weight, row in zip(weights.T, rows, strict=True):
-        total += weight[client] * row[tokens]
-    return total
-
-
-def own_values(block: CountsBlock, client: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """(len(tokens),) float64: q of client[i] at tokens[i], 0 where it has none. Searches the stored entries."""
-    if len(block.indices) == 0:
-        return np.zeros(len(tokens))
-    keys = block.rows_of_entries().astype(np.int64) * block.features + block.indices
-    wanted = client.astype(np.int64) * block.features + tokens
-    place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    return np.where(keys[place] == wanted, block.data[place] * inverse_totals(block)[client], 0.0)

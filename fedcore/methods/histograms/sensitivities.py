@@ -1,8 +1,9 @@
 """The sensitivities of the private releases, whole numbers of grid steps; argued in docs/privacy/histograms.md.
 
-All arrays are sums over clients of vectors of whole numbers >= 0. Exchanging a client's vector a for another b changes
+All arrays but one are sums over clients of vectors of whole numbers >= 0. Exchanging a client's vector a for another b changes
 such a sum by ||a - b||**2 = ||a||**2 + ||b||**2 - 2 a.b <= ||a||**2 + ||b||**2, whichever cells they lie in. So a bound
 S for adding or removing a client is a bound sqrt(2) S for replacing one, in place of the general 2 S.
+The losses of `weights` have both signs, and there it is 2 S.
 """
 
 from __future__ import annotations
@@ -29,9 +30,24 @@ def second_moment(relation: str) -> int:
     return math.isqrt(MOMENT_NORM**4 // 2) + 1 if _adds_or_removes(relation) else MOMENT_NORM**2
 
 
+def signed_sum(relation: str) -> int:
+    """Of a sum of clipped vectors whose entries have both signs: 2**16, or 2**17."""
+    return GRID_NORM if _adds_or_removes(relation) else 2 * GRID_NORM
+
+
+def signed_factor(relation: str) -> float:
+    """`signed_sum` in units of the clip: 1 or 2."""
+    return signed_sum(relation) / GRID_NORM
+
+
 def sensitivity_factor(relation: str) -> float:
     """`clipped_sum` in units of the clip: 1, or a hair above sqrt(2)."""
     return clipped_sum(relation) / GRID_NORM
+
+
+def relation_of(factor: float) -> str:
+    """The relation whose `sensitivity_factor` this is."""
+    return "add_or_remove_one" if factor == 1.0 else "replace_one"
 
 
 def _adds_or_removes(relation: str) -> bool:

@@ -11,6 +11,7 @@ from an earlier one on the same population adds what it releases to what all run
     votes           one vote per client for its nearest centre of a warm start, if there are more than the budget pays
                     cells for
     second_moment   products of whitened histograms -> the tokens to cluster on (`second_moment.py`)
+    weights         what clients lose on their second halves under each of a list of weights of the base, after the rounds
     norms_t         clients within and beyond the clip, beside clusters_t -> the clip of the next round
 
 Each release costs 1 / (2 sigma**2) for *all* its cells, because a client is in one cell (argument in
@@ -33,10 +34,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedcore.methods.histograms import second_moment, sensitivities
+from fedcore.methods.histograms import choice, second_moment, sensitivities
 from fedcore.methods.histograms.config import HistogramsConfig
 from fedcore.methods.histograms.denoising import denoised_centre, denoised_mean
-from fedcore.methods.histograms.messages import ReleaseMessage
+from fedcore.methods.histograms.messages import ReleaseMessage, WeightsMessage
 from fedcore.methods.histograms.pool import FORGETTING, SCORE_KEPT, History, Pool, empty, forecast_error, grown
 from fedcore.methods.histograms.reduction import kept_by_frequency, lift, reduce_rows, tokens_kept
 from fedcore.methods.histograms.releases import (
@@ -60,9 +61,10 @@ from fedcore.methods.histograms.simplex import (
     total_variation,
     ward_merge,
 )
-from fedcore.methods.histograms.sizes import continues_series, sizes_of
+from fedcore.methods.histograms.sizes import continues_series, effective_budget, sizes_of
 from fedcore.methods.histograms.start import elected, filled_up, mean_of_warm_start
 from fedcore.methods.histograms.state import HistogramsState, Step, histories_of, initial_state
+from fedcore.methods.histograms.weights import WEIGHTS
 from fedcore.privacy.grid import GRID_NORM, grid_step
 from fedcore.randomness import stream
 from fedcore.rounds.method import PublicFacts, RoundInfo
@@ -81,7 +83,9 @@ CLIP_RATE, CLIP_TARGET = 0.2, 0.5  # of the geometric update towards the median 
 
 def init(config: HistogramsConfig, public: PublicFacts) -> HistogramsState:
     """The state before the first release. Raises ConfigError if there can be no such run."""
-    sizes, releases = sizes_of(config, public), plan(config, public)
+    sizes, planned = sizes_of(config, public), plan(config, public)
+    releases = [release for release in planned if release.name != WEIGHTS]
+    a, c = choice.usual_weights(config, public)
     first_of_round = {release.round: release.noise_multiplier for release in reversed(releases)}
     norms = [release.noise_multiplier for release in releases if release.name.startswith(NORMS)]
     state = replace(
@@ -90,6 +94,10 @@ def init(config: HistogramsConfig, public: PublicFacts) -> HistogramsState:
         clip=config.clip,
         spread=sensitivities.sensitivity_factor(public.relation),
         norms_multiplier=norms[0] if norms else 0.0,
+        prior_tokens=a,
+        floor=c,
+        weights_multiplier=planned[-1].noise_multiplier if planned[-1].name == WEIGHTS else 0.0,
+        weights_clients=float(effective_budget(config, public)[0]),
     )
     if public.warm_start is None:
         return state
@@ -114,13 +122,15 @@ def _with_history(state: HistogramsState, start: Mapping[str, np.ndarray]) -> Hi
 
 
 def total_rounds(config: HistogramsConfig, state: HistogramsState) -> int:
-    return len(state.multipliers)
+    return len(state.multipliers) + (state.weights_multiplier > 0)
 
 
-def message(config: HistogramsConfig, state: HistogramsState) -> ReleaseMessage | None:
+def message(config: HistogramsConfig, state: HistogramsState) -> ReleaseMessage | WeightsMessage | None:
     """What clients need to contribute to the release of this round; None after the last."""
     if state.phase == "done":
         return None
+    if state.phase == "weights":
+        return choice.message(config, state)
     one_cell, weight = np.zeros((len(state.mean), 1), np.float32), config.half_weight_tokens
     if state.phase == "flat":
         return ReleaseMessage(FLAT, 1, one_cell, np.ones(len(state.mean)), config.first_clip, half_weight=weight)
@@ -149,6 +159,8 @@ def server_update(config: HistogramsConfig, state: HistogramsState, result: Mapp
             return _votes(config, state, result[VOTES])
         case "moment":
             return _second_moment(config, state, result[MOMENT])
+        case "weights":
+            return _weights(state, result[WEIGHTS])
     return _clustering_round(config, state, result)
 
 
@@ -177,7 +189,7 @@ def _whitened_mean(config: HistogramsConfig, state: HistogramsState, released: n
     w = metric(refined.mean, config.metric_floor, config.effective_tokens)
     info = _info(state, sums.sum(), refined.mean_precision > 0, float(total_variation(refined.mean, state.mean)))
     if not state.rounds:
-        end = replace(refined, phase="done", metric=w, centres=refined.mean[None, :], counts=sums.sum(axis=1))
+        end = replace(refined, phase=_after_rounds(state), metric=w, centres=refined.mean[None, :], counts=sums.sum(axis=1))
         return end, info
     refined = refined.remembering([refined.history.with_cells(empty(0, len(w)))])
     return _with_first_cells(config, replace(refined, metric=w, centres=np.zeros((0, len(w))))), info
@@ -211,7 +223,7 @@ def _with_first_cells(config: HistogramsConfig, state: HistogramsState) -> Histo
 def _second_moment(config: HistogramsConfig, state: HistogramsState, released: np.ndarray) -> Step:
     """The tokens to cluster on: those of the eigenvectors that stand above the noise."""
     d, sigma = len(state.mean), _multiplier(state)
-    bound = sensitivities.second_moment("add_or_remove_one" if state.spread == 1.0 else "replace_one")
+    bound = sensitivities.second_moment(sensitivities.relation_of(state.spread))
     matrix = second_moment.covariance(released, state.metric, state.mean, config.clip)
     noise = second_moment.noise_norm(sigma * bound, config.clip, d)
     keep = tokens_kept(config.keep, d)
@@ -271,7 +283,7 @@ def _clusters(config: HistogramsConfig, state: HistogramsState, released: np.nda
 
     if not continues and t < state.rounds - 1:
         state = state.remembering([past.with_cells(empty(0, len(state.metric))) for past in state.histories])
-    phase = "done" if t == state.rounds else "rounds"
+    phase = _after_rounds(state) if t == state.rounds else "rounds"
     return replace(state, phase=phase, round=t, centres=centres, counts=pool.counts), info
 
 
@@ -295,6 +307,19 @@ def _scored(config: HistogramsConfig, state: HistogramsState, sums: np.ndarray, 
         centres = _centres(config, expected, expected.history, state.rounds)
         errors.append(forecast_error(centres, sums, variance, state.metric, live))
     return replace(state, pool_scores=SCORE_KEPT * state.pool_scores + errors)
+
+
+def _after_rounds(state: HistogramsState) -> str:
+    return "weights" if state.weights_multiplier else "done"
+
+
+def _weights(state: HistogramsState, released: np.ndarray) -> Step:
+    """The weight of the base that serves the clients' second halves."""
+    spread = sensitivities.signed_factor(sensitivities.relation_of(state.spread))
+    scale = state.weights_multiplier * spread * GRID_NORM
+    a, c = choice.chosen(released, state.weights_clients, scale)
+    info = RoundInfo({"noise_multiplier": state.weights_multiplier, "prior_tokens": a, "floor": c})
+    return replace(state, phase="done", prior_tokens=a, floor=c), info
 
 
 def _lowest(number: int, histories: int) -> np.ndarray:

@@ -23,6 +23,7 @@ from fedcore.methods.histograms.sensitivities import sensitivity_factor
 from fedcore.methods.histograms.simplex import perturbed, project, ward_merge
 from fedcore.methods.histograms.sizes import remembered, series_before, sizes_of
 from fedcore.methods.histograms.state import HistogramsState
+from fedcore.methods.histograms.weights import WEIGHTS
 from fedcore.randomness import stream
 from fedcore.rounds.method import PublicFacts
 
@@ -118,7 +119,8 @@ def likely_warm_start(config: HistogramsConfig, public: PublicFacts) -> dict[str
     """What a run with these facts would leave, as far as the plans of later runs depend on it: the mean everywhere, and
     the weights that its noise gives to what it releases.
     """
-    sizes, releases = sizes_of(config, public), plan(config, public)
+    sizes = sizes_of(config, public)
+    releases = [release for release in plan(config, public) if release.name != WEIGHTS]
     k, d = sizes.clusters, public.features
     uniform = np.full((k + 1, d), 1.0 / d)
     start = {"centres": uniform[:k]}

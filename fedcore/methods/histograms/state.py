@@ -12,14 +12,16 @@ from fedcore.methods.histograms.pool import History, Pool, no_history
 from fedcore.methods.histograms.sizes import Sizes
 from fedcore.rounds.method import PublicFacts, RoundInfo
 
+USUAL_WEIGHTS = (800.0, 0.35)  # a and c of the weight of the base, unless somebody knows better
+
 
 @dataclass(frozen=True, slots=True)
 class HistogramsState:
     """State after a round. d tokens, k cells; k changes when over-seeded cells are merged.
 
-    phase:    of the round that comes next. Private: "flat", "whitened", "votes", "moment", "rounds", "done". Else:
-              "mean", "given" (the mean of a run with a warm start), "covariance", "start" (Algorithm 1), "rounds",
-              "reseed", "centring", "done"
+    phase:    of the round that comes next. Private: "flat", "whitened", "votes", "moment", "rounds", "weights",
+              "done". Else: "mean", "given" (the mean of a run with a warm start), "covariance", "start" (Algorithm 1),
+              "rounds", "reseed", "centring", "done"
     round:    clustering rounds finished
     seed:     of the streams of simulation randomness
     rounds, clusters, overseed, merge_after, perturbation: the `Sizes` of the run
@@ -45,6 +47,10 @@ class HistogramsState:
               not kept. Empty without privacy; r + 1 in place of d on fewer tokens. Runs of version 0.1 have one
               history without the first axis, whose noise in the mean was that of its variance in the metric
     pool_scores: (h,) of the histories, the lowest is the best
+    prior_tokens, floor: a and c of the weight of the base where the settings name none: released, or usual ones. States
+              of before have neither, and their settings name a
+    weights_multiplier: noise multiplier of the release `weights` that comes last; 0: there is none
+    weights_clients: nominal number of clients, by which it is divided
     """
 
     phase: str
@@ -74,6 +80,10 @@ class HistogramsState:
     pool_variances: np.ndarray = field(default_factory=lambda: np.zeros(0))
     pool_mean_noise: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
     pool_scores: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    prior_tokens: float = 1500.0
+    floor: float = 0.0
+    weights_multiplier: float = 0.0
+    weights_clients: float = 0.0
 
     @property
     def histories(self) -> list[History]:
@@ -162,4 +172,6 @@ def initial_state(phase: str, sizes: Sizes, public: PublicFacts) -> HistogramsSt
         reseed=np.zeros(0, np.int64),
         entropy=0.0,
         clients=0.0,
+        prior_tokens=USUAL_WEIGHTS[0],
+        floor=USUAL_WEIGHTS[1],
     )
