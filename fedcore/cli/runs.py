@@ -17,6 +17,7 @@ from fedcore.cli.options import (
     PopulationArgument,
     RunArgument,
     Runs,
+    Settings,
     Workers,
     open_population,
     stamp,
@@ -217,7 +218,10 @@ def personalise(
     settings: FreeSettings = None,
     as_json: Json = False,
 ) -> None:
-    """Write each client's own output: sensitive, for that client only, not differentially private."""
+    """Write each client's own output: sensitive, for that client only, not differentially private.
+
+    With --set a setting that only matters here is another one than in the run, such as prior_tokens or floor.
+    """
     from fedcore.training.personalise import personalise as write
 
     with bar(f"personalise {population}", as_json) as progress:

@@ -1,7 +1,8 @@
 """Clients that stand in for those of a population: nobody's data, with which a plan of a private run is made.
 
 What such a plan says must not depend on what people hold. So its trial rounds are made with clients that follow from
-public facts: kind, columns, clients of a leaf, and rows that the method draws from its settings (`Method.likely_rows`).
+public facts: kind, columns, clients of a leaf, whether counts have two halves, and rows that the method draws from its settings
+(`Method.likely_rows`).
 How much a client holds, on average, is not public. It is a size, which operators see; a plan takes it rounded to one
 of four numbers in an octave, and takes the owner's nominal number for the number of clients.
 """
@@ -89,7 +90,9 @@ def stand_ins(method: AnyMethod, public: PublicFacts, shape: Shape, clients: int
     ptr = np.concatenate([[0], np.cumsum(sizes)])
     first = leaf * shape.clients_per_leaf
     if public.kind == "counts":
-        return counts_block(first, leaf, _counts(generator, ptr, shape.features))
+        counts = _counts(generator, ptr, shape.features)
+        halves = _counts(generator, ptr, shape.features) if public.halves is not None else None
+        return counts_block(first, leaf, counts, halves)
     rows = method.likely_rows(public, int(ptr[-1]), generator)
     return RowsBlock(first, leaf, ptr, np.ascontiguousarray(rows, shape.dtype))
 

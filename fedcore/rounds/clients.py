@@ -142,7 +142,8 @@ def _reading(
 ) -> tuple[tuple[str, int, int, bool], Callable[[], ClientBlock]]:
     """The name of a decoded block in caches, and what reads it."""
     heldout = heldout and population.has_heldout
-    return (population.id, source.version, index, heldout), partial(population.read, index, heldout=heldout)
+    read = partial(population.read, index, True) if heldout else partial(population.read, index)
+    return (population.id, source.version, index, heldout), read
 
 
 @dataclass(frozen=True)

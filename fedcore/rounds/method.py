@@ -25,13 +25,13 @@ from pydantic import BaseModel
 
 from fedcore.errors import ConfigError, MethodError
 from fedcore.population.blocks import ClientBlock, Kind
+from fedcore.population.manifest import Halves
 from fedcore.privacy.plan import PlannedRelease, Relation, Unit
 from fedcore.rounds.results import Features, Metric, Result
 from fedcore.rounds.scores import KnownMemories, ScoreTable
 from fedcore.rounds.statistics import Statistics
 
 Message = Any  # a frozen dataclass of arrays and scalars
-Halves = Literal["document", "entry"]
 State = Any  # likewise; what the next round needs, and what a checkpoint holds
 Memory = dict[str, np.ndarray]  # per-client state of a block; first axis = clients
 # Personalised outputs. First axis = clients; of those whose name begins with ROWS, the rows of the clients.
@@ -142,8 +142,9 @@ class Method(ABC, Generic[ConfigT, StateT]):
     series_arrays: names of arrays of a warm start that tell what runs on this very population have released so far;
         runs on another one start without them
     scores_use_memories: whether `score_block` wants what the clients of the run remember
-    free_settings: names of settings that only `personalise`, `score_block`, `score_table` and `headline` read: what
-        they do is a function of what a run has ended with, so that they may be given anew to a run that was made
+    free_settings: names of settings of `personalise`, `score_block`, `score_table` and `headline`, which neither the
+        clients' answers nor the server's moves depend on, but through what they are asked: what they do is a function
+        of what a run has ended with, so that they may be given anew to a run that was made
     """
 
     name: ClassVar[str]
@@ -278,8 +279,8 @@ class Method(ABC, Generic[ConfigT, StateT]):
 
     # --- after training ---------------------------------------------------------------------------------------------
 
-    def free_settings_in_force(self) -> dict[str, Any]:
-        """The settings that act after training alone, as JSON."""
+    def free_settings_in_force(self, state: StateT) -> dict[str, Any]:
+        """The settings that may be given to a run that was made, as JSON; of those that the run chose itself, its choice."""
         found: dict[str, Any] = self.config.model_dump(mode="json", include=set(self.free_settings))
         return {name: found[name] for name in self.free_settings}
 

@@ -295,27 +295,24 @@ def _outputs(case: Case, leaf: ClientBlock, number: int) -> ClientOutputs:
 
 @law("free settings")
 def free_settings(case: Case) -> None:
-    """A setting that may be given to a run that was made is read by no function that training calls."""
+    """A setting that may be given to a run that was made is read neither when clients answer nor when the server moves. It
+    may decide what they are asked.
+    """
     if not type(case.method).free_settings:
         return
     method = _watched(case.method)
-    method.plan(case.public)
-    method.init(case.public)
     for made in case.history.rounds:
-        method.total_rounds(made.state)
-        message = method.message(made.state)
-        method.phase(made.state, message)
+        message = case.method.message(made.state)
         for number, leaf in enumerate(case.population.leaves()):
             memory = None if made.memories is None else copied(made.memories[number])
             statistics, _ = method.client_update(message, leaf, memory)
             if method.private:
                 method.release_values(message, statistics)
         method.server_update(copied(made.state), copied(made.result))
-    method.outcome(case.history.state)
 
 
 def _watched(method: Method[Any, Any]) -> Method[Any, Any]:
-    """The method with settings that cannot be read if they act after training alone."""
+    """The method with settings of which the free ones cannot be read."""
     cls, free = type(method), type(method).free_settings
 
     def read(config: Any, name: str) -> Any:

@@ -229,7 +229,7 @@ def public_facts(
         relation,
         start,
         "client" if unit == CLIENT_PERIOD else unit,
-        getattr(population.manifest, "halves", None),
+        population.manifest.halves,
     )
 
 

@@ -63,7 +63,7 @@ def personalise(
         make_folder(partial, private=True)
         group = zarr.open_group(partial, mode="a", zarr_format=3)
         about: dict[str, Any] = {"sensitive": True, "note": NOTE, "run": run.id, "method": method.name}
-        group.attrs.update({**about, "settings": method.free_settings_in_force()})
+        group.attrs.update({**about, "settings": method.free_settings_in_force(state)})
         with open(partial / "clients.jsonl", "w") as ids:
             first_row = 0
             for index in range(len(population.blocks)):
@@ -85,7 +85,7 @@ def personalise(
         "dest": str(dest),
         "clients": population.n_clients,
         "outputs": sorted(outputs),
-        "settings": method.free_settings_in_force(),
+        "settings": method.free_settings_in_force(state),
         "sensitive": True,
         "note": NOTE,
     }

@@ -15,6 +15,7 @@ from itertools import count
 import numpy as np
 
 from fedcore.methods.histograms import Histograms, HistogramsConfig
+from fedcore.methods.histograms.weights import WEIGHTS
 from fedcore.population.blocks import CountsBlock
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.method import PublicFacts
@@ -39,12 +40,15 @@ class Case:
     relation: of the plan. start: makes the given centres from the number of features; None: none are given.
     replaced: what replacing one client may do, as a multiple of the squared sensitivity of a plan under add/remove: 2
     for contributions whose inner products are not negative, 4 for those of any sign
+    halves: whether the population is declared to hold two halves by document. A client's counts are then taken 64
+    times, and the other way round in its second half
     """
 
     config: HistogramsConfig
     relation: str = "add_or_remove_one"
     start: Callable[[int], dict[str, np.ndarray]] | None = None
     replaced: int = 2
+    halves: bool = False
 
     @property
     def method(self) -> Histograms:
@@ -52,11 +56,15 @@ class Case:
 
     def public(self, features: int, rho: float = 0.5, seed: int = 0) -> PublicFacts:
         start = None if self.start is None else self.start(features)
-        return PublicFacts("counts", features, 1024, 60, None, rho, seed, self.relation, start)
+        known = PublicFacts("counts", features, 1024, 60, None, rho, seed, self.relation, start)
+        return replace(known, halves="document") if self.halves else known
 
     def block(self, vectors) -> CountsBlock:
         """A block of these clients."""
-        return block_of(vectors)
+        if not self.halves:
+            return block_of(vectors)
+        counts = 64 * np.asarray(vectors)
+        return block_of(counts, heldout=counts[:, ::-1])
 
     def narrow(self, clip: float) -> Case:
         """The same with a clip that all clients reach."""
@@ -66,7 +74,7 @@ class Case:
         """Largest squared L2 change of the array, in grid steps, when one client is added, or replaced."""
         if self.relation == relation or relation == "add_or_remove_one":
             return planned.sensitivity**2
-        return self.replaced * planned.sensitivity**2
+        return (4 if planned.name == WEIGHTS else self.replaced) * planned.sensitivity**2
 
 
 def _small(**settings) -> HistogramsConfig:
@@ -90,9 +98,14 @@ CASES = {
     "frequency": Case(_small(reduction="frequency", keep=2)),
     "weights": Case(_small(half_weight_tokens=50.0, adaptive_clip=True, rounds=3)),
 }
+WITH_HALVES = {
+    "halves": Case(_small(nominal_clients=10**6), halves=True),
+    "halves, replaced": Case(_small(nominal_clients=10**6, personalisation="centre"), REPLACED, halves=True),
+    "halves of one mean": Case(_small(clusters=1, rounds=None, overseed=None, nominal_clients=10**6), halves=True),
+}
 
 
-ALL = CASES | em_releases.CASES
+ALL = CASES | WITH_HALVES | em_releases.CASES
 
 
 # --- published values that a run may meet ---------------------------------------------------------------------------

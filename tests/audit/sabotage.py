@@ -10,7 +10,7 @@ from unittest import mock
 
 import numpy as np
 
-from fedcore.methods.histograms import Histograms, clients
+from fedcore.methods.histograms import Histograms, clients, weights
 from fedcore.planning import calibration, run_plan
 from fedcore.population import manifest as manifests
 from fedcore.population.blocks import leaves, segment_sums
@@ -79,6 +79,51 @@ KERNELS = {
     "balanced cells": balanced_cells,
     "rounded up": rounded_up,
     "precision of the block": precision_of_the_block,
+}
+
+
+# --- clients with second halves -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def losses_without_a_clip():
+    """Clients contribute all of their losses."""
+
+    def unclipped(values, counted):
+        return np.trunc(np.where(counted[:, None], values, 0.0) / grid_step(weights.CLIP))
+
+    with mock.patch.object(weights, "on_grid", unclipped):
+        yield
+
+
+@contextmanager
+def losses_against_the_leaf():
+    """Losses are those beyond the leaf's mean, so that a newcomer moves everybody."""
+    kept = weights.on_grid
+
+    def centred(values, counted):
+        return kept(values - values[counted].mean(axis=0), counted) if counted.any() else kept(values, counted)
+
+    with mock.patch.object(weights, "on_grid", centred):
+        yield
+
+
+@contextmanager
+def clip_by_the_largest_entry():
+    """The bound is one on entries, not on the norm of all of them."""
+
+    def entries(values, counted):
+        kept = np.clip(np.where(counted[:, None], values, 0.0), -weights.CLIP, weights.CLIP)
+        return np.trunc(kept / grid_step(weights.CLIP))
+
+    with mock.patch.object(weights, "on_grid", entries):
+        yield
+
+
+OF_HALVES = {
+    "no clip": losses_without_a_clip,
+    "against the leaf": losses_against_the_leaf,
+    "clip by the largest entry": clip_by_the_largest_entry,
 }
 
 

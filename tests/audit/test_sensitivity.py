@@ -14,8 +14,18 @@ from hypothesis import strategies as st
 
 from fedcore.population.streaming import StoredRows
 from tests.audit import em_releases
-from tests.audit.releases import ALL, CASES, PUBLISHED, in_one_cell, rounds_of, squared_distance, sums, whole
-from tests.audit.sabotage import KERNELS
+from tests.audit.releases import (
+    ALL,
+    CASES,
+    PUBLISHED,
+    WITH_HALVES,
+    in_one_cell,
+    rounds_of,
+    squared_distance,
+    sums,
+    whole,
+)
+from tests.audit.sabotage import KERNELS, OF_HALVES
 from tests.histograms.example_clients import block_of, random_counts
 from tests.histograms.run_in_memory import answer
 
@@ -58,6 +68,14 @@ def check(case, people, published, seed):
 @given(neighbours(), st.sampled_from(list(PUBLISHED)), st.integers(0, 2**31))
 @settings(max_examples=200, deadline=None)
 def test_one_client_moves_no_release_by_more_than_planned(case, people, published, seed):
+    check(case, people, published, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", WITH_HALVES.values(), ids=WITH_HALVES)
+@given(neighbours(), st.sampled_from(list(PUBLISHED)), st.integers(0, 2**31))
+@settings(max_examples=60, deadline=None)
+def test_one_client_with_both_halves_moves_no_release_by_more_than_planned(case, people, published, seed):
     check(case, people, published, seed)
 
 
@@ -115,6 +133,16 @@ def test_a_sabotaged_kernel_breaks_the_bound(kernel):
             others = np.vstack([np.minimum(others, 1000), [seed + 1] * 4])
             for case in ("clusters", "given"):
                 check(CASES[case], (others, one * 2 ** (seed % 40), instead, 2, 2), "as planned", seed)
+
+
+@pytest.mark.parametrize("kernel", OF_HALVES.values(), ids=OF_HALVES)
+def test_a_sabotaged_kernel_of_second_halves_breaks_the_bound(kernel):
+    generator = np.random.default_rng(0)
+    with kernel(), pytest.raises(AssertionError):
+        for seed in range(30):
+            others, (one, instead) = random_counts(generator, 6, 5), random_counts(generator, 2, 5)
+            case = ("halves", "halves, replaced")[seed % 2]
+            check(WITH_HALVES[case], (np.minimum(others, 1000), one, instead, 2, 2), "as planned", seed)
 
 
 @pytest.mark.parametrize("kernel", em_releases.KERNELS.values(), ids=em_releases.KERNELS)

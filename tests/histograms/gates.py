@@ -3,10 +3,10 @@
     FEDCORE_DATA=... python -m tests.histograms.gates [n ...] [epsilon ...]
 
 Mean KL(held out || estimate) in nats over the clients with 50 tokens in both parts, halves by post; the estimate is a
-client's own mixture of all centres, mixed with its own histogram, at the run's own weight (a + c m) / (a + m), released where the
-budget allows it, and in brackets at the best a and c of the grid of that release. The default configuration, delta = n**-2, the whole budget of
-the population without spares, rounded normal noise, mean of three seeds of noise and start, beside the losses of the
-plain mean without privacy and of the uniform histogram.
+client's own mixture of all centres, mixed with its own histogram, at the run's own weight (a + c m) / (a + m), which is
+released where the budget allows it, and in brackets at the best a and c of the grid of that release. The default
+configuration, delta = n**-2, the whole budget of the population without spares, rounded normal noise, mean of three
+seeds of noise and start, beside the losses of the plain mean without privacy and of the uniform histogram.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What the server sends to the clients: one frozen dataclass for each kind of question.
 
 `ReleaseMessage` and `WeightsMessage` are those of the private pipeline, and everything in them is published or public.
-The others are those of the algorithms without privacy. log_centres are the logarithms of smoothed centres, transposed, as
-`fedcore.methods.histograms.simplex.assignment_logs` makes them: (d, k) float32. `kept` holds the tokens of a reduced
+The others are those of the algorithms without privacy. log_centres are the logarithms of smoothed centres, transposed,
+as `fedcore.methods.histograms.simplex.assignment_logs` makes them: (d, k) float32. `kept` holds the tokens of a reduced
 problem (`fedcore.methods.histograms.reduction`), (r,) int64 ascending; if it is not empty, d stands for r + 1.
 """
 

@@ -74,6 +74,7 @@ class Histograms(PrivateMethod[HistogramsConfig, HistogramsState]):
     series_arrays: ClassVar[tuple[str, ...]] = start.SERIES_NAMES + start.LATER_NAMES
     free_settings: ClassVar[tuple[str, ...]] = (
         "prior_tokens",
+        "floor",
         "mixture_prior",
         "mixture_steps",
         "personalisation",
@@ -166,9 +167,24 @@ class Histograms(PrivateMethod[HistogramsConfig, HistogramsState]):
 
     # --- what a run has learnt --------------------------------------------------------------------------------------
 
+    def outcome(self, state: HistogramsState) -> str:
+        """Of a private run: its sizes, and the weight of the base in its estimates."""
+        if not self.private:
+            return ""
+        a, c = personal.weights_used(self.config, state)
+        cells = f"{state.clusters} clusters in {state.round} rounds" if state.round else "one mean"
+        chosen = "released" if state.weights_multiplier and state.phase == "done" else "not released"
+        if self.config.prior_tokens is not None or self.config.floor is not None:
+            chosen = "of the settings"
+        return f"{cells}; weight of the base (a + c m) / (a + m) with a = {a:g}, c = {c:g} ({chosen})"
+
     def result(self, state: HistogramsState, features: Features) -> Result:
         """The centres by the tokens that tell them from the mean."""
         return result_of(state, features)
+
+    def free_settings_in_force(self, state: HistogramsState) -> dict[str, Any]:
+        a, c = personal.weights_used(self.config, state)
+        return super().free_settings_in_force(state) | {"prior_tokens": a, "floor": c}
 
     def personalise(self, state: HistogramsState, block: ClientBlock, memory: Memory | None) -> ClientOutputs:
         """Per client: estimate (C, d) float32, cluster (C,) int32 (-1: no tokens), weight (C,) float64, and if centres

@@ -6,8 +6,8 @@
 The estimate is smoothed after mixing, the held-out histogram never. Only tokens that were held out matter, so the cost
 is that of the stored entries. Estimates: the client's own histogram (Local), the run's mean F (FedAvg), the centre of
 the client's cluster (Algorithm 2), the client's own mixture of all centres and F (Local mixture), and each of them
-mixed with the own histogram (+ FT): with the weight (a + c m) / (a + m) of the run, with a / (a + m) on a grid of a, and
-with an a that every client chooses itself. Where the run chose a and c by the very halves that are scored, its own
+mixed with the own histogram (+ FT): with the weight (a + c m) / (a + m) of the run, with a / (a + m) on a grid of a,
+and with an a that every client chooses itself. Where the run chose a and c by the very halves that are scored, its own
 estimate looks a little better than on new documents: two numbers were fitted to them.
 
 Beside each loss stand the perplexity of a held-out token, exp of the mean over clients of -sum t_i ln smooth(p, e)_i,
@@ -156,8 +156,8 @@ def score_table(config: HistogramsConfig, statistics: Mapping[str, Any]) -> Tabl
     """The table from the finished statistics (`fedcore.rounds.statistics.values`) of all leaves.
 
     Rows: Local at both smoothings; FedAvg and, unless the run is plain FedAvg, Algorithm 2 and Local mixture, each also
-    with + FT: at the a and c of the run, at the a that serves the validation clients best, and at every client's own choice.
-    Raises PopulationError if nobody was evaluated.
+    with + FT: at the a and c of the run, at the a that serves the validation clients best, and at every client's own
+    choice. Raises PopulationError if nobody was evaluated.
     """
     n = float(statistics["evaluated_clients"])
     if n == 0:

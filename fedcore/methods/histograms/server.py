@@ -11,7 +11,7 @@ from an earlier one on the same population adds what it releases to what all run
     votes           one vote per client for its nearest centre of a warm start, if there are more than the budget pays
                     cells for
     second_moment   products of whitened histograms -> the tokens to cluster on (`second_moment.py`)
-    weights         what clients lose on their second halves under each of a list of weights of the base, after the rounds
+    weights         after the rounds: what clients lose on their second halves under each of a list of weights
     norms_t         clients within and beyond the clip, beside clusters_t -> the clip of the next round
 
 Each release costs 1 / (2 sigma**2) for *all* its cells, because a client is in one cell (argument in
@@ -189,7 +189,9 @@ def _whitened_mean(config: HistogramsConfig, state: HistogramsState, released: n
     w = metric(refined.mean, config.metric_floor, config.effective_tokens)
     info = _info(state, sums.sum(), refined.mean_precision > 0, float(total_variation(refined.mean, state.mean)))
     if not state.rounds:
-        end = replace(refined, phase=_after_rounds(state), metric=w, centres=refined.mean[None, :], counts=sums.sum(axis=1))
+        end = replace(
+            refined, phase=_after_rounds(state), metric=w, centres=refined.mean[None, :], counts=sums.sum(axis=1)
+        )
         return end, info
     refined = refined.remembering([refined.history.with_cells(empty(0, len(w)))])
     return _with_first_cells(config, replace(refined, metric=w, centres=np.zeros((0, len(w))))), info

@@ -63,7 +63,7 @@ def contributions(message: WeightsMessage, block: CountsBlock) -> np.ndarray:
 def losses(message: WeightsMessage, block: CountsBlock, other: CountsBlock) -> np.ndarray:
     """(C, len(PAIRS)) nats a token of the second half, beyond those of REFERENCE.
 
-        l_u(a, c) = -sum_t q2_ut ln(lam_u base_ut + (1 - lam_u) q1_ut)
+    l_u(a, c) = -sum_t q2_ut ln(lam_u base_ut + (1 - lam_u) q1_ut)
     """
     client = other.rows_of_entries()
     share = other.data * inverse_totals(other)[client]

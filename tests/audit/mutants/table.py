@@ -69,6 +69,7 @@ OF_LAW = "tests/privacy/test_noise_law.py"
 OF_ACCOUNTS, OF_RUNS = "tests/privacy/test_ledger.py", "tests/privacy/test_ledger_runs.py"
 OF_FAULTS, OF_STATEMENT = "tests/privacy/test_ledger_faults.py", "tests/privacy/test_statement.py"
 OF_CHECKPOINTS, OF_WITNESSES = "tests/privacy/test_ledger_checkpoints.py", "tests/privacy/test_witness.py"
+OF_WEIGHTS = "tests/histograms/test_weights.py"
 OF_MANIFESTS = "tests/population/test_digests.py"
 OF_LOSSES, OF_RECOUNT = "tests/privacy/test_recount.py", "tests/privacy/test_ledger_recount.py"
 OF_GDP, OF_REDRAWS = "tests/privacy/test_gdp.py", "tests/privacy/test_redraws.py"
@@ -542,6 +543,36 @@ MUTANTS: list[Mutant] = [
         "math.isqrt(MOMENT_NORM**4 // 2)",
         "tests/histograms/test_second_moment.py",
         OF_CLIENTS,
+    ),
+    _mutant(
+        "sensitivity: signs of losses are forgotten",
+        f"{HISTOGRAMS}/sensitivities.py",
+        "return GRID_NORM if _adds_or_removes(relation) else 2 * GRID_NORM",
+        "return clipped_sum(relation)",
+        OF_WEIGHTS,
+    ),
+    _mutant(
+        "sensitivity: weights are planned like sums that are never negative",
+        f"{HISTOGRAMS}/releases.py",
+        "bound = sensitivities.signed_sum(public.relation)",
+        "bound = sensitivities.clipped_sum(public.relation)",
+        OF_WEIGHTS,
+    ),
+    Mutant(
+        "clip: left out of losses on second halves",
+        f"{HISTOGRAMS}/weights.py",
+        (
+            ("np.minimum(1.0, CLIP / np.sqrt(squares))", "1.0"),
+            ("return bound_norms(grid, rows).reshape(clients, pairs)", "return grid.reshape(clients, pairs)"),
+        ),
+        (OF_WEIGHTS,),
+    ),
+    _mutant(
+        "halves: undeclared ones are used",
+        f"{HISTOGRAMS}/choice.py",
+        'if public.halves != "document":',
+        'if public.halves != "document" and False:',
+        OF_WEIGHTS,
     ),
     _mutant(
         "sensitivity: federated EM does not know replacement",
