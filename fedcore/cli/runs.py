@@ -17,7 +17,6 @@ from fedcore.cli.options import (
     PopulationArgument,
     RunArgument,
     Runs,
-    Settings,
     Workers,
     open_population,
     stamp,

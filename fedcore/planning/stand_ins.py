@@ -1,8 +1,8 @@
 """Clients that stand in for those of a population: nobody's data, with which a plan of a private run is made.
 
 What such a plan says must not depend on what people hold. So its trial rounds are made with clients that follow from
-public facts: kind, columns, clients of a leaf, whether counts have two halves, and rows that the method draws from its settings
-(`Method.likely_rows`).
+public facts: kind, columns, clients of a leaf, whether counts have two halves, and rows that the method draws from its
+settings (`Method.likely_rows`).
 How much a client holds, on average, is not public. It is a size, which operators see; a plan takes it rounded to one
 of four numbers in an octave, and takes the owner's nominal number for the number of clients.
 """

@@ -280,7 +280,7 @@ class Method(ABC, Generic[ConfigT, StateT]):
     # --- after training ---------------------------------------------------------------------------------------------
 
     def free_settings_in_force(self, state: StateT) -> dict[str, Any]:
-        """The settings that may be given to a run that was made, as JSON; of those that the run chose itself, its choice."""
+        """The settings that may be given to a run that was made, as JSON; of what the run chose itself, its choice."""
         found: dict[str, Any] = self.config.model_dump(mode="json", include=set(self.free_settings))
         return {name: found[name] for name in self.free_settings}
 

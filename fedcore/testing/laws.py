@@ -295,8 +295,8 @@ def _outputs(case: Case, leaf: ClientBlock, number: int) -> ClientOutputs:
 
 @law("free settings")
 def free_settings(case: Case) -> None:
-    """A setting that may be given to a run that was made is read neither when clients answer nor when the server moves. It
-    may decide what they are asked.
+    """A setting that may be given to a run that was made is read neither when clients answer nor when the server moves.
+    It may decide what they are asked.
     """
     if not type(case.method).free_settings:
         return

@@ -37,8 +37,9 @@ class Algorithm:
 
 
 def _private_answer(message: ReleaseMessage | WeightsMessage, block: CountsBlock) -> Statistics:
-    answer = weights.client_update if isinstance(message, WeightsMessage) else clients.client_update
-    return answer(message, block)
+    if isinstance(message, WeightsMessage):
+        return weights.client_update(message, block)
+    return clients.client_update(message, block)
 
 
 ALGORITHMS = {
