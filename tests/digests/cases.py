@@ -57,6 +57,9 @@ histograms("private-after-private-grown", given="histograms/private", **{**PRIVA
 histograms("private-one-mean", clusters=1, rounds=None, nominal_clients=26, anyway=True)
 histograms("private-after-one-mean", given="histograms/private-one-mean", **{**PRIVATE, "clusters": 1, "rounds": 2})
 histograms("private-wide", "counts_wide", nominal_clients=14)
+MANY = {**PRIVATE, "nominal_clients": 10_000}
+histograms("private-weights", "counts_in_halves", **MANY)
+histograms("private-weights-nearest", "counts_in_halves", relation="replace_one", **MANY, personalisation="centre")
 histograms("private-own-cluster", **PRIVATE, personalisation="centre", weights="local")
 
 histograms("algorithm2")

@@ -53,6 +53,7 @@ from fedcore.rounds.clients import memory_file, redacted
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import Run, load_run
 from fedcore.storage.arrays import read_values
+from fedcore.training import budget
 from fedcore.training.personalise import trained
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import concluding, start_run
@@ -81,20 +82,20 @@ def _private(case: Case) -> bool:
     return case.method == "private_gmm" or case.settings.get("algorithm") == "private"
 
 
-def _population(path: Path, people: People, budget: Case | None) -> Population:
-    """budget: the case whose budget the population has; None: it has none."""
+def _population(path: Path, people: People, paid: Case | None) -> Population:
+    """paid: the case whose budget the population has; None: it has none."""
     options: dict[str, Any] = {"clients_per_leaf": people.leaf, "clients_per_block": people.block}
     if people.kind == "rows":
         options["dtype"] = people.dtype
-    if budget is not None:
+    if paid is not None:
         ledger = create_ledger(default_ledger_url(), test=True)
         options["ledger"] = {"id": ledger.id, "url": ledger.url}
     with PopulationWriter(path, people.kind, people.features, nominal_clients=people.clients, **options) as writer:
-        writer.write([f"client-{number}" for number in range(people.clients)], people.matrix)
+        writer.write([f"client-{number}" for number in range(people.clients)], people.matrix, people.heldout)
         made = writer.commit(Provenance(sources=("digests",)))
-    if budget is not None:
+    if paid is not None:
         ledger.register(made.id)
-        ledger.set_budget(made.id, EPSILON, 1e-6, unit=budget.unit, relation=budget.relation)
+        ledger.set_budget(made.id, EPSILON, 1e-6, unit=paid.unit, relation=paid.relation)
     return made
 
 
@@ -114,10 +115,12 @@ def _run(case: Case, population: Population, folder: Path, run_id: str) -> Run:
         seed=7,
         **asked,
     )
-    session = start_run(request, InProcessBackend(), stamp="then")
-    with concluding(session):
-        while session.training.step() is not None:
-            pass
+    halves = "document" if population.has_heldout else None
+    with mock.patch.object(budget, "halves_of", lambda population: halves):
+        session = start_run(request, InProcessBackend(), stamp="then")
+        with concluding(session):
+            while session.training.step() is not None:
+                pass
     return session.run
 
 

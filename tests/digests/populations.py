@@ -14,7 +14,9 @@ import scipy.sparse as sp
 
 @dataclass(frozen=True)
 class People:
-    """matrix: a CSR matrix of counts, or (ptr, x) of rows. leaf, block: clients of each."""
+    """matrix: a CSR matrix of counts, or (ptr, x) of rows. leaf, block: clients of each. heldout: a matrix likewise, of
+    other documents of the same clients; None: nothing is held out.
+    """
 
     kind: str
     features: int
@@ -23,6 +25,7 @@ class People:
     dtype: str = "float32"
     leaf: int = 4
     block: int = 8
+    heldout: object = None
 
 
 def random(number: int) -> np.random.Generator:
@@ -61,6 +64,14 @@ def counts(features: int = 6, clients: int = 26, number: int = 1) -> People:
 def counts_wide() -> People:
     """More tokens than floors and smoothing are meant for."""
     return counts(1200, 14, 2)
+
+
+def counts_in_halves() -> People:
+    """Enough tokens for clients to tell how alike their two halves are."""
+    people, generator = counts(), random(4)
+    matrix = 16 * people.matrix
+    other = sp.csr_matrix(generator.poisson(matrix.toarray() * generator.uniform(0.2, 3.0, matrix.shape)))
+    return replace(people, matrix=matrix, heldout=other.astype(np.int32))
 
 
 def counts_binary() -> People:
@@ -198,6 +209,7 @@ POPULATIONS: dict[str, Callable[[], People]] = {
     "counts": counts,
     "counts_wide": counts_wide,
     "counts_binary": counts_binary,
+    "counts_in_halves": counts_in_halves,
     "gaussians": gaussians,
     "gaussians_float64": gaussians_float64,
     "gaussians_few": gaussians_few,

@@ -23,8 +23,9 @@ from fedcore.methods.histograms.weights import CLIP, PAIRS, REFERENCE, WEIGHTS, 
 from fedcore.privacy.grid import grid_step
 from fedcore.rounds.method import PublicFacts
 
-SHARE = 0.03  # of the budget
+LEAST_SHARE, MOST_SHARE = 0.03, 0.1  # of the budget
 LEAST_SIGNAL = 250.0  # clients times mu over the clip; below, the noise is as large as what there is to win
+ENOUGH = 900.0  # the signal that a larger share than the least is spent for
 LITTLE, USUAL_OF_LITTLE = 0.6, (500.0, 0.2)  # b below which bases are so noisy that other weights are usual
 DIFFERENCES, OFFSET = 0.02, 0.03  # standard deviations of the process: of losses among pairs, and of all alike
 SLOPE = 0.004  # nats that a pair is expected to lose at two octaves, or .3 of c, from the usual one
@@ -63,10 +64,16 @@ def in_words(config: HistogramsConfig, public: PublicFacts) -> str:
     return f"weights of the base: not released, because {because}" if because else "weights of the base: released"
 
 
+def share_of(config: HistogramsConfig, public: PublicFacts) -> float:
+    """What the release takes of the budget of a run that makes it: more than the least where that leaves it noisy."""
+    missing = ENOUGH / _signal(config, public)
+    return min(max(LEAST_SHARE * missing**2, LEAST_SHARE), MOST_SHARE)
+
+
 def _signal(config: HistogramsConfig, public: PublicFacts) -> float:
-    """n mu / clip, mu that of the release. Another relation costs twice the noise (`sensitivities.signed_sum`)."""
+    """n mu / clip, mu that of the release at the least share. Another relation doubles the noise."""
     nominal, _, _ = effective_budget(config, public)
-    mu = math.sqrt(2 * SHARE * (public.rho or 0.0))
+    mu = math.sqrt(2 * LEAST_SHARE * (public.rho or 0.0))
     return nominal * mu / (CLIP * sensitivities.signed_factor(public.relation))
 
 

@@ -86,10 +86,11 @@ def _with_weights(config: HistogramsConfig, public: PublicFacts, wanted: list[_W
     """These, and as the last one that of the weights if it is worth making: its share comes off all others."""
     if choice.why_not_released(config, public):
         return wanted
-    others = [replace(release, share=release.share * (1.0 - choice.SHARE)) for release in wanted]
+    share = choice.share_of(config, public)
+    others = [replace(release, share=release.share * (1.0 - share)) for release in wanted]
     bound = sensitivities.signed_sum(public.relation)
     number = wanted[-1].round + 1
-    return [*others, _Wanted(WEIGHTS, number, (len(PAIRS),), bound, choice.SHARE, ONE_SUM_OF_HALVES, optional=True)]
+    return [*others, _Wanted(WEIGHTS, number, (len(PAIRS),), bound, share, ONE_SUM_OF_HALVES, optional=True)]
 
 
 def _wanted(config: HistogramsConfig, public: PublicFacts) -> list[_Wanted]:
