@@ -192,9 +192,9 @@ def test_the_signal_from_which_it_is_released(relation, factor):
         assert ("weights" in [release.name for release in Histograms().plan(known)]) == released
 
 
-@pytest.mark.parametrize(("signal", "share"), [(260, 0.1), (480, 0.1), (600, 0.0675), (900, 0.03), (5000, 0.03)])
+@pytest.mark.parametrize(("signal", "share"), [(260, 0.1), (350, 0.1), (500, 0.0588), (700, 0.03), (5000, 0.03)])
 def test_a_small_budget_spends_more_of_it_on_the_choice(signal, share):
-    """As much as a signal of 900 takes, from 3 to 10 %."""
+    """As much as a signal of 700 takes, from 3 to 10 %."""
     known = with_halves(facts(1000, rho=(signal * 0.3 / 1000) ** 2 / (2 * 0.03), nominal=1000))
     plan = Histograms().plan(known)
     assert plan[-1].name == "weights" and plan[-1].rho == pytest.approx(share * known.rho)

@@ -25,7 +25,7 @@ from fedcore.rounds.method import PublicFacts
 
 LEAST_SHARE, MOST_SHARE = 0.03, 0.1  # of the budget
 LEAST_SIGNAL = 250.0  # clients times mu over the clip; below, the noise is as large as what there is to win
-ENOUGH = 900.0  # the signal that a larger share than the least is spent for
+ENOUGH = 700.0  # the signal that a larger share than the least is spent for
 LITTLE, USUAL_OF_LITTLE = 0.6, (500.0, 0.2)  # b below which bases are so noisy that other weights are usual
 DIFFERENCES, OFFSET = 0.02, 0.03  # standard deviations of the process: of losses among pairs, and of all alike
 SLOPE = 0.004  # nats that a pair is expected to lose at two octaves, or .3 of c, from the usual one
