@@ -9,11 +9,13 @@ from typer.testing import CliRunner
 
 from fedcore.cli import app
 from fedcore.errors import BudgetExceeded, BudgetMissing, PrivacyError, RunBusy, WorkerFailed, WrongKind
+from fedcore.operations.population_page import population_page
 from fedcore.population.encoding import encode
 from fedcore.population.ingest.ingest import ingest
 from fedcore.privacy import vocabulary as pure
 from fedcore.privacy.accounting import exact_sum
 from fedcore.privacy.ledger.ledger import Ledger, create_ledger
+from fedcore.privacy.mechanisms import SecureNoise
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.training import vocabulary
 from fedcore.training.budget import begin_cohorts, ledger_name, ledger_of, set_budget
@@ -171,6 +173,24 @@ def test_a_draw_that_was_lost_is_not_drawn_again_if_nothing_pays_for_it(world, m
     assert not len(released_words(ledger, population.id))
     ledger.raise_budget(population.id, 16.0, 2e-6)
     assert set(release_vocabulary(population, ledger).words) >= set(COMMON)
+
+
+def test_nothing_is_drawn_before_it_is_paid(world, monkeypatch):
+    population, ledger = world
+    order, draw, charge = [], SecureNoise.draw, Ledger.charge
+
+    def drawn(self, *arguments):
+        order.append("draw")
+        return draw(self, *arguments)
+
+    def charged(self, *arguments):
+        order.append("charge")
+        return charge(self, *arguments)
+
+    monkeypatch.setattr(SecureNoise, "draw", drawn)
+    monkeypatch.setattr(Ledger, "charge", charged)
+    release_vocabulary(population, ledger)
+    assert order == ["charge", "draw"]
 
 
 @pytest.mark.slow
@@ -337,6 +357,9 @@ def test_the_command_line_releases_encodes_and_shows(world, tmp_path):
     assert listed["features"] == made["words"] + 1
     shown = run("budget", "show", tmp_path / "encoded")
     assert "vocabulary-1" in json.dumps(shown["history"]) and shown["rho_spent"] > 0
+    page = population_page(str(tmp_path / "encoded"), str(tmp_path / "runs"))
+    assert f"Vocabulary: {made['words']} words were released by {made['run']}" in page
+    assert "words; id" in population_page(str(population.path), str(tmp_path / "runs"))
 
 
 def test_without_released_words_there_is_nothing_to_encode_with(world):

@@ -30,6 +30,7 @@ from fedcore.runs.store import Run, list_runs
 from fedcore.storage.files import Place, absolute, is_file, read_bytes
 from fedcore.storage.parsing import parse_json
 from fedcore.training.budget import epsilon_that_fits, ledger_of
+from fedcore.training.vocabulary import released_in_words
 from fedcore.training.witness import missing_witness
 
 MOST_RUNS = 50
@@ -108,6 +109,7 @@ def _budget(population: Population, runs: Sequence[Run]) -> list[str]:
         return ["No budget is set: no private run on it is possible until `fedcore budget set`."]
     notes = [*schema_in_words(balance.public_schema), *([loss_in_words(balance.loss)] if balance.loss else [])]
     notes += [f"**{missing}**"] if missing else []
+    notes += released_in_words(ledger, population.id)
     if population.manifest.cohorts:
         return [*_cohorts(population, balance, runs), *(line for note in notes for line in ("", cell(note)))]
     left = epsilon_that_fits(balance)

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from fedcore.population.cohorts import mask
 from fedcore.population.store import Population
 from fedcore.population.words import WORD
 from fedcore.privacy import vocabulary
+from fedcore.privacy.accounting import exact_sum, rounded_up
 from fedcore.privacy.cohorts import Participants
 from fedcore.privacy.grid import GRID_NORM
 from fedcore.privacy.ledger.chain import OPEN, Balance, RunAccount
@@ -143,6 +143,18 @@ def released_words(ledger: Ledger, population_id: str) -> np.ndarray:
     return np.unique(np.concatenate(found))
 
 
+def released_in_words(ledger: Ledger, population_id: str) -> list[str]:
+    """One line for each release of words, for a person."""
+    lines = []
+    for run_id, run in _runs(ledger, population_id):
+        values = [ledger.published(run_id, planned["name"]) for planned in run.plan]
+        words = sum(len(value) for value in values if value is not None)
+        rho, delta = exact_sum(one.rho for one in run.spent()), exact_sum(one.delta for one in run.spent())
+        price = f"rho = {rounded_up(rho):.4g} and delta = {rounded_up(delta):.3g}"
+        lines.append(f"Vocabulary: {words} words were released by {run_id}, for {price} ({run.status}).")
+    return lines
+
+
 def vocabulary_to_encode(population: Population, ledger: Ledger) -> tuple[str, ...]:
     """The words that were released. Raises PrivacyError if there are none."""
     words = as_text(released_words(ledger, population.id))
@@ -223,8 +235,8 @@ def release_vocabulary(
     lease = ledger.acquire(run_id)
     try:
         remember_head(population, ledger)
-        noise = SecureNoise() if test_noise is None else TestNoise(test_noise)
-        values = _Releasing(population, ledger, run_id, lease, noise, participants, backend or InProcessBackend())
+        noise, asked = _noise(test_noise), backend or InProcessBackend()
+        values = _Releasing(population, ledger, run_id, lease, noise, participants, asked)
         new, whole = values.made(plan)
         ledger.finish(lease, "finished")
         remember_head(population, ledger)
@@ -234,6 +246,10 @@ def release_vocabulary(
         raise
     words = as_text(released_words(ledger, population.id))
     return Released(run_id, words, new, not whole, private_statement(ledger, population.id, run_id))
+
+
+def _noise(test_noise: str | None) -> NoiseSource:
+    return SecureNoise() if test_noise is None else TestNoise(test_noise)
 
 
 def _as_reserved(population: Population, ledger: Ledger, run_id: str) -> Population:
@@ -292,7 +308,7 @@ class _Releasing:
         population, ranges = self.population, None
         if self.participants is not None:
             ranges = population.participants(self.participants.ranges)
-        lists = Lists(population.location, population.version, ranges)
+        lists = Lists(population, ranges)
         blocks = range(len(population.blocks))
         sizes = [population.decoded_bytes(index) for index in blocks]
         answered = self.backend.map_blocks(lists, Known(known), blocks, sizes)
@@ -326,22 +342,15 @@ class Known:
     words: np.ndarray
 
 
-@lru_cache(maxsize=4)
-def _opened(path: str, version: int) -> Population:
-    return Population.open(path, version=version)
-
-
 @dataclass(frozen=True)
 class Lists:
     """What a worker is asked to do with each of its blocks. ranges: clients who take part; None: everybody."""
 
-    population: str
-    version: int
+    population: Population
     ranges: Ranges | None
 
     def __call__(self, message: Known, index: int) -> Statistics:
         with _withheld(f"block {index} failed"):
-            population = _opened(self.population, self.version)
-            block = population.words(index)
+            block = self.population.words(index)
             chosen = None if self.ranges is None else mask(self.ranges, block.first, block.clients)
             return {WORDS: WordSums.of(*vocabulary.sums(block, message.words, chosen))}

@@ -133,6 +133,33 @@ COMMANDS: dict[str, Command] = {
         lambda w: (("population", "describe", w / "counts", JSON), ("population", "describe", w / "rows")), DESCRIBED
     ),
     "population open-cohort": Command(because="copies a manifest and prints what `population describe` does"),
+    "population vocabulary": Command(
+        lambda w: (
+            ("population", "vocabulary", w / "words", "--epsilon", "5", JSON),
+            ("population", "vocabulary", w / "words", "--private", "--epsilon", "5", "--delta", "4e-8", JSON),
+            ("population", "vocabulary", w / "words", "--private", "--epsilon", "3", "--delta", "1e-8"),
+            ("population", "vocabulary", w / "words", "--private", "--epsilon", "90"),
+            ("population", "vocabulary", w / "words", "--private", "--delta", "4e-7"),
+            ("population", "vocabulary", w / "words", "--out", w / "words.txt"),
+        ),
+        exits=(0, 0, 0, 2, 2, 0),
+    ),
+    "population encode": Command(
+        lambda w: (
+            ("population", "vocabulary", w / "words", "--private", "--epsilon", "1", "--delta", "1e-8"),
+            ("population", "encode", w / "words", w / "encoded", JSON),
+            ("population", "encode", w / "words", w / "listed", "--vocabulary", w / "vocabulary.txt"),
+            ("population", "encode", w / "encoded", w / "again"),
+        ),
+        (
+            *DESCRIBED,
+            Declared("encoded/*", None, RAW),
+            Declared("listed/*", None, RAW),
+            Declared("progress", r"'(completed|total)': \d+", COUNTS),
+        ),
+        "writes private data where it is told to",
+        exits=(0, 0, 0, 2),
+    ),
     "population forget": Command(
         because="is told whom by its caller, and says how many of them were there, to whoever may read the data"
     ),

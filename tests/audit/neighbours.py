@@ -31,12 +31,15 @@ import scipy.sparse as sp
 
 import fedcore.cli.options
 import fedcore.population.versions
+import fedcore.privacy.vocabulary
 import fedcore.rounds.clients
 import fedcore.rounds.engine
 import fedcore.training.session
+import fedcore.training.vocabulary
 from fedcore.planning import calibration
 from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
+from fedcore.population.words import RECORD
 from fedcore.population.writer import PopulationWriter
 from fedcore.privacy.accounting import Currency
 from fedcore.privacy.ledger.ledger import Ledger, create_ledger, open_ledger
@@ -188,6 +191,8 @@ class World:
         self._budget("rows", 20.0)
         self._rows("points", [row[None] for row in points_of(self.name)])
         self._budget("points", 200.0)
+        self._words("words")
+        self._budget("words", 20.0, delta_extra=DELTA / 10)
 
     def _rows(self, name: str, clients: list[np.ndarray]) -> None:
         with PopulationWriter(
@@ -204,12 +209,30 @@ class World:
             writer.write([f"c{i}" for i in range(len(clients))], (ptr, np.concatenate(clients)))
             writer.commit(Provenance(sources=("test",)))
 
-    def _budget(self, name: str, epsilon: float | None, currency: Currency = "gdp") -> None:
+    def _words(self, name: str) -> None:
+        """The counts as words, and for each client one more, which spells its counts."""
+        clients = counts_of(self.name)
+        own = [("own" + "-".join(map(str, counts)))[:64].encode() for counts in clients]
+        found = [
+            [*((b"w%d" % token, n) for token, n in enumerate(counts) if n), (word, 1)]
+            for counts, word in zip(clients, own, strict=True)
+        ]
+        options = {"clients_per_leaf": 16, "clients_per_block": 64, "nominal_clients": NOMINAL}
+        with PopulationWriter(self.folder / name, "words", 1, ledger=self._named(), **options) as writer:
+            ptr = np.concatenate([[0], np.cumsum([len(words) for words in found])]).astype(np.int64)
+            records = np.array([one for words in found for one in words], RECORD)
+            writer.write([f"c{i}" for i in range(len(found))], (ptr, records))
+            writer.commit(Provenance(sources=("test",)))
+
+    def _budget(
+        self, name: str, epsilon: float | None, currency: Currency = "gdp", delta_extra: float | None = None
+    ) -> None:
         made = Population.open(self / name)
         assert self.ledger is not None
         self.ledger.register(made.id)
         if epsilon is not None:
-            self.ledger.set_budget(made.id, epsilon, DELTA, public_schema="made up", currency=currency)
+            terms = {} if delta_extra is None else {"delta_extra": delta_extra}
+            self.ledger.set_budget(made.id, epsilon, DELTA, public_schema="made up", currency=currency, **terms)
         remember_head(made, self.ledger)
 
     def _sources(self) -> None:
@@ -263,6 +286,18 @@ class World:
                 pass
 
 
+def _replayed_words(published: dict):
+    """Words that pass the threshold are what was published for the release of the same name before: the words of one
+    client stay below it, as they do but for the delta that was paid.
+    """
+    real = fedcore.privacy.vocabulary.published
+
+    def replayed(words, noised, planned):
+        return published.setdefault((planned.name, planned.noise_multiplier), real(words, noised, planned))
+
+    return replayed
+
+
 @contextmanager
 def in_world(world: World, published: dict) -> Iterator[None]:
     """The process as it is in this world: its folders, its ledger, replayed noise, and clocks that tick at every look,
@@ -286,6 +321,8 @@ def in_world(world: World, published: dict) -> Iterator[None]:
         for made in (create_ledger, open_ledger):
             patch.setitem(made.__kwdefaults__, "clock", lambda: now)
         patch.setattr(fedcore.training.session, "_noise", lambda test_noise: Replay(published))
+        patch.setattr(fedcore.training.vocabulary, "_noise", lambda test_noise: Replay({}))
+        patch.setattr(fedcore.privacy.vocabulary, "published", _replayed_words(published))
         patch.setattr(fedcore.rounds.engine, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
         patch.setattr(fedcore.rounds.clients, "peak_memory", lambda: 0)
         # What measures this machine says nothing of clients, and takes seconds.

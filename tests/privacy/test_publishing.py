@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from fedcore.errors import LeaseLost, LedgerError, LedgerTampered
+from fedcore.errors import LeaseLost, LedgerError, LedgerTampered, SensitivityError
 from fedcore.privacy.ledger import database, ledger
 from fedcore.privacy.ledger.ledger import open_ledger
 from tests.privacy import processes
@@ -176,3 +176,24 @@ def test_a_process_killed_while_it_pays_again_leaves_what_was_paid(url, way, whe
         assert again.attempt == (2 if paid else 1)
     books.ledger.finish(lease, "finished")
     books.spent()
+
+
+@pytest.mark.parametrize(
+    "rows, delta, fits", [(3, 0.0, True), (2, 0.0, False), (2, 1e-12, True), (0, 1e-12, True), (4, 1e-12, False)]
+)
+def test_only_a_thresholding_step_publishes_fewer_rows_than_planned(books, rows, delta, fits):
+    planned = release(shape=(3, 2), delta=delta)
+    lease = books.ledger.acquire(books.reserve([planned]))
+    charge, value = books.ledger.charge(lease, planned), np.arange(2 * rows).reshape(rows, 2)
+    if not fits:
+        with pytest.raises(SensitivityError):
+            books.ledger.publish(lease, charge, value)
+        return
+    assert np.array_equal(books.ledger.publish(lease, charge, value), value)
+    assert np.array_equal(books.ledger.published(lease.run_id, planned.name), value)
+    books.ledger.verify(books.population)
+    for wrong in (value[:, :1], value.ravel(), value.astype(float)):
+        other = release(shape=(3, 2), delta=delta, name="other")
+        lease = books.ledger.acquire(books.reserve([other]))
+        with pytest.raises(SensitivityError):
+            books.ledger.publish(lease, books.ledger.charge(lease, other), wrong)

@@ -42,5 +42,5 @@ def sums_of(clients: list[Client], known: set[bytes] = frozenset()) -> Counter[b
 def some_client(rng: random.Random) -> Client:
     """Many equal counts, tokens that are no words, and now and then more words than a list may hold."""
     number = rng.choice((0, 1, 2, 5, 40, 299, 300, 301, 450))
-    words = [f"w{rng.randrange(600)}".encode() for _ in range(number)] + [b""] * rng.randrange(2)
+    words = [f"w{word}".encode() for word in rng.sample(range(600), number)] + [b""] * rng.randrange(2)
     return {word: rng.choice((1, 1, 2, 3, 10**12)) for word in words}

@@ -56,6 +56,8 @@ GRID, STATEMENT = "fedcore/privacy/grid.py", "fedcore/privacy/statement.py"
 LEDGER, CHAIN = "fedcore/privacy/ledger/ledger.py", "fedcore/privacy/ledger/chain.py"
 WRITER, ACCOUNTS = "fedcore/privacy/ledger/chain_writer.py", "fedcore/privacy/ledger/accounts.py"
 RESERVE, REPLAY = "fedcore/privacy/ledger/reservations.py", "fedcore/privacy/ledger/replay.py"
+VOCABULARY, RELEASING = "fedcore/privacy/vocabulary.py", "fedcore/training/vocabulary.py"
+OF_VOCABULARY, OF_RELEASING = "tests/privacy/test_vocabulary.py", "tests/test_vocabulary.py"
 WITNESS, CHECKPOINT = "fedcore/training/witness.py", "fedcore/privacy/ledger/checkpoint.py"
 MANIFEST, WRITE = "fedcore/population/manifest.py", "fedcore/population/writer.py"
 QUERIES, BUDGET, ENGINE = "fedcore/privacy/ledger/queries.py", "fedcore/training/budget.py", "fedcore/rounds/engine.py"
@@ -782,8 +784,8 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "publish: another shape than planned",
         LEDGER,
-        "if not isinstance(noised, np.ndarray) or noised.dtype != np.int64 or noised.shape != shape:",
-        "if False:",
+        "                if found != shape:\n",
+        "                if False:\n",
         f"{OF_RUNS}::test_another_shape_or_dtype_is_not_published",
     ),
     _mutant(
@@ -2072,5 +2074,135 @@ MUTANTS: list[Mutant] = [
         "    if reserved != said:\n",
         "    if False:\n",
         f"{OF_COHORT_RUNS}::test_other_participants_than_were_reserved_are_refused",
+    ),
+    _mutant(
+        "vocabulary: weights of norm more than one",
+        VOCABULARY,
+        "math.isqrt(GRID_NORM**2 // k) for k",
+        "math.isqrt(GRID_NORM**2 // k) + 1 for k",
+        f"{OF_VOCABULARY}::test_weights_are_the_largest_whole_numbers_of_norm_one",
+    ),
+    _mutant(
+        "vocabulary: every word weighs one",
+        VOCABULARY,
+        "    return entries, WEIGHTS[np.bincount(owner, minlength=block.clients)[owner]]",
+        "    return entries, np.full_like(entries, 2**16)",
+        f"{OF_VOCABULARY}::test_one_client_moves_the_words_of_others_by_the_sensitivity_at_most",
+    ),
+    _mutant(
+        "vocabulary: lists are longer than their weights",
+        VOCABULARY,
+        "kept = np.arange(len(entries)) - starts < LIST",
+        "kept = np.arange(len(entries)) - starts < LIST + 100",
+        f"{OF_VOCABULARY}::test_sums_are_those_of_python_integers",
+    ),
+    _mutant(
+        "vocabulary: weights as if nobody listed more than two words",
+        VOCABULARY,
+        "    entries, owner = entries[kept], owner[kept]\n    return entries, WEIGHTS[np.bincount(owner, "
+        "minlength=block.clients)[owner]]",
+        "    each = np.minimum(np.bincount(owner, minlength=block.clients), 2)\n"
+        "    return entries[kept], WEIGHTS[each[owner[kept]]]",
+        f"{OF_VOCABULARY}::test_sums_are_those_of_python_integers",
+    ),
+    _mutant(
+        "vocabulary: an exchange costs as little as one more",
+        VOCABULARY,
+        'return GRID_NORM if relation == "add_or_remove_one" else math.isqrt(2 * GRID_NORM**2) + 1',
+        "return GRID_NORM",
+        f"{OF_VOCABULARY}::test_an_exchange_can_move_by_almost_the_whole_sensitivity",
+    ),
+    _mutant(
+        "vocabulary: a threshold for one word of a client only",
+        VOCABULARY,
+        "return bool(-(arb(k) * (-one).log1p()).expm1() <= arb(delta))",
+        "return bool(one <= arb(delta))",
+        f"{OF_VOCABULARY}::test_the_threshold_against_a_direct_computation",
+    ),
+    _mutant(
+        "vocabulary: a threshold without the weight of the words",
+        VOCABULARY,
+        "highest = max(highest, int(WEIGHTS[k]) + above)",
+        "highest = max(highest, above)",
+        f"{OF_VOCABULARY}::test_the_threshold_against_a_direct_computation",
+    ),
+    _mutant(
+        "vocabulary: a threshold for short lists only",
+        VOCABULARY,
+        "    for k in range(1, LIST + 1):\n        each",
+        "    for k in range(1, 3):\n        each",
+        f"{OF_VOCABULARY}::test_the_threshold_against_a_direct_computation",
+    ),
+    _mutant(
+        "vocabulary: a threshold for noise of one step less in 10 000",
+        VOCABULARY,
+        "one: arb = (arb(above) / arb(scale) / arb(2).sqrt()).erfc() / 2",
+        "one: arb = (arb(above) / arb(scale * 0.9999) / arb(2).sqrt()).erfc() / 2",
+        f"{OF_VOCABULARY}::test_the_threshold_against_a_direct_computation",
+    ),
+    _mutant(
+        "vocabulary: what is at the threshold passes",
+        VOCABULARY,
+        "noised > threshold(planned.scale, planned.delta)",
+        "noised >= threshold(planned.scale, planned.delta)",
+        f"{OF_VOCABULARY}::test_a_word_stays_that_is_at_the_threshold",
+    ),
+    _mutant(
+        "vocabulary: each of several releases takes the whole delta",
+        VOCABULARY,
+        "delta=rounded_down(share * Fraction(delta)),",
+        "delta=delta,",
+        f"{OF_VOCABULARY}::test_a_plan_costs_no_more_than_its_share",
+    ),
+    _mutant(
+        "vocabulary: the delta is not charged",
+        VOCABULARY,
+        "delta=rounded_down(share * Fraction(delta)),",
+        "delta=0.0,",
+        f"{OF_RELEASING}::test_a_draw_that_was_lost_is_paid_again_with_its_delta",
+    ),
+    _mutant(
+        "vocabulary: tokens that are no words are listed",
+        VOCABULARY,
+        "(block.words != NO_WORD) & ~np.isin",
+        "~np.isin",
+        f"{OF_VOCABULARY}::test_tokens_that_are_no_words_are_never_listed",
+    ),
+    _mutant(
+        "vocabulary: those who do not pay are asked",
+        RELEASING,
+        "if self.participants is not None:",
+        "if False:",
+        f"{OF_RELEASING}::test_by_cohort_only_those_who_can_pay_take_part",
+        slow=True,
+    ),
+    _mutant(
+        "vocabulary: drawn before it is charged",
+        RELEASING,
+        "        charge = self.ledger.charge(self.lease, planned)\n",
+        "        self.noise.draw(replace(planned, shape=totals.shape), self.run_id, totals)\n"
+        "        charge = self.ledger.charge(self.lease, planned)\n",
+        f"{OF_RELEASING}::test_nothing_is_drawn_before_it_is_paid",
+    ),
+    _mutant(
+        "vocabulary: errors are told with what they say",
+        RELEASING,
+        '    except Exception as error:\n        raise WorkerFailed(\n            f"{what} ({type(error).__name__});',
+        '    except Exception as error:\n        raise WorkerFailed(\n            f"{what} ({error});',
+        f"{OF_RELEASING}::test_errors_on_the_way_are_told_without_their_text",
+    ),
+    _mutant(
+        "vocabulary: another population of the same words has another account",
+        "fedcore/population/encoding.py",
+        "        return self.source.id\n",
+        "        return super()._new_id()\n",
+        "tests/population/test_words.py::test_the_encoded_population_is_the_same_one",
+    ),
+    _mutant(
+        "ledger: any number of rows is published",
+        LEDGER,
+        'elif planned["delta"] and noised.ndim == len(shape) and len(noised) <= shape[0]:',
+        "elif noised.ndim == len(shape):",
+        "tests/privacy/test_publishing.py::test_only_a_thresholding_step_publishes_fewer_rows_than_planned",
     ),
 ]
