@@ -53,7 +53,7 @@ def evaluate_run_flow(
         population: folder or URL of a population that its owner declared public for evaluation
         workers: processes of the local cluster; by default 2, and none for a population that could be one block
         dask: address of a running Dask scheduler, instead of a local cluster
-        settings: that act after training alone, given anew; such scores are not kept in the run's folder
+        settings: that may be given to a run that was made, given anew; such scores are not kept in the run's folder
         least: only clients with so many tokens (rows, of a population of rows) in both parts are scored
     """
 

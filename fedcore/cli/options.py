@@ -16,7 +16,7 @@ FreeSettings = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="A setting that acts after training alone, in place of the run's; repeatable. `fedcore methods METHOD` "
+        help="A setting of what is made of a run, in place of the run's own; repeatable. `fedcore methods METHOD` "
         "names them. It costs no privacy, if nobody looked at data of people to find its value.",
     ),
 ]

@@ -213,7 +213,12 @@ def report(
 def personalise(
     run: RunArgument,
     population: PopulationArgument,
-    dest: Annotated[str, typer.Argument(help="Folder to make; one row for each client.")],
+    dest: Annotated[
+        str,
+        typer.Argument(
+            help="What to make, a row for each client: NAME.parquet, NAME.csv, or a Zarr folder, NAME or NAME.zarr."
+        ),
+    ],
     settings: FreeSettings = None,
     as_json: Json = False,
 ) -> None:

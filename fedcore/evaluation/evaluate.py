@@ -70,8 +70,8 @@ def evaluate_run(
 
     keep: write it into the run's folder and its report; only for public populations (`check_public`). If the report
     cannot be written, the table has a "warning".
-    settings: that act after training alone (`Method.free_settings`), given anew: the table then has them as "settings",
-        and is not kept, because the run's report is about the run as it was made.
+    settings: that may be given to a run that was made (`Method.free_settings`), given anew: the table then has them as
+        "settings", and is not kept, because the run's report is about the run as it was made.
     least: only clients with so many tokens (rows, of a population of rows) in both parts are scored, others are as if
         they had nothing held out; 0: whoever has anything held out
 

@@ -145,6 +145,7 @@ class Method(ABC, Generic[ConfigT, StateT]):
     free_settings: names of settings of `personalise`, `score_block`, `score_table` and `headline`, which neither the
         clients' answers nor the server's moves depend on, but through what they are asked: what they do is a function
         of what a run has ended with, so that they may be given anew to a run that was made
+    feature_outputs: names of outputs of `personalise` whose last axis are the features of the population
     """
 
     name: ClassVar[str]
@@ -160,6 +161,7 @@ class Method(ABC, Generic[ConfigT, StateT]):
     series_arrays: ClassVar[tuple[str, ...]] = ()
     scores_use_memories: ClassVar[bool] = False
     free_settings: ClassVar[tuple[str, ...]] = ()
+    feature_outputs: ClassVar[tuple[str, ...]] = ()
 
     config: ConfigT
 

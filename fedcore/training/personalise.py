@@ -5,27 +5,21 @@ They contain each client's own data and are not differentially private: they are
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
-import zarr
-
-from fedcore.errors import ConfigError, PopulationError, RunError, WrongKind
+from fedcore.errors import PopulationError, RunError, WrongKind
 from fedcore.methods.registry import make_method, with_free_settings
 from fedcore.population.blocks import ClientBlock, CountsBlock, leaves
 from fedcore.population.store import Population
 from fedcore.rounds.clients import read_memory, redacted
-from fedcore.rounds.method import ROWS, AnyMethod, Memory, State
+from fedcore.rounds.method import AnyMethod, Memory, State
 from fedcore.runs.store import Run
-from fedcore.storage.files import Place, flush, is_remote, make_folder, place, seal, sweep_partials
+from fedcore.storage.files import Place
+from fedcore.training.output_files import output_files
 from fedcore.training.spec import recorded_request
 
-ROWS_PER_CHUNK = 16_384
 NOTE = (
     "Personalised outputs contain each client's own data. They are not differentially private: give each client "
     "its own row and nobody else's."
@@ -39,109 +33,53 @@ def personalise(
     progress: Callable[[int, int], None] | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Write `dest`: a Zarr group with an array for each output, first axis = clients, and clients.jsonl with their ids.
+    """Write `dest`, a Zarr folder, or a Parquet or CSV file by its ending: `fedcore.training.output_files`.
 
-    An output whose name begins with "rows_" has a row for each row of the population instead; client i then owns the
-    rows ptr[i] .. ptr[i + 1] - 1, in the order in which the population stores them.
+    An output whose name begins with "rows_" has a row for each row of the population, in the order in which it stores
+    them, instead of one for each client.
 
-    settings: that act after training alone (`Method.free_settings`), given anew; what is in force is recorded.
+    settings: that may be given to a run that was made (`Method.free_settings`), given anew; the outputs say which.
 
     Memory stays at one block. Raises RunError, WrongKind if run and population do not fit, PopulationError if `dest`
-    exists, ConfigError if it is a URL, or for other settings. Returns {"dest", "clients", "outputs", "settings",
-    "sensitive", "note"}.
+    exists, ConfigError if it is a URL or ends otherwise, or for other settings. Returns {"dest", "files" (of single
+    files), "clients", "outputs", "settings", "sensitive", "note"}.
     """
-    run, population, dest = Run.open(run_path), Population.open(population_path), _local(dest)
+    run, population = Run.open(run_path), Population.open(population_path)
     check_fits(run, population)
-    if dest.exists():
-        raise PopulationError(f"{str(dest)!r} exists already.", "Name a folder that does not exist.")
     method, state = trained(run, settings)
+    about: dict[str, Any] = {"sensitive": True, "note": NOTE, "run": run.id, "method": method.name}
+    about["settings"] = method.free_settings_in_force(state)
     memory, digests = memories_of(run, population)
-    partial = dest.with_name(f".{dest.name}.{os.getpid()}.partial")
+    names: set[str] = set()
     try:
-        sweep_partials(dest)
-        shutil.rmtree(partial, ignore_errors=True)  # of a dead process that had this number: in a container all have
-        make_folder(partial, private=True)
-        group = zarr.open_group(partial, mode="a", zarr_format=3)
-        about: dict[str, Any] = {"sensitive": True, "note": NOTE, "run": run.id, "method": method.name}
-        group.attrs.update({**about, "settings": method.free_settings_in_force(state)})
-        with open(partial / "clients.jsonl", "w") as ids:
+        with output_files(dest, population, method.feature_outputs) as files:
+            files.begin(about)
             first_row = 0
-            for index in range(len(population.blocks)):
-                clients = population.blocks[index].clients
-                kept = None if memory is None else read_memory(memory, index, clients, digests)
-                outputs = _write_block(group, method, state, population, index, kept, first_row)
-                first_row += population.blocks[index].train.entries
-                ids.writelines(json.dumps(str(client)) + "\n" for client in population.client_ids(index))
+            for index, stored in enumerate(population.blocks):
+                kept = None if memory is None else read_memory(memory, index, stored.clients, digests)
+                block, ids = population.read(index), population.client_ids(index)
+                for leaf in leaves(block, population.clients_per_leaf):
+                    at = slice(leaf.first - block.first, leaf.first - block.first + leaf.clients)
+                    with redacted(method, index):
+                        mine = None if kept is None else {name: value[at] for name, value in kept.items()}
+                        outputs = method.personalise(state, leaf, mine)
+                    files.add(leaf, [str(client) for client in ids[at]], outputs, first_row)
+                    names |= outputs.keys()
+                    first_row += 0 if isinstance(leaf, CountsBlock) else int(leaf.ptr[-1])
                 if progress is not None:
                     progress(index + 1, len(population.blocks))
-        seal(partial)
-        partial.rename(dest)
-        flush(dest.parent)
+            files.commit()
     except OSError as error:
         raise PopulationError(f"cannot write {str(dest)!r}: {error.strerror}.", "Nothing was kept.") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return {
         "dest": str(dest),
-        "clients": population.n_clients,
-        "outputs": sorted(outputs),
-        "settings": method.free_settings_in_force(state),
+        **({"files": files.files} if files.files else {}),
+        "clients": files.clients,
+        "outputs": sorted(names),
+        "settings": about["settings"],
         "sensitive": True,
         "note": NOTE,
     }
-
-
-def _local(dest: str | Path) -> Path:
-    path = place(dest)
-    if is_remote(path):
-        raise ConfigError(
-            f"Personalised outputs are not written to {path}.", "They hold clients' own data: name a local folder."
-        )
-    return Path(str(path))
-
-
-def _write_block(
-    group: zarr.Group,
-    method: AnyMethod,
-    state: State,
-    population: Population,
-    index: int,
-    memory: Memory | None,
-    first_row: int,
-) -> set[str]:
-    """first_row: of the block, counted over the population. Returns the names of the outputs."""
-    names: set[str] = set()
-    block = population.read(index)
-    with redacted(method, index):
-        for leaf in leaves(block, population.clients_per_leaf):
-            start = leaf.first - block.first
-            mine = None if memory is None else {k: v[start : start + leaf.clients] for k, v in memory.items()}
-            outputs = method.personalise(state, leaf, mine)
-            if not isinstance(leaf, CountsBlock) and any(name.startswith(ROWS) for name in outputs):
-                ends = leaf.ptr[1:] + first_row
-                _put(group, "ptr", ends, leaf.first + 1, population.n_clients + 1, population.clients_per_leaf)
-            for name, values in outputs.items():
-                if name.startswith(ROWS):
-                    _put(group, name, values, first_row, population.n_rows, ROWS_PER_CHUNK)
-                else:
-                    _put(group, name, values, leaf.first, population.n_clients, population.clients_per_leaf)
-                names.add(name)
-            first_row += 0 if isinstance(leaf, CountsBlock) else int(leaf.ptr[-1])
-    return names
-
-
-def _put(group: zarr.Group, name: str, values: np.ndarray, first: int, length: int, chunk: int) -> None:
-    """values to entries first ... of the array of this name, which is made if it is not there."""
-    if name not in group:
-        group.create_array(
-            name,
-            shape=(length, *values.shape[1:]),
-            dtype=values.dtype,
-            chunks=(chunk, *values.shape[1:]),
-            config={"write_empty_chunks": True},
-        )
-    array = cast("zarr.Array[Any]", group[name])
-    array[first : first + len(values)] = values
 
 
 def remembering_leaves(run: Run, population: Population) -> Iterator[tuple[int, ClientBlock, Memory | None]]:
@@ -174,7 +112,7 @@ def memories_of(run: Run, population: Population) -> tuple[Place | None, dict[st
 
 
 def trained(run: Run, settings: Mapping[str, Any] | None = None) -> tuple[AnyMethod, State]:
-    """The run's method and its last committed state. settings: that act after training alone, given anew.
+    """The run's method and its last committed state. settings: that may be given to a run that was made, given anew.
 
     Raises RunError, also for a state of another version's, ConfigError for settings that act on training.
     """

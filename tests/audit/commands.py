@@ -274,9 +274,12 @@ COMMANDS: dict[str, Command] = {
         "the plan that is kept with the run says nothing exact of the population",
     ),
     "personalise": Command(
-        lambda w: (("personalise", w / "runs/finished", w / "counts", w / "own"),),
+        lambda w: (
+            ("personalise", w / "runs/finished", w / "counts", w / "own"),
+            ("personalise", w / "runs/finished", w / "counts", w / "own.csv", "--set", "prior_tokens=9"),
+        ),
         (
-            Declared("own/*", None, RAW),
+            Declared("own*", None, RAW),
             Declared("stdout", r"\bclients +\d+", COUNTS),
             Declared("progress", r"'(completed|total)': \d+", COUNTS),
         ),

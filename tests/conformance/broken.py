@@ -62,6 +62,12 @@ class NotDescribed(Toy):
     """Settings without descriptions."""
 
 
+class UnknownFree(Sound):
+    """Calls a setting free that it does not have."""
+
+    free_settings = ("prior",)
+
+
 class DeclaredTwice(Sound):
     """A metric that is declared twice."""
 
@@ -254,12 +260,6 @@ class FewOutputs(Sound):
 
     def personalise(self, state, block, memory) -> ClientOutputs:
         return {name: array[block.totals > 0] for name, array in super().personalise(state, block, memory).items()}
-
-
-class FreeInName(Sound):
-    """Calls a setting free that training reads."""
-
-    free_settings = ("rounds",)
 
 
 class NoTitle(Sound):

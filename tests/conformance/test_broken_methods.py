@@ -16,6 +16,7 @@ from tests.conformance.broken import Sound, SoundConfig
 PUBLIC = [
     (broken.NotDescribed, "definition", "have no description"),
     (broken.DeclaredTwice, "definition", "declares a metric twice"),
+    (broken.UnknownFree, "definition", "calls 'prior' a free setting, and its Config has no such setting"),
     (broken.NoReason, "definition", "why it is not private"),
     (broken.Endless, "rounds", "the run has no end: total_rounds says 3"),
     (broken.NoState, "rounds", "init returns a dict as state, not a ToyState"),
@@ -35,7 +36,6 @@ PUBLIC = [
     (broken.Beyond, "chunkings", "ends with other state"),
     (broken.Beside, "resuming", "ends with other state than the run in memory"),
     (broken.FewOutputs, "personalise", "gives 'distance' of shape"),
-    (broken.FreeInName, "free settings", "training reads the setting 'rounds', which FreeInName calls free"),
     (broken.NoTitle, "scores", "lacks title, loss, axis"),
     (broken.UnequalColumns, "result", "unequal lengths"),
     (broken.BadStart, "warm start", "not an array of finite float64"),

@@ -193,6 +193,24 @@ def test_the_table_is_that_of_the_dense_matrices(trained):
     assert scores.skipped == np.sum(~usable) > 0
 
 
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("mixture_prior", 9.0),
+        ("mixture_steps", 2),
+        ("prior_tokens", 9.0),
+        ("personalisation", "centre"),
+        ("weights", "local"),
+    ],
+)
+def test_every_free_setting_changes_what_clients_are_given(trained, name, value):
+    block, state = trained
+    assert name in Histograms.free_settings
+    given = Histograms(MIXTURE).personalise(state, block, None)["estimate"]
+    other = Histograms(MIXTURE.model_copy(update={name: value})).personalise(state, block, None)["estimate"]
+    assert not np.array_equal(given, other)
+
+
 def test_local_depends_on_the_smoothing_through_the_unseen_mass(trained):
     """Local is affine in ln(1/e) with slope U, up to d e."""
     block, state = trained

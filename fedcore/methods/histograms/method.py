@@ -73,6 +73,7 @@ class Histograms(PrivateMethod[HistogramsConfig, HistogramsState]):
     metrics: ClassVar[tuple[Metric, ...]] = METRICS
     accepts_warm_start: ClassVar[bool] = True
     series_arrays: ClassVar[tuple[str, ...]] = start.SERIES_NAMES + start.LATER_NAMES
+    feature_outputs: ClassVar[tuple[str, ...]] = ("estimate",)
     free_settings: ClassVar[tuple[str, ...]] = (
         "prior_tokens",
         "floor",
