@@ -1,5 +1,6 @@
 """Blocks and memories that a process keeps: bounded, never those of another run, and without a trace in the result."""
 
+import shutil
 import threading
 from concurrent.futures import wait
 from dataclasses import replace
@@ -9,12 +10,16 @@ import numpy as np
 import pytest
 from fedcore.tasks.dask_backend import DaskBackend
 
-from fedcore.errors import ChunkError, Unreachable
+from fedcore.errors import ChunkError, PopulationError, Unreachable
+from fedcore.population.copying import copy_population
 from fedcore.population.store import Population
+from fedcore.population.writer import PopulationWriter
 from fedcore.rounds import caches, clients
 from fedcore.rounds.caches import BLOCKS, BlockCache, MemoryCache, ReadAhead
+from fedcore.rounds.clients import Answer, Source
 from fedcore.rounds.engine import InProcessBackend, Training
-from fedcore.rounds.statistics import FloatSum
+from fedcore.rounds.method import PublicFacts
+from fedcore.rounds.statistics import FloatSum, values
 from fedcore.storage.files import place
 from tests.conftest import small_counts, write_counts
 from tests.test_engine import begin, to_end
@@ -259,3 +264,50 @@ def test_the_next_block_of_a_group_is_the_first_of_the_next_at_the_same_worker()
 def test_functions_that_expect_nothing_are_called_alike():
     asked = InProcessBackend().map_blocks(lambda message, index: {"a": FloatSum.at(index, np.ones(1))}, None, range(4))
     assert asked["a"].value() == 4.0
+
+
+def sums_of(population):
+    """Of a first round on this version, with whatever the process has kept."""
+    method = Toy(ToyConfig(rounds=1))
+    source = Source(population.location, population.version, manifest=population.checksum)
+    message = method.message(method.init(PublicFacts("counts", population.features, 4, 50, 50, 1.0, 0)))
+    answer = Answer(method, source)
+    return values(InProcessBackend().map_blocks(answer, message, range(len(population.blocks))))
+
+
+def test_a_population_that_was_made_anew_at_its_path_is_read_anew(tmp_path):
+    first = sums_of(write_counts(tmp_path / "p", small_counts(seed=1)))
+    shutil.rmtree(tmp_path / "p")
+    again = sums_of(write_counts(tmp_path / "p", small_counts(seed=2)))
+    other = sums_of(write_counts(tmp_path / "q", small_counts(seed=2)))
+    assert again["mean"].tobytes() == other["mean"].tobytes() != first["mean"].tobytes()
+
+
+def test_copies_that_were_appended_to_separately_are_not_taken_for_each_other(tmp_path):
+    """They have the same id and the same versions."""
+    made = write_counts(tmp_path / "p", small_counts(16))
+    copy_population(made.path, tmp_path / "q")
+    grown = []
+    for number, name in enumerate(("p", "q")):
+        with PopulationWriter.extending(Population.open(tmp_path / name)) as writer:
+            for entry in made.blocks:
+                writer.keep(entry)
+            writer.write([f"new {n}" for n in range(8)], small_counts(8, seed=5 + number))
+            grown.append(writer.commit())
+    assert grown[0].id == grown[1].id and grown[0].version == grown[1].version
+    both = [sums_of(one)["mean"].tobytes() for one in grown]
+    for one, kept in zip(reversed(grown), reversed(both), strict=True):
+        BLOCKS.clear()
+        clients._populations.clear()
+        assert sums_of(one)["mean"].tobytes() == kept
+    assert both[0] != both[1]
+
+
+def test_a_version_that_is_another_one_here_is_refused(tmp_path):
+    """A host whose folder of this name holds another copy answers nothing."""
+    population = write_counts(tmp_path / "p", small_counts())
+    source = Source(population.location, 1, manifest="0" * 64)
+    method = Toy(ToyConfig(rounds=1))
+    message = method.message(method.init(PublicFacts("counts", population.features, 4, 50, 50, 1.0, 0)))
+    with pytest.raises(PopulationError, match="not the one that this training reads"):
+        Answer(method, source)(message, 0)

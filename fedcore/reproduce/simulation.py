@@ -110,7 +110,8 @@ def simulate(
     try:
         state = method.init(public)
         run.commit(0, state)
-        source = Source(population.location, population.version, cache_bytes=place.cache_bytes)
+        where = (population.location, population.version)
+        source = Source(*where, cache_bytes=place.cache_bytes, manifest=population.checksum)
         publisher = SimulatedPublisher(f"{key}|{seed}") if method.private else None
         training = Training(
             method,

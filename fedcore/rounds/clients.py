@@ -17,10 +17,10 @@ import numpy as np
 import scipy.sparse as sp
 from threadpoolctl import ThreadpoolController
 
-from fedcore.errors import FedcoreError, MethodError, RunError, WorkerFailed
+from fedcore.errors import FedcoreError, MethodError, PopulationError, RunError, WorkerFailed
 from fedcore.population.blocks import ClientBlock, RowsBlock, counts_block, leaves
 from fedcore.population.store import Population
-from fedcore.rounds.caches import AHEAD, BLOCKS, MEMORIES
+from fedcore.rounds.caches import AHEAD, BLOCKS, MEMORIES, Key
 from fedcore.rounds.method import AnyMethod, Memory, Message
 from fedcore.rounds.statistics import FileDigests, Statistics, merge
 from fedcore.storage import files
@@ -48,6 +48,7 @@ class Source:
     training: names the course of a training in which a process may use what it kept of its own answers
     memory_digests: {name: digest} of the files in memory_in; None: not known, so not compared
     ranges: index ranges [first, stop) of the clients who take part, ascending with gaps between them; None: everybody
+    manifest: `Population.checksum` of the version that is read; None: it has none, or nobody compares
     """
 
     population: str
@@ -60,6 +61,7 @@ class Source:
     training: str = ""
     memory_digests: Mapping[str, str] | None = None
     ranges: Ranges | None = None
+    manifest: str | None = None
 
 
 def peak_memory() -> int:
@@ -71,13 +73,21 @@ def peak_memory() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-_populations: dict[tuple[str, int], Population] = {}
+_populations: dict[tuple[str, int, str | None], Population] = {}
 
 
 def _population(source: Source) -> Population:
-    key = (source.population, source.version)
+    """Raises PopulationError if another version of this number lies there than the training reads."""
+    key = (source.population, source.version, source.manifest)
     if key not in _populations:
-        _populations[key] = Population.open(source.population, version=source.version)
+        population = Population.open(source.population, version=source.version)
+        if source.manifest not in (None, population.checksum):
+            raise PopulationError(
+                f"Version {source.version} of {source.population} is not the one that this training reads: the "
+                "population was changed, or branched.",
+                "Let all workers see the same folder; restore the population from a backup if it was changed.",
+            )
+        _populations[key] = population
     return _populations[key]
 
 
@@ -133,17 +143,23 @@ def block_for(
     """
     if method.streams_rows and population.kind == "rows" and (population.decoded_bytes(index) > source.stream_above):
         return population.stream(index)
-    key, read = _reading(source, population, index, heldout)
+    key, read = _reading(population, index, heldout)
     return BLOCKS.get(key, partial(AHEAD.take, key, read), source.cache_bytes)
 
 
-def _reading(
-    source: Source, population: Population, index: int, heldout: bool
-) -> tuple[tuple[str, int, int, bool], Callable[[], ClientBlock]]:
+def _reading(population: Population, index: int, heldout: bool) -> tuple[Key, Callable[[], ClientBlock]]:
     """The name of a decoded block in caches, and what reads it."""
     heldout = heldout and population.has_heldout
     read = partial(population.read, index, True) if heldout else partial(population.read, index)
-    return (population.id, source.version, index, heldout), read
+    return block_key(population, index, heldout), read
+
+
+def block_key(population: Population, index: int, heldout: bool = False) -> Key:
+    """By which a process keeps a decoded block: what is in its slot, not where it is or which version names it: two
+    copies of a population may have versions of one number that differ. heldout: with the held-out part.
+    """
+    entry = population.blocks[index]
+    return population.id, index, entry.first, entry.clients, entry.fingerprint, heldout
 
 
 @dataclass(frozen=True)
@@ -158,10 +174,10 @@ class Answer:
 
     def expect(self, message: Message, index: int) -> None:
         """This block is asked for after the one that comes now; it can be read meanwhile."""
-        population = _populations.get((self.source.population, self.source.version))
+        population = _populations.get((self.source.population, self.source.version, self.source.manifest))
         if population is None or not is_high_latency(population) or population.decoded_bytes(index) > AHEAD_BYTES:
             return
-        key, read = _reading(self.source, population, index, self.method.reads_heldout(message))
+        key, read = _reading(population, index, self.method.reads_heldout(message))
         if key not in BLOCKS.blocks:
             AHEAD.expect(key, read)
 

@@ -21,7 +21,7 @@ from fedcore.population.blocks import ClientBlock, leaves
 from fedcore.privacy.accounting import exact_sum
 from fedcore.rounds.clients import one_blas_thread
 from fedcore.rounds.engine import Backend
-from fedcore.rounds.method import ROWS, ClientOutputs, Memory, check_definition
+from fedcore.rounds.method import ROWS, ClientOutputs, Memory, Method, check_definition
 from fedcore.rounds.results import Features, Metric, Profiles, Result, Table
 from fedcore.rounds.scores import KnownMemories
 from fedcore.rounds.statistics import Statistics, merge, merge_all, values

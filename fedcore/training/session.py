@@ -285,7 +285,13 @@ def _session(spec: RunSpec, run: Run, account: Account | None, backend: Backend)
         run.finish("running")
     population = spec.population
     ranges = _ranges(spec)
-    source = Source(population.location, population.version, cache_bytes=spec.cache_bytes, ranges=ranges)
+    source = Source(
+        population.location,
+        population.version,
+        cache_bytes=spec.cache_bytes,
+        ranges=ranges,
+        manifest=population.checksum,
+    )
     blocks = _blocks(population, ranges)
     sizes = [population.decoded_bytes(index) for index in blocks]
     training = Training(spec.method, run, state, source, blocks, backend, spec.releases, publisher, sizes)

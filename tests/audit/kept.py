@@ -33,6 +33,7 @@ from fedcore.privacy.ledger.ledger import Ledger, create_ledger
 from fedcore.privacy.mechanisms import NoiseSource, SecureNoise
 from fedcore.privacy.plan import Relation, Unit
 from fedcore.rounds.caches import BLOCKS
+from fedcore.rounds.clients import block_key
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.rounds.statistics import merge
 from fedcore.training import budget
@@ -238,7 +239,7 @@ def statistic(seen: Seen, worlds: Sequence[Population]) -> float:
 def _sums(method, message, population: Population) -> dict[str, np.ndarray]:
     total = None
     for index in range(len(population.blocks)):
-        block = BLOCKS.get((population.id, 1, index), lambda index=index: population.read(index), 2**28)
+        block = BLOCKS.get(block_key(population, index), lambda index=index: population.read(index), 2**28)
         for leaf in leaves(block, population.clients_per_leaf):
             total = merge(total, method.client_update(message, leaf, None)[0])
     return method.release_values(message, total)

@@ -53,7 +53,6 @@ from fedcore.rounds.clients import memory_file, redacted
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import Run, load_run
 from fedcore.storage.arrays import read_values
-from fedcore.training import budget
 from fedcore.training.personalise import trained
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import concluding, start_run
@@ -87,6 +86,8 @@ def _population(path: Path, people: People, paid: Case | None) -> Population:
     options: dict[str, Any] = {"clients_per_leaf": people.leaf, "clients_per_block": people.block}
     if people.kind == "rows":
         options["dtype"] = people.dtype
+    if people.heldout is not None:
+        options["halves"] = "document"
     if paid is not None:
         ledger = create_ledger(default_ledger_url(), test=True)
         options["ledger"] = {"id": ledger.id, "url": ledger.url}
@@ -115,12 +116,10 @@ def _run(case: Case, population: Population, folder: Path, run_id: str) -> Run:
         seed=7,
         **asked,
     )
-    halves = "document" if population.has_heldout else None
-    with mock.patch.object(budget, "halves_of", lambda population: halves):
-        session = start_run(request, InProcessBackend(), stamp="then")
-        with concluding(session):
-            while session.training.step() is not None:
-                pass
+    session = start_run(request, InProcessBackend(), stamp="then")
+    with concluding(session):
+        while session.training.step() is not None:
+            pass
     return session.run
 
 
