@@ -1919,8 +1919,8 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "cohorts: the statement names the one that has spent least",
         STATEMENT,
-        "asdict(max(balance.segments, ",
-        "asdict(min(balance.segments, ",
+        "        max(some, key=lambda segment: segment.rho_spent) for some in",
+        "        min(some, key=lambda segment: segment.rho_spent) for some in",
         f"{OF_COHORTS}::test_the_statement_of_a_run_names_its_cohorts_and_the_one_that_has_spent_most",
     ),
     _mutant(
