@@ -19,7 +19,10 @@ from fedcore.methods.histograms.simplex import project
 
 MEAN_POINTS, LARGE_SHARE = 200, 0.3  # of the grid of shares
 MEAN_STEPS, RATIO_STEPS = 300, 100  # of EM, at most
-BANDS, BAND_TOKENS = 4, 250  # laws of the ratios of a cell, at most, and tokens of each, at least
+BANDS, BAND_TOKENS = 4, 250  # of the ratios of a cell, at most, and tokens of each, at least
+BAND_STEPS = (
+    10  # of EM, from the law of all tokens to that of a band: few, since a band has few tokens to learn it from
+)
 RATIO_STEP = math.log(50) / 64
 RATIO_GRID = np.exp(RATIO_STEP * np.arange(-64, 57))  # of a centre to the mean: from 1/50 by 1 to 31
 SETTLED = 1e-7  # gain in mean log likelihood, nats a step, at which EM ends
@@ -38,12 +41,17 @@ def denoised_centre(values: np.ndarray, noise: np.ndarray, mean: np.ndarray, flo
     """(d,) on the simplex: the mean F times the ratios whose products with it are `values` but for their noise.
 
     A cell like the mean, or one that is lost in noise, has ratios near 1. Frequent tokens may differ less between cells
-    than rare ones: where there are enough tokens each band of them, by their share of the mean, has a law of its own.
+    than rare ones: where there are enough tokens each band of them, by their share of the mean, has a law of its own,
+    some steps of EM from that of all.
     """
-    ratios, relative, likely = values / mean, noise / mean, np.empty(len(mean))
-    bands = min(BANDS, max(1, len(mean) // BAND_TOKENS))
-    for band in np.array_split(np.argsort(mean, kind="stable"), bands):
-        likely[band] = posterior_means(ratios[band], relative[band], RATIO_GRID, RATIO_STEPS)
+    ratios, relative = values / mean, noise / mean
+    law, likely = _law(ratios, relative, RATIO_GRID, RATIO_STEPS), np.empty(len(mean))
+    count = min(BANDS, len(mean) // BAND_TOKENS)
+    if count < 2:
+        return project(mean * _means(ratios, relative, RATIO_GRID, law), floor)
+    for band in np.array_split(np.argsort(mean, kind="stable"), count):
+        own = _law(ratios[band], relative[band], RATIO_GRID, BAND_STEPS, law)
+        likely[band] = _means(ratios[band], relative[band], RATIO_GRID, own)
     return project(mean * likely, floor)
 
 
@@ -53,10 +61,20 @@ def posterior_means(values: np.ndarray, noise: np.ndarray, grid: np.ndarray, ste
     A piece of the prior is normal around its point, as wide as half a step, so that values with little noise are not
     rounded to the grid.
     """
-    widths = 0.5 * math.log(grid[-1] / grid[0]) / (len(grid) - 1) * grid
+    return _means(values, noise, grid, _law(values, noise, grid, steps))
+
+
+def _law(
+    values: np.ndarray, noise: np.ndarray, grid: np.ndarray, steps: int, start: np.ndarray | None = None
+) -> np.ndarray:
+    """(g,) weights of the pieces, fitted to some of the values. start: of EM; None: equal ones."""
     some = slice(None, None, max(1, math.ceil(len(values) / FITTED)))
-    weights = _fitted(_likelihood(values[some], noise[some], grid, widths), steps)
-    means = np.empty(len(values))
+    return _fitted(_likelihood(values[some], noise[some], grid, _widths(grid)), steps, start)
+
+
+def _means(values: np.ndarray, noise: np.ndarray, grid: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """(n,) E[theta | y] under these weights of the pieces."""
+    means, widths = np.empty(len(values)), _widths(grid)
     for begin in range(0, len(values), TILE):
         y, s = values[begin : begin + TILE, None], noise[begin : begin + TILE, None]
         posterior = _likelihood(y[:, 0], s[:, 0], grid, widths) * weights
@@ -66,6 +84,10 @@ def posterior_means(values: np.ndarray, noise: np.ndarray, grid: np.ndarray, ste
     return means
 
 
+def _widths(grid: np.ndarray) -> np.ndarray:
+    return 0.5 * math.log(grid[-1] / grid[0]) / (len(grid) - 1) * grid
+
+
 def _likelihood(values: np.ndarray, noise: np.ndarray, grid: np.ndarray, widths: np.ndarray) -> np.ndarray:
     """(n, g), each row times a factor of its own, by which its largest entry is 1."""
     variance = noise[:, None] ** 2 + widths**2
@@ -73,9 +95,10 @@ def _likelihood(values: np.ndarray, noise: np.ndarray, grid: np.ndarray, widths:
     return np.exp(np.maximum(logs - logs.max(axis=1, keepdims=True), LEAST_LOG))
 
 
-def _fitted(likelihood: np.ndarray, steps: int) -> np.ndarray:
-    """(g,) weights of the pieces after at most so many steps of EM from equal ones."""
-    weights, before = np.full(likelihood.shape[1], 1.0 / likelihood.shape[1]), -math.inf
+def _fitted(likelihood: np.ndarray, steps: int, start: np.ndarray | None) -> np.ndarray:
+    """(g,) weights of the pieces after at most so many steps of EM."""
+    weights = np.full(likelihood.shape[1], 1.0 / likelihood.shape[1]) if start is None else start
+    before = -math.inf
     for _ in range(steps):
         mixed = likelihood @ weights
         if (now := float(np.mean(np.log(mixed)))) < before + SETTLED:

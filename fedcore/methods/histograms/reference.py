@@ -24,26 +24,30 @@ def project(P: np.ndarray, floor: float = 1e-5) -> np.ndarray:
     return np.maximum(P, floor) / np.maximum(P, floor).sum(axis=-1, keepdims=True)
 
 
-def posterior_mean(y: np.ndarray, s: np.ndarray, grid: np.ndarray, steps: int) -> np.ndarray:
-    """E[theta | y] for y = theta + s N(0, 1); the law of theta, normal pieces around the grid, is the likeliest one."""
+def posterior_mean(
+    y: np.ndarray, s: np.ndarray, grid: np.ndarray, steps: int, G: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """E[theta | y] for y = theta + s N(0, 1), and the law of theta: normal pieces around the grid, by EM from G."""
     h = grid * np.log(grid[-1] / grid[0]) / (2 * (len(grid) - 1))
     L = np.array([-((a - grid) ** 2) / (b**2 + h**2) / 2 - np.log(b**2 + h**2) / 2 for a, b in zip(y, s, strict=True)])
     L = np.exp(np.maximum(L - L.max(axis=1, keepdims=True), -80))
-    G, before = np.full(len(grid), 1 / len(grid)), -np.inf
+    G, before = np.full(len(grid), 1 / len(grid)) if G is None else G, -np.inf
     for _ in range(steps):
         if np.log(L @ G).mean() < before + 1e-7:
             break
         before, G = np.log(L @ G).mean(), np.maximum(G * (L / (L @ G)[:, None]).mean(axis=0), 1e-30)
     R = L * G / (L @ G)[:, None]
-    return np.sum(R * (grid + h**2 / (h**2 + s[:, None] ** 2) * (y[:, None] - grid)), axis=1)
+    return np.sum(R * (grid + h**2 / (h**2 + s[:, None] ** 2) * (y[:, None] - grid)), axis=1), G
 
 
 def denoised(y: np.ndarray, s: np.ndarray, F: np.ndarray) -> np.ndarray:
-    """P of y = P + s N(0, 1), by the laws of its ratios to F: one for each of at most four bands of F."""
-    ratios, P, d = np.exp(np.arange(-64, 57) * np.log(50) / 64), np.empty_like(F), len(F)
-    for b in np.array_split(np.argsort(F, kind="stable"), min(4, max(1, d // 250))):
-        P[b] = F[b] * posterior_mean(y[b] / F[b], s[b] / F[b], ratios, 100)
-    return project(P, 1e-6)
+    """P of y = P + s N(0, 1), by the law of its ratios to F; of many tokens each band of F then has its own."""
+    ratios, d = np.exp(np.arange(-64, 57) * np.log(50) / 64), len(F)
+    r, G = posterior_mean(y / F, s / F, ratios, 100)
+    if d >= 500:
+        for b in np.array_split(np.argsort(F, kind="stable"), min(4, d // 250)):
+            r[b] = posterior_mean(y[b] / F[b], s[b] / F[b], ratios, 10, G)[0]
+    return project(F * r, 1e-6)
 
 
 def kl(p: np.ndarray, q: np.ndarray) -> np.ndarray:
@@ -104,7 +108,7 @@ def private_pipeline(
             return F
         grid = 0.3 * np.exp(np.arange(-199, 200) * np.log(0.3e6) / 199)
         grid = grid[: 1 + np.flatnonzero(grid >= 1 - 1e-12)[0]]
-        return project(posterior_mean(H / H.sum(), np.sqrt(V) / H.sum(), grid, 300), 1e-6)
+        return project(posterior_mean(H / H.sum(), np.sqrt(V) / H.sum(), grid, 300)[0], 1e-6)
 
     d, T, everybody = S.shape[1], len(sigma) - 2, np.zeros(len(S), int)
     F = mean(np.full(d, 1 / d), release(np.ones(d), 0.2, everybody, 1)[0], np.full(d, (0.2 * sigma[0]) ** 2), least=1.5)
