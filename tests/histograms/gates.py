@@ -19,15 +19,15 @@ from dataclasses import replace
 import numpy as np
 import scipy.sparse as sp
 
-from fedcore.methods.histograms import Histograms, HistogramsConfig, HistogramsState
+from fedcore.methods.histograms import Histograms, HistogramsConfig, HistogramsState, sizes
 from fedcore.methods.histograms.clients import inverse_totals
 from fedcore.methods.histograms.personal import base_of, own_values, values_at, weights_used
 from fedcore.methods.histograms.scores import SMOOTHING
-from fedcore.methods.histograms.sizes import signal_to_noise, sizes_of
 from fedcore.methods.histograms.state import USUAL_WEIGHTS
 from fedcore.methods.histograms.weights import PAIRS, REFERENCE
 from fedcore.population.blocks import CountsBlock, counts_block, segment_sums
 from fedcore.privacy.gdp import mu_max
+from fedcore.rounds.method import Worth
 from tests.histograms.run_in_memory import facts, rounded_normal, run
 from tests.histograms.series import FEWEST_TOKENS, text_blogs
 
@@ -61,7 +61,7 @@ class Scorer:
         self.own = own_values(block, self.rows, self.tokens)
         self.entropy = segment_sums(self.test * np.log(self.test), self.pointers)
 
-    def loss(self, base: np.ndarray, a: float, c: float) -> float:
+    def loss(self, base: np.ndarray | float, a: float, c: float) -> float:
         """base: of the held-out entries; lam = (a + c m) / (a + m) is its weight."""
         m = self.block.totals.astype(np.float64)
         lam = ((a + c * m) / (a + m))[self.rows]
@@ -75,6 +75,13 @@ class Scorer:
     def base(self, config: HistogramsConfig, state: HistogramsState) -> np.ndarray:
         weights, rows = base_of(config.for_vocabulary(self.block.features), state, self.block)
         return values_at(weights, rows, self.rows, self.tokens)
+
+    def of_run(self, epsilon: float, seed: int) -> tuple[Worth, HistogramsState, np.ndarray]:
+        """What a run of the default configuration is said to be worth, its last state, and its base."""
+        config, n, d = HistogramsConfig(), self.block.clients, self.block.features
+        public = replace(facts(d, rho=rho_of(epsilon, n), nominal=n, seed=seed), halves="document")
+        state, _ = run(Histograms(config), self.block, public, rounded_normal(np.random.default_rng(seed)))
+        return sizes.worth(config, public), state, self.base(config, state)
 
     def mean(self) -> np.ndarray:
         """Without privacy."""
@@ -98,20 +105,17 @@ def main(arguments: list[str]) -> None:
             flush=True,
         )
         for epsilon in epsilons:
-            rho, began, losses, best, pairs = rho_of(epsilon, n), time.monotonic(), [], [], []
+            began, losses, best, pairs = time.monotonic(), [], [], []
             for seed in range(SEEDS):
-                public = replace(facts(block.features, rho=rho, nominal=n, seed=seed), halves="document")
-                noise = rounded_normal(np.random.default_rng(seed))
-                state, _ = run(Histograms(config), block, public, noise)
-                base, pair = scorer.base(config, state), weights_used(config, state)
+                worth, state, base = scorer.of_run(epsilon, seed)
+                pair = weights_used(config, state)
                 losses.append(scorer.loss(base, *pair))
                 best.append(scorer.best(base))
                 pairs.append(pair)
-            b = signal_to_noise(n, block.features, rho, config.clip)
-            sizes = sizes_of(config, public)
+            b = sizes.signal_to_noise(n, block.features, rho_of(epsilon, n), config.clip)
             worst = max(loss - least for loss, (least, _) in zip(losses, best, strict=True))
             print(
-                f"| {n} | {epsilon:g} | b {b:.2f} K {sizes.clusters} T {sizes.rounds} | {np.mean(losses):.4f} "
+                f"| {n} | {epsilon:g} | b {b:.2f} {worth.word} K {len(state.centres)} | {np.mean(losses):.4f} "
                 f"(best {np.mean([least for least, _ in best]):.4f}, at most {worst:.4f} better) | "
                 f"each {np.round(losses, 4).tolist()} at {pairs}, best at {[pair for _, pair in best]} | "
                 f"{'released' if state.weights_multiplier else 'usual'} | {time.monotonic() - began:.0f} s |",
