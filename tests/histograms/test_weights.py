@@ -305,3 +305,22 @@ def test_only_the_round_of_weights_reads_what_is_held_out():
         state, _ = method.server_update(state, values)
         assert all(plan[name].shape == value.shape for name, value in values.items())
     assert [name for name, reads in seen if reads] == ["weights"] and len(seen) == 5
+
+
+@pytest.mark.parametrize(
+    "more", [{"reduction": "eigenvectors", "keep": 9}, {"reduction": "frequency"}, {"adaptive_clip": True}, {}]
+)
+def test_runs_of_every_kind_end_with_the_choice(more):
+    """Also those that start from an earlier run: all centres and means are of the whole vocabulary again."""
+    block, config = bursty(60), LARGE.model_copy(update={"clusters": 2, "rounds": 3, "overseed": 2, **more})
+    known, noise = with_halves(facts(block.features, rho=0.5)), rounded_normal(np.random.default_rng(0))
+    first, _ = run(Histograms(config), block, known, noise)
+    start = Histograms(config).warm_start_of(first)
+    likely = Histograms(config).likely_warm_start(known)
+    assert likely.keys() <= start.keys() | {"counts"} and len(Histograms(config).plan(known)) >= 6
+    later, infos = run(Histograms(config), block, dataclasses.replace(known, warm_start=start), noise)
+    for state in (first, later):
+        assert state.phase == "done" and (state.prior_tokens, state.floor) in choice.CANDIDATES
+    assert "floor" in infos[-1].scalars and "floor" not in infos[-2].scalars
+    declared = {metric.name for metric in Histograms.metrics}
+    assert all(info.scalars.keys() <= declared for info in infos)

@@ -21,10 +21,12 @@ METRICS = (
     Metric("clip"),
     Metric("empty_clusters", follows_data=True),
     Metric("entropy", follows_data=True),
+    Metric("floor"),
     Metric("kept_mass", follows_data=True),
     Metric("kept_tokens"),
     Metric("live_cells"),
     Metric("misfit", follows_data=True),
     Metric("noise_multiplier"),
+    Metric("prior_tokens"),
     Metric("released_count"),
 )
