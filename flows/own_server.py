@@ -15,13 +15,18 @@ from prefect.settings import get_current_settings
 _running = ExitStack()
 
 
+def knows_a_server() -> bool:
+    """Whether Prefect's settings (or the environment) name a server, which then shows what flows do."""
+    return bool(get_current_settings().api.url)
+
+
 class OwnServerFlow(Flow):
     """A Prefect flow that, when it is called, finds a server that nobody else can use."""
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        settings = get_current_settings()
         inside = FlowRunContext.get() is not None  # a flow that has found a server, wherever it is
-        if not settings.api.url and settings.server.ephemeral.enabled and not inside:
+        ephemeral = get_current_settings().server.ephemeral.enabled
+        if not knows_a_server() and ephemeral and not inside:
             _running.enter_context(server(ui=False))
             atexit.register(_running.close)
             refresh_global_settings_context()

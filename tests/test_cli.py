@@ -10,10 +10,11 @@ import pytest
 import zarr
 
 from fedcore.cli.terminal import format_options, parse_bytes, read_settings
+from fedcore.cli.training import saying_how_to_go_on
 from fedcore.errors import ConfigError
 from fedcore.population.store import Population
 from fedcore.privacy.ledger.ledger import default_ledger_url, open_ledger
-from fedcore.rounds.engine import InProcessBackend
+from fedcore.rounds.engine import InProcessBackend, Training
 from fedcore.runs.store import Run
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import concluding, start_run
@@ -368,12 +369,67 @@ def interrupt(place, run_id="half", **changes):
         raise KeyboardInterrupt
 
 
+def test_who_stops_a_run_is_told_how_to_go_on(place, monkeypatch):
+    write_counts(place / "p", small_counts())
+    real, rounds = Training.step, []
+
+    def stopped(self):
+        if len(rounds) == 2:
+            rounds.append(works("runs", "list", "--json").json["runs"][0]["status"])
+            raise KeyboardInterrupt
+        rounds.append(real(self))
+        return rounds[-1]
+
+    monkeypatch.setattr(Training, "step", stopped)
+    outcome = fedcore("train", "histograms", "p", "--local", "--run-id", "r", "--set", "algorithm=algorithm2", *SMALL)
+    assert outcome.code not in (0, 2) and rounds[2] == "running"
+    assert "interrupted. Go on with: fedcore resume runs/r" in outcome.err
+    assert works("runs", "list", "--json").json["runs"][0]["status"] == "interrupted"
+    assert works("runs", "show", "runs/r", "--json").json["status"] == "interrupted"
+    monkeypatch.setattr(Training, "step", real)
+    assert works("resume", "runs/r", "--local", "--json").json["status"] == "finished"
+
+
+def test_who_stops_a_flow_is_told_of_the_run_that_it_began(tmp_path, capsys):
+    with pytest.raises(KeyboardInterrupt), saying_how_to_go_on(None, str(tmp_path)):
+        (tmp_path / "r").mkdir()
+        raise KeyboardInterrupt
+    assert f"fedcore resume {tmp_path}/r" in capsys.readouterr().err
+
+
+def test_version_and_completion(monkeypatch):
+    assert works("--version").out.startswith("fedcore 0.")
+    monkeypatch.setenv("_FEDCORE_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "fedcore pers")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    assert fedcore().out.split() == ["personalise"]
+
+
+@pytest.mark.slow
+def test_scores_of_small_populations_start_no_server(trained, monkeypatch):
+    """Neither a flow nor a server, unless Prefect knows one or workers are asked for."""
+    import fedcore.flows.evaluate as evaluate_flow
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    called = []
+    monkeypatch.setattr(
+        evaluate_flow, "evaluate_run_flow", lambda **given: called.append(given) or {**told, "rows": []}
+    )
+    told = works("evaluate", "runs/open", "p", "--json").json
+    assert not called and told["rows"]
+    works("evaluate", "runs/open", "p", "--workers", "2", "--json")
+    assert [given["workers"] for given in called] == [2]
+    with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:1/api"}):
+        works("evaluate", "runs/open", "p", "--json")
+    assert len(called) == 2
+
+
 def test_resume_and_abandon(place):
     private_population(place / "p", small_counts())
     interrupt(place, "half", epsilon=2.0)
     interrupt(place, "left", epsilon=2.0)
     listed = works("runs", "list", "--json").json["runs"]
-    assert [(row["status"], row["rounds"]) for row in listed] == [("running", 1)] * 2
+    assert [(row["status"], row["rounds"]) for row in listed] == [("interrupted", 1)] * 2
     pending = works("runs", "show", "runs/half", "--json").json
     assert pending["privacy"]["pending"] and not pending["private"]
 

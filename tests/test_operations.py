@@ -472,8 +472,8 @@ def test_the_page_of_a_private_population(tmp_path):
     assert page.startswith("# Population a\\_b\n") and "elsewhere" not in page
     assert "| 1 | 100 |" in page and "do not publish" in page
     assert f"| first | finished | {statement['epsilon']:.5g} |" in page
-    assert "| second | running | not stated yet |" in page
-    assert page.index("| second | running") < page.index("| first | finished"), "newest first"
+    assert "| second | interrupted | not stated yet |" in page
+    assert page.index("| second | interrupted") < page.index("| first | finished"), "newest first"
     balance = ledger.balance(population.id)
     assert f"| spent | {balance.rho_spent:.5g} | {balance.epsilon_spent:.5g} |" in page
     assert f"| left | {balance.rho_left:.5g} |" in page and balance.rho_reserved > 0

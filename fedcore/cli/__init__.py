@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 
@@ -21,13 +23,24 @@ from fedcore.cli.training import resume, train
 from fedcore.cli.verifying import verify
 from fedcore.errors import ConfigError, FedcoreError
 
-app = typer.Typer(
-    name="fedcore",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    help="Federated, private, unsupervised learning over populations too large for memory.",
-)
+app = typer.Typer(name="fedcore", no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"fedcore {version('fedcore')}")
+        raise typer.Exit()
+
+
+@app.callback()
+def root(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Federated, private, unsupervised learning over populations too large for memory."""
+
+
 app.add_typer(population_app, name="population")
 app.add_typer(runs_app, name="runs")
 app.add_typer(budget_app, name="budget")
@@ -41,7 +54,7 @@ def main() -> None:
     try:
         if any("\0" in argument for argument in sys.argv):
             raise ConfigError("an argument contains a NUL character.", "No file, setting or name has one.")
-        app()
+        app(prog_name="fedcore")
     except FedcoreError as error:
         fail(error, "--json" in sys.argv)
 

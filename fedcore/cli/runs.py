@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,8 +21,11 @@ from fedcore.cli.options import (
     open_population,
     stamp,
 )
-from fedcore.cli.terminal import bar, read_settings, say, table, warn
+from fedcore.cli.terminal import bar, importing, read_settings, say, table, warn
 from fedcore.cli.training import show_run
+
+if TYPE_CHECKING:
+    from fedcore.population.store import Population
 
 runs_app = typer.Typer(no_args_is_help=True, help="List, show, promote, prune and give up runs.")
 
@@ -259,7 +262,10 @@ def evaluate(
     local: Local = False,
     as_json: Json = False,
 ) -> None:
-    """Score a run on held-out data, with the baselines beside it; kept for its report unless settings are given."""
+    """Score a run on held-out data, with the baselines beside it; kept for its report unless settings are given.
+
+    With Prefect where it knows a server, and for populations of more than 8192 clients or 32 MiB; else in this process.
+    """
     from fedcore.evaluation.evaluate import check_public, evaluate_run, write_not_private
     from fedcore.rounds.scores import differences_in_words
 
@@ -268,7 +274,7 @@ def evaluate(
         write_not_private(evaluate_run(run, store, settings=given, least=least), not_private)
         return say({"not_private": str(not_private)}, as_json)  # the scores go into the file and nowhere else
     check_public(store)
-    if local:
+    if local or (workers is None and dask is None and not _worth_a_server(store)):
         result = evaluate_run(run, store, keep=True, settings=given, least=least)
     else:
         flows = import_module("fedcore.flows.evaluate")
@@ -281,3 +287,13 @@ def evaluate(
     table(result["title"], result["rows"])
     if words := differences_in_words(result):
         print(words)
+
+
+def _worth_a_server(store: Population) -> bool:
+    """Whether scores are made in a flow: if there is a server that shows it, or workers would share the work."""
+    from fedcore.population.sizing import is_small
+
+    if not is_small(store.n_clients, sum(store.sizes())):
+        return True
+    with importing():
+        return bool(import_module("fedcore.flows.own_server").knows_a_server())

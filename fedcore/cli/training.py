@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,7 +27,7 @@ from fedcore.cli.options import (
 )
 from fedcore.cli.terminal import importing, parse_bytes, read_settings, say, warn
 from fedcore.errors import Waiting
-from fedcore.storage.files import Place
+from fedcore.storage.files import Place, listing, place
 
 if TYPE_CHECKING:
     from fedcore.training.request import TrainRequest
@@ -109,18 +111,19 @@ def trained(request: TrainRequest, local: bool, workers: int | None, dask: str |
         )
     with importing():
         flows = import_module("fedcore.flows.train")
-    path: Place | Waiting = flows.FLOWS[request.method](
-        population=request.population,
-        config=method.config,
-        runs=request.runs,
-        compute=flows.Compute(workers=workers, dask=dask, cache_bytes=request.cache_bytes),
-        seed=request.seed,
-        run_id=request.run_id,
-        version=request.version,
-        test_noise=request.test_noise,
-        start_from=request.start_from,
-        public_start_because=request.public_start_because,
-    )
+    with saying_how_to_go_on(None, request.runs):
+        path: Place | Waiting = flows.FLOWS[request.method](
+            population=request.population,
+            config=method.config,
+            runs=request.runs,
+            compute=flows.Compute(workers=workers, dask=dask, cache_bytes=request.cache_bytes),
+            seed=request.seed,
+            run_id=request.run_id,
+            version=request.version,
+            test_noise=request.test_noise,
+            start_from=request.start_from,
+            public_start_because=request.public_start_because,
+        )
     if isinstance(path, Waiting):  # another run has spent what was left a moment ago
         raise path
     return path
@@ -177,7 +180,8 @@ def resumed(
     with importing():
         flows = import_module("fedcore.flows.train")
     compute = flows.Compute(workers=workers, dask=dask, cache_bytes=cache_bytes)
-    path: Place = flows.resume_run(run=str(run), compute=compute, take_over=take_over, population=population)
+    with saying_how_to_go_on(place(run)):
+        path: Place = flows.resume_run(run=str(run), compute=compute, take_over=take_over, population=population)
     return path
 
 
@@ -202,7 +206,8 @@ def _rounds(session, backend, quiet: bool) -> Place:
         from fedcore.operations.in_process import to_the_end
 
     training, method = session.training, session.method
-    with Progress(console=Console(stderr=True), disable=quiet) as progress:
+    bar = Progress(console=Console(stderr=True), disable=quiet)
+    with saying_how_to_go_on(session.run.path), bar as progress:
         total = method.total_rounds(training.state)
         shown = progress.add_task(f"run {session.run.id}", total=total, completed=session.run.round)
 
@@ -214,6 +219,24 @@ def _rounds(session, backend, quiet: bool) -> Place:
         path = to_the_end(session, backend, after_round, warn)
         progress.update(shown, completed=session.run.round, total=session.run.round)
     return path
+
+
+@contextmanager
+def saying_how_to_go_on(run: Place | None, runs: str | None = None) -> Iterator[None]:
+    """Whoever stops a run by hand is told how to go on with it. runs: where the run is that was begun here, if nobody
+    knows its name yet."""
+    before = _names(runs)
+    try:
+        yield
+    except KeyboardInterrupt:
+        begun = [place(str(runs)) / name for name in sorted(_names(runs) - before)]
+        for path in [run] if run is not None else begun:
+            print(f"interrupted. Go on with: fedcore resume {path}", file=sys.stderr)
+        raise
+
+
+def _names(runs: str | None) -> set[str]:
+    return set() if runs is None else set(listing(place(runs)))
 
 
 def show_run(path: str, as_json: bool, whole: bool = False) -> None:

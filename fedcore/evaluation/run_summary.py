@@ -35,7 +35,7 @@ def run_summary(run: Run) -> dict[str, Any]:
     info, rows, privacy = run.info, shown_metrics(run), privacy_of(run)
     summary = {
         "run_id": run.id,
-        "status": run.status,
+        "status": run.status_now,
         "method": info.get("method"),
         "rounds": max(run.round, 0),
         "private": privacy["private"],
@@ -107,7 +107,7 @@ def summary_row(run: Run) -> dict[str, Any]:
         "population": population.get("name"),
         "version": population.get("version"),
         "deployment": info.get("deployment") or NO_DEPLOYMENT,
-        "status": run.status,
+        "status": run.status_now,
         "rounds": max(run.round, 0),
         "private": bool(info.get("private")) and not info.get("test_noise"),
         "started": info.get("started"),

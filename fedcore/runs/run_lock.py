@@ -18,9 +18,10 @@ from fedcore.runs.run_files import HOLDER, START_FILE
 from fedcore.storage import files
 from fedcore.storage.arrays import writing
 from fedcore.storage.files import Place, is_remote
-from fedcore.storage.remote_lock import RemoteLock
+from fedcore.storage.remote_lock import RemoteLock, holder_may_live
 
 LOCK = "lock"
+LOOKS, SECONDS_BETWEEN = 3, 0.02  # before a lock counts as that of somebody who works
 UNBORN_SECONDS = 3600.0  # after which a folder without run.json is of nobody who still makes it
 Lock = RemoteLock | IO[Any]  # to be closed
 
@@ -36,12 +37,34 @@ def take(path: Place, take_over: bool = False) -> tuple[Lock, bool]:
         return remote_lock, remote_lock.take(take_over)
     with writing("the lock"):
         file = files.opened(path / LOCK, "w")
+    for look in range(LOOKS):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file, False
+        except BlockingIOError:  # perhaps by somebody who only looks (`is_held`), which takes no time
+            time.sleep(SECONDS_BETWEEN if look + 1 < LOOKS else 0.0)
+    file.close()
+    raise RunBusy(f"another process is working on run {path.name!r}.", "Wait for it, or stop it.")
+
+
+def is_held(path: Place) -> bool:
+    """Whether some process works in the folder of this run, as far as can be told at once: behind a URL a holder on
+    another host counts as alive until somebody who wants the run has watched it.
+    """
+    if is_remote(path):
+        return holder_may_live(path / HOLDER)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        raise RunBusy(f"another process is working on run {path.name!r}.", "Wait for it, or stop it.") from None
-    return file, False
+        file = open(path / LOCK, "rb")
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
 
 
 def is_unborn(path: Path) -> bool:

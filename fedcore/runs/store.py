@@ -96,6 +96,11 @@ class Run:
         return str(self.head["status"])
 
     @property
+    def status_now(self) -> str:
+        """The status, or "interrupted" for a run whose rounds nobody is making: as far as can be told at once."""
+        return "interrupted" if self.status == "running" and not run_lock.is_held(self.path) else self.status
+
+    @property
     def pruned(self) -> bool:
         """Whether its model was removed (`fedcore.operations.retention.prune`)."""
         return "pruned" in self.head
