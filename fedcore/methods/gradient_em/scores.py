@@ -3,6 +3,7 @@
 A client adapts the common centres to its own training rows by EM steps with the run's penalty, as a client does that
 joins later, and is scored on its held-out rows. Beside it stand the common centres with weights of the client's own
 and, on the population that the run was trained on, the centres that a client has from the run itself.
+Of regressions each line also has the mean squared error of what is expected of a row.
 """
 
 from __future__ import annotations
@@ -70,17 +71,39 @@ def score_block(
     units = log_scale(config, coordinates, block)
     if config.mixed:
         return _of_mixed_effects(config, state, block, memories, rows, held)
-    losses = {}
-    for name, move in ((RUN, True), (CENTRES, False)):
-        theta, w = adapted(config, state, rows, v, move=move)
-        losses[name] = held.sizes * units - e_step(held, theta, w).log_likelihood
-    known, losses[TRAINED] = np.zeros(block.clients, bool), np.zeros(block.clients)
+    parts = {name: adapted(config, state, rows, v, move=move) for name, move in ((RUN, True), (CENTRES, False))}
+    known = np.zeros(block.clients, bool)
     if memories is not None and memories.known.any():
         known = memories.known
         with np.errstate(all="ignore"):  # whoever has no memory counts for nothing
             own = parameters(config, state, block, memories.memory)
-            losses[TRAINED] = held.sizes * units - e_step(held, own.theta, own.w).log_likelihood
-    return held_rows.sums(block.leaf, held.sizes, losses, of={TRAINED: known})
+        parts[TRAINED] = (own.theta, own.w)
+    losses, errors = {}, {}
+    for name, (theta, w) in parts.items():
+        with np.errstate(all="ignore"):
+            losses[name] = held.sizes * units - e_step(held, theta, w).log_likelihood
+            if config.model == "regression":
+                errors[name] = np.exp(2 * units) * _squared_errors(held, theta, w)
+    losses.setdefault(TRAINED, np.zeros(block.clients))
+    return _sums(block.leaf, held, losses, errors, known)
+
+
+def _squared_errors(held: Rows, theta: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """(C,) summed over the held-out rows, of what the mixture expects of them, model's units."""
+    means = np.einsum("cr,crp->cp", w, theta)
+    left = held.responses - np.einsum("ij,ij->i", held.x, means[held.owners])
+    return np.bincount(held.owners, left**2, len(held.sizes))
+
+
+def _sums(
+    leaf: int, held: Rows, losses: Mapping[str, np.ndarray], errors: Mapping[str, np.ndarray], known: np.ndarray
+) -> Statistics:
+    """errors: squared ones, by line; empty where there are none. known: (C,) bool, whom TRAINED is about."""
+    found = held_rows.sums(leaf, held.sizes, losses, of={TRAINED: known})
+    if not errors:
+        return found
+    named = {f"{ERRORS_OF}{name}": errors.get(name, np.zeros(len(held.sizes))) for name in losses}
+    return {**found, **held_rows.sums(leaf, held.sizes, named, of={f"{ERRORS_OF}{TRAINED}": known})}
 
 
 def _of_mixed_effects(
@@ -108,9 +131,8 @@ def _of_mixed_effects(
         with np.errstate(all="ignore"):
             nll, squares = mixed_scores.losses(own, held)
         losses[name] = nll + held.sizes * 0.5 * np.log(noise)
-        errors[f"{ERRORS_OF}{name}"] = noise * squares
-    found = held_rows.sums(block.leaf, held.sizes, losses, of={TRAINED: known})
-    return {**found, **held_rows.sums(block.leaf, held.sizes, errors, of={f"{ERRORS_OF}{TRAINED}": known})}
+        errors[name] = noise * squares
+    return _sums(block.leaf, held, losses, errors, known)
 
 
 def score_table(statistics: Mapping[str, np.ndarray]) -> ScoreTable:
