@@ -25,14 +25,7 @@ class Participants:
     tokens: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        if not self.ranges or self.ranges != merged(self.ranges):
-            raise ValueError("participants are ranges, merged and ascending")
-        if self.ranges[0][0] < 1 or self.ranges[-1][1] > len(self.tokens):
-            raise ValueError("a cohort takes part that the population does not have")
-        text = "".join(self.tokens)  # looked at as one: there are hundreds, in each of hundreds of records of a ledger
-        whole = {*map(len, self.tokens)} == {DIGITS} and bytes.fromhex(text).hex() == text
-        if not whole or len({*self.tokens}) != len(self.tokens):
-            raise ValueError("a token of a cohort is malformed, or there twice")
+        _check(self.ranges, self.tokens)
 
     def holds(self, cohort: int) -> bool:
         return holds(self.ranges, cohort)
@@ -43,8 +36,30 @@ class Participants:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Participants:
         """Raises KeyError, TypeError or ValueError if `to_json` did not make it."""
-        ranges = tuple((int(first), int(last)) for first, last in value["ranges"])
-        return cls(ranges, tuple(value["tokens"]))
+        return cls(*recorded(value))
 
     def __str__(self) -> str:
         return in_words(self.ranges)
+
+
+def recorded(value: Mapping[str, Any], known: tuple[str, ...] = ()) -> tuple[Ranges, tuple[str, ...]]:
+    """Ranges and tokens of what `Participants.to_json` made. known: tokens that were looked at in records before: there
+    are hundreds, in each of hundreds of records of a ledger. Raises KeyError, TypeError or ValueError if it is none.
+    """
+    ranges = tuple((int(first), int(last)) for first, last in value["ranges"])
+    tokens = tuple(value["tokens"])
+    _check(ranges, tokens, known if known[: len(tokens)] == tokens[: len(known)] else ())
+    return ranges, tokens
+
+
+def _check(ranges: Ranges, tokens: tuple[str, ...], known: tuple[str, ...] = ()) -> None:
+    """Raises what `Participants` raises. known: what the tokens begin with, or begin, that was looked at before."""
+    if not ranges or ranges != merged(ranges):
+        raise ValueError("participants are ranges, merged and ascending")
+    if ranges[0][0] < 1 or ranges[-1][1] > len(tokens):
+        raise ValueError("a cohort takes part that the population does not have")
+    new = tokens[len(known) :]
+    text = "".join(new)
+    whole = {*map(len, new)} <= {DIGITS} and bytes.fromhex(text).hex() == text
+    if not whole or len({*new}) != len(new) or any(token in known for token in new):
+        raise ValueError("a token of a cohort is malformed, or there twice")

@@ -9,11 +9,13 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedcore.errors import BudgetExceeded, BudgetMissing, LedgerError, LedgerTampered, PopulationBranched, PrivacyError
 from fedcore.evaluation.report import spent_by_others
 from fedcore.privacy.accounting import exact_sum, rounded_down, rounded_up
-from fedcore.privacy.cohorts import Participants
+from fedcore.privacy.cohorts import Participants, recorded
 from fedcore.privacy.gdp import mu_of
 from fedcore.privacy.ledger import reservations, tables
 from fedcore.privacy.ledger.chain import canonical, digest, link
@@ -599,3 +601,21 @@ def test_a_token_has_128_bits_in_hexadecimal(bad):
         Participants(((1, 1),), (token(1), bad))
     with pytest.raises(ValueError, match="twice"):
         Participants(((1, 1),), (token(1), token(1)))
+
+
+@given(st.lists(st.integers(0, 6), max_size=5), st.lists(st.integers(0, 6), max_size=7), st.booleans())
+def test_tokens_that_were_looked_at_before_are_not_looked_at_again(known, given_tokens, follows):
+    """And what is found does not depend on it."""
+    looked_at = tuple(token(n) for n in dict.fromkeys(known))
+    tokens = (*looked_at, *map(token, given_tokens)) if follows else tuple(map(token, given_tokens))
+    value = {"ranges": [[1, 1]], "tokens": list(tokens)}
+    try:
+        expected = Participants.from_json(value)
+    except ValueError:
+        with pytest.raises(ValueError):
+            recorded(value, looked_at)
+    else:
+        assert recorded(value, looked_at) == (expected.ranges, expected.tokens)
+    for wrong in ("x" * 32, "0" * 31, "A" * 32):
+        with pytest.raises(ValueError):
+            recorded({"ranges": [[1, 1]], "tokens": [*looked_at, wrong]}, looked_at)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from fedcore.errors import ConfigError, LedgerTampered
 from fedcore.population.cohorts import FOUNDERS
 from fedcore.privacy.accounting import Budget
-from fedcore.privacy.cohorts import Participants
+from fedcore.privacy.cohorts import Participants, recorded
 from fedcore.privacy.ledger.chain import (
     CHARGED,
     CURRENCY,
@@ -150,11 +150,11 @@ def _participants(account: Account, payload: dict[str, Any]) -> Ranges | None:
         raise ValueError("a plan with cohorts in one account, or without them in an account by cohort")
     if value is None:
         return None
-    participants = Participants.from_json(value)
-    if account.periods is not None and periods_in(participants.ranges) > account.periods.window:
+    ranges, tokens = recorded(value, account.tokens)
+    if account.periods is not None and periods_in(ranges) > account.periods.window:
         raise ValueError("more periods than the window holds")
-    account.learn(participants.tokens)
-    return participants.ranges
+    account.learn(tokens)
+    return ranges
 
 
 def _acquire(account: Account, run_id: str, payload: dict[str, Any]) -> None:

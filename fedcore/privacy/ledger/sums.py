@@ -42,7 +42,7 @@ class Sums:
             self._step(last + 1, Totals(*(-value for value in price)))
 
     def _step(self, cohort: int, change: Totals) -> None:
-        step = Totals(*(old + new for old, new in zip(self.steps.get(cohort, Totals()), change, strict=True)))
+        step = _plus(self.steps.get(cohort, Totals()), change)
         if any(step):
             self.steps[cohort] = step
         else:
@@ -57,7 +57,7 @@ class Sums:
             if first < cohort:
                 yield first, cohort - 1, totals
             first = cohort
-            totals = Totals(*(old + new for old, new in zip(totals, self.steps[cohort], strict=True)))
+            totals = _plus(totals, self.steps[cohort])
         yield first, last, totals
 
     def most(self, ranges: Ranges) -> tuple[Fraction, Fraction]:
@@ -71,3 +71,8 @@ class Sums:
 
     def copy(self) -> Sums:
         return Sums(dict(self.steps))
+
+
+def _plus(one: Totals, other: Totals) -> Totals:
+    """Their sums; most parts are zero, and adding fractions takes its time."""
+    return Totals(*(a + b if a and b else a or b for a, b in zip(one, other, strict=True)))
