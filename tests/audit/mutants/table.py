@@ -1666,7 +1666,7 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "periods: replay does not look at the window",
         REPLAY,
-        "if account.periods is not None and periods_in(participants.ranges) > account.periods.window:",
+        "if account.periods is not None and periods_in(ranges) > account.periods.window:",
         "if False:",
         f"{OF_PERIODS}::test_records_that_cannot_follow_are_refused",
     ),
@@ -1821,8 +1821,8 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "cohorts: replay takes any token",
         REPLAY,
-        "    account.learn(participants.tokens)\n",
-        "    account.tokens = participants.tokens\n",
+        "    account.learn(tokens)\n",
+        "    account.tokens = tokens\n",
         f"{OF_COHORTS}::test_records_that_cannot_follow_are_refused",
     ),
     _mutant(
@@ -1921,6 +1921,8 @@ MUTANTS: list[Mutant] = [
         STATEMENT,
         "        max(some, key=lambda segment: segment.rho_spent) for some in",
         "        min(some, key=lambda segment: segment.rho_spent) for some in",
+        '"most": asdict(most),',
+        '"most": asdict(min(balance.segments, key=lambda segment: segment.rho_spent)),',
         f"{OF_COHORTS}::test_the_statement_of_a_run_names_its_cohorts_and_the_one_that_has_spent_most",
     ),
     _mutant(
@@ -2204,5 +2206,24 @@ MUTANTS: list[Mutant] = [
         'elif planned["delta"] and noised.ndim == len(shape) and len(noised) <= shape[0]:',
         "elif noised.ndim == len(shape):",
         "tests/privacy/test_publishing.py::test_only_a_thresholding_step_publishes_fewer_rows_than_planned",
+        "cohorts: another spelling of a name is somebody new",
+        "fedcore/population/identifiers.py",
+        'unicodedata.normalize("NFC", text) for text in texts',
+        "text for text in texts",
+        "tests/population/test_spelling.py::test_another_spelling_is_the_same_client",
+    ),
+    _mutant(
+        "ranges: blocks of another copy are taken for these",
+        "fedcore/rounds/clients.py",
+        "return population.id, index, entry.first, entry.clients, entry.fingerprint",
+        "return population.id, population.version, index",
+        "tests/test_caches.py::test_copies_that_were_appended_to_separately_are_not_taken_for_each_other",
+    ),
+    _mutant(
+        "cohorts: a new token is not looked at",
+        "fedcore/privacy/cohorts.py",
+        "    new = tokens[len(known) :]\n",
+        "    new = tokens[:0]\n",
+        "tests/privacy/test_cohorts.py::test_tokens_that_were_looked_at_before_are_not_looked_at_again",
     ),
 ]
