@@ -31,6 +31,10 @@ class NotWorthIt(ConfigError):
     """The budget is too small for the run to be of any use, and nobody asked for it all the same; nothing was spent."""
 
 
+class NothingLeft(ConfigError):
+    """A run that a later one should start from has found nothing to start from."""
+
+
 class MethodError(FedcoreError):
     """A method breaks the contract of methods: a mistake of its author, not of its user."""
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedcore.errors import ConfigError, PrivacyError, RunError, RunNotFound
+from fedcore.errors import ConfigError, NothingLeft, PrivacyError, RunError, RunNotFound
 from fedcore.methods.histograms.start import LATER_NAMES, NAMES, SERIES_NAMES, checked_warm_start
-from fedcore.methods.registry import METHODS
+from fedcore.methods.registry import METHODS, OWN
 from fedcore.population.store import Population
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import Run, list_runs, load_run
@@ -19,9 +19,10 @@ from fedcore.training import warm_start
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import abandon, concluding, resume, start_run
 from fedcore.training.spec import START_FILE, resolve
-from fedcore.training.warm_start import in_words, previous_run, start_lineage
+from fedcore.training.warm_start import in_words, previous_runs, start_lineage
 from tests.command import fedcore, private_population, works
 from tests.conftest import edit_record, small_counts, write_counts
+from tests.toy import WarmToy
 
 SMALL = {"epsilon": 1.0, "clusters": 2, "rounds": 2}
 OPEN = {"algorithm": "algorithm2", "clusters": 2, "rounds": 4}
@@ -492,22 +493,44 @@ def test_the_first_run_of_a_series_is_cold_and_the_next_ones_are_warm(tmp_path):
     assert names == [None, "r2", "r1"]  # by time, not by name
 
 
+class Forgetful(WarmToy):
+    """Leaves nothing after one round."""
+
+    def warm_start_of(self, state):
+        if state.step == 1:
+            raise ConfigError("has not found anything.", "Name a run that has.")
+        return super().warm_start_of(state)
+
+
+def test_previous_runs_that_left_nothing_are_passed_over(tmp_path, monkeypatch):
+    monkeypatch.setitem(OWN, "toy", f"{__name__}:Forgetful")
+    population = write_counts(tmp_path / "p", small_counts())
+    starts = []
+    for number, rounds in enumerate([1, 2, 1, 2]):
+        asked = {"method": "toy", "settings": {"rounds": rounds}, "start_from": "previous", "run_id": f"r{number}"}
+        run = train(population, tmp_path, f"2030010{number + 1}T000000", **asked)
+        starts.append(run.info["start"] and run.info["start"]["name"])
+    assert starts == [None, None, "r1", "r1"]
+    with pytest.raises(NothingLeft, match="run 'r0' has not found anything"):
+        train(population, tmp_path, **asked | {"start_from": str(tmp_path / "runs" / "r0"), "run_id": "named"})
+
+
 @pytest.mark.slow
 def test_which_run_is_the_previous_one(private, tmp_path):
     population, _, first = private
     runs = tmp_path / "runs"
     train(population, tmp_path, "zzz", run_id="open", settings=OPEN)
-    assert previous_run(runs, "histograms", True, population).id == "first"
-    assert previous_run(runs, "histograms", False, population).id == "open"
-    assert previous_run(runs, "toy", False, population) is None
-    assert previous_run(runs, "histograms", True, population, deployment="nightly") is None
-    assert previous_run(tmp_path / "nowhere", "histograms", True, population) is None
+    assert previous_runs(runs, "histograms", True, population)[0].id == "first"
+    assert previous_runs(runs, "histograms", False, population)[0].id == "open"
+    assert previous_runs(runs, "toy", False, population) == []
+    assert previous_runs(runs, "histograms", True, population, deployment="nightly") == []
+    assert previous_runs(tmp_path / "nowhere", "histograms", True, population) == []
     other = write_counts(tmp_path / "other", small_counts())
-    assert previous_run(runs, "histograms", False, other) is None
+    assert previous_runs(runs, "histograms", False, other) == []
     train(population, tmp_path, "aaa", run_id="nightly", deployment="nightly")
-    assert previous_run(runs, "histograms", True, population, deployment="nightly").id == "nightly"
+    assert previous_runs(runs, "histograms", True, population, deployment="nightly")[0].id == "nightly"
     session = begin(population, tmp_path, "zzzz", run_id="going")
-    assert previous_run(runs, "histograms", True, population).id == "first"
+    assert previous_runs(runs, "histograms", True, population)[0].id == "first"
     session.close()
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedcore.errors import ConfigError, PopulationError, PrivacyError, RunError
+from fedcore.errors import ConfigError, NothingLeft, PopulationError, PrivacyError, RunError
 from fedcore.methods.registry import METHODS, make_method, method_class
 from fedcore.population.store import Population
 from fedcore.rounds.method import AnyMethod
@@ -56,9 +56,9 @@ def find_warm_start(
     """The start that was asked for; None: none was, or the first of a series of runs has no previous one.
 
     start_from: a run's folder or URL, an .npz file, or "previous": the newest finished run in `runs` of the same
-    method and population, and of the same deployment if it has one. Raises ConfigError for arrays that do not fit,
-    PrivacyError for a private run whose start is neither private nor declared public, or holds exact values of its own
-    population; RunError for a run that cannot be read.
+    method and population that left something, and of the same deployment if it has one. Raises ConfigError for arrays
+    that do not fit, NothingLeft for a run that left none, PrivacyError for a private run whose start is neither private
+    nor declared public, or holds exact values of its own population; RunError for a run that cannot be read.
     """
     if public_because is not None and not public_because.strip():
         raise ConfigError("the reason why a start is public is empty.", "Say why, in words that others can check.")
@@ -68,22 +68,23 @@ def find_warm_start(
         return None
     if not method.accepts_warm_start:
         raise ConfigError(f"method {method.name!r} does not start from given values.", "Leave the start out.")
-    if start_from == PREVIOUS:
-        found = previous_run(runs, method.name, private, population, deployment)
-        if found is None:
-            return None
-        path = found.path
-    else:
+    if start_from != PREVIOUS:
         path = place(start_from)
-    if path.suffix == ".npz":
-        return _from_file(path, public_because, method, private, population)
-    return _from_run(path, public_because, method, private, population, ledger)
+        if path.suffix == ".npz":
+            return _from_file(path, public_because, method, private, population)
+        return _from_run(path, public_because, method, private, population, ledger)
+    for found in previous_runs(runs, method.name, private, population, deployment):
+        try:
+            return _from_run(found.path, public_because, method, private, population, ledger)
+        except NothingLeft:
+            continue
+    return None
 
 
-def previous_run(
+def previous_runs(
     runs: str | Place, method: str, private: bool, population: Population, deployment: str | None = None
-) -> Run | None:
-    """The newest finished run of the same method on the same population; a private one if `private`."""
+) -> list[Run]:
+    """The finished runs of the same method on the same population, newest first; private ones if `private`."""
     found = []
     for run in list_runs(runs):
         info, where = run.info, run.info.get("population") or {}
@@ -91,7 +92,7 @@ def previous_run(
         mine = deployment is None or info.get("deployment") == deployment
         if same and mine and not run.pruned and (not private or _secure(info)):
             found.append(run)
-    return max(found, key=lambda run: (str(run.info.get("started")), run.id), default=None)
+    return sorted(found, key=lambda run: (str(run.info.get("started")), run.id), reverse=True)
 
 
 def _secure(info: Mapping[str, Any]) -> bool:
@@ -117,9 +118,10 @@ def _from_run(
             f"run {name!r} is one of method {run.info.get('method')!r}, not {method.name!r}.",
             f"Name a run of the method {method.name}.",
         )
-    arrays, own = _of_state(run, name), where.get("id") == population.id
-    if not own:
-        arrays = {array: value for array, value in arrays.items() if array not in method.series_arrays}
+    (earlier, arrays), own = _of_state(run, name), where.get("id") == population.id
+    if not own or earlier.name != method.name:
+        dropped = {*earlier.series_arrays, *method.series_arrays}
+        arrays = {array: value for array, value in arrays.items() if array not in dropped}
     if private and (public_because is None or own):
         _check_private(run, name, population, ledger)
     protected = _secure(run.info) and _claims(run)
@@ -156,8 +158,8 @@ def _startable(earlier: object) -> tuple[str, ...]:
     return (earlier, *method_class(earlier).warm_starts_for)
 
 
-def _of_state(run: LoadedRun, name: str) -> dict[str, np.ndarray]:
-    """What its method says that a later run may start from."""
+def _of_state(run: LoadedRun, name: str) -> tuple[AnyMethod, dict[str, np.ndarray]]:
+    """Its method, and what that says that a later run may start from."""
     try:
         earlier = make_method(run.info["method"], run.info["config"])
         state = earlier.State(**run.state)
@@ -166,9 +168,9 @@ def _of_state(run: LoadedRun, name: str) -> dict[str, np.ndarray]:
             f"the state of run {name!r} is not one of its method ({error}).", "Restore it from a backup."
         ) from error
     try:
-        return earlier.warm_start_of(state)
+        return earlier, earlier.warm_start_of(state)
     except ConfigError as error:
-        raise ConfigError(f"run {name!r} {error.message}", error.remedy) from None
+        raise NothingLeft(f"run {name!r} {error.message}", error.remedy) from None
 
 
 def _check_private(run: LoadedRun, name: str, population: Population, ledger: Ledger | None) -> None:

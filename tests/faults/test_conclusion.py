@@ -28,7 +28,7 @@ from fedcore.runs.store import Run, load_run
 from fedcore.storage.arrays import read_values
 from fedcore.training.request import Series, TrainRequest
 from fedcore.training.session import abandon, concluding, start_run
-from fedcore.training.warm_start import previous_run
+from fedcore.training.warm_start import previous_runs
 from tests.command import fedcore as command
 from tests.command import works
 from tests.conftest import write_counts
@@ -210,7 +210,7 @@ def test_a_series_takes_a_run_into_account_once_it_is_concluded(trained):
     runs, path = trained.folder / "runs", trained.run_path
     method = make_method("histograms", trained.request()["settings"])
     assert latest(runs, "nightly").run == "b"
-    assert previous_run(runs, method.name, False, trained.population(), "nightly").id == "b"
+    assert previous_runs(runs, method.name, False, trained.population(), "nightly")[0].id == "b"
     assert prune(runs, 1, "now", "nightly") == [] and (path / "state").exists()
     refused = command("runs", "promote", path, "--json")
     assert refused.code == 2 and "it is trained" in refused.json["message"] and "resume" in refused.json["remedy"]
@@ -218,7 +218,7 @@ def test_a_series_takes_a_run_into_account_once_it_is_concluded(trained):
     assert listed[str(path)] == "trained"
     assert works("resume", path, "--local", "--json").json["status"] == "finished"
     assert latest(runs, "nightly").run == "run" and not (runs / "b" / "state").exists()
-    assert previous_run(runs, method.name, False, trained.population(), "nightly").id == "run"
+    assert previous_runs(runs, method.name, False, trained.population(), "nightly")[0].id == "run"
     refused = command("resume", path, "--local", "--json")
     assert refused.code == 2 and "has ended (finished)" in refused.json["message"]
 
