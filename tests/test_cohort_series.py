@@ -9,11 +9,18 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from fedcore.methods.private_gmm import simulation
 from fedcore.population.ingest.ingest import ingest
+from fedcore.population.manifest import Provenance
+from fedcore.population.store import Population
+from fedcore.population.writer import PopulationWriter
 from fedcore.privacy.mechanisms import TestNoise
+from fedcore.runs.store import load_run
 from fedcore.training import session as sessions
+from fedcore.training.budget import begin_cohorts
 from tests.growing import NOISE, Growing
 from tests.population.contents import write_csv
+from tests.private_gmm import test_run as mixtures
 
 WEEKS, HORIZON, ARRIVES = 30, 10, 4
 SETTINGS = {"horizon": HORIZON, "clusters": 2, "rounds": 2, "overseed": 2}
@@ -96,3 +103,40 @@ def test_thirty_runs_together_tell_no_more_of_a_client_than_its_cohort_has_paid(
     assert paid / 2 < realised <= paid <= Fraction(account.required_budget().rho_max)
     spent = [growing.ledger.verify(growing.population.id).segments for growing in (without, with_it)]
     assert spent[0] == spent[1]
+
+
+@pytest.mark.slow
+def test_what_retired_cohorts_released_stays_in_a_series_of_mixtures(tmp_path):
+    """Four runs that the founders pay for and a fifth one of newcomers alone, which does not search either: it starts
+    where the others ended, and nobody pays for that."""
+    made, ledger = mixtures.population(tmp_path / "p", test=True, block=1000, leaf=250)
+    begin_cohorts(made, ledger)
+    settings = {**mixtures.SETTINGS, "epsilon": None, "horizon": 4}
+    runs = []
+    for number in range(5):
+        if number == 4:
+            people = simulation.sample(mixtures.TRUTH, mixtures.CLIENTS, 1)[0]
+            parent = Population.open(made.path)
+            with PopulationWriter.extending(parent, nominal_clients=2 * mixtures.CLIENTS) as writer:
+                for block in parent.blocks:
+                    writer.keep(block)
+                writer.write([f"n{one}" for one in range(mixtures.CLIENTS)], (np.arange(mixtures.CLIENTS + 1), people))
+                writer.commit(Provenance(sources=("test",)))
+        at = Population.open(made.path)
+        runs.append(
+            mixtures.to_end(
+                mixtures.begin(
+                    at, tmp_path, settings=settings, run_id=f"r{number}", test_noise="k", start_from="previous"
+                )
+            )
+        )
+    states = [load_run(one.path).state for one in runs]
+    assert [state["outcome"] for state in states] == ["found"] * 5
+    assert [state["searches"] for state in states] == [True] + [False] * 4
+    assert [one.info["cohorts"] for one in runs] == [[[1, 1]]] * 4 + [[[2, 2]]]
+    noise = [state["pooled_noise"][:, 2].max() for state in states]
+    assert noise == sorted(noise, reverse=True) and noise[4] < 0.4 * noise[0]
+    account = ledger.account(made.id)
+    prices = [Fraction(sum(Fraction(planned["rho"]) for planned in one.info["plan"])) for one in runs]
+    assert account.totals(1).rho_spent == sum(prices[:4]) and account.totals(2).rho_spent == prices[4]
+    assert account.totals(1).rho_spent <= Fraction(account.required_budget().rho_max)

@@ -26,19 +26,20 @@ RHO = MU**2 / 2
 CASE = "two levels"
 ROUNDS = rounds_of(CASE)
 PLAN = {planned.name: planned for planned in PrivateGMM(CASES[CASE]).plan(facts(rho=RHO))}
+KNOWN = "no search"  # of a series that knows all components
 OTHERS = [CENTRES[number % 3][None] + 0.2 * number for number in range(6)]
 CANARY = np.repeat((CENTRES[0] + np.array([0.0, 0.0, 1.5, 1.0]))[None], 3, axis=0)
 FAR = np.array([[3000.0, 0.0, 4000.0, 0.0]])
 SLOPPY = Build(sabotage=no_clip, noise=lambda number: TestNoise(f"far {number}"))
 
 
-def worlds(canary: np.ndarray = CANARY) -> dict[str, tuple]:
+def worlds(canary: np.ndarray = CANARY, rounds=ROUNDS, plan=PLAN) -> dict[str, tuple]:
     """By planned name the exact sums without and with the canary."""
     method, found = PrivateGMM(CASES[CASE]), {}
-    for round in ROUNDS:
+    for round in rounds:
         absent, present = (sums(method, round.message, block_of(people)) for people in (OTHERS, [*OTHERS, canary]))
         found |= {planned.name: (absent[planned.name], present[planned.name]) for planned in round.planned}
-    assert found.keys() == PLAN.keys(), "every planned release is attacked, and no other is made"
+    assert found.keys() == plan.keys(), "every planned release is attacked, and no other is made"
     return found
 
 
@@ -79,6 +80,17 @@ def test_a_whole_run_gives_away_no_more_than_its_price():
     print(f"mu >= {shown:.3f} of {claim:.3f}; the canary changes {paid():.3f}; epsilon >= {epsilon:.3f}")
     assert 0.4 * MU <= shown <= claim
     assert epsilon <= epsilon_of(2 * Fraction(RHO), DELTA)
+
+
+@pytest.mark.parametrize("canary", [CANARY, FAR, np.vstack([FAR, CENTRES])])
+def test_a_run_without_a_search_changes_no_more_than_is_paid_for(canary):
+    plan = {planned.name: planned for planned in PrivateGMM(CASES[KNOWN]).plan(facts(rho=RHO, case=KNOWN))}
+    changes = {
+        name: ((p - a).astype(float) ** 2).sum() for name, (a, p) in worlds(canary, rounds_of(KNOWN), plan).items()
+    }
+    assert all(change <= plan[name].sensitivity ** 2 for name, change in changes.items())
+    paid = math.sqrt(sum(change / plan[name].scale ** 2 for name, change in changes.items()))
+    assert 0.1 * MU < paid <= MU * (1 + 1e-9)
 
 
 @pytest.mark.slow

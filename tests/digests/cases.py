@@ -247,11 +247,18 @@ gradient_em("mixed-effects-mixture", "regressions", algorithm="mixed-effects")
 # --- private Gaussian mixtures ----------------------------------------------------------------------------------------
 
 
-def private_gmm(name: str, population: str = "separated", unit: str = "client", relation: str = "", **settings) -> None:
+def private_gmm(
+    name: str,
+    population: str = "separated",
+    unit: str = "client",
+    relation: str = "",
+    given: str | None = None,
+    **settings,
+) -> None:
     settings = {"components": 2, "radius": 60.0, "sigma_min": 0.5, "least_weight": 0.2, "widths": 2, **settings}
     relation = relation or "add_or_remove_one"
     CASES[f"private_gmm/{name}"] = Case(
-        "private_gmm", population, {"spare_releases": 0, **settings}, None, unit, relation
+        "private_gmm", population, {"spare_releases": 0, **settings}, given, unit, relation
     )
 
 
@@ -265,6 +272,8 @@ private_gmm("two-levels", **THREE, covariance="full")
 private_gmm("up-to", components=4, up_to=True, depth=2, covariance="spherical", box_dimensions=2)
 private_gmm("nothing-projected", "separated_narrow", covariance="full")
 private_gmm("nothing-found", "separated_not", covariance="diag")
+private_gmm("series", given="private_gmm/diag", covariance="diag")
+private_gmm("series-searching", given="private_gmm/two-levels", **THREE | {"components": 4}, up_to=True)
 
 
 # --- dictionaries -----------------------------------------------------------------------------------------------------

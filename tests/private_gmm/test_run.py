@@ -44,7 +44,7 @@ def rows() -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([[0], cuts, [len(x)]]).astype(np.int64), x
 
 
-def population(path, *, unit="client", epsilon=12.0, test=False, block=1024, heldout=False):
+def population(path, *, unit="client", epsilon=12.0, test=False, block=1024, leaf=256, heldout=False):
     """(population, ledger)."""
     ledger = create_ledger(default_ledger_url(), test=test)
     ptr, x = rows()
@@ -52,7 +52,7 @@ def population(path, *, unit="client", epsilon=12.0, test=False, block=1024, hel
         path,
         "rows",
         4,
-        clients_per_leaf=256,
+        clients_per_leaf=leaf,
         clients_per_block=block,
         nominal_clients=CLIENTS,
         public_for_evaluation="simulated" if heldout else None,

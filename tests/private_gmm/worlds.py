@@ -11,6 +11,8 @@ from functools import lru_cache
 import numpy as np
 
 from fedcore.methods.private_gmm import PrivateGMM, PrivateGMMConfig, PrivateGMMState
+from fedcore.methods.private_gmm.projection import triangle_of
+from fedcore.methods.private_gmm.series import arrays_of, of_run
 from fedcore.population.blocks import RowsBlock, leaves
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.method import PublicFacts
@@ -43,6 +45,7 @@ CASES = {
     "variances": ONE_LEVEL,
     "sphere": config(covariance="spherical"),
     "nothing projected": config(components=4, up_to=True, depth=2, covariance="spherical", box_dimensions=2),
+    "no search": config(components=3, covariance="full"),
 }
 
 
@@ -65,8 +68,17 @@ def facts(
     seed: int = 0,
     features: int = D,
     nominal: int | None = None,
+    case: str = "",
 ) -> PublicFacts:
-    return PublicFacts("rows", features, 1024, nominal, None, rho, seed, relation, None, unit)
+    return PublicFacts("rows", features, 1024, nominal, None, rho, seed, relation, start_of(case), unit)
+
+
+def start_of(case: str) -> dict[str, np.ndarray] | None:
+    """What the series knows, if the run is one that does not search."""
+    if case != "no search":
+        return None
+    moments = np.stack([triangle_of(0.09 * np.eye(D))] * 3)
+    return arrays_of(of_run(np.full(3, 1 / 3), CENTRES + 0.02, moments, np.full((3, 3), 0.05)))
 
 
 def sums(method: PrivateGMM, message, block: RowsBlock, clients_per_leaf: int = 1024) -> dict[str, np.ndarray]:
@@ -94,11 +106,11 @@ def wild(generator: np.random.Generator, grid: np.ndarray) -> np.ndarray:
 def rounds_of(
     case: str, unit: str = "client", relation: str = RELATIONS[0], absurd: int | None = None, rho: float = 200.0
 ) -> tuple[Round, ...]:
-    """All rounds of a run on `structured` without noise: releases of the two levels, and of the leaves.
+    """All rounds of a run on `structured` without noise: releases of the levels, and of the leaves.
 
     absurd: from this round on the server sees absurd published values, until it gives up or is through.
     """
-    method, public, block = PrivateGMM(CASES[case]), facts(unit, relation, rho), structured()
+    method, public, block = PrivateGMM(CASES[case]), facts(unit, relation, rho, case=case), structured()
     plan, state, found = list(method.plan(public)), method.init(public), []
     generator = np.random.default_rng(absurd or 0)
     while (message := method.message(state)) is not None:

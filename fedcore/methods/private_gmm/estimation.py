@@ -34,27 +34,27 @@ def reach_of(
     return WIDER * np.array(found) + 0.5 * math.sqrt(d) * step
 
 
+def square_units(counts: np.ndarray, reach: np.ndarray) -> np.ndarray:
+    """(m,) what a squared step of a sum over a cell is worth in its second moment, in the units of the data."""
+    unit: np.ndarray = (reach / ONE) ** 2 / np.maximum(counts, 1.0)
+    return unit
+
+
 def covariances_of(
-    published: np.ndarray,
-    counts: np.ndarray,
-    reach: np.ndarray,
-    d: int,
-    form: Covariance,
-    noise: float,
-    smallest: float,
+    moments: np.ndarray, unit: np.ndarray, d: int, form: Covariance, noise: np.ndarray, smallest: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """(covariances, unreliable): (m,), (m, d) or (m, d, d), at least smallest**2 in every direction; and (m,) bool.
 
-    published: (m, width) of the pass; noise: its standard deviation in grid steps. Where the noise of a full covariance
-    is not small beside its eigenvalues, the matrix is replaced by its diagonal, or by a sphere.
+    moments: (m, width) as published, in the unit (m,); noise: (m,) its standard deviation, in that unit. Where the
+    noise of a full covariance is not small beside its eigenvalues, the matrix is replaced by its diagonal, or by a
+    sphere.
     """
-    unit = (reach / ONE) ** 2 / np.maximum(counts, 1.0)
     floor = smallest**2
     if form == "spherical":
-        return np.maximum(published[:, 0] * unit / d, floor), np.zeros(len(counts), bool)
+        return np.maximum(moments[:, 0] * unit / d, floor), np.zeros(len(unit), bool)
     if form == "diag":
-        return np.maximum(published * unit[:, None], floor), np.zeros(len(counts), bool)
-    made = [_full(row, scale, d, noise * scale, floor) for row, scale in zip(published, unit, strict=True)]
+        return np.maximum(moments * unit[:, None], floor), np.zeros(len(unit), bool)
+    made = [_full(row, scale, d, sd * scale, floor) for row, scale, sd in zip(moments, unit, noise, strict=True)]
     return np.stack([matrix for matrix, _ in made]), np.array([bad for _, bad in made])
 
 

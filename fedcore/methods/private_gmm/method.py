@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedcore.methods.private_gmm import clients, server
+from fedcore.methods.private_gmm import clients, server, start
 from fedcore.methods.private_gmm.config import PrivateGMMConfig
 from fedcore.methods.private_gmm.likely import likely_rows
 from fedcore.methods.private_gmm.passes import context_of
@@ -16,7 +16,7 @@ from fedcore.methods.private_gmm.plan import plan
 from fedcore.methods.private_gmm.result import PrivateMixture, mixture_of, result_of
 from fedcore.methods.private_gmm.round_metrics import METRICS
 from fedcore.methods.private_gmm.scores import score_block, score_table
-from fedcore.methods.private_gmm.start import warm_start_of
+from fedcore.methods.private_gmm.series import SERIES_NAMES
 from fedcore.methods.private_gmm.state import PrivateGMMState
 from fedcore.population.blocks import ClientBlock, Kind, RowsBlock
 from fedcore.privacy.plan import PlannedRelease
@@ -44,7 +44,9 @@ class PrivateGMM(PrivateMethod[PrivateGMMConfig, PrivateGMMState]):
     metrics: ClassVar[tuple[Metric, ...]] = METRICS
     streams_rows: ClassVar[bool] = True
     units: ClassVar[tuple[str, ...]] = ("client", "record")
+    accepts_warm_start: ClassVar[bool] = True
     warm_starts_for: ClassVar[tuple[str, ...]] = ("federated_em",)
+    series_arrays: ClassVar[tuple[str, ...]] = SERIES_NAMES
 
     def plan(self, public: PublicFacts) -> Sequence[PlannedRelease]:
         """Raises ConfigError without a budget or a radius, or for a relation or unit that the method does not know."""
@@ -81,8 +83,19 @@ class PrivateGMM(PrivateMethod[PrivateGMMConfig, PrivateGMMState]):
         return result_of(self.config.covariance, state, features)
 
     def warm_start_of(self, state: PrivateGMMState) -> dict[str, np.ndarray]:
-        """What federated EM may start from. Raises ConfigError if the run has found nothing."""
-        return warm_start_of(self.config.covariance, state)
+        """What federated EM may start from, and what the series knows; see `fedcore.methods.private_gmm.start`."""
+        return start.warm_start_of(self.config, state)
+
+    def checked_warm_start(self, arrays: Mapping[str, np.ndarray], what: str, features: int) -> dict[str, np.ndarray]:
+        return start.checked_warm_start(self.config, arrays, what, features)
+
+    def likely_warm_start(self, public: PublicFacts) -> dict[str, np.ndarray]:
+        """Components anywhere, and how precisely a run with these facts would leave them."""
+        return start.likely_warm_start(self.config, public)
+
+    def budget_sketch(self, public: PublicFacts, plan: Sequence[PlannedRelease]) -> dict[str, Any]:
+        """Rounds, whether there is a search, and the budget of a single run with as little noise as the series."""
+        return start.budget_sketch(self.config, public, plan)
 
     def personalise(self, state: PrivateGMMState, block: ClientBlock, memory: Memory | None) -> ClientOutputs:
         """Labels of the clients' own rows, for them alone; see `fedcore.methods.private_gmm.personal`."""
@@ -96,8 +109,8 @@ class PrivateGMM(PrivateMethod[PrivateGMMConfig, PrivateGMMState]):
         return score_table(statistics)
 
     def likely_rows(self, public: PublicFacts, count: int, generator: np.random.Generator) -> np.ndarray:
-        """Of components that lie apart, in the declared ball, so that a search finds them."""
-        return likely_rows(self.config, public.features, count, generator)
+        """Of components that lie apart, in the declared ball, so that a search finds them; or of the series' own."""
+        return likely_rows(self.config, public, count, generator)
 
     def phase(self, state: PrivateGMMState, message: Message) -> str:
         """Of the search, and the pass of a level within it."""

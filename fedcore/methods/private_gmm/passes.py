@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedcore.methods.private_gmm import bounding, candidates, estimation, projection, sensitivities, terrific
+from fedcore.methods.private_gmm import bounding, candidates, estimation, projection, sensitivities, series, terrific
 from fedcore.methods.private_gmm.boxes import (
     Boxes,
     fullest,
@@ -39,9 +39,11 @@ from fedcore.methods.private_gmm.plan import (
     radius_grid,
     sizes_of,
 )
-from fedcore.methods.private_gmm.state import FOUND, NOTHING, PrivateGMMState
+from fedcore.methods.private_gmm.series import Pool
+from fedcore.methods.private_gmm.state import FOUND, LOST, NOTHING, PrivateGMMState
 from fedcore.methods.private_gmm.tree import CLOSED, OPEN
 
+SMALLEST_NOISE = 1e-200  # that has an inverse
 LEAST_COUNT = 6.0  # standard deviations of its noise, by which the number of all units must exceed 0
 
 
@@ -87,9 +89,8 @@ class PassContext:
 
 
 def context_of(config: PrivateGMMConfig, state: PrivateGMMState) -> PassContext:
-    return PassContext(
-        config, state, passes_of(config, state.features, state.relation), sizes_of(config, state.features)
-    )
+    passes = passes_of(config, state.features, state.relation, state.searches)
+    return PassContext(config, state, passes, sizes_of(config, state.features))
 
 
 def _found_nothing(context: PassContext, after: PrivateGMMState, reason: str) -> PrivateGMMState:
@@ -103,6 +104,12 @@ def _found_nothing(context: PassContext, after: PrivateGMMState, reason: str) ->
         units_needed=enough.units,
         epsilon_factor=enough.epsilon_factor,
     )
+
+
+def _lost(after: PrivateGMMState, reason: str) -> PrivateGMMState:
+    """The end of a run that did not search, and should have."""
+    reason = f"{LOST}: {reason}; the next run of the series searches for components"
+    return replace(after, phase="done", outcome=LOST, reason=reason, pooled_lost=np.ones(1))
 
 
 # --- search: bound --------------------------------------------------------------------------------------------------
@@ -279,7 +286,12 @@ def estimate_radii(context: PassContext, published: Sequence[np.ndarray]) -> Pri
         counts = published[0][:m] / ONE
         tree = tree.changed(state.leaf, count=counts)
         state = state.with_tree(tree)
-        if counts.min() < state.needed:
+        if not state.searches:
+            state = replace(state, needed=max(0.5 * context.config.w_min * float(counts.sum()), 1e-9))
+            least = max(state.needed, LEAST_COUNT * context.noise() / ONE)
+            if counts.min() < least:
+                return _lost(state, f"one holds {counts.min():.0f} units by its noised count, fewer than {least:.0f}")
+        elif counts.min() < state.needed:
             reason = (
                 f"a component holds {counts.min():.0f} units by its noised count, fewer than {state.needed:.0f}: "
                 "balls of noise"
@@ -292,28 +304,86 @@ def estimate_radii(context: PassContext, published: Sequence[np.ndarray]) -> Pri
 
 
 def estimate_means(context: PassContext, published: Sequence[np.ndarray]) -> PrivateGMMState:
+    """In a run that did not search, components that moved further than a standard deviation end the run."""
     state = context.state
     counts = np.maximum(state.tree.count[state.leaf], 1.0)
     sums = published[0][: len(state.leaf)]
-    return replace(state, means=state.means + sums * (state.reach / ONE / counts)[:, None])
+    state = replace(state, means=state.means + sums * (state.reach / ONE / counts)[:, None])
+    if not state.searches and context.now.step == 1:
+        strange = int((_in_series(context, state) < 0).sum())
+        if strange:
+            return _lost(state, f"{strange} of {len(counts)} moved further than a standard deviation of their rows")
+    return state
+
+
+def _noise_of_cells(context: PassContext, state: PrivateGMMState) -> np.ndarray:
+    """(m, 3) standard deviations of the noise in shares, means and second moments, in the units of the data."""
+    counts = state.tree.count[state.leaf]
+    kept, width = np.maximum(counts, 1.0), state.reach / ONE
+    noise = [
+        np.full(len(counts), context.noise_of("leaf_counts") / ONE / max(float(counts.sum()), 1.0)),
+        context.noise_of("leaf_mean_1") * width / kept,
+        context.noise_of("leaf_covariance") * width**2 / kept,
+    ]
+    return np.maximum(np.stack(noise, axis=1), SMALLEST_NOISE)
+
+
+def _in_series(context: PassContext, state: PrivateGMMState) -> np.ndarray:
+    """(m,) which component of the series each cell is; -1: none."""
+    noise = _noise_of_cells(context, state)[:, series.MEANS]
+    return series.matched(state.pool, state.means, noise, context.config.covariance, context.config.sigma_floor)
 
 
 def estimate_covariances(context: PassContext, published: Sequence[np.ndarray]) -> PrivateGMMState:
-    """The end of a run that has found components."""
+    """The end of a run that has found components: they are pooled with those of the series."""
     config, state = context.config, context.state
-    m, d = state.means.shape
-    counts = state.tree.count[state.leaf]
-    covariances, unreliable = estimation.covariances_of(
-        published[0][:m], counts, state.reach, d, config.covariance, context.noise(), config.sigma_floor
-    )
-    return replace(
+    (m, d), form = state.means.shape, config.covariance
+    unit = estimation.square_units(state.tree.count[state.leaf], state.reach)
+    noise = np.full(m, context.noise())
+    covariances, unreliable = estimation.covariances_of(published[0][:m], unit, d, form, noise, config.sigma_floor)
+    found = "found" if state.searches else "of the series estimated anew, without a search"
+    state = replace(
         state,
         phase="done",
         outcome=FOUND,
         covariances=covariances,
         unreliable=unreliable,
-        reason=f"{m} components found",
+        reason=f"{m} components {found}",
     )
+    own = series.of_run(state.weights, state.means, published[0][:m] * unit[:, None], _noise_of_cells(context, state))
+    pairs = _in_series(context, state)
+    pool = series.joined(state.pool.forgotten(), own, pairs, form, config.components)
+    state = state.with_pool(pool)
+    return state if (pairs < 0).all() else _pooled(config, state, own)
+
+
+def _pooled(config: PrivateGMMConfig, state: PrivateGMMState, own: Pool) -> PrivateGMMState:
+    """The mixture as the series knows it. own: what this run released."""
+    weights, known, covariances, unreliable = mixture_of_pool(config, state.pool)
+    left = float(np.median(known.noise[:, series.MEANS] / own.noise[:, series.MEANS]))
+    gained = f"pooled with earlier runs of the series: {left:.0%} of the noise that the means of this run alone have"
+    return replace(
+        state,
+        weights=weights,
+        means=known.means,
+        covariances=covariances,
+        unreliable=unreliable,
+        reason=f"{state.reason}; {gained}",
+    )
+
+
+def mixture_of_pool(config: PrivateGMMConfig, pool: Pool) -> tuple[np.ndarray, Pool, np.ndarray, np.ndarray]:
+    """(weights, pool, covariances, unreliable) of the components that the last run found."""
+    known = pool.found
+    covariances, unreliable = estimation.covariances_of(
+        known.moments,
+        np.ones(len(known)),
+        known.means.shape[1],
+        config.covariance,
+        known.noise[:, series.MOMENTS],
+        config.sigma_floor,
+    )
+    return estimation.weights_of(known.shares), known, covariances, unreliable
 
 
 STEPS: dict[PassKind, Callable[[PassContext, Sequence[np.ndarray]], PrivateGMMState]] = {

@@ -3,6 +3,9 @@
     a level       3 times (mean, radii), moments, `widths` times boxes, offsets, profiles     all its nodes at once
     estimation    radii, mean, radii, mean, covariance                                        all cells at once
 
+A run of a series that knows as many components as are asked for does not search: it has the passes of the estimation
+alone, with the whole budget. Whether it does is in its start, which is public.
+
 A unit is in one node of a level (a client: with a total mass of one), so a release costs the same for one node as for
 all. Nothing that is found changes the plan: a run that has found nothing ends early; one that has found all components
 at an upper level still makes the releases of the lower levels, which make the balls of its cells tighter.
@@ -20,6 +23,7 @@ from fedcore.methods.mixture_models.packing import triangle
 from fedcore.methods.private_gmm import sensitivities
 from fedcore.methods.private_gmm.config import PrivateGMMConfig
 from fedcore.methods.private_gmm.integer_rows import MOST_FEATURES
+from fedcore.methods.private_gmm.series import pool_in, width_of
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.method import PublicFacts
 
@@ -94,7 +98,14 @@ def radius_grid(config: PrivateGMMConfig, ratio: float) -> list[float]:
     return [config.sigma_floor * ratio**step for step in range(steps + 1)]
 
 
-def passes_of(config: PrivateGMMConfig, features: int, relation: str) -> list[Pass]:
+def searches(config: PrivateGMMConfig, public: PublicFacts) -> bool:
+    """Whether the run looks for components: not if its series knows all of them, and where they are. Raises ConfigError
+    for a start that no run of the series leaves."""
+    pool = pool_in(public.warm_start, public.features, config.covariance)
+    return bool(pool.lost[0]) or len(pool.found) != config.components
+
+
+def passes_of(config: PrivateGMMConfig, features: int, relation: str, searches: bool = True) -> list[Pass]:
     """All rounds in order. Raises ConfigError without a radius, or for too many columns."""
     _ = config.public_radius
     if features > MOST_FEATURES:
@@ -103,8 +114,10 @@ def passes_of(config: PrivateGMMConfig, features: int, relation: str) -> list[Pa
             "Choose columns, or project them by a public matrix.",
         )
     sizes = sizes_of(config, features)
+    if not searches:
+        return [*_passes_of_estimation(config, sizes, relation, 1.0)]
     passes = [one for level in range(config.levels) for one in _passes_of_a_level(config, sizes, relation, level)]
-    return [*passes, *_passes_of_estimation(config, sizes, relation)]
+    return [*passes, *_passes_of_estimation(config, sizes, relation, 1 - config.partition_share)]
 
 
 def _passes_of_a_level(config: PrivateGMMConfig, sizes: Sizes, relation: str, level: int) -> Iterator[Pass]:
@@ -137,15 +150,12 @@ def _passes_of_a_level(config: PrivateGMMConfig, sizes: Sizes, relation: str, le
     yield Pass("profiles", level, 0, (release("profiles", shape, profiles, shares["profiles"]),))
 
 
-def _passes_of_estimation(config: PrivateGMMConfig, sizes: Sizes, relation: str) -> Iterator[Pass]:
+def _passes_of_estimation(config: PrivateGMMConfig, sizes: Sizes, relation: str, share: float) -> Iterator[Pass]:
     k, d, radii = sizes.k, sizes.d, len(radius_grid(config, CELL_RATIO))
-    shares = {name: (1 - config.partition_share) * part for name, part in CELL_SHARES.items()}
+    shares = {name: share * part for name, part in CELL_SHARES.items()}
     count, total = sensitivities.counts(relation), sensitivities.sums(relation)
-    width, bound = {
-        "spherical": (1, sensitivities.squares(relation)),
-        "diag": (d, sensitivities.squares(relation)),
-        "full": (triangle(d), sensitivities.moments(relation)),
-    }[config.covariance]
+    width, full = width_of(config.covariance, d), config.covariance == "full"
+    bound = sensitivities.moments(relation) if full else sensitivities.squares(relation)
     counts = ReleaseShare("leaf_counts", (k,), count, shares["counts"])
     first_radii = ReleaseShare("leaf_radii_0", (k, radii), count, shares["radii"])
     yield Pass("leaf radii", ESTIMATION, 0, (counts, first_radii))
@@ -160,14 +170,15 @@ def _passes_of_estimation(config: PrivateGMMConfig, sizes: Sizes, relation: str)
 def plan(config: PrivateGMMConfig, public: PublicFacts) -> list[PlannedRelease]:
     """All releases, with prices that, rounded up, sum to at most public.rho.
 
-    Raises ConfigError without a budget or a radius, for too many columns, or for a relation or a unit that the method
-    has no argument for.
+    Raises ConfigError without a budget or a radius, for too many columns, for a relation or a unit that the method has
+    no argument for, or for a start that no run of the series leaves.
     """
     if public.rho is None or not public.rho > 0:
         raise ConfigError("a private_gmm run needs a privacy budget.", "Set a budget for the population.")
     if public.unit not in sensitivities.UNITS:
         raise ConfigError(f"a private_gmm run knows no unit {public.unit!r}.")
-    passes, rho = passes_of(config, public.features, public.relation), public.rho
+    passes = passes_of(config, public.features, public.relation, searches(config, public))
+    rho = public.rho
     composition = ONE_NODE.format(unit=public.unit)
     while True:
         # Prices round up, hence a hair is kept back; the loop ends because the hair grows.

@@ -20,10 +20,25 @@ def second_moment(triangle: np.ndarray, d: int) -> np.ndarray:
     return matrix
 
 
+def triangle_of(matrix: np.ndarray) -> np.ndarray:
+    """(d (d + 1) / 2,) as a second moment is released: the inverse of `second_moment`."""
+    scaled = matrix.copy()
+    scaled[np.diag_indices(len(matrix))] *= DIAGONAL[0] / DIAGONAL[1]
+    return scaled[np.triu_indices(len(matrix))]
+
+
 def basis_of(triangle: np.ndarray, d: int, q: int) -> np.ndarray:
     """(d, q) whole numbers in steps of 2**-14: the leading eigenvectors of a published second moment."""
     vectors = np.linalg.eigh(second_moment(triangle, d))[1]
     return np.rint(vectors[:, ::-1][:, :q] * 2.0**BASIS_BITS)
+
+
+def basis_through(points: np.ndarray, q: int) -> np.ndarray:
+    """(d, q) whole numbers in steps of 2**-14: orthonormal directions in which k <= q + 1 points lie apart; zeros."""
+    vectors = np.linalg.qr((points[1:] - points[0]).T)[0]
+    basis = np.zeros((points.shape[1], q))
+    basis[:, : vectors.shape[1]] = np.rint(vectors * 2.0**BASIS_BITS)
+    return basis
 
 
 def whole_space(d: int) -> np.ndarray:

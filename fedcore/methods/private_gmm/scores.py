@@ -44,7 +44,7 @@ def score_block(config: PrivateGMMConfig, state: PrivateGMMState, block: RowsBlo
 
 def _loss_of_columns(config: PrivateGMMConfig, state: PrivateGMMState, x: np.ndarray) -> np.ndarray:
     """(n,). The scale of a warm start is the standard deviation of the mixture."""
-    start = warm_start_of(config.covariance, state)
+    start = warm_start_of(config, state)
     z = (x - start["centre"]) / start["scale"]
     return 0.5 * (z * z).sum(axis=1) + float(np.log(start["scale"]).sum()) + 0.5 * x.shape[1] * math.log(2 * math.pi)
 

@@ -19,6 +19,9 @@ t (`needed` in the state) is what a ball or a cell must hold: w_min n / 2, with 
 without a terrific ball is one component (Algorithm 3, step 8). docs/privacy/private-gmm.md tells what differs from the
 paper; `reference.py` is the paper's partition on one page.
 
+A run whose series knows as many components as are asked for has no search: its tree is one node, split at the means of
+the series, and only the cells are estimated. What is estimated is pooled with what the series knew (`series.py`).
+
 Everything here is a function of published values, of the config and of public streams; nothing depends on a raw sum.
 """
 
@@ -43,9 +46,10 @@ from fedcore.methods.private_gmm.passes import (
     context_of,
     profile_weight,
 )
-from fedcore.methods.private_gmm.plan import ESTIMATION, plan, sizes_of
-from fedcore.methods.private_gmm.state import SEARCHING, PrivateGMMState, tree_columns
-from fedcore.methods.private_gmm.tree import root
+from fedcore.methods.private_gmm.plan import ESTIMATION, plan, searches, sizes_of
+from fedcore.methods.private_gmm.series import pool_in
+from fedcore.methods.private_gmm.state import SEARCHING, PrivateGMMState, pool_columns, tree_columns
+from fedcore.methods.private_gmm.tree import cells_about, root
 from fedcore.rounds.method import PublicFacts, RoundInfo
 
 
@@ -53,7 +57,7 @@ def init(config: PrivateGMMConfig, public: PublicFacts) -> PrivateGMMState:
     """Raises ConfigError for what `fedcore.methods.private_gmm.plan.plan` refuses."""
     sizes = sizes_of(config, public.features)
     d, q, none = sizes.d, sizes.q, np.zeros(0, np.int64)
-    return PrivateGMMState(
+    state = PrivateGMMState(
         phase="search",
         round=0,
         seed=public.seed,
@@ -79,7 +83,14 @@ def init(config: PrivateGMMConfig, public: PublicFacts) -> PrivateGMMState:
         reach=np.zeros(0),
         unreliable=np.zeros(0, bool),
         covariances=np.zeros({"spherical": (0,), "diag": (0, d), "full": (0, d, d)}[config.covariance]),
+        searches=searches(config, public),
+        **pool_columns(pool_in(public.warm_start, d, config.covariance)),
     )
+    if state.searches:
+        return state
+    known = state.pool.found
+    tree = cells_about(known.means, known.scales(config.covariance, config.sigma_floor), q)
+    return begin_estimation(state.with_tree(tree))
 
 
 # --- what clients are sent -------------------------------------------------------------------------------------------

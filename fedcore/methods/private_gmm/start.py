@@ -1,34 +1,107 @@
-"""What a later run may start from: the mixture found, in the standardised coordinates that federated EM wants."""
+"""What a later run may start from: the mixture found, in the standardised coordinates that federated EM wants, and what
+the series knows, for the next run of this method on the same population.
+
+A run that found nothing passes on what it was given. A run takes from a start what the series knows, and no more: a
+mixture without that (of another population, or of a version that left nothing else) begins a series as nothing does.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from fedcore.errors import ConfigError
-from fedcore.methods.private_gmm.config import Covariance
+from fedcore.methods.private_gmm.config import PrivateGMMConfig
+from fedcore.methods.private_gmm.integer_rows import ONE
+from fedcore.methods.private_gmm.passes import mixture_of_pool
+from fedcore.methods.private_gmm.plan import plan, searches
 from fedcore.methods.private_gmm.result import column_variances
+from fedcore.methods.private_gmm.series import MEANS, SERIES_NAMES, arrays_of, joined, of_run, pool_in, width_of
 from fedcore.methods.private_gmm.state import PrivateGMMState
+from fedcore.privacy.plan import PlannedRelease
+from fedcore.rounds.method import PublicFacts
+
+NAMES = ("weights", "means", "covariances", "centre", "scale")
 
 
-def warm_start_of(covariance: Covariance, state: PrivateGMMState) -> dict[str, np.ndarray]:
+def warm_start_of(config: PrivateGMMConfig, state: PrivateGMMState) -> dict[str, np.ndarray]:
     """weights (m,), means (m, d) and covariances, by form, of rows standardised by centre and scale, (d,) each: the
     mean of the mixture, and its standard deviation in each column, or over all columns if covariances are spherical.
+    And the arrays of `SERIES_NAMES`.
 
-    Raises ConfigError if the run has found nothing.
+    Raises ConfigError if neither the run nor its series has found anything.
     """
+    weights, means, covariances = state.weights, state.means, state.covariances
     if not state.found:
-        raise ConfigError(f"has not found a mixture ({state.outcome}).", "Name a run that has.")
-    centre = state.weights @ state.means
-    within = column_variances(covariance, state.covariances, state.features)
-    variances = state.weights @ (within + (state.means - centre) ** 2)
+        if not len(state.pool):
+            raise ConfigError(f"has not found a mixture ({state.outcome}).", "Name a run that has.")
+        weights, known, covariances, _ = mixture_of_pool(config, state.pool)
+        means = known.means
+    covariance, features = config.covariance, state.features
+    centre = weights @ means
+    within = column_variances(covariance, covariances, features)
+    variances = weights @ (within + (means - centre) ** 2)
     if covariance == "spherical":
-        variances = np.full(state.features, variances.mean())
+        variances = np.full(features, variances.mean())
     scale = np.sqrt(variances)
     factor = {"spherical": scale[0] ** 2, "diag": scale**2, "full": np.outer(scale, scale)}[covariance]
     return {
-        "weights": state.weights,
-        "means": (state.means - centre) / scale,
-        "covariances": state.covariances / factor,
+        "weights": weights,
+        "means": (means - centre) / scale,
+        "covariances": covariances / factor,
         "centre": centre,
         "scale": scale,
+        **arrays_of(state.pool),
+    }
+
+
+def checked_warm_start(
+    config: PrivateGMMConfig, arrays: Mapping[str, np.ndarray], what: str, features: int
+) -> dict[str, np.ndarray]:
+    """The arrays as float64. Raises ConfigError unless they are finite numbers, with what a whole series knows or
+    nothing of it."""
+    unknown = sorted(set(arrays) - set(NAMES) - set(SERIES_NAMES))
+    if unknown:
+        raise ConfigError(f"{what} holds {', '.join(unknown)}, which no run of private_gmm leaves.", "Leave it out.")
+    for name, array in arrays.items():
+        if array.dtype.kind not in "iuf" or not np.isfinite(array).all():
+            raise ConfigError(f"{name!r} of {what} is not an array of finite numbers.")
+    values = {name: np.asarray(array, np.float64) for name, array in arrays.items()}
+    pool_in(values, features, config.covariance)
+    return values
+
+
+def likely_warm_start(config: PrivateGMMConfig, public: PublicFacts) -> dict[str, np.ndarray]:
+    """What a run with these facts leaves, as far as the plans of later runs depend on it, if it finds all components:
+    means anywhere, and the noise for cells of equal size and of radius 1."""
+    k, d = config.components, public.features
+    means = np.zeros((k, d))
+    means[:, 0] = 10.0 * np.arange(k)
+    moments = np.ones((k, width_of(config.covariance, d)))
+    scales = {release.name: release.scale for release in plan(config, public)}
+    cell = (public.nominal_clients or k) / k
+    noise = np.array([scales["leaf_counts"], scales["leaf_mean_1"], scales["leaf_covariance"] / ONE]) / ONE / cell
+    own = of_run(np.full(k, 1.0 / k), means, moments, np.tile(noise, (k, 1)))
+    past = pool_in(public.warm_start, d, config.covariance).forgotten()
+    known = np.arange(k) if len(past.found) == k else np.full(k, -1)
+    return arrays_of(joined(past, own, known, config.covariance, k))
+
+
+def budget_sketch(config: PrivateGMMConfig, public: PublicFacts, planned: Sequence[PlannedRelease]) -> dict[str, Any]:
+    """search: whether the run looks for components. accumulated_rho: of a single run that searches and has as little
+    noise in its means as the series after this run, if every run finds all components."""
+    first = replace(public, warm_start=None)
+    alone, pooled = (
+        pool_in(likely_warm_start(config, facts), facts.features, config.covariance).noise[0, MEANS]
+        for facts in (first, public)
+    )
+    assert public.rho is not None  # it was planned with
+    return {
+        "rounds": max(release.round for release in planned),
+        "releases": len(planned),
+        "search": searches(config, public),
+        "accumulated_rho": public.rho * float(alone / pooled) ** 2,
     }

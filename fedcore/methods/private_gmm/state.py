@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
 
 from fedcore.methods.private_gmm.boxes import Boxes
+from fedcore.methods.private_gmm.series import QUANTITIES, Pool
 from fedcore.methods.private_gmm.tree import COLUMNS, Tree
 
 SEARCHING, FOUND = "searching", "found"
 NOTHING = "no separated structure found at this budget"
+LOST = "the components of the series are not where they were"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,7 @@ class PrivateGMMState:
     unit, relation: of the budget
     noise:   (releases,) standard deviations in grid steps, in the order of the plan
     needed:  t, the noised number of units that a ball or a cell must hold; 0 before the first count
-    outcome: "searching", "found" or "no separated structure found at this budget"
+    outcome: "searching", "found", or why nothing was: `NOTHING` or `LOST`
     reason:  of the outcome, in one sentence; made of published values
     units_needed, epsilon_factor: forecast of what would be enough: units at this budget, and times this run's epsilon
         at this size; 0 unless the search failed
@@ -38,6 +40,9 @@ class PrivateGMMState:
         radius that a cell's rows are cut to, in the units of the data
     unreliable: (m,) bool, where the noise of a full covariance is not small beside its eigenvalues, which are then
         those of its diagonal or of a sphere
+    searches: whether the run looks for components, or estimates those of its series anew
+    pooled_*: what the series knew before the run; after a run that found components, with what it released
+        (`fedcore.methods.private_gmm.series.Pool`)
     """
 
     phase: str
@@ -74,6 +79,14 @@ class PrivateGMMState:
     covariances: np.ndarray
     reach: np.ndarray
     unreliable: np.ndarray
+    searches: bool = True
+    pooled_shares: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    pooled_means: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
+    pooled_moments: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
+    pooled_precision: np.ndarray = field(default_factory=lambda: np.zeros((0, QUANTITIES)))
+    pooled_noise: np.ndarray = field(default_factory=lambda: np.zeros((0, QUANTITIES)))
+    pooled_present: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    pooled_lost: np.ndarray = field(default_factory=lambda: np.zeros(1))
 
     @property
     def features(self) -> int:
@@ -88,11 +101,18 @@ class PrivateGMMState:
         return Boxes(self.box_place, self.box_code, self.box_count)
 
     @property
+    def pool(self) -> Pool:
+        return Pool(**{each.name: getattr(self, f"pooled_{each.name}") for each in fields(Pool)})
+
+    @property
     def found(self) -> bool:
         return self.outcome == FOUND
 
     def with_tree(self, tree: Tree) -> PrivateGMMState:
         return replace(self, **tree_columns(tree))
+
+    def with_pool(self, pool: Pool) -> PrivateGMMState:
+        return replace(self, **pool_columns(pool))
 
     def with_boxes(self, boxes: Boxes) -> PrivateGMMState:
         return replace(self, box_place=boxes.place, box_code=boxes.code, box_count=boxes.count)
@@ -101,3 +121,8 @@ class PrivateGMMState:
 def tree_columns(tree: Tree) -> dict[str, Any]:
     """The tree as fields of the state."""
     return {f"tree_{name}": getattr(tree, name) for name in COLUMNS}
+
+
+def pool_columns(pool: Pool) -> dict[str, Any]:
+    """The pool as fields of the state."""
+    return {f"pooled_{each.name}": getattr(pool, each.name) for each in fields(pool)}

@@ -14,13 +14,15 @@ tree alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
-from fedcore.methods.private_gmm.integer_rows import clipped, projected, squared_distances
+from fedcore.methods.private_gmm.integer_rows import ONE, clipped, projected, squared_distances
+from fedcore.methods.private_gmm.projection import basis_through, whole_space
 
 VORONOI, BALL, REST = 0, 1, 2  # kind
 OPEN, SPLIT, CLOSED = 0, 1, 2  # status: may be split, is split, will not be split
@@ -121,6 +123,21 @@ def root(features: int, q: int, radius: float) -> Tree:
         np.zeros(1),
         np.zeros(1),
     )
+
+
+def cells_about(means: np.ndarray, scales: np.ndarray, q: int) -> Tree:
+    """A root that is split into the rows about each of m means, (m, d), by distances in units of scales, (m,).
+
+    Rows are told apart in the directions in which the means lie apart. They are cut to a ball twice as large as one
+    that holds nearly all rows, so that a component is seen to move.
+    """
+    m, d = means.shape
+    centre = means.mean(axis=0)
+    radius = 2.0 * float((np.linalg.norm(means - centre, axis=1) + math.sqrt(d) * scales).max())
+    basis = whole_space(d) if q == d else basis_through(means, q)
+    whole = root(d, q, radius).changed([0], centre=centre, basis=basis)
+    balls = projected(clipped(means, centre, radius)[0], basis)
+    return whole.with_children(0, [VORONOI] * m, balls, scales * (ONE / radius), np.zeros(m), means)
 
 
 COLUMNS = tuple(field.name for field in fields(Tree))
