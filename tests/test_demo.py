@@ -8,32 +8,26 @@ import pytest
 from fedcore.cli import demo_data as demo
 from fedcore.errors import IngestError
 from fedcore.population.store import Population
+from fedcore.population.words import OTHER
 from fedcore.privacy.ledger.ledger import open_ledger
 from fedcore.training.budget import ledger_of
 from tests.command import fedcore, works
 
-LIBRARY = {"os.py": "import sys\ndef path(): pass\n", "sys.py": "import os\nimport sys sys\n", "empty.py": ""}
-
 
 @pytest.fixture
 def installation(tmp_path, monkeypatch):
-    """Three files of a standard library and 300 of packages, each of which repeats one known word on its two lines."""
-    library, packages = tmp_path / "library", tmp_path / "packages"
-    for folder in (library, packages):
-        folder.mkdir()
-    for name, text in LIBRARY.items():
-        (library / name).write_text(text)
+    """300 files of packages, each of which has one word of its own and repeats one of all on its two lines."""
+    packages = tmp_path / "packages"
+    packages.mkdir()
     for number in range(300):
         text = f"import unknown{number}\ndef def def" + " sys" * (number % 3) + "\n"
+        text = text.replace(str(number), "".join("abcdefghij"[int(digit)] for digit in str(number)))
         (packages / f"m{number:03d}.py").write_text(text)
-    monkeypatch.setattr(demo, "library_files", lambda: sorted(library.glob("*.py")))
     monkeypatch.setattr(demo, "package_files", lambda: [(path.name, path) for path in sorted(packages.glob("*.py"))])
     return packages
 
 
-def test_the_vocabulary_is_that_of_most_library_files(installation):
-    assert demo.most_common_tokens(demo.library_files(), 3) == ["import", "sys", "def"]
-    assert demo.most_common_tokens(demo.library_files(), 99) == ["import", "sys", "def", "os", "pass", "path"]
+KNOWN = ["def", "import", "sys", OTHER]
 
 
 def test_prepare(installation, tmp_path, monkeypatch):
@@ -43,7 +37,8 @@ def test_prepare(installation, tmp_path, monkeypatch):
     assert private.n_clients + public.n_clients == 300 and 30 <= public.n_clients <= 90
     ids = [{str(name) for i in range(len(p.blocks)) for name in p.client_ids(i)} for p in (private, public)]
     assert not ids[0] & ids[1]
-    assert list(private.vocabulary()) == list(public.vocabulary()) == ["import", "sys", "def", "os", "pass", "path"]
+    assert list(private.vocabulary()) == list(public.vocabulary()) == KNOWN
+    assert private.id == Population.open(tmp_path / "demo" / "words").id
 
     assert private.manifest.nominal_clients == demo.NOMINAL_CLIENTS and not private.manifest.public_for_evaluation
     assert not private.has_heldout and public.has_heldout and public.manifest.public_for_evaluation
@@ -51,28 +46,18 @@ def test_prepare(installation, tmp_path, monkeypatch):
 
     monkeypatch.delenv("FEDCORE_LEDGER")
     balance = ledger_of(private).balance(private.id)
-    assert (balance.budget.epsilon, balance.budget.delta) == (demo.EPSILON, demo.DELTA) and balance.rho_spent == 0
+    assert (balance.budget.epsilon, balance.budget.delta) == (demo.EPSILON, demo.DELTA)
+    assert balance.rho_spent == pytest.approx(0.3 * balance.budget.rho_max)
     assert open_ledger(f"sqlite:///{(tmp_path / 'demo' / 'ledger.sqlite').resolve()}").id == private.manifest.ledger.id
     assert not (tmp_path / "other.sqlite").exists()
     assert any(str(private.n_clients) in line and str(public.n_clients) in line for line in said)
 
-
-def test_halves_by_hand(installation, tmp_path):
-    """Of two lines, the first is known and the second held out; words outside the vocabulary do not count."""
-    _, public = demo.prepare(tmp_path / "demo", lambda _: None)
-    block = public.read(0, heldout=True)
-    halves = zip(public.client_ids(0), block.csr.toarray(), block.heldout.csr.toarray(), strict=True)
-    for name, known, heldout in halves:
-        number = int(str(name)[1:4])
-        assert known.tolist() == [1, 0, 0, 0, 0, 0]
-        assert heldout.tolist() == [0, number % 3, 3, 0, 0, 0]
-
-
-def test_private_clients_are_whole_files(installation, tmp_path):
-    private, _ = demo.prepare(tmp_path / "demo", lambda _: None)
-    block = private.read(0)
-    first = int(str(private.client_ids(0)[0])[1:4])
-    assert block.csr.toarray()[0].tolist() == [1, first % 3, 3, 0, 0, 0]
+    first, block = int(str(private.client_ids(0)[0])[1:4]), private.read(0)  # whole files
+    assert block.csr.toarray()[0].tolist() == [3, 1, first % 3, 1]
+    block = public.read(0, heldout=True)  # of two lines, the first is known and the second held out
+    for name, known, held in zip(public.client_ids(0), block.csr.toarray(), block.heldout.csr.toarray(), strict=True):
+        assert known.tolist() == [0, 1, 0, 1]  # the word of one file is with all others
+        assert held.tolist() == [3, 0, int(str(name)[1:4]) % 3, 0]
 
 
 def test_the_split_is_by_name_alone():
@@ -87,7 +72,7 @@ def test_too_few_packages(installation, tmp_path):
         path.unlink()
     with pytest.raises(IngestError, match="too few"):
         demo.prepare(tmp_path / "demo", lambda _: None)
-    assert not (tmp_path / "demo" / "population").exists() and not (tmp_path / "demo" / "ledger.sqlite").exists()
+    assert not (tmp_path / "demo" / "words").exists() and not (tmp_path / "demo" / "ledger.sqlite").exists()
 
 
 def test_files_that_go_or_are_no_text_are_read_as_well_as_can_be(tmp_path):
@@ -97,12 +82,9 @@ def test_files_that_go_or_are_no_text_are_read_as_well_as_can_be(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_real_files_exclude_tests_of_the_library_and_this_package():
-    library, packages = demo.library_files(), demo.package_files()
-    assert any(path.name == "os.py" for path in library)
-    assert not any("site-packages" in path.parts or "test" in path.parts for path in library)
+def test_the_real_files_exclude_this_package():
+    packages = demo.package_files()
     assert len(packages) > 100 and not any(name.startswith(("fedcore/", "flows/", "tasks/")) for name, _ in packages)
-    assert not {path for _, path in packages} & set(library)
 
 
 @pytest.mark.slow

@@ -2,9 +2,14 @@
 
 import json
 import random
+import signal
+import subprocess
+import sys
 from fractions import Fraction
 
+import numpy as np
 import pytest
+from fedcore.tasks.dask_backend import DaskBackend, dask_client
 from typer.testing import CliRunner
 
 from fedcore.cli import app
@@ -12,6 +17,7 @@ from fedcore.errors import BudgetExceeded, BudgetMissing, PrivacyError, RunBusy,
 from fedcore.operations.population_page import population_page
 from fedcore.population.encoding import encode
 from fedcore.population.ingest.ingest import ingest
+from fedcore.population.words import WORD
 from fedcore.privacy import vocabulary as pure
 from fedcore.privacy.accounting import exact_sum
 from fedcore.privacy.ledger.ledger import Ledger, create_ledger
@@ -218,6 +224,59 @@ def test_a_release_that_dies_anywhere_is_gone_on_with(world, monkeypatch, step, 
     assert len(run.spent()) == 1 + lost
     drawn = exact_sum(attempt.rho for attempt in run.spent())
     assert Fraction(spent(ledger, population)[0]) >= drawn
+
+
+KILLED = """
+import os, signal, sys
+from fedcore.cli import app
+from fedcore.privacy.ledger.ledger import Ledger
+
+step, after, path = sys.argv[1:]
+real = getattr(Ledger, step)
+
+def call(self, *arguments, **options):
+    if after == "True":
+        real(self, *arguments, **options)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+setattr(Ledger, step, call)
+app(["population", "vocabulary", path, "--private", "--epsilon", "1", "--delta", "3e-8"])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "step, after, draws",
+    [
+        ("publish", False, 2),
+        pytest.param("charge", True, 2, marks=pytest.mark.heavy),
+        pytest.param("publish", True, 1, marks=pytest.mark.heavy),
+    ],
+)
+def test_a_process_that_is_killed_has_paid_for_what_it_may_have_drawn(world, step, after, draws):
+    population, ledger = world
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, step, str(after), str(population.path)], capture_output=True, timeout=300
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
+    made = release_vocabulary(population, ledger)
+    assert set(made.words) >= set(COMMON) and made.run_id.endswith("-1")
+    charges = [row for row in ledger.history(population.id) if row["kind"] == "charge"]
+    assert len(charges) == draws == made.statement.releases[0]["attempts"]
+    assert spent(ledger, population)[1] == pytest.approx(draws * 3e-8)
+
+
+@pytest.mark.slow
+@pytest.mark.heavy
+def test_workers_of_a_cluster_answer_as_one_process_does(world):
+    population, ledger = world
+    known = vocabulary.Known(np.array([COMMON[0].encode()], WORD))
+    lists = vocabulary.Lists(population, None)
+    here = InProcessBackend().map_blocks(lists, known, range(len(population.blocks)))["words"].value()
+    with dask_client(2) as client:
+        there = DaskBackend(client).map_blocks(lists, known, range(len(population.blocks)))["words"].value()
+    assert [part.tolist() for part in here] == [part.tolist() for part in there] and len(here[0]) > 50
+    assert COMMON[0].encode() not in here[0]
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import math
 import random
 from dataclasses import replace
 from fractions import Fraction
+from functools import cache
 
 import mpmath
 import numpy as np
@@ -204,6 +205,7 @@ def test_sums_of_words_do_not_depend_on_the_grouping():
 CLIENTS, WORDS, TOKENS, EXPONENT = 3000, 20_000, 200, 1.05
 
 
+@cache
 def zipf_clients(seed: int) -> list[dict[bytes, int]]:
     """CLIENTS clients with TOKENS draws each from WORDS words of probability proportional to rank^-EXPONENT."""
     rng = np.random.default_rng(seed)
