@@ -226,6 +226,17 @@ def test_a_release_that_dies_anywhere_is_gone_on_with(world, monkeypatch, step, 
     assert Fraction(spent(ledger, population)[0]) >= drawn
 
 
+@pytest.mark.slow
+def test_an_encoded_population_goes_on_by_cohort_and_the_words_do_not(world, tmp_path):
+    population, ledger = world
+    encoded = encode(population, tmp_path / "encoded", release_vocabulary(population, ledger, delta=3e-8).words)
+    begun = begin_cohorts(encoded, ledger)
+    first = ledger.balance(population.id).segments[0]
+    assert begun.manifest.cohorts and (first.rho_spent, first.first, first.last) == (spent(ledger, population)[0], 1, 1)
+    with pytest.raises(PrivacyError, match="kept by cohort"):
+        release_vocabulary(population, ledger, epsilon=1.0, delta=1e-8)
+
+
 KILLED = """
 import os, signal, sys
 from fedcore.cli import app

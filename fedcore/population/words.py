@@ -24,7 +24,6 @@ WORD = np.dtype(f"S{LONGEST}")
 RECORD = np.dtype([("word", WORD), ("count", "<i8")])  # a word of a client in flight, beside `ptr` as in dense rows
 NO_WORD: Final = b""
 OTHER: Final = "<other>"  # last in a vocabulary: the cell of all words that are not in it
-NAMES = ("indptr", "indices", "counts", "words")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,5 @@
-"""The engine: runs a method round by round, on any backend, and is the only place that charges, draws and publishes.
+"""The engine: runs a method round by round, on any backend, and is the only place that charges, draws and publishes
+what methods release (`fedcore.training.vocabulary` does so for words, of which no method knows the number).
 
 One round:
 
