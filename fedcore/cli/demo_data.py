@@ -13,6 +13,7 @@ import re
 import sysconfig
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from io import StringIO
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ import scipy.sparse as sp
 
 from fedcore.errors import IngestError
 from fedcore.population.encoding import encode
+from fedcore.population.ingest.sources_text import by_half, sections
 from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
 from fedcore.population.words import OTHER, as_words, records_of
@@ -118,15 +120,27 @@ def _batches(files: list[tuple[str, Path]]) -> Iterator[list[tuple[str, Path]]]:
 
 
 def write_words(dest: Path, files: list[tuple[str, Path]], **options: Any) -> Population:
-    """A population of the files' words."""
-    with PopulationWriter(dest, "words", 1, **options) as writer:
+    """A population of the files' words, in two halves by section: what a file says about the other sections of its own
+    tells the run how much of an estimate should be the file's own.
+    """
+    with PopulationWriter(dest, "words", 1, halves="document", **options) as writer:
         for batch in _batches(files):
-            found = [Counter(TOKEN.findall(read(path))) for _, path in batch]
-            ptr = np.concatenate([[0], np.cumsum([len(one) for one in found])])
-            amounts = np.array([amount for one in found for amount in one.values()], np.int64)
-            records = records_of(as_words([token for one in found for token in one]), amounts)
-            writer.write([name for name, _ in batch], (ptr, records))
+            halves: tuple[list[Counter[str]], list[Counter[str]]] = ([], [])
+            for name, path in batch:
+                found = Counter[str](), Counter[str]()
+                for second, text in by_half(name, sections(StringIO(read(path)))):
+                    found[second].update(TOKEN.findall(text))
+                for half, counted in zip(halves, found, strict=True):
+                    half.append(counted)
+            writer.write([name for name, _ in batch], _records(halves[0]), _records(halves[1]))
         return writer.commit(SOURCES)
+
+
+def _records(found: list[Counter[str]]) -> tuple[np.ndarray, np.ndarray]:
+    """(ptr (C + 1,), records (N,)) of the words of clients."""
+    ptr = np.concatenate([[0], np.cumsum([len(one) for one in found])])
+    amounts = np.array([amount for one in found for amount in one.values()], np.int64)
+    return ptr, records_of(as_words([token for one in found for token in one]), amounts)
 
 
 def write(dest: Path, files: list[tuple[str, Path]], vocabulary: list[str], **options: Any) -> Population:

@@ -3,6 +3,7 @@
 import hashlib
 import random
 from collections import Counter
+from io import StringIO
 
 import numpy as np
 import pytest
@@ -197,21 +198,17 @@ def long_text(seed=1, lines=400):
     return "".join(" ".join(draw.choices(WORDS, k=draw.randrange(0, 20))) + "\n" for _ in range(lines))
 
 
-def test_sections_of_a_file(tmp_path, monkeypatch):
+def test_sections_of_a_file(monkeypatch):
     text = long_text()
-    (tmp_path / "a.txt").write_text(text)
-    cut = list(sources_text.sections(tmp_path / "a.txt"))
+    cut = list(sources_text.sections(StringIO(text)))
     assert "".join(cut) == text and len(cut) > 5 and all(one.endswith("\n") for one in cut)
     assert all(len(one) >= sources_text.SECTION > len(one[: one[:-1].rfind("\n") + 1]) for one in cut[:-1])
-    (tmp_path / "b.txt").write_text("no line ends here")
-    assert list(sources_text.sections(tmp_path / "b.txt")) == ["no line ends here"]
-    (tmp_path / "empty.txt").write_text("")
-    assert list(sources_text.sections(tmp_path / "empty.txt")) == []
+    assert list(sources_text.sections(StringIO("no line ends here"))) == ["no line ends here"]
+    assert list(sources_text.sections(StringIO(""))) == []
     monkeypatch.setattr(sources_text, "PIECE", 64)
     monkeypatch.setattr(sources_text, "SECTION", 100)
     one_line = " ".join(text.split())
-    (tmp_path / "c.txt").write_text(one_line)
-    cut = list(sources_text.sections(tmp_path / "c.txt"))
+    cut = list(sources_text.sections(StringIO(one_line)))
     assert "".join(cut) == one_line and max(map(len, cut)) <= 200
     assert Counter(word for part in cut for word in part.split()) == Counter(one_line.split()), "no word is cut"
 
@@ -226,7 +223,7 @@ def test_sections_are_dealt_and_nothing_is_lost(tmp_path, monkeypatch, piece):
     population = ingest(tmp_path / "in", tmp_path / "p", vocabulary=WORDS, documents="section")
     expected = [{name: Counter() for name in texts} for _ in range(2)]
     for name in texts:
-        for text in sources_text.sections(tmp_path / "in" / name):
+        for text in sources_text.sections(StringIO(texts[name])):
             expected[half_of(name, text)][name].update(WORDS.index(word) for word in text.split())
     assert both(population) == [{name: dict(counts) for name, counts in half.items()} for half in expected]
     assert all(both(population)[half]["a.txt"] for half in (0, 1))

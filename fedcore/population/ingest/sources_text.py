@@ -55,23 +55,21 @@ def pieces(file: Path) -> Iterator[str]:
     yield rest
 
 
-def sections(file: Path) -> Iterator[str]:
-    """The text of a file in sections, its documents where a client is a file: each ends with the line that brings it to
-    SECTION characters, the last one with the file; in a line that is longer than PIECE, between two words. Raises
-    IngestError.
+def sections(handle: TextIO) -> Iterator[str]:
+    """A text in sections, the documents of a client that is a file: each ends with the line that brings it to SECTION
+    characters, the last one with the text; in a line that is longer than PIECE, between two words.
     """
     text = ""
-    with _opened(file) as handle:
-        while line := handle.readline(PIECE):
-            text += line
-            cut = len(text)
-            if cut < SECTION:
-                continue
-            if len(line) == PIECE and not line.endswith("\n"):
-                cut = _between_words(text)
-            if cut:
-                yield text[:cut]
-            text = text[cut:]
+    while line := handle.readline(PIECE):
+        text += line
+        cut = len(text)
+        if cut < SECTION:
+            continue
+        if len(line) == PIECE and not line.endswith("\n"):
+            cut = _between_words(text)
+        if cut:
+            yield text[:cut]
+        text = text[cut:]
     if text:
         yield text
 
@@ -84,7 +82,7 @@ def _between_words(text: str) -> int:
     return cut
 
 
-def _by_half(client: str, documents: Iterator[str]) -> Iterator[tuple[bool, str]]:
+def by_half(client: str, documents: Iterator[str]) -> Iterator[tuple[bool, str]]:
     """(whether it is of the second half, text) of a client's documents, whose ids are their texts; several of a half
     together, which end between two words.
     """
@@ -232,7 +230,8 @@ class TextSource:
     def _parts(self, name: str, heldout: bool, folder: Path, file: Path) -> Iterator[tuple[bool, str]]:
         """(whether it belongs to the held-out part, text) of the pieces of a client's file, at least one."""
         if self.documents == "section":
-            yield from _by_half(name, sections(file))
+            with _opened(file) as handle:
+                yield from by_half(name, sections(handle))
             return
         if self.documents == "file":
             inside = file.relative_to(folder).relative_to(name).as_posix()
