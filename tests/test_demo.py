@@ -41,7 +41,8 @@ def test_prepare(installation, tmp_path, monkeypatch):
     assert private.id == Population.open(tmp_path / "demo" / "words").id
 
     assert private.manifest.nominal_clients == demo.NOMINAL_CLIENTS and not private.manifest.public_for_evaluation
-    assert not private.has_heldout and public.has_heldout and public.manifest.public_for_evaluation
+    assert private.manifest.halves == "document"
+    assert public.has_heldout and public.manifest.public_for_evaluation
     assert public.manifest.ledger is None
 
     monkeypatch.delenv("FEDCORE_LEDGER")
@@ -52,8 +53,11 @@ def test_prepare(installation, tmp_path, monkeypatch):
     assert not (tmp_path / "other.sqlite").exists()
     assert any(str(private.n_clients) in line and str(public.n_clients) in line for line in said)
 
-    first, block = int(str(private.client_ids(0)[0])[1:4]), private.read(0)  # whole files
-    assert block.csr.toarray()[0].tolist() == [3, 1, first % 3, 1]
+    block, halves = private.read(0, heldout=True), [0, 0]  # short files, each one section: whole in either half
+    for name, half, other in zip(private.client_ids(0), block.csr.toarray(), block.heldout.csr.toarray(), strict=True):
+        assert (half + other).tolist() == [3, 1, int(str(name)[1:4]) % 3, 1] and not (half * other).any()
+        halves[int(other.any())] += 1
+    assert min(halves) > 50
     block = public.read(0, heldout=True)  # of two lines, the first is known and the second held out
     for name, known, held in zip(public.client_ids(0), block.csr.toarray(), block.heldout.csr.toarray(), strict=True):
         assert known.tolist() == [0, 1, 0, 1]  # the word of one file is with all others
