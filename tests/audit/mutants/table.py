@@ -1950,8 +1950,6 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "cohorts: the statement names the one that has spent least",
         STATEMENT,
-        "        max(some, key=lambda segment: segment.rho_spent) for some in",
-        "        min(some, key=lambda segment: segment.rho_spent) for some in",
         '"most": asdict(most),',
         '"most": asdict(min(balance.segments, key=lambda segment: segment.rho_spent)),',
         f"{OF_COHORTS}::test_the_statement_of_a_run_names_its_cohorts_and_the_one_that_has_spent_most",
@@ -2237,6 +2235,8 @@ MUTANTS: list[Mutant] = [
         'elif planned["delta"] and noised.ndim == len(shape) and len(noised) <= shape[0]:',
         "elif noised.ndim == len(shape):",
         "tests/privacy/test_publishing.py::test_only_a_thresholding_step_publishes_fewer_rows_than_planned",
+    ),
+    _mutant(
         "cohorts: another spelling of a name is somebody new",
         "fedcore/population/identifiers.py",
         'unicodedata.normalize("NFC", text) for text in texts',
@@ -2246,8 +2246,8 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "ranges: blocks of another copy are taken for these",
         "fedcore/rounds/clients.py",
-        "return population.id, index, entry.first, entry.clients, entry.fingerprint",
-        "return population.id, population.version, index",
+        "return population.id, index, entry.first, entry.clients, entry.fingerprint, heldout",
+        "return population.id, population.version, index, heldout",
         "tests/test_caches.py::test_copies_that_were_appended_to_separately_are_not_taken_for_each_other",
     ),
     _mutant(
