@@ -274,6 +274,7 @@ def everything_below(folder) -> dict:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_a_plan_leaves_nothing_and_is_kept_by_the_run(tmp_path, quick):
     write_rows(tmp_path / "p")
     works("train", "federated_em", tmp_path / "p", "--local", "--runs", tmp_path / "runs", "--run-id", "r", *FEDEM)

@@ -102,6 +102,7 @@ def test_the_groups_are_found_and_criteria_are_those_of_the_training_rows(popula
     assert best.icl == pytest.approx(bic - 2 * (shares * np.log(shares)).sum(), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_what_is_there_is_not_trained_again(population, tmp_path):
     wanted = requests(request(population, tmp_path), {"components": (1, 2)}, 0.2, "s")
     trained = []

@@ -57,6 +57,7 @@ def test_a_run_that_is_worth_nothing_asks_and_charges_nothing(hopeless, tmp_path
     assert ledger.balance(population.id).rho_spent > 0
 
 
+@pytest.mark.slow
 def test_plans_say_it_too(hopeless):
     assert (
         works("plan", "histograms", "p", "--local", "--json", "--calibration", 0.1).json["worth"].startswith("none: ")

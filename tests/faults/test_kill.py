@@ -182,6 +182,7 @@ def test_a_kill_while_the_exhausted_run_is_closed(place):
     here.check_ledger(forfeited=2, status="budget exhausted")
 
 
+@pytest.mark.slow
 def test_a_kill_in_every_round_of_one_run(place, undisturbed):
     """Many deaths of the same run, each one later."""
     here = place("test noise")

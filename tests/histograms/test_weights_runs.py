@@ -110,6 +110,7 @@ def test_the_plan_does_not_look_whether_there_is_a_second_half(tmp_path):
     assert run.info["plan"][-1]["name"] == "weights" and not population.has_heldout
 
 
+@pytest.mark.slow
 def test_commands_say_whether_weights_will_be_released(halves):
     options = [f"--set={name}={value}" for name, value in SETTINGS.items()]
     said = works("plan", "histograms", "p", "--local", "--json", "--calibration", 0.1, *options).json

@@ -25,6 +25,7 @@ def test_mixtures_keep_all_rules_of_scikit_learn():
     assert [one["check_name"] for one in results if one["status"] == "failed"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["full", "tied", "diag", "spherical"])
 def test_a_mixture_is_that_of_scikit_learn_started_there(kind):
     ours = fedcore.FederatedMixture(2, covariance_type=kind, settings={"pseudo_rows": 0.0}).fit(APART)
@@ -63,6 +64,7 @@ def test_gaps_are_refused_or_filled_but_never_unseen():
         fedcore.FederatedMixture().fit(np.where(np.isnan(x), np.inf, x))
 
 
+@pytest.mark.slow
 def test_what_was_fitted_is_kept_where_it_was_asked_for(tmp_path):
     fitted = fedcore.FederatedMixture(2, folder=str(tmp_path / "kept")).fit(APART)
     assert fedcore.load_run(fitted.run_).status == "finished"
@@ -102,6 +104,7 @@ def test_nothing_is_told_before_the_fit():
             (estimator.predict if hasattr(estimator, "predict") else estimator.transform)(APART)
 
 
+@pytest.mark.slow
 def test_each_client_has_its_own_mixture():
     random = np.random.default_rng(5)
     groups = np.repeat([f"c{i}" for i in range(12)], 60)
@@ -140,6 +143,7 @@ def test_histograms_are_given_to_clients():
         fedcore.PersonalHistograms(2).fit(DICE + 0.5)
 
 
+@pytest.mark.slow
 def test_private_histograms_say_what_they_promise(tmp_path):
     asked = {"epsilon": 4.0, "delta": 1e-6, "nominal_clients": 500, "public_schema": "four numbered sides"}
     for missing in ("delta", "nominal_clients", "public_schema"):
@@ -155,6 +159,7 @@ def test_private_histograms_say_what_they_promise(tmp_path):
         fedcore.PersonalHistograms(epsilon=1.0).fit(store)
 
 
+@pytest.mark.slow
 def test_samples_come_apart_into_shared_and_own_atoms():
     random = np.random.default_rng(7)
     atoms = np.linalg.qr(random.normal(size=(8, 8)))[0]

@@ -60,6 +60,7 @@ def test_a_model_is_trained_and_read_again(rows, tmp_path):
     assert (tmp_path / "runs" / "one" / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_to_the_same_bits(rows, tmp_path):
     settings = {"algorithm": "em", "components": 2}
     whole = fedcore.train("federated_em", rows, settings, runs=tmp_path / "whole", report=False)
@@ -85,6 +86,7 @@ def test_mistakes_are_told_before_anything_is_made(rows, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_plan_reserves_and_makes_nothing(rows, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     predicted = fedcore.plan("federated_em", rows, {"algorithm": "em"}, seconds=0.2)

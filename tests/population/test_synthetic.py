@@ -111,6 +111,7 @@ def test_train_and_heldout_share_the_client_but_not_the_draws():
     assert same < 0.7 * other
 
 
+@pytest.mark.slow
 def test_bits_do_not_depend_on_layout_size_or_followers(tmp_path, monkeypatch):
     many = synthesise(tmp_path / "a", seed=3, overrides={**SMALL, "clients": 2500})
     other = synthesise(

@@ -51,6 +51,7 @@ def reference(X: np.ndarray, k: int, w_min: float):
     return pgme(X, PublicInputs(len(X), k, w_min, SIGMA_MIN, SIGMA_MAX, float(np.linalg.norm(X, axis=1).max())))
 
 
+@pytest.mark.slow
 @given(mixtures(), st.sampled_from(["spherical", "diag", "full"]))
 @settings(max_examples=40, deadline=None)
 def test_the_product_finds_the_partition_and_the_parameters_of_the_paper(data, covariance):
