@@ -823,14 +823,14 @@ TABLE = [
         trained,
         ("personalise", "runs/r", "p", "out", "--set", "clusters=3"),
         "ConfigError",
-        ("'clusters' of method 'histograms' acts on training", "prior_tokens, mixture_prior"),
+        ("'clusters' of method 'histograms' acts on training", "prior_tokens, floor, mixture_prior"),
     ),
     Row(
         "scores with a setting that acted on training",
         scored,
         ("evaluate", "runs/r", "p", "--not-private", "scores.json", "--set", "rounds=3"),
         "ConfigError",
-        ("'rounds' of method 'histograms' acts on training", "prior_tokens, mixture_prior"),
+        ("'rounds' of method 'histograms' acts on training", "prior_tokens, floor, mixture_prior"),
     ),
     Row(
         "output below a file",

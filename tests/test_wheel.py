@@ -126,7 +126,14 @@ def test_the_wheel_holds_everything_and_owns_one_name(wheel):
         held = {name for name in opened.namelist() if ".dist-info/" not in name}
         (points,) = (opened.read(name).decode() for name in opened.namelist() if name.endswith("entry_points.txt"))
     assert {name.split("/")[0] for name in held} == {"fedcore"}
-    expected = {*sources("*.py"), *sources("*.toml"), *sources("*.html"), *sources("*.npy"), *sources("py.typed")}
+    expected = {
+        *sources("*.py"),
+        *sources("*.toml"),
+        *sources("*.html"),
+        *sources("*.npy"),
+        *sources("py.typed"),
+        *sources("*.pyi"),
+    }
     assert held == expected
     assert {"fedcore/py.typed", "fedcore/evaluation/report.html", "fedcore/deployments/histograms.toml"} < held
     assert "fedcore = fedcore.cli:main" in points and "fedcore = fedcore.deployments.forwarding" in points

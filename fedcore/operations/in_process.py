@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from fedcore.evaluation.report import report_if_possible
 from fedcore.operations.series import conclude, conclusion_of
-from fedcore.rounds.clients import peak_memory
+from fedcore.rounds import clients
 from fedcore.rounds.engine import Backend
 from fedcore.rounds.method import RoundInfo
 from fedcore.runs.store import Run
@@ -45,5 +45,5 @@ def to_the_end(
     with concluding(session, conclude_it, report_it):
         while (info := session.training.step()) is not None:
             after_round(info)
-        session.run.note(peak_memory_of_workers=backend.memory_of_workers(), peak_memory_of_flow=peak_memory())
+        session.run.note(peak_memory_of_workers=backend.memory_of_workers(), peak_memory_of_flow=clients.peak_memory())
     return session.run.path

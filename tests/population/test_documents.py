@@ -101,7 +101,7 @@ def test_order_files_and_memory_change_nothing(tmp_path_factory, rows, data, pla
             files, folder / "p", memory=16 * MIB, clients_per_leaf=size[0], clients_per_block=size[1], **POSTS
         )
     assert both(population) == dealt(rows)
-    assert population.manifest.halves == "document" and population.manifest.needs == ("halves",)
+    assert population.manifest.halves == "document" and population.manifest.needs == ("nfc", "halves")
 
 
 def test_batches_and_careful_parsing_change_nothing(tmp_path):
@@ -255,12 +255,12 @@ def test_a_document_that_spans_two_periods_lies_in_one_half(tmp_path):
 def test_cohorts_forgetting_and_copies_keep_the_fact(tmp_path):
     rows = some_rows()
     population = begin_cohorts(made(tmp_path, rows, clients_per_leaf=2), lambda *_: "0" * 32)
-    assert population.manifest.halves == "document" and population.manifest.needs == ("cohorts", "halves")
+    assert population.manifest.halves == "document" and population.manifest.needs == ("cohorts", "nfc", "halves")
     file = write_csv(tmp_path / "b.csv", HEADER, [("new", "d1", 1)])
     population = ingest(file, population.path, append=True, documents="post")
     population = open_cohort(population)
     population = forget(population, clients=["c3"]).population
-    assert population.manifest.needs == ("cohorts", "holes", "halves")
+    assert population.manifest.needs == ("cohorts", "holes", "nfc", "halves")
     population = compact(population).population
     expected = [
         {one: counts for one, counts in half.items() if one != "c3"} for half in dealt([*rows, ("new", "d1", 1)])
