@@ -176,6 +176,7 @@ def test_another_user_gets_nothing_of_a_private_run(tmp_path, everybodys):
     assert not (everybodys / "was-here").exists()
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 @pytest.mark.prefect
 def test_the_same_user_gets_into_a_run_whose_doors_are_open(tmp_path, everybodys):

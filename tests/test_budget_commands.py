@@ -176,6 +176,7 @@ VISITS = "user,when,token\n" + "".join(
 MONTHLY = ("--client", "user", "--period", "month", "--time", "when", "--zone", "Europe/Zurich", "--from", "2025-01")
 
 
+@pytest.mark.slow
 def test_a_budget_per_client_and_month(tmp_path, monkeypatch):
     """From a table to the statement, as docs/deployments.md says it."""
     monkeypatch.chdir(tmp_path)

@@ -170,6 +170,7 @@ def test_a_population_is_copied_and_a_url_is_not_written_to_directly(texts):
 # --- the order of the README ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_readme(texts):
     ingested = works(
         "population", "ingest", "texts/", "blogs", "--vocabulary", "words.txt", "--nominal-clients", "10000", "--json"

@@ -84,6 +84,7 @@ def test_four_years_of_weeks(tmp_path, asked):
 # --- who is asked -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_canary_leaves_the_sums_of_every_run_without_its_cohort_bit_equal(tmp_path):
     """Test noise is the same in both worlds, so that equal publications are equal sums."""
     with_it, without = Growing(tmp_path / "one"), Growing(tmp_path / "other")

@@ -103,6 +103,7 @@ def test_on_its_own_host_the_process_decides(lock):
     assert RemoteLock(lock.path, "it").take() is True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("year", [1999, 2999])
 def test_wrong_clocks_change_nothing(memory, elsewhere, monkeypatch, year):
     right = remote_lock.datetime

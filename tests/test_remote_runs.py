@@ -249,6 +249,7 @@ def test_lost_and_damaged_objects_are_named(toy, population, memory, name, kind)
     assert "holder.json" not in objects(session.run.path)
 
 
+@pytest.mark.slow
 def test_a_store_that_cannot_be_reached_is_no_damage(toy, population, s3, server):
     session = begin(population, f"{s3}/runs", cache_bytes=0)
     session.training.step()

@@ -118,6 +118,7 @@ def test_a_simulation_is_the_same_run_again(tmp_path):
     assert not np.array_equal(states[0].centres, states[2].centres)  # another cell has its own noise
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 def test_table_1_on_a_small_population(tmp_path, monkeypatch):
     monkeypatch.setattr(histograms_table1, "QUICK_CLIENTS", 1500)

@@ -341,6 +341,7 @@ def numbers_in(value) -> set:
     return {value} if isinstance(value, int | float) and not isinstance(value, bool) else set()
 
 
+@pytest.mark.slow
 def test_what_is_kept_of_a_private_plan_tells_no_exact_count(tmp_path, quick):
     """Clients are the nominal ones, and what follows from them; a plan of a run that is not private is not taken."""
     matrix = small_counts(397)

@@ -87,6 +87,7 @@ def test_a_private_run_over_tls(tmp_path):
     assert load_run(tmp_path / "runs" / "run").head["status"] == "finished"
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 @pytest.mark.prefect
 def test_a_server_that_wants_a_password(tmp_path):

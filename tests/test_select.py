@@ -198,6 +198,7 @@ def test_free_parameters(settings, shapes, count):
     assert free_parameters(FederatedEMConfig(components=3, **settings), theta) == count
 
 
+@pytest.mark.slow
 def test_the_command(population, tmp_path):
     base = ["select", "federated_em", population, "--local", "--runs", tmp_path, "--set", "algorithm=em"]
     base += ["--set", "rounds=12", "--set", "restarts=4", "--try", "components=2,3"]

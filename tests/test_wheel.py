@@ -261,6 +261,7 @@ def completed(api: str, deployment: str) -> list[dict]:
     return ask(api, "/flow_runs/filter", body)
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 @pytest.mark.prefect
 def test_a_schedule_is_served_beside_a_users_own_flows_and_tasks(user):
@@ -278,6 +279,7 @@ def test_a_schedule_is_served_beside_a_users_own_flows_and_tasks(user):
     assert user.does("python", "-B", "-c", code).split() == ["the", "user", "False"]
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 @pytest.mark.prefect
 def test_deployments_with_the_old_entry_point_are_run(user, tmp_path):

@@ -25,6 +25,7 @@ def test_the_file_has_all_cases():
     assert list(STORED["runs"]) == list(CASES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_ends_in_the_same_bits(name):
     if SAME:

@@ -179,6 +179,7 @@ def test_damage_is_named_and_the_good_file_mends_it(begun, undisturbed, mode, fi
         here.check_ledger(forfeited=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [{}, 5, {"ledger_id": "x", "seq": 1, "hash": "y"}, {"ledger_id": 3}], ids=str)
 def test_a_damaged_memory_of_the_ledger_is_not_passed_over(begun, undisturbed, value):
     here = begun("test noise")
@@ -196,6 +197,7 @@ def test_a_damaged_memory_of_the_ledger_is_not_passed_over(begun, undisturbed, v
     here.check_ledger(forfeited=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", [flip, cut, garble, empty, remove])
 def test_a_damaged_copy_of_a_release_does_not_stop_the_run(begun, undisturbed, damage):
     """The ledger has the value, and the copy is made again of it; until then nobody reads another value."""
@@ -274,6 +276,7 @@ TAMPERED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", TAMPERED, ids=name_of)
 def test_a_ledger_that_was_tampered_with_does_not_verify(begun, damage):
     """Whether the run notices depends on what it needs; the chain tells in any case, and nothing is drawn twice."""
@@ -372,6 +375,7 @@ def test_a_ledger_that_may_not_be_written(begun, undisturbed):
     here.check_ledger(forfeited=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", ["runs/run", "population"])
 def test_a_folder_that_may_not_be_written(begun, undisturbed, folder):
     here = begun("test noise")

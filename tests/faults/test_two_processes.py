@@ -112,6 +112,7 @@ def test_a_process_that_lost_its_run_cannot_publish_before_the_new_one_does(plac
     here.check_state_follows_from_releases()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", [Kill("commit", "before", 3), Kill("head", "before", 3)], ids=str)
 @pytest.mark.parametrize("mode", ["plain", "test noise"])
 def test_a_process_that_lost_its_run_cannot_commit(place, undisturbed, mode, point):

@@ -29,6 +29,7 @@ def check(walked) -> None:
     assert not walked.bypassed, "these calls are no points: " + ", ".join(sorted(walked.bypassed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK)
 def test_some_faults(name, tmp_path):
     check(walk(name, tmp_path / "walk", QUICK[name]))

@@ -204,6 +204,7 @@ def test_one_client(settings):
     assert train(settings, [ROWS[3]]).state.clients == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", ALGORITHMS.values(), ids=ALGORITHMS)
 def test_one_row_for_each_client(settings):
     assert train(settings, [row[None] for row in ROWS[3]]).state.rows == 30

@@ -117,6 +117,7 @@ def test_lost_memories_are_noticed(sorted_clients):
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("known", "diag", "spherical")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("covariance", ["full", "tied", *SLOW])
 def test_it_ends_where_em_does(covariance, sorted_clients):
     block, _ = sorted_clients

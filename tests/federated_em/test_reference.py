@@ -180,6 +180,7 @@ class Both:
         return self.config.codec != "identity" or self.config.participation < 1
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(populations(), CODECS, FEDEM, st.integers(0, 2**32))
 def test_fedem(population, codec, changes, seed):

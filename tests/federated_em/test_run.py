@@ -91,6 +91,7 @@ def test_the_summary_of_a_run_says_how_it_ended(tmp_path):
 # --- outputs --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_clients_are_given(tmp_path):
     import zarr
 
@@ -113,6 +114,7 @@ def test_what_clients_are_given(tmp_path):
     assert len(set(component[1:20])) == 1, "clients hold runs of rows sorted by component"
 
 
+@pytest.mark.slow
 def test_every_row_has_its_density_and_the_least_likely_are_listed(tmp_path):
     import zarr
 
@@ -142,6 +144,7 @@ def test_every_row_has_its_density_and_the_least_likely_are_listed(tmp_path):
         assert densities[ptr[client] + row.row] == row.log_density
 
 
+@pytest.mark.slow
 def test_a_private_run_starts_from_public_parameters_and_is_charged(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDCORE_LEDGER", f"sqlite:///{tmp_path / 'ledger.sqlite'}")
     ledger = create_ledger(default_ledger_url())

@@ -219,6 +219,7 @@ def test_a_run_can_be_planned_before_there_is_a_start(model):
 # --- what it brings ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_series_learns():
     """At a budget with which single runs do not: mean of the last three of eight, two seeds."""
     y, start = two_components(3000)

@@ -238,6 +238,7 @@ def test_shared_weights_are_nearer_where_weights_are_alike():
     assert after < 0.6 * before
 
 
+@pytest.mark.slow
 def test_a_shared_covariance_is_estimated():
     scale = np.array([3.0, 0.5, 1.0, 2.0, 1.0, 1.0, 0.2, 1.0, 5.0, 1.0])
     tasks = small(seed=0, h=0.0)

@@ -150,6 +150,7 @@ def test_ratios_include_one_and_reach_far_enough():
     assert np.all(RATIO_GRID > 0), "a point at 0 would make the loss infinite"
 
 
+@pytest.mark.slow
 def test_many_values_are_fitted_to_some_of_them():
     """More values than the weights are fitted to, and more than a tile."""
     generator = np.random.default_rng(2)

@@ -292,6 +292,7 @@ def test_a_series_on_blogs_is_never_worse_than_centres_alone():
     assert np.all(pooled < alone + 0.003) and pooled[-1] < alone[-1] - 0.01
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 def test_a_series_gets_over_a_change_of_half_of_its_clients():
     """Five runs after the change it is as good as a series of five runs that knows nothing of what was before."""

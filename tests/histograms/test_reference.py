@@ -7,6 +7,7 @@ where the reference all but ties; such examples are left out (`with_margin`).
 from unittest import mock
 
 import numpy as np
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -78,6 +79,7 @@ def test_algorithms_1_and_2(counts, clusters, rounds, temperature, seed):
     np.testing.assert_allclose(found, estimates, rtol=2e-6, atol=1e-7)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     populations(60),

@@ -120,6 +120,7 @@ def test_every_row_is_that_of_the_conditional_normal_law(covariance, numbers, mo
     np.testing.assert_allclose(model.e_mean(theta, y, ptr), means, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_clients_larger_than_a_tile_and_of_one_size(monkeypatch):
     model, theta = model_and_theta("full")
     y = rows_with_gaps(1600, 4, 0.2)

@@ -80,6 +80,7 @@ def test_halves_worked_by_hand():
         assert abs(share - 0.5) < 0.04, "halves, and a document that two clients share lies in unrelated ones: 5 sd"
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 @settings(TINY, max_examples=25)
 @given(

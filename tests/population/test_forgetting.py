@@ -274,6 +274,7 @@ def test_old_cohorts_go_as_a_whole(tmp_path):
 # --- compaction -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [False, True])
 @pytest.mark.parametrize("begun", [False, True])
 def test_compaction_takes_the_holes_out(tmp_path, rows, begun):

@@ -224,6 +224,7 @@ def test_counts_any_order_any_files_any_memory(tmp_path_factory, rows, data, pla
     assert hashes == sorted(hashes)
 
 
+@pytest.mark.slow
 @TINY
 @given(rows=dense_rows, data=st.data(), places=st.lists(st.integers(0, 40), max_size=3), size=sizes)
 def test_dense_rows_any_files_any_memory(tmp_path_factory, rows, data, places, size):

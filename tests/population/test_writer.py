@@ -118,6 +118,7 @@ def _die_while_writing(path, parent):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extend", [False, True])
 def test_leftovers_of_a_dead_writer_are_swept(tmp_path, counts_population, extend):
     path = counts_population.path if extend else tmp_path / "q"
