@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +25,7 @@ from fedcore.population.blocks import Kind
 from fedcore.population.store import Population
 
 
-class FederatedEstimator(BaseEstimator):
+class FederatedEstimator(BaseEstimator, ABC):
     """An estimator whose `fit` is a run of a method.
 
     `folder` keeps the population and the run that `fit` makes, so that they can be looked at, resumed and given to the
@@ -44,16 +45,16 @@ class FederatedEstimator(BaseEstimator):
         tags.input_tags.sparse = tags.input_tags.positive_only = self.kind == "counts"
         return tags
 
+    @abstractmethod
     def _method_settings(self) -> dict[str, Any]:
         """The settings of the method that the parameters of the estimator stand for."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _take(self, model: Model, stored: Stored) -> None:
         """Set the fitted attributes; population and run are still there."""
-        raise NotImplementedError
 
     def _before_training(self, population: Population, place: Path) -> dict[str, Any]:
-        """What `train` is given besides; a budget is set here."""
+        """Settings that depend on the population; the budget of one that was made here is set."""
         return {}
 
     def _population_options(self, place: Path) -> dict[str, Any]:
@@ -61,9 +62,10 @@ class FederatedEstimator(BaseEstimator):
         return {}
 
     def _fit(self, X: Any, groups: Groups) -> Self:
-        settings = {**self._method_settings(), **dict(self.settings or {})}
         with self._place() as place:
             stored = self._stored(X, groups, place)
+            paid = self._before_training(stored.population, place)
+            settings = {**self._method_settings(), **paid, **dict(self.settings or {})}
             self.n_features_in_ = stored.population.features
             model = train(
                 self.method,
@@ -73,7 +75,6 @@ class FederatedEstimator(BaseEstimator):
                 seed=checked_seed(self.random_state),
                 backend=self.backend,
                 report=self.folder is not None,
-                **self._before_training(stored.population, place),
             )
             self.run_ = str(model.path) if self.folder is not None else None
             self.model_ = finished(model.path)

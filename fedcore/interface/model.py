@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcore.errors import ConfigError, RunError
+from fedcore.errors import ConfigError, FedcoreError, RunError
 from fedcore.evaluation.run_summary import privacy_of, result_of
 from fedcore.population.blocks import ClientBlock
 from fedcore.population.store import Population
@@ -91,7 +91,7 @@ class Model(LoadedRun):
         recorded = self.info.get("population") or {}
         try:
             return Population.open(recorded["path"], version=recorded["version"]).vocabulary()
-        except Exception:  # the model is read without its population too, and then columns have numbers
+        except (FedcoreError, KeyError):  # the model is read without its population too, and then columns have numbers
             return None
 
 

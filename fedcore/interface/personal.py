@@ -70,10 +70,6 @@ class PersonalHistograms(TransformerMixin, FederatedEstimator):
 
         Raises ConfigError for a private fit without what it needs, BudgetExceeded, ValueError for other than counts.
         """
-        if self.epsilon is not None and not isinstance(X, (Population, str, Path)):
-            for name in ("delta", "nominal_clients", "public_schema"):
-                if getattr(self, name) is None:
-                    raise ConfigError(f"a private fit of an array needs {name}.", "See the class's documentation.")
         return self._fit(X, None)
 
     def _method_settings(self) -> dict[str, Any]:
@@ -92,9 +88,16 @@ class PersonalHistograms(TransformerMixin, FederatedEstimator):
         return {"nominal_clients": self.nominal_clients, "ledger": ledger}
 
     def _before_training(self, population: Population, place: Path) -> dict[str, Any]:
-        if self.epsilon is None or Path(population.location).parent != place:
+        if self.epsilon is None:
             return {}
-        set_budget(population, self.epsilon, self.delta or 0.0, public_schema=self.public_schema or "")
+        if Path(population.location).parent != place:  # it has a budget, of which this is the run's share
+            return {"epsilon": self.epsilon}
+        if self.delta is None or self.nominal_clients is None or not self.public_schema:
+            missing = [name for name in ("delta", "nominal_clients", "public_schema") if not getattr(self, name)]
+            raise ConfigError(
+                f"a private fit of data that have no budget yet needs {missing[0]}.", "See the class's documentation."
+            )
+        set_budget(population, self.epsilon, self.delta, public_schema=self.public_schema)
         return {}
 
     def _take(self, model: Model, stored: Stored) -> None:

@@ -12,6 +12,8 @@ from sklearn.utils.estimator_checks import check_estimator
 
 import fedcore
 from fedcore.errors import BudgetExceeded, ConfigError
+from fedcore.interface import data
+from fedcore.training.budget import ledger_name
 
 RANDOM = np.random.default_rng(3)
 APART = np.concatenate([RANDOM.normal(size=(300, 2)) * [1, 2] + at for at in (-5, 5)])
@@ -157,6 +159,16 @@ def test_private_histograms_say_what_they_promise(tmp_path):
     assert fedcore.budget(store).rho_left < 1e-4  # all of it went into this fit
     with pytest.raises(BudgetExceeded):
         fedcore.PersonalHistograms(epsilon=1.0).fit(store)
+
+
+def test_a_fit_on_a_population_takes_its_share_of_the_budget(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDCORE_LEDGER", f"sqlite:///{tmp_path / 'ledger.sqlite'}")
+    options = {"ledger": ledger_name(), "nominal_clients": 500}
+    store = data.counts_stored(sp.csr_matrix(DICE), tmp_path / "population", **options).population
+    fedcore.set_budget(store, 4.0, 1e-6, public_schema="four numbered sides")
+    fedcore.PersonalHistograms(epsilon=1.0).fit(store)
+    balance = fedcore.budget(store)
+    assert 0 < balance.rho_spent < 0.2 * balance.budget.rho_max
 
 
 @pytest.mark.slow
