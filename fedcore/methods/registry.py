@@ -25,6 +25,7 @@ OWN = {
     "federated_em": "fedcore.methods.federated_em:FederatedEM",
     "gradient_em": "fedcore.methods.gradient_em:GradientEM",
     "private_gmm": "fedcore.methods.private_gmm:PrivateGMM",
+    "private_mixture": "fedcore.methods.private_mixture:PrivateMixture",
     "dictionaries": "fedcore.methods.dictionaries:Dictionaries",
 }
 

@@ -1,0 +1,221 @@
+"""What clients answer: exact integer sums over units, one kind for each round. Argued in
+docs/privacy/private-mixture.md.
+
+A row's part is a function of the message and of that row, and of its client's number of rows; see
+`fedcore.methods.mixture_models.whole_rows`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fedcore.methods.mixture_models import whole_rows
+from fedcore.methods.mixture_models.fixed_functions import shares
+from fedcore.methods.mixture_models.whole_rows import (
+    STEP,
+    STEP_BITS,
+    Tile,
+    count_weight,
+    cut_to,
+    for_products,
+    for_sums,
+    products,
+    squared_norms,
+    standardised,
+)
+from fedcore.methods.private_mixture.messages import CellsMessage, ComponentsMessage, MappedMessage, Message
+from fedcore.methods.private_mixture.plan import EXPONENTS, NORM_CELLS, PLACE_CELLS, SPANS, Kind
+from fedcore.population.blocks import RowsBlock
+from fedcore.rounds.statistics import IntegerSum, Statistics
+
+OWN_BITS = 14  # of a step in a component's own units
+PLACE_STEPS = 2**14  # from the middle of an edge to a component
+FURTHEST_PLACE = 1.5  # of the cells of an edge; what lies beyond is in one of two ends
+
+
+def client_update(message: Message, block: RowsBlock) -> Statistics:
+    """The leaf's exact sums under their planned names, int64 of the planned shapes.
+
+    Whatever the rows hold, this neither fails nor warns.
+    """
+    totals = [np.zeros(shape, np.int64) for shape in message.shapes]
+    answer = ANSWERS[message.kind]
+    with np.errstate(all="ignore"):
+        for tile in whole_rows.tiles(block, message.by_client, _numbers(message, block.features)):
+            if len(tile.x):
+                answer(message, tile, totals)
+    return {name: IntegerSum(total) for name, total in zip(message.names, totals, strict=True)}
+
+
+def _numbers(message: Message, d: int) -> int:
+    """That are kept for each row."""
+    if isinstance(message, ComponentsMessage):
+        return d * len(message.maps)
+    return max(d, len(message.cells)) if isinstance(message, CellsMessage) else d
+
+
+# --- columns ----------------------------------------------------------------------------------------------------------
+
+
+def exponents(x: np.ndarray) -> np.ndarray:
+    """floor(log2 |x|) + EXPONENTS, int64, exact; below 0 for what is 0 or too small, SPANS - 1 for what is too
+    large."""
+    _, exponent = np.frexp(np.minimum(np.abs(x), 1e300))
+    found = np.minimum(exponent.astype(np.int64) - 1 + EXPONENTS, SPANS - 1)
+    return np.where(x == 0, -1, np.maximum(found, -1))
+
+
+def add_to_cells(total: np.ndarray, cells: np.ndarray, weight: np.ndarray) -> None:
+    """Adds a row's weight to its cell. total: (m,) int64, changed. cells: (n,) int64, below 0: none."""
+    counted = cells >= 0
+    sums = np.bincount(cells[counted], weights=weight[counted], minlength=len(total))
+    total += sums.astype(np.int64)  # exact: a tile's weights sum to less than 2**53
+
+
+def _columns(message: Message, tile: Tile, totals: list[np.ndarray]) -> None:
+    weight = count_weight(tile.rows)
+    totals[0][0] += int(weight.sum())
+    found = exponents(tile.x)
+    cells = np.where(found < 0, 2 * SPANS, np.where(tile.x < 0, found, found + SPANS))
+    for column in range(tile.x.shape[1]):
+        add_to_cells(totals[1][column], cells[:, column], weight)
+
+
+def _centres(message: Message, tile: Tile, totals: list[np.ndarray]) -> None:
+    part = np.clip((tile.x - message.centre) / message.scale, -1.0, 1.0)
+    totals[0] += np.rint(part * count_weight(tile.rows)[:, None]).sum(axis=0).astype(np.int64)
+
+
+def _spans(message: Message, tile: Tile, totals: list[np.ndarray]) -> None:
+    found, weight = np.maximum(exponents(tile.x - message.centre), 0), count_weight(tile.rows)
+    for column in range(tile.x.shape[1]):
+        add_to_cells(totals[0][column], found[:, column], weight)
+
+
+# --- rows in linear coordinates ---------------------------------------------------------------------------------------
+
+
+def _mapped(message: MappedMessage, tile: Tile) -> np.ndarray:
+    return message.map.of(standardised(tile.x, message.centre, message.scale))
+
+
+def norm_edges() -> np.ndarray:
+    """Inner edges of the cells of norms, in units of the coordinates: 2^-4 to 2^10 by ratios of 2^(1/4)."""
+    edges: np.ndarray = 2.0 ** (np.arange(NORM_CELLS - 1) / 4 - 4)
+    return edges
+
+
+def _norms(message: MappedMessage, tile: Tile, totals: list[np.ndarray]) -> None:
+    z = _mapped(message, tile)
+    if isinstance(message, ComponentsMessage):
+        squares = _own_squares(message, _own(message, z))[:-1].min(axis=0) * 4.0 ** (STEP_BITS - OWN_BITS)
+    else:
+        squares = squared_norms(z)
+    inner = np.floor((norm_edges() / STEP) ** 2)
+    add_to_cells(totals[0], np.searchsorted(inner, squares, side="right"), count_weight(tile.rows))
+
+
+def _moments(message: MappedMessage, tile: Tile, totals: list[np.ndarray]) -> None:
+    z = _mapped(message, tile)
+    factor = cut_to(z, message.clip)
+    totals[0][0] += int(count_weight(tile.rows).sum())
+    totals[1] += for_sums(z, factor, message.clip, tile.rows).sum(axis=0).astype(np.int64)
+    totals[2] += products(for_products(z, factor, message.clip, tile.rows))
+
+
+def _cells(message: CellsMessage, tile: Tile, totals: list[np.ndarray]) -> None:
+    z, cells = _mapped(message, tile), message.cells
+    nearest = ((cells * cells).sum(axis=1) - 2.0 * (z @ cells.T)).argmin(axis=1)
+    add_to_cells(totals[0], nearest, count_weight(tile.rows))
+    vectors = for_sums(z, cut_to(z, message.clip), message.clip, tile.rows)
+    for column in range(z.shape[1]):
+        sums = np.bincount(nearest, weights=vectors[:, column], minlength=len(cells))
+        totals[1][: len(cells), column] += sums.astype(np.int64)
+
+
+# --- components -------------------------------------------------------------------------------------------------------
+
+
+def _own(message: ComponentsMessage, z: np.ndarray) -> np.ndarray:
+    """(k + 1, n, d) whole numbers: the rows in each component's own units."""
+    return np.stack([each.of(z) for each in message.maps])
+
+
+def _own_squares(message: ComponentsMessage, own: np.ndarray) -> np.ndarray:
+    """(k + 1, n) squared norms, exact."""
+    return np.stack([squared_norms(each) for each in own])
+
+
+def _joint(message: ComponentsMessage, squares: np.ndarray) -> np.ndarray:
+    """(k + 1, n) log densities with weights, but for what all share."""
+    joint: np.ndarray = message.constants[:, None] - squares * (0.5 * 4.0**-OWN_BITS)
+    return joint
+
+
+def _components(message: ComponentsMessage, tile: Tile, totals: list[np.ndarray]) -> None:
+    rows, weight = tile.rows, count_weight(tile.rows)
+    own = _own(message, _mapped(message, tile))
+    part, _ = shares(_joint(message, _own_squares(message, own)))
+    whole = np.floor(part * weight)
+    whole[:, ~(whole.sum(axis=0) <= weight)] = 0.0  # never: but the bound must not rest on the rounding of shares
+    k, (n, d) = len(own) - 1, own[0].shape
+    totals[0][:k] += whole[:k].sum(axis=1).astype(np.int64)
+    totals[0][-1] += int(whole[k].sum())
+    factor = np.stack([cut_to(each, message.clip) for each in own[:k]])
+    # All of a row's vectors are cut together, so that what it adds to all components has the norm of one row.
+    wide = np.ascontiguousarray(own[:k].transpose(1, 0, 2))
+    linear = (part[:k] * factor).T[:, :, None] * wide
+    vectors = for_sums(linear.reshape(n, k * d), np.ones(n), message.clip, rows)
+    totals[1][:k] += vectors.sum(axis=0).astype(np.int64).reshape(k, d)
+    linear = (np.sqrt(part[:k]) * factor).T[:, :, None] * wide
+    roots = for_products(linear.reshape(n, k * d), np.ones(n), message.clip, rows).reshape(n, k, d)
+    totals[2][:k] += np.einsum("nkd,nkd->k", roots, roots).astype(np.int64)
+    for j in range(k):
+        triangle = products(np.ascontiguousarray(roots[:, j]))
+        totals[3] += triangle
+        if message.own:
+            totals[4][j] += triangle
+
+
+def _guard(message: ComponentsMessage, tile: Tile, totals: list[np.ndarray]) -> None:
+    z = _mapped(message, tile)
+    _, mixture = shares(_joint(message, _own_squares(message, _own(message, z))))
+    gain = np.clip(mixture + squared_norms(z) * (0.5 * STEP**2), -message.bound, message.bound)
+    totals[0][0] += int(np.rint(gain * (count_weight(tile.rows) / message.bound)).sum())
+
+
+def _valleys(message: ComponentsMessage, tile: Tile, totals: list[np.ndarray]) -> None:
+    edges = message.edges
+    if not len(edges):
+        return
+    z = _mapped(message, tile)
+    most = _joint(message, _own_squares(message, _own(message, z))).argmax(axis=0)
+    k = len(message.maps) - 1
+    facing = np.zeros((k + 1, len(edges)))  # the sign that makes a place on an edge grow away from a component
+    facing[edges[:, 0], np.arange(len(edges))] = 1.0
+    facing[edges[:, 1], np.arange(len(edges))] = -1.0
+    place = message.along.of(z) - message.middle
+    towards = np.where(facing[most] != 0, facing[most] * place, -np.inf)
+    edge = towards.argmax(axis=1)
+    at = place[np.arange(len(z)), edge]
+    cell = np.floor((at + FURTHEST_PLACE * PLACE_STEPS) / (2 * FURTHEST_PLACE * PLACE_STEPS / PLACE_CELLS))
+    cell = np.clip(cell, -1, PLACE_CELLS).astype(np.int64) + 1
+    width = totals[0].shape[1]
+    flat = np.where(most < k, edge * width + cell, -1)
+    add_to_cells(totals[0].reshape(-1), flat, count_weight(tile.rows))
+
+
+ANSWERS: dict[Kind, Callable[[Any, Tile, list[np.ndarray]], None]] = {
+    "columns": _columns,
+    "centres": _centres,
+    "spans": _spans,
+    "norms": _norms,
+    "moments": _moments,
+    "cells": _cells,
+    "components": _components,
+    "guard": _guard,
+    "valleys": _valleys,
+}

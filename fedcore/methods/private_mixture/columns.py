@@ -1,0 +1,42 @@
+"""Centre and scale of every column, from noised histograms of exponents and noised sums of cut distances."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedcore.methods.mixture_models.noised_cells import kept, quantile
+from fedcore.methods.mixture_models.whole_rows import ONE
+from fedcore.methods.private_mixture.plan import EXPONENTS, SPANS
+
+WITHIN = 0.95  # of the units, whose distances are not cut
+SMALLEST_SCALE, LARGEST_SCALE = 2.0**-EXPONENTS, 2.0 ** (EXPONENTS + 2)
+
+
+def exponent_edges() -> np.ndarray:
+    """(SPANS + 1,) edges of the cells of absolute values."""
+    edges: np.ndarray = 2.0 ** (np.arange(SPANS + 1) - EXPONENTS)
+    return edges
+
+
+def first_guess(histogram: np.ndarray, noise: float) -> tuple[np.ndarray, np.ndarray]:
+    """Centre and the distance that holds most units, (d,) each. histogram: (d, COLUMN_CELLS) published, in steps."""
+    counts = kept(histogram / ONE, noise / ONE)
+    negative, positive, nothing = counts[:, :SPANS], counts[:, SPANS : 2 * SPANS], counts[:, 2 * SPANS :]
+    line = np.concatenate([negative[:, ::-1], nothing, positive], axis=1)
+    edges = exponent_edges()
+    ends = np.concatenate([-edges[::-1], edges])
+    centre = quantile(line, ends, 0.5)
+    low, high = quantile(line, ends, (1 - WITHIN) / 2), quantile(line, ends, (1 + WITHIN) / 2)
+    return centre, np.clip(np.maximum(high - centre, centre - low), SMALLEST_SCALE, LARGEST_SCALE)
+
+
+def moved(centre: np.ndarray, reach: np.ndarray, sums: np.ndarray, count: float) -> np.ndarray:
+    """(d,) the centre after sums (d,), published in steps, of distances cut to the reach."""
+    step: np.ndarray = np.clip(sums / ONE / max(count, 1.0), -1.0, 1.0) * reach
+    return centre + step
+
+
+def reach_of(histogram: np.ndarray, noise: float) -> np.ndarray:
+    """(d,) the WITHIN quantile of distances. histogram: (d, SPANS) published, in steps."""
+    reach = quantile(kept(histogram / ONE, noise / ONE), exponent_edges(), WITHIN)
+    return np.clip(reach, SMALLEST_SCALE, LARGEST_SCALE)

@@ -1,0 +1,146 @@
+"""A round of EM on the server: what noised sums in each component's own units say of weights, means and covariances.
+
+Everything is shrunk towards the round before by its own known noise, so that rounds add up to one estimate:
+
+    mean         moves by delta (1 - E noise^2 / delta^2)
+    scale        from the mean square of rows cut to C, by inverting what the cut does to a normal component
+    shape        pooled over components; a component's own matrix is mixed in by 1 - E noise^2 / deviation^2
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from scipy.stats import chi2
+
+from fedcore.methods.mixture_models.noisy_matrices import covariance_of
+from fedcore.methods.mixture_models.whole_rows import ONE, matrix_of
+from fedcore.methods.private_mixture.whitening import diagonal_noise
+
+SURE, LEAST_SHARE = 3.0, 0.002  # standard deviations of a count, and of all units: components with less are dropped
+FLOOR = 0.05  # of the mean eigenvalue
+LEAST_BACKGROUND = 1e-3
+LEAST_SCALE, MOST_SCALE = 0.05, 4.0  # of a component's variance, beside the round before
+LEAST_EIGENVALUE, MOST_EIGENVALUE = 1e-4, 1e4  # in the coordinates of the components
+MOST_MOVE = 10.0  # of a mean in a round, in the clip
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """A round's published values in steps, with the standard deviations of their noise under the same names.
+
+    p: (k + 1,); pv: (k, d); pvv: (k,); pooled: (t,); own: (k, t) or None.
+    """
+
+    p: np.ndarray
+    pv: np.ndarray
+    pvv: np.ndarray
+    pooled: np.ndarray
+    own: np.ndarray | None
+    noise: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Components:
+    """weights: (k + 1,), the background's last; means (k, d), covariances (k, d, d)."""
+
+    weights: np.ndarray
+    means: np.ndarray
+    covariances: np.ndarray
+
+
+def roots_of(covariances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(k, d, d) symmetric inverse roots, and roots."""
+    values, vectors = np.linalg.eigh(covariances)
+    values = np.clip(values, LEAST_EIGENVALUE, MOST_EIGENVALUE)
+    turned = np.swapaxes(vectors, -1, -2)
+    return (vectors / np.sqrt(values)[..., None, :]) @ turned, (vectors * np.sqrt(values)[..., None, :]) @ turned
+
+
+@lru_cache(maxsize=64)
+def _cut_table(d: int, clip: float) -> tuple[np.ndarray, np.ndarray]:
+    """Variances, and the mean square over columns of normal rows of that variance that are cut to a norm of `clip`."""
+    variances = np.geomspace(LEAST_SCALE / 4, MOST_SCALE * 16, 400)
+    ratio = clip**2 / variances
+    squares = variances * chi2.cdf(ratio, d + 2) + ratio * variances / d * chi2.sf(ratio, d)
+    return variances, squares
+
+
+def variance_before_cut(squares: np.ndarray, d: int, clip: float) -> np.ndarray:
+    """The variance of normal rows whose mean square, cut, is `squares` a column."""
+    variances, table = _cut_table(d, clip)
+    found: np.ndarray = np.interp(squares, table, variances)
+    return np.clip(found, LEAST_SCALE, MOST_SCALE)
+
+
+def moved(before: Components, sums: Sums, clip: float, count: float) -> Components:
+    """The components after a round; those that hold too little are dropped, but one stays."""
+    k, d = before.means.shape
+    held = sums.p[:k] / ONE
+    least = max(SURE * sums.noise["p"] / ONE, LEAST_SHARE * count)
+    stay = held >= least
+    stay[int(np.argmax(held))] = True
+    held = np.maximum(held, max(least, 1.0))
+    _, roots = roots_of(before.covariances)
+
+    # means, in own units
+    delta = np.clip(sums.pv[:k] * (clip / ONE / held)[:, None], -MOST_MOVE * clip, MOST_MOVE * clip)
+    noise = (sums.noise["pv"] * clip / ONE / held) ** 2
+    squares = np.maximum((delta**2).sum(axis=1), 1e-300)
+    keep = np.clip(1 - d * noise / squares, 0.0, 1.0)
+    true = np.maximum(squares - d * noise, 0.0)  # of the movement without noise
+    delta = delta * keep[:, None]
+    means = before.means + np.einsum("kde,ke->kd", roots, delta)
+
+    # scales
+    mean_square = (sums.pvv[:k] * (clip**2 / ONE) / held - true) / d
+    scale = variance_before_cut(mean_square, d, clip)
+    uncertain = (sums.noise["pvv"] * (clip**2 / ONE) / held / d) ** 2
+    scale = 1 + (scale - 1) * np.clip(1 - uncertain / np.maximum((scale - 1) ** 2, 1e-12), 0.0, 1.0)
+
+    # shapes
+    total = float(held[stay].sum())
+    moved_by = np.einsum("k,kd,ke->de", np.where(stay, held, 0.0) / total, delta, delta)
+    pooled_noise = diagonal_noise(sums.noise["pooled"]) * clip**2 / ONE / total
+    pooled = matrix_of(sums.pooled, d) * (clip**2 / ONE / total) - moved_by
+    size = float(np.trace(pooled)) / d
+    size = size if size > FLOOR else 1.0
+    pooled, pooled_noise = pooled / size, pooled_noise / size
+    values, vectors = covariance_of(pooled, pooled_noise, FLOOR)
+    values = values / values.mean()
+    pooled = (vectors * values) @ vectors.T
+    shapes = np.tile(pooled, (k, 1, 1)) * scale[:, None, None]
+    if sums.own is not None:
+        for j in np.flatnonzero(stay):
+            shapes[j] = _with_own(shapes[j], scale[j], sums.own[j], delta[j], held[j], clip, sums.noise["own"])
+    covariances = np.einsum("kab,kbc,kcd->kad", roots, shapes, roots)
+    covariances = (covariances + np.swapaxes(covariances, -1, -2)) / 2
+    background = max(float(sums.p[-1]) / ONE, 0.0)
+    weights = np.append(held[stay], background)
+    weights /= weights.sum()
+    weights[-1] = np.clip(weights[-1], LEAST_BACKGROUND, 0.5)
+    weights /= weights.sum()
+    return Components(weights, means[stay], covariances[stay])
+
+
+def _with_own(
+    shared: np.ndarray, scale: float, triangle: np.ndarray, delta: np.ndarray, held: float, clip: float, noise: float
+) -> np.ndarray:
+    """A component's matrix in its own units: the shared one, with what its own release adds to that."""
+    d = len(delta)
+    sd = diagonal_noise(noise) * clip**2 / ONE / held
+    own = matrix_of(triangle, d) * (clip**2 / ONE / held) - np.outer(delta, delta)
+    size = float(np.trace(own)) / d
+    factor = scale / size if FLOOR < size else 1.0
+    factor = float(np.clip(factor, 0.5, 4.0))  # what the cut has taken from it
+    own, sd = own * factor, sd * factor
+    deviation = own - shared
+    expected = d * (d + 1) / 2 * sd**2
+    mixed = max(0.0, 1 - expected / max(float((deviation**2).sum()), 1e-300))
+    if mixed == 0.0:
+        return shared
+    values, vectors = covariance_of(shared + mixed * deviation, mixed * sd, FLOOR)
+    matrix: np.ndarray = (vectors * values) @ vectors.T
+    return matrix

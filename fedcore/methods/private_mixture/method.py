@@ -1,0 +1,99 @@
+"""The method `private_mixture`: a Gaussian mixture for data as they are, under differential privacy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from fedcore.methods.private_mixture import clients, server
+from fedcore.methods.private_mixture.config import PrivateMixtureConfig
+from fedcore.methods.private_mixture.personal import personalise
+from fedcore.methods.private_mixture.plan import plan
+from fedcore.methods.private_mixture.result import PrivateMixtureModel, model_of, outcome_of, result_of
+from fedcore.methods.private_mixture.round_metrics import METRICS
+from fedcore.methods.private_mixture.scores import score_block, score_table
+from fedcore.methods.private_mixture.state import PrivateMixtureState
+from fedcore.population.blocks import ClientBlock, Kind, RowsBlock
+from fedcore.privacy.plan import PlannedRelease
+from fedcore.rounds.method import ClientOutputs, Memory, Message, PrivateMethod, PublicFacts, RoundInfo
+from fedcore.rounds.results import Features, Metric, Result
+from fedcore.rounds.scores import KnownMemories, ScoreTable
+from fedcore.rounds.statistics import Statistics
+
+
+class PrivateMixture(PrivateMethod[PrivateMixtureConfig, PrivateMixtureState]):
+    """A Gaussian mixture under differential privacy: no bounds to declare, no separation to assume.
+
+    Touching components are answered, and a usable density always comes back; *groups* of components are claimed only
+    where a calibrated test found a valley. The outline of a run is in `fedcore.methods.private_mixture.plan`, the
+    privacy argument in docs/privacy/private-mixture.md. The budget's unit may be a client or a record.
+    """
+
+    name: ClassVar[str] = "private_mixture"
+    kinds: ClassVar[tuple[Kind, ...]] = ("rows",)
+    arithmetic_version: ClassVar[str] = "private-mixture-1"
+    Config = PrivateMixtureConfig
+    State = PrivateMixtureState
+    metrics: ClassVar[tuple[Metric, ...]] = METRICS
+    streams_rows: ClassVar[bool] = True
+    units: ClassVar[tuple[str, ...]] = ("client", "record")
+
+    def plan(self, public: PublicFacts) -> Sequence[PlannedRelease]:
+        """Raises ConfigError without a budget or a size, for too many columns, or for a relation or unit that the
+        method does not know."""
+        return plan(self.config, public)
+
+    def init(self, public: PublicFacts) -> PrivateMixtureState:
+        """Raises ConfigError for what `plan` refuses."""
+        return server.init(self.config, public)
+
+    def total_rounds(self, state: PrivateMixtureState) -> int:
+        return len(server.context_of(self.config, state).design.phases)
+
+    def message(self, state: PrivateMixtureState) -> Message | None:
+        return server.message(self.config, state)
+
+    def client_update(
+        self, message: Message, block: ClientBlock, memory: Memory | None
+    ) -> tuple[Statistics, Memory | None]:
+        return clients.client_update(message, _rows(block)), None
+
+    def server_update(
+        self, state: PrivateMixtureState, result: Mapping[str, Any]
+    ) -> tuple[PrivateMixtureState, RoundInfo]:
+        return server.server_update(self.config, state, result)
+
+    def model(self, state: PrivateMixtureState) -> PrivateMixtureModel:
+        """The mixture of a finished run. Raises RunError before."""
+        return model_of(state)
+
+    def outcome(self, state: PrivateMixtureState) -> str:
+        """How many components and groups there are."""
+        return outcome_of(state)
+
+    def result(self, state: PrivateMixtureState, features: Features) -> Result:
+        """Weights, groups, means and standard deviations of the components, and the tested valleys."""
+        return result_of(state, features)
+
+    def personalise(self, state: PrivateMixtureState, block: ClientBlock, memory: Memory | None) -> ClientOutputs:
+        """Components and groups of the clients' own rows, for them alone; see
+        `fedcore.methods.private_mixture.personal`."""
+        return personalise(model_of(state), _rows(block))
+
+    def score_block(self, state: PrivateMixtureState, block: ClientBlock, memories: KnownMemories | None) -> Statistics:
+        """See `fedcore.methods.private_mixture.scores`."""
+        return score_block(model_of(state), _rows(block))
+
+    def score_table(self, statistics: Mapping[str, Any]) -> ScoreTable:
+        return score_table(statistics)
+
+    def phase(self, state: PrivateMixtureState, message: Message) -> str:
+        """Of the run: what the round asks for."""
+        return str(message.kind)
+
+
+def _rows(block: ClientBlock) -> RowsBlock:
+    """The block. Raises TypeError unless it is one of rows."""
+    if not isinstance(block, RowsBlock):
+        raise TypeError(f"private_mixture reads blocks of rows, not {type(block).__name__}")
+    return block

@@ -1,0 +1,215 @@
+"""The rounds of a run and what they release, known from config and public facts alone.
+
+    count             number of units; per column a histogram of sign and exponent             a range of each column
+    centres, spans    three times: sums about a centre, then exponents of distances from it     centre and scale
+    norms, moments    twice: norms of rows, then count, sum and products of rows cut to one     whitening
+    norms, cells      norms in q leading directions, then four rounds of Lloyd                  starts
+    norms             of rows from their nearest start                                          scale of the components
+    components        `rounds` rounds of EM                                                     the mixture
+    guard             its gain over one normal distribution                                     one, or a mixture
+    valleys           for each edge between neighbouring components a histogram of places       groups
+
+Shapes are planned at their largest: K components, MOST_CELLS cells, K - 1 edges. Shares are of mu^2, that is of rho.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fedcore.errors import ConfigError
+from fedcore.methods.mixture_models.packing import triangle
+from fedcore.methods.mixture_models.whole_rows import MOST_FEATURES
+from fedcore.methods.private_mixture import sensitivities
+from fedcore.methods.private_mixture.config import PrivateMixtureConfig
+from fedcore.privacy.plan import PlannedRelease
+from fedcore.rounds.method import PublicFacts
+
+ARGUMENT = "docs/privacy/private-mixture.md"
+ONE_PLACE = "a {unit} is in one cell, or its shares sum to one: all cells and components cost one release"
+
+Kind = Literal["columns", "centres", "spans", "norms", "moments", "cells", "components", "guard", "valleys"]
+
+EXPONENTS = 30  # log2 of absolute values from -30 to 30
+SPANS = 2 * EXPONENTS + 1
+COLUMN_CELLS = 2 * SPANS + 1  # negative, positive, and nothing or too small
+NORM_CELLS = 58  # about ratios of 2^(1/4) from 2^-4 to 2^10, and two ends
+PASSES = 3  # of centres and spans
+WHITENINGS = 2
+LLOYD = 4
+MOST_CELLS = 64
+PLACE_CELLS, PLACE_ENDS = 24, 2
+EM_PARTS = {"p": 0.08, "pv": 0.32, "pvv": 0.12, "pooled": 0.12, "own": 0.36}
+EM_POOLED = {"p": 0.08, "pv": 0.32, "pvv": 0.12, "pooled": 0.48}
+OWN_LIMIT = 1.5  # of the noise's edge for an average component, in its own variance
+EXTRA_REACH = 1.5  # of a component's clip beyond sqrt(d)
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseShare:
+    """A release before the budget is known. share: of the budget."""
+
+    name: str
+    shape: tuple[int, ...]
+    sensitivity: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A round. step: which of several of its kind. releases: what it makes."""
+
+    kind: Kind
+    step: int
+    releases: tuple[ReleaseShare, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """A run as it is planned. d: columns; k: components; q: leading directions; n: declared number of units; mu: of the
+    whole run; own: whether each component's own matrix is released."""
+
+    d: int
+    k: int
+    q: int
+    n: int
+    mu: float
+    own: bool
+    phases: tuple[Phase, ...]
+
+
+def reach_of(d: int) -> float:
+    """C, the norm that a row in the units of a component is cut to."""
+    return math.sqrt(d) + EXTRA_REACH
+
+
+def design_of(config: PrivateMixtureConfig, features: int, units: int, rho: float, relation: str) -> Design:
+    """units: the declared number of them. Raises ConfigError for too many columns or an unknown relation."""
+    if features > MOST_FEATURES:
+        raise ConfigError(
+            f"private_mixture reads at most {MOST_FEATURES} columns, not {features}.",
+            "Choose columns, or project them by a public matrix.",
+        )
+    d, k, mu = features, config.components, math.sqrt(2 * rho)
+    q = min(d, max(2, min(k + 1, 8)))
+    noise = 2 * math.sqrt(d) * reach_of(d) ** 2 * k / (math.sqrt(2) * mu * units)
+    own = noise < OWN_LIMIT
+    return Design(d, k, q, units, mu, own, tuple(_phases(config, d, k, q, mu, units, own, relation)))
+
+
+def _phases(
+    config: PrivateMixtureConfig, d: int, k: int, q: int, mu: float, n: int, own: bool, relation: str
+) -> list[Phase]:
+    count, vector = sensitivities.counts(relation), sensitivities.sums(relation)
+    columns, moments = sensitivities.counts(relation, d), sensitivities.moments(relation)
+    c = min(max(3 * d * (24 / n) ** 2 / (0.4 * mu**2), 0.06), 0.25)
+    rest = (0.995 - c) / 0.9
+    phases = list[Phase]()
+
+    def add(kind: Kind, step: int, *releases: ReleaseShare) -> None:
+        phases.append(Phase(kind, step, releases))
+
+    def norms(step: int) -> None:
+        add("norms", step, ReleaseShare(f"norms_{step}", (NORM_CELLS,), count, rest * 0.02 / 4))
+
+    add(
+        "columns",
+        0,
+        ReleaseShare("count", (1,), count, 0.005),
+        ReleaseShare("columns", (d, COLUMN_CELLS), columns, 0.25 * c),
+    )
+    for step in range(PASSES):
+        summed = ReleaseShare(f"centres_{step}", (d,), sensitivities.sums(relation, d), 0.35 * c / PASSES)
+        add("centres", step, summed)
+        add("spans", step, ReleaseShare(f"spans_{step}", (d, SPANS), columns, 0.40 * c / PASSES))
+    for step, part in enumerate((0.4, 0.6)):
+        norms(step)
+        share = rest * 0.18 * part
+        add(
+            "moments",
+            step,
+            ReleaseShare(f"moments_count_{step}", (1,), count, 0.05 * share),
+            ReleaseShare(f"moments_sum_{step}", (d,), vector, 0.25 * share),
+            ReleaseShare(f"moments_{step}", (triangle(d),), moments, 0.70 * share),
+        )
+    norms(2)
+    for step in range(LLOYD):
+        share = rest * 0.20 / LLOYD
+        add(
+            "cells",
+            step,
+            ReleaseShare(f"cells_{step}", (MOST_CELLS,), count, 0.2 * share),
+            ReleaseShare(f"cells_sum_{step}", (MOST_CELLS, q), vector, 0.8 * share),
+        )
+    norms(3)
+    for step, of_round in enumerate(em_shares(config.rounds)):
+        parts = {name: rest * 0.41 * of_round * each for name, each in (EM_PARTS if own else EM_POOLED).items()}
+        releases = [
+            ReleaseShare(f"em_p_{step}", (k + 1,), count, parts["p"]),
+            ReleaseShare(f"em_pv_{step}", (k, d), vector, parts["pv"]),
+            ReleaseShare(f"em_pvv_{step}", (k,), count, parts["pvv"]),
+            ReleaseShare(f"em_pooled_{step}", (triangle(d),), moments, parts["pooled"]),
+        ]
+        if own:
+            releases.append(ReleaseShare(f"em_own_{step}", (k, triangle(d)), moments, parts["own"]))
+        add("components", step, *releases)
+    add("guard", 0, ReleaseShare("guard", (1,), vector, rest * 0.01))
+    places = (max(k - 1, 1), PLACE_CELLS + PLACE_ENDS)
+    add("valleys", 0, ReleaseShare("valleys", places, count, rest * 0.08))
+    return phases
+
+
+def em_shares(rounds: int) -> list[float]:
+    """Of the budget of all rounds of EM: squares of a line from 0.7 to 1.5, so that the last ones are the most
+    precise."""
+    line = [0.7 + 0.8 * (step / (rounds - 1) if rounds > 1 else 1.0) for step in range(rounds)]
+    total = sum(each**2 for each in line)
+    return [each**2 / total for each in line]
+
+
+def units_of(config: PrivateMixtureConfig, public: PublicFacts) -> int:
+    """The declared number of units. Raises ConfigError if nobody declared one."""
+    if public.unit == "record" and config.nominal_records is not None:
+        return config.nominal_records
+    if public.nominal_clients is None:
+        raise ConfigError(
+            "a private_mixture run needs the public size of the population.",
+            "Set nominal_clients (or nominal_records, if the budget is for records).",
+        )
+    return public.nominal_clients
+
+
+def planned_design(config: PrivateMixtureConfig, public: PublicFacts) -> Design:
+    """Raises ConfigError without a budget or a size, for too many columns, or for a relation or unit that the method
+    has no argument for."""
+    if public.rho is None or not public.rho > 0:
+        raise ConfigError("a private_mixture run needs a privacy budget.", "Set a budget for the population.")
+    if public.unit not in sensitivities.UNITS:
+        raise ConfigError(f"a private_mixture run knows no unit {public.unit!r}.")
+    return design_of(config, public.features, units_of(config, public), public.rho, public.relation)
+
+
+def plan(config: PrivateMixtureConfig, public: PublicFacts) -> list[PlannedRelease]:
+    """All releases, with prices that, rounded up, sum to at most public.rho. Raises what `planned_design` raises."""
+    design = planned_design(config, public)
+    assert public.rho is not None
+    total = math.fsum(item.share for phase in design.phases for item in phase.releases)
+    rho, composition = public.rho / max(total, 1.0), ONE_PLACE.format(unit=public.unit)
+    while True:
+        rho *= 1.0 - 1e-12  # prices round up, hence a hair is kept back; the loop ends because the hair grows
+        releases = _priced(design.phases, rho, composition)
+        prices = [release.rho for release in releases]
+        if max(sum(prices), math.fsum(prices)) <= public.rho:
+            return releases
+
+
+def _priced(phases: Sequence[Phase], rho: float, composition: str) -> list[PlannedRelease]:
+    return [
+        PlannedRelease(
+            item.name, number, item.shape, item.sensitivity, math.sqrt(0.5 / (item.share * rho)), ARGUMENT, composition
+        )
+        for number, phase in enumerate(phases, start=1)
+        for item in phase.releases
+    ]

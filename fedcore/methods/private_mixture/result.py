@@ -1,0 +1,160 @@
+"""What a run has learnt: a mixture in standardised coordinates, so that columns in units far apart do no harm."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedcore.errors import RunError
+from fedcore.methods.mixture_models.whole_rows import STEP, WholeMap
+from fedcore.methods.private_mixture.server import BROAD
+from fedcore.methods.private_mixture.state import NORMAL, RUNNING, PrivateMixtureState
+from fedcore.rounds.results import Column, Features, Result, Table, heaviest
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateMixtureModel:
+    """Everything is made of published values. k components and a background, the last of the weights.
+
+    centre, scale: (d,) of the columns; linear: (d, d) and origin (d,): u = ((x - centre) / scale - origin) linear.
+    weights: (k + 1,); means: (k, d), covariances: (k, d, d) of u; group: (k,) int64 of each component.
+    """
+
+    centre: np.ndarray
+    scale: np.ndarray
+    origin: np.ndarray
+    linear: np.ndarray
+    weights: np.ndarray
+    means: np.ndarray
+    covariances: np.ndarray
+    group: np.ndarray
+
+    @property
+    def components(self) -> int:
+        return len(self.means)
+
+    def coordinates(self, x: np.ndarray) -> np.ndarray:
+        """(n, d) of rows (n, d) in the units of the data."""
+        z: np.ndarray = ((np.asarray(x, np.float64) - self.centre) / self.scale - self.origin) @ self.linear
+        return z
+
+    def _log_joint(self, x: np.ndarray) -> np.ndarray:
+        """(n, k + 1) log of weight times density, in the units of the data."""
+        u, d = self.coordinates(x), len(self.centre)
+        shared = np.linalg.slogdet(self.linear)[1] - np.log(self.scale).sum() - 0.5 * d * math.log(2 * math.pi)
+        joint = np.empty((len(u), self.components + 1))
+        for j, (mean, matrix) in enumerate(zip(self.means, self.covariances, strict=True)):
+            values, vectors = np.linalg.eigh(matrix)
+            own = ((u - mean) @ vectors) / np.sqrt(values)
+            joint[:, j] = -0.5 * (own**2).sum(axis=1) - 0.5 * np.log(values).sum()
+        joint[:, -1] = -0.5 * (u**2).sum(axis=1) / BROAD - 0.5 * d * math.log(BROAD)
+        joint += np.log(self.weights) + shared
+        return joint
+
+    def log_likelihood(self, x: np.ndarray) -> np.ndarray:
+        """(n,) nats of rows (n, d), in the units of the data."""
+        joint = self._log_joint(x)
+        top = joint.max(axis=1)
+        likelihood: np.ndarray = top + np.log(np.exp(joint - top[:, None]).sum(axis=1))
+        return likelihood
+
+    def responsibilities(self, x: np.ndarray) -> np.ndarray:
+        """(n, k + 1), the background's last."""
+        joint = self._log_joint(x)
+        parts = np.exp(joint - joint.max(axis=1, keepdims=True))
+        shares: np.ndarray = parts / parts.sum(axis=1, keepdims=True)
+        return shares
+
+    def labels(self, x: np.ndarray) -> np.ndarray:
+        """(n,) int64 the most probable component of each row, the background left out."""
+        return self._log_joint(x)[:, :-1].argmax(axis=1).astype(np.int64)
+
+    def means_of_data(self) -> np.ndarray:
+        """(k, d) in the units of the data."""
+        back = np.linalg.pinv(self.linear)
+        means: np.ndarray = self.centre + self.scale * (self.origin + self.means @ back)
+        return means
+
+    def covariances_of_data(self) -> np.ndarray:
+        """(k, d, d) in the units of the data."""
+        back = np.linalg.pinv(self.linear) * self.scale
+        covariances: np.ndarray = np.einsum("ai,kab,bj->kij", back, self.covariances, back)
+        return covariances
+
+
+def model_of(state: PrivateMixtureState) -> PrivateMixtureModel:
+    """Raises RunError before the run has finished."""
+    if not state.done:
+        raise RunError("the run has not finished, so it has no mixture.", "Resume it.")
+    whole: WholeMap = state.map
+    group = state.group if len(state.group) else np.zeros(len(state.means), np.int64)
+    return PrivateMixtureModel(
+        state.centre,
+        state.scale,
+        whole.centre * STEP,
+        whole.linear(),
+        state.weights,
+        state.means,
+        state.covariances,
+        group,
+    )
+
+
+def outcome_of(state: PrivateMixtureState) -> str:
+    """What a finished run has found, in one line; empty before."""
+    if state.outcome == RUNNING:
+        return ""
+    if state.outcome == NORMAL:
+        return "one normal distribution: more components gain nothing that noise would not"
+    k, found = len(state.means), int(state.group.max()) + 1 if len(state.group) else 1
+    said = "one group: no separate groups found" if found == 1 else f"{found} separate groups"
+    return f"{k} components, {said}"
+
+
+def result_of(state: PrivateMixtureState, features: Features) -> Result:
+    """Weights, groups, means and standard deviations of the components, the heaviest first, and the tested edges; empty
+    before the run has finished.
+
+    Component 1 is row 0 of the state's arrays, and label 0 of the clients' outputs.
+    """
+    if not state.done:
+        return Result()
+    model = model_of(state)
+    k = model.components
+    order = heaviest(k, model.weights[:-1], k)
+    components = Table(
+        "components",
+        "Components",
+        (
+            Column("component", [*(j + 1 for j in order), "background"]),
+            Column("share", [float(model.weights[j]) for j in (*order, k)], "%"),
+            Column("group", [*(int(model.group[j]) + 1 for j in order), ""]),
+        ),
+    )
+    names = Column("column", [features.name(index) for index in range(state.features)])
+    deviations = np.sqrt(np.diagonal(model.covariances_of_data(), axis1=1, axis2=2))
+
+    def by_column(name: str, title: str, values: np.ndarray) -> Table:
+        return Table(name, title, (names, *(Column(f"component {j + 1}", values[j].tolist()) for j in order)))
+
+    tables = [
+        components,
+        by_column("means", "Means", model.means_of_data()),
+        by_column("standard_deviations", "Standard deviations", deviations),
+    ]
+    if len(state.p):
+        tables.append(
+            Table(
+                "valleys",
+                "Valleys between neighbouring components",
+                (
+                    Column("components", [f"{i + 1} and {j + 1}" for i, j in state.edges]),
+                    Column("units", state.mass.tolist()),
+                    Column("valley / lower peak", state.depth.tolist()),
+                    Column("p", state.p.tolist()),
+                ),
+            )
+        )
+    return Result(tuple(tables))

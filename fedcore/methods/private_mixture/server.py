@@ -1,0 +1,321 @@
+"""The server's side: what it says in each round, and what it makes of what is published.
+
+Rounds and what they are for are listed in `fedcore.methods.private_mixture.plan`. Everything here is a function of
+published values, of the config and of public streams; nothing depends on a raw sum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from scipy.stats import chi2
+
+from fedcore.methods.mixture_models.noised_cells import kept, quantile
+from fedcore.methods.mixture_models.whole_rows import ONE, STEP, whole_map
+from fedcore.methods.private_mixture import columns, em, groups, starts, whitening
+from fedcore.methods.private_mixture.clients import OWN_BITS, norm_edges
+from fedcore.methods.private_mixture.config import PrivateMixtureConfig
+from fedcore.methods.private_mixture.messages import CellsMessage, ComponentsMessage, MappedMessage, Message
+from fedcore.methods.private_mixture.plan import (
+    LLOYD,
+    PASSES,
+    Design,
+    Kind,
+    Phase,
+    design_of,
+    plan,
+    planned_design,
+    reach_of,
+)
+from fedcore.methods.private_mixture.state import MIXTURE, NORMAL, RUNNING, PrivateMixtureState
+from fedcore.randomness import stream
+from fedcore.rounds.method import PublicFacts, RoundInfo
+
+INSIDE = 0.95  # of the units, whose norms are not cut
+TYPICAL = 0.5
+BROAD = 9.0  # covariance of the background, in that of all rows
+BOUND_FACTOR = 5.0  # of the guard's bound, in sqrt(d)
+LEAST_GAIN = 2.0  # standard deviations of its noise, that a mixture must gain over one normal distribution
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """A round, with the state before it."""
+
+    config: PrivateMixtureConfig
+    state: PrivateMixtureState
+    design: Design
+
+    @property
+    def now(self) -> Phase:
+        return self.design.phases[self.state.round]
+
+    def noise(self, prefix: str) -> float:
+        """Standard deviation of the release of this round whose name begins so, in grid steps."""
+        name = f"{prefix}_{self.now.step}"
+        names = [item.name for phase in self.design.phases for item in phase.releases]
+        return float(self.state.noise[names.index(name if name in names else prefix)])
+
+    def stream(self, purpose: str) -> np.random.Generator:
+        return stream(self.state.seed, f"private_mixture {purpose}", self.state.round)
+
+
+def context_of(config: PrivateMixtureConfig, state: PrivateMixtureState) -> Context:
+    return Context(config, state, design_of(config, state.features, state.declared, state.rho, state.relation))
+
+
+def init(config: PrivateMixtureConfig, public: PublicFacts) -> PrivateMixtureState:
+    """Raises ConfigError for what `fedcore.methods.private_mixture.plan.plan` refuses."""
+    design, releases = planned_design(config, public), plan(config, public)
+    assert public.rho is not None
+    d, q, none = design.d, design.q, np.zeros(0)
+    same = whitening.identity(d)
+    return PrivateMixtureState(
+        round=0,
+        done=False,
+        outcome=RUNNING,
+        seed=public.seed,
+        unit=public.unit,
+        relation=public.relation,
+        declared=design.n,
+        rho=public.rho,
+        noise=np.array([release.scale for release in releases]),
+        count=0.0,
+        centre=np.zeros(d),
+        scale=np.ones(d),
+        clip=1.0,
+        map_centre=same.centre,
+        map_matrix=same.matrix,
+        map_exponent=same.exponent,
+        lead_centre=np.zeros(d),
+        lead_matrix=np.zeros((d, q)),
+        lead_exponent=np.zeros(q, np.int64),
+        spread=np.ones(q),
+        cells=np.zeros((0, q)),
+        found_cells=np.zeros((0, q)),
+        found_counts=none,
+        found_noise=none,
+        weights=none,
+        means=np.zeros((0, d)),
+        covariances=np.zeros((0, d, d)),
+        gain=0.0,
+        gain_noise=0.0,
+        edges=np.zeros((0, 2), np.int64),
+        mass=none,
+        depth=none,
+        p=none,
+        group=np.zeros(0, np.int64),
+    )
+
+
+# --- what clients are sent --------------------------------------------------------------------------------------------
+
+
+def message(config: PrivateMixtureConfig, state: PrivateMixtureState) -> Message | None:
+    """None if the run is finished."""
+    if state.done:
+        return None
+    context = context_of(config, state)
+    now = context.now
+    every: dict[str, Any] = {
+        "kind": now.kind,
+        "step": now.step,
+        "names": tuple(item.name for item in now.releases),
+        "shapes": tuple(item.shape for item in now.releases),
+        "by_client": state.unit == "client",
+        "centre": state.centre,
+        "scale": state.scale,
+    }
+    if now.kind in ("columns", "centres", "spans"):
+        return Message(**every)
+    if now.kind == "cells":
+        return CellsMessage(**every, map=state.lead, clip=state.clip / STEP, cells=np.rint(state.cells / STEP))
+    if now.kind == "norms" and now.step == 2:
+        return MappedMessage(**every, map=state.lead, clip=1.0)
+    if now.kind == "moments" or (now.kind == "norms" and now.step < 2):
+        return MappedMessage(**every, map=state.map, clip=state.clip / STEP)
+    return _components_message(context, every)
+
+
+def _components_message(context: Context, every: dict[str, Any]) -> ComponentsMessage:
+    state, d = context.state, context.design.d
+    inverse, _ = em.roots_of(state.covariances)
+    steps = 2.0**OWN_BITS * STEP
+    maps = [whole_map(mean / STEP, matrix * steps) for mean, matrix in zip(state.means, inverse, strict=True)]
+    maps.append(whole_map(np.zeros(d), np.eye(d) * (steps / math.sqrt(BROAD))))
+    logdet = np.append(np.linalg.slogdet(inverse)[1], -0.5 * d * math.log(BROAD))
+    on_edges, middle = groups.along(state.edges, state.means, state.covariances)
+    return ComponentsMessage(
+        **every,
+        map=state.map,
+        clip=reach_of(d) * 2.0**OWN_BITS,
+        maps=tuple(maps),
+        constants=np.log(np.maximum(state.weights, 1e-12)) + logdet,
+        bound=BOUND_FACTOR * math.sqrt(d),
+        own=context.design.own,
+        edges=state.edges,
+        along=on_edges,
+        middle=middle,
+    )
+
+
+# --- what follows from a release --------------------------------------------------------------------------------------
+
+Published = Mapping[str, np.ndarray]
+
+
+def server_update(
+    config: PrivateMixtureConfig, state: PrivateMixtureState, result: Mapping[str, np.ndarray]
+) -> tuple[PrivateMixtureState, RoundInfo]:
+    """result: the round's noised int64 arrays by planned name."""
+    context = context_of(config, state)
+    step = context.now.step
+    values = {name.removesuffix(f"_{step}"): np.asarray(array, np.float64) for name, array in result.items()}
+    after = replace(STEPS[context.now.kind](context, values), round=state.round + 1)
+    if after.round == len(context.design.phases):
+        after = replace(after, done=True)
+    return after, _info(context, after)
+
+
+def _first(context: Context, values: Published) -> PrivateMixtureState:
+    count = max(float(values["count"][0]) / ONE, 1.0)
+    centre, reach = columns.first_guess(values["columns"], context.noise("columns"))
+    return replace(context.state, count=count, centre=centre, scale=reach)
+
+
+def _centred(context: Context, values: Published) -> PrivateMixtureState:
+    state = context.state
+    return replace(state, centre=columns.moved(state.centre, state.scale, values["centres"], state.count))
+
+
+def _spanned(context: Context, values: Published) -> PrivateMixtureState:
+    reach = columns.reach_of(values["spans"], context.noise("spans"))
+    last = context.now.step == PASSES - 1
+    return replace(context.state, scale=reach / 2 if last else reach)
+
+
+def _norms(context: Context, values: Published) -> PrivateMixtureState:
+    state, step = context.state, context.now.step
+    edges = norm_edges()
+    counts = kept(values["norms"] / ONE, context.noise("norms") / ONE)
+    ends = np.concatenate([[edges[0] / 2], edges, [edges[-1] * 2]])
+    if step == 3:
+        typical = float(quantile(counts, ends, TYPICAL))
+        factor = np.clip(typical**2 / chi2.median(context.design.d), 0.02, 2.0)
+        return replace(state, covariances=state.covariances * factor, clip=reach_of(context.design.d))
+    clip = float(quantile(counts, ends, INSIDE))
+    if step < 2:
+        return replace(state, clip=clip)
+    typical, k, q = float(quantile(counts, ends, TYPICAL)), context.design.k, context.design.q
+    m = starts.number_of_cells(k, q, state.count, context.design.mu, typical, clip)
+    return replace(state, clip=clip, cells=starts.first_cells(m, state.spread, context.stream("cells")))
+
+
+def _moments(context: Context, values: Published) -> PrivateMixtureState:
+    state, step = context.state, context.now.step
+    count = float(values["moments_count"][0]) / ONE
+    floor = whitening.FLOORS[step]
+    noise = context.noise("moments")
+    found = whitening.moments_of(count, values["moments_sum"], values["moments"], noise, state.clip, floor)
+    made = whitening.whitened(state.map, found)
+    after = replace(state, map_centre=made.centre, map_matrix=made.matrix, map_exponent=made.exponent)
+    if step == 0:
+        return after
+    lead, spread, _ = whitening.leading(made, context.design.q)
+    return replace(after, lead_centre=lead.centre, lead_matrix=lead.matrix, lead_exponent=lead.exponent, spread=spread)
+
+
+def _cells(context: Context, values: Published) -> PrivateMixtureState:
+    state = context.state
+    noise = context.noise("cells"), context.noise("cells_sum")
+    cells, counts, uncertain = starts.moved(
+        state.cells, values["cells"], values["cells_sum"], noise, state.clip, state.spread, context.stream("cells")
+    )
+    held = counts > 0
+    after = replace(
+        state,
+        cells=cells,
+        found_cells=np.vstack([state.found_cells, cells[held]]),
+        found_counts=np.append(state.found_counts, counts[held]),
+        found_noise=np.append(state.found_noise, uncertain[held]),
+    )
+    if context.now.step < LLOYD - 1:
+        return after
+    _, spread, lift = whitening.leading(state.map, context.design.q)
+    generator = context.stream("starts")
+    weights, means, covariances = starts.components_of(
+        after.found_cells, after.found_counts, after.found_noise, spread, lift, context.design.k, generator
+    )
+    return replace(after, weights=weights, means=means, covariances=covariances)
+
+
+def _components(context: Context, values: Published) -> PrivateMixtureState:
+    state, design = context.state, context.design
+    names = ("p", "pv", "pvv", "pooled", *(("own",) if design.own else ()))
+    sums = em.Sums(
+        values["em_p"],
+        values["em_pv"],
+        values["em_pvv"],
+        values["em_pooled"],
+        values.get("em_own"),
+        {name: context.noise(f"em_{name}") for name in names},
+    )
+    before = em.Components(state.weights, state.means, state.covariances)
+    after = em.moved(before, sums, reach_of(design.d), state.count)
+    return replace(state, weights=after.weights, means=after.means, covariances=after.covariances)
+
+
+def _guarded(context: Context, values: Published) -> PrivateMixtureState:
+    state, d = context.state, context.design.d
+    bound = BOUND_FACTOR * math.sqrt(d)
+    total, noise = float(values["guard"][0]) * bound / ONE, context.noise("guard") * bound / ONE
+    state = replace(state, gain=total / state.count, gain_noise=noise / state.count)
+    if len(state.means) > 1 and total >= LEAST_GAIN * noise:
+        return replace(state, outcome=MIXTURE, edges=groups.edges_of(state.means, state.covariances))
+    if total >= LEAST_GAIN * noise:
+        return replace(state, outcome=NORMAL, done=True, group=np.zeros(1, np.int64))
+    return replace(
+        state,
+        outcome=NORMAL,
+        done=True,
+        weights=np.array([1 - em.LEAST_BACKGROUND, em.LEAST_BACKGROUND]),
+        means=np.zeros((1, d)),
+        covariances=np.eye(d)[None],
+        group=np.zeros(1, np.int64),
+    )
+
+
+def _grouped(context: Context, values: Published) -> PrivateMixtureState:
+    state, config = context.state, context.config
+    noise = context.noise("valleys")
+    mass, depth, p = groups.tested(values["valleys"][: len(state.edges)], noise, state.seed)
+    group = groups.groups_of(len(state.means), state.edges, depth, p, config.alpha, config.depth)
+    return replace(state, mass=mass, depth=depth, p=p, group=group)
+
+
+STEPS: dict[Kind, Callable[[Context, Published], PrivateMixtureState]] = {
+    "columns": _first,
+    "centres": _centred,
+    "spans": _spanned,
+    "norms": _norms,
+    "moments": _moments,
+    "cells": _cells,
+    "components": _components,
+    "guard": _guarded,
+    "valleys": _grouped,
+}
+
+
+def _info(context: Context, after: PrivateMixtureState) -> RoundInfo:
+    return RoundInfo(
+        {
+            "released_count": after.count,
+            "components": float(len(after.means)),
+            "background": float(after.weights[-1]) if len(after.weights) else 0.0,
+            "groups": float(after.group.max() + 1) if len(after.group) else 0.0,
+        }
+    )

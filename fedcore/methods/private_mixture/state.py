@@ -1,0 +1,82 @@
+"""What the next round of a private_mixture run needs: arrays and scalars only, so that a checkpoint is Zarr and
+JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedcore.methods.mixture_models.whole_rows import WholeMap
+
+RUNNING, MIXTURE, NORMAL = "running", "mixture", "one normal distribution"
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateMixtureState:
+    """State after a round. d: columns, q: leading directions, m: cells, k: components, e: edges. The names of the
+    fields are stored with the run.
+
+    round: finished rounds; done: whether there are no more. outcome: "running", "mixture" or "one normal distribution"
+    seed: of public streams. unit, relation: of the budget. declared: public number of units; rho: of the run
+    noise: (releases,) standard deviations in grid steps, in the order of the plan
+    count: noised number of units
+    centre, scale: (d,) of the columns, in the units of the data; before whitening the scale is what distances are cut
+    to
+    clip: of the next round, in units of its coordinates
+    map_*: from standardised rows to the coordinates of the components (`WholeMap`), in which all rows have about mean
+        0 and covariance 1; lead_*: to the leading directions, (d, q)
+    spread: (q,) standard deviations of all rows in the leading directions
+    cells: (m, q) in units; of all rounds and cells that held enough: found_cells (f, q), found_counts (f,) noised, and
+        found_noise (f,) the standard deviation of a coordinate
+    weights: (k + 1,) the background's last; means: (k, d); covariances: (k, d, d), in the coordinates of the components
+    gain, gain_noise: nats a unit of the mixture over one normal distribution, and the noise of it; 0 before it is known
+    edges: (e, 2) int64; mass, depth, p: (e,) of the tested edges; group: (k,) int64 of the components
+    """
+
+    round: int
+    done: bool
+    outcome: str
+    seed: int
+    unit: str
+    relation: str
+    declared: int
+    rho: float
+    noise: np.ndarray
+    count: float
+    centre: np.ndarray
+    scale: np.ndarray
+    clip: float
+    map_centre: np.ndarray
+    map_matrix: np.ndarray
+    map_exponent: np.ndarray
+    lead_centre: np.ndarray
+    lead_matrix: np.ndarray
+    lead_exponent: np.ndarray
+    spread: np.ndarray
+    cells: np.ndarray
+    found_cells: np.ndarray
+    found_counts: np.ndarray
+    found_noise: np.ndarray
+    weights: np.ndarray
+    means: np.ndarray
+    covariances: np.ndarray
+    gain: float
+    gain_noise: float
+    edges: np.ndarray
+    mass: np.ndarray
+    depth: np.ndarray
+    p: np.ndarray
+    group: np.ndarray
+
+    @property
+    def features(self) -> int:
+        return len(self.centre)
+
+    @property
+    def map(self) -> WholeMap:
+        return WholeMap(self.map_centre, self.map_matrix, self.map_exponent)
+
+    @property
+    def lead(self) -> WholeMap:
+        return WholeMap(self.lead_centre, self.lead_matrix, self.lead_exponent)

@@ -1,0 +1,205 @@
+"""The steps between releases, each by itself: against what is known, or a slow computation of the same."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedcore.errors import ConfigError
+from fedcore.methods.mixture_models import noised_cells, noisy_matrices, valleys
+from fedcore.methods.mixture_models.cell_starts import mixture_of_cells
+from fedcore.methods.mixture_models.fixed_functions import exp, log, shares
+from fedcore.methods.mixture_models.packing import triangle
+from fedcore.methods.mixture_models.whole_rows import ONE, matrix_of, products, whole_map
+from fedcore.methods.private_mixture import PrivateMixtureConfig, columns, em
+from fedcore.methods.private_mixture.clients import exponents
+from fedcore.methods.private_mixture.plan import design_of, em_shares, plan
+from tests.private_mixture.worlds import facts
+
+
+def test_exp_and_log_are_right_and_the_same_in_any_company():
+    x = -np.abs(np.random.default_rng(0).normal(size=(5, 1001))) * np.array([[1e-8], [1.0], [30.0], [600.0], [1e300]])
+    small = np.exp(np.maximum(x, -690))
+    assert np.allclose(exp(np.maximum(x, -690)), small, rtol=1e-10)
+    assert np.allclose(log(small[:3] + 1e-9), np.log(small[:3] + 1e-9), rtol=1e-10, atol=1e-10)
+    for size in (1, 2, 3, 7, 8, 9, 1000):
+        assert np.array_equal(exp(x[:, 3 : 3 + size]), exp(x)[:, 3 : 3 + size])
+        assert np.array_equal(log(small[:3, 3 : 3 + size]), log(small[:3])[:, 3 : 3 + size])
+
+
+def test_shares_sum_to_one():
+    joint = np.random.default_rng(1).normal(size=(6, 500)) * 300
+    part, top = shares(joint)
+    assert np.abs(part.sum(axis=0) - 1).max() < 1e-12
+    assert np.allclose(top, np.log(np.exp(joint - joint.max(axis=0)).sum(axis=0)) + joint.max(axis=0))
+
+
+@given(st.floats(-1e12, 1e12, allow_subnormal=False))
+def test_exponents_are_exact(x):
+    found = int(exponents(np.array([x]))[0])
+    if abs(x) < 2.0**-30:
+        assert found == -1
+    else:
+        power = min(math.frexp(abs(x))[1] - 1, 30)
+        assert found == power + 30 and 2.0**power <= abs(x)
+
+
+def test_false_cells_far_out_do_not_move_a_quantile():
+    generator = np.random.default_rng(2)
+    edges = 2.0 ** (np.arange(62) - 30)
+    counts = np.zeros((40, 61))
+    counts[:, 26:32] = [300, 500, 900, 1500, 1400, 300]
+    clean = noised_cells.quantile(counts, edges, 0.95)
+    noised = noised_cells.quantile(noised_cells.kept(counts + generator.normal(0, 60, counts.shape), 60.0), edges, 0.95)
+    assert np.abs(np.log2(noised / clean)).max() < 1
+    nothing = noised_cells.kept(np.zeros((1, 61)), 1.0)
+    assert nothing.sum() == 1
+
+
+def test_the_oracle_is_nearer_than_the_noised_matrix_and_than_shrinking_to_the_mean():
+    generator = np.random.default_rng(3)
+    d, sd = 60, 0.25
+    truth = np.diag(np.geomspace(0.2, 6.0, d))
+    noise = generator.normal(0, sd / np.sqrt(2), (d, d))
+    noise = np.triu(noise, 1)
+    noised = truth + noise + noise.T + np.diag(generator.normal(0, sd, d))
+    losses = {}
+    for name, rule in {
+        "oracle": noisy_matrices.oracle,
+        "spiked": noisy_matrices.spiked,
+        "none": lambda v, s: v,
+    }.items():
+        values, vectors = noisy_matrices.covariance_of(noised, sd, 1e-4, rule)
+        losses[name] = ((vectors * values) @ vectors.T - truth).ravel() @ (
+            (vectors * values) @ vectors.T - truth
+        ).ravel()
+    assert losses["oracle"] < 0.8 * losses["none"] and losses["spiked"] < 1.3 * losses["none"]
+    pure = np.linalg.eigvalsh(np.eye(d) + noise + noise.T)
+    assert np.ptp(noisy_matrices.oracle(pure, sd)) < 0.25 * np.ptp(pure)
+    assert np.ptp(noisy_matrices.spiked(pure, sd)) < 0.25 * np.ptp(pure)
+    assert np.array_equal(noisy_matrices.oracle(pure, 0.0), pure)
+
+
+def test_increasing_is_the_nearest_in_squares():
+    assert np.allclose(noisy_matrices.increasing(np.array([1.0, 3.0, 2.0, 4.0, 0.0])), [1, 2.25, 2.25, 2.25, 2.25])
+
+
+def test_products_are_packed_with_a_bounded_norm_and_unpacked():
+    y = np.rint(np.random.default_rng(4).normal(size=(50, 7)) * 300)
+    packed = products(y)
+    assert packed.shape == (triangle(7),)
+    assert np.allclose(matrix_of(packed, 7), y.T @ y, rtol=2e-5, atol=100)
+
+
+def test_a_map_of_whole_numbers_is_exact():
+    generator = np.random.default_rng(5)
+    found = whole_map(generator.normal(size=40) * 1000, generator.normal(size=(40, 9)) * 10.0 ** np.arange(-4, 5))
+    z = np.rint(generator.normal(size=(11, 40)) * 2.0**18)
+    exact = [
+        [
+            sum(int(a - c) * int(m) for a, c, m in zip(row, found.centre, column, strict=True))
+            for column in found.matrix.T
+        ]
+        for row in z
+    ]
+    assert np.array_equal((z - found.centre) @ found.matrix, np.array(exact, np.float64))
+    assert np.abs(exact).max() < 2**53
+
+
+def test_columns_far_from_zero_get_their_centre_and_scale():
+    """Without noise: the range of the first histogram shrinks to the column's own."""
+    generator = np.random.default_rng(6)
+    x = 1e6 + generator.normal(size=4000)
+    histogram = np.zeros((1, 123), np.int64)
+    np.add.at(histogram[0], exponents(x) + 61, ONE)
+    centre, reach = columns.first_guess(histogram, 1.0)
+    assert abs(centre[0] - 1e6) < reach[0]
+    moved = columns.moved(centre, reach, np.rint(np.clip((x - centre) / reach, -1, 1) * ONE).sum()[None], 4000.0)
+    assert abs(moved[0] - x.mean()) < 1e-3
+
+
+def test_the_variance_of_cut_rows_is_found():
+    generator = np.random.default_rng(7)
+    for d in (1, 5, 40):
+        for variance in (0.3, 1.0, 2.0):
+            rows = generator.normal(size=(40_000, d)) * np.sqrt(variance)
+            clip = math.sqrt(d) + 1.5
+            cut = np.minimum((rows**2).sum(axis=1), clip**2).mean() / d
+            assert em.variance_before_cut(np.array([cut]), d, clip)[0] == pytest.approx(variance, rel=0.05)
+
+
+def test_cells_tell_where_components_are():
+    generator = np.random.default_rng(8)
+    means = np.array([[0.0, 0.0], [6.0, 0.0], [0.0, 6.0]])
+    cells = np.repeat(means, 12, axis=0) + generator.normal(size=(36, 2))
+    found = mixture_of_cells(cells, np.full(36, 100.0), np.full(36, 0.2), np.eye(2) * 0.2, 3, generator)
+    order = np.argsort(found.means @ [1.0, 10.0])
+    assert np.abs(found.means[order] - means).max() < 1.0 and np.allclose(found.weights, 1 / 3, atol=0.05)
+
+
+# --- valleys ----------------------------------------------------------------------------------------------------------
+
+
+def places(centres, n, generator):
+    at = np.concatenate([generator.normal(c, 0.35, n // len(centres)) for c in centres])
+    return np.histogram(at, np.linspace(-1.5, 1.5, 25))[0].astype(float)
+
+
+def test_a_valley_is_found_and_one_peak_is_not():
+    generator = np.random.default_rng(9)
+    two = valleys.valley_of(places((-1, 1), 2000, generator) + generator.normal(0, 10, 24), 10.0, generator)
+    assert two.p < 1e-4 and two.depth < 0.5
+    ps = [
+        valleys.valley_of(places((0.2,), 2000, generator) + generator.normal(0, 10, 24), 10.0, generator).p
+        for _ in range(30)
+    ]
+    assert min(ps) > 1e-3 and np.mean(np.array(ps) < 0.1) < 0.4
+
+
+def test_the_fit_with_one_peak_is_the_nearest():
+    counts = np.array([0.0, 3.0, 2.0, 9.0, 4.0, 5.0, 1.0])
+    fit = valleys.unimodal(counts)
+    peak = int(fit.argmax())
+    assert (np.diff(fit[: peak + 1]) >= 0).all() and (np.diff(fit[peak:]) <= 0).all()
+    assert np.allclose(fit, [0, 2.5, 2.5, 9, 4.5, 4.5, 1])
+
+
+def test_a_tree_spans_and_groups_are_what_stays_connected():
+    points = np.array([0.0, 1.0, 5.0, 5.5])
+    edges = valleys.spanning_tree(np.abs(points[:, None] - points))
+    assert edges == [(0, 1), (1, 2), (2, 3)]
+    assert valleys.connected(4, [edges[0], edges[2]]).tolist() == [0, 0, 1, 1]
+
+
+# --- plan -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("unit", ["client", "record"])
+@pytest.mark.parametrize("relation", ["add_or_remove_one", "replace_one"])
+@pytest.mark.parametrize(("features", "units", "epsilon"), [(2, 500, 0.1), (10, 60_000, 1.0), (60, 5000, 4.0)])
+def test_prices_sum_to_the_budget_and_no_more(unit, relation, features, units, epsilon):
+    public = facts(features, units, epsilon, unit, relation)
+    releases = plan(PrivateMixtureConfig(), public)
+    total = math.fsum(release.rho for release in releases)
+    assert 0.999999 * public.rho < total <= public.rho
+    assert [release.round for release in releases] == sorted(release.round for release in releases)
+    assert max(release.scale for release in releases) < 2**38
+
+
+def test_shapes_and_matrices_are_decided_by_public_facts():
+    config = PrivateMixtureConfig(components=5)
+    few, many = (design_of(config, 20, n, 0.03, "add_or_remove_one") for n in (2000, 2_000_000))
+    assert not few.own and many.own
+    assert sum(em_shares(5)) == pytest.approx(1) and em_shares(5)[0] == pytest.approx(0.49 / 6.45)
+
+
+def test_no_run_without_a_size():
+    public = facts(3, 100, 1.0)
+    nobody = type(public)(*(getattr(public, name) if name != "nominal_clients" else None for name in public.__slots__))
+    with pytest.raises(ConfigError, match="public size"):
+        plan(PrivateMixtureConfig(), nobody)
+    assert plan(PrivateMixtureConfig(nominal_records=100), nobody)

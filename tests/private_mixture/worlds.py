@@ -1,0 +1,136 @@
+"""Runs in memory, and the families of synthetic data on which the method's constants were chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedcore.methods.private_mixture import PrivateMixture, PrivateMixtureConfig, PrivateMixtureState
+from fedcore.population.blocks import RowsBlock, leaves
+from fedcore.privacy.gdp import mu_max
+from fedcore.rounds.method import PublicFacts
+from fedcore.rounds.statistics import merge
+
+DELTA = 1e-6
+CONDITION = 30.0
+
+
+def block_of(clients: list[np.ndarray]) -> RowsBlock:
+    """One block from the rows of each client."""
+    ptr = np.concatenate([[0], np.cumsum([len(own) for own in clients])]).astype(np.int64)
+    return RowsBlock(0, 0, ptr, np.concatenate(clients))
+
+
+def records(x: np.ndarray) -> RowsBlock:
+    """One row for each client."""
+    return RowsBlock(0, 0, np.arange(len(x) + 1, dtype=np.int64), np.asarray(x, np.float64))
+
+
+def facts(
+    features: int, units: int, epsilon: float, unit: str = "record", relation: str = "add_or_remove_one", seed: int = 0
+) -> PublicFacts:
+    rho = mu_max(epsilon, DELTA) ** 2 / 2
+    return PublicFacts("rows", features, 1024, units, None, rho, seed, relation, None, unit)
+
+
+def sums(method: PrivateMixture, message, block: RowsBlock, clients_per_leaf: int = 2**20) -> dict[str, np.ndarray]:
+    """The exact sums that the engine would add noise to, by planned name."""
+    total = None
+    for leaf in leaves(block, clients_per_leaf):
+        total = merge(total, method.client_update(message, leaf, None)[0])
+    return method.release_values(message, total)
+
+
+def run(
+    block: RowsBlock,
+    config: PrivateMixtureConfig,
+    epsilon: float | None = 1.0,
+    seed: int = 0,
+    unit: str = "record",
+    relation: str = "add_or_remove_one",
+    watch: Callable | None = None,
+) -> tuple[PrivateMixture, PrivateMixtureState]:
+    """A run with simulated noise of the planned scale. epsilon: None: exact sums. watch: sees each state."""
+    units = block.x.shape[0] if unit == "record" else block.clients
+    method = PrivateMixture(config)
+    public = facts(block.x.shape[1], units, epsilon or 1e4, unit, relation, seed)
+    scale = {planned.name: planned.scale for planned in method.plan(public)}
+    generator = np.random.default_rng([seed, 77])
+    state = method.init(public)
+    while (message := method.message(state)) is not None:
+        exact = sums(method, message, block)
+        noised = {
+            name: values + (0 if epsilon is None else np.rint(generator.normal(0, scale[name], values.shape)))
+            for name, values in exact.items()
+        }
+        noised = {name: np.asarray(values).astype(np.int64) for name, values in noised.items()}
+        state, _ = method.server_update(state, noised)
+        if watch is not None:
+            watch(message, state)
+    return method, state
+
+
+# --- mixtures ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Truth:
+    """A mixture of normal distributions. weights (k,), means (k, d), covariances (k, d, d)."""
+
+    weights: np.ndarray
+    means: np.ndarray
+    covariances: np.ndarray
+
+    def log_joint(self, x: np.ndarray) -> np.ndarray:
+        found = []
+        for weight, mean, matrix in zip(self.weights, self.means, self.covariances, strict=True):
+            lower = np.linalg.cholesky(matrix)
+            own = np.linalg.solve(lower, (x - mean).T)
+            found.append(
+                np.log(weight)
+                - 0.5 * (own**2).sum(axis=0)
+                - np.log(np.diag(lower)).sum()
+                - 0.5 * x.shape[1] * np.log(2 * np.pi)
+            )
+        return np.array(found).T
+
+    def sample(self, n: int, generator: np.random.Generator, degrees: float | None = None):
+        """(n, d) rows and their labels. degrees: of freedom of Student's t in place of normal components."""
+        labels = generator.choice(len(self.weights), size=n, p=self.weights)
+        z = generator.normal(size=(n, self.means.shape[1]))
+        if degrees is not None:
+            z /= np.sqrt(generator.chisquare(degrees, n) / degrees)[:, None]
+        lower = np.linalg.cholesky(self.covariances)
+        return self.means[labels] + np.einsum("nij,nj->ni", lower[labels], z), labels
+
+
+def mixture(d: int, k: int, separation: float, generator: np.random.Generator) -> Truth:
+    """Random directions, weights from .1 to .4, covariances of condition 30; the nearest two means lie `separation`
+    of the largest standard deviation apart."""
+    weights = generator.uniform(0.1, 0.4, k)
+    covariances = []
+    for _ in range(k):
+        basis = np.linalg.qr(generator.normal(size=(d, d)))[0]
+        values = np.geomspace(1.0, 1 / CONDITION, d)
+        covariances.append((basis * values) @ basis.T)
+    means = generator.normal(size=(k, d))
+    means /= np.linalg.norm(means, axis=1, keepdims=True)
+    means *= generator.uniform(0.8, 1.2, (k, 1))
+    gaps = np.linalg.norm(means[:, None] - means, axis=2)[np.triu_indices(k, 1)]
+    return Truth(weights / weights.sum(), means * separation / gaps.min(), np.array(covariances))
+
+
+def adjusted_rand(one: np.ndarray, other: np.ndarray) -> float:
+    """The adjusted Rand index of two labellings."""
+    table = np.zeros((int(one.max()) + 1, int(other.max()) + 1))
+    np.add.at(table, (one, other), 1)
+
+    def pairs(counts):
+        return float((counts * (counts - 1) / 2).sum())
+
+    together, rows, columns = pairs(table), pairs(table.sum(axis=1)), pairs(table.sum(axis=0))
+    expected = rows * columns / max(pairs(np.array([len(one)])), 1.0)
+    largest = (rows + columns) / 2
+    return 1.0 if largest == expected else (together - expected) / (largest - expected)
