@@ -276,6 +276,20 @@ private_gmm("series", given="private_gmm/diag", covariance="diag")
 private_gmm("series-searching", given="private_gmm/two-levels", **THREE | {"components": 4}, up_to=True)
 
 
+# --- private mixtures at any separation -------------------------------------------------------------------------------
+
+
+def private_mixture(name: str, population: str = "separated", unit: str = "client", relation: str = "", **settings):
+    settings = {"components": 2, "rounds": 2, "spare_releases": 0, **settings}
+    relation = relation or "add_or_remove_one"
+    CASES[f"private_mixture/{name}"] = Case("private_mixture", population, settings, None, unit, relation)
+
+
+private_mixture("clients")
+private_mixture("records-replace-one", unit="record", relation="replace_one", components=4)
+private_mixture("one", "separated_not")
+
+
 # --- dictionaries -----------------------------------------------------------------------------------------------------
 
 

@@ -78,7 +78,7 @@ def record_of(name: str, folder: Path) -> dict[str, Any]:
 
 
 def _private(case: Case) -> bool:
-    return case.method == "private_gmm" or case.settings.get("algorithm") == "private"
+    return case.method in ("private_gmm", "private_mixture") or case.settings.get("algorithm") == "private"
 
 
 def _population(path: Path, people: People, paid: Case | None) -> Population:

@@ -19,7 +19,7 @@ from fedcore.methods.mixture_models.noisy_matrices import covariance_of
 from fedcore.methods.mixture_models.whole_rows import ONE, matrix_of
 from fedcore.methods.private_mixture.whitening import diagonal_noise
 
-SURE, LEAST_SHARE = 3.0, 0.002  # standard deviations of a count, and of all units: components with less are dropped
+SURE, LIKELY, LEAST_SHARE = 3.0, 1.0, 0.002  # deviations of a count, and of all units: less is dropped
 FLOOR = 0.05  # of the mean eigenvalue
 LEAST_BACKGROUND = 1e-3
 LEAST_SCALE, MOST_SCALE = 0.05, 4.0  # of a component's variance, beside the round before
@@ -75,11 +75,15 @@ def variance_before_cut(squares: np.ndarray, d: int, clip: float) -> np.ndarray:
     return np.clip(found, LEAST_SCALE, MOST_SCALE)
 
 
-def moved(before: Components, sums: Sums, clip: float, count: float) -> Components:
-    """The components after a round; those that hold too little are dropped, but one stays."""
+def moved(before: Components, sums: Sums, clip: float, count: float, late: bool) -> Components:
+    """The components after a round; those that hold too little are dropped, but one stays.
+
+    late: whether it is one of the last rounds. Counts of the first ones are so noisy that a component must stand out of
+    them by LIKELY deviations only, and then by SURE.
+    """
     k, d = before.means.shape
     held = sums.p[:k] / ONE
-    least = max(SURE * sums.noise["p"] / ONE, LEAST_SHARE * count)
+    least = max((SURE if late else LIKELY) * sums.noise["p"] / ONE, LEAST_SHARE * count)
     stay = held >= least
     stay[int(np.argmax(held))] = True
     held = np.maximum(held, max(least, 1.0))

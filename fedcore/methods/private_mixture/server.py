@@ -39,6 +39,7 @@ INSIDE = 0.95  # of the units, whose norms are not cut
 TYPICAL = 0.5
 BROAD = 9.0  # covariance of the background, in that of all rows
 BOUND_FACTOR = 5.0  # of the guard's bound, in sqrt(d)
+LATE = 2  # rounds of EM, in which components must stand out of noise
 LEAST_GAIN = 2.0  # standard deviations of its noise, that a mixture must gain over one normal distribution
 
 
@@ -265,7 +266,8 @@ def _components(context: Context, values: Published) -> PrivateMixtureState:
         {name: context.noise(f"em_{name}") for name in names},
     )
     before = em.Components(state.weights, state.means, state.covariances)
-    after = em.moved(before, sums, reach_of(design.d), state.count)
+    late = context.now.step >= context.config.rounds - LATE
+    after = em.moved(before, sums, reach_of(design.d), state.count, late)
     return replace(state, weights=after.weights, means=after.means, covariances=after.covariances)
 
 

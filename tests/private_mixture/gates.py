@@ -1,0 +1,237 @@
+"""Measures `private_mixture` against its aims: `python -m tests.private_mixture.gates TABLE [--seeds N] [--epsilon E]`.
+
+    mixtures     labels, groups and density on mixtures of normal distributions, by columns, components and separation
+    false        groups claimed where there is one, by family, with 95 % intervals (Clopper, Pearson)
+    clients      the same, with clients of many rows that differ from each other, as units
+    units        columns times 1e-6 to 1e6, and shifted by 1e6 standard deviations
+    time         CPU seconds of a run with 60,000 rows of 10 columns
+    NAME         density and labels on the data set of this name below FEDCORE_DATA, beside non-private EM
+
+Noise is simulated at the planned scale; nothing here is private. What was chosen by these numbers was chosen on
+`mixtures` alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+from scipy.stats import beta
+
+from fedcore.methods.private_mixture import PrivateMixtureConfig, PrivateMixtureModel
+from fedcore.methods.private_mixture.scores import normal_of
+from tests.private_mixture.families import FAMILIES
+from tests.private_mixture.worlds import adjusted_rand, block_of, mixture, records, run
+
+CELLS = ((2, 2), (5, 3), (10, 5), (20, 3), (20, 10), (50, 5))
+SEPARATIONS = (1, 2, 3, 4, 8)
+HELD_OUT = 4000
+DATA = {  # file, components
+    "mnist": ("mnist/mnist.npz", 10),
+    "pendigits": ("pendigits/pendigits.npz", 10),
+    "gvhd_flow": ("tabular/gvhd_flow.npz", 4),
+    "satellite": ("tabular/satellite.npz", 6),
+    "letter": ("tabular/letter.npz", 26),
+    "shuttle": ("tabular/shuttle.npz", 7),
+}
+
+
+def groups_of(model: PrivateMixtureModel) -> int:
+    return len(set(model.group.tolist()))
+
+
+def interval(found: int, runs: int) -> tuple[float, float]:
+    """95 % for a share."""
+    low = beta.ppf(0.025, found, runs - found + 1) if found else 0.0
+    high = beta.ppf(0.975, found + 1, runs - found) if found < runs else 1.0
+    return float(low), float(high)
+
+
+def mixtures(seeds: range, epsilon: float, n: int, cells=CELLS, separations=SEPARATIONS) -> None:
+    print("d k sep | ARI (Bayes) within | exactly k, more | nats above truth: median, worst (one normal) | CPU s")
+    for d, k in cells:
+        for separation in separations:
+            rows = []
+            for seed in seeds:
+                generator = np.random.default_rng([seed, d, k, int(10 * separation)])
+                truth = mixture(d, k, separation, generator)
+                x, _ = truth.sample(n, generator)
+                test, labels = truth.sample(HELD_OUT, generator)
+                begin = time.process_time()
+                method, state = run(records(x), PrivateMixtureConfig(components=k), epsilon, seed)
+                seconds, model = time.process_time() - begin, method.model(state)
+                joint = truth.log_joint(test)
+                best = float(np.logaddexp.reduce(joint, axis=1).mean())
+                rows.append(
+                    (
+                        adjusted_rand(labels, model.labels(test)),
+                        adjusted_rand(labels, joint.argmax(axis=1)),
+                        groups_of(model),
+                        best - float(model.log_likelihood(test).mean()),
+                        best - float(normal_of(model).log_likelihood(test).mean()),
+                        seconds,
+                    )
+                )
+            ari, bayes, groups, loss, one, cpu = np.array(rows).T
+            near = int((ari >= bayes - (0.02 if separation >= 4 else 0.05)).sum())
+            print(
+                f"{d} {k} {separation} | {np.median(ari):.2f} ({np.median(bayes):.2f}) {near} of {len(rows)} | "
+                f"{int((groups == k).sum())}, {int((groups > k).sum())} | {np.median(loss):.2f}, {loss.max():.2f} "
+                f"({np.median(one):.2f}) | {np.median(cpu):.2f}",
+                flush=True,
+            )
+
+
+def _settings(seed: int, name: str) -> tuple[np.random.Generator, int, int, int, float]:
+    """Columns, rows, components and epsilon of a run of the table of false groups."""
+    generator = np.random.default_rng([seed, *name.encode()])
+    d, n = int(generator.integers(2, 31)), int(np.exp(generator.uniform(np.log(1000), np.log(20_000))))
+    return generator, d, n, int(generator.integers(2, 11)), float(generator.choice([0.5, 1.0, 4.0]))
+
+
+def false(seeds: range, names: list[str]) -> None:
+    print("family | false groups of runs, 95 % | by epsilon .5, 1, 4")
+    for name in names or list(FAMILIES):
+        found, by = 0, {0.5: [0, 0], 1.0: [0, 0], 4.0: [0, 0]}
+        for seed in seeds:
+            generator, d, n, k, epsilon = _settings(seed, name)
+            x = FAMILIES[name](n, d, generator)
+            method, state = run(records(x), PrivateMixtureConfig(components=k), epsilon, seed)
+            wrong = int(groups_of(method.model(state)) > 1)
+            found += wrong
+            by[epsilon] = [by[epsilon][0] + wrong, by[epsilon][1] + 1]
+        low, high = interval(found, len(seeds))
+        parts = ", ".join(f"{wrong}/{runs}" for wrong, runs in by.values())
+        print(f"{name} | {found} of {len(seeds)}, {100 * low:.1f} to {100 * high:.1f} % | {parts}", flush=True)
+
+
+def clients(seeds: range, rows: int = 20) -> None:
+    """One normal distribution over all clients' rows, of which each client has its own part."""
+    print("share of the variance between clients | false groups of runs, 95 %")
+    for between in (0.0, 0.5, 0.95):
+        found = 0
+        for seed in seeds:
+            generator, d, n, k, epsilon = _settings(seed, "clients")
+            d = min(d, 10)
+            own = generator.normal(size=(n // 2, 1, d)) * np.sqrt(between)
+            x = own + generator.normal(size=(n // 2, rows, d)) * np.sqrt(1 - between)
+            config = PrivateMixtureConfig(components=k)
+            method, state = run(block_of(list(x)), config, epsilon, seed, unit="client")
+            found += groups_of(method.model(state)) > 1
+        low, high = interval(found, len(seeds))
+        print(f"{between} | {found} of {len(seeds)}, {100 * low:.1f} to {100 * high:.1f} %", flush=True)
+
+
+def units(seeds: range) -> None:
+    print("columns | nats a row beside those of the same data in plain units (5 columns, 3 components, sep 4)")
+    for name in ("times 1e-6 to 1e6", "shifted by 1e6 sd", "one shifted by 1e6 sd"):
+        worst = []
+        for seed in seeds:
+            generator = np.random.default_rng([seed, 5])
+            truth = mixture(5, 3, 4.0, generator)
+            x, _ = truth.sample(10_000, generator)
+            test, _ = truth.sample(HELD_OUT, generator)
+            factor, shift = np.ones(5), np.zeros(5)
+            if name.startswith("times"):
+                factor = np.geomspace(1e-6, 1e6, 5)
+            else:
+                shift[: 1 if name.startswith("one") else 5] = 1e6 * x.std(axis=0).mean()
+            losses = []
+            for scale, by in ((np.ones(5), np.zeros(5)), (factor, shift)):
+                method, state = run(records(x * scale + by), PrivateMixtureConfig(components=3), 1.0, seed)
+                density = method.model(state).log_likelihood(test * scale + by)
+                losses.append(-float(density.mean()) - np.log(scale).sum())
+            worst.append(losses[1] - losses[0])
+        print(f"{name} | {np.median(worst):.3f}, at most {np.max(worst):.3f}", flush=True)
+
+
+def seconds_of_a_run() -> None:
+    generator = np.random.default_rng(0)
+    x, _ = mixture(10, 10, 4.0, generator).sample(60_000, generator)
+    begin = time.process_time()
+    run(records(x), PrivateMixtureConfig(components=10), 1.0)
+    print(f"60,000 x 10, K = 10: {time.process_time() - begin:.2f} s of CPU")
+
+
+def data_set(name: str, seeds: range, epsilons: list[float]) -> None:
+    path, k = DATA[name]
+    train, test, labels = _split(Path(os.environ["FEDCORE_DATA"]) / path, name)
+    for epsilon in epsilons:
+        rows = []
+        for seed in seeds:
+            method, state = run(records(train), PrivateMixtureConfig(components=k), epsilon, seed)
+            model = method.model(state)
+            rows.append(
+                (
+                    -float(model.log_likelihood(test).mean()),
+                    adjusted_rand(labels, model.labels(test)),
+                    groups_of(model),
+                    model.components,
+                    -float(normal_of(model).log_likelihood(test).mean()),
+                )
+            )
+        median, least, most = np.median(rows, axis=0), np.min(rows, axis=0), np.max(rows, axis=0)
+        print(
+            f"{name} {train.shape} eps {epsilon}: nll {median[0]:.2f} ({least[0]:.2f} to {most[0]:.2f}), "
+            f"ARI {median[1]:.2f}, components {median[3]:.0f}, groups {least[2]:.0f} to {most[2]:.0f}, "
+            f"its own normal {median[4]:.2f}",
+            flush=True,
+        )
+
+
+def _split(path: Path, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows for training, rows that are held out, and their labels."""
+    with np.load(path, allow_pickle=False) as found:
+        arrays = {key: found[key] for key in found.files}
+    if "x_train" in arrays:
+        x, test = (arrays[key].reshape(len(arrays[key]), -1).astype(np.float64) for key in ("x_train", "x_test"))
+        labels = _codes(arrays["y_test"])
+        if name == "mnist":
+            mean = x.mean(axis=0)
+            basis = np.linalg.eigh(np.cov((x - mean).T / 255))[1][:, ::-1][:, :10] / 255
+            x, test = (x - mean) @ basis, (test - mean) @ basis
+        return x, test, labels
+    x = arrays["x"].astype(np.float64)
+    labels = _codes(arrays["y"]) if "y" in arrays else np.zeros(len(x), np.int64)
+    order = np.random.default_rng(0).permutation(len(x))
+    cut = int(0.8 * len(x))
+    return x[order[:cut]], x[order[cut:]], labels[order[cut:]]
+
+
+def _codes(labels: np.ndarray) -> np.ndarray:
+    return np.unique(labels, return_inverse=True)[1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("table", choices=["mixtures", "false", "clients", "units", "time", *DATA])
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--first", type=int, default=1000, help="first seed")
+    parser.add_argument("--epsilon", type=float, nargs="*", default=[1.0])
+    parser.add_argument("--rows", type=int, default=10_000)
+    parser.add_argument("--cells", type=int, nargs="*", default=list(range(len(CELLS))))
+    parser.add_argument("--separations", type=float, nargs="*", default=list(SEPARATIONS))
+    parser.add_argument("--families", nargs="*", default=[])
+    asked = parser.parse_args()
+    seeds = range(asked.first, asked.first + asked.seeds)
+    if asked.table == "mixtures":
+        cells = [CELLS[index] for index in asked.cells]
+        for epsilon in asked.epsilon:
+            mixtures(seeds, epsilon, asked.rows, cells, asked.separations)
+    elif asked.table == "false":
+        false(seeds, asked.families)
+    elif asked.table == "clients":
+        clients(seeds)
+    elif asked.table == "units":
+        units(seeds)
+    elif asked.table == "time":
+        seconds_of_a_run()
+    else:
+        data_set(asked.table, seeds, asked.epsilon)
+
+
+if __name__ == "__main__":
+    main()
