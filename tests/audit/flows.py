@@ -78,6 +78,14 @@ FLOWS: dict[str, Audited] = {
     "train-private-gmm": Audited(
         lambda w: {"population": w / "points", "config": SHORT_GMM, "runs": w / "runs", "run_id": "ccc"}
     ),
+    "train-private-mixture": Audited(
+        lambda w: {
+            "population": w / "points",
+            "config": {"components": 2, "rounds": 1, "epsilon": 1.0, "nominal_clients": 300},
+            "runs": w / "runs",
+            "run_id": "ggg",
+        }
+    ),
     "train-gradient-em": Audited(because="has no private algorithm; its statement says `privacy: none`"),
     "train-dictionaries": Audited(because="has no private algorithm; its statement says `privacy: none`"),
     "resume-run": Audited(lambda w: {"run": w / "runs/broken"}),

@@ -107,6 +107,7 @@ GMM = {
     "covariance": "spherical",
     "spare_releases": 0,
 }
+MIXTURE = {"components": 2, "rounds": 1, "nominal_clients": 300, "spare_releases": 0}
 FAR, OPPOSITE = np.array([[600.0, 300.0, 0.0, 0.0]]), np.array([[-600.0, -300.0, 0.0, 0.0]])
 
 
@@ -147,6 +148,16 @@ def _table() -> dict[str, Kept]:
         found[f"private_gmm, record, {relation}"] = Kept(
             "private_gmm",
             GMM | {"nominal_clients": 300},
+            (_records(OPPOSITE if replaced else None), _records(FAR)),
+            unit="record",
+            relation=relation,
+        )
+        found[f"private_mixture, client, {relation}"] = Kept(
+            "private_mixture", MIXTURE, (points, [*_points(), FAR]), relation=relation
+        )
+        found[f"private_mixture, record, {relation}"] = Kept(
+            "private_mixture",
+            MIXTURE,
             (_records(OPPOSITE if replaced else None), _records(FAR)),
             unit="record",
             relation=relation,

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedcore.methods.mixture_models.noisy_matrices import increasing
 
-RUNS = (3, 5, 7)  # neighbouring cells that are added up: narrow peaks and wide ones
+RUNS = (1, 2, 3)  # neighbouring cells that are added up: narrow peaks and wide ones
 DRAWS = 400  # of the null
 EULER = 0.5772156649015329
 

@@ -66,6 +66,11 @@ CHOOSING, ANSWERING = "fedcore/training/cohorts.py", "fedcore/rounds/clients.py"
 RECOUNT, RECOUNTING = "fedcore/privacy/recount.py", "fedcore/privacy/ledger/recounting.py"
 HISTOGRAMS, EM, GMM = "fedcore/methods/histograms", "fedcore/methods/federated_em", "fedcore/methods/private_gmm"
 
+ANY, MIXTURE, OF_MIXTURE = (
+    "fedcore/methods/mixture_models",
+    "fedcore/methods/private_mixture",
+    "tests/private_mixture/test_sensitivity.py",
+)
 OF_NOISE, OF_ACCOUNTING = "tests/privacy/test_mechanisms.py", "tests/privacy/test_accounting.py"
 OF_LAW = "tests/privacy/test_noise_law.py"
 OF_ACCOUNTS, OF_RUNS = "tests/privacy/test_ledger.py", "tests/privacy/test_ledger_runs.py"
@@ -523,6 +528,49 @@ MUTANTS: list[Mutant] = [
         "rows = 1",
         "tests/private_gmm/test_sensitivity.py",
         slow=True,
+    ),
+    _mutant(
+        "clip: left out of private mixtures",
+        f"{ANY}/whole_rows.py",
+        "long = np.flatnonzero(squares > allowed)",
+        "long = np.flatnonzero(squares > 2.0 * allowed)",
+        OF_MIXTURE,
+    ),
+    _mutant(
+        "clip: rows of a client of a private mixture not divided by their number",
+        f"{ANY}/whole_rows.py",
+        "np.floor_divide(ONE, rows)",
+        "np.floor_divide(ONE, np.minimum(rows, 1))",
+        OF_MIXTURE,
+    ),
+    _mutant(
+        "clip: each component of a private mixture has a bound of its own",
+        f"{MIXTURE}/clients.py",
+        "    whole[:, ~(whole.sum(axis=0) <= weight)] = 0.0",
+        "    whole[whole > weight] = 0.0",
+        OF_MIXTURE,
+    ),
+    _mutant(
+        "rows: sums of products of a private mixture are not exact",
+        f"{ANY}/whole_rows.py",
+        "bits = WHOLE_BITS - 24",
+        "bits = WHOLE_BITS - 14",
+        "tests/private_mixture/test_pieces.py",
+    ),
+    _mutant(
+        "sensitivity: vectors of a private mixture do not know replacement",
+        f"{MIXTURE}/sensitivities.py",
+        "    bound = _root_above(parts * ONE**2)\n    return bound if _one_sided(relation) else 2 * bound",
+        "    return _root_above(parts * ONE**2)",
+        OF_MIXTURE,
+        slow=True,
+    ),
+    _mutant(
+        "sensitivity: histograms of all columns of a private mixture at the price of one",
+        f"{MIXTURE}/sensitivities.py",
+        "histograms * ONE**2",
+        "ONE**2",
+        OF_MIXTURE,
     ),
     _mutant(
         "sensitivity: histograms do not know replacement",
