@@ -170,9 +170,21 @@ def test_the_fit_with_one_peak_is_the_nearest():
 
 def test_a_tree_spans_and_groups_are_what_stays_connected():
     points = np.array([0.0, 1.0, 5.0, 5.5])
-    edges = valleys.spanning_tree(np.abs(points[:, None] - points))
+    edges = valleys.spanning_tree(np.abs(points[:, None] - points), np.ones(4), np.inf, 2.0)
     assert edges == [(0, 1), (1, 2), (2, 3)]
     assert valleys.connected(4, [edges[0], edges[2]]).tolist() == [0, 0, 1, 1]
+
+
+def test_light_nodes_are_no_middle_of_a_star_unless_they_are_near():
+    """Node 0 is a little nearer to all others than they are to each other."""
+    distances = np.full((4, 4), 25.0)
+    distances[0] = distances[:, 0] = 20.0
+    mass = np.array([0.01, 0.33, 0.33, 0.33])
+    assert valleys.spanning_tree(distances, mass, np.inf, 2.0) == [(0, 1), (0, 2), (0, 3)]
+    apart = valleys.spanning_tree(distances, mass, 12.0, 2.0)
+    assert len(apart) == 3 and sum(0 in edge for edge in apart) == 1
+    assert sum(0 in edge for edge in valleys.spanning_tree(distances, mass, 12.0, 1.1)) == 3
+    assert valleys.spanning_tree(np.zeros((1, 1)), mass[:1], 12.0, 2.0) == []
 
 
 # --- plan -------------------------------------------------------------------------------------------------------------

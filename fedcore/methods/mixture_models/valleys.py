@@ -76,18 +76,25 @@ def valley_of(counts: np.ndarray, sd: float, generator: np.random.Generator) -> 
     return Valley(float(np.clip(p, 0.0, 1.0)), float(depth))
 
 
-def spanning_tree(distances: np.ndarray) -> list[tuple[int, int]]:
-    """The edges (i < j) of a tree of least total distance, in order of their first node (Prim). distances: (k, k)."""
+def spanning_tree(distances: np.ndarray, mass: np.ndarray, far: float, beside: float) -> list[tuple[int, int]]:
+    """The edges (i < j) of a spanning tree, sorted: nearest pairs first (Kruskal), but where even the nearest pair that
+    is left to join is further apart than `far`, any pair up to `beside` times as far may be taken.
+
+    Of those the pair is taken whose lighter node keeps most mass for each of its edges: a valley is seen between nodes
+    that hold enough, and a light node in the middle of a star does not. distances: (k, k); mass: (k,) not negative.
+    """
     k = len(distances)
-    if k < 2:
-        return []
-    inside, edges = [0], list[tuple[int, int]]()
-    while len(inside) < k:
-        outside = [j for j in range(k) if j not in inside]
-        part = distances[np.ix_(inside, outside)]
-        i, j = np.unravel_index(int(part.argmin()), part.shape)
-        edges.append((min(inside[i], outside[j]), max(inside[i], outside[j])))
-        inside.append(outside[j])
+    part, degree, edges = np.arange(k), np.zeros(k), list[tuple[int, int]]()
+    while len(edges) < k - 1:
+        open_pairs = np.where(part[:, None] != part, distances, np.inf)
+        nearest = float(open_pairs.min())
+        allowed = open_pairs <= (nearest if nearest <= far else beside * nearest)
+        share = mass / (degree + 1)
+        worth = np.where(allowed & np.triu(np.ones((k, k), bool), 1), np.minimum(share[:, None], share), -1.0)
+        i, j = (int(each) for each in np.unravel_index(int(worth.argmax()), worth.shape))
+        edges.append((i, j))
+        degree[[i, j]] += 1
+        part[part == part[j]] = part[i]
     return sorted(edges)
 
 

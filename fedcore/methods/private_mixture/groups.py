@@ -9,16 +9,19 @@ from fedcore.methods.mixture_models.whole_rows import ONE, STEP, WholeMap, cut_c
 from fedcore.methods.private_mixture.clients import PLACE_STEPS
 from fedcore.randomness import stream
 
+FAR = 12.0  # of (c_i - c_j)' (S_i + S_j)^-1 (c_i - c_j): five standard deviations between equal components
+BESIDE = 2.0
 
-def edges_of(means: np.ndarray, covariances: np.ndarray) -> np.ndarray:
-    """(e, 2) int64: a spanning tree by (c_i - c_j)' (S_i + S_j)^-1 (c_i - c_j)."""
+
+def edges_of(weights: np.ndarray, means: np.ndarray, covariances: np.ndarray) -> np.ndarray:
+    """(e, 2) int64: a spanning tree of neighbours by (c_i - c_j)' (S_i + S_j)^-1 (c_i - c_j). weights: (k,)."""
     k = len(means)
     distances = np.full((k, k), np.inf)
     for i in range(k):
         for j in range(i + 1, k):
             gap = means[j] - means[i]
             distances[i, j] = distances[j, i] = gap @ np.linalg.solve(covariances[i] + covariances[j], gap)
-    return np.array(spanning_tree(distances), np.int64).reshape(-1, 2)
+    return np.array(spanning_tree(distances, weights, FAR, BESIDE), np.int64).reshape(-1, 2)
 
 
 def along(edges: np.ndarray, means: np.ndarray, covariances: np.ndarray) -> tuple[WholeMap, np.ndarray]:

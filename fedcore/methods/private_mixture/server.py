@@ -277,7 +277,9 @@ def _guarded(context: Context, values: Published) -> PrivateMixtureState:
     total, noise = float(values["guard"][0]) * bound / ONE, context.noise("guard") * bound / ONE
     state = replace(state, gain=total / state.count, gain_noise=noise / state.count)
     if len(state.means) > 1 and total >= LEAST_GAIN * noise:
-        return replace(state, outcome=MIXTURE, edges=groups.edges_of(state.means, state.covariances))
+        return replace(
+            state, outcome=MIXTURE, edges=groups.edges_of(state.weights[:-1], state.means, state.covariances)
+        )
     if total >= LEAST_GAIN * noise:
         return replace(state, outcome=NORMAL, done=True, group=np.zeros(1, np.int64))
     return replace(
