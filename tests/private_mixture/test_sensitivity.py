@@ -189,6 +189,20 @@ def test_a_clients_part_is_its_own_whatever_the_block_looks_like(monkeypatch):
                     assert np.array_equal(other[release.name], total), release.name
 
 
+@pytest.mark.parametrize("absurd", [0, 3, 7, 10, 13])
+def test_whatever_is_published_messages_keep_products_exact(absurd):
+    """Whole numbers of the message times those of rows, summed over columns, stay below 2^53."""
+    _, rounds = rounds_of("record", RELATIONS[0], absurd)
+    for message, _ in rounds:
+        assert np.isfinite(message.centre).all() and (message.scale > 0).all()
+        maps = [*([message.map] if hasattr(message, "map") else []), *getattr(message, "maps", [])]
+        for each in maps:
+            assert np.abs(each.centre).max() <= whole_rows.LIMIT
+            assert 2 * whole_rows.LIMIT * np.abs(each.matrix).sum(axis=0).max() <= 2.0**53
+        if message.kind == "cells":
+            assert np.abs(message.cells).max() <= whole_rows.LIMIT
+
+
 # --- builds that break the bound --------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from scipy.stats import chi2
 
 from fedcore.methods.mixture_models.noised_cells import kept, quantile
-from fedcore.methods.mixture_models.whole_rows import ONE, STEP, whole_map
+from fedcore.methods.mixture_models.whole_rows import ONE, STEP, cut_coordinates, whole_map
 from fedcore.methods.private_mixture import columns, em, groups, starts, whitening
 from fedcore.methods.private_mixture.clients import OWN_BITS, norm_edges
 from fedcore.methods.private_mixture.config import PrivateMixtureConfig
@@ -134,7 +134,7 @@ def message(config: PrivateMixtureConfig, state: PrivateMixtureState) -> Message
     if now.kind in ("columns", "centres", "spans"):
         return Message(**every)
     if now.kind == "cells":
-        return CellsMessage(**every, map=state.lead, clip=state.clip / STEP, cells=np.rint(state.cells / STEP))
+        return CellsMessage(**every, map=state.lead, clip=state.clip / STEP, cells=cut_coordinates(state.cells / STEP))
     if now.kind == "norms" and now.step == 2:
         return MappedMessage(**every, map=state.lead, clip=1.0)
     if now.kind == "moments" or (now.kind == "norms" and now.step < 2):
