@@ -53,7 +53,7 @@ def run(
     watch: Callable | None = None,
 ) -> tuple[PrivateMixture, PrivateMixtureState]:
     """A run with simulated noise of the planned scale. epsilon: None: exact sums. watch: sees each state."""
-    units = block.x.shape[0] if unit == "record" else block.clients
+    units = max(block.x.shape[0] if unit == "record" else block.clients, 1)
     method = PrivateMixture(config)
     public = facts(block.x.shape[1], units, epsilon or 1e4, unit, relation, seed)
     scale = {planned.name: planned.scale for planned in method.plan(public)}

@@ -13,6 +13,8 @@ from fedcore.methods.private_mixture.server import BROAD
 from fedcore.methods.private_mixture.state import NORMAL, RUNNING, PrivateMixtureState
 from fedcore.rounds.results import Column, Features, Result, Table, heaviest
 
+FURTHEST = 1e100  # scales of a column; its square is finite
+
 
 @dataclass(frozen=True, slots=True)
 class PrivateMixtureModel:
@@ -36,8 +38,9 @@ class PrivateMixtureModel:
         return len(self.means)
 
     def coordinates(self, x: np.ndarray) -> np.ndarray:
-        """(n, d) of rows (n, d) in the units of the data."""
-        z: np.ndarray = ((np.asarray(x, np.float64) - self.centre) / self.scale - self.origin) @ self.linear
+        """(n, d) of rows (n, d) in the units of the data; none is further out than FURTHEST."""
+        standard = (np.asarray(x, np.float64) - self.centre) / self.scale
+        z: np.ndarray = (np.clip(standard, -FURTHEST, FURTHEST) - self.origin) @ self.linear
         return z
 
     def _log_joint(self, x: np.ndarray) -> np.ndarray:
