@@ -28,7 +28,9 @@ from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.method import PublicFacts
 
 ARGUMENT = "docs/privacy/private-mixture.md"
-ONE_PLACE = "a {unit} is in one cell, or its shares sum to one: all cells and components cost one release"
+OF_COLUMNS = "one cell or number for each column per {unit}: the bound is that of all columns together"
+OF_COMPONENTS = "the shares of a {unit} sum to one at most: all components cost one release"
+OF_ONE = "one cell or vector per {unit}: all cells cost one release"
 
 Kind = Literal["columns", "centres", "spans", "norms", "moments", "cells", "components", "guard", "valleys"]
 
@@ -196,20 +198,33 @@ def plan(config: PrivateMixtureConfig, public: PublicFacts) -> list[PlannedRelea
     design = planned_design(config, public)
     assert public.rho is not None
     total = math.fsum(item.share for phase in design.phases for item in phase.releases)
-    rho, composition = public.rho / max(total, 1.0), ONE_PLACE.format(unit=public.unit)
+    rho = public.rho / max(total, 1.0)
     while True:
         rho *= 1.0 - 1e-12  # prices round up, hence a hair is kept back; the loop ends because the hair grows
-        releases = _priced(design.phases, rho, composition)
+        releases = _priced(design.phases, rho, public.unit)
         prices = [release.rho for release in releases]
         if max(sum(prices), math.fsum(prices)) <= public.rho:
             return releases
 
 
-def _priced(phases: Sequence[Phase], rho: float, composition: str) -> list[PlannedRelease]:
+def _priced(phases: Sequence[Phase], rho: float, unit: str) -> list[PlannedRelease]:
     return [
         PlannedRelease(
-            item.name, number, item.shape, item.sensitivity, math.sqrt(0.5 / (item.share * rho)), ARGUMENT, composition
+            item.name,
+            number,
+            item.shape,
+            item.sensitivity,
+            math.sqrt(0.5 / (item.share * rho)),
+            ARGUMENT,
+            composition_of(phase, item).format(unit=unit),
         )
         for number, phase in enumerate(phases, start=1)
         for item in phase.releases
     ]
+
+
+def composition_of(phase: Phase, item: ReleaseShare) -> str:
+    """The sentence of the statement, with a place for the unit."""
+    if phase.kind == "components":
+        return OF_COMPONENTS
+    return OF_COLUMNS if phase.kind in ("columns", "centres", "spans") and item.name != "count" else OF_ONE
