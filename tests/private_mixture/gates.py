@@ -3,6 +3,7 @@
     mixtures     labels, groups and density on mixtures of normal distributions, by columns, components and separation
     false        groups claimed where there is one, by family, with 95 % intervals (Clopper, Pearson)
     clients      the same, with clients of many rows that differ from each other, as units
+    t3           labels where components are Student's t with 3 degrees of freedom, 8 apart
     units        columns times 1e-6 to 1e6, and shifted by 1e6 standard deviations
     time         CPU seconds of a run with 60,000 rows of 10 columns
     NAME         density and labels on the data set of this name below FEDCORE_DATA, beside non-private EM
@@ -125,6 +126,22 @@ def clients(seeds: range, rows: int = 20) -> None:
         print(f"{between} | {found} of {len(seeds)}, {100 * low:.1f} to {100 * high:.1f} %", flush=True)
 
 
+def heavy_tails(seeds: range, n: int) -> None:
+    print("d k | ARI: median, least | groups, of runs with exactly k")
+    for d, k in CELLS:
+        rows = []
+        for seed in seeds:
+            generator = np.random.default_rng([seed, d, k, 3])
+            truth = mixture(d, k, 8.0, generator)
+            x, _ = truth.sample(n, generator, degrees=3)
+            test, labels = truth.sample(HELD_OUT, generator, degrees=3)
+            method, state = run(records(x), PrivateMixtureConfig(components=k), 1.0, seed)
+            model = method.model(state)
+            rows.append((adjusted_rand(labels, model.labels(test)), groups_of(model) == k))
+        ari, exact = np.array(rows).T
+        print(f"{d} {k} | {np.median(ari):.2f}, {ari.min():.2f} | {int(exact.sum())} of {len(rows)}", flush=True)
+
+
 def units(seeds: range) -> None:
     print("columns | nats a row beside those of the same data in plain units (5 columns, 3 components, sep 4)")
     for name in ("times 1e-6 to 1e6", "shifted by 1e6 sd", "one shifted by 1e6 sd"):
@@ -208,7 +225,7 @@ def _codes(labels: np.ndarray) -> np.ndarray:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("table", choices=["mixtures", "false", "clients", "units", "time", *DATA])
+    parser.add_argument("table", choices=["mixtures", "false", "clients", "t3", "units", "time", *DATA])
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--first", type=int, default=1000, help="first seed")
     parser.add_argument("--epsilon", type=float, nargs="*", default=[1.0])
@@ -226,6 +243,8 @@ def main() -> None:
         false(seeds, asked.families)
     elif asked.table == "clients":
         clients(seeds)
+    elif asked.table == "t3":
+        heavy_tails(seeds, asked.rows)
     elif asked.table == "units":
         units(seeds)
     elif asked.table == "time":
