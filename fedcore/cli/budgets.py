@@ -41,8 +41,8 @@ def budget_set(
         str,
         typer.Option(
             help="What is protected: client, everything of one client; or record, one row "
-            "of somebody, which only private_gmm can plan for; or client_period, a client's data of one calendar "
-            "period, for populations made with --period."
+            "of somebody, which only private_gmm and private_mixture can plan for; or client_period, a client's data "
+            "of one calendar period, for populations made with --period."
         ),
     ] = "client",
     window: Annotated[

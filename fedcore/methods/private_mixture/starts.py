@@ -6,8 +6,9 @@ import numpy as np
 
 from fedcore.methods.mixture_models.cell_starts import mixture_of_cells
 from fedcore.methods.mixture_models.whole_rows import ONE
+from fedcore.methods.private_mixture.plan import MOST_CELLS
 
-CELL_FACTOR, MOST_CELLS = 0.07, 64
+CELL_FACTOR = 0.07
 SURE = 2.0  # standard deviations of a count, that a cell must hold
 BESIDE = 0.5  # standard deviations of all rows, by which a cell is put beside a big one
 LEAST_WITHIN = 0.1  # of the variance of all rows, that is taken to be within cells
