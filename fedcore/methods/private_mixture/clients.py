@@ -15,6 +15,7 @@ import numpy as np
 from fedcore.methods.mixture_models import whole_rows
 from fedcore.methods.mixture_models.fixed_functions import shares
 from fedcore.methods.mixture_models.whole_rows import (
+    LIMIT,
     STEP,
     STEP_BITS,
     Tile,
@@ -191,10 +192,12 @@ def _valleys(message: ComponentsMessage, tile: Tile, totals: list[np.ndarray]) -
     edges = message.edges
     if not len(edges):
         return
-    z = _mapped(message, tile)
-    most = _joint(message, _own_squares(message, _own(message, z))).argmax(axis=0)
+    standard = standardised(tile.x, message.centre, message.scale)
+    z = message.map.of(standard)
+    # Without the background: if it took the rows between two components, it would make a valley there.
+    most = _joint(message, _own_squares(message, _own(message, z)))[:-1].argmax(axis=0)
     k = len(message.maps) - 1
-    facing = np.zeros((k + 1, len(edges)))  # the sign that makes a place on an edge grow away from a component
+    facing = np.zeros((k, len(edges)))  # the sign that makes a place on an edge grow away from a component
     facing[edges[:, 0], np.arange(len(edges))] = 1.0
     facing[edges[:, 1], np.arange(len(edges))] = -1.0
     place = message.along.of(z) - message.middle
@@ -204,8 +207,10 @@ def _valleys(message: ComponentsMessage, tile: Tile, totals: list[np.ndarray]) -
     cell = np.floor((at + FURTHEST_PLACE * PLACE_STEPS) / (2 * FURTHEST_PLACE * PLACE_STEPS / PLACE_CELLS))
     cell = np.clip(cell, -1, PLACE_CELLS).astype(np.int64) + 1
     width = totals[0].shape[1]
-    flat = np.where(most < k, edge * width + cell, -1)
-    add_to_cells(totals[0].reshape(-1), flat, count_weight(tile.rows))
+    # Rows that were cut to the limit of the coordinates pile up there, many if a column's scale came out far too small;
+    # between two such piles is no valley.
+    cut = (np.abs(standard) >= LIMIT).any(axis=1) | (np.abs(z) >= LIMIT).any(axis=1)
+    add_to_cells(totals[0].reshape(-1), np.where(cut, -1, edge * width + cell), count_weight(tile.rows))
 
 
 ANSWERS: dict[Kind, Callable[[Any, Tile, list[np.ndarray]], None]] = {
