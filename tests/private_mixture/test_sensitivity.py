@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from unittest import mock
 
@@ -201,6 +202,23 @@ def test_whatever_is_published_messages_keep_products_exact(absurd):
             assert 2 * whole_rows.LIMIT * np.abs(each.matrix).sum(axis=0).max() <= 2.0**53
         if message.kind == "cells":
             assert np.abs(message.cells).max() <= whole_rows.LIMIT
+
+
+def test_rows_that_were_cut_to_the_limit_make_no_valley():
+    """As where a column's scale came out far too small: all rows lie in two places then."""
+    method, rounds = rounds_of("record", RELATIONS[0])
+    message = next(message for message, _ in rounds if message.kind == "valleys")
+    block = records(CENTRES[np.arange(90) % 3] + np.random.default_rng(0).normal(size=(90, D)))
+    assert sums(method, message, block)["valleys"].sum() == 90 * whole_rows.ONE
+    assert not sums(method, replace(message, scale=message.scale * [1.0, 1e-6, 1.0]), block)["valleys"].any()
+
+
+def test_rows_of_the_background_are_counted_between_components():
+    method, rounds = rounds_of("record", RELATIONS[0])
+    message = next(message for message, _ in rounds if message.kind == "valleys")
+    middle = records(np.repeat(CENTRES.mean(axis=0)[None], 5, axis=0))
+    wide = replace(message, constants=message.constants + [0.0, 0.0, 0.0, 50.0])
+    assert sums(method, wide, middle)["valleys"].sum() == 5 * whole_rows.ONE
 
 
 # --- builds that break the bound --------------------------------------------------------------------------------------
