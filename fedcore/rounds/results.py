@@ -31,10 +31,15 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """The columns of a population, or its vocabulary. names: None if nobody named them."""
+    """The columns of a population, or its vocabulary. names, units: None if nobody named them; a unit may be ""."""
 
     count: int
     names: Sequence[str] | None = None
+    units: Sequence[str] | None = None
+
+    def unit(self, index: int) -> str:
+        """The unit of a column; "" if it has none, or nobody said."""
+        return str(self.units[index]) if self.units is not None and index < len(self.units) else ""
 
     def name(self, index: int, what: str = "column") -> str:
         """The name of a feature; "column 3" (or "token 3") if it has none."""
