@@ -22,6 +22,7 @@ from fedcore.privacy import vocabulary as pure
 from fedcore.privacy.accounting import exact_sum
 from fedcore.privacy.ledger.ledger import Ledger, create_ledger
 from fedcore.privacy.mechanisms import SecureNoise
+from fedcore.privacy.statement import private_statement
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.training import vocabulary
 from fedcore.training.budget import begin_cohorts, ledger_name, ledger_of, set_budget
@@ -29,6 +30,7 @@ from fedcore.training.request import TrainRequest
 from fedcore.training.session import start_run
 from fedcore.training.vocabulary import plan_vocabulary, release_vocabulary, released_words
 from tests.population.contents import counts_of, everything_in, write_csv
+from tests.privacy.conftest import release
 
 CLIENTS = 300
 SECRET = "wordofone"
@@ -108,7 +110,70 @@ def test_a_run_on_what_is_encoded_is_paid_from_the_same_account(world, tmp_path)
     after = spent(ledger_of(encoded), encoded)[0]
     budget = ledger.balance(population.id).required_budget()
     assert before < after <= budget.rho_max and after == pytest.approx(budget.rho_max, rel=1e-5)
+    said = json.loads((session.run.path / "statement.json").read_text())
+    assert f"the words that run vocabulary-{population.id}-1 released of this population" in said["text"]
+    assert said["vocabulary"]["together"]["rho"] == after
     session.close()
+
+
+def charged(population, ledger):
+    """The statement of a run that spends some of what is left, on this population."""
+    balance, name = ledger.balance(population.id), f"run-{len(ledger.account(population.id).runs)}"
+    planned = release(1, 40.0)
+    ledger.reserve(population.id, name, (planned,), 0, unit=balance.unit, relation=balance.relation, secure=True)
+    ledger.charge(ledger.acquire(name), planned)
+    return private_statement(ledger, population.id, name, vocabulary=vocabulary.runs_behind(population, ledger))
+
+
+def test_a_statement_names_the_release_of_its_vocabulary_and_adds_both_up(world, tmp_path):
+    population, ledger = world
+    made = release_vocabulary(population, ledger, delta=3e-8)
+    statement = charged(encode(population, tmp_path / "encoded", made.words), ledger)
+    budget, found = ledger.balance(population.id).required_budget(), statement.vocabulary
+    assert found["runs"] == [made.run_id] and found["rho"] == made.statement.rho and found["delta"] == 3e-8
+    both = found["together"]
+    assert both["rho"] == spent(ledger, population)[0] >= Fraction(statement.rho) + Fraction(found["rho"])
+    assert both["epsilon"] == budget.epsilon_of(both["rho"]) > max(statement.epsilon, made.statement.epsilon)
+    assert both["delta"] == pytest.approx(budget.delta_conv + 3e-8) and statement.delta == budget.delta_conv
+    headline, *rest = statement.text().splitlines()
+    assert f"({both['epsilon']:.4g}, {both['delta']:.3g}) together with the release of its vocabulary" in headline
+    assert "vocabulary and thresholds are public" not in statement.text()
+    assert "bounds and thresholds are public (made up)" in headline
+    (line,) = (line for line in rest if line.startswith("Vocabulary:"))
+    assert made.run_id in line and f"rho = {found['rho']:.6g}" in line and f"rho = {both['rho']:.6g}" in line
+    assert statement.to_json()["vocabulary"] == found
+
+
+@pytest.mark.slow
+def test_a_statement_names_every_release_that_its_words_come_from_and_no_later_one(world, tmp_path):
+    population, ledger = world
+    first = release_vocabulary(population, ledger, epsilon=2.0, delta=3e-8)
+    of_one = encode(population, tmp_path / "one", first.words)
+    second = release_vocabulary(population, ledger, epsilon=4.0, delta=3e-8)
+    assert second.new
+    assert vocabulary.runs_behind(of_one, ledger) == (first.run_id,)
+    of_both = encode(population, tmp_path / "both", second.words)
+    assert vocabulary.runs_behind(of_both, ledger) == (first.run_id, second.run_id)
+    text = charged(of_both, ledger).text()
+    assert f"runs {first.run_id} and {second.run_id} released" in text
+
+
+def test_a_vocabulary_that_somebody_chose_rests_on_the_word_of_its_owner(world, tmp_path):
+    """A part of the released words, or these in another order, may tell of what it was chosen by."""
+    population, ledger = world
+    words = release_vocabulary(population, ledger).words
+    for number, chosen in enumerate((words[1:], words[::-1], [*words, SECRET], ["tea"])):
+        encoded = encode(population, tmp_path / str(number), chosen)
+        assert vocabulary.runs_behind(encoded, ledger) == ()
+    statement = charged(encoded, ledger)
+    assert not statement.vocabulary and "vocabulary and thresholds are public (made up)" in statement.text()
+
+
+@pytest.mark.slow
+def test_words_that_were_released_with_test_noise_are_no_release(tmp_path):
+    population, ledger = open_population(tmp_path, test=True)
+    made = release_vocabulary(population, ledger, test_noise="key")
+    assert vocabulary.runs_behind(encode(population, tmp_path / "encoded", made.words), ledger) == ()
 
 
 @pytest.mark.slow

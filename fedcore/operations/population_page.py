@@ -30,7 +30,7 @@ from fedcore.runs.store import Run, list_runs
 from fedcore.storage.files import Place, absolute, is_file, read_bytes
 from fedcore.storage.parsing import parse_json
 from fedcore.training.budget import epsilon_that_fits, ledger_of
-from fedcore.training.vocabulary import released_in_words
+from fedcore.training.vocabulary import released_in_words, runs_behind
 from fedcore.training.witness import missing_witness
 
 MOST_RUNS = 50
@@ -107,7 +107,11 @@ def _budget(population: Population, runs: Sequence[Run]) -> list[str]:
         return [cell(f"The ledger cannot be used: {error}")]
     if balance.budget is None:
         return ["No budget is set: no private run on it is possible until `fedcore budget set`."]
-    notes = [*schema_in_words(balance.public_schema), *([loss_in_words(balance.loss)] if balance.loss else [])]
+    released = bool(runs_behind(population, ledger))
+    notes = [
+        *schema_in_words(balance.public_schema, released_words=released),
+        *([loss_in_words(balance.loss)] if balance.loss else []),
+    ]
     notes += [f"**{missing}**"] if missing else []
     notes += released_in_words(ledger, population.id)
     if population.manifest.cohorts:

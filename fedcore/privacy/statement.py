@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from fedcore.population.periods import labels_in_words
-from fedcore.privacy.accounting import exact_sum, rounded_up
+from fedcore.privacy.accounting import Budget, exact_sum, rounded_up
 from fedcore.privacy.gdp import mu_of
 from fedcore.privacy.ledger.chain import OPEN, SPENT, Account, Attempt, Balance, RunAccount
 from fedcore.privacy.ledger.recounting import charged_with_discrete_noise
@@ -54,6 +54,8 @@ NOT_COVERED_BY_PERIOD = (
     "A person who is there under several ids.",
 )
 SCHEMA = "columns, bounds, vocabulary and thresholds"
+BESIDE_RELEASED_WORDS = "bounds and thresholds"  # of them, where the columns are words that were released
+SCHEMA_BESIDE_RELEASED_WORDS = "bounds and thresholds"
 NOT_PRIVATE = ("Everything: nothing in this run protects the people in the data.",)
 
 
@@ -74,6 +76,9 @@ class PrivacyStatement:
     took part; else empty. periods: of a
     promise per client and calendar period its `unit` and `window`, and `lifetime`: what a client loses at most over so
     many `periods`, at last over all so far; `first`: label of the first of them, if it is known; else empty.
+    vocabulary: where the columns are words that were released of the same population, from the same account, before:
+    `runs` that released them, `rho` and `delta` of what they charged (delta: of their thresholding steps alone), and
+    `together`: `epsilon`, `delta`, `rho`, `mu` of them and this run; else empty, and the vocabulary is taken as public.
     """
 
     private: bool
@@ -95,6 +100,7 @@ class PrivacyStatement:
     losses: tuple[Mapping[str, Any], ...] = ()
     cohorts: Mapping[str, Any] = field(default_factory=dict)
     periods: Mapping[str, Any] = field(default_factory=dict)
+    vocabulary: Mapping[str, Any] = field(default_factory=dict)
     trust_model: str = TRUST_MODEL
     not_covered: tuple[str, ...] = NOT_COVERED
 
@@ -110,13 +116,15 @@ class PrivacyStatement:
             return f"privacy: none\nReason: {self.reason}."
         of_whom = f"client and {self.periods['unit']}" if self.periods else self.unit
         lines = [
-            f"privacy: ({self.epsilon:.4g}, {self.delta:.3g})-differential privacy per {of_whom}{self._on_a_word()}",
+            f"privacy: ({self.epsilon:.4g}, {self.delta:.3g})-differential privacy per {of_whom}"
+            f"{self._with_its_words()}{self._on_a_word()}",
             f"Hidden: {RELATIONS[self.unit, self.relation]} ({self.relation}).",
             *self._prices(),
+            *self._vocabulary(),
             *self._lifetime(),
             *([GIVEN_UP.format(round=self.given_up)] if self.given_up is not None else []),
             f"Noise: {self.mechanism}.",
-            *schema_in_words(self.public_schema),
+            *schema_in_words(self.public_schema, released_words=bool(self.vocabulary)),
             *map(loss_in_words, self.losses),
             *([f"Start: {self.start}. This promise is on top of what that start tells."] if self.start else []),
             f"Trust: {self.trust_model}",
@@ -129,6 +137,31 @@ class PrivacyStatement:
             *(f"  - {item}" for item in self.not_covered),
         ]
         return "\n".join(lines)
+
+    def _with_its_words(self) -> str:
+        """The headline's promise about this run and its vocabulary."""
+        if not self.vocabulary:
+            return ""
+        both = self.vocabulary["together"]
+        return f", ({both['epsilon']:.4g}, {both['delta']:.3g}) together with the release of its vocabulary"
+
+    def _vocabulary(self) -> list[str]:
+        """Which release the columns come from, what it cost, and that both add up."""
+        if not self.vocabulary:
+            return []
+        found, both = self.vocabulary, self.vocabulary["together"]
+        names = f"run{'' if len(found['runs']) == 1 else 's'} {' and '.join(found['runs'])}"
+        price, of_both = f"rho = {found['rho']:.6g}", f"rho = {both['rho']:.6g} of zero-concentrated"
+        if both["mu"] is not None:
+            price = f"mu = {mu_of(found['rho']):.6g} (rho = {found['rho']:.6g})"
+            of_both = f"mu = {both['mu']:.6g} (rho = {both['rho']:.6g}) of Gaussian"
+        return [
+            f"Vocabulary: the columns are the words that {names} released of this population, and one column for all "
+            f"other words. That was a noised release at a threshold, charged to the same budget: {price}, and delta = "
+            f"{found['delta']:.3g} of thresholding steps. It and this run add up to {of_both} differential privacy, "
+            f"which implies ({both['epsilon']:.4g}, {both['delta']:.3g})-differential privacy, and both are part of "
+            "what all runs have spent."
+        ]
 
     def _lifetime(self) -> list[str]:
         """What a promise per client and calendar period means for somebody who has data in several of them."""
@@ -211,18 +244,25 @@ class PrivacyStatement:
 
     def _on_a_word(self) -> str:
         """The end of the headline: what the promise rests on besides what was charged."""
-        words = [f"{SCHEMA} are public ({self.public_schema.rstrip('.')})"] if self.public_schema else []
+        schema = _schema(bool(self.vocabulary))
+        words = [f"{schema} are public ({self.public_schema.rstrip('.')})"] if self.public_schema else []
         words += self.vouched
         said = f", if somebody's word is true, which nobody checked: {'; and '.join(words)}" if words else ""
-        return said if self.public_schema else f" (nobody said why {SCHEMA} are public){said}"
+        return said if self.public_schema else f" (nobody said why {schema} are public){said}"
 
 
-def schema_in_words(reason: str | None) -> list[str]:
-    """What the promise takes as public besides what was released, and on whose word."""
+def _schema(released_words: bool) -> str:
+    return BESIDE_RELEASED_WORDS if released_words else SCHEMA
+
+
+def schema_in_words(reason: str | None, *, released_words: bool = False) -> list[str]:
+    """What the promise takes as public besides what was released, and on whose word. released_words: whether the
+    columns are words that were released from the same budget."""
+    schema = _schema(released_words)
     if reason:
-        return [f"Public: {SCHEMA} are taken as public on the word of the budget's owner: {reason.rstrip('.')}."]
+        return [f"Public: {schema} are taken as public on the word of the budget's owner: {reason.rstrip('.')}."]
     return [
-        f"Public: nobody said why {SCHEMA} are public. If they were made from the data of these people, they tell "
+        f"Public: nobody said why {schema} are public. If they were made from the data of these people, they tell "
         "about them, and this promise does not cover it."
     ]
 
@@ -266,10 +306,12 @@ def private_statement(
     start: str = "",
     vouched: Sequence[str] = (),
     first_period: str | None = None,
+    vocabulary: Sequence[str] = (),
 ) -> PrivacyStatement:
     """What the ledger's chain says that this run may claim. start: what it started from; vouched: what is public by
     somebody's word alone, each in a clause; first_period: label of the first period of the population's calendar, None
-    where it has none. Raises the ledger's errors.
+    where it has none; vocabulary: the runs of the account that released the words that are the population's columns,
+    empty where its vocabulary came from elsewhere. Raises the ledger's errors.
     """
     account = ledger.account(population_id)
     if run_id not in account.runs:
@@ -277,6 +319,8 @@ def private_statement(
     statement = statement_of_account(account, account.runs[run_id], test_ledger=ledger.is_test)
     if not statement.private:
         return statement
+    if vocabulary:
+        statement = replace(statement, vocabulary=_with_vocabulary(account, run_id, vocabulary))
     periods = statement.periods and {**statement.periods, **({} if first_period is None else {"first": first_period})}
     return replace(statement, start=start, vouched=tuple(vouched), periods=periods)
 
@@ -301,10 +345,7 @@ def statement_of_account(account: Account, run: RunAccount, *, test_ledger: bool
             releases.append({**planned, "attempts": len(attempts), "rho": cost, "noise": drawn})
     budget, balance = account.required_budget(), account.balance()
     rho, delta = _price(run.spent(), budget.delta_conv)
-    if budget.discrete and charged_with_discrete_noise(run):  # before the account was recounted
-        of_run = replace(budget, currency="zcdp", discrete=0.0)
-    else:
-        of_run = budget
+    of_run = _budget_of(budget, [run])
     population = {**budget.to_json(), "rho_spent": balance.rho_spent, "epsilon_spent": balance.epsilon_spent}
     return PrivacyStatement(
         private=True,
@@ -325,6 +366,26 @@ def statement_of_account(account: Account, run: RunAccount, *, test_ledger: bool
         periods=_periods_of(balance),
         not_covered=_not_covered(account),
     )
+
+
+def _budget_of(budget: Budget, runs: Sequence[RunAccount]) -> Budget:
+    """The budget whose currency tells what these runs together cost."""
+    if budget.discrete and any(map(charged_with_discrete_noise, runs)):  # before the account was recounted
+        return replace(budget, currency="zcdp", discrete=0.0)
+    return budget
+
+
+def _with_vocabulary(account: Account, run_id: str, runs: Sequence[str]) -> dict[str, Any]:
+    """See `PrivacyStatement.vocabulary`."""
+    named = [account.runs[name] for name in runs]
+    charged = [attempt for run in named for attempt in run.spent()]
+    budget = account.required_budget()
+    of_both = _budget_of(budget, [*named, account.runs[run_id]])
+    rho, delta = _price([*charged, *account.runs[run_id].spent()], budget.delta_conv)
+    own_rho, own_delta = _price(charged, 0.0)
+    mu = mu_of(rho) if of_both.currency == "gdp" else None
+    together = {"epsilon": of_both.epsilon_of(rho), "delta": delta, "rho": rho, "mu": mu}
+    return {"runs": list(runs), "rho": own_rho, "delta": own_delta, "together": together}
 
 
 def _periods_of(balance: Balance) -> dict[str, Any]:

@@ -48,6 +48,7 @@ from fedcore.storage.ranges import Ranges
 from fedcore.training.budget import LedgerPublisher, ledger_of
 from fedcore.training.request import TrainRequest
 from fedcore.training.spec import RunSpec, recorded_request, recorded_spec, resolve
+from fedcore.training.vocabulary import runs_behind
 from fedcore.training.warm_start import in_words, start_lineage
 from fedcore.training.witness import check_runs, remember_head
 
@@ -451,13 +452,15 @@ def statement_of(run: Run, method: AnyMethod, ledger: Ledger | None, population:
     if ledger is None or population is None:
         raise LedgerMissing(f"run {run.id!r} is private, and its ledger is not at hand.")
     record, first = run.info.get("start"), population.manifest.first_period
+    words = runs_behind(population, ledger)
     if record is None:
-        return private_statement(ledger, population.id, run.id, first_period=first)
+        return private_statement(ledger, population.id, run.id, first_period=first, vocabulary=words)
     unprotected, vouched = start_lineage(record)
     if population.id in unprotected:  # of an earlier version: such a start is refused now
         return no_privacy("it started from exact values of its own population")
-    start = in_words(record)
-    return private_statement(ledger, population.id, run.id, start=start, vouched=vouched, first_period=first)
+    return private_statement(
+        ledger, population.id, run.id, start=in_words(record), vouched=vouched, first_period=first, vocabulary=words
+    )
 
 
 def _write_statement(run: Run, statement: PrivacyStatement) -> None:

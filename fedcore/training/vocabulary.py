@@ -20,7 +20,7 @@ import numpy as np
 from fedcore.errors import BudgetExceeded, ConfigError, FedcoreError, LedgerError, PrivacyError, WorkerFailed, WrongKind
 from fedcore.population.cohorts import mask
 from fedcore.population.store import Population
-from fedcore.population.words import WORD
+from fedcore.population.words import OTHER, WORD
 from fedcore.privacy import vocabulary
 from fedcore.privacy.accounting import exact_sum, rounded_up
 from fedcore.privacy.cohorts import Participants
@@ -153,6 +153,29 @@ def released_in_words(ledger: Ledger, population_id: str) -> list[str]:
         price = f"rho = {rounded_up(rho):.4g} and delta = {rounded_up(delta):.3g}"
         lines.append(f"Vocabulary: {words} words were released by {run_id}, for {price} ({run.status}).")
     return lines
+
+
+def runs_behind(population: Population, ledger: Ledger) -> tuple[str, ...]:
+    """The runs of the account that released the population's columns, if these are, in their order, all words that had
+    been released of it at some time, and one more for all others. Empty if its vocabulary is any other: a part of
+    what was released, or another order, could have been chosen by looking at the data.
+    """
+    tokens = population.vocabulary() if population.kind == "counts" else None
+    if tokens is None or tokens[-1] != OTHER or ledger.is_test:
+        return ()
+    found, behind = np.empty(0, WORD), list[str]()
+    for run_id, run in _runs(ledger, population.id):
+        if not run.secure:
+            return ()
+        for planned in run.plan:
+            value = ledger.published(run_id, planned["name"])
+            if value is None:
+                continue
+            found = np.union1d(found, vocabulary.words_of(value)[0])
+            behind += [] if run_id in behind else [run_id]
+            if as_text(found) == tokens[:-1]:
+                return tuple(behind)
+    return ()
 
 
 def vocabulary_to_encode(population: Population, ledger: Ledger) -> tuple[str, ...]:
