@@ -108,7 +108,7 @@ class Case:
 
         Raises LawBroken if it has no end, or if a function of the method returns something of the wrong form.
         """
-        method, leaves, rounds = copied(self.method), self.population.leaves(), list[Round]()
+        method, people, rounds = copied(self.method), self.population, list[Round]()
         state, memories = _checked_state(method, method.init(self.public), "init"), None
         most = method.total_rounds(state)
         while (message := method.message(state)) is not None:
@@ -117,7 +117,7 @@ class Case:
                 number <= PATIENCE * (most + 1),
                 f"the run has no end: total_rounds says {most}, and message has more to say after {number - 1} rounds.",
             )
-            statistics, kept = answers(method, message, leaves, memories)
+            statistics, kept = answers(method, message, people.leaves_for(method, message), memories)
             planned = tuple(release for release in self.plan if release.round == number)
             exact: Mapping[str, np.ndarray] = {}
             if method.private:
@@ -296,6 +296,7 @@ def _budgeted_facts(case: Case) -> tuple[PublicFacts, tuple[PlannedRelease, ...]
             case.relation,
             warm_start,
             case.unit,
+            halves=people.halves,
         )
 
     if not method.private:

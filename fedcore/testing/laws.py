@@ -146,11 +146,10 @@ def purity(case: Case) -> None:
     equal inputs, and change none of their inputs. The second call is on copies, as in another process.
     """
     _pure(case, "init", case.public)
-    people = case.population.leaves()
     for made in case.history.rounds:
         where = f"round {made.number}: "
         _pure(case, "message", made.state, where=where)
-        for number, leaf in enumerate(people):
+        for number, leaf in enumerate(case.population.leaves_for(case.method, made.message)):
             memory = None if made.memories is None else made.memories[number]
             _pure(case, "client_update", made.message, leaf, memory, where=where)
         if case.method.private:
@@ -303,7 +302,7 @@ def free_settings(case: Case) -> None:
     method = _watched(case.method)
     for made in case.history.rounds:
         message = case.method.message(made.state)
-        for number, leaf in enumerate(case.population.leaves()):
+        for number, leaf in enumerate(case.population.leaves_for(method, message)):
             memory = None if made.memories is None else copied(made.memories[number])
             statistics, _ = method.client_update(message, leaf, memory)
             if method.private:

@@ -10,6 +10,8 @@ import numpy as np
 import scipy.sparse as sp
 
 from fedcore.population.blocks import ClientBlock, Kind, RowsBlock, counts_block
+from fedcore.population.manifest import Halves
+from fedcore.rounds.method import Message, Method
 
 LEAF, BLOCK = 3, 6  # clients of each
 EMPTY, SINGLE = 4, 7  # these clients have no rows, and a single one
@@ -25,6 +27,7 @@ class SmallPopulation:
     heldout: the same clients' held-out counts or rows
     dtype:   that the rows are stored in, "float32" or "float64"
     leaf, block: clients of a leaf, and of a stored block
+    halves:  what is said to have been dealt to `clients` and `heldout`; None: nothing
     """
 
     kind: Kind
@@ -34,25 +37,36 @@ class SmallPopulation:
     dtype: str = "float32"
     leaf: int = LEAF
     block: int = BLOCK
+    halves: Halves | None = None
 
     def matrix(self, heldout: bool = False) -> Any:
         """What a `PopulationWriter` writes: a CSR matrix of counts, or (ptr, x) of rows."""
         return _matrix(self, self.heldout if heldout else self.clients)
 
-    def leaves(self, clients: Sequence[np.ndarray] | None = None, leaf: int | None = None) -> list[ClientBlock]:
-        """These clients (default: those of the population) as leaves of so many clients, without a held-out part."""
+    def leaves(
+        self,
+        clients: Sequence[np.ndarray] | None = None,
+        leaf: int | None = None,
+        heldout: Sequence[np.ndarray] | None = None,
+    ) -> list[ClientBlock]:
+        """These clients (default: those of the population) as leaves of so many clients. heldout: what is held out of
+        each of them; None: the leaves have no held-out part.
+        """
         found = self.clients if clients is None else tuple(clients)
         size = leaf or self.leaf
         starts = range(0, max(len(found), 1), size)
-        return [self._leaf(found[at : at + size], None, at, number) for number, at in enumerate(starts)]
+        return [
+            self._leaf(found[at : at + size], None if heldout is None else heldout[at : at + size], at, number)
+            for number, at in enumerate(starts)
+        ]
 
     def scored_leaves(self) -> list[ClientBlock]:
         """The population's leaves with their held-out part."""
-        starts = range(0, len(self.clients), self.leaf)
-        return [
-            self._leaf(self.clients[at : at + self.leaf], self.heldout[at : at + self.leaf], at, number)
-            for number, at in enumerate(starts)
-        ]
+        return self.leaves(heldout=self.heldout)
+
+    def leaves_for(self, method: Method[Any, Any], message: Message) -> list[ClientBlock]:
+        """The population's leaves as the engine gives them to the method in this round."""
+        return self.leaves(heldout=self.heldout if method.reads_heldout(message) else None)
 
     def _leaf(
         self, clients: Sequence[np.ndarray], heldout: Sequence[np.ndarray] | None, first: int, leaf: int

@@ -112,11 +112,15 @@ def _rounds_of(case, published) -> Iterator[Round]:
         return
 
 
+_Client = tuple[np.ndarray, np.ndarray]  # and what is held out of it
+
+
 @dataclass(frozen=True)
 class _People:
-    """Clients with what they remember, one array row for each client; None: nothing."""
+    """Clients with what is held out of each, and what they remember, one array row for each client; None: nothing."""
 
     clients: list[np.ndarray]
+    heldout: list[np.ndarray]
     memory: Memory | None
 
 
@@ -141,18 +145,25 @@ def _neighbours(case: Case, made: Round, generator: np.random.Generator) -> tupl
     size = int(generator.integers(2, 8))
     chosen = generator.choice(len(people.clients), size)
 
-    def somebody() -> np.ndarray:
-        odd = generator.random() < 0.6
-        return odd_client(people, generator) if odd else people.clients[generator.integers(len(people.clients))]
+    def somebody() -> _Client:
+        """With what is held out of it."""
+        if generator.random() >= 0.6:
+            usual = generator.integers(len(people.clients))
+            return people.clients[usual], people.heldout[usual]
+        odd = odd_client(people, generator)
+        return odd, odd_client(people, generator) if people.halves else odd
 
-    others = [somebody() if generator.random() < 0.2 else people.clients[i] for i in chosen]
+    others = [
+        somebody() if generator.random() < 0.2 else (people.clients[i], people.heldout[i]) for i in chosen.tolist()
+    ]
     place = int(generator.integers(0, size))
     one, instead, replaced = somebody(), somebody(), case.relation == "replace_one"
     if case.unit == "record":
-        one, instead, rest = _records(people, one, instead, others[place], generator)
-        joined = [*others[:place], np.concatenate([rest, one]), *others[place + 1 :]]
-        left = np.concatenate([rest, instead]) if replaced else rest
-        parted = [*others[:place], left, *others[place + 1 :]]
+        whose, heldout = others[place]
+        record, another, rest = _records(people, one[0], instead[0], whose, generator)
+        joined = [*others[:place], (np.concatenate([rest, record]), heldout), *others[place + 1 :]]
+        left = np.concatenate([rest, another]) if replaced else rest
+        parted = [*others[:place], (left, heldout), *others[place + 1 :]]
         mine = theirs = chosen
     else:
         joined, mine = [*others[:place], one, *others[place:]], np.insert(chosen, place, chosen[0])
@@ -161,8 +172,9 @@ def _neighbours(case: Case, made: Round, generator: np.random.Generator) -> tupl
             parted, theirs = [*others[:place], instead, *others[place:]], mine
     what = f"one {case.unit} {'in place of another' if replaced else 'more'}"
 
-    def remembering(clients: list[np.ndarray], of: np.ndarray) -> _People:
-        return _People(clients, None if whole is None else {name: array[of] for name, array in whole.items()})
+    def remembering(clients: list[_Client], of: np.ndarray) -> _People:
+        memory = None if whole is None else {name: array[of] for name, array in whole.items()}
+        return _People([own for own, _ in clients], [other for _, other in clients], memory)
 
     return remembering(joined, mine), remembering(parted, theirs), what
 
@@ -183,7 +195,8 @@ def _together(memories: list[Memory]) -> Memory:
 
 def _released(case: Case, made: Round, people: _People, leaf: int) -> dict[str, np.ndarray]:
     """The exact values of a round for these people."""
-    blocks: list[ClientBlock] = case.population.leaves(people.clients, leaf)
+    heldout = people.heldout if case.method.reads_heldout(made.message) else None
+    blocks: list[ClientBlock] = case.population.leaves(people.clients, leaf, heldout)
     memories = None
     if people.memory is not None:
         firsts = range(0, len(people.clients), leaf)
@@ -208,8 +221,8 @@ def participants(case: Case) -> None:
     if not case.method.private:
         return
     generator = np.random.Generator(np.random.Philox(case.seed))
-    leaves = case.population.leaves()
     for made in case.history.rounds:
+        leaves = case.population.leaves_for(case.method, made.message)
         cuts = [(leaf, int(generator.integers(0, leaf.clients + 1))) for leaf in leaves]
         some: list[ClientBlock] = [leaf.slice(0, at, leaf.leaf) for leaf, at in cuts]
         others: list[ClientBlock] = [leaf.slice(at, leaf.clients, leaf.leaf) for leaf, at in cuts]

@@ -45,6 +45,8 @@ FAST = [
 SLOW = [
     "histograms/private-adaptive-clip",
     "histograms/private-given-votes",
+    "histograms/private-weights",
+    "histograms/private-weights-nearest",
     "histograms/algorithm2-merged",
     "federated_em/fedem-batches",
     "federated_em/fedem-poisson",
@@ -83,7 +85,11 @@ def population(name: str) -> SmallPopulation:
     else:
         ptr, x = people.matrix
         clients = tuple(np.split(x, ptr[1:-1]))
-    return SmallPopulation(people.kind, people.features, clients, clients, people.dtype, people.leaf, people.block)
+    heldout, halves = clients, None
+    if people.heldout is not None:
+        heldout, halves = tuple(sp.csr_matrix(people.heldout).toarray().astype(np.int64)), "document"
+    shape = (people.dtype, people.leaf, people.block)
+    return SmallPopulation(people.kind, people.features, clients, heldout, *shape, halves)
 
 
 @cache  # with its run in memory, which most laws look at

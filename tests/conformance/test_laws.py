@@ -61,11 +61,20 @@ KERNELS = [
 KERNELS += [("federated_em/private-diag", kernel) for kernel in em_releases.KERNELS.values()]
 
 
+KERNELS += [("histograms/private-weights", kernel) for kernel in sabotage.OF_HALVES.values()]
+
+
 @pytest.mark.parametrize(("name", "kernel"), KERNELS, ids=lambda value: getattr(value, "__name__", None))
 def test_builds_that_break_a_bound_are_noticed(name, kernel):
     """All but one of those of the audits: that one needs a tie between two centres."""
     with kernel(), pytest.raises(LawBroken, match="one client more moves release"):
         LAWS["sensitivity"](case(name))
+
+
+def test_second_halves_are_looked_at():
+    """The law of sensitivity would hold for any release that nobody has halves for."""
+    made = case("histograms/private-weights").history.rounds
+    assert [planned.name for planned in made[-1].planned] == ["weights"] and made[-1].exact["weights"].any()
 
 
 def test_every_method_is_looked_at():
