@@ -12,10 +12,11 @@ import pytest
 
 from fedcore.methods.histograms import HistogramsConfig
 from fedcore.privacy.gdp import epsilon_of
-from tests.audit.attack import CLIENTS, PRODUCT, SABOTAGES, attack_release, attack_runs, worlds_of
+from tests.audit.attack import CLIENTS, PRODUCT, SABOTAGES, Build, attack_release, attack_runs, worlds_of
 from tests.audit.bounds import FINE, epsilon_lower_bound, mu_lower_bound, mu_of, upper_rate
 from tests.audit.em_releases import CASES as EM_CASES
-from tests.audit.releases import ALL, Case, rounds_of, ties
+from tests.audit.releases import ALL, WITH_HALVES, Case, rounds_of, ties
+from tests.audit.sabotage import clip_by_the_largest_entry, losses_without_a_clip
 
 MU = 1.5  # claimed, of every audited run and release
 RHO = MU**2 / 2
@@ -30,6 +31,7 @@ ALL_KINDS = Case(
     ties,
 )
 EM_RUN = EM_CASES["em, known"].narrow(0.5)
+HALVES_RUN = WITH_HALVES["halves"].narrow(0.5)  # it ends with the release of weights, from both halves of everybody
 
 
 # --- the audit itself -----------------------------------------------------------------------------------------------
@@ -109,8 +111,9 @@ def test_a_release_gives_away_no_more_than_its_price(case, release):
         pytest.param(RUN, PAIRS, 0.85, marks=pytest.mark.heavy),
         pytest.param(ALL_KINDS, 2000, 0.5, marks=pytest.mark.heavy),
         pytest.param(EM_RUN, 600, 0.4, marks=pytest.mark.heavy),
+        pytest.param(HALVES_RUN, 600, 0.5, marks=pytest.mark.heavy),
     ],
-    ids=["usual", "all", "em"],
+    ids=["usual", "all", "em", "halves"],
 )
 def test_a_whole_run_gives_away_no_more_than_its_price(run, pairs, sharp):
     """10 000 pairs of the usual run. The attack is sharp: it shows at least 85 % of what was paid for."""
@@ -138,6 +141,15 @@ def test_a_whole_run_gives_away_no_more_than_its_price(run, pairs, sharp):
 def test_a_sabotaged_run_is_caught(build):
     absent, present = attack_runs(build, RUN, RHO, build.pairs)
     shown = mu_lower_bound(absent, present)
+    print(f"mu >= {shown:.3f}")
+    assert shown > MU
+
+
+@pytest.mark.parametrize("kernel", [losses_without_a_clip, clip_by_the_largest_entry])
+def test_a_sabotaged_release_of_losses_on_second_halves_is_caught(kernel):
+    """By the release alone: it has some hundredths of a run's price, so a run hides what it gives away too much."""
+    round, planned = priced(HALVES_RUN, "weights")
+    shown = mu_lower_bound(*attack_release(Build(sabotage=kernel), HALVES_RUN, round, planned, 300))
     print(f"mu >= {shown:.3f}")
     assert shown > MU
 
