@@ -78,6 +78,8 @@ OF_FAULTS, OF_STATEMENT = "tests/privacy/test_ledger_faults.py", "tests/privacy/
 OF_CHECKPOINTS, OF_WITNESSES = "tests/privacy/test_ledger_checkpoints.py", "tests/privacy/test_witness.py"
 OF_WEIGHTS = "tests/histograms/test_weights.py"
 OF_MANIFESTS = "tests/population/test_digests.py"
+DEAL, OF_DEAL = "fedcore/population/ingest/documents.py", "tests/population/test_documents.py"
+TABLES, TEXTS = "fedcore/population/ingest/sources_table.py", "fedcore/population/ingest/sources_text.py"
 OF_LOSSES, OF_RECOUNT = "tests/privacy/test_recount.py", "tests/privacy/test_ledger_recount.py"
 OF_GDP, OF_REDRAWS = "tests/privacy/test_gdp.py", "tests/privacy/test_redraws.py"
 OF_COHORTS = "tests/privacy/test_cohorts.py"
@@ -623,6 +625,123 @@ MUTANTS: list[Mutant] = [
         'if public.halves != "document":',
         'if public.halves != "document" and False:',
         OF_WEIGHTS,
+    ),
+    _mutant(
+        "halves: all documents of a client in one",
+        DEAL,
+        'named = len(client).to_bytes(LENGTH, "little") + client + document',
+        'named = len(client).to_bytes(LENGTH, "little") + client',
+        f"{OF_DEAL}::test_halves_worked_by_hand",
+    ),
+    _mutant(
+        "halves: a document of two clients lies in the same one of both",
+        DEAL,
+        'named = len(client).to_bytes(LENGTH, "little") + client + document',
+        "named = document",
+        f"{OF_DEAL}::test_halves_worked_by_hand",
+    ),
+    _mutant(
+        "halves: where the client's name ends is not said",
+        DEAL,
+        'named = len(client).to_bytes(LENGTH, "little") + client + document',
+        "named = client + document",
+        f"{OF_DEAL}::test_halves_worked_by_hand",
+    ),
+    _mutant(
+        "halves: dealt by the name as it is spelled",
+        DEAL,
+        "spelled = (identifiers.spelled(pair, nfc=True) for pair in pairs)",
+        "spelled = pairs",
+        f"{OF_DEAL}::test_a_document_lies_in_one_half_however_its_client_is_spelled",
+    ),
+    _mutant(
+        "halves: a document that stands for a missing one",
+        DEAL,
+        "    if one.strip() in MISSING:",
+        "    if False:",
+        f"{OF_DEAL}::test_rows_without_a_document_are_bad_rows",
+    ),
+    _mutant(
+        "halves: appended whatever deals them",
+        DEAL,
+        "    if halves == before:\n",
+        "    if True:\n",
+        f"{OF_DEAL}::test_what_is_appended_is_dealt_likewise",
+    ),
+    _mutant(
+        "halves: a held-out part beside the documents",
+        DEAL,
+        '        if heldout or said not in (None, "document"):\n',
+        '        if said not in (None, "document"):\n',
+        f"{OF_DEAL}::test_columns_that_do_not_go_together",
+    ),
+    _mutant(
+        "halves: documents of calendar entries, not of their client",
+        TABLES,
+        "        if self.documents is not None:  # by the client, also where rows go to entries: a document lies in "
+        "one half\n"
+        "            second = self._second_half(account, names, codes, read[len(self.keys) - 1], where, good)\n"
+        "        if self.calendar is not None:\n"
+        "            names, codes = self._entries(account, names, codes, read[1], where, good)\n",
+        "        documents = read[len(self.keys) - 1]\n"
+        "        if self.calendar is not None:\n"
+        "            names, codes = self._entries(account, names, codes, read[1], where, good)\n"
+        "        if self.documents is not None:\n"
+        "            second = self._second_half(account, names, codes, documents, where, good)\n",
+        f"{OF_DEAL}::test_a_document_that_spans_two_periods_lies_in_one_half",
+    ),
+    _mutant(
+        "halves: a row follows the first document of its client",
+        TABLES,
+        "pairs, each = np.unique(codes[good] * len(titles) + of[good], return_inverse=True)",
+        "pairs, each = np.unique(codes[good] * len(titles) + of[good][:1], return_inverse=True)",
+        f"{OF_DEAL}::test_the_command_line",
+    ),
+    _mutant(
+        "halves: files of a folder are dealt by the folder",
+        TEXTS,
+        "heldout = bool(second_half([(name, inside)])[0])",
+        "heldout = bool(second_half([(name, name)])[0])",
+        f"{OF_DEAL}::test_files_of_a_clients_folder_are_its_documents",
+    ),
+    _mutant(
+        "halves: forgotten when words are encoded",
+        "fedcore/population/encoding.py",
+        "            halves=made.halves,\n",
+        "",
+        "tests/population/test_documents_of_words.py::test_words_are_dealt_by_document_and_stay_so_when_they_are_encoded",
+    ),
+    _mutant(
+        "halves: a token of the training part counts as one of a new document",
+        f"{HISTOGRAMS}/weights.py",
+        "    share = other.data * inverse_totals(other)[client]\n",
+        "    share, other, client = block.data * inverse_totals(block)[block.rows_of_entries()], block, "
+        "block.rows_of_entries()\n",
+        f"{OF_WEIGHTS}::test_losses_are_those_of_the_formula_client_by_client",
+    ),
+    _mutant(
+        "statement: a part of the released words is taken for the release",
+        RELEASING,
+        "            if as_text(found) == tokens[:-1]:\n",
+        "            if set(tokens[:-1]) <= set(as_text(found)):\n",
+        f"{OF_RELEASING}::test_a_vocabulary_that_somebody_chose_rests_on_the_word_of_its_owner",
+    ),
+    Mutant(
+        "statement: words of test noise are a release",
+        RELEASING,
+        (
+            (" or tokens[-1] != OTHER or ledger.is_test:", " or tokens[-1] != OTHER:"),
+            ("        if not run.secure:\n            return ()\n", ""),
+        ),
+        (f"{OF_RELEASING}::test_words_that_were_released_with_test_noise_are_no_release",),
+        slow=True,
+    ),
+    _mutant(
+        "statement: the run alone is said to be both",
+        STATEMENT,
+        "rho, delta = _price([*charged, *account.runs[run_id].spent()], budget.delta_conv)",
+        "rho, delta = _price(account.runs[run_id].spent(), budget.delta_conv)",
+        f"{OF_RELEASING}::test_a_statement_names_the_release_of_its_vocabulary_and_adds_both_up",
     ),
     _mutant(
         "sensitivity: federated EM does not know replacement",
