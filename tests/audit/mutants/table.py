@@ -1750,7 +1750,7 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "statement: discrete noise of before a recount has a mu",
         STATEMENT,
-        "if budget.discrete and charged_with_discrete_noise(run):",
+        "if budget.discrete and any(map(charged_with_discrete_noise, runs)):",
         "if False:",
         OF_RECOUNT,
     ),
