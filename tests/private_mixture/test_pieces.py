@@ -15,7 +15,7 @@ from fedcore.methods.mixture_models.cell_starts import mixture_of_cells
 from fedcore.methods.mixture_models.fixed_functions import exp, log, shares
 from fedcore.methods.mixture_models.packing import triangle
 from fedcore.methods.mixture_models.whole_rows import ONE, matrix_of, products, whole_map
-from fedcore.methods.private_mixture import PrivateMixtureConfig, columns, em
+from fedcore.methods.private_mixture import PrivateMixtureConfig, columns, em, groups
 from fedcore.methods.private_mixture.clients import exponents
 from fedcore.methods.private_mixture.plan import design_of, em_shares, plan
 from tests.private_mixture.worlds import facts
@@ -185,6 +185,23 @@ def test_light_nodes_are_no_middle_of_a_star_unless_they_are_near():
     assert len(apart) == 3 and sum(0 in edge for edge in apart) == 1
     assert sum(0 in edge for edge in valleys.spanning_tree(distances, mass, 12.0, 1.1)) == 3
     assert valleys.spanning_tree(np.zeros((1, 1)), mass[:1], 12.0, 2.0) == []
+
+
+def test_components_that_lie_upon_each_other_are_one_node():
+    """A wide and a narrow one with one centre, two a standard deviation apart, and a wide one that is near to all."""
+    means = np.array([[0.0, 0.0], [9.0, 0.0], [0.1, 0.0], [10.0, 0.0], [18.0, 0.0]])
+    covariances = np.array([4.0, 1.0, 0.25, 1.0, 1.0])[:, None, None] * np.eye(2)
+    weights = np.full(5, 0.18)
+    node = groups.near(weights, means, covariances)
+    assert node.tolist() == [0, 1, 0, 1, 2]
+    nodes = groups.nodes_of(node, weights, means, covariances)
+    assert np.allclose(nodes.weights, [0.36, 0.36, 0.18]) and np.allclose(nodes.means[:, 0], [0.05, 9.5, 18])
+    assert np.allclose(nodes.covariances[1], [[1.25, 0], [0, 1]])
+    assert groups.edges_of(nodes).tolist() == [[0, 1], [1, 2]]
+    cut = groups.groups_of(node, np.array([[0, 1], [1, 2]]), np.array([0.1, 0.9]), np.zeros(2), 0.01, 0.6)
+    assert cut.tolist() == [0, 1, 0, 1, 1]
+    covariances[4] *= 60.0
+    assert groups.near(weights, means, covariances).tolist() != [0] * 5, "a wide component joins no two far apart"
 
 
 # --- plan -------------------------------------------------------------------------------------------------------------

@@ -221,6 +221,18 @@ def test_rows_of_the_background_are_counted_between_components():
     assert sums(method, wide, middle)["valleys"].sum() == 5 * whole_rows.ONE
 
 
+def test_rows_of_components_that_lie_upon_each_other_face_the_same_edges():
+    """Rows of a narrow component within a wide one are not missing between that and a third."""
+    method, rounds = rounds_of("record", RELATIONS[0])
+    message = next(message for message, _ in rounds if message.kind == "valleys")
+    edge = np.array([[0, 1]])
+    along = replace(message.along, matrix=message.along.matrix[:, :1], exponent=message.along.exponent[:1])
+    joined = replace(message, node=np.array([0, 0, 1]), edges=edge, along=along, middle=message.middle[:1])
+    block = records(CENTRES[np.arange(90) % 3])
+    assert sums(method, joined, block)["valleys"].sum() == 90 * whole_rows.ONE
+    assert (sums(method, message, block)["valleys"].sum(axis=1) < 90 * whole_rows.ONE).all()
+
+
 # --- builds that break the bound --------------------------------------------------------------------------------------
 
 

@@ -196,8 +196,8 @@ def _valleys(message: ComponentsMessage, tile: Tile, totals: list[np.ndarray]) -
     z = message.map.of(standard)
     # Without the background: if it took the rows between two components, it would make a valley there.
     most = _joint(message, _own_squares(message, _own(message, z)))[:-1].argmax(axis=0)
-    k = len(message.maps) - 1
-    facing = np.zeros((k, len(edges)))  # the sign that makes a place on an edge grow away from a component
+    most = message.node[most]
+    facing = np.zeros((int(message.node.max()) + 1, len(edges)))  # the sign that makes a place grow away from a node
     facing[edges[:, 0], np.arange(len(edges))] = 1.0
     facing[edges[:, 1], np.arange(len(edges))] = -1.0
     place = message.along.of(z) - message.middle

@@ -44,15 +44,16 @@ class ComponentsMessage(MappedMessage):
     """maps: of the components, the background last, each to its own units. constants: (k + 1,) of their log densities.
 
     bound: what a row's gain is cut to. own: whether each component's own matrix is asked for.
-    edges: (e, 2) int64 pairs of components; along: from the round's coordinates to the Fisher directions of the edges;
-    middle: (e,) whole numbers there, from which places are counted, with -PLACE_STEPS at the first component of an
-    edge and PLACE_STEPS at the second.
+    node: (k,) int64 of each component; edges: (e, 2) int64 pairs of nodes; along: from the round's coordinates to the
+    Fisher directions of the edges; middle: (e,) whole numbers there, from which places are counted, with -PLACE_STEPS
+    at the first node of an edge and PLACE_STEPS at the second.
     """
 
     maps: tuple[WholeMap, ...]
     constants: np.ndarray
     bound: float
     own: bool
+    node: np.ndarray
     edges: np.ndarray
     along: WholeMap
     middle: np.ndarray

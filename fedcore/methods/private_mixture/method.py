@@ -31,7 +31,7 @@ class PrivateMixture(PrivateMethod[PrivateMixtureConfig, PrivateMixtureState]):
 
     name: ClassVar[str] = "private_mixture"
     kinds: ClassVar[tuple[Kind, ...]] = ("rows",)
-    arithmetic_version: ClassVar[str] = "private-mixture-1"
+    arithmetic_version: ClassVar[str] = "private-mixture-2"
     Config = PrivateMixtureConfig
     State = PrivateMixtureState
     metrics: ClassVar[tuple[Metric, ...]] = METRICS

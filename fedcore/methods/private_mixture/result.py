@@ -153,7 +153,7 @@ def result_of(state: PrivateMixtureState, features: Features) -> Result:
                 "valleys",
                 "Valleys between neighbouring components",
                 (
-                    Column("components", [f"{i + 1} and {j + 1}" for i, j in state.edges]),
+                    Column("components", [f"{_members(state, i)} and {_members(state, j)}" for i, j in state.edges]),
                     Column("units", state.mass.tolist()),
                     Column("valley / lower peak", state.depth.tolist()),
                     Column("p", state.p.tolist()),
@@ -161,3 +161,8 @@ def result_of(state: PrivateMixtureState, features: Features) -> Result:
             )
         )
     return Result(tuple(tables))
+
+
+def _members(state: PrivateMixtureState, node: int) -> str:
+    """The components of a node of the tree, as they are numbered in the tables."""
+    return " + ".join(str(j + 1) for j in np.flatnonzero(state.node == node))

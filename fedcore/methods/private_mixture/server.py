@@ -105,6 +105,7 @@ def init(config: PrivateMixtureConfig, public: PublicFacts) -> PrivateMixtureSta
         covariances=np.zeros((0, d, d)),
         gain=0.0,
         gain_noise=0.0,
+        node=np.zeros(0, np.int64),
         edges=np.zeros((0, 2), np.int64),
         mass=none,
         depth=none,
@@ -149,7 +150,9 @@ def _components_message(context: Context, every: dict[str, Any]) -> ComponentsMe
     maps = [whole_map(mean / STEP, matrix * steps) for mean, matrix in zip(state.means, inverse, strict=True)]
     maps.append(whole_map(np.zeros(d), np.eye(d) * (steps / math.sqrt(BROAD))))
     logdet = np.append(np.linalg.slogdet(inverse)[1], -0.5 * d * math.log(BROAD))
-    on_edges, middle = groups.along(state.edges, state.means, state.covariances)
+    node = state.node if len(state.node) else np.arange(len(state.means))
+    nodes = groups.nodes_of(node, state.weights[:-1], state.means, state.covariances)
+    on_edges, middle = groups.along(state.edges, nodes)
     return ComponentsMessage(
         **every,
         map=state.map,
@@ -158,6 +161,7 @@ def _components_message(context: Context, every: dict[str, Any]) -> ComponentsMe
         constants=np.log(np.maximum(state.weights, 1e-12)) + logdet,
         bound=BOUND_FACTOR * math.sqrt(d),
         own=context.design.own,
+        node=node,
         edges=state.edges,
         along=on_edges,
         middle=middle,
@@ -277,9 +281,9 @@ def _guarded(context: Context, values: Published) -> PrivateMixtureState:
     total, noise = float(values["guard"][0]) * bound / ONE, context.noise("guard") * bound / ONE
     state = replace(state, gain=total / state.count, gain_noise=noise / state.count)
     if len(state.means) > 1 and total >= LEAST_GAIN * noise:
-        return replace(
-            state, outcome=MIXTURE, edges=groups.edges_of(state.weights[:-1], state.means, state.covariances)
-        )
+        parts = state.weights[:-1], state.means, state.covariances
+        node = groups.near(*parts)
+        return replace(state, outcome=MIXTURE, node=node, edges=groups.edges_of(groups.nodes_of(node, *parts)))
     if total >= LEAST_GAIN * noise:
         return replace(state, outcome=NORMAL, done=True, group=np.zeros(1, np.int64))
     return replace(
@@ -297,7 +301,7 @@ def _grouped(context: Context, values: Published) -> PrivateMixtureState:
     state, config = context.state, context.config
     noise = context.noise("valleys")
     mass, depth, p = groups.tested(values["valleys"][: len(state.edges)], noise, state.seed)
-    group = groups.groups_of(len(state.means), state.edges, depth, p, config.alpha, config.depth)
+    group = groups.groups_of(state.node, state.edges, depth, p, config.alpha, config.depth)
     return replace(state, mass=mass, depth=depth, p=p, group=group)
 
 

@@ -31,7 +31,8 @@ class PrivateMixtureState:
         found_noise (f,) the standard deviation of a coordinate
     weights: (k + 1,) the background's last; means: (k, d); covariances: (k, d, d), in the coordinates of the components
     gain, gain_noise: nats a unit of the mixture over one normal distribution, and the noise of it; 0 before it is known
-    edges: (e, 2) int64; mass, depth, p: (e,) of the tested edges; group: (k,) int64 of the components
+    node: (k,) int64 of each component, one for those that lie upon each other; edges: (e, 2) int64 pairs of nodes;
+        mass, depth, p: (e,) of the tested edges; group: (k,) int64 of the components
     """
 
     round: int
@@ -63,6 +64,7 @@ class PrivateMixtureState:
     covariances: np.ndarray
     gain: float
     gain_noise: float
+    node: np.ndarray
     edges: np.ndarray
     mass: np.ndarray
     depth: np.ndarray
