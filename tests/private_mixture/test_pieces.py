@@ -116,10 +116,31 @@ def test_columns_far_from_zero_get_their_centre_and_scale():
     x = 1e6 + generator.normal(size=4000)
     histogram = np.zeros((1, 123), np.int64)
     np.add.at(histogram[0], exponents(x) + 61, ONE)
-    centre, reach = columns.first_guess(histogram, 1.0)
-    assert abs(centre[0] - 1e6) < reach[0]
+    centre, reach, told = columns.first_guess(histogram, 1.0)
+    assert told.all() and abs(centre[0] - 1e6) < reach[0]
     moved = columns.moved(centre, reach, np.rint(np.clip((x - centre) / reach, -1, 1) * ONE).sum()[None], 4000.0)
     assert abs(moved[0] - x.mean()) < 1e-3
+
+
+def test_histograms_that_noise_drowns_tell_no_scale():
+    generator = np.random.default_rng(12)
+    noise = generator.normal(0, 100.0 * ONE, (200, 123))
+    centre, reach, told = columns.first_guess(noise, 100.0 * ONE)
+    assert told.sum() <= 1
+    assert (centre[~told] == 0).all() and (reach[~told] == columns.LARGEST_SCALE).all()
+    assert columns.reach_of(noise[:, :61], 100.0 * ONE)[1].sum() <= 1
+
+
+def test_weak_histograms_are_read_where_most_units_are_not_where_noise_is_largest():
+    """Units in four cells, each within noise of which the largest of 61 cells is as large as they are."""
+    generator = np.random.default_rng(13)
+    noise = generator.normal(0, 100.0, (300, 61))
+    noise[:, 28:32] += [180, 330, 300, 60]
+    reach, told = columns.reach_of(noise * ONE, 100.0 * ONE)
+    found = np.log2(reach[told]) + 30
+    assert 0.3 < told.mean() < 0.95 and found.min() > 26 and found.max() < 35
+    usual = columns.exponent_edges()[np.maximum((noise.argmax(axis=1) + 1), 0)][told]
+    assert np.abs(np.log2(usual) + 30 - 31).max() > 10, "the largest cell alone is often far off"
 
 
 def test_the_variance_of_cut_rows_is_found():

@@ -53,6 +53,17 @@ def test_clients_are_units():
     assert (outputs["rows_groups"] >= 0).all() and np.allclose(outputs["shares"].sum(axis=1), 1)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_columns_that_noise_drowns_are_left_out_and_said(seed):
+    """Never is a scale far too small: rows would then be far out by a column that says nothing."""
+    generator = np.random.default_rng([20, seed])
+    x = generator.normal(size=(300, 5)) * 10.0 ** generator.uniform(-3, 3, 5)
+    method, state = run(records(x), PrivateMixtureConfig(components=3), 1.0, seed)
+    assert (state.scale > x.std(axis=0) / 16).all() and not state.told.all()
+    assert f"{int((~state.told).sum())} of 5 columns say nothing" in method.outcome(state)
+    assert len(set(method.model(state).group)) == 1
+
+
 ODD = {
     "no rows": np.zeros((0, 3)),
     "one row": np.ones((1, 3)),

@@ -10,19 +10,40 @@ import numpy as np
 
 SURE, LIKELY = 4.5, 2.0  # standard deviations of a cell's noise
 BELOW, ABOVE = 5, 4  # cells about the largest in which LIKELY is enough
+WINDOW = 4  # neighbouring cells that hold most of a column with one typical size, if each doubles it
 
 
-def kept(counts: np.ndarray, sd: float) -> np.ndarray:
+def standing_out(counts: np.ndarray, sd: float) -> tuple[np.ndarray, np.ndarray]:
+    """Whether the best WINDOW neighbouring cells stand out of noise of standard deviation `sd` in each cell by SURE
+    deviations of their sum, (...) bool, and which cells lie about the largest of them, (..., cells) bool.
+
+    counts: (..., cells).
+    """
+    sums = np.lib.stride_tricks.sliding_window_view(counts, WINDOW, axis=-1).sum(axis=-1)
+    inside = np.arange(counts.shape[-1]) - sums.argmax(axis=-1)[..., None]
+    held = np.where((inside >= 0) & (inside < WINDOW), counts, -np.inf)
+    return sums.max(axis=-1) > SURE * np.sqrt(WINDOW) * sd, about(held)
+
+
+def about(counts: np.ndarray) -> np.ndarray:
+    """(..., cells) bool: cells from BELOW under the largest to ABOVE over it."""
+    cells, top = np.arange(counts.shape[-1]), counts.argmax(axis=-1)[..., None]
+    near: np.ndarray = (cells >= top - BELOW) & (cells <= top + ABOVE)
+    return near
+
+
+def kept(counts: np.ndarray, sd: float, near: np.ndarray | None = None) -> np.ndarray:
     """(..., cells) the counts of the cells that stand out of noise of standard deviation `sd`, and 0 for the others:
-    more than SURE deviations, or more than LIKELY not far from the largest; the largest itself always counts, as 1 at
-    least.
+    more than SURE deviations, or more than LIKELY where `near`; the largest of those always counts, as 1 at least.
+
+    near: (..., cells) bool; not far from the largest cell, unless given.
     """
     counts = np.asarray(counts, np.float64)
-    cells, top = np.arange(counts.shape[-1]), counts.argmax(axis=-1)[..., None]
-    near = (cells >= top - BELOW) & (cells <= top + ABOVE)
+    near = about(counts) if near is None else near
     stay = (counts > SURE * sd) | (near & (counts > LIKELY * sd))
+    top = np.where(near, counts, -np.inf).argmax(axis=-1)[..., None]
     found = np.where(stay, counts, 0.0)
-    return np.where((cells == top), np.maximum(counts, 1.0), found)
+    return np.where(np.arange(counts.shape[-1]) == top, np.maximum(counts, 1.0), found)
 
 
 def quantile(counts: np.ndarray, edges: np.ndarray, share: float) -> np.ndarray:

@@ -109,6 +109,12 @@ def outcome_of(state: PrivateMixtureState) -> str:
     """What a finished run has found, in one line; empty before."""
     if state.outcome == RUNNING:
         return ""
+    left_out = int((~state.told).sum())
+    said = f"; {left_out} of {state.features} columns say nothing: noise drowned their scale" if left_out else ""
+    return _found(state) + said
+
+
+def _found(state: PrivateMixtureState) -> str:
     if state.outcome == NORMAL:
         return "one normal distribution: more components gain nothing that noise would not"
     k, found = len(state.means), int(state.group.max()) + 1 if len(state.group) else 1

@@ -88,6 +88,7 @@ def init(config: PrivateMixtureConfig, public: PublicFacts) -> PrivateMixtureSta
         count=0.0,
         centre=np.zeros(d),
         scale=np.ones(d),
+        told=np.zeros(d, bool),
         clip=1.0,
         map_centre=same.centre,
         map_matrix=same.matrix,
@@ -188,19 +189,22 @@ def server_update(
 
 def _first(context: Context, values: Published) -> PrivateMixtureState:
     count = max(float(values["count"][0]) / ONE, 1.0)
-    centre, reach = columns.first_guess(values["columns"], context.noise("columns"))
-    return replace(context.state, count=count, centre=centre, scale=reach)
+    centre, reach, told = columns.first_guess(values["columns"], context.noise("columns"))
+    return replace(context.state, count=count, centre=centre, scale=reach, told=told)
 
 
 def _centred(context: Context, values: Published) -> PrivateMixtureState:
     state = context.state
-    return replace(state, centre=columns.moved(state.centre, state.scale, values["centres"], state.count))
+    centre = columns.moved(state.centre, state.scale, values["centres"], state.count)
+    return replace(state, centre=np.where(state.told, centre, state.centre))
 
 
 def _spanned(context: Context, values: Published) -> PrivateMixtureState:
-    reach = columns.reach_of(values["spans"], context.noise("spans"))
+    state = context.state
+    found, told = columns.reach_of(values["spans"], context.noise("spans"))
+    reach = np.where(told, found, state.scale)  # a histogram that noise has drowned changes nothing
     last = context.now.step == PASSES - 1
-    return replace(context.state, scale=reach / 2 if last else reach)
+    return replace(state, scale=reach / 2 if last else reach, told=state.told | told)
 
 
 def _norms(context: Context, values: Published) -> PrivateMixtureState:

@@ -23,6 +23,8 @@ class PrivateMixtureState:
     count: noised number of units
     centre, scale: (d,) of the columns, in the units of the data; before whitening the scale is what distances are cut
     to
+    told: (d,) bool, whether centre and scale of a column stood out of noise; others stay at 0 and the largest scale, at
+        which a column says nothing
     clip: of the next round, in units of its coordinates
     map_*: from standardised rows to the coordinates of the components (`WholeMap`), in which all rows have about mean
         0 and covariance 1; lead_*: to the leading directions, (d, q)
@@ -47,6 +49,7 @@ class PrivateMixtureState:
     count: float
     centre: np.ndarray
     scale: np.ndarray
+    told: np.ndarray
     clip: float
     map_centre: np.ndarray
     map_matrix: np.ndarray
