@@ -225,6 +225,22 @@ def test_components_that_lie_upon_each_other_are_one_node():
     assert groups.near(weights, means, covariances).tolist() != [0] * 5, "a wide component joins no two far apart"
 
 
+def test_whatever_is_published_the_components_stay_densities():
+    """Five rounds of absurd sums: covariances whose smallest eigenvalues rounding made negative were handed on."""
+    generator, d, k = np.random.default_rng(0), 5, 8
+    noise = dict.fromkeys(("p", "pv", "pvv", "pooled", "own"), 2.0**40)
+    found = em.Components(np.full(k + 1, 1 / (k + 1)), np.zeros((k, d)), np.tile(np.eye(d), (k, 1, 1)))
+    for _ in range(5):
+        shapes = ((k + 1,), (k, d), (k,), (triangle(d),), (k, triangle(d)))
+        sums = em.Sums(
+            *(generator.integers(-(2**61), 2**62, shape).astype(float)[: shape[0]] for shape in shapes), noise
+        )
+        found = em.moved(found, sums, 3.7, 900.0, False)
+        k = len(found.means)
+        assert (np.linalg.eigvalsh(found.covariances) > em.LEAST_EIGENVALUE / 2).all()
+        assert found.weights.sum() == pytest.approx(1) and np.isfinite(found.means).all()
+
+
 # --- plan -------------------------------------------------------------------------------------------------------------
 
 

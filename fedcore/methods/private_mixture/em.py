@@ -59,6 +59,17 @@ def roots_of(covariances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return (vectors / np.sqrt(values)[..., None, :]) @ turned, (vectors * np.sqrt(values)[..., None, :]) @ turned
 
 
+def bounded(covariances: np.ndarray) -> np.ndarray:
+    """(k, d, d) with eigenvalues from LEAST_EIGENVALUE to MOST_EIGENVALUE; matrices whose own are within are left as
+    they are. Rounds multiply up, and what is published may be anything."""
+    values, vectors = np.linalg.eigh(covariances)
+    outside = (values[:, 0] < LEAST_EIGENVALUE) | (values[:, -1] > MOST_EIGENVALUE)
+    cut = np.clip(values, LEAST_EIGENVALUE, MOST_EIGENVALUE)
+    rebuilt = (vectors * cut[:, None, :]) @ np.swapaxes(vectors, -1, -2)
+    found: np.ndarray = np.where(outside[:, None, None], rebuilt, covariances)
+    return found
+
+
 @lru_cache(maxsize=64)
 def _cut_table(d: int, clip: float) -> tuple[np.ndarray, np.ndarray]:
     """Variances, and the mean square over columns of normal rows of that variance that are cut to a norm of `clip`."""
@@ -120,7 +131,7 @@ def moved(before: Components, sums: Sums, clip: float, count: float, late: bool)
         for j in np.flatnonzero(stay):
             shapes[j] = _with_own(shapes[j], scale[j], sums.own[j], delta[j], held[j], clip, sums.noise["own"])
     covariances = np.einsum("kab,kbc,kcd->kad", roots, shapes, roots)
-    covariances = (covariances + np.swapaxes(covariances, -1, -2)) / 2
+    covariances = bounded((covariances + np.swapaxes(covariances, -1, -2)) / 2)
     background = max(float(sums.p[-1]) / ONE, 0.0)
     weights = np.append(held[stay], background)
     weights /= weights.sum()
