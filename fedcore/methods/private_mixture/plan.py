@@ -28,9 +28,12 @@ from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.method import PublicFacts
 
 ARGUMENT = "docs/privacy/private-mixture.md"
-OF_COLUMNS = "one cell or number for each column per {unit}: the bound is that of all columns together"
+OF_COLUMNS = (
+    "what a {unit} adds sums to one cell or one number for each column at most: "
+    "the bound is that of all columns together"
+)
 OF_COMPONENTS = "the shares of a {unit} sum to one at most: all components cost one release"
-OF_ONE = "one cell or vector per {unit}: all cells cost one release"
+OF_ONE = "what a {unit} adds sums to one cell or one vector at most: all cells cost one release"
 
 Kind = Literal["columns", "centres", "spans", "norms", "moments", "cells", "components", "guard", "valleys"]
 
