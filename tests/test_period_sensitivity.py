@@ -27,6 +27,7 @@ METHODS = [
     "federated_em/private-imputer",
     "private_gmm/diag",
     "private_gmm/two-levels",
+    "private_mixture/clients",
 ]
 MONTHS, OTHERS = 4, 6
 LABELS = tuple(f"2026-0{month}" for month in range(1, MONTHS + 1))
