@@ -104,6 +104,41 @@ def test_a_unit_moves_no_release_by_more_than_planned(unit, relation, data):
     check(unit, relation, absurd, [data.draw(rows(3)), data.draw(rows(2))], data.draw(rows()), data.draw(rows()))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("absurd", [0, 3, 12])
+def test_many_columns_components_and_rows_keep_the_bounds(absurd):
+    """A client of 3000 rows, rows at the ends of what float64 holds, and absurd published values, in 24 columns with 12
+    components."""
+    generator = np.random.default_rng(absurd)
+    d, config = 24, PrivateMixtureConfig(components=12, rounds=1, nominal_clients=900)
+    ends = np.array([1.797e308, -1.797e308, 5e-324, -5e-324, 0.0, -0.0, 2.0**31, -(2.0**-31)])
+    people = [
+        np.repeat(generator.normal(size=(1, d)) * 50, 3000, axis=0),
+        generator.choice(ends, (6, d)),
+        np.where(generator.random((9, d)) < 0.05, np.nan, 1e3),
+        np.zeros((0, d)),
+        generator.normal(size=(1, d)),
+    ]
+    method = PrivateMixture(config)
+    public = {each: PublicFacts("rows", d, 1024, 900, None, 1.0, 0, each, None, "client") for each in RELATIONS}
+    added, exchanged = (method.plan(public[each]) for each in RELATIONS)
+    state, number = method.init(public[RELATIONS[0]]), 0
+    while (message := method.message(state)) is not None:
+        number += 1
+        alone = [sums(method, message, block_of([own])) for own in people]
+        together = sums(method, message, block_of(people), 2)
+        for one, other in zip(added, exchanged, strict=True):
+            if one.round == number:
+                parts = [own[one.name] for own in alone]
+                assert np.array_equal(sum(parts), together[one.name]), one.name
+                assert max(map(squared, parts)) <= one.sensitivity**2, one.name
+                assert max(squared(a - b) for a in parts for b in parts) <= other.sensitivity**2, other.name
+        if number > absurd:
+            together = {name: generator.integers(-(2**62), 2**62, one.shape) for name, one in together.items()}
+        state, _ = method.server_update(state, together)
+    assert (np.linalg.eigvalsh(method.model(state).covariances) > 0).all()
+
+
 def usual(seed: int):
     generator = np.random.default_rng(seed)
     x = CENTRES[generator.integers(0, 3, 40)] + generator.normal(size=(40, D)) * generator.choice([0.3, 30.0], (40, 1))

@@ -553,6 +553,27 @@ MUTANTS: list[Mutant] = [
         OF_MIXTURE,
     ),
     _mutant(
+        "clip: gains of a private mixture are not cut",
+        f"{MIXTURE}/clients.py",
+        "gain = np.clip(mixture + squared_norms(z) * (0.5 * STEP**2), -message.bound, message.bound)",
+        "gain = mixture + squared_norms(z) * (0.5 * STEP**2)",
+        OF_MIXTURE,
+    ),
+    _mutant(
+        "clip: distances from the centres of columns are not cut",
+        f"{MIXTURE}/clients.py",
+        "part = np.clip((tile.x - message.centre) / message.scale, -1.0, 1.0)",
+        "part = np.clip((tile.x - message.centre) / message.scale, -2.0, 2.0)",
+        OF_MIXTURE,
+    ),
+    _mutant(
+        "clip: a row is counted on two edges of a private mixture",
+        f"{MIXTURE}/clients.py",
+        "    width = totals[0].shape[1]\n",
+        "    width = totals[0].shape[1]\n    add_to_cells(totals[0][0], cell, count_weight(tile.rows))\n",
+        OF_MIXTURE,
+    ),
+    _mutant(
         "rows: sums of products of a private mixture are not exact",
         f"{ANY}/whole_rows.py",
         "bits = WHOLE_BITS - 24",
