@@ -156,7 +156,15 @@ def result_of(run: Run, vocabulary: Sequence[str] | None = None) -> Result:
         state = method.State(**run.read_state())
     except TypeError:  # of another version
         return Result()
-    return method.result(state, Features(int(run.info.get("features") or 0), vocabulary))
+    return method.result(state, features_of(run, vocabulary))
+
+
+def features_of(run: Run, vocabulary: Sequence[str] | None = None) -> Features:
+    """The columns of the population that the run was trained on, as the run recorded them. vocabulary: its tokens."""
+    count, columns = int(run.info.get("features") or 0), run.info.get("columns") or []
+    if vocabulary is not None or len(columns) != count:
+        return Features(count, vocabulary)
+    return Features(count, [str(one["name"]) for one in columns], [str(one.get("unit") or "") for one in columns])
 
 
 def evaluation_of(run: Run) -> dict | None:

@@ -34,6 +34,7 @@ from fedcore.runs.run_files import read_json
 from fedcore.runs.store import Run
 from fedcore.storage.arrays import writing
 from fedcore.storage.files import Place, write_json
+from fedcore.training.columns import columns_to_record, other_columns
 from fedcore.training.personalise import trained
 from fedcore.training.request import Series
 from fedcore.training.session import TRAINED
@@ -74,6 +75,11 @@ def public_population(series: Series, method: Method, population: Population) ->
             f"evaluate_on: population {store.path.name!r} holds {store.kind} with {store.features} "
             f"features, and runs need {method.kind} with {population.features}.",
             "Ingest it with the same vocabulary or columns.",
+        )
+    if other := other_columns({"columns": columns_to_record(population)}, store):
+        raise ConfigError(
+            f"evaluate_on: population {store.path.name!r} has other columns: {other}.",
+            "Ingest it with those of the population that is trained on.",
         )
     words, theirs = population.vocabulary(), store.vocabulary()
     if words is not None and theirs is not None and words != theirs:

@@ -9,10 +9,12 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, m
 
 from fedcore.errors import ManifestError, PopulationNotFound
 from fedcore.population import cohorts as of_cohorts
+from fedcore.population import columns as of_columns
 from fedcore.population import layout
 from fedcore.population import periods as of_periods
 from fedcore.population.blocks import Kind
 from fedcore.population.cohorts import Cohort
+from fedcore.population.columns import ColumnEntry
 from fedcore.population.periods import Periods
 from fedcore.storage import digests
 from fedcore.storage.parsing import parse_json
@@ -24,12 +26,14 @@ HOLES: Final = "holes"
 NFC: Final = "nfc"
 PERIODS: Final = "periods"
 HALVES: Final = "halves"
-KNOWN: Final = (COHORTS, HOLES, NFC, PERIODS, HALVES)  # what a manifest may need
+COLUMNS: Final = "columns"
+KNOWN: Final = (COHORTS, HOLES, NFC, PERIODS, HALVES, COLUMNS)  # what a manifest may need
 OF: Final = {  # fields, and what they go with
     "cohorts": (COHORTS,),
     "order": (COHORTS, HOLES),
     "period": (PERIODS,),
     "halves": (HALVES,),
+    "columns": (COLUMNS,),
 }
 Halves = Literal["document", "entry"]
 StoredDtype = Literal["int32", "int64", "float32", "float64"]
@@ -120,6 +124,7 @@ class Provenance(_Frozen):
     """Where the data came from. sources are base names only: a manifest tells nothing about the machine.
 
     dropped_tokens: out-of-vocabulary tokens that were left out; bad_rows: rows that a tolerance let pass
+    clipped: values that lay outside of the bounds of their columns
     parent: the version that this one was made from, None for the first
     """
 
@@ -127,6 +132,7 @@ class Provenance(_Frozen):
     options: dict[str, JsonValue] = Field(default_factory=dict)
     dropped_tokens: int = Field(default=0, ge=0)
     bad_rows: int = Field(default=0, ge=0)
+    clipped: int = Field(default=0, ge=0)
     parent: int | None = None
 
 
@@ -144,6 +150,8 @@ class Manifest(_Frozen):
     were not (`fedcore.population.periods`).
     halves: what was dealt to the training and to the held-out part of each client: whole documents, or single entries
     (tokens, rows); None: nobody said (`fedcore.population.ingest.documents`).
+    columns: names, units and bounds of the columns, and how they were made; () where nobody named them
+    (`fedcore.population.columns`).
     suppression: sha256 of the list of clients that were forgotten (`fedcore.population.suppression`), None without one.
     secret: 256 random bits of this version. Runs and ledgers know it by its checksum, which without the secret would
     tell whoever guesses the data whether the guess is right; it stays beside the data.
@@ -171,6 +179,7 @@ class Manifest(_Frozen):
     order: tuple[tuple[int, int], ...] = ()
     period: Periods | None = None
     halves: Halves | None = None
+    columns: tuple[ColumnEntry, ...] = ()
     suppression: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
     removed: tuple[tuple[int, str], ...] = ()
     blocks: tuple[BlockEntry, ...]
@@ -211,6 +220,10 @@ class Manifest(_Frozen):
             raise ValueError("calendar periods go with the need of that name")
         if bool(self.halves) != (HALVES in self.needs):
             raise ValueError("halves go with the need of that name")
+        if bool(self.columns) != (COLUMNS in self.needs):
+            raise ValueError("columns go with the need of that name")
+        if wrong := of_columns.fault(self.columns, self.kind == "rows", self.features):
+            raise ValueError(wrong)
         if wrong := of_periods.fault(self.period, [cohort.period for cohort in self.cohorts]):
             raise ValueError(wrong)
         holes = of_cohorts.holes_of(self.order)
@@ -225,6 +238,18 @@ class Manifest(_Frozen):
     def nfc(self) -> bool:
         """How client ids are spelled (`fedcore.population.identifiers.spelled`)."""
         return NFC in self.needs
+
+    @property
+    def column_names(self) -> tuple[str, ...] | None:
+        """Of the columns, in their order; None if nobody named them. Manifests of before there were `columns` name
+        those that somebody chose among the options of the ingest.
+        """
+        if self.columns:
+            return tuple(column.name for column in self.columns)
+        chosen = self.provenance.options.get("columns")
+        if self.kind == "rows" and isinstance(chosen, list) and len(chosen) == self.features:
+            return tuple(map(str, chosen))
+        return None
 
     @property
     def first_period(self) -> str | None:
@@ -253,9 +278,13 @@ def _content(manifest: Manifest) -> dict[str, Any]:
         content.pop("needs")
     if manifest.secret is None:
         content.pop("secret")
-    for name in ("cohorts", "order", "period", "halves", "suppression", "removed"):
+    for name in ("cohorts", "order", "period", "halves", "columns", "suppression", "removed"):
         if not content[name]:
             del content[name]
+    if not manifest.provenance.clipped:
+        del content["provenance"]["clipped"]
+    for number, column in enumerate(content.get("columns", ())):
+        content["columns"][number] = {name: value for name, value in column.items() if value not in (None, "")}
     for block in content["blocks"]:
         if block["void"]:
             del block["slot"], block["sha256"], block["digest"]

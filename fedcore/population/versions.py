@@ -12,6 +12,7 @@ from fedcore.errors import PopulationError, PopulationNotFound
 from fedcore.population import cohorts, layout
 from fedcore.population import manifest as manifests
 from fedcore.population.cohorts import Cohort, Order, holes_of
+from fedcore.population.columns import ColumnEntry
 from fedcore.population.manifest import SCHEMA_VERSION, Halves, Manifest, Provenance
 from fedcore.population.store import Population
 from fedcore.storage import files
@@ -116,7 +117,8 @@ def following(old: Manifest, provenance: Provenance, **changes: Any) -> Manifest
         "provenance": provenance.model_copy(update={"parent": old.version}),
         **changes,
     }
-    return manifests.build(**{**made, "needs": needs(made["cohorts"], made["order"], made["halves"], old.nfc)})
+    wanted = needs(made["cohorts"], made["order"], made["halves"], made["columns"], old.nfc)
+    return manifests.build(**{**made, "needs": wanted})
 
 
 def opening(old: Manifest, declared: int | None, newcomers: Order = ()) -> dict[str, Any]:
@@ -155,7 +157,9 @@ def new_secret() -> str:
     return secrets.token_hex(32)
 
 
-def needs(known: tuple[Cohort, ...], order: Order, halves: Halves | None, nfc: bool) -> tuple[str, ...]:
+def needs(
+    known: tuple[Cohort, ...], order: Order, halves: Halves | None, columns: tuple[ColumnEntry, ...], nfc: bool
+) -> tuple[str, ...]:
     """What a reader must know to read a manifest with these. nfc: how its ids are spelled"""
     features = (
         (manifests.COHORTS, known),
@@ -163,6 +167,7 @@ def needs(known: tuple[Cohort, ...], order: Order, halves: Halves | None, nfc: b
         (manifests.NFC, nfc),
         (manifests.PERIODS, known and known[0].period is not None),
         (manifests.HALVES, halves),
+        (manifests.COLUMNS, columns),
     )
     return tuple(name for name, there in features if there)
 

@@ -22,6 +22,7 @@ from fedcore.population.block_writer import BlockWriter, PartWriter
 from fedcore.population.blocks import Kind
 from fedcore.population.checks import Rows, bytes_of, checked_counts, checked_rows, checked_vocabulary, rows_of
 from fedcore.population.cohorts import FOUNDERS, Order
+from fedcore.population.columns import ColumnEntry, bounds_of
 from fedcore.population.manifest import BlockEntry, Halves, Manifest, Provenance, Vocabulary
 from fedcore.population.periods import Periods, label_of
 from fedcore.population.sizing import CLIENTS_PER_LEAF, block_limit, explicit_clients_per_block
@@ -63,6 +64,8 @@ class PopulationWriter:
         periods that this version declares beside those of the parent, each a cohort. Ids are then as
         `fedcore.population.periods` says, and nominal_clients is the size of each of `labels`
     halves: what was dealt to training and held-out part, for the manifest: "document" or "entry", or None
+    columns: names, units and bounds of the columns of rows, in their order; () if nobody names them. What lies outside
+        of the bounds is refused
     parent: the version to make a new version of (see `extending`); None makes a new population
     """
 
@@ -84,6 +87,7 @@ class PopulationWriter:
         period: Periods | None = None,
         labels: Sequence[str] = (),
         halves: Halves | None = None,
+        columns: Sequence[ColumnEntry] = (),
         parent: Population | None = None,
     ):
         if kind not in ("counts", "rows", "words"):
@@ -108,7 +112,9 @@ class PopulationWriter:
             "ledger": ledger,
             "period": period,
             "halves": halves,
+            "columns": tuple(columns),
         }
+        self.bounds = bounds_of(columns)
         self.labels = tuple(labels)
         self._numbers = {label: n for n, label in enumerate((*_labels_of(parent), *labels), FOUNDERS)}
         self._dealt: list[tuple[int, int]] = []  # cohorts of new entries, in their order
@@ -145,6 +151,7 @@ class PopulationWriter:
             "ledger": None if old.ledger is None else old.ledger.model_dump(),
             "period": old.period,
             "halves": old.halves,
+            "columns": old.columns,
             **changes,
         }
         made = cls(layout.writable(parent.path), old.kind, old.features, parent=parent, **settings)
@@ -275,7 +282,9 @@ class PopulationWriter:
         provenance = provenance.model_copy(update={"parent": None if old is None else old.version})
         fields = self._membership(newcomers)
         made = manifests.build(
-            needs=versions.needs(fields.get("cohorts", ()), fields.get("order", ()), fields["halves"], self.nfc),
+            needs=versions.needs(
+                fields.get("cohorts", ()), fields.get("order", ()), fields["halves"], fields["columns"], self.nfc
+            ),
             population_id=self._new_id() if old is None else old.population_id,
             secret=versions.new_secret(),
             version=self.version,
@@ -384,7 +393,10 @@ class PopulationWriter:
             return checked_words(data, clients)
         if self.dtype is None:
             return checked_counts(data, clients, self.features)
-        return checked_rows(data, clients, self.features, self.dtype)
+        ptr, x = checked_rows(data, clients, self.features, self.dtype)
+        if self.bounds is not None and ((x < self.bounds.low) | (x > self.bounds.high)).any():
+            raise PopulationError("A row lies outside of the bounds of its columns.", "Clip it, or correct the bounds.")
+        return ptr, x
 
     def _store_vocabulary(self) -> Vocabulary | None:
         if self.tokens is None:

@@ -17,6 +17,7 @@ from fedcore.rounds.clients import read_memory, redacted
 from fedcore.rounds.method import AnyMethod, Memory, State
 from fedcore.runs.store import Run
 from fedcore.storage.files import Place
+from fedcore.training.columns import other_columns
 from fedcore.training.output_files import output_files
 from fedcore.training.spec import recorded_request
 
@@ -139,6 +140,11 @@ def check_fits(run: Run, population: Population) -> None:
             f"run {run.id!r} needs {kind} with {info['features']} features; population {population.path.name!r} "
             f"holds {population.kind} with {population.features}.",
             "Ingest it with the same vocabulary or columns.",
+        )
+    if other := other_columns(info, population):
+        raise WrongKind(
+            f"run {run.id!r} was trained on other columns than those of population {population.path.name!r}: {other}.",
+            "Ingest it with the same columns in the same order, in the same units.",
         )
     if run.round < 1:
         raise RunError(f"run {run.id!r} has not finished a round yet.", "Resume it first.")

@@ -27,6 +27,7 @@ from fedcore.runs.store import Run
 from fedcore.storage.arrays import read_values
 from fedcore.storage.files import place
 from fedcore.training.budget import check_kind, ledger_of, nominal_clients, plan_within_budget, public_facts
+from fedcore.training.columns import columns_to_record
 from fedcore.training.request import TrainRequest
 from fedcore.training.warm_start import WarmStart, digest_of, find_warm_start
 
@@ -101,6 +102,7 @@ class RunSpec:
                 "clients_per_leaf": population.clients_per_leaf,
             },
             "features": population.features,
+            **({} if (columns := columns_to_record(population)) is None else {"columns": columns}),
             "nominal_clients": nominal_clients(method, population, self.participants),
             "private": method.private,
             "rho": self.public.rho,

@@ -26,6 +26,7 @@ from fedcore.runs.store import LoadedRun, Run, list_runs, load_run
 from fedcore.storage.files import Place, absolute, check_regular, is_remote, place, read_bytes
 from fedcore.storage.npz import BROKEN, read_npz
 from fedcore.storage.parsing import parse_json
+from fedcore.training.columns import other_columns
 
 if TYPE_CHECKING:
     from fedcore.privacy.ledger.ledger import Ledger
@@ -133,6 +134,11 @@ def _from_run(
             "Start from a run that does not descend from such a run, or from nothing.",
         )
     _check_vocabulary(name, where, population)
+    if other := other_columns(run.info, population):
+        raise ConfigError(
+            f"run {name!r} was trained on other columns than those of population {population.path.name!r}: {other}.",
+            "Start from a run with the same columns in the same order, in the same units.",
+        )
     return _warm_start(
         arrays,
         f"run {name!r}",

@@ -202,7 +202,7 @@ def test_a_manifest_says_its_checksum(counts_population):
     assert all("sha256" not in block and len(block["digest"]) == 64 for block in stored["blocks"])
 
 
-@pytest.mark.parametrize("needs", [["shares"], ["columns", "cohorts"]])
+@pytest.mark.parametrize("needs", [["shares"], ["tokens", "cohorts"]])
 def test_what_a_newer_version_needs_is_named(counts_population, needs):
     rewritten(counts_population, needs=needs)
     with pytest.raises(ManifestError, match=f"needs {needs[0]}") as refused:

@@ -1,0 +1,32 @@
+"""The named columns of a population in the record of a run, which is then read, and compared, without it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedcore.population.store import Population
+
+
+def columns_to_record(population: Population) -> list[dict[str, str]] | None:
+    """Name and unit of each column, as run.json has them; None if nobody named them."""
+    names, columns = population.manifest.column_names, population.manifest.columns
+    if names is None:
+        return None
+    units = [column.unit for column in columns] or [""] * len(names)
+    return [{"name": name, "unit": unit} for name, unit in zip(names, units, strict=True)]
+
+
+def other_columns(info: Mapping[str, Any], population: Population) -> str:
+    """The first column in which the population differs from that of the run, in words; empty if there is none, or one
+    of the two does not name its columns. info: run.json. Units are compared where both name one.
+    """
+    theirs, mine = info.get("columns"), columns_to_record(population)
+    if not theirs or mine is None:
+        return ""
+    for number, (one, other) in enumerate(zip(theirs, mine, strict=False)):
+        if one["name"] != other["name"]:
+            return f"column {number} is {other['name']!r} instead of {one['name']!r}"
+        if one.get("unit") and other["unit"] and one["unit"] != other["unit"]:
+            return f"{one['name']!r} is in {other['unit']} instead of {one['unit']}"
+    return "" if len(theirs) == len(mine) else f"it has {len(mine)} columns instead of {len(theirs)}"
