@@ -18,6 +18,7 @@ from prefect.artifacts import (
 )
 
 from fedcore.evaluation.report import markdown_report, report_if_possible, run_figures
+from fedcore.evaluation.result_file import keep_result_if_possible
 from fedcore.operations.population_page import budget_rows, population_page
 from fedcore.population.store import Population
 from fedcore.runs.store import Run
@@ -135,7 +136,9 @@ class Showcase:
             self._tried(self._tables),
             self._tried(self._figures, run),
         ]
-        failed.append(report_if_possible(run, self.session.population.vocabulary(), self.drawn))
+        vocabulary = self.session.population.vocabulary()
+        failed.append(keep_result_if_possible(run, vocabulary))
+        failed.append(report_if_possible(run, vocabulary, self.drawn))
         return [words for words in failed if words]
 
     def _tried(self, show: Callable[..., object], *arguments: object) -> str:

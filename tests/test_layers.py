@@ -49,6 +49,7 @@ METHOD_ROOM = {
     "fedcore.privacy.plan",
     "fedcore.privacy.grid",
     "fedcore.rounds.cohort_settings",
+    "fedcore.rounds.fitted",
     "fedcore.rounds.method",
     "fedcore.rounds.results",
     "fedcore.rounds.scores",

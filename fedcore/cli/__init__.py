@@ -16,7 +16,7 @@ from fedcore.cli.experiments import demo_app, reproduce
 from fedcore.cli.methods import methods
 from fedcore.cli.planning import plan
 from fedcore.cli.populations import population_app
-from fedcore.cli.runs import evaluate, personalise, report, runs_app
+from fedcore.cli.runs import evaluate, export, personalise, report, runs_app
 from fedcore.cli.selecting import select
 from fedcore.cli.serving import deploy, serve
 from fedcore.cli.training import resume, train
@@ -45,7 +45,21 @@ app.add_typer(population_app, name="population")
 app.add_typer(runs_app, name="runs")
 app.add_typer(budget_app, name="budget")
 app.add_typer(demo_app, name="demo")
-for command in (methods, plan, select, train, resume, report, personalise, evaluate, verify, serve, deploy, reproduce):
+for command in (
+    methods,
+    plan,
+    select,
+    train,
+    resume,
+    report,
+    export,
+    personalise,
+    evaluate,
+    verify,
+    serve,
+    deploy,
+    reproduce,
+):
     app.command()(command)
 
 

@@ -213,6 +213,32 @@ def report(
     say(written, False)
 
 
+def export(
+    run: RunArgument,
+    dest: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="What to make: a folder of all tables as CSV; NAME.csv or NAME.parquet, one table; NAME.json, tables "
+            "and statement; NAME.npz or NAME.zarr, arrays; NAME.joblib or NAME.pkl, a fitted scikit-learn estimator.",
+        ),
+    ],
+    table_name: Annotated[
+        str | None, typer.Option("--table", metavar="TABLE", help="The table of a .csv or .parquet file.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists; a folder never is.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Write what a run has learnt for other programs: its tables, arrays, or a fitted estimator.
+
+    Of a private run all of it is made of published values. Arrays of other runs may hold what single clients sent.
+    """
+    from fedcore.evaluation.export import export_run
+    from fedcore.runs.store import Run
+
+    say(export_run(Run.open(run), dest, table_name, force=force), as_json)
+
+
 def personalise(
     run: RunArgument,
     population: PopulationArgument,

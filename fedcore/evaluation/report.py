@@ -61,6 +61,7 @@ FILES = {
     "evaluation.json": "scores on public held-out data",
     PLAN: "the plan that the run is held against",
     "report.html": "this page",
+    "result.json": "the result for programs: tables, outcome, statement",
     "state": "state of the server after the last rounds",
     "memory": "memories of the clients; their own data may follow from them, so keep them where the data are",
     "releases": "copies of the published values",

@@ -15,8 +15,8 @@ from fedcore.interface.estimator import FederatedEstimator
 from fedcore.interface.model import Model, of_rows
 from fedcore.population.blocks import RowsBlock
 from fedcore.rounds.engine import Backend
+from fedcore.rounds.fitted import CovarianceType
 
-CovarianceType = Literal["full", "tied", "diag", "spherical"]
 PREDICTED = 2**16  # rows at once
 
 
@@ -86,11 +86,8 @@ class FederatedMixture(DensityMixin, FederatedEstimator):
 
     def to_sklearn(self) -> GaussianMixture:
         """The same mixture as a fitted scikit-learn estimator."""
-        self._known()
-        made = GaussianMixture(len(self.weights_), covariance_type=self.covariance_type)
-        made.weights_, made.means_, made.covariances_ = self.weights_, self.means_, self.covariances_
-        made.precisions_cholesky_ = _precisions_cholesky(self.covariances_, self.covariance_type)
-        made.n_features_in_, made.converged_, made.n_iter_ = self.n_features_in_, self.converged_, self.n_iter_
+        made: GaussianMixture = self._known().to_sklearn()
+        made.n_iter_ = self.n_iter_
         return made
 
     def predict_proba(self, X: Any) -> np.ndarray:
@@ -119,14 +116,6 @@ class FederatedMixture(DensityMixin, FederatedEstimator):
             name: np.concatenate([one[name] for one in outputs])
             for name in ("rows_responsibilities", "rows_log_density")
         }
-
-
-def _precisions_cholesky(covariances: np.ndarray, kind: CovarianceType) -> np.ndarray:
-    """Of what scikit-learn scores rows with: columns of an upper triangle, or one over the standard deviations."""
-    if kind in ("diag", "spherical"):
-        return 1 / np.sqrt(covariances)
-    inverse: np.ndarray = np.linalg.inv(np.linalg.cholesky(covariances))
-    return np.swapaxes(inverse, -1, -2)
 
 
 class RobustMultiTaskMixture(ClusterMixin, FederatedEstimator):

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedcore.errors import ConfigError, FedcoreError, RunError
+from fedcore.evaluation.export import export_run
 from fedcore.evaluation.run_summary import privacy_of, result_of
+from fedcore.evaluation.scikit_learn import estimator_of
 from fedcore.population.blocks import ClientBlock
 from fedcore.population.store import Population
 from fedcore.rounds.method import ROWS, AnyMethod, State
@@ -77,6 +80,22 @@ class Model(LoadedRun):
         its clients remember."""
         method, state = self.fitted
         return dict(method.personalise(state, block, None))
+
+    def to_sklearn(self) -> Any:
+        """The same model as a fitted estimator of scikit-learn: a GaussianMixture, or a DictionaryLearning of the atoms
+        that all clients share. Raises ConfigError for models that have no such counterpart, RunError without a model.
+        """
+        method, state = self.fitted
+        return estimator_of(method.fitted_model(state))
+
+    def export(self, path: str | Path, table: str | None = None, *, force: bool = False) -> dict[str, Any]:
+        """Write what the run has learnt to a file or folder, in the form that the name asks for, as `fedcore export`.
+
+        path: a folder, or a name that ends in .csv, .parquet, .json, .npz, .zarr, .joblib or .pkl
+        table: the one that a .csv or .parquet file holds; force: whether a file that exists is replaced
+        Returns {"dest", "holds", ...}. Raises ConfigError, RunError: `fedcore.evaluation.export.export_run`.
+        """
+        return export_run(self._run, path, table, force=force)
 
     @cached_property
     def fitted(self) -> tuple[AnyMethod, State]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from fedcore.evaluation.report import report_if_possible
+from fedcore.evaluation.result_file import keep_result_if_possible
 from fedcore.operations.series import conclude, conclusion_of
 from fedcore.rounds import clients
 from fedcore.rounds.engine import Backend
@@ -39,6 +40,8 @@ def to_the_end(
             conclude(run, how.deployment, how.series, how.store, stamp(), backend, how.why_not)
 
     def report_it(run: Run) -> None:
+        if failed := keep_result_if_possible(run, session.population.vocabulary()):
+            warn(failed)
         if report and (failed := report_if_possible(run, session.population.vocabulary())):
             warn(failed)
 

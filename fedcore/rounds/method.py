@@ -27,6 +27,7 @@ from fedcore.errors import ConfigError, MethodError
 from fedcore.population.blocks import ClientBlock, Kind
 from fedcore.population.manifest import Halves
 from fedcore.privacy.plan import PlannedRelease, Relation, Unit
+from fedcore.rounds.fitted import Fitted
 from fedcore.rounds.results import Features, Metric, Result
 from fedcore.rounds.scores import KnownMemories, ScoreTable
 from fedcore.rounds.statistics import Statistics
@@ -268,6 +269,13 @@ class Method(ABC, Generic[ConfigT, StateT]):
     def result(self, state: StateT, features: Features) -> Result:
         """What the run has learnt, as tables and figures for people; empty before there is anything."""
         return Result()
+
+    def fitted_model(self, state: StateT) -> Fitted:
+        """The model of a trained run as parameters in the units of the data, for other programs.
+
+        Raises ConfigError for settings whose model has no counterpart there, RunError if the run has found none.
+        """
+        raise ConfigError(f"runs of method {self.name!r} have no counterpart among scikit-learn's estimators.")
 
     # --- warm starts ------------------------------------------------------------------------------------------------
 

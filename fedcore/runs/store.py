@@ -6,7 +6,7 @@
     memory/000007/   per-client memory after round 7, one such file for each block; 000007.json lists their digests
     releases/        copies of the published values (private runs)
     metrics.jsonl    one row for each committed round; appended to
-    report.html
+    report.html, result.json    for people and for programs; nothing here reads them
 
 Behind a URL there are two differences. `holder.json` stands for the lock (`fedcore.storage.remote_lock`). And objects
 cannot be appended to, so the metrics are put whole at each commit, under a name of their writer's own that the head

@@ -273,6 +273,18 @@ COMMANDS: dict[str, Command] = {
         PLANNED,
         "the plan that is kept with the run says nothing exact of the population",
     ),
+    "export": Command(
+        lambda w: (
+            ("export", w / "runs/finished", w / "exported"),
+            ("export", w / "runs/finished", w / "exported.json", JSON),
+            ("export", w / "runs/finished", w / "exported.npz"),
+            ("export", w / "runs/finished", w / "exported.zarr"),
+            ("export", w / "runs/finished", w / "exported.parquet", "--table", "profiles"),
+            ("export", w / "runs/finished", w / "exported.joblib"),
+        ),
+        because="writes what is committed of the run",
+        exits=(0, 0, 0, 0, 0, 2),
+    ),
     "personalise": Command(
         lambda w: (
             ("personalise", w / "runs/finished", w / "counts", w / "own"),

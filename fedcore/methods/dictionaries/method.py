@@ -9,11 +9,13 @@ import numpy as np
 
 from fedcore.methods.dictionaries import clients, scores, server, start
 from fedcore.methods.dictionaries.config import DictionariesConfig
+from fedcore.methods.dictionaries.fitted import fitted_model_of
 from fedcore.methods.dictionaries.personal import personalise
 from fedcore.methods.dictionaries.result import result_of
 from fedcore.methods.dictionaries.round_metrics import METRICS
 from fedcore.methods.dictionaries.state import DictionariesState
 from fedcore.population.blocks import ClientBlock, Kind, RowsBlock
+from fedcore.rounds.fitted import FittedDictionary
 from fedcore.rounds.method import ClientOutputs, Memory, Message, NonPrivateMethod, PublicFacts, RoundInfo
 from fedcore.rounds.results import Features, Metric, Result
 from fedcore.rounds.scores import KnownMemories, ScoreTable
@@ -75,6 +77,10 @@ class Dictionaries(NonPrivateMethod[DictionariesConfig, DictionariesState]):
 
     def result(self, state: DictionariesState, features: Features) -> Result:
         return result_of(state, features)
+
+    def fitted_model(self, state: DictionariesState) -> FittedDictionary:
+        """The atoms that all share, as an estimator that codes samples. Raises RunError if there are none."""
+        return fitted_model_of(self.config, state)
 
     def warm_start_of(self, state: DictionariesState) -> dict[str, np.ndarray]:
         """global: (rg, d) the global dictionary, one atom a row."""

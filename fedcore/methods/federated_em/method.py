@@ -8,6 +8,7 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
+from fedcore.errors import ConfigError, RunError
 from fedcore.methods.federated_em import clients, looks, models, narrow, private, scores, seeding, server, start
 from fedcore.methods.federated_em.config import FederatedEMConfig
 from fedcore.methods.federated_em.messages import (
@@ -28,6 +29,7 @@ from fedcore.methods.federated_em.series import SERIES_NAMES
 from fedcore.methods.federated_em.state import FederatedEMState
 from fedcore.population.blocks import ClientBlock, Kind, RowsBlock
 from fedcore.privacy.plan import PlannedRelease
+from fedcore.rounds.fitted import FittedMixture
 from fedcore.rounds.method import ClientOutputs, Memory, Message, PrivateMethod, PublicFacts, RoundInfo
 from fedcore.rounds.results import Features, Metric, Result
 from fedcore.rounds.scores import KnownMemories, ScoreTable
@@ -164,6 +166,19 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
             features = Features(len(own), [features.name(column) for column in own])
         learnt = result_of(self.config, self.parameters(state), features)
         return replace(learnt, tables=learnt.tables + narrow.narrow_table(self.config, state, features))
+
+    def fitted_model(self, state: FederatedEMState) -> FittedMixture:
+        """Raises ConfigError unless it is a mixture of Gaussians with covariances of its own, RunError before the first
+        round."""
+        if self.config.model != "gaussian" or self.config.covariance == "known":
+            what = 'with covariance = "known"' if self.config.model == "gaussian" else f"of model {self.config.model!r}"
+            raise ConfigError(f"runs {what} have no counterpart among scikit-learn's estimators.")
+        theta = self.parameters(state)
+        if not theta:
+            raise RunError("the run stopped before it had parameters.", "Resume it first.")
+        converged = self.private or looks.status(state).startswith("converged")
+        arrays = theta["weights"], theta["means"], theta["covariances"]
+        return FittedMixture(*arrays, self.config.covariance, state.round, converged)
 
     def outcome(self, state: FederatedEMState) -> str:
         """Whether the run converged (`fedcore.methods.federated_em.looks`; private runs do not look, but say what

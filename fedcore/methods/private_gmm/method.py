@@ -20,6 +20,7 @@ from fedcore.methods.private_gmm.series import SERIES_NAMES
 from fedcore.methods.private_gmm.state import PrivateGMMState
 from fedcore.population.blocks import ClientBlock, Kind, RowsBlock
 from fedcore.privacy.plan import PlannedRelease
+from fedcore.rounds.fitted import FittedMixture
 from fedcore.rounds.method import ClientOutputs, Memory, Message, PrivateMethod, PublicFacts, RoundInfo
 from fedcore.rounds.results import Features, Metric, Result
 from fedcore.rounds.scores import KnownMemories, ScoreTable
@@ -81,6 +82,15 @@ class PrivateGMM(PrivateMethod[PrivateGMMConfig, PrivateGMMState]):
     def result(self, state: PrivateGMMState, features: Features) -> Result:
         """Shares, means and standard deviations of the components."""
         return result_of(self.config.covariance, state, features)
+
+    def fitted_model(self, state: PrivateGMMState) -> FittedMixture:
+        """Raises RunError if the run has found no components."""
+        found, form = self.mixture(state), self.config.covariance
+        simplified = np.flatnonzero(found.unreliable)
+        remark = f"too noisy, and simplified: {', '.join(str(k) for k in simplified)}" if len(simplified) else ""
+        theta = found.parameters()
+        arrays = theta["weights"], theta["means"], theta["covariances"]
+        return FittedMixture(*arrays, form, state.round, remark=remark)
 
     def warm_start_of(self, state: PrivateGMMState) -> dict[str, np.ndarray]:
         """What federated EM may start from, and what the series knows; see `fedcore.methods.private_gmm.start`."""

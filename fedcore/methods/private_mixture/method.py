@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from fedcore.methods.private_mixture import clients, server
 from fedcore.methods.private_mixture.config import PrivateMixtureConfig
+from fedcore.methods.private_mixture.fitted import fitted_model_of
 from fedcore.methods.private_mixture.personal import personalise
 from fedcore.methods.private_mixture.plan import plan
 from fedcore.methods.private_mixture.result import PrivateMixtureModel, model_of, outcome_of, result_of
@@ -15,6 +16,7 @@ from fedcore.methods.private_mixture.scores import score_block, score_table
 from fedcore.methods.private_mixture.state import PrivateMixtureState
 from fedcore.population.blocks import ClientBlock, Kind, RowsBlock
 from fedcore.privacy.plan import PlannedRelease
+from fedcore.rounds.fitted import FittedMixture
 from fedcore.rounds.method import ClientOutputs, Memory, Message, PrivateMethod, PublicFacts, RoundInfo
 from fedcore.rounds.results import Features, Metric, Result
 from fedcore.rounds.scores import KnownMemories, ScoreTable
@@ -74,6 +76,10 @@ class PrivateMixture(PrivateMethod[PrivateMixtureConfig, PrivateMixtureState]):
     def result(self, state: PrivateMixtureState, features: Features) -> Result:
         """Weights, groups, means and standard deviations of the components, and the tested valleys."""
         return result_of(state, features)
+
+    def fitted_model(self, state: PrivateMixtureState) -> FittedMixture:
+        """The background is the last component. Raises RunError before the run has finished."""
+        return fitted_model_of(state)
 
     def personalise(self, state: PrivateMixtureState, block: ClientBlock, memory: Memory | None) -> ClientOutputs:
         """Components and groups of the clients' own rows, for them alone; see

@@ -1,0 +1,311 @@
+"""What a run has learnt, for other programs: tables, arrays and fitted estimators, in the form that the name asks for.
+
+    NAME                  a folder with every table as NAME.csv, and result.json, which says what they are
+    NAME.csv, .parquet    one table: the only one, or the one that is named
+    NAME.json             all tables, the outcome and the privacy statement, as result.json in the folder of the run
+    NAME.npz, .zarr       the arrays of the state, and those of the model in the units of the data under `model_...`
+    NAME.joblib, .pkl     a fitted estimator of scikit-learn, where the method has a counterpart there
+
+Everything is made of what is committed; in a private run, of published values. Arrays of other runs may hold what
+single clients sent. A file is whole or absent; of a run that claims no privacy it is readable for its owner only.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcore.errors import ConfigError, RunError
+from fedcore.evaluation.result_file import RESULT, json_value, result_document
+from fedcore.evaluation.run_summary import result_of
+from fedcore.evaluation.scikit_learn import estimator_of
+from fedcore.rounds.fitted import Fitted
+from fedcore.rounds.results import Column, Result, Table
+from fedcore.runs.store import Run
+from fedcore.storage.arrays import state_values
+from fedcore.storage.files import (
+    Place,
+    flush,
+    is_file,
+    is_remote,
+    json_bytes,
+    make_folder,
+    place,
+    seal,
+    sweep_partials,
+    write_whole,
+)
+from fedcore.training.personalise import trained
+from fedcore.training.spec import vocabulary_of
+
+PICKLED = (
+    "Whoever loads this file runs the code that is in it: load it only if you know who made it, and with the version "
+    "of scikit-learn that made it. The other forms hold numbers only."
+)
+OF_MODEL = "model_"  # before the names of arrays in the units of the data
+
+
+def export_run(run: Run, dest: str | Path | Place, table: str | None = None, *, force: bool = False) -> dict[str, Any]:
+    """Write what a run has learnt to `dest`: `fedcore.evaluation.export`.
+
+    dest: a file may be a URL; a folder is local
+    table: name of the table that a .csv or .parquet file holds; None: the only one
+    force: whether a file that exists is replaced; a folder never is
+
+    Returns {"dest", "holds": names of tables or arrays, or the estimator, "private", and "note" where there is
+    something to know}. Raises ConfigError for a name that asks for no form or exists, a table that there is not, and a
+    model without a counterpart in scikit-learn; RunError for a run without a model, or if `dest` cannot be written.
+    """
+    path = place(dest)
+    write = FORMS.get(path.suffix.lower())
+    if write is None:
+        known = ", ".join(sorted(suffix for suffix in FORMS if suffix))
+        raise ConfigError(
+            f"a run cannot be exported as {path.suffix!r}, which is how {str(dest)!r} ends.",
+            f"End the name in one of {known}, or in nothing for a folder of tables.",
+        )
+    one_table = write is _csv_file or write is _parquet_file
+    if table is not None and not one_table:
+        raise ConfigError(
+            f"{str(dest)!r} does not hold a single table.", "Leave out --table, or end it in .csv or .parquet."
+        )
+    folder = write is _folder or write is _zarr
+    if not folder and str(dest).endswith(("/", os.sep)):
+        raise ConfigError(f"{str(dest)!r} is the name of a folder that ends like a file.", "Leave the last slash out.")
+    if folder and is_remote(path):
+        raise ConfigError(f"{path} would be a folder behind a URL.", "Name a local folder, or a single file.")
+    _check_free(path, force and not folder)
+    if run.round < 1:
+        raise RunError(f"run {run.id!r} has not finished a round yet.", "Resume it first.")
+    source = _Source(run, table)
+    try:
+        told = write(source, path)
+    except OSError as error:
+        raise RunError(f"cannot write {str(dest)!r}: {error.strerror or error}.", "Nothing was kept.") from error
+    return {"dest": str(dest), **told, "private": source.private}
+
+
+def _check_free(path: Place, force: bool) -> None:
+    there = is_file(path) if is_remote(path) else path.exists()
+    if there and not (force and is_file(path)):
+        remedy = (
+            "Name what does not exist, or replace it with --force." if is_file(path) else "Name what does not exist."
+        )
+        raise ConfigError(f"{str(path)!r} exists already.", remedy)
+
+
+class _Source:
+    """What is exported of a run; parts are read when a form asks for them."""
+
+    def __init__(self, run: Run, table: str | None):
+        self.run, self.table = run, table
+
+    @cached_property
+    def result(self) -> Result:
+        return result_of(self.run, vocabulary_of(self.run))
+
+    @cached_property
+    def document(self) -> dict[str, Any]:
+        return result_document(self.run, self.result)
+
+    @property
+    def private(self) -> bool:
+        """Whether the run claims privacy. If not, what is written is for its owner."""
+        return bool(self.document["privacy"]["private"])
+
+    def one_table(self) -> Table:
+        """The table that was asked for. Raises ConfigError if there is none of this name, or several and no name."""
+        tables = {table.name: table for table in self.result.tables}
+        if not tables:
+            raise ConfigError(f"run {self.run.id!r} has no tables.", "Its arrays are exported as .npz or .zarr.")
+        if self.table is None and len(tables) > 1:
+            raise ConfigError(
+                f"run {self.run.id!r} has the tables {', '.join(tables)}, and a file holds one.",
+                "Choose with --table NAME, or leave the ending out for a folder with all of them.",
+            )
+        name = next(iter(tables)) if self.table is None else self.table
+        if name not in tables:
+            raise ConfigError(f"run {self.run.id!r} has no table {name!r}.", f"It has {', '.join(tables)}.")
+        return tables[name]
+
+    def values(self) -> dict[str, Any]:
+        """Arrays and scalars of the state, and arrays of the model in the units of the data, if it has such."""
+        method, state = trained(self.run)
+        values = state_values(state)
+        try:
+            found = method.fitted_model(state).arrays()
+        except (ConfigError, RunError):  # no such model, or it has found none
+            found = {}
+        return values | {f"{OF_MODEL}{name}": array for name, array in found.items()}
+
+    def fitted(self) -> Fitted:
+        method, state = trained(self.run)
+        return method.fitted_model(state)
+
+
+# --- tables ---------------------------------------------------------------------------------------------------------
+
+
+def _folder(source: _Source, path: Place) -> dict[str, Any]:
+    tables, document = source.result.tables, source.document
+    if not tables:
+        source.one_table()  # says so
+
+    def fill(folder: Path) -> None:
+        for table in tables:
+            (folder / f"{table.name}.csv").write_bytes(csv_bytes(table))
+        (folder / RESULT).write_bytes(json_bytes(document))
+
+    _whole_folder(Path(str(path)), fill, private=not source.private)
+    return {"holds": [table.name for table in tables]}
+
+
+def _csv_file(source: _Source, path: Place) -> dict[str, Any]:
+    table = source.one_table()
+    write_whole(path, csv_bytes(table), private=not source.private)
+    return {"holds": [table.name]}
+
+
+def csv_bytes(table: Table) -> bytes:
+    """A line for the headings, with units of numbers in brackets, and one for each row; lists with "; " between."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([_heading(column) for column in table.columns])
+    writer.writerows(zip(*([_cell(value) for value in column.values] for column in table.columns), strict=True))
+    return text.getvalue().encode("utf-8", "backslashreplace")
+
+
+def _heading(column: Column) -> str:
+    return column.name if column.unit in ("", "%") else f"{column.name} [{column.unit}]"
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, (list, tuple)):
+        return "; ".join(_cell(item) for item in value)
+    return str(value.item() if isinstance(value, np.generic) else value)
+
+
+def _parquet_file(source: _Source, path: Place) -> dict[str, Any]:
+    import pyarrow.parquet as parquet
+
+    table, sink = source.one_table(), io.BytesIO()
+    about = {name: value for name, value in source.document.items() if name != "tables"}
+    told = {"title": table.title, "fedcore": json.dumps(about)}
+    parquet.write_table(_arrow(table, told), sink)
+    write_whole(path, sink.getvalue(), private=not source.private)
+    return {"holds": [table.name]}
+
+
+def _arrow(table: Table, told: Mapping[str, str]) -> Any:
+    """A pyarrow.Table; units are in the metadata of the columns, and columns of several kinds are texts."""
+    import pyarrow as pa
+
+    arrays, fields = [], []
+    for column in table.columns:
+        values = [value.item() if isinstance(value, np.generic) else value for value in column.values]
+        try:
+            array = pa.array(values)
+        except (pa.ArrowInvalid, pa.ArrowTypeError):
+            array = pa.array([None if value is None else _cell(value) for value in values], pa.string())
+        arrays.append(array)
+        fields.append(pa.field(column.name, array.type, metadata={"unit": column.unit} if column.unit else None))
+    return pa.table(arrays, pa.schema(fields, metadata=dict(told)))
+
+
+def _json_file(source: _Source, path: Place) -> dict[str, Any]:
+    document = source.document
+    write_whole(path, json_bytes(document), private=not source.private)
+    return {"holds": [table["name"] for table in document["tables"]]}
+
+
+# --- arrays ---------------------------------------------------------------------------------------------------------
+
+
+def _npz(source: _Source, path: Place) -> dict[str, Any]:
+    """Without pickles: texts are arrays of characters, and what is None is left out."""
+    arrays = {name: np.asarray(value) for name, value in source.values().items() if value is not None}
+    sink = io.BytesIO()
+    np.savez(sink, **arrays)  # type: ignore[arg-type]
+    write_whole(path, sink.getvalue(), private=not source.private)
+    return {"holds": sorted(arrays)}
+
+
+def _zarr(source: _Source, path: Place) -> dict[str, Any]:
+    """Scalars and what result.json says are attributes of the group."""
+    import zarr
+
+    values, document = source.values(), source.document
+    arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
+    scalars = {name: json_value(value) for name, value in values.items() if name not in arrays}
+
+    def fill(folder: Path) -> None:
+        group = zarr.open_group(folder, mode="a", zarr_format=3)
+        group.attrs.update({"fedcore": document, "scalars": scalars})
+        for name, value in arrays.items():
+            made = group.create_array(name, shape=value.shape, dtype=value.dtype)
+            if value.size:
+                made[...] = value
+
+    _whole_folder(Path(str(path)), fill, private=not source.private)
+    return {"holds": sorted(arrays)}
+
+
+def _whole_folder(path: Path, fill: Callable[[Path], None], private: bool) -> None:
+    """A folder that appears when all is in it, or never."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    sweep_partials(path)
+    shutil.rmtree(partial, ignore_errors=True)  # of a dead process that had this number
+    try:
+        make_folder(partial, private=private)
+        fill(partial)
+        seal(partial)
+        partial.rename(path)
+        flush(path.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+# --- estimators -----------------------------------------------------------------------------------------------------
+
+
+def _estimator(source: _Source, path: Place, dump: Callable[[Any, io.BytesIO], object]) -> dict[str, Any]:
+    fitted = source.fitted()
+    made, sink = estimator_of(fitted), io.BytesIO()
+    dump(made, sink)
+    write_whole(path, sink.getvalue(), private=not source.private)
+    remark = f"{fitted.remark[:1].upper()}{fitted.remark[1:]}. " if fitted.remark else ""
+    return {"holds": [repr(made)], "note": remark + PICKLED}
+
+
+def _joblib(source: _Source, path: Place) -> dict[str, Any]:
+    import joblib
+
+    return _estimator(source, path, joblib.dump)
+
+
+def _pickle(source: _Source, path: Place) -> dict[str, Any]:
+    return _estimator(source, path, pickle.dump)
+
+
+FORMS: Mapping[str, Callable[[_Source, Place], dict[str, Any]]] = {
+    "": _folder,
+    ".csv": _csv_file,
+    ".parquet": _parquet_file,
+    ".json": _json_file,
+    ".npz": _npz,
+    ".zarr": _zarr,
+    ".joblib": _joblib,
+    ".pkl": _pickle,
+}
