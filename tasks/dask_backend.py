@@ -389,3 +389,13 @@ class DaskBackend:
             queues.append([(group, after[0] if after else None) for group, after in zip_longest(queue, queue[1:])])
         for turn in zip_longest(*queues):
             yield from ((worker, *group) for worker, group in zip(workers, turn, strict=True) if group)
+
+
+BLOCKS_AHEAD = 4  # of each worker, that are asked together where results are written between
+
+
+@contextmanager
+def sharing(workers: int) -> Iterator[tuple["DaskBackend", int]]:
+    """A backend of so many processes of this machine, and how many blocks to ask of it together."""
+    with dask_client(workers) as client:
+        yield DaskBackend(client), workers * BLOCKS_AHEAD

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -249,17 +251,27 @@ def personalise(
         ),
     ],
     settings: FreeSettings = None,
+    workers: Annotated[
+        int | None,
+        typer.Option("--workers", min=1, max=256, help="Processes that share the blocks; default: this one alone."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Write each client's own output: sensitive, for that client only, not differentially private.
 
-    With --set a setting that only matters here is another one than in the run, such as prior_tokens or floor.
+    With --set a setting that only matters here is another one than in the run, such as prior_tokens or floor. If it is
+    interrupted or killed, the same command goes on.
     """
     from fedcore.training.personalise import personalise as write
 
-    with bar(f"personalise {population}", as_json) as progress:
-        written = write(run, population, dest, progress=progress, settings=read_settings(None, settings))
-    say(written, as_json)
+    shared = import_module("fedcore.tasks.dask_backend").sharing(workers) if workers else nullcontext((None, 1))
+    try:
+        with shared as (backend, at_once), bar(f"personalise {population}", as_json) as progress:
+            given = read_settings(None, settings)
+            say(write(run, population, dest, progress, given, backend, at_once), as_json)
+    except KeyboardInterrupt:
+        print("interrupted. Go on with the same command: what is done is kept beside the outputs.", file=sys.stderr)
+        raise
 
 
 def evaluate(

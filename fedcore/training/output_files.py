@@ -19,13 +19,13 @@ import os
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from fedcore.errors import ConfigError, PopulationError
-from fedcore.population.blocks import ClientBlock, CountsBlock
 from fedcore.population.store import Population
 from fedcore.rounds.method import ROWS, ClientOutputs
 from fedcore.storage.files import (
@@ -41,6 +41,7 @@ from fedcore.storage.files import (
     write_whole,
 )
 from fedcore.storage.parsing import parse_json
+from fedcore.training.output_parts import sweep
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,6 +52,20 @@ GROUP_BYTES = 2**24  # of a row group of Parquet, before compression
 LINE_NUMBERS = 2**20  # of lines of CSV that are made at once
 
 
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """Consecutive clients of a population whose outputs are written together.
+
+    first: number of the first of them; first_row: of their first row; ptr: (clients + 1,) where each client's rows
+    begin, from 0; None in a population of counts
+    """
+
+    first: int
+    clients: int
+    first_row: int = 0
+    ptr: np.ndarray | None = None
+
+
 def output_files(dest: str | Path, population: Population, features: Sequence[str]) -> OutputFiles:
     """What writes the outputs of the clients of a population to `dest`. features: names of outputs whose last axis are
     the features of the population.
@@ -58,6 +73,7 @@ def output_files(dest: str | Path, population: Population, features: Sequence[st
     Raises ConfigError if `dest` is a URL, or its ending none of those above; PopulationError if there is something.
     """
     path = _local(dest)
+    sweep(path)
     kind = KINDS.get(path.suffix.lower())
     if kind is None:
         raise ConfigError(
@@ -86,7 +102,7 @@ class OutputFiles(ABC):
 
     with output_files(...) as files:
         files.begin(about)
-        files.add(leaf, ids, outputs, first_row)  # for every leaf, in order
+        files.add(leaf, ids, outputs)  # for every leaf, in order
         files.commit()
     """
 
@@ -122,8 +138,8 @@ class OutputFiles(ABC):
         """about: what is told of the outputs, as JSON."""
 
     @abstractmethod
-    def add(self, leaf: ClientBlock, ids: Sequence[str], outputs: ClientOutputs, first_row: int) -> None:
-        """ids: of the leaf's clients; first_row: of the leaf, counted over the population."""
+    def add(self, leaf: Leaf, ids: Sequence[str], outputs: ClientOutputs) -> None:
+        """ids: of the leaf's clients."""
 
     @abstractmethod
     def commit(self) -> None: ...
@@ -149,16 +165,16 @@ class ZarrFolder(OutputFiles):
         self.group.attrs.update(dict(about))
         self.ids = open(self.partial / "clients.jsonl", "w")
 
-    def add(self, leaf: ClientBlock, ids: Sequence[str], outputs: ClientOutputs, first_row: int) -> None:
+    def add(self, leaf: Leaf, ids: Sequence[str], outputs: ClientOutputs) -> None:
         assert self.ids is not None
         people, per_leaf = self.population.n_clients, self.population.clients_per_leaf
         self.clients += leaf.clients
         self.ids.writelines(json.dumps(client) + "\n" for client in ids)
-        if not isinstance(leaf, CountsBlock) and any(name.startswith(ROWS) for name in outputs):
-            self._put("ptr", leaf.ptr[1:] + first_row, leaf.first + 1, people + 1, per_leaf)
+        if leaf.ptr is not None and any(name.startswith(ROWS) for name in outputs):
+            self._put("ptr", leaf.ptr[1:] + leaf.first_row, leaf.first + 1, people + 1, per_leaf)
         for name, values in outputs.items():
             if name.startswith(ROWS):
-                self._put(name, values, first_row, self.population.n_rows, ROWS_PER_CHUNK)
+                self._put(name, values, leaf.first_row, self.population.n_rows, ROWS_PER_CHUNK)
             else:
                 self._put(name, values, leaf.first, people, per_leaf)
 
@@ -349,13 +365,13 @@ class TableFiles(OutputFiles):
     def _partial(self, path: Path) -> Path:
         return self.partial / path.name
 
-    def add(self, leaf: ClientBlock, ids: Sequence[str], outputs: ClientOutputs, first_row: int) -> None:
+    def add(self, leaf: Leaf, ids: Sequence[str], outputs: ClientOutputs) -> None:
         here = ~self.population.are_holes(leaf.first, leaf.clients)
         self.clients += int(here.sum())
         clients = np.asarray(ids, object)
         mine = {name: values for name, values in outputs.items() if not name.startswith(ROWS)}
         self._write(self.path, {"client": clients[here]}, {name: values[here] for name, values in mine.items()})
-        if len(mine) == len(outputs) or isinstance(leaf, CountsBlock):
+        if len(mine) == len(outputs) or leaf.ptr is None:
             return
         sizes = np.diff(leaf.ptr)
         number = np.arange(int(leaf.ptr[-1])) - np.repeat(leaf.ptr[:-1], sizes)

@@ -5,20 +5,27 @@ They contain each client's own data and are not differentially private: they are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from fedcore.errors import PopulationError, RunError, WrongKind
 from fedcore.methods.registry import make_method, with_free_settings
 from fedcore.population.blocks import ClientBlock, CountsBlock, leaves
 from fedcore.population.store import Population
 from fedcore.rounds.clients import read_memory, redacted
-from fedcore.rounds.method import AnyMethod, Memory, State
+from fedcore.rounds.engine import Backend, InProcessBackend
+from fedcore.rounds.method import ROWS, AnyMethod, ClientOutputs, Memory, State
+from fedcore.rounds.statistics import IntegerSum, Statistics
 from fedcore.runs.store import Run
 from fedcore.storage.files import Place
 from fedcore.training.columns import other_columns
-from fedcore.training.output_files import output_files
+from fedcore.training.output_files import Leaf, OutputFiles, output_files
+from fedcore.training.output_parts import Parts, write_part
 from fedcore.training.spec import recorded_request
 
 NOTE = (
@@ -33,6 +40,8 @@ def personalise(
     dest: str | Path,
     progress: Callable[[int, int], None] | None = None,
     settings: Mapping[str, Any] | None = None,
+    backend: Backend | None = None,
+    at_once: int = 1,
 ) -> dict[str, Any]:
     """Write `dest`, a Zarr folder, or a Parquet or CSV file by its ending: `fedcore.training.output_files`.
 
@@ -40,47 +49,120 @@ def personalise(
     them, instead of one for each client.
 
     settings: that may be given to a run that was made (`Method.free_settings`), given anew; the outputs say which.
+    backend: computes the outputs; this process by default. Its workers write to the folder of `dest`.
+    at_once: blocks that are asked of it together
+    progress: called with the number of blocks that are written, and of all
 
-    Memory stays at one block. Raises RunError, WrongKind if run and population do not fit, PopulationError if `dest`
-    exists, ConfigError if it is a URL or ends otherwise, or for other settings. Returns {"dest", "files" (of single
-    files), "clients", "outputs", "settings", "sensitive", "note"}.
+    Memory stays at one block in each process. Outputs of blocks are kept beside `dest` until all are there, so that the
+    disk holds everything twice at the end; whoever was killed or interrupted goes on with the same call, to the same
+    bytes (`fedcore.training.output_parts`). Raises RunError, WrongKind if run and population do not fit,
+    PopulationError if `dest` exists or somebody else writes it, ConfigError if it is a URL or ends otherwise, or for
+    other settings. Returns {"dest", "files" (of single files), "clients", "outputs", "settings", "sensitive", "note",
+    "blocks_kept" (from an interrupted call, if any)}.
     """
     run, population = Run.open(run_path), Population.open(population_path)
     check_fits(run, population)
     method, state = trained(run, settings)
     about: dict[str, Any] = {"sensitive": True, "note": NOTE, "run": run.id, "method": method.name}
     about["settings"] = method.free_settings_in_force(state)
-    memory, digests = memories_of(run, population)
-    names: set[str] = set()
+    folder, digests = memories_of(run, population)
+    blocks, backend = len(population.blocks), backend or InProcessBackend()
     try:
-        with output_files(dest, population, method.feature_outputs) as files:
+        files = output_files(dest, population, method.feature_outputs)
+        with Parts(files.path, {**about, **_identity(run, population)}) as parts, files:
             files.begin(about)
-            first_row = 0
-            for index, stored in enumerate(population.blocks):
-                kept = None if memory is None else read_memory(memory, index, stored.clients, digests)
-                block, ids = population.read(index), population.client_ids(index)
-                for leaf in leaves(block, population.clients_per_leaf):
-                    at = slice(leaf.first - block.first, leaf.first - block.first + leaf.clients)
-                    with redacted(method, index):
-                        mine = None if kept is None else {name: value[at] for name, value in kept.items()}
-                        outputs = method.personalise(state, leaf, mine)
-                    files.add(leaf, [str(client) for client in ids[at]], outputs, first_row)
-                    names |= outputs.keys()
-                    first_row += 0 if isinstance(leaf, CountsBlock) else int(leaf.ptr[-1])
-                if progress is not None:
-                    progress(index + 1, len(population.blocks))
+            asked = (method, population.location, population.version, folder, digests, str(parts.folder.absolute()))
+            joined = _Joined(files, parts, population)
+            kept = set(parts.there(blocks))
+            for low in range(0, blocks, at_once):
+                lot = range(low, min(low + at_once, blocks))
+                if missing := [index for index in lot if index not in kept]:
+                    backend.map_blocks(partial(_answer, *asked), state, missing, _sizes(population, missing))
+                for index in lot:
+                    if not joined.add(index):  # damaged
+                        backend.map_blocks(partial(_answer, *asked), state, [index], _sizes(population, [index]))
+                        joined.add(index)
+                    if progress is not None:
+                        progress(index + 1, blocks)
             files.commit()
+            parts.finished()
     except OSError as error:
         raise PopulationError(f"cannot write {str(dest)!r}: {error.strerror}.", "Nothing was kept.") from error
     return {
         "dest": str(dest),
         **({"files": files.files} if files.files else {}),
         "clients": files.clients,
-        "outputs": sorted(names),
+        "outputs": sorted(joined.names),
         "settings": about["settings"],
         "sensitive": True,
         "note": NOTE,
+        **({"blocks_kept": len(kept)} if kept else {}),
     }
+
+
+def _identity(run: Run, population: Population) -> dict[str, Any]:
+    """What outputs depend on besides the settings."""
+    return {
+        "committed": run.committed_digest or [run.record_digest, run.round],
+        "population": [population.id, population.version, population.checksum],
+        "fedcore": version("fedcore"),
+    }
+
+
+def _sizes(population: Population, blocks: Sequence[int]) -> list[int]:
+    return [population.decoded_bytes(index) for index in blocks]
+
+
+def _answer(
+    method: AnyMethod,
+    location: str,
+    version: int,
+    memories: Place | None,
+    digests: Mapping[str, str] | None,
+    parts: str,
+    state: State,
+    index: int,
+) -> Statistics:
+    """Write the outputs of one block to the folder of parts, leaf by leaf answered; returns how many clients it has."""
+    population = Population.open(location, version=version)
+    block = population.read(index)
+    kept = None if memories is None else read_memory(memories, index, block.clients, digests)
+    found: list[ClientOutputs] = []
+    for leaf in leaves(block, population.clients_per_leaf):
+        at = slice(leaf.first - block.first, leaf.first - block.first + leaf.clients)
+        with redacted(method, index):
+            mine = None if kept is None else {name: value[at] for name, value in kept.items()}
+            found.append(method.personalise(state, leaf, mine))
+    names = found[0] if found else ()
+    outputs = {name: np.concatenate([leaf[name] for leaf in found]) for name in names}
+    write_part(Path(parts), index, outputs, None if isinstance(block, CountsBlock) else np.asarray(block.ptr, np.int64))
+    return {"clients": IntegerSum(np.array(block.clients, np.int64))}
+
+
+class _Joined:
+    """Parts of blocks, put together leaf by leaf, so that what is written does not depend on the blocks."""
+
+    def __init__(self, files: OutputFiles, parts: Parts, population: Population):
+        self.files, self.parts, self.population = files, parts, population
+        self.first_row, self.names = 0, set[str]()
+
+    def add(self, index: int) -> bool:
+        """Write the outputs of the next block; False if its part is not whole."""
+        read = self.parts.read(index)
+        if read is None:
+            return False
+        outputs, ptr = read
+        stored, ids = self.population.blocks[index], self.population.client_ids(index)
+        self.names |= outputs.keys()
+        for low in range(0, stored.clients, self.population.clients_per_leaf):
+            at = slice(low, min(low + self.population.clients_per_leaf, stored.clients))
+            rows = slice(0, 0) if ptr is None else slice(int(ptr[at.start]), int(ptr[at.stop]))
+            own = None if ptr is None else ptr[at.start : at.stop + 1] - rows.start
+            leaf = Leaf(stored.first + low, at.stop - low, self.first_row + rows.start, own)
+            mine = {name: values[rows if name.startswith(ROWS) else at] for name, values in outputs.items()}
+            self.files.add(leaf, [str(client) for client in ids[at]], mine)
+        self.first_row += 0 if ptr is None else int(ptr[-1])
+        return True
 
 
 def remembering_leaves(run: Run, population: Population) -> Iterator[tuple[int, ClientBlock, Memory | None]]:
