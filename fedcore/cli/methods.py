@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedcore.cli.options import Json
 from fedcore.cli.terminal import say, table
+
+if TYPE_CHECKING:
+    from fedcore.rounds.method import AnyMethod
 
 
 def methods(
@@ -20,10 +23,19 @@ def methods(
         rows = [_row(n) for n in METHODS]
         return say({"methods": rows}, True) if as_json else table("Methods", rows)
     cls = method_class(name)
-    schema = cls.Config.model_json_schema()
     if as_json:
+        schema = cls.Config.model_json_schema()
         return say({"method": name, "schema": schema, "free_settings": list(cls.free_settings)}, True)
-    rows = [
+    table(f"{name}: {summary(cls)}", settings_rows(cls))
+    if cls.free_settings:
+        print(
+            f"`personalise --set` and `evaluate --set` change, in a run that was made: {', '.join(cls.free_settings)}."
+        )
+
+
+def settings_rows(cls: type[AnyMethod]) -> list[dict[str, str]]:
+    """The settings of a method, a row for each: setting, type, default, range, what."""
+    return [
         {
             "setting": field,
             "type": _type(item),
@@ -31,13 +43,8 @@ def methods(
             "range": _range(item),
             "what": item.get("description", ""),
         }
-        for field, item in schema["properties"].items()
+        for field, item in cls.Config.model_json_schema()["properties"].items()
     ]
-    table(f"{name}: {summary(cls)}", rows)
-    if cls.free_settings:
-        print(
-            f"`personalise --set` and `evaluate --set` change, in a run that was made: {', '.join(cls.free_settings)}."
-        )
 
 
 def _row(name: str) -> dict[str, str]:

@@ -1,0 +1,91 @@
+"""What mkdocs does with the pages: README and its neighbours become pages, references are generated, links lead on.
+
+Pages are written to be read in the repository too: links in them are paths between its files. On the site a link to
+README, CONTRIBUTING or CHANGELOG leads to the page that is made of it, and one to code is shown without a link.
+"""
+
+import posixpath
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+from typer.cli import get_docs_for_click
+from typer.main import get_command
+
+from fedcore.cli import app
+from fedcore.cli.methods import settings_rows
+from fedcore.methods.registry import METHODS, method_class, summary
+
+ROOT = Path(__file__).parents[2]
+MADE_PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changes.md"}
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    for name, page in MADE_PAGES.items():
+        files.append(File.generated(config, page, content=(ROOT / name).read_text()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    place = page.file.src_uri
+    source = {made: name for name, made in MADE_PAGES.items()}.get(place, f"docs/{place}")
+    for marker, made in REFERENCES.items():
+        if f"<!-- {marker} -->" in markdown:
+            markdown = markdown.replace(f"<!-- {marker} -->", made())
+    return with_links(markdown, source, place)
+
+
+def with_links(markdown: str, source: str, place: str) -> str:
+    """The page with links for the site. source: its path in the repository; place: its path on the site."""
+
+    def link(found: re.Match[str]) -> str:
+        image, text, target, anchor = (part or "" for part in found.groups())
+        if not target or "://" in target:
+            return found.group()
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
+        if (ROOT / path / "README.md").exists():
+            path += "/README.md"
+        if path not in MADE_PAGES and not path.startswith("docs/"):
+            return text
+        there = MADE_PAGES.get(path, path.removeprefix("docs/"))
+        return f"{image}[{text}]({posixpath.relpath(there, posixpath.dirname(place) or '.')}{anchor})"
+
+    parts = re.split(r"(^```.*?^```$)", markdown, flags=re.MULTILINE | re.DOTALL)
+    parts[::2] = [re.sub(r"(!?)\[([^\]]*)\]\(([^)#\s]*)(#[^)\s]*)?\)", link, part) for part in parts[::2]]
+    return "".join(parts)
+
+
+def commands() -> str:
+    """The help of every command, as typer writes it."""
+    command = get_command(app)
+    text = get_docs_for_click(obj=command, ctx=command.context_class(command, info_name="fedcore"), name="fedcore")
+    return f"#{text}"  # the page has a title
+
+
+def settings() -> str:
+    """A table of settings for every method."""
+    return "\n\n".join(_settings_of(name) for name in METHODS)
+
+
+def _settings_of(name: str) -> str:
+    cls = method_class(name)
+    rows = settings_rows(cls)
+    lines = [f"## {name}", "", summary(cls), ""]
+    if cls.free_settings:
+        free = ", ".join(f"`{setting}`" for setting in cls.free_settings)
+        lines += [f"Of what is made of a run that is there (`personalise --set`, `evaluate --set`): {free}.", ""]
+    lines += ["| setting | default | values | what |", "|---|---|---|---|"]
+    for row in rows:
+        values = ", ".join(part for part in (row["type"], row["range"]) if part)
+        cells = [f"`{row['setting']}`", f"`{row['default']}`", values, row["what"]]
+        lines.append("| " + " | ".join(_escaped(cell) for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+def _escaped(cell: str) -> str:
+    return cell.replace("|", "&#124;").replace("<", "&lt;").replace("*", "\\*").replace("\n", " ")
+
+
+REFERENCES = {"commands": commands, "settings": settings}
