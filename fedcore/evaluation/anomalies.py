@@ -59,7 +59,7 @@ def unusual_rows(run_path: str | Path, population_path: str | Path, count: int =
         )
     least: list[tuple[float, int, int, int]] = []  # a heap of (- density, - client, - row, block)
     left_out = 0
-    for index, leaf, memory in remembering_leaves(run, population):
+    for index, leaf, memory in remembering_leaves(run, population, method):
         with redacted(method, index), np.errstate(over="ignore", invalid="ignore"):
             outputs = method.personalise(state, leaf, memory) if population.kind == "rows" else {}
         if DENSITY not in outputs:

@@ -81,7 +81,7 @@ def diagnose(run_path: str | Path, population_path: str | Path, cutoff: float = 
     check_fits(run, population)
     method, state = trained(run)
     distances: list[np.ndarray] = []
-    for index, leaf, memory in remembering_leaves(run, population):
+    for index, leaf, memory in remembering_leaves(run, population, method):
         with redacted(method, index):
             distances.append(method.outlier_distances(state, leaf, memory))
     ids = [str(client) for index in range(len(population.blocks)) for client in population.client_ids(index)]

@@ -72,7 +72,9 @@ class Model(LoadedRun):
             population = Population.open(population)
         run, (method, state) = self._run, self.fitted
         check_fits(run, population)
-        leaves = [method.personalise(state, leaf, kept) for _, leaf, kept in remembering_leaves(run, population)]
+        leaves = [
+            method.personalise(state, leaf, kept) for _, leaf, kept in remembering_leaves(run, population, method)
+        ]
         return _together(leaves)
 
     def outputs(self, block: ClientBlock) -> dict[str, np.ndarray]:

@@ -147,6 +147,19 @@ def leaves(block: ClientBlock, clients_per_leaf: int) -> Iterator[ClientBlock]:
         yield block.slice(start, stop, block.leaf + number)
 
 
+def joined(block: CountsBlock) -> CountsBlock:
+    """The same clients with what is held out of them as more of their tokens, and nothing held out. Counts are added up
+    in float64, which is exact, whatever the parts are stored in: a client's do not depend on who else is there."""
+    if block.heldout is None:
+        return block
+    parts = [replace(part, data=part.data.astype(np.float64)).csr for part in (block, block.heldout)]
+    whole = sp.csr_matrix(parts[0] + parts[1])
+    whole.sort_indices()
+    totals = block.totals + block.heldout.totals
+    indices = whole.indices.astype(np.int32, copy=False)
+    return CountsBlock(block.first, block.leaf, whole.indptr, indices, whole.data, totals, block.features)
+
+
 def scored_from(block: ClientBlock, least: int) -> ClientBlock:
     """The block with nothing held out of clients with less than `least` tokens (rows, of a block of rows) in either of
     their two parts."""

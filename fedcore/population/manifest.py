@@ -262,6 +262,12 @@ class Manifest(_Frozen):
         return of_periods.labels_in_words(self.period.unit, self.first_period, ranges)
 
     @property
+    def one_whole(self) -> bool:
+        """Whether the held-out part is as good as the training part to whoever trains and serves these clients: their
+        documents were dealt to both, and nobody may be scored by them, since they are not public."""
+        return self.halves == "document" and not self.public_for_evaluation
+
+    @property
     def has_heldout(self) -> bool:
         return any(block.heldout is not None for block in self.blocks)
 

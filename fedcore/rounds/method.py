@@ -146,6 +146,8 @@ class Method(ABC, Generic[ConfigT, StateT]):
     free_settings: names of settings of `personalise`, `score_block`, `score_table` and `headline`, which neither the
         clients' answers nor the server's moves depend on, but through what they are asked: what they do is a function
         of what a run has ended with, so that they may be given anew to a run that was made
+    personalises_all_documents: whether a client's outputs are made of both halves of its documents, where these were
+        dealt to halves and are not public for evaluation (`joined`); for methods of counts
     feature_outputs: names of outputs of `personalise` whose last axis are the features of the population
     """
 
@@ -161,6 +163,7 @@ class Method(ABC, Generic[ConfigT, StateT]):
     warm_starts_for: ClassVar[tuple[str, ...]] = ()
     series_arrays: ClassVar[tuple[str, ...]] = ()
     scores_use_memories: ClassVar[bool] = False
+    personalises_all_documents: ClassVar[bool] = False
     free_settings: ClassVar[tuple[str, ...]] = ()
     feature_outputs: ClassVar[tuple[str, ...]] = ()
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedcore.errors import PopulationError, RunError, WrongKind
 from fedcore.methods.registry import make_method, with_free_settings
-from fedcore.population.blocks import ClientBlock, CountsBlock, leaves
+from fedcore.population.blocks import ClientBlock, CountsBlock, joined, leaves
 from fedcore.population.store import Population
 from fedcore.rounds.clients import read_memory, redacted
 from fedcore.rounds.engine import Backend, InProcessBackend
@@ -72,16 +72,16 @@ def personalise(
         with Parts(files.path, {**about, **_identity(run, population)}) as parts, files:
             files.begin(about)
             asked = (method, population.location, population.version, folder, digests, str(parts.folder.absolute()))
-            joined = _Joined(files, parts, population)
+            together = _Joined(files, parts, population)
             kept = set(parts.there(blocks))
             for low in range(0, blocks, at_once):
                 lot = range(low, min(low + at_once, blocks))
                 if missing := [index for index in lot if index not in kept]:
                     backend.map_blocks(partial(_answer, *asked), state, missing, _sizes(population, missing))
                 for index in lot:
-                    if not joined.add(index):  # damaged
+                    if not together.add(index):  # damaged
                         backend.map_blocks(partial(_answer, *asked), state, [index], _sizes(population, [index]))
-                        joined.add(index)
+                        together.add(index)
                     if progress is not None:
                         progress(index + 1, blocks)
             files.commit()
@@ -125,7 +125,7 @@ def _answer(
 ) -> Statistics:
     """Write the outputs of one block to the folder of parts, leaf by leaf answered; returns how many clients it has."""
     population = Population.open(location, version=version)
-    block = population.read(index)
+    block = whole_block(method, population, index)
     kept = None if memories is None else read_memory(memories, index, block.clients, digests)
     found: list[ClientOutputs] = []
     for leaf in leaves(block, population.clients_per_leaf):
@@ -165,12 +165,22 @@ class _Joined:
         return True
 
 
-def remembering_leaves(run: Run, population: Population) -> Iterator[tuple[int, ClientBlock, Memory | None]]:
+def whole_block(method: AnyMethod, population: Population, index: int) -> ClientBlock:
+    """A block of clients with all that their outputs are made of."""
+    if not (method.personalises_all_documents and population.manifest.one_whole):
+        return population.read(index)
+    block = population.read(index, heldout=True)
+    return joined(block) if isinstance(block, CountsBlock) else block
+
+
+def remembering_leaves(
+    run: Run, population: Population, method: AnyMethod
+) -> Iterator[tuple[int, ClientBlock, Memory | None]]:
     """(block, leaf, what its clients remember of the run's last round) for every leaf, in order; one block at a time.
     Raises RunError for damaged memories."""
     folder, digests = memories_of(run, population)
     for index in range(len(population.blocks)):
-        block = population.read(index)
+        block = whole_block(method, population, index)
         memory = None if folder is None else read_memory(folder, index, block.clients, digests)
         for leaf in leaves(block, population.clients_per_leaf):
             at = slice(leaf.first - block.first, leaf.first - block.first + leaf.clients)

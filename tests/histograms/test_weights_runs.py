@@ -1,12 +1,18 @@
 """Runs that release weights: what is read from the store, who may ask for it, and what the run leaves."""
 
+import csv
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
 
+from fedcore.interface.model import load_run
 from fedcore.methods.histograms import weights
 from fedcore.methods.histograms.personal import base_weight
+from fedcore.population.blocks import counts_block, joined
+from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
+from fedcore.population.writer import PopulationWriter
 from fedcore.rounds.caches import BLOCKS
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import Run
@@ -64,6 +70,40 @@ def test_the_last_round_alone_reads_both_halves(halves, tmp_path, monkeypatch):
     assert "each with both halves of its data" in statement and '"weights"' in statement
     outputs = personalise(run.path, population.path, tmp_path / "out")
     assert "weight" in outputs["outputs"]
+
+
+def test_clients_are_given_what_all_their_documents_say(halves, tmp_path):
+    """But on a population that is public for evaluation, where somebody scores by the second halves."""
+    population, _ = halves
+    run = train(population, tmp_path)
+    method, state = trained(run)
+    block = population.read(0, True)
+    both = sp.csr_matrix(block.csr + block.heldout.csr)
+    of_both, of_first = (method.personalise(state, one, None) for one in (counts_block(0, 0, both), block))
+    assert not np.array_equal(of_both["estimate"], of_first["estimate"])
+    given = load_run(run.path).personalised(population)
+    assert np.array_equal(given["estimate"][:8], of_both["estimate"])
+    personalise(run.path, population.path, tmp_path / "out.csv")
+    rows = list(csv.DictReader(open(tmp_path / "out.csv", newline="")))
+    assert [float(row["weight"]) for row in rows[:8]] == of_both["weight"].tolist()
+    for number, options in enumerate(({"halves": "document", "public_for_evaluation": "made up"}, {"halves": None})):
+        with PopulationWriter(tmp_path / f"other{number}", "counts", block.features, **options) as writer:
+            writer.write([f"c{i}" for i in range(8)], block.csr.astype(np.int64), block.heldout.csr.astype(np.int64))
+            other = writer.commit(Provenance(sources=("test",)))
+        assert np.array_equal(load_run(run.path).personalised(other)["estimate"], of_first["estimate"])
+
+
+def test_two_halves_are_added_up_exactly_whoever_else_is_there():
+    one, other = np.array([[2**24 - 1, 0, 3], [0, 0, 0], [5, 1, 0]]), np.array([[2, 0, 0], [0, 7, 0], [0, 0, 0]])
+    block = counts_block(4, 2, sp.csr_matrix(one), sp.csr_matrix(other))
+    both = joined(block)
+    assert (both.csr.toarray() == one + other).all() and (both.first, both.leaf, both.heldout) == (4, 2, None)
+    assert both.totals.tolist() == (one + other).sum(axis=1).tolist() and both.data.dtype == np.float64
+    assert both.indptr.tolist() == [0, 2, 3, 5] and joined(both) is both
+    for client in range(3):
+        alone = joined(block.slice(client, client + 1, 2))
+        mine = both.slice(client, client + 1, 2)
+        assert alone.indices.tolist() == mine.indices.tolist() and alone.data.tobytes() == mine.data.tobytes()
 
 
 def weights_of_candidates():

@@ -67,6 +67,7 @@ class Histograms(PrivateMethod[HistogramsConfig, HistogramsState]):
 
     name: ClassVar[str] = "histograms"
     kinds: ClassVar[tuple[Kind, ...]] = ("counts",)
+    personalises_all_documents: ClassVar[bool] = True
     arithmetic_version: ClassVar[str] = "histograms-3"
     Config = HistogramsConfig
     State = HistogramsState
