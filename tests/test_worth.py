@@ -1,15 +1,20 @@
 """What a private run is likely to be worth: said before it is made, and asked about where it is nothing."""
 
+from dataclasses import replace
+
 import pytest
 
 from fedcore.errors import NotWorthIt
 from fedcore.methods.histograms import Histograms, HistogramsConfig
+from fedcore.methods.private_mixture import feasibility
+from fedcore.methods.registry import make_method
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import start_run
 from tests.command import fedcore, private_population, works
 from tests.conftest import small_counts
 from tests.histograms.run_in_memory import facts
+from tests.private_mixture.worlds import facts as mixture_facts
 
 SETTINGS = ("--set", "epsilon=0.5")
 
@@ -28,6 +33,38 @@ def test_a_word_for_every_strength(nominal, rho, word):
 def test_less_budget_is_worth_less():
     losses = [Histograms().worth(facts(1000, rho=rho, nominal=1000)).loss for rho in (0.01, 0.02, 0.04)]
     assert losses == sorted(losses, reverse=True)
+
+
+# Records, columns, components, epsilon.
+@pytest.mark.parametrize(
+    "sizes, mixture, search",
+    [
+        ((500, 5, 4, 0.3), "none", "none"),
+        ((2000, 50, 2, 1.0), "none", "weak"),
+        ((2000, 20, 4, 1.0), "weak", "weak"),
+        ((2000, 5, 4, 1.0), "fair", "weak"),
+        ((8000, 5, 4, 1.0), "good", "fair"),
+        ((60_000, 10, 4, 4.0), "good", "good"),
+    ],
+)
+def test_mixtures_say_what_their_noise_allows(sizes, mixture, search):
+    records, features, components, epsilon = sizes
+    public = replace(mixture_facts(features, records, epsilon), unit="client")
+    settings = {"components": components}
+    for name, more, word in (("private_mixture", {}, mixture), ("private_gmm", {"radius": 20.0}, search)):
+        worth = make_method(name, settings | more).worth(public)
+        assert (worth.word, worth.asks) == (word, word == "none"), (name, worth.in_words)
+        assert ("would be enough" in worth.expect) == (word in ("none", "weak", *(["fair"] if not more else [])))
+        assert not make_method(name, settings | more | {"anyway": True}).worth(public).asks
+
+
+def test_as_many_units_as_are_said_to_be_enough_are():
+    public = mixture_facts(10, 1000, 1.0)
+    method = make_method("private_mixture", {"components": 4})
+    units = feasibility.enough(method.config, public)
+    assert 1000 < units < 10_000
+    assert feasibility.strength(method.config, replace(public, nominal_clients=round(units * 1.1))).word == "good"
+    assert feasibility.strength(method.config, replace(public, nominal_clients=round(units / 1.3))).word == "fair"
 
 
 def test_algorithms_without_privacy_say_nothing():

@@ -271,7 +271,7 @@ private_gmm("diag-records-replace-one", unit="record", relation="replace_one", c
 private_gmm("two-levels", **THREE, covariance="full")
 private_gmm("up-to", components=4, up_to=True, depth=2, covariance="spherical", box_dimensions=2)
 private_gmm("nothing-projected", "separated_narrow", covariance="full")
-private_gmm("nothing-found", "separated_not", covariance="diag")
+private_gmm("nothing-found", "separated_not", covariance="diag", anyway=True)
 private_gmm("series", given="private_gmm/diag", covariance="diag")
 private_gmm("series-searching", given="private_gmm/two-levels", **THREE | {"components": 4}, up_to=True)
 
@@ -287,7 +287,7 @@ def private_mixture(name: str, population: str = "separated", unit: str = "clien
 
 private_mixture("clients")
 private_mixture("records-replace-one", unit="record", relation="replace_one", components=4)
-private_mixture("one", "separated_not")
+private_mixture("one", "separated_not", anyway=True)
 
 
 # --- dictionaries -----------------------------------------------------------------------------------------------------

@@ -159,7 +159,7 @@ def test_budgets_refuse(tmp_path):
 
 def test_a_run_that_finds_nothing_ends_finished_and_gives_back_what_it_did_not_need(tmp_path):
     made, ledger = population(tmp_path / "p")
-    run = to_end(begin(made, tmp_path, settings={**SETTINGS, "epsilon": 0.05}))
+    run = to_end(begin(made, tmp_path, settings={**SETTINGS, "epsilon": 0.05, "anyway": True}))
     state, balance = load_run(run.path).state, ledger.balance(made.id)
     assert run.status == "finished" and state["outcome"] == "no separated structure found at this budget"
     outcome = run_summary(run)["outcome"]

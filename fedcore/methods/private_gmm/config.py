@@ -81,6 +81,7 @@ class PrivateGMMConfig(BaseModel):
     nominal_clients: int | None = Field(
         None, ge=1, description="public size of the population; None: as declared in the manifest"
     )
+    anyway: bool = Field(False, description="make a run also if its budget is too small for it to be of any use")
     spare_releases: int = Field(
         0,
         ge=0,

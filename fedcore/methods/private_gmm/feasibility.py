@@ -23,12 +23,14 @@ from fedcore.methods.private_gmm import sensitivities, terrific
 from fedcore.methods.private_gmm.boxes import FALSE_BOXES
 from fedcore.methods.private_gmm.config import PrivateGMMConfig
 from fedcore.methods.private_gmm.integer_rows import ONE
-from fedcore.methods.private_gmm.plan import SHIFTS, passes_of, sizes_of
+from fedcore.methods.private_gmm.plan import SHIFTS, passes_of, plan, searches, sizes_of
 from fedcore.methods.private_gmm.state import PrivateGMMState
+from fedcore.rounds.method import PublicFacts, Worth
 
 CANDIDATES = 2  # per component: what a search with little budget keeps
 BINS = 14  # of a profile, up to the radius of a component
 SEPARATION, CAUGHT, HELD = 0.75, 0.3, 0.9
+HOPELESS, AMPLE = 2.5, 0.5  # what is needed, in what is there: from there on nothing is found; noise hardly matters
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,3 +75,25 @@ def needs_of(config: PrivateGMMConfig, features: int, relation: str, noise: np.n
     if "level0_moments" in sd:
         needs["principal"] = 2 * math.sqrt(features) * sd["level0_moments"] / ONE**2 / (0.5 * SEPARATION**2)
     return needs
+
+
+def worth(config: PrivateGMMConfig, public: PublicFacts) -> Worth | None:
+    """None if nobody declared a size. A budget for records is told of as if every client held one: more are better.
+    Raises ConfigError for what `fedcore.methods.private_gmm.plan.plan` refuses."""
+    if public.nominal_clients is None:
+        return None
+    releases = plan(config, public)
+    if not searches(config, public):
+        return Worth("good", "the series knows all components, so that the run does not look for them")
+    noise = np.array([release.scale for release in releases])
+    needed = max(needs_of(config, public.features, public.relation, noise).values())
+    factor = 2 * needed / (config.w_min * public.nominal_clients)
+    if factor <= 1:
+        return Worth("good" if factor <= AMPLE else "fair", "components that lie apart are likely to be found")
+    said = Forecast(2 * needed / config.w_min, factor).in_words(public.unit)
+    hopeless = factor >= HOPELESS and public.unit == "client"
+    return Worth(
+        "none" if hopeless else "weak",
+        f"noise is likely to hide components of the least weight; {said}",
+        asks=hopeless and not config.anyway,
+    )

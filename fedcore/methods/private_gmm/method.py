@@ -9,6 +9,7 @@ import numpy as np
 
 from fedcore.methods.private_gmm import clients, server, start
 from fedcore.methods.private_gmm.config import PrivateGMMConfig
+from fedcore.methods.private_gmm.feasibility import worth
 from fedcore.methods.private_gmm.likely import likely_rows
 from fedcore.methods.private_gmm.passes import context_of
 from fedcore.methods.private_gmm.personal import personalise
@@ -21,7 +22,7 @@ from fedcore.methods.private_gmm.state import PrivateGMMState
 from fedcore.population.blocks import ClientBlock, Kind, RowsBlock
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.fitted import FittedMixture
-from fedcore.rounds.method import ClientOutputs, Memory, Message, PrivateMethod, PublicFacts, RoundInfo
+from fedcore.rounds.method import ClientOutputs, Memory, Message, PrivateMethod, PublicFacts, RoundInfo, Worth
 from fedcore.rounds.results import Features, Metric, Result
 from fedcore.rounds.scores import KnownMemories, ScoreTable
 from fedcore.rounds.statistics import Statistics
@@ -52,6 +53,10 @@ class PrivateGMM(PrivateMethod[PrivateGMMConfig, PrivateGMMState]):
     def plan(self, public: PublicFacts) -> Sequence[PlannedRelease]:
         """Raises ConfigError without a budget or a radius, or for a relation or unit that the method does not know."""
         return plan(self.config, public)
+
+    def worth(self, public: PublicFacts) -> Worth | None:
+        """By the noise of the plan; see `fedcore.methods.private_gmm.feasibility`."""
+        return worth(self.config, public)
 
     def init(self, public: PublicFacts) -> PrivateGMMState:
         """Raises ConfigError for what `plan` refuses."""

@@ -35,6 +35,7 @@ class PrivateMixtureConfig(BaseModel):
     nominal_records: int | None = Field(
         None, ge=1, description="public number of records, if the budget is for records; None: as many as clients"
     )
+    anyway: bool = Field(False, description="make a run also if its budget is too small for it to be of any use")
     spare_releases: int = Field(
         0,
         ge=0,

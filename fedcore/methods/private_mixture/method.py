@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from fedcore.methods.private_mixture import clients, server
 from fedcore.methods.private_mixture.config import PrivateMixtureConfig
+from fedcore.methods.private_mixture.feasibility import worth
 from fedcore.methods.private_mixture.fitted import fitted_model_of
 from fedcore.methods.private_mixture.personal import personalise
 from fedcore.methods.private_mixture.plan import plan
@@ -17,7 +18,7 @@ from fedcore.methods.private_mixture.state import PrivateMixtureState
 from fedcore.population.blocks import ClientBlock, Kind, RowsBlock
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.fitted import FittedMixture
-from fedcore.rounds.method import ClientOutputs, Memory, Message, PrivateMethod, PublicFacts, RoundInfo
+from fedcore.rounds.method import ClientOutputs, Memory, Message, PrivateMethod, PublicFacts, RoundInfo, Worth
 from fedcore.rounds.results import Features, Metric, Result
 from fedcore.rounds.scores import KnownMemories, ScoreTable
 from fedcore.rounds.statistics import Statistics
@@ -44,6 +45,10 @@ class PrivateMixture(PrivateMethod[PrivateMixtureConfig, PrivateMixtureState]):
         """Raises ConfigError without a budget or a size, for too many columns, or for a relation or unit that the
         method does not know."""
         return plan(self.config, public)
+
+    def worth(self, public: PublicFacts) -> Worth:
+        """By the noise of the plan; see `fedcore.methods.private_mixture.feasibility`."""
+        return worth(self.config, public)
 
     def init(self, public: PublicFacts) -> PrivateMixtureState:
         """Raises ConfigError for what `plan` refuses."""

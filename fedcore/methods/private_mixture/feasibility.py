@@ -1,0 +1,87 @@
+"""What a run is likely to be worth, from public numbers alone: noise on one side, the declared n units on the other.
+
+    columns   what stands in WINDOW cells of a column with one typical size, in what tells a column from noise
+    edge      the largest eigenvalue that noise alone gives to the second whitening, where true ones are about 1
+    valley    the peak of a component that holds n / K units, over a valley of LOW of it, in deviations
+
+Borders were read off simulated runs (docs/private-mixture.md): 2 to 8 components 6 of the largest standard deviation
+apart, in 2 to 50 columns, with 500 to 8000 records at epsilon .3 to 4. It says what the noise allows, not that the data
+have such groups.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from fedcore.methods.mixture_models.noised_cells import SURE, WINDOW
+from fedcore.methods.mixture_models.whole_rows import ONE
+from fedcore.methods.private_mixture.config import PrivateMixtureConfig
+from fedcore.methods.private_mixture.plan import plan, units_of
+from fedcore.methods.private_mixture.whitening import diagonal_noise
+from fedcore.rounds.method import PublicFacts, Worth
+
+Word = Literal["none", "weak", "fair", "good"]
+
+HELD = 0.9  # of a column's units, in WINDOW cells
+BEYOND = 1.64  # of norms beyond sqrt(d), at which whitened rows are cut
+PEAK, LOW = 0.2, 0.3  # of a component's units in the fullest cell of an edge; of that in the valley
+TOLD, LOST, ROUGH, FINE = 1.0, 4.0, 1.5, 0.75  # columns at least; edges at most: of any use, for groups, for both
+GROUPS, SURELY = 1.5, 3.0  # valleys at least
+EXPECT: dict[Word, str] = {
+    "none": "noise drowns the columns, so that not even one normal distribution is told well",
+    "weak": "a rough density; groups of equal size would not be told apart",
+    "fair": "a density, and perhaps groups of equal size that lie apart",
+    "good": "a density, and groups of equal size that lie apart",
+}
+STEP, MOST_STEPS = 1.1, 200  # of the search for a number of units that would be enough
+
+
+@dataclass(frozen=True, slots=True)
+class Strength:
+    """As in the module's table."""
+
+    columns: float
+    edge: float
+    valley: float
+
+    @property
+    def word(self) -> Word:
+        if self.columns < TOLD or self.edge > LOST:
+            return "none"
+        if self.valley < GROUPS or self.edge > ROUGH:
+            return "weak"
+        return "good" if self.valley >= SURELY and self.edge <= FINE else "fair"
+
+
+def strength(config: PrivateMixtureConfig, public: PublicFacts) -> Strength:
+    """Raises ConfigError for what `fedcore.methods.private_mixture.plan.plan` refuses."""
+    n, d = units_of(config, public), public.features
+    noise = {release.name: release.scale for release in plan(config, public)}
+    cell = min(noise["spans_0"], math.sqrt(2) * noise["columns"]) / ONE
+    columns = HELD * n / (SURE * math.sqrt(WINDOW) * cell)
+    moments = diagonal_noise(noise["moments_1"]) * (math.sqrt(d) + BEYOND) ** 2 / ONE / n
+    peak = PEAK * n / config.components
+    spread = math.sqrt(2 * (noise["valleys"] / ONE) ** 2 + (1 + LOW) * peak)
+    return Strength(columns, math.sqrt(2 * d) * moments, (1 - LOW) * peak / spread)
+
+
+def enough(config: PrivateMixtureConfig, public: PublicFacts) -> float:
+    """About so many units would make a good run at this budget; infinite if no number that was tried does."""
+    n = float(units_of(config, public))
+    for _ in range(MOST_STEPS):
+        declared = config.model_copy(update={"nominal_records": math.ceil(n)})
+        if strength(declared, replace(public, nominal_clients=math.ceil(n))).word == "good":
+            return n
+        n *= STEP
+    return math.inf
+
+
+def worth(config: PrivateMixtureConfig, public: PublicFacts) -> Worth:
+    """Raises ConfigError for what `fedcore.methods.private_mixture.plan.plan` refuses."""
+    word = strength(config, public).word
+    expect = EXPECT[word]
+    if word != "good" and math.isfinite(units := enough(config, public)):
+        expect += f"; about {float(f'{units:.2g}'):,.0f} {public.unit}s would be enough for a good one at this budget"
+    return Worth(word, expect, asks=word == "none" and not config.anyway)
