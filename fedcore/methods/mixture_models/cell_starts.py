@@ -79,7 +79,7 @@ def _fitted(
         means = np.where(weights[:, None] > 1e-8, (mass.T @ centres) / weights[:, None], means)
         away = centres[None] - means[:, None]
         added = (noise**2 @ mass)[:, None, None] * np.eye(q)
-        scatter = _positive(np.einsum("mk,kmi,kmj->kij", mass, away, away) - added)
+        scatter = _positive(np.swapaxes(away * mass.T[:, :, None], 1, 2) @ away - added)
         pooled = scatter.sum(axis=0) / weights.sum() + within + floor * np.eye(q)
         cells = shares.sum(axis=0)
         lean = (PRIOR * q / (PRIOR * q + cells))[:, None, None]
@@ -101,8 +101,8 @@ def _log_joint(
 ) -> np.ndarray:
     """(m, k) the mean log density of a cell's rows under each component, whose variances the cell's noise adds to."""
     values, vectors = np.linalg.eigh(matrices)
-    turned = np.einsum("kmi,kij->kmj", away, vectors)
-    inside = np.einsum("kji,jl,kli->ki", vectors, within, vectors)
+    turned = away @ vectors
+    inside = (vectors * (within @ vectors)).sum(axis=1)
     widened = values[:, None] + noise[:, None] ** 2
     joint: np.ndarray = np.log(weights)[:, None] - 0.5 * (
         ((turned**2 + inside[:, None]) / widened).sum(axis=2) + np.log(widened).sum(axis=2)

@@ -11,7 +11,7 @@ from fedcore.methods.private_mixture.plan import MOST_CELLS
 CELL_FACTOR = 0.07
 SURE = 2.0  # standard deviations of a count, that a cell must hold
 BESIDE = 0.5  # standard deviations of all rows, by which a cell is put beside a big one
-LEAST_WITHIN = 0.1  # of the variance of all rows, that is taken to be within cells
+LEAST_WITHIN = 0.01  # of the variance of all rows, that is taken to be within cells
 BACKGROUND = 0.03  # weight at the start
 
 
