@@ -56,8 +56,10 @@ def test_scores_are_in_the_units_of_the_data(tmp_path, standardise):
 def test_runs_without_scores(tmp_path):
     population = population_with_heldout(tmp_path / "p")
     ran = to_end(begin(population, tmp_path, {**FAST, "algorithm": "tgmm"}))
-    with pytest.raises(ConfigError, match="no common centres"):
-        evaluate_run(ran.path, population)
+    assert evaluate_run(ran.path, population)["held_out_rows"] == 240
+    other = population_with_heldout(tmp_path / "q")
+    with pytest.raises(ConfigError, match="from the training alone"):
+        evaluate_run(ran.path, other)
     with pytest.raises(PopulationError, match="held-out"):
         scores.score_table({"sizes": np.zeros(4)})
 

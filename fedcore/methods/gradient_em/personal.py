@@ -42,6 +42,8 @@ def personalise(
     centres:  (C, R, p) float64 its parameters in the units of the data; weights: (C, R) float64
     labels:   (C, L) int16 component of each of its rows, -1 beyond them; L: rows of the largest client, at most 10,000
     log_likelihood: (C,) float64 mean over its rows, nats, model's units; NaN without rows
+    rows_fitted, rows_residual: (N,) float64, of regressions: the response that is expected of each row by its inputs
+              and its client's own parameters, by their weights; and what is left of the response; units of the data
     distance: (C, R) float64, fedgrem: how far its estimate is from the common centre in units of the threshold. NaN for
               components of too few rows
     apart:    (C, R) int8, fedgrem: 1 where the distance is above 1
@@ -66,9 +68,18 @@ def personalise(
         "labels": labels,
         "log_likelihood": fit,
     }
+    if config.model == "regression":
+        fitted = expected(rows, outputs["centres"], own.w)
+        outputs |= {"rows_fitted": fitted, "rows_residual": block.x[:, -1].astype(np.float64) - fitted}
     if own.distance is not None:
         outputs |= {"distance": own.distance, "apart": (own.distance > 1.0).astype(np.int8)}
     return outputs
+
+
+def expected(rows: Rows, theta: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """(N,) responses that regressions theta (C, R, p) with weights w (C, R) expect of the rows, in theta's units."""
+    means = np.einsum("cr,crp->cp", w, theta)
+    return np.einsum("ij,ij->i", rows.x, means[rows.owners])
 
 
 def _known(state: GradientEMState, memory: Memory | None) -> Memory:

@@ -3,7 +3,8 @@
 A client adapts the common centres to its own training rows by EM steps with the run's penalty, as a client does that
 joins later, and is scored on its held-out rows. Beside it stand the common centres with weights of the client's own
 and, on the population that the run was trained on, the centres that a client has from the run itself.
-Of regressions each line also has the mean squared error of what is expected of a row.
+Of regressions each line also has the mean squared error of what is expected of a row. Local baselines, and mixtures of
+all rows, have one line: what clients have from the run itself.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from typing import Any, cast
 
 import numpy as np
 
-from fedcore.errors import ConfigError, RunError
-from fedcore.methods.gradient_em import mixed_scores
+from fedcore.errors import RunError
+from fedcore.methods.gradient_em import mixed_scores, trained_scores
 from fedcore.methods.gradient_em.config import GradientEMConfig
 from fedcore.methods.gradient_em.coordinates import coordinates_of, log_scale, rows_of, to_model
 from fedcore.methods.gradient_em.local_steps import Rows, e_step
 from fedcore.methods.gradient_em.personal import adapted, parameters
 from fedcore.methods.gradient_em.state import GradientEMState
+from fedcore.methods.gradient_em.trained_scores import only_as_trained, squared_errors
 from fedcore.population.blocks import RowsBlock
 from fedcore.rounds import scores as held_rows
 from fedcore.rounds.scores import RUN, KnownMemories, Row, ScoreTable, Table, held_out
@@ -54,17 +56,18 @@ def score_block(
 ) -> Statistics:
     """Sums over the clients of one leaf that have held-out rows. memories: what they remember of the training.
 
-    Raises ValueError if the block has no held-out part, RunError if the run has no centres yet, ConfigError for an
-    algorithm that has no common centres.
+    Raises ValueError if the block has no held-out part, RunError if the run has no centres yet, ConfigError for a local
+    baseline on another population than that of the training.
     """
     held_part = cast(RowsBlock, held_out(block))
-    if config.local or config.algorithm in ("pooled-em", "fedgmm"):
-        raise ConfigError(
-            f"runs of algorithm {config.algorithm!r} have no common centres that clients could be scored by.",
-            'Score one with algorithm = "fedgrem".',
-        )
     if state.round < 1:
         raise RunError("the run stopped before its first round.", "Resume it first.")
+    if only_as_trained(config):
+        scored, nll, squares = trained_scores.losses(config, state, block, held_part, memories)
+        found = dict(held_rows.sums(block.leaf, scored, {RUN: nll}))
+        if squares is not None:
+            found |= held_rows.sums(block.leaf, scored, {f"{ERRORS_OF}{RUN}": squares})
+        return found
     coordinates = coordinates_of(state)
     rows, held = rows_of(config, coordinates, block), rows_of(config, coordinates, held_part, block)
     v = to_model(config, coordinates, state.centres)
@@ -83,16 +86,9 @@ def score_block(
         with np.errstate(all="ignore"):
             losses[name] = held.sizes * units - e_step(held, theta, w).log_likelihood
             if config.model == "regression":
-                errors[name] = np.exp(2 * units) * _squared_errors(held, theta, w)
+                errors[name] = np.exp(2 * units) * squared_errors(held, theta, w)
     losses.setdefault(TRAINED, np.zeros(block.clients))
     return _sums(block.leaf, held, losses, errors, known)
-
-
-def _squared_errors(held: Rows, theta: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """(C,) summed over the held-out rows, of what the mixture expects of them, model's units."""
-    means = np.einsum("cr,crp->cp", w, theta)
-    left = held.responses - np.einsum("ij,ij->i", held.x, means[held.owners])
-    return np.bincount(held.owners, left**2, len(held.sizes))
 
 
 def _sums(
