@@ -101,6 +101,9 @@ class PrivacyStatement:
     cohorts: Mapping[str, Any] = field(default_factory=dict)
     periods: Mapping[str, Any] = field(default_factory=dict)
     vocabulary: Mapping[str, Any] = field(default_factory=dict)
+    run: str = ""
+    population_id: str = ""
+    ledger: Mapping[str, Any] = field(default_factory=dict)
     trust_model: str = TRUST_MODEL
     not_covered: tuple[str, ...] = NOT_COVERED
 
@@ -135,6 +138,7 @@ class PrivacyStatement:
             ),
             "Not covered:",
             *(f"  - {item}" for item in self.not_covered),
+            *self._source(),
         ]
         return "\n".join(lines)
 
@@ -161,6 +165,15 @@ class PrivacyStatement:
             f"{found['delta']:.3g} of thresholding steps. It and this run add up to {of_both} differential privacy, "
             f"which implies ({both['epsilon']:.4g}, {both['delta']:.3g})-differential privacy, and both are part of "
             "what all runs have spent."
+        ]
+
+    def _source(self) -> list[str]:
+        if not self.ledger:
+            return []
+        return [
+            f"Made from: run {self.run} of population {self.population_id} in ledger {self.ledger['id']}, whose newest "
+            f"record of that population was {self.ledger['seq']} ({self.ledger['hash']}). `fedcore verify-statement` "
+            "compares a statement with its ledger."
         ]
 
     def _lifetime(self) -> list[str]:
@@ -307,13 +320,15 @@ def private_statement(
     vouched: Sequence[str] = (),
     first_period: str | None = None,
     vocabulary: Sequence[str] = (),
+    through: int | None = None,
 ) -> PrivacyStatement:
     """What the ledger's chain says that this run may claim. start: what it started from; vouched: what is public by
     somebody's word alone, each in a clause; first_period: label of the first period of the population's calendar, None
     where it has none; vocabulary: the runs of the account that released the words that are the population's columns,
-    empty where its vocabulary came from elsewhere. Raises the ledger's errors.
+    empty where its vocabulary came from elsewhere; through: number of the last record that counts, None for all. Raises
+    the ledger's errors.
     """
-    account = ledger.account(population_id)
+    account = ledger.account(population_id, through=through)
     if run_id not in account.runs:
         return no_privacy("the ledger knows nothing of this run")
     statement = statement_of_account(account, account.runs[run_id], test_ledger=ledger.is_test)
@@ -322,7 +337,15 @@ def private_statement(
     if vocabulary:
         statement = replace(statement, vocabulary=_with_vocabulary(account, run_id, vocabulary))
     periods = statement.periods and {**statement.periods, **({} if first_period is None else {"first": first_period})}
-    return replace(statement, start=start, vouched=tuple(vouched), periods=periods)
+    return replace(
+        statement,
+        start=start,
+        vouched=tuple(vouched),
+        periods=periods,
+        run=run_id,
+        population_id=population_id,
+        ledger={"id": ledger.id, "seq": account.seq, "hash": account.hash},
+    )
 
 
 def statement_of_account(account: Account, run: RunAccount, *, test_ledger: bool = False) -> PrivacyStatement:

@@ -441,9 +441,11 @@ def abandon(path: str | Place, *, ledger_url: str | None = None) -> Run:
     return run
 
 
-def statement_of(run: Run, method: AnyMethod, ledger: Ledger | None, population: Population | None) -> PrivacyStatement:
+def statement_of(
+    run: Run, method: AnyMethod, ledger: Ledger | None, population: Population | None, through: int | None = None
+) -> PrivacyStatement:
     """What the run may claim, from its ledger; `none` with the reason if it may claim nothing. ledger, population: of a
-    private run
+    private run. through: number of the last record of the ledger that counts, None for all
     """
     if not method.private:
         return no_privacy(method.not_private_because)
@@ -454,12 +456,19 @@ def statement_of(run: Run, method: AnyMethod, ledger: Ledger | None, population:
     record, first = run.info.get("start"), population.manifest.first_period
     words = runs_behind(population, ledger)
     if record is None:
-        return private_statement(ledger, population.id, run.id, first_period=first, vocabulary=words)
+        return private_statement(ledger, population.id, run.id, first_period=first, vocabulary=words, through=through)
     unprotected, vouched = start_lineage(record)
     if population.id in unprotected:  # of an earlier version: such a start is refused now
         return no_privacy("it started from exact values of its own population")
     return private_statement(
-        ledger, population.id, run.id, start=in_words(record), vouched=vouched, first_period=first, vocabulary=words
+        ledger,
+        population.id,
+        run.id,
+        start=in_words(record),
+        vouched=vouched,
+        first_period=first,
+        vocabulary=words,
+        through=through,
     )
 
 

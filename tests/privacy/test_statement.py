@@ -109,6 +109,21 @@ def test_the_headline_says_on_whose_word_the_schema_is_public(url):
     assert "If they were made from the data of these people" in text
 
 
+def test_a_statement_names_its_run_and_the_newest_record_and_can_be_made_again_as_of_it(books):
+    run, lease = interrupted(books)
+    statement = private_statement(books.ledger, books.population, run)
+    head = books.ledger.head(books.population)
+    assert (statement.run, statement.population_id) == (run, books.population)
+    assert statement.ledger == {"id": head.ledger_id, "seq": head.seq, "hash": head.hash}
+    assert f"run {run} of population {books.population}" in statement.text() and head.hash in statement.text()
+    books.ledger.finish(lease, "finished")
+    later = books.reserve([release(1, 40.0)])
+    books.ledger.charge(books.ledger.acquire(later), release(1, 40.0))
+    assert private_statement(books.ledger, books.population, run) != statement
+    assert private_statement(books.ledger, books.population, run, through=head.seq) == statement
+    assert not private_statement(books.ledger, books.population, later, through=head.seq).private
+
+
 def test_a_statement_is_plain_json(books):
     run, _ = interrupted(books)
     for statement in (private_statement(books.ledger, books.population, run), no_privacy("it adds no noise")):

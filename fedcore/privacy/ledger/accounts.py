@@ -277,10 +277,11 @@ class Accounts:
             for record in chain
         ]
 
-    def account(self, population_id: str) -> Account:
-        """The account as the whole chain gives it. Raises LedgerTampered."""
+    def account(self, population_id: str, *, through: int | None = None) -> Account:
+        """The account as the whole chain gives it, or its records up to number `through`. Raises LedgerTampered."""
         with self._reading(population_id) as (connection, _):
-            return replay(self.id, population_id, read_chain(connection, population_id))
+            chain = read_chain(connection, population_id)
+        return replay(self.id, population_id, [record for record in chain if through is None or record.seq <= through])
 
     # --- the chain ----------------------------------------------------------------------------------------------
 
