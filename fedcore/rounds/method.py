@@ -59,6 +59,7 @@ class PublicFacts:
     halves:   how the owner says that clients' data were dealt to the training part and the held-out part: whole
               documents, or single tokens; None if nobody says. Never found out by looking: whether there is a held-out
               part can depend on a single client
+    one_whole: whether the held-out part is as good as the training part to this run (`Manifest.one_whole`)
     """
 
     kind: Kind
@@ -72,6 +73,7 @@ class PublicFacts:
     warm_start: Mapping[str, np.ndarray] | None = None
     unit: Unit = "client"
     halves: Halves | None = None
+    one_whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)

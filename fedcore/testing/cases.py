@@ -297,6 +297,7 @@ def _budgeted_facts(case: Case) -> tuple[PublicFacts, tuple[PlannedRelease, ...]
             warm_start,
             case.unit,
             halves=people.halves,
+            one_whole=people.halves == "document",
         )
 
     if not method.private:

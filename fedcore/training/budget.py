@@ -230,6 +230,7 @@ def public_facts(
         start,
         "client" if unit == CLIENT_PERIOD else unit,
         population.manifest.halves,
+        population.manifest.one_whole,
     )
 
 

@@ -42,6 +42,7 @@ class Case:
     for contributions whose inner products are not negative, 4 for those of any sign
     halves: whether the population is declared to hold two halves by document. A client's counts are then taken 64
     times, and the other way round in its second half
+    one_whole: whether all releases are made of both
     """
 
     config: HistogramsConfig
@@ -49,6 +50,7 @@ class Case:
     start: Callable[[int], dict[str, np.ndarray]] | None = None
     replaced: int = 2
     halves: bool = False
+    one_whole: bool = False
 
     @property
     def method(self) -> Histograms:
@@ -57,7 +59,7 @@ class Case:
     def public(self, features: int, rho: float = 0.5, seed: int = 0) -> PublicFacts:
         start = None if self.start is None else self.start(features)
         known = PublicFacts("counts", features, 1024, 60, None, rho, seed, self.relation, start)
-        return replace(known, halves="document") if self.halves else known
+        return replace(known, halves="document", one_whole=self.one_whole) if self.halves else known
 
     def block(self, vectors) -> CountsBlock:
         """A block of these clients."""
@@ -101,6 +103,10 @@ CASES = {
 WITH_HALVES = {
     "halves": Case(_small(nominal_clients=10**6), halves=True),
     "halves, replaced": Case(_small(nominal_clients=10**6, personalisation="centre"), REPLACED, halves=True),
+    "one whole": Case(_small(nominal_clients=10**6), halves=True, one_whole=True),
+    "one whole, replaced": Case(
+        _small(nominal_clients=10**6, adaptive_clip=True, rounds=3), REPLACED, halves=True, one_whole=True
+    ),
     "halves of one mean": Case(_small(clusters=1, rounds=None, overseed=None, nominal_clients=10**6), halves=True),
 }
 

@@ -31,7 +31,7 @@ ALL_KINDS = Case(
     ties,
 )
 EM_RUN = EM_CASES["em, known"].narrow(0.5)
-HALVES_RUN = WITH_HALVES["halves"].narrow(0.5)  # it ends with the release of weights, from both halves of everybody
+HALVES_RUN = WITH_HALVES["one whole"].narrow(0.5)  # all releases are made of both halves of everybody
 
 
 # --- the audit itself -----------------------------------------------------------------------------------------------

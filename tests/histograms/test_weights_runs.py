@@ -1,14 +1,17 @@
 """Runs that release weights: what is read from the store, who may ask for it, and what the run leaves."""
 
 import csv
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
 
 from fedcore.interface.model import load_run
-from fedcore.methods.histograms import weights
+from fedcore.methods.histograms import Histograms, clients, weights
+from fedcore.methods.histograms.messages import ReleaseMessage
 from fedcore.methods.histograms.personal import base_weight
+from fedcore.methods.histograms.simplex import assignment_logs
 from fedcore.population.blocks import counts_block, joined
 from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
@@ -54,15 +57,18 @@ def train(population, folder, name="r", rounds=None, **settings) -> Run:
     return session.run
 
 
-def test_the_last_round_alone_reads_both_halves(halves, tmp_path, monkeypatch):
-    population, ledger = halves
+@pytest.mark.parametrize("public", [None, "made up"])
+def test_all_rounds_read_both_halves_or_the_last_one_where_they_are_for_evaluation(public, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    population, ledger = made(tmp_path / "p", halves="document", public_for_evaluation=public)
     read, asked = Population.read, []
     monkeypatch.setattr(
         Population, "read", lambda self, index, heldout=False: asked.append(heldout) or read(self, index, heldout)
     )
     run = train(population, tmp_path)
-    assert asked == [False] * 3 + [True] * 3, "the others are kept in memory"
+    assert asked == ([True] * 3 if public is None else [False] * 3 + [True] * 3), "blocks are kept in memory"
     _, state = trained(run)
+    assert state.one_whole == (public is None)
     assert state.phase == "done" and state.weights_multiplier > 0
     assert [entry["name"] for entry in run.info["plan"]][-1] == "weights"
     assert (state.prior_tokens, state.floor) in weights_of_candidates()
@@ -104,6 +110,28 @@ def test_two_halves_are_added_up_exactly_whoever_else_is_there():
         alone = joined(block.slice(client, client + 1, 2))
         mine = both.slice(client, client + 1, 2)
         assert alone.indices.tolist() == mine.indices.tolist() and alone.data.tobytes() == mine.data.tobytes()
+
+
+@pytest.mark.parametrize("kind", ["sums", "votes", "moment"])
+def test_what_a_round_releases_of_both_halves_is_that_of_their_sum(kind):
+    """Whoever else is there: also a client whose counts make the block, or the sum, one of double precision."""
+    block, generator = bursty(24), np.random.default_rng(1)
+    counts, other = block.csr.toarray().astype(np.int64), block.heldout.csr.toarray().astype(np.int64)
+    counts[5], other[7] = counts[5] * 2**30, other[7] * 2**30
+    block, whole = (
+        counts_block(0, 0, sp.csr_matrix(counts), sp.csr_matrix(other)),
+        counts_block(0, 0, sp.csr_matrix(counts + other)),
+    )
+    logs = assignment_logs(generator.dirichlet(np.ones(block.features), 3), 1e-6)
+    asked = ReleaseMessage("r", 3, logs, generator.uniform(1.0, 9.0, block.features), 0.5, kind, norms="n")
+    both, one = (replace(asked, one_whole=True), block), (asked, whole)
+    assert Histograms.reads_heldout(None, both[0]) and not Histograms.reads_heldout(None, one[0])
+    found, expected = (
+        {name: value.value() for name, value in clients.client_update(*given).items()} for given in (both, one)
+    )
+    assert found.keys() == expected.keys() and all(np.array_equal(found[name], expected[name]) for name in found)
+    alone = [clients.client_update(both[0], block.slice(u, u + 1, 0))["r"].value() for u in range(24)]
+    assert np.array_equal(sum(alone), found["r"]) and found["r"].any()
 
 
 def weights_of_candidates():

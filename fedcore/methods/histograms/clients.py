@@ -17,14 +17,14 @@ import numpy as np
 from fedcore.methods.histograms.messages import ReleaseMessage
 from fedcore.methods.histograms.reduction import reduce_block
 from fedcore.methods.histograms.second_moment import moment_on_grid
-from fedcore.population.blocks import CountsBlock, segment_sums
+from fedcore.population.blocks import CountsBlock, joined, segment_sums
 from fedcore.privacy.grid import GRID_NORM, bound_norms, grid_step
 from fedcore.rounds.statistics import IntegerSum, Statistics
 
 
 def client_update(message: ReleaseMessage, block: CountsBlock) -> Statistics:
     """The leaf's exact sums on the grid under their planned names; no count that is not planned, and no objective."""
-    block = reduce_block(block, message.kept)
+    block = reduce_block(joined(block) if message.one_whole else block, message.kept)
     if message.kind == "votes":
         return {message.release: IntegerSum(GRID_NORM * votes(block, message.log_centres))}
     grid = clipped_on_grid(block, message.whitening, message.clip)

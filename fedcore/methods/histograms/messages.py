@@ -31,6 +31,7 @@ class ReleaseMessage:
     kind:        sums of clipped histograms by cell, votes, or second moments
     half_weight: m_0 of the clients' weights m / (m + m_0); 0: all weigh the same
     norms:       planned name of the count of norms that is released beside the sums; empty: none is
+    one_whole:   whether a client's counts are those of both halves of its documents
     """
 
     release: str
@@ -42,6 +43,7 @@ class ReleaseMessage:
     kept: np.ndarray = field(default_factory=all_tokens)
     half_weight: float = 0.0
     norms: str = ""
+    one_whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)

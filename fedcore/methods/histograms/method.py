@@ -68,7 +68,7 @@ class Histograms(PrivateMethod[HistogramsConfig, HistogramsState]):
     name: ClassVar[str] = "histograms"
     kinds: ClassVar[tuple[Kind, ...]] = ("counts",)
     personalises_all_documents: ClassVar[bool] = True
-    arithmetic_version: ClassVar[str] = "histograms-3"
+    arithmetic_version: ClassVar[str] = "histograms-4"
     Config = HistogramsConfig
     State = HistogramsState
     metrics: ClassVar[tuple[Metric, ...]] = METRICS
@@ -144,8 +144,8 @@ class Histograms(PrivateMethod[HistogramsConfig, HistogramsState]):
         return self._algorithm.client_update(message, _counts(block)), None
 
     def reads_heldout(self, message: Message) -> bool:
-        """For the release of weights."""
-        return isinstance(message, WeightsMessage)
+        """For the release of weights, and for all others where a client's halves are one whole."""
+        return isinstance(message, WeightsMessage) or (isinstance(message, ReleaseMessage) and message.one_whole)
 
     def server_update(self, state: HistogramsState, result: Mapping[str, Any]) -> tuple[HistogramsState, RoundInfo]:
         return self._algorithm.server_update(self._scaled(state), state, result)

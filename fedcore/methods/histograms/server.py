@@ -98,6 +98,7 @@ def init(config: HistogramsConfig, public: PublicFacts) -> HistogramsState:
         floor=c,
         weights_multiplier=planned[-1].noise_multiplier if planned[-1].name == WEIGHTS else 0.0,
         weights_clients=float(effective_budget(config, public)[0]),
+        one_whole=public.one_whole,
     )
     if public.warm_start is None:
         return state
@@ -131,6 +132,11 @@ def message(config: HistogramsConfig, state: HistogramsState) -> ReleaseMessage 
         return None
     if state.phase == "weights":
         return choice.message(config, state)
+    return replace(_release(config, state), one_whole=state.one_whole)
+
+
+def _release(config: HistogramsConfig, state: HistogramsState) -> ReleaseMessage:
+    """Of one of the releases before that of the weights."""
     one_cell, weight = np.zeros((len(state.mean), 1), np.float32), config.half_weight_tokens
     if state.phase == "flat":
         return ReleaseMessage(FLAT, 1, one_cell, np.ones(len(state.mean)), config.first_clip, half_weight=weight)

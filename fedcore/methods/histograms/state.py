@@ -51,6 +51,7 @@ class HistogramsState:
               of before have neither, and their settings name a
     weights_multiplier: noise multiplier of the release `weights` that comes last; 0: there is none
     weights_clients: nominal number of clients, by which it is divided
+    one_whole: whether all releases but `weights` are made of both halves of the clients' documents
     """
 
     phase: str
@@ -84,6 +85,7 @@ class HistogramsState:
     floor: float = 0.0
     weights_multiplier: float = 0.0
     weights_clients: float = 0.0
+    one_whole: bool = False
 
     @property
     def histories(self) -> list[History]:

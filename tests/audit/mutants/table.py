@@ -726,6 +726,30 @@ MUTANTS: list[Mutant] = [
         f"{OF_DEAL}::test_files_of_a_clients_folder_are_its_documents",
     ),
     _mutant(
+        "halves: both are read where somebody is scored by one",
+        MANIFEST,
+        'return self.halves == "document" and not self.public_for_evaluation',
+        'return self.halves == "document"',
+        "tests/histograms/test_weights_runs.py::test_all_rounds_read_both_halves_or_the_last_one_where_they_are_for_evaluation",
+    ),
+    _mutant(
+        "halves: added up in the precision of the block",
+        "fedcore/population/blocks.py",
+        "replace(part, data=part.data.astype(np.float64)).csr for part in (block, block.heldout)",
+        "part.csr for part in (block, block.heldout)",
+        "tests/histograms/test_weights_runs.py::test_two_halves_are_added_up_exactly_whoever_else_is_there",
+    ),
+    _mutant(
+        "clip: each half of a client is a client",
+        f"{HISTOGRAMS}/clients.py",
+        "    block = reduce_block(joined(block) if message.one_whole else block, message.kept)\n",
+        "    if message.one_whole and block.heldout is not None:\n"
+        "        parts = [client_update(replace(message, one_whole=False), part) for part in (block, block.heldout)]\n"
+        "        return {name: parts[0][name].merge(parts[1][name]) for name in parts[0]}\n"
+        "    block = reduce_block(block, message.kept)\n",
+        "tests/histograms/test_weights_runs.py::test_what_a_round_releases_of_both_halves_is_that_of_their_sum",
+    ),
+    _mutant(
         "halves: forgotten when words are encoded",
         "fedcore/population/encoding.py",
         "            halves=made.halves,\n",
