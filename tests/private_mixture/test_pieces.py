@@ -191,7 +191,8 @@ def test_the_fit_with_one_peak_is_the_nearest():
 
 def test_a_tree_spans_and_groups_are_what_stays_connected():
     points = np.array([0.0, 1.0, 5.0, 5.5])
-    edges = valleys.spanning_tree(np.abs(points[:, None] - points), np.ones(4), np.inf, 2.0)
+    distances = np.abs(points[:, None] - points)
+    edges = valleys.spanning_tree(distances, -distances, np.ones(4), np.inf, 2.0)
     assert edges == [(0, 1), (1, 2), (2, 3)]
     assert valleys.connected(4, [edges[0], edges[2]]).tolist() == [0, 0, 1, 1]
 
@@ -201,11 +202,11 @@ def test_light_nodes_are_no_middle_of_a_star_unless_they_are_near():
     distances = np.full((4, 4), 25.0)
     distances[0] = distances[:, 0] = 20.0
     mass = np.array([0.01, 0.33, 0.33, 0.33])
-    assert valleys.spanning_tree(distances, mass, np.inf, 2.0) == [(0, 1), (0, 2), (0, 3)]
-    apart = valleys.spanning_tree(distances, mass, 12.0, 2.0)
+    assert valleys.spanning_tree(distances, -distances, mass, np.inf, 2.0) == [(0, 1), (0, 2), (0, 3)]
+    apart = valleys.spanning_tree(distances, -distances, mass, 12.0, 2.0)
     assert len(apart) == 3 and sum(0 in edge for edge in apart) == 1
-    assert sum(0 in edge for edge in valleys.spanning_tree(distances, mass, 12.0, 1.1)) == 3
-    assert valleys.spanning_tree(np.zeros((1, 1)), mass[:1], 12.0, 2.0) == []
+    assert sum(0 in edge for edge in valleys.spanning_tree(distances, -distances, mass, 12.0, 1.1)) == 3
+    assert valleys.spanning_tree(np.zeros((1, 1)), np.zeros((1, 1)), mass[:1], 12.0, 2.0) == []
 
 
 def test_components_that_lie_upon_each_other_are_one_node():
@@ -239,6 +240,16 @@ def test_whatever_is_published_the_components_stay_densities():
         k = len(found.means)
         assert (np.linalg.eigvalsh(found.covariances) > em.LEAST_EIGENVALUE / 2).all()
         assert found.weights.sum() == pytest.approx(1) and np.isfinite(found.means).all()
+
+
+def test_the_ends_of_a_banana_are_joined_by_way_of_its_middle():
+    """They are a little nearer to each other than to the middle, but nothing lies between them."""
+    means = np.array([[0.0, 0.0], [-2.0, 3.0], [2.0, 3.0]])
+    covariances = np.array([0.7, 1.3, 1.3])[:, None, None] * np.eye(2)
+    nodes = groups.Nodes(np.array([0.85, 0.08, 0.07]), means, covariances)
+    assert nodes.distances()[1, 2] < nodes.distances()[0, 1] < groups.FAR
+    assert groups.edges_of(nodes).tolist() == [[0, 1], [0, 2]]
+    assert [1, 2] in groups.edges_of(groups.Nodes(np.full(3, 0.3), means, covariances)).tolist()
 
 
 # --- plan -------------------------------------------------------------------------------------------------------------

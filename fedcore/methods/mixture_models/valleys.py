@@ -76,19 +76,27 @@ def valley_of(counts: np.ndarray, sd: float, generator: np.random.Generator) -> 
     return Valley(float(np.clip(p, 0.0, 1.0)), float(depth))
 
 
-def spanning_tree(distances: np.ndarray, mass: np.ndarray, far: float, beside: float) -> list[tuple[int, int]]:
-    """The edges (i < j) of a spanning tree, sorted: nearest pairs first (Kruskal), but where even the nearest pair that
-    is left to join is further apart than `far`, any pair up to `beside` times as far may be taken.
+def spanning_tree(
+    distances: np.ndarray, saddles: np.ndarray, mass: np.ndarray, far: float, beside: float
+) -> list[tuple[int, int]]:
+    """The edges (i < j) of a spanning tree, sorted: pairs of the highest saddles first (Kruskal), so that what is parted
+    is parted where most lies between; but where even the nearest pair that is left to join is further apart than `far`,
+    any pair up to `beside` times as far may be taken.
 
     Of those the pair is taken whose lighter node keeps most mass for each of its edges: a valley is seen between nodes
-    that hold enough, and a light node in the middle of a star does not. distances: (k, k); mass: (k,) not negative.
+    that hold enough, and a light node in the middle of a star does not. distances, saddles: (k, k); mass: (k,) not
+    negative.
     """
     k = len(distances)
     part, degree, edges = np.arange(k), np.zeros(k), list[tuple[int, int]]()
     while len(edges) < k - 1:
         open_pairs = np.where(part[:, None] != part, distances, np.inf)
         nearest = float(open_pairs.min())
-        allowed = open_pairs <= (nearest if nearest <= far else beside * nearest)
+        if nearest <= far:
+            open_saddles = np.where(np.isfinite(open_pairs), saddles, -np.inf)
+            allowed = open_saddles == open_saddles.max()
+        else:
+            allowed = open_pairs <= beside * nearest
         share = mass / (degree + 1)
         worth = np.where(allowed & np.triu(np.ones((k, k), bool), 1), np.minimum(share[:, None], share), -1.0)
         i, j = (int(each) for each in np.unravel_index(int(worth.argmax()), worth.shape))

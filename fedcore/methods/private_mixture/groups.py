@@ -73,8 +73,11 @@ def near(weights: np.ndarray, means: np.ndarray, covariances: np.ndarray) -> np.
 
 
 def edges_of(nodes: Nodes) -> np.ndarray:
-    """(e, 2) int64: a spanning tree of nodes by their distances."""
-    return np.array(spanning_tree(nodes.distances(), nodes.weights, FAR, BESIDE), np.int64).reshape(-1, 2)
+    """(e, 2) int64: a spanning tree of nodes. The density half way between two of equal covariance is that of their
+    weights' sum times exp(-distance / 4)."""
+    distances, mass = nodes.distances(), nodes.weights
+    saddles = np.log(mass[:, None] + mass) - distances / 4
+    return np.array(spanning_tree(distances, saddles, mass, FAR, BESIDE), np.int64).reshape(-1, 2)
 
 
 def along(edges: np.ndarray, nodes: Nodes) -> tuple[WholeMap, np.ndarray]:
