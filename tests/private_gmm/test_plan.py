@@ -32,7 +32,8 @@ def test_a_plan_spends_the_budget_and_no_more(case, relation, rho, features):
 
 
 def test_shares_are_those_that_the_page_lists():
-    """By hand: 60 % search, 40 % leaves; 15, 35, 12, 8 and 30 % of a level; 1/7 of 15 % for a bounding release."""
+    """By hand: 60 % search, 40 % leaves, of which 12 % for the valleys; 15, 35, 12, 8 and 30 % of a level; 1/7 of 15 %
+    for a bounding release."""
     plan = {
         release.name: release.rho
         for release in PrivateGMM(config(components=3, widths=4)).plan(facts(rho=1.0, features=10))
@@ -44,16 +45,17 @@ def test_shares_are_those_that_the_page_lists():
         "level0_boxes_3": 0.6 * 0.12 / 4,
         "level0_offsets": 0.6 * 0.08,
         "level0_profiles": 0.6 * 0.3,
-        "leaf_counts": 0.02,
-        "leaf_mean_0": 0.06,
-        "leaf_mean_1": 0.12,
-        "leaf_covariance": 0.16,
+        "leaf_valleys": 0.4 * 0.12,
+        "leaf_counts": 0.4 * 0.88 * 0.05,
+        "leaf_mean_0": 0.4 * 0.88 * 0.15,
+        "leaf_mean_1": 0.4 * 0.88 * 0.30,
+        "leaf_covariance": 0.4 * 0.88 * 0.40,
     }
     for name, share in shares.items():
         assert plan[name] == pytest.approx(share, rel=1e-9), name
     deep = PrivateGMM(config(components=3, widths=4, depth=2)).plan(facts(rho=1.0, features=10))
     assert [release.rho for release in deep if release.name == "level1_moments"] == [pytest.approx(0.3 * 0.35)]
-    assert len({release.round for release in deep}) == 2 * (2 * 3 + 1 + 4 + 1 + 1) + 5
+    assert len({release.round for release in deep}) == 2 * (2 * 3 + 1 + 4 + 1 + 1) + 6
 
 
 def test_sensitivities_in_grid_steps():
@@ -129,10 +131,11 @@ def test_a_forecast_falls_with_the_budget_and_is_of_what_needs_most():
 def test_nothing_found_changes_the_plan():
     passes = passes_of(config(components=3, depth=3), 20, RELATIONS[0])
     assert [each.kind for each in passes if each.level == 1] == [each.kind for each in passes if each.level == 0]
-    assert [each.kind for each in passes[-5:]] == [
+    assert [each.kind for each in passes[-6:]] == [
         "leaf radii",
         "leaf mean",
         "leaf radii",
         "leaf mean",
+        "leaf valleys",
         "leaf covariance",
     ]

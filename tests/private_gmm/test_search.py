@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedcore.errors import ConfigError, RunError
-from fedcore.methods.private_gmm import PrivateGMM, PrivateGMMConfig, simulation, terrific
+from fedcore.methods.private_gmm import PrivateGMM, PrivateGMMConfig, clients, neighbours, simulation, terrific
 from fedcore.methods.private_gmm.bounding import radius_of
 from fedcore.methods.private_gmm.boxes import Boxes, fullest, heavy_halves, whole_cubes
 from fedcore.methods.private_gmm.candidates import Candidates, merged
@@ -144,6 +144,125 @@ def test_samples_have_the_moments_of_the_mixture():
     assert np.mean(mixture.labels(rows) == labels) > 0.999
 
 
+# --- one group ------------------------------------------------------------------------------------------------------
+
+
+def student(degrees):
+    return lambda n, d, g: g.normal(size=(n, d)) / np.sqrt(g.chisquare(degrees, (n, 1)) / degrees)
+
+
+def stretched(n, d, g):
+    return g.normal(size=(n, d)) * np.where(np.arange(d) == 0, 30.0, 1.0)
+
+
+def line(n, d, g):
+    return g.normal(size=(n, d)) + np.outer(g.uniform(-50, 50, n), np.arange(d) == 0)
+
+
+def ring(n, d, g):
+    angle = g.uniform(0, 2 * np.pi, n)
+    return g.normal(size=(n, d)) + 20 * (
+        np.outer(np.cos(angle), np.arange(d) == 0) + np.outer(np.sin(angle), np.arange(d) == 1)
+    )
+
+
+def contaminated(n, d, g):
+    return g.normal(size=(n, d)) / np.where(g.random((n, 1)) < 0.1, np.abs(g.normal(size=(n, 1))), 1.0)
+
+
+def two_scales(n, d, g):
+    return g.normal(size=(n, d)) * np.where(g.random((n, 1)) < 0.3, 8.0, 1.0)
+
+
+def two_shells(n, d, g):
+    z = g.normal(size=(n, d))
+    radius = np.sqrt(d) * np.where(g.random((n, 1)) < 0.5, 1.5, 6.0)
+    return radius * z / np.linalg.norm(z, axis=1, keepdims=True) + 0.5 * g.normal(size=(n, d))
+
+
+HOSTILE = {
+    "normal": lambda n, d, g: g.normal(size=(n, d)),
+    "Student t, 3": student(3),
+    "Student t, 1.5": student(1.5),
+    "stretched": stretched,
+    "line": line,
+    "ring": ring,
+    "10 % contaminated": contaminated,
+    "two scales": two_scales,
+    "two shells": two_shells,
+    "lognormal": lambda n, d, g: np.exp(g.normal(size=(n, d))),
+}
+
+
+def claims(name: str, seed: int) -> bool:
+    """Whether a run claims components in one group. R is twice the radius that holds 95 % of the rows."""
+    g = np.random.default_rng([seed, 7])
+    d, n, epsilon = (
+        int(g.choice([2, 5, 10, 20])),
+        int(g.choice([5000, 10_000, 20_000])),
+        float(g.choice([0.5, 1.0, 4.0])),
+    )
+    x = HOSTILE[name](n, d, g)
+    config = PrivateGMMConfig(
+        components=int(g.choice([2, 3, 5])),
+        up_to=bool(g.random() < 0.8),
+        radius=2 * float(np.quantile(np.linalg.norm(x, axis=1), 0.95)),
+        sigma_min=0.3,
+        least_weight=float(g.choice([0.05, 0.1])),
+        covariance="diag",
+    )
+    noise = TestNoise(f"hostile {seed}")
+    return learn(x, config, epsilon=epsilon, delta=DELTA, noise=noise, seed=seed).mixture.found
+
+
+@pytest.mark.parametrize("name", ["Student t, 3", "Student t, 1.5", "two scales"])
+def test_one_group_is_not_found_to_be_several(name):
+    """Without valleys, and with shells that were empty beside the ball alone, 22 of these 30 runs claimed components."""
+    assert sum(claims(name, seed) for seed in range(10)) <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_data_are_refused(name):
+    """At most one in 25 runs of a family; over all families the aim is one in 50 (docs/private-gmm.md)."""
+    assert sum(claims(name, seed) for seed in range(100, 125)) <= 1
+
+
+def test_the_documentations_own_settings_refuse_heavy_tails():
+    """They claimed two components in all of these runs."""
+    config = PrivateGMMConfig(components=5, up_to=True, radius=100.0, sigma_min=0.5, least_weight=0.1)
+    for seed in range(3):
+        x = student(1.5)(20_000, 5, np.random.default_rng(seed))
+        assert not learn(x, config, epsilon=1.0, delta=DELTA, noise=TestNoise(str(seed)), seed=seed).mixture.found
+
+
+def test_cells_without_a_valley_between_them_end_the_run():
+    """Rows between the two groups fill the valley; what was not needed any more is not paid for."""
+    method = PrivateGMM(PrivateGMMConfig(components=2, radius=60.0, sigma_min=0.1, least_weight=0.2))
+    state, block = method.init(facts(rho=200.0)), structured()
+    while (message := method.message(state)) is not None:
+        grid = sums(method, message, block)
+        if message.kind == "leaf valleys":
+            grid["leaf_valleys"] = np.full_like(grid["leaf_valleys"], 50 * 2**16)
+        state, info = method.server_update(state, grid)
+    assert state.outcome == NOTHING and "no valley shows" in state.reason and info.note == state.reason
+    assert state.valley_p[0] > 0.01 and not len(state.covariances)
+
+
+def test_both_ends_of_a_line_weigh_the_same_and_all_lines_of_a_cell_cost_one_count():
+    pairs = np.array([[0, 1], [0, 2], [0, 3], [3, 4]])
+    assert neighbours.weight_of(pairs) == int(2**16 / np.sqrt(3)) and neighbours.weight_of(pairs[:1]) == 2**16
+    means = np.array([[0.0, 0.0], [8.0, 0.0], [0.0, 8.0]])
+    maps, start = neighbours.lines(means, np.full(3, 2.0), pairs[:2])
+    step = 2.0 / 2**16
+    for cell, there in ((0, -1), (1, 1)):
+        for x in (means[0], means[1], np.array([4.0, 3.0])):
+            place = maps[cell].of(np.rint((x[None] - means[cell]) / step))[0, 0] + start[cell, 0]
+            assert abs(place / clients.PLACE_STEPS - (x[0] - 4) / 4) < 1e-3 and start[cell, 0] == there * 2**14
+    alike, start = neighbours.lines(np.zeros((2, 2)), np.ones(2), pairs[:1])
+    assert not start.any() and not alike[0].matrix.any(), "means that are one have one place"
+
+
 # --- guards, and the steps of the server ---------------------------------------------------------------------------
 
 
@@ -258,8 +377,9 @@ def test_the_tables_of_a_result_are_of_the_mixture(covariance):
     found = learned(truth, x, epsilon=4.0, covariance=covariance)
     method = PrivateGMM(config_of(truth, covariance=covariance))
     result = method.result(found.state, Features(4, ["a", "b"]))
-    components, means, deviations = result.tables
-    assert [table.name for table in result.tables] == ["components", "means", "standard_deviations"]
+    components, means, deviations, valleys = result.tables
+    assert [table.name for table in result.tables] == ["components", "means", "standard_deviations", "valleys"]
+    assert valleys.columns[0].values == ["1 and 2"] and valleys.columns[3].values[0] < 0.001
     shares = components.columns[1].values
     heaviest = int(found.mixture.weights.argmax())
     assert shares == sorted(found.mixture.weights.tolist(), reverse=True)

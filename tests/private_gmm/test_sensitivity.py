@@ -16,7 +16,10 @@ from fedcore.rounds.statistics import IntegerSum
 from tests.private_gmm.worlds import CASES, CENTRES, RELATIONS, D, Round, block_of, rounds_of, sums
 
 UNITS = ("client", "record")
-KINDS = {"mean", "radii", "moments", "boxes", "offsets", "profiles", "leaf mean", "leaf radii", "leaf covariance"}
+KINDS = {
+    *("mean", "radii", "moments", "boxes", "offsets", "profiles"),
+    *("leaf mean", "leaf radii", "leaf valleys", "leaf covariance"),
+}
 
 
 def integers(array: np.ndarray) -> list[int]:
@@ -144,6 +147,8 @@ def test_the_bounds_are_reached(unit):
             assert share > 0.99, name
         if "boxes" in name:
             assert share > 0.99, name
+        if "valleys" in name:
+            assert share > 0.99, f"{name}: the cell in the middle of two lines adds to both"
         if "moments" in name or "covariance" in name:
             assert share > 0.9, name
 
@@ -254,12 +259,26 @@ def every_ring():
         yield
 
 
+@contextmanager
+def whole_on_every_line():
+    """A row counts whole on each line of its cell."""
+    kept = clients.Valleys.__init__
+
+    def heavy(self, message):
+        kept(self, message)
+        self.places.weight = integer_rows.ONE
+
+    with mock.patch.object(clients.Valleys, "__init__", heavy):
+        yield
+
+
 KERNELS = {
     "no clip": no_clip,
     "clients of many rows": clients_of_many_rows,
     "node of the neighbour": node_of_the_neighbour,
     "shared leaf": shared_leaf,
     "every ring": every_ring,
+    "whole on every line": whole_on_every_line,
 }
 
 
@@ -270,6 +289,17 @@ def test_a_sabotaged_kernel_breaks_the_bound(kernel):
         for seed in range(20):
             for round in rounds:
                 check("two levels", "client", RELATIONS[0], round, usual(round, seed))
+
+
+def test_rows_out_of_the_grid_are_on_no_line():
+    """They would pile up where they are cut, and a peak would be seen there."""
+    method = PrivateGMM(CASES["two levels"])
+    message = next(one.message for one in rounds_of("two levels", "record") if one.message.kind == "leaf valleys")
+    far = np.array([[1e9, 0.0, 0.0, 0.0], [1e308, -1e308, 0.0, 0.0]])
+    assert not sums(method, message, block_of([far]))["leaf_valleys"].any()
+    assert sums(method, message, block_of([CENTRES]))["leaf_valleys"].sum() == message.weight * 4, (
+        "three cells, two lines"
+    )
 
 
 def test_the_product_keeps_it_under_the_same_people():

@@ -13,6 +13,7 @@ import numpy as np
 
 from fedcore.methods.private_gmm.boxes import CUBE_BITS, keys_of, places_in_cube
 from fedcore.methods.private_gmm.integer_rows import (
+    FAR,
     ONE,
     CountSum,
     Group,
@@ -20,16 +21,21 @@ from fedcore.methods.private_gmm.integer_rows import (
     VectorSum,
     clipped,
     groups,
+    in_steps,
     projected,
     shortened,
     squared_distances,
 )
-from fedcore.methods.private_gmm.messages import BoxesMessage, Message, OffsetsMessage, ProfilesMessage
-from fedcore.methods.private_gmm.plan import PassKind
+from fedcore.methods.private_gmm.messages import BoxesMessage, Message, OffsetsMessage, ProfilesMessage, ValleysMessage
+from fedcore.methods.private_gmm.plan import PLACE_CELLS, PLACE_ENDS, PassKind
 from fedcore.methods.private_gmm.sensitivities import DIAGONAL
 from fedcore.methods.private_gmm.tree import node_of
 from fedcore.population.blocks import RowsBlock
 from fedcore.rounds.statistics import IntegerSum, Statistics
+
+PLACE_STEPS = 2**14  # from the middle between two components to either
+FURTHEST_PLACE = 1.5  # of the cells of an edge, in the same unit; what lies beyond is in one of two ends
+PLACE_WIDTH = 2 * FURTHEST_PLACE * PLACE_STEPS / PLACE_CELLS
 
 
 def client_update(message: Message, block: RowsBlock) -> Statistics:
@@ -224,6 +230,26 @@ class Profiles(Kernel):
                 self.rings.add(tile, ring + candidate * bins)
 
 
+class Valleys(Kernel):
+    """Histograms of the places of rows on the lines between their own component and its neighbours."""
+
+    message: ValleysMessage
+
+    def __init__(self, message: Message):
+        super().__init__(message)
+        self.places = self.counts(0, message.weight)
+
+    def add(self, slot: int, group: Group, tile: Tile) -> None:
+        message = self.message
+        z = in_steps(tile.x, message.centre[slot], float(message.radius[slot]))
+        places = message.maps[slot].of(z) + message.start[slot]
+        at = np.clip(np.floor(places / PLACE_WIDTH) + PLACE_CELLS // 2, -1, PLACE_CELLS).astype(np.int64) + 1
+        far = (np.abs(z) >= FAR).any(axis=1)  # these would pile up where they were cut
+        for edge in np.flatnonzero((message.pairs == slot).any(axis=1)):
+            cell = at[:, edge] + edge * (PLACE_CELLS + PLACE_ENDS)
+            self.places.add(tile, np.where(far, -1, cell))
+
+
 KERNELS: dict[PassKind, Callable[[Any], Kernel]] = {
     "mean": Mean,
     "radii": Radii,
@@ -233,5 +259,6 @@ KERNELS: dict[PassKind, Callable[[Any], Kernel]] = {
     "profiles": Profiles,
     "leaf mean": Mean,
     "leaf radii": Radii,
+    "leaf valleys": Valleys,
     "leaf covariance": Moments,
 }

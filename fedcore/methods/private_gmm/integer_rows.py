@@ -91,6 +91,18 @@ def _tiles(block: RowsBlock, first: int, last: int, length: int, by_client: bool
 # --- rows -----------------------------------------------------------------------------------------------------------
 
 
+def in_steps(x: np.ndarray, centre: np.ndarray, radius: float, rows: np.ndarray | None = None) -> np.ndarray:
+    """(n, d) float64 whole numbers of at most FAR: rows about a centre in steps of radius / ONE, or in sqrt(b) times as
+    large ones. rows: (n,) b."""
+    with np.errstate(over="ignore"):
+        z = x - centre
+        z /= radius / ONE
+    if rows is not None:
+        z /= np.sqrt(rows.astype(np.float64))[:, None]
+    np.clip(z, -FAR, FAR, out=z)
+    return np.rint(z, out=z)
+
+
 def clipped(
     x: np.ndarray, centre: np.ndarray, radius: float, rows: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -99,13 +111,7 @@ def clipped(
 
     rows: (n,) b; then the bound is 2**32 // b, and squares are those of the smaller steps.
     """
-    with np.errstate(over="ignore"):
-        z = x - centre
-        z /= radius / ONE
-    if rows is not None:
-        z /= np.sqrt(rows.astype(np.float64))[:, None]
-    np.clip(z, -FAR, FAR, out=z)
-    np.rint(z, out=z)
+    z = in_steps(x, centre, radius, rows)
     squares = np.einsum("ij,ij->i", z, z)  # exact, whatever the order
     allowed = np.full(len(z), float(ONE**2)) if rows is None else (ONE**2 // rows).astype(np.float64)
     long = np.flatnonzero(squares > allowed)

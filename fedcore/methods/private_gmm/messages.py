@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedcore.methods.mixture_models.whole_rows import WholeMap
 from fedcore.methods.private_gmm.config import Covariance
 from fedcore.methods.private_gmm.integer_rows import ONE
 from fedcore.methods.private_gmm.plan import PassKind
@@ -70,3 +71,13 @@ class ProfilesMessage(Message):
 
     slot: np.ndarray
     candidates: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValleysMessage(Message):
+    """pairs: (e, 2) int64 of slots. maps: for each slot from its rows in steps to places on all lines; start: (s, e)
+    where its mean is there, -PLACE_STEPS at the first slot of a pair and PLACE_STEPS at the second."""
+
+    pairs: np.ndarray
+    maps: tuple[WholeMap, ...]
+    start: np.ndarray

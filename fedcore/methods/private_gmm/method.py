@@ -40,7 +40,7 @@ class PrivateGMM(PrivateMethod[PrivateGMMConfig, PrivateGMMState]):
 
     name: ClassVar[str] = "private_gmm"
     kinds: ClassVar[tuple[Kind, ...]] = ("rows",)
-    arithmetic_version: ClassVar[str] = "private-gmm-1"
+    arithmetic_version: ClassVar[str] = "private-gmm-2"
     Config = PrivateGMMConfig
     State = PrivateGMMState
     metrics: ClassVar[tuple[Metric, ...]] = METRICS

@@ -11,7 +11,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedcore.methods.private_gmm import bounding, candidates, estimation, projection, sensitivities, series, terrific
+from fedcore.methods.private_gmm import (
+    bounding,
+    candidates,
+    estimation,
+    neighbours,
+    projection,
+    sensitivities,
+    series,
+    terrific,
+)
 from fedcore.methods.private_gmm.boxes import (
     Boxes,
     fullest,
@@ -313,7 +322,25 @@ def estimate_means(context: PassContext, published: Sequence[np.ndarray]) -> Pri
         strange = int((_in_series(context, state) < 0).sum())
         if strange:
             return _lost(state, f"{strange} of {len(counts)} moved further than a standard deviation of their rows")
+    if state.searches and context.now.step == 1:
+        state = replace(state, pairs=neighbours.pairs_of(state.means, state.reach, state.weights))
     return state
+
+
+def look_for_valleys(context: PassContext, published: Sequence[np.ndarray]) -> PrivateGMMState:
+    """Where two neighbours have no valley between them the run ends: they may be pieces of one group."""
+    state = context.state
+    weight = neighbours.weight_of(state.pairs)
+    found = neighbours.tested(published[0][: len(state.pairs)], context.noise(), weight, state.seed)
+    state = replace(state, valley_mass=found.mass, valley_depth=found.depth, valley_p=found.p)
+    missing = int((~found.parted()).sum())
+    if not missing:
+        return state
+    reason = (
+        f"{len(state.leaf)} cells stand apart, but on {missing} of {len(found.p)} lines between neighbours no valley "
+        "shows, so that they may be pieces of one group"
+    )
+    return _found_nothing(context, state, reason)
 
 
 def _noise_of_cells(context: PassContext, state: PrivateGMMState) -> np.ndarray:
@@ -395,5 +422,6 @@ STEPS: dict[PassKind, Callable[[PassContext, Sequence[np.ndarray]], PrivateGMMSt
     "profiles": split_nodes,
     "leaf radii": estimate_radii,
     "leaf mean": estimate_means,
+    "leaf valleys": look_for_valleys,
     "leaf covariance": estimate_covariances,
 }

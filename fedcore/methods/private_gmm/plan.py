@@ -1,10 +1,10 @@
 """The passes of a run and what they release, known from config and public facts alone.
 
     a level       3 times (mean, radii), moments, `widths` times boxes, offsets, profiles     all its nodes at once
-    estimation    radii, mean, radii, mean, covariance                                        all cells at once
+    estimation    radii, mean, radii, mean, valleys, covariance                               all cells at once
 
 A run of a series that knows as many components as are asked for does not search: it has the passes of the estimation
-alone, with the whole budget. Whether it does is in its start, which is public.
+alone but for the valleys, with the whole budget. Whether it does is in its start, which is public.
 
 A unit is in one node of a level (a client: with a total mass of one), so a release costs the same for one node as for
 all. Nothing that is found changes the plan: a run that has found nothing ends early; one that has found all components
@@ -31,14 +31,26 @@ ARGUMENT = "docs/privacy/private-gmm.md"
 SHIFTS = 2  # random positions of the boxes
 BOUNDING_ROUNDS = 3
 NODE_SHARES = {"bounding": 0.15, "moments": 0.35, "boxes": 0.12, "offsets": 0.08, "profiles": 0.30}
+VALLEYS = 0.12  # of the cells' share, in runs that search
 CELL_SHARES = {"counts": 0.05, "radii": 0.05, "mean": 0.15, "radii again": 0.05, "mean again": 0.30, "covariance": 0.40}
 NODE_RATIO, CELL_RATIO = 1.25, 1.1  # of the grids of radii, for nodes of a level and for cells
 PROFILE_RADII = 24  # of a profile: 2^17 steps downwards, ratio sqrt(GAP); a further bin takes what is beyond
 ESTIMATION = -1  # in place of a level, for the passes over the cells
+PLACE_CELLS, PLACE_ENDS = 12, 2  # of a histogram of places between two components
 ONE_NODE = "one node of a level per {unit}: all nodes cost one release"
+ONE_PLACE = "what a {unit} adds on all lines has the norm of one count at most: all lines cost one release"
 
 PassKind = Literal[
-    "mean", "radii", "moments", "boxes", "offsets", "profiles", "leaf radii", "leaf mean", "leaf covariance"
+    "mean",
+    "radii",
+    "moments",
+    "boxes",
+    "offsets",
+    "profiles",
+    "leaf radii",
+    "leaf mean",
+    "leaf valleys",
+    "leaf covariance",
 ]
 
 
@@ -115,9 +127,9 @@ def passes_of(config: PrivateGMMConfig, features: int, relation: str, searches: 
         )
     sizes = sizes_of(config, features)
     if not searches:
-        return [*_passes_of_estimation(config, sizes, relation, 1.0)]
+        return [*_passes_of_estimation(config, sizes, relation, 1.0, valleys=0.0)]
     passes = [one for level in range(config.levels) for one in _passes_of_a_level(config, sizes, relation, level)]
-    return [*passes, *_passes_of_estimation(config, sizes, relation, 1 - config.partition_share)]
+    return [*passes, *_passes_of_estimation(config, sizes, relation, 1 - config.partition_share, valleys=VALLEYS)]
 
 
 def _passes_of_a_level(config: PrivateGMMConfig, sizes: Sizes, relation: str, level: int) -> Iterator[Pass]:
@@ -150,9 +162,12 @@ def _passes_of_a_level(config: PrivateGMMConfig, sizes: Sizes, relation: str, le
     yield Pass("profiles", level, 0, (release("profiles", shape, profiles, shares["profiles"]),))
 
 
-def _passes_of_estimation(config: PrivateGMMConfig, sizes: Sizes, relation: str, share: float) -> Iterator[Pass]:
+def _passes_of_estimation(
+    config: PrivateGMMConfig, sizes: Sizes, relation: str, share: float, valleys: float
+) -> Iterator[Pass]:
+    """valleys: of the share; 0: no such pass."""
     k, d, radii = sizes.k, sizes.d, len(radius_grid(config, CELL_RATIO))
-    shares = {name: share * part for name, part in CELL_SHARES.items()}
+    shares = {name: share * (1 - valleys) * part for name, part in CELL_SHARES.items()}
     count, total = sensitivities.counts(relation), sensitivities.sums(relation)
     width, full = width_of(config.covariance, d), config.covariance == "full"
     bound = sensitivities.moments(relation) if full else sensitivities.squares(relation)
@@ -163,6 +178,9 @@ def _passes_of_estimation(config: PrivateGMMConfig, sizes: Sizes, relation: str,
     last_radii = ReleaseShare("leaf_radii_1", (k, radii), count, shares["radii again"])
     yield Pass("leaf radii", ESTIMATION, 1, (last_radii,))
     yield Pass("leaf mean", ESTIMATION, 1, (ReleaseShare("leaf_mean_1", (k, d), total, shares["mean again"]),))
+    if valleys:
+        places = ReleaseShare("leaf_valleys", (k - 1, PLACE_CELLS + PLACE_ENDS), count, share * valleys)
+        yield Pass("leaf valleys", ESTIMATION, 0, (places,))
     covariance = ReleaseShare("leaf_covariance", (k, width), bound, shares["covariance"])
     yield Pass("leaf covariance", ESTIMATION, 0, (covariance,))
 
@@ -179,7 +197,6 @@ def plan(config: PrivateGMMConfig, public: PublicFacts) -> list[PlannedRelease]:
         raise ConfigError(f"a private_gmm run knows no unit {public.unit!r}.")
     passes = passes_of(config, public.features, public.relation, searches(config, public))
     rho = public.rho
-    composition = ONE_NODE.format(unit=public.unit)
     while True:
         # Prices round up, hence a hair is kept back; the loop ends because the hair grows.
         rho *= 1.0 - 1e-12
@@ -191,7 +208,7 @@ def plan(config: PrivateGMMConfig, public: PublicFacts) -> list[PlannedRelease]:
                 item.sensitivity,
                 math.sqrt(0.5 / (item.share * rho)),
                 ARGUMENT,
-                composition,
+                (ONE_PLACE if each.kind == "leaf valleys" else ONE_NODE).format(unit=public.unit),
             )
             for number, each in enumerate(passes, start=1)
             for item in each.releases

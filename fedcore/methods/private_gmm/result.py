@@ -139,4 +139,17 @@ def result_of(form: Covariance, state: PrivateGMMState, features: Features) -> R
         return Table(name, title, (names, *(Column(f"component {k + 1}", values[k].tolist()) for k in order)))
 
     means = by_column("means", "Means", state.means)
-    return Result((components, means, by_column("standard_deviations", "Standard deviations", deviations)))
+    tables = [components, means, by_column("standard_deviations", "Standard deviations", deviations)]
+    if len(state.valley_p):
+        valleys = Table(
+            "valleys",
+            "Valleys between neighbouring components",
+            (
+                Column("components", [f"{i + 1} and {j + 1}" for i, j in state.pairs]),
+                Column("units", state.valley_mass.tolist()),
+                Column("valley / lower peak", state.valley_depth.tolist()),
+                Column("p", state.valley_p.tolist()),
+            ),
+        )
+        tables.append(valleys)
+    return Result(tuple(tables))

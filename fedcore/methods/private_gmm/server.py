@@ -13,6 +13,7 @@ is for, the step of the paper beside it, and the function in `passes.py` that ma
     estimation, all cells at once
       leaf radii, leaf mean    cut each cell to a ball about its own mean      Alg. 4, step 3,    estimate_radii,
         (twice)                                                                PGE                estimate_means
+      leaf valleys             count rows between neighbouring cells           none               look_for_valleys
       leaf covariance          second moments about that mean                                     estimate_covariances
 
 t (`needed` in the state) is what a ball or a cell must hold: w_min n / 2, with the noised count n of the root. A node
@@ -33,10 +34,10 @@ from typing import Any
 
 import numpy as np
 
-from fedcore.methods.private_gmm import terrific
+from fedcore.methods.private_gmm import neighbours, terrific
 from fedcore.methods.private_gmm.config import PrivateGMMConfig
 from fedcore.methods.private_gmm.integer_rows import ONE
-from fedcore.methods.private_gmm.messages import BoxesMessage, Message, OffsetsMessage, ProfilesMessage
+from fedcore.methods.private_gmm.messages import BoxesMessage, Message, OffsetsMessage, ProfilesMessage, ValleysMessage
 from fedcore.methods.private_gmm.passes import (
     STEPS,
     PassContext,
@@ -135,6 +136,10 @@ def message(config: PrivateGMMConfig, state: PrivateGMMState) -> Message | None:
         slot = np.searchsorted(nodes, state.place_node).astype(np.int64)
         changes = {"weight": profile_weight(context), "edges": np.floor(terrific.profile_radii() ** 2)}
         return ProfilesMessage(**every | changes, slot=slot, candidates=state.place)
+    if now.kind == "leaf valleys":
+        maps, start = neighbours.lines(state.means, state.reach, state.pairs)
+        weight = neighbours.weight_of(state.pairs)
+        return ValleysMessage(**every | {"weight": weight}, pairs=state.pairs, maps=maps, start=start)
     return Message(**every)
 
 

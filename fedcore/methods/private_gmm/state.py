@@ -40,6 +40,8 @@ class PrivateGMMState:
         radius that a cell's rows are cut to, in the units of the data
     unreliable: (m,) bool, where the noise of a full covariance is not small beside its eigenvalues, which are then
         those of its diagonal or of a sphere
+    pairs: (e, 2) int64 cells between which a valley was looked for; valley_mass: (e,) units that were counted there;
+        valley_depth: (e,) valley / lower peak; valley_p: (e,) of that under one peak; empty in runs that did not look
     searches: whether the run looks for components, or estimates those of its series anew
     pooled_*: what the series knew before the run; after a run that found components, with what it released
         (`fedcore.methods.private_gmm.series.Pool`)
@@ -80,6 +82,10 @@ class PrivateGMMState:
     reach: np.ndarray
     unreliable: np.ndarray
     searches: bool = True
+    pairs: np.ndarray = field(default_factory=lambda: np.zeros((0, 2), np.int64))
+    valley_mass: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    valley_depth: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    valley_p: np.ndarray = field(default_factory=lambda: np.zeros(0))
     pooled_shares: np.ndarray = field(default_factory=lambda: np.zeros(0))
     pooled_means: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
     pooled_moments: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))

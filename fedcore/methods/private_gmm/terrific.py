@@ -1,7 +1,9 @@
 """Terrific balls (Definition 5.2), and the split of a node by them (Algorithm 3, steps 3, 4, 6 and 7).
 
 B(p, r) is terrific if it holds enough rows, leaves enough outside of B(p, c r), and the shell between the two is nearly
-empty. All of it is computed from published profiles, so that any number of balls may be tried at no price.
+empty beside the fewer of both. The tail of one group has a shell that holds little beside the group, but not beside
+what is further out. All of it is computed from published profiles, so that any number of balls may be tried at no
+price.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from fedcore.methods.private_gmm.tree import BALL, GAP, REST, VORONOI
 
 LAG = 2  # bins of a profile in the shell: the ratio of two radii is sqrt(GAP)
 MARGIN = 2.0  # standard deviations
-EMPTY = 0.06  # of what the ball holds: more must not be in the shell
+EMPTY = 0.06  # of what the ball holds, and of what is outside: more must not be in the shell
+CLEAR = 0.35  # of the same: more must not be in the shell even if noise hides some
 OUTSIDE = 0.8  # of t
 RADIUS_CLASS = 1.6
 RATIO = math.sqrt(GAP)
@@ -68,12 +71,13 @@ def terrific_balls(profiles: np.ndarray, count: float, noise: float, needed: flo
         return []
     for candidate, row in enumerate(inside):
         for number in range(len(radii) - LAG):
-            held = row[number]
-            shell = row[number + LAG] - held
+            held, outside = row[number], count - row[number + LAG]
+            shell, fewer = row[number + LAG] - held, min(held, outside)
             if (
                 held >= needed + MARGIN * noise * math.sqrt(number + 1)
-                and count - row[number + LAG] >= OUTSIDE * needed
-                and shell <= EMPTY * held + slack
+                and outside >= OUTSIDE * needed
+                and shell <= EMPTY * fewer + slack
+                and shell + slack <= CLEAR * fewer
             ):
                 balls.append(Ball(candidate, float(radii[number]), float(held), float(shell / held)))
     return balls

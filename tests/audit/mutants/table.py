@@ -532,6 +532,20 @@ MUTANTS: list[Mutant] = [
         slow=True,
     ),
     _mutant(
+        "weights: a row of a private GMM counts whole on each of its lines",
+        f"{GMM}/neighbours.py",
+        "sensitivities.weight(1, int(np.bincount(pairs.ravel(), minlength=1).max()))",
+        "sensitivities.weight(1, 1)",
+        "tests/private_gmm/test_sensitivity.py",
+    ),
+    _mutant(
+        "found: cells of a private GMM need no valley between them",
+        f"{GMM}/passes.py",
+        "    missing = int((~found.parted()).sum())\n",
+        "    missing = 0\n",
+        "tests/private_gmm/test_search.py",
+    ),
+    _mutant(
         "clip: left out of private mixtures",
         f"{ANY}/whole_rows.py",
         "long = np.flatnonzero(squares > allowed)",
