@@ -27,13 +27,15 @@ NFC: Final = "nfc"
 PERIODS: Final = "periods"
 HALVES: Final = "halves"
 COLUMNS: Final = "columns"
-KNOWN: Final = (COHORTS, HOLES, NFC, PERIODS, HALVES, COLUMNS)  # what a manifest may need
+RECORDS: Final = "records"
+KNOWN: Final = (COHORTS, HOLES, NFC, PERIODS, HALVES, COLUMNS, RECORDS)  # what a manifest may need
 OF: Final = {  # fields, and what they go with
     "cohorts": (COHORTS,),
     "order": (COHORTS, HOLES),
     "period": (PERIODS,),
     "halves": (HALVES,),
     "columns": (COLUMNS,),
+    "records": (RECORDS,),
 }
 Halves = Literal["document", "entry"]
 StoredDtype = Literal["int32", "int64", "float32", "float64"]
@@ -152,6 +154,7 @@ class Manifest(_Frozen):
     (tokens, rows); None: nobody said (`fedcore.population.ingest.documents`).
     columns: names, units and bounds of the columns, and how they were made; () where nobody named them
     (`fedcore.population.columns`).
+    records: nobody said whose the rows are: every client is one row, and a budget is per record.
     suppression: sha256 of the list of clients that were forgotten (`fedcore.population.suppression`), None without one.
     secret: 256 random bits of this version. Runs and ledgers know it by its checksum, which without the secret would
     tell whoever guesses the data whether the guess is right; it stays beside the data.
@@ -180,6 +183,7 @@ class Manifest(_Frozen):
     period: Periods | None = None
     halves: Halves | None = None
     columns: tuple[ColumnEntry, ...] = ()
+    records: bool = False
     suppression: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
     removed: tuple[tuple[int, str], ...] = ()
     blocks: tuple[BlockEntry, ...]
@@ -222,6 +226,8 @@ class Manifest(_Frozen):
             raise ValueError("halves go with the need of that name")
         if bool(self.columns) != (COLUMNS in self.needs):
             raise ValueError("columns go with the need of that name")
+        if self.records != (RECORDS in self.needs):
+            raise ValueError("records go with the need of that name")
         if wrong := of_columns.fault(self.columns, self.kind == "rows", self.features):
             raise ValueError(wrong)
         if wrong := of_periods.fault(self.period, [cohort.period for cohort in self.cohorts]):
@@ -284,7 +290,7 @@ def _content(manifest: Manifest) -> dict[str, Any]:
         content.pop("needs")
     if manifest.secret is None:
         content.pop("secret")
-    for name in ("cohorts", "order", "period", "halves", "columns", "suppression", "removed"):
+    for name in ("cohorts", "order", "period", "halves", "columns", "records", "suppression", "removed"):
         if not content[name]:
             del content[name]
     if not manifest.provenance.clipped:

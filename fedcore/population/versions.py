@@ -117,7 +117,7 @@ def following(old: Manifest, provenance: Provenance, **changes: Any) -> Manifest
         "provenance": provenance.model_copy(update={"parent": old.version}),
         **changes,
     }
-    wanted = needs(made["cohorts"], made["order"], made["halves"], made["columns"], old.nfc)
+    wanted = needs(made["cohorts"], made["order"], made["halves"], made["columns"], old.records, old.nfc)
     return manifests.build(**{**made, "needs": wanted})
 
 
@@ -158,7 +158,12 @@ def new_secret() -> str:
 
 
 def needs(
-    known: tuple[Cohort, ...], order: Order, halves: Halves | None, columns: tuple[ColumnEntry, ...], nfc: bool
+    known: tuple[Cohort, ...],
+    order: Order,
+    halves: Halves | None,
+    columns: tuple[ColumnEntry, ...],
+    records: bool,
+    nfc: bool,
 ) -> tuple[str, ...]:
     """What a reader must know to read a manifest with these. nfc: how its ids are spelled"""
     features = (
@@ -168,6 +173,7 @@ def needs(
         (manifests.PERIODS, known and known[0].period is not None),
         (manifests.HALVES, halves),
         (manifests.COLUMNS, columns),
+        (manifests.RECORDS, records),
     )
     return tuple(name for name, there in features if there)
 

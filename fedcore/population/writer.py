@@ -66,6 +66,7 @@ class PopulationWriter:
     halves: what was dealt to training and held-out part, for the manifest: "document" or "entry", or None
     columns: names, units and bounds of the columns of rows, in their order; () if nobody names them. What lies outside
         of the bounds is refused
+    records: whether every client is one row, of which nobody said whose it is
     parent: the version to make a new version of (see `extending`); None makes a new population
     """
 
@@ -88,6 +89,7 @@ class PopulationWriter:
         labels: Sequence[str] = (),
         halves: Halves | None = None,
         columns: Sequence[ColumnEntry] = (),
+        records: bool = False,
         parent: Population | None = None,
     ):
         if kind not in ("counts", "rows", "words"):
@@ -113,6 +115,7 @@ class PopulationWriter:
             "period": period,
             "halves": halves,
             "columns": tuple(columns),
+            "records": records,
         }
         self.bounds = bounds_of(columns)
         self.labels = tuple(labels)
@@ -152,6 +155,7 @@ class PopulationWriter:
             "period": old.period,
             "halves": old.halves,
             "columns": old.columns,
+            "records": old.records,
             **changes,
         }
         made = cls(layout.writable(parent.path), old.kind, old.features, parent=parent, **settings)
@@ -283,7 +287,12 @@ class PopulationWriter:
         fields = self._membership(newcomers)
         made = manifests.build(
             needs=versions.needs(
-                fields.get("cohorts", ()), fields.get("order", ()), fields["halves"], fields["columns"], self.nfc
+                fields.get("cohorts", ()),
+                fields.get("order", ()),
+                fields["halves"],
+                fields["columns"],
+                fields["records"],
+                self.nfc,
             ),
             population_id=self._new_id() if old is None else old.population_id,
             secret=versions.new_secret(),

@@ -113,6 +113,7 @@ def set_budget(
     """
     made, unit = population.manifest, terms.get("unit", "client")
     check_periods(population, unit)
+    check_records(population, unit)
     if made.period is None:
         if window is not None:
             raise ConfigError("a window is a number of calendar periods; this population has none.", "Leave it out.")
@@ -141,6 +142,18 @@ def check_periods(population: Population, unit: Unit | None) -> None:
         raise ConfigError(
             f"population {name!r} does not deal clients to calendar periods, which the unit client_period protects.",
             "Make it with --period, --time, --from and --through; or use the unit client.",
+        )
+
+
+def check_records(population: Population, unit: Unit | None) -> None:
+    """Raises ConfigError if nobody said whose the rows are, and the unit is not the record: a budget per client would
+    be a false promise, since a person may have many rows.
+    """
+    if population.manifest.records and unit != "record":
+        raise ConfigError(
+            f"population {population.path.name!r} was ingested without a column of clients, every row as a record, and "
+            f"a budget for one {unit} would promise too much: somebody may have many rows.",
+            "Its budget is per record: --unit record. To protect people, ingest with --client COLUMN.",
         )
 
 
@@ -248,6 +261,7 @@ def checked_unit(method: AnyMethod, unit: Unit | None, population: Population) -
     """The unit of the budget, if the method has arguments for it. Raises PrivacyError otherwise."""
     unit = unit or "client"
     check_periods(population, unit)
+    check_records(population, unit)
     if ("client" if unit == CLIENT_PERIOD else unit) not in method.units:
         raise PrivacyError(
             f"the budget of population {population.path.name!r} promises privacy for one {unit}, and "

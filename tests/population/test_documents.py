@@ -23,6 +23,7 @@ from fedcore.population.ingest.documents import second_half
 from fedcore.population.ingest.ingest import describe, ingest
 from fedcore.population.ingest.sources_table import TableSource
 from fedcore.population.ingest.sources_text import TextSource
+from fedcore.population.ingest.table_files import CsvFile
 from fedcore.population.store import Population
 from tests.command import works
 
@@ -110,7 +111,7 @@ def test_batches_and_careful_parsing_change_nothing(tmp_path):
     rows = some_rows(3000)
     whole = dealt(rows)
     file = write_csv(tmp_path / "a.csv", HEADER, rows)
-    source = TableSource([file], "counts", wanted_features=5, documents="post", memory=24 * 4096)
+    source = TableSource([CsvFile(file, ",")], "counts", wanted_features=5, documents="post", memory=24 * 4096)
     found, batches = [{}, {}], list(source.batches(Account()))
     for batch in batches:
         for code, token, amount in zip(

@@ -26,6 +26,7 @@ from fedcore.population.ingest.ingest import describe, ingest, sorted_clients
 from fedcore.population.ingest.sources_table import TableSource
 from fedcore.population.ingest.spill import LargeClient
 from fedcore.population.ingest.stamps import period_of_each
+from fedcore.population.ingest.table_files import CsvFile
 from fedcore.population.manifest import Provenance
 from fedcore.population.periods import (
     EPOCH,
@@ -295,7 +296,7 @@ def test_memory_changes_nothing(tmp_path, memory):
     rows = some_entries(rows=3000, clients=200)
     file = write_csv(tmp_path / "rows.csv", HEADER, rows)
     calendar = Calendar.between("month", "UTC", "2026-01", "2026-06")
-    source = TableSource([file], "counts", wanted_features=5, time="when", calendar=calendar)
+    source = TableSource([CsvFile(file, ",")], "counts", wanted_features=5, time="when", calendar=calendar)
     found = []
     for clients in sorted_clients(source, Account(), tmp_path / "spill", memory, calendar):
         found += [clients.id] if isinstance(clients, LargeClient) else clients.ids

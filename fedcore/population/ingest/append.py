@@ -6,7 +6,7 @@ first fill the last block. Everything is sorted twice: by client id, to find out
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -19,9 +19,11 @@ from fedcore.errors import IngestError
 from fedcore.population import identifiers
 from fedcore.population.checks import Rows, rows_of
 from fedcore.population.cohorts import Order
+from fedcore.population.columns import ColumnEntry
 from fedcore.population.ingest.batches import Account, MatrixBatch, Source, keyed_batches, matrix_batches
 from fedcore.population.ingest.documents import refuse_other_halves
 from fedcore.population.ingest.indices import KnownClients, Newcomers
+from fedcore.population.ingest.readings import readings_again
 from fedcore.population.ingest.sources import Options
 from fedcore.population.ingest.spill import Clients, LargeClient, Layout, Spill, keys_of, spill_batch, write_clients
 from fedcore.population.manifest import BlockEntry, Halves
@@ -46,6 +48,10 @@ def completed(options: Options, parent: Population) -> Options:
         changes["dtype"] = made.dtype
     if made.period is not None and options.time is None:
         changes["time"] = made.period.column
+    if made.records:
+        changes["unit"] = "record"
+    if made.columns:
+        changes["readings"] = readings_again(made.columns)
     return replace(options, **changes)
 
 
@@ -85,6 +91,36 @@ def refuse_mismatch(
             f"The population {parent.path} is not public for evaluation; appending cannot make it so.",
             "Leave the declaration out.",
         )
+
+
+def refuse_other_columns(parent: Population, source: Source, entries: Sequence[ColumnEntry], records: bool) -> None:
+    """Raises IngestError if the source has other columns than the population, or other bounds; or if it has clients and
+    the population records, or the other way round.
+    """
+    made = parent.manifest
+    if made.columns and not entries:
+        raise IngestError(
+            f"The columns of {parent.path} have names and bounds, and those of {', '.join(source.names)} have none.",
+            "Append a table with the same columns.",
+        )
+    for number, (mine, theirs) in enumerate(zip(entries, made.columns, strict=False)):
+        if mine != theirs:
+            raise IngestError(
+                f"Column {number} of what is appended to {parent.path} is {_in_words(mine)}, and there it is "
+                f"{_in_words(theirs)}.",
+                "Say nothing of columns: they are read as the population's were.",
+            )
+    if records != made.records:
+        there, here = ("records", "clients") if made.records else ("clients", "records")
+        raise IngestError(
+            f"The population {parent.path} holds {there}, and {', '.join(source.names)} is read as {here}.",
+            "Append like to like, or make another population.",
+        )
+
+
+def _in_words(column: ColumnEntry) -> str:
+    said = {name: value for name, value in column.model_dump().items() if value not in (None, "") and name != "of"}
+    return ", ".join(f"{name} {value}" for name, value in said.items())
 
 
 def append(
@@ -148,6 +184,8 @@ def _index_keyed(
         ids = [clients.id] if isinstance(clients, LargeClient) else clients.ids
         index = known.look_up(keys_of(ids))
         new = np.flatnonzero(index < 0)
+        if parent.manifest.records and len(new) < len(ids):
+            raise _known_rows(parent, source.names)
         index[new] = newcomers.index([ids[place] for place in new.tolist()])
         _spill_by_index(spill, index, clients)
 
@@ -162,13 +200,17 @@ def _index_matrix(spill: Spill, parent: Population, source: Source, account: Acc
             if f"{name}:" in files and row.isdigit():
                 known.add(name)
     if known:
-        raise IngestError(
-            f"Rows of {', '.join(sorted(known))} are in {parent.path} already.",
-            "To add rows to known clients give client ids; if they are other clients, rename the file.",
-        )
+        raise _known_rows(parent, sorted(known))
     for batch in matrix_batches(source, account, parent.manifest.nfc):
         _spill_by_index(spill, newcomers.index(batch.ids), batch)
     account.settle()
+
+
+def _known_rows(parent: Population, files: Sequence[str]) -> IngestError:
+    return IngestError(
+        f"Rows of {', '.join(files)} are in {parent.path} already.",
+        "To add rows to known clients give client ids; if they are other clients, rename the file.",
+    )
 
 
 def _spill_by_index(spill: Spill, index: np.ndarray, clients: Clients | LargeClient | MatrixBatch) -> None:

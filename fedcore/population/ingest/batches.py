@@ -28,13 +28,14 @@ class Account:
 
     columns: of dense rows that are read from tables; words: rows in which one of them was no number
     vocabulary: what it is called in an error. known: entries whose token is in it; unknown: the first tokens that are
-    not.
+    not. clipped: values that were outside of the bounds of their columns
     """
 
     tolerance: int = 0
     vocabulary: str = "the vocabulary"
     bad: int = 0
     dropped_tokens: int = 0
+    clipped: int = 0
     known: int = 0
     unknown: list[str] = field(default_factory=list)
     examples: list[str] = field(default_factory=list)
@@ -185,7 +186,7 @@ def left_out(columns: Sequence[str], without: Container[str]) -> str:
         return "Name columns that hold numbers (--columns)."
     if len(rest) > SHOWN_COLUMNS or any("," in name for name in rest):
         return "Leave them out: name the others (--columns)."
-    return f"Leave them out: --columns {','.join(rest)}."
+    return f"Leave them out: --columns {','.join(rest)}. Or say how they are read (--date, --boolean, --category)."
 
 
 def count_fault(value: float) -> str:

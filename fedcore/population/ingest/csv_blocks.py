@@ -1,14 +1,15 @@
 """CSV files cut into blocks of whole records, so that a file of any size is read in bounded memory.
 
-A block without quotation marks is parsed by Arrow; anything that Arrow does not take without complaint is parsed again
-record by record, which tells exactly which line is bad and why.
+A block of which every line is a record, with no quotation mark but around whole fields, is parsed by Arrow; anything
+that Arrow does not take without complaint is parsed again record by record, which tells exactly which line is bad and
+why.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,8 +33,10 @@ class Block:
         return self.data.count(b"\n") + (not self.data.endswith(b"\n"))
 
 
-def blocks(file: Path, size: int) -> Iterator[Block]:
-    """The file in blocks of about `size` bytes; a quoted line break never ends a block. Raises IngestError."""
+def blocks(file: Path, size: int, quotes: bool = True) -> Iterator[Block]:
+    """The file in blocks of about `size` bytes that end with a line; if there are quotes, not with a quoted line break.
+    Raises IngestError.
+    """
     line, rest = 1, b""
     try:
         with open(file, "rb") as handle:
@@ -42,7 +45,7 @@ def blocks(file: Path, size: int) -> Iterator[Block]:
             while True:
                 piece = handle.read(size)
                 rest += piece
-                cut = len(rest) if not piece else _last_record_end(rest)
+                cut = len(rest) if not piece else _last_record_end(rest, quotes)
                 if cut:
                     block = Block(line, rest[:cut])
                     yield block
@@ -55,9 +58,9 @@ def blocks(file: Path, size: int) -> Iterator[Block]:
         raise IngestError(f"{file} cannot be read: {error.strerror}.", "Check the path and its permissions.") from error
 
 
-def _last_record_end(data: bytes) -> int:
-    """Position after the last line break outside quotation marks; 0 if there is none."""
-    quotes = data.count(b'"')
+def _last_record_end(data: bytes, quoted: bool) -> int:
+    """Position after the last line break, if quoted outside quotation marks; 0 if there is none."""
+    quotes = quoted and data.count(b'"')
     end = len(data)
     while True:
         end = data.rfind(b"\n", 0, end)
@@ -118,23 +121,44 @@ def header(file: Path, delimiter: str) -> list[str]:
     raise IngestError(f"{file} is empty.", "Give a file with a header line and rows.")
 
 
-def number(text: str) -> float:
-    """A number, NaN where it is missing. Raises ValueError (also for digits grouped by underscores)."""
+def number(text: str, missing: Collection[str] = MISSING, decimal: str = ".") -> float:
+    """A number, NaN where it is missing. Raises ValueError (also for digits grouped by underscores). decimal: the sign
+    before decimal places, in whose place a point is no number
+    """
     text = text.strip()
-    if text in MISSING:
+    if text in missing:
         return np.nan
-    if "_" in text:
+    if "_" in text or (decimal != "." and "." in text):
         raise ValueError(text)
-    return float(text)
+    return float(text.replace(decimal, "."))
 
 
-def parse_quickly(block: Block, names: list[str], types: dict, delimiter: str):
+def _plainly_quoted(data: bytes, delimiter: str) -> bool:
+    """Whether every quotation mark opens a field, closes one, or is one of two that stand for one inside a field."""
+    held = np.frombuffer(data, np.uint8)
+    marks = np.flatnonzero(held == ord('"'))
+    if len(marks) % 2:
+        return False
+    opening, closing = marks[::2], marks[1::2]
+    ends = np.frombuffer(b"\r\n" + delimiter.encode(), np.uint8)
+    before = np.isin(held[np.maximum(opening - 1, 0)], ends) | (opening == 0)
+    after = np.isin(held[np.minimum(closing + 1, len(held) - 1)], ends) | (closing == len(held) - 1)
+    doubled = opening[1:] == closing[:-1] + 1
+    before[1:] |= doubled
+    after[:-1] |= doubled
+    return bool(before.all() and after.all())
+
+
+def parse_quickly(
+    block: Block, names: list[str], types: dict, delimiter: str, missing: Collection[str] = MISSING, decimal: str = "."
+):
     """The columns in `types` as an Arrow table with one row for each line, or None if Arrow cannot take all of it."""
     import pyarrow as pa
     import pyarrow.csv as arrow_csv
 
     blank = block.data.startswith((b"\n", b"\r\n")) or b"\n\n" in block.data or b"\n\r\n" in block.data
-    if blank or b'"' in block.data:
+    quoted = b'"' in block.data
+    if blank or len(delimiter.encode()) > 1 or (quoted and not _plainly_quoted(block.data, delimiter)):
         return None
     try:
         table = arrow_csv.read_csv(
@@ -142,9 +166,15 @@ def parse_quickly(block: Block, names: list[str], types: dict, delimiter: str):
             read_options=arrow_csv.ReadOptions(
                 column_names=names, use_threads=False, block_size=max(len(block.data), 1)
             ),
-            parse_options=arrow_csv.ParseOptions(delimiter=delimiter, quote_char=False, ignore_empty_lines=False),
+            parse_options=arrow_csv.ParseOptions(
+                delimiter=delimiter, quote_char='"' if quoted else False, ignore_empty_lines=False
+            ),
             convert_options=arrow_csv.ConvertOptions(
-                column_types=types, include_columns=list(types), null_values=list(MISSING), strings_can_be_null=False
+                column_types=types,
+                include_columns=list(types),
+                null_values=list(missing),
+                strings_can_be_null=False,
+                decimal_point=decimal,
             ),
         )
     except pa.ArrowInvalid:

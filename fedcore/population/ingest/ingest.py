@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,11 +19,14 @@ from pydantic import JsonValue
 from fedcore.errors import IngestError
 from fedcore.population import layout
 from fedcore.population.blocks import Kind
+from fedcore.population.columns import ColumnEntry
 from fedcore.population.ingest import append as appending
 from fedcore.population.ingest import calendars, sources
 from fedcore.population.ingest.batches import Account, Source, keyed_batches, matrix_batches
 from fedcore.population.ingest.documents import halves_of
-from fedcore.population.ingest.sources import Format, Options, Where
+from fedcore.population.ingest.readings import Bound
+from fedcore.population.ingest.sources import Format, Options, Where, WhoseRows
+from fedcore.population.ingest.sources_table import TableSource
 from fedcore.population.ingest.sources_text import Tokeniser
 from fedcore.population.ingest.spill import (
     LAST_KEY,
@@ -46,6 +49,11 @@ from fedcore.storage import files
 
 MEMORY = 512 << 20
 LEAST_MEMORY = 16 << 20
+# Options that are facts of the manifest, or paths.
+IN_THE_MANIFEST = (
+    *("vocabulary", "heldout", "halves", "time", "calendar", "bounds", "units", "dates", "categories", "booleans"),
+    *("readings", "unit"),
+)
 # Shares of `memory`: what a batch, the spill's buffer and an array that is being written may hold. Sorting a full
 # buffer takes several times its size, which is why the shares are small.
 BATCH_SHARE, SPILL_SHARE, STREAM_SHARE = 12, 16, 16
@@ -77,6 +85,14 @@ def ingest(
     zone: str | None = None,
     first: str | None = None,
     through: str | None = None,
+    bounds: Mapping[str, tuple[Bound, Bound]] | None = None,
+    units: Mapping[str, str] | None = None,
+    dates: Mapping[str, str] | None = None,
+    categories: Mapping[str, Sequence[str]] | None = None,
+    booleans: Sequence[str] | None = None,
+    na: Sequence[str] = (),
+    decimal: str | None = None,
+    unit: WhoseRows = "client",
     append: bool = False,
     memory: int = MEMORY,
     tolerance: int = 0,
@@ -89,13 +105,22 @@ def ingest(
 ) -> Population:
     """Makes a population from files, or with append=True a new version of the one at `dest`.
 
-    source: a file, a folder, a glob pattern, or a list of these; heldout: the same clients' held-out data, likewise
-    format: csv, parquet, npz, npy or text; found out from the file names if None
+    source: a file, a folder, a glob pattern, or a list of these, or with format "sql" a query or its file; heldout: the
+        same clients' held-out data, likewise
+    format: csv, parquet, arrow, jsonl, sql, npz, npy or text; found out from the file names if None
     kind:   counts or rows; found out if None; words keeps each client's words, for a private vocabulary
 
-    csv, parquet: client, token, count name the columns (default: client, token, and count if there is one, else every
-        row counts one); tokens are looked up in `vocabulary` (a file with one token a line, or a sequence), and without
-        one are whole numbers below `features`. Dense rows: `columns`, by default all but the client's; empty = missing.
+    tables (csv, parquet, arrow, jsonl, sql): client, token, count name the columns (default: client, token, and count
+        if there is one, else every row counts one); tokens are looked up in `vocabulary` (a file with one token a line,
+        or a sequence), and without one are whole numbers below `features`. Dense rows: `columns`, by default all but
+        the client's; empty = missing. Folders called key=value below a folder that is named are columns.
+    bounds: of columns of dense rows, by name, (low, high), numbers or ISO dates: a public fact, which goes into the
+        manifest; values outside are clipped. units: of columns, for people. dates: the unit (seconds, minutes, hours,
+        days, years) in which a column of dates is counted from 1970 on, and after a comma the form of its text, as
+        strptime takes it, if it is not ISO's. categories: the public values of a column, each of which becomes a column
+        of 0 and 1; a last one, `<other>`, is all others. booleans: columns of yes or no, true or false, 1 or 0. na:
+        texts that stand for nothing, beside the usual ones; decimal: of csv, the sign before decimal places
+    unit: "record": no column names a client, and every row is one, called FILE:NUMBER; its budget is per record
     npz: dense rows `array` (default x) with ids `client` (default client); or a CSR matrix of counts, one client a
         row, as written by scipy.sparse.save_npz, or with a `prefix` (train: train_data, train_indices, train_indptr,
         train_shape) and a `heldout_prefix`; an array `vocab` is the vocabulary.
@@ -160,13 +185,23 @@ def ingest(
         documents,
         halves,
         time,
+        None,
+        bounds,
+        units,
+        dates,
+        categories,
+        booleans,
+        na,
+        decimal,
+        unit,
     )
     parent = Population.open(path) if append else None
     if parent is not None:
         options = appending.completed(options, parent)
     dealt = calendars.declared(parent, period, options.time, zone, first, through, nominal_clients)
     options = replace(options, calendar=dealt.calendar)
-    opened = sources.source_of(source, options, memory // BATCH_SHARE, progress)
+    opened = sources.source_of(source, options, memory // BATCH_SHARE, progress, path / layout.SPILL / "query")
+    entries, records = (opened.entries, opened.records) if isinstance(opened, TableSource) else ((), False)
     dealt_by = halves_of(documents, halves, sources.brings_heldout(opened, options))
     account = Account(tolerance, _called(options, parent))
     if parent is None:
@@ -184,10 +219,13 @@ def ingest(
             period=dealt.period,
             labels=dealt.labels,
             halves=dealt_by,
+            columns=entries,
+            records=records,
             stream_bytes=memory // STREAM_SHARE,
         )
     else:
         appending.refuse_mismatch(parent, opened, clients_per_leaf, ledger, public_for_evaluation, dealt_by)
+        appending.refuse_other_columns(parent, opened, entries, records)
         changes = {
             "public_for_evaluation": public_for_evaluation,
             "labels": dealt.labels,
@@ -217,6 +255,7 @@ def ingest(
                 options=_stated(options),
                 dropped_tokens=account.dropped_tokens,
                 bad_rows=account.bad,
+                clipped=account.clipped,
             ),
             newcomers,
         )
@@ -260,7 +299,7 @@ def _stated(options: Options) -> dict[str, JsonValue]:
     stated: dict[str, JsonValue] = {}
     for name in Options.__slots__:
         value = getattr(options, name)
-        if value is None or name in ("vocabulary", "heldout", "halves", "time", "calendar"):
+        if value is None or name in IN_THE_MANIFEST or (name == "na" and not value):
             continue
         if isinstance(value, str):
             stated[name] = Path(value).name if name == "client" else value
@@ -300,7 +339,16 @@ def describe(population: Population) -> dict[str, JsonValue]:
         "sources": list(made.provenance.sources),
         "dropped_tokens": made.provenance.dropped_tokens,
         "bad_rows": made.provenance.bad_rows,
+        "clipped_values": made.provenance.clipped if made.columns else None,
+        "columns": [_column(column) for column in made.columns] or None,
+        "unit": "record" if made.records else None,
     }
+
+
+def _column(column: ColumnEntry) -> JsonValue:
+    """Name, unit and bounds in one line."""
+    bounds = "" if column.low is None else f" from {column.low:g} to {column.high:g}"
+    return f"{column.name}{f' ({column.unit})' if column.unit else ''}{bounds}"
 
 
 def _cohorts(population: Population) -> list[JsonValue]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -12,18 +12,37 @@ from typing import Literal
 from fedcore.errors import IngestError
 from fedcore.population.blocks import Kind
 from fedcore.population.ingest.batches import Source, read_vocabulary, refuse_odd
+from fedcore.population.ingest.readings import Bound, Reading, Said, missing_texts
 from fedcore.population.ingest.sources_array import DenseSource, MatrixSource, array_names
-from fedcore.population.ingest.sources_table import TableSource, column_names, delimiter_of
+from fedcore.population.ingest.sources_table import TableSource
 from fedcore.population.ingest.sources_text import TextSource, Tokeniser, text_files
+from fedcore.population.ingest.table_files import (
+    ArrowFile,
+    CsvFile,
+    JsonFile,
+    ParquetFile,
+    Partitioned,
+    SqlQuery,
+    TableFile,
+    partition_of,
+)
 from fedcore.population.manifest import Halves
 from fedcore.population.periods import Calendar
 
-Format = Literal["csv", "parquet", "npz", "npy", "text"]
+Format = Literal["csv", "parquet", "arrow", "jsonl", "sql", "npz", "npy", "text"]
+TABLES: tuple[Format, ...] = ("csv", "parquet", "arrow", "jsonl", "sql")
+WhoseRows = Literal["client", "record"]
 SUFFIXES: dict[str, Format] = {
     ".csv": "csv",
     ".tsv": "csv",
     ".parquet": "parquet",
     ".pq": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".ipc": "arrow",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".sql": "sql",
     ".npz": "npz",
     ".npy": "npy",
 }
@@ -54,6 +73,20 @@ class Options:
     halves: Halves | None = None
     time: str | None = None
     calendar: Calendar | None = None
+    bounds: Mapping[str, tuple[Bound, Bound]] | None = None
+    units: Mapping[str, str] | None = None
+    dates: Mapping[str, str] | None = None
+    categories: Mapping[str, Sequence[str]] | None = None
+    booleans: Sequence[str] | None = None
+    na: Sequence[str] = ()
+    decimal: str | None = None
+    unit: WhoseRows = "client"
+    readings: tuple[Reading, ...] = ()
+
+    @property
+    def said(self) -> Said:
+        """What is said of the columns of a table."""
+        return Said(self.bounds, self.units, self.dates, self.categories, self.booleans)
 
 
 def files_of(where: Where) -> list[Path]:
@@ -96,16 +129,23 @@ def format_of(where: Where, wanted: Format | None) -> Format:
     return form
 
 
-OF_TABLES = ("client", "token", "count", "columns", "features", "vocabulary", "heldout", "dtype", "documents")
+OF_COLUMNS = ("bounds", "units", "dates", "categories", "booleans", "na")
+OF_TABLES = (
+    *("client", "token", "count", "columns", "features", "vocabulary", "heldout", "dtype", "documents", "unit"),
+    *OF_COLUMNS,
+)
 OPTIONS: dict[str, tuple[str, ...]] = {
-    "csv": (*OF_TABLES, "delimiter"),
+    "csv": (*OF_TABLES, "delimiter", "decimal"),
     "parquet": OF_TABLES,
+    "arrow": OF_TABLES,
+    "jsonl": OF_TABLES,
+    "sql": OF_TABLES,
     "npz": ("client", "array", "features", "vocabulary", "heldout", "dtype", "prefix", "heldout_prefix"),
     "npy": ("client", "features", "vocabulary", "heldout", "dtype"),
     "text": ("client", "features", "vocabulary", "heldout", "tokeniser", "documents"),
 }
 OF_DENSE, OF_SPARSE = ("array", "heldout", "dtype"), ("prefix", "heldout_prefix")  # NPZ holds one or the other
-ANYWHERE = ("format", "kind", "halves", "time", "calendar")  # the last two are looked at before
+ANYWHERE = ("format", "kind", "halves", "time", "calendar", "readings")  # the last three are looked at elsewhere
 
 
 def _refuse_other_options(form: str, options: Options, takes: Sequence[str] = (), what: str = "") -> None:
@@ -120,26 +160,30 @@ def _refuse_other_options(form: str, options: Options, takes: Sequence[str] = ()
             )
 
 
-def source_of(where: Where, options: Options, memory: int, progress: Progress | None = None) -> Source:
-    """The reader for this source. memory: bytes that one batch may take. Raises IngestError."""
+def source_of(
+    where: Where, options: Options, memory: int, progress: Progress | None = None, spill: Path | None = None
+) -> Source:
+    """The reader for this source. memory: bytes that one batch may take; spill: folder for what a query does not hold.
+    Raises IngestError.
+    """
     form = format_of(where, options.format)
-    if options.calendar is not None and form not in ("csv", "parquet"):
+    if options.calendar is not None and form not in TABLES:
         raise IngestError(
             f"The rows of {form} have no time stamps, and entries of a client and a calendar period are made by them.",
-            "Ingest tables (csv or parquet) with a column of times.",
+            f"Ingest tables ({', '.join(TABLES)}) with a column of times.",
         )
     _refuse_other_options(form, options)
     source: Source
     vocabulary = None if options.vocabulary is None else read_vocabulary(options.vocabulary)
     if form == "text":
         source = _text(where, options, vocabulary, progress)
+    elif form in TABLES:
+        tables = table_files(where, form, options, memory, spill)
+        heldout = [] if options.heldout is None else table_files(options.heldout, form, options, memory, spill)
+        source = _table(tables, heldout, options, vocabulary, memory, progress)
     else:
-        files = files_of(where)
-        heldout = [] if options.heldout is None else files_of(options.heldout)
-        if form in ("csv", "parquet"):
-            source = _table(files, heldout, options, vocabulary, memory, progress)
-        else:
-            source = _arrays(form, files, heldout, options, memory, progress)
+        others = [] if options.heldout is None else files_of(options.heldout)
+        source = _arrays(form, files_of(where), others, options, memory, progress)
     if options.features not in (None, source.features):
         raise IngestError(f"The source has {source.features} features, not {options.features}.", "Correct the number.")
     if vocabulary is not None:
@@ -174,29 +218,76 @@ def _text(where: Where, options: Options, vocabulary: tuple[str, ...] | None, pr
     return TextSource(Path(where), vocabulary, options.tokeniser, client, heldout, documents, progress)
 
 
+def table_files(where: Where, form: Format, options: Options, memory: int, spill: Path | None) -> list[TableFile]:
+    """The files of a table, with the columns that the names of their folders have. Raises IngestError."""
+    if form == "sql":
+        return [SqlQuery(_query(where), memory, spill)]
+    missing = missing_texts(options.na)
+    made: list[TableFile] = []
+    for folder in [where] if isinstance(where, (str, Path)) else where:
+        root = Path(folder)
+        for path in files_of(folder):
+            file = _table_file(path, form, options, missing)
+            partition = partition_of(path, root) if root.is_dir() else {}
+            made.append(Partitioned(file, path, partition, missing) if partition else file)
+    return made
+
+
+def _table_file(path: Path, form: Format, options: Options, missing: frozenset[str]) -> TableFile:
+    own = options.format or SUFFIXES.get(path.suffix, form)
+    form = own if own in TABLES else form
+    if form == "parquet":
+        return ParquetFile(path)
+    if form == "arrow":
+        return ArrowFile(path)
+    if form == "jsonl":
+        return JsonFile(path, missing)
+    delimiter = options.delimiter or ("\t" if path.suffix == ".tsv" else ",")
+    return CsvFile(path, delimiter, missing, options.decimal or ".")
+
+
+def _query(where: Where) -> Path | str:
+    """The file of a query, or the query. Raises IngestError."""
+    if not isinstance(where, (str, Path)):
+        raise IngestError("One query is read at a time.", "Give one, with UNION ALL if need be.")
+    if isinstance(where, str) and len(where.split()) > 1 and not where.endswith(".sql"):
+        return where
+    refuse_odd(Path(where))
+    return Path(where)
+
+
 def _table(
-    files: list[Path],
-    heldout: list[Path],
+    files: list[TableFile],
+    heldout: list[TableFile],
     options: Options,
     vocabulary: tuple[str, ...] | None,
     memory: int,
     progress: Progress | None,
 ) -> TableSource:
-    names = column_names(files[0], delimiter_of(files[0], options.delimiter))
-    tokens = options.token is not None or ("token" in names and options.columns is None)
+    names = files[0].names
+    tokens = options.token is not None or (
+        "token" in names and options.columns is None and not options.readings and not options.said.names
+    )
     kind = options.kind or ("counts" if tokens else "rows")
     count = options.count or ("count" if kind != "rows" and "count" in names else None)
+    if options.unit == "record" and options.client is not None:
+        raise IngestError(
+            f"Every row is said to be a record of its own, and {options.client!r} the column of its client.",
+            "Say one: --client COLUMN, where a client may have several rows, or --unit record.",
+        )
     return TableSource(
         files,
         kind,
-        options.client or "client",
+        None if options.unit == "record" else options.client or "client",
         options.token or "token",
         count,
         wanted_columns=options.columns,
+        said=options.said,
+        readings=options.readings,
+        na=options.na,
         vocabulary=vocabulary,
         wanted_features=options.features,
         heldout=heldout,
-        delimiter=options.delimiter,
         wanted_dtype=options.dtype,
         documents=options.documents,
         time=options.time,

@@ -1,70 +1,54 @@
-"""CSV and Parquet files as sources: long counts (client, token, count) or dense rows (client, features...)."""
+"""Tables as sources: long counts (client, token, count) or dense rows (client, features...)."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
 from fedcore.errors import IngestError
 from fedcore.population.blocks import Kind
-from fedcore.population.ingest import csv_blocks
-from fedcore.population.ingest.batches import SHOWN, Account, Batch, bad_counts, count_fault, left_out, listed, unusable
+from fedcore.population.columns import ColumnEntry, bounds_of
+from fedcore.population.ingest.batches import SHOWN, Account, Batch, bad_counts, count_fault, unusable
 from fedcore.population.ingest.documents import no_document, second_half
-from fedcore.population.ingest.stamps import is_stamp, period_of_each
+from fedcore.population.ingest.readings import Reading, Said, missing_texts, readings_of
+from fedcore.population.ingest.stamps import period_of_each
+from fedcore.population.ingest.table_files import As, Piece, TableFile, Where, check_columns
 from fedcore.population.periods import BETWEEN, Calendar
 from fedcore.population.words import OTHER, as_words, records_of
-
-Where = Callable[[int], str]
-PARQUET = (".parquet", ".pq")
-
-
-def column_names(file: Path, delimiter: str) -> list[str]:
-    """Names of the columns of a CSV or Parquet file. Raises IngestError."""
-    return _open_parquet(file).schema_arrow.names if file.suffix in PARQUET else csv_blocks.header(file, delimiter)
-
-
-def delimiter_of(file: Path, delimiter: str | None) -> str:
-    return delimiter or ("\t" if file.suffix == ".tsv" else ",")
-
-
-def _open_parquet(file: Path):
-    import pyarrow as pa
-    import pyarrow.parquet as parquet
-
-    try:
-        return parquet.ParquetFile(file)
-    except (OSError, pa.ArrowException) as error:
-        raise IngestError(f"{file} cannot be read as a Parquet file.", "Check that the file is whole.") from error
 
 
 @dataclass
 class TableSource:
-    """CSV (with a header line) or Parquet files.
+    """Files with named columns.
 
     counts: columns client, token and count (None: every row counts one); tokens are looked up in `vocabulary`, or are
             whole numbers 0 .. features - 1; a vocabulary that ends with `words.OTHER` counts all others there
     words:  the same columns; tokens are kept as words
-    rows:   columns client and `wanted_columns` (None: all others), empty or NaN = missing
-    columns: those that are read beside the client's
+    rows:   columns client and `wanted_columns` (None: all others), read as `said` says, or as `readings` does; empty or
+            NaN = missing
+    client: None: every row is a client, called by its file and number (`records`); for rows only
+    columns: those that are read beside the client's; entries: what they become, of rows
+    na: texts that stand for nothing, beside the usual ones; a client that is called so is missing
     time, calendar: column of the time stamp, and the periods by which clients are dealt to entries; None: they are not
     documents: column of the document, by which each client's rows are dealt to its halves; None: they are not
     heldout: files of the same form
     """
 
-    files: Sequence[Path]
+    files: Sequence[TableFile]
     kind: Kind
-    client: str = "client"
+    client: str | None = "client"
     token: str = "token"
     count: str | None = None
     wanted_columns: Sequence[str] | None = None
+    said: Said = Said()
+    readings: tuple[Reading, ...] = ()
+    na: Sequence[str] = ()
     vocabulary: tuple[str, ...] | None = None
     wanted_features: int | None = None
-    heldout: Sequence[Path] = ()
-    delimiter: str | None = None
+    heldout: Sequence[TableFile] = ()
     wanted_dtype: str | None = None
     documents: str | None = None
     time: str | None = None
@@ -75,17 +59,16 @@ class TableSource:
     dtype: str | None = None
     names: tuple[str, ...] = field(init=False)
     columns: tuple[str, ...] = field(init=False)
+    entries: tuple[ColumnEntry, ...] = field(init=False, default=())
     features: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.names = tuple(file.name for file in self.files)
+        self.names = tuple(file.name.rpartition("/")[2] for file in self.files)
         columns, self.features = self.wanted_columns, self.wanted_features or 0
+        if self.readings and columns is None:
+            columns = [reading.of for reading in self.readings]
         if self.kind != "rows":
-            if columns is not None:
-                raise IngestError(
-                    "Columns are chosen of dense rows; counts are in the columns of the token and its count.",
-                    "Leave the columns out, or ingest rows (--kind rows).",
-                )
+            self._refuse_what_is_of_rows()
             columns = (self.token,) if self.count is None else (self.token, self.count)
             if self.vocabulary is not None:
                 self.features = len(self.vocabulary)
@@ -97,31 +80,70 @@ class TableSource:
                     "Give vocabulary=FILE or features=N.",
                 )
         for file in (*self.files, *self.heldout):
-            names = column_names(file, delimiter_of(file, self.delimiter))
             if columns is None:
-                columns = [name for name in names if name not in self.keys]
-            for name in (*self.keys, *columns):
-                if name not in names:
-                    shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
-                    raise IngestError(f"{file} has no column {name!r}.", f"Its columns are {shown}.")
+                columns = [name for name in file.names if name not in self.keys]
+            self._check_client(file)
+            check_columns(file, file.name, (*self.keys, *columns))
         self.columns = tuple(columns or ())
         if twice := [name for name, times in Counter(self.columns).items() if times > 1]:
             raise IngestError(f"The column {twice[0]!r} is named twice.", "Name every column once.")
         self._refuse_double("client", self.client, self.columns)
         self._refuse_double("time", self.time, (self.client, *self.columns))
         self._refuse_double("document", self.documents, (self.client, self.time, *self.columns))
+        if self.records:
+            self._check_records()
         if self.kind == "rows":
-            if not self.columns:
-                raise IngestError(
-                    f"{self.files[0]} has no feature column.", "Give at least one column beside the client."
-                )
-            if self.wanted_features not in (None, len(self.columns)):
-                raise IngestError(
-                    f"The files have {len(self.columns)} feature columns, not {self.wanted_features}.",
-                    "Name the columns.",
-                )
-            self.features = len(self.columns)
-            self.dtype = self.wanted_dtype or "float64"
+            self._set_columns()
+
+    def _set_columns(self) -> None:
+        if not self.columns:
+            raise IngestError(
+                f"{self.files[0].name} has no feature column.", "Give at least one column beside the client."
+            )
+        if not self.readings or self.wanted_columns is not None or self.said.names:
+            self.readings = readings_of(self.columns, self.said)
+        self.entries = tuple(entry for reading in self.readings for entry in reading.entries)
+        if self.wanted_features not in (None, len(self.entries)):
+            raise IngestError(
+                f"The files have {len(self.entries)} feature columns, not {self.wanted_features}.", "Name the columns."
+            )
+        self.features = len(self.entries)
+        self.dtype = self.wanted_dtype or "float64"
+        self._bounds = bounds_of(self.entries)
+
+    def _refuse_what_is_of_rows(self) -> None:
+        if self.wanted_columns is not None or self.said.names:
+            raise IngestError(
+                "Columns are chosen of dense rows, and bounds, dates, categories and booleans are of such columns; "
+                "counts are in the columns of the token and its count.",
+                "Leave the columns out, or ingest rows (--kind rows).",
+            )
+
+    def _check_client(self, file: TableFile) -> None:
+        if self.client is not None and self.client not in file.names:
+            shown = ", ".join(file.names[:20]) + (", ..." if len(file.names) > 20 else "")
+            one = "" if self.kind != "rows" else " or say that every row is a record of its own: --unit record."
+            raise IngestError(
+                f"{file.name} has no column {self.client!r}, to say whose a row is.",
+                f"Its columns are {shown}. Name the one of the client (--client COLUMN){',' if one else '.'}{one}",
+            )
+
+    def _check_records(self) -> None:
+        if self.kind != "rows" or self.calendar is not None or self.documents is not None or self.heldout:
+            raise IngestError(
+                "Records of nobody are dense rows, which are neither counted, nor dealt to documents or calendar "
+                "periods, nor held out by client.",
+                "Name the column of the client (--client), or leave the others out.",
+            )
+        if twice := [name for name, times in Counter(file.name for file in self.files).items() if times > 1]:
+            raise IngestError(
+                f"Two files are called {twice[0]}, and records are called by file and number.", "Rename one of them."
+            )
+
+    @property
+    def records(self) -> bool:
+        """Whether every row is a client of its own."""
+        return self.client is None
 
     @staticmethod
     def _refuse_double(what: str, name: str | None, others: Sequence[str | None]) -> None:
@@ -136,165 +158,34 @@ class TableSource:
     def batches(self, account: Account) -> Iterator[Batch]:
         account.columns = self.columns if self.kind == "rows" else ()
         files = [(False, file) for file in self.files] + [(True, file) for file in self.heldout]
+        wanted = {name: self._read_as(name) for name in (*self.keys, *self.columns)}
+        size = max(self.memory // 24, 1 << 12)
         for number, (heldout, file) in enumerate(files):
-            yield from (self._parquet if file.suffix in PARQUET else self._csv)(account, heldout, file)
+            for piece in file.pieces(wanted, size, account):
+                yield from self._checked(account, heldout, file, piece)
             if self.progress is not None:
                 self.progress(number + 1, len(files))
 
-    # ---- CSV
-
-    def _csv(self, account: Account, heldout: bool, file: Path) -> Iterator[Batch]:
-        delimiter = delimiter_of(file, self.delimiter)
-        names = csv_blocks.header(file, delimiter)
-        size = max(self.memory // 24, 1 << 12)
-        for block in csv_blocks.without_header(csv_blocks.blocks(file, size)):
-            table = csv_blocks.parse_quickly(block, names, self._types(), delimiter)
-            if table is None:
-                yield from self._slow_csv(account, heldout, file, block, names, delimiter)
-                continue
-            columns = [table.column(name).combine_chunks() for name in (*self.keys, *self.columns)]
-
-            def where(row: int, line=block.line) -> str:
-                return f"{file.name}, line {line + row}"
-
-            yield from self._checked(account, heldout, columns, where)
-
-    def _types(self) -> dict:
-        import pyarrow as pa
-
-        types = dict.fromkeys(self.keys, pa.string())
+    def _read_as(self, name: str) -> As:
+        if name in self.keys:
+            return "stamp" if name == self.time else "id"
         if self.kind == "rows":
-            return {**types, **dict.fromkeys(self.columns, pa.float64())}
-        types[self.token] = pa.string() if self._text_tokens else pa.int64()
-        if self.count is not None:
-            types[self.count] = pa.float64()
-        return types
+            kinds: dict[str, As] = {"number": "number", "date": "stamp"}
+            return kinds.get(self.readings[self.columns.index(name)].kind, "any")
+        if name != self.token:
+            return "number"
+        return "text" if self._text_tokens else "whole"
 
     @property
     def _text_tokens(self) -> bool:
         return self.kind == "words" or self.vocabulary is not None
 
-    def _slow_csv(self, account, heldout, file, block, names, delimiter) -> Iterator[Batch]:
-        import pyarrow as pa
-
-        places, keys = [names.index(name) for name in (*self.keys, *self.columns)], len(self.keys)
-        text_token = self.kind != "rows" and self._text_tokens
-        lines: list[int] = []
-        columns: list[list] = [[] for _ in places]
-        for line, fields in csv_blocks.records(file, block, delimiter):
-            if len(fields) != len(names):
-                account.reject(f"{file.name}, line {line}", f"{len(fields)} columns instead of {len(names)}")
-                continue
-            values: list = [fields[place] for place in places[:keys]]
-            fault = ""
-            for position, place in enumerate(places[keys:]):
-                text = fields[place]
-                if position == 0 and text_token:
-                    values.append(text)
-                    continue
-                try:
-                    if position == 0 and self.kind == "counts":
-                        if "_" in text or not -(2**63) <= int(text) < 2**63:
-                            raise ValueError(text)
-                        values.append(int(text))
-                    else:
-                        values.append(csv_blocks.number(text))
-                except ValueError:
-                    feature = self.kind == "counts" and position == 0
-                    what = f"unknown feature id {text!r}" if feature else f"{names[place]} is not a number: {text!r}"
-                    fault = fault or what
-                    if self.kind == "rows":
-                        account.words[names[place]] += 1
-            if fault:
-                account.reject(f"{file.name}, line {line}", fault)
-                continue
-            lines.append(line)
-            for column, value in zip(columns, values, strict=True):
-                column.append(value)
-        arrays = [
-            pa.array(column, type=kind, from_pandas=False)
-            for column, kind in zip(columns, self._types().values(), strict=True)
-        ]
-        return self._checked(account, heldout, arrays, lambda row: f"{file.name}, line {lines[row]}")
-
-    # ---- Parquet
-
-    def _parquet(self, account: Account, heldout: bool, file: Path) -> Iterator[Batch]:
-        import pyarrow as pa
-
-        opened = _open_parquet(file)
-        if self.kind == "rows":
-            self._refuse_words(file, opened.schema_arrow)
-        step = max(self.memory // (32 * (len(self.columns) + 4)), 64)
-        first = 0
-        try:
-            for records in opened.iter_batches(step, columns=[*self.keys, *self.columns], use_threads=False):
-                columns = [self._cast(file, name, records.column(name)) for name in (*self.keys, *self.columns)]
-
-                def where(row: int, first=first) -> str:
-                    return f"{file.name}, row {first + row}"
-
-                yield from self._checked(account, heldout, columns, where)
-                first += records.num_rows
-        except (OSError, pa.ArrowException) as error:
-            raise IngestError(f"{file} is truncated or damaged.", "Copy or download it again.") from error
-
-    def _refuse_words(self, file: Path, schema) -> None:
-        """Raises IngestError if there are feature columns that hold no numbers."""
-        import pyarrow as pa
-
-        words = {}
-        for name in self.columns:
-            kind = schema.field(name).type
-            kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-            if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
-                words[name] = kind
-        if words:
-            raise IngestError(
-                f"{file}: {listed(f'{name} ({kind})' for name, kind in words.items())} hold no numbers.",
-                left_out(self.columns, words),
-            )
-
-    def _cast(self, file: Path, name: str, column):
-        """The column in the type that is needed. Raises IngestError for the wrong type."""
-        import pyarrow as pa
-        import pyarrow.compute as compute
-
-        wanted = self._types()[name]
-        if pa.types.is_dictionary(column.type):
-            column = column.dictionary_decode()
-        kind = column.type
-        if name == self.time:
-            if is_stamp(kind):
-                return column
-            raise IngestError(f"{file}: the column {name!r} is of type {kind}.", "It should hold dates or times.")
-        text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-        whole = pa.types.is_integer(kind)
-        fine = text or (whole and name in (self.client, self.documents)) if pa.types.is_string(wanted) else whole
-        if pa.types.is_floating(wanted):
-            fine = whole or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
-            if pa.types.is_boolean(kind):
-                column = column.cast(pa.int8())
-        if not fine:
-            raise IngestError(f"{file}: the column {name!r} is of type {kind}.", f"It should be {wanted}; convert it.")
-        return compute.cast(column, wanted, safe=False)
-
-    # ---- both
-
-    def _checked(self, account: Account, heldout: bool, read: list, where: Where) -> Iterator[Batch]:
-        """A batch of the good rows, or one of each half; the bad rows go to the account. read: columns of `keys`, then
-        the others.
-        """
-        clients, columns = read[0], read[len(self.keys) :]
-        good = np.ones(len(clients), bool)
-        coded = clients.dictionary_encode()
-        names = coded.dictionary.to_pylist()
-        faults = [unusable(name) for name in names]
-        codes = coded.indices.fill_null(len(names)).to_numpy(zero_copy_only=False).astype(np.int64)
-        if any(faults) or clients.null_count:
-            faults.append("the client id is missing")
-            good = ~np.array([bool(fault) for fault in faults])[codes]
-            account.reject_all(np.flatnonzero(~good), where, lambda row: faults[codes[row]])
+    def _checked(self, account: Account, heldout: bool, file: TableFile, piece: Piece) -> Iterator[Batch]:
+        """A batch of the good rows, or one of each half; the bad rows go to the account."""
+        read, where = piece.columns, piece.where
+        columns = read[len(self.keys) :]
+        good = np.ones(len(piece.records), bool)
+        names, codes = self._owners(account, file, piece, good)
         second = None
         if self.documents is not None:  # by the client, also where rows go to entries: a document lies in one half
             second = self._second_half(account, names, codes, read[len(self.keys) - 1], where, good)
@@ -368,14 +259,43 @@ class TableSource:
         kept, codes = np.unique(codes, return_inverse=True)
         return [names[code] for code in kept.tolist()], codes
 
+    def _owners(
+        self, account: Account, file: TableFile, piece: Piece, good: np.ndarray
+    ) -> tuple[list[str], np.ndarray]:
+        """(ids of clients, (n,) int64, position of each row's); clears `good` for rows of none."""
+        if self.client is None:
+            return [f"{file.name}:{number}" for number in piece.records.tolist()], np.arange(len(good))
+        clients = piece.columns[0]
+        coded = clients.dictionary_encode()
+        names = coded.dictionary.to_pylist()
+        faults = [unusable(name) or ("the client id is missing" if name in self.na else "") for name in names]
+        codes = coded.indices.fill_null(len(names)).to_numpy(zero_copy_only=False).astype(np.int64)
+        if any(faults) or clients.null_count:
+            faults.append("the client id is missing")
+            good &= ~np.array([bool(fault) for fault in faults])[codes]
+            account.reject_all(np.flatnonzero(~good), piece.where, lambda row: faults[codes[row]])
+        return names, codes
+
     def _rows(self, account: Account, columns, where: Where, good: np.ndarray) -> np.ndarray:
-        x = np.empty((len(good), len(columns)), self.dtype)
-        with np.errstate(over="ignore"):
-            for place, column in enumerate(columns):
-                x[:, place] = column.fill_null(np.nan).to_numpy(zero_copy_only=False)
+        """(n, features) values; clears `good` for bad rows. What lies outside of the bounds is clipped and counted."""
+        x, at, missing = np.empty((len(good), self.features), self.dtype), 0, missing_texts(self.na)
+        for reading, column in zip(self.readings, columns, strict=True):
+            values, bad, why = reading.read(column, missing)
+            with np.errstate(over="ignore"):
+                x[:, at : at + reading.width] = values
+            if bad.any():
+                account.reject_all(np.flatnonzero(bad & good), where, why)
+                good &= ~bad
+            at += reading.width
         rows = np.flatnonzero(np.isinf(x).any(axis=1) & good)
-        account.reject_all(rows, where, lambda row: f"{self.columns[int(np.isinf(x[row]).argmax())]} is infinite")
+        account.reject_all(rows, where, lambda row: f"{self.entries[int(np.isinf(x[row]).argmax())].name} is infinite")
         good[rows] = False
+        if self._bounds is not None:
+            low, high = (bound.astype(x.dtype) for bound in self._bounds)
+            low = np.where(low < self._bounds.low, np.nextafter(low, low.dtype.type(np.inf)), low)
+            high = np.where(high > self._bounds.high, np.nextafter(high, high.dtype.type(-np.inf)), high)
+            account.clipped += int((((x < low) | (x > high)) & good[:, None]).sum())
+            np.clip(x, low, high, out=x)
         return x
 
     def _counts(self, account: Account, columns, where: Where, good: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

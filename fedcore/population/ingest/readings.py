@@ -1,0 +1,251 @@
+"""How the columns of a table become columns of a population: numbers, dates, booleans and categories, with bounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import cast, get_args
+
+import numpy as np
+
+from fedcore.errors import IngestError
+from fedcore.population.columns import SECONDS_OF, SINCE, ColumnEntry, ColumnKind, DateUnit
+from fedcore.population.ingest.csv_blocks import MISSING
+from fedcore.population.ingest.stamps import DAY, PER_SECOND
+from fedcore.population.words import OTHER
+
+TRUE, FALSE = ("true", "t", "yes", "y", "1"), ("false", "f", "no", "n", "0")
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+Bound = float | str  # text of a date
+Values = tuple[np.ndarray, np.ndarray, Callable[[int], str]]  # (n, width) float64; (n,) bool, bad; why a row is bad
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A column of the source.
+
+    kind:   number; boolean, 0 or 1; date, a number of `unit` since 1970; category, a column for each of `values`
+    values: of a category. A value that is not among them makes a bad row, unless `<other>` is the last of them
+    low, high: values outside of them are clipped; both None, or neither
+    format: of dates in text, as strptime takes it; empty: ISO
+    A missing value is NaN, in all columns of a category.
+    """
+
+    of: str
+    kind: ColumnKind = "number"
+    unit: str = ""
+    low: float | None = None
+    high: float | None = None
+    values: tuple[str, ...] = ()
+    format: str = ""
+
+    @property
+    def width(self) -> int:
+        """Columns of the population that it becomes."""
+        return len(self.values) if self.kind == "category" else 1
+
+    @property
+    def entries(self) -> tuple[ColumnEntry, ...]:
+        """These columns."""
+        if self.kind == "category":
+            return tuple(
+                ColumnEntry(name=f"{self.of}={value}", kind="category", of=self.of, value=value, low=0.0, high=1.0)
+                for value in self.values
+            )
+        unit = f"{self.unit} {SINCE}" if self.kind == "date" else self.unit
+        low, high = (0.0, 1.0) if self.kind == "boolean" else (self.low, self.high)
+        entry = ColumnEntry(name=self.of, kind=self.kind, of=self.of, unit=unit, low=low, high=high, format=self.format)
+        return (entry,)
+
+    def read(self, column, missing: frozenset[str]) -> Values:
+        """column: an Arrow array, of numbers where the kind is number; missing: texts that stand for nothing"""
+        if self.kind == "number":
+            return column.fill_null(np.nan).to_numpy(zero_copy_only=False)[:, None], np.zeros(len(column), bool), str
+        if self.kind == "date" and _is_time(column.type):
+            return self._seconds_in_unit(_since(column))[:, None], np.zeros(len(column), bool), str
+        coded = column.dictionary_encode()
+        texts = [text(one) for one in coded.dictionary.to_pylist()]
+        places = coded.indices.fill_null(len(texts)).to_numpy(zero_copy_only=False).astype(np.int64)
+        table = np.full((len(texts) + 1, self.width), np.nan)
+        faults = [""] * (len(texts) + 1)
+        for place, one in enumerate(texts):
+            if one in missing:
+                continue
+            try:
+                table[place] = self._values_of(one)
+            except (ValueError, OverflowError):
+                faults[place] = self._fault(one)
+        bad = np.array([bool(one) for one in faults])[places]
+        return table[places], bad, lambda row: faults[int(places[row])]
+
+    def _values_of(self, one: str) -> np.ndarray | float:
+        if self.kind == "boolean":
+            return float((*TRUE, *FALSE).index(one.lower()) < len(TRUE))
+        if self.kind == "date":
+            return float(self._seconds_in_unit(seconds_in(one, self.format)))
+        held = one if one in self.values else OTHER
+        values = np.zeros(len(self.values))
+        values[self.values.index(held)] = 1.0
+        return values
+
+    def _seconds_in_unit(self, seconds):
+        return seconds / SECONDS_OF[cast(DateUnit, self.unit)]
+
+    def _fault(self, one: str) -> str:
+        shown = f"{self.of} is {one[:40]!r}"
+        if self.kind == "boolean":
+            return f"{shown}, and neither true nor false"
+        if self.kind == "date":
+            return f"{shown}, and no date {f'of the form {self.format}' if self.format else 'in ISO form'}"
+        return f"{shown}, which is not in its list"
+
+
+def text(one: object) -> str:
+    """A value of a table as text."""
+    return str(one).lower() if isinstance(one, bool) else str(one).strip()
+
+
+def seconds_in(one: str, format: str = "") -> float:
+    """Seconds since 1970 of a date, or date and time; without a zone taken as UTC. Raises ValueError."""
+    read = datetime.strptime(one, format) if format else datetime.fromisoformat(one)
+    since = (read if read.tzinfo is not None else read.replace(tzinfo=UTC)) - EPOCH
+    return since.total_seconds()
+
+
+def _is_time(kind) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_date(kind) or pa.types.is_timestamp(kind))
+
+
+def _since(column) -> np.ndarray:
+    """(n,) float64 seconds since 1970; NaN where missing."""
+    import pyarrow as pa
+
+    kind = column.type
+    whole = pa.int32() if pa.types.is_date32(kind) else pa.int64()
+    numbers = column.cast(whole).cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy(zero_copy_only=False)
+    if pa.types.is_date(kind):
+        return numbers * DAY if pa.types.is_date32(kind) else numbers / 10**3
+    return numbers / PER_SECOND[kind.unit]
+
+
+# --- what was said of them --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What the user says of columns, by their names in the source.
+
+    bounds: low and high, numbers or dates; units: of numbers, for people; dates: the unit of each, and after a comma
+    its format; categories: the public list of its values; booleans: names
+    """
+
+    bounds: Mapping[str, tuple[Bound, Bound]] | None = None
+    units: Mapping[str, str] | None = None
+    dates: Mapping[str, str] | None = None
+    categories: Mapping[str, Sequence[str]] | None = None
+    booleans: Sequence[str] | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """Every column of which anything is said."""
+        said = [*(self.bounds or ()), *(self.units or ()), *self.read_otherwise]
+        return [*dict.fromkeys(said)]
+
+    @property
+    def read_otherwise(self) -> list[str]:
+        """Those that are no numbers. Raises IngestError if one is said to be two things."""
+        named = [*(self.dates or ()), *(self.categories or ()), *(self.booleans or ())]
+        for name in named:
+            if named.count(name) > 1:
+                raise IngestError(
+                    f"The column {name!r} is said to be two of a date, a category and a boolean, or one twice.",
+                    "Say one.",
+                )
+        return named
+
+
+def readings_of(columns: Sequence[str], said: Said) -> tuple[Reading, ...]:
+    """How these columns of a source are read. Raises IngestError for what does not fit together."""
+    for name in said.names:
+        if name not in columns:
+            raise IngestError(
+                f"Something is said of the column {name!r}, which is not among those that are read.",
+                f"The columns are {', '.join(columns[:20])}; add it (--columns), or say nothing of it.",
+            )
+    return tuple(_reading(name, said) for name in columns)
+
+
+def _reading(name: str, said: Said) -> Reading:
+    made = Reading(name, unit=(said.units or {}).get(name, ""))
+    if name in (said.booleans or ()):
+        made = replace(made, kind="boolean")
+    elif name in (said.categories or {}):
+        made = replace(made, kind="category", values=_checked_values(name, (said.categories or {})[name]))
+    elif name in (said.dates or {}):
+        unit, _, form = (said.dates or {})[name].partition(",")
+        if unit not in get_args(DateUnit):
+            raise IngestError(
+                f"The date {name!r} cannot be counted in {unit!r}.", f"Use one of {', '.join(get_args(DateUnit))}."
+            )
+        made = replace(made, kind="date", unit=unit, format=form)
+    if made.kind != "number" and name in (said.units or {}):
+        raise IngestError(f"The column {name!r} is a {made.kind}, which has no unit of its own.", "Leave the unit out.")
+    if name not in (said.bounds or {}):
+        return made
+    if made.kind not in ("number", "date"):
+        raise IngestError(f"The column {name!r} is a {made.kind}: it lies between 0 and 1.", "Leave its bounds out.")
+    low, high = (_bound(made, one) for one in (said.bounds or {})[name])
+    if not low < high:
+        raise IngestError(f"The bounds of {name!r} are {low:g} and {high:g}.", "The first one must be the smaller one.")
+    return replace(made, low=low, high=high)
+
+
+def _checked_values(name: str, values: Sequence[str]) -> tuple[str, ...]:
+    listed = tuple(text(one) for one in values)
+    if not listed or "" in listed or len(set(listed)) < len(listed):
+        raise IngestError(
+            f"The list of values of the category {name!r} is empty, or has an empty value or one twice.",
+            "Name each of its values once; <other>, as the last one, stands for all others.",
+        )
+    if OTHER in listed[:-1]:
+        raise IngestError(f"{OTHER} is not the last value of the category {name!r}.", "Write it last.")
+    return listed
+
+
+def _bound(reading: Reading, one: Bound) -> float:
+    try:
+        if reading.kind == "date" and isinstance(one, str):
+            number = seconds_in(one) / SECONDS_OF[cast(DateUnit, reading.unit)]
+        else:
+            number = float(one)
+    except ValueError:
+        what = "an ISO date" if reading.kind == "date" else "a number"
+        raise IngestError(
+            f"The bound {one!r} of {reading.of!r} is not {what}.", "Write low:high, such as 0:120."
+        ) from None
+    if not math.isfinite(number):
+        raise IngestError(f"A bound of {reading.of!r} is {number}.", "Bounds are finite numbers.")
+    return number
+
+
+def readings_again(columns: Sequence[ColumnEntry]) -> tuple[Reading, ...]:
+    """How the columns of a population were read, for more of the same."""
+    made: dict[str, Reading] = {}
+    for column in columns:
+        if column.kind == "category":
+            before = made.get(column.of, Reading(column.of, "category"))
+            made[column.of] = replace(before, values=(*before.values, column.value or ""))
+            continue
+        unit = column.unit.removesuffix(f" {SINCE}") if column.kind == "date" else column.unit
+        low, high = (None, None) if column.kind == "boolean" else (column.low, column.high)
+        made[column.of] = Reading(column.of, column.kind, unit, low, high, format=column.format)
+    return tuple(made.values())
+
+
+def missing_texts(na: Sequence[str]) -> frozenset[str]:
+    """What stands for nothing. na: beside the usual ones"""
+    return frozenset((*MISSING, *(one.strip() for one in na)))

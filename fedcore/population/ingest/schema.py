@@ -1,0 +1,235 @@
+"""The schema of a table: a TOML file that says whose its rows are, which columns are read, in which units and bounds.
+
+`sketch` drafts one from names and kinds alone; a person fills it in, from what is public; `read_schema` gives it to the
+ingest.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedcore.errors import IngestError
+from fedcore.population.columns import DateUnit
+from fedcore.population.ingest import csv_blocks, sources
+from fedcore.population.ingest.readings import FALSE, TRUE, seconds_in
+from fedcore.population.ingest.sources import TABLES, Format, Options, Where
+from fedcore.population.ingest.table_files import CsvFile, JsonFile, Partitioned, TableFile
+from fedcore.storage.parsing import parse_toml
+
+HEAD = 1000  # records whose kinds are looked at
+HEAD_BYTES = 1 << 20
+SEPARATORS = ",;\t|"
+NOTHING = ("n/a", "N/A", "#N/A", "-", "--", "?", ".", "none", "None", "NULL", "missing")  # usual texts for nothing
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class TableSection(_Strict):
+    """What is said of the whole table."""
+
+    client: str | None = None
+    unit: Literal["client", "record"] | None = None
+    nominal_clients: int | None = Field(default=None, ge=1)
+    delimiter: str | None = Field(default=None, min_length=1, max_length=1)
+    decimal: str | None = Field(default=None, min_length=1, max_length=1)
+    na: list[str] | None = None
+
+
+class ColumnSection(_Strict):
+    """What is said of a column."""
+
+    unit: str | None = None
+    bounds: list[float | str] | None = Field(default=None, min_length=2, max_length=2)
+    date: DateUnit | None = None
+    format: str | None = None
+    values: list[str] | None = None
+    boolean: bool = False
+
+
+class Schema(_Strict):
+    """A section [table], and one [columns.NAME] for each column that is read."""
+
+    table: TableSection = TableSection()
+    columns: dict[str, ColumnSection] = Field(min_length=1)
+
+
+def read_schema(file: Path) -> dict[str, Any]:
+    """What a schema says, as arguments of `fedcore.population.ingest.ingest.ingest`. Raises IngestError."""
+    try:
+        made = Schema.model_validate(parse_toml(file.read_text("utf-8-sig")))
+    except (OSError, UnicodeDecodeError) as error:
+        raise IngestError(f"The schema {file} cannot be read.", "Check the path; it is UTF-8 text.") from error
+    except (tomllib.TOMLDecodeError, ValidationError, ValueError) as error:
+        if isinstance(error, ValidationError):
+            first = error.errors()[0]
+            why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        else:
+            why = str(error)
+        raise IngestError(
+            f"The schema {file} is not of the form: {why}.", "`fedcore population sketch` drafts one that is."
+        ) from error
+    columns = {name: one for name, one in made.columns.items() if name != made.table.client}
+    for name, column in columns.items():
+        if column.format is not None and column.date is None:
+            raise IngestError(f"The schema {file} has a format for {name!r}, which is no date.", 'Say date = "days".')
+    said = {
+        "columns": list(columns),
+        "bounds": {name: tuple(one.bounds) for name, one in columns.items() if one.bounds is not None},
+        "units": {name: one.unit for name, one in columns.items() if one.unit},
+        "dates": {
+            name: f"{one.date},{one.format}" if one.format else one.date
+            for name, one in columns.items()
+            if one.date is not None
+        },
+        "categories": {name: one.values for name, one in columns.items() if one.values is not None},
+        "booleans": [name for name, one in columns.items() if one.boolean],
+        **made.table.model_dump(exclude_none=True),
+    }
+    return {name: value for name, value in said.items() if value}
+
+
+# --- drafts -----------------------------------------------------------------------------------------------------------
+
+
+def sketch(source: Where, form: Format | None = None, out: str | None = None) -> str:
+    """A schema to fill in, as TOML with comments. out: the file that it will be in, for the commands at its end.
+
+    Of a file that knows its types no value is read, of CSV and JSON lines the first 1,000 records, to tell numbers,
+    dates, booleans and text apart; no value of a column is in the draft. Raises IngestError.
+    """
+    form = sources.format_of(source, form)
+    if form not in TABLES:
+        raise IngestError(f"The source {source} is no table ({form}).", f"Sketch one of {', '.join(TABLES)}.")
+    separator = _separator(source) if form == "csv" else None
+    file = sources.table_files(source, form, Options(form, delimiter=separator), 64 << 20, None)[0]
+    held = _held(file)
+    kinds = _typed(file) or {name: _kind_of(values) for name, values in held.items()}
+    read = {one for name, values in held.items() if kinds[name] != "text" for one in values}
+    lines = [
+        f"# The schema of {'a query' if form == 'sql' else Path(str(source)).name}, drafted from the names of its",
+        "# columns and the kinds of values in its head. No value is in here. Fill it in from what is public: names,",
+        "# units, bounds and lists of values that you write here are told to everybody who sees a result.",
+        "",
+        "[table]",
+        'client = ""  # the column that says whose a row is: everything of one client is protected together',
+        '# unit = "record"  # or, in its place: nobody can say whose a row is, and each is protected by itself',
+        "# nominal_clients = 10000  # about how many clients there are, as far as that is public",
+    ]
+    if separator not in (None, ","):
+        lines.append(f"delimiter = {json.dumps(separator)}")
+    if "decimal" in kinds.values():
+        lines.append('decimal = ","')
+    if nothing := sorted(read.intersection(NOTHING)):
+        lines.append(f"na = {json.dumps(nothing)}  # these stand for nothing")
+    for name in file.names:
+        lines += ["", *_section(name, kinds.get(name, "text"))]
+    where = out or "SCHEMA.toml"
+    lines += [
+        "",
+        "# Then (privacy first: epsilon and delta are promises, and the reason says why all of the above is public):",
+        f"#   fedcore population ingest {source} POPULATION --schema {where}",
+        '#   fedcore budget set POPULATION --epsilon 1 --delta 1e-6 --public-schema "REASON"',
+        "#   fedcore train private_mixture POPULATION --local",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _separator(source: Where) -> str:
+    """What the header of a CSV file has most of."""
+    path = sources.files_of(source)[0]
+    block = next(csv_blocks.blocks(path, 1 << 16), None)
+    head = b"" if block is None else block.data.lstrip(b"\r\n").split(b"\n", 1)[0]
+    return max(SEPARATORS, key=lambda one: head.count(one.encode()))
+
+
+def _held(file: TableFile) -> dict[str, list[str]]:
+    """Texts in the head of a file that does not know its types, by column."""
+    if isinstance(file, Partitioned):
+        return {**_held(file.file), **{name: [value or ""] for name, value in file.partition.items()}}
+    rows: Iterator[Sequence[str]]
+    if isinstance(file, CsvFile):
+        block = next(csv_blocks.without_header(csv_blocks.blocks(file.path, HEAD_BYTES)), None)
+        records = iter(()) if block is None else csv_blocks.records(file.path, block, file.delimiter)
+        rows = (fields for _, fields in records if len(fields) == len(file.names))
+    elif isinstance(file, JsonFile):
+        rows = ([_text(one.get(name)) for name in file.names] for one in file.head())
+    else:
+        return {}
+    held: dict[str, list[str]] = {name: [] for name in file.names}
+    for fields in itertools.islice(rows, HEAD):
+        for values, one in zip(held.values(), fields, strict=True):
+            values.append(one.strip())
+    return held
+
+
+def _text(one: Any) -> str:
+    return "" if one is None else one if isinstance(one, str) else json.dumps(one)
+
+
+def _kind_of(values: Sequence[str]) -> str:
+    """number, decimal (a number with a comma), boolean, date or text."""
+    there = {one for one in values if one not in csv_blocks.MISSING and one not in NOTHING}
+    if not there:
+        return "text"
+    if {one.lower() for one in there} <= {*TRUE, *FALSE} and not there <= {"0", "1"}:
+        return "boolean"
+    for kind, reads in (
+        ("number", csv_blocks.number),
+        ("decimal", lambda one: csv_blocks.number(one, decimal=",")),
+        ("date", seconds_in),
+    ):
+        if all(_can(reads, one) for one in there):
+            return kind
+    return "text"
+
+
+def _can(reads: Any, one: str) -> bool:
+    try:
+        reads(one)
+    except (ValueError, OverflowError):
+        return False
+    return True
+
+
+def _typed(file: TableFile) -> dict[str, str]:
+    """Kinds of the columns of a file that knows its types; empty otherwise."""
+    import pyarrow as pa
+
+    if isinstance(file, Partitioned):
+        return {**_typed(file.file), **{name: _kind_of([value or ""]) for name, value in file.partition.items()}}
+    kinds = {}
+    for column in getattr(file, "schema", ()):
+        types, kind = pa.types, column.type
+        if types.is_boolean(kind):
+            kinds[column.name] = "boolean"
+        elif types.is_date(kind) or types.is_timestamp(kind):
+            kinds[column.name] = "date"
+        elif types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
+            kinds[column.name] = "number"
+        else:
+            kinds[column.name] = "text"
+    return kinds
+
+
+def _section(name: str, kind: str) -> list[str]:
+    head = f"[columns.{json.dumps(name, ensure_ascii=False)}]"
+    if kind == "text":
+        return [
+            f"# {head}  # text, and left out. To read it, if it is not the client:",
+            '# values = ["...", "<other>"]  # a category: a column of 0 and 1 for each value of a public list',
+            '# date = "days"                # or a date: add format = "%d.%m.%Y" if it is not in ISO form',
+        ]
+    if kind == "boolean":
+        return [head, "boolean = true"]
+    if kind == "date":
+        return [head, 'date = "days"  # since 1970', '# bounds = ["2000-01-01", "2030-12-31"]']
+    return [head, '# unit = ""', "# bounds = [0, 1]"]

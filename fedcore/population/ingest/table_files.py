@@ -1,0 +1,533 @@
+"""Files of tables, read piece by piece: CSV, JSON lines, Parquet, Arrow (Feather), and the rows of a SQL query.
+
+A piece is some consecutive records, column by column, with the place of each for messages about bad ones. Memory is
+bounded by the size that is asked for, whatever the file's.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+from urllib.parse import unquote
+
+import numpy as np
+
+from fedcore.errors import IngestError
+from fedcore.population.ingest import csv_blocks
+from fedcore.population.ingest.batches import Account, left_out, listed
+from fedcore.population.ingest.stamps import is_stamp
+
+Where = Callable[[int], str]
+# What a column is read as: text; number, float64; whole, int64; stamp, text or a time; any, whatever it is but a list.
+As = Literal["text", "id", "number", "whole", "stamp", "any"]
+NOWHERE = "__HIVE_DEFAULT_PARTITION__"
+HEAD = 1000  # lines of JSON whose keys are the columns
+HEAD_BYTES = 1 << 20
+LEAST_OF_A_QUERY = 64 << 20  # bytes of memory that DuckDB gets
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """columns: an Arrow array of n records for each column that was asked for; where: names the place of a record;
+    records: (n,) int64, its number in the file, bad ones counted too
+    """
+
+    columns: list[Any]
+    where: Where
+    records: np.ndarray
+
+
+class TableFile(Protocol):
+    """name: for messages, and for ids of records; names: of its columns"""
+
+    name: str
+    names: list[str]
+
+    def pieces(self, wanted: Mapping[str, As], size: int, account: Account) -> Iterator[Piece]:
+        """The records; those that are malformed go to the account. wanted: columns, in the order of the pieces. size:
+        bytes that a piece may take. Raises IngestError.
+        """
+        ...
+
+
+def text_type(kind: As) -> bool:
+    """Whether the column is read from text as text."""
+    return kind not in ("number", "whole")
+
+
+def _missing_column(where: object, name: str, names: Sequence[str]) -> IngestError:
+    shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+    return IngestError(f"{where} has no column {name!r}.", f"Its columns are {shown}.")
+
+
+def check_columns(file: TableFile, where: object, wanted: Sequence[str]) -> None:
+    """Raises IngestError if the file lacks a column."""
+    for name in wanted:
+        if name not in file.names:
+            raise _missing_column(where, name, file.names)
+
+
+# --- CSV --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class CsvFile:
+    """With a header line. missing: texts of missing numbers; decimal: the sign before decimal places"""
+
+    path: Path
+    delimiter: str
+    missing: frozenset[str] = frozenset(csv_blocks.MISSING)
+    decimal: str = "."
+    name: str = ""
+    names: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.name = self.name or self.path.name
+        self.names = csv_blocks.header(self.path, self.delimiter)
+        if len(self.names) == 1:
+            for other in (";", "\t", "|", ","):
+                if other in self.names[0] and other != self.delimiter:
+                    raise IngestError(
+                        f"{self.path} has one column, {self.names[0][:60]!r}.",
+                        f"Say what separates its columns: --option 'delimiter=\"{other}\"'.",
+                    )
+
+    def pieces(self, wanted: Mapping[str, As], size: int, account: Account) -> Iterator[Piece]:
+        first, types = 0, {name: arrow_type(kind) for name, kind in wanted.items()}
+        for block in csv_blocks.without_header(csv_blocks.blocks(self.path, size)):
+            table = csv_blocks.parse_quickly(
+                block, self.names, types, self.delimiter, sorted(self.missing), self.decimal
+            )
+            if table is None:
+                records, piece = self._slowly(block, wanted, first, account)
+                yield piece
+            else:
+                records = table.num_rows
+                columns = [table.column(name).combine_chunks() for name in wanted]
+                yield Piece(columns, self._where(block.line), np.arange(first, first + records))
+            first += records
+
+    def _where(self, line: int) -> Where:
+        return lambda row: f"{self.path.name}, line {line + row}"
+
+    def _slowly(
+        self, block: csv_blocks.Block, wanted: Mapping[str, As], first: int, account: Account
+    ) -> tuple[int, Piece]:
+        """(how many records there are, the good ones), record by record."""
+        kept = _Kept(wanted, self.path.name, self.missing, self.decimal)
+        places, records = [self.names.index(name) for name in wanted], 0
+        for line, fields in csv_blocks.records(self.path, block, self.delimiter):
+            number, records = first + records, records + 1
+            if len(fields) != len(self.names):
+                account.reject(f"{self.path.name}, line {line}", f"{len(fields)} columns instead of {len(self.names)}")
+                continue
+            kept.add(line, number, [fields[place] for place in places], account)
+        return records, kept.piece()
+
+
+@dataclass
+class _Kept:
+    """Records that are read one by one: those that can be read, and where they are."""
+
+    wanted: Mapping[str, As]
+    file: str
+    missing: frozenset[str]
+    decimal: str
+    lines: list[int] = field(default_factory=list)
+    records: list[int] = field(default_factory=list)
+    columns: list[list[Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.columns = [[] for _ in self.wanted]
+
+    def add(self, line: int, number: int, fields: Sequence[Any], account: Account) -> None:
+        """fields: text, or None for nothing; of JSON also numbers and booleans"""
+        values, fault = [], ""
+        for (name, kind), one in zip(self.wanted.items(), fields, strict=True):
+            try:
+                values.append(self._read(kind, one))
+            except ValueError:
+                shown = repr(one if isinstance(one, str) else json.dumps(one))
+                fault = fault or (
+                    f"unknown feature id {shown}" if kind == "whole" else f"{name} is not {_whats[kind]}: {shown[:60]}"
+                )
+                if kind == "number" and account.columns:
+                    account.words[name] += 1
+        if fault:
+            account.reject(f"{self.file}, line {line}", fault)
+            return
+        self.lines.append(line)
+        self.records.append(number)
+        for column, value in zip(self.columns, values, strict=True):
+            column.append(value)
+
+    def _read(self, kind: As, one: Any) -> Any:
+        if one is None:
+            return None
+        if isinstance(one, (list, dict)):
+            raise ValueError(one)
+        if kind == "number":
+            return csv_blocks.number(one, self.missing, self.decimal) if isinstance(one, str) else float(one)
+        if kind != "whole":
+            return one if isinstance(one, str) else json.dumps(one)
+        if isinstance(one, float) or "_" in str(one) or not -(2**63) <= int(one) < 2**63:
+            raise ValueError(one)
+        return int(one)
+
+    def piece(self) -> Piece:
+        import pyarrow as pa
+
+        columns = [
+            pa.array(column, type=arrow_type(kind), from_pandas=False)
+            for column, kind in zip(self.columns, self.wanted.values(), strict=True)
+        ]
+        lines = self.lines
+        return Piece(columns, lambda row: f"{self.file}, line {lines[row]}", np.array(self.records, np.int64))
+
+
+_whats: dict[As, str] = {
+    "number": "a number",
+    "text": "text",
+    "id": "text or a whole number",
+    "stamp": "a time",
+    "any": "a single value",
+}
+
+
+def arrow_type(kind: As):
+    """The Arrow type in which a column is read from text."""
+    import pyarrow as pa
+
+    return {"number": pa.float64(), "whole": pa.int64()}.get(kind, pa.string())
+
+
+# --- JSON lines -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class JsonFile:
+    """An object a line. names: the keys of the first 1,000 lines; a key that a line lacks is missing there."""
+
+    path: Path
+    missing: frozenset[str] = frozenset(csv_blocks.MISSING)
+    name: str = ""
+    names: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.name = self.name or self.path.name
+        seen: dict[str, None] = {}
+        others: set[str] = set()  # columns that hold something else than whole numbers
+        for value in self.head():
+            seen |= dict.fromkeys(value)
+            others |= {name for name, one in value.items() if type(one) is not int}
+        self.names, self._whole = [*seen], seen.keys() - others
+        if not self.names:
+            raise IngestError(f"{self.path} holds no JSON object.", "Give a file with one JSON object a line.")
+
+    def head(self) -> Iterator[dict[str, Any]]:
+        """The objects of the first 1,000 lines."""
+        block = next(csv_blocks.blocks(self.path, HEAD_BYTES, quotes=False), None)
+        for line in [] if block is None else block.data.split(b"\n")[:HEAD]:
+            try:
+                value = json.loads(line) if line.strip() else None
+            except (ValueError, RecursionError):
+                continue  # told when it is read
+            if isinstance(value, dict):
+                yield value
+
+    def pieces(self, wanted: Mapping[str, As], size: int, account: Account) -> Iterator[Piece]:
+        import pyarrow as pa
+        import pyarrow.json as arrow_json
+
+        types = {name: arrow_type(kind) for name, kind in wanted.items()}
+        whole = [name for name, kind in wanted.items() if kind in ("id", "any") and name in self._whole]
+        schema = pa.schema({**types, **dict.fromkeys(whole, pa.int64())})
+        parse = arrow_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+        first = 0
+        for block in csv_blocks.blocks(self.path, size, quotes=False):
+            table = None
+            if b"\n\n" not in block.data and not block.data.startswith(b"\n"):
+                read = arrow_json.ReadOptions(use_threads=False, block_size=max(len(block.data), 1))
+                try:
+                    table = arrow_json.read_json(pa.BufferReader(block.data), read, parse)
+                except pa.ArrowException:
+                    table = None
+            if table is None or table.num_rows != block.lines or table.num_columns != len(wanted):
+                records, piece = self._slowly(block, wanted, first, account)
+                yield piece
+            else:
+                records = table.num_rows
+                columns = [table.column(name).combine_chunks().cast(kind) for name, kind in types.items()]
+                yield Piece(columns, self._where(block.line), np.arange(first, first + records))
+            first += records
+
+    def _where(self, line: int) -> Where:
+        return lambda row: f"{self.path.name}, line {line + row}"
+
+    def _slowly(
+        self, block: csv_blocks.Block, wanted: Mapping[str, As], first: int, account: Account
+    ) -> tuple[int, Piece]:
+        kept, records = _Kept(wanted, self.path.name, self.missing, "."), 0
+        for line, raw in enumerate(block.data.split(b"\n"), block.line):
+            if not raw.strip():
+                continue
+            number, records = first + records, records + 1
+            try:
+                value = json.loads(raw)
+            except UnicodeDecodeError as error:
+                raise IngestError(f"{self.path}, line {line}: not UTF-8 text.", "Save the file as UTF-8.") from error
+            except (ValueError, RecursionError):
+                value = None
+            if not isinstance(value, dict):
+                account.reject(f"{self.path.name}, line {line}", "not a JSON object")
+                continue
+            kept.add(line, number, [value.get(name) for name in wanted], account)
+        return records, kept.piece()
+
+
+# --- tables that know their types -------------------------------------------------------------------------------------
+
+
+class _Typed:
+    """A table that comes as Arrow's record batches. schema: its Arrow schema; path: for messages"""
+
+    path: Path | str
+    name: str
+    schema: Any
+    names: list[str]
+
+    def _records(self, columns: list[str], rows: int) -> Iterator[Any]:
+        """Record batches of about so many rows with these columns, and maybe others."""
+        raise NotImplementedError
+
+    def pieces(self, wanted: Mapping[str, As], size: int, account: Account) -> Iterator[Piece]:
+        import pyarrow as pa
+
+        self._refuse_words(wanted, account)
+        rows, first = max(size * 24 // (32 * (len(wanted) + 4)), 64), 0
+        try:
+            for batch in self._records([*wanted], rows):
+                for start in range(0, batch.num_rows, rows):
+                    part = batch.slice(start, rows)
+                    columns = [self._cast(name, kind, part.column(name)) for name, kind in wanted.items()]
+                    yield Piece(columns, self._where(first), np.arange(first, first + part.num_rows))
+                    first += part.num_rows
+        except (OSError, pa.ArrowException) as error:
+            raise IngestError(f"{self.path} is truncated or damaged.", "Copy or download it again.") from error
+
+    def _where(self, first: int) -> Where:
+        return lambda row: f"{self.name}, row {first + row}"
+
+    def _refuse_words(self, wanted: Mapping[str, As], account: Account) -> None:
+        """Raises IngestError if there are columns of numbers that hold none."""
+        words = {}
+        for name, kind in wanted.items():
+            if kind == "number" and account.columns and not _numeric(held := _held(self.schema.field(name).type)):
+                words[name] = held
+        if words:
+            raise IngestError(
+                f"{self.path}: {listed(f'{name} ({kind})' for name, kind in words.items())} hold no numbers.",
+                left_out(account.columns, words),
+            )
+
+    def _cast(self, name: str, kind: As, column):
+        """The column in the type that is needed. Raises IngestError for the wrong type."""
+        import pyarrow as pa
+        import pyarrow.compute as compute
+
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+        held = column.type
+        text = pa.types.is_string(held) or pa.types.is_large_string(held)
+        whole = pa.types.is_integer(held)
+        if kind == "stamp":
+            if is_stamp(held):
+                return column
+            raise IngestError(f"{self.path}: the column {name!r} is of type {held}.", "It should hold dates or times.")
+        if kind == "any":
+            if text or whole or pa.types.is_boolean(held):
+                return column
+            raise IngestError(
+                f"{self.path}: the column {name!r} is of type {held}.",
+                "It should hold text, whole numbers or booleans.",
+            )
+        wanted = arrow_type(kind)
+        fine = whole
+        if kind in ("text", "id"):
+            fine = text or (whole and kind == "id")
+        elif kind == "number":
+            fine = _numeric(held)
+            if pa.types.is_boolean(held):
+                column = column.cast(pa.int8())
+        if not fine:
+            raise IngestError(
+                f"{self.path}: the column {name!r} is of type {held}.", f"It should be {wanted}; convert it."
+            )
+        return compute.cast(column, wanted, safe=False)
+
+
+def _held(kind):
+    import pyarrow as pa
+
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _numeric(kind) -> bool:
+    import pyarrow as pa
+
+    numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    return bool(numeric or pa.types.is_decimal(kind))
+
+
+class ParquetFile(_Typed):
+    def __init__(self, path: Path):
+        import pyarrow as pa
+        import pyarrow.parquet as parquet
+
+        self.path, self.name = path, path.name
+        try:
+            self.schema = parquet.read_schema(path)
+        except (OSError, pa.ArrowException) as error:
+            raise IngestError(f"{path} cannot be read as a Parquet file.", "Check that the file is whole.") from error
+        self.names = self.schema.names
+
+    def _records(self, columns: list[str], rows: int) -> Iterator[Any]:
+        import pyarrow.parquet as parquet
+
+        with parquet.ParquetFile(self.path) as opened:
+            yield from opened.iter_batches(rows, columns=columns, use_threads=False)
+
+
+class ArrowFile(_Typed):
+    """Arrow's IPC format, as a file (Feather 2) or as a stream; its record batches are read one by one."""
+
+    def __init__(self, path: Path):
+        self.path, self.name = path, path.name
+        with self._opened() as (reader, _):
+            self.schema = reader.schema
+        self.names = self.schema.names
+
+    @contextmanager
+    def _opened(self) -> Iterator[tuple[Any, Any]]:
+        """(the reader, an iterator of record batches)"""
+        import pyarrow as pa
+
+        try:
+            with pa.OSFile(os.fspath(self.path)) as file:
+                whole = file.read(6) == b"ARROW1"
+                file.seek(0)
+                if whole:
+                    reader = pa.ipc.open_file(file)
+                    yield reader, map(reader.get_batch, range(reader.num_record_batches))
+                else:
+                    stream = pa.ipc.open_stream(file)
+                    yield stream, iter(stream)
+        except (OSError, pa.ArrowException) as error:
+            raise IngestError(
+                f"{self.path} cannot be read as an Arrow or Feather file, or is damaged.",
+                "Check that the file is whole; Feather 1 has to be written again as Feather 2.",
+            ) from error
+
+    def _records(self, columns: list[str], rows: int) -> Iterator[Any]:
+        with self._opened() as (_, batches):
+            yield from batches
+
+
+class SqlQuery(_Typed):
+    """The rows of a query, which DuckDB runs: of tables in files that the query names, or in a DuckDB database.
+
+    path: a file with the query, or the query itself. DuckDB may hold `memory` bytes and writes the rest to `spill`
+    """
+
+    def __init__(self, path: Path | str, memory: int, spill: Path | None = None):
+        self.path, self.memory, self.spill = "The query", memory, spill
+        self.name = path.name if isinstance(path, Path) else "query"
+        try:
+            self.query = path.read_text("utf-8-sig") if isinstance(path, Path) else path
+        except (OSError, UnicodeDecodeError) as error:
+            raise IngestError(f"The query {path} cannot be read.", "Give a UTF-8 file with one SELECT.") from error
+        self.query = self.query.strip().rstrip(";")
+        with self._run(f"SELECT * FROM ({self.query}) LIMIT 0", 1) as reader:
+            self.schema = reader.schema
+        self.names = self.schema.names
+        if len(set(self.names)) != len(self.names):
+            raise IngestError("The query names a column twice.", "Give every column its own name (AS).")
+
+    @contextmanager
+    def _run(self, query: str, rows: int) -> Iterator[Any]:
+        try:
+            duckdb = importlib.import_module("duckdb")  # an extra, without types
+        except ImportError as error:
+            raise IngestError("SQL queries need DuckDB.", 'Install it: pip install "fedcore[sql]".') from error
+        settings: dict[str, Any] = {"memory_limit": f"{max(self.memory, LEAST_OF_A_QUERY)}B"}
+        settings |= {"autoinstall_known_extensions": False}
+        if self.spill is not None:
+            settings["temp_directory"] = str(self.spill)
+        try:
+            with duckdb.connect(config=settings) as connection:
+                yield connection.sql(query).to_arrow_reader(rows)
+        except duckdb.Error as error:
+            raise IngestError(f"The query failed: {error}", "Correct it; DuckDB's SQL is at duckdb.org.") from error
+
+    def _records(self, columns: list[str], rows: int) -> Iterator[Any]:
+        import pyarrow as pa
+
+        with self._run(self.query, rows) as reader:
+            try:
+                yield from reader
+            except (OSError, pa.ArrowException) as error:
+                raise IngestError(f"The query failed: {error}", "Correct it, or the files that it reads.") from error
+
+
+# --- partitions -------------------------------------------------------------------------------------------------------
+
+
+def partition_of(file: Path, folder: Path) -> dict[str, str | None]:
+    """Columns and values in the names of the folders between the two, as Hive writes them: `year=2024/month=3`."""
+    found: dict[str, str | None] = {}
+    for part in file.relative_to(folder).parts[:-1]:
+        name, equals, value = part.partition("=")
+        if equals and name:
+            found[unquote(name)] = None if value == NOWHERE else unquote(value)
+    return found
+
+
+class Partitioned:
+    """A file with columns that its folders' names have, the same value in every record."""
+
+    def __init__(self, file: TableFile, path: Path, partition: Mapping[str, str | None], missing: frozenset[str]):
+        own = {name: value for name, value in partition.items() if name not in file.names}
+        self.file, self.path, self.partition, self.missing = file, path, own, missing
+        self.names = [*file.names, *own]
+        self.name = "/".join([*(f"{name}={value}" for name, value in partition.items()), file.name])
+
+    def pieces(self, wanted: Mapping[str, As], size: int, account: Account) -> Iterator[Piece]:
+        import pyarrow as pa
+
+        mine = {name: kind for name, kind in wanted.items() if name in self.partition}
+        kept = _Kept(mine, self.name, self.missing, ".")
+        try:
+            held = {name: kept._read(kind, self.partition[name]) for name, kind in kept.wanted.items()}
+        except ValueError as error:
+            names = [name for name, kind in kept.wanted.items() if kind == "number"]
+            raise IngestError(
+                f"{self.path}: {listed(names)} of the folders' names hold no numbers.", left_out(account.columns, names)
+            ) from error
+        for piece in self.file.pieces({n: k for n, k in wanted.items() if n not in self.partition}, size, account):
+            own = iter(piece.columns)
+            yield Piece(
+                [
+                    pa.repeat(pa.scalar(held[name], arrow_type(kind)), len(piece.records))
+                    if name in self.partition
+                    else next(own)
+                    for name, kind in wanted.items()
+                ],
+                piece.where,
+                piece.records,
+            )
