@@ -27,6 +27,7 @@ COMMANDS = [
     ("population",),
     ("population", "generate"),
     ("population", "ingest"),
+    ("population", "sketch"),
     ("population", "describe"),
     ("population", "open-cohort"),
     ("population", "verify"),
@@ -252,6 +253,51 @@ def test_columns_are_separated_by_commas(place):
     made = works("population", "ingest", "a.csv", "p", "--columns", "x,z", "--json").json
     assert made["features"] == 2
     assert sorted(Population.open("p").read(0).x.tolist()) == [[1, 3], [4, 6]]
+
+
+def test_what_is_said_of_columns(place):
+    (place / "a.csv").write_text("who;age;since;city;new\nann;130;31.01.1970;Bern;yes\nbob;-;;Zug;no\n")
+    said = [
+        "--client",
+        "who",
+        "--bounds",
+        "age=0:120",
+        "--date",
+        "since=days,%d.%m.%Y",
+        "--category",
+        "city=Bern,<other>",
+    ]
+    said += ["--boolean", "new", "--na", "n/a,-", "--decimal", ",", "--option", "delimiter=;"]
+    told = works("population", "ingest", "a.csv", "p", *said, "--json").json
+    assert told["columns"][0] == "age from 0 to 120" and told["clipped_values"] == 1
+    rows = Population.open("p").read(0).x.tolist()
+    assert sorted(row[2:] for row in rows) == [[0, 1, 0], [1, 0, 1]] and [120, 30, 1, 0, 1] in rows
+    for option, text in (("--bounds", "age"), ("--bounds", "age=1"), ("--category", "=a"), ("--date", "since")):
+        assert fedcore("population", "ingest", "a.csv", "q", option, text).code == 2
+
+
+def test_a_schema_is_sketched_filled_in_and_used(place):
+    (place / "a.csv").write_text("who,age,name\nann,13,Ann Smith\nbob,7,Bob\n")
+    works("population", "sketch", "a.csv", "a.toml")
+    drafted = (place / "a.toml").read_text()
+    assert "Smith" not in drafted and works("population", "sketch", "a.csv").out.splitlines()[0] in drafted
+    assert fedcore("population", "sketch", "a.csv", "a.toml").code == 2  # it is not overwritten
+    (place / "a.toml").write_text(
+        drafted.replace('client = ""', 'client = "who"').replace("# bounds = [0, 1]", "bounds = [0, 9]")
+    )
+    told = works("population", "ingest", "a.csv", "p", "--schema", "a.toml", "--json").json
+    assert told["columns"] == ["age from 0 to 9"] and told["clipped_values"] == 1
+    beside = fedcore("population", "ingest", "a.csv", "q", "--schema", "a.toml", "--columns", "age")
+    assert beside.code == 2 and "said in a.toml and beside it" in beside.err
+
+
+def test_a_budget_for_clients_of_a_table_without_clients_is_refused(place):
+    (place / "a.csv").write_text("x,y\n1,2\n3,4\n")
+    assert works("population", "ingest", "a.csv", "p", "--unit", "record", "--json").json["unit"] == "record"
+    terms = ("--epsilon", "1", "--delta", "1e-6", "--public-schema", "made up")
+    refused = fedcore("budget", "set", "p", *terms)
+    assert refused.code == 2 and "--unit record" in refused.err
+    works("budget", "set", "p", *terms, "--unit", "record")
 
 
 # --- methods --------------------------------------------------------------------------------------------------------

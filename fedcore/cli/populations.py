@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from fedcore.cli.options import Json, Ledger, PopulationArgument, Settings, open_population, stamp
+from fedcore.cli.table_options import column_options, with_schema
 from fedcore.cli.terminal import bar, format_options, parse_bytes, read_settings, say, table
 
 if TYPE_CHECKING:
@@ -22,9 +23,12 @@ population_app = typer.Typer(no_args_is_help=True, help="Make and inspect popula
 
 @population_app.command("ingest")
 def population_ingest(
-    source: Annotated[str, typer.Argument(help="File, folder or pattern to read.")],
+    source: Annotated[str, typer.Argument(help="File, folder or pattern to read; with --format sql a query.")],
     dest: Annotated[str, typer.Argument(help="Folder of the population to make.")],
-    format: Annotated[str | None, typer.Option(help="csv, parquet, npz, npy, or text; guessed by default.")] = None,
+    format: Annotated[
+        str | None,
+        typer.Option(help="csv, parquet, arrow, jsonl, npz, npy, text, or sql (a query, or its file); guessed."),
+    ] = None,
     kind: Annotated[
         str | None, typer.Option(help="counts or rows, guessed by default; or words, for a private vocabulary.")
     ] = None,
@@ -34,6 +38,46 @@ def population_ingest(
     columns: Annotated[
         str | None,
         typer.Option(metavar="NAMES", help="Columns to read as dense rows, separated by commas; default: all others."),
+    ] = None,
+    schema: Annotated[
+        Path | None,
+        typer.Option(help="TOML file that says all of this of a table; `fedcore population sketch` drafts one."),
+    ] = None,
+    unit: Annotated[
+        str, typer.Option(help="client; or record: no column says whose a row is, and each is protected by itself.")
+    ] = "client",
+    bounds: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN=LOW:HIGH",
+            help="Public bounds of a column, to which its values are clipped; numbers or ISO dates; repeatable.",
+        ),
+    ] = None,
+    date: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN=UNIT[,FORMAT]",
+            help="Column of dates, counted from 1970 on in seconds, minutes, hours, days or years; FORMAT as %d.%m.%Y "
+            "of 21.03.2024, ISO by default; repeatable.",
+        ),
+    ] = None,
+    category: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN=A,B,C",
+            help="Public values of a column, each of which becomes a column of 0 and 1; a last one, <other>, is all "
+            "others; repeatable.",
+        ),
+    ] = None,
+    boolean: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="Columns of yes and no, true and false, or 1 and 0.")
+    ] = None,
+    na: Annotated[
+        str | None,
+        typer.Option(metavar="TEXTS", help="What stands for nothing beside NA, NaN, nan and null, such as n/a,-"),
+    ] = None,
+    decimal: Annotated[
+        str | None, typer.Option(metavar="SIGN", help="What is before decimal places in CSV, e.g. a comma; a point.")
     ] = None,
     vocabulary: Annotated[Path | None, typer.Option(help="File with one token a line.")] = None,
     documents: Annotated[
@@ -85,13 +129,17 @@ def population_ingest(
     from fedcore.population.ingest.ingest import ingest
     from fedcore.training.budget import ledger_name
 
+    said = column_options(bounds, date, category, boolean, na)
+    said |= {"client": client, "unit": unit, "decimal": decimal, "nominal_clients": nominal_clients}
+    said |= format_options(option, columns)
+    if schema is not None:
+        said = with_schema(schema, said)
     with bar(f"ingest {source}", as_json) as progress:
         made = ingest(
             source,
             dest,
             format=cast("Format | None", format),
             kind=cast("Kind | None", kind),
-            client=client,
             token=token,
             count=count,
             vocabulary=vocabulary,
@@ -104,11 +152,10 @@ def population_ingest(
             append=append,
             memory=parse_bytes(memory),
             tolerance=tolerance,
-            nominal_clients=nominal_clients,
             public_for_evaluation=public_for_evaluation,
             ledger=None if append else ledger_name(ledger),
             progress=progress,
-            **format_options(option, columns),
+            **said,
         )
     register(made, ledger)
     show(made, as_json)
@@ -118,6 +165,31 @@ def register(population, ledger: str | None) -> None:
     from fedcore.training.budget import ledger_of
 
     ledger_of(population, ledger, to_show=True).register(population.id)
+
+
+@population_app.command("sketch")
+def population_sketch(
+    source: Annotated[str, typer.Argument(help="File or folder of a table.")],
+    out: Annotated[
+        Path | None, typer.Argument(metavar="SCHEMA.toml", help="File to write; on the terminal without one.")
+    ] = None,
+    format: Annotated[str | None, typer.Option(help="csv, parquet, arrow, jsonl or sql; guessed by default.")] = None,
+) -> None:
+    """Draft the schema of a table, to fill in and give to `population ingest --schema`. It is made of the names of the
+    columns, and of what kind the values of the first 1,000 rows are; none of these values is in it.
+    """
+    from fedcore.errors import ConfigError
+    from fedcore.population.ingest.schema import sketch
+    from fedcore.storage.files import write_whole
+
+    drafted = sketch(source, cast("Format | None", format), None if out is None else str(out))
+    if out is None:
+        print(drafted, end="")
+        return
+    if out.exists():
+        raise ConfigError(f"{str(out)!r} exists already.", "Choose another name, or remove it.")
+    write_whole(out, drafted.encode())
+    print(f"Fill in {out}, then: fedcore population ingest {source} POPULATION --schema {out}")
 
 
 @population_app.command("generate")

@@ -22,7 +22,7 @@ RAW = "the data themselves, in the place that was asked for"
 
 # In what `population ingest` and `describe` say of a population. Stored sizes follow from how well data pack.
 DESCRIBED = (
-    Declared("stdout", r'"?\b(heldout_)?(clients|tokens|rows|entries|blocks)"?:? +\d+', COUNTS),
+    Declared("stdout", r'"?\b(heldout_)?(clients|tokens|rows|entries|blocks|clipped_values)"?:? +\d+', COUNTS),
     Declared("stdout", r'"?\bbytes"?:? +\d+', SIZES),
 )
 STORED = (Declared("stdout", r'"?\bbytes(_copied|_present)?"?:? +\d+', SIZES),)
@@ -66,6 +66,10 @@ def _ingest(w: World) -> Calls:
         ("population", "ingest", w / "source.csv", w / "made", *csv, *made, JSON),
         ("budget", "set", w / "made", "--epsilon", "3", "--delta", "1e-6", *SCHEMA, JSON),
         ("population", "ingest", w / "more.csv", w / "made", *csv, "--append"),
+        (
+            *("population", "ingest", w / "source.csv", w / "made_of_rows", "--kind", "rows", "--columns", "count"),
+            *("--bounds", "count=0:2", "--format", "csv", JSON),
+        ),
     )
 
 
@@ -123,10 +127,18 @@ COMMANDS: dict[str, Command] = {
         (
             *DESCRIBED,
             Declared("made/*", None, RAW),
+            Declared("made_of_rows/*", None, RAW),
             Declared("progress", r"'(completed|total)': \d+", "rows read so far: " + COUNTS),
             Declared("stderr", r"\d+%", "rows read so far: " + COUNTS),
         ),
         "reads private files and writes them as a population; names and modes of its files are compared",
+    ),
+    "population sketch": Command(
+        lambda w: (
+            ("population", "sketch", w / "source.csv", w / "schema.toml"),
+            ("population", "sketch", w / "source.csv"),
+        ),
+        because="reads names and kinds of the head of a table; whether a column is of numbers may follow from one row",
     ),
     "population generate": Command(because="invents its clients"),
     "population describe": Command(
