@@ -11,13 +11,13 @@ import numpy as np
 import scipy.sparse as sp
 
 from fedcore.errors import ConfigError, PopulationNotFound
+from fedcore.interface.tables import ROWS_OF_A_PART, are_nobodys, rows_of_nobody
 from fedcore.population.blocks import Kind
 from fedcore.population.ingest.ingest import ingest
 from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
 
-ROWS_OF_A_PART = 16_384  # rows that nobody grouped are stored in parts of so many, each like a client
 Groups: TypeAlias = Sequence[Any] | np.ndarray | str | None
 
 
@@ -78,14 +78,17 @@ def counts_stored(x: sp.csr_matrix, folder: Path, **options: Any) -> Stored:
 def opened(where: str | Path, groups: Groups, folder: Path, kind: Kind, **options: Any) -> Population:
     """The population at `where`; or one that is made in `folder` of the files there, a name, a folder or a pattern.
 
-    groups: the column of the files that names the client. Raises ConfigError if groups are given otherwise, and what
-    `fedcore.population.ingest.ingest.ingest` raises.
+    groups: the column of the files that names the client; None: the one that is called "client", and where there is
+    none, rows are nobody's in particular (`fedcore.interface.tables`). Raises ConfigError if groups are given
+    otherwise, and what `fedcore.population.ingest.ingest.ingest` raises.
     """
     if groups is not None and not isinstance(groups, str):
         raise ConfigError("groups of files are the name of a column.", 'Write groups="client".')
     try:
         return Population.open(str(where))
     except PopulationNotFound:
+        if groups is None and kind == "rows" and are_nobodys(str(where)):
+            return rows_of_nobody(str(where), folder, **options)
         return ingest(str(where), folder, kind=kind, client=groups, **options)
 
 

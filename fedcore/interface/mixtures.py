@@ -67,7 +67,8 @@ class FederatedMixture(DensityMixin, FederatedEstimator):
     def fit(self, X: Any, y: object = None, groups: Groups = None) -> Self:
         """X: (n, d) rows, NaN = missing; a population, or its place; or files of rows.
 
-        groups: (n,) the client of each row, or the column of the files that names it; None: of nobody in particular.
+        groups: (n,) the client of each row, or the column of the files that names it; None: of nobody in particular,
+        but for files with a column "client". With exact EM it does not matter whose rows are.
         Raises ConfigError, PopulationError, IngestError, and ValueError for arrays that are no rows of numbers.
         """
         return self._fit(X, groups)

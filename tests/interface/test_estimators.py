@@ -3,6 +3,8 @@
 import pickle
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
 import pytest
 import scipy.sparse as sp
 from sklearn.base import clone
@@ -11,8 +13,8 @@ from sklearn.mixture import GaussianMixture
 from sklearn.utils.estimator_checks import check_estimator
 
 import fedcore
-from fedcore.errors import BudgetExceeded, ConfigError
-from fedcore.interface import data
+from fedcore.errors import BudgetExceeded, ConfigError, IngestError
+from fedcore.interface import data, tables
 from fedcore.training.budget import ledger_name
 
 RANDOM = np.random.default_rng(3)
@@ -86,6 +88,48 @@ def test_files_are_read_as_they_are(tmp_path):
     assert np.abs(np.sort(fitted.means_[:, 0]) - [-5, 5]).max() < 0.5
     with pytest.raises(ConfigError, match="name of a column"):
         fedcore.FederatedMixture(2).fit(str(tmp_path / "*.csv"), groups=[1, 2])
+
+
+def test_files_whose_rows_are_nobodys_give_what_the_array_gives(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "ROWS_OF_A_PART", 128)
+    monkeypatch.setattr(data, "ROWS_OF_A_PART", 128)
+    expected = fedcore.FederatedMixture(2).fit(APART).means_
+    gaps = APART.copy()
+    gaps[5, 1] = np.nan
+    table = pa.table({"a": APART[:, 0], "b": APART[:, 1]})
+    (tmp_path / "table").mkdir()
+    for number, (low, high) in enumerate(((0, 250), (250, 251), (251, 600))):
+        parquet.write_table(table.slice(low, high - low), tmp_path / "table" / f"{number}.parquet", row_group_size=100)
+    np.save(tmp_path / "rows.npy", APART)
+    lines = "".join(f"{a!r},{b!r}\n" for a, b in APART.tolist())
+    (tmp_path / "rows.csv").write_text("a,b\n" + lines)
+    for name in ("table/*.parquet", "table", "rows.npy", "rows.csv"):
+        assert np.array_equal(fedcore.FederatedMixture(2).fit(str(tmp_path / name)).means_, expected), name
+    np.save(tmp_path / "gaps.npy", gaps)
+    store = data.opened(str(tmp_path / "gaps.npy"), None, tmp_path / "gaps", "rows")
+    assert store.n_rows == 600 and store.n_clients == 5 and np.isnan(store.read(0).x[5, 1])
+    parquet.write_table(pa.table({"a": pa.array([1, None], pa.int16())}), tmp_path / "small.parquet")
+    small = data.opened(str(tmp_path / "small.parquet"), None, tmp_path / "small", "rows").read(0)
+    assert small.x.dtype == np.float32 and np.isnan(small.x[1, 0])
+
+
+def test_files_that_are_no_rows_of_numbers_are_refused(tmp_path):
+    (tmp_path / "words.csv").write_text("a,who\n1,x\n")
+    (tmp_path / "inf.csv").write_text("a\n1\n-inf\n")
+    (tmp_path / "none.csv").write_text("a\n")
+    (tmp_path / "torn.parquet").write_bytes(b"PAR1")
+    np.save(tmp_path / "one.npy", np.zeros(3))
+    for name, error, sentence in (
+        ("words.csv", ConfigError, "columns who hold no numbers"),
+        ("inf.csv", IngestError, "Row 1 .* infinite"),
+        ("none.csv", IngestError, "no row"),
+        ("torn.parquet", IngestError, "cannot be read"),
+        ("one.npy", IngestError, "rows of as many numbers"),
+        ("*.csv", IngestError, "has other columns than"),
+    ):
+        with pytest.raises(error, match=sentence):
+            data.opened(str(tmp_path / name), None, tmp_path / "made", "rows")
+        assert not (tmp_path / "made").exists()
 
 
 @pytest.mark.parametrize(
