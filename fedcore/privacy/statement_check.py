@@ -1,0 +1,181 @@
+"""A privacy statement as somebody holds it: read, computed again from its own numbers, compared with another one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, fields, replace
+from fractions import Fraction
+from typing import Any
+
+from fedcore.errors import ConfigError
+from fedcore.privacy.accounting import Budget, exact_sum, rounded_up
+from fedcore.privacy.gdp import mu_of
+from fedcore.privacy.ledger.replay import BROKEN
+from fedcore.privacy.plan import PlannedRelease
+from fedcore.privacy.statement import PrivacyStatement
+from fedcore.storage.parsing import parse_json
+
+SLACK = 1e-9  # relative: by so much a conversion of zCDP, or a raise to the same budget, may differ by rounding
+ADDED = ("run", "population_id", "ledger")  # statements of earlier versions do not have them
+LISTS = ("releases", "vouched", "losses", "not_covered")
+DERIVED = ("privacy", "text")
+NAMES = {field.name for field in fields(PrivacyStatement)}
+
+
+def read_statement(content: bytes | str) -> tuple[PrivacyStatement, dict[str, Any]]:
+    """A statement and the JSON object that it was read from. Raises ConfigError for anything else."""
+    try:
+        value = parse_json(content if isinstance(content, bytes) else content.encode())
+    except ValueError as error:
+        raise ConfigError(f"it is no JSON ({error}).") from None
+    if not isinstance(value, dict) or not isinstance(value.get("private"), bool):
+        raise ConfigError("it does not say whether it promises privacy.", "A run's statement.json is one that does.")
+    if unknown := sorted(map(str, value.keys() - NAMES - set(DERIVED))):
+        raise ConfigError(
+            f"it has entries that no statement of this version has: {', '.join(unknown)}.",
+            "A newer fedcore wrote it, or somebody added them.",
+        )
+    said: dict[str, Any] = {
+        name: tuple(item) if name in LISTS and isinstance(item, list) else item
+        for name, item in value.items()
+        if name in NAMES
+    }
+    return PrivacyStatement(**said), value
+
+
+def own_contradictions(statement: PrivacyStatement, value: Mapping[str, Any]) -> list[str]:
+    """What does not follow from the statement's own releases and budget, a sentence each. value: its JSON."""
+    try:
+        found = list(_numbers(statement)) if statement.private else list(_empty(statement))
+        text, word = statement.text(), statement.to_json()["privacy"]
+    except (*BROKEN, OverflowError) as error:
+        return [f"It is damaged: its entries cannot be computed with ({type(error).__name__}: {error!s:.200})."]
+    if value.get("privacy") != word:
+        found.append(f"It is marked {value.get('privacy')!r}, and its entries say {word!r}.")
+    if value.get("text") != text:
+        found.append(
+            "Its text is not what this version of fedcore writes for its numbers: the text was changed, or another "
+            "version wrote it. Go by the numbers."
+        )
+    return found
+
+
+def _empty(statement: PrivacyStatement) -> Iterator[str]:
+    claims = [name for name in ("epsilon", "delta", "rho", "mu") if getattr(statement, name) is not None]
+    if claims or statement.releases:
+        yield f"It claims no privacy, and has {', '.join(claims) or 'releases'}."
+
+
+def _numbers(statement: PrivacyStatement) -> Iterator[str]:
+    numbers = {
+        name: statement.population[name] for name in ("epsilon", "delta", "rho_max", "delta_conv", "delta_extra")
+    }
+    discrete = statement.population.get("discrete", 0.0)
+    budget = Budget(statement.population.get("currency", "zcdp"), **numbers, discrete=discrete)
+    spent, deltas = Fraction(0), Fraction(budget.delta_conv)
+    for entry in statement.releases:
+        planned = PlannedRelease.from_json({name: entry[name] for name in entry.keys() - {"attempts", "noise"}})
+        if type(entry["attempts"]) is not int or entry["attempts"] < 1:
+            yield f"Release {planned.name!r} was drawn {entry['attempts']} times."
+            return
+        cost = entry["attempts"] * Fraction(planned.rho)
+        if entry["rho"] != rounded_up(cost):
+            yield _says(f"The price of release {planned.name!r}", entry["rho"], rounded_up(cost), "by its noise")
+        spent, deltas = spent + cost, deltas + entry["attempts"] * Fraction(planned.delta)
+    rho, delta = rounded_up(spent), rounded_up(deltas)
+    if statement.rho != rho:
+        yield _says("rho", statement.rho, rho, "by the prices of its releases")
+    if statement.delta != delta:
+        yield _says("delta", statement.delta, delta, "by its budget and its thresholding steps")
+    of_run = budget
+    if budget.discrete and statement.mu is None:  # a run of before the account was counted anew
+        of_run = replace(budget, currency="zcdp", discrete=0.0)
+    if not _agree(statement.epsilon, epsilon := of_run.epsilon_of(rho), of_run):
+        yield _says("epsilon", statement.epsilon, epsilon, f"by rho = {rho:.6g} and delta = {budget.delta_conv:.3g}")
+    if statement.mu != (mu := mu_of(rho) if of_run.currency == "gdp" else None):
+        yield _says("mu", statement.mu, mu, f"by rho = {rho:.6g}")
+    yield from _budget(statement.population, budget, rho)
+
+
+def _budget(population: Mapping[str, Any], budget: Budget, rho: float) -> Iterator[str]:
+    """rho: of the run."""
+    if exact_sum((budget.delta_conv, budget.delta_extra)) > Fraction(budget.delta):
+        yield "The parts of the budget's delta are more than all of it."
+    if abs((largest := budget.rho_of(budget.epsilon)) - budget.rho_max) > SLACK * largest:
+        yield _says("The largest rho of the budget", budget.rho_max, largest, "by its epsilon and delta")
+    if not rho <= population["rho_spent"] <= budget.rho_max:
+        yield (
+            f"All runs together have spent rho = {population['rho_spent']:.6g}, which does not lie between that of "
+            f"this run, {rho:.6g}, and the budget's, {budget.rho_max:.6g}."
+        )
+    if not _agree(population["epsilon_spent"], spent := budget.epsilon_of(population["rho_spent"]), budget):
+        yield _says(
+            "epsilon of all runs", population["epsilon_spent"], spent, f"by rho = {population['rho_spent']:.6g}"
+        )
+
+
+def _agree(said: float | None, computed: float, budget: Budget) -> bool:
+    """Conversions of zCDP are in floats, whose last bits are the machine's; those of Gaussian DP are exact."""
+    if said is None:
+        return False
+    return abs(said - computed) <= (SLACK * computed if budget.currency == "zcdp" else 0.0)
+
+
+def _says(what: str, said: object, is_: object, why: str = "") -> str:
+    return f"{what}: the statement says {said!r}, and it is {is_!r}{f', {why}' if why else ''}."
+
+
+def differences(said: PrivacyStatement, found: PrivacyStatement) -> dict[str, str]:
+    """What `found`, made from a ledger, says otherwise: {entry: a sentence}; "" is the key of there being no promise.
+
+    Entries that statements of earlier versions lack are not compared where they are empty.
+    """
+    if said.private != found.private:
+        words = {True: "promises privacy", False: "promises nothing"}
+        why = f" ({found.reason})" if found.reason else ""
+        return {"": f"The statement {words[said.private]}, and the ledger {words[found.private]} for this run{why}."}
+    slack = SLACK if found.population.get("currency") == "zcdp" else 0.0
+    one, other, told = _plain(said), _plain(found), {}
+    for name in (field.name for field in fields(PrivacyStatement)):
+        if not (_same(one[name], other[name], slack) or (name in ADDED and not one[name])):
+            told[name] = " ".join(_of_entry(name, one[name], other[name]))
+    return told
+
+
+def _plain(statement: PrivacyStatement) -> dict[str, Any]:
+    return {name: list(item) if isinstance(item, tuple) else item for name, item in asdict(statement).items()}
+
+
+def _same(one: Any, other: Any, slack: float) -> bool:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key], slack) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(_same(a, b, slack) for a, b in zip(one, other, strict=True))
+    if slack and type(one) is float and type(other) is float:
+        return abs(one - other) <= slack * abs(other)
+    return type(one) is type(other) and bool(one == other)
+
+
+def _has_entries(releases: Any) -> bool:
+    return isinstance(releases, list) and all(
+        isinstance(entry, Mapping) and type(entry.get("round")) is int and isinstance(entry.get("name"), str)
+        for entry in releases
+    )
+
+
+def _of_entry(name: str, said: Any, found: Any) -> Iterator[str]:
+    if isinstance(said, Mapping) and isinstance(found, Mapping):
+        for key in sorted(said.keys() | found.keys()):
+            if said.get(key) != found.get(key):
+                yield _says(f"{name}, {key}", said.get(key), found.get(key), "by the ledger")
+    elif name == "releases" and _has_entries(said) and _has_entries(found):
+        mine, theirs = ({(entry["round"], entry["name"]): entry for entry in some} for some in (said, found))
+        for key in [*mine, *(key for key in theirs if key not in mine)]:
+            if key not in theirs:
+                yield f"Release {key[1]!r} of round {key[0]}: the ledger has no charge for it."
+            elif key not in mine:
+                yield f"Release {key[1]!r} of round {key[0]}: the ledger charged it, and the statement leaves it out."
+            elif mine[key] != theirs[key]:
+                yield from _of_entry(f"Release {key[1]!r} of round {key[0]}", mine[key], theirs[key])
+    else:
+        yield _says(name, said, found, "by the ledger")

@@ -1,0 +1,135 @@
+"""A statement computed again from its own numbers, and compared with another one."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedcore.errors import ConfigError
+from fedcore.privacy.statement import PrivacyStatement, no_privacy, private_statement
+from fedcore.privacy.statement_check import differences, own_contradictions, read_statement
+from tests.privacy.conftest import open_books, release
+
+
+def made(books) -> PrivacyStatement:
+    """Of a run with a lost draw and a thresholding step."""
+    plan = [release(1, 15.0, delta=1e-12), release(2, 20.0)]
+    run = books.reserve(plan, spares=1)
+    lease = books.ledger.acquire(run)
+    books.ledger.charge(lease, plan[0])
+    for planned in plan:
+        books.ledger.publish(lease, books.ledger.charge(lease, planned), np.zeros(3, np.int64))
+    books.ledger.finish(lease, "finished")
+    return private_statement(books.ledger, books.population, run)
+
+
+def again(statement) -> tuple[PrivacyStatement, dict]:
+    return read_statement(json.dumps(statement.to_json()))
+
+
+@pytest.fixture
+def statement(books):
+    return made(books)
+
+
+def test_a_statement_is_read_as_it_was_written_and_agrees_with_itself(statement):
+    said, value = again(statement)
+    assert said.to_json() == value == statement.to_json()
+    assert own_contradictions(said, value) == [] and differences(said, statement) == {}
+    nothing = no_privacy("it adds no noise")
+    assert own_contradictions(*again(nothing)) == [] and differences(again(nothing)[0], nothing) == {}
+
+
+def test_a_statement_in_zcdp_agrees_with_itself(url):
+    books = open_books(url, epsilon=None)
+    books.ledger.set_budget(books.population, 2, 1e-10, currency="zcdp")
+    statement = made(books)
+    assert statement.mu is None and own_contradictions(*again(statement)) == []
+    assert differences(replace(statement, epsilon=statement.epsilon * (1 + 1e-14)), statement) == {}
+    assert "epsilon" in differences(replace(statement, epsilon=statement.epsilon * (1 - 1e-6)), statement)
+
+
+def changed(value, path, new):
+    value = json.loads(json.dumps(value))
+    *outer, last = path
+    where = value
+    for key in outer:
+        where = where[key]
+    where[last] = new if not callable(new) else new(where[last])
+    return value
+
+
+def smaller(number):
+    return number * (1 - 1e-12)
+
+
+CHANGES = [
+    (("epsilon",), smaller),
+    (("delta",), smaller),
+    (("rho",), smaller),
+    (("mu",), smaller),
+    (("mu",), None),
+    (("releases", 0, "rho"), smaller),
+    (("releases", 0, "attempts"), 1),
+    (("releases", 0, "attempts"), 0),
+    (("releases", 0, "delta"), 0.0),
+    (("releases", 1, "noise_multiplier"), 25.0),
+    (("population", "epsilon"), 1.0),
+    (("population", "delta"), 1e-11),
+    (("population", "rho_max"), lambda rho: 1.01 * rho),
+    (("population", "rho_spent"), smaller),
+    (("population", "epsilon_spent"), smaller),
+    (("population", "currency"), "zcdp"),
+    (("text",), lambda text: text.replace("add_or_remove_one", "replace_one")),
+    (("privacy",), "none"),
+]
+
+
+@pytest.mark.parametrize(("path", "new"), CHANGES, ids=[".".join(map(str, path)) for path, _ in CHANGES])
+def test_every_change_of_a_number_is_a_contradiction(statement, path, new):
+    value = changed(statement.to_json(), path, new)
+    said, value = read_statement(json.dumps(value))
+    assert own_contradictions(said, value)
+    if path[0] not in ("text", "privacy"):
+        assert path[0] in differences(said, statement)
+
+
+WORDS = [("unit", "record"), ("relation", "replace_one"), ("mechanism", "none"), ("start", "nothing"), ("ended", False)]
+WORDS += [("not_covered", []), ("trust_model", "nobody"), ("public_schema", "it is"), ("vouched", ["x"]), ("run", "x")]
+
+
+@pytest.mark.parametrize(("name", "new"), WORDS)
+def test_every_change_of_a_word_is_a_difference(statement, name, new):
+    """Also where somebody wrote the text anew."""
+    said, value = read_statement(json.dumps(changed(statement.to_json(), (name,), new)))
+    said, value = again(said)
+    assert own_contradictions(said, value) == [], "it agrees with itself"
+    assert list(differences(said, statement)) == [name]
+
+
+def test_what_is_left_out_is_a_difference(statement):
+    fewer = replace(statement, releases=statement.releases[:1])
+    assert "charged it, and the statement leaves it out" in differences(fewer, statement)["releases"]
+    assert "has no charge for it" in differences(statement, fewer)["releases"]
+
+
+def test_a_promise_and_none_differ(statement):
+    told = differences(statement, no_privacy("the ledger knows nothing of this run"))
+    assert list(told) == [""] and "knows nothing" in told[""]
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[1]", b"{}", b'{"private": 1}', b"\xff", b'{"private": true, "unknown": 1}', b'{"private": NaN}']
+)
+def test_what_is_no_statement_is_refused(content):
+    with pytest.raises(ConfigError):
+        read_statement(content)
+
+
+@pytest.mark.parametrize("entry", ["releases", "population", "unit", "not_covered", "epsilon", "periods", "losses"])
+@pytest.mark.parametrize("bad", [None, "x", 3, [3], {"a": 1}])
+def test_garbage_in_a_statement_is_noticed_and_no_crash(statement, entry, bad):
+    said, value = read_statement(json.dumps({**statement.to_json(), entry: bad}))
+    assert own_contradictions(said, value) or bad is None
+    assert entry in differences(said, statement)
