@@ -11,8 +11,7 @@ import html
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from importlib import resources
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,7 @@ from fedcore.evaluation.figures import (
     rounds_figure,
     seconds_figure,
 )
+from fedcore.evaluation.privacy_page import privacy_page
 from fedcore.evaluation.run_summary import (
     declared_metrics,
     evaluation_of,
@@ -38,6 +38,7 @@ from fedcore.evaluation.run_summary import (
     run_summary,
     shown_metrics,
 )
+from fedcore.evaluation.templates import markup, rendered
 from fedcore.methods.registry import method_class
 from fedcore.rounds.results import Result, Table
 from fedcore.rounds.scores import differences_in_words
@@ -81,6 +82,7 @@ OF_COHORTS = {  # instead, where the budget is kept by cohort
 SECONDS = (*PARTS, WHOLE)
 LOSS, AXIS = "kl", "mean KL(held out ‖ estimate) over clients (nats)"  # unless the scores say other
 TOP = 8  # tokens of a profile
+STAMP = re.compile(r"(\d{4})(\d\d)(\d\d)[T-](\d\d)(\d\d)(\d\d)?")  # how runs keep when they began, UTC
 
 
 # --- figures --------------------------------------------------------------------------------------------------------
@@ -137,19 +139,14 @@ def write_report(run: Run, vocabulary: Sequence[str] | None = None, drawn: Mappi
 
     drawn: what `run_figures` returned for the run as it is now; drawn here if it is not given.
     """
-    import jinja2
-
-    source = resources.files("fedcore.evaluation").joinpath("report.html").read_text(encoding="utf-8")
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    filters: dict[str, Callable[..., str]] = {"show": show, "bytes": show_bytes, "words": _words}
-    environment.filters.update(filters)
     drawn = run_figures(run, vocabulary) if drawn is None else drawn
     figures = {name: data_uri(png) for name, png in drawn.items()}
     path, evaluation = run.path / "report.html", evaluation_of(run)
     summary, result = run_summary(run), result_of(run, vocabulary)
-    page = environment.from_string(source).render(
+    page = rendered(
+        "report.html",
+        {"show": show, "bytes": show_bytes, "words": _words, "date": iso_date},
+        first_page=markup(privacy_page(run, vocabulary)),
         summary=summary,
         figures=figures,
         captions=_captions(run, result),
@@ -320,7 +317,7 @@ def markdown_report(run: Run, figures: Mapping[str, bytes]) -> str:
         "rounds": summary["rounds"],
         "outcome": summary.get("outcome"),
         "population": f"{population['name']}, version {population.get('version')}" if "name" in population else None,
-        "started": summary.get("started"),
+        "started": iso_date(summary.get("started")),
         "seconds": summary.get("seconds"),
         **{
             _words(name): value
@@ -370,6 +367,12 @@ def show(value: Any) -> str:
         whole = math.isfinite(value) and value == int(value) and abs(value) < 1e15
         return show(int(value)) if whole else f"{value:.5g}"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def iso_date(stamp: Any) -> Any:
+    """When a run began, as ISO 8601 in UTC; what is no such time stays as it is."""
+    found = STAMP.fullmatch(str(stamp))
+    return stamp if found is None else "{}-{}-{}T{}:{}:{}Z".format(*found.groups("00"))
 
 
 def show_bytes(value: float | None) -> str:

@@ -147,6 +147,12 @@ def declared_metrics(run: Run) -> tuple[Metric, ...]:
     return () if method is None else method.metrics
 
 
+def kind_of(run: Run) -> str:
+    """What the run read: "counts" or "rows"; "" for a method of another installation."""
+    method = _method(run)
+    return "" if method is None else method.kind
+
+
 def result_of(run: Run, vocabulary: Sequence[str] | None = None) -> Result:
     """What the run has learnt, as its method tells it; empty before the first round. Raises RunError."""
     method = _method(run)

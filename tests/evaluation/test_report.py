@@ -273,7 +273,8 @@ def test_a_private_run_states_its_privacy(private):
         *NOT_COVERED,
     ):
         assert part in found.text, part
-    assert found.text.count("not made") == 1 and found.text.count("drawn 3 times") == 1
+    detail = found.text[found.text.index("Privacy in detail") :]
+    assert detail.count("not made") == 1 and detail.count("drawn 3 times") == 1
     assert "0.24" in found.text  # three draws of the third release, not one
     assert run_summary(private)["privacy"]["private"] is True and run_summary(private)["private"] is True
 

@@ -1,0 +1,210 @@
+"""The first page of a report: for whoever answers for the data."""
+
+import json
+import math
+from fractions import Fraction
+
+import pytest
+
+from fedcore.evaluation.privacy_page import (
+    ALSO_NOT_COVERED,
+    FIRST_PAGE,
+    at_most,
+    gains,
+    hundredths,
+    privacy_page,
+    published,
+    statement_in,
+)
+from fedcore.evaluation.report import iso_date, write_report
+from fedcore.privacy import odds
+from fedcore.privacy.accounting import make_budget
+from fedcore.privacy.gdp import mu_of
+from fedcore.privacy.statement import NOT_COVERED, RELATIONS, PrivacyStatement, no_privacy
+from tests.evaluation.test_report import RELEASES, STATEMENT, VOCABULARY, Page, make
+
+BUDGET = make_budget(4.0, 1e-6, 1e-7)
+RHO, SPENT = 0.05, 0.2
+
+
+def of(unit="client", relation="add_or_remove_one", budget=BUDGET, thresholds=0.0, **more) -> dict:
+    """A statement of a run that cost RHO, after runs that cost SPENT in all."""
+    values = {
+        "epsilon": budget.epsilon_of(RHO),
+        "delta": budget.delta_conv + thresholds,
+        "rho": RHO,
+        "mu": mu_of(RHO) if budget.currency == "gdp" else None,
+        "releases": RELEASES,
+        "mechanism": "exact noise",
+        "population": {**budget.to_json(), "rho_spent": SPENT, "epsilon_spent": budget.epsilon_of(SPENT)},
+        "run": "run-1",
+        "population_id": "p-77",
+        "ledger": {"id": "l-1", "seq": 17, "hash": "ab" * 32},
+    }
+    return PrivacyStatement(True, "", unit, relation, **{**values, **more}).to_json()
+
+
+def text(tmp_path, statement, names=VOCABULARY, **info) -> str:
+    run = make(tmp_path, private=True, statement=statement, **info)
+    page = privacy_page(run, names)
+    assert FIRST_PAGE.fullmatch(page.strip())
+    return Page(page).text
+
+
+def test_the_page_answers_every_question(tmp_path):
+    statement = of(public_schema="words of a public dictionary", vouched=("the start is public because: it is",))
+    page = text(tmp_path, statement)
+    for words in (
+        "Who is protected, and against what",
+        RELATIONS["client", "add_or_remove_one"],
+        "anybody who sees everything that was published, now or later",
+        "clusters_001 to clusters_003 (3), drawn again 3 times",
+        "One cell per client (docs/privacy/histograms.md)",
+        "Read of each client: 6 words or other tokens: the,",
+        "What an attacker gains by it",
+        "this run",
+        "all runs so far",
+        "at most: the budget",
+        *NOT_COVERED,
+        *ALSO_NOT_COVERED,
+        "The owner of the budget: words of a public dictionary.",
+        "The declared number of clients (1000)",
+        "The start is public because: it is.",
+        "p-77",
+        "number 17",
+        "ab" * 32,
+        "fedcore verify-statement",
+    ):
+        assert words in page, words
+
+
+def test_the_numbers_are_those_of_the_curve_and_rounded_up():
+    row, so_far, budget = gains(of())
+    assert row["right"] == hundredths(odds.best_accuracy(mu_of(RHO))) and float(row["mu"]) >= mu_of(RHO)
+    assert so_far["right"] == hundredths(odds.best_accuracy(mu_of(SPENT), BUDGET.delta_extra))
+    assert budget["right"] == hundredths(odds.best_accuracy(mu_of(BUDGET.rho_max), BUDGET.delta_extra))
+    assert float(row["right"]) < float(so_far["right"]) < float(budget["right"]) < 100
+    assert float(row["epsilon"]) >= BUDGET.epsilon_of(RHO) and budget["epsilon"] == "4" and budget["factor"] == "54.6"
+    assert row["factor"] == at_most(odds.odds_factor(BUDGET.epsilon_of(RHO)), 3)
+
+
+def test_thresholding_steps_count_in_full():
+    shares = [0.0, 1e-3, 0.1]
+    right = [float(gains(of(thresholds=share))[0]["right"]) for share in shares]
+    exact = [odds.best_accuracy(mu_of(RHO), share) for share in shares]
+    assert right == sorted(right) and all(
+        math.ceil(1000 * e) <= 10 * r + 1e-9 for e, r in zip(exact, right, strict=True)
+    )
+
+
+def test_accounts_that_are_not_in_gaussian_dp_have_the_numbers_of_epsilon_and_delta():
+    for budget in (make_budget(4.0, 1e-6, currency="zcdp"), make_budget(4.0, 1e-6, discrete=0.01)):
+        statement = of(budget=budget)
+        for row, epsilon in zip(
+            gains({**statement, "mu": None}), (budget.epsilon_of(RHO), budget.epsilon_of(SPENT), 4.0), strict=True
+        ):
+            delta = statement["delta"] if row["what"] == "this run" else 1e-6
+            assert row["mu"] == "–" and row["right"] == hundredths(odds.best_accuracy_of_dp(epsilon, delta))
+
+
+@pytest.mark.parametrize(("unit", "relation"), RELATIONS)
+def test_every_unit_and_relation_has_words(tmp_path, unit, relation):
+    periods = {"unit": "month", "window": 1, "lifetime": [{"periods": 12, "epsilon": 9.0, "rho": 1.0}] * 2}
+    statement = of(unit, relation, periods=periods if unit == "client_period" else {})
+    page = text(tmp_path, statement)
+    assert RELATIONS[unit, relation] in page and "two neighbours" not in page
+    assert ("not a whole client" in page) == (unit == "record")
+    assert ("not a client for all time" in page) == (unit == "client_period")
+
+
+def test_a_promise_that_is_next_to_none_is_called_weak(tmp_path):
+    weak = {"epsilon": 15.0, "mu": 6.0}
+    assert "the promise is weak" in text(tmp_path / "a", of(**weak)) and "weak" not in text(tmp_path / "b", of())
+
+
+def test_nobody_said_why_the_schema_is_public(tmp_path):
+    assert "Nobody said why. If it is not so, the promise is void." in text(tmp_path, of())
+
+
+def test_a_lost_ledger_is_told(tmp_path):
+    loss = {"at": 1.7e9, "reason": "the disk died", "seq": 4, "seen": []}
+    assert "on 2023-11-14 its owner went on (the disk died)" in text(tmp_path, of(losses=(loss,)))
+
+
+def test_releases_of_one_kind_stand_together():
+    other = {**RELEASES[0], "name": "counts", "round": 4, "composition": "another sum", "shape": [3], "delta": 1e-9}
+    rows = list(published(of(releases=(*RELEASES, other))))
+    assert [(row["names"], row["rounds"], row["count"], row["again"]) for row in rows] == [
+        ("clusters_001 to clusters_003", "1 to 3", 3, 3),
+        ("counts", "4", 1, 0),
+    ]
+    assert rows[1]["thresholded"] and rows[1]["shape"] == "3" and not rows[0]["thresholded"]
+    assert next(published(of(releases=RELEASES[:2])))["names"] == "clusters_001 and clusters_002"
+
+
+def test_the_statement_is_embedded_as_it_is(tmp_path):
+    run = make(tmp_path, private=True, statement={**of(), "public_schema": "<b>&amp;</b> '\""})
+    embedded = json.loads(statement_in(privacy_page(run)))
+    assert embedded == json.loads((run.path / "statement.json").read_text())
+    assert statement_in("<html></html>") is None
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_the_page_comes_first_then_the_result_then_the_settings(tmp_path, private):
+    run = make(tmp_path, private=private, statement=of() if private else no_privacy("it adds no noise").to_json())
+    page = write_report(run, VOCABULARY, {}).read_text()
+    order = ['<section id="privacy">', "<h2>Result</h2>", "<h2>What was run</h2>", "<h2>Privacy in detail</h2>"]
+    assert [page.index(part) for part in order] == sorted(page.index(part) for part in order)
+    assert "<dd>2026-01-02T03:04:00Z</dd>" in page
+
+
+def test_a_run_without_privacy_says_so_in_its_first_line(tmp_path):
+    run = make(tmp_path, private=False, statement=no_privacy("it adds no noise").to_json())
+    page = Page(write_report(run, None, {}).read_text()).text.split("Run run-1", 1)[
+        1
+    ]  # after the title of the document
+    assert page.split()[:8] == "There is no privacy in this run (privacy:".split()
+    assert "Nobody is protected" in page and "an attacker" not in page
+    assert json.loads(statement_in((run.path / "report.html").read_text()))["private"] is False
+
+
+def test_a_run_whose_statement_is_not_made_yet_has_a_page(tmp_path):
+    page = privacy_page(make(tmp_path, private=True, status="running"))
+    assert "No statement yet" in page and statement_in(page) is None
+
+
+ENTRIES = ("population", "releases", "epsilon", "delta", "mu", "losses", "vouched", "ledger")
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("bad", [None, [], {}, 3, math.pi * 1e300])
+def test_odd_entries_leave_a_page(tmp_path, entry, bad):
+    if type(bad) in (int, float) and entry not in ("epsilon", "delta", "mu"):
+        bad = None
+    text(tmp_path, {**of(), entry: bad})
+
+
+def test_statements_of_the_report_tests_have_a_page(tmp_path):
+    assert "(5.25, 1e-10)-differential privacy" in text(tmp_path, STATEMENT)
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "said"),
+    [(2.7181, 3, "2.72"), (1e-6, 3, "1e-06"), (1.0000001, 3, "1.01"), (2981.0, 3, "2\u202f990"), (8.0, 4, "8")]
+    + [(3.3e9, 3, "3.3e+09"), (math.inf, 3, "more than can be written"), (0.0, 3, "0")],
+)
+def test_numbers_are_rounded_up(value, digits, said):
+    assert at_most(value, digits) == said
+
+
+def test_shares_are_rounded_up():
+    assert [hundredths(share) for share in (0.5, 0.50001, 0.9999, 1.0)] == ["50", "50.1", "100", "100"]
+    assert Fraction(hundredths(0.123)) >= Fraction(0.123) * 100
+
+
+@pytest.mark.parametrize(
+    ("stamp", "date"),
+    [("20261122T234623", "2026-11-22T23:46:23Z"), ("20260102-0304", "2026-01-02T03:04:00Z"), ("then", "then"), (3, 3)],
+)
+def test_dates_are_in_iso_8601(stamp, date):
+    assert iso_date(stamp) == date
