@@ -20,7 +20,7 @@ from fedcore.cli.runs import evaluate, export, personalise, report, runs_app
 from fedcore.cli.selecting import select
 from fedcore.cli.serving import deploy, serve
 from fedcore.cli.training import resume, train
-from fedcore.cli.verifying import verify
+from fedcore.cli.verifying import verify, verify_statement
 from fedcore.errors import ConfigError, FedcoreError
 
 app = typer.Typer(name="fedcore", no_args_is_help=True, pretty_exceptions_enable=False)
@@ -61,6 +61,7 @@ for command in (
     reproduce,
 ):
     app.command()(command)
+app.command("verify-statement")(verify_statement)
 
 
 def main() -> None:

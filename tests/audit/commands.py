@@ -191,6 +191,14 @@ COMMANDS: dict[str, Command] = {
         lambda w: (("verify", w / "counts", JSON), ("verify", w / "runs/finished", JSON), ("verify", w / "runs/given")),
         STORED,
     ),
+    "verify-statement": Command(
+        lambda w: (
+            ("verify-statement", w / "runs/finished/statement.json", JSON),
+            ("verify-statement", w / "runs/finished/statement.json"),
+            ("verify-statement", w / "runs/given/run.json"),
+        ),
+        exits=(0, 0, 2),
+    ),
     "budget set": Command(
         lambda w: (
             ("budget", "set", w / "bare", "--epsilon", "2", "--delta", "1e-6", *SCHEMA, JSON),
