@@ -50,7 +50,6 @@ import fedcore.training.session
 import fedcore.evaluation.report
 import rich.progress
 if "private" in sys.argv:
-    import dp_accounting
     import flint
 print(size())
 """

@@ -47,7 +47,6 @@ PROCESSES.set_forkserver_preload(
         "jinja2",
         "rich.progress",
         "flint",
-        "dp_accounting.rdp",
     ]
 )
 PATIENCE = 120.0  # of a test for one of its processes, seconds

@@ -57,6 +57,17 @@ def test_rho_of_is_just_under_the_requested_epsilon(epsilon, delta):
     assert epsilon_of(rho, delta) >= independent * (1 - 1e-9)  # the grid of orders gives an upper bound
 
 
+@pytest.mark.parametrize("delta", [1e-12, 9e-11, 1e-6, 1e-3, 0.4])
+def test_the_conversion_is_to_the_last_bit_that_with_which_accounts_were_opened(delta):
+    from dp_accounting import ZCDpEvent
+    from dp_accounting.rdp import RdpAccountant
+
+    for rho in (1e-15, 1e-9, 1.234e-4, 0.01, 0.3, 1.0, 2.03, 17.5, 1e3, 1e6, 1e9):
+        orders = 1 + np.sqrt(np.log(1 / delta) / rho) * np.geomspace(1 / 16, 16, 801)
+        library = RdpAccountant(orders[orders > 1 + 1e-12]).compose(ZCDpEvent(rho)).get_epsilon(delta)
+        assert epsilon_of(rho, delta) == float(library), rho
+
+
 @pytest.mark.parametrize("sigma", [0.5, 1.0, 5.0, 50.0])
 def test_epsilon_is_an_upper_bound_for_the_gaussian(sigma):
     assert gaussian_epsilon(sigma, 1e-10) <= epsilon_of(0.5 / sigma**2, 1e-10) <= 1.1 * gaussian_epsilon(sigma, 1e-10)
