@@ -1,6 +1,7 @@
 """The documentation as a site: it builds without a warning, and its references have all that there is."""
 
 import html
+import json
 import os
 import re
 import subprocess
@@ -15,6 +16,7 @@ import fedcore.errors
 from fedcore.cli import app
 from fedcore.cli.methods import settings_rows
 from fedcore.methods.registry import METHODS, method_class
+from tests.tutorial import blocks
 
 pytest.importorskip("mkdocs", reason="the site is built by mkdocs: pip install -e '.[docs]'")
 pytestmark = pytest.mark.slow
@@ -87,3 +89,10 @@ def test_no_page_shows_unparsed_markdown(site):
         shown = re.sub(r"<(pre|code|script|style).*?</\1>", "", page.read_text(), flags=re.DOTALL)
         bad = re.findall(r"<p>[^<]*\n[-|] .*|\]\([^)<]*\.md|^:::.*|```.*", shown, re.MULTILINE)
         assert bad == [], str(page.relative_to(site))
+
+
+def test_the_notebook_has_the_code_of_its_page(site):
+    cells = json.loads((site / "tutorials/researcher.ipynb").read_text())["cells"]
+    code = [cell["source"] for cell in cells if cell["cell_type"] == "code"]
+    assert code == [block.code.rstrip() for block in blocks("researcher.md")]
+    assert 'href="../researcher.ipynb"' in (site / "tutorials/researcher/index.html").read_text()

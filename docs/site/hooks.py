@@ -4,6 +4,7 @@ Pages are written to be read in the repository too: links in them are paths betw
 README, CONTRIBUTING or CHANGELOG leads to the page that is made of it, and one to code is shown without a link.
 """
 
+import json
 import posixpath
 import re
 from pathlib import Path
@@ -20,17 +21,23 @@ from fedcore.methods.registry import METHODS, method_class, summary
 
 ROOT = Path(__file__).parents[2]
 MADE_PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changes.md"}
+NOTEBOOK = "tutorials/researcher.md"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name, page in MADE_PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / name).read_text()))
+    made = json.dumps(notebook((ROOT / "docs" / NOTEBOOK).read_text()), indent=1)
+    files.append(File.generated(config, NOTEBOOK.replace(".md", ".ipynb"), content=made))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     place = page.file.src_uri
     source = {made: name for name, made in MADE_PAGES.items()}.get(place, f"docs/{place}")
+    if place == NOTEBOOK:
+        name = posixpath.basename(NOTEBOOK).replace(".md", ".ipynb")
+        markdown = markdown.replace("\n\n", f"\n\n[This page as a notebook]({name}){{ download }}\n\n", 1)
     for marker, made in REFERENCES.items():
         if f"<!-- {marker} -->" in markdown:
             markdown = markdown.replace(f"<!-- {marker} -->", made())
@@ -89,3 +96,17 @@ def _escaped(cell: str) -> str:
 
 
 REFERENCES = {"commands": commands, "settings": settings}
+
+
+def notebook(markdown: str) -> dict:
+    """A page as a Jupyter notebook: its blocks of Python are the cells of code, without what they print."""
+    cells: list[dict] = []
+    parts = re.split(r"^```(\w+)\n(.*?)^```$", markdown, flags=re.MULTILINE | re.DOTALL)
+    for text, language, code in zip(parts[::3], [*parts[1::3], ""], [*parts[2::3], ""], strict=True):
+        if text.strip():
+            cells.append({"cell_type": "markdown", "metadata": {}, "source": text.strip()})
+        if language == "python":
+            cell = {"cell_type": "code", "execution_count": None, "metadata": {}, "outputs": []}
+            cells.append({**cell, "source": code.rstrip()})
+    kernel = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+    return {"cells": cells, "metadata": kernel, "nbformat": 4, "nbformat_minor": 4}

@@ -1,0 +1,34 @@
+"""The tutorials do what they say: each from an empty folder, word for word."""
+
+import csv
+
+import matplotlib
+import pytest
+
+from tests.tutorial import alike, in_a_shell, in_python
+
+
+def test_lines_are_compared_with_a_tolerance():
+    assert alike("clients    4000", "clients 4000")
+    assert alike("share,0.50,12.1", "share,0.52,11.9") and not alike("share,0.50,12.1", "share,0.72,12.1")
+    assert alike("since ... by hand", "since 20260101 by hand") and not alike("rows 4000", "rows 4001")
+    assert alike("0.00 nats", "-0.01 nats") and not alike("0.5", "half")
+
+
+@pytest.mark.slow
+def test_the_analyst_gets_a_private_result(tmp_path):
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    in_a_shell("analyst.md", folder)
+    with (folder / "groups.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == 3
+    assert "differential privacy" in (folder / "runs/stays/report.html").read_text()
+
+
+@pytest.mark.slow
+def test_the_researcher_compares_private_with_not_private(tmp_path, monkeypatch):
+    matplotlib.use("agg")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    space = in_python("researcher.md", tmp_path)
+    assert (tmp_path / "privacy.png").stat().st_size > 5000
+    assert set(space["losses"]) == {1, 2, 4}
