@@ -3,6 +3,7 @@
 import csv
 
 import matplotlib
+import pyarrow.parquet as pq
 import pytest
 
 from tests.tutorial import alike, in_a_shell, in_python
@@ -13,6 +14,16 @@ def test_lines_are_compared_with_a_tolerance():
     assert alike("share,0.50,12.1", "share,0.52,11.9") and not alike("share,0.50,12.1", "share,0.72,12.1")
     assert alike("since ... by hand", "since 20260101 by hand") and not alike("rows 4000", "rows 4001")
     assert alike("0.00 nats", "-0.01 nats") and not alike("0.5", "half")
+
+
+@pytest.mark.slow
+@pytest.mark.prefect
+def test_the_engineer_s_schedule_trains_on_a_population_that_grows(tmp_path):
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    in_a_shell("engineer.md", folder)
+    assert pq.read_metadata(folder / "forecasts.parquet").num_rows == 4500
+    assert "Traceback" not in (folder / "serve.log").read_text()
 
 
 @pytest.mark.slow

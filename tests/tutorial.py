@@ -8,13 +8,14 @@ import io
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 PAGES = Path(__file__).parent.parent / "docs" / "tutorials"
-LIMIT = 300  # seconds of a page's commands
+LIMIT = 600  # seconds of a page's commands
 NUMBER = re.compile(r"(?<![\w.])-?\d+\.\d+(?![\w])")  # a fraction
 
 
@@ -56,22 +57,33 @@ def in_a_shell(page: str, folder: Path) -> str:
     script = "".join(
         f"echo; echo '>>> {at}'\n{block.code}code=$?; echo; echo \"<<< $code\"\n" for at, block in enumerate(typed)
     )
-    ran = subprocess.run(
-        ["bash"],
-        input=f"exec 2>&1\n{script}",
-        cwd=folder,
-        env=environment(folder),
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=LIMIT,
-    )
-    parts = re.findall(r"^>>> (\d+)\n(.*?)^<<< (\d+)$", ran.stdout, re.MULTILINE | re.DOTALL)
-    assert len(parts) == len(typed), ran.stdout
+    output = _typed(f"exec 2>&1\n{script}", folder)
+    parts = re.findall(r"^>>> (\d+)\n(.*?)^<<< (\d+)$", output, re.MULTILINE | re.DOTALL)
+    assert len(parts) == len(typed), output
     for block, (_, printed, code) in zip(typed, parts, strict=True):
         expected = 2 if re.match(r"\w+Error: ", block.shown or "") else 0
         assert int(code) == expected, f"{block.code}\nexit code {code}:\n{printed}"
         compare(block, printed)
-    return ran.stdout
+    return output
+
+
+def _typed(script: str, folder: Path) -> str:
+    """What a shell prints; whatever it has started in the background is ended with it."""
+    shell = subprocess.Popen(
+        ["bash"],
+        cwd=folder,
+        env=environment(folder),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        return shell.communicate(script, timeout=LIMIT)[0]
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(shell.pid, signal.SIGKILL)
+        shell.wait()
 
 
 def environment(folder: Path) -> dict[str, str]:
