@@ -92,7 +92,7 @@ def personalise(
         "dest": str(dest),
         **({"files": files.files} if files.files else {}),
         "clients": files.clients,
-        "outputs": sorted(joined.names),
+        "outputs": sorted(together.names),
         "settings": about["settings"],
         "sensitive": True,
         "note": NOTE,

@@ -79,7 +79,7 @@ def valley_of(counts: np.ndarray, sd: float, generator: np.random.Generator) -> 
 def spanning_tree(
     distances: np.ndarray, saddles: np.ndarray, mass: np.ndarray, far: float, beside: float
 ) -> list[tuple[int, int]]:
-    """The edges (i < j) of a spanning tree, sorted: pairs of the highest saddles first (Kruskal), so that what is parted
+    """The edges (i < j) of a spanning tree, sorted: highest saddles first (Kruskal), so that what is parted
     is parted where most lies between; but where even the nearest pair that is left to join is further apart than `far`,
     any pair up to `beside` times as far may be taken.
 

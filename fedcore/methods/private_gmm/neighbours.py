@@ -42,7 +42,7 @@ class Tested:
 def pairs_of(means: np.ndarray, reach: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """(m - 1, 2) int64: a spanning tree of cells by distances beside their reaches. means: (m, d); reach: (m,)."""
     squares = ((means[:, None] - means[None]) ** 2).sum(axis=2) / (reach[:, None] ** 2 + reach[None] ** 2)
-    return np.array(spanning_tree(squares, weights, 0.0, BESIDE), np.int64).reshape(-1, 2)
+    return np.array(spanning_tree(squares, -squares, weights, 0.0, BESIDE), np.int64).reshape(-1, 2)
 
 
 def lines(means: np.ndarray, reach: np.ndarray, pairs: np.ndarray) -> tuple[tuple[WholeMap, ...], np.ndarray]:
