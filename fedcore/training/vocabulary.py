@@ -20,7 +20,7 @@ import numpy as np
 from fedcore.errors import BudgetExceeded, ConfigError, FedcoreError, LedgerError, PrivacyError, WorkerFailed, WrongKind
 from fedcore.population.cohorts import mask
 from fedcore.population.store import Population
-from fedcore.population.words import OTHER, WORD
+from fedcore.population.words import OTHER, WORD, joined_words
 from fedcore.privacy import vocabulary
 from fedcore.privacy.accounting import exact_sum, rounded_up
 from fedcore.privacy.cohorts import Participants
@@ -375,5 +375,7 @@ class Lists:
     def __call__(self, message: Known, index: int) -> Statistics:
         with _withheld(f"block {index} failed"):
             block = self.population.words(index)
+            if self.population.manifest.one_whole and self.population.blocks[index].heldout is not None:
+                block = joined_words(block, self.population.words(index, heldout=True))
             chosen = None if self.ranges is None else mask(self.ranges, block.first, block.clients)
             return {WORDS: WordSums.of(*vocabulary.sums(block, message.words, chosen))}

@@ -771,6 +771,17 @@ MUTANTS: list[Mutant] = [
         "tests/histograms/test_weights_runs.py::test_what_a_round_releases_of_both_halves_is_that_of_their_sum",
     ),
     _mutant(
+        "halves: each has a list of words",
+        RELEASING,
+        "            return {WORDS: WordSums.of(*vocabulary.sums(block, message.words, chosen))}",
+        "            found = WordSums.of(*vocabulary.sums(block, message.words, chosen))\n"
+        "            if self.population.manifest.one_whole:\n"
+        "                block = self.population.words(index, heldout=True)\n"
+        "                found = found.merge(WordSums.of(*vocabulary.sums(block, message.words, chosen)))\n"
+        "            return {WORDS: found}",
+        "tests/population/test_documents_of_words.py::test_lists_are_made_of_all_documents_of_a_client",
+    ),
+    _mutant(
         "halves: forgotten when words are encoded",
         "fedcore/population/encoding.py",
         "            halves=made.halves,\n",
