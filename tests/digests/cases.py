@@ -279,15 +279,23 @@ private_gmm("series-searching", given="private_gmm/two-levels", **THREE | {"comp
 # --- private mixtures at any separation -------------------------------------------------------------------------------
 
 
-def private_mixture(name: str, population: str = "separated", unit: str = "client", relation: str = "", **settings):
+def private_mixture(
+    name: str,
+    population: str = "separated",
+    unit: str = "client",
+    relation: str = "",
+    given: str | None = None,
+    **settings,
+):
     settings = {"components": 2, "rounds": 2, "spare_releases": 0, **settings}
     relation = relation or "add_or_remove_one"
-    CASES[f"private_mixture/{name}"] = Case("private_mixture", population, settings, None, unit, relation)
+    CASES[f"private_mixture/{name}"] = Case("private_mixture", population, settings, given, unit, relation)
 
 
 private_mixture("clients")
 private_mixture("records-replace-one", unit="record", relation="replace_one", components=4)
 private_mixture("one", "separated_not", anyway=True)
+private_mixture("series", given="private_mixture/clients")
 
 
 # --- dictionaries -----------------------------------------------------------------------------------------------------

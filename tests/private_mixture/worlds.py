@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -51,11 +51,13 @@ def run(
     unit: str = "record",
     relation: str = "add_or_remove_one",
     watch: Callable | None = None,
+    start: dict[str, np.ndarray] | None = None,
 ) -> tuple[PrivateMixture, PrivateMixtureState]:
-    """A run with simulated noise of the planned scale. epsilon: None: exact sums. watch: sees each state."""
+    """A run with simulated noise of the planned scale. epsilon: None: exact sums. watch: sees each state. start: what
+    the run before it left."""
     units = max(block.x.shape[0] if unit == "record" else block.clients, 1)
     method = PrivateMixture(config)
-    public = facts(block.x.shape[1], units, epsilon or 1e4, unit, relation, seed)
+    public = replace(facts(block.x.shape[1], units, epsilon or 1e4, unit, relation, seed), warm_start=start)
     scale = {planned.name: planned.scale for planned in method.plan(public)}
     generator = np.random.default_rng([seed, 77])
     state = method.init(public)

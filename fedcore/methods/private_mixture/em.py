@@ -9,6 +9,7 @@ Everything is shrunk towards the round before by its own known noise, so that ro
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -17,11 +18,13 @@ from scipy.stats import chi2
 
 from fedcore.methods.mixture_models.noisy_matrices import covariance_of
 from fedcore.methods.mixture_models.whole_rows import ONE, matrix_of
+from fedcore.methods.private_mixture.series import KNOWN, MEANS, SCALES, SHAPES, SHARES
 from fedcore.methods.private_mixture.whitening import diagonal_noise
 
 SURE, LIKELY, LEAST_SHARE = 3.0, 1.0, 0.002  # deviations of a count, and of all units: less is dropped
 FLOOR = 0.05  # of the mean eigenvalue
 LEAST_BACKGROUND = 1e-3
+UNLIKELY = math.log(1000.0)
 LEAST_SCALE, MOST_SCALE = 0.05, 4.0  # of a component's variance, beside the round before
 LEAST_EIGENVALUE, MOST_EIGENVALUE = 1e-4, 1e4  # in the coordinates of the components
 MOST_MOVE = 10.0  # of a mean in a round, in the clip
@@ -44,11 +47,13 @@ class Sums:
 
 @dataclass(frozen=True, slots=True)
 class Components:
-    """weights: (k + 1,), the background's last; means (k, d), covariances (k, d, d)."""
+    """weights: (k + 1,), the background's last; means (k, d), covariances (k, d, d). known: (k, KNOWN) variances of the
+    noise in shares, means, scales and shapes, in own units; of no component before the first round."""
 
     weights: np.ndarray
     means: np.ndarray
     covariances: np.ndarray
+    known: np.ndarray
 
 
 def roots_of(covariances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -86,9 +91,33 @@ def variance_before_cut(squares: np.ndarray, d: int, clip: float) -> np.ndarray:
     return np.clip(found, LEAST_SCALE, MOST_SCALE)
 
 
-def moved(before: Components, sums: Sums, clip: float, count: float, late: bool) -> Components:
+@dataclass(frozen=True, slots=True)
+class Believed:
+    """share: (k,) of a movement that is believed; known: (k,) variance of the noise in where it ends."""
+
+    share: np.ndarray
+    known: np.ndarray
+
+
+def believed(squares: np.ndarray, noise: np.ndarray, known: np.ndarray | None, numbers: float) -> Believed:
+    """Of movements of squared size (k,), of so many numbers with noise of variance (k,) in each.
+
+    known: (k,) variances of the noise in where they begin; None if that counts nothing: then the share is that which
+    noise is not expected to have made. Else both are averaged by inverse variance, unless the movement is more than
+    noise explains, which exceeds this less often than once in exp(UNLIKELY) times (Laurent and Massart 2000).
+    """
+    fresh = np.clip(1 - numbers * noise / np.maximum(squares, 1e-300), 0.0, 1.0)
+    if known is None:
+        return Believed(fresh, noise)
+    both = known + noise
+    same = squares <= both * (numbers + 2 * np.sqrt(numbers * UNLIKELY) + 2 * UNLIKELY)
+    return Believed(np.where(same, known / both, fresh), np.where(same, known * noise / both, noise))
+
+
+def moved(before: Components, sums: Sums, clip: float, count: float, late: bool, pooled: bool = False) -> Components:
     """The components after a round; those that hold too little are dropped, but one stays.
 
+    pooled: whether what was known before the round is averaged with what it finds, as in runs of a series.
     late: whether it is one of the last rounds. Counts of the first ones are so noisy that a component must stand out of
     them by LIKELY deviations only, and then by SURE.
     """
@@ -99,63 +128,94 @@ def moved(before: Components, sums: Sums, clip: float, count: float, late: bool)
     stay[int(np.argmax(held))] = True
     held = np.maximum(held, max(least, 1.0))
     _, roots = roots_of(before.covariances)
+    known = dict.fromkeys(range(KNOWN)) if not pooled else dict(enumerate(before.known.T))
 
     # means, in own units
     delta = np.clip(sums.pv[:k] * (clip / ONE / held)[:, None], -MOST_MOVE * clip, MOST_MOVE * clip)
     noise = (sums.noise["pv"] * clip / ONE / held) ** 2
     squares = np.maximum((delta**2).sum(axis=1), 1e-300)
-    keep = np.clip(1 - d * noise / squares, 0.0, 1.0)
+    mean = believed(squares, noise, known[MEANS], d)
     true = np.maximum(squares - d * noise, 0.0)  # of the movement without noise
-    delta = delta * keep[:, None]
+    delta = delta * mean.share[:, None]
     means = before.means + np.einsum("kde,ke->kd", roots, delta)
 
     # scales
     mean_square = (sums.pvv[:k] * (clip**2 / ONE) / held - true) / d
     scale = variance_before_cut(mean_square, d, clip)
     uncertain = (sums.noise["pvv"] * (clip**2 / ONE) / held / d) ** 2
-    scale = 1 + (scale - 1) * np.clip(1 - uncertain / np.maximum((scale - 1) ** 2, 1e-12), 0.0, 1.0)
+    size_of = believed(np.maximum((scale - 1) ** 2, 1e-12), uncertain, known[SCALES], 1)
+    scale = 1 + (scale - 1) * size_of.share
 
     # shapes
     total = float(held[stay].sum())
     moved_by = np.einsum("k,kd,ke->de", np.where(stay, held, 0.0) / total, delta, delta)
     pooled_noise = diagonal_noise(sums.noise["pooled"]) * clip**2 / ONE / total
-    pooled = matrix_of(sums.pooled, d) * (clip**2 / ONE / total) - moved_by
-    size = float(np.trace(pooled)) / d
+    matrix = matrix_of(sums.pooled, d) * (clip**2 / ONE / total) - moved_by
+    size = float(np.trace(matrix)) / d
     size = size if size > FLOOR else 1.0
-    pooled, pooled_noise = pooled / size, pooled_noise / size
-    values, vectors = covariance_of(pooled, pooled_noise, FLOOR)
+    matrix, pooled_noise = matrix / size, pooled_noise / size
+    parts = (held / total) ** 2 if sums.own is not None else np.full(k, 1 / k)
+    entries = np.full(k, pooled_noise**2)
+    if (shapes_known := known[SHAPES]) is not None:
+        away = matrix - np.eye(d)
+        shared = believed((away**2).sum()[None], entries[:1], (parts @ shapes_known)[None], d * (d + 1) / 2)
+        matrix, pooled_noise = np.eye(d) + shared.share[0] * away, float(shared.share[0]) * pooled_noise
+        entries = np.full(k, shared.known[0])
+    values, vectors = covariance_of(matrix, pooled_noise, FLOOR)
     values = values / values.mean()
-    pooled = (vectors * values) @ vectors.T
-    shapes = np.tile(pooled, (k, 1, 1)) * scale[:, None, None]
+    matrix = (vectors * values) @ vectors.T
+    shapes = np.tile(matrix, (k, 1, 1)) * scale[:, None, None]
     if sums.own is not None:
         for j in np.flatnonzero(stay):
-            shapes[j] = _with_own(shapes[j], scale[j], sums.own[j], delta[j], held[j], clip, sums.noise["own"])
+            of_own = shapes_known[j : j + 1] if shapes_known is not None else None
+            own = _Own(sums.own[j], sums.noise["own"], held[j], clip)
+            shapes[j], entries[j] = _with_own(shapes[j], scale[j], own, delta[j], of_own)
     covariances = np.einsum("kab,kbc,kcd->kad", roots, shapes, roots)
     covariances = bounded((covariances + np.swapaxes(covariances, -1, -2)) / 2)
     background = max(float(sums.p[-1]) / ONE, 0.0)
     weights = np.append(held[stay], background)
     weights /= weights.sum()
+    share_noise = np.full(len(weights), (sums.noise["p"] / ONE / max(count, 1.0)) ** 2)
+    old, old_known = before.weights[np.append(stay, True)], known[SHARES]
+    if old_known is not None:
+        old_known = np.append(old_known[stay], old_known[stay].mean())
+    share = believed((weights - old / old.sum()) ** 2, share_noise, old_known, 1)
+    if pooled:
+        weights = np.maximum(old / old.sum() + share.share * (weights - old / old.sum()), LEAST_BACKGROUND)
+    weights /= weights.sum()
     weights[-1] = np.clip(weights[-1], LEAST_BACKGROUND, 0.5)
     weights /= weights.sum()
-    return Components(weights, means[stay], covariances[stay])
+    after = np.stack([share.known[:-1], mean.known[stay], size_of.known[stay], entries[stay]], axis=1)
+    return Components(weights, means[stay], covariances[stay], after)
+
+
+@dataclass(frozen=True, slots=True)
+class _Own:
+    """A component's own published triangle in steps, its noise, what the component holds, and the clip."""
+
+    triangle: np.ndarray
+    noise: float
+    held: float
+    clip: float
 
 
 def _with_own(
-    shared: np.ndarray, scale: float, triangle: np.ndarray, delta: np.ndarray, held: float, clip: float, noise: float
-) -> np.ndarray:
-    """A component's matrix in its own units: the shared one, with what its own release adds to that."""
-    d = len(delta)
-    sd = diagonal_noise(noise) * clip**2 / ONE / held
-    own = matrix_of(triangle, d) * (clip**2 / ONE / held) - np.outer(delta, delta)
-    size = float(np.trace(own)) / d
+    shared: np.ndarray, scale: float, own: _Own, delta: np.ndarray, known: np.ndarray | None
+) -> tuple[np.ndarray, float]:
+    """A component's matrix in its own units, the shared one with what its own release adds to that, and the variance of
+    the noise of an entry. known: (1,) that of the shared one, or None."""
+    d, unit = len(delta), own.clip**2 / ONE / own.held
+    sd = diagonal_noise(own.noise) * unit
+    matrix = matrix_of(own.triangle, d) * unit - np.outer(delta, delta)
+    size = float(np.trace(matrix)) / d
     factor = scale / size if FLOOR < size else 1.0
     factor = float(np.clip(factor, 0.5, 4.0))  # what the cut has taken from it
-    own, sd = own * factor, sd * factor
-    deviation = own - shared
-    expected = d * (d + 1) / 2 * sd**2
-    mixed = max(0.0, 1 - expected / max(float((deviation**2).sum()), 1e-300))
-    if mixed == 0.0:
-        return shared
-    values, vectors = covariance_of(shared + mixed * deviation, mixed * sd, FLOOR)
-    matrix: np.ndarray = (vectors * values) @ vectors.T
-    return matrix
+    matrix, sd = matrix * factor, sd * factor
+    deviation = matrix - shared
+    mixed = believed((deviation**2).sum()[None], np.array([sd**2]), known, d * (d + 1) / 2)
+    share, left = float(mixed.share[0]), float(mixed.known[0])
+    if share == 0.0:
+        return shared, left
+    values, vectors = covariance_of(shared + share * deviation, share * sd, FLOOR)
+    found: np.ndarray = (vectors * values) @ vectors.T
+    return found, left

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from fedcore.methods.private_mixture import clients, server
+import numpy as np
+
+from fedcore.methods.private_mixture import clients, series, server
 from fedcore.methods.private_mixture.config import PrivateMixtureConfig
 from fedcore.methods.private_mixture.feasibility import worth
 from fedcore.methods.private_mixture.fitted import fitted_model_of
@@ -40,6 +42,8 @@ class PrivateMixture(PrivateMethod[PrivateMixtureConfig, PrivateMixtureState]):
     metrics: ClassVar[tuple[Metric, ...]] = METRICS
     streams_rows: ClassVar[bool] = True
     units: ClassVar[tuple[str, ...]] = ("client", "record")
+    accepts_warm_start: ClassVar[bool] = True
+    series_arrays: ClassVar[tuple[str, ...]] = series.SERIES_NAMES
 
     def plan(self, public: PublicFacts) -> Sequence[PlannedRelease]:
         """Raises ConfigError without a budget or a size, for too many columns, or for a relation or unit that the
@@ -85,6 +89,19 @@ class PrivateMixture(PrivateMethod[PrivateMixtureConfig, PrivateMixtureState]):
     def fitted_model(self, state: PrivateMixtureState) -> FittedMixture:
         """The background is the last component. Raises RunError before the run has finished."""
         return fitted_model_of(state)
+
+    def warm_start_of(self, state: PrivateMixtureState) -> dict[str, np.ndarray]:
+        """What the next run of the series goes on with; see `fedcore.methods.private_mixture.series`."""
+        return series.arrays_of(state)
+
+    def checked_warm_start(self, arrays: Mapping[str, np.ndarray], what: str, features: int) -> dict[str, np.ndarray]:
+        """Raises ConfigError for anything else than what a run of the series leaves."""
+        series.checked(arrays, features, self.config.components, what)
+        return {name: np.asarray(array, np.float64) for name, array in arrays.items()}
+
+    def likely_warm_start(self, public: PublicFacts) -> dict[str, np.ndarray]:
+        """As many components as are asked for."""
+        return series.likely(public, self.config.components)
 
     def personalise(self, state: PrivateMixtureState, block: ClientBlock, memory: Memory | None) -> ClientOutputs:
         """Components and groups of the clients' own rows, for them alone; see

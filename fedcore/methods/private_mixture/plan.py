@@ -9,6 +9,9 @@
     guard             its gain over one normal distribution                                     one, or a mixture
     valleys           for each edge between neighbouring components a histogram of places       groups
 
+A run that goes on with a series has the last three kinds alone, with the whole budget; whether it does is in its start,
+which is public.
+
 Shapes are planned at their largest: K components, MOST_CELLS cells, K - 1 edges. Shares are of mu^2, that is of rho.
 """
 
@@ -24,6 +27,7 @@ from fedcore.methods.mixture_models.packing import triangle
 from fedcore.methods.mixture_models.whole_rows import MOST_FEATURES
 from fedcore.methods.private_mixture import sensitivities
 from fedcore.methods.private_mixture.config import PrivateMixtureConfig
+from fedcore.methods.private_mixture.series import pool_in
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.method import PublicFacts
 
@@ -48,6 +52,8 @@ MOST_CELLS = 64
 PLACE_CELLS, PLACE_ENDS = 12, 2
 EM_PARTS = {"p": 0.08, "pv": 0.32, "pvv": 0.12, "pooled": 0.12, "own": 0.36}
 EM_POOLED = {"p": 0.08, "pv": 0.32, "pvv": 0.12, "pooled": 0.48}
+SHARES = {"em": 0.41, "guard": 0.01, "valleys": 0.08}
+WARM_SHARES = {"em": 0.91, "guard": 0.01, "valleys": 0.08}  # of a run that goes on with a series
 OWN_LIMIT = 1.5  # of the noise's edge for an average component, in its own variance
 EXTRA_REACH = 1.5  # of a component's clip beyond sqrt(d)
 
@@ -74,7 +80,7 @@ class Phase:
 @dataclass(frozen=True, slots=True)
 class Design:
     """A run as it is planned. d: columns; k: components; q: leading directions; n: declared number of units; mu: of the
-    whole run; own: whether each component's own matrix is released."""
+    whole run; own: whether each component's own matrix is released; warm: whether the run goes on with a series."""
 
     d: int
     k: int
@@ -82,6 +88,7 @@ class Design:
     n: int
     mu: float
     own: bool
+    warm: bool
     phases: tuple[Phase, ...]
 
 
@@ -90,8 +97,11 @@ def reach_of(d: int) -> float:
     return math.sqrt(d) + EXTRA_REACH
 
 
-def design_of(config: PrivateMixtureConfig, features: int, units: int, rho: float, relation: str) -> Design:
-    """units: the declared number of them. Raises ConfigError for too many columns or an unknown relation."""
+def design_of(
+    config: PrivateMixtureConfig, features: int, units: int, rho: float, relation: str, warm: bool = False
+) -> Design:
+    """units: the declared number of them; warm: whether the run goes on with a series. Raises ConfigError for too
+    many columns or an unknown relation."""
     if features > MOST_FEATURES:
         raise ConfigError(
             f"private_mixture reads at most {MOST_FEATURES} columns, not {features}.",
@@ -101,16 +111,20 @@ def design_of(config: PrivateMixtureConfig, features: int, units: int, rho: floa
     q = min(d, max(2, min(k + 1, 8)))
     noise = 2 * math.sqrt(d) * reach_of(d) ** 2 * k / (math.sqrt(2) * mu * units)
     own = noise < OWN_LIMIT
-    return Design(d, k, q, units, mu, own, tuple(_phases(config, d, k, q, mu, units, own, relation)))
+    if warm:
+        phases = _last_phases(config, d, k, own, relation, WARM_SHARES)
+    else:
+        c = min(max(3 * d * (24 / units) ** 2 / (0.4 * mu**2), 0.06), 0.25)
+        rest = (0.995 - c) / 0.9
+        phases = _first_phases(d, q, c, rest, relation)
+        phases += _last_phases(config, d, k, own, relation, {name: rest * part for name, part in SHARES.items()})
+    return Design(d, k, q, units, mu, own, warm, tuple(phases))
 
 
-def _phases(
-    config: PrivateMixtureConfig, d: int, k: int, q: int, mu: float, n: int, own: bool, relation: str
-) -> list[Phase]:
+def _first_phases(d: int, q: int, c: float, rest: float, relation: str) -> list[Phase]:
+    """Those that a run that goes on with a series does not need: columns, coordinates, starts."""
     count, vector = sensitivities.counts(relation), sensitivities.sums(relation)
     columns, moments = sensitivities.counts(relation, d), sensitivities.moments(relation)
-    c = min(max(3 * d * (24 / n) ** 2 / (0.4 * mu**2), 0.06), 0.25)
-    rest = (0.995 - c) / 0.9
     phases = list[Phase]()
 
     def add(kind: Kind, step: int, *releases: ReleaseShare) -> None:
@@ -149,8 +163,21 @@ def _phases(
             ReleaseShare(f"cells_sum_{step}", (MOST_CELLS, q), vector, 0.8 * share),
         )
     norms(3)
+    return phases
+
+
+def _last_phases(
+    config: PrivateMixtureConfig, d: int, k: int, own: bool, relation: str, shares: dict[str, float]
+) -> list[Phase]:
+    """Rounds of EM, the guard and the valleys. shares: of the budget."""
+    count, vector = sensitivities.counts(relation), sensitivities.sums(relation)
+    moments, phases = sensitivities.moments(relation), list[Phase]()
+
+    def add(kind: Kind, step: int, *releases: ReleaseShare) -> None:
+        phases.append(Phase(kind, step, releases))
+
     for step, of_round in enumerate(em_shares(config.rounds)):
-        parts = {name: rest * 0.41 * of_round * each for name, each in (EM_PARTS if own else EM_POOLED).items()}
+        parts = {name: shares["em"] * of_round * each for name, each in (EM_PARTS if own else EM_POOLED).items()}
         releases = [
             ReleaseShare(f"em_p_{step}", (k + 1,), count, parts["p"]),
             ReleaseShare(f"em_pv_{step}", (k, d), vector, parts["pv"]),
@@ -160,9 +187,9 @@ def _phases(
         if own:
             releases.append(ReleaseShare(f"em_own_{step}", (k, triangle(d)), moments, parts["own"]))
         add("components", step, *releases)
-    add("guard", 0, ReleaseShare("guard", (1,), vector, rest * 0.01))
+    add("guard", 0, ReleaseShare("guard", (1,), vector, shares["guard"]))
     places = (max(k - 1, 1), PLACE_CELLS + PLACE_ENDS)
-    add("valleys", 0, ReleaseShare("valleys", places, count, rest * 0.08))
+    add("valleys", 0, ReleaseShare("valleys", places, count, shares["valleys"]))
     return phases
 
 
@@ -187,13 +214,14 @@ def units_of(config: PrivateMixtureConfig, public: PublicFacts) -> int:
 
 
 def planned_design(config: PrivateMixtureConfig, public: PublicFacts) -> Design:
-    """Raises ConfigError without a budget or a size, for too many columns, or for a relation or unit that the method
-    has no argument for."""
+    """Raises ConfigError without a budget or a size, for too many columns, for a relation or unit that the method
+    has no argument for, or for a start that no run of the series leaves."""
     if public.rho is None or not public.rho > 0:
         raise ConfigError("a private_mixture run needs a privacy budget.", "Set a budget for the population.")
     if public.unit not in sensitivities.UNITS:
         raise ConfigError(f"a private_mixture run knows no unit {public.unit!r}.")
-    return design_of(config, public.features, units_of(config, public), public.rho, public.relation)
+    warm = pool_in(public, config.components) is not None
+    return design_of(config, public.features, units_of(config, public), public.rho, public.relation, warm)
 
 
 def plan(config: PrivateMixtureConfig, public: PublicFacts) -> list[PlannedRelease]:

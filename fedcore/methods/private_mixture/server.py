@@ -31,6 +31,7 @@ from fedcore.methods.private_mixture.plan import (
     planned_design,
     reach_of,
 )
+from fedcore.methods.private_mixture.series import FORGETTING, KNOWN, pool_in
 from fedcore.methods.private_mixture.state import MIXTURE, NORMAL, RUNNING, PrivateMixtureState
 from fedcore.randomness import stream
 from fedcore.rounds.method import PublicFacts, RoundInfo
@@ -66,7 +67,8 @@ class Context:
 
 
 def context_of(config: PrivateMixtureConfig, state: PrivateMixtureState) -> Context:
-    return Context(config, state, design_of(config, state.features, state.declared, state.rho, state.relation))
+    found = design_of(config, state.features, state.declared, state.rho, state.relation, state.warm)
+    return Context(config, state, found)
 
 
 def init(config: PrivateMixtureConfig, public: PublicFacts) -> PrivateMixtureState:
@@ -75,10 +77,11 @@ def init(config: PrivateMixtureConfig, public: PublicFacts) -> PrivateMixtureSta
     assert public.rho is not None
     d, q, none = design.d, design.q, np.zeros(0)
     same = whitening.identity(d)
-    return PrivateMixtureState(
+    state = PrivateMixtureState(
         round=0,
         done=False,
         outcome=RUNNING,
+        warm=design.warm,
         seed=public.seed,
         unit=public.unit,
         relation=public.relation,
@@ -104,6 +107,7 @@ def init(config: PrivateMixtureConfig, public: PublicFacts) -> PrivateMixtureSta
         weights=none,
         means=np.zeros((0, d)),
         covariances=np.zeros((0, d, d)),
+        known=np.zeros((0, KNOWN)),
         gain=0.0,
         gain_noise=0.0,
         node=np.zeros(0, np.int64),
@@ -112,6 +116,23 @@ def init(config: PrivateMixtureConfig, public: PublicFacts) -> PrivateMixtureSta
         depth=none,
         p=none,
         group=np.zeros(0, np.int64),
+    )
+    pool = pool_in(public, config.components)
+    if pool is None:
+        return state
+    return replace(
+        state,
+        count=float(design.n),
+        centre=pool.centre,
+        scale=pool.scale,
+        told=pool.told,
+        map_centre=pool.map_centre,
+        map_matrix=pool.map_matrix,
+        map_exponent=pool.map_exponent,
+        weights=pool.weights,
+        means=pool.means,
+        covariances=pool.covariances,
+        known=pool.known / FORGETTING,
     )
 
 
@@ -273,10 +294,13 @@ def _components(context: Context, values: Published) -> PrivateMixtureState:
         values.get("em_own"),
         {name: context.noise(f"em_{name}") for name in names},
     )
-    before = em.Components(state.weights, state.means, state.covariances)
-    late = context.now.step >= context.config.rounds - LATE
-    after = em.moved(before, sums, reach_of(design.d), state.count, late)
-    return replace(state, weights=after.weights, means=after.means, covariances=after.covariances)
+    before = em.Components(state.weights, state.means, state.covariances, state.known)
+    late = design.warm or context.now.step >= context.config.rounds - LATE
+    count = max(float(values["em_p"].sum()) / ONE, 1.0) if design.warm else state.count
+    after = em.moved(before, sums, reach_of(design.d), count, late, design.warm)
+    return replace(
+        state, count=count, weights=after.weights, means=after.means, covariances=after.covariances, known=after.known
+    )
 
 
 def _guarded(context: Context, values: Published) -> PrivateMixtureState:
@@ -298,6 +322,7 @@ def _guarded(context: Context, values: Published) -> PrivateMixtureState:
         means=np.zeros((1, d)),
         covariances=np.eye(d)[None],
         group=np.zeros(1, np.int64),
+        known=state.known[:1],
     )
 
 

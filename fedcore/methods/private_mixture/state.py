@@ -18,6 +18,7 @@ class PrivateMixtureState:
     fields are stored with the run.
 
     round: finished rounds; done: whether there are no more. outcome: "running", "mixture" or "one normal distribution"
+    warm: whether the run goes on with a series, so that it begins with components
     seed: of public streams. unit, relation: of the budget. declared: public number of units; rho: of the run
     noise: (releases,) standard deviations in grid steps, in the order of the plan
     count: noised number of units
@@ -32,6 +33,7 @@ class PrivateMixtureState:
     cells: (m, q) in units; of all rounds and cells that held enough: found_cells (f, q), found_counts (f,) noised, and
         found_noise (f,) the standard deviation of a coordinate
     weights: (k + 1,) the background's last; means: (k, d); covariances: (k, d, d), in the coordinates of the components
+    known: (k, 4) variances of the noise in shares, means, scales and shapes, in own units; see `series.Pool`
     gain, gain_noise: nats a unit of the mixture over one normal distribution, and the noise of it; 0 before it is known
     node: (k,) int64 of each component, one for those that lie upon each other; edges: (e, 2) int64 pairs of nodes;
         mass, depth, p: (e,) of the tested edges; group: (k,) int64 of the components
@@ -40,6 +42,7 @@ class PrivateMixtureState:
     round: int
     done: bool
     outcome: str
+    warm: bool
     seed: int
     unit: str
     relation: str
@@ -65,6 +68,7 @@ class PrivateMixtureState:
     weights: np.ndarray
     means: np.ndarray
     covariances: np.ndarray
+    known: np.ndarray
     gain: float
     gain_noise: float
     node: np.ndarray

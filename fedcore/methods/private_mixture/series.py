@@ -1,0 +1,145 @@
+"""What the runs of a series know together: the mixture of the last one, and how precisely everything of it is known.
+
+A run that starts from one of its own series has coordinates and components already. It makes rounds of EM alone, with
+nearly the whole budget, from what the series knows; and what a round finds is averaged with that by inverse variance,
+where the two differ by no more than noise explains (`fedcore.methods.private_mixture.em.moved`). What was known counts
+FORGETTING less from run to run. A run that went on and has lost the components (it ended with one normal distribution,
+or its background holds more than LOST of the units) says so in what it leaves, and the next one begins anew.
+
+Everything here is a function of released arrays and of the plans of runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from fedcore.errors import ConfigError
+from fedcore.methods.mixture_models.whole_rows import LIMIT, WHOLE_BITS, WholeMap, whole_map
+from fedcore.methods.private_mixture.state import MIXTURE, PrivateMixtureState
+from fedcore.rounds.method import PublicFacts
+
+FORGETTING = 0.95  # weight of what was known before a run, against 1 for what the run adds
+LOST = 0.3  # of the units in the background
+KNOWN = 4  # columns of `known`: shares, means, scales, shapes
+SHARES, MEANS, SCALES, SHAPES = range(KNOWN)
+WHOLE = ("told", "lost", "map_exponent")
+LARGEST = 1e6  # of anything in the coordinates of the components
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """d columns, k components; fields as in `PrivateMixtureState`.
+
+    known: (k, KNOWN) variances of the noise of a component's share, of a coordinate of its mean, of its scale and of an
+        entry of its covariance, in its own units
+    lost: (1,) bool, whether the next run begins anew
+    """
+
+    centre: np.ndarray
+    scale: np.ndarray
+    told: np.ndarray
+    map_centre: np.ndarray
+    map_matrix: np.ndarray
+    map_exponent: np.ndarray
+    weights: np.ndarray
+    means: np.ndarray
+    covariances: np.ndarray
+    known: np.ndarray
+    lost: np.ndarray
+
+    @property
+    def map(self) -> WholeMap:
+        return WholeMap(self.map_centre, self.map_matrix, self.map_exponent)
+
+
+SERIES_NAMES = tuple(f"pooled_{field.name}" for field in fields(Pool))
+
+
+def arrays_of(state: PrivateMixtureState) -> dict[str, np.ndarray]:
+    """As arrays of a warm start. Raises ConfigError if the run began anew and has found no components."""
+    if state.outcome != MIXTURE and not state.warm:
+        raise ConfigError(f"has not found components ({state.outcome}).", "Name a run that has.")
+    lost = state.outcome != MIXTURE or state.weights[-1] > LOST
+    values = {field.name: getattr(state, field.name) for field in fields(Pool) if field.name != "lost"}
+    return {f"pooled_{name}": np.asarray(value, np.float64) for name, value in (values | {"lost": [lost]}).items()}
+
+
+def pool_in(public: PublicFacts, components: int) -> Pool | None:
+    """What the run goes on with; None if it begins anew. Raises ConfigError for what no run of as many components
+    leaves."""
+    if not public.warm_start:
+        return None
+    pool = checked(public.warm_start, public.features, components, "the start")
+    return None if pool.lost[0] else pool
+
+
+def checked(arrays: Mapping[str, np.ndarray], d: int, components: int, what: str) -> Pool:
+    """Raises ConfigError unless a run over d columns could leave the arrays."""
+    if set(arrays) != set(SERIES_NAMES):
+        raise ConfigError(
+            f"{what} does not hold what a run of private_mixture on this population leaves.",
+            "Start from such a run, or from nothing.",
+        )
+    values = {name.removeprefix("pooled_"): np.asarray(array) for name, array in arrays.items()}
+    if not all(value.dtype.kind in "iuf" and np.isfinite(value).all() for value in values.values()):
+        raise ConfigError(f"{what} holds arrays that are not of finite numbers.")
+    pool = Pool(
+        **{name: value.astype(np.float64) for name, value in values.items() if name not in WHOLE},
+        told=values["told"] > 0,
+        lost=values["lost"] > 0,
+        map_exponent=values["map_exponent"].astype(np.int64),
+    )
+    k = len(pool.means)
+    shapes = [(d,), (d,), (d,), (d,), (d, d), (d,), (k + 1,), (k, d), (k, d, d), (k, KNOWN), (1,)]
+    if not 1 <= k <= components or [getattr(pool, field.name).shape for field in fields(Pool)] != shapes:
+        raise ConfigError(
+            f"{what} is not of at most {components} components over {d} columns.",
+            "Keep the columns and the number of components of the series, or start from nothing.",
+        )
+    if not _sound(pool):
+        raise ConfigError(f"{what} holds what no run leaves.", "Start from another run, or from nothing.")
+    return pool
+
+
+def _sound(pool: Pool) -> bool:
+    """Whether messages of it keep all products exact (`fedcore.methods.mixture_models.whole_rows`)."""
+    whole = np.abs(pool.map_matrix).sum(axis=0).max(initial=0.0) * 2 * LIMIT <= 2.0**WHOLE_BITS
+    near = max(np.abs(pool.means).max(initial=0.0), np.abs(pool.covariances).max(initial=0.0)) <= LARGEST
+    return bool(
+        whole
+        and near
+        and (np.rint(pool.map_matrix) == pool.map_matrix).all()
+        and (np.rint(pool.map_centre) == pool.map_centre).all()
+        and np.abs(pool.map_centre).max(initial=0.0) <= LIMIT
+        and np.abs(pool.map_exponent).max(initial=0) <= 900
+        and (pool.scale > 0).all()
+        and (pool.weights > 0).all()
+        and (pool.known > 0).all()
+        and np.linalg.eigvalsh(pool.covariances).min() > 0
+    )
+
+
+def likely(public: PublicFacts, components: int) -> dict[str, np.ndarray]:
+    """What a run with these facts may leave, of the right shapes: components 10 apart on a line, in columns of
+    scale 1."""
+    d, k = public.features, components
+    same = whole_map(np.zeros(d), np.eye(d))
+    means = np.zeros((k, d))
+    means[:, 0] = 10.0 * np.arange(k)
+    pool = {
+        "centre": np.zeros(d),
+        "scale": np.ones(d),
+        "told": np.ones(d),
+        "map_centre": same.centre,
+        "map_matrix": same.matrix,
+        "map_exponent": same.exponent.astype(np.float64),
+        "weights": np.append(np.full(k, 0.99 / k), 0.01),
+        "means": means,
+        "covariances": np.tile(np.eye(d), (k, 1, 1)),
+        "known": np.full((k, KNOWN), 0.01),
+        "lost": np.zeros(1),
+    }
+    return {f"pooled_{name}": value for name, value in pool.items()}
