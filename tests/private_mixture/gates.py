@@ -4,6 +4,8 @@
     false        groups claimed where there is one, by family, with 95 % intervals (Clopper, Pearson)
     clients      the same, with clients of many rows that differ from each other, as units
     t3           labels where components are Student's t with 3 degrees of freedom, 8 apart
+    series       density after each of eight runs that go on, beside runs alone
+    worth        groups and density beside what is said of a run beforehand
     units        columns times 1e-6 to 1e6, and shifted by 1e6 standard deviations
     time         CPU seconds of a run with 60,000 rows of 10 columns
     NAME         density and labels on the data set of this name below FEDCORE_DATA, beside non-private EM
@@ -15,6 +17,7 @@ Noise is simulated at the planned scale; nothing here is private. What was chose
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import time
 from pathlib import Path
@@ -23,9 +26,10 @@ import numpy as np
 from scipy.stats import beta
 
 from fedcore.methods.private_mixture import PrivateMixtureConfig, PrivateMixtureModel
+from fedcore.methods.private_mixture.feasibility import strength
 from fedcore.methods.private_mixture.scores import normal_of
 from tests.private_mixture.families import FAMILIES
-from tests.private_mixture.worlds import adjusted_rand, block_of, mixture, records, run
+from tests.private_mixture.worlds import adjusted_rand, block_of, facts, mixture, records, run
 
 CELLS = ((2, 2), (5, 3), (10, 5), (20, 3), (20, 10), (50, 5))
 SEPARATIONS = (1, 2, 3, 4, 8)
@@ -142,6 +146,51 @@ def heavy_tails(seeds: range, n: int) -> None:
         print(f"{d} {k} | {np.median(ari):.2f}, {ari.min():.2f} | {int(exact.sum())} of {len(rows)}", flush=True)
 
 
+def series(seeds: range, epsilon: float = 0.5, runs: int = 8) -> None:
+    print("d k sep n | nats above truth, median of a run of the series | alone")
+    for d, k, separation, n in ((5, 3, 4.0, 4000), (10, 4, 4.0, 5000), (20, 3, 4.0, 20_000)):
+        config, losses, alone = PrivateMixtureConfig(components=k), [], []
+        for seed in seeds:
+            generator = np.random.default_rng([seed, d, k, 55])
+            truth = mixture(d, k, separation, generator)
+            x, _ = truth.sample(n, generator)
+            test, _ = truth.sample(HELD_OUT, generator)
+            best = float(np.logaddexp.reduce(truth.log_joint(test), axis=1).mean())
+            start, found = None, []
+            for number in range(runs):
+                method, state = run(records(x), config, epsilon, 1000 * seed + number, start=start)
+                found.append(best - float(method.model(state).log_likelihood(test).mean()))
+                start = method.warm_start_of(state) if state.warm or len(state.p) else None
+            losses.append(found)
+            method, state = run(records(x), config, epsilon, 5000 + 1000 * seed)
+            alone.append(best - float(method.model(state).log_likelihood(test).mean()))
+        each = " ".join(f"{loss:.2f}" for loss in np.median(losses, axis=0))
+        print(f"{d} {k} {separation:g} {n} | {each} | {np.median(alone):.2f}", flush=True)
+
+
+def worths(seeds: range) -> None:
+    found: dict[str, list[tuple[float, float]]] = {}
+    for number, (d, k, epsilon, n) in enumerate(
+        itertools.product((2, 5, 10, 20, 50), (2, 4, 8), (0.3, 1.0, 4.0), (500, 2000, 8000))
+    ):
+        config = PrivateMixtureConfig(components=k)
+        word = strength(config, facts(d, n, epsilon)).word
+        for seed in seeds:
+            generator = np.random.default_rng([number, seed, 4])
+            truth = mixture(d, k, 6.0, generator)
+            x, _ = truth.sample(n, generator)
+            test, _ = truth.sample(HELD_OUT, generator)
+            method, state = run(records(x), config, epsilon, 10 * number + seed)
+            model = method.model(state)
+            best = float(np.logaddexp.reduce(truth.log_joint(test), axis=1).mean())
+            loss = best - float(model.log_likelihood(test).mean())
+            found.setdefault(word, []).append((groups_of(model) == k, loss))
+    print("word | exactly k groups | nats above truth: median")
+    for word, rows in found.items():
+        exact, losses = np.array(rows).T
+        print(f"{word} | {int(exact.sum())} of {len(rows)} | {np.median(losses):.2f}", flush=True)
+
+
 def units(seeds: range) -> None:
     print("columns | nats a row beside those of the same data in plain units (5 columns, 3 components, sep 4)")
     for name in ("times 1e-6 to 1e6", "shifted by 1e6 sd", "one shifted by 1e6 sd"):
@@ -225,7 +274,9 @@ def _codes(labels: np.ndarray) -> np.ndarray:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("table", choices=["mixtures", "false", "clients", "t3", "units", "time", *DATA])
+    parser.add_argument(
+        "table", choices=["mixtures", "false", "clients", "t3", "series", "worth", "units", "time", *DATA]
+    )
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--first", type=int, default=1000, help="first seed")
     parser.add_argument("--epsilon", type=float, nargs="*", default=[1.0])
@@ -245,6 +296,10 @@ def main() -> None:
         clients(seeds)
     elif asked.table == "t3":
         heavy_tails(seeds, asked.rows)
+    elif asked.table == "series":
+        series(seeds)
+    elif asked.table == "worth":
+        worths(seeds)
     elif asked.table == "units":
         units(seeds)
     elif asked.table == "time":
