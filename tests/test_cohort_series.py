@@ -105,13 +105,30 @@ def test_thirty_runs_together_tell_no_more_of_a_client_than_its_cohort_has_paid(
     assert spent[0] == spent[1]
 
 
+def _of_search(state) -> float:
+    """The largest noise of a second moment of a component."""
+    return float(state["pooled_noise"][:, 2].max())
+
+
+def _of_mixture(state) -> float:
+    """The same, in the component's own units."""
+    return float(np.sqrt(state["known"][:, 3].max()))
+
+
 @pytest.mark.slow
-def test_what_retired_cohorts_released_stays_in_a_series_of_mixtures(tmp_path):
+@pytest.mark.parametrize(
+    "method, own, found, warm, precision",
+    [
+        ("private_gmm", mixtures.SETTINGS, "found", lambda state: not state["searches"], _of_search),
+        ("private_mixture", {"components": 2, "rounds": 3}, "mixture", lambda state: state["warm"], _of_mixture),
+    ],
+)
+def test_what_retired_cohorts_released_stays_in_a_series_of_mixtures(tmp_path, method, own, found, warm, precision):
     """Four runs that the founders pay for and a fifth one of newcomers alone, which does not search either: it starts
     where the others ended, and nobody pays for that."""
     made, ledger = mixtures.population(tmp_path / "p", test=True, block=1000, leaf=250)
     begin_cohorts(made, ledger)
-    settings = {**mixtures.SETTINGS, "epsilon": None, "horizon": 4}
+    settings = {**own, "epsilon": None, "horizon": 4}
     runs = []
     for number in range(5):
         if number == 4:
@@ -126,15 +143,15 @@ def test_what_retired_cohorts_released_stays_in_a_series_of_mixtures(tmp_path):
         runs.append(
             mixtures.to_end(
                 mixtures.begin(
-                    at, tmp_path, settings=settings, run_id=f"r{number}", test_noise="k", start_from="previous"
+                    at, tmp_path, method, settings, run_id=f"r{number}", test_noise="k", start_from="previous"
                 )
             )
         )
     states = [load_run(one.path).state for one in runs]
-    assert [state["outcome"] for state in states] == ["found"] * 5
-    assert [state["searches"] for state in states] == [True] + [False] * 4
+    assert [state["outcome"] for state in states] == [found] * 5
+    assert [bool(warm(state)) for state in states] == [False] + [True] * 4
     assert [one.info["cohorts"] for one in runs] == [[[1, 1]]] * 4 + [[[2, 2]]]
-    noise = [state["pooled_noise"][:, 2].max() for state in states]
+    noise = [precision(state) for state in states]
     assert noise == sorted(noise, reverse=True) and noise[4] < 0.4 * noise[0]
     account = ledger.account(made.id)
     prices = [Fraction(sum(Fraction(planned["rho"]) for planned in one.info["plan"])) for one in runs]
