@@ -278,7 +278,6 @@ KERNELS = {
     "node of the neighbour": node_of_the_neighbour,
     "shared leaf": shared_leaf,
     "every ring": every_ring,
-    "whole on every line": whole_on_every_line,
 }
 
 
@@ -289,6 +288,22 @@ def test_a_sabotaged_kernel_breaks_the_bound(kernel):
         for seed in range(20):
             for round in rounds:
                 check("two levels", "client", RELATIONS[0], round, usual(round, seed))
+
+
+def test_a_row_that_counts_whole_on_every_line_breaks_the_bound():
+    """One of the cell in the middle, where two lines meet."""
+    method, people = PrivateGMM(CASES["two levels"]), [block_of([x[None]]) for x in CENTRES]
+    message, (planned,) = next(
+        (one.message, one.planned) for one in rounds_of("two levels", "record") if one.message.kind == "leaf valleys"
+    )
+
+    def largest() -> int:
+        found = [sums(method, message, one)[planned.name] for one in people]
+        return max(squared(own, 0 * own) for own in found)
+
+    assert 0.99 * planned.sensitivity**2 < largest() <= planned.sensitivity**2
+    with whole_on_every_line():
+        assert largest() > planned.sensitivity**2
 
 
 def test_rows_out_of_the_grid_are_on_no_line():
