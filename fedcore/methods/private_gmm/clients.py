@@ -26,7 +26,14 @@ from fedcore.methods.private_gmm.integer_rows import (
     shortened,
     squared_distances,
 )
-from fedcore.methods.private_gmm.messages import BoxesMessage, Message, OffsetsMessage, ProfilesMessage, ValleysMessage
+from fedcore.methods.private_gmm.messages import (
+    BoxesMessage,
+    Message,
+    OffsetsMessage,
+    ProfilesMessage,
+    ValleysMessage,
+    of_cell,
+)
 from fedcore.methods.private_gmm.plan import PLACE_CELLS, PLACE_ENDS, PassKind
 from fedcore.methods.private_gmm.sensitivities import DIAGONAL
 from fedcore.methods.private_gmm.tree import node_of
@@ -242,11 +249,12 @@ class Valleys(Kernel):
     def add(self, slot: int, group: Group, tile: Tile) -> None:
         message = self.message
         z = in_steps(tile.x, message.centre[slot], float(message.radius[slot]))
-        places = message.maps[slot].of(z) + message.start[slot]
+        edges = of_cell(message.pairs, slot)
+        places = message.maps[slot].of(z) + message.start[slot, edges]
         at = np.clip(np.floor(places / PLACE_WIDTH) + PLACE_CELLS // 2, -1, PLACE_CELLS).astype(np.int64) + 1
         far = (np.abs(z) >= FAR).any(axis=1)  # these would pile up where they were cut
-        for edge in np.flatnonzero((message.pairs == slot).any(axis=1)):
-            cell = at[:, edge] + edge * (PLACE_CELLS + PLACE_ENDS)
+        for column, edge in enumerate(edges):
+            cell = at[:, column] + edge * (PLACE_CELLS + PLACE_ENDS)
             self.places.add(tile, np.where(far, -1, cell))
 
 

@@ -75,9 +75,14 @@ class ProfilesMessage(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValleysMessage(Message):
-    """pairs: (e, 2) int64 of slots. maps: for each slot from its rows in steps to places on all lines; start: (s, e)
-    where its mean is there, -PLACE_STEPS at the first slot of a pair and PLACE_STEPS at the second."""
+    """pairs: (e, 2) int64 of slots. maps: for each slot from its rows in steps to places on its own lines; start:
+    (s, e) where its mean is there, -PLACE_STEPS at the first slot of a pair and PLACE_STEPS at the second."""
 
     pairs: np.ndarray
     maps: tuple[WholeMap, ...]
     start: np.ndarray
+
+
+def of_cell(pairs: np.ndarray, slot: int) -> np.ndarray:
+    """Numbers of the lines that end in this cell, increasing."""
+    return np.flatnonzero((pairs == slot).any(axis=1))

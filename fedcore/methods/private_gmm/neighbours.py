@@ -18,6 +18,7 @@ from fedcore.methods.mixture_models.whole_rows import WholeMap, whole_map
 from fedcore.methods.private_gmm import sensitivities
 from fedcore.methods.private_gmm.clients import PLACE_STEPS
 from fedcore.methods.private_gmm.integer_rows import ONE
+from fedcore.methods.private_gmm.messages import of_cell
 from fedcore.randomness import stream
 
 ALPHA = 0.01  # chance of a valley on some edge where there is one peak
@@ -46,19 +47,19 @@ def pairs_of(means: np.ndarray, reach: np.ndarray, weights: np.ndarray) -> np.nd
 
 
 def lines(means: np.ndarray, reach: np.ndarray, pairs: np.ndarray) -> tuple[tuple[WholeMap, ...], np.ndarray]:
-    """For each cell the map from its rows, in steps of its reach, to places on all lines, and where its mean is there,
-    (m, e); see `ValleysMessage`. Lines that do not touch a cell have place 0."""
+    """For each cell the map from its rows, in steps of its reach, to places on its own lines, in the order of `pairs`;
+    and where the means are on all lines, (m, e). See `ValleysMessage`."""
     (m, d), e = means.shape, len(pairs)
-    matrices, start = np.zeros((m, d, e)), np.zeros((m, e))
+    directions, start = np.zeros((d, e)), np.zeros((m, e))
     for edge, (i, j) in enumerate(pairs):
         gap = means[j] - means[i]
         square = float(gap @ gap)
         if square < 1e-280:
             continue  # one place: no valley
-        for cell, side in ((i, -1.0), (j, 1.0)):
-            matrices[cell, :, edge] = gap * (2.0 * PLACE_STEPS * float(reach[cell]) / ONE / square)
-            start[cell, edge] = side * PLACE_STEPS
-    return tuple(whole_map(np.zeros(d), matrix) for matrix in matrices), start
+        directions[:, edge] = gap * (2.0 * PLACE_STEPS / ONE / square)
+        start[i, edge], start[j, edge] = -PLACE_STEPS, PLACE_STEPS
+    maps = [whole_map(np.zeros(d), directions[:, of_cell(pairs, cell)] * float(reach[cell])) for cell in range(m)]
+    return tuple(maps), start
 
 
 def weight_of(pairs: np.ndarray) -> int:
