@@ -45,6 +45,7 @@ METHOD_ROOM = {
     "fedcore.errors",
     "fedcore.randomness",
     "fedcore.population.blocks",
+    "fedcore.population.columns",
     "fedcore.population.streaming",
     "fedcore.privacy.plan",
     "fedcore.privacy.grid",

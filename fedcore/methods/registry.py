@@ -12,12 +12,16 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from fedcore.errors import ConfigError, MethodError
+from fedcore.population.columns import bounds_of
 from fedcore.rounds.method import AnyMethod, check_definition
+
+if TYPE_CHECKING:
+    from fedcore.population.store import Population
 
 GROUP = "fedcore.methods"
 OWN = {
@@ -97,6 +101,13 @@ def _made(cls: type[AnyMethod], settings: Mapping[str, Any]) -> AnyMethod:
         return cls(cls.Config(**settings))
     except ValidationError as error:
         raise ConfigError(f"settings of {cls.name!r}: {explain(error)}", f"See `fedcore methods {cls.name}`.") from None
+
+
+def suited_to(method: AnyMethod, population: Population) -> AnyMethod:
+    """The method with what follows from public bounds of the population's columns, where its settings leave it open."""
+    bounds = bounds_of(population.manifest.columns)
+    settings = {} if bounds is None else method.settings_of_bounds(bounds)
+    return _made(type(method), {**method.config.model_dump(mode="json"), **settings}) if settings else method
 
 
 def with_free_settings(method: AnyMethod, settings: Mapping[str, Any]) -> AnyMethod:

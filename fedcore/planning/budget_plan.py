@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedcore.errors import BudgetExceeded, ConfigError
-from fedcore.methods.registry import METHODS, make_method
+from fedcore.methods.registry import METHODS, make_method, suited_to
 from fedcore.population.store import Population
 from fedcore.privacy.ledger.ledger import Balance
 from fedcore.privacy.plan import PlannedRelease
@@ -133,7 +133,7 @@ def planned_method(name: str | None, settings: Mapping[str, Any], population: Po
     """The method with these settings; without a name, the first one that is private by default and reads this kind of
     population. Raises ConfigError if it is not private.
     """
-    method = make_method(name or _private_for(population), settings)
+    method = suited_to(make_method(name or _private_for(population), settings), population)
     if not method.private:
         raise ConfigError(
             f"with these settings method {method.name!r} is not private and has no budget to plan.",

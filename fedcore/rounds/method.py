@@ -25,6 +25,7 @@ from pydantic import BaseModel
 
 from fedcore.errors import ConfigError, MethodError
 from fedcore.population.blocks import ClientBlock, Kind
+from fedcore.population.columns import Bounds
 from fedcore.population.manifest import Halves
 from fedcore.privacy.plan import PlannedRelease, Relation, Unit
 from fedcore.rounds.fitted import Fitted
@@ -220,6 +221,12 @@ class Method(ABC, Generic[ConfigT, StateT]):
     def nominal_clients(self) -> int | None:
         """The public number of clients that the settings name; None: that of the manifest."""
         return None
+
+    def settings_of_bounds(self, bounds: Bounds) -> Mapping[str, Any]:
+        """Settings that follow from the public bounds of the population's columns, where these settings leave them
+        open. A run records them as if somebody had chosen them.
+        """
+        return {}
 
     # --- rounds -----------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ import numpy as np
 
 import fedcore
 from fedcore.errors import ConfigError, NotWorthIt, PopulationError, RunError
-from fedcore.methods.registry import make_method
+from fedcore.methods.registry import make_method, suited_to
 from fedcore.population.store import Population
 from fedcore.privacy.cohorts import Participants
 from fedcore.privacy.ledger.chain import ChainHead
@@ -133,6 +133,7 @@ def resolve(request: TrainRequest, ledger_url: str | None = None) -> RunSpec:
     place(request.runs)  # what a URL cannot be is told before anything is made
     population = Population.open(request.population, version=request.version)
     check_kind(method, population)
+    method = suited_to(method, population)
     _refuse_cohorts_of_others(method)
     ledger = ledger_of(population, ledger_url) if method.private else None
     warm_start = find_warm_start(

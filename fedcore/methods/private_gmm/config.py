@@ -38,8 +38,9 @@ class PrivateGMMConfig(BaseModel):
         None,
         gt=0,
         le=1e100,
-        description="R of a ball about the origin that holds nearly all rows; needed. Rows "
-        "beyond it are pulled to it. A value that is far too large costs little",
+        description="R of a ball about the origin that holds nearly all rows; needed, unless every column has "
+        "public bounds: then what holds all of them. Rows beyond it are pulled to it. A value that is far too large "
+        "costs little",
     )
     sigma_min: float | None = Field(
         None,
@@ -96,7 +97,8 @@ class PrivateGMMConfig(BaseModel):
         if self.radius is None:
             raise ConfigError(
                 "a private_gmm run needs the radius of a ball that holds nearly all rows.",
-                "Set radius from what is known without looking at the data; rather too large than too small.",
+                "Set radius from what is known without looking at the data, rather too large than too small; or ingest "
+                "with public bounds of every column (--bounds).",
             )
         return self.radius
 

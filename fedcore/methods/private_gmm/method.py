@@ -20,6 +20,7 @@ from fedcore.methods.private_gmm.scores import score_block, score_table
 from fedcore.methods.private_gmm.series import SERIES_NAMES
 from fedcore.methods.private_gmm.state import PrivateGMMState
 from fedcore.population.blocks import ClientBlock, Kind, RowsBlock
+from fedcore.population.columns import Bounds
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.fitted import FittedMixture
 from fedcore.rounds.method import ClientOutputs, Memory, Message, PrivateMethod, PublicFacts, RoundInfo, Worth
@@ -57,6 +58,12 @@ class PrivateGMM(PrivateMethod[PrivateGMMConfig, PrivateGMMState]):
     def worth(self, public: PublicFacts) -> Worth | None:
         """By the noise of the plan; see `fedcore.methods.private_gmm.feasibility`."""
         return worth(self.config, public)
+
+    def settings_of_bounds(self, bounds: Bounds) -> Mapping[str, Any]:
+        """The radius of the ball about the origin that holds every row within the bounds."""
+        if self.config.radius is not None or not bounds.everywhere:
+            return {}
+        return {"radius": float(np.linalg.norm(np.maximum(np.abs(bounds.low), np.abs(bounds.high))))}
 
     def init(self, public: PublicFacts) -> PrivateGMMState:
         """Raises ConfigError for what `plan` refuses."""
