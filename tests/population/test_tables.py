@@ -10,6 +10,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from fedcore.errors import ConfigError, IngestError
+from fedcore.population.conversion import begin_cohorts
 from fedcore.population.ingest import csv_blocks
 from fedcore.population.ingest.ingest import describe, ingest
 from fedcore.population.ingest.schema import read_schema, sketch
@@ -152,6 +153,14 @@ def test_records_have_names_by_file_and_number(tmp_path):
     with pytest.raises(IngestError, match="holds clients"):
         ingest(write_csv(tmp_path / "c.csv", ["client", "x"], [("a", 1)]), tmp_path / "q")
         ingest(write_csv(tmp_path / "d.csv", ["x"], [(1,)]), tmp_path / "q", append=True, unit="record")
+
+
+def test_records_that_come_again_get_no_new_budget(tmp_path):
+    population = ingest(text(tmp_path / "a.csv", "x,y\n1,2\n"), tmp_path / "p", unit="record")
+    begin_cohorts(population, lambda version, checksum, token: token)
+    refused(
+        "would be new clients, with a new budget", text(tmp_path / "b.csv", "x,y\n1,2\n"), tmp_path / "p", append=True
+    )
 
 
 def test_a_table_without_a_client_says_how_to_go_on(tmp_path):

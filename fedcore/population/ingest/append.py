@@ -65,11 +65,11 @@ def refuse_mismatch(
 ) -> None:
     """Raises IngestError if the source or the options do not fit the population."""
     made = parent.manifest
-    if made.cohorts and not source.keyed:
+    if made.cohorts and (made.records or not source.keyed):
         raise IngestError(
             f"The rows of {', '.join(source.names)} have no client ids. The budget of {parent.path} is kept by cohort, "
             "and the same people in a file of another name would be new clients, with a new budget.",
-            "Give the ids of the clients.",
+            "Give the ids of the clients, in a population that has them.",
         )
     vocabulary = None if made.vocabulary is None else parent.vocabulary()
     faults = {

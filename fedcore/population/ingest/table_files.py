@@ -29,6 +29,7 @@ As = Literal["text", "id", "number", "whole", "stamp", "any"]
 NOWHERE = "__HIVE_DEFAULT_PARTITION__"
 HEAD = 1000  # lines of JSON whose keys are the columns
 HEAD_BYTES = 1 << 20
+PAGES = 1 << 18  # bytes of a column of Parquet that are read ahead, in place of all of it in a row group
 LEAST_OF_A_QUERY = 64 << 20  # bytes of memory that DuckDB gets
 
 
@@ -400,7 +401,7 @@ class ParquetFile(_Typed):
     def _records(self, columns: list[str], rows: int) -> Iterator[Any]:
         import pyarrow.parquet as parquet
 
-        with parquet.ParquetFile(self.path) as opened:
+        with parquet.ParquetFile(self.path, buffer_size=PAGES) as opened:
             yield from opened.iter_batches(rows, columns=columns, use_threads=False)
 
 

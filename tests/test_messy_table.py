@@ -1,0 +1,88 @@
+"""From a messy CSV of 30 columns and 100,000 people to a private mixture and a CSV of its groups, in five commands."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+import fedcore
+from tests.command import works
+
+PEOPLE = 100_000
+CITIES = ["Bern", "Basel", "Zug", "Chur"]
+MEASURES = [f"measure {number}" for number in range(1, 16)]
+TEXTS = ["name", "street", "remark", "phone", "profession", "mail"]
+
+
+def messy(path):
+    """Semicolons, decimal commas, n/a and gaps, two forms of dates, yes and no, categories, and text to leave out."""
+    generator = np.random.default_rng(0)
+    group = generator.integers(0, 2, PEOPLE)
+    age = np.where(group, 65, 30) + generator.normal(0, 6, PEOPLE)
+    measures = 4.0 * group[:, None] + generator.normal(size=(PEOPLE, len(MEASURES)))
+    income = np.exp(generator.normal(4, 0.3, PEOPLE))
+    days = generator.integers(7305, 19700, (PEOPLE, 2))
+    dates = np.datetime64("1970-01-01") + days
+    city, flags = generator.integers(0, 6, PEOPLE), generator.random((PEOPLE, 3)) < 0.3
+    missing = generator.random(PEOPLE) < 0.02
+    spelled = [[str(value).replace(".", ",") for value in row] for row in np.round(measures, 3).tolist()]
+    other = ["Zürich", "Genève"]
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, delimiter=";")
+        flags_named = ["smokes", "drives", "reads"]
+        writer.writerow(["person", *TEXTS, "age", "income", "joined", "born", *flags_named, "city", *MEASURES])
+        for number in range(PEOPLE):
+            year, month, day = str(dates[number, 1]).split("-")
+            writer.writerow(
+                [
+                    f"p{number}",
+                    f"Person {number}",
+                    "Main Street; 7",
+                    'said "hello"' if number % 50 == 0 else "",
+                    "+41 31 000 00 00",
+                    "n/a",
+                    "-",
+                    "n/a" if missing[number] else round(float(age[number])),
+                    "-" if missing[number] else f"{income[number]:.2f}".replace(".", ","),
+                    dates[number, 0],
+                    f"{day}.{month}.{year}",
+                    *("yes" if flag else "no" for flag in flags[number]),
+                    (CITIES + other)[city[number]],
+                    *spelled[number],
+                ]
+            )
+
+
+def filled_in(drafted: str) -> str:
+    """What a person writes into the draft."""
+    drafted = drafted.replace('client = ""', 'client = "person"').replace(
+        "# nominal_clients = 10000", "nominal_clients = 100000"
+    )
+    cities = json.dumps([*CITIES, "<other>"])
+    drafted = drafted.replace('# [columns."city"]', f'[columns."city"]\nvalues = {cities}\n#')
+    drafted = drafted.replace('# [columns."born"]', '[columns."born"]\ndate = "days"\nformat = "%d.%m.%Y"\n#')
+    age = '[columns."age"]\n# unit = ""\n# bounds = [0, 1]'
+    return drafted.replace(age, '[columns."age"]\nunit = "years"\nbounds = [0, 110]')
+
+
+@pytest.mark.slow
+def test_a_messy_table_to_a_private_result_in_five_commands(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    messy(tmp_path / "people.csv")
+    works("population", "sketch", "people.csv", "people.toml")
+    schema = tmp_path / "people.toml"
+    schema.write_text(filled_in(schema.read_text()))
+    told = works("population", "ingest", "people.csv", "people", "--schema", "people.toml", "--json").json
+    assert told["clients"] == PEOPLE and told["bad_rows"] == 0 and told["features"] == 4 + 3 + 5 + len(MEASURES)
+    assert "age (years) from 0 to 110" in told["columns"] and "born (days since 1970)" in told["columns"]
+    reason = "columns of the published form; bounds and cities from its manual"
+    works("budget", "set", "people", "--epsilon", "1", "--delta", "1e-7", "--public-schema", reason)
+    run = works("train", "private_mixture", "people", "--local", "--set", "components=2", "--json").json["run_id"]
+    works("personalise", f"runs/{run}", "people", "groups.csv")
+    model = fedcore.load_run(f"runs/{run}")
+    assert model.status == "finished" and model.statement["private"] and reason in model.statement["text"]
+    shown = str(model.tables)
+    assert "city=Bern" in shown and "measure 15" in shown and "Person" not in shown
+    with open("groups.csv", newline="") as file:
+        assert sum(1 for _ in csv.reader(file)) == PEOPLE + 1
