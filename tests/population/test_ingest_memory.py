@@ -52,6 +52,29 @@ def test_dense_rows(tmp_path, append):
     assert 0.1 * LIMIT < told["grown"] < 1.2 * LIMIT
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["parquet", "feather"])
+def test_typed_tables(tmp_path, form):
+    """200 MB of rows in many row groups, stored without compression: no row group is kept."""
+    import pyarrow as pa
+    import pyarrow.feather as feather
+    import pyarrow.parquet as parquet
+
+    rows, features = 500_000, 50
+    generator = np.random.default_rng(0)
+    columns = {f"x{number}": generator.standard_normal(rows) for number in range(features)}
+    table = pa.table({"client": generator.integers(0, 10_000, rows), **columns})
+    if form == "parquet":
+        parquet.write_table(
+            table, tmp_path / "a.parquet", row_group_size=20_000, compression="none", use_dictionary=False
+        )
+    else:
+        feather.write_feather(table, str(tmp_path / "a.feather"), compression="uncompressed", chunksize=20_000)
+    told = run(tmp_path / f"a.{form}", tmp_path / "p", clients_per_leaf=64)
+    assert told["rows"] == rows and table.nbytes >= 3 * LIMIT
+    assert 0.1 * LIMIT < told["grown"] < 1.8 * LIMIT
+
+
 @pytest.mark.parametrize(
     ("rows", "append", "documents"),
     [

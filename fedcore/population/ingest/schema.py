@@ -110,7 +110,7 @@ def sketch(source: Where, form: Format | None = None, out: str | None = None) ->
     if form not in TABLES:
         raise IngestError(f"The source {source} is no table ({form}).", f"Sketch one of {', '.join(TABLES)}.")
     separator = _separator(source) if form == "csv" else None
-    file = sources.table_files(source, form, Options(form, delimiter=separator), 64 << 20, None)[0]
+    file = sources.table_files(source, form, Options(form, delimiter=separator))[0]
     held = _held(file)
     kinds = _typed(file) or {name: _kind_of(values) for name, values in held.items()}
     read = {one for name, values in held.items() if kinds[name] != "text" for one in values}

@@ -178,8 +178,8 @@ def source_of(
     if form == "text":
         source = _text(where, options, vocabulary, progress)
     elif form in TABLES:
-        tables = table_files(where, form, options, memory, spill)
-        heldout = [] if options.heldout is None else table_files(options.heldout, form, options, memory, spill)
+        tables = table_files(where, form, options, spill)
+        heldout = [] if options.heldout is None else table_files(options.heldout, form, options, spill)
         source = _table(tables, heldout, options, vocabulary, memory, progress)
     else:
         others = [] if options.heldout is None else files_of(options.heldout)
@@ -218,10 +218,10 @@ def _text(where: Where, options: Options, vocabulary: tuple[str, ...] | None, pr
     return TextSource(Path(where), vocabulary, options.tokeniser, client, heldout, documents, progress)
 
 
-def table_files(where: Where, form: Format, options: Options, memory: int, spill: Path | None) -> list[TableFile]:
+def table_files(where: Where, form: Format, options: Options, spill: Path | None = None) -> list[TableFile]:
     """The files of a table, with the columns that the names of their folders have. Raises IngestError."""
     if form == "sql":
-        return [SqlQuery(_query(where), memory, spill)]
+        return [SqlQuery(_query(where), spill)]
     missing = missing_texts(options.na)
     made: list[TableFile] = []
     for folder in [where] if isinstance(where, (str, Path)) else where:

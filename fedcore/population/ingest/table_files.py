@@ -30,7 +30,7 @@ NOWHERE = "__HIVE_DEFAULT_PARTITION__"
 HEAD = 1000  # lines of JSON whose keys are the columns
 HEAD_BYTES = 1 << 20
 PAGES = 1 << 18  # bytes of a column of Parquet that are read ahead, in place of all of it in a row group
-LEAST_OF_A_QUERY = 64 << 20  # bytes of memory that DuckDB gets
+QUERY_BYTES = 256 << 20  # memory that DuckDB may hold; with one thread it needs little
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,7 +401,7 @@ class ParquetFile(_Typed):
     def _records(self, columns: list[str], rows: int) -> Iterator[Any]:
         import pyarrow.parquet as parquet
 
-        with parquet.ParquetFile(self.path, buffer_size=PAGES) as opened:
+        with parquet.ParquetFile(self.path, buffer_size=PAGES, pre_buffer=False) as opened:
             yield from opened.iter_batches(rows, columns=columns, use_threads=False)
 
 
@@ -443,11 +443,11 @@ class ArrowFile(_Typed):
 class SqlQuery(_Typed):
     """The rows of a query, which DuckDB runs: of tables in files that the query names, or in a DuckDB database.
 
-    path: a file with the query, or the query itself. DuckDB may hold `memory` bytes and writes the rest to `spill`
+    path: a file with the query, or the query itself. What DuckDB does not hold it writes to the folder `spill`
     """
 
-    def __init__(self, path: Path | str, memory: int, spill: Path | None = None):
-        self.path, self.memory, self.spill = "The query", memory, spill
+    def __init__(self, path: Path | str, spill: Path | None = None):
+        self.path, self.spill = "The query", spill
         self.name = path.name if isinstance(path, Path) else "query"
         try:
             self.query = path.read_text("utf-8-sig") if isinstance(path, Path) else path
@@ -466,7 +466,7 @@ class SqlQuery(_Typed):
             duckdb = importlib.import_module("duckdb")  # an extra, without types
         except ImportError as error:
             raise IngestError("SQL queries need DuckDB.", 'Install it: pip install "fedcore[sql]".') from error
-        settings: dict[str, Any] = {"memory_limit": f"{max(self.memory, LEAST_OF_A_QUERY)}B"}
+        settings: dict[str, Any] = {"memory_limit": f"{QUERY_BYTES}B", "threads": 1}
         settings |= {"autoinstall_known_extensions": False}
         if self.spill is not None:
             settings["temp_directory"] = str(self.spill)
