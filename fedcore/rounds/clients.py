@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import resource
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
@@ -70,7 +71,7 @@ def peak_memory() -> int:
         with open("/proc/self/status") as status:
             return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
     except (OSError, StopIteration):  # not Linux
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 _populations: dict[tuple[str, int, str | None], Population] = {}
