@@ -22,8 +22,6 @@ from typing import Any, cast
 
 import google_crc32c
 import numpy as np
-import zarr
-import zarr.codecs
 
 from fedcore.errors import RunError, Unreachable
 from fedcore.storage import digests, files
@@ -31,7 +29,7 @@ from fedcore.storage.files import Place, is_remote, replace_durably
 from fedcore.storage.parsing import parse_json
 
 SCHEMA = 1
-UNREADABLE = (
+UNREADABLE = (  # Zarr's own errors are ValueErrors
     OSError,
     EOFError,
     ValueError,
@@ -40,7 +38,6 @@ UNREADABLE = (
     RuntimeError,
     zipfile.BadZipFile,
     zlib.error,
-    zarr.errors.BaseZarrError,
 )
 ANY_TIME = (1980, 1, 1, 0, 0, 0)  # of the entries: files with the same values are the same
 MAX_STATE_BYTES = 16 * 2**30
@@ -117,6 +114,8 @@ def _chunk(name: str, shape: tuple[int, ...]) -> str:
 
 @lru_cache
 def _described_group() -> dict[str, Any]:
+    import zarr  # it takes as long as NumPy, and a command that lists runs reads no array
+
     entries: dict[str, Any] = {}
     zarr.create_group(zarr.storage.MemoryStore(entries), zarr_format=3)
     return json.loads(entries["zarr.json"].to_bytes())
@@ -125,6 +124,9 @@ def _described_group() -> dict[str, Any]:
 @lru_cache(maxsize=1024)
 def _described(shape: tuple[int, ...], dtype: np.dtype) -> bytes:
     """Zarr's description of an array that is one chunk, with a checksum."""
+    import zarr
+    import zarr.codecs
+
     entries: dict[str, Any] = {}
     zarr.create_array(
         zarr.storage.MemoryStore(entries),
@@ -211,6 +213,8 @@ def _read_array(archive: zipfile.ZipFile, name: str, shape: tuple[int, ...]) -> 
 
 
 def _read_by_zarr(archive: zipfile.ZipFile, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    import zarr
+
     whole = zarr.core.buffer.default_buffer_prototype().buffer
     mine = [entry for entry in archive.infolist() if entry.filename.startswith(f"{name}/")]
     entries = {entry.filename: whole.from_bytes(archive.read(entry)) for entry in mine}

@@ -24,10 +24,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import chi2
 
 from fedcore.methods.gradient_em.local_steps import Rows
 from fedcore.methods.gradient_em.tiles import stacks
+from fedcore.methods.mixture_models import chi_squared as chi2
 
 QUANTILE = 0.99
 NOISE_DEVIATIONS = 3.0

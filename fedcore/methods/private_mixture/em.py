@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from scipy.stats import chi2
 
+from fedcore.methods.mixture_models import chi_squared as chi2
 from fedcore.methods.mixture_models.noisy_matrices import covariance_of
 from fedcore.methods.mixture_models.whole_rows import ONE, matrix_of
 from fedcore.methods.private_mixture.series import KNOWN, MEANS, SCALES, SHAPES, SHARES

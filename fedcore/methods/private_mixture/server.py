@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy.stats import chi2
 
+from fedcore.methods.mixture_models import chi_squared as chi2
 from fedcore.methods.mixture_models.noised_cells import kept, quantile
 from fedcore.methods.mixture_models.whole_rows import ONE, STEP, cut_coordinates, whole_map
 from fedcore.methods.private_mixture import columns, em, groups, starts, whitening
