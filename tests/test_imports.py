@@ -1,8 +1,10 @@
 """What a command and the bare package import: start-up is quick because they load only what they need."""
 
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -79,6 +81,19 @@ def test_the_chi_squared_distribution_is_that_of_scipy_stats():
     for share in (0.01, 0.5, 0.99):
         assert np.array_equal(chi_squared.ppf(share, degrees), chi2.ppf(share, degrees))
     assert chi_squared.median(3) == chi2.median(3)
+
+
+MODULES = {"google-crc32c": "google_crc32c", "scikit-learn": "sklearn", "python-flint": "flint"}
+PINS = {"fastapi"}  # of Prefect, whose own bounds admit versions that break it
+
+
+def test_the_package_imports_every_one_of_its_dependencies():
+    """What only tests need is in their extra: every install would carry it."""
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    names = {re.split(r"[\[<>=~!]", line)[0] for line in wanted} - PINS
+    sources = [path.read_text() for room in ("fedcore", "tasks", "flows") for path in (ROOT / room).rglob("*.py")]
+    imported = set(re.findall(r"^\s*(?:from|import) ([a-zA-Z0-9_]+)", "\n".join(sources), re.MULTILINE))
+    assert {name for name in names if MODULES.get(name, name) not in imported} == set()
 
 
 def test_the_package_alone_is_quick_to_import():
