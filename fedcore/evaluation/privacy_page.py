@@ -17,6 +17,7 @@ from fractions import Fraction
 from itertools import groupby
 from typing import Any
 
+from fedcore.errors import RunError
 from fedcore.evaluation.figures import printable
 from fedcore.evaluation.run_summary import kind_of, privacy_of
 from fedcore.evaluation.templates import rendered
@@ -64,24 +65,34 @@ NOBODY = (
 def privacy_page(run: Run, names: Sequence[str] | None = None) -> str:
     """The first page, as an HTML section. names: of the columns, or the vocabulary; None if they are not known.
 
-    Raises RunError for an unreadable statement.
+    Raises RunError for an unreadable or damaged statement.
     """
+    try:
+        values = _values(run, names)
+    except (TypeError, AttributeError, KeyError, ValueError, ArithmeticError, OSError) as error:
+        raise RunError(
+            f"statement.json of run {run.id!r} is damaged: it makes no page ({type(error).__name__}: {error}).",
+            "Restore it from a backup. `fedcore verify-statement` says what is wrong with it.",
+        ) from error
+    return rendered("privacy_page.html", **values)
+
+
+def _values(run: Run, names: Sequence[str] | None) -> dict[str, Any]:
+    """What the template shows."""
     privacy = privacy_of(run)
-    return rendered(
-        "privacy_page.html",
-        privacy=privacy,
-        headline=_headline(privacy),
-        who=_who(run, privacy),
-        releases=list(published(privacy)),
-        columns=_columns(run, names),
-        gains=gains(privacy),
-        odds=_odds(privacy),
-        not_covered=[*(privacy.get("not_covered") or ()), *ALSO_NOT_COVERED],
-        vouched=list(_vouched(run, privacy)),
-        nobody=NOBODY,
-        embedded=_embedded(privacy),
-        run_id=run.id,
-    )
+    return {
+        "privacy": privacy,
+        "headline": _headline(privacy),
+        "who": _who(run, privacy),
+        "releases": list(published(privacy)),
+        "columns": _columns(run, names),
+        "gains": gains(privacy),
+        "odds": _odds(privacy),
+        "not_covered": [*(privacy.get("not_covered") or ()), *ALSO_NOT_COVERED],
+        "vouched": list(_vouched(run, privacy)),
+        "nobody": NOBODY,
+        "embedded": _embedded(privacy),
+    }
 
 
 def statement_in(page: str) -> str | None:

@@ -6,6 +6,7 @@ from fractions import Fraction
 
 import pytest
 
+from fedcore.errors import RunError
 from fedcore.evaluation.privacy_page import (
     ALSO_NOT_COVERED,
     FIRST_PAGE,
@@ -182,6 +183,12 @@ def test_odd_entries_leave_a_page(tmp_path, entry, bad):
     if type(bad) in (int, float) and entry not in ("epsilon", "delta", "mu"):
         bad = None
     text(tmp_path, {**of(), entry: bad})
+
+
+@pytest.mark.parametrize("damage", [{"releases": 3}, {"population": "x"}, {"losses": [{"at": 1e308, "reason": "x"}]}])
+def test_a_damaged_statement_is_a_named_error(tmp_path, damage):
+    with pytest.raises(RunError, match="statement.json of run 'run-1' is damaged"):
+        text(tmp_path, {**of(), **damage})
 
 
 def test_statements_of_the_report_tests_have_a_page(tmp_path):
