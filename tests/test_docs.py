@@ -24,7 +24,8 @@ def test_the_runbook_has_every_error():
 
 def commands(page: Path) -> list[str]:
     """What is written after "fedcore " in code of the page."""
-    found = re.findall(r"(?:^|[`(])fedcore ([a-z][^`\n#)]*)", page.read_text(), re.MULTILINE)
+    text = page.read_text().replace("\\\n", " ")  # a command may go on in the next line
+    found = re.findall(r"(?:^|[`(])fedcore ([a-z][^`\n#)]*)", text, re.MULTILINE)
     return [command.strip() for command in found]
 
 
