@@ -1,6 +1,7 @@
 """The tutorials do what they say: each from an empty folder, word for word."""
 
 import csv
+import re
 
 import matplotlib
 import pyarrow.parquet as pq
@@ -21,9 +22,12 @@ def test_lines_are_compared_with_a_tolerance():
 def test_the_engineer_s_schedule_trains_on_a_population_that_grows(tmp_path):
     folder = tmp_path / "empty"
     folder.mkdir()
-    in_a_shell("engineer.md", folder)
+    printed = in_a_shell("engineer.md", folder)
     assert pq.read_metadata(folder / "forecasts.parquet").num_rows == 4500
-    assert "Traceback" not in (folder / "serve.log").read_text()
+    before_it_was_stopped = (folder / "serve.log").read_text().partition("SIGTERM received")[0]
+    assert "Traceback" not in before_it_was_stopped
+    spent = {cohort: float(rho) for cohort, rho in re.findall(r"│ ([12]) +│ ([\d.]+) +│ [\d.]+ +│ [\d.]+ +│", printed)}
+    assert spent["1"] - spent["2"] == pytest.approx(0.027, abs=1e-4)  # of one run: the first
 
 
 @pytest.mark.slow
