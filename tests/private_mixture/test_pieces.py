@@ -230,7 +230,9 @@ def test_whatever_is_published_the_components_stay_densities():
     """Five rounds of absurd sums: covariances whose smallest eigenvalues rounding made negative were handed on."""
     generator, d, k = np.random.default_rng(0), 5, 8
     noise = dict.fromkeys(("p", "pv", "pvv", "pooled", "own"), 2.0**40)
-    found = em.Components(np.full(k + 1, 1 / (k + 1)), np.zeros((k, d)), np.tile(np.eye(d), (k, 1, 1)))
+    found = em.Components(
+        np.full(k + 1, 1 / (k + 1)), np.zeros((k, d)), np.tile(np.eye(d), (k, 1, 1)), np.ones((k, em.KNOWN))
+    )
     for _ in range(5):
         shapes = ((k + 1,), (k, d), (k,), (triangle(d),), (k, triangle(d)))
         sums = em.Sums(
