@@ -287,6 +287,8 @@ def test_a_schema_is_sketched_filled_in_and_used(place):
     )
     told = works("population", "ingest", "a.csv", "p", "--schema", "a.toml", "--json").json
     assert told["columns"] == ["age from 0 to 9"] and told["clipped_values"] == 1
+    again = works("population", "ingest", "a.csv", "p", "--schema", "a.toml", "--append", "--json").json
+    assert (again["version"], again["clients"], again["rows"]) == (2, 2, 4)
     beside = fedcore("population", "ingest", "a.csv", "q", "--schema", "a.toml", "--columns", "age")
     assert beside.code == 2 and "said in a.toml and beside it" in beside.err
 

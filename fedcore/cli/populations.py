@@ -133,7 +133,7 @@ def population_ingest(
     said |= {"client": client, "unit": unit, "decimal": decimal, "nominal_clients": nominal_clients}
     said |= format_options(option, columns)
     if schema is not None:
-        said = with_schema(schema, said)
+        said = with_schema(schema, said, append)
     with bar(f"ingest {source}", as_json) as progress:
         made = ingest(
             source,

@@ -47,14 +47,18 @@ def _low_and_high(text: str) -> tuple[str, str]:
     return low.strip(), high.strip()
 
 
-def with_schema(file: Path, said: Mapping[str, Any]) -> dict[str, Any]:
+def with_schema(file: Path, said: Mapping[str, Any], append: bool) -> dict[str, Any]:
     """The arguments of `ingest` in the file of a schema, and those beside it. Raises ConfigError if both say something
     of the same, and what `read_schema` raises.
+
+    append: the schema is that of before, and the number of clients that it declares no new one
     """
     from fedcore.population.ingest.schema import read_schema
 
     given = {name: value for name, value in said.items() if value not in (None, ()) and (name, value) != UNIT}
     schema = read_schema(file)
+    if append:
+        schema.pop("nominal_clients", None)
     of_columns = {"columns", "bounds", "dates", "categories", "booleans"}
     if both := sorted((given.keys() & schema.keys()) | (of_columns & given.keys())):
         raise ConfigError(f"{', '.join(both)}: said in {file} and beside it.", "Say it in the schema.")

@@ -315,6 +315,11 @@ def test_a_sketch_has_names_and_kinds_and_no_value(tmp_path):
     assert rows_of(population)["9"] == [(12.0, 2.5, 0.0, 7.0)]
 
 
+def test_a_sketch_takes_no_first_row_for_names(tmp_path):
+    with pytest.raises(IngestError, match="not the names of columns"):
+        sketch(text(tmp_path / "a.csv", "7,34,Ann,2020-01-31\n8,1,Bob,2020-01-31\n"))
+
+
 def test_a_sketch_of_a_file_that_knows_its_types(tmp_path):
     parquet.write_table(pa.table(TABLE), tmp_path / "a.parquet")
     drafted = sketch(tmp_path / "a.parquet")

@@ -111,13 +111,18 @@ def sketch(source: Where, form: Format | None = None, out: str | None = None) ->
         raise IngestError(f"The source {source} is no table ({form}).", f"Sketch one of {', '.join(TABLES)}.")
     separator = _separator(source) if form == "csv" else None
     file = sources.table_files(source, form, Options(form, delimiter=separator))[0]
+    if form == "csv" and sum(_kind_of([name]) != "text" for name in file.names) > len(file.names) / 2:
+        raise IngestError(
+            f"The first line of {source} holds numbers or dates, not the names of columns.",
+            "Write a line with the names of the columns before it.",
+        )
     held = _held(file)
     kinds = _typed(file) or {name: _kind_of(values) for name, values in held.items()}
     read = {one for name, values in held.items() if kinds[name] != "text" for one in values}
     lines = [
-        f"# The schema of {'a query' if form == 'sql' else Path(str(source)).name}, drafted from the names of its",
-        "# columns and the kinds of values in its head. No value is in here. Fill it in from what is public: names,",
-        "# units, bounds and lists of values that you write here are told to everybody who sees a result.",
+        f"# The schema of {'a query' if form == 'sql' else Path(str(source)).name}",
+        "# It was drafted from the names of the columns and the kinds of values in the head; no value is in here. Fill it in",
+        "# from what is public: names, units, bounds and lists of values are told to everybody who sees a result.",
         "",
         "[table]",
         'client = ""  # the column that says whose a row is: everything of one client is protected together',
