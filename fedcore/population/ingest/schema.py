@@ -121,8 +121,9 @@ def sketch(source: Where, form: Format | None = None, out: str | None = None) ->
     read = {one for name, values in held.items() if kinds[name] != "text" for one in values}
     lines = [
         f"# The schema of {'a query' if form == 'sql' else Path(str(source)).name}",
-        "# It was drafted from the names of the columns and the kinds of values in the head; no value is in here. Fill it in",
-        "# from what is public: names, units, bounds and lists of values are told to everybody who sees a result.",
+        "# It was drafted from the names of the columns and the kinds of values in the head; no value is in here.",
+        "# Fill it in from what is public: names, units, bounds and lists of values are told to everybody who sees",
+        "# a result.",
         "",
         "[table]",
         'client = ""  # the column that says whose a row is: everything of one client is protected together',
