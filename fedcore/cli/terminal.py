@@ -9,10 +9,13 @@ import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedcore.errors import ConfigError
 from fedcore.storage.parsing import parse_toml, read_toml
+
+if TYPE_CHECKING:
+    from fedcore.evaluation.written import Shown
 
 
 @contextmanager
@@ -61,6 +64,23 @@ def table(title: str, rows: list[dict]) -> None:
             *("" if cell is None else f"{cell:.5g}" if isinstance(cell, float) else str(cell) for cell in row.values())
         )
     Console(width=None if sys.stdout.isatty() else WIDE).print(drawn)
+
+
+def show_table(shown: Shown) -> None:
+    """A table of a result, and what belongs below it."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    drawn = Table(title=escape(shown.title), title_justify="left")
+    for name, numeric in zip(shown.headings, shown.numeric, strict=True):
+        drawn.add_column(escape(name), overflow="fold", justify="right" if numeric else "left")
+    for row in shown.cells:
+        drawn.add_row(*(escape(cell if isinstance(cell, str) else ", ".join(cell)) for cell in row))
+    console = Console(width=None if sys.stdout.isatty() else WIDE)
+    console.print(drawn)
+    for note in shown.notes:
+        console.print(escape(note), highlight=False)
 
 
 def parse_bytes(text: str) -> int:

@@ -25,11 +25,13 @@ from fedcore.cli.options import (
     stamp,
     use_ledger,
 )
-from fedcore.cli.terminal import importing, parse_bytes, read_settings, say, warn
-from fedcore.errors import Waiting
+from fedcore.cli.terminal import importing, parse_bytes, read_settings, say, show_table, warn
+from fedcore.errors import FedcoreError, Waiting
 from fedcore.storage.files import Place, listing, place
 
 if TYPE_CHECKING:
+    from fedcore.rounds.results import Table
+    from fedcore.runs.store import Run
     from fedcore.training.request import TrainRequest
 
 
@@ -242,13 +244,30 @@ def _names(runs: str | None) -> set[str]:
 def show_run(path: str, as_json: bool, whole: bool = False) -> None:
     """A run and its privacy statement; the whole statement with every release, or its first lines."""
     from fedcore.evaluation.run_summary import run_summary
+    from fedcore.evaluation.written import shown_table
     from fedcore.runs.store import Run
 
-    value = run_summary(Run.open(path)) | {"run": str(path)}
+    run = Run.open(path)
+    value = run_summary(run) | {"run": str(path)}
+    tables = _tables_of(run) if whole else ()
     if as_json:
-        return say(value, True)
+        return say(value | ({"result": [each.to_json() for each in tables]} if whole else {}), True)
     statement = value.pop("privacy", None) or {}
     value.pop("metrics", None)
     say(value, False)
+    for each in tables:
+        print()
+        show_table(shown_table(each))
     text = statement.get("text", "")
     print("\n" + (text if whole else text.split("\nReleases")[0]))
+
+
+def _tables_of(run: Run) -> tuple[Table, ...]:
+    """Of the result; none, and a warning, if the model cannot be read: the rest of a run can be seen without it."""
+    from fedcore.evaluation.run_summary import result_of
+
+    try:
+        return result_of(run).tables
+    except FedcoreError as error:
+        warn(f"the result of this run cannot be shown: {error.message}")
+        return ()

@@ -8,8 +8,6 @@ objective, a likelihood) is never shown, whoever wrote it.
 from __future__ import annotations
 
 import html
-import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,11 +21,11 @@ from fedcore.evaluation.figures import (
     budget_figure,
     data_uri,
     evaluation_figure,
-    printable,
     profiles_figure,
     rounds_figure,
     seconds_figure,
 )
+from fedcore.evaluation.positions import positions_figure
 from fedcore.evaluation.privacy_page import privacy_page
 from fedcore.evaluation.run_summary import (
     declared_metrics,
@@ -39,8 +37,9 @@ from fedcore.evaluation.run_summary import (
     shown_metrics,
 )
 from fedcore.evaluation.templates import markup, rendered
+from fedcore.evaluation.written import Shown, iso_date, show, show_bytes, shown_table
 from fedcore.methods.registry import method_class
-from fedcore.rounds.results import Result, Table
+from fedcore.rounds.results import Figure, Positions, Result
 from fedcore.rounds.scores import differences_in_words
 from fedcore.runs.plan_check import PLAN
 from fedcore.runs.run_files import METRICS
@@ -82,7 +81,7 @@ OF_COHORTS = {  # instead, where the budget is kept by cohort
 SECONDS = (*PARTS, WHOLE)
 LOSS, AXIS = "kl", "mean KL(held out ‖ estimate) over clients (nats)"  # unless the scores say other
 TOP = 8  # tokens of a profile
-STAMP = re.compile(r"(\d{4})(\d\d)(\d\d)[T-](\d\d)(\d\d)(\d\d)?")  # how runs keep when they began, UTC
+ARTIFACT_ROWS, ARTIFACT_COLUMNS = 12, 8  # of a table of the result
 
 
 # --- figures --------------------------------------------------------------------------------------------------------
@@ -101,7 +100,7 @@ def run_figures(run: Run, vocabulary: Sequence[str] | None = None) -> dict[str, 
             evaluation["rows"], evaluation.get("loss", LOSS), evaluation.get("axis", AXIS)
         )
     for figure in result_of(run, vocabulary).figures:
-        figures[figure.name] = profiles_figure(figure.centres, figure.mean, figure.weights, vocabulary, TOP)
+        figures[figure.name] = _drawn(figure, vocabulary)
     for metric in declared_metrics(run):
         if metric.title and any(metric.name in row for row in rows):
             figures[metric.name] = rounds_figure(rows, [metric.name], metric.title, metric.unit)
@@ -118,6 +117,12 @@ def run_figures(run: Run, vocabulary: Sequence[str] | None = None) -> dict[str, 
     if any(part in row for row in rows for part in SECONDS):
         figures["seconds"] = seconds_figure(rows)
     return figures
+
+
+def _drawn(figure: Figure, vocabulary: Sequence[str] | None) -> bytes:
+    if isinstance(figure, Positions):
+        return positions_figure(figure)
+    return profiles_figure(figure.centres, figure.mean, figure.weights, vocabulary, TOP)
 
 
 def spent_by_others(privacy: Mapping[str, Any]) -> float:
@@ -151,7 +156,7 @@ def write_report(run: Run, vocabulary: Sequence[str] | None = None, drawn: Mappi
         figures=figures,
         captions=_captions(run, result),
         settings=_settings(run),
-        results=[(table, _columns(table)) for table in result.tables],
+        results=[shown_table(table) for table in result.tables],
         pictures=[figure.name for figure in result.figures],
         metrics=_table(shown_metrics(run), ["round"], SECONDS),
         promise=_promise(summary),
@@ -197,24 +202,6 @@ def _captions(run: Run, result: Result) -> dict[str, str]:
     captions = dict(CAPTIONS)
     captions |= {metric.name: metric.caption or metric.title for metric in declared_metrics(run)}
     return captions | {figure.name: figure.caption for figure in result.figures}
-
-
-def _columns(table: Table) -> dict:
-    """columns: (heading, whether it holds numbers); cells: rows of text, or of lists of text."""
-    kept = [
-        (column, all(isinstance(value, (int, float, type(None))) for value in column.values))
-        for column in table.columns
-    ]
-    cells = zip(*([_cell(value, column.unit) for value in column.values] for column, _ in kept), strict=True)
-    return {"columns": [(column.name, numeric) for column, numeric in kept], "cells": list(cells)}
-
-
-def _cell(value: object, unit: str) -> str | list[str]:
-    if isinstance(value, (list, tuple)):
-        return [printable(str(item)) for item in value]
-    if unit == "%" and isinstance(value, float):
-        return f"{100 * value:.3g} %"
-    return show(value)
 
 
 def _promise(summary: Mapping) -> dict:
@@ -331,11 +318,26 @@ def markdown_report(run: Run, figures: Mapping[str, bytes]) -> str:
     }
     lines += ["| | |", "|---|---|"]
     lines += [f"| {_md(name)} | {_md(show(value))} |" for name, value in table.items() if value is not None]
+    result = result_of(run)
+    if result.tables:
+        lines += ["", "## Result", ""]
+    for found in result.tables:
+        lines += [*_md_table(shown_table(found, ARTIFACT_ROWS, ARTIFACT_COLUMNS)), ""]
     lines += ["", "## Privacy", "", *_three_lines(privacy), ""]
-    captions = _captions(run, result_of(run))
+    captions = _captions(run, result)
     for name, png in figures.items():
         lines += [f"![{_md(name)}]({data_uri(png)})", "", captions.get(name, ""), ""]
     return "\n".join(lines)
+
+
+def _md_table(shown: Shown) -> list[str]:
+    """Its title, the table, and what belongs below."""
+    lines = [f"**{_md(shown.title)}**", "", f"| {' | '.join(_md(name) for name in shown.headings)} |"]
+    lines.append(f"|{'|'.join('---:' if numeric else '---' for numeric in shown.numeric)}|")
+    for row in shown.cells:
+        cells = (_md(cell if isinstance(cell, str) else ", ".join(cell)) for cell in row)
+        lines.append(f"| {' | '.join(cells)} |")
+    return [*lines, *(line for note in shown.notes for line in ("", _md(note)))]
 
 
 def _three_lines(privacy: Mapping) -> list[str]:
@@ -350,39 +352,6 @@ def _three_lines(privacy: Mapping) -> list[str]:
 def _md(text: Any) -> str:
     """Text that markdown and HTML leave as it is."""
     return re.sub(r"([\\`*_{}\[\]()#!|~$])", r"\\\1", html.escape(" ".join(str(text).split()), quote=False))
-
-
-# --- how values are written -----------------------------------------------------------------------------------------
-
-
-def show(value: Any) -> str:
-    """A value for a table: five significant digits, thousands apart, a dash for nothing."""
-    if value is None or value == "":
-        return "–"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}".replace(",", "\u202f")
-    if isinstance(value, float):
-        whole = math.isfinite(value) and value == int(value) and abs(value) < 1e15
-        return show(int(value)) if whole else f"{value:.5g}"
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def iso_date(stamp: Any) -> Any:
-    """When a run began, as ISO 8601 in UTC; what is no such time stays as it is."""
-    found = STAMP.fullmatch(str(stamp))
-    return stamp if found is None else "{}-{}-{}T{}:{}:{}Z".format(*found.groups("00"))
-
-
-def show_bytes(value: float | None) -> str:
-    if value is None:
-        return "–"
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, "TiB"
-    return f"{value:.4g} {unit}"
 
 
 def _words(name: str) -> str:

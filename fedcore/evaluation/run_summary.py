@@ -13,6 +13,7 @@ from typing import Any
 from fedcore.errors import FedcoreError, RunError
 from fedcore.evaluation.figures import PARTS, WHOLE
 from fedcore.methods.registry import make_method, method_class
+from fedcore.population.store import Population
 from fedcore.rounds.method import AnyMethod
 from fedcore.rounds.results import Features, Metric, Result
 from fedcore.runs.plan_check import PLAN, compare
@@ -154,9 +155,13 @@ def kind_of(run: Run) -> str:
 
 
 def result_of(run: Run, vocabulary: Sequence[str] | None = None) -> Result:
-    """What the run has learnt, as its method tells it; empty before the first round. Raises RunError."""
+    """What the run has learnt, as its method tells it; empty before the first round, and once the model was removed.
+    Raises RunError.
+
+    vocabulary: names of the features; None: those of the population that the run was trained on, if it is there.
+    """
     method = _method(run)
-    if method is None or run.round < 1:
+    if method is None or run.round < 1 or run.pruned:
         return Result()
     try:
         state = method.State(**run.read_state())
@@ -166,11 +171,18 @@ def result_of(run: Run, vocabulary: Sequence[str] | None = None) -> Result:
 
 
 def features_of(run: Run, vocabulary: Sequence[str] | None = None) -> Features:
-    """The columns of the population that the run was trained on, as the run recorded them. vocabulary: its tokens."""
+    """The columns that the run read, as it recorded them, or its vocabulary, with the names that its population gives
+    them; without names where it is not there any more, because a model is read without its population too."""
     count, columns = int(run.info.get("features") or 0), run.info.get("columns") or []
-    if vocabulary is not None or len(columns) != count:
-        return Features(count, vocabulary)
-    return Features(count, [str(one["name"]) for one in columns], [str(one.get("unit") or "") for one in columns])
+    if vocabulary is None and len(columns) == count > 0:
+        return Features(count, [str(one["name"]) for one in columns], [str(one.get("unit") or "") for one in columns])
+    recorded = run.info.get("population") or {}
+    if vocabulary is None:
+        try:
+            vocabulary = Population.open(recorded["path"], version=recorded["version"]).vocabulary()
+        except (FedcoreError, KeyError):
+            return Features(count)
+    return Features(count, vocabulary)
 
 
 def evaluation_of(run: Run) -> dict | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcore.errors import ConfigError, FedcoreError, RunError
+from fedcore.errors import ConfigError, RunError
 from fedcore.evaluation.export import export_run
 from fedcore.evaluation.run_summary import privacy_of, result_of
 from fedcore.evaluation.scikit_learn import estimator_of
@@ -51,11 +51,17 @@ class Model(LoadedRun):
     @cached_property
     def tables(self) -> dict[str, Table]:
         """What the run has learnt, by name of the table; see `columns`. Empty before the first round."""
-        return {table.name: table for table in result_of(self._run, self._vocabulary()).tables}
+        return {table.name: table for table in result_of(self._run).tables}
 
     def columns(self, table: str) -> dict[str, list[Any]]:
         """A table of the result, its columns by heading, as pandas.DataFrame takes them. Raises KeyError."""
         return {column.name: list(column.values) for column in self.tables[table].columns}
+
+    def errors(self, table: str) -> dict[str, list[float | None]]:
+        """The columns of a table that have standard errors, by heading: what the noise of privacy alone gives each
+        number, None where that is not known. Empty for runs that are not private. Raises KeyError."""
+        columns = self.tables[table].columns
+        return {column.name: list(column.errors) for column in columns if column.errors is not None}
 
     def personalised(self, population: Population | str | None = None) -> dict[str, np.ndarray]:
         """What the model gives to each client, in memory; `fedcore personalise` writes it to files, whatever its size.
@@ -107,13 +113,6 @@ class Model(LoadedRun):
     @property
     def _run(self) -> Run:
         return Run(self.path, self.info, self.head)
-
-    def _vocabulary(self) -> tuple[str, ...] | None:
-        recorded = self.info.get("population") or {}
-        try:
-            return Population.open(recorded["path"], version=recorded["version"]).vocabulary()
-        except (FedcoreError, KeyError):  # the model is read without its population too, and then columns have numbers
-            return None
 
 
 def load_run(path: str | Place) -> Model:

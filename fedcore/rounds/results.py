@@ -6,8 +6,10 @@ made from published values.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -50,21 +52,42 @@ class Features:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """name: its heading. values: numbers, texts, or lists of texts; None where there is nothing. unit: of numbers; "%"
-    for shares, which are stored between 0 and 1."""
+    """A column of a table.
+
+    name: its heading. values: numbers, texts, or lists of texts; None where there is nothing. unit: of numbers; "%" for
+        shares, which are stored between 0 and 1
+    errors: of the values, in their unit, the standard error that the noise of a private run alone gives each; None
+        where it is not known. None in place of all: the column has none
+    """
 
     name: str
     values: Sequence[object]
     unit: str = ""
+    errors: Sequence[float | None] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """name, unit, values and, if there are any, errors. A number that is not finite becomes None."""
+        whole: dict[str, Any] = {"name": self.name, "unit": self.unit, "values": [_plain(v) for v in self.values]}
+        return whole if self.errors is None else whole | {"errors": [_plain(error) for error in self.errors]}
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """name: as that of a file; title: for people; columns: of equal length."""
+    """name: as that of a file; title: for people; columns: of equal length; note: what a reader has to know beside
+    it."""
 
     name: str
     title: str
     columns: tuple[Column, ...]
+    note: str = ""
+
+    def __len__(self) -> int:
+        return len(self.columns[0].values) if self.columns else 0
+
+    def to_json(self) -> dict[str, Any]:
+        """The whole table: name, title, note and its columns."""
+        columns = [column.to_json() for column in self.columns]
+        return {"name": self.name, "title": self.title, "note": self.note, "columns": columns}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +106,55 @@ class Profiles:
 
 
 @dataclass(frozen=True, slots=True)
+class Positions:
+    """A figure: where the components lie in every column.
+
+    columns: d headings, with units; labels: of the G components; means: (G, d) float64; spread: (G, d) standard
+        deviations of the rows of a component, or None; errors: (G, d) standard errors of the means by noise alone, NaN
+        where they are not known, or None
+    """
+
+    name: str
+    title: str
+    caption: str
+    columns: tuple[str, ...]
+    labels: tuple[str, ...]
+    means: np.ndarray
+    spread: np.ndarray | None = None
+    errors: np.ndarray | None = None
+
+
+Figure: TypeAlias = "Profiles | Positions"
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """tables and figures in the order in which they are shown."""
 
     tables: tuple[Table, ...] = field(default=())
-    figures: tuple[Profiles, ...] = field(default=())
+    figures: tuple[Figure, ...] = field(default=())
+
+
+def of_columns(features: Features, count: int, heading: str = "column") -> tuple[Column, ...]:
+    """The first columns of a table with a row for each of the first `count` columns of the population: its name and, if
+    any has one, its unit."""
+    names = Column(heading, [features.name(i) for i in range(count)])
+    units = [features.unit(i) for i in range(count)]
+    return (names, Column("unit", units)) if any(units) else (names,)
+
+
+def of_coefficient(response: str, given: str) -> str:
+    """The unit of a regression's coefficient, from those of its response and its input."""
+    return f"{response or '1'} / {given}" if given else response
+
+
+def _plain(value: object) -> object:
+    """As JSON holds it."""
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def distinguishing(centre: np.ndarray, mean: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray]:

@@ -17,7 +17,8 @@ from fedcore.evaluation.privacy_page import (
     published,
     statement_in,
 )
-from fedcore.evaluation.report import iso_date, write_report
+from fedcore.evaluation.report import write_report
+from fedcore.evaluation.written import iso_date
 from fedcore.privacy import odds
 from fedcore.privacy.accounting import make_budget
 from fedcore.privacy.gdp import mu_of
