@@ -163,7 +163,8 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
             return Result()
         if self.config.weight_column is not None:
             own = [self.config.population_column(column) for column in range(self.config.columns(features.count))]
-            features = Features(len(own), [features.name(column) for column in own])
+            names, units = zip(*((features.name(column), features.unit(column)) for column in own), strict=True)
+            features = Features(len(own), names, units)
         learnt = result_of(self.config, self.parameters(state), features)
         return replace(learnt, tables=learnt.tables + narrow.narrow_table(self.config, state, features))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -11,17 +11,22 @@ from fedcore.methods.federated_em.config import FederatedEMConfig
 from fedcore.methods.federated_em.settings import COUNT_MODELS, TABLES
 from fedcore.methods.mixture_models.contract import Theta
 from fedcore.methods.mixture_models.nuclear_norm import Family, mean
-from fedcore.rounds.results import Column, Features, Profiles, Result, Table, distinguishing
+from fedcore.methods.mixture_models.tables import by_component, components_table, correlations_table, positions
+from fedcore.rounds.results import Column, Features, Profiles, Result, Table, distinguishing, of_coefficient, of_columns
 
 TOP = 8  # features of a profile
-STRONGEST = 10  # correlations that are listed of a covariance
+NO_ERRORS = (
+    "What the noise of privacy adds to these numbers is not known, so none has an error: noise goes on from round to "
+    "round, how much of it depends on how many rows clients have and how many of them are clipped, which nobody may "
+    "see."
+)
 CAPTION = "The features whose share of a component exceeds their share of the mean the most."
 
 
 def result_of(config: FederatedEMConfig, theta: Theta, features: Features) -> Result:
     """Tables of the parameters theta, which are in the units of the data; empty without any.
 
-    gaussian          components, means, standard_deviations (or a column of components), correlations
+    gaussian          components, means, standard_deviations (or a column of components), correlations, and a figure
     regression        components with residual standard deviations, coefficients
     models of counts  components with the features that distinguish them, and a figure of these; rates or probabilities
                       of populations of rows
@@ -32,8 +37,16 @@ def result_of(config: FederatedEMConfig, theta: Theta, features: Features) -> Re
     """
     if not theta:
         return Result()
+    learnt = _learnt(config, theta, features)
+    if not config.private:
+        return learnt
+    first = replace(learnt.tables[0], note=NO_ERRORS)
+    return replace(learnt, tables=(first, *learnt.tables[1:]))
+
+
+def _learnt(config: FederatedEMConfig, theta: Theta, features: Features) -> Result:
     if config.model == "gaussian":
-        return Result(_gaussian(config, theta, features))
+        return _gaussian(config, theta, features)
     if config.model == "regression":
         return Result(_regression(theta, features))
     if config.model in COUNT_MODELS:
@@ -43,35 +56,44 @@ def result_of(config: FederatedEMConfig, theta: Theta, features: Features) -> Re
     return Result(_imputer(theta, features))
 
 
-def _gaussian(config: FederatedEMConfig, theta: Theta, features: Features) -> tuple[Table, ...]:
+def _gaussian(config: FederatedEMConfig, theta: Theta, features: Features) -> Result:
     means = theta["means"]
-    names = [features.name(i) for i in range(means.shape[1])]
-    by_column = _by_component("means", "Means", "column", names, means)
+    first = of_columns(features, means.shape[1])
+    by_column = by_component("means", "Means", first, means)
     if config.covariance == "known":
-        return _components(theta), by_column
+        return Result((components_table(theta["weights"]), by_column), (positions(features, means, None),))
     covariances = theta["covariances"]
     if config.covariance == "spherical":
-        return _components(theta, Column("standard deviation", np.sqrt(covariances).tolist())), by_column
-    title = "Standard deviations"
-    if config.covariance == "diag":
-        spread = _by_component("standard_deviations", title, "column", names, np.sqrt(covariances))
-        return _components(theta), by_column, spread
-    if config.covariance == "full":
-        variances = np.diagonal(covariances, axis1=1, axis2=2)
-        spread = _by_component("standard_deviations", title, "column", names, np.sqrt(variances))
-        return _components(theta), by_column, spread, _correlations(names, covariances)
-    common = np.sqrt(np.diagonal(covariances))
-    spread = Table("standard_deviations", title, (Column("column", names), Column("all components", common.tolist())))
-    return _components(theta), by_column, spread, _correlations(names, covariances[None])
+        own = np.sqrt(covariances)
+        components = components_table(theta["weights"], Column("standard deviation", own.tolist()))
+        figure = positions(features, means, np.repeat(own[:, None], means.shape[1], axis=1))
+        return Result((components, by_column), (figure,))
+    variances = covariances if config.covariance == "diag" else np.diagonal(covariances, axis1=-2, axis2=-1)
+    title, deviations = "Standard deviations", np.sqrt(variances)
+    figure = positions(features, means, np.broadcast_to(deviations, means.shape))
+    if config.covariance == "tied":
+        spread = Table("standard_deviations", title, (*first, Column("all components", deviations.tolist())))
+    else:
+        spread = by_component("standard_deviations", title, first, deviations)
+    tables = [components_table(theta["weights"]), by_column, spread]
+    if config.covariance in ("full", "tied"):
+        matrices = covariances if covariances.ndim == 3 else covariances[None]
+        tables += filter(None, [correlations_table(features, matrices)])
+    return Result(tuple(tables), (figure,))
 
 
 def _regression(theta: Theta, features: Features) -> tuple[Table, ...]:
     coefficients = theta["coefficients"]
-    response = features.name(coefficients.shape[1] - 1)  # the last column of the data; the last coefficient, intercept
-    names = [*(features.name(i) for i in range(coefficients.shape[1] - 1)), "intercept"]
-    deviations = Column("residual standard deviation", np.sqrt(theta["variances"]).tolist())
+    inputs = coefficients.shape[1] - 1  # the last column of the data is the response; the last coefficient, intercept
+    response, unit = features.name(inputs), features.unit(inputs)
+    deviations = Column("residual standard deviation", np.sqrt(theta["variances"]).tolist(), unit)
     title = f"Coefficients of the regression of {response}"
-    return _components(theta, deviations), _by_component("coefficients", title, "input", names, coefficients)
+    names = [*(features.name(i) for i in range(inputs)), "intercept"]
+    first = [Column("input", names)]
+    units = [*(of_coefficient(unit, features.unit(i)) for i in range(inputs)), unit]
+    if any(units):
+        first.append(Column("unit", units))
+    return components_table(theta["weights"], deviations), by_component("coefficients", title, first, coefficients)
 
 
 def _counts(config: FederatedEMConfig, theta: Theta, features: Features) -> Result:
@@ -79,59 +101,25 @@ def _counts(config: FederatedEMConfig, theta: Theta, features: Features) -> Resu
     values, weights, what = theta[name], theta["weights"], "token" if config.kind == "counts" else "column"
     overall = weights @ values
     profiles = [[features.name(int(i), what) for i in distinguishing(row, overall, TOP)[0]] for row in values]
-    components = _components(theta, Column(f"{what}s that distinguish it", profiles))
+    components = components_table(weights, Column(f"{what}s that distinguish it", profiles))
     figure = Profiles("profiles", "Profiles of the components", CAPTION, values, overall, weights)
     if config.kind == "counts":  # a vocabulary is too long for a table
         return Result((components,), (figure,))
-    names = [features.name(i) for i in range(values.shape[1])]
-    return Result((components, _by_component(name, name.capitalize(), "column", names, values)), (figure,))
+    return Result(
+        (components, by_component(name, name.capitalize(), of_columns(features, values.shape[1]), values)), (figure,)
+    )
 
 
 def _imputer(theta: Theta, features: Features) -> tuple[Table, ...]:
     covariance = theta["covariance"]
-    names = [features.name(i) for i in range(len(covariance))]
-    columns = Table(
-        "columns",
-        "Columns",
-        (
-            Column("column", names),
-            Column("mean", theta["mean"].tolist()),
-            Column("standard deviation", np.sqrt(np.diagonal(covariance)).tolist()),
-        ),
-    )
-    return columns, _correlations(names, covariance[None])
+    deviations = np.sqrt(np.diagonal(covariance)).tolist()
+    own = (Column("mean", theta["mean"].tolist()), Column("standard deviation", deviations))
+    columns = Table("columns", "Columns", (*of_columns(features, len(covariance)), *own))
+    return columns, *filter(None, [correlations_table(features, covariance[None])])
 
 
 def _expected_entries(config: FederatedEMConfig, theta: Theta, features: Features) -> Table:
     entries = mean(cast(Family, config.model.removesuffix("_tables")), theta["natural"])
     rows = Column("row", list(range(1, len(entries) + 1)))
-    columns = (Column(features.name(i), own.tolist()) for i, own in enumerate(entries.T))
+    columns = (Column(features.name(i), own.tolist(), features.unit(i)) for i, own in enumerate(entries.T))
     return Table("expected_entries", "Expected entries of the table", (rows, *columns))
-
-
-def _components(theta: Theta, *more: Column) -> Table:
-    weights = theta["weights"]
-    number = Column("component", list(range(1, len(weights) + 1)))
-    return Table("components", "Components", (number, Column("share", weights.tolist(), "%"), *more))
-
-
-def _by_component(name: str, title: str, heading: str, names: Sequence[str], values: np.ndarray) -> Table:
-    """values: (G, d), one row of the table for each of the d names."""
-    columns = (Column(f"component {g + 1}", own.tolist()) for g, own in enumerate(values))
-    return Table(name, title, (Column(heading, names), *columns))
-
-
-def _correlations(names: Sequence[str], covariances: np.ndarray) -> Table:
-    """The strongest ones of each covariance (G, d, d), or of the one that all components share (1, d, d)."""
-    first, second = np.triu_indices(len(names), 1)
-    found: list[tuple[int, str, str, float]] = []
-    for component, covariance in enumerate(covariances):
-        deviations = np.sqrt(np.diagonal(covariance))
-        correlations = (covariance / np.outer(deviations, deviations))[first, second]
-        for at in np.argsort(-np.abs(correlations), kind="stable")[:STRONGEST]:
-            found.append((component + 1, names[first[at]], names[second[at]], float(correlations[at])))
-    headings = ("component", "column", "other column", "correlation")
-    columns = [Column(heading, [row[i] for row in found]) for i, heading in enumerate(headings)]
-    return Table(
-        "correlations", f"Strongest correlations, at most {STRONGEST} each", tuple(columns[len(covariances) == 1 :])
-    )

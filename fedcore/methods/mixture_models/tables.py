@@ -1,0 +1,122 @@
+"""What a mixture shows to people: the same tables and figure, whichever method found it, in the units of the data.
+
+components            a line for each component: number, share, and what the method adds
+means                 a line for each column of the data, with a column for each component
+standard_deviations   likewise
+correlations          a line for each pair of columns, the strongest in any component first
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedcore.rounds.results import Column, Features, Positions, Table
+
+MIDDLE = "Dots are means{bars}; the pale bands show one standard deviation of a component's rows on either side."
+BARS = ", bars their 95 % intervals by the noise of privacy alone"
+
+
+def numbers(count: int, order: Sequence[int] | None = None) -> list[int]:
+    """Of the components, from 1, in the order in which they are shown."""
+    return [k + 1 for k in (range(count) if order is None else order)]
+
+
+def components_table(
+    weights: np.ndarray,
+    *more: Column,
+    order: Sequence[int] | None = None,
+    errors: np.ndarray | None = None,
+    note: str = "",
+) -> Table:
+    """weights: (G,) shares; errors: (G,) of them, NaN where they are not known, or None. more: columns in the order."""
+    chosen = [k - 1 for k in numbers(len(weights), order)]
+    own = None if errors is None else known(errors[chosen])
+    share = Column("share", weights[chosen].tolist(), "%", own)
+    return Table("components", "Components", (Column("component", numbers(len(weights), order)), share, *more), note)
+
+
+def by_component(
+    name: str,
+    title: str,
+    first: Sequence[Column],
+    values: np.ndarray,
+    *,
+    order: Sequence[int] | None = None,
+    errors: np.ndarray | None = None,
+    note: str = "",
+) -> Table:
+    """A column for each component. first: the columns before them. values, errors: (G, rows of the table)."""
+    columns = [
+        Column(f"component {k}", values[k - 1].tolist(), "", None if errors is None else known(errors[k - 1]))
+        for k in numbers(len(values), order)
+    ]
+    return Table(name, title, (*first, *columns), note)
+
+
+def correlations_table(features: Features, covariances: np.ndarray, order: Sequence[int] | None = None) -> Table | None:
+    """Of covariances (G, d, d), or of the one that all components share, (1, d, d); None for a single column."""
+    d = covariances.shape[1]
+    if d < 2:
+        return None
+    first, second = np.triu_indices(d, 1)
+    deviations = np.sqrt(np.diagonal(covariances, axis1=1, axis2=2))
+    found = covariances[:, first, second] / (deviations[:, first] * deviations[:, second])
+    strongest = np.argsort(-np.abs(found).max(axis=0), kind="stable")
+    pairs = (
+        Column("column", [features.name(int(i)) for i in first[strongest]]),
+        Column("other column", [features.name(int(i)) for i in second[strongest]]),
+    )
+    found = found[:, strongest]
+    if len(found) == 1:
+        return Table(
+            "correlations", "Correlations within components", (*pairs, Column("correlation", found[0].tolist()))
+        )
+    return by_component("correlations", "Correlations within components", pairs, found, order=order)
+
+
+def positions(
+    features: Features,
+    means: np.ndarray,
+    spread: np.ndarray | None,
+    errors: np.ndarray | None = None,
+    order: Sequence[int] | None = None,
+) -> Positions:
+    """The figure of means (G, d), spread (G, d) and errors (G, d)."""
+    chosen = [k - 1 for k in numbers(len(means), order)]
+    headings = (
+        f"{features.name(i)} ({features.unit(i)})" if features.unit(i) else features.name(i)
+        for i in range(means.shape[1])
+    )
+    return Positions(
+        "positions",
+        "Where the components lie",
+        MIDDLE.format(bars="" if errors is None else BARS),
+        tuple(headings),
+        tuple(f"component {k + 1}" for k in chosen),
+        means[chosen],
+        None if spread is None else spread[chosen],
+        None if errors is None else errors[chosen],
+    )
+
+
+def known(errors: np.ndarray) -> list[float | None]:
+    """None in place of what is not finite."""
+    return [float(error) if np.isfinite(error) else None for error in errors]
+
+
+def share_errors(counts: np.ndarray, noise: np.ndarray) -> np.ndarray:
+    """(G,) standard errors of the shares counts / sum of counts, whose counts (G,) have independent noise (G,).
+
+    With n the sum and p_g the shares,
+
+        p_g = c_g / n,    dp_g = ((1 - p_g) dc_g - p_g sum of the other dc) / n,
+        var p_g = ((1 - p_g)^2 s_g^2 + p_g^2 sum of the other s^2) / n^2
+
+    to first order in the noise. Source: the delta method.
+    """
+    n = max(float(counts.sum()), 1e-300)
+    p, squares = counts / n, noise**2
+    errors: np.ndarray = np.sqrt((1 - p) ** 2 * squares + p**2 * (squares.sum() - squares)) / n
+    return errors
