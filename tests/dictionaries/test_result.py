@@ -15,7 +15,7 @@ def state(common, xx=(), phase="rounds"):
 
 
 def columns(found):
-    (table,) = found.tables
+    table = found.tables[0]
     return {column.name: column.values for column in table.columns}
 
 
@@ -30,7 +30,17 @@ def test_global_atoms():
     shown = columns(method.result(state([[0, 3, 4], [1, 0, 0]], (1, 75)), names))
     assert shown["norm"] == [5.0, 1.0] and shown["share of energy"] == [0.25, 0.75]
     many = method.result(state(np.eye(120)), Features(120))
-    assert len(columns(many)["atom"]) == 100 and many.tables[0].title == "The first 100 of 120 global atoms"
+    assert len(columns(many)["atom"]) == 120 and len(many.tables[1].columns) == 121
+
+
+def test_atoms_have_their_weights_in_the_units_of_the_columns():
+    found = Dictionaries().result(state([[0, 0.6, -0.8], [1, 0, 0]]), Features(3, ["a", "b", "c"], ["m", "", "s"]))
+    assert [(column.name, list(column.values)) for column in found.tables[1].columns] == [
+        ("column", ["a", "b", "c"]),
+        ("unit", ["m", "", "s"]),
+        ("atom 1", [0.0, 0.6, -0.8]),
+        ("atom 2", [1.0, 0.0, 0.0]),
+    ]
 
 
 def test_nothing_before_the_matching_and_without_global_atoms():

@@ -99,7 +99,9 @@ def test_a_run_tells_crossed_components_apart():
     table = ran.method.score_table(values(ran.method.score_block(ran.state, held, None)))
     assert 4.6 < table.lines[0].loss < 4.85  # a component has 4.15, which one it is .69 at most
     shown = {table.name: table for table in ran.method.result(ran.state, Features(3, ("a", "b", "c"))).tables}
-    assert set(shown) == {"components", "centres", "differences"}
+    assert set(shown) == {"components", "centres", "differences", "standard_deviations"}
+    within = np.array([column.values for column in shown["standard_deviations"].columns[1:]])
+    assert_allclose(within[order], deviations)
 
 
 @pytest.mark.parametrize("settings", [{"standardise": "columns"}, {"participation": 0.5, "batch": 20}])

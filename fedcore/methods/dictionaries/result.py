@@ -5,28 +5,29 @@ from __future__ import annotations
 import numpy as np
 
 from fedcore.methods.dictionaries.state import DictionariesState
-from fedcore.rounds.results import Column, Features, Result, Table
+from fedcore.rounds.results import Column, Features, Result, Table, of_columns
 
-ATOMS = 100  # that are shown at most
 LARGEST = 5  # features of an atom that are named
 
 
 def result_of(state: DictionariesState, features: Features) -> Result:
-    """A table of the global atoms; empty before the matching, and if no atom is global."""
+    """Tables of the global atoms: their sizes, and all their weights with a line for each feature; empty before the
+    matching, and if no atom is global."""
     atoms = state.common
     if state.phase == "start" or not len(atoms):
         return Result()
     norms = np.linalg.norm(atoms, axis=1)
     columns = [
-        Column("atom", list(range(1, len(atoms[:ATOMS]) + 1))),
-        Column("norm", norms[:ATOMS].tolist()),
-        Column("largest weights", [_largest_weights(atom, features) for atom in atoms[:ATOMS]]),
+        Column("atom", list(range(1, len(atoms) + 1))),
+        Column("norm", norms.tolist()),
+        Column("largest weights", [_largest_weights(atom, features) for atom in atoms]),
     ]
     energy = np.diagonal(state.xx) * norms**2 if len(state.xx) else np.zeros(0)
     if energy.sum() > 0:  # known to the learner "statistics" alone
-        columns.insert(2, Column("share of energy", (energy / energy.sum())[:ATOMS].tolist(), "%"))
-    title = "Global atoms" if len(atoms) <= ATOMS else f"The first {ATOMS} of {len(atoms)} global atoms"
-    return Result((Table("global_atoms", title, tuple(columns)),))
+        columns.insert(2, Column("share of energy", (energy / energy.sum()).tolist(), "%"))
+    weights = [Column(f"atom {number}", atom.tolist()) for number, atom in enumerate(atoms, 1)]
+    whole = Table("atoms", "Weights of the global atoms", (*of_columns(features, atoms.shape[1]), *weights))
+    return Result((Table("global_atoms", "Global atoms", tuple(columns)), whole))
 
 
 def _largest_weights(atom: np.ndarray, features: Features) -> list[str]:

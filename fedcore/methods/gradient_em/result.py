@@ -7,60 +7,82 @@ import numpy as np
 from fedcore.methods.gradient_em.config import GradientEMConfig
 from fedcore.methods.gradient_em.coordinates import coordinates_of, to_data
 from fedcore.methods.gradient_em.state import GradientEMState
-from fedcore.rounds.results import Column, Features, Result, Table
+from fedcore.rounds.results import Column, Features, Result, Table, of_coefficient, of_columns
 
 
 def result_of(config: GradientEMConfig, state: GradientEMState, features: Features) -> Result:
-    """At most three tables; the last two have a row for each column of the population (of a regression: each input).
+    """Tables; centres, differences and standard_deviations have a row for each column of the population (of a
+    regression: each input).
 
-    components:  a row for each component: its common weight, if there is one; and how many clients are left apart as
-                 outliers, with no say in the differences, if these are estimated from all clients. A client can count
-                 as a part of one
+    components:  a row for each component: its common weight, if there is one; of regressions the standard deviation of
+                 the noise; and how many clients are left apart as outliers, with no say in the differences, if these
+                 are estimated from all clients. A client can count as a part of one
     centres:     the common centres, in the units of the data
     differences: standard deviations of the clients' centres around the common one, in the units of the data; if they
                  are estimated
+    standard_deviations: of rows within a component, in the units of the data; of Gaussians whose covariance is known
+    clients:     instead of all, for algorithms whose clients have no centres in common: how many fitted a model
 
-    Where every client has its own units (`standardise = "clients"`), both are in standard deviations of its own rows.
-    Empty before the first round, and for algorithms whose clients have no centres in common.
+    Where every client has its own units (`standardise = "clients"`), they are standard deviations of its own rows.
+    Empty before the first round.
     """
-    if state.round < 1 or config.local:
+    if state.round < 1:
         return Result()
+    if config.local:
+        alone = (Column("clients", [int(state.clients)]), Column("rows", [int(state.rows)]))
+        return Result((Table("clients", "Clients that fitted models of their own", alone),))
     centres = to_data(config, coordinates_of(state), state.centres, None)
     names = [f"component {r + 1}" for r in range(len(centres))]
-    of = Column("input" if config.model == "regression" else "column", _coordinates(config, features))
+    of = _coordinates(config, features)
     units = ", in standard deviations of each client's own rows" if config.standardise == "clients" else ""
-    tables = [Table("centres", f"Common centres{units}", (of, *_by_component(names, centres)))]
+    tables = [Table("centres", f"Common centres{units}", (*of, *_by_component(names, centres)))]
     if config.estimated:
         deviations = _between_clients(config, state)
         title = f"Standard deviations of clients' centres around the common ones{units}"
-        tables.append(Table("differences", title, (of, *_by_component(names, deviations))))
+        tables.append(Table("differences", title, (*of, *_by_component(names, deviations))))
     components = [Column("component", list(range(1, len(centres) + 1)))]
     if len(state.weights):
         components.append(Column("share", state.weights.tolist(), "%"))
+    if config.model == "gaussian" and not config.mixed and len(state.covariance):
+        within = np.broadcast_to(_within(state, centres.shape[1]), centres.shape)
+        title = f"Standard deviations of rows within a component{units}"
+        tables.append(Table("standard_deviations", title, (*of, *_by_component(names, within))))
     if config.estimated and config.participation == 1:
         apart = np.maximum(state.clients - state.spread_sums[:, 2], 0.0)
         components.append(Column("clients left apart", np.round(apart, 1).tolist()))
     if config.mixed:
         deviations = np.sqrt(np.maximum(np.diagonal(state.between, axis1=1, axis2=2), 0.0))
         title = "Standard deviations of clients' coefficients around the common ones"
-        tables.append(Table("differences", title, (of, *_by_component(names, deviations))))
+        tables.append(Table("differences", title, (*of, *_by_component(names, deviations))))
         each = len(centres)
-        components.append(Column("noise", [float(np.sqrt(state.covariance[0, 0]))] * each))
+        response = features.unit(features.count - 1)
+        components.append(Column("noise", [float(np.sqrt(state.covariance[0, 0]))] * each, response))
         components.append(Column("clients left apart", [state.left_apart] * each))
     if len(components) > 1:
         tables.insert(0, Table("components", "Components", tuple(components)))
     return Result(tuple(tables))
 
 
-def _coordinates(config: GradientEMConfig, features: Features) -> list[str]:
-    """Names of the p numbers of a centre: columns; or inputs of a regression, the last column being its response."""
-    inputs = features.count - (config.model == "regression")
-    names = [features.name(j) for j in range(inputs)]
-    return [*names, "intercept"] if config.intercept else names
+def _coordinates(config: GradientEMConfig, features: Features) -> tuple[Column, ...]:
+    """Names, and units if there are any, of the p numbers of a centre: columns; or inputs of a regression, the last
+    column being its response. Units of each client's own rows are none."""
+    own = config.standardise == "clients"
+    if config.model != "regression":
+        return of_columns(Features(features.count, features.names) if own else features, features.count)
+    inputs, response = features.count - 1, features.unit(features.count - 1)
+    names = [features.name(j) for j in range(inputs)] + ["intercept"] * config.intercept
+    units = [of_coefficient(response, features.unit(j)) for j in range(inputs)] + [response] * config.intercept
+    return (Column("input", names), Column("unit", units)) if any(units) and not own else (Column("input", names),)
 
 
 def _by_component(names: list[str], values: np.ndarray) -> list[Column]:
     return [Column(name, own.tolist()) for name, own in zip(names, values, strict=True)]
+
+
+def _within(state: GradientEMState, p: int) -> np.ndarray:
+    """(p,) or (R, p) standard deviations of rows within a component, in the units of the data."""
+    deviations: np.ndarray = np.sqrt(np.diagonal(state.covariance, axis1=-2, axis2=-1))
+    return deviations * (state.scale if len(state.scale) else np.ones(p))
 
 
 def _between_clients(config: GradientEMConfig, state: GradientEMState) -> np.ndarray:
