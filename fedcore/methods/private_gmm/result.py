@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from fedcore.errors import RunError
 from fedcore.methods.mixture_models import GaussianMixture
+from fedcore.methods.mixture_models.tables import (
+    by_component,
+    components_table,
+    correlations_table,
+    positions,
+    share_errors,
+)
+from fedcore.methods.private_gmm import series
 from fedcore.methods.private_gmm.config import Covariance
+from fedcore.methods.private_gmm.projection import second_moment
 from fedcore.methods.private_gmm.state import PrivateGMMState
-from fedcore.rounds.results import Column, Features, Result, Table, heaviest
+from fedcore.rounds.results import Column, Features, Result, heaviest, of_columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,32 +124,28 @@ def column_variances(form: Covariance, covariances: np.ndarray, d: int) -> np.nd
 
 
 def result_of(form: Covariance, state: PrivateGMMState, features: Features) -> Result:
-    """Shares, means and standard deviations of the components, the heaviest first; empty unless the run has found some.
+    """Shares, means, standard deviations and correlations (of full covariances) of the components, the heaviest first;
+    empty unless the run has found some.
 
     Component 1 is row 0 of the state's arrays, and label 0 of the clients' outputs. Means and standard deviations are
-    in the units of the data.
+    in the units of the data. Shares, means and standard deviations have standard errors (`errors_of`).
     """
     if not state.found:
         return Result()
     order = heaviest(len(state.weights), state.weights, len(state.weights))
     deviations = np.sqrt(column_variances(form, state.covariances, state.features))
-    components = Table(
-        "components",
-        "Components",
-        (
-            Column("component", [k + 1 for k in order]),
-            Column("share", [float(state.weights[k]) for k in order], "%"),
-            Column("covariance", ["too noisy, simplified" if state.unreliable[k] else form for k in order]),
+    of_weights, of_means, of_deviations = errors_of(form, state)
+    simplified = Column("covariance", ["too noisy, simplified" if state.unreliable[k] else form for k in order])
+    first = of_columns(features, state.features)
+    tables = [
+        components_table(state.weights, simplified, order=order, errors=of_weights),
+        by_component("means", "Means", first, state.means, order=order, errors=of_means),
+        by_component(
+            "standard_deviations", "Standard deviations", first, deviations, order=order, errors=of_deviations
         ),
-    )
-    names = Column("column", [features.name(index) for index in range(state.features)])
-
-    def by_column(name: str, title: str, values: np.ndarray) -> Table:
-        """A line for each column of the data. values: (m, d)."""
-        return Table(name, title, (names, *(Column(f"component {k + 1}", values[k].tolist()) for k in order)))
-
-    means = by_column("means", "Means", state.means)
-    tables = [components, means, by_column("standard_deviations", "Standard deviations", deviations)]
+    ]
+    if form == "full":
+        tables += filter(None, [correlations_table(features, state.covariances, order)])
     if len(state.valley_p):
         valleys = Table(
             "valleys",
@@ -152,4 +158,54 @@ def result_of(form: Covariance, state: PrivateGMMState, features: Features) -> R
             ),
         )
         tables.append(valleys)
-    return Result(tuple(tables))
+    return Result(tuple(tables), (positions(features, state.means, deviations, of_means, order),))
+
+
+def errors_of(form: Covariance, state: PrivateGMMState) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Standard errors of shares (m,), means (m, d) and standard deviations (m, d) by the noise of what was released of
+    the cells: as if the same people had been asked again about the same cells. NaN where they are not known.
+
+    With c_g the noised counts, S_g the noised sums of rows about a point near the mean and Q_g those of squares, and
+    s_c, s_S, s_Q the standard deviations of their noise, known from the plan,
+
+        mean      m_g = point + S_g / c_g         s_m = s_S / c_g          S_g itself is near 0, so c_g adds nothing
+        variance  v_g = Q_g / c_g                 s_v^2 = (s_Q / c_g)^2 + (v_g s_c / c_g)^2
+        standard deviation  sqrt(v_g)             s_v / (2 sqrt(v_g))
+
+    to first order, and those of shares as `share_errors` says. In a run that goes on with a series s_c, s_m and s_Q /
+    c_g are those of what all its runs together know (`fedcore.methods.private_gmm.series`). No error is given of a
+    variance that was raised to a floor, or whose matrix had eigenvalues raised. Which rows fall into a cell depends on
+    noise too, by the search that drew the cells; that is not in it.
+    """
+    m, d = state.means.shape
+    known = state.pool.found
+    if len(known) != m:
+        unknown = np.full((m, d), np.nan)
+        return unknown[:, 0].copy(), unknown, unknown.copy()
+    shares, means, moments = (known.noise[:, column] for column in (series.SHARES, series.MEANS, series.MOMENTS))
+    of_means = np.repeat(means[:, None], d, axis=1)
+    variances = column_variances(form, state.covariances, d)
+    of_moments = np.stack([_of_variances(form, state, k, float(moments[k])) for k in range(m)])
+    of_counts = variances * (shares / state.weights)[:, None]
+    of_deviations = np.hypot(of_moments, of_counts) / (2 * np.sqrt(variances))
+    return share_errors(state.weights, shares), of_means, of_deviations
+
+
+def _of_variances(form: Covariance, state: PrivateGMMState, k: int, noise: float) -> np.ndarray:
+    """(d,) standard deviations of the noise in the variances of component k by that of its second moment; NaN where a
+    floor was in force. noise: of an entry of it, off the diagonal if the covariance is full."""
+    d, own = state.features, state.pool.found.moments[k]
+    shown = column_variances(form, state.covariances, d)[k]
+    if form == "spherical":
+        released, error = np.repeat(own / d, d), noise / d
+    elif form == "diag":
+        released, error = own, noise
+    else:
+        matrix = second_moment(own, d)
+        released, error = np.diagonal(matrix), math.sqrt(2.0) * noise
+        if state.unreliable[k] and np.ptp(shown) == 0:
+            released, error = np.repeat(released.mean(), d), error / math.sqrt(d)
+        elif not state.unreliable[k] and not np.allclose(matrix, state.covariances[k], rtol=1e-9, atol=0):
+            return np.full(d, np.nan)
+    errors: np.ndarray = np.where(np.isclose(released, shown, rtol=1e-9, atol=0), error, np.nan)
+    return errors
