@@ -20,7 +20,7 @@ from fedcore.methods.private_gmm import series
 from fedcore.methods.private_gmm.config import Covariance
 from fedcore.methods.private_gmm.projection import second_moment
 from fedcore.methods.private_gmm.state import PrivateGMMState
-from fedcore.rounds.results import Column, Features, Result, heaviest, of_columns
+from fedcore.rounds.results import Column, Features, Result, Table, heaviest, of_columns
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,8 +83,8 @@ class PrivateMixture(PrivateMethod[PrivateMixtureConfig, PrivateMixtureState]):
         return outcome_of(state)
 
     def result(self, state: PrivateMixtureState, features: Features) -> Result:
-        """Weights, groups, means and standard deviations of the components, and the tested valleys."""
-        return result_of(state, features)
+        """Weights, groups, means, standard deviations and correlations of the components, and the tested valleys."""
+        return result_of(self.config, state, features)
 
     def fitted_model(self, state: PrivateMixtureState) -> FittedMixture:
         """The background is the last component. Raises RunError before the run has finished."""

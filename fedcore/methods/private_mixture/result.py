@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from fedcore.errors import RunError
-from fedcore.methods.mixture_models.whole_rows import STEP, WholeMap
-from fedcore.methods.private_mixture.server import BROAD
+from fedcore.methods.mixture_models.tables import by_component, correlations_table, known, positions
+from fedcore.methods.mixture_models.whole_rows import ONE, STEP, WholeMap
+from fedcore.methods.private_mixture.config import PrivateMixtureConfig
+from fedcore.methods.private_mixture.plan import PLACE_CELLS, PLACE_ENDS
+from fedcore.methods.private_mixture.renoised import LEAST_FOUND, renoised
+from fedcore.methods.private_mixture.server import BROAD, context_of
 from fedcore.methods.private_mixture.state import NORMAL, RUNNING, PrivateMixtureState
-from fedcore.rounds.results import Column, Features, Result, Table, heaviest
+from fedcore.rounds.results import Column, Features, Result, Table, heaviest, of_columns
 
 FURTHEST = 1e100  # scales of a column; its square is finite
+NO_ERRORS = (
+    "What the noise of privacy adds to these numbers is not known: that can be told only where valleys part every "
+    "component from all others, and where making the rounds again with other noise does not take too long."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +82,14 @@ class PrivateMixtureModel:
         """(n,) int64 the most probable component of each row, the background left out."""
         return self._log_joint(x)[:, :-1].argmax(axis=1).astype(np.int64)
 
+    def of_coordinates(self, u: np.ndarray) -> np.ndarray:
+        """(n, d) rows in the units of the data whose coordinates are u (n, d)."""
+        rows: np.ndarray = self.centre + self.scale * (self.origin + u @ np.linalg.pinv(self.linear))
+        return rows
+
     def means_of_data(self) -> np.ndarray:
         """(k, d) in the units of the data."""
-        back = np.linalg.pinv(self.linear)
-        means: np.ndarray = self.centre + self.scale * (self.origin + self.means @ back)
-        return means
+        return self.of_coordinates(self.means)
 
     def covariances_of_data(self) -> np.ndarray:
         """(k, d, d) in the units of the data."""
@@ -122,51 +133,96 @@ def _found(state: PrivateMixtureState) -> str:
     return f"{k} components, {said}"
 
 
-def result_of(state: PrivateMixtureState, features: Features) -> Result:
-    """Weights, groups, means and standard deviations of the components, the heaviest first, and the tested edges; empty
-    before the run has finished.
+def result_of(config: PrivateMixtureConfig, state: PrivateMixtureState, features: Features) -> Result:
+    """Weights, groups, means, standard deviations and correlations of the components, the heaviest first, and the
+    tested edges; empty before the run has finished.
 
-    Component 1 is row 0 of the state's arrays, and label 0 of the clients' outputs.
+    Component 1 is row 0 of the state's arrays, and label 0 of the clients' outputs. Shares, means and standard
+    deviations have standard errors where `errors_of` gives some.
     """
     if not state.done:
         return Result()
     model = model_of(state)
     k = model.components
     order = heaviest(k, model.weights[:-1], k)
+    means, covariances = model.means_of_data(), model.covariances_of_data()
+    deviations = np.sqrt(np.diagonal(covariances, axis1=1, axis2=2))
+    found = errors_of(config, state, model)
+    of_weights, of_means, of_deviations = (None, None, None) if found is None else found
+    background = [*order, k]
     components = Table(
         "components",
         "Components",
         (
             Column("component", [*(j + 1 for j in order), "background"]),
-            Column("share", [float(model.weights[j]) for j in (*order, k)], "%"),
-            Column("group", [*(int(model.group[j]) + 1 for j in order), ""]),
+            Column(
+                "share",
+                model.weights[background].tolist(),
+                "%",
+                None if of_weights is None else known(of_weights[background]),
+            ),
+            Column("group", [*(int(model.group[j]) + 1 for j in order), None]),
         ),
+        "" if found else NO_ERRORS,
     )
-    names = Column("column", [features.name(index) for index in range(state.features)])
-    deviations = np.sqrt(np.diagonal(model.covariances_of_data(), axis1=1, axis2=2))
-
-    def by_column(name: str, title: str, values: np.ndarray) -> Table:
-        return Table(name, title, (names, *(Column(f"component {j + 1}", values[j].tolist()) for j in order)))
-
+    first = of_columns(features, state.features)
     tables = [
         components,
-        by_column("means", "Means", model.means_of_data()),
-        by_column("standard_deviations", "Standard deviations", deviations),
+        by_component("means", "Means", first, means, order=order, errors=of_means),
+        by_component(
+            "standard_deviations", "Standard deviations", first, deviations, order=order, errors=of_deviations
+        ),
+        *filter(None, [correlations_table(features, covariances, order)]),
     ]
     if len(state.p):
-        tables.append(
-            Table(
-                "valleys",
-                "Valleys between neighbouring components",
-                (
-                    Column("components", [f"{_members(state, i)} and {_members(state, j)}" for i, j in state.edges]),
-                    Column("units", state.mass.tolist()),
-                    Column("valley / lower peak", state.depth.tolist()),
-                    Column("p", state.p.tolist()),
-                ),
-            )
-        )
-    return Result(tuple(tables))
+        tables.append(_valleys(config, state))
+    return Result(tuple(tables), (positions(features, means, deviations, of_means, order),))
+
+
+def errors_of(
+    config: PrivateMixtureConfig, state: PrivateMixtureState, model: PrivateMixtureModel
+) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """Standard errors of the weights (k + 1,), means (k, d) and standard deviations (k, d), in the units of the data,
+    by noise: see `fedcore.methods.private_mixture.renoised`. None where there are none. NaN of a component that
+    too few of its runs found again, and of what a limit held in all of them.
+    """
+    others = renoised(config, state, model.of_coordinates)
+    if others is None:
+        return None
+    models = [
+        replace(model, weights=weights, means=means, covariances=covariances)
+        for weights, means, covariances in zip(others.weights, others.means, others.covariances, strict=True)
+    ]
+    weights = _spread(others.weights)
+    means = _spread(np.stack([each.means_of_data() for each in models]))
+    variances = np.stack([np.diagonal(each.covariances_of_data(), axis1=1, axis2=2) for each in models])
+    deviations = _spread(np.sqrt(variances))
+    return np.where(weights > 0, weights, np.nan), means, deviations
+
+
+def _spread(shown: np.ndarray) -> np.ndarray:
+    """Standard deviations over the first axis; NaN for what too few runs found."""
+    found = np.isfinite(shown).mean(axis=0) >= LEAST_FOUND
+    errors = np.full(shown.shape[1:], np.nan)
+    errors[found] = np.nanstd(shown[:, found], axis=0, ddof=1)
+    return errors
+
+
+def _valleys(config: PrivateMixtureConfig, state: PrivateMixtureState) -> Table:
+    """The tested edges. The units beside an edge are a sum over noised cells."""
+    names = [item.name for phase in context_of(config, state).design.phases for item in phase.releases]
+    noise = float(state.noise[names.index("valleys")]) / ONE * math.sqrt(PLACE_CELLS + PLACE_ENDS)
+    return Table(
+        "valleys",
+        "Valleys between neighbouring components",
+        (
+            Column("components", [f"{_members(state, i)} and {_members(state, j)}" for i, j in state.edges]),
+            Column("units", state.mass.tolist(), "", [noise] * len(state.mass)),
+            Column("valley / lower peak", state.depth.tolist()),
+            Column("p", state.p.tolist()),
+        ),
+        "p: how often noise and chance alone would show such a valley where there is a single peak.",
+    )
 
 
 def _members(state: PrivateMixtureState, node: int) -> str:
