@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
 import numpy as np
@@ -30,7 +30,6 @@ from scipy.optimize import linear_sum_assignment
 from fedcore.methods.private_mixture import server
 from fedcore.methods.private_mixture.clients import client_update
 from fedcore.methods.private_mixture.config import PrivateMixtureConfig
-from fedcore.methods.private_mixture.em import Components
 from fedcore.methods.private_mixture.state import MIXTURE, PrivateMixtureState
 from fedcore.population.blocks import RowsBlock
 from fedcore.randomness import stream
@@ -42,19 +41,31 @@ LEAST_FOUND = 0.9  # of the runs, that have to find a component: of others nobod
 NEAR = 1.0  # of (m_i - m_j)' (S_i + S_j)^-1 (m_i - m_j), within which it is the same component
 STAND, OTHER, NOISE = (f"private_mixture errors {what}" for what in ("rows", "seeds", "noise"))
 
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """weights: (k + 1,), the background's last; means: (k, d); covariances: (k, d, d); of several runs along a first
+    axis."""
+
+    weights: np.ndarray
+    means: np.ndarray
+    covariances: np.ndarray
+
+
 ToData = Callable[[np.ndarray], np.ndarray]
 
 
-def renoised(config: PrivateMixtureConfig, state: PrivateMixtureState, to_data: ToData) -> Components | None:
-    """Components of RUNS runs, stacked along a first axis, in the state's coordinates and order: weights
+def renoised(config: PrivateMixtureConfig, state: PrivateMixtureState, to_data: ToData) -> Found | None:
+    """What RUNS runs find, stacked along a first axis, in the state's coordinates and order: weights
     (RUNS, k + 1), means (RUNS, k, d), covariances (RUNS, k, d, d); NaN for one that a run did not find. None where
-    there is no mixture, where valleys do not part every component from all others, or where it would take too long.
+    there is no mixture, where valleys do not part every component from all others, where it would take too long, and in
+    runs that go on with a series, which average what they find with what was known.
 
     to_data: rows in those coordinates to rows in the units of the data.
     """
     k, d = state.means.shape
     parted = len(np.unique(state.group)) == k > 1
-    if not state.done or state.outcome != MIXTURE or not parted or k * d**2 > MOST_WORK:
+    if state.warm or not state.done or state.outcome != MIXTURE or not parted or k * d**2 > MOST_WORK:
         return None
     return _again(config, _ByValue(state, to_data))
 
@@ -77,12 +88,12 @@ class _ByValue:
 
 
 @lru_cache(maxsize=8)
-def _again(config: PrivateMixtureConfig, given: _ByValue) -> Components:
+def _again(config: PrivateMixtureConfig, given: _ByValue) -> Found:
     state = given.state
     rows = given.to_data(_stand_ins(state, stream(state.seed, STAND, 0)))
     block = RowsBlock(0, 0, np.arange(len(rows) + 1, dtype=np.int64), rows)
     runs = [_matched(state, _run(config, state, block, number)) for number in range(RUNS)]
-    return Components(*(np.stack([getattr(run, field.name) for run in runs]) for field in fields(Components)))
+    return Found(*(np.stack([getattr(run, field.name) for run in runs]) for field in fields(Found)))
 
 
 def _stand_ins(state: PrivateMixtureState, generator: np.random.Generator) -> np.ndarray:
@@ -100,7 +111,7 @@ def _stand_ins(state: PrivateMixtureState, generator: np.random.Generator) -> np
     return rows
 
 
-def _run(config: PrivateMixtureConfig, state: PrivateMixtureState, block: RowsBlock, number: int) -> Components:
+def _run(config: PrivateMixtureConfig, state: PrivateMixtureState, block: RowsBlock, number: int) -> Found:
     """What a run ends with that goes on from the whitening, with other noise and other public streams."""
     phases = server.context_of(config, state).design.phases
     first = next(at for at, phase in enumerate(phases) if phase.kind == "norms" and phase.step == 2)
@@ -126,10 +137,10 @@ def _run(config: PrivateMixtureConfig, state: PrivateMixtureState, block: RowsBl
         sums = {name: np.asarray(statistic.value()) * each for name, statistic in client_update(message, block).items()}
         noised = {name: values + generator.normal(0.0, noise[name], values.shape) for name, values in sums.items()}
         now, _ = server.server_update(config, now, noised)
-    return Components(now.weights, now.means, now.covariances)
+    return Found(now.weights, now.means, now.covariances)
 
 
-def _matched(state: PrivateMixtureState, found: Components) -> Components:
+def _matched(state: PrivateMixtureState, found: Found) -> Found:
     """Each in the place of the component that it is nearest to, all together, by the distance of means in standard
     deviations of both."""
     k, d = state.means.shape
@@ -142,4 +153,4 @@ def _matched(state: PrivateMixtureState, found: Components) -> Components:
     weights, means, covariances = np.full(k + 1, np.nan), np.full((k, d), np.nan), np.full((k, d, d), np.nan)
     weights[own], weights[-1] = found.weights[other], found.weights[-1]
     means[own], covariances[own] = found.means[other], found.covariances[other]
-    return Components(weights, means, covariances)
+    return Found(weights, means, covariances)
