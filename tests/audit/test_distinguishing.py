@@ -111,7 +111,7 @@ def test_a_release_gives_away_no_more_than_its_price(case, release):
         pytest.param(RUN, PAIRS, 0.85, marks=pytest.mark.heavy),
         pytest.param(ALL_KINDS, 2000, 0.5, marks=pytest.mark.heavy),
         pytest.param(EM_RUN, 600, 0.4, marks=pytest.mark.heavy),
-        pytest.param(HALVES_RUN, 600, 0.5, marks=pytest.mark.heavy),
+        pytest.param(HALVES_RUN, 600, 0.4, marks=pytest.mark.heavy),
     ],
     ids=["usual", "all", "em", "halves"],
 )
