@@ -6,12 +6,12 @@ import numpy as np
 
 from fedcore.methods.mixture_models.cell_starts import mixture_of_cells
 from fedcore.methods.mixture_models.whole_rows import ONE
-from fedcore.methods.private_mixture.plan import MOST_CELLS
+from fedcore.methods.private_mixture.plan import LLOYD, MOST_CELLS
 
 CELL_FACTOR = 0.07
 SURE = 2.0  # standard deviations of a count, that a cell must hold
 BESIDE = 0.5  # standard deviations of all rows, by which a cell is put beside a big one
-LEAST_WITHIN = 0.01  # of the variance of all rows, that is taken to be within cells
+LEAST_WITHIN = 0.3  # of what m equal cells of a cube have within, m^(-2 / q) of the variance of all rows
 BACKGROUND = 0.03  # weight at the start
 
 
@@ -62,7 +62,7 @@ def components_of(
     k: int,
     generator: np.random.Generator,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """weights (k + 1,), means (k, d), covariances (k, d, d) in the coordinates of the components.
+    """weights (k + 1,), means (k, d), covariances (k, d, d) in the coordinates of the components. cells: of all rounds.
 
     lift: (q, d) what a step in the leading directions is there; the other directions start from mean 0 and variance 1.
     """
@@ -74,7 +74,8 @@ def components_of(
     away = centres - share @ centres
     between = (away * share[:, None]).T @ away - np.eye(len(spread)) * float(share @ uncertain[good] ** 2)
     values, vectors = np.linalg.eigh(np.diag(spread**2) - between)
-    within = (vectors * np.maximum(values, LEAST_WITHIN * float((spread**2).mean()))) @ vectors.T
+    least = LEAST_WITHIN * (len(cells) / LLOYD) ** (-2.0 / len(spread))
+    within = (vectors * np.maximum(values, least * float((spread**2).mean()))) @ vectors.T
     found = mixture_of_cells(centres, mass, uncertain[good], within, k, generator)
     # Of the standardised leading directions: an orthonormal basis in the coordinates of the components, about.
     means = found.means @ lift
