@@ -53,7 +53,7 @@ def test_dense_rows(tmp_path, append):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["parquet", "feather"])
+@pytest.mark.parametrize("form", ["parquet", pytest.param("feather", marks=pytest.mark.heavy)])
 def test_typed_tables(tmp_path, form):
     """200 MB of rows in many row groups, stored without compression: no row group is kept."""
     import pyarrow as pa
