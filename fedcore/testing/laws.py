@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -22,13 +23,14 @@ from fedcore.privacy.accounting import exact_sum
 from fedcore.rounds.clients import one_blas_thread
 from fedcore.rounds.engine import Backend
 from fedcore.rounds.method import ROWS, ClientOutputs, Memory, Method, check_definition
-from fedcore.rounds.results import Features, Metric, Profiles, Result, Table
+from fedcore.rounds.results import Features, Metric
 from fedcore.rounds.scores import KnownMemories
 from fedcore.rounds.statistics import Statistics, merge, merge_all, values
 from fedcore.storage.arrays import state_values
 from fedcore.testing.bits import copied, difference
 from fedcore.testing.broken import require
 from fedcore.testing.cases import Case, added
+from fedcore.testing.results import check_result, texts, told
 from fedcore.testing.runs import Ended, run_in_pieces, stored_and_read, whole_run
 
 Law = Callable[[Case], None]
@@ -354,23 +356,33 @@ def scores(case: Case) -> None:
 
 @law("result")
 def result(case: Case) -> None:
-    """The result, before the first round and after the last, is made of tables with columns of equal length."""
-    features = Features(case.population.features, [f"feature {i}" for i in range(case.population.features)])
+    """The result, before the first round and after the last, is made of tables with columns of equal length and finite
+    numbers, and is the same from a state that was stored and read. A method that tells results has a table after the
+    last round, or an outcome that says why there is none. Names and units of columns are those that were given.
+    """
+    method, count = case.method, case.population.features
+    named = Features(count, [f"feature {i}" for i in range(count)], [f"unit {i}" for i in range(count)])
     for state in (case.history.rounds[0].state, case.history.state):
-        for given in (features, Features(features.count)):
-            _check_result(case.method.result(state, given))
-
-
-def _check_result(found: Result) -> None:
-    require(isinstance(found, Result), f"result returns a {type(found).__name__}, not a Result.")
-    for table in found.tables:
-        require(isinstance(table, Table), f"the result holds a {type(table).__name__}, not a Table.")
-        lengths = {column.name: len(column.values) for column in table.columns}
-        require(len(set(lengths.values())) <= 1, f"columns of table {table.name!r} have unequal lengths: {lengths}.")
-    for figure in found.figures:
-        require(isinstance(figure, Profiles), f"the result holds a {type(figure).__name__}, not a figure.")
-    for names in ([table.name for table in found.tables], [figure.name for figure in found.figures]):
-        require(len(names) == len(set(names)), f"tables or figures of the result share a name: {sorted(names)}.")
+        for given in (named, Features(count)):
+            check_result(method.result(state, given), private=method.private)
+    last = method.result(case.history.state, named)
+    if type(method).result is not Method.result:
+        said = bool(last.tables or method.outcome(case.history.state))
+        require(said, "a finished run has neither a table in its result nor an outcome that says why there is none.")
+    with TemporaryDirectory() as folder:
+        again = type(method).State(**stored_and_read(state_values(case.history.state), Path(folder)))
+    different = difference(told(last), told(method.result(again, named)), "the result")
+    require(
+        not different, f"the result is another one after the run store has written and read the state: {different}."
+    )
+    unnamed = method.result(case.history.state, Features(count))
+    for table, other in zip(last.tables, unnamed.tables, strict=True):
+        shown, mine = texts(table), texts(other)
+        taken = {text for text in shown if text.startswith("feature ")}
+        require(
+            bool(taken) == any(re.match(r"(column|token) \d", text) for text in mine),
+            f"table {table.name!r} names columns in another way than `Features` does.",
+        )
 
 
 @law("warm start")
