@@ -249,9 +249,9 @@ def show_run(path: str, as_json: bool, whole: bool = False) -> None:
 
     run = Run.open(path)
     value = run_summary(run) | {"run": str(path)}
-    tables = _tables_of(run) if whole else ()
+    tables = _tables_of(run) if whole or as_json else ()
     if as_json:
-        return say(value | ({"result": [each.to_json() for each in tables]} if whole else {}), True)
+        return say(value | {"result": [each.to_json() for each in tables]}, True)
     statement = value.pop("privacy", None) or {}
     value.pop("metrics", None)
     say(value, False)
