@@ -7,6 +7,7 @@ Nothing is sorted, no row gets a name, and memory stays at one part.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,17 @@ from fedcore.population.writer import PopulationWriter
 ROWS_OF_A_PART = 16_384
 CLIENT = "client"  # a column of this name is the client's, if nobody says which is
 SMALL = ("float16", "float32", "int8", "int16", "uint8", "uint16", "bool")  # exact in float32
-FORMATS = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv"}
+FORMATS = (".parquet", ".pq", ".csv")
+READ_AHEAD = 2**16  # bytes of a column
 
 
 def are_nobodys(where: str) -> bool:
     """Whether files hold rows and do not say whose: CSV or Parquet without a column "client", or NPY. Raises
-    IngestError for files that are not there or cannot be read, ConfigError for several formats at once."""
+    IngestError for files that are not there or cannot be read."""
     files = files_of(where)
     if all(file.suffix == ".npy" for file in files):
         return True
-    return all(file.suffix in FORMATS for file in files) and CLIENT not in _dataset(files).schema.names
+    return all(file.suffix in FORMATS for file in files) and CLIENT not in _schema(files[0]).names
 
 
 def rows_of_nobody(where: str, folder: Path, **options: Any) -> Population:
@@ -53,27 +55,45 @@ def rows_of_nobody(where: str, folder: Path, **options: Any) -> Population:
         return writer.commit(Provenance(sources=tuple(file.name for file in files)))
 
 
-def _dataset(files: Sequence[Path]) -> Any:
-    """A pyarrow.dataset.Dataset. Numbers of CSV are float64, whatever those in the first lines are."""
+@contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    """What Arrow does not take is an IngestError that names the file."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        raise IngestError(
+            f"{file} cannot be read: {error}.", "Check that it is whole, and a table of numbers."
+        ) from error
+
+
+def _schema(file: Path) -> Any:
+    """The columns of a file, a pyarrow.Schema; those of CSV as its first lines have them."""
+    import pyarrow.csv as arrow_csv
+    import pyarrow.parquet as parquet
+
+    with _reading(file):
+        if file.suffix != ".csv":
+            return parquet.read_schema(file)
+        with arrow_csv.open_csv(file) as opened:
+            return opened.schema
+
+
+def _batches(file: Path, schema: Any) -> Iterator[Any]:
+    """The rows of a file, some at a time. Numbers of CSV are float64, whatever those in the first lines are."""
     import pyarrow as pa
     import pyarrow.csv as arrow_csv
-    import pyarrow.dataset as dataset
+    import pyarrow.parquet as parquet
 
-    kinds, names = {FORMATS[file.suffix] for file in files}, [str(file) for file in files]
-    if len(kinds) > 1:
-        raise ConfigError("The files are of several formats.", "Fit to files of one.")
-    try:
-        found = dataset.dataset(names, format=kinds.pop())
-        for fragment in found.get_fragments():
-            if fragment.physical_schema.names != found.schema.names:
-                raise IngestError(f"{fragment.path} has other columns than {names[0]}.", "Fit to files of one table.")
-        if files[0].suffix != ".csv":
-            return found
-        numbers = {field.name: pa.float64() for field in found.schema if _is_number(field.type)}
-        options = arrow_csv.ConvertOptions(column_types=numbers)
-        return dataset.dataset(names, format=dataset.CsvFileFormat(convert_options=options))
-    except (OSError, pa.ArrowException) as error:
-        raise IngestError(f"{files[0]} cannot be read: {error}.", "Check that the files are whole.") from error
+    with _reading(file):
+        if file.suffix != ".csv":  # a column chunk is read in pieces: a group of rows may be as large as the file
+            with parquet.ParquetFile(file, buffer_size=READ_AHEAD, pre_buffer=False) as stored:
+                yield from stored.iter_batches(ROWS_OF_A_PART, use_threads=False)
+            return
+        options = arrow_csv.ConvertOptions(column_types={name: pa.float64() for name in schema.names})
+        with arrow_csv.open_csv(file, convert_options=options) as opened:
+            yield from opened
 
 
 def _is_number(kind: Any) -> bool:
@@ -85,29 +105,29 @@ def _is_number(kind: Any) -> bool:
 def _tables(files: Sequence[Path]) -> tuple[int, str, Iterator[np.ndarray]]:
     import pyarrow as pa
 
-    read = _dataset(files)
-    kinds = [read.schema.field(name).type for name in read.schema.names]
-    known = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_null)
-    words = [name for name, kind in zip(read.schema.names, kinds, strict=True) if not any(test(kind) for test in known)]
-    if words:
-        raise ConfigError(
-            f"the columns {', '.join(words[:20])} hold no numbers.",
-            "Name the column of the clients (groups), or make a population with `fedcore population ingest`.",
-        )
-    dtype = "float32" if all(_name(kind) in SMALL for kind in kinds) else "float64"
-    number = pa.float32() if dtype == "float32" else pa.float64()
+    schemas = [_schema(file) for file in files]
+    names, kinds = schemas[0].names, {kind for schema in schemas for kind in schema.types}
+    for file, schema in zip(files, schemas, strict=True):
+        if schema.names != names:
+            raise IngestError(f"{file} has other columns than {files[0]}.", "Fit to files of one table.")
+        words = [field.name for field in schema if not _is_number(field.type)]
+        if words:
+            raise ConfigError(
+                f"the columns {', '.join(words[:20])} of {file} hold no numbers.",
+                "Name the column of the clients (groups), or make a population with `fedcore population ingest`.",
+            )
+    small = files[0].suffix != ".csv" and all(_name(kind) in SMALL for kind in kinds)
+    dtype, number = ("float32", pa.float32()) if small else ("float64", pa.float64())
 
     def parts() -> Iterator[np.ndarray]:
-        try:
-            for batch in read.to_batches(batch_size=ROWS_OF_A_PART, batch_readahead=1, fragment_readahead=1):
-                x = np.empty((batch.num_rows, len(kinds)), dtype)
+        for file, schema in zip(files, schemas, strict=True):
+            for batch in _batches(file, schema):
+                x = np.empty((batch.num_rows, len(names)), dtype)
                 for place, column in enumerate(batch.columns):
                     x[:, place] = column.cast(number).to_numpy(zero_copy_only=False)
                 yield x
-        except (OSError, pa.ArrowException) as error:
-            raise IngestError(f"The files cannot be read: {error}.", "Check that they are whole.") from error
 
-    return len(kinds), dtype, parts()
+    return len(names), dtype, parts()
 
 
 def _name(kind: Any) -> str:
