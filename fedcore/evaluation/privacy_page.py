@@ -26,6 +26,7 @@ from fedcore.runs.store import Run
 
 FIRST_PAGE = re.compile(r'<section id="privacy">.*?</section>', re.DOTALL)
 STATEMENT = re.compile(r'<pre id="statement">(.*?)</pre>', re.DOTALL)
+OF_A_LIFE = ("A client active for ", "A client with data in every ")  # sentences of a statement by calendar period
 CHANCES = (0.5, 0.1, 0.01)  # beforehand, as examples
 WEAK = 0.9  # who is right more often than this is nearly sure
 MOST_NAMES = 40  # of columns or words
@@ -187,7 +188,9 @@ def gains(privacy: Mapping[str, Any]) -> list[dict[str, str]]:
     extra: Any = budget.get("delta_extra")
     delta: Any = privacy.get("delta")
     own = (Fraction(delta) - Fraction(conv) if _numbers(delta, conv) else None, privacy.get("mu"))
-    worst = "all runs so far, the most of any cohort" if privacy.get("cohorts") else "all runs so far"
+    worst = "all runs so far"
+    if privacy.get("cohorts"):
+        worst += f", the most of any {'period' if privacy.get('periods') else 'cohort'}"
     spent, largest = _mu(budget.get("rho_spent"), exact), _mu(budget.get("rho_max"), exact)
     rows: tuple[tuple[str, Any, Any, Any, Any], ...] = (
         ("this run", privacy.get("epsilon"), delta, *own),
@@ -246,6 +249,9 @@ def _odds(privacy: Mapping[str, Any]) -> list[str]:
         "Whoever has seen what other runs published as well has gained by all of them: the second line of the table, "
         "and never more than the third, unless the owner raises the budget, which the ledger shows for ever.",
     ]
+    if privacy.get("start"):
+        said.append("The run started from something that had told its part before: all this is on top of it.")
+    said += [line for line in str(privacy["text"]).splitlines() if line.startswith(OF_A_LIFE)]
     if float(right) >= 100 * WEAK:
         said.append("That is nearly certainty: at this epsilon the promise is weak.")
     return said

@@ -112,11 +112,15 @@ def test_accounts_that_are_not_in_gaussian_dp_have_the_numbers_of_epsilon_and_de
 @pytest.mark.parametrize(("unit", "relation"), RELATIONS)
 def test_every_unit_and_relation_has_words(tmp_path, unit, relation):
     periods = {"unit": "month", "window": 1, "lifetime": [{"periods": 12, "epsilon": 9.0, "rho": 1.0}] * 2}
-    statement = of(unit, relation, periods=periods if unit == "client_period" else {})
+    start = "what run 'a' released" if relation == "replace_one" else ""
+    statement = of(unit, relation, periods=periods if unit == "client_period" else {}, start=start)
     page = text(tmp_path, statement)
     assert RELATIONS[unit, relation] in page and "two neighbours" not in page
     assert ("not a whole client" in page) == (unit == "record")
     assert ("not a client for all time" in page) == (unit == "client_period")
+    before_it_is_verified = page.split("How to verify it")[0]
+    assert ("A client active for 12 months: at most epsilon = 9" in before_it_is_verified) == (unit == "client_period")
+    assert ("on top of it" in before_it_is_verified) == (relation == "replace_one")
 
 
 def test_a_promise_that_is_next_to_none_is_called_weak(tmp_path):
