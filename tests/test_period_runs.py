@@ -139,7 +139,7 @@ class PUBLIC:
     """Public facts of `people`."""
 
     kind, features, clients_per_leaf, n_clients = "counts", 30, 4, 0
-    manifest = type("Manifest", (), {"nominal_clients": 100, "cohorts": (), "halves": None})
+    manifest = type("Manifest", (), {"nominal_clients": 100, "cohorts": (), "halves": None, "one_whole": False})
 
 
 @pytest.mark.slow

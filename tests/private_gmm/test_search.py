@@ -377,8 +377,10 @@ def test_the_tables_of_a_result_are_of_the_mixture(covariance):
     found = learned(truth, x, epsilon=4.0, covariance=covariance)
     method = PrivateGMM(config_of(truth, covariance=covariance))
     result = method.result(found.state, Features(4, ["a", "b"]))
-    components, means, deviations, valleys = result.tables
-    assert [table.name for table in result.tables] == ["components", "means", "standard_deviations", "valleys"]
+    components, means, deviations, *correlations, valleys = result.tables
+    assert [table.name for table in correlations] == ["correlations"] * (covariance == "full")
+    assert [table.name for table in (components, means, deviations)] == ["components", "means", "standard_deviations"]
+    assert valleys.name == "valleys"
     assert valleys.columns[0].values == ["1 and 2"] and valleys.columns[3].values[0] < 0.001
     shares = components.columns[1].values
     heaviest = int(found.mixture.weights.argmax())
