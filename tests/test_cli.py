@@ -511,6 +511,7 @@ def test_runs_list(trained, monkeypatch):
     assert "runs/open" in works("runs", "list").out
 
 
+@pytest.mark.slow
 def test_a_foreign_folder_among_the_runs_is_no_obstacle(trained):
     (trained / "runs" / "odd").mkdir()
     (trained / "runs" / "odd" / "run.json").write_text('{"schema": 1, "run_id": "odd"}')
@@ -540,6 +541,7 @@ def test_evaluate_keeps_the_scores_in_the_run_and_its_report(trained):
     assert "Algorithm 2" in works("evaluate", "runs/open", "p", "--local").out
 
 
+@pytest.mark.slow
 def test_scores_that_are_not_private_go_into_their_file_only(trained):
     write_counts(trained / "own", small_counts(seed=4), heldout=small_counts(seed=5))
     report = (trained / "runs" / "open" / "report.html").read_bytes()

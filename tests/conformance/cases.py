@@ -17,7 +17,6 @@ from tests.digests.populations import POPULATIONS, STARTS
 
 FAST = [
     "histograms/private",
-    "histograms/private-merged",
     "histograms/private-eigenvectors-replace-one",
     "histograms/algorithm2",
     "histograms/fedavg",
@@ -35,14 +34,15 @@ FAST = [
     "gradient_em/paper",
     "gradient_em/tgmm",
     "gradient_em/fedem",
-    "gradient_em/mixed-effects",
     "private_gmm/diag",
-    "private_gmm/full-records",
     "dictionaries/recommended",
     "dictionaries/gradient",
     "dictionaries/statistics-omp",
 ]
 SLOW = [
+    "histograms/private-merged",
+    "gradient_em/mixed-effects",
+    "private_gmm/full-records",
     "histograms/private-adaptive-clip",
     "histograms/private-given-votes",
     "histograms/private-weights",

@@ -182,6 +182,7 @@ def test_a_run_whose_statement_is_not_made_yet_has_a_page(tmp_path):
 ENTRIES = ("population", "releases", "epsilon", "delta", "mu", "losses", "vouched", "ledger")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry", ENTRIES)
 @pytest.mark.parametrize("bad", [None, [], {}, 3, math.pi * 1e300])
 def test_odd_entries_leave_a_page(tmp_path, entry, bad):

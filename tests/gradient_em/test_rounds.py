@@ -277,6 +277,7 @@ def test_standardised_rows_give_centres_in_the_units_of_the_data(standardise):
     np.testing.assert_allclose(moved.outputs()["centres"], 100.0 + 7.0 * plain.outputs()["centres"], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_steps_that_diverge_are_halved():
     """Estimates that are not finite, or absurdly far, go back to the common centre."""
     tasks = small(seed=0, h=0.0)

@@ -132,6 +132,7 @@ def test_never_worse_than_the_paper_or_alone(h):
     assert largest["own"] < min(1.05 * min(largest["paper"], largest["alone"]), {0.0: 0.75, 1.0: 1.15, 2.0: 1.35}[h])
 
 
+@pytest.mark.slow
 def test_a_client_in_a_poor_optimum_takes_the_second_start():
     """In this replication a client's own fit has two components on one cluster and leaves another out."""
     tasks = simulated_clients(5, h=2.0)

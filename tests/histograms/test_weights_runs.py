@@ -57,6 +57,7 @@ def train(population, folder, name="r", rounds=None, **settings) -> Run:
     return session.run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("public", [None, "made up"])
 def test_all_rounds_read_both_halves_or_the_last_one_where_they_are_for_evaluation(public, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

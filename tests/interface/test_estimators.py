@@ -90,6 +90,7 @@ def test_files_are_read_as_they_are(tmp_path):
         fedcore.FederatedMixture(2).fit(str(tmp_path / "*.csv"), groups=[1, 2])
 
 
+@pytest.mark.slow
 def test_files_whose_rows_are_nobodys_give_what_the_array_gives(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "ROWS_OF_A_PART", 128)
     monkeypatch.setattr(data, "ROWS_OF_A_PART", 128)

@@ -277,6 +277,7 @@ def test_entries_are_sorted_by_period_and_every_period_is_a_cohort(tmp_path):
     assert {label_of(one) for one in ids_of(population)[first:stop]} == {"2026-02", "2026-03"}
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 10**6), cuts=st.lists(st.integers(0, 300), max_size=3))
 def test_the_order_of_rows_and_files_changes_nothing(tmp_path_factory, seed, cuts):
@@ -304,6 +305,7 @@ def test_memory_changes_nothing(tmp_path, memory):
     assert found == ids_of(made(tmp_path / "made", rows)) and len(found) > 700
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_appends_with_late_rows_hold_what_one_ingest_holds(tmp_path_factory, seed):

@@ -127,6 +127,7 @@ def test_what_is_no_statement_is_refused(content):
         read_statement(content)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry", ["releases", "population", "unit", "not_covered", "epsilon", "periods", "losses"])
 @pytest.mark.parametrize("bad", [None, "x", 3, [3], {"a": 1}])
 def test_garbage_in_a_statement_is_noticed_and_no_crash(statement, entry, bad):

@@ -13,6 +13,7 @@ TRUTH = simulation.mixture(4, 2, 12.0, 0)
 PRIOR = simulation.prior(TRUTH)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["spherical", "diag", "full"])
 def test_the_errors_are_those_of_whole_runs(form):
     """Intervals of 1.96 errors hold the mean over the runs of 95 % of the numbers, up to three standard deviations of a

@@ -129,6 +129,7 @@ def test_a_mixture_is_refined_by_private_em_under_the_same_budget(tmp_path):
     assert outputs["outputs"] == ["component", "rows_labels", "shares"]
 
 
+@pytest.mark.slow
 def test_records_are_protected_where_the_budget_says_so(tmp_path):
     made, ledger = population(tmp_path / "p", unit="record")
     run = to_end(begin(made, tmp_path))

@@ -215,6 +215,7 @@ def claims(name: str, seed: int) -> bool:
     return learn(x, config, epsilon=epsilon, delta=DELTA, noise=noise, seed=seed).mixture.found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Student t, 3", "Student t, 1.5", "two scales"])
 def test_one_group_is_not_found_to_be_several(name):
     """Without valleys, and with shells that were empty beside the ball alone, 22 of these 30 runs claimed some."""

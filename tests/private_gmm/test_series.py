@@ -202,6 +202,7 @@ TRUTH = simulation.mixture(10, 2, 8.0, 0)
 ROWS = simulation.sample(TRUTH, 4000, 0)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("covariance", ["spherical", "full"])
 def test_a_series_does_better_from_run_to_run(covariance):
     config = config_of(TRUTH, covariance=covariance)

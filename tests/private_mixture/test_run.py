@@ -14,6 +14,7 @@ from tests.private_mixture.worlds import adjusted_rand, block_of, mixture, recor
 UNITS = np.array([1e-6, 1.0, 1e6, 1.0, 1.0])
 
 
+@pytest.mark.slow
 def test_components_that_touch_are_found_and_their_density_is_right():
     generator = np.random.default_rng(1)
     truth = mixture(5, 3, 3.0, generator)
