@@ -1,7 +1,7 @@
 """What a run has learnt, for other programs: tables, arrays and fitted estimators, in the form that the name asks for.
 
     NAME                  a folder with every table as NAME.csv, and result.json, which says what they are
-    NAME.csv, .parquet    one table: the only one, or the one that is named
+    NAME.csv, .parquet    one table: the only one, or the one that is named; standard errors in columns of their own
     NAME.json             all tables, the outcome and the privacy statement, as result.json in the folder of the run
     NAME.npz, .zarr       the arrays of the state, and those of the model in the units of the data under `model_...`
     NAME.joblib, .pkl     a fitted estimator of scikit-learn, where the method has a counterpart there
@@ -52,6 +52,7 @@ PICKLED = (
     "Whoever loads this file runs the code that is in it: load it only if you know who made it, and with the version "
     "of scikit-learn that made it. The other forms hold numbers only."
 )
+OF_ERRORS = " (standard error)"  # behind the name of a column
 OF_MODEL = "model_"  # before the names of arrays in the units of the data
 
 
@@ -178,11 +179,21 @@ def _csv_file(source: _Source, path: Place) -> dict[str, Any]:
 
 def csv_bytes(table: Table) -> bytes:
     """A line for the headings, with units of numbers in brackets, and one for each row; lists with "; " between."""
-    text = io.StringIO()
+    text, columns = io.StringIO(), with_errors(table)
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([_heading(column) for column in table.columns])
-    writer.writerows(zip(*([_cell(value) for value in column.values] for column in table.columns), strict=True))
+    writer.writerow([_heading(column) for column in columns])
+    writer.writerows(zip(*([_cell(value) for value in column.values] for column in columns), strict=True))
     return text.getvalue().encode("utf-8", "backslashreplace")
+
+
+def with_errors(table: Table) -> list[Column]:
+    """The columns, and behind each that has standard errors a column of these, in the same unit."""
+    columns = []
+    for column in table.columns:
+        columns.append(column)
+        if column.errors is not None:
+            columns.append(Column(f"{column.name}{OF_ERRORS}", column.errors, column.unit))
+    return columns
 
 
 def _heading(column: Column) -> str:
@@ -213,7 +224,7 @@ def _arrow(table: Table, told: Mapping[str, str]) -> Any:
     import pyarrow as pa
 
     arrays, fields = [], []
-    for column in table.columns:
+    for column in with_errors(table):
         values = [value.item() if isinstance(value, np.generic) else value for value in column.values]
         try:
             array = pa.array(values)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedcore.evaluation.run_summary import privacy_of, result_of, run_summary
-from fedcore.rounds.results import Result, Table
+from fedcore.rounds.results import Result
 from fedcore.runs.store import Run
 from fedcore.storage.arrays import writing
 from fedcore.storage.files import write_json
@@ -24,8 +24,9 @@ TOLD = ("run_id", "method", "status", "rounds", "outcome", "population", "starte
 
 def result_document(run: Run, result: Result) -> dict[str, Any]:
     """schema, run_id, method, status, rounds, outcome (of methods that tell one), population, started, code_version,
-    seed, settings, privacy (`fedcore.evaluation.run_summary.privacy_of`), and tables: each name, title and columns of
-    name, unit and values, of which those that are not finite are null. Raises RunError for unreadable files.
+    seed, settings, privacy (`fedcore.evaluation.run_summary.privacy_of`), and tables: each name, title, note
+    and columns of name, unit, values and, where there are any, standard errors. What is not finite is null. Raises
+    RunError for unreadable files.
     """
     summary = run_summary(run)
     return {
@@ -33,7 +34,7 @@ def result_document(run: Run, result: Result) -> dict[str, Any]:
         **{name: summary[name] for name in TOLD if name in summary},
         "settings": run.info.get("config") or {},
         "privacy": privacy_of(run),
-        "tables": [_table(table) for table in result.tables],
+        "tables": [table.to_json() for table in result.tables],
     }
 
 
@@ -54,14 +55,6 @@ def keep_result_if_possible(run: Run, vocabulary: Sequence[str] | None) -> str:
             f"lacks nothing else; `fedcore export {run.path} FILE.json` says the same."
         )
     return ""
-
-
-def _table(table: Table) -> dict[str, Any]:
-    columns = [
-        {"name": column.name, "unit": column.unit, "values": [json_value(value) for value in column.values]}
-        for column in table.columns
-    ]
-    return {"name": table.name, "title": table.title, "columns": columns}
 
 
 def json_value(value: object) -> Any:

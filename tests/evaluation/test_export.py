@@ -21,7 +21,7 @@ from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig
 from fedcore.methods.private_gmm import PrivateGMM
 from fedcore.methods.private_mixture import PrivateMixtureConfig
 from fedcore.rounds.fitted import FittedDictionary
-from fedcore.rounds.results import Column, Table
+from fedcore.rounds.results import Column, Result, Table
 from fedcore.runs.store import Run
 from fedcore.storage import files
 from tests.command import fedcore as command
@@ -113,6 +113,25 @@ def test_the_result_is_kept_when_a_run_ends_and_no_run_needs_it(model, tmp_path,
     assert "No space left" in said and "fedcore export" in said
 
 
+def test_standard_errors_are_beside_what_they_are_of(tmp_path):
+    shares = Column("share", [0.5, 0.25], "%", [0.01, None])
+    table = Table("t", "With errors", (Column("component", [1, 2]), shares, Column("size", [3.0, 4.0], "cm")))
+    (tmp_path / "t.csv").write_bytes(export.csv_bytes(table))
+    heading, *rows = lines(tmp_path / "t.csv")
+    assert heading == ["component", "share", "share (standard error)", "size [cm]"]
+    assert rows == [["1", "0.5", "0.01", "3.0"], ["2", "0.25", "", "4.0"]]
+    arrow = export._arrow(table, {})
+    assert arrow["share (standard error)"].to_pylist() == [0.01, None]
+    assert arrow.field("share (standard error)").metadata == {b"unit": b"%"}
+
+
+def test_result_json_has_the_whole_tables(model):
+    table = Table("t", "With errors", (Column("mean", [0.5, float("nan")], "cm", [0.01, None]),), "What to know.")
+    (written,) = result_file.result_document(Run.open(model.path), Result((table,)))["tables"]
+    assert written == table.to_json() and written["note"] == "What to know."
+    assert written["columns"][0] == {"name": "mean", "unit": "cm", "values": [0.5, None], "errors": [0.01, None]}
+
+
 def test_cells_of_all_kinds(tmp_path):
     (tmp_path / "t.csv").write_bytes(export.csv_bytes(ODD))
     assert lines(tmp_path / "t.csv") == [
@@ -122,7 +141,7 @@ def test_cells_of_all_kinds(tmp_path):
     ]
     told = export._arrow(ODD, {}).to_pydict()
     assert told["component"] == ["1", "background"] and told["tokens"] == [["a, b", 'c"'], []]
-    columns = result_file._table(ODD)["columns"]
+    columns = ODD.to_json()["columns"]
     assert [column["values"] for column in columns][1:3] == [[0.25, 0.75], [None, None]]
     assert columns[2]["unit"] == "cm"
 
