@@ -79,10 +79,13 @@ def test_a_messy_table_to_a_private_result_in_five_commands(tmp_path, monkeypatc
     reason = "columns of the published form; bounds and cities from its manual"
     works("budget", "set", "people", "--epsilon", "1", "--delta", "1e-7", "--public-schema", reason)
     run = works("train", "private_mixture", "people", "--local", "--set", "components=2", "--json").json["run_id"]
-    works("personalise", f"runs/{run}", "people", "groups.csv")
+    works("export", f"runs/{run}", "groups.csv", "--table", "means")
     model = fedcore.load_run(f"runs/{run}")
     assert model.status == "finished" and model.statement["private"] and reason in model.statement["text"]
     shown = str(model.tables)
     assert "city=Bern" in shown and "measure 15" in shown and "Person" not in shown
-    with open("groups.csv", newline="") as file:
-        assert sum(1 for _ in csv.reader(file)) == PEOPLE + 1
+    with open("groups.csv", newline="", encoding="utf-8") as file:
+        rows = {row["column"]: row for row in csv.DictReader(file)}
+    assert len(rows) == told["features"] and rows["age"]["unit"] == "years"
+    ages = sorted(float(rows["age"][f"component {k}"]) for k in (1, 2))
+    assert abs(ages[0] - 30) < 5 and abs(ages[1] - 65) < 5

@@ -36,7 +36,9 @@ def test_the_analyst_gets_a_private_result(tmp_path):
     folder.mkdir()
     in_a_shell("analyst.md", folder)
     with (folder / "groups.csv").open() as file:
-        assert len(list(csv.DictReader(file))) == 3
+        rows = list(csv.DictReader(file))
+    assert [row["column"] for row in rows] == ["glucose", "pressure", "stay", "born"]
+    assert sum(name.endswith("(standard error)") and float(value) > 0 for name, value in rows[0].items()) == 3
     assert "differential privacy" in (folder / "runs/stays/report.html").read_text()
 
 
