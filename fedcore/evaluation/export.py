@@ -30,6 +30,7 @@ from fedcore.evaluation.result_file import RESULT, json_value, result_document
 from fedcore.evaluation.run_summary import result_of
 from fedcore.evaluation.scikit_learn import estimator_of
 from fedcore.rounds.fitted import Fitted
+from fedcore.rounds.method import AnyMethod, State
 from fedcore.rounds.results import Column, Result, Table
 from fedcore.runs.store import Run
 from fedcore.storage.arrays import state_values
@@ -56,9 +57,12 @@ OF_ERRORS = " (standard error)"  # behind the name of a column
 OF_MODEL = "model_"  # before the names of arrays in the units of the data
 
 
-def export_run(run: Run, dest: str | Path | Place, table: str | None = None, *, force: bool = False) -> dict[str, Any]:
+def export_run(
+    run: Run | Learnt, dest: str | Path | Place, table: str | None = None, *, force: bool = False
+) -> dict[str, Any]:
     """Write what a run has learnt to `dest`: `fedcore.evaluation.export`.
 
+    run: a run, or what was read of one
     dest: a file may be a URL; a folder is local
     table: name of the table that a .csv or .parquet file holds; None: the only one
     force: whether a file that exists is replaced; a folder never is
@@ -86,9 +90,10 @@ def export_run(run: Run, dest: str | Path | Place, table: str | None = None, *, 
     if folder and is_remote(path):
         raise ConfigError(f"{path} would be a folder behind a URL.", "Name a local folder, or a single file.")
     _check_free(path, force and not folder)
-    if run.round < 1:
-        raise RunError(f"run {run.id!r} has not finished a round yet.", "Resume it first.")
-    source = _Source(run, table)
+    learnt = run if isinstance(run, Learnt) else Learnt(run)
+    if learnt.run.round < 1:
+        raise RunError(f"run {learnt.run.id!r} has not finished a round yet.", "Resume it first.")
+    source = _Source(learnt, table)
     try:
         told = write(source, path)
     except OSError as error:
@@ -105,19 +110,47 @@ def _check_free(path: Place, force: bool) -> None:
         raise ConfigError(f"{str(path)!r} exists already.", remedy)
 
 
-class _Source:
-    """What is exported of a run; parts are read when a form asks for them."""
+class Learnt:
+    """What a run has learnt. Each part is read when it is first asked for, and kept."""
 
-    def __init__(self, run: Run, table: str | None):
-        self.run, self.table = run, table
+    def __init__(self, run: Run):
+        self.run = run
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"run": (self.run.path, self.run.info, self.run.head)}
+
+    def __setstate__(self, known: dict[str, Any]) -> None:
+        self.__dict__.update(known | {"run": Run(*known["run"])})
 
     @cached_property
     def result(self) -> Result:
+        """Tables and figures. Raises RunError."""
         return result_of(self.run, vocabulary_of(self.run))
 
     @cached_property
     def document(self) -> dict[str, Any]:
+        """`fedcore.evaluation.result_file.result_document`. Raises RunError."""
         return result_document(self.run, self.result)
+
+    @cached_property
+    def trained(self) -> tuple[AnyMethod, State]:
+        """The method with its settings, and its last state. Raises RunError."""
+        return trained(self.run)
+
+
+class _Source:
+    """What is exported of a run."""
+
+    def __init__(self, learnt: Learnt, table: str | None):
+        self.learnt, self.run, self.table = learnt, learnt.run, table
+
+    @property
+    def result(self) -> Result:
+        return self.learnt.result
+
+    @property
+    def document(self) -> dict[str, Any]:
+        return self.learnt.document
 
     @property
     def private(self) -> bool:
@@ -141,7 +174,7 @@ class _Source:
 
     def values(self) -> dict[str, Any]:
         """Arrays and scalars of the state, and arrays of the model in the units of the data, if it has such."""
-        method, state = trained(self.run)
+        method, state = self.learnt.trained
         values = state_values(state)
         try:
             found = method.fitted_model(state).arrays()
@@ -150,7 +183,7 @@ class _Source:
         return values | {f"{OF_MODEL}{name}": array for name, array in found.items()}
 
     def fitted(self) -> Fitted:
-        method, state = trained(self.run)
+        method, state = self.learnt.trained
         return method.fitted_model(state)
 
 

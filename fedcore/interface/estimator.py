@@ -29,7 +29,8 @@ class FederatedEstimator(BaseEstimator, ABC):
     """An estimator whose `fit` is a run of a method.
 
     `folder` keeps the population and the run that `fit` makes, so that they can be looked at, resumed and given to the
-    command line; without one they lie in a temporary folder and are gone after `fit`.
+    command line; without one they lie in a temporary folder and are gone after `fit`. `model_` goes on to have its
+    tables, and to be exported.
     """
 
     kind: Kind = "rows"
@@ -82,7 +83,7 @@ class FederatedEstimator(BaseEstimator, ABC):
             self.outcome_ = self.model_.outcome
             self.n_iter_ = max(len(self.model_.metrics), 1)
             self._take(self.model_, stored)
-            _ = self.model_.fitted, self.model_.tables  # read while the files are there
+            _ = self.model_.fitted, self.model_.learnt.document  # read while the files are there
         return self
 
     def _stored(self, X: Any, groups: Groups, place: Path) -> Stored:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from fedcore.errors import ConfigError, RunError
-from fedcore.evaluation.export import export_run
-from fedcore.evaluation.run_summary import privacy_of, result_of
+from fedcore.evaluation.export import Learnt, export_run
+from fedcore.evaluation.run_summary import privacy_of
 from fedcore.evaluation.scikit_learn import estimator_of
 from fedcore.population.blocks import ClientBlock
 from fedcore.population.store import Population
@@ -21,12 +21,16 @@ from fedcore.rounds.results import Table
 from fedcore.runs.store import LoadedRun, Run
 from fedcore.runs.store import load_run as read_run
 from fedcore.storage.files import Place
-from fedcore.training.personalise import check_fits, remembering_leaves, trained
+from fedcore.training.personalise import check_fits, remembering_leaves
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Model(LoadedRun):
     """A trained run: path, info (what was asked), head, state (arrays and scalars by name), metrics (a row a round)."""
+
+    def __repr__(self) -> str:
+        outcome = f": {self.outcome}" if self.outcome else ""
+        return f"<run {self.id!r} of {self.info['method']}, {self.status}{outcome}>"
 
     @property
     def id(self) -> str:
@@ -51,7 +55,7 @@ class Model(LoadedRun):
     @cached_property
     def tables(self) -> dict[str, Table]:
         """What the run has learnt, by name of the table; see `columns`. Empty before the first round."""
-        return {table.name: table for table in result_of(self._run).tables}
+        return {table.name: table for table in self.learnt.result.tables}
 
     def columns(self, table: str) -> dict[str, list[Any]]:
         """A table of the result, its columns by heading, as pandas.DataFrame takes them. Raises KeyError."""
@@ -103,12 +107,17 @@ class Model(LoadedRun):
         table: the one that a .csv or .parquet file holds; force: whether a file that exists is replaced
         Returns {"dest", "holds", ...}. Raises ConfigError, RunError: `fedcore.evaluation.export.export_run`.
         """
-        return export_run(self._run, path, table, force=force)
+        return export_run(self.learnt, path, table, force=force)
 
     @cached_property
     def fitted(self) -> tuple[AnyMethod, State]:
         """The method with its settings, and its last state."""
-        return trained(self._run)
+        return self.learnt.trained
+
+    @cached_property
+    def learnt(self) -> Learnt:
+        """What is exported; what was read of it stays known when the files of the run are gone."""
+        return Learnt(self._run)
 
     @property
     def _run(self) -> Run:

@@ -1,5 +1,6 @@
 """The estimators: scikit-learn's manners, and the values of the engine."""
 
+import json
 import pickle
 
 import numpy as np
@@ -66,6 +67,16 @@ def test_gaps_are_refused_or_filled_but_never_unseen():
     assert np.abs(np.sort(fitted.means_[:, 0]) - [-5, 5]).max() < 0.5
     with pytest.raises(ValueError, match="infinity"):
         fedcore.FederatedMixture().fit(np.where(np.isnan(x), np.inf, x))
+
+
+def test_a_fit_without_a_folder_is_exported_after_its_files_are_gone(tmp_path):
+    fitted = pickle.loads(pickle.dumps(fedcore.FederatedMixture(2).fit(APART)))
+    model = fitted.model_
+    assert not model.path.exists() and len(repr(model)) < 200 and "finished" in repr(model)
+    for name in ("tables", "means.csv", "result.json", "arrays.npz", "mixture.joblib"):
+        assert model.export(tmp_path / name, "means" if name == "means.csv" else None)["holds"]
+    assert (tmp_path / "means.csv").read_bytes() == (tmp_path / "tables" / "means.csv").read_bytes()
+    assert json.loads((tmp_path / "result.json").read_text())["privacy"]["privacy"] == "none"
 
 
 @pytest.mark.slow
