@@ -22,6 +22,7 @@ from fedcore.interface.data import Groups, Stored
 from fedcore.interface.functions import train
 from fedcore.interface.model import Model, finished
 from fedcore.population.blocks import Kind
+from fedcore.population.columns import ColumnEntry
 from fedcore.population.store import Population
 
 
@@ -95,7 +96,11 @@ class FederatedEstimator(BaseEstimator, ABC):
         if self.kind == "counts":
             counts = self._checked_counts(X, reset=True)
             return data.counts_stored(counts, place / "population", **options)
-        return data.rows_stored(self._checked_rows(X, reset=True), groups, place / "population", **options)
+        x = self._checked_rows(X, reset=True)
+        names = [str(name) for name in getattr(self, "feature_names_in_", ())]  # of a data frame
+        named = all(names) and len(set(names)) == len(names)
+        columns = [ColumnEntry(name=name, of=name) for name in names] if named else []
+        return data.rows_stored(x, groups, place / "population", columns=columns, **options)
 
     def _checked_kind(self, population: Population) -> Population:
         if population.kind != self.kind:

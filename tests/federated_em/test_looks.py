@@ -35,6 +35,7 @@ def test_each_status_by_hand():
     assert ended(5.0, 4.0, shortened=20).startswith("converged")
     assert ended(5.0, 4.0, best=3.8).startswith("collapsed") and "those of round 30" in ended(5.0, 4.0, best=3.8)
     assert ended(5.0, 6.0).startswith("diverged") and "those of round 30" in ended(5.0, 6.0)
+    assert ended(5.0, 5.0 + 1e-12).startswith("converged")  # it began where it ended
     assert looks.status(empty()) == "" and FederatedEM().outcome(empty()) == ""
 
 

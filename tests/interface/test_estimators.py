@@ -79,6 +79,13 @@ def test_a_fit_without_a_folder_is_exported_after_its_files_are_gone(tmp_path):
     assert json.loads((tmp_path / "result.json").read_text())["privacy"]["privacy"] == "none"
 
 
+def test_columns_of_a_data_frame_keep_their_names():
+    frame = pytest.importorskip("pandas").DataFrame(APART, columns=["height", "weight"])
+    fitted = fedcore.FederatedMixture(2).fit(frame)
+    assert fitted.model_.columns("means")["column"] == ["height", "weight"]
+    assert fitted.fit(APART).model_.columns("means")["column"] == ["column 0", "column 1"]
+
+
 @pytest.mark.slow
 def test_what_was_fitted_is_kept_where_it_was_asked_for(tmp_path):
     fitted = fedcore.FederatedMixture(2, folder=str(tmp_path / "kept")).fit(APART)

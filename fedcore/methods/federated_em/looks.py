@@ -12,7 +12,7 @@ from fedcore.methods.mixture_models.contract import CurvedEM
 
 WORSE = 0.01  # nats a row: a last statistic that is worse than the best by more is not what a run ends with
 RISES = 1e-3  # between two full passes of VR-FedEM: more sends it back
-CONVERGED = 1e-4  # nats a row and round
+CONVERGED = 1e-4  # nats a row and round; a start that is as good as the end is no rise, whatever rounding says
 COLLAPSED = 0.1  # nats a row above the best
 OFTEN = 0.2  # of the rounds
 
@@ -58,7 +58,7 @@ def status(state: FederatedEMState) -> str:
     if last is None or first is None:
         return ""
     kept = "" if best is None or last <= best + WORSE else f" The parameters are those of round {state.best_round}."
-    if last > first:
+    if last > first + CONVERGED:
         return f"diverged: the last objective, {last:.4g}, is above that of the start, {first:.4g}.{kept}"
     if best is not None and last > best + COLLAPSED:
         return f"collapsed: the last objective, {last:.4g}, is above the best, {best:.4g}.{kept}"
