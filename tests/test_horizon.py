@@ -110,7 +110,9 @@ class Paper:
             Cohort(number=i + 1, token=f"{i:032x}", nominal=nominal, opened="2026-01-01")
             for i, nominal in enumerate(self.nominal)
         )
-        manifest = SimpleNamespace(nominal_clients=None, cohorts=cohorts, period=None, halves=None, records=False, one_whole=False)
+        manifest = SimpleNamespace(
+            nominal_clients=None, cohorts=cohorts, period=None, halves=None, records=False, one_whole=False
+        )
         return SimpleNamespace(
             path=Path("p"), id="p", kind="counts", features=30, clients_per_leaf=64, n_clients=0, manifest=manifest
         )
@@ -239,7 +241,9 @@ def test_more_than_the_whole_budget_is_never_waited_for():
 def test_a_population_without_cohorts_refuses_to_be_asked_for_them():
     paper = Paper([100])
     population = paper.population
-    population.manifest = SimpleNamespace(nominal_clients=100, cohorts=(), period=None, halves=None, records=False, one_whole=False)
+    population.manifest = SimpleNamespace(
+        nominal_clients=100, cohorts=(), period=None, halves=None, records=False, one_whole=False
+    )
     for asked in ({"horizon": 3}, {"at_least": 3}, {"recent_cohorts": 2}, {"cohorts": "1"}):
         with pytest.raises(ConfigError, match=rf"one budget for all.*{next(iter(asked))}.*fedcore budget cohorts"):
             plan_within_budget(make_method("histograms", {**SIZES, **asked}), population, paper, 0)
