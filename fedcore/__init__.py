@@ -1,7 +1,7 @@
 """Federated, private, unsupervised learning over populations too large for memory.
 
     open_population, train, resume, load_run, plan, budget, set_budget    what the command line does, from Python
-    FederatedMixture, RobustMultiTaskMixture, PersonalHistograms, PersonalDictionaries
+    FederatedMixture, PrivateMixture, RobustMultiTaskMixture, PersonalHistograms, PersonalDictionaries
                                                                           estimators in the manner of scikit-learn
     errors.FedcoreError                                                   what they raise
 
@@ -21,6 +21,7 @@ WHERE = {
     "set_budget": "functions",
     "load_run": "model",
     "FederatedMixture": "mixtures",
+    "PrivateMixture": "mixtures",
     "RobustMultiTaskMixture": "mixtures",
     "PersonalHistograms": "personal",
     "PersonalDictionaries": "personal",

@@ -5,6 +5,7 @@ from fedcore.interface.functions import resume as resume
 from fedcore.interface.functions import set_budget as set_budget
 from fedcore.interface.functions import train as train
 from fedcore.interface.mixtures import FederatedMixture as FederatedMixture
+from fedcore.interface.mixtures import PrivateMixture as PrivateMixture
 from fedcore.interface.mixtures import RobustMultiTaskMixture as RobustMultiTaskMixture
 from fedcore.interface.model import load_run as load_run
 from fedcore.interface.personal import PersonalDictionaries as PersonalDictionaries

@@ -4,7 +4,8 @@ functions   open_population, train, resume, load_run, plan, budget, set_budget
 model       a trained run as values, tables and outputs
 data        arrays, data frames and files, as populations
 estimator   what the estimators share
-mixtures    FederatedMixture, RobustMultiTaskMixture
+private     fits that are charged to a budget
+mixtures    FederatedMixture, PrivateMixture, RobustMultiTaskMixture
 personal    PersonalHistograms, PersonalDictionaries
 
 Everything runs on the engine, the stores and the ledger that the command line uses, in this process or on a given

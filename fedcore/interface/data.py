@@ -48,12 +48,16 @@ class Stored:
         return given
 
 
-def rows_stored(x: np.ndarray, groups: Groups, folder: Path, **options: Any) -> Stored:
+def rows_stored(x: np.ndarray, groups: Groups, folder: Path, records: bool = False, **options: Any) -> Stored:
     """x: (n, d) float32 or float64, NaN = missing; groups: (n,) the client of each row; None: nobody's in particular.
 
+    records: whether rows without groups are records of their own, each protected by itself, and not parts of a sum;
     options: of `PopulationWriter`. Raises ConfigError if x and groups differ in length, PopulationError.
     """
-    if groups is None:
+    if groups is None and records:
+        names, ends = [f"row {number}" for number in range(len(x))], np.arange(len(x) + 1)
+        order, ids, leaf = np.arange(len(x)), None, {"records": True}
+    elif groups is None:
         ends = np.append(np.arange(0, len(x), ROWS_OF_A_PART), len(x))
         names = [f"rows {low}-{high - 1}" for low, high in zip(ends[:-1], ends[1:], strict=True)]
         order, ids, leaf = np.arange(len(x)), None, {"clients_per_leaf": 1}
@@ -75,11 +79,14 @@ def counts_stored(x: sp.csr_matrix, folder: Path, **options: Any) -> Stored:
         return Stored(writer.commit(Provenance(sources=("an array",))), clients=np.arange(x.shape[0]))
 
 
-def opened(where: str | Path, groups: Groups, folder: Path, kind: Kind, **options: Any) -> Population:
+def opened(
+    where: str | Path, groups: Groups, folder: Path, kind: Kind, records: bool = False, **options: Any
+) -> Population:
     """The population at `where`; or one that is made in `folder` of the files there, a name, a folder or a pattern.
 
     groups: the column of the files that names the client; None: the one that is called "client", and where there is
-    none, rows are nobody's in particular (`fedcore.interface.tables`). Raises ConfigError if groups are given
+    none, rows are nobody's in particular (`fedcore.interface.tables`). records: every row of files without groups is a
+    record of its own. Raises ConfigError if groups are given
     otherwise, and what `fedcore.population.ingest.ingest.ingest` raises.
     """
     if groups is not None and not isinstance(groups, str):
@@ -87,6 +94,8 @@ def opened(where: str | Path, groups: Groups, folder: Path, kind: Kind, **option
     try:
         return Population.open(str(where))
     except PopulationNotFound:
+        if records and groups is None:
+            return ingest(str(where), folder, kind=kind, unit="record", **options)
         if groups is None and kind == "rows" and are_nobodys(str(where)):
             return rows_of_nobody(str(where), folder, **options)
         return ingest(str(where), folder, kind=kind, client=groups, **options)

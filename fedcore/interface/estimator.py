@@ -59,8 +59,8 @@ class FederatedEstimator(BaseEstimator, ABC):
         """Settings that depend on the population; the budget of one that was made here is set."""
         return {}
 
-    def _population_options(self, place: Path) -> dict[str, Any]:
-        """Of a population that is made by `fit`."""
+    def _population_options(self, place: Path, groups: Groups) -> dict[str, Any]:
+        """Of a population that is made by `fit`; "records": whether every row is a record of its own."""
         return {}
 
     def _fit(self, X: Any, groups: Groups) -> Self:
@@ -88,7 +88,7 @@ class FederatedEstimator(BaseEstimator, ABC):
         return self
 
     def _stored(self, X: Any, groups: Groups, place: Path) -> Stored:
-        options = self._population_options(place)
+        options = self._population_options(place, groups)
         if isinstance(X, Population):
             return Stored(self._checked_kind(X))
         if isinstance(X, (str, Path)):

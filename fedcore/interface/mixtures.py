@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal, Self, cast
 
 import numpy as np
@@ -13,6 +14,7 @@ from fedcore.errors import ConfigError
 from fedcore.interface.data import Groups, Stored, checked_groups
 from fedcore.interface.estimator import FederatedEstimator
 from fedcore.interface.model import Model, of_rows
+from fedcore.interface.private import PrivateEstimator
 from fedcore.population.blocks import RowsBlock
 from fedcore.rounds.engine import Backend
 from fedcore.rounds.fitted import CovarianceType
@@ -117,6 +119,112 @@ class FederatedMixture(DensityMixin, FederatedEstimator):
             name: np.concatenate([one[name] for one in outputs])
             for name in ("rows_responsibilities", "rows_log_density")
         }
+
+
+class PrivateMixture(ClusterMixin, DensityMixin, PrivateEstimator):
+    """A Gaussian mixture under differential privacy, without bounds to declare or a separation to assume.
+
+    It is the method `private_mixture`: releases of private scales, starts, rounds of EM, and a test for valleys between
+    components, by which groups are told apart.
+
+    n_components: at most so many; alpha: chance of claiming separate groups where there is a single peak
+    epsilon, delta: of this fit; delta well below 1 / number of people
+    nominal_clients: a public number of clients (or of records, without groups), by which a fit is planned
+    public_schema: why the columns of X are public. The statement repeats it
+
+    A fit of data that have no budget needs all four, and has an account of its own: what two fits say about the same
+    people adds up, and nobody counts it. Give `fit` a population with a budget to have them counted; epsilon is then
+    this run's share of it.
+
+    Fitted: weights_ (k,) without the background, background_ its weight; means_ (k, d), covariances_ (k, d, d) in the
+    units of the data; groups_ (k,) int64, the group of each component, from 0; n_iter_, outcome_, statement_, run_,
+    model_.
+    """
+
+    method = "private_mixture"
+
+    def __init__(
+        self,
+        n_components: int = 8,
+        *,
+        epsilon: float = 1.0,
+        delta: float | None = None,
+        nominal_clients: int | None = None,
+        public_schema: str | None = None,
+        alpha: float = 0.01,
+        random_state: int | None = 0,
+        settings: Mapping[str, Any] | None = None,
+        folder: str | None = None,
+        backend: Backend | None = None,
+    ):
+        self.n_components = n_components
+        self.epsilon = epsilon
+        self.delta = delta
+        self.nominal_clients = nominal_clients
+        self.public_schema = public_schema
+        self.alpha = alpha
+        self.random_state = random_state
+        self.settings = settings
+        self.folder = folder
+        self.backend = backend
+
+    def fit(self, X: Any, y: object = None, groups: Groups = None) -> Self:
+        """X: (n, d) rows; rows with gaps (NaN) are left out; a population, or its place; or files of rows.
+
+        groups: (n,) the client of each row, or the column of the files that names it: clients are protected, whatever
+        number of rows they have. None: rows of an array or of files are records, and each is protected by itself.
+        Raises ConfigError for a fit without what it needs, or from which nothing can be learnt; BudgetExceeded,
+        PopulationError, IngestError, and ValueError for arrays that are no rows of numbers.
+        """
+        if self.epsilon is None:
+            raise ConfigError("epsilon is not given, and this estimator is private.", "FederatedMixture is not.")
+        return self._fit(X, groups)
+
+    def _population_options(self, place: Path, groups: Groups) -> dict[str, Any]:
+        return {**super()._population_options(place, groups), "records": groups is None}
+
+    def _method_settings(self) -> dict[str, Any]:
+        return {"components": self.n_components, "alpha": self.alpha}
+
+    def _take(self, model: Model, stored: Stored) -> None:
+        fitted = cast(Any, model.fitted[0]).model(model.fitted[1])
+        self.weights_, self.background_ = fitted.weights[:-1], float(fitted.weights[-1])
+        self.means_, self.covariances_ = fitted.means_of_data(), fitted.covariances_of_data()
+        self.groups_ = fitted.group
+        self._fitted = fitted
+
+    def to_sklearn(self) -> GaussianMixture:
+        """The mixture as a fitted scikit-learn estimator; the background is its last component."""
+        made: GaussianMixture = self._known().to_sklearn()
+        return made
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """(n, k + 1) responsibilities of the components for each row, the background's last."""
+        self._known()
+        found: np.ndarray = self._fitted.responsibilities(self._complete(X))
+        return found
+
+    def predict(self, X: Any) -> np.ndarray:
+        """(n,) int64 the group of each row: that of its most probable component."""
+        self._known()
+        found: np.ndarray = self.groups_[self._fitted.labels(self._complete(X))]
+        return found
+
+    def score_samples(self, X: Any) -> np.ndarray:
+        """(n,) log density of each row, nats, in the units of the data."""
+        self._known()
+        found: np.ndarray = self._fitted.log_likelihood(self._complete(X))
+        return found
+
+    def score(self, X: Any, y: object = None) -> float:
+        """Mean log density of the rows, nats."""
+        return float(self.score_samples(X).mean())
+
+    def _complete(self, X: Any) -> np.ndarray:
+        x = self._checked_rows(X, reset=False)
+        if np.isnan(x).any():
+            raise ValueError("X contains NaN, and a row with gaps has no density under this mixture.")
+        return x
 
 
 class RobustMultiTaskMixture(ClusterMixin, FederatedEstimator):

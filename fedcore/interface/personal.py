@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -13,16 +12,15 @@ from sklearn.base import TransformerMixin
 from fedcore.errors import ConfigError
 from fedcore.interface.data import Groups, Stored
 from fedcore.interface.estimator import FederatedEstimator
-from fedcore.interface.functions import set_budget
 from fedcore.interface.model import Model, of_rows
+from fedcore.interface.private import PrivateEstimator
 from fedcore.population.blocks import CountsBlock
-from fedcore.population.store import Population
 from fedcore.rounds.engine import Backend
 
 TRANSFORMED = 4096  # clients at once
 
 
-class PersonalHistograms(TransformerMixin, FederatedEstimator):
+class PersonalHistograms(TransformerMixin, PrivateEstimator):
     """A histogram for each client: its own counts, mixed with what clients like it have in common.
 
     It is the method `histograms` (Setlur, Feldman, Talwar 2023). With `epsilon` the shared part is differentially
@@ -78,27 +76,6 @@ class PersonalHistograms(TransformerMixin, FederatedEstimator):
         else:
             chosen = {"algorithm": "private"}
         return chosen | ({} if self.n_clusters is None else {"clusters": self.n_clusters})
-
-    def _population_options(self, place: Path) -> dict[str, Any]:
-        if self.epsilon is None:
-            return {}
-        from fedcore.training.budget import ledger_name  # a fit that is not private needs no database
-
-        ledger = ledger_name(f"sqlite:///{place / 'ledger.sqlite'}")
-        return {"nominal_clients": self.nominal_clients, "ledger": ledger}
-
-    def _before_training(self, population: Population, place: Path) -> dict[str, Any]:
-        if self.epsilon is None:
-            return {}
-        if Path(population.location).parent != place:  # it has a budget, of which this is the run's share
-            return {"epsilon": self.epsilon}
-        if self.delta is None or self.nominal_clients is None or not self.public_schema:
-            missing = [name for name in ("delta", "nominal_clients", "public_schema") if not getattr(self, name)]
-            raise ConfigError(
-                f"a private fit of data that have no budget yet needs {missing[0]}.", "See the class's documentation."
-            )
-        set_budget(population, self.epsilon, self.delta, public_schema=self.public_schema)
-        return {}
 
     def _take(self, model: Model, stored: Stored) -> None:
         method, state = model.fitted

@@ -1,0 +1,57 @@
+"""The private mixture as an estimator: records and clients, what it promises, what it refuses."""
+
+import numpy as np
+import pytest
+
+import fedcore
+from fedcore.errors import BudgetExceeded, ConfigError
+
+RANDOM = np.random.default_rng(5)
+APART = np.concatenate([RANDOM.normal(size=(1500, 2)) + at for at in (-5, 5)])[RANDOM.permutation(3000)]
+ASKED = {"epsilon": 4.0, "delta": 1e-7, "nominal_clients": 3000, "public_schema": "two published columns"}
+
+
+def test_what_is_missing_is_named():
+    for missing in ("delta", "nominal_clients", "public_schema"):
+        with pytest.raises(ConfigError, match=missing):
+            fedcore.PrivateMixture(2, **{**ASKED, missing: None}).fit(APART)
+    with pytest.raises(ConfigError, match="epsilon"):
+        fedcore.PrivateMixture(2, **{**ASKED, "epsilon": None}).fit(APART)
+
+
+@pytest.mark.slow
+def test_records_of_an_array(tmp_path):
+    fitted = fedcore.PrivateMixture(2, **ASKED, folder=str(tmp_path / "kept")).fit(APART)
+    assert fitted.statement_["private"] and fitted.statement_["unit"] == "record"
+    assert "two published columns" in fitted.statement_["text"]
+    assert sorted(fitted.means_.round().astype(int).tolist()) == [[-5, -5], [5, 5]]
+    assert len({*fitted.groups_.tolist()}) == 2 and fitted.weights_.sum() + fitted.background_ == pytest.approx(1)
+    labels = fitted.predict(APART)
+    assert len({*labels[APART[:, 0] < 0].tolist()}) == len({*labels[APART[:, 0] > 0].tolist()}) == 1
+    assert fitted.predict_proba(APART).shape == (3000, len(fitted.means_) + 1)
+    truth = np.log(0.5 * sum(np.exp(-0.5 * ((APART - at) ** 2).sum(axis=1)) for at in (-5, 5)) / (2 * np.pi)).mean()
+    assert fitted.score(APART) == pytest.approx(truth, abs=0.2)
+    assert fitted.to_sklearn().score_samples(APART) == pytest.approx(fitted.score_samples(APART), abs=1e-6)
+    with pytest.raises(ValueError, match="NaN"):
+        fitted.predict(np.array([[np.nan, 0.0]]))
+    store = fedcore.open_population(tmp_path / "kept" / "population")
+    assert store.manifest.records and fedcore.budget(store).rho_left < 1e-4  # all of it went into this fit
+    with pytest.raises(BudgetExceeded):
+        fedcore.PrivateMixture(2, epsilon=1.0).fit(store)
+
+
+@pytest.mark.slow
+def test_clients_of_several_rows():
+    people = np.repeat(np.arange(1500), 2)
+    asked = {**ASKED, "nominal_clients": 1500}
+    fitted = fedcore.PrivateMixture(2, **asked).fit(APART, groups=people)
+    assert fitted.statement_["unit"] == "client"
+    assert fitted.means_.shape[1] == 2 and np.isfinite(fitted.score(APART))
+
+
+@pytest.mark.slow
+def test_a_file_without_clients_is_one_of_records(tmp_path):
+    np.savetxt(tmp_path / "table.csv", APART, delimiter=",", header="height,weight", comments="")
+    fitted = fedcore.PrivateMixture(2, **ASKED).fit(str(tmp_path / "table.csv"))
+    assert fitted.statement_["unit"] == "record"
+    assert fitted.model_.columns("means")["column"] == ["height", "weight"]
