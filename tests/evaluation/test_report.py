@@ -394,6 +394,11 @@ def test_the_markdown_holds_the_figures(private, drawn):
 # --- safety ---------------------------------------------------------------------------------------------------------
 
 
+def test_long_words_do_not_widen_the_page(private):
+    styles = write_report(private, VOCABULARY).read_text().partition("</style>")[0]
+    assert re.search(r"^body {[^}]*overflow-wrap: break-word;", styles, re.MULTILINE)
+
+
 def test_the_page_needs_nothing_from_elsewhere(private, drawn):
     evaluate(private)
     found = page(private)
