@@ -22,6 +22,7 @@ from fedcore.evaluation.figures import (
 from fedcore.rounds.results import Positions
 
 MOST_COMPONENTS = 12
+WIDTH = 24  # characters that have room above one of several panels
 EVERY = 1.0  # standard deviation of the rows, on both sides of a mean, that the pale band shows
 
 
@@ -42,7 +43,8 @@ def positions_figure(positions: Positions) -> bytes:
         axes.set_visible(False)
     for axes, column in zip(grid.flat, chosen, strict=False):
         at = means[:, column]
-        axes.set_title(_heading(positions.columns[column], column), **_title())
+        longest = WIDTH if columns > 1 else 2 * LONGEST
+        axes.set_title(_heading(positions.columns[column], column, longest), **_title())
         if spread is not None:
             axes.barh(place, 2 * EVERY * spread[:, column], left=at - EVERY * spread[:, column], height=0.5, color=GRID)
         half = None if errors is None else Z95 * np.nan_to_num(errors[:, column])
@@ -59,9 +61,11 @@ def positions_figure(positions: Positions) -> bytes:
     return _png(figure)
 
 
-def _heading(name: str, index: int) -> str:
-    """As it can be drawn; the number of the column if the font lacks a character."""
-    label = _label(name, 2 * LONGEST)
+def _heading(name: str, index: int, longest: int) -> str:
+    """As it can be drawn, without its middle if it is long: names often differ at the end, where units are, too. The
+    number of the column if the font lacks a character."""
+    head, tail = (longest - 1) // 2, longest // 2
+    label = name if len(name) <= longest else f"{name[:head]}…{name[-tail:]}"
     return label if set(map(ord, label)) <= _drawable() else f"column {index}"
 
 

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from fedcore.evaluation.positions import positions_figure
+from fedcore.evaluation.positions import _heading, positions_figure
 from fedcore.evaluation.written import shown_table
 from fedcore.rounds.results import Column, Features, Positions, Table, of_coefficient, of_columns
 
@@ -77,3 +77,8 @@ def test_positions_are_drawn(count):
     png = positions_figure(Positions("p", "Where", "c", names, ("component 1", "component 2"), means, spread, errors))
     assert png.startswith(b"\x89PNG")
     assert positions_figure(Positions("p", "Where", "c", names, ("a", "b"), means)).startswith(b"\x89PNG")
+
+
+def test_a_long_heading_of_a_panel_keeps_its_two_ends():
+    assert _heading("body height while standing (cm)", 0, 24) == "body height…tanding (cm)"
+    assert _heading("weight (kg)", 0, 24) == "weight (kg)" and len(_heading("a" * 51, 0, 36)) == 36
