@@ -208,7 +208,8 @@ def units_of(config: PrivateMixtureConfig, public: PublicFacts) -> int:
     if public.nominal_clients is None:
         raise ConfigError(
             "a private_mixture run needs the public size of the population.",
-            "Set nominal_clients (or nominal_records, if the budget is for records).",
+            "Set nominal_clients in the settings (of a budget for records, nominal_records), or declare it when the "
+            "population is made.",
         )
     return public.nominal_clients
 
