@@ -113,7 +113,7 @@ def _tables(files: Sequence[Path]) -> tuple[int, str, Iterator[np.ndarray]]:
         words = [field.name for field in schema if not _is_number(field.type)]
         if words:
             raise ConfigError(
-                f"the columns {', '.join(words[:20])} of {file} hold no numbers.",
+                f"there are no numbers in these columns of {file}: {', '.join(words[:20])}.",
                 "Name the column of the clients (groups), or make a population with `fedcore population ingest`.",
             )
     small = files[0].suffix != ".csv" and all(_name(kind) in SMALL for kind in kinds)

@@ -139,7 +139,7 @@ def test_files_that_are_no_rows_of_numbers_are_refused(tmp_path):
     (tmp_path / "torn.parquet").write_bytes(b"PAR1")
     np.save(tmp_path / "one.npy", np.zeros(3))
     for name, error, sentence in (
-        ("words.csv", ConfigError, "columns who of .* hold no numbers"),
+        ("words.csv", ConfigError, "no numbers in these columns of .*: who"),
         ("inf.csv", IngestError, "Row 1 .* infinite"),
         ("none.csv", IngestError, "no row"),
         ("torn.parquet", IngestError, "cannot be read"),

@@ -144,6 +144,7 @@ def sketch(source: Where, form: Format | None = None, out: str | None = None) ->
         "# Then (privacy first: epsilon and delta are promises, and the reason says why all of the above is public):",
         f"#   fedcore population ingest {source} POPULATION --schema {where}",
         '#   fedcore budget set POPULATION --epsilon 1 --delta 1e-6 --public-schema "REASON"',
+        "#   (with --unit record, if that is the unit above)",
         "#   fedcore train private_mixture POPULATION --local",
     ]
     return "\n".join(lines) + "\n"
