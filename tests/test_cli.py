@@ -198,7 +198,10 @@ def test_the_commands_of_the_readme(texts):
     assert refused.code == 2 and refused.err.startswith("PrivacyError") and "--public-for-evaluation" in refused.err
 
     assert "runs/first" in works("runs", "list", "--json").json["runs"][0]["run"]
-    assert works("report", "runs/first", "--json").json == {"report": "runs/first/report.html"}
+    assert works("report", "runs/first", "--json").json == {
+        "report": "runs/first/report.html",
+        "result": "runs/first/result.json",
+    }
     assert (texts / "runs" / "first" / "report.html").stat().st_size > 10_000
 
     told = works("personalise", "runs/first", "blogs", "personal/", "--json").json

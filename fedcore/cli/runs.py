@@ -196,8 +196,9 @@ def report(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write the run's report.html again and print where it is."""
+    """Write the run's report.html and result.json again and print where they are."""
     from fedcore.evaluation.report import write_report
+    from fedcore.evaluation.result_file import RESULT, keep_result_if_possible
     from fedcore.runs.store import Run
     from fedcore.training.spec import vocabulary_of
 
@@ -207,7 +208,12 @@ def report(
         from fedcore.runs.plan_check import keep_plan, read_plan
 
         held = {"promise": keep_plan(opened, read_plan(plan))}
-    written = {"report": str(write_report(opened, vocabulary_of(opened)))}
+    names = vocabulary_of(opened)
+    written = {"report": str(write_report(opened, names))}
+    if missing := keep_result_if_possible(opened, names):
+        warn(missing)
+    else:
+        written["result"] = str(opened.path / RESULT)
     if as_json:
         return say(written | held, True)
     if held:

@@ -247,12 +247,15 @@ def _parquet_file(source: _Source, path: Place) -> dict[str, Any]:
     table, sink = source.one_table(), io.BytesIO()
     about = {name: value for name, value in source.document.items() if name != "tables"}
     told = {"title": table.title, "fedcore": json.dumps(about)}
-    parquet.write_table(_arrow(table, told), sink)
+    written = _arrow(table)
+    with parquet.ParquetWriter(sink, written.schema) as writer:
+        writer.write_table(written)
+        writer.add_key_value_metadata(told)  # beside Arrow's copy of the schema, which is in base64, and not in it
     write_whole(path, sink.getvalue(), private=not source.private)
     return {"holds": [table.name]}
 
 
-def _arrow(table: Table, told: Mapping[str, str]) -> Any:
+def _arrow(table: Table) -> Any:
     """A pyarrow.Table; units are in the metadata of the columns, and columns of several kinds are texts."""
     import pyarrow as pa
 
@@ -265,7 +268,7 @@ def _arrow(table: Table, told: Mapping[str, str]) -> Any:
             array = pa.array([None if value is None else _cell(value) for value in values], pa.string())
         arrays.append(array)
         fields.append(pa.field(column.name, array.type, metadata={"unit": column.unit} if column.unit else None))
-    return pa.table(arrays, pa.schema(fields, metadata=dict(told)))
+    return pa.table(arrays, pa.schema(fields))
 
 
 def _json_file(source: _Source, path: Place) -> dict[str, Any]:

@@ -66,7 +66,6 @@ SLOW = [
     "private_gmm/two-levels",
     "private_mixture/clients",
     "private_mixture/records-replace-one",
-    "private_mixture/series",
     "dictionaries/paper-samples",
     "dictionaries/recommended-few-matched",
     "dictionaries/recommended-sampled",

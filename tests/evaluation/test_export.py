@@ -69,7 +69,8 @@ def test_every_form_has_the_same_numbers(model, tmp_path):
     assert (tmp_path / "means.csv").read_bytes() == (tmp_path / "out" / "means.csv").read_bytes()
     model.export(tmp_path / "means.parquet", "means")
     table = parquet.read_table(tmp_path / "means.parquet")
-    assert table.to_pydict() == means and json.loads(table.schema.metadata[b"fedcore"])["run_id"] == "one"
+    about = parquet.read_metadata(tmp_path / "means.parquet").metadata
+    assert table.to_pydict() == means and json.loads(about[b"fedcore"])["run_id"] == "one"
     model.export(tmp_path / "all.json")
     kept = (model.path / "result.json").read_bytes()
     assert kept == (tmp_path / "all.json").read_bytes() == (tmp_path / "out" / "result.json").read_bytes()
@@ -120,7 +121,7 @@ def test_standard_errors_are_beside_what_they_are_of(tmp_path):
     heading, *rows = lines(tmp_path / "t.csv")
     assert heading == ["component", "share", "share (standard error)", "size [cm]"]
     assert rows == [["1", "0.5", "0.01", "3.0"], ["2", "0.25", "", "4.0"]]
-    arrow = export._arrow(table, {})
+    arrow = export._arrow(table)
     assert arrow["share (standard error)"].to_pylist() == [0.01, None]
     assert arrow.field("share (standard error)").metadata == {b"unit": b"%"}
 
@@ -139,7 +140,7 @@ def test_cells_of_all_kinds(tmp_path):
         ["1", "0.25", "nan", 'a, b; c"'],
         ["background", "0.75", "", ""],
     ]
-    told = export._arrow(ODD, {}).to_pydict()
+    told = export._arrow(ODD).to_pydict()
     assert told["component"] == ["1", "background"] and told["tokens"] == [["a, b", 'c"'], []]
     columns = ODD.to_json()["columns"]
     assert [column["values"] for column in columns][1:3] == [[0.25, 0.75], [None, None]]

@@ -10,7 +10,7 @@ import io
 import json
 import re
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -20,7 +20,7 @@ from fedcore.cli import budgets
 from fedcore.cli import populations as population_commands
 from fedcore.cli import runs as run_commands
 from fedcore.cli.training import in_process
-from fedcore.errors import FedcoreError, LedgerMissing, PopulationNotFound, RunError, RunNotFound
+from fedcore.errors import FedcoreError, LedgerMissing, PopulationError, PopulationNotFound, RunError, RunNotFound
 from fedcore.operations.latest_runs import all_latest
 from fedcore.population.cohorts import FOUNDERS
 from fedcore.population.conversion import begin_cohorts
@@ -151,7 +151,7 @@ class Workplace:
         else:
             if status != "finished":
                 self.resume()
-            if not files.is_file(place(self.run) / "report.html"):
+            if not all(files.is_file(place(self.run) / name) for name in ("report.html", "result.json")):
                 report(self)
         prune(self)
 
@@ -434,7 +434,7 @@ def personalise(here: Workplace) -> None:
 
 
 def personalise_again(here: Workplace) -> None:
-    if not (here.root / "personal").exists():
+    with suppress(PopulationError):  # if it is there; and then what a dead process left beside it goes
         personalise(here)
 
 
