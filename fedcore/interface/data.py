@@ -54,6 +54,7 @@ def rows_stored(x: np.ndarray, groups: Groups, folder: Path, records: bool = Fal
     records: whether rows without groups are records of their own, each protected by itself, and not parts of a sum;
     options: of `PopulationWriter`. Raises ConfigError if x and groups differ in length, PopulationError.
     """
+    leaf: dict[str, Any] = {}
     if groups is None and records:
         names, ends = [f"row {number}" for number in range(len(x))], np.arange(len(x) + 1)
         order, ids, leaf = np.arange(len(x)), None, {"records": True}
@@ -64,7 +65,7 @@ def rows_stored(x: np.ndarray, groups: Groups, folder: Path, records: bool = Fal
     else:
         labels = checked_groups(groups, len(x))
         ids, codes = np.unique(labels, return_inverse=True)
-        order, leaf = np.argsort(codes, kind="stable"), {}
+        order = np.argsort(codes, kind="stable")
         ends = np.concatenate([[0], np.cumsum(np.bincount(codes, minlength=len(ids)))])
         names, x = [str(one) for one in ids.tolist()], x[order]
     with PopulationWriter(folder, "rows", x.shape[1], dtype=x.dtype.name, **(leaf | options)) as writer:

@@ -10,6 +10,7 @@ from fedcore.interface.data import Groups
 from fedcore.interface.estimator import FederatedEstimator
 from fedcore.interface.functions import set_budget
 from fedcore.population.store import Population
+from fedcore.privacy.plan import Unit
 
 
 class PrivateEstimator(FederatedEstimator):
@@ -39,6 +40,6 @@ class PrivateEstimator(FederatedEstimator):
             raise ConfigError(
                 f"a private fit of data that have no budget yet needs {missing[0]}.", "See the class's documentation."
             )
-        unit = "record" if population.manifest.records else "client"
+        unit: Unit = "record" if population.manifest.records else "client"
         set_budget(population, self.epsilon, self.delta, public_schema=self.public_schema, unit=unit)
         return {}
