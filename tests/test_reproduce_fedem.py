@@ -348,6 +348,7 @@ def test_tables_with_gaps(tmp_path, monkeypatch, small_data):
     assert {"gaussian_imputer, EM", "gaussian_imputer, FedEM s 64", "poisson_tables, FedEM s 16"} < set(models)
 
 
+@pytest.mark.slow
 def test_persons_and_speakers(tmp_path, monkeypatch, small_data):
     monkeypatch.setattr(fedem_tabular, "QUICK_EPOCHS", 4)
     assert [own.shape for own in fedem_tabular.clients_of("wisdm-missing")][:2] == [(50, 42), (60, 42)]

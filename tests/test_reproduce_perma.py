@@ -142,6 +142,7 @@ def test_clip_table(tmp_path, monkeypatch):
         assert f1 == pytest.approx(2 * iou / (1 + iou), abs=2e-3)
 
 
+@pytest.mark.slow
 def test_a_clip_of_ones_own(tmp_path):
     """From a file and from a folder of images; a clip that cannot be read is refused before anything is computed."""
     clip = video.surveillance(2, 8, 48, 64)

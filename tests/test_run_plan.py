@@ -444,6 +444,7 @@ def test_phases_are_those_of_the_schedule_whatever_the_trial_meets(tmp_path, qui
     assert all(row["seconds_per_pass"] > 0 for row in cut["phases"])
 
 
+@pytest.mark.slow
 def test_a_private_plan_asks_nobody(tmp_path, quick, monkeypatch):
     """Blocks are read, for the time that it takes; what is in them reaches no function of the method."""
     population, _ = private_population(tmp_path / "p", small_counts(400) * 1000, epsilon=50.0, nominal=400)

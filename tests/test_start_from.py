@@ -185,6 +185,7 @@ def test_a_run_without_a_clustering_round_will_not_do(private, tmp_path):
         resolve(request_for(population, tmp_path, start_from=str(session.run.path)))
 
 
+@pytest.mark.slow
 def test_what_was_released_from_other_people_is_not_added_to(private, tmp_path):
     """The sums of one population say nothing of another, whose run takes its centres only."""
     _, _, first = private
@@ -193,6 +194,7 @@ def test_what_was_released_from_other_people_is_not_added_to(private, tmp_path):
     assert set(spec.public.warm_start) == set(NAMES) == set(spec.warm_start.record["arrays"])
 
 
+@pytest.mark.slow
 def test_a_file_with_the_sums_of_a_series_is_refused(private, tmp_path):
     population, _, first = private
     left = resolve(request_for(population, tmp_path, start_from=str(first.path))).public.warm_start
@@ -212,6 +214,7 @@ def elsewhere(tmp_path, seed=5):
     return other, train(other, tmp_path, run_id="open", settings=OPEN)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_not_private_needs_a_reason(private, tmp_path):
     population, ledger, _ = private
     _, open_run = elsewhere(tmp_path)
@@ -334,6 +337,7 @@ def test_test_noise_does_not_count_as_private(tmp_path, monkeypatch):
     assert train(other, tmp_path, test_noise="key", start_from=str(noisy.path)).status == "finished"
 
 
+@pytest.mark.slow
 def test_a_run_that_the_ledger_of_its_population_does_not_know(private, tmp_path, monkeypatch):
     population, ledger, first = private
     monkeypatch.setattr(type(ledger), "run_status", lambda self, run_id: None)

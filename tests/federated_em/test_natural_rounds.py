@@ -98,6 +98,7 @@ def test_bits_are_those_of_the_messages(sorted_clients):
         known = memory["V"]
 
 
+@pytest.mark.slow
 def test_lost_memories_are_noticed(sorted_clients):
     block, start = sorted_clients
     config = FederatedEMConfig(**GIVEN, rounds=60, participation=0.5)
@@ -234,6 +235,7 @@ def test_with_rare_words_it_ends_where_em_ends(model):
     assert ours.column("bits_up").sum() < exact.column("bits_up").sum() / 10
 
 
+@pytest.mark.slow
 def test_regressions_end_where_em_ends_and_the_server_sends_s():
     """Inputs of very different sizes, with means far from 0 in some components: units follow from S."""
     rng = np.random.default_rng(2)

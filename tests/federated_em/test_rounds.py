@@ -107,6 +107,7 @@ def known_run(known, **settings):
     return run(FederatedEMConfig(**{**KNOWN, "monitor_every": 20, **settings}), block, facts(block, start=start))
 
 
+@pytest.mark.slow
 def test_em_converges_to_the_direct_fixed_point(known):
     ran = known_run(known, algorithm="em", rounds=300)
     assert ran.column("mean_field_norm")[0] > 0.1 and ran.column("mean_field_norm")[-1] < 1e-20
@@ -191,6 +192,7 @@ def test_a_round_without_anybody_moves_by_the_memories(known):
     np.testing.assert_array_equal(third.memory, first.memory)
 
 
+@pytest.mark.slow
 def test_memories_are_audited(known):
     block, start, _, _ = known
     config = FederatedEMConfig(**KNOWN, codec="dithering", participation=0.5, rounds=60)
@@ -292,6 +294,7 @@ def test_the_naive_variant_lives_on_the_boundary():
     assert np.all(np.isfinite(wild.state.theta)) and wild.state.objective > exact.state.objective + 0.01
 
 
+@pytest.mark.slow
 def test_an_automatic_step_is_halved_for_good_where_it_is_often_cut_back():
     y, start = three_components(2000)
     block = block_of(np.array_split(y, 40))
@@ -400,6 +403,7 @@ def test_rows_that_the_model_cannot_read():
         run(FederatedEMConfig(**settings), large, facts(large))
 
 
+@pytest.mark.slow
 def test_standardised_rows_give_the_same_model():
     """Columns of very different scales; parameters are in standardised units, the state says which."""
     y, _ = three_components(1500)

@@ -120,6 +120,7 @@ def test_names_of_components_do_not_matter():
     np.testing.assert_allclose(one.outputs()["centres"], other.outputs()["centres"], atol=1e-9)
 
 
+@pytest.mark.slow
 def test_clients_beyond_those_compared_align_themselves():
     tasks = small(seed=4, clients=40, outliers=4, h=1.0)
     few = run(block_of(tasks.rows), aligned_clients=12, rounds=60, **FAST)
@@ -157,6 +158,7 @@ def test_ragged_and_empty_clients():
 # --- what the method is for -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_robust_where_the_mean_is_not():
     """Three replications with 3 outliers of 10 (specification: 1.0 and 1.8 for the mean over 20)."""
     mine, fedem = [], []
@@ -224,6 +226,7 @@ def test_sampled_clients():
     assert 0.3 < active.mean() / 40 < 0.5 and active.std() > 0 and len(active) == 40
 
 
+@pytest.mark.slow
 def test_batches():
     tasks = small(seed=0, clients=20, outliers=2, h=0.0, rows=300)
     assert rms(tasks, rounds=200, batch=60) < rms(tasks, rounds=60) + 0.2
@@ -268,6 +271,7 @@ def test_a_known_noise_of_regressions():
     np.testing.assert_allclose(known, 3.0 * plain, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("standardise", ["columns", "clients"])
 def test_standardised_rows_give_centres_in_the_units_of_the_data(standardise):
     tasks = small(seed=0, h=0.0)

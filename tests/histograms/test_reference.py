@@ -50,6 +50,7 @@ def populations(draw, clients: int):
     return counts.astype(np.float64)
 
 
+@pytest.mark.slow
 @settings(max_examples=250, deadline=None)
 @given(
     populations(14), st.integers(1, 6), st.integers(1, 12), st.sampled_from([0.0, 0.5, 100.0]), st.integers(0, 2**31)

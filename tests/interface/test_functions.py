@@ -39,6 +39,7 @@ def test_examples_of_docstrings_hold():
     assert found.attempted >= 4 and not found.failed
 
 
+@pytest.mark.slow
 def test_a_model_is_trained_and_read_again(rows, tmp_path):
     told = []
     model = fedcore.train(

@@ -240,6 +240,7 @@ def test_dense_rows_any_files_any_memory(tmp_path_factory, rows, data, places, s
     assert rows_of(population) == expected
 
 
+@pytest.mark.slow
 @TINY
 @given(
     rows=long_rows,
