@@ -11,6 +11,7 @@ from tests.test_real_data import scores
 LEVELS = {15.0: 0.945 + 0.01, 5.0: 0.960 + 0.01, 2.0: 1.010 + 0.01, 1.0: 1.060 + 0.01}
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 def test_private_levels_on_the_preset(tmp_path):
     population = synthesise(tmp_path / "p", "reddit-like", 2, {"clients": 20_000}, ledger=ledger_name())

@@ -17,6 +17,7 @@ def test_lines_are_compared_with_a_tolerance():
     assert alike("0.00 nats", "-0.01 nats") and not alike("0.5", "half")
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 @pytest.mark.prefect
 def test_the_engineer_s_schedule_trains_on_a_population_that_grows(tmp_path):

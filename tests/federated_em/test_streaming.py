@@ -203,6 +203,7 @@ print(json.dumps({"rise": rise, "objective": session.training.state.objective}))
 """
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 def test_a_client_larger_than_the_memory_it_is_given(tmp_path):
     """One client of 400 MB of rows raises the peak memory of the process by less than 250 MB; k-means++ included."""

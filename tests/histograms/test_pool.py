@@ -269,6 +269,7 @@ def test_clusters_follow_the_accumulated_budget_and_never_become_fewer():
 # --- what it brings -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 def test_a_series_learns_on_the_preset():
     """The docs' table has .958 for run 10; single series differ by some thousandths, so that .975 is far away."""
@@ -280,6 +281,7 @@ def test_a_series_learns_on_the_preset():
     assert max(np.diff(losses)) < 0.003 and len(states[-1].centres) == 10 > len(states[0].centres)
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 @pytest.mark.skipif(not FOLDER, reason="FEDCORE_DATA names no folder of data sets")
 def test_a_series_on_blogs_is_never_worse_than_centres_alone():

@@ -11,6 +11,7 @@ from tests.private_mixture.worlds import mixture, records, run
 CONFIG = PrivateMixtureConfig(components=2)
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 def test_the_errors_are_those_of_whole_runs():
     """In 16 runs about 95 % of numbers lie within 1.96 errors of their mean over the runs. The
