@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -295,7 +296,7 @@ class JsonFile:
 # --- tables that know their types -------------------------------------------------------------------------------------
 
 
-class _Typed:
+class _Typed(ABC):
     """A table that comes as Arrow's record batches. schema: its Arrow schema; path: for messages"""
 
     path: Path | str
@@ -303,9 +304,9 @@ class _Typed:
     schema: Any
     names: list[str]
 
+    @abstractmethod
     def _records(self, columns: list[str], rows: int) -> Iterator[Any]:
         """Record batches of about so many rows with these columns, and maybe others."""
-        raise NotImplementedError
 
     def pieces(self, wanted: Mapping[str, As], size: int, account: Account) -> Iterator[Piece]:
         import pyarrow as pa
