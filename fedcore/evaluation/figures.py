@@ -160,7 +160,7 @@ def profiles_figure(
     for place, (k, (tokens, scores)) in enumerate(zip(chosen, tops, strict=True)):
         axes = grid.flat[place]
         share = "" if weights is None else f": {100 * weights[k]:.3g} %"
-        axes.set_title(f"centre {k + 1}{share}", **_title())
+        axes.set_title(f"centre {k}{share}", **_title())
         if not len(tokens):
             axes.set_axis_off()
             axes.text(0, 0.9, "as the mean", transform=axes.transAxes, va="top", **_text(SOFT))

@@ -1,9 +1,12 @@
 """Every method obeys every law, with settings of each of its algorithms."""
 
+import re
+
 import pytest
 from fedcore.tasks.dask_backend import DaskBackend, dask_client
 
 from fedcore.methods.registry import METHODS
+from fedcore.rounds.results import Features, Positions
 from fedcore.testing import LAWS, LawBroken, same_with
 from tests.audit import em_releases, sabotage
 from tests.conformance.cases import FAST, OTHERS, SLOW, case
@@ -53,6 +56,29 @@ def workers(request):
 @pytest.mark.parametrize("name", FAST)
 def test_the_number_of_workers_changes_no_bit(workers, name):
     same_with(case(name), workers, "Dask")
+
+
+def parts_named(result):
+    """Numbers of components, centres, groups and atoms in each table and figure, by what they are of."""
+    for table in result.tables:
+        for column in table.columns:
+            if column.name in ("component", "centre", "group", "atom"):
+                yield column.name, {value for value in column.values if isinstance(value, int)}
+            elif found := re.fullmatch(r"(component|atom) (\d+)", column.name):
+                yield found[1], {int(found[2])}
+    for figure in result.figures:
+        if isinstance(figure, Positions):
+            yield "component", {int(label.removeprefix("component ")) for label in figure.labels}
+
+
+@pytest.mark.parametrize("name", [*FAST, pytest.param("private_mixture/clients", marks=pytest.mark.slow)])
+def test_parts_have_the_numbers_of_outputs(name):
+    """0 .. n - 1: positions in arrays, and what clients are given."""
+    made = case(name)
+    named = list(parts_named(made.method.result(made.history.state, Features(made.population.features))))
+    for part in {part for part, _ in named}:
+        every = set.union(*(numbers for other, numbers in named if other == part))
+        assert every == set(range(len(every))), part
 
 
 KERNELS = [

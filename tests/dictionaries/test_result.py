@@ -23,7 +23,7 @@ def test_global_atoms():
     method, names = Dictionaries(), Features(3, ["height", "width"])
     shown = columns(method.result(state([[0, 0.6, -0.8], [1, 0, 0]]), names))
     assert shown == {
-        "atom": [1, 2],
+        "atom": [0, 1],
         "norm": [1.0, 1.0],
         "largest weights": [["column 2 (-0.80)", "width (+0.60)"], ["height (+1.00)"]],
     }
@@ -38,8 +38,8 @@ def test_atoms_have_their_weights_in_the_units_of_the_columns():
     assert [(column.name, list(column.values)) for column in found.tables[1].columns] == [
         ("column", ["a", "b", "c"]),
         ("unit", ["m", "", "s"]),
-        ("atom 1", [0.0, 0.6, -0.8]),
-        ("atom 2", [1.0, 0.0, 0.0]),
+        ("atom 0", [0.0, 0.6, -0.8]),
+        ("atom 1", [1.0, 0.0, 0.0]),
     ]
 
 

@@ -35,10 +35,10 @@ def scaled_rows():
 def test_gaussians(covariance):
     config = FederatedEMConfig(algorithm="em", covariance=covariance, rounds=3)
     tables, theta, _ = tables_of(config, scaled_rows())
-    assert tables["components"]["component"] == [1, 2, 3]
+    assert tables["components"]["component"] == [0, 1, 2]
     assert tables["components"]["share"] == theta["weights"].tolist()
     assert tables["means"]["column"] == list(NAMES)
-    assert tables["means"]["component 2"] == theta["means"][1].tolist()
+    assert tables["means"]["component 1"] == theta["means"][1].tolist()
     assert (covariance in ("full", "tied")) == ("correlations" in tables)
     if covariance == "known":
         assert set(tables) == {"components", "means"}
@@ -46,7 +46,7 @@ def test_gaussians(covariance):
         assert tables["components"]["standard deviation"] == np.sqrt(theta["covariances"]).tolist()
     else:
         deviations, covariances = tables["standard_deviations"], theta["covariances"]
-        found = np.array(deviations["all components" if covariance == "tied" else "component 3"])
+        found = np.array(deviations["all components" if covariance == "tied" else "component 2"])
         own = covariances if covariance == "tied" else covariances[2]
         np.testing.assert_allclose(found, np.sqrt(own if covariance == "diag" else np.diagonal(own)))
 
@@ -54,7 +54,7 @@ def test_gaussians(covariance):
 def test_correlations_are_the_strongest_first():
     tables, theta, _ = tables_of(FederatedEMConfig(algorithm="em", rounds=3), scaled_rows())
     rows = list(zip(*tables["correlations"].values(), strict=True))
-    assert list(tables["correlations"]) == ["column", "other column", "component 1", "component 2", "component 3"]
+    assert list(tables["correlations"]) == ["column", "other column", "component 0", "component 1", "component 2"]
     assert len(rows) == 6
     for one, other, *correlations in rows:
         i, j, own = NAMES.index(one), NAMES.index(other), theta["covariances"]
@@ -70,7 +70,7 @@ def test_regressions():
     tables, theta, result = tables_of(config, block_of(np.array_split(y, 10)), names=("age", "height"))
     assert result.tables[1].title == "Coefficients of the regression of height"
     assert tables["coefficients"]["input"] == ["age", "intercept"]
-    np.testing.assert_allclose(tables["coefficients"]["component 1"], [-2.0, 3.0], atol=1.0)
+    np.testing.assert_allclose(tables["coefficients"]["component 0"], [-2.0, 3.0], atol=1.0)
     assert tables["components"]["residual standard deviation"] == pytest.approx([1.0], abs=0.2)
 
 
@@ -81,7 +81,7 @@ def test_counts(model, name):
     tables, theta, result = tables_of(FederatedEMConfig(**settings), block_of(np.array_split(counts, 8)))
     profiles = tables["components"]["columns that distinguish it"]
     assert sorted(profile[0] for profile in profiles) == ["a", "d"]
-    assert tables[name]["component 1"] == theta[name][0].tolist()
+    assert tables[name]["component 0"] == theta[name][0].tolist()
     assert result.figures[0].centres.shape == (2, 4)
     block, config = counts_block(0, 0, sp.csr_matrix(counts)), FederatedEMConfig(kind="counts", **settings)
     tables, _, _ = tables_of(config, block, names=None)
@@ -103,7 +103,7 @@ def test_incomplete_rows_and_tables():
     x = block_of(np.array_split(generator.poisson(2.0, (60, 4)).astype(float), 10))
     config = FederatedEMConfig(model="poisson_tables", table_rows=6, algorithm="em", rounds=3)
     tables, theta, _ = tables_of(config, x)
-    assert tables["expected_entries"]["row"] == [1, 2, 3, 4, 5, 6]
+    assert tables["expected_entries"]["row"] == [0, 1, 2, 3, 4, 5]
     assert tables["expected_entries"]["b"] == np.exp(theta["natural"][:, 1]).tolist()
 
 
@@ -112,4 +112,4 @@ def test_private_runs_show_what_was_published():
     block = block_of(np.array_split(y, 30))
     config = FederatedEMConfig(algorithm="private", rounds=2)
     tables, theta, _ = tables_of(config, block, facts(block, start=start, rho=50.0, nominal=30))
-    assert tables["means"]["component 1"] == theta["means"][0].tolist()
+    assert tables["means"]["component 0"] == theta["means"][0].tolist()

@@ -55,10 +55,10 @@ def test_errors_hold_the_truth_as_often_as_they_say(deviation):
         sums = [exact + deviation * np.sqrt(W) * generator.standard_normal(exact.shape) for _ in range(2)]
         result = result_of(state_of(sums, variance), Features(D))
         share = column(result, "profiles", "share")
-        order = np.array(column(result, "profiles", "centre").values) - 1
+        order = np.array(column(result, "profiles", "centre").values)
         inside["centres"].append(np.abs(share.values - COUNTS[order] / 1000) <= 1.96 * np.array(share.errors))
         released, token = column(result, "tokens", "released"), column(result, "tokens", "token").values
-        cells = np.array(column(result, "tokens", "centre").values) - 1
+        cells = np.array(column(result, "tokens", "centre").values)
         true = TRUTH[cells, [int(name.split()[1]) for name in token]]
         inside["tokens"].append(np.abs(np.array(released.values) - true) <= 1.96 * np.array(released.errors))
         released, token = column(result, "mean", "released"), column(result, "mean", "token").values

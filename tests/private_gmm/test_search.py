@@ -382,12 +382,12 @@ def test_the_tables_of_a_result_are_of_the_mixture(covariance):
     assert [table.name for table in correlations] == ["correlations"] * (covariance == "full")
     assert [table.name for table in (components, means, deviations)] == ["components", "means", "standard_deviations"]
     assert valleys.name == "valleys"
-    assert valleys.columns[0].values == ["1 and 2"] and valleys.columns[3].values[0] < 0.001
+    assert valleys.columns[0].values == ["0 and 1"] and valleys.columns[3].values[0] < 0.001
     shares = components.columns[1].values
     heaviest = int(found.mixture.weights.argmax())
     assert shares == sorted(found.mixture.weights.tolist(), reverse=True)
-    assert components.columns[0].values[0] == heaviest + 1 and components.columns[2].values[0] == covariance
-    assert means.columns[1].name == f"component {heaviest + 1}"
+    assert components.columns[0].values[0] == heaviest and components.columns[2].values[0] == covariance
+    assert means.columns[1].name == f"component {heaviest}"
     assert means.columns[0].values == deviations.columns[0].values == ["a", "b", "column 2", "column 3"]
     assert means.columns[1].values == found.mixture.means[heaviest].tolist()
     own = np.sqrt(np.diagonal(found.mixture.matrices()[heaviest]))

@@ -18,14 +18,14 @@ def result_of(state: DictionariesState, features: Features) -> Result:
         return Result()
     norms = np.linalg.norm(atoms, axis=1)
     columns = [
-        Column("atom", list(range(1, len(atoms) + 1))),
+        Column("atom", list(range(len(atoms)))),
         Column("norm", norms.tolist()),
         Column("largest weights", [_largest_weights(atom, features) for atom in atoms]),
     ]
     energy = np.diagonal(state.xx) * norms**2 if len(state.xx) else np.zeros(0)
     if energy.sum() > 0:  # known to the learner "statistics" alone
         columns.insert(2, Column("share of energy", (energy / energy.sum()).tolist(), "%"))
-    weights = [Column(f"atom {number}", atom.tolist()) for number, atom in enumerate(atoms, 1)]
+    weights = [Column(f"atom {number}", atom.tolist()) for number, atom in enumerate(atoms)]
     whole = Table("atoms", "Weights of the global atoms", (*of_columns(features, atoms.shape[1]), *weights))
     return Result((Table("global_atoms", "Global atoms", tuple(columns)), whole))
 

@@ -71,5 +71,5 @@ def narrow_table(config: FederatedEMConfig, state: FederatedEMState, features: F
         names = [[features.name(int(i)) for i in np.flatnonzero(narrow[g])] for g in found]
     columns: tuple[Column, ...] = (Column("columns", names),)
     if len(narrow) > 1:
-        columns = (Column("component", (found + 1).tolist()), *columns)
+        columns = (Column("component", found.tolist()), *columns)
     return (Table("narrow_columns", "Columns whose variance is the penalty's", columns),)

@@ -33,7 +33,7 @@ def result_of(config: FederatedEMConfig, theta: Theta, features: Features) -> Re
     gaussian_imputer  columns with mean and standard deviation, correlations
     tables            expected_entries
 
-    Components are numbered from 1, in the order of the parameters.
+    Components are numbered from 0, in the order of the parameters and of the clients' outputs.
     """
     if not theta:
         return Result()
@@ -120,6 +120,6 @@ def _imputer(theta: Theta, features: Features) -> tuple[Table, ...]:
 
 def _expected_entries(config: FederatedEMConfig, theta: Theta, features: Features) -> Table:
     entries = mean(cast(Family, config.model.removesuffix("_tables")), theta["natural"])
-    rows = Column("row", list(range(1, len(entries) + 1)))
+    rows = Column("row", list(range(len(entries))))
     columns = (Column(features.name(i), own.tolist(), features.unit(i)) for i, own in enumerate(entries.T))
     return Table("expected_entries", "Expected entries of the table", (rows, *columns))

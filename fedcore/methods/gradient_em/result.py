@@ -32,7 +32,7 @@ def result_of(config: GradientEMConfig, state: GradientEMState, features: Featur
         alone = (Column("clients", [int(state.clients)]), Column("rows", [int(state.rows)]))
         return Result((Table("clients", "Clients that fitted models of their own", alone),))
     centres = to_data(config, coordinates_of(state), state.centres, None)
-    names = [f"component {r + 1}" for r in range(len(centres))]
+    names = [f"component {r}" for r in range(len(centres))]
     of = _coordinates(config, features)
     units = ", in standard deviations of each client's own rows" if config.standardise == "clients" else ""
     tables = [Table("centres", f"Common centres{units}", (*of, *_by_component(names, centres)))]
@@ -40,7 +40,7 @@ def result_of(config: GradientEMConfig, state: GradientEMState, features: Featur
         deviations = _between_clients(config, state)
         title = f"Standard deviations of clients' centres around the common ones{units}"
         tables.append(Table("differences", title, (*of, *_by_component(names, deviations))))
-    components = [Column("component", list(range(1, len(centres) + 1)))]
+    components = [Column("component", list(range(len(centres))))]
     if len(state.weights):
         components.append(Column("share", state.weights.tolist(), "%"))
     if config.model == "gaussian" and not config.mixed and len(state.covariance):

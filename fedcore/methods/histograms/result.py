@@ -48,7 +48,7 @@ def result_of(state: HistogramsState, features: Features) -> Result:
         "profiles",
         "Centres",
         (
-            Column("centre", [int(k) + 1 for k in order]),
+            Column("centre", [int(k) for k in order]),
             Column("share", shares or [None] * len(centres), "%", of_shares),
             Column("tokens that distinguish it", tokens),
         ),
@@ -68,7 +68,7 @@ def _telling(state: HistogramsState, features: Features, order: list[int], found
     cells = np.array([k for k, own in zip(order, found, strict=True) for _ in own], np.int64)
     tokens = np.concatenate([np.zeros(0, np.int64), *found]).astype(np.int64)
     columns = [
-        Column("centre", (cells + 1).tolist()),
+        Column("centre", cells.tolist()),
         Column("token", [features.name(int(i), "token") for i in tokens]),
         Column("share", state.centres[cells, tokens].tolist(), "%"),
         Column("share of the mean", state.mean[tokens].tolist(), "%"),

@@ -1,6 +1,6 @@
 """What a mixture shows to people: the same tables and figure, whichever method found it, in the units of the data.
 
-components            a line for each component: number, share, and what the method adds
+components            a line for each component: number (that of the clients' outputs), share, what the method adds
 means                 a line for each column of the data, with a column for each component
 standard_deviations   likewise
 correlations          a line for each pair of columns, the strongest in any component first
@@ -18,11 +18,6 @@ MIDDLE = "Dots are means{bars}; the pale bands show one standard deviation of a 
 BARS = ", bars their 95 % intervals by the noise of privacy alone"
 
 
-def numbers(count: int, order: Sequence[int] | None = None) -> list[int]:
-    """Of the components, from 1, in the order in which they are shown."""
-    return [k + 1 for k in (range(count) if order is None else order)]
-
-
 def components_table(
     weights: np.ndarray,
     *more: Column,
@@ -31,10 +26,10 @@ def components_table(
     note: str = "",
 ) -> Table:
     """weights: (G,) shares; errors: (G,) of them, NaN where they are not known, or None. more: columns in the order."""
-    chosen = [k - 1 for k in numbers(len(weights), order)]
+    chosen = list(range(len(weights)) if order is None else order)
     own = None if errors is None else known(errors[chosen])
     share = Column("share", weights[chosen].tolist(), "%", own)
-    return Table("components", "Components", (Column("component", numbers(len(weights), order)), share, *more), note)
+    return Table("components", "Components", (Column("component", chosen), share, *more), note)
 
 
 def by_component(
@@ -49,8 +44,8 @@ def by_component(
 ) -> Table:
     """A column for each component. first: the columns before them. values, errors: (G, rows of the table)."""
     columns = [
-        Column(f"component {k}", values[k - 1].tolist(), "", None if errors is None else known(errors[k - 1]))
-        for k in numbers(len(values), order)
+        Column(f"component {k}", values[k].tolist(), "", None if errors is None else known(errors[k]))
+        for k in (range(len(values)) if order is None else order)
     ]
     return Table(name, title, (*first, *columns), note)
 
@@ -84,7 +79,7 @@ def positions(
     order: Sequence[int] | None = None,
 ) -> Positions:
     """The figure of means (G, d), spread (G, d) and errors (G, d)."""
-    chosen = [k - 1 for k in numbers(len(means), order)]
+    chosen = list(range(len(means)) if order is None else order)
     headings = (
         f"{features.name(i)} ({features.unit(i)})" if features.unit(i) else features.name(i)
         for i in range(means.shape[1])
@@ -94,7 +89,7 @@ def positions(
         "Where the components lie",
         MIDDLE.format(bars="" if errors is None else BARS),
         tuple(headings),
-        tuple(f"component {k + 1}" for k in chosen),
+        tuple(f"component {k}" for k in chosen),
         means[chosen],
         None if spread is None else spread[chosen],
         None if errors is None else errors[chosen],

@@ -127,7 +127,7 @@ def result_of(form: Covariance, state: PrivateGMMState, features: Features) -> R
     """Shares, means, standard deviations and correlations (of full covariances) of the components, the heaviest first;
     empty unless the run has found some.
 
-    Component 1 is row 0 of the state's arrays, and label 0 of the clients' outputs. Means and standard deviations are
+    Component 0 is row 0 of the state's arrays, and label 0 of the clients' outputs. Means and standard deviations are
     in the units of the data. Shares, means and standard deviations have standard errors (`errors_of`).
     """
     if not state.found:
@@ -151,7 +151,7 @@ def result_of(form: Covariance, state: PrivateGMMState, features: Features) -> R
             "valleys",
             "Valleys between neighbouring components",
             (
-                Column("components", [f"{i + 1} and {j + 1}" for i, j in state.pairs]),
+                Column("components", [f"{i} and {j}" for i, j in state.pairs]),
                 Column("units", state.valley_mass.tolist()),
                 Column("valley / lower peak", state.valley_depth.tolist()),
                 Column("p", state.valley_p.tolist()),

@@ -137,8 +137,8 @@ def result_of(config: PrivateMixtureConfig, state: PrivateMixtureState, features
     """Weights, groups, means, standard deviations and correlations of the components, the heaviest first, and the
     tested edges; empty before the run has finished.
 
-    Component 1 is row 0 of the state's arrays, and label 0 of the clients' outputs. Shares, means and standard
-    deviations have standard errors where `errors_of` gives some.
+    Component 0 is row 0 of the state's arrays, and label 0 of the clients' outputs; groups likewise. Shares, means and
+    standard deviations have standard errors where `errors_of` gives some.
     """
     if not state.done:
         return Result()
@@ -154,14 +154,14 @@ def result_of(config: PrivateMixtureConfig, state: PrivateMixtureState, features
         "components",
         "Components",
         (
-            Column("component", [*(j + 1 for j in order), "background"]),
+            Column("component", [*order, "background"]),
             Column(
                 "share",
                 model.weights[background].tolist(),
                 "%",
                 None if of_weights is None else known(of_weights[background]),
             ),
-            Column("group", [*(int(model.group[j]) + 1 for j in order), None]),
+            Column("group", [*(int(model.group[j]) for j in order), None]),
         ),
         "" if found else NO_ERRORS,
     )
@@ -226,5 +226,5 @@ def _valleys(config: PrivateMixtureConfig, state: PrivateMixtureState) -> Table:
 
 
 def _members(state: PrivateMixtureState, node: int) -> str:
-    """The components of a node of the tree, as they are numbered in the tables."""
-    return " + ".join(str(j + 1) for j in np.flatnonzero(state.node == node))
+    """The components of a node of the tree."""
+    return " + ".join(str(j) for j in np.flatnonzero(state.node == node))
