@@ -94,7 +94,7 @@ def population_ingest(
             "--option",
             metavar="KEY=VALUE",
             help="Option of the format, such as prefix=train, heldout_prefix=test, or halves=document: its held-out "
-            "data are whole documents; repeatable.",
+            "data are whole documents, or image=28x28: rows are pictures; repeatable.",
         ),
     ] = None,
     period: Annotated[

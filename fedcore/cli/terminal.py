@@ -132,7 +132,9 @@ def read_settings(config: Path | None, pairs: list[str] | None) -> dict[str, Any
     return settings
 
 
-TEXT_OPTIONS = ("columns", "heldout", "dtype", "array", "prefix", "heldout_prefix", "halves", "tokeniser", "delimiter")
+TEXT_OPTIONS = (
+    *("columns", "heldout", "dtype", "array", "prefix", "heldout_prefix", "halves", "tokeniser", "delimiter", "image"),
+)
 NUMBER_OPTIONS = ("features", "clients_per_leaf", "clients_per_block")
 
 

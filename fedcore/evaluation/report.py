@@ -25,6 +25,7 @@ from fedcore.evaluation.figures import (
     rounds_figure,
     seconds_figure,
 )
+from fedcore.evaluation.pictures import pictures_figure
 from fedcore.evaluation.positions import positions_figure
 from fedcore.evaluation.privacy_page import privacy_page
 from fedcore.evaluation.run_summary import (
@@ -39,7 +40,7 @@ from fedcore.evaluation.run_summary import (
 from fedcore.evaluation.templates import markup, rendered
 from fedcore.evaluation.written import Shown, iso_date, show, show_bytes, shown_table
 from fedcore.methods.registry import method_class
-from fedcore.rounds.results import Figure, Positions, Result
+from fedcore.rounds.results import Figure, Pictures, Positions, Result
 from fedcore.rounds.scores import differences_in_words
 from fedcore.runs.plan_check import PLAN
 from fedcore.runs.run_files import METRICS
@@ -122,6 +123,8 @@ def run_figures(run: Run, vocabulary: Sequence[str] | None = None) -> dict[str, 
 def _drawn(figure: Figure, vocabulary: Sequence[str] | None) -> bytes:
     if isinstance(figure, Positions):
         return positions_figure(figure)
+    if isinstance(figure, Pictures):
+        return pictures_figure(figure)
     return profiles_figure(figure.centres, figure.mean, figure.weights, vocabulary, TOP)
 
 

@@ -174,15 +174,25 @@ def features_of(run: Run, vocabulary: Sequence[str] | None = None) -> Features:
     """The columns that the run read, as it recorded them, or its vocabulary, with the names that its population gives
     them; without names where it is not there any more, because a model is read without its population too."""
     count, columns = int(run.info.get("features") or 0), run.info.get("columns") or []
+    image = _image(run, count)
     if vocabulary is None and len(columns) == count > 0:
-        return Features(count, [str(one["name"]) for one in columns], [str(one.get("unit") or "") for one in columns])
+        names, units = [str(one["name"]) for one in columns], [str(one.get("unit") or "") for one in columns]
+        return Features(count, names, units, image)
     recorded = run.info.get("population") or {}
     if vocabulary is None:
         try:
             vocabulary = Population.open(recorded["path"], version=recorded["version"]).vocabulary()
         except (FedcoreError, KeyError):
-            return Features(count)
-    return Features(count, vocabulary)
+            return Features(count, image=image)
+    return Features(count, vocabulary, image=image)
+
+
+def _image(run: Run, count: int) -> tuple[int, int] | None:
+    """(height, width) of the pictures that the run read; None if its rows were none."""
+    image = run.info.get("image")
+    if not (isinstance(image, list) and len(image) == 2 and all(type(one) is int and one > 0 for one in image)):
+        return None
+    return (image[0], image[1]) if image[0] * image[1] == count else None
 
 
 def evaluation_of(run: Run) -> dict | None:

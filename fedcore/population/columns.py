@@ -93,3 +93,13 @@ def fault(columns: Sequence[ColumnEntry], rows: bool, features: int) -> str:
         return f"{len(columns)} columns are named, and it has {features}"
     name, times = Counter(column.name for column in columns).most_common(1)[0]
     return f"the column {name!r} is named twice" if times > 1 else ""
+
+
+def image_fault(image: tuple[int, int], rows: bool, features: int) -> str:
+    """Why rows cannot be pictures of this (height, width); empty if they can."""
+    height, width = image
+    if min(image) < 1:
+        return f"a picture of {height} x {width} has no pixel"
+    if not rows:
+        return "pictures go with kind 'rows'"
+    return "" if height * width == features else f"a picture of {height} x {width} is not a row of {features} columns"

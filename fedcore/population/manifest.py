@@ -28,7 +28,8 @@ PERIODS: Final = "periods"
 HALVES: Final = "halves"
 COLUMNS: Final = "columns"
 RECORDS: Final = "records"
-KNOWN: Final = (COHORTS, HOLES, NFC, PERIODS, HALVES, COLUMNS, RECORDS)  # what a manifest may need
+IMAGE: Final = "image"
+KNOWN: Final = (COHORTS, HOLES, NFC, PERIODS, HALVES, COLUMNS, RECORDS, IMAGE)  # what a manifest may need
 OF: Final = {  # fields, and what they go with
     "cohorts": (COHORTS,),
     "order": (COHORTS, HOLES),
@@ -36,6 +37,7 @@ OF: Final = {  # fields, and what they go with
     "halves": (HALVES,),
     "columns": (COLUMNS,),
     "records": (RECORDS,),
+    "image": (IMAGE,),
 }
 Halves = Literal["document", "entry"]
 StoredDtype = Literal["int32", "int64", "float32", "float64"]
@@ -155,6 +157,7 @@ class Manifest(_Frozen):
     columns: names, units and bounds of the columns, and how they were made; () where nobody named them
     (`fedcore.population.columns`).
     records: nobody said whose the rows are: every client is one row, and a budget is per record.
+    image: (height, width) of the picture that a row is, line after line from the top; None: rows are no pictures.
     suppression: sha256 of the list of clients that were forgotten (`fedcore.population.suppression`), None without one.
     secret: 256 random bits of this version. Runs and ledgers know it by its checksum, which without the secret would
     tell whoever guesses the data whether the guess is right; it stays beside the data.
@@ -184,6 +187,7 @@ class Manifest(_Frozen):
     halves: Halves | None = None
     columns: tuple[ColumnEntry, ...] = ()
     records: bool = False
+    image: tuple[int, int] | None = None
     suppression: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
     removed: tuple[tuple[int, str], ...] = ()
     blocks: tuple[BlockEntry, ...]
@@ -228,6 +232,10 @@ class Manifest(_Frozen):
             raise ValueError("columns go with the need of that name")
         if self.records != (RECORDS in self.needs):
             raise ValueError("records go with the need of that name")
+        if bool(self.image) != (IMAGE in self.needs):
+            raise ValueError("an image goes with the need of that name")
+        if self.image is not None and (wrong := of_columns.image_fault(self.image, self.kind == "rows", self.features)):
+            raise ValueError(wrong)
         if wrong := of_columns.fault(self.columns, self.kind == "rows", self.features):
             raise ValueError(wrong)
         if wrong := of_periods.fault(self.period, [cohort.period for cohort in self.cohorts]):
@@ -290,7 +298,7 @@ def _content(manifest: Manifest) -> dict[str, Any]:
         content.pop("needs")
     if manifest.secret is None:
         content.pop("secret")
-    for name in ("cohorts", "order", "period", "halves", "columns", "records", "suppression", "removed"):
+    for name in ("cohorts", "order", "period", "halves", "columns", "records", "image", "suppression", "removed"):
         if not content[name]:
             del content[name]
     if not manifest.provenance.clipped:

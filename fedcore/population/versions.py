@@ -117,7 +117,7 @@ def following(old: Manifest, provenance: Provenance, **changes: Any) -> Manifest
         "provenance": provenance.model_copy(update={"parent": old.version}),
         **changes,
     }
-    wanted = needs(made["cohorts"], made["order"], made["halves"], made["columns"], old.records, old.nfc)
+    wanted = needs(made["cohorts"], made["order"], made["halves"], made["columns"], old.records, old.nfc, old.image)
     return manifests.build(**{**made, "needs": wanted})
 
 
@@ -164,6 +164,7 @@ def needs(
     columns: tuple[ColumnEntry, ...],
     records: bool,
     nfc: bool,
+    image: tuple[int, int] | None = None,
 ) -> tuple[str, ...]:
     """What a reader must know to read a manifest with these. nfc: how its ids are spelled"""
     features = (
@@ -174,6 +175,7 @@ def needs(
         (manifests.HALVES, halves),
         (manifests.COLUMNS, columns),
         (manifests.RECORDS, records),
+        (manifests.IMAGE, image),
     )
     return tuple(name for name, there in features if there)
 

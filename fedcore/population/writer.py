@@ -67,6 +67,7 @@ class PopulationWriter:
     columns: names, units and bounds of the columns of rows, in their order; () if nobody names them. What lies outside
         of the bounds is refused
     records: whether every client is one row, of which nobody said whose it is
+    image: (height, width) of the picture that a row is, or None
     parent: the version to make a new version of (see `extending`); None makes a new population
     """
 
@@ -90,6 +91,7 @@ class PopulationWriter:
         halves: Halves | None = None,
         columns: Sequence[ColumnEntry] = (),
         records: bool = False,
+        image: tuple[int, int] | None = None,
         parent: Population | None = None,
     ):
         if kind not in ("counts", "rows", "words"):
@@ -116,6 +118,7 @@ class PopulationWriter:
             "halves": halves,
             "columns": tuple(columns),
             "records": records,
+            "image": image,
         }
         self.bounds = bounds_of(columns)
         self.labels = tuple(labels)
@@ -156,6 +159,7 @@ class PopulationWriter:
             "halves": old.halves,
             "columns": old.columns,
             "records": old.records,
+            "image": old.image,
             **changes,
         }
         made = cls(layout.writable(parent.path), old.kind, old.features, parent=parent, **settings)
@@ -293,6 +297,7 @@ class PopulationWriter:
                 fields["columns"],
                 fields["records"],
                 self.nfc,
+                fields["image"],
             ),
             population_id=self._new_id() if old is None else old.population_id,
             secret=versions.new_secret(),

@@ -33,11 +33,13 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """The columns of a population, or its vocabulary. names, units: None if nobody named them; a unit may be ""."""
+    """The columns of a population, or its vocabulary. names, units: None if nobody named them; a unit may be "". image:
+    (height, width) where a row is a picture."""
 
     count: int
     names: Sequence[str] | None = None
     units: Sequence[str] | None = None
+    image: tuple[int, int] | None = None
 
     def unit(self, index: int) -> str:
         """The unit of a column; "" if it has none, or nobody said."""
@@ -47,6 +49,8 @@ class Features:
         """The name of a feature; "column 3" (or "token 3") if it has none."""
         if self.names is not None and index < len(self.names):
             return str(self.names[index])
+        if self.image is not None:
+            return "pixel ({}, {})".format(*divmod(index, self.image[1]))
         return f"{what} {index}"
 
 
@@ -124,7 +128,22 @@ class Positions:
     errors: np.ndarray | None = None
 
 
-Figure: TypeAlias = "Profiles | Positions"
+@dataclass(frozen=True, slots=True)
+class Pictures:
+    """A figure: a picture of each part.
+
+    labels: of the K parts, in the order in which they are shown; images: (K, height, width) float64, each with a scale
+        of its own; the first line is at the top
+    """
+
+    name: str
+    title: str
+    caption: str
+    labels: tuple[str, ...]
+    images: np.ndarray
+
+
+Figure: TypeAlias = "Profiles | Positions | Pictures"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from fedcore.rounds.results import Column, Positions, Profiles, Result, Table
+from fedcore.rounds.results import Column, Pictures, Positions, Profiles, Result, Table
 from fedcore.testing.broken import require
+
+FIGURES = (Profiles, Positions, Pictures)
 
 
 def told(found: Result) -> list[dict[str, Any]]:
@@ -38,7 +40,7 @@ def check_result(found: Result, private: bool) -> None:
             _check_column(column, table.name, private)
         json.dumps(table.to_json(), allow_nan=False)
     for figure in found.figures:
-        require(isinstance(figure, (Profiles, Positions)), f"the result holds a {type(figure).__name__}, not a figure.")
+        require(isinstance(figure, FIGURES), f"the result holds a {type(figure).__name__}, not a figure.")
     for names in ([table.name for table in found.tables], [figure.name for figure in found.figures]):
         require(len(names) == len(set(names)), f"tables or figures of the result share a name: {sorted(names)}.")
 

@@ -103,6 +103,7 @@ class RunSpec:
             },
             "features": population.features,
             **({} if (columns := columns_to_record(population)) is None else {"columns": columns}),
+            **({} if population.manifest.image is None else {"image": list(population.manifest.image)}),
             "nominal_clients": nominal_clients(method, population, self.participants),
             "private": method.private,
             "rho": self.public.rho,

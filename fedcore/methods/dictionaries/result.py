@@ -5,14 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from fedcore.methods.dictionaries.state import DictionariesState
-from fedcore.rounds.results import Column, Features, Result, Table, of_columns
+from fedcore.rounds.results import Column, Features, Pictures, Result, Table, of_columns
 
 LARGEST = 5  # features of an atom that are named
+CAPTION = "Each atom as a picture, by its own largest weight; the sign of a whole atom means nothing."
 
 
 def result_of(state: DictionariesState, features: Features) -> Result:
-    """Tables of the global atoms: their sizes, and all their weights with a line for each feature; empty before the
-    matching, and if no atom is global."""
+    """Tables of the global atoms: their sizes, and all their weights with a line for each feature; and the atoms as
+    pictures where rows are such. Empty before the matching, and if no atom is global."""
     atoms = state.common
     if state.phase == "start" or not len(atoms):
         return Result()
@@ -27,7 +28,11 @@ def result_of(state: DictionariesState, features: Features) -> Result:
         columns.insert(2, Column("share of energy", (energy / energy.sum()).tolist(), "%"))
     weights = [Column(f"atom {number}", atom.tolist()) for number, atom in enumerate(atoms)]
     whole = Table("atoms", "Weights of the global atoms", (*of_columns(features, atoms.shape[1]), *weights))
-    return Result((Table("global_atoms", "Global atoms", tuple(columns)), whole))
+    tables = (Table("global_atoms", "Global atoms", tuple(columns)), whole)
+    if features.image is None:
+        return Result(tables)
+    labels = tuple(f"atom {number}" for number in range(len(atoms)))
+    return Result(tables, (Pictures("atoms", "Global atoms", CAPTION, labels, atoms.reshape(-1, *features.image)),))
 
 
 def _largest_weights(atom: np.ndarray, features: Features) -> list[str]:

@@ -118,6 +118,17 @@ def refuse_other_columns(parent: Population, source: Source, entries: Sequence[C
         )
 
 
+def refuse_other_pictures(parent: Population, image: tuple[int, int] | None) -> None:
+    """Raises IngestError if what is appended is pictures, and the rows of the population are none, or others."""
+    known = parent.manifest.image
+    if image is not None and image != known:
+        there = "no pictures" if known is None else f"pictures of {known[0]} x {known[1]}"
+        raise IngestError(
+            f"What is appended to {parent.path} is pictures of {image[0]} x {image[1]}, and its rows are {there}.",
+            "Append like to like, with arrays (rows, columns) if need be, or make another population.",
+        )
+
+
 def _in_words(column: ColumnEntry) -> str:
     said = {name: value for name, value in column.model_dump().items() if value not in (None, "") and name != "of"}
     return ", ".join(f"{name} {value}" for name, value in said.items())

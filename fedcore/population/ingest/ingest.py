@@ -52,7 +52,7 @@ LEAST_MEMORY = 16 << 20
 # Options that are facts of the manifest, or paths.
 IN_THE_MANIFEST = (
     *("vocabulary", "heldout", "halves", "time", "calendar", "bounds", "units", "dates", "categories", "booleans"),
-    *("readings", "unit"),
+    *("readings", "unit", "image"),
 )
 # Shares of `memory`: what a batch, the spill's buffer and an array that is being written may hold. Sorting a full
 # buffer takes several times its size, which is why the shares are small.
@@ -93,6 +93,7 @@ def ingest(
     na: Sequence[str] = (),
     decimal: str | None = None,
     unit: WhoseRows = "client",
+    image: str | None = None,
     append: bool = False,
     memory: int = MEMORY,
     tolerance: int = 0,
@@ -121,6 +122,8 @@ def ingest(
         of 0 and 1; a last one, `<other>`, is all others. booleans: columns of yes or no, true or false, 1 or 0. na:
         texts that stand for nothing, beside the usual ones; decimal: of csv, the sign before decimal places
     unit: "record": no column names a client, and every row is one, called FILE:NUMBER; its budget is per record
+    image: "HEIGHTxWIDTH" of dense rows that are pictures, line after line from the top: a public fact in the manifest,
+        by which results are shown. Arrays of shape (rows, height, width) say it themselves
     npz: dense rows `array` (default x) with ids `client` (default client); or a CSR matrix of counts, one client a
         row, as written by scipy.sparse.save_npz, or with a `prefix` (train: train_data, train_indices, train_indptr,
         train_shape) and a `heldout_prefix`; an array `vocab` is the vocabulary.
@@ -194,6 +197,7 @@ def ingest(
         na,
         decimal,
         unit,
+        image=image,
     )
     parent = Population.open(path) if append else None
     if parent is not None:
@@ -203,6 +207,7 @@ def ingest(
     opened = sources.source_of(source, options, memory // BATCH_SHARE, progress, path / layout.SPILL / "query")
     entries, records = (opened.entries, opened.records) if isinstance(opened, TableSource) else ((), False)
     dealt_by = halves_of(documents, halves, sources.brings_heldout(opened, options))
+    pictures = sources.image_of(opened, options)
     account = Account(tolerance, _called(options, parent))
     if parent is None:
         writer = PopulationWriter(
@@ -221,11 +226,13 @@ def ingest(
             halves=dealt_by,
             columns=entries,
             records=records,
+            image=pictures,
             stream_bytes=memory // STREAM_SHARE,
         )
     else:
         appending.refuse_mismatch(parent, opened, clients_per_leaf, ledger, public_for_evaluation, dealt_by)
         appending.refuse_other_columns(parent, opened, entries, records)
+        appending.refuse_other_pictures(parent, pictures)
         changes = {
             "public_for_evaluation": public_for_evaluation,
             "labels": dealt.labels,
@@ -342,6 +349,7 @@ def describe(population: Population) -> dict[str, JsonValue]:
         "clipped_values": made.provenance.clipped if made.columns else None,
         "columns": [_column(column) for column in made.columns] or None,
         "unit": "record" if made.records else None,
+        "image": None if made.image is None else f"{made.image[0]} x {made.image[1]}",
     }
 
 

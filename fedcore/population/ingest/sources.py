@@ -11,6 +11,7 @@ from typing import Literal
 
 from fedcore.errors import IngestError
 from fedcore.population.blocks import Kind
+from fedcore.population.columns import image_fault
 from fedcore.population.ingest.batches import Source, read_vocabulary, refuse_odd
 from fedcore.population.ingest.readings import Bound, Reading, Said, missing_texts
 from fedcore.population.ingest.sources_array import DenseSource, MatrixSource, array_names
@@ -82,6 +83,7 @@ class Options:
     decimal: str | None = None
     unit: WhoseRows = "client"
     readings: tuple[Reading, ...] = ()
+    image: str | None = None
 
     @property
     def said(self) -> Said:
@@ -132,7 +134,7 @@ def format_of(where: Where, wanted: Format | None) -> Format:
 OF_COLUMNS = ("bounds", "units", "dates", "categories", "booleans", "na")
 OF_TABLES = (
     *("client", "token", "count", "columns", "features", "vocabulary", "heldout", "dtype", "documents", "unit"),
-    *OF_COLUMNS,
+    *("image", *OF_COLUMNS),
 )
 OPTIONS: dict[str, tuple[str, ...]] = {
     "csv": (*OF_TABLES, "delimiter", "decimal"),
@@ -140,11 +142,11 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "arrow": OF_TABLES,
     "jsonl": OF_TABLES,
     "sql": OF_TABLES,
-    "npz": ("client", "array", "features", "vocabulary", "heldout", "dtype", "prefix", "heldout_prefix"),
-    "npy": ("client", "features", "vocabulary", "heldout", "dtype"),
+    "npz": ("client", "array", "features", "vocabulary", "heldout", "dtype", "image", "prefix", "heldout_prefix"),
+    "npy": ("client", "features", "vocabulary", "heldout", "dtype", "image"),
     "text": ("client", "features", "vocabulary", "heldout", "tokeniser", "documents"),
 }
-OF_DENSE, OF_SPARSE = ("array", "heldout", "dtype"), ("prefix", "heldout_prefix")  # NPZ holds one or the other
+OF_DENSE, OF_SPARSE = ("array", "heldout", "dtype", "image"), ("prefix", "heldout_prefix")  # NPZ holds one or the other
 ANYWHERE = ("format", "kind", "halves", "time", "calendar", "readings")  # the last three are looked at elsewhere
 
 
@@ -332,6 +334,22 @@ def _arrays(
 def brings_heldout(source: Source, options: Options) -> bool:
     """Whether the source has held-out data of its own."""
     return options.heldout is not None or (isinstance(source, MatrixSource) and source.heldout_prefix is not None)
+
+
+def image_of(source: Source, options: Options) -> tuple[int, int] | None:
+    """(height, width) of the picture that a row is, as the options say, or arrays of pictures. Raises IngestError."""
+    given = source.image if isinstance(source, DenseSource) else None
+    if options.image is None:
+        return given
+    height, by, width = str(options.image).lower().partition("x")
+    if not (by and height.isdecimal() and width.isdecimal()):
+        raise IngestError(f"The image {options.image!r} is not of the form HEIGHTxWIDTH.", "Write it as 28x28.")
+    image = (int(height), int(width))
+    if fault := image_fault(image, source.kind == "rows", source.features):
+        raise IngestError(f"{fault[0].upper()}{fault[1:]}.", "Give the height and the width of the pictures.")
+    if given not in (None, image):
+        raise IngestError(f"The pictures are of {given[0]} x {given[1]}, not {options.image}.", "Leave the image out.")
+    return image
 
 
 def _start_of_names(prefix: str) -> str:

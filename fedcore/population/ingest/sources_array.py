@@ -123,7 +123,8 @@ def vocabulary_in(file: Path, name: str = "vocab") -> tuple[str, ...] | None:
 class DenseSource:
     """Files of dense rows. NPZ: arrays `array` and `client`; NPY: the rows, and `client` names an NPY file of ids.
 
-    heldout: files of the same form. kind "counts": every entry is the count of its column.
+    heldout: files of the same form. kind "counts": every entry is the count of its column. image: (height, width) of
+    rows that are pictures, in arrays (rows, height, width).
     """
 
     files: Sequence[Path]
@@ -138,11 +139,12 @@ class DenseSource:
     dtype: str | None = None
     keyed: bool = True
     vocabulary: tuple[str, ...] | None = None
+    image: tuple[int, int] | None = field(init=False)
     names: tuple[str, ...] = field(init=False)
 
     def __post_init__(self):
         self.names = tuple(file.name for file in self.files)
-        dtypes = []
+        dtypes, shapes = [], set()
         for file in (*self.files, *self.heldout):
             x, ids = self._open(file)
             features = math.prod(x.shape[1:])
@@ -152,11 +154,14 @@ class DenseSource:
                 )
             self.features = features
             dtypes.append(x.dtype.name)
+            shapes.add(x.shape[1:])
         if self.features < 1:
             raise IngestError(f"{self.files[0]} has no column.", "Give rows with at least one feature.")
         if self.kind == "rows":
             small = all(name in EXACT_IN_FLOAT32 for name in dtypes)
             self.dtype = self.wanted_dtype or ("float32" if small else "float64")
+        shape = shapes.pop() if len(shapes) == 1 else ()
+        self.image = (shape[0], shape[1]) if self.kind == "rows" and len(shape) == 2 else None
 
     def _open(self, file: Path) -> tuple[StoredArray, StoredArray]:
         if file.suffix == ".npy":
