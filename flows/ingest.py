@@ -8,14 +8,17 @@ from fedcore.tasks.artifacts import key_of
 from prefect import get_run_logger, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
+from pydantic import JsonValue
 
+from fedcore.evaluation.written import in_markdown
 from fedcore.population.ingest.ingest import describe, ingest
+from fedcore.population.ingest.request import CalendarPeriods, Declarations, Limits, Reading, TableColumns, arguments
 from fedcore.population.store import Population
 from fedcore.training.budget import ledger_name, ledger_of
 
 
 @task(cache_policy=NO_CACHE, persist_result=False)
-def ingest_files(source: str, dest: str, options: dict) -> int:
+def ingest_files(source: str | list[str], dest: str, options: dict) -> int:
     """Make a version of the population `dest`; returns its number."""
     made = ingest(source, Path(dest), **options)
     get_run_logger().info(
@@ -29,18 +32,35 @@ def ingest_files(source: str, dest: str, options: dict) -> int:
 
 
 @flow(name="ingest", flow_run_name="{dest}", persist_result=False)
-def ingest_flow(source: str, dest: str, append: bool = False, options: dict | None = None) -> str:
-    """Turn files into a population: whole clients in blocks, whatever the order and size of the input.
+def ingest_flow(
+    source: str | list[str],
+    dest: str,
+    append: bool = False,
+    reading: Reading = Reading(),
+    table: TableColumns = TableColumns(),
+    periods: CalendarPeriods = CalendarPeriods(),
+    declared: Declarations = Declarations(),
+    limits: Limits = Limits(),
+    options: dict | None = None,
+) -> str:
+    """Turn files into a population: whole clients in blocks, whatever the order and size of the input. The options are
+    those of `fedcore population ingest`.
 
     Args:
-        source: file, folder or pattern to read
+        source: file, folder or pattern to read, or several; with the format sql a query
         dest: folder of the population
         append: add to an existing population as a new version
-        options: as for `fedcore population ingest`, e.g. {"format": "csv", "client": "user"}
+        reading: how the source is read
+        table: columns of a table, their units and public bounds, or the file of a schema
+        periods: deals clients to calendar periods
+        declared: what the owner says in public of the population
+        limits: memory, and bad rows that are left out
+        options: more arguments of `fedcore.population.ingest.ingest.ingest`, such as {"features": 100}
     """
 
     def work(kept: list) -> str:
-        chosen = dict(options or {}) | {"append": append}
+        chosen = arguments(reading, table, periods, declared, limits, append=append) | dict(options or {})
+        chosen["append"] = append
         if not append:
             chosen["ledger"] = ledger_name()
         ingest_files(source, dest, chosen)
@@ -48,12 +68,25 @@ def ingest_flow(source: str, dest: str, append: bool = False, options: dict | No
         kept.append(population)
         if not append:
             ledger_of(population).register(population.id)
-        rows = "\n".join(f"| {name} | {value} |" for name, value in describe(population).items())
         create_markdown_artifact(
-            markdown=f"| | |\n|---|---|\n{rows}",
+            markdown=_table(describe(population)),
             key=key_of(population),
             description=f"Population {population.path.name}",
         )
         return dest
 
     return run_to_state(work, lambda kept: f"population {Path(dest).name} was {'made' if kept else 'not changed'}")
+
+
+def _table(told: dict[str, JsonValue]) -> str:
+    """Markdown of what there is to tell."""
+    rows = [f"| {name.replace('_', ' ')} | {_cell(value)} |" for name, value in told.items() if value not in (None, [])]
+    return "\n".join(["| | |", "|---|---|", *rows])
+
+
+def _cell(value: JsonValue) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_cell, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_cell(one)}" for name, one in value.items() if one is not None)
+    return in_markdown(value)

@@ -416,6 +416,51 @@ def test_a_refused_run_says_why_in_its_state(prefect_server, tmp_path):
     assert "No budget is set" in artifacts[f"population-bare-{bare.id[:8]}"]["data"]
 
 
+INGESTED = """
+import sys
+from fedcore.errors import FedcoreError
+from fedcore.flows.ingest import ingest_flow
+
+folder = sys.argv[1]
+table = {"schema_file": folder + "/t.toml"}  # as a form in the UI gives it
+ingest_flow(source=folder + "/t.csv", dest=folder + "/flown", table=table)
+try:
+    ingest_flow(source=folder + "/t.csv", dest=folder + "/no", table=table, reading={"client": "person"})
+except FedcoreError as error:
+    print(type(error).__name__)
+"""
+
+SCHEMA = """
+[table]
+client = "person"
+nominal_clients = 10
+delimiter = ";"
+decimal = ","
+[columns.age]
+unit = "years"
+bounds = [0, 40]
+[columns.city]
+values = ["Bern", "<other>"]
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.prefect
+def test_the_flow_reads_a_schema(prefect_server, tmp_path):
+    (tmp_path / "t.csv").write_text("person;age;city\na;30,5;Bern\nb;41;Wil\n")
+    (tmp_path / "t.toml").write_text(SCHEMA)
+    environment = os.environ | {"PREFECT_API_URL": prefect_server + "/api", "PYTHONPATH": str(HERE)}
+    command = [sys.executable, "-c", INGESTED, str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.stdout.split() == ["ConfigError"], done.stderr[-3000:]
+    made = Population.open(tmp_path / "flown")
+    assert [column.name for column in made.manifest.columns] == ["age", "city=Bern", "city=<other>"]
+    artifacts = {item["key"]: item["data"] for item in ask(prefect_server, "/artifacts/latest/filter", {"limit": 200})}
+    shown = artifacts[f"population-flown-{made.id[:8]}"]
+    assert "| nominal clients | 10 |" in shown and "age \\(years\\) from 0 to 40" in shown and "None" not in shown
+    assert not (tmp_path / "no").exists()
+
+
 WAITS = """
 import sys
 from fedcore.methods.histograms.config import HistogramsConfig

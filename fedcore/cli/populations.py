@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from fedcore.cli.options import Json, Ledger, PopulationArgument, Settings, open_population, stamp
-from fedcore.cli.table_options import column_options, with_schema
+from fedcore.cli.table_options import column_options
 from fedcore.cli.terminal import bar, format_options, parse_bytes, read_settings, say, table
 
 if TYPE_CHECKING:
@@ -127,6 +127,7 @@ def population_ingest(
 ) -> None:
     """Turn files into a population: whole clients in blocks, whatever the order and size of the input."""
     from fedcore.population.ingest.ingest import ingest
+    from fedcore.population.ingest.request import with_schema
     from fedcore.training.budget import ledger_name
 
     said = column_options(bounds, date, category, boolean, na)

@@ -1,9 +1,7 @@
-"""What is said of the columns of a table on the command line, as options or in the file of a schema."""
+"""What is said of the columns of a table on the command line."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from fedcore.errors import ConfigError
@@ -45,24 +43,3 @@ def _low_and_high(text: str) -> tuple[str, str]:
     if not colon or not low.strip() or not high.strip():
         raise ConfigError(f"the bounds {text!r} are not of the form LOW:HIGH.", "Write 0:120, or -5:5.")
     return low.strip(), high.strip()
-
-
-def with_schema(file: Path, said: Mapping[str, Any], append: bool) -> dict[str, Any]:
-    """The arguments of `ingest` in the file of a schema, and those beside it. Raises ConfigError if both say something
-    of the same, and what `read_schema` raises.
-
-    append: the schema is that of before, and the number of clients that it declares no new one
-    """
-    from fedcore.population.ingest.schema import read_schema
-
-    given = {name: value for name, value in said.items() if value not in (None, ()) and (name, value) != UNIT}
-    schema = read_schema(file)
-    if append:
-        schema.pop("nominal_clients", None)
-    of_columns = {"columns", "bounds", "dates", "categories", "booleans"}
-    if both := sorted((given.keys() & schema.keys()) | (of_columns & given.keys())):
-        raise ConfigError(f"{', '.join(both)}: said in {file} and beside it.", "Say it in the schema.")
-    return {**said, **schema}
-
-
-UNIT = ("unit", "client")  # what nobody has to say

@@ -7,8 +7,6 @@ objective, a likelihood) is never shown, whoever wrote it.
 
 from __future__ import annotations
 
-import html
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -38,7 +36,7 @@ from fedcore.evaluation.run_summary import (
     shown_metrics,
 )
 from fedcore.evaluation.templates import markup, rendered
-from fedcore.evaluation.written import Shown, iso_date, show, show_bytes, shown_table
+from fedcore.evaluation.written import Shown, in_markdown, iso_date, show, show_bytes, shown_table
 from fedcore.methods.registry import method_class
 from fedcore.rounds.results import Figure, Pictures, Positions, Result
 from fedcore.rounds.scores import differences_in_words
@@ -298,7 +296,7 @@ def markdown_report(run: Run, figures: Mapping[str, bytes]) -> str:
     """Short markdown for an artifact: a table, the privacy statement in three lines, the figures as data URIs."""
     summary = run_summary(run)
     privacy, population = summary["privacy"], summary.get("population", {})
-    lines = [f"# Run {_md(summary['run_id'])}", ""]
+    lines = [f"# Run {in_markdown(summary['run_id'])}", ""]
     if not privacy["private"]:
         lines += [f"> **{'privacy: not stated yet' if privacy.get('pending') else 'privacy: none'}**", ""]
     table = {
@@ -320,7 +318,9 @@ def markdown_report(run: Run, figures: Mapping[str, bytes]) -> str:
         },
     }
     lines += ["| | |", "|---|---|"]
-    lines += [f"| {_md(name)} | {_md(show(value))} |" for name, value in table.items() if value is not None]
+    lines += [
+        f"| {in_markdown(name)} | {in_markdown(show(value))} |" for name, value in table.items() if value is not None
+    ]
     result = result_of(run)
     if result.tables:
         lines += ["", "## Result", ""]
@@ -329,18 +329,18 @@ def markdown_report(run: Run, figures: Mapping[str, bytes]) -> str:
     lines += ["", "## Privacy", "", *_three_lines(privacy), ""]
     captions = _captions(run, result)
     for name, png in figures.items():
-        lines += [f"![{_md(name)}]({data_uri(png)})", "", captions.get(name, ""), ""]
+        lines += [f"![{in_markdown(name)}]({data_uri(png)})", "", captions.get(name, ""), ""]
     return "\n".join(lines)
 
 
 def _md_table(shown: Shown) -> list[str]:
     """Its title, the table, and what belongs below."""
-    lines = [f"**{_md(shown.title)}**", "", f"| {' | '.join(_md(name) for name in shown.headings)} |"]
+    lines = [f"**{in_markdown(shown.title)}**", "", f"| {' | '.join(in_markdown(name) for name in shown.headings)} |"]
     lines.append(f"|{'|'.join('---:' if numeric else '---' for numeric in shown.numeric)}|")
     for row in shown.cells:
-        cells = (_md(cell if isinstance(cell, str) else ", ".join(cell)) for cell in row)
+        cells = (in_markdown(cell if isinstance(cell, str) else ", ".join(cell)) for cell in row)
         lines.append(f"| {' | '.join(cells)} |")
-    return [*lines, *(line for note in shown.notes for line in ("", _md(note)))]
+    return [*lines, *(line for note in shown.notes for line in ("", in_markdown(note)))]
 
 
 def _three_lines(privacy: Mapping) -> list[str]:
@@ -349,12 +349,7 @@ def _three_lines(privacy: Mapping) -> list[str]:
     lines = [" — ".join(paragraphs[:2]), " ".join(paragraphs[2:4])]
     if privacy.get("not_covered"):
         lines.append("Not covered: " + " ".join(privacy["not_covered"]))
-    return [f"- {_md(line)}" for line in lines if line]
-
-
-def _md(text: Any) -> str:
-    """Text that markdown and HTML leave as it is."""
-    return re.sub(r"([\\`*_{}\[\]()#!|~$])", r"\\\1", html.escape(" ".join(str(text).split()), quote=False))
+    return [f"- {in_markdown(line)}" for line in lines if line]
 
 
 def _words(name: str) -> str:

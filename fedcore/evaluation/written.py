@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import re
@@ -116,3 +117,8 @@ def iso_date(stamp: Any) -> Any:
     """When a run began, as ISO 8601 in UTC; what is no such time stays as it is."""
     found = STAMP.fullmatch(str(stamp))
     return stamp if found is None else "{}-{}-{}T{}:{}:{}Z".format(*found.groups("00"))
+
+
+def in_markdown(text: Any) -> str:
+    """Text that markdown and HTML leave as it is."""
+    return re.sub(r"([\\`*_{}\[\]()#!|~$])", r"\\\1", html.escape(" ".join(str(text).split()), quote=False))
