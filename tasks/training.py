@@ -5,10 +5,12 @@ is stored nowhere.
 """
 
 import time
+from typing import Any
 
 from prefect import State, Task, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import TaskRun
+from prefect.context import TaskRunContext
 
 from fedcore.errors import WorkerFailed
 from fedcore.training.session import Session
@@ -43,8 +45,26 @@ def move_server(session: Session, number: int) -> str:
     return str(session.run.state_file(session.run.round))
 
 
+def rounds_in_words(first: int, last: int) -> str:
+    """The name of a task run that makes these rounds; of one that found none to make, if `last` is before `first`."""
+    if last < first:
+        return f"no-round-r{first}"
+    return f"rounds-r{first}" if first == last else f"rounds-r{first}-r{last}"
+
+
+def _name_of_batch(parameters: dict[str, Any]) -> str:
+    return rounds_in_words(parameters["number"], parameters["last"])
+
+
+def _rename(name: str) -> None:
+    """Name the task run that this is, if it is one, after what it did: its last event tells the server."""
+    context = TaskRunContext.get()
+    if context is not None:
+        context.task_run.name = name
+
+
 @task(
-    task_run_name="rounds-r{number}-r{last}",
+    task_run_name=_name_of_batch,
     retries=2,
     retry_delay_seconds=2,
     retry_condition_fn=_lost_workers,
@@ -53,10 +73,11 @@ def move_server(session: Session, number: int) -> str:
 )
 def several_rounds(session: Session, number: int, last: int) -> bool:
     """Cheap rounds `number` .. `last` in one task run, committed at its end. A retry goes on after the last round that
-    was made. False: finished.
+    was made. False: finished; the task run is then named after the rounds that there were.
     """
     while session.training.round <= last:
         if session.training.step() is None:
+            _rename(rounds_in_words(number, session.training.round - 1))
             return False
     session.training.commit()
     return True
@@ -66,9 +87,12 @@ def next_rounds(session: Session, seconds: float | None) -> tuple[bool, float]:
     """Make the next round, or several of them if the last one took less than CHEAP_SECONDS.
 
     seconds: what a round took the last time; None before the first. Returns whether the run goes on, and the seconds
-    that each round took.
+    that each round took. There is no task run if no round is left.
     """
     started, number = time.perf_counter(), session.training.round
+    if session.training.finished:
+        session.training.commit()
+        return False, seconds or 0.0
     if seconds is not None and seconds < CHEAP_SECONDS:
         last = number + max(1, int(BATCH_SECONDS / max(seconds, 0.01))) - 1
         total = session.method.total_rounds(session.training.state)

@@ -14,6 +14,10 @@ class Steps:
     def __init__(self, total: int, fails: int = 0):
         self.round, self.total, self.fails, self.state = 1, total, fails, None
 
+    @property
+    def finished(self) -> bool:
+        return self.round > self.total
+
     def step(self):
         if self.round > self.total:
             return None
@@ -55,3 +59,28 @@ def test_rounds_that_take_long_have_their_own_task_runs(monkeypatch):
     for seconds in (None, training.CHEAP_SECONDS):
         training.next_rounds(session(Steps(100)), seconds)
     assert made == [("clients", 1), ("server", 1)] * 2
+
+
+def test_no_task_run_is_made_for_a_round_that_there_is_not(monkeypatch):
+    """Nor is one named after it."""
+    for name in ("several_rounds", "answer_clients", "move_server"):
+        monkeypatch.setattr(training, name, lambda *_: pytest.fail("a task run"))
+    for seconds in (None, 0.1, 3.0):
+        done = Steps(8)
+        done.round = 9
+        assert training.next_rounds(session(done), seconds)[0] is False and done.committed == 9
+
+
+@pytest.mark.parametrize("first, last, name", [(1, 8, "rounds-r1-r8"), (9, 9, "rounds-r9"), (9, 8, "no-round-r9")])
+def test_a_task_run_is_named_after_its_rounds(first, last, name):
+    assert training.rounds_in_words(first, last) == name
+    assert training.several_rounds.task_run_name({"number": first, "last": last}) == name
+
+
+def test_a_batch_that_ends_early_is_named_after_the_rounds_that_there_were(monkeypatch):
+    names = []
+    monkeypatch.setattr(training, "_rename", names.append)
+    training.several_rounds.fn(session(Steps(5)), 1, 5)
+    assert not names
+    training.several_rounds.fn(session(Steps(5)), 1, 40)
+    assert names == ["rounds-r1-r5"]

@@ -121,6 +121,11 @@ class Training:
         """The round that comes next, counted from 1."""
         return self.done + 1
 
+    @property
+    def finished(self) -> bool:
+        """Whether there is no further round; the next `step` then commits what is left to commit."""
+        return self.method.message(self.state) is None
+
     def step(self) -> RoundInfo | None:
         """One whole round; None when there are no more, and all is committed."""
         return self.move() if self.answer() else None
