@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedcore.errors import FedcoreError
+from fedcore.evaluation.changes import since_the_run_before
 from fedcore.evaluation.figures import (
     PARTS,
     WHOLE,
@@ -157,6 +158,7 @@ def write_report(run: Run, vocabulary: Sequence[str] | None = None, drawn: Mappi
         figures=figures,
         captions=_captions(run, result),
         settings=_settings(run),
+        since=since_the_run_before(run),
         results=[shown_table(table) for table in result.tables],
         pictures=[figure.name for figure in result.figures],
         metrics=_table(shown_metrics(run), ["round"], SECONDS),
@@ -326,7 +328,7 @@ def markdown_report(run: Run, figures: Mapping[str, bytes]) -> str:
         lines += ["", "## Result", ""]
     for found in result.tables:
         lines += [*_md_table(shown_table(found, ARTIFACT_ROWS, ARTIFACT_COLUMNS)), ""]
-    lines += ["", "## Privacy", "", *_three_lines(privacy), ""]
+    lines += [*_since(run), "", "## Privacy", "", *_three_lines(privacy), ""]
     captions = _captions(run, result)
     for name, png in figures.items():
         lines += [f"![{in_markdown(name)}]({data_uri(png)})", "", captions.get(name, ""), ""]
@@ -341,6 +343,22 @@ def _md_table(shown: Shown) -> list[str]:
         cells = (in_markdown(cell if isinstance(cell, str) else ", ".join(cell)) for cell in row)
         lines.append(f"| {' | '.join(cells)} |")
     return [*lines, *(line for note in shown.notes for line in ("", in_markdown(note)))]
+
+
+def _since(run: Run) -> list[str]:
+    """What changed since the run before, if there is one."""
+    since = since_the_run_before(run)
+    if since is None:
+        return []
+    lines = ["", "## Since the run before", ""]
+    if isinstance(since, str):
+        return [*lines, _md(since)]
+    if since.changes:
+        lines += ["| | what | before | now | |", "|---|---|---|---|---|"]
+    for change in since.changes:
+        cells = (change.kind, change.what, change.before, change.now, change.note)
+        lines.append(f"| {' | '.join(map(_md, cells))} |")
+    return [*lines, "", _md(since.in_words)]
 
 
 def _three_lines(privacy: Mapping) -> list[str]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeGuard
 
 from fedcore.errors import FedcoreError, RunError
 from fedcore.evaluation.figures import PARTS, WHOLE
@@ -133,7 +134,7 @@ def _may_be_seen(name: str, declared: Mapping[str, bool]) -> bool:
     return name == "round" or name.startswith("seconds_") or declared.get(name, not declared)
 
 
-def _method(run: Run) -> AnyMethod | None:
+def method_of(run: Run) -> AnyMethod | None:
     """The run's method, without settings that this version does not know; None for one of another installation."""
     config = run.info.get("config") or {}
     try:
@@ -144,13 +145,13 @@ def _method(run: Run) -> AnyMethod | None:
 
 
 def declared_metrics(run: Run) -> tuple[Metric, ...]:
-    method = _method(run)
+    method = method_of(run)
     return () if method is None else method.metrics
 
 
 def kind_of(run: Run) -> str:
     """What the run read: "counts" or "rows"; "" for a method of another installation."""
-    method = _method(run)
+    method = method_of(run)
     return "" if method is None else method.kind
 
 
@@ -160,7 +161,7 @@ def result_of(run: Run, vocabulary: Sequence[str] | None = None) -> Result:
 
     vocabulary: names of the features; None: those of the population that the run was trained on, if it is there.
     """
-    method = _method(run)
+    method = method_of(run)
     if method is None or run.round < 1 or run.pruned:
         return Result()
     try:
@@ -204,6 +205,36 @@ def evaluation_of(run: Run) -> dict | None:
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise RunError(f"the rows of {run.path.name}/evaluation.json are not a table.", "Evaluate the run again.")
     return evaluation
+
+
+@dataclass(frozen=True, slots=True)
+class PublicScore:
+    """What the run gives its clients, scored on public held-out data. loss: "kl" or "nll", nats, or another column of
+    the table of scores; lower is better. on: the population and its version; method: the line of the table.
+    """
+
+    loss: str
+    method: str
+    score: float
+    standard_error: float | None
+    on: str
+
+
+def public_score(run: Run) -> PublicScore | None:
+    """The headline of the run's scores on public data; None if it has none, or of a method that is not installed."""
+    table, method = evaluation_of(run), method_of(run)
+    if table is None or method is None or not table["rows"]:
+        return None
+    row, loss = method.headline(table["rows"]), str(table.get("loss", "kl"))
+    value, error = row.get(loss), row.get("se")
+    if not _is_number(value):
+        return None
+    on = f"{table.get('population')}, version {table.get('version')}"
+    return PublicScore(loss, str(row.get("method")), float(value), float(error) if _is_number(error) else None, on)
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _withholds(run: Run) -> bool:

@@ -29,6 +29,7 @@ from fedcore.storage.files import place
 from fedcore.training.budget import check_kind, ledger_of, nominal_clients, plan_within_budget, public_facts
 from fedcore.training.columns import columns_to_record
 from fedcore.training.request import TrainRequest
+from fedcore.training.software import installed
 from fedcore.training.warm_start import WarmStart, digest_of, find_warm_start
 
 if TYPE_CHECKING:  # a run that is not private needs no database
@@ -92,6 +93,7 @@ class RunSpec:
             "config": method.config.model_dump(mode="json"),
             "seed": self.public.seed,
             "code_version": fedcore.__version__,
+            "software": installed(),
             "kernel": method.arithmetic_version,
             "population": {
                 "path": population.location,
