@@ -29,7 +29,7 @@ class Cohort(BaseModel):
     number:  from 1, the founders; every scheduled append after them opens the next one, also when nobody came
     token:   128 random bits, by which a ledger notices that two copies of a population were appended to separately
     nominal: clients that the owner declared in public for this cohort; None: not declared
-    opened:  day of the append, UTC, as YYYY-MM-DD
+    opened:  day of the append, UTC, as YYYY-MM-DD; of a pipeline's the day for which it was made
     period:  label of the calendar period, where the unit is a client's data of one period; else None
     """
 
@@ -42,10 +42,10 @@ class Cohort(BaseModel):
     period: str | None = None
 
 
-def opened(number: int, nominal: int | None, period: str | None = None) -> Cohort:
-    """The cohort of this number, opened today, with a token of its own."""
-    today = datetime.now(UTC).date().isoformat()
-    return Cohort(number=number, token=new_token(), nominal=nominal, opened=today, period=period)
+def opened(number: int, nominal: int | None, period: str | None = None, day: str | None = None) -> Cohort:
+    """The cohort of this number, opened on this day (YYYY-MM-DD, today if None), with a token of its own."""
+    day = day or datetime.now(UTC).date().isoformat()
+    return Cohort(number=number, token=new_token(), nominal=nominal, opened=day, period=period)
 
 
 def new_token() -> str:

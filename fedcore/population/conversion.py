@@ -10,6 +10,7 @@ from collections.abc import Callable
 from fedcore.errors import PopulationError
 from fedcore.population import cohorts, versions
 from fedcore.population.cohorts import FOUNDERS
+from fedcore.population.deliveries import Delivered, added
 from fedcore.population.ingest import calendars
 from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
@@ -40,11 +41,17 @@ def begin_cohorts(population: Population, record: Callable[[int, str, str], str]
         return versions.commit(path, made)
 
 
-def open_cohort(population: Population, nominal_clients: int | None = None, through: str | None = None) -> Population:
+def open_cohort(
+    population: Population,
+    nominal_clients: int | None = None,
+    through: str | None = None,
+    delivered: Delivered | None = None,
+) -> Population:
     """The version that an append makes to which nobody came: the same clients, and one more cohort; of entries of
     calendar periods all periods up to `through`.
 
     nominal_clients: the new total of the sizes that the owner declares, or that of each period; None: not declared
+    delivered: the append of a pipeline to which no file came
 
     Raises PopulationError if the population has no cohorts, this is not its newest version, or somebody else writes;
     IngestError if its calendar does not go on with `through`; ConfigError for a URL.
@@ -54,12 +61,15 @@ def open_cohort(population: Population, nominal_clients: int | None = None, thro
         raise PopulationError(
             f"The population {population.path} has no cohorts.", "Begin them with `fedcore budget cohorts POPULATION`."
         )
+    day = None if delivered is None else delivered.day
     if old.period is not None or through is not None:
         dealt = calendars.declared(population, None, None, None, None, through, nominal_clients)
         if not dealt.labels:
             raise PopulationError("No period was named that is not declared.", "Say up to which: --through LABEL.")
-        fields = versions.declaring(old.cohorts, dealt.labels, nominal_clients, old.order)
+        fields = versions.declaring(old.cohorts, dealt.labels, nominal_clients, old.order, day)
     else:
-        fields = versions.opening(old, nominal_clients)
+        fields = versions.opening(old, nominal_clients, day=day)
+    if delivered is not None:
+        fields |= added(old.deliveries, old.occasions, delivered, old.version + 1, cohorts=True)
     with versions.writing(population) as path:
         return versions.commit(path, versions.following(old, Provenance(), **fields))

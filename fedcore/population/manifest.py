@@ -15,6 +15,7 @@ from fedcore.population import periods as of_periods
 from fedcore.population.blocks import Kind
 from fedcore.population.cohorts import Cohort
 from fedcore.population.columns import ColumnEntry
+from fedcore.population.deliveries import Delivery
 from fedcore.population.periods import Periods
 from fedcore.storage import digests
 from fedcore.storage.parsing import parse_json
@@ -29,7 +30,8 @@ HALVES: Final = "halves"
 COLUMNS: Final = "columns"
 RECORDS: Final = "records"
 IMAGE: Final = "image"
-KNOWN: Final = (COHORTS, HOLES, NFC, PERIODS, HALVES, COLUMNS, RECORDS, IMAGE)  # what a manifest may need
+DELIVERIES: Final = "deliveries"
+KNOWN: Final = (COHORTS, HOLES, NFC, PERIODS, HALVES, COLUMNS, RECORDS, IMAGE, DELIVERIES)  # what a manifest may need
 OF: Final = {  # fields, and what they go with
     "cohorts": (COHORTS,),
     "order": (COHORTS, HOLES),
@@ -38,6 +40,8 @@ OF: Final = {  # fields, and what they go with
     "columns": (COLUMNS,),
     "records": (RECORDS,),
     "image": (IMAGE,),
+    "deliveries": (DELIVERIES,),
+    "occasions": (DELIVERIES,),
 }
 Halves = Literal["document", "entry"]
 StoredDtype = Literal["int32", "int64", "float32", "float64"]
@@ -149,6 +153,8 @@ class Manifest(_Frozen):
     needs: features without which the manifest would be misread, of KNOWN. Schema 1 has neither these nor digests.
         "nfc" has no field: ids are in Unicode's normal form C, and whoever appends must keep them so.
     cohorts, order: who came with which append, where budgets are kept by cohort (`fedcore.population.cohorts`).
+    deliveries: files that pipelines have ingested, of this version and of those before it, oldest first; occasions:
+    (pipeline, newest time for which it has appended), where budgets are kept by cohort (`fedcore.population.deliveries`).
     removed: (version, checksum) of versions before that are gone because clients were forgotten.
     period: how clients were dealt to entries of one client and one calendar period, each period a cohort; None: they
     were not (`fedcore.population.periods`).
@@ -190,6 +196,8 @@ class Manifest(_Frozen):
     image: tuple[int, int] | None = None
     suppression: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
     removed: tuple[tuple[int, str], ...] = ()
+    deliveries: tuple[Delivery, ...] = ()
+    occasions: tuple[tuple[str, str], ...] = ()
     blocks: tuple[BlockEntry, ...]
 
     @model_validator(mode="after")
@@ -236,6 +244,8 @@ class Manifest(_Frozen):
             raise ValueError("an image goes with the need of that name")
         if self.image is not None and (wrong := of_columns.image_fault(self.image, self.kind == "rows", self.features)):
             raise ValueError(wrong)
+        if bool(self.deliveries or self.occasions) != (DELIVERIES in self.needs):
+            raise ValueError("deliveries go with the need of that name")
         if wrong := of_columns.fault(self.columns, self.kind == "rows", self.features):
             raise ValueError(wrong)
         if wrong := of_periods.fault(self.period, [cohort.period for cohort in self.cohorts]):
@@ -298,7 +308,7 @@ def _content(manifest: Manifest) -> dict[str, Any]:
         content.pop("needs")
     if manifest.secret is None:
         content.pop("secret")
-    for name in ("cohorts", "order", "period", "halves", "columns", "records", "image", "suppression", "removed"):
+    for name in (*OF, "suppression", "removed"):
         if not content[name]:
             del content[name]
     if not manifest.provenance.clipped:

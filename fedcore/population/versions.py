@@ -117,14 +117,17 @@ def following(old: Manifest, provenance: Provenance, **changes: Any) -> Manifest
         "provenance": provenance.model_copy(update={"parent": old.version}),
         **changes,
     }
-    wanted = needs(made["cohorts"], made["order"], made["halves"], made["columns"], old.records, old.nfc, old.image)
+    delivered = bool(made["deliveries"] or made["occasions"])
+    wanted = needs(
+        made["cohorts"], made["order"], made["halves"], made["columns"], old.records, old.nfc, old.image, delivered
+    )
     return manifests.build(**{**made, "needs": wanted})
 
 
-def opening(old: Manifest, declared: int | None, newcomers: Order = ()) -> dict[str, Any]:
+def opening(old: Manifest, declared: int | None, newcomers: Order = (), day: str | None = None) -> dict[str, Any]:
     """Fields of the version after `old` that an append opens a cohort with. declared: the new total of nominal clients,
-    None if nobody said one; newcomers: cohorts of the clients that follow, as pairs (cohort, clients). Raises
-    PopulationError if the total is less than before.
+    None if nobody said one; newcomers: cohorts of the clients that follow, as pairs (cohort, clients); day: on which it
+    opens, YYYY-MM-DD, today if None. Raises PopulationError if the total is less than before.
     """
     before, nominal = old.nominal_clients, None
     if declared is not None and before is not None:
@@ -136,17 +139,19 @@ def opening(old: Manifest, declared: int | None, newcomers: Order = ()) -> dict[
                 "Declare the new total; those who left stay in it, unless whole cohorts were removed.",
             )
     return {
-        "cohorts": (*old.cohorts, cohorts.opened(len(old.cohorts) + 1, nominal)),
+        "cohorts": (*old.cohorts, cohorts.opened(len(old.cohorts) + 1, nominal, day=day)),
         "order": cohorts.joined((*old.order, *newcomers)),
         "nominal_clients": before if declared is None else declared,
     }
 
 
-def declaring(known: tuple[Cohort, ...], labels: Sequence[str], nominal: int | None, order: Order) -> dict[str, Any]:
+def declaring(
+    known: tuple[Cohort, ...], labels: Sequence[str], nominal: int | None, order: Order, day: str | None = None
+) -> dict[str, Any]:
     """Fields of a version whose calendar goes on with these periods, each a cohort. known: the cohorts of before;
-    nominal: clients that the owner declares for each of the new ones; order: of everybody.
+    nominal: clients that the owner declares for each of the new ones; order: of everybody; day: as for `opening`.
     """
-    new = (cohorts.opened(number, nominal, label) for number, label in enumerate(labels, len(known) + 1))
+    new = (cohorts.opened(number, nominal, label, day) for number, label in enumerate(labels, len(known) + 1))
     made = (*known, *new)
     sizes = [cohort.nominal for cohort in made]
     total = None if None in sizes else sum(size for size in sizes if size is not None) or None
@@ -165,8 +170,11 @@ def needs(
     records: bool,
     nfc: bool,
     image: tuple[int, int] | None = None,
+    delivered: bool = False,
 ) -> tuple[str, ...]:
-    """What a reader must know to read a manifest with these. nfc: how its ids are spelled"""
+    """What a reader must know to read a manifest with these. nfc: how its ids are spelled; delivered: whether it names
+    files of pipelines, which whoever appends must carry on
+    """
     features = (
         (manifests.COHORTS, known),
         (manifests.HOLES, holes_of(order)),
@@ -176,6 +184,7 @@ def needs(
         (manifests.COLUMNS, columns),
         (manifests.RECORDS, records),
         (manifests.IMAGE, image),
+        (manifests.DELIVERIES, delivered),
     )
     return tuple(name for name, there in features if there)
 

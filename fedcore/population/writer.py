@@ -23,6 +23,7 @@ from fedcore.population.blocks import Kind
 from fedcore.population.checks import Rows, bytes_of, checked_counts, checked_rows, checked_vocabulary, rows_of
 from fedcore.population.cohorts import FOUNDERS, Order
 from fedcore.population.columns import ColumnEntry, bounds_of
+from fedcore.population.deliveries import Delivered, added
 from fedcore.population.manifest import BlockEntry, Halves, Manifest, Provenance, Vocabulary
 from fedcore.population.periods import Periods, label_of
 from fedcore.population.sizing import CLIENTS_PER_LEAF, block_limit, explicit_clients_per_block
@@ -272,11 +273,14 @@ class PopulationWriter:
                 self._blocks.append(self._open.close())
             self._open = None
 
-    def commit(self, provenance: Provenance | None = None, newcomers: Order | None = None) -> Population:
+    def commit(
+        self, provenance: Provenance | None = None, newcomers: Order | None = None, delivered: Delivered | None = None
+    ) -> Population:
         """Makes the version visible, durably and at once, and returns it.
 
         newcomers: cohorts of the clients after those of the parent, in their order, as pairs (cohort, clients); None:
             all are of the newest cohort
+        delivered: files of a pipeline whose clients these are
 
         Raises PopulationError if there is no client, an id came twice, or another writer was first.
         """
@@ -288,7 +292,12 @@ class PopulationWriter:
         provenance = provenance or Provenance()
         old = None if self.parent is None else self.parent.manifest
         provenance = provenance.model_copy(update={"parent": None if old is None else old.version})
-        fields = self._membership(newcomers)
+        fields = self._membership(newcomers, None if delivered is None else delivered.day)
+        if old is not None:
+            fields |= {"deliveries": old.deliveries, "occasions": old.occasions}
+        if delivered is not None:
+            known = (fields.get("deliveries", ()), fields.get("occasions", ()))
+            fields |= added(*known, delivered, self.version, bool(fields.get("cohorts")))
         made = manifests.build(
             needs=versions.needs(
                 fields.get("cohorts", ()),
@@ -298,6 +307,7 @@ class PopulationWriter:
                 fields["records"],
                 self.nfc,
                 fields["image"],
+                bool(fields.get("deliveries") or fields.get("occasions")),
             ),
             population_id=self._new_id() if old is None else old.population_id,
             secret=versions.new_secret(),
@@ -423,26 +433,28 @@ class PopulationWriter:
                 layout.create_exclusively(file, data)
         return Vocabulary(sha256=sha256, size=len(self.tokens))
 
-    def _membership(self, newcomers: Order | None) -> dict[str, Any]:
-        """Public fields and those about cohorts, of which a version opens the next one, whether anybody came or not."""
+    def _membership(self, newcomers: Order | None, day: str | None) -> dict[str, Any]:
+        """Public fields and those about cohorts, of which a version opens the next one, whether anybody came or not.
+        day: on which, today if None
+        """
         if self.public["period"] is not None:
-            return {**self.public, **self._calendar()}
+            return {**self.public, **self._calendar(day)}
         if self.parent is None:
-            return self.public
+            return dict(self.public)
         old = self.parent.manifest
         number = len(old.cohorts) + 1 if old.cohorts else FOUNDERS
         came = newcomers or ((number, self.clients - old.n_clients),)
         fields: dict[str, Any] = {"cohorts": (), "order": cohorts.joined((*old.order, *came)) if old.order else ()}
         if old.cohorts:
-            fields = versions.opening(old, self.declared, came)
+            fields = versions.opening(old, self.declared, came, day)
         fields |= {"suppression": old.suppression, "removed": old.removed}
         return {**self.public, **fields}
 
-    def _calendar(self) -> dict[str, Any]:
+    def _calendar(self, day: str | None) -> dict[str, Any]:
         """Fields about cohorts where each is a calendar period: those declared, whoever has data in them."""
         old = None if self.parent is None else self.parent.manifest
         known, before = ((), ()) if old is None else (old.cohorts, old.order)
-        fields = versions.declaring(known, self.labels, self.declared, (*before, *self._dealt))
+        fields = versions.declaring(known, self.labels, self.declared, (*before, *self._dealt), day)
         suppressed = None if old is None else old.suppression
         return {**fields, "suppression": suppressed}
 

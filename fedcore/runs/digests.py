@@ -16,7 +16,8 @@ from fedcore.storage.files import Place
 
 SCHEMA = 2  # of new runs; runs of schema 1 go on without digests
 COHORTS = "cohorts"
-KNOWN: frozenset[str] = frozenset({COHORTS})  # names that `needs` may hold
+ARRIVAL = "arrival"
+KNOWN: frozenset[str] = frozenset({COHORTS, ARRIVAL})  # names that `needs` may hold
 NOTHING: dict[str, None] = dict.fromkeys(("state", "memory", "metrics", "releases", "start"))  # is committed yet
 RESTORE = "Restore it from a backup."
 

@@ -65,6 +65,13 @@ class TrainRequest(BaseModel):
     public_start_because: str | None = Field(
         None, min_length=1, description="why the start is public, if it is not the outcome of a private run"
     )
+    public_arrival_because: str | None = Field(
+        None,
+        min_length=1,
+        pattern=r"\S",
+        description="why the arrival of files is public, where whether the run happens, or which clients came with which "
+        "append, follows from it",
+    )
     deployment: str | None = Field(None, description="name of the deployment that asks for the run")
     series: Series | None = Field(None, description="what becomes of the runs of that deployment")
     seed: int = Field(0, ge=0, description="names the streams of simulation randomness; never protects anybody")

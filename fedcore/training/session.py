@@ -49,7 +49,7 @@ from fedcore.training.budget import LedgerPublisher, ledger_of
 from fedcore.training.request import TrainRequest
 from fedcore.training.spec import RunSpec, recorded_request, recorded_spec, resolve
 from fedcore.training.vocabulary import runs_behind
-from fedcore.training.warm_start import in_words, start_lineage
+from fedcore.training.warm_start import in_words, start_lineage, words_of_arrival
 from fedcore.training.witness import check_runs, remember_head
 
 if TYPE_CHECKING:
@@ -454,9 +454,11 @@ def statement_of(
     if ledger is None or population is None:
         raise LedgerMissing(f"run {run.id!r} is private, and its ledger is not at hand.")
     record, first = run.info.get("start"), population.manifest.first_period
-    words = runs_behind(population, ledger)
+    words, arrival = runs_behind(population, ledger), words_of_arrival(run.info)
     if record is None:
-        return private_statement(ledger, population.id, run.id, first_period=first, vocabulary=words, through=through)
+        return private_statement(
+            ledger, population.id, run.id, vouched=arrival, first_period=first, vocabulary=words, through=through
+        )
     unprotected, vouched = start_lineage(record)
     if population.id in unprotected:  # of an earlier version: such a start is refused now
         return no_privacy("it started from exact values of its own population")
@@ -465,7 +467,7 @@ def statement_of(
         population.id,
         run.id,
         start=in_words(record),
-        vouched=vouched,
+        vouched=tuple(dict.fromkeys((*vouched, *arrival))),
         first_period=first,
         vocabulary=words,
         through=through,

@@ -21,7 +21,7 @@ from fedcore.privacy.plan import CLIENT_PERIOD, PlannedRelease, Unit
 from fedcore.rounds.clients import DEFAULT_CACHE_BYTES
 from fedcore.rounds.cohort_settings import cohort_rule
 from fedcore.rounds.method import AnyMethod, PublicFacts, Worth
-from fedcore.runs.digests import COHORTS
+from fedcore.runs.digests import ARRIVAL, COHORTS
 from fedcore.runs.run_files import START_FILE
 from fedcore.runs.store import Run
 from fedcore.storage.arrays import read_values
@@ -111,7 +111,7 @@ class RunSpec:
             "rho": self.public.rho,
             "plan": [planned.to_json() for planned in self.releases],
             "test_noise": self.test_noise,
-            **({} if self.participants is None else _cohorts_of(self.participants)),
+            **self._needing(request),
             "relation": self.public.relation if private else None,
             "unit": self.unit if private else None,
             "start": None if self.warm_start is None else self.warm_start.record,
@@ -120,10 +120,16 @@ class RunSpec:
             "started": stamp,
         }
 
-
-def _cohorts_of(participants: Participants) -> dict[str, Any]:
-    """What run.json says of them. Who does not know cohorts would ask everybody, and must not go on with the run."""
-    return {"needs": [COHORTS], "cohorts": participants.to_json()["ranges"]}
+    def _needing(self, request: TrainRequest) -> dict[str, Any]:
+        """What run.json says that nobody may pass over who goes on with the run: else it would ask everybody, or its
+        statement would not say on whose word it rests.
+        """
+        said: dict[str, Any] = {}
+        if self.participants is not None:
+            said[COHORTS] = self.participants.to_json()["ranges"]
+        if self.method.private and request.public_arrival_because is not None:
+            said[ARRIVAL] = request.public_arrival_because
+        return {"needs": list(said), **said} if said else {}
 
 
 def resolve(request: TrainRequest, ledger_url: str | None = None) -> RunSpec:

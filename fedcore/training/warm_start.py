@@ -22,6 +22,7 @@ from fedcore.errors import ConfigError, NothingLeft, PopulationError, PrivacyErr
 from fedcore.methods.registry import METHODS, make_method, method_class
 from fedcore.population.store import Population
 from fedcore.rounds.method import AnyMethod
+from fedcore.runs.digests import ARRIVAL
 from fedcore.runs.store import LoadedRun, Run, list_runs, load_run
 from fedcore.storage.files import Place, absolute, check_regular, is_remote, place, read_bytes
 from fedcore.storage.npz import BROKEN, read_npz
@@ -236,6 +237,7 @@ def lineage_of(
     """
     record, name = info.get("start"), (info.get("population") or {}).get("id")
     unprotected, vouched = (frozenset(), ()) if record is None else start_lineage(record, seen)
+    vouched = (*vouched, *words_of_arrival(info))
     return unprotected if protected or name is None else unprotected | {str(name)}, vouched
 
 
@@ -362,6 +364,16 @@ def word_of(record: Mapping[str, Any]) -> str:
     """What somebody vouches for, as a clause of the privacy statement's headline."""
     because = " ".join(str(record["public_because"]).split())
     return f"the start, {_source(record)}, tells nothing about these people because: {because}"
+
+
+def words_of_arrival(info: Mapping[str, Any]) -> tuple[str, ...]:
+    """The same of a run whose occasion, or whose clients' cohorts, follow from the files that arrived. info: as in
+    run.json
+    """
+    if info.get(ARRIVAL) is None:
+        return ()
+    because = " ".join(str(info[ARRIVAL]).split())
+    return (f"which files arrived when, and were readable, tells nothing about these people because: {because}",)
 
 
 def _source(record: Mapping[str, Any]) -> str:

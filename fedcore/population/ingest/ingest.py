@@ -20,6 +20,7 @@ from fedcore.errors import IngestError
 from fedcore.population import layout
 from fedcore.population.blocks import Kind
 from fedcore.population.columns import ColumnEntry
+from fedcore.population.deliveries import Delivered
 from fedcore.population.ingest import append as appending
 from fedcore.population.ingest import calendars, sources
 from fedcore.population.ingest.batches import Account, Source, keyed_batches, matrix_batches
@@ -102,6 +103,7 @@ def ingest(
     nominal_clients: int | None = None,
     public_for_evaluation: str | None = None,
     ledger: dict[str, str] | None = None,
+    delivered: Callable[[], Delivered] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Population:
     """Makes a population from files, or with append=True a new version of the one at `dest`.
@@ -152,6 +154,8 @@ def ingest(
     tolerance: bad rows that are left out rather than fail the ingest
     nominal_clients, public_for_evaluation, ledger: see `PopulationWriter`; clients_per_leaf: 1024 by default;
         clients_per_block: by default as suits this machine (`fedcore.population.sizing`)
+    delivered: called once everything is read and written, just before the version appears: which files of a pipeline
+        these are. What it raises is passed on, and nothing is then visible
     progress: called with (files done, files)
 
     Appending keeps the population's id, ledger, leaf size, features and vocabulary; known clients keep their place, new
@@ -265,6 +269,7 @@ def ingest(
                 clipped=account.clipped,
             ),
             newcomers,
+            None if delivered is None else delivered(),
         )
 
 
