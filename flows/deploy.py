@@ -52,7 +52,7 @@ def deploy(deployments: Sequence[Deployment], pool: str = POOL) -> list[dict]:
     made = [to_deployment(item, pool) for item in deployments]
     make_pool(pool)
     return [
-        {"deployment": ready.full_name, "schedule": _in_words(item), "id": str(cast(UUID, ready.apply()))}
+        {"deployment": ready.full_name, "schedule": item.schedules_in_words, "id": str(cast(UUID, ready.apply()))}
         for item, ready in zip(deployments, made, strict=True)
     ]
 
@@ -112,12 +112,3 @@ def _webhook(settings: Notify, name: str) -> UUID:
             "Make it in the UI, or give the URL as `webhook`.",
         ) from None
     return cast(UUID, block._block_document_id)  # it has one, because it was loaded
-
-
-def _in_words(item: Deployment) -> str:
-    if item.schedule is None:
-        return "by hand"
-    schedule = item.schedule
-    if schedule.interval:
-        return f"every {schedule.interval:g} s"
-    return f"{schedule.cron or schedule.rrule} ({schedule.timezone})"

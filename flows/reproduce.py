@@ -14,7 +14,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.runtime import flow_run
 
 from fedcore.evaluation.figures import data_uri
-from fedcore.operations.deployment import Compute
+from fedcore.operations.schedule import Compute
 from fedcore.reproduce import experiment
 from fedcore.reproduce.experiment import (
     Cell,

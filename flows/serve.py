@@ -12,7 +12,8 @@ from prefect.schedules import Cron, Interval, RRule
 from prefect.schedules import Schedule as PrefectSchedule
 
 from fedcore.errors import ConfigError
-from fedcore.operations.deployment import Deployment, Schedule
+from fedcore.operations.deployment import Deployment
+from fedcore.operations.schedule import Schedule
 
 # A start that comes while a run of the deployment goes on is left out. If it waited, all the starts that were missed
 # while nobody served the deployment would follow one another, and each would spend from the budget.
@@ -28,8 +29,11 @@ def to_deployment(item: Deployment, pool: str | None = None) -> RunnerDeployment
     try:
         made = FLOWS[item.method].to_deployment(
             name=item.name,
-            schedule=None if item.schedule is None else to_schedule(item.schedule),
+            schedules=[to_schedule(schedule) for schedule in item.schedules],
+            paused=item.paused,
+            description=item.description or None,
             work_pool_name=pool,
+            job_variables=item.job_variables if pool is not None else None,
             entrypoint_type=EntrypointType.MODULE_PATH,
             tags=[item.method, *item.tags],
             concurrency_limit=ONE_AT_A_TIME,

@@ -20,7 +20,7 @@ from pydantic import BaseModel
 
 from fedcore.errors import ConfigError, FedcoreError, PopulationError
 from fedcore.methods.registry import METHODS, make_method, method_class, summary
-from fedcore.operations.deployment import Compute
+from fedcore.operations.schedule import Compute
 from fedcore.operations.series import Conclusion, conclusion_of, public_population
 from fedcore.population.store import Population
 from fedcore.rounds.clients import peak_memory

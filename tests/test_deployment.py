@@ -8,7 +8,8 @@ import pytest
 
 from fedcore.errors import ConfigError
 from fedcore.methods.registry import make_method
-from fedcore.operations.deployment import Compute, expectations, read_deployments
+from fedcore.operations.deployment import expectations, read_deployments
+from fedcore.operations.schedule import Compute
 from fedcore.training.request import Series
 from tests.command import fedcore, private_population
 from tests.conftest import small_counts
@@ -75,8 +76,10 @@ def test_each_kind_of_schedule(file, schedule):
     ("text", "words"),
     [
         ("[[deployment", "not valid TOML"),
-        ("", "'deployment'"),
-        ("deployment = []", "'deployment'"),
+        ("", "there is no [[deployment]] and no [[pipeline]]"),
+        ("deployment = []", "there is no [[deployment]] and no [[pipeline]]"),
+        (ENTRY + "schedule = []", "deployment.0.schedule"),
+        (ENTRY + "schedule = [{ interval = 0 }]", "deployment.0.schedule.0.interval"),
         (ENTRY + "colour = 1", "'deployment.0.colour' is not a setting"),
         ("colour = 1\n" + ENTRY, "'colour' is not a setting"),
         (ENTRY.replace('"a"', '"a b"'), "deployment.0.name"),

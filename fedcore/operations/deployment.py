@@ -23,15 +23,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedcore.errors import ConfigError, FedcoreError
 from fedcore.methods.registry import canonical, explain, make_method
+from fedcore.operations.pipelines.steps import Ingest, Pipeline
+from fedcore.operations.schedule import NAME, Compute, Scheduled
 from fedcore.population.store import Population
 from fedcore.privacy.accounting import Budget
-from fedcore.rounds.clients import DEFAULT_CACHE_BYTES
 from fedcore.rounds.cohort_settings import cohort_rule
 from fedcore.storage.files import is_url
 from fedcore.storage.parsing import read_toml
@@ -40,53 +41,18 @@ from fedcore.training.spec import resolve
 from fedcore.training.warm_start import PREVIOUS
 
 
-class Schedule(BaseModel):
-    """Exactly one of cron, interval and rrule. timezone goes with cron and rrule."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    cron: str | None = None
-    interval: float | None = Field(None, ge=1, description="seconds between starts")
-    rrule: str | None = None
-    timezone: str = "UTC"
-
-    @model_validator(mode="after")
-    def _one(self):
-        if sum(value is not None for value in (self.cron, self.interval, self.rrule)) != 1:
-            raise ValueError("give exactly one of cron, interval and rrule")
-        return self
-
-
-class Compute(BaseModel):
-    """Where the clients are answered."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    workers: int | None = Field(
-        None,
-        ge=1,
-        le=256,
-        description="worker processes of the local cluster; by default 2, and none for a "
-        "population that could be one block",
-    )
-    dask: str | None = Field(None, description="address of a running Dask scheduler, instead of a local cluster")
-    cache_bytes: int = Field(DEFAULT_CACHE_BYTES, ge=0, description="decoded blocks that each worker may keep, bytes")
-
-
-class Deployment(Series):
+class Deployment(Scheduled, Series):
     """One scheduled training."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")
+    name: str = Field(pattern=NAME)
     method: Annotated[str, AfterValidator(canonical)]
     population: str
     runs: str = "runs"
     seed: int = Field(0, ge=0)
     start_from: str | None = Field(None, min_length=1, description='run or .npz file to start from, or "previous"')
     public_start_because: str | None = Field(None, min_length=1, description="why that start is public")
-    schedule: Schedule | None = None
     config: dict = Field(default_factory=dict)
     compute: Compute = Compute()
-    tags: list[str] = Field(default_factory=list)
 
     @property
     def series(self) -> Series:
@@ -121,8 +87,15 @@ class Notify(BaseModel):
 class DeploymentFile(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    deployment: list[Deployment] = Field(min_length=1)
+    deployment: list[Deployment] = Field(default_factory=list)
+    pipeline: list[Pipeline] = Field(default_factory=list)
     notify: Notify | None = None
+
+    @model_validator(mode="after")
+    def _something(self):
+        if not self.deployment and not self.pipeline:
+            raise ValueError("there is no [[deployment]] and no [[pipeline]]")
+        return self
 
 
 def read_deployments(path: str | Path) -> list[Deployment]:
@@ -131,7 +104,7 @@ def read_deployments(path: str | Path) -> list[Deployment]:
 
 
 def read_file(path: str | Path) -> DeploymentFile:
-    """A deployment file; relative folders are taken from the file's own folder.
+    """A deployment file; relative folders and files are taken from the file's own folder.
 
     Raises ConfigError for a file that cannot be read, an unknown key, or settings that the method refuses.
     """
@@ -141,16 +114,23 @@ def read_file(path: str | Path) -> DeploymentFile:
     except OSError as error:
         raise ConfigError(f"cannot read {str(path)!r}: {error.strerror}.") from None
     except ValidationError as error:
-        raise ConfigError(f"{path.name}: {explain(error)}", "See docs/deployments.md.") from None
+        said = explain(error).replace(".schedule.one.", ".schedule.").replace(".schedule.several.", ".schedule.")
+        raise ConfigError(f"{path.name}: {said}", "See docs/deployments.md.") from None
     except ValueError as error:
         raise ConfigError(f"{str(path)!r} is not valid TOML: {error}.") from None
-    names = [item.name for item in content.deployment]
-    if len(set(names)) != len(names):
-        raise ConfigError(f"{path.name}: two deployments have the same name.")
+    for what, items in (("deployments", content.deployment), ("pipelines", content.pipeline)):
+        names = [item.name for item in items]
+        if len(set(names)) != len(names):
+            raise ConfigError(f"{path.name}: two {what} have the same name.")
     for item in content.deployment:
         make_method(item.method, item.config)
     here = path.resolve().parent
-    return content.model_copy(update={"deployment": [_placed(item, here) for item in content.deployment]})
+    return content.model_copy(
+        update={
+            "deployment": [_placed(item, here) for item in content.deployment],
+            "pipeline": [_placed_pipeline(item, here) for item in content.pipeline],
+        }
+    )
 
 
 def shares_on(path: str | Path, population: Population, budget: Budget) -> list[tuple[str, float]]:
@@ -194,9 +174,25 @@ def _placed(item: Deployment, here: Path) -> Deployment:
     given = {name: getattr(item, name) for name in ("population", "runs", "evaluate_on", "start_from")}
     return item.model_copy(
         update={
-            name: where
-            if where is None or is_url(where) or (name, where) == ("start_from", PREVIOUS)
-            else str(here / where)
+            name: where if (name, where) == ("start_from", PREVIOUS) else _from(here, where)
             for name, where in given.items()
         }
     )
+
+
+def _placed_pipeline(item: Pipeline, here: Path) -> Pipeline:
+    """The same of a pipeline and its steps."""
+    steps = []
+    for step in item.step:
+        given = {name: getattr(step, name, None) for name in ("files", "schema_file", "on", "to")}
+        placed: dict[str, Any] = {name: _from(here, where) for name, where in given.items() if where}
+        if isinstance(step, Ingest) and isinstance(words := step.options.get("vocabulary"), str):
+            placed["options"] = {**step.options, "vocabulary": _from(here, words)}
+        steps.append(step.model_copy(update=placed))
+    places = {name: _from(here, getattr(item, name)) for name in ("population", "runs")}
+    return item.model_copy(update={**places, "step": steps})
+
+
+def _from(here: Path, where: str | None) -> str | None:
+    """A place of a file in the folder `here`."""
+    return where if where is None or is_url(where) else str(here / where)

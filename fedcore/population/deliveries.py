@@ -1,5 +1,5 @@
-"""Files that a pipeline has ingested: recorded in the manifest of the version that they came with, and of all later ones,
-so that forgetting clients, which removes older versions, does not make a file that is delivered again look new.
+"""Files that a pipeline has ingested: recorded in the manifest of the version that they came with, and of all later
+ones, so that forgetting clients, which removes older versions, does not make a file that is delivered again look new.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 class Delivery(BaseModel):
     """One file. name: its path below the folder that the pipeline looks into; size: bytes; sha256: of its content;
-    version: of the population, which it came with
+    version: of the population, which it came with; pipeline, at: which ingested it, and for which time
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -21,6 +21,8 @@ class Delivery(BaseModel):
     size: int = Field(ge=0)
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     version: int = Field(ge=1)
+    pipeline: str
+    at: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ def added(
     """Fields of the manifest of the version that `came` makes. cohorts: whether every append opens one, so that the
     next one of the same time must not.
     """
-    new = (Delivery(name=name, size=size, sha256=sha256, version=version) for name, size, sha256 in came.files)
+    by = {"version": version, "pipeline": came.pipeline, "at": came.at}
+    new = (Delivery(name=name, size=size, sha256=sha256, **by) for name, size, sha256 in came.files)
     others = tuple(pair for pair in occasions if pair[0] != came.pipeline)
     return {"deliveries": (*known, *new), "occasions": (*others, (came.pipeline, came.at)) if cohorts else occasions}

@@ -154,7 +154,8 @@ class Manifest(_Frozen):
         "nfc" has no field: ids are in Unicode's normal form C, and whoever appends must keep them so.
     cohorts, order: who came with which append, where budgets are kept by cohort (`fedcore.population.cohorts`).
     deliveries: files that pipelines have ingested, of this version and of those before it, oldest first; occasions:
-    (pipeline, newest time for which it has appended), where budgets are kept by cohort (`fedcore.population.deliveries`).
+    (pipeline, newest time for which it has appended), where budgets are kept by cohort
+    (`fedcore.population.deliveries`).
     removed: (version, checksum) of versions before that are gone because clients were forgotten.
     period: how clients were dealt to entries of one client and one calendar period, each period a cohort; None: they
     were not (`fedcore.population.periods`).

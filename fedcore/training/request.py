@@ -69,8 +69,8 @@ class TrainRequest(BaseModel):
         None,
         min_length=1,
         pattern=r"\S",
-        description="why the arrival of files is public, where whether the run happens, or which clients came with which "
-        "append, follows from it",
+        description="why the arrival of files is public, where whether the run happens, or which clients came with "
+        "which append, follows from it",
     )
     deployment: str | None = Field(None, description="name of the deployment that asks for the run")
     series: Series | None = Field(None, description="what becomes of the runs of that deployment")

@@ -40,7 +40,8 @@ def named(population):
 
 def test_every_later_version_and_every_copy_names_the_files(population, tmp_path):
     one = appended(population, tmp_path, "x", delivered=FIRST)
-    assert one.manifest.deliveries == (Delivery(name="a/one.csv", size=7, sha256="1" * 64, version=2),)
+    made = {"pipeline": "nightly", "at": FIRST.at}
+    assert one.manifest.deliveries == (Delivery(name="a/one.csv", size=7, sha256="1" * 64, version=2, **made),)
     two = appended(one, tmp_path, "y", delivered=SECOND)
     three = appended(two, tmp_path, "z")
     left = forget(three, clients=["y"], stamp="now").erased.population

@@ -1,0 +1,130 @@
+"""Which steps of a pipeline may follow from what (docs/deployments.md, "Whether a step happens").
+
+Whether something private is released must not follow from what a client holds or sends. So a private training is made
+at the time that its schedule says, whatever became of the steps before it: files that came or did not, that could not
+be read, appends that failed. Two things are refused unless somebody says why they tell nothing, and the statement then
+shows that reason; a third follows from what is published, or is refused:
+
+    if_new_files       follows from the files that arrived
+    bad_rows = refuse  one client's bad row sets its file aside, and everybody else in it comes with another append
+    if_promoted        follows from the run of another deployment: its published values and scores on public data, if
+                       that is private; if it is not, anything about anybody, and no reason helps
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydantic import BaseModel, ConfigDict
+
+from fedcore.errors import ConfigError, PrivacyError
+from fedcore.methods.registry import make_method
+from fedcore.operations.deployment import Deployment
+from fedcore.operations.pipelines.steps import Ingest, OfDeployment, Pipeline, Train, label
+
+
+class Ready(BaseModel):
+    """A pipeline with the deployments that its steps name, all places absolute: what one run of it needs."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    pipeline: Pipeline
+    deployments: list[Deployment]
+
+    def deployment(self, name: str) -> Deployment:
+        return next(item for item in self.deployments if item.name == name)
+
+    @property
+    def ingest(self) -> Ingest | None:
+        return next((step for step in self.pipeline.step if isinstance(step, Ingest)), None)
+
+    @property
+    def trained(self) -> list[Deployment]:
+        """By steps of this pipeline, in their order."""
+        return [self.deployment(step.deployment) for step in self.pipeline.step if isinstance(step, Train)]
+
+    @property
+    def private(self) -> bool:
+        """Whether it trains something private."""
+        return any(map(is_private, self.trained))
+
+
+def is_private(deployment: Deployment) -> bool:
+    return make_method(deployment.method, deployment.config).private
+
+
+def ready(pipeline: Pipeline, deployments: Sequence[Deployment]) -> Ready:
+    """The pipeline with its deployments. Raises ConfigError for one that the file does not have, or steps that cannot
+    be made in this order; PrivacyError for what `checked` refuses.
+    """
+    by_name = {item.name: item for item in deployments}
+    named = dict.fromkeys(
+        name
+        for step in pipeline.step
+        if isinstance(step, OfDeployment)
+        for name in (step.deployment, step.decider)
+        if name in by_name or _no_deployment(pipeline, name)
+    )
+    return checked(Ready(pipeline=pipeline, deployments=[by_name[name] for name in named]))
+
+
+def _no_deployment(pipeline: Pipeline, name: str) -> bool:
+    raise ConfigError(
+        f"pipeline {pipeline.name!r} names the deployment {name!r}, which the file does not have.",
+        "Write a [[deployment]] of that name; without a schedule of its own it is made by the pipeline alone.",
+    )
+
+
+def checked(given: Ready) -> Ready:
+    """The same, if its steps may follow from what they say. Raises ConfigError, PrivacyError."""
+    pipeline, trained = given.pipeline, list[str]()
+    ingested = False
+    for step in pipeline.step:
+        if not isinstance(step, OfDeployment):
+            ingested |= isinstance(step, Ingest)
+            continue
+        where, item = f"step {label(step)!r} of pipeline {pipeline.name!r}", given.deployment(step.deployment)
+        if item.population != pipeline.population:
+            raise ConfigError(
+                f"{where} is about deployment {item.name!r}, which is trained on another population "
+                f"({item.population}) than that of the pipeline ({pipeline.population}).",
+                "A pipeline has one population: write another pipeline for the other.",
+            )
+        if isinstance(step, Train):
+            if item.name in trained:
+                raise ConfigError(f"pipeline {pipeline.name!r} trains {item.name!r} twice.", "Once is enough.")
+            trained.append(item.name)
+        if step.when == "if_promoted" and step.decider not in trained:
+            raise ConfigError(
+                f"{where} follows from the promotion of {step.decider!r}, which no step before it trains.",
+                "Put the training before it, or name another one: of = NAME.",
+            )
+        if step.when == "if_new_files" and not ingested:
+            raise ConfigError(f"{where} follows from new files, and no step before it ingests any.", "Leave it out.")
+        if is_private(item):
+            _check_private(given, step, where)
+    step = given.ingest
+    if step is not None and step.bad_rows == "refuse" and given.private and pipeline.files_are_public_because is None:
+        raise PrivacyError(
+            f"pipeline {pipeline.name!r} trains privately, and a bad row of one client would set its file aside, so "
+            "that everybody else in that file comes with another append.",
+            'Say bad_rows = "leave_out", which leaves out that row alone; or say why files and whether they can be '
+            "read tell nothing about the clients: files_are_public_because = REASON, which every statement will show.",
+        )
+    return given
+
+
+def _check_private(given: Ready, step: OfDeployment, where: str) -> None:
+    if step.when == "if_new_files" and given.pipeline.files_are_public_because is None:
+        raise PrivacyError(
+            f"{where} is about the private deployment {step.deployment!r}, and would follow from whether files "
+            "arrived: one client's arrival would decide whether something is released.",
+            "Leave `when` out: the schedule decides. Or say why the arrival of files tells nothing about the clients: "
+            "files_are_public_because = REASON, which every statement will show.",
+        )
+    if step.when == "if_promoted" and not is_private(given.deployment(step.decider)):
+        raise PrivacyError(
+            f"{where} is about the private deployment {step.deployment!r}, and would follow from the runs of "
+            f"{step.decider!r}, which are not private and may tell anything about anybody.",
+            "Leave `when` out, or let a private deployment decide.",
+        )

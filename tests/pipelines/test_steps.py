@@ -1,0 +1,195 @@
+"""Pipelines in this process: what is new is ingested once, old clients are forgotten, runs are made and used."""
+
+import json
+import os
+
+import pytest
+
+from fedcore.errors import RunBusy
+from fedcore.operations.pipelines import journal
+from fedcore.operations.pipelines.running import run_pipeline
+from fedcore.population.store import Population
+from fedcore.runs.store import Run
+from fedcore.training.budget import begin_cohorts, ledger_of
+from tests.conftest import small_counts, write_counts
+from tests.pipelines.places import HEAD, INGEST, OPEN, PRIVATE, Place, day, step
+
+TRAIN = step("train", deployment="open")
+
+
+def records(place, number, **more):
+    return {record.step: record for record in place.run(number, **more)[-1].steps}
+
+
+def status(found):
+    return [record.status for record in found.values()]
+
+
+def names(place):
+    return [one.name for one in Population.open(place.population).manifest.deliveries]
+
+
+def test_a_file_is_ingested_once_whatever_it_is_called_and_whenever_it_comes(tmp_path):
+    place = Place(tmp_path, OPEN + HEAD + INGEST + TRAIN)
+    place.arrive("one.csv", "a", "bb", "ccc")
+    place.arrive("copy of one.csv", "a", "bb", "ccc")
+    first = records(place, 1)
+    assert status(first) == ["done", "done"] and first["ingest"].facts["new_files"] == ["copy of one.csv"]
+    (place.arrivals / "copy of one.csv").unlink()
+    again = records(place, 2)
+    assert status(again) == ["nothing", "done"] and "1 known" in again["ingest"].what
+    place.arrive("late.csv", "d", "a")
+    third = records(place, 3)
+    population = Population.open(place.population)
+    assert names(place) == ["copy of one.csv", "late.csv"] and population.n_clients == 4 and population.version == 2
+    assert population.manifest.n_rows == sum(1 + number % 3 for clients in (3, 2) for number in range(clients))
+    assert third["train-open"].facts["version"] == 2
+
+
+def test_a_corrupt_file_is_set_aside_until_it_is_another_and_the_others_go_on(tmp_path):
+    place = Place(tmp_path, OPEN + HEAD + INGEST)
+    place.arrive("a.csv", "a", "bb")
+    place.arrive("bad.csv", content="client,other\na,1\n")
+    place.arrive("z.csv", "zz")
+    first = records(place, 1)["ingest"]
+    assert (first.status, names(place)) == ("done", ["a.csv", "z.csv"]) and "1 set aside" in first.what
+    known = journal.read_journal(tmp_path / "runs", "nightly").aside
+    assert list(known) == ["bad.csv"] and "columns" in known["bad.csv"][1]
+    assert records(place, 2)["ingest"].status == "nothing"
+    place.arrive("bad.csv", "new")
+    assert records(place, 3)["ingest"].status == "done" and names(place) == ["a.csv", "z.csv", "bad.csv"]
+    assert journal.read_journal(tmp_path / "runs", "nightly").aside == {}
+
+
+def test_a_known_name_with_other_content_is_told_or_is_new_by_declared_rule(tmp_path):
+    place = Place(tmp_path, OPEN + HEAD + INGEST)
+    place.arrive("today.csv", "a")
+    place.run(1)
+    place.arrive("today.csv", "bb")
+    found = records(place, 2)["ingest"]
+    assert found.status == "nothing" and found.facts["aside"]["today.csv"][1].startswith("a file of this name was")
+    place = Place(tmp_path, OPEN + HEAD + INGEST + 'changed = "append"\n')
+    assert records(place, 3)["ingest"].status == "done" and names(place) == ["today.csv", "today.csv"]
+
+
+def test_patterns_by_date_and_files_that_are_being_written(tmp_path):
+    dated = INGEST.replace("arrivals/*.csv", "arrivals/%Y-%m-%d/*.csv").replace("quiet_seconds = 0", "days_back = 2")
+    place = Place(tmp_path, OPEN + HEAD + dated)
+    for number in range(1, 6):
+        os.utime(place.arrive(f"2026-01-0{number}/part.csv", f"client {number}" + "x" * number), (0, 0))
+    fresh = place.arrive("2026-01-05/fresh.csv", "fresh")
+    assert records(place, 5)["ingest"].what == "3 new files in version 1, 1 being written, left for the next run"
+    assert names(place) == ["2026-01-03/part.csv", "2026-01-04/part.csv", "2026-01-05/part.csv"]
+    os.utime(fresh, (0, 0))
+    place.run(6)
+    assert names(place)[3:] == ["2026-01-05/fresh.csv"]
+
+
+def test_a_day_without_files_is_fine_and_a_folder_that_is_not_there_is_told(tmp_path):
+    place = Place(tmp_path, OPEN + HEAD + INGEST)
+    assert records(place, 1)["ingest"].status == "nothing" and not place.population.exists()
+    place.arrivals.rmdir()
+    assert "is not there" in records(place, 2)["ingest"].what
+
+
+COHORTS = INGEST + "newcomers = 10\n"
+
+
+def cohorts_place(folder, text):
+    """A population with a budget by cohort."""
+    place = Place(folder, text)
+    place.arrive("founders.csv", *[f"founder {number}" for number in range(12)])
+    place.run(1)
+    population = Population.open(place.population)
+    ledger = ledger_of(population)
+    ledger.set_budget(population.id, 8.0, 1e-6)
+    begin_cohorts(population, ledger)
+    return place
+
+
+def test_each_run_opens_one_cohort_whatever_came(tmp_path):
+    place = cohorts_place(tmp_path, OPEN + HEAD + COHORTS)
+    place.arrive("two.csv", "two")
+    place.run(2)
+    place.run(3)
+    place.arrive("bad.csv", content="client,other\na,1\n")
+    place.run(4)
+    place.run(4)
+    (tmp_path / "runs" / "pipeline-nightly.json").unlink()
+    place.arrive("after.csv", "after")
+    again = place.run(4)[-1].steps[0]
+    assert again.status == "nothing" and "done before" in again.what and names(place) == ["founders.csv", "two.csv"]
+    cohorts = Population.open(place.population).manifest.cohorts
+    assert [one.opened for one in cohorts[1:]] == ["2026-01-02", "2026-01-03", "2026-01-04"]
+    place.run(5)
+    assert names(place)[2:] == ["after.csv"] and len(Population.open(place.population).manifest.cohorts) == 5
+
+
+def test_cohorts_are_forgotten_by_age_and_delivered_files_stay_known(tmp_path):
+    place = cohorts_place(tmp_path, OPEN + HEAD + COHORTS + step("forget", after_days=3) + TRAIN)
+    for number in range(2, 7):
+        place.arrive(f"{number}.csv", f"client {number}" + "x" * number)
+        found = records(place, number)
+    assert found["forget"].facts["cohorts_to"] == 2 and status(found) == ["done"] * 3
+    population = Population.open(place.population)
+    left = [number for number, clients in population.manifest.order if number]
+    assert left == [3, 4, 5, 6] and len(names(place)) == 6
+    assert records(place, 7)["ingest"].facts["new_files"] == []
+
+
+def test_private_training_goes_on_whatever_became_of_the_files(tmp_path):
+    place = cohorts_place(tmp_path, PRIVATE + HEAD + COHORTS + step("train", deployment="closed"))
+    for file in place.arrivals.iterdir():
+        file.unlink()
+    place.arrivals.rmdir()
+    found = records(place, 2)
+    assert [record.status for record in found.values()] == ["refused", "done"]
+    assert Run.open(tmp_path / "runs" / "closed-20260102T030000Z").status == "finished"
+    place = Place(tmp_path, PRIVATE + HEAD + COHORTS + step("train", deployment="closed"))
+    assert [record.status for record in records(place, 2).values()] == ["done", "done"], "the step that failed is made"
+    assert len(list((tmp_path / "runs").glob("closed-*"))) == 1
+
+
+def test_the_declared_reason_is_in_the_statement_of_what_the_pipeline_trains(tmp_path):
+    declared = 'files_are_public_because = "a public archive"\n'
+    steps = COHORTS.replace("leave_out", "refuse") + step("train", deployment="closed", when="if_new_files")
+    place = cohorts_place(tmp_path, PRIVATE + HEAD + declared + steps)
+    assert records(place, 2)["train-closed"].status == "skipped"
+    place.arrive("new.csv", "new")
+    run = Run.open(records(place, 3)["train-closed"].links["run"])
+    assert "a public archive" in json.loads((run.path / "statement.json").read_text())["text"].split("\n")[0]
+
+
+def test_what_follows_from_a_promotion_and_what_was_done_for_the_same_run(tmp_path):
+    write_counts(
+        *(tmp_path / "public", small_counts(12, 5)),
+        heldout=small_counts(12, 5, seed=1),
+        public_for_evaluation="made up",
+    )
+    series = 'evaluate_on = "public"\npromote = "if_better"\ntolerance = 1e9\n'
+    steps = (
+        step("export", deployment="open", to="out/model.npz", when="if_promoted")
+        + step("evaluate", deployment="open", on="public")
+        + step("personalise", deployment="open", to="personal")
+    )
+    worse = series.replace("1e9", "0")
+    place = Place(tmp_path, OPEN + series + HEAD + INGEST + TRAIN + steps)
+    place.arrive("one.csv", *"abcdefghij")
+    first = records(place, 1)
+    assert status(first) == ["done"] * 5 and first["train-open"].facts["promoted"]
+    assert (tmp_path / "out" / "model.npz").exists() and (
+        tmp_path / "personal" / "open-20260101T030000Z-v1.parquet"
+    ).exists()
+    unpromoted = Place(
+        tmp_path,
+        OPEN + worse.replace("if_better", "never").replace("tolerance = 0\n", "") + HEAD + INGEST + TRAIN + steps,
+    )
+    second = records(unpromoted, 2)
+    assert status(second) == ["nothing", "done", "skipped", "nothing", "nothing"]
+    assert first["evaluate-open"].facts["scores"] == second["evaluate-open"].facts["scores"]
+
+
+def test_one_process_at_a_time(tmp_path):
+    place = Place(tmp_path, OPEN + HEAD + INGEST)
+    with journal.alone(tmp_path / "runs", "nightly"), pytest.raises(RunBusy, match="another process"):
+        run_pipeline(place.ready, day(1))
