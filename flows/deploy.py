@@ -63,8 +63,15 @@ MESSAGE = (
 )
 
 
+EVENT = (
+    '{"text": {{ event.payload.message | tojson }}, "event": {{ event.event | tojson }}, '
+    '"payload": {{ event.payload | tojson }}}'
+)
+
+
 def notify(settings: Notify, name: str, deployed: Sequence[dict]) -> None:
-    """Make an automation of the server that calls a webhook when a run of one of the deployments gets into a bad state.
+    """Make an automation of the server that calls a webhook when a run of one of the deployments gets into a bad state,
+    and one more for events, if the file names any.
 
     Args:
         settings: which webhook, which states
@@ -78,7 +85,7 @@ def notify(settings: Notify, name: str, deployed: Sequence[dict]) -> None:
         "prefect.resource.role": "deployment",
         "prefect.resource.id": [f"prefect.deployment.{row['id']}" for row in deployed],
     }
-    automation = AutomationCore(
+    bad = AutomationCore(
         name=f"fedcore: {name}",
         description="Calls a webhook when a scheduled training ends badly.",
         trigger=EventTrigger(
@@ -89,10 +96,18 @@ def notify(settings: Notify, name: str, deployed: Sequence[dict]) -> None:
         ),
         actions=[CallWebhook(block_document_id=block, payload=MESSAGE)],
     )
+    events = AutomationCore(
+        name=f"fedcore: {name}: events",
+        description="Calls a webhook when something has happened that somebody asked to be told of.",
+        trigger=EventTrigger(expect=set(settings.events), match_related=mine, for_each={"prefect.resource.id"}),
+        actions=[CallWebhook(block_document_id=block, payload=EVENT)],
+    )
     with get_client(sync_client=True) as client:
-        for old in client.read_automations_by_name(automation.name):
-            client.delete_automation(old.id)
-        client.create_automation(automation)
+        for automation, wanted in ((bad, bool(settings.states)), (events, bool(settings.events))):
+            for old in client.read_automations_by_name(automation.name):
+                client.delete_automation(old.id)
+            if wanted:
+                client.create_automation(automation)
 
 
 def _slug(name: str) -> str:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from fedcore.flows.own_server import flow
 from fedcore.flows.states import run_to_state
+from fedcore.flows.telling import tell
 from fedcore.tasks.artifacts import key_of
 from prefect import get_run_logger, task
 from prefect.artifacts import create_markdown_artifact
@@ -11,6 +12,7 @@ from prefect.cache_policies import NO_CACHE
 from pydantic import JsonValue
 
 from fedcore.evaluation.written import in_markdown
+from fedcore.operations.events import population_appended
 from fedcore.population.ingest.ingest import describe, ingest
 from fedcore.population.ingest.request import CalendarPeriods, Declarations, Limits, Reading, TableColumns, arguments
 from fedcore.population.store import Population
@@ -63,9 +65,12 @@ def ingest_flow(
         chosen["append"] = append
         if not append:
             chosen["ledger"] = ledger_name()
+        before = Population.open(dest) if append else None
         ingest_files(source, dest, chosen)
         population = Population.open(dest)
         kept.append(population)
+        if before is not None and before.version != population.version:
+            tell(lambda: [population_appended(population, before)])
         if not append:
             ledger_of(population).register(population.id)
         create_markdown_artifact(

@@ -46,6 +46,7 @@ def to_deployment(item: Deployment, pool: str | None = None) -> RunnerDeployment
                 "start_from": item.start_from,
                 "public_start_because": item.public_start_because,
                 "series": item.series.model_dump(),
+                **({} if item.monitoring is None else {"monitoring": item.monitoring.of_run().model_dump()}),
             },
         )
     except ValueError as error:

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedcore.flows.own_server import flow
 from fedcore.flows.states import REFUSED, run_to_state
+from fedcore.flows.telling import tell, tell_end
 from fedcore.tasks.artifacts import Showcase, show_comparison, show_population
 from fedcore.tasks.backends import backend_for
 from fedcore.tasks.operations import conclude_series
@@ -20,6 +21,8 @@ from pydantic import BaseModel
 
 from fedcore.errors import ConfigError, FedcoreError, PopulationError
 from fedcore.methods.registry import METHODS, make_method, method_class, summary
+from fedcore.operations.events import run_promoted
+from fedcore.operations.monitoring import RunMonitoring
 from fedcore.operations.schedule import Compute
 from fedcore.operations.series import Conclusion, conclusion_of, public_population
 from fedcore.population.store import Population
@@ -80,6 +83,7 @@ def training_flow(method: str) -> Flow:
         start_from: str | None = None,
         public_start_because: str | None = None,
         series: Series | None = None,
+        monitoring: RunMonitoring = RunMonitoring(),
     ) -> str:
         def work(sessions: list[Session]) -> str:
             request = TrainRequest.read(
@@ -108,7 +112,7 @@ def training_flow(method: str) -> Flow:
                 train(session, backend, lambda _: conclusion)
             return str(session.run.path)
 
-        return _run_and_show(work, population, runs)
+        return _run_and_show(work, method, population, runs, monitoring)
 
     train_method.__annotations__["config"] = settings  # Prefect makes the form of it
     train_method.__name__ = train_method.__qualname__ = f"train_{method}"
@@ -127,6 +131,7 @@ def training_flow(method: str) -> Flow:
             finished run of the same deployment on the population
         public_start_because: why that start is public, if it is not a private run
         series: of a deployment: what the run is compared on, when it becomes the latest one, how many are kept
+        monitoring: when the budget counts as low
     """
     return flow(
         name=f"train-{method.replace('_', '-')}",
@@ -166,7 +171,7 @@ def resume_run(run: str, compute: Compute = Compute(), take_over: bool = False, 
             train(session, backend, lambda run: conclusion_of(run, session.method, session.population))
         return str(session.run.path)
 
-    return _run_and_show(work, place, str(opened.path.parent))
+    return _run_and_show(work, info["method"], place, str(opened.path.parent))
 
 
 def _open_to_resume(path: str) -> Run:
@@ -239,18 +244,39 @@ def in_a_line(session: Session) -> str:
 # --- around the rounds ----------------------------------------------------------------------------------------------
 
 
-def _run_and_show(work: Callable[[list[Session]], str], population: str, runs: str) -> Any:
+def _run_and_show(
+    work: Callable[[list[Session]], str],
+    method: str,
+    population: str,
+    runs: str,
+    monitoring: RunMonitoring = RunMonitoring(),
+) -> Any:
     """The folder of the run; or, after a named error, the state of the flow run that says what was wrong.
 
     work: appends its session to the list that it is given, as soon as there is one.
 
-    The page of the population is brought up to date in either case.
+    Events tell what there is to act on, and the page of the population is brought up to date, in either case.
     """
+    begun: list[Session] = []
+
+    def noted(sessions: list[Session]) -> str:
+        try:
+            return work(sessions)
+        finally:
+            begun.extend(sessions)
 
     def describe(sessions: list[Session]) -> str:
         return in_a_line(sessions[0]) if sessions else f"nothing was trained on population {_last(population)}"
 
-    result = run_to_state(work, describe)
+    result = run_to_state(noted, describe)
+    tell_end(
+        result,
+        begun[0] if begun else None,
+        method=method,
+        population=population,
+        deployment=begun[0].run.info.get("deployment") if begun else deployment.name,
+        monitoring=monitoring,
+    )
     if isinstance(result, State) and result.name == REFUSED and isinstance(result.data, PopulationError):
         return result
     try:
@@ -280,6 +306,9 @@ def _conclude(session: Session, conclusion: Conclusion, backend: Backend) -> Non
         show_comparison(outcome)
     except Exception as error:  # what is shown decides nothing
         _warn(name, [f"the comparison is not in the Prefect UI ({type(error).__name__}: {error})."])
+    if outcome["promoted"]:
+        before = outcome["latest_before"]
+        tell(lambda: [run_promoted(session.run, conclusion.deployment, outcome["because"], before)])
     decision = "is now the latest run" if outcome["promoted"] else "does not become the latest run"
     logger.info("%s: %s of deployment %s, because %s", name, decision, conclusion.deployment, outcome["because"])
     if outcome["pruned"]:

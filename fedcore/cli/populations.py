@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from fedcore.cli.announcing import announce
 from fedcore.cli.options import Json, Ledger, PopulationArgument, Settings, open_population, stamp
 from fedcore.cli.table_options import column_options
 from fedcore.cli.terminal import bar, format_options, parse_bytes, read_settings, say, table
+from fedcore.errors import FedcoreError
 
 if TYPE_CHECKING:
     from fedcore.population.blocks import Kind
@@ -126,6 +129,7 @@ def population_ingest(
     as_json: Json = False,
 ) -> None:
     """Turn files into a population: whole clients in blocks, whatever the order and size of the input."""
+    from fedcore.operations import events
     from fedcore.population.ingest.ingest import ingest
     from fedcore.population.ingest.request import with_schema
     from fedcore.training.budget import ledger_name
@@ -135,6 +139,10 @@ def population_ingest(
     said |= format_options(option, columns)
     if schema is not None:
         said = with_schema(schema, said, append)
+    before = None
+    if append:
+        with suppress(FedcoreError):  # which appending to it then raises
+            before = open_population(dest)
     with bar(f"ingest {source}", as_json) as progress:
         made = ingest(
             source,
@@ -159,6 +167,8 @@ def population_ingest(
             **said,
         )
     register(made, ledger)
+    if before is not None and before.version != made.version:
+        announce(lambda: [events.population_appended(made, before)])
     show(made, as_json)
 
 
@@ -250,9 +260,12 @@ def population_open_cohort(
 @population_app.command("verify")
 def population_verify(population: PopulationArgument, version: int | None = None, as_json: Json = False) -> None:
     """Read every block and compare it with its checksum."""
+    from fedcore.operations.events import block_damaged
+
     opened = open_population(population, version)
     with bar(f"verify {population}", as_json) as progress:
         report = opened.verify(progress)
+    announce(lambda: [block_damaged(opened, problem) for problem in report.problems])
     found = {"ok": report.ok, "blocks": report.blocks, "bytes": report.bytes, "cohorts": len(opened.manifest.cohorts)}
     say({**found, "problems": list(report.problems), "remarks": list(report.remarks)}, as_json)
     if not report.ok:

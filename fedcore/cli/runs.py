@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedcore.cli.announcing import announce
 from fedcore.cli.options import (
     Dask,
     FreeSettings,
@@ -105,6 +106,7 @@ def runs_promote(
 ) -> None:
     """Make a finished run the latest one of its deployment, whatever its scores."""
     from fedcore.errors import ConfigError
+    from fedcore.operations.events import run_promoted
     from fedcore.operations.latest_runs import promote
     from fedcore.runs.store import Run
 
@@ -113,6 +115,7 @@ def runs_promote(
     if name is None:
         raise ConfigError(f"run {opened.id!r} was made by no deployment.", "Name one with --deployment.")
     made = promote(opened, name, because, stamp())
+    announce(lambda: [run_promoted(opened, name, because)])
     say({"deployment": name, "run": str(opened.path), "file": str(made.path)}, as_json)
 
 

@@ -17,6 +17,9 @@
 
     [deployment.compute]
     workers = 2
+
+    [monitoring]               # optional, of the whole file; or [deployment.monitoring]: see `Monitoring`
+    runs_left = 5
 """
 
 from __future__ import annotations
@@ -29,6 +32,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from fedcore.errors import ConfigError, FedcoreError
 from fedcore.methods.registry import canonical, explain, make_method
+from fedcore.operations.events import EVENTS
+from fedcore.operations.monitoring import Monitoring
 from fedcore.operations.pipelines.steps import Ingest, Pipeline
 from fedcore.operations.schedule import NAME, Compute, Scheduled
 from fedcore.population.store import Population
@@ -53,6 +58,7 @@ class Deployment(Scheduled, Series):
     public_start_because: str | None = Field(None, min_length=1, description="why that start is public")
     config: dict = Field(default_factory=dict)
     compute: Compute = Compute()
+    monitoring: Monitoring | None = Field(None, description="that of the file, unless the deployment has its own")
 
     @property
     def series(self) -> Series:
@@ -67,7 +73,7 @@ class Deployment(Scheduled, Series):
 
 
 class Notify(BaseModel):
-    """Who is told when a run of the file's deployments ends badly; `fedcore deploy` sees to it."""
+    """Who is told when a run of the file's deployments ends badly, or of events; `fedcore deploy` sees to it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -76,11 +82,14 @@ class Notify(BaseModel):
     states: list[str] = Field(
         ["Failed", "Refused", "Crashed"], min_length=1, description="names of states of flow runs"
     )
+    events: list[str] = Field(default_factory=list, description="names of events, as fedcore.budget.low")
 
     @model_validator(mode="after")
     def _one(self):
         if (self.webhook is None) == (self.block is None):
             raise ValueError("give exactly one of webhook and block")
+        if unknown := [name for name in self.events if name not in EVENTS]:
+            raise ValueError(f"there is no event {unknown[0]!r}; there are {', '.join(EVENTS)}")
         return self
 
 
@@ -90,6 +99,7 @@ class DeploymentFile(BaseModel):
     deployment: list[Deployment] = Field(default_factory=list)
     pipeline: list[Pipeline] = Field(default_factory=list)
     notify: Notify | None = None
+    monitoring: Monitoring = Monitoring()
 
     @model_validator(mode="after")
     def _something(self):
@@ -125,9 +135,13 @@ def read_file(path: str | Path) -> DeploymentFile:
     for item in content.deployment:
         make_method(item.method, item.config)
     here = path.resolve().parent
+    watched = [
+        item if item.monitoring else item.model_copy(update={"monitoring": content.monitoring})
+        for item in content.deployment
+    ]
     return content.model_copy(
         update={
-            "deployment": [_placed(item, here) for item in content.deployment],
+            "deployment": [_placed(item, here) for item in watched],
             "pipeline": [_placed_pipeline(item, here) for item in content.pipeline],
         }
     )

@@ -40,6 +40,7 @@ KEPT = (
     "task_run_state",
     "variable",
 )
+OWN_EVENTS = b'"event": fedcore.'  # rows of the table of events that fedcore sent; Prefect's follow its clocks
 PREFECT = (
     Declared("prefect *", r'"(total_run_time|estimated\w*|start_time|end_time|duration)": [-\d. :]+', TIMES),
     Declared("prefect log", r"process \d+|pid \d+|\b\d+\.\d\d s each", TIMES),
@@ -191,9 +192,10 @@ def main(asked: str) -> None:
 
                 found[name] = watched(work, world.folder, but=("home",))
             wait_until_recorded(database)
-        found["database"] = {
-            f"prefect {table}": rows_in_order(rows, world.folder) for table, rows in tables(database, KEPT).items()
-        }
+        kept = tables(database, KEPT)
+        sent = tables(database, ("events",))["events"]
+        kept["events"] = b"\n".join(row for row in sent.splitlines() if OWN_EVENTS in row)
+        found["database"] = {f"prefect {table}": rows_in_order(rows, world.folder) for table, rows in kept.items()}
     shared.write_bytes(pickle.dumps(published))
     (folder / f"{request['world']}.pickle").write_bytes(pickle.dumps(found))
 

@@ -1,0 +1,182 @@
+"""What a private run has left of its population's budget: how many more runs at its price fit, and for how long."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from fractions import Fraction
+from typing import Any
+
+from fedcore.operations.cohort_page import STAMP
+from fedcore.population.store import Population
+from fedcore.privacy.accounting import Budget, rounded_down, rounded_up
+from fedcore.privacy.ledger.chain import Balance
+from fedcore.rounds.cohort_settings import cohort_rule
+from fedcore.runs.run_files import read_json
+from fedcore.runs.store import Run, list_runs
+from fedcore.training.cohorts import Cost, cost_of
+from fedcore.training.session import Session
+
+LAST_RUNS = 10  # whose times say how often a deployment runs
+DAY = 86400.0
+MOST = 10**6  # runs that anybody counts
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetLeft:
+    """rho_charged: by the run; rho_spent, rho_left: by all runs, where the budget is kept by cohort the largest of any;
+    runs_left: that fit at the price of this run, if nobody comes; before: the same when the last run of its deployment
+    had ended, or without a deployment when this run began, None if this is the first one of a deployment; days_left:
+    how long they last at the pace of the deployment's last runs, None if it has none.
+    """
+
+    rho_charged: float
+    rho_spent: float
+    rho_left: float
+    rho_max: float
+    epsilon: float
+    delta: float
+    runs_left: int
+    before: int | None
+    days_left: float | None
+
+    def falls_to(self, threshold: int) -> bool:
+        """Whether it was with this run that no more than so many runs are left.
+
+        Nothing is remembered between runs: what was left after the run before is read from the ledger. So it is true of
+        one run of a deployment, and of another one only after the budget was raised or clients have come.
+        """
+        return self.runs_left <= threshold and (self.before is None or self.before > threshold)
+
+    @property
+    def in_words(self) -> str:
+        left = f"rho = {self.rho_left:.6g} is left of {self.rho_max:.6g}"
+        if self.runs_left == 0:
+            return f"No other run at its price fits: {left}."
+        pace = "" if self.days_left is None else f", which last {self.days_left:.1f} days at the present pace"
+        more = "1 more run at its price fits" if self.runs_left == 1 else f"{self.runs_left} more runs at its price fit"
+        return f"{more}{pace}: {left}."
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if name != "before"}
+
+
+def budget_left(session: Session) -> BudgetLeft | None:
+    """What is left after the run of a session; None if it does not draw on a budget.
+
+    Raises what reading the ledger and the folder of runs raises.
+    """
+    ledger, run, population = session.spec.ledger, session.run, session.population
+    if ledger is None or not session.spec.releases:
+        return None
+    account = ledger.account(population.id)
+    if account.budget is None or run.id not in account.runs:
+        return None
+    price = _price(session, account.budget)
+    charged = account.runs[run.id].totals().rho_spent
+    now = account.balance()
+    beside = _beside(run)
+    if run.info.get("deployment") is None:
+        before: int | None = _fitting(now, population, price, extra=charged)
+    elif (seq := _last_seq(beside, population)) is None:
+        before = None
+    else:
+        before = _fitting(ledger.account(population.id, through=seq).balance(), population, price)
+    more = _fitting(now, population, price)
+    pace = _pace([run, *beside])
+    return BudgetLeft(
+        rho_charged=rounded_up(charged),
+        rho_spent=now.rho_spent,
+        rho_left=_left(now, population)[0],
+        rho_max=account.budget.rho_max,
+        epsilon=account.budget.epsilon,
+        delta=account.budget.delta,
+        runs_left=more,
+        before=before,
+        days_left=None if pace is None else more * pace / DAY,
+    )
+
+
+def _left(balance: Balance, population: Population) -> tuple[float, float]:
+    """(rho, delta) that some cohort has left; all of them where one account is kept."""
+    budget, cohorts = balance.required_budget(), len(population.manifest.cohorts)
+    if cohorts and (not balance.segments or balance.segments[-1].last < cohorts):  # the newest have spent nothing
+        return budget.rho_max, budget.delta_extra
+    return balance.rho_left, balance.delta_left
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """needed: what must be left for a run to begin; used: what of it the run takes, if no draw is lost."""
+
+    needed: Cost
+    used: Cost
+
+
+def _price(session: Session, budget: Budget) -> Price:
+    """Of the next run like this one: its plan with spares, but no less than the share that its settings ask for."""
+    plan, settings = session.spec.releases, session.method.private_settings
+    needed, horizon = cost_of(plan, settings.spare_releases), cohort_rule(settings).horizon
+    share = 0.0
+    if horizon is not None:
+        share = rounded_down(Fraction(budget.rho_max) / horizon)
+    elif settings.epsilon is not None:
+        share = budget.rho_of(settings.epsilon)
+    return Price(Cost(max(needed.rho, share), needed.delta), cost_of(plan, 0))
+
+
+def _fitting(balance: Balance, population: Population, price: Price, extra: Fraction = Fraction(0)) -> int:
+    """Runs at this price that fit one after the other into what is left, and into `extra` rho beside it."""
+    if balance.budget is None:
+        return 0
+    rho, delta = _left(balance, population)
+    return min(
+        _runs(Fraction(rho) + extra, price.needed.rho, price.used.rho),
+        _runs(Fraction(delta), price.needed.delta, price.used.delta) if price.needed.delta else MOST,
+    )
+
+
+def _runs(left: Fraction, needed: float, used: float) -> int:
+    if left < needed:
+        return 0
+    return min(MOST, 1 + int((left - Fraction(needed)) // Fraction(used))) if used > 0 else MOST
+
+
+def _beside(run: Run) -> list[Run]:
+    """The other runs of its deployment on its population that lie beside it."""
+    name, where = run.info.get("deployment"), (run.info.get("population") or {}).get("id")
+    if name is None:
+        return []
+    return [
+        other
+        for other in list_runs(run.path.parent)
+        if other.id != run.id
+        and other.info.get("deployment") == name
+        and (other.info.get("population") or {}).get("id") == where
+    ]
+
+
+def _last_seq(runs: Sequence[Run], population: Population) -> int | None:
+    """The number of the ledger's record with which the newest of these runs ended, as its statement says."""
+    found = []
+    for run in runs:
+        statement = read_json(run.path / "statement.json") or {}
+        seq = (statement.get("ledger") or {}).get("seq") if statement.get("population_id") == population.id else None
+        if isinstance(seq, int):
+            found.append(seq)
+    return max(found, default=None)
+
+
+def _pace(runs: Sequence[Run]) -> float | None:
+    """Seconds from one start to the next, in the middle of the last ones."""
+    starts = []
+    for run in runs:
+        try:
+            starts.append(datetime.strptime(str(run.info.get("started")), STAMP).replace(tzinfo=UTC))
+        except ValueError:
+            continue
+    starts = sorted(starts)[-LAST_RUNS:]
+    steps = [(later - earlier).total_seconds() for earlier, later in zip(starts, starts[1:], strict=False)]
+    return statistics.median(steps) if steps else None

@@ -1,0 +1,27 @@
+"""What of runs is watched, and how: the table `[monitoring]` of a deployment file, and what of it a run is told."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+RUNS_LEFT = 5
+
+
+class RunMonitoring(BaseModel):
+    """What a run needs to know of it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    runs_left: int = Field(RUNS_LEFT, ge=0, description="with so many runs left, or fewer, the budget is low")
+
+
+class Monitoring(BaseModel):
+    """Of the deployments of a file, or of one of them."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    runs_left: int = Field(RUNS_LEFT, ge=0, description="with so many runs left, or fewer, the budget is low")
+
+    def of_run(self) -> RunMonitoring:
+        """What the runs of a deployment are told."""
+        return RunMonitoring(runs_left=self.runs_left)

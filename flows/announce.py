@@ -1,0 +1,41 @@
+"""Events of commands that are no flow runs, sent to the server that PREFECT_API_URL names. Prefect is not imported:
+that would take longer than most of these commands.
+"""
+
+import json
+import logging
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+from fedcore.flows.server import authorization
+from fedcore.tasks.events import as_json
+
+from fedcore.operations.events import Event
+
+PATIENCE = 5.0  # seconds
+
+
+def post(events: Sequence[Event], address: str) -> bool:
+    """Whether the server at this address (which ends in /api) took the events. Nothing is raised."""
+    now = datetime.now(UTC).isoformat()
+    try:
+        ask(address, "/events", [{"id": str(uuid4()), "occurred": now, **as_json(event)} for event in events])
+    except (urllib.error.URLError, OSError, ValueError) as error:
+        logging.getLogger(__name__).warning(
+            "the Prefect server at %s was not told of %s: %s", address, ", ".join(e.name for e in events), error
+        )
+        return False
+    return True
+
+
+def ask(address: str, path: str, body: Any) -> Any:
+    """What a server answers, as JSON; None if it says nothing. Raises URLError, OSError and ValueError."""
+    headers = {"content-type": "application/json"} | authorization()
+    request = urllib.request.Request(f"{address.rstrip('/')}{path}", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+        said = answer.read()
+    return json.loads(said) if said else None
