@@ -18,9 +18,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import os
 import time
-from pathlib import Path
 
 import numpy as np
 from scipy.stats import beta
@@ -28,20 +26,12 @@ from scipy.stats import beta
 from fedcore.methods.private_mixture import PrivateMixtureConfig, PrivateMixtureModel
 from fedcore.methods.private_mixture.feasibility import strength
 from fedcore.methods.private_mixture.scores import normal_of
-from tests.private_mixture.families import FAMILIES
+from fedcore.reproduce.private_mixture_data import FAMILIES, SETS, split_of
 from tests.private_mixture.worlds import adjusted_rand, block_of, facts, mixture, records, run
 
 CELLS = ((2, 2), (5, 3), (10, 5), (20, 3), (20, 10), (50, 5))
 SEPARATIONS = (1, 2, 3, 4, 8)
 HELD_OUT = 4000
-DATA = {  # file, components, unit of a column in which losses are told
-    "mnist": ("mnist/mnist.npz", 10, 1.0),
-    "pendigits": ("pendigits/pendigits.npz", 10, 50.0),
-    "gvhd_flow": ("tabular/gvhd_flow.npz", 4, 512.0),
-    "satellite": ("tabular/satellite.npz", 6, 128.0),
-    "letter": ("tabular/letter.npz", 26, 7.5),
-    "shuttle": ("tabular/shuttle.npz", 7, 1.0),
-}
 
 
 def groups_of(model: PrivateMixtureModel) -> int:
@@ -223,9 +213,10 @@ def seconds_of_a_run() -> None:
 
 
 def data_set(name: str, seeds: range, epsilons: list[float]) -> None:
-    path, k, unit = DATA[name]
-    train, test, labels = _split(Path(os.environ["FEDCORE_DATA"]) / path, name)
-    units = train.shape[1] * float(np.log(unit))
+    known, found = SETS[name], split_of(name)
+    k, train, test = known.components, found.train, found.test
+    labels = np.zeros(len(test), np.int64) if found.classes is None else found.classes
+    units = train.shape[1] * float(np.log(known.unit))
     for epsilon in epsilons:
         rows = []
         for seed in seeds:
@@ -249,33 +240,10 @@ def data_set(name: str, seeds: range, epsilons: list[float]) -> None:
         )
 
 
-def _split(path: Path, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows for training, rows that are held out, and their labels."""
-    with np.load(path, allow_pickle=False) as found:
-        arrays = {key: found[key] for key in found.files}
-    if "x_train" in arrays:
-        x, test = (arrays[key].reshape(len(arrays[key]), -1).astype(np.float64) for key in ("x_train", "x_test"))
-        labels = _codes(arrays["y_test"])
-        if name == "mnist":
-            mean = x.mean(axis=0)
-            basis = np.linalg.eigh(np.cov((x - mean).T / 255))[1][:, ::-1][:, :10] / 255
-            x, test = (x - mean) @ basis, (test - mean) @ basis
-        return x, test, labels
-    x = arrays["x"].astype(np.float64)
-    labels = _codes(arrays["y"]) if "y" in arrays else np.zeros(len(x), np.int64)
-    order = np.random.default_rng(0).permutation(len(x))
-    cut = int(0.8 * len(x))
-    return x[order[:cut]], x[order[cut:]], labels[order[cut:]]
-
-
-def _codes(labels: np.ndarray) -> np.ndarray:
-    return np.unique(labels, return_inverse=True)[1]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "table", choices=["mixtures", "false", "clients", "t3", "series", "worth", "units", "time", *DATA]
+        "table", choices=["mixtures", "false", "clients", "t3", "series", "worth", "units", "time", *SETS]
     )
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--first", type=int, default=1000, help="first seed")

@@ -7,8 +7,8 @@ import pytest
 
 from fedcore.errors import RunError
 from fedcore.methods.private_mixture import PrivateMixtureConfig
+from fedcore.reproduce.private_mixture_data import FAMILIES
 from fedcore.rounds.results import Features
-from tests.private_mixture.families import FAMILIES
 from tests.private_mixture.worlds import adjusted_rand, block_of, mixture, records, run
 
 UNITS = np.array([1e-6, 1.0, 1e6, 1.0, 1.0])

@@ -1,20 +1,22 @@
-"""Runs in memory, and the families of synthetic data on which the method's constants were chosen."""
+"""Runs in memory with noise of the planned scale, and the agreement of labels."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from fedcore.methods.private_mixture import PrivateMixture, PrivateMixtureConfig, PrivateMixtureState
 from fedcore.population.blocks import RowsBlock, leaves
 from fedcore.privacy.gdp import mu_max
+from fedcore.reproduce.private_mixture_data import mixture
 from fedcore.rounds.method import PublicFacts
 from fedcore.rounds.statistics import merge
 
+__all__ = ["adjusted_rand", "block_of", "facts", "mixture", "records", "run", "sums"]
+
 DELTA = 1e-6
-CONDITION = 30.0
 
 
 def block_of(clients: list[np.ndarray]) -> RowsBlock:
@@ -74,54 +76,7 @@ def run(
     return method, state
 
 
-# --- mixtures ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Truth:
-    """A mixture of normal distributions. weights (k,), means (k, d), covariances (k, d, d)."""
-
-    weights: np.ndarray
-    means: np.ndarray
-    covariances: np.ndarray
-
-    def log_joint(self, x: np.ndarray) -> np.ndarray:
-        found = []
-        for weight, mean, matrix in zip(self.weights, self.means, self.covariances, strict=True):
-            lower = np.linalg.cholesky(matrix)
-            own = np.linalg.solve(lower, (x - mean).T)
-            found.append(
-                np.log(weight)
-                - 0.5 * (own**2).sum(axis=0)
-                - np.log(np.diag(lower)).sum()
-                - 0.5 * x.shape[1] * np.log(2 * np.pi)
-            )
-        return np.array(found).T
-
-    def sample(self, n: int, generator: np.random.Generator, degrees: float | None = None):
-        """(n, d) rows and their labels. degrees: of freedom of Student's t in place of normal components."""
-        labels = generator.choice(len(self.weights), size=n, p=self.weights)
-        z = generator.normal(size=(n, self.means.shape[1]))
-        if degrees is not None:
-            z /= np.sqrt(generator.chisquare(degrees, n) / degrees)[:, None]
-        lower = np.linalg.cholesky(self.covariances)
-        return self.means[labels] + np.einsum("nij,nj->ni", lower[labels], z), labels
-
-
-def mixture(d: int, k: int, separation: float, generator: np.random.Generator) -> Truth:
-    """Random directions, weights from .1 to .4, covariances of condition 30; the nearest two means lie `separation`
-    of the largest standard deviation apart."""
-    weights = generator.uniform(0.1, 0.4, k)
-    covariances = []
-    for _ in range(k):
-        basis = np.linalg.qr(generator.normal(size=(d, d)))[0]
-        values = np.geomspace(1.0, 1 / CONDITION, d)
-        covariances.append((basis * values) @ basis.T)
-    means = generator.normal(size=(k, d))
-    means /= np.linalg.norm(means, axis=1, keepdims=True)
-    means *= generator.uniform(0.8, 1.2, (k, 1))
-    gaps = np.linalg.norm(means[:, None] - means, axis=2)[np.triu_indices(k, 1)]
-    return Truth(weights / weights.sum(), means * separation / gaps.min(), np.array(covariances))
+# --- labels ---------------------------------------------------------------------------------------------------------
 
 
 def adjusted_rand(one: np.ndarray, other: np.ndarray) -> float:
