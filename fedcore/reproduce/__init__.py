@@ -25,6 +25,7 @@ EXPERIMENTS = {
     "perma-video": "fedcore.reproduce.perma_video:PermaVideo",
     "perma-rg": "fedcore.reproduce.perma_rg:PermaRg",
     "private-gmm": "fedcore.reproduce.private_gmm:PrivateGMMTables",
+    "private-mixture": "fedcore.reproduce.private_mixture:PrivateMixtureTables",
 }
 
 
