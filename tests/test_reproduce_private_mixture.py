@@ -99,6 +99,20 @@ def test_a_block_moves_the_average_by_no_more_than_the_noise_is_made_for():
     assert furthest / deviation == pytest.approx(mu, rel=1e-12)
 
 
+def test_a_row_more_or_less_changes_one_block():
+    x = rng().normal(size=(101, 2))
+    blocks = private_kmeans.dealt(x, 7, rng(1))
+    there = np.isfinite(blocks).all(axis=2)
+    assert there.sum() == 101 and len(np.unique(blocks[there], axis=0)) == 101
+    fewer = private_kmeans.dealt(x[:-1], 7, rng(1))
+    changed = [
+        len(np.unique(one[np.isfinite(one).all(axis=1)], axis=0)) != np.isfinite(other).all(axis=1).sum()
+        for one, other in zip(blocks, fewer, strict=True)
+    ]
+    assert sum(changed) == 1
+    assert private_kmeans.dealt(x[:0], 3, rng()).shape == (3, 1, 2)
+
+
 def test_answers_of_blocks_stay_in_the_box_whatever_they_hold(monkeypatch):
     def wild(blocks, components, generator):
         means = np.full((len(blocks), components, blocks.shape[2]), np.nan)

@@ -18,7 +18,7 @@ import numpy as np
 
 from fedcore.errors import ConfigError
 from fedcore.privacy.gdp import mu_max
-from fedcore.reproduce.private_gmm_theory.aggregate import cut_into_blocks
+from fedcore.reproduce.private_gmm_theory.aggregate import Aggregated, aggregate_boxes
 from fedcore.reproduce.private_gmm_theory.blocks import spherical_em
 
 LLOYD_ROUNDS = 5
@@ -147,6 +147,17 @@ def blocks_of(rows: int, components: int) -> int:
     return max(2, rows // (BLOCK_ROWS * components))
 
 
+def dealt(x: np.ndarray, blocks: int, rng: np.random.Generator) -> np.ndarray:
+    """(m, b, d): each row (n, d) in a block of its own draw, NaN where a block has fewer than b. One row more or less
+    changes one block, which blocks of equal sizes would not allow."""
+    drawn = rng.integers(blocks, size=len(x))
+    order, sizes = np.argsort(drawn, kind="stable"), np.bincount(drawn, minlength=blocks)
+    places = np.arange(len(x)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    found = np.full((blocks, int(sizes.max(initial=1)), x.shape[1]), np.nan)
+    found[drawn[order], places] = x[order]
+    return found
+
+
 def deviation_of_average(components: int, columns: int, blocks: int, mu: float) -> float:
     """Of the noise that makes the average of m vectors of [-1, 1]^(k d) mu-GDP, if one of them changes."""
     return 2 * math.sqrt(components * columns) / (blocks * mu)
@@ -159,16 +170,26 @@ def averaged_blocks(
     Culler 2012): each block is clustered without privacy, its centres are cut to the box and put in the order of their
     first coordinate, and their average over the blocks gets noise. (k, d) centres of rows x (n, d) of the box.
 
-    A record is in one block, whose answer moves by at most the box's diameter. The number of blocks is public.
+    A record is in one block, whose answer moves by at most the box's diameter; a block without enough rows answers with
+    the box's middle. The number of blocks is public.
     """
     m, d = blocks or blocks_of(len(x), components), x.shape[1]
-    means, _ = spherical_em(cut_into_blocks(x, m, rng), components, rng)
+    means, _ = spherical_em(dealt(x, m, rng), components, rng)
     means = np.clip(np.nan_to_num(means), -1.0, 1.0)
     order = np.argsort(means[:, :, 0], axis=1)
     average = np.take_along_axis(means, order[:, :, None], axis=1).mean(axis=0)
     noise = deviation_of_average(components, d, m, mu_max(epsilon, delta))
     found: np.ndarray = np.clip(average + noise * rng.standard_normal(average.shape), -1.0, 1.0)
     return found
+
+
+def agreed_boxes(
+    x: np.ndarray, components: int, epsilon: float, delta: float, rng: np.random.Generator, *, finest: float
+) -> Aggregated | None:
+    """Sample and aggregate by `private_gmm_theory.aggregate.aggregate_boxes`: (k, d) centres where boxes hold those of
+    half of the blocks, None unless k do. finest: the smallest width of a box."""
+    means, weights = spherical_em(dealt(x, blocks_of(len(x), components), rng), components, rng)
+    return aggregate_boxes(means, weights, epsilon, delta, rng, radius=math.sqrt(x.shape[1]), finest=finest)
 
 
 # --- a start from public rows ---------------------------------------------------------------------------------------

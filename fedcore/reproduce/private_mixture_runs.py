@@ -24,7 +24,6 @@ from fedcore.reproduce import private_kmeans as rivals
 from fedcore.reproduce.in_memory import ran
 from fedcore.reproduce.private_gmm_in_memory import learn
 from fedcore.reproduce.private_gmm_runs import FINEST, LEAST, agreement
-from fedcore.reproduce.private_gmm_theory.aggregate import sample_and_aggregate
 from fedcore.reproduce.private_mixture_data import FAMILIES, SETS, mixture, split_of
 from fedcore.rounds.method import PublicFacts
 
@@ -128,11 +127,8 @@ def _averages(task: Task, epsilon: float) -> Answer:
 
 
 def _boxes(task: Task, epsilon: float) -> Answer | None:
-    rng, box, k = task.generator("boxes", epsilon), task.box, task.components
-    x, blocks = box.inside(task.x), rivals.blocks_of(len(task.x), k)
-    found = sample_and_aggregate(
-        x, k, blocks, epsilon, DELTA, rng, radius=x.shape[1] ** 0.5, finest=2 * FINEST, learner=rivals.spherical_em
-    )
+    rng, box = task.generator("boxes", epsilon), task.box
+    found = rivals.agreed_boxes(box.inside(task.x), task.components, epsilon, DELTA, rng, finest=2 * FINEST)
     return None if found is None else _clusters(found.means, box)
 
 
