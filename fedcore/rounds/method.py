@@ -144,7 +144,8 @@ class Method(ABC, Generic[ConfigT, StateT]):
     accepts_warm_start: whether a run may start from public arrays (`PublicFacts.warm_start`)
     warm_starts_for: names of other methods whose runs may start from what a run of this one ends with
     series_arrays: names of arrays of a warm start that tell what runs of this method on this very population have
-        released so far; runs on another one start without them, and so do runs of another method
+        released so far; runs on another one start without them, and so do runs of another method that does not name
+        them too
     scores_use_memories: whether `score_block` wants what the clients of the run remember
     free_settings: names of settings of `personalise`, `score_block`, `score_table` and `headline`, which neither the
         clients' answers nor the server's moves depend on, but through what they are asked: what they do is a function

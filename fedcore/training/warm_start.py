@@ -121,9 +121,9 @@ def _from_run(
             f"Name a run of the method {method.name}.",
         )
     (earlier, arrays), own = _of_state(run, name), where.get("id") == population.id
-    if not own or earlier.name != method.name:
-        dropped = {*earlier.series_arrays, *method.series_arrays}
-        arrays = {array: value for array, value in arrays.items() if array not in dropped}
+    shared = set(earlier.series_arrays) & set(method.series_arrays) if own else set()
+    dropped = {*earlier.series_arrays, *method.series_arrays} - shared
+    arrays = {array: value for array, value in arrays.items() if array not in dropped}
     if private and (public_because is None or own):
         _check_private(run, name, population, ledger)
     protected = _secure(run.info) and _claims(run)

@@ -54,6 +54,15 @@ def test_a_client_is_a_function_of_its_own_row(name):
 
 
 @pytest.mark.parametrize("covariance", COVARIANCES)
+def test_squared_sizes_are_those_of_the_images_of_single_numbers(covariance):
+    u = units(covariance)
+    model = u.model
+    off = replace(model, centre=model.centre + np.random.default_rng(2).standard_normal(model.features))
+    for own in (u, NaturalUnits(off, u.theta)):
+        np.testing.assert_allclose(own.squared_sizes(), (own.forward(np.eye(model.q)) ** 2).sum(axis=1), rtol=1e-10)
+
+
+@pytest.mark.parametrize("covariance", COVARIANCES)
 def test_half_the_squared_norm_is_the_loss(covariance):
     """Second differences of the expected log-likelihood of the complete data, along the path of the M-step."""
     u = units(covariance)

@@ -7,10 +7,10 @@ import pytest
 
 from fedcore.errors import ConfigError, NothingLeft
 from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig
+from fedcore.methods.mixture_models.released import MIXTURE_NAMES as NAMES
 from fedcore.methods.private_gmm import PrivateGMM, PrivateGMMConfig, PrivateGMMState, estimation, series, simulation
 from fedcore.methods.private_gmm.plan import searches
 from fedcore.methods.private_gmm.series import FORGETTING, MEANS, MOMENTS, SERIES_NAMES, SHARES, joined, matched, of_run
-from fedcore.methods.private_gmm.start import NAMES
 from fedcore.methods.private_gmm.state import FOUND, LOST, NOTHING
 from fedcore.methods.private_gmm.tree import cells_about, node_of
 from fedcore.methods.registry import make_method

@@ -54,12 +54,14 @@ def run(
     relation: str = "add_or_remove_one",
     watch: Callable | None = None,
     start: dict[str, np.ndarray] | None = None,
+    rho: float | None = None,
 ) -> tuple[PrivateMixture, PrivateMixtureState]:
     """A run with simulated noise of the planned scale. epsilon: None: exact sums. watch: sees each state. start: what
-    the run before it left."""
+    the run before it left. rho: in place of that of epsilon."""
     units = max(block.x.shape[0] if unit == "record" else block.clients, 1)
     method = PrivateMixture(config)
     public = replace(facts(block.x.shape[1], units, epsilon or 1e4, unit, relation, seed), warm_start=start)
+    public = public if rho is None else replace(public, rho=rho)
     scale = {planned.name: planned.scale for planned in method.plan(public)}
     generator = np.random.default_rng([seed, 77])
     state = method.init(public)

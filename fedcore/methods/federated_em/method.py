@@ -9,7 +9,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 
 from fedcore.errors import ConfigError, RunError
-from fedcore.methods.federated_em import clients, looks, models, narrow, private, scores, seeding, server, start
+from fedcore.methods.federated_em import clients, given, looks, models, narrow, private, scores, seeding, server, start
 from fedcore.methods.federated_em.config import FederatedEMConfig
 from fedcore.methods.federated_em.messages import (
     ClusterMessage,
@@ -25,7 +25,6 @@ from fedcore.methods.federated_em.personal import personalise
 from fedcore.methods.federated_em.result import result_of
 from fedcore.methods.federated_em.round_metrics import METRICS
 from fedcore.methods.federated_em.row_weights import rows_that_count
-from fedcore.methods.federated_em.series import SERIES_NAMES
 from fedcore.methods.federated_em.state import FederatedEMState
 from fedcore.population.blocks import ClientBlock, Kind, RowsBlock
 from fedcore.privacy.plan import PlannedRelease
@@ -62,7 +61,7 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
     State = FederatedEMState
     metrics: ClassVar[tuple[Metric, ...]] = METRICS
     accepts_warm_start: ClassVar[bool] = True
-    series_arrays: ClassVar[tuple[str, ...]] = SERIES_NAMES
+    series_arrays: ClassVar[tuple[str, ...]] = given.KNOWN_OF_SERIES
     streams_rows: ClassVar[bool] = True
 
     @property
@@ -193,8 +192,9 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
         return start.warm_start_of(state)
 
     def checked_warm_start(self, arrays: Mapping[str, np.ndarray], what: str, features: int) -> dict[str, np.ndarray]:
-        """float64, finite; whether they are parameters of the model is checked when the run is planned."""
-        return start.checked_arrays(arrays, what)
+        """float64, finite, with the covariances and as many components as the settings say; whether they are parameters
+        of the model is checked when the run is planned."""
+        return given.checked_arrays(self.config, arrays, what)
 
     def personalise(self, state: FederatedEMState, block: ClientBlock, memory: Memory | None) -> ClientOutputs:
         """What each client's own rows say under the shared parameters: `fedcore.methods.federated_em.personal`."""

@@ -24,6 +24,7 @@ import numpy as np
 from fedcore.errors import ConfigError
 from fedcore.methods.federated_em import models, series, start
 from fedcore.methods.federated_em.config import FederatedEMConfig
+from fedcore.methods.federated_em.given import precision_of_start
 from fedcore.methods.federated_em.leaf_rows import LeafRows, rows_of
 from fedcore.methods.federated_em.messages import ReleaseMessage, plain_scaling
 from fedcore.methods.federated_em.series import UNKNOWN, Precision
@@ -108,7 +109,7 @@ def precision_after(config: FederatedEMConfig, public: PublicFacts, past: Precis
 
 def accumulated_budget(config: FederatedEMConfig, public: PublicFacts) -> float:
     """rho of a run without a series that would end with as little noise as this one; without one that of the run."""
-    past = series.precision_in(public.warm_start).forgotten()
+    past = precision_of_start(config, public)
     alone, pooled = (precision_after(config, public, known).variance for known in (UNKNOWN, past))
     assert public.rho is not None  # it was planned with
     return public.rho * alone / pooled
@@ -117,7 +118,7 @@ def accumulated_budget(config: FederatedEMConfig, public: PublicFacts) -> float:
 def budget_sketch(config: FederatedEMConfig, public: PublicFacts, planned: Sequence[PlannedRelease]) -> dict[str, Any]:
     """noise: standard deviation in an entry of the last statistic, in units of D, with all that the series released;
     accumulated_rho: of a single run with as little noise."""
-    past = series.precision_in(public.warm_start).forgotten()
+    past = precision_of_start(config, public)
     return {
         "rounds": config.all_rounds,
         "releases": len(planned),
@@ -134,7 +135,7 @@ def likely_warm_start(config: FederatedEMConfig, public: PublicFacts) -> dict[st
         arrays = {**random_parameters(_model(config, public), np.ones(d), np.ones(d), seed=0)}
     if public.rho is None:
         return arrays
-    past = series.precision_in(public.warm_start).forgotten()
+    past = precision_of_start(config, public)
     return arrays | series.arrays_of(precision_after(config, public, past))
 
 
@@ -146,7 +147,7 @@ def init(config: FederatedEMConfig, public: PublicFacts) -> FederatedEMState:
         raise ConfigError("the public start is outside the domain of the model.", "Start from other parameters.")
     flat, layout = pack(model.maximise(s))
     scaling = start.public_scaling(config, public)
-    past = series.precision_in(public.warm_start).forgotten()
+    past = precision_of_start(config, public)
     return empty(
         phase="rounds",
         seed=public.seed,

@@ -37,6 +37,7 @@ from fedcore.methods.federated_em.state import FederatedEMState, pack
 from fedcore.methods.mixture_models.client_sums import divisors_of
 from fedcore.methods.mixture_models.contract import CurvedEM, Theta
 from fedcore.methods.mixture_models.initialisation import lloyd_step, parameters_from_clusters
+from fedcore.methods.mixture_models.released import NATS_OF_NOISE
 from fedcore.methods.mixture_models.validation import FEWEST
 from fedcore.randomness import stream
 from fedcore.rounds.method import PublicFacts, RoundInfo
@@ -45,7 +46,7 @@ START = "federated_em/start"
 SMALLEST_BATCH, LONGEST_INNER = 32, 8  # of VR-FedEM
 SMALLEST_TOTAL, LARGEST_TOTAL = 1e-100, 1e100  # of the weights of all rows, so that squares neither vanish nor overflow
 CONSTANT = 1e-12  # a variance this small beside the squared mean is rounding
-NOT_PARAMETERS = ("centre", "scale", "column_means", "part_scales", "pseudo_rows", *SERIES_NAMES)
+NOT_PARAMETERS = ("centre", "scale", "column_means", "part_scales", "pseudo_rows", *SERIES_NAMES, NATS_OF_NOISE)
 
 Step = tuple[FederatedEMState, RoundInfo]
 
@@ -68,14 +69,6 @@ def warm_start_of(state: FederatedEMState) -> dict[str, np.ndarray]:
         scales["pseudo_rows"] = np.array([state.pseudo_rows])
     scales |= arrays_of(Precision(state.pooled_weight, state.pooled_variance))
     return {**state.parameters(), **{name: array for name, array in scales.items() if len(array)}}
-
-
-def checked_arrays(arrays: Mapping[str, np.ndarray], what: str) -> dict[str, np.ndarray]:
-    """The arrays as float64. Raises ConfigError unless they are finite numbers."""
-    for name, array in arrays.items():
-        if array.dtype.kind not in "iuf" or not np.isfinite(array).all():
-            raise ConfigError(f"{name!r} of {what} is not an array of finite numbers.")
-    return {name: np.asarray(array, np.float64) for name, array in arrays.items()}
 
 
 def public_parameters(public: PublicFacts, model: CurvedEM) -> Theta:

@@ -144,6 +144,35 @@ class NaturalUnits:
         """As it is: what errors do to second moments is undone by smaller steps."""
         return s
 
+    def squared_sizes(self) -> np.ndarray:
+        """(q,) the squared norm of z for a difference of 1 in one packed number and 0 in all others: half of it is the
+        loss in nats of an error of variance 1 there."""
+        covariance, (g, d) = self.model.covariance, self._mu.shape
+        mu, weights = self._mu, self._root**2
+        if covariance in ("diag", "spherical"):
+            inverse, own = 1.0 / np.broadcast_to(self._variances, (g, d)), 1.0 / self._variances
+            counts, first = 1.0 + (mu**2 * inverse).sum(axis=1), inverse
+            if covariance == "diag":
+                counts = counts + ((mu**2 * own - 1.0) ** 2).sum(axis=1) / 2
+                first, second = first + 2.0 * (mu * own) ** 2, own**2 / 2
+            else:
+                counts = counts + ((mu**2).sum(axis=1) * own[:, 0] - d) ** 2 / (2 * d)
+                first, second = first + 2.0 * (mu * own) ** 2 / d, own**2 / (2 * d)
+            return np.concatenate([(part / weights[:, None]).ravel() for part in (counts[:, None], first, second)])
+        precision = np.swapaxes(self._inverse, -1, -2) @ self._inverse
+        along = _times(precision, mu[None])[0]  # of mu - centre
+        square = (mu * along).sum(axis=1)
+        diagonal = np.broadcast_to(np.diagonal(precision, axis1=-2, axis2=-1), (g, d))
+        counts, first = 1.0 + square, diagonal
+        if covariance == "full":
+            counts = counts + ((square - 1.0) ** 2 + d - 1) / 2  # |a a' - I|^2 for a of squared norm `square`
+            first = first + square[:, None] * diagonal + along**2
+        parts = [counts / weights, (first / weights[:, None]).ravel()]
+        if covariance != "known":
+            second = _squared_sizes_of_products(precision)
+            parts.append((second / weights[:, None]).ravel() if covariance == "full" else second)
+        return np.concatenate(parts)
+
     # --- full covariances: every component by one matrix --------------------------------------------------------------
 
     def _whole_forward(self, differences: np.ndarray) -> np.ndarray:
@@ -256,6 +285,15 @@ def _times(matrices: np.ndarray, vectors: np.ndarray) -> np.ndarray:
     if matrices.ndim == 2:
         return vectors @ matrices.T
     return (matrices @ vectors[..., None])[..., 0]
+
+
+def _squared_sizes_of_products(precision: np.ndarray) -> np.ndarray:
+    """(..., d (d + 1) / 2) half of |L^-1 E L^-T|^2 for each packed matrix E of one number 1. precision: (..., d, d)."""
+    rows, columns = np.triu_indices(precision.shape[-1])
+    diagonal = np.diagonal(precision, axis1=-2, axis2=-1)
+    both, across = diagonal[..., rows] * diagonal[..., columns], precision[..., rows, columns] ** 2
+    sizes: np.ndarray = np.where(rows == columns, both, both + across) / 2
+    return sizes
 
 
 def _bordered(first: np.ndarray, second: np.ndarray) -> np.ndarray:

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedcore.errors import RunError
 from fedcore.methods.mixture_models import GaussianMixture
+from fedcore.methods.mixture_models.released import column_variances
 from fedcore.methods.mixture_models.tables import (
     by_component,
     components_table,
@@ -114,13 +115,6 @@ def mixture_of(form: Covariance, state: PrivateGMMState) -> PrivateMixture:
         state.units_needed,
         state.epsilon_factor,
     )
-
-
-def column_variances(form: Covariance, covariances: np.ndarray, d: int) -> np.ndarray:
-    """(m, d), the diagonals of the covariances."""
-    if form == "spherical":
-        return np.repeat(covariances[:, None], d, axis=1)
-    return covariances if form == "diag" else np.diagonal(covariances, axis1=1, axis2=2)
 
 
 def result_of(form: Covariance, state: PrivateGMMState, features: Features) -> Result:

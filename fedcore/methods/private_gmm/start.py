@@ -14,17 +14,15 @@ from typing import Any
 import numpy as np
 
 from fedcore.errors import ConfigError
+from fedcore.methods.mixture_models.released import MIXTURE_NAMES, standardised
 from fedcore.methods.private_gmm.config import PrivateGMMConfig
 from fedcore.methods.private_gmm.integer_rows import ONE
 from fedcore.methods.private_gmm.passes import mixture_of_pool
 from fedcore.methods.private_gmm.plan import plan, searches
-from fedcore.methods.private_gmm.result import column_variances
 from fedcore.methods.private_gmm.series import MEANS, SERIES_NAMES, arrays_of, joined, of_run, pool_in, width_of
 from fedcore.methods.private_gmm.state import PrivateGMMState
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.method import PublicFacts
-
-NAMES = ("weights", "means", "covariances", "centre", "scale")
 
 
 def warm_start_of(config: PrivateGMMConfig, state: PrivateGMMState) -> dict[str, np.ndarray]:
@@ -40,22 +38,7 @@ def warm_start_of(config: PrivateGMMConfig, state: PrivateGMMState) -> dict[str,
             raise ConfigError(f"has not found a mixture ({state.outcome}).", "Name a run that has.")
         weights, known, covariances, _ = mixture_of_pool(config, state.pool)
         means = known.means
-    covariance, features = config.covariance, state.features
-    centre = weights @ means
-    within = column_variances(covariance, covariances, features)
-    variances = weights @ (within + (means - centre) ** 2)
-    if covariance == "spherical":
-        variances = np.full(features, variances.mean())
-    scale = np.sqrt(variances)
-    factor = {"spherical": scale[0] ** 2, "diag": scale**2, "full": np.outer(scale, scale)}[covariance]
-    return {
-        "weights": weights,
-        "means": (means - centre) / scale,
-        "covariances": covariances / factor,
-        "centre": centre,
-        "scale": scale,
-        **arrays_of(state.pool),
-    }
+    return standardised(config.covariance, weights, means, covariances) | arrays_of(state.pool)
 
 
 def checked_warm_start(
@@ -63,7 +46,7 @@ def checked_warm_start(
 ) -> dict[str, np.ndarray]:
     """The arrays as float64. Raises ConfigError unless they are finite numbers, with what a whole series knows or
     nothing of it."""
-    unknown = sorted(set(arrays) - set(NAMES) - set(SERIES_NAMES))
+    unknown = sorted(set(arrays) - set(MIXTURE_NAMES) - set(SERIES_NAMES))
     if unknown:
         raise ConfigError(f"{what} holds {', '.join(unknown)}, which no run of private_gmm leaves.", "Leave it out.")
     for name, array in arrays.items():

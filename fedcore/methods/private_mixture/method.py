@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedcore.methods.private_mixture import clients, series, server
+from fedcore.methods.mixture_models.released import NATS_OF_NOISE
+from fedcore.methods.private_mixture import clients, series, server, start
 from fedcore.methods.private_mixture.config import PrivateMixtureConfig
 from fedcore.methods.private_mixture.feasibility import worth
 from fedcore.methods.private_mixture.fitted import fitted_model_of
@@ -43,7 +44,8 @@ class PrivateMixture(PrivateMethod[PrivateMixtureConfig, PrivateMixtureState]):
     streams_rows: ClassVar[bool] = True
     units: ClassVar[tuple[str, ...]] = ("client", "record")
     accepts_warm_start: ClassVar[bool] = True
-    series_arrays: ClassVar[tuple[str, ...]] = series.SERIES_NAMES
+    warm_starts_for: ClassVar[tuple[str, ...]] = ("federated_em",)
+    series_arrays: ClassVar[tuple[str, ...]] = (*series.SERIES_NAMES, NATS_OF_NOISE)
 
     def plan(self, public: PublicFacts) -> Sequence[PlannedRelease]:
         """Raises ConfigError without a budget or a size, for too many columns, or for a relation or unit that the
@@ -91,13 +93,14 @@ class PrivateMixture(PrivateMethod[PrivateMixtureConfig, PrivateMixtureState]):
         return fitted_model_of(state)
 
     def warm_start_of(self, state: PrivateMixtureState) -> dict[str, np.ndarray]:
-        """What the next run of the series goes on with; see `fedcore.methods.private_mixture.series`."""
-        return series.arrays_of(state)
+        """What the next run of the series goes on with, and what federated EM may start from; see
+        `fedcore.methods.private_mixture.start`."""
+        return start.warm_start_of(state)
 
     def checked_warm_start(self, arrays: Mapping[str, np.ndarray], what: str, features: int) -> dict[str, np.ndarray]:
         """Raises ConfigError for anything else than what a run of the series leaves."""
         series.checked(arrays, features, self.config.components, what)
-        return {name: np.asarray(array, np.float64) for name, array in arrays.items()}
+        return {name: np.asarray(arrays[name], np.float64) for name in series.SERIES_NAMES}
 
     def likely_warm_start(self, public: PublicFacts) -> dict[str, np.ndarray]:
         """As many components as are asked for."""

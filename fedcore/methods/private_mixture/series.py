@@ -17,6 +17,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from fedcore.errors import ConfigError
+from fedcore.methods.mixture_models.released import RELEASED_NAMES
 from fedcore.methods.mixture_models.whole_rows import LIMIT, WHOLE_BITS, WholeMap, whole_map
 from fedcore.methods.private_mixture.state import MIXTURE, PrivateMixtureState
 from fedcore.rounds.method import PublicFacts
@@ -77,7 +78,8 @@ def pool_in(public: PublicFacts, components: int) -> Pool | None:
 
 
 def checked(arrays: Mapping[str, np.ndarray], d: int, components: int, what: str) -> Pool:
-    """Raises ConfigError unless a run over d columns could leave the arrays."""
+    """Raises ConfigError unless a run over d columns could leave the arrays. Those for other methods do not count."""
+    arrays = {name: array for name, array in arrays.items() if name not in RELEASED_NAMES}
     if set(arrays) != set(SERIES_NAMES):
         raise ConfigError(
             f"{what} does not hold what a run of private_mixture on this population leaves.",

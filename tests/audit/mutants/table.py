@@ -847,8 +847,8 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "series: what private GMM released is taken over on another population",
         "fedcore/training/warm_start.py",
-        "if not own or earlier.name != method.name:",
-        "if earlier.name != method.name:",
+        "& set(method.series_arrays) if own else set()",
+        "& set(method.series_arrays)",
         "tests/private_gmm/test_series.py",
         slow=True,
     ),

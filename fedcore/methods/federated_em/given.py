@@ -1,0 +1,63 @@
+"""What a run is given to start from: the arrays, as this method takes them, and how precise they are.
+
+A private run takes shorter steps from a start that was released with little noise (`series.py`), be it an earlier run
+of this method, which tells the variance of the noise in its statistic, or one of another method on the same
+population, which tells what the noise costs in nats a row. The latter is turned into one variance v for all entries
+of D^-1 S, that which costs as much: v tr(D I D) / 2, with I the Fisher information of a row at the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from fedcore.errors import ConfigError
+from fedcore.methods.federated_em.config import FederatedEMConfig
+from fedcore.methods.federated_em.series import SERIES_NAMES, Precision, precision_in
+from fedcore.methods.federated_em.start import part_scales, public_model, public_parameters
+from fedcore.methods.mixture_models.gaussian import GaussianMixture
+from fedcore.methods.mixture_models.natural_units import NaturalUnits
+from fedcore.methods.mixture_models.released import NATS_OF_NOISE, in_form
+from fedcore.rounds.method import PublicFacts
+
+KNOWN_OF_SERIES = (*SERIES_NAMES, NATS_OF_NOISE)
+
+
+def checked_arrays(config: FederatedEMConfig, arrays: Mapping[str, np.ndarray], what: str) -> dict[str, np.ndarray]:
+    """The arrays as float64, with covariances in the form of the settings. Raises ConfigError unless they are finite
+    numbers, and those of a mixture have as many components as this run."""
+    for name, array in arrays.items():
+        if array.dtype.kind not in "iuf" or not np.isfinite(array).all():
+            raise ConfigError(f"{name!r} of {what} is not an array of finite numbers.")
+    values = {name: np.asarray(array, np.float64) for name, array in arrays.items()}
+    if not config.mixture:
+        return values
+    if "weights" not in values:
+        raise ConfigError(
+            f"{what} has left no mixture that other methods may start from.",
+            "Start from a run that has found components, in columns whose scales it knows.",
+        )
+    found, wanted = values["weights"].size, config.components
+    if found != wanted:
+        raise ConfigError(f"{what} has {found} components, and this run {wanted}.", f"Set components to {found}.")
+    return in_form(values, config.covariance) if config.model == "gaussian" else values
+
+
+def precision_of_start(config: FederatedEMConfig, public: PublicFacts) -> Precision:
+    """That of the statistic that the run begins with, as it counts in the run. Raises ConfigError for what no run
+    leaves."""
+    arrays = public.warm_start or {}
+    known = precision_in(arrays)
+    if known.known or NATS_OF_NOISE not in arrays:
+        return known.forgotten()
+    nats = np.asarray(arrays[NATS_OF_NOISE], np.float64)
+    model = public_model(config, public)
+    if nats.shape != (1,) or not (np.isfinite(nats[0]) and nats[0] > 0) or not isinstance(model, GaussianMixture):
+        raise ConfigError(
+            f"{NATS_OF_NOISE} of the start must be one positive number, of a mixture of Gaussians.",
+            "Start from another run, or from the parameters alone.",
+        )
+    units = NaturalUnits(model, public_parameters(public, model))
+    each = float(part_scales(public, model.q) ** 2 @ units.squared_sizes()) / 2
+    return Precision(each / float(nats[0]), float(nats[0]) / each).forgotten()
