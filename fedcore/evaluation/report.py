@@ -352,13 +352,13 @@ def _since(run: Run) -> list[str]:
         return []
     lines = ["", "## Since the run before", ""]
     if isinstance(since, str):
-        return [*lines, _md(since)]
+        return [*lines, in_markdown(since)]
     if since.changes:
         lines += ["| | what | before | now | |", "|---|---|---|---|---|"]
     for change in since.changes:
         cells = (change.kind, change.what, change.before, change.now, change.note)
-        lines.append(f"| {' | '.join(map(_md, cells))} |")
-    return [*lines, "", _md(since.in_words)]
+        lines.append(f"| {' | '.join(map(in_markdown, cells))} |")
+    return [*lines, "", in_markdown(since.in_words)]
 
 
 def _three_lines(privacy: Mapping) -> list[str]:

@@ -104,9 +104,11 @@ def _made(cls: type[AnyMethod], settings: Mapping[str, Any]) -> AnyMethod:
 
 
 def suited_to(method: AnyMethod, population: Population) -> AnyMethod:
-    """The method with what follows from public bounds of the population's columns, where its settings leave it open."""
+    """The method with what follows from the population's columns and their public bounds, where its settings leave it
+    open. Raises ConfigError for a setting that names a column which there is not."""
     bounds = bounds_of(population.manifest.columns)
-    settings = {} if bounds is None else method.settings_of_bounds(bounds)
+    settings = {} if bounds is None else dict(method.settings_of_bounds(bounds))
+    settings |= method.settings_of_columns(population.manifest.columns)
     return _made(type(method), {**method.config.model_dump(mode="json"), **settings}) if settings else method
 
 

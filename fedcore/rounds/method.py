@@ -25,7 +25,7 @@ from pydantic import BaseModel
 
 from fedcore.errors import ConfigError, MethodError
 from fedcore.population.blocks import ClientBlock, Kind
-from fedcore.population.columns import Bounds
+from fedcore.population.columns import Bounds, ColumnEntry
 from fedcore.population.manifest import Halves
 from fedcore.privacy.plan import PlannedRelease, Relation, Unit
 from fedcore.rounds.fitted import Fitted
@@ -226,6 +226,12 @@ class Method(ABC, Generic[ConfigT, StateT]):
     def settings_of_bounds(self, bounds: Bounds) -> Mapping[str, Any]:
         """Settings that follow from the public bounds of the population's columns, where these settings leave them
         open. A run records them as if somebody had chosen them.
+        """
+        return {}
+
+    def settings_of_columns(self, columns: Sequence[ColumnEntry]) -> Mapping[str, Any]:
+        """Settings that follow from how the population's columns were declared, likewise; none may be named. Raises
+        ConfigError for a setting that names a column which there is not.
         """
         return {}
 

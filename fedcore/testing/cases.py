@@ -150,7 +150,7 @@ def _form(value: Any) -> str:
 
 
 def _checked_state(method: Method[Any, Any], state: Any, function: str) -> State:
-    wanted = type(method).State
+    wanted = method.State
     require(isinstance(state, wanted), f"{function} returns {_form(state)} as state, not a {wanted.__name__}.")
     return state
 

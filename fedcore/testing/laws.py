@@ -370,7 +370,7 @@ def result(case: Case) -> None:
         said = bool(last.tables or method.outcome(case.history.state))
         require(said, "a finished run has neither a table in its result nor an outcome that says why there is none.")
     with TemporaryDirectory() as folder:
-        again = type(method).State(**stored_and_read(state_values(case.history.state), Path(folder)))
+        again = method.State(**stored_and_read(state_values(case.history.state), Path(folder)))
     different = difference(told(last), told(method.result(again, named)), "the result")
     require(
         not different, f"the result is another one after the run store has written and read the state: {different}."

@@ -22,7 +22,7 @@ def test_the_errors_are_those_of_whole_runs():
     shown, errors = [], []
     for seed in range(16):
         _, state = run(records(x), CONFIG, 1.0, seed=seed)
-        model = model_of(state)
+        model = model_of(CONFIG, state)
         found = errors_of(CONFIG, state, model)
         assert found is not None
         order = np.argsort(((model.means_of_data()[:, None] - truth.means) ** 2).sum(axis=2).argmin(axis=1))
@@ -43,7 +43,7 @@ def test_no_errors_are_given_where_components_are_not_parted():
     x, _ = mixture(3, 3, 2.0, generator).sample(3000, generator)
     config = PrivateMixtureConfig(components=3)
     method, state = run(records(x), config, 1.0)
-    assert len(set(model_of(state).group)) < 3
+    assert len(set(model_of(config, state).group)) < 3
     tables = {table.name: table for table in method.result(state, Features(3)).tables}
     assert tables["components"].note.startswith("What the noise of privacy adds to these numbers is not known")
     assert all(column.errors is None for column in tables["means"].columns)

@@ -40,9 +40,13 @@ def rounds_of(unit: str, relation: str, absurd: int | None = None, goes_on: bool
 
 
 def _rounds(method: PrivateMixture, public: PublicFacts, absurd: int | None):
-    """The last state, and messages with their releases."""
     generator = np.random.default_rng(3)
-    block = records(CENTRES[np.arange(900) % 3] + generator.normal(size=(900, D)))
+    return rounds_on(records(CENTRES[np.arange(900) % 3] + generator.normal(size=(900, D))), method, public, absurd)
+
+
+def rounds_on(block, method: PrivateMixture, public: PublicFacts, absurd: int | None):
+    """The last state of a run without noise, and messages with their releases."""
+    generator = np.random.default_rng(3)
     plan, state, found = method.plan(public), method.init(public), []
     while (message := method.message(state)) is not None:
         found.append((message, [planned for planned in plan if planned.round == len(found) + 1]))
@@ -293,8 +297,8 @@ def clients_of_many_rows():
     """A client's rows count each for itself."""
     tiles = whole_rows.tiles
 
-    def heavy(block, by_client, numbers):
-        return tiles(block, False, numbers)
+    def heavy(block, by_client, numbers, needed=None):
+        return tiles(block, False, numbers, needed)
 
     with mock.patch.object(whole_rows, "tiles", heavy):
         yield

@@ -36,14 +36,17 @@ FEWEST_ROWS, MOST_ROWS = 256, 2**17  # of a tile; sums of products below 2**24 s
 @dataclass(frozen=True, slots=True)
 class Tile:
     """Consecutive rows. x: (n, d) float64, all finite. rows: (n,) int64 b, the number of rows of each row's client
-    (with those that are not finite), or ones where records are protected."""
+    (with those that are not finite), or ones where records are protected. codes: (n, categories) int64, which value of
+    each category a row has, for a method that reads such; None: of none."""
 
     x: np.ndarray
     rows: np.ndarray
+    codes: np.ndarray | None = None
 
 
-def tiles(block: RowsBlock, by_client: bool, numbers_per_row: int) -> Iterator[Tile]:
-    """The block's rows in order. Rows that are not finite are left out, and still count in b."""
+def tiles(block: RowsBlock, by_client: bool, numbers_per_row: int, needed: np.ndarray | None = None) -> Iterator[Tile]:
+    """The block's rows in order. Rows that are not finite are left out, and still count in b. needed: the columns whose
+    numbers have to be finite; None: all."""
     length = int(np.clip(TILE_NUMBERS // max(numbers_per_row, 1), FEWEST_ROWS, MOST_ROWS))
     sizes, n = np.diff(block.ptr), int(block.ptr[-1])
     for low in range(int(block.ptr[0]), n, length):
@@ -54,7 +57,7 @@ def tiles(block: RowsBlock, by_client: bool, numbers_per_row: int) -> Iterator[T
             rows = sizes[client].astype(np.int64)
         else:
             rows = np.ones(high - low, np.int64)
-        usable = np.isfinite(x).all(axis=1)
+        usable = np.isfinite(x if needed is None else x[:, needed]).all(axis=1)
         yield Tile(x, rows) if usable.all() else Tile(x[usable], rows[usable])
 
 

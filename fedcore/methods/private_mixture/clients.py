@@ -43,16 +43,18 @@ def client_update(message: Message, block: RowsBlock) -> Statistics:
     Whatever the rows hold, this neither fails nor warns.
     """
     totals = [np.zeros(shape, np.int64) for shape in message.shapes]
-    answer = ANSWERS[message.kind]
+    answer, layout = ANSWERS[message.kind], message.layout
+    kept = max(_numbers(message), layout.features) * layout.copies
     with np.errstate(all="ignore"):
-        for tile in whole_rows.tiles(block, message.by_client, _numbers(message, block.features)):
+        for tile in whole_rows.tiles(block, message.by_client, kept, layout.numeric if layout.categories else None):
             if len(tile.x):
-                answer(message, tile, totals)
+                answer(message, layout.read(tile), totals)
     return {name: IntegerSum(total) for name, total in zip(message.names, totals, strict=True)}
 
 
-def _numbers(message: Message, d: int) -> int:
+def _numbers(message: Message) -> int:
     """That are kept for each row."""
+    d = message.layout.d
     if isinstance(message, ComponentsMessage):
         return d * len(message.maps)
     return max(d, len(message.cells)) if isinstance(message, CellsMessage) else d
@@ -151,15 +153,23 @@ def _own_squares(message: ComponentsMessage, own: np.ndarray) -> np.ndarray:
 
 
 def _joint(message: ComponentsMessage, squares: np.ndarray) -> np.ndarray:
-    """(k + 1, n) log densities with weights, but for what all share."""
+    """(k + 1, n) log densities of the numbers with weights, but for what all share."""
     joint: np.ndarray = message.constants[:, None] - squares * (0.5 * 4.0**-OWN_BITS)
+    return joint
+
+
+def _answered(message: ComponentsMessage, joint: np.ndarray, codes: np.ndarray | None) -> np.ndarray:
+    """joint (m, n), changed: with the log probabilities of each row's answers, those of the last m of the message."""
+    if message.answers is not None and codes is not None:
+        for own in codes.T:
+            joint += message.answers[-len(joint) :, own]
     return joint
 
 
 def _components(message: ComponentsMessage, tile: Tile, totals: list[np.ndarray]) -> None:
     rows, weight = tile.rows, count_weight(tile.rows)
     own = _own(message, _mapped(message, tile))
-    part, _ = shares(_joint(message, _own_squares(message, own)))
+    part, _ = shares(_answered(message, _joint(message, _own_squares(message, own)), tile.codes))
     whole = np.floor(part * weight)
     whole[:, ~(whole.sum(axis=0) <= weight)] = 0.0  # never: but the bound must not rest on the rounding of shares
     k, (n, d) = len(own) - 1, own[0].shape
@@ -179,12 +189,19 @@ def _components(message: ComponentsMessage, tile: Tile, totals: list[np.ndarray]
         totals[3] += triangle
         if message.own:
             totals[4][j] += triangle
+    if message.answers is not None and tile.codes is not None:
+        values = totals[-1].shape[1]
+        for own_codes in tile.codes.T:
+            places = np.where(own_codes < values, own_codes, -1)
+            for at in range(k + 1):
+                add_to_cells(totals[-1][at if at < k else -1], places, whole[at])
 
 
 def _guard(message: ComponentsMessage, tile: Tile, totals: list[np.ndarray]) -> None:
     z = _mapped(message, tile)
-    _, mixture = shares(_joint(message, _own_squares(message, _own(message, z))))
-    gain = np.clip(mixture + squared_norms(z) * (0.5 * STEP**2), -message.bound, message.bound)
+    _, mixture = shares(_answered(message, _joint(message, _own_squares(message, _own(message, z))), tile.codes))
+    normal = _answered(message, squared_norms(z)[None] * (-0.5 * STEP**2), tile.codes)[0]
+    gain = np.clip(mixture - normal, -message.bound, message.bound)
     totals[0][0] += int(np.rint(gain * (count_weight(tile.rows) / message.bound)).sum())
 
 
@@ -194,7 +211,8 @@ def _valleys(message: ComponentsMessage, tile: Tile, totals: list[np.ndarray]) -
         return
     standard = standardised(tile.x, message.centre, message.scale)
     z = message.map.of(standard)
-    # Without the background: if it took the rows between two components, it would make a valley there.
+    # Without the background: if it took the rows between two components, it would make a valley there. Without answers,
+    # so that places and components are of numbers alone, as the null of a valley has them.
     most = _joint(message, _own_squares(message, _own(message, z)))[:-1].argmax(axis=0)
     most = message.node[most]
     facing = np.zeros((int(message.node.max()) + 1, len(edges)))  # the sign that makes a place grow away from a node

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from fedcore.rounds.cohort_settings import ABLE, AtLeast, ChosenCohorts, Horizon, RecentCohorts
+
+Categories: TypeAlias = tuple[tuple[int, ...], ...]  # the columns of each
+Steps: TypeAlias = tuple[tuple[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]], ...]  # by column
+
+
+def _pairs(given: Any) -> Any:
+    return tuple(sorted((str(name), step) for name, step in given.items())) if isinstance(given, Mapping) else given
 
 
 class PrivateMixtureConfig(BaseModel):
@@ -20,6 +30,16 @@ class PrivateMixtureConfig(BaseModel):
         0.6, gt=0, lt=1, description="a valley parts groups if it is at most this share of the lower peak beside it"
     )
     rounds: int = Field(5, ge=1, le=20, description="rounds of EM")
+    categories: Categories | None = Field(
+        None,
+        description="columns of each category, from 0: one of 0 and 1 for each of its values, or a single one; None: "
+        "the categories and booleans that the population declares; []: all columns are numbers",
+    )
+    steps: Annotated[Steps, BeforeValidator(_pairs)] = Field(
+        (),
+        description="of columns whose numbers come in steps, such as whole ones: {age = 1, price = 0.05}, each known "
+        "without the data",
+    )
 
     # the budget
     epsilon: float | None = Field(

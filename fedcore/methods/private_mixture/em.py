@@ -114,19 +114,28 @@ def believed(squares: np.ndarray, noise: np.ndarray, known: np.ndarray | None, n
     return Believed(np.where(same, known / both, fresh), np.where(same, known * noise / both, noise))
 
 
-def moved(before: Components, sums: Sums, clip: float, count: float, late: bool, pooled: bool = False) -> Components:
-    """The components after a round; those that hold too little are dropped, but one stays.
+def staying(p: np.ndarray, noise: float, count: float, late: bool) -> tuple[np.ndarray, float]:
+    """(k,) bool, which components hold enough to be kept, one at least; and how many units are enough. p: (k,)
+    published, in steps, as is the standard deviation of its noise.
 
-    pooled: whether what was known before the round is averaged with what it finds, as in runs of a series.
     late: whether it is one of the last rounds. Counts of the first ones are so noisy that a component must stand out of
     them by LIKELY deviations only, and then by SURE.
     """
-    k, d = before.means.shape
-    held = sums.p[:k] / ONE
-    least = max((SURE if late else LIKELY) * sums.noise["p"] / ONE, LEAST_SHARE * count)
-    stay = held >= least
+    held = p / ONE
+    least = max((SURE if late else LIKELY) * noise / ONE, LEAST_SHARE * count)
+    stay: np.ndarray = held >= least
     stay[int(np.argmax(held))] = True
-    held = np.maximum(held, max(least, 1.0))
+    return stay, least
+
+
+def moved(before: Components, sums: Sums, clip: float, count: float, late: bool, pooled: bool = False) -> Components:
+    """The components after a round; those that hold too little (`staying`) are dropped.
+
+    pooled: whether what was known before the round is averaged with what it finds, as in runs of a series.
+    """
+    k, d = before.means.shape
+    stay, least = staying(sums.p[:k], sums.noise["p"], count, late)
+    held = np.maximum(sums.p[:k] / ONE, max(least, 1.0))
     _, roots = roots_of(before.covariances)
     known = dict.fromkeys(range(KNOWN)) if not pooled else dict(enumerate(before.known.T))
 

@@ -18,6 +18,7 @@ from typing import Literal
 from fedcore.methods.mixture_models.noised_cells import SURE, WINDOW
 from fedcore.methods.mixture_models.whole_rows import ONE
 from fedcore.methods.private_mixture.config import PrivateMixtureConfig
+from fedcore.methods.private_mixture.layout import layout_of
 from fedcore.methods.private_mixture.plan import plan, units_of
 from fedcore.methods.private_mixture.series import pool_in
 from fedcore.methods.private_mixture.whitening import diagonal_noise
@@ -58,7 +59,7 @@ class Strength:
 
 def strength(config: PrivateMixtureConfig, public: PublicFacts) -> Strength:
     """Of a run that begins anew. Raises ConfigError for what `fedcore.methods.private_mixture.plan.plan` refuses."""
-    n, d = units_of(config, public), public.features
+    n, d = units_of(config, public), layout_of(config, public.features).d
     noise = {release.name: release.scale for release in plan(config, public)}
     cell = min(noise["spans_0"], math.sqrt(2) * noise["columns"]) / ONE
     columns = HELD * n / (SURE * math.sqrt(WINDOW) * cell)
@@ -81,7 +82,7 @@ def enough(config: PrivateMixtureConfig, public: PublicFacts) -> float:
 
 def worth(config: PrivateMixtureConfig, public: PublicFacts) -> Worth:
     """Raises ConfigError for what `fedcore.methods.private_mixture.plan.plan` refuses."""
-    if (pool := pool_in(public, config.components)) is not None:
+    if (pool := pool_in(public, config.components, layout_of(config, public.features))) is not None:
         return Worth("good", f"the run goes on with {len(pool.means)} components that its series knows")
     word = strength(config, public).word
     expect = EXPECT[word]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedcore.errors import ConfigError
+from fedcore.methods.private_mixture.config import PrivateMixtureConfig
 from fedcore.methods.private_mixture.result import model_of
 from fedcore.methods.private_mixture.server import BROAD
 from fedcore.methods.private_mixture.state import PrivateMixtureState
@@ -12,9 +14,15 @@ from fedcore.rounds.fitted import FittedMixture
 REMARK = "the last component is the broad background, which is nobody's group"
 
 
-def fitted_model_of(state: PrivateMixtureState) -> FittedMixture:
-    """k + 1 components, the background last; the density is that of the run. Raises RunError before it has finished."""
-    model = model_of(state)
+def fitted_model_of(config: PrivateMixtureConfig, state: PrivateMixtureState) -> FittedMixture:
+    """k + 1 components, the background last; the density is that of the run, of columns with steps that of rows which
+    are moved within them. Raises RunError before it has finished, ConfigError for a run with categories."""
+    model = model_of(config, state)
+    if model.probabilities is not None:
+        raise ConfigError(
+            "the mixture of this run is of numbers and categories, and scikit-learn has none of both.",
+            "Export its tables, or make a run with --set categories=[].",
+        )
     back = np.linalg.pinv(model.linear) * model.scale
     return FittedMixture(
         model.weights,

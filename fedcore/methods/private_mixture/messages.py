@@ -7,19 +7,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedcore.methods.mixture_models.whole_rows import WholeMap
+from fedcore.methods.private_mixture.layout import Layout
 from fedcore.methods.private_mixture.plan import Kind
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """kind, step: of the round. names, shapes: of its releases. by_client: whether a unit is a client. centre, scale:
-    (d,) of the columns, in the units of the data; in rounds about columns the scale is what a distance is cut to."""
+    """kind, step: of the round. names, shapes: of its releases. by_client: whether a unit is a client. layout: how rows
+    are read. centre, scale: (d,) of the columns of numbers, in the units of the data; in rounds about columns the scale
+    is what a distance is cut to."""
 
     kind: Kind
     step: int
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     by_client: bool
+    layout: Layout
     centre: np.ndarray
     scale: np.ndarray
 
@@ -41,8 +44,11 @@ class CellsMessage(MappedMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComponentsMessage(MappedMessage):
-    """maps: of the components, the background last, each to its own units. constants: (k + 1,) of their log densities.
+    """maps: of the components, the background last, each to its own units. constants: (k + 1,) of their log
+    densities.
 
+    answers: (k + 1, values + 1) logs of the probabilities of all categories' values, the last 0, for no answer; or
+    None.
     bound: what a row's gain is cut to. own: whether each component's own matrix is asked for.
     node: (k,) int64 of each component; edges: (e, 2) int64 pairs of nodes; along: from the round's coordinates to the
     Fisher directions of the edges; middle: (e,) whole numbers there, from which places are counted, with -PLACE_STEPS
@@ -51,6 +57,7 @@ class ComponentsMessage(MappedMessage):
 
     maps: tuple[WholeMap, ...]
     constants: np.ndarray
+    answers: np.ndarray | None
     bound: float
     own: bool
     node: np.ndarray

@@ -12,13 +12,15 @@ from fedcore.methods.private_mixture import clients, series, server, start
 from fedcore.methods.private_mixture.config import PrivateMixtureConfig
 from fedcore.methods.private_mixture.feasibility import worth
 from fedcore.methods.private_mixture.fitted import fitted_model_of
+from fedcore.methods.private_mixture.layout import declared_categories, layout_of, numbered
 from fedcore.methods.private_mixture.personal import personalise
 from fedcore.methods.private_mixture.plan import plan
 from fedcore.methods.private_mixture.result import PrivateMixtureModel, model_of, outcome_of, result_of
 from fedcore.methods.private_mixture.round_metrics import METRICS
 from fedcore.methods.private_mixture.scores import score_block, score_table
-from fedcore.methods.private_mixture.state import PrivateMixtureState
+from fedcore.methods.private_mixture.state import MixedState, PrivateMixtureState
 from fedcore.population.blocks import ClientBlock, Kind, RowsBlock
+from fedcore.population.columns import ColumnEntry
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.fitted import FittedMixture
 from fedcore.rounds.method import ClientOutputs, Memory, Message, PrivateMethod, PublicFacts, RoundInfo, Worth
@@ -39,18 +41,33 @@ class PrivateMixture(PrivateMethod[PrivateMixtureConfig, PrivateMixtureState]):
     kinds: ClassVar[tuple[Kind, ...]] = ("rows",)
     arithmetic_version: ClassVar[str] = "private-mixture-2"
     Config = PrivateMixtureConfig
-    State = PrivateMixtureState
+    State: type[PrivateMixtureState] = PrivateMixtureState
     metrics: ClassVar[tuple[Metric, ...]] = METRICS
     streams_rows: ClassVar[bool] = True
     units: ClassVar[tuple[str, ...]] = ("client", "record")
     accepts_warm_start: ClassVar[bool] = True
     warm_starts_for: ClassVar[tuple[str, ...]] = ("federated_em",)
-    series_arrays: ClassVar[tuple[str, ...]] = (*series.SERIES_NAMES, NATS_OF_NOISE)
+    series_arrays: ClassVar[tuple[str, ...]] = (*series.WITH_ANSWERS, NATS_OF_NOISE)
+
+    def __init__(self, config: PrivateMixtureConfig | None = None):
+        super().__init__(config)
+        if self.config.categories:
+            self.State = MixedState
 
     def plan(self, public: PublicFacts) -> Sequence[PlannedRelease]:
         """Raises ConfigError without a budget or a size, for too many columns, or for a relation or unit that the
         method does not know."""
         return plan(self.config, public)
+
+    def settings_of_columns(self, columns: Sequence[ColumnEntry]) -> Mapping[str, Any]:
+        """Declared categories and booleans, unless the settings say otherwise; names of columns with steps as
+        numbers."""
+        found: dict[str, Any] = {}
+        if self.config.categories is None and (declared := declared_categories(columns)):
+            found["categories"] = declared
+        if self.config.steps:
+            found["steps"] = numbered(self.config.steps, columns)
+        return found
 
     def worth(self, public: PublicFacts) -> Worth:
         """By the noise of the plan; see `fedcore.methods.private_mixture.feasibility`."""
@@ -78,7 +95,7 @@ class PrivateMixture(PrivateMethod[PrivateMixtureConfig, PrivateMixtureState]):
 
     def model(self, state: PrivateMixtureState) -> PrivateMixtureModel:
         """The mixture of a finished run. Raises RunError before."""
-        return model_of(state)
+        return model_of(self.config, state)
 
     def outcome(self, state: PrivateMixtureState) -> str:
         """How many components and groups there are."""
@@ -89,31 +106,32 @@ class PrivateMixture(PrivateMethod[PrivateMixtureConfig, PrivateMixtureState]):
         return result_of(self.config, state, features)
 
     def fitted_model(self, state: PrivateMixtureState) -> FittedMixture:
-        """The background is the last component. Raises RunError before the run has finished."""
-        return fitted_model_of(state)
+        """The background is the last component. Raises RunError before the run has finished, ConfigError for one with
+        categories."""
+        return fitted_model_of(self.config, state)
 
     def warm_start_of(self, state: PrivateMixtureState) -> dict[str, np.ndarray]:
         """What the next run of the series goes on with, and what federated EM may start from; see
         `fedcore.methods.private_mixture.start`."""
-        return start.warm_start_of(state)
+        return start.warm_start_of(self.config, state)
 
     def checked_warm_start(self, arrays: Mapping[str, np.ndarray], what: str, features: int) -> dict[str, np.ndarray]:
         """Raises ConfigError for anything else than what a run of the series leaves."""
-        series.checked(arrays, features, self.config.components, what)
-        return {name: np.asarray(arrays[name], np.float64) for name in series.SERIES_NAMES}
+        pool = series.checked(arrays, layout_of(self.config, features), self.config.components, what)
+        return {name: np.asarray(arrays[name], np.float64) for name in series.names_of(pool)}
 
     def likely_warm_start(self, public: PublicFacts) -> dict[str, np.ndarray]:
         """As many components as are asked for."""
-        return series.likely(public, self.config.components)
+        return series.likely(self.config.components, layout_of(self.config, public.features))
 
     def personalise(self, state: PrivateMixtureState, block: ClientBlock, memory: Memory | None) -> ClientOutputs:
         """Components and groups of the clients' own rows, for them alone; see
         `fedcore.methods.private_mixture.personal`."""
-        return personalise(model_of(state), _rows(block))
+        return personalise(model_of(self.config, state), _rows(block))
 
     def score_block(self, state: PrivateMixtureState, block: ClientBlock, memories: KnownMemories | None) -> Statistics:
         """See `fedcore.methods.private_mixture.scores`."""
-        return score_block(model_of(state), _rows(block))
+        return score_block(model_of(self.config, state), _rows(block))
 
     def score_table(self, statistics: Mapping[str, Any]) -> ScoreTable:
         return score_table(statistics)

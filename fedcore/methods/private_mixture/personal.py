@@ -14,16 +14,16 @@ TILE = 2**14  # rows that are labelled at once
 def personalise(model: PrivateMixtureModel, block: RowsBlock) -> ClientOutputs:
     """For each of the C clients of a leaf, and for its N rows.
 
-    rows_labels: (N,) int32 component of every row, -1 for rows that are not finite; rows_groups: (N,) int32 group of
-    that component, likewise; shares: (C, k) float64, of the client's labelled rows, NaN without any; component: (C,)
-    int32, the most frequent, -1 without any; group: (C,) int32, of that component.
+    rows_labels: (N,) int32 component of every row, -1 for rows whose numbers are not finite; rows_groups: (N,) int32
+    group of that component, likewise; shares: (C, k) float64, of the client's labelled rows, NaN without any;
+    component: (C,) int32, the most frequent, -1 without any; group: (C,) int32, of that component.
     """
     n, k = block.x.shape[0], model.components
     labels = np.full(n, -1, np.int32)
     with np.errstate(all="ignore"):
         for low in range(0, n, TILE):
             x = np.asarray(block.x[low : low + TILE], np.float64)
-            usable = np.isfinite(x).all(axis=1)
+            usable = model.usable(x)
             labels[low : low + TILE][usable] = model.labels(x[usable])
     group = np.append(model.group, -1).astype(np.int32)
     client = np.repeat(np.arange(block.clients), np.diff(block.ptr))

@@ -9,6 +9,8 @@
     guard             its gain over one normal distribution                                     one, or a mixture
     valleys           for each edge between neighbouring components a histogram of places       groups
 
+Where there are categories, rounds of EM release answers by component and value besides.
+
 A run that goes on with a series has the last three kinds alone, with the whole budget; whether it does is in its start,
 which is public.
 
@@ -27,6 +29,7 @@ from fedcore.methods.mixture_models.packing import triangle
 from fedcore.methods.mixture_models.whole_rows import MOST_FEATURES
 from fedcore.methods.private_mixture import sensitivities
 from fedcore.methods.private_mixture.config import PrivateMixtureConfig
+from fedcore.methods.private_mixture.layout import layout_of, sizes_of
 from fedcore.methods.private_mixture.series import pool_in
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.method import PublicFacts
@@ -55,6 +58,7 @@ EM_POOLED = {"p": 0.08, "pv": 0.32, "pvv": 0.12, "pooled": 0.48}
 SHARES = {"em": 0.41, "guard": 0.01, "valleys": 0.08}
 WARM_SHARES = {"em": 0.91, "guard": 0.01, "valleys": 0.08}  # of a run that goes on with a series
 OWN_LIMIT = 1.5  # of the noise's edge for an average component, in its own variance
+MOST_OF_ANSWERS = 0.5  # of a round's budget
 EXTRA_REACH = 1.5  # of a component's clip beyond sqrt(d)
 
 
@@ -79,8 +83,9 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """A run as it is planned. d: columns; k: components; q: leading directions; n: declared number of units; mu: of the
-    whole run; own: whether each component's own matrix is released; warm: whether the run goes on with a series."""
+    """A run as it is planned. d: columns of numbers; k: components; q: leading directions; n: declared number of units;
+    mu: of the whole run; own: whether each component's own matrix is released; warm: whether the run goes on with a
+    series."""
 
     d: int
     k: int
@@ -100,8 +105,8 @@ def reach_of(d: int) -> float:
 def design_of(
     config: PrivateMixtureConfig, features: int, units: int, rho: float, relation: str, warm: bool = False
 ) -> Design:
-    """units: the declared number of them; warm: whether the run goes on with a series. Raises ConfigError for too
-    many columns or an unknown relation."""
+    """features: columns of numbers; units: the declared number of them; warm: whether the run goes on with a series.
+    Raises ConfigError for too many columns or an unknown relation."""
     if features > MOST_FEATURES:
         raise ConfigError(
             f"private_mixture reads at most {MOST_FEATURES} columns, not {features}.",
@@ -176,8 +181,12 @@ def _last_phases(
     def add(kind: Kind, step: int, *releases: ReleaseShare) -> None:
         phases.append(Phase(kind, step, releases))
 
+    sizes = sizes_of(config.categories)
+    answers = share_of_answers(sizes, d)
     for step, of_round in enumerate(em_shares(config.rounds)):
-        parts = {name: shares["em"] * of_round * each for name, each in (EM_PARTS if own else EM_POOLED).items()}
+        whole = shares["em"] * of_round
+        rest = whole * (1.0 - answers)
+        parts = {name: rest * each for name, each in (EM_PARTS if own else EM_POOLED).items()}
         releases = [
             ReleaseShare(f"em_p_{step}", (k + 1,), count, parts["p"]),
             ReleaseShare(f"em_pv_{step}", (k, d), vector, parts["pv"]),
@@ -186,11 +195,26 @@ def _last_phases(
         ]
         if own:
             releases.append(ReleaseShare(f"em_own_{step}", (k, triangle(d)), moments, parts["own"]))
+        if sizes:
+            of_answers = sensitivities.counts(relation, len(sizes))
+            releases.append(ReleaseShare(f"em_answers_{step}", (k + 1, sum(sizes)), of_answers, whole * answers))
         add("components", step, *releases)
     add("guard", 0, ReleaseShare("guard", (1,), vector, shares["guard"]))
     places = (max(k - 1, 1), PLACE_CELLS + PLACE_ENDS)
     add("valleys", 0, ReleaseShare("valleys", places, count, shares["valleys"]))
     return phases
+
+
+def share_of_answers(sizes: tuple[int, ...], d: int) -> float:
+    """Of a round of EM: what makes the losses by noise in means and in probabilities fall alike.
+
+    With noise of s in the units of a release, the mean of a component of n units loses (d / 2) (C s / n)^2 nats a unit,
+    and its probabilities lose (1 / 2) sum_v (sqrt(G) s / n)^2 / p_v, which is G sum V^2 (s / n)^2 / 2 for G categories
+    of V values that are as likely. s^2 is one over the share, so the sum of both is least for shares as their roots.
+    """
+    ratio = math.sqrt(len(sizes) * sum(size**2 for size in sizes) / (d * reach_of(d) ** 2))
+    share = EM_PARTS["pv"] * ratio
+    return min(share / (1.0 + share), MOST_OF_ANSWERS)
 
 
 def em_shares(rounds: int) -> list[float]:
@@ -216,13 +240,14 @@ def units_of(config: PrivateMixtureConfig, public: PublicFacts) -> int:
 
 def planned_design(config: PrivateMixtureConfig, public: PublicFacts) -> Design:
     """Raises ConfigError without a budget or a size, for too many columns, for a relation or unit that the method
-    has no argument for, or for a start that no run of the series leaves."""
+    has no argument for, for columns that there are not, or for a start that no run of the series leaves."""
     if public.rho is None or not public.rho > 0:
         raise ConfigError("a private_mixture run needs a privacy budget.", "Set a budget for the population.")
     if public.unit not in sensitivities.UNITS:
         raise ConfigError(f"a private_mixture run knows no unit {public.unit!r}.")
-    warm = pool_in(public, config.components) is not None
-    return design_of(config, public.features, units_of(config, public), public.rho, public.relation, warm)
+    layout = layout_of(config, public.features)
+    warm = pool_in(public, config.components, layout) is not None
+    return design_of(config, layout.d, units_of(config, public), public.rho, public.relation, warm)
 
 
 def plan(config: PrivateMixtureConfig, public: PublicFacts) -> list[PlannedRelease]:

@@ -30,7 +30,7 @@ from scipy.optimize import linear_sum_assignment
 from fedcore.methods.private_mixture import server
 from fedcore.methods.private_mixture.clients import client_update
 from fedcore.methods.private_mixture.config import PrivateMixtureConfig
-from fedcore.methods.private_mixture.state import MIXTURE, PrivateMixtureState
+from fedcore.methods.private_mixture.state import MIXTURE, MixedState, PrivateMixtureState
 from fedcore.population.blocks import RowsBlock
 from fedcore.randomness import stream
 
@@ -58,14 +58,21 @@ ToData = Callable[[np.ndarray], np.ndarray]
 def renoised(config: PrivateMixtureConfig, state: PrivateMixtureState, to_data: ToData) -> Found | None:
     """What RUNS runs find, stacked along a first axis, in the state's coordinates and order: weights
     (RUNS, k + 1), means (RUNS, k, d), covariances (RUNS, k, d, d); NaN for one that a run did not find. None where
-    there is no mixture, where valleys do not part every component from all others, where it would take too long, and in
-    runs that go on with a series, which average what they find with what was known.
+    there is no mixture, where there are categories, where valleys do not part every component from all others, where it
+    would take too long, and in runs that go on with a series, which average what they find with what was known.
 
     to_data: rows in those coordinates to rows in the units of the data.
     """
     k, d = state.means.shape
     parted = len(np.unique(state.group)) == k > 1
-    if state.warm or not state.done or state.outcome != MIXTURE or not parted or k * d**2 > MOST_WORK:
+    if (
+        isinstance(state, MixedState)
+        or state.warm
+        or not state.done
+        or state.outcome != MIXTURE
+        or not parted
+        or k * d**2 > MOST_WORK
+    ):
         return None
     return _again(config, _ByValue(state, to_data))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,10 +12,11 @@ from fedcore.errors import RunError
 from fedcore.methods.mixture_models.tables import by_component, correlations_table, known, positions
 from fedcore.methods.mixture_models.whole_rows import ONE, STEP, WholeMap
 from fedcore.methods.private_mixture.config import PrivateMixtureConfig
+from fedcore.methods.private_mixture.layout import Layout, layout_of
 from fedcore.methods.private_mixture.plan import PLACE_CELLS, PLACE_ENDS
 from fedcore.methods.private_mixture.renoised import LEAST_FOUND, renoised
-from fedcore.methods.private_mixture.server import BROAD, context_of
-from fedcore.methods.private_mixture.state import NORMAL, RUNNING, PrivateMixtureState
+from fedcore.methods.private_mixture.server import BROAD, context_of, stored_columns
+from fedcore.methods.private_mixture.state import NORMAL, RUNNING, MixedState, PrivateMixtureState
 from fedcore.rounds.results import Column, Features, Result, Table, heaviest, of_columns
 
 FURTHEST = 1e100  # scales of a column; its square is finite
@@ -22,14 +24,19 @@ NO_ERRORS = (
     "What the noise of privacy adds to these numbers is not known: that can be told only where valleys part every "
     "component from all others, and where making the rounds again with other noise does not take too long."
 )
+NO_ERRORS_OF_ANSWERS = "What the noise of privacy adds to these numbers is not told."
 
 
 @dataclass(frozen=True, slots=True)
 class PrivateMixtureModel:
     """Everything is made of published values. k components and a background, the last of the weights.
 
-    centre, scale: (d,) of the columns; linear: (d, d) and origin (d,): u = ((x - centre) / scale - origin) linear.
-    weights: (k + 1,); means: (k, d), covariances: (k, d, d) of u; group: (k,) int64 of each component.
+    centre, scale: (d,) of the columns of numbers; linear: (d, d) and origin (d,): u = ((x - centre) / scale - origin)
+    linear. weights: (k + 1,); means: (k, d), covariances: (k, d, d) of u; group: (k,) int64 of each component.
+    layout: how rows are read. probabilities: (k + 1, values) of the values of all categories; None without categories.
+
+    Rows have the stored columns, (n, features). Where categories and numbers with steps are among them, densities are
+    times the probabilities of the answers, and times the steps: of a column with steps the probability of its number.
     """
 
     centre: np.ndarray
@@ -40,20 +47,42 @@ class PrivateMixtureModel:
     means: np.ndarray
     covariances: np.ndarray
     group: np.ndarray
+    layout: Layout
+    probabilities: np.ndarray | None = None
 
     @property
     def components(self) -> int:
         return len(self.means)
 
+    def usable(self, x: np.ndarray) -> np.ndarray:
+        """(n,) bool: whether all numbers of a row are finite; it need not have answered categories."""
+        found: np.ndarray = np.isfinite(x[:, self.layout.numeric]).all(axis=1)
+        return found
+
     def coordinates(self, x: np.ndarray) -> np.ndarray:
-        """(n, d) of rows (n, d) in the units of the data; none is further out than FURTHEST."""
+        """(n, d) of the numbers (n, d) of rows, in the units of the data; none is further out than FURTHEST."""
         standard = (np.asarray(x, np.float64) - self.centre) / self.scale
         z: np.ndarray = (np.clip(standard, -FURTHEST, FURTHEST) - self.origin) @ self.linear
         return z
 
     def _log_joint(self, x: np.ndarray) -> np.ndarray:
         """(n, k + 1) log of weight times density, in the units of the data."""
-        u, d = self.coordinates(x), len(self.centre)
+        x, layout = np.asarray(x, np.float64), self.layout
+        joint = self._log_joint_of_numbers(layout.numbers(x))
+        if layout.copies > 1:
+            copies = joint.reshape(len(x), layout.copies, -1)
+            top = copies.max(axis=1)
+            joint = top + np.log(np.exp(copies - top[:, None]).mean(axis=1))
+            joint += np.log(layout.steps[layout.steps > 0]).sum()
+        if self.probabilities is not None:
+            logs = np.append(np.log(self.probabilities), np.zeros((len(self.probabilities), 1)), axis=1)
+            for own in layout.codes(x).T:
+                joint += logs[:, own].T
+        return joint
+
+    def _log_joint_of_numbers(self, numbers: np.ndarray) -> np.ndarray:
+        """(n, k + 1) of the numbers (n, d) alone."""
+        u, d = self.coordinates(numbers), len(self.centre)
         shared = np.linalg.slogdet(self.linear)[1] - np.log(self.scale).sum() - 0.5 * d * math.log(2 * math.pi)
         joint = np.empty((len(u), self.components + 1))
         for j, (mean, matrix) in enumerate(zip(self.means, self.covariances, strict=True)):
@@ -98,7 +127,7 @@ class PrivateMixtureModel:
         return covariances
 
 
-def model_of(state: PrivateMixtureState) -> PrivateMixtureModel:
+def model_of(config: PrivateMixtureConfig, state: PrivateMixtureState) -> PrivateMixtureModel:
     """Raises RunError before the run has finished."""
     if not state.done:
         raise RunError("the run has not finished, so it has no mixture.", "Resume it.")
@@ -113,6 +142,8 @@ def model_of(state: PrivateMixtureState) -> PrivateMixtureModel:
         state.means,
         state.covariances,
         group,
+        layout_of(config, stored_columns(config, state), state.seed),
+        state.probabilities if isinstance(state, MixedState) else None,
     )
 
 
@@ -142,7 +173,8 @@ def result_of(config: PrivateMixtureConfig, state: PrivateMixtureState, features
     """
     if not state.done:
         return Result()
-    model = model_of(state)
+    model = model_of(config, state)
+    features, stored = _of_numbers(features, model.layout), features
     k = model.components
     order = heaviest(k, model.weights[:-1], k)
     means, covariances = model.means_of_data(), model.covariances_of_data()
@@ -174,9 +206,45 @@ def result_of(config: PrivateMixtureConfig, state: PrivateMixtureState, features
         ),
         *filter(None, [correlations_table(features, covariances, order)]),
     ]
+    if isinstance(state, MixedState):
+        tables.append(_answers(stored, model, order))
     if len(state.p):
         tables.append(_valleys(config, state))
     return Result(tuple(tables), (positions(features, means, deviations, of_means, order),))
+
+
+def _of_numbers(features: Features, layout: Layout) -> Features:
+    """The columns of numbers alone."""
+    if not layout.categories:
+        return features
+    chosen = layout.numeric.tolist()
+    units = None if features.units is None else [features.unit(i) for i in chosen]
+    return Features(layout.d, [features.name(i) for i in chosen], units)
+
+
+def _answers(features: Features, model: PrivateMixtureModel, order: Sequence[int]) -> Table:
+    """A line for each value of each category, with its probability in each component and among all units."""
+    assert model.probabilities is not None
+    names = [_values(features, own) for own in model.layout.categories]
+    *components, everybody = model.probabilities
+    first = (
+        Column("category", [category for category, values in names for _ in values]),
+        Column("value", [value for _, values in names for value in values]),
+        Column("all", everybody.tolist(), "%"),
+    )
+    columns = [Column(f"component {j + 1}", components[j].tolist(), "%") for j in order]
+    return Table("categories", "Categories", (*first, *columns), "Of those who have answered. " + NO_ERRORS_OF_ANSWERS)
+
+
+def _values(features: Features, own: Sequence[int]) -> tuple[str, list[str]]:
+    """The name of a category and of its values, from those of its columns: city=Bern is the value Bern of city."""
+    names = [features.name(column) for column in own]
+    if len(names) == 1:
+        return names[0], ["0", "1"]
+    parts = [name.partition("=") for name in names]
+    if len({(category, equals) for category, equals, _ in parts}) == 1 and parts[0][1]:
+        return parts[0][0], [value for _, _, value in parts]
+    return names[0], names
 
 
 def errors_of(

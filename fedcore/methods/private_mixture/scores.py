@@ -21,10 +21,11 @@ NORMAL = "one normal distribution"
 
 
 def normal_of(model: PrivateMixtureModel) -> PrivateMixtureModel:
-    """One normal distribution with the released mean and covariance of all rows."""
+    """One normal distribution with the released mean and covariance of all rows, and all rows' answers."""
     d = len(model.centre)
     weights = np.array([1 - 1e-12, 1e-12])
-    return replace(model, weights=weights, means=np.zeros((1, d)), covariances=np.eye(d)[None])
+    everybody = None if model.probabilities is None else np.tile(model.probabilities[-1:], (2, 1))
+    return replace(model, weights=weights, means=np.zeros((1, d)), covariances=np.eye(d)[None], probabilities=everybody)
 
 
 def score_block(model: PrivateMixtureModel, block: RowsBlock) -> Statistics:
@@ -35,7 +36,7 @@ def score_block(model: PrivateMixtureModel, block: RowsBlock) -> Statistics:
     if block.heldout is None:
         raise ValueError("the block has no held-out rows")
     x, ptr = np.asarray(block.heldout.x, np.float64), block.heldout.ptr
-    if not np.isfinite(x).all():
+    if not model.usable(x).all():
         raise PopulationError("held-out rows have missing or infinite entries.", "Score a population without them.")
     losses = {RUN: -model.log_likelihood(x), NORMAL: -normal_of(model).log_likelihood(x)}
     return row_scores.sums(block.leaf, np.diff(ptr), {name: segment_sums(loss, ptr) for name, loss in losses.items()})

@@ -19,7 +19,8 @@ import numpy as np
 from fedcore.errors import ConfigError
 from fedcore.methods.mixture_models.released import RELEASED_NAMES
 from fedcore.methods.mixture_models.whole_rows import LIMIT, WHOLE_BITS, WholeMap, whole_map
-from fedcore.methods.private_mixture.state import MIXTURE, PrivateMixtureState
+from fedcore.methods.private_mixture.layout import Layout
+from fedcore.methods.private_mixture.state import MIXTURE, MixedState, PrivateMixtureState
 from fedcore.rounds.method import PublicFacts
 
 FORGETTING = 0.95  # weight of what was known before a run, against 1 for what the run adds
@@ -56,31 +57,56 @@ class Pool:
         return WholeMap(self.map_centre, self.map_matrix, self.map_exponent)
 
 
-SERIES_NAMES = tuple(f"pooled_{field.name}" for field in fields(Pool))
+@dataclass(frozen=True, slots=True)
+class MixedPool(Pool):
+    """Of runs with categories; as in `MixedState`."""
+
+    probabilities: np.ndarray
+    answers_known: np.ndarray
+
+
+def _names(pool: type[Pool]) -> tuple[str, ...]:
+    return tuple(f"pooled_{field.name}" for field in fields(pool))
+
+
+SERIES_NAMES, WITH_ANSWERS = _names(Pool), _names(MixedPool)
+
+
+def names_of(pool: Pool) -> tuple[str, ...]:
+    """Of its arrays in a warm start."""
+    return _names(type(pool))
 
 
 def arrays_of(state: PrivateMixtureState) -> dict[str, np.ndarray]:
     """As arrays of a warm start. Raises ConfigError if the run began anew and has found no components."""
+    pool = MixedPool if isinstance(state, MixedState) else Pool
     if state.outcome != MIXTURE and not state.warm:
         raise ConfigError(f"has not found components ({state.outcome}).", "Name a run that has.")
     lost = state.outcome != MIXTURE or state.weights[-1] > LOST
-    values = {field.name: getattr(state, field.name) for field in fields(Pool) if field.name != "lost"}
+    values = {field.name: getattr(state, field.name) for field in fields(pool) if field.name != "lost"}
     return {f"pooled_{name}": np.asarray(value, np.float64) for name, value in (values | {"lost": [lost]}).items()}
 
 
-def pool_in(public: PublicFacts, components: int) -> Pool | None:
+def pool_in(public: PublicFacts, components: int, layout: Layout) -> Pool | None:
     """What the run goes on with; None if it begins anew. Raises ConfigError for what no run of as many components
     leaves."""
     if not public.warm_start:
         return None
-    pool = checked(public.warm_start, public.features, components, "the start")
+    pool = checked(public.warm_start, layout, components, "the start")
     return None if pool.lost[0] else pool
 
 
-def checked(arrays: Mapping[str, np.ndarray], d: int, components: int, what: str) -> Pool:
-    """Raises ConfigError unless a run over d columns could leave the arrays. Those for other methods do not count."""
+def checked(arrays: Mapping[str, np.ndarray], layout: Layout, components: int, what: str) -> Pool:
+    """Raises ConfigError unless a run over these columns could leave the arrays. Those for other methods do not count."""
     arrays = {name: array for name, array in arrays.items() if name not in RELEASED_NAMES}
-    if set(arrays) != set(SERIES_NAMES):
+    d, sizes = layout.d, layout.sizes
+    kind, names = (MixedPool, WITH_ANSWERS) if sizes else (Pool, SERIES_NAMES)
+    if set(arrays) in ({*SERIES_NAMES}, {*WITH_ANSWERS}) and set(arrays) != {*names}:
+        raise ConfigError(
+            f"{what} is of a run that read other columns as categories.",
+            "Go on with the setting categories of that run ([] if it read all as numbers), or start from nothing.",
+        )
+    if set(arrays) != {*names}:
         raise ConfigError(
             f"{what} does not hold what a run of private_mixture on this population leaves.",
             "Start from such a run, or from nothing.",
@@ -88,7 +114,7 @@ def checked(arrays: Mapping[str, np.ndarray], d: int, components: int, what: str
     values = {name.removeprefix("pooled_"): np.asarray(array) for name, array in arrays.items()}
     if not all(value.dtype.kind in "iuf" and np.isfinite(value).all() for value in values.values()):
         raise ConfigError(f"{what} holds arrays that are not of finite numbers.")
-    pool = Pool(
+    pool = kind(
         **{name: value.astype(np.float64) for name, value in values.items() if name not in WHOLE},
         told=values["told"] > 0,
         lost=values["lost"] > 0,
@@ -96,7 +122,9 @@ def checked(arrays: Mapping[str, np.ndarray], d: int, components: int, what: str
     )
     k = len(pool.means)
     shapes = [(d,), (d,), (d,), (d,), (d, d), (d,), (k + 1,), (k, d), (k, d, d), (k, KNOWN), (1,)]
-    if not 1 <= k <= components or [getattr(pool, field.name).shape for field in fields(Pool)] != shapes:
+    if sizes:
+        shapes += [(k + 1, sum(sizes)), (k, len(sizes))]
+    if not 1 <= k <= components or [getattr(pool, field.name).shape for field in fields(kind)] != shapes:
         raise ConfigError(
             f"{what} is not of at most {components} components over {d} columns.",
             "Keep the columns and the number of components of the series, or start from nothing.",
@@ -121,13 +149,17 @@ def _sound(pool: Pool) -> bool:
         and (pool.weights > 0).all()
         and (pool.known > 0).all()
         and np.linalg.eigvalsh(pool.covariances).min() > 0
+        and (
+            not isinstance(pool, MixedPool)
+            or ((pool.probabilities > 0).all() and (pool.probabilities <= 1).all() and (pool.answers_known > 0).all())
+        )
     )
 
 
-def likely(public: PublicFacts, components: int) -> dict[str, np.ndarray]:
+def likely(components: int, layout: Layout) -> dict[str, np.ndarray]:
     """What a run with these facts may leave, of the right shapes: components 10 apart on a line, in columns of
     scale 1."""
-    d, k = public.features, components
+    d, k, sizes = layout.d, components, layout.sizes
     same = whole_map(np.zeros(d), np.eye(d))
     means = np.zeros((k, d))
     means[:, 0] = 10.0 * np.arange(k)
@@ -144,4 +176,7 @@ def likely(public: PublicFacts, components: int) -> dict[str, np.ndarray]:
         "known": np.full((k, KNOWN), 0.01),
         "lost": np.zeros(1),
     }
+    if sizes:
+        alike = np.repeat([1 / size for size in sizes], sizes)
+        pool |= {"probabilities": np.tile(alike, (k + 1, 1)), "answers_known": np.full((k, len(sizes)), 0.01)}
     return {f"pooled_{name}": value for name, value in pool.items()}

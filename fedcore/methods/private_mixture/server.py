@@ -16,9 +16,10 @@ import numpy as np
 from fedcore.methods.mixture_models import chi_squared as chi2
 from fedcore.methods.mixture_models.noised_cells import kept, quantile
 from fedcore.methods.mixture_models.whole_rows import ONE, STEP, cut_coordinates, whole_map
-from fedcore.methods.private_mixture import columns, em, groups, starts, whitening
+from fedcore.methods.private_mixture import answers, columns, em, groups, starts, whitening
 from fedcore.methods.private_mixture.clients import OWN_BITS, norm_edges
 from fedcore.methods.private_mixture.config import PrivateMixtureConfig
+from fedcore.methods.private_mixture.layout import layout_of, sizes_of
 from fedcore.methods.private_mixture.messages import CellsMessage, ComponentsMessage, MappedMessage, Message
 from fedcore.methods.private_mixture.plan import (
     LLOYD,
@@ -31,8 +32,8 @@ from fedcore.methods.private_mixture.plan import (
     planned_design,
     reach_of,
 )
-from fedcore.methods.private_mixture.series import FORGETTING, KNOWN, pool_in
-from fedcore.methods.private_mixture.state import MIXTURE, NORMAL, RUNNING, PrivateMixtureState
+from fedcore.methods.private_mixture.series import FORGETTING, KNOWN, MixedPool, pool_in
+from fedcore.methods.private_mixture.state import MIXTURE, NORMAL, RUNNING, MixedState, PrivateMixtureState
 from fedcore.randomness import stream
 from fedcore.rounds.method import PublicFacts, RoundInfo
 
@@ -77,7 +78,9 @@ def init(config: PrivateMixtureConfig, public: PublicFacts) -> PrivateMixtureSta
     assert public.rho is not None
     d, q, none = design.d, design.q, np.zeros(0)
     same = whitening.identity(d)
-    state = PrivateMixtureState(
+    sizes = sizes_of(config.categories)
+    of_answers = {"probabilities": np.zeros((0, sum(sizes))), "answers_known": np.zeros((0, len(sizes)))}
+    state = (MixedState if sizes else PrivateMixtureState)(
         round=0,
         done=False,
         outcome=RUNNING,
@@ -116,10 +119,13 @@ def init(config: PrivateMixtureConfig, public: PublicFacts) -> PrivateMixtureSta
         depth=none,
         p=none,
         group=np.zeros(0, np.int64),
+        **(of_answers if sizes else {}),
     )
-    pool = pool_in(public, config.components)
+    pool = pool_in(public, config.components, layout_of(config, public.features))
     if pool is None:
         return state
+    if isinstance(state, MixedState) and isinstance(pool, MixedPool):
+        state = replace(state, probabilities=pool.probabilities, answers_known=pool.answers_known / FORGETTING)
     return replace(
         state,
         count=float(design.n),
@@ -151,6 +157,7 @@ def message(config: PrivateMixtureConfig, state: PrivateMixtureState) -> Message
         "names": tuple(item.name for item in now.releases),
         "shapes": tuple(item.shape for item in now.releases),
         "by_client": state.unit == "client",
+        "layout": layout_of(config, stored_columns(config, state), state.seed),
         "centre": state.centre,
         "scale": state.scale,
     }
@@ -163,6 +170,17 @@ def message(config: PrivateMixtureConfig, state: PrivateMixtureState) -> Message
     if now.kind == "moments" or (now.kind == "norms" and now.step < 2):
         return MappedMessage(**every, map=state.map, clip=state.clip / STEP)
     return _components_message(context, every)
+
+
+def stored_columns(config: PrivateMixtureConfig, state: PrivateMixtureState) -> int:
+    """Columns of the population: of numbers and of categories."""
+    return state.features + sum(len(own) for own in config.categories or ())
+
+
+def logs_of(probabilities: np.ndarray, k: int) -> np.ndarray:
+    """(k + 1, values + 1): logs, and 0 for no answer; 0 for all before the first round of EM."""
+    known = np.log(probabilities) if len(probabilities) else np.zeros((k + 1, probabilities.shape[1]))
+    return np.append(known, np.zeros((k + 1, 1)), axis=1)
 
 
 def _components_message(context: Context, every: dict[str, Any]) -> ComponentsMessage:
@@ -181,7 +199,8 @@ def _components_message(context: Context, every: dict[str, Any]) -> ComponentsMe
         clip=reach_of(d) * 2.0**OWN_BITS,
         maps=tuple(maps),
         constants=np.log(np.maximum(state.weights, 1e-12)) + logdet,
-        bound=BOUND_FACTOR * math.sqrt(d),
+        answers=logs_of(state.probabilities, len(state.means)) if isinstance(state, MixedState) else None,
+        bound=guard_bound(context),
         own=context.design.own,
         node=node,
         edges=state.edges,
@@ -298,14 +317,32 @@ def _components(context: Context, values: Published) -> PrivateMixtureState:
     late = design.warm or context.now.step >= context.config.rounds - LATE
     count = max(float(values["em_p"].sum()) / ONE, 1.0) if design.warm else state.count
     after = em.moved(before, sums, reach_of(design.d), count, late, design.warm)
+    if isinstance(state, MixedState):
+        state = _answered(context, state, values, count, late)
     return replace(
         state, count=count, weights=after.weights, means=after.means, covariances=after.covariances, known=after.known
     )
 
 
+def _answered(context: Context, state: MixedState, values: Published, count: float, late: bool) -> MixedState:
+    k = len(state.means)
+    before = answers.Answers(state.probabilities, state.answers_known)
+    counts, noise = values["em_answers"] / ONE, context.noise("em_answers") / ONE
+    stay, _ = em.staying(values["em_p"][:k], context.noise("em_p"), count, late)
+    sizes = sizes_of(context.config.categories)
+    after = answers.moved(before, counts[[*range(k), -1]], noise, sizes, stay, context.design.warm)
+    return replace(state, probabilities=after.probabilities, answers_known=after.known)
+
+
+def guard_bound(context: Context) -> float:
+    """What a row's gain is cut to."""
+    sizes = sizes_of(context.config.categories)
+    return BOUND_FACTOR * math.sqrt(context.design.d + sum(sizes) - len(sizes))
+
+
 def _guarded(context: Context, values: Published) -> PrivateMixtureState:
     state, d = context.state, context.design.d
-    bound = BOUND_FACTOR * math.sqrt(d)
+    bound = guard_bound(context)
     total, noise = float(values["guard"][0]) * bound / ONE, context.noise("guard") * bound / ONE
     state = replace(state, gain=total / state.count, gain_noise=noise / state.count)
     if len(state.means) > 1 and total >= LEAST_GAIN * noise:
@@ -314,6 +351,9 @@ def _guarded(context: Context, values: Published) -> PrivateMixtureState:
         return replace(state, outcome=MIXTURE, node=node, edges=groups.edges_of(groups.nodes_of(node, *parts)))
     if total >= LEAST_GAIN * noise:
         return replace(state, outcome=NORMAL, done=True, group=np.zeros(1, np.int64))
+    if isinstance(state, MixedState):
+        everybody = np.tile(state.probabilities[-1:], (2, 1))
+        state = replace(state, probabilities=everybody, answers_known=state.answers_known[:1])
     return replace(
         state,
         outcome=NORMAL,

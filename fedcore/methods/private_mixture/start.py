@@ -11,22 +11,25 @@ import numpy as np
 from fedcore.methods.mixture_models.packing import triangle
 from fedcore.methods.mixture_models.released import NATS_OF_NOISE, standardised
 from fedcore.methods.private_mixture import series
+from fedcore.methods.private_mixture.config import PrivateMixtureConfig
 from fedcore.methods.private_mixture.result import model_of
 from fedcore.methods.private_mixture.series import MEANS, SCALES, SHAPES, SHARES
-from fedcore.methods.private_mixture.state import MIXTURE, PrivateMixtureState
+from fedcore.methods.private_mixture.state import MIXTURE, MixedState, PrivateMixtureState
 
 
-def warm_start_of(state: PrivateMixtureState) -> dict[str, np.ndarray]:
-    """The arrays of `series.SERIES_NAMES`, and those of `released.RELEASED_NAMES` if the run ended with components and
-    knows the scale of every column. Raises ConfigError if neither the run nor its series has found components."""
+def warm_start_of(config: PrivateMixtureConfig, state: PrivateMixtureState) -> dict[str, np.ndarray]:
+    """The arrays of the series, and those of `released.RELEASED_NAMES` if the run ended with components, knows the
+    scale of every column, and has read none as a category. Raises ConfigError if neither the run nor its series has
+    found components."""
     left = series.arrays_of(state)
-    return left | of_mixture(state) if state.outcome == MIXTURE and state.told.all() else left
+    usable = state.outcome == MIXTURE and state.told.all() and not isinstance(state, MixedState)
+    return left | of_mixture(config, state) if usable else left
 
 
-def of_mixture(state: PrivateMixtureState) -> dict[str, np.ndarray]:
+def of_mixture(config: PrivateMixtureConfig, state: PrivateMixtureState) -> dict[str, np.ndarray]:
     """See `fedcore.methods.mixture_models.released`: weights (k,), means (k, d), covariances (k, d, d), centre and
     scale (d,), nats_of_noise (1,)."""
-    model = model_of(state)
+    model = model_of(config, state)
     weights, back = model.weights[:-1] / model.weights[:-1].sum(), np.linalg.pinv(model.linear)
     covariances = np.einsum("ai,kab,bj->kij", back, model.covariances, back)
     found = standardised("full", weights, model.origin + model.means @ back, (covariances + covariances.mT) / 2)

@@ -80,6 +80,7 @@ class PrivateMixtureState:
 
     @property
     def features(self) -> int:
+        """Columns of numbers."""
         return len(self.centre)
 
     @property
@@ -89,3 +90,15 @@ class PrivateMixtureState:
     @property
     def lead(self) -> WholeMap:
         return WholeMap(self.lead_centre, self.lead_matrix, self.lead_exponent)
+
+
+@dataclass(frozen=True, slots=True)
+class MixedState(PrivateMixtureState):
+    """State of a run with categories. W: their values together.
+
+    probabilities: (k + 1, W) of a component's answers, the background's last; (0, W) before the first round of EM
+    answers_known: (k, categories) variances of the noise in a probability
+    """
+
+    probabilities: np.ndarray
+    answers_known: np.ndarray

@@ -1,0 +1,157 @@
+"""Which columns of a population are numbers, which are values of categories, and which numbers come in steps.
+
+A category is one stored column of 0 and 1 for each of its values, as ingest makes them, or a single such column. A row
+whose entries are not exactly those of one value (a gap, or anything else) has not answered it.
+
+Numbers that come in steps (whole numbers, rounded ones, with many zeros) have no density, so each row is read as COPIES
+rows that count 1 / COPIES each, moved by up to half a step. How far is a function of the public seed of the run and of
+the row's own numbers: of neither its place nor the rows beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedcore.errors import ConfigError
+from fedcore.methods.mixture_models.row_draws import mixed_words, uniforms_of
+from fedcore.methods.mixture_models.whole_rows import Tile
+from fedcore.methods.private_mixture.config import Categories, PrivateMixtureConfig, Steps
+from fedcore.population.columns import ColumnEntry
+from fedcore.randomness import stream
+
+COPIES = 4
+MOST_VALUES = 1024  # of all categories together
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """features: columns of the population. numeric: (d,) int64, those that are numbers. categories: the columns of
+    each. steps: (d,) of the numbers, 0 for those that have none. salt: of the movements."""
+
+    features: int
+    numeric: np.ndarray
+    categories: Categories
+    steps: np.ndarray
+    salt: int
+
+    @property
+    def d(self) -> int:
+        return len(self.numeric)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Values of each category."""
+        return sizes_of(self.categories)
+
+    @property
+    def copies(self) -> int:
+        """Rows that each row is read as."""
+        return COPIES if self.steps.any() else 1
+
+    @property
+    def plain(self) -> bool:
+        """Whether all columns are numbers without steps."""
+        return not self.categories and not self.steps.any()
+
+    def read(self, tile: Tile) -> Tile:
+        """A tile of all stored columns as one of numbers and codes. Whatever a row holds, this does not fail."""
+        if self.plain:
+            return tile
+        x, rows, codes = self.numbers(tile.x), tile.rows, self.codes(tile.x)
+        if self.copies > 1:
+            rows, codes = np.repeat(rows * self.copies, self.copies), np.repeat(codes, self.copies, axis=0)
+        return Tile(x, rows, codes)
+
+    def numbers(self, x: np.ndarray) -> np.ndarray:
+        """(n copies, d) of stored rows (n, features) float64, the copies of a row together."""
+        numbers = x[:, self.numeric]
+        if self.copies == 1:
+            return numbers
+        at = np.arange(self.copies * self.d).reshape(self.copies, self.d)
+        moved = uniforms_of(self._words(x)[:, None, None], at) - 0.5
+        return (numbers[:, None] + moved * self.steps).reshape(-1, self.d)
+
+    def _words(self, x: np.ndarray) -> np.ndarray:
+        """(n,) uint64, of all numbers of a row."""
+        bits = np.ascontiguousarray(x, np.float64).view(np.uint64)
+        words, nothing = np.full(len(x), self.salt, np.uint64), np.zeros(1, np.int64)
+        for column in range(self.features):
+            words = mixed_words(words ^ bits[:, column], nothing)
+        return words
+
+    def codes(self, x: np.ndarray) -> np.ndarray:
+        """(n, categories) int64 of stored rows: the place of the value among all values; their number if there is no
+        answer."""
+        found = np.full((len(x), len(self.categories)), sum(self.sizes), np.int64)
+        first = 0
+        for category, (own, size) in enumerate(zip(self.categories, self.sizes, strict=True)):
+            entries = x[:, list(own)]
+            ones = entries == 1.0
+            answered = (ones | (entries == 0.0)).all(axis=1)
+            if len(own) == 1:
+                value = ones[:, 0].astype(np.int64)
+            else:
+                answered &= ones.sum(axis=1) == 1
+                value = ones.argmax(axis=1)
+            found[answered, category] = first + value[answered]
+            first += size
+        return found
+
+
+def sizes_of(categories: Categories | None) -> tuple[int, ...]:
+    """Values of each: one for each of its columns, or two of a single one."""
+    return tuple(max(len(own), 2) for own in categories or ())
+
+
+def layout_of(config: PrivateMixtureConfig, features: int, seed: int = 0) -> Layout:
+    """Of a population of so many columns. Raises ConfigError for settings that name columns which there are not, or
+    leave no number."""
+    categories = config.categories or ()
+    of_categories = [column for own in categories for column in own]
+    if any(not own for own in categories) or len(set(of_categories)) < len(of_categories):
+        raise ConfigError("a category has no column, or a column belongs to two.", "Mend the setting categories.")
+    if wrong := [column for column in of_categories if not 0 <= column < features]:
+        raise ConfigError(f"there is no column {wrong[0]} for the setting categories: the population has {features}.")
+    if sum(sizes_of(categories)) > MOST_VALUES:
+        raise ConfigError(f"private_mixture reads at most {MOST_VALUES} values of categories.", "Leave some out.")
+    numeric = np.array(sorted(set(range(features)) - set(of_categories)), np.int64)
+    if not len(numeric):
+        raise ConfigError(
+            "all columns of this population are categories, and a private_mixture run finds its components in numbers.",
+            "Ingest a column of numbers with them, or read them as numbers (--set categories=[]).",
+        )
+    steps = np.zeros(features)
+    for name, step in config.steps:
+        if not (name.isdigit() and int(name) < features):
+            raise ConfigError(
+                f"there is no column {name!r} for the setting steps.",
+                f"Name a column of the population, or give its number, from 0 to {features - 1}.",
+            )
+        if int(name) in of_categories:
+            raise ConfigError(f"column {name} has a step, and is a category.", "Leave it out of one of the settings.")
+        steps[int(name)] = step
+    salt = int(stream(seed, "private_mixture steps").integers(2**63)) if config.steps else 0
+    return Layout(features, numeric, categories, steps[numeric], salt)
+
+
+def declared_categories(columns: Sequence[ColumnEntry]) -> Categories:
+    """Categories and booleans as ingest declared them."""
+    found: dict[str, list[int]] = {}
+    for at, column in enumerate(columns):
+        if column.kind in ("category", "boolean"):
+            found.setdefault(column.of if column.kind == "category" else f"{column.of}\0{column.name}", []).append(at)
+    return tuple(tuple(own) for own in found.values())
+
+
+def numbered(steps: Steps, columns: Sequence[ColumnEntry]) -> Steps:
+    """Names of columns as their numbers. Raises ConfigError for a name that none has."""
+    places = {column.name: str(at) for at, column in enumerate(columns)}
+    if wrong := [name for name, _ in steps if name not in places and not name.isdigit()]:
+        raise ConfigError(
+            f"there is no column {wrong[0]!r} for the setting steps.",
+            f"Columns: {', '.join(places)}." if places else "This population names none; give its number, from 0.",
+        )
+    return tuple((places.get(name, name), step) for name, step in steps)
