@@ -26,10 +26,11 @@ from fedcore.methods.mixture_models.released import NATS_OF_NOISE
 from fedcore.methods.private_mixture import PrivateMixture, PrivateMixtureConfig, PrivateMixtureState
 from fedcore.population.blocks import RowsBlock
 from fedcore.privacy.gdp import mu_max
+from fedcore.reproduce.private_mixture_data import Truth, mixture
 from tests.federated_em.run_in_memory import facts, no_noise, rounded_normal, run
 from tests.federated_em.series import start_from
 from tests.private_mixture import worlds
-from tests.private_mixture.worlds import DELTA, Truth, adjusted_rand, mixture
+from tests.private_mixture.worlds import DELTA, adjusted_rand
 
 CELLS = {"touching": (2, 2, 2.0), "apart": (5, 3, 3.0), "wide": (10, 4, 4.0)}  # columns, components, separation
 FEWEST, MOST = 20, 50  # rows of a client

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tests.private_mixture.worlds import Truth, mixture
+from fedcore.reproduce.private_mixture_data import Truth, mixture
 
 
 @dataclass(frozen=True)

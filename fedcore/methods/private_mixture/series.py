@@ -97,7 +97,7 @@ def pool_in(public: PublicFacts, components: int, layout: Layout) -> Pool | None
 
 
 def checked(arrays: Mapping[str, np.ndarray], layout: Layout, components: int, what: str) -> Pool:
-    """Raises ConfigError unless a run over these columns could leave the arrays; those for other methods are ignored."""
+    """Raises ConfigError unless a run over these columns could leave the arrays; those for other methods are left."""
     arrays = {name: array for name, array in arrays.items() if name not in RELEASED_NAMES}
     d, sizes = layout.d, layout.sizes
     kind, names = (MixedPool, WITH_ANSWERS) if sizes else (Pool, SERIES_NAMES)
