@@ -16,6 +16,7 @@ from fedcore.methods.mixture_models.natural_units import NaturalUnits
 from fedcore.methods.mixture_models.released import MIXTURE_NAMES, NATS_OF_NOISE
 from fedcore.methods.private_gmm import PrivateGMM
 from fedcore.methods.private_mixture import PrivateMixture, PrivateMixtureConfig
+from fedcore.methods.private_mixture.series import SERIES_NAMES
 from fedcore.methods.private_mixture.start import nats_of_noise
 from fedcore.methods.registry import make_method
 from fedcore.runs.store import load_run
@@ -122,7 +123,7 @@ def test_starts_that_are_refused(found):
             state_of(arrays | {NATS_OF_NOISE: np.array(wrong)})
     unknown_column = replace(state, told=np.array([True, False, True]))
     left = without_series(method, unknown_column)
-    assert not left and set(method.warm_start_of(unknown_column)) == set(method.series_arrays) - {NATS_OF_NOISE}
+    assert not left and set(method.warm_start_of(unknown_column)) == set(SERIES_NAMES)
     with pytest.raises(ConfigError, match="no mixture that other methods"):
         FederatedEM(FULL).checked_warm_start(left, "run 'm'", 3)
     with pytest.raises(ConfigError, match="the parameters lack"):
