@@ -136,5 +136,13 @@ class Unreachable(PopulationError, RunError):
     """Object storage cannot be reached, or refuses: what is there of a population or a run is not known."""
 
 
+class StepsFailed(FedcoreError):
+    """Steps of a pipeline were refused or failed; the others were made."""
+
+
+class NotReady(ConfigError):
+    """Deployments or pipelines of a file could not run as they are: populations, columns, budgets."""
+
+
 class WorkerFailed(FedcoreError):
     """A block could not be computed. Names the block and the kind of error, never a value."""

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import cast
 from uuid import UUID
 
-from fedcore.flows.serve import to_deployment
+from fedcore.flows.limits import make_limits
+from fedcore.flows.serve import all_of, limits_of
 from prefect import get_client
 from prefect.blocks.webhook import Webhook
 from prefect.client.schemas.actions import WorkPoolCreate
@@ -20,7 +21,7 @@ from prefect.workers.process import ProcessWorker
 from pydantic import SecretStr
 
 from fedcore.errors import ConfigError
-from fedcore.operations.deployment import Deployment, Notify
+from fedcore.operations.deployment import DeploymentFile, Notify
 
 POOL = "fedcore"
 
@@ -43,17 +44,18 @@ def make_pool(name: str) -> None:
                 ) from None
 
 
-def deploy(deployments: Sequence[Deployment], pool: str = POOL) -> list[dict]:
-    """Register the deployments with their schedules in a pool of processes; those of the same name are replaced.
+def deploy(content: DeploymentFile, pool: str = POOL) -> list[dict]:
+    """Register what is in a file with its schedules in a pool of processes; what has the same name is replaced.
 
     Returns name, schedule and id of each. Raises ConfigError for a schedule that Prefect refuses, before anything is
     registered.
     """
-    made = [to_deployment(item, pool) for item in deployments]
+    made = all_of(content, pool)
     make_pool(pool)
+    make_limits(limits_of(content))
     return [
         {"deployment": ready.full_name, "schedule": item.schedules_in_words, "id": str(cast(UUID, ready.apply()))}
-        for item, ready in zip(deployments, made, strict=True)
+        for item, ready in zip((*content.deployment, *content.pipeline), made, strict=True)
     ]
 
 

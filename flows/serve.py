@@ -1,10 +1,13 @@
 """Scheduled training runs served from one process (`fedcore serve FILE`)."""
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import prefect
+from fedcore.flows.limits import make_limits
+from fedcore.flows.pipeline import pipeline_flow
 from fedcore.flows.train import FLOWS
+from prefect import Flow
 from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
 from prefect.deployments.runner import RunnerDeployment
 from prefect.flows import EntrypointType
@@ -12,8 +15,9 @@ from prefect.schedules import Cron, Interval, RRule
 from prefect.schedules import Schedule as PrefectSchedule
 
 from fedcore.errors import ConfigError
-from fedcore.operations.deployment import Deployment
-from fedcore.operations.schedule import Schedule
+from fedcore.operations.deployment import Deployment, DeploymentFile
+from fedcore.operations.pipelines.law import Ready, ready
+from fedcore.operations.schedule import Schedule, Scheduled
 
 # A start that comes while a run of the deployment goes on is left out. If it waited, all the starts that were missed
 # while nobody served the deployment would follow one another, and each would spend from the budget.
@@ -26,32 +30,65 @@ def to_deployment(item: Deployment, pool: str | None = None) -> RunnerDeployment
     pool: the work pool whose workers run it; without one it is run by the process that serves it.
     Raises ConfigError for a schedule that Prefect refuses.
     """
+    parameters = {
+        "population": item.population,
+        "runs": item.runs,
+        "seed": item.seed,
+        "config": item.config,
+        "compute": item.compute.model_dump(),
+        "start_from": item.start_from,
+        "public_start_because": item.public_start_because,
+        "series": item.series.model_dump(),
+        **({} if item.monitoring is None else {"monitoring": item.monitoring.of_run().model_dump()}),
+    }
+    return _made(f"deployment {item.name!r}", FLOWS[item.method], item.name, item, parameters, [item.method], pool)
+
+
+def pipeline_deployment(ready: Ready, pool: str | None = None) -> RunnerDeployment:
+    """A Prefect deployment of a pipeline; as `to_deployment`."""
+    item = ready.pipeline
+    parameters = {"ready": ready.model_dump(mode="json")}
+    return _made(f"pipeline {item.name!r}", pipeline_flow, item.name, item, parameters, ["pipeline"], pool)
+
+
+def _made(
+    what: str, flow: Flow, name: str, item: Scheduled, parameters: dict[str, Any], tags: Sequence[str], pool: str | None
+) -> RunnerDeployment:
+    """what: in errors; item: how it is scheduled"""
     try:
-        made = FLOWS[item.method].to_deployment(
-            name=item.name,
+        made = flow.to_deployment(
+            name=name,
             schedules=[to_schedule(schedule) for schedule in item.schedules],
             paused=item.paused,
             description=item.description or None,
             work_pool_name=pool,
             job_variables=item.job_variables if pool is not None else None,
             entrypoint_type=EntrypointType.MODULE_PATH,
-            tags=[item.method, *item.tags],
+            tags=[*tags, *item.tags],
             concurrency_limit=ONE_AT_A_TIME,
-            parameters={
-                "population": item.population,
-                "runs": item.runs,
-                "seed": item.seed,
-                "config": item.config,
-                "compute": item.compute.model_dump(),
-                "start_from": item.start_from,
-                "public_start_because": item.public_start_because,
-                "series": item.series.model_dump(),
-                **({} if item.monitoring is None else {"monitoring": item.monitoring.of_run().model_dump()}),
-            },
+            parameters=parameters,
         )
     except ValueError as error:
-        raise ConfigError(f"deployment {item.name!r}: {error}") from None
+        raise ConfigError(f"{what}: {error}") from None
     return cast(RunnerDeployment, made)  # Prefect types the method as one that may also return a coroutine
+
+
+def all_of(content: DeploymentFile, pool: str | None = None) -> list[RunnerDeployment]:
+    """What a file holds as Prefect's: its deployments, then its pipelines. Raises ConfigError, PrivacyError."""
+    pipelines = [ready(item, content.deployment) for item in content.pipeline]
+    return [
+        *(to_deployment(item, pool) for item in content.deployment),
+        *(pipeline_deployment(item, pool) for item in pipelines),
+    ]
+
+
+def limits_of(content: DeploymentFile) -> dict[str, int | None]:
+    """How many readers each population of the file may have at once, as far as it says so: the smallest number."""
+    found: dict[str, int | None] = {}
+    for item in (*content.deployment, *content.pipeline):
+        known = [most for most in (found.get(item.population), item.readers) if most is not None]
+        found[item.population] = min(known, default=None)
+    return found
 
 
 def to_schedule(schedule: Schedule) -> PrefectSchedule:
@@ -64,6 +101,8 @@ def to_schedule(schedule: Schedule) -> PrefectSchedule:
     return Interval(schedule.interval)
 
 
-def serve(deployments: Sequence[Deployment], limit: int = 1) -> None:
-    """Register the deployments and run what the scheduler starts, until interrupted. limit: how many runs at a time."""
-    prefect.serve(*[to_deployment(item) for item in deployments], limit=limit, pause_on_shutdown=True)
+def serve(content: DeploymentFile, limit: int = 1) -> None:
+    """Register what is in a file and run what the scheduler starts, until interrupted. limit: runs at a time."""
+    made = all_of(content)
+    make_limits(limits_of(content))
+    prefect.serve(*made, limit=limit, pause_on_shutdown=True)

@@ -7,6 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from fedcore.flows.limits import using
+from fedcore.flows.names import kept
 from fedcore.flows.own_server import flow
 from fedcore.flows.states import REFUSED, run_to_state
 from fedcore.flows.telling import tell, tell_end
@@ -101,16 +103,8 @@ def training_flow(method: str) -> Flow:
                 deployment=deployment.name,
                 series=series,
             )
-            made = make_method(method, request.settings)
-            _tag(method, population, made.private and test_noise is None)
-            store = Population.open(population, version=version)
-            conclusion = _check_series(series, made, store)
-            with backend_for(store, compute.workers, compute.dask, made.private) as backend:
-                sessions.append(session := start_run(request, backend, stamp=stamp()))
-                if session.spec.worth is not None:
-                    get_run_logger().info("what to expect, by the budget: %s", session.spec.worth.in_words)
-                train(session, backend, lambda _: conclusion)
-            return str(session.run.path)
+            with using(population, "reads"):
+                return make_run(request, compute, sessions)
 
         return _run_and_show(work, method, population, runs, monitoring)
 
@@ -135,11 +129,42 @@ def training_flow(method: str) -> Flow:
     """
     return flow(
         name=f"train-{method.replace('_', '-')}",
-        flow_run_name=_namer(method),
+        flow_run_name=kept(_namer(method)),
         persist_result=False,
         validate_parameters=True,
         retries=0,
     )(train_method)
+
+
+def make_run(request: TrainRequest, compute: Compute, sessions: list[Session]) -> str:
+    """The folder of a new run, made to its end. sessions: is given the run's, as soon as there is one."""
+    made = make_method(request.method, request.settings)
+    _tag(request.method, request.population, made.private and request.test_noise is None)
+    store = Population.open(request.population, version=request.version)
+    conclusion = _check_series(request, made, store)
+    with backend_for(store, compute.workers, compute.dask, made.private) as backend:
+        sessions.append(session := start_run(request, backend, stamp=stamp()))
+        if session.spec.worth is not None:
+            get_run_logger().info("what to expect, by the budget: %s", session.spec.worth.in_words)
+        train(session, backend, lambda _: conclusion)
+    return str(session.run.path)
+
+
+def go_on(
+    run: str, compute: Compute, sessions: list[Session], take_over: bool = False, population: str | None = None
+) -> str:
+    """The folder of a run that was interrupted, made to its end. Arguments as of `resume_run`; sessions: is given the
+    run's.
+    """
+    info = _open_to_resume(run).info
+    _tag(info["method"], population or info["population"]["path"], info["private"] and info["test_noise"] is None)
+    store = Population.open(population or info["population"]["path"], version=info["population"]["version"])
+    with backend_for(store, compute.workers, compute.dask, info["private"]) as backend:
+        sessions.append(
+            session := resume(run, backend, cache_bytes=compute.cache_bytes, take_over=take_over, population=population)
+        )
+        train(session, backend, lambda run: conclusion_of(run, session.method, session.population))
+    return str(session.run.path)
 
 
 @flow(name="resume-run", flow_run_name=_resumed, persist_result=False, retries=0)
@@ -158,20 +183,12 @@ def resume_run(run: str, compute: Compute = Compute(), take_over: bool = False, 
         return opened  # the state that says why not
     info = opened.info
     place = population or info["population"]["path"]
-
-    def work(sessions: list[Session]) -> str:
-        _tag(info["method"], place, info["private"] and info["test_noise"] is None)
-        store = Population.open(place, version=info["population"]["version"])
-        with backend_for(store, compute.workers, compute.dask, info["private"]) as backend:
-            sessions.append(
-                session := resume(
-                    run, backend, cache_bytes=compute.cache_bytes, take_over=take_over, population=population
-                )
-            )
-            train(session, backend, lambda run: conclusion_of(run, session.method, session.population))
-        return str(session.run.path)
-
-    return _run_and_show(work, info["method"], place, str(opened.path.parent))
+    return _run_and_show(
+        lambda sessions: go_on(run, compute, sessions, take_over, population),
+        info["method"],
+        place,
+        str(opened.path.parent),
+    )
 
 
 def _open_to_resume(path: str) -> Run:
@@ -286,16 +303,17 @@ def _run_and_show(
     return result
 
 
-def _check_series(series: Series | None, method: Method, population: Population) -> Conclusion | None:
+def _check_series(request: TrainRequest, method: Method, population: Population) -> Conclusion | None:
     """What becomes of the run, with its public population checked before anything is spent; None without a series."""
-    if series is None:
+    if request.series is None:
         return None
-    if deployment.name is None:
+    if request.deployment is None:
         raise ConfigError(
             "what becomes of a series of runs was given, and no deployment that they belong to.",
             "Leave `series` out, or start the run from a deployment.",
         )
-    return Conclusion(deployment.name, series, public_population(series, method, population))
+    store = public_population(request.series, method, population)
+    return Conclusion(request.deployment, request.series, store)
 
 
 def _conclude(session: Session, conclusion: Conclusion, backend: Backend) -> None:

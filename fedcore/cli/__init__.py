@@ -14,6 +14,7 @@ import typer
 from fedcore.cli.budgets import budget_app
 from fedcore.cli.experiments import demo_app, reproduce
 from fedcore.cli.methods import methods
+from fedcore.cli.pipelines import pipeline_app
 from fedcore.cli.planning import plan
 from fedcore.cli.populations import population_app
 from fedcore.cli.runs import evaluate, export, personalise, report, runs_app
@@ -44,6 +45,7 @@ def root(
 app.add_typer(population_app, name="population")
 app.add_typer(runs_app, name="runs")
 app.add_typer(budget_app, name="budget")
+app.add_typer(pipeline_app, name="pipeline")
 app.add_typer(demo_app, name="demo")
 for command in (
     methods,

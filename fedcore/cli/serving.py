@@ -20,10 +20,10 @@ File = Annotated[Path, typer.Argument(help="TOML file of deployments.")]
 
 def serve(file: File) -> None:
     """Serve scheduled training runs until stopped; starts a Prefect server here if PREFECT_API_URL names none."""
-    from fedcore.operations.deployment import expectations, read_deployments
+    from fedcore.operations.deployment import expectations, read_file
 
-    deployments = read_deployments(file)
-    _tell(expectations(deployments))
+    content = read_file(file)
+    _tell(expectations(content.deployment))
     own, chosen = not os.environ.get("PREFECT_API_URL"), os.environ.get("PREFECT_SERVER_API_AUTH_STRING")
     with import_module("fedcore.flows.server").server() as base:
         print(f"Prefect UI: {base}", file=sys.stderr)
@@ -35,7 +35,7 @@ def serve(file: File) -> None:
                 "PREFECT_SERVER_API_AUTH_STRING=name:password.",
                 file=sys.stderr,
             )
-        import_module("fedcore.flows.serve").serve(deployments)
+        import_module("fedcore.flows.serve").serve(content)
 
 
 def deploy(
@@ -55,7 +55,7 @@ def deploy(
         )
     import_module("fedcore.flows.server").check_reachable(os.environ["PREFECT_API_URL"])
     flows = import_module("fedcore.flows.deploy")
-    rows = flows.deploy(content.deployment, pool)
+    rows = flows.deploy(content, pool)
     if content.notify is not None:
         flows.notify(content.notify, file.stem, rows)
     command = f"prefect worker start --pool {pool}"

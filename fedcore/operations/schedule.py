@@ -66,6 +66,9 @@ class Scheduled(BaseModel):
     paused: bool = Field(False, description="its schedules start nothing until somebody resumes them in the UI")
     description: str = Field("", description="for people: what it is for, whom to ask")
     tags: list[str] = Field(default_factory=list)
+    readers: int | None = Field(
+        None, ge=1, description="trainings, evaluations and the like on the population at once; any number without it"
+    )
     job_variables: dict[str, Any] = Field(
         default_factory=dict, description="for the infrastructure of the work pool, such as env or working_dir"
     )

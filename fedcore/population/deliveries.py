@@ -46,7 +46,9 @@ def added(
     """Fields of the manifest of the version that `came` makes. cohorts: whether every append opens one, so that the
     next one of the same time must not.
     """
-    by = {"version": version, "pipeline": came.pipeline, "at": came.at}
-    new = (Delivery(name=name, size=size, sha256=sha256, **by) for name, size, sha256 in came.files)
+    new = (
+        Delivery(name=name, size=size, sha256=sha256, version=version, pipeline=came.pipeline, at=came.at)
+        for name, size, sha256 in came.files
+    )
     others = tuple(pair for pair in occasions if pair[0] != came.pipeline)
     return {"deliveries": (*known, *new), "occasions": (*others, (came.pipeline, came.at)) if cohorts else occasions}

@@ -51,6 +51,14 @@ class Command:
     exits: Sequence[int] = ()
 
 
+AT = ("--at", "2026-01-01T03:00:00Z")
+RUN_TIMES = (
+    Declared("*", r'"seconds": [\d.e-]+', TIMES),
+    Declared("*", r'"(began|ended)": "[-\dTZ:]+"', TIMES),
+    Declared("stdout", r"\d{8}T\d{6}Z", TIMES),
+)
+
+
 def settings(values: dict) -> list[str]:
     return [part for name, value in values.items() for part in ("--set", f"{name}={_toml(value)}")]
 
@@ -328,6 +336,16 @@ COMMANDS: dict[str, Command] = {
         lambda w: (("deploy", w / "deployments.toml"),),
         because="registers names with a server: refused without",
         exits=(2,),
+    ),
+    "pipeline show": Command(
+        lambda w: (("pipeline", "show", w / "pipelines.toml", *AT, JSON), ("pipeline", "show", w / "pipelines.toml")),
+        RUN_TIMES,
+        "names new files, and rows of them that are bad, to whoever may read them",
+    ),
+    "pipeline run": Command(
+        lambda w: (("pipeline", "run", w / "pipelines.toml", "audit", "--local", *AT, JSON),),
+        RUN_TIMES,
+        "ingests, forgets, trains and exports as the commands of these names do",
     ),
     "reproduce": Command(because="simulates its clients or reads public benchmarks; nothing in it is private"),
     "demo": Command(

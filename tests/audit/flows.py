@@ -15,9 +15,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 from fedcore.methods.registry import METHODS
+from fedcore.operations.deployment import read_file
+from fedcore.operations.pipelines.law import Ready, ready
+from fedcore.operations.pipelines.steps import Step
 from tests.audit.commands import COUNTS, DESCRIBED, RAW, SIZES, TIMES
 from tests.audit.neighbours import HISTOGRAMS, SHORT_GMM, World, build_world, in_world
 from tests.audit.observing import Declared, rows_in_order, tables, watched
@@ -60,6 +63,14 @@ class Audited:
     call: Callable[[World], dict[str, Any]] | None = None
     may_differ: tuple[Declared, ...] = ()
     because: str = ""
+
+
+STEPS = ("ingest", "forget", "train", "evaluate", "export", "personalise")
+
+
+def _piped(w: World) -> Ready:
+    content = read_file(w.folder / "pipelines.toml")
+    return ready(content.pipeline[0], content.deployment)
 
 
 FLOWS: dict[str, Audited] = {
@@ -105,13 +116,24 @@ FLOWS: dict[str, Audited] = {
         },
         (Declared("made/*", None, RAW), *DESCRIBED),
     ),
+    "pipeline": Audited(
+        lambda w: {"ready": _piped(w), "at": "2026-01-01T03:00:00Z"},
+        (
+            Declared("*", r'"seconds": [\d.e-]+|"(began|ended)": "[-\dTZ:]+"', TIMES),
+            Declared("prefect artifact*", r"began [-\dTZ:\\]+, ended [-\dTZ:\\]+|\| \d+\.?\d* \|", TIMES),
+        ),
+    ),
+    **{f"pipeline-{kind}": Audited(because="is called by the flow of its pipeline alone") for kind in STEPS},
     "reproduce": Audited(because="simulates its clients or reads public benchmarks; nothing in it is private"),
 }
 
 
 def flows_of_the_code() -> set[str]:
-    """The names of all flows: what `@flow(name=...)` decorates in the folder of flows, and one for each method."""
+    """The names of all flows: what `@flow(name=...)` decorates in the folder of flows, one for each method, and one for
+    each kind of step of a pipeline.
+    """
     found = {f"train-{name.replace('_', '-')}" for name in METHODS}
+    found |= {f"pipeline-{kind.model_fields['do'].default}" for kind in get_args(get_args(Step)[0])}
     for path in sorted((REPOSITORY / "flows").glob("*.py")):
         for function in ast.walk(ast.parse(path.read_text())):
             for made in getattr(function, "decorator_list", []):
@@ -127,9 +149,14 @@ def flow_of(name: str):
         from fedcore.flows.train import FLOWS as TRAINING
 
         return TRAINING[name.removeprefix("train-").replace("-", "_")]
-    from fedcore.flows import evaluate, ingest, train
+    from fedcore.flows import evaluate, ingest, pipeline, train
 
-    return {"resume-run": train.resume_run, "evaluate": evaluate.evaluate_run_flow, "ingest": ingest.ingest_flow}[name]
+    return {
+        "resume-run": train.resume_run,
+        "evaluate": evaluate.evaluate_run_flow,
+        "ingest": ingest.ingest_flow,
+        "pipeline": pipeline.pipeline_flow,
+    }[name]
 
 
 def traces_of(folder: Path, world: str, names: Sequence[str]) -> dict[str, dict[str, bytes]]:

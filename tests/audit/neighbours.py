@@ -55,6 +55,23 @@ from tests.conftest import small_counts, write_counts
 from tests.private_gmm.worlds import CENTRES, D
 
 DELTA, NOMINAL = 1e-6, 1000
+PIPELINE = """
+[[deployment]]
+name = "piped"
+method = "histograms"
+population = "counts"
+runs = "piped"
+config = { clusters = 2, rounds = 2, epsilon = 0.2, anyway = true }
+
+[[pipeline]]
+name = "audit"
+population = "counts"
+runs = "piped"
+step = [
+    { do = "train", deployment = "piped" },
+    { do = "export", deployment = "piped", to = "piped.json", when = "if_promoted" },
+]
+"""
 HISTOGRAMS = {"clusters": 2, "rounds": 2, "epsilon": 1.0}
 EM = {"algorithm": "private", "covariance": "known", "components": 2, "rounds": 2, "epsilon": 1.0}
 # So much budget that the phases of a run are those of its data, and so little that one client of sixteen matters.
@@ -252,6 +269,7 @@ class World:
                 for name in ("nightly", "weekly")
             )
         )
+        (self.folder / "pipelines.toml").write_text(PIPELINE)
 
     def _runs(self) -> None:
         self.run("counts", "histograms", HISTOGRAMS, "finished")

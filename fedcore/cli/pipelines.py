@@ -1,0 +1,120 @@
+"""`fedcore pipeline`: run a pipeline of a deployment file by hand, or say what a run of it would do."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedcore.cli.options import Json, Local
+from fedcore.cli.terminal import importing, say, table, warn
+from fedcore.errors import ConfigError, StepsFailed
+
+if TYPE_CHECKING:
+    from fedcore.operations.pipelines.journal import RunRecord
+    from fedcore.operations.pipelines.law import Ready
+
+pipeline_app = typer.Typer(no_args_is_help=True, help="Run pipelines of deployment files by hand.")
+
+File = Annotated[Path, typer.Argument(help="TOML file with the pipeline.")]
+At = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME",
+        help="The time for which it is run, as 2026-03-01T03:00:00Z; now without it. With the time of a run that was "
+        "interrupted it is gone on with.",
+    ),
+]
+
+
+@pipeline_app.command("run")
+def pipeline_run(
+    file: File,
+    name: Annotated[str, typer.Argument(help="Name of the pipeline.")],
+    local: Local = False,
+    at: At = None,
+    as_json: Json = False,
+) -> None:
+    """Make one run of a pipeline: its steps in their order, each done once for its input; with Prefect by default, in
+    this process with --local.
+    """
+    ready, when = _ready(file, name), _time(at)
+    if local:
+        with importing():
+            from fedcore.operations.pipelines.running import run_pipeline
+        runs = run_pipeline(ready, when)
+    else:
+        with importing():
+            flows = import_module("fedcore.flows.pipeline")
+        runs = flows.run_here(ready, when)
+    if as_json:
+        say({"pipeline": name, "runs": [run.model_dump(mode="json") for run in runs]}, True)
+    else:
+        for run in runs:
+            _show(name, run)
+    if bad := [record for run in runs for record in run.bad]:
+        raise StepsFailed(
+            f"{len(bad)} steps of pipeline {name!r} went wrong: "
+            + " ".join(f"{record.step}: {record.what}" for record in bad),
+            "Mend what they name and run it again for the same time (--at): what was done is not done again.",
+        )
+
+
+@pipeline_app.command("show")
+def pipeline_show(
+    file: File,
+    name: Annotated[str | None, typer.Argument(help="Name of the pipeline; all of the file without it.")] = None,
+    at: At = None,
+    as_json: Json = False,
+) -> None:
+    """What a run would do now: which files are new, which cohorts are old, what each training would be by the budget.
+    Nothing is written."""
+    with importing():
+        from fedcore.operations.pipelines.plan import expected
+
+    names = [name] if name is not None else _names(file)
+    found = {one: expected(_ready(file, one), _time(at)) for one in names}
+    if as_json:
+        return say({"pipelines": found}, True)
+    for one, rows in found.items():
+        table(f"Pipeline {one}", rows)
+
+
+def _names(file: Path) -> list[str]:
+    from fedcore.operations.deployment import read_file
+
+    return [pipeline.name for pipeline in read_file(file).pipeline]
+
+
+def _ready(file: Path, name: str) -> Ready:
+    from fedcore.operations.deployment import read_file
+    from fedcore.operations.pipelines.law import ready
+
+    content = read_file(file)
+    for pipeline in content.pipeline:
+        if pipeline.name == name:
+            return ready(pipeline, content.deployment)
+    known = ", ".join(pipeline.name for pipeline in content.pipeline) or "none"
+    raise ConfigError(f"{file.name} has no pipeline {name!r}.", f"It has: {known}.")
+
+
+def _time(text: str | None) -> datetime:
+    if text is None:
+        return datetime.now(UTC).replace(microsecond=0)
+    try:
+        given = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(f"{text!r} is no time.", "Write it as 2026-03-01T03:00:00Z.") from None
+    return (given if given.tzinfo else given.replace(tzinfo=UTC)).replace(microsecond=0)
+
+
+def _show(name: str, run: RunRecord) -> None:
+    from fedcore.operations.pipelines.page import files_aside
+
+    rows = [{"step": one.step, "state": one.status, "what": one.what, "seconds": one.seconds} for one in run.steps]
+    table(f"Pipeline {name} for {run.at}", rows)
+    if aside := files_aside(run):
+        warn(f"{len(aside)} files were set aside: {', '.join(aside[:5])}")
