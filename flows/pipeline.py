@@ -198,7 +198,7 @@ def run_here(ready: Ready, at: datetime) -> list[RunRecord]:
     """Run a pipeline by hand, with the server that is known or one of its own. Returns its records, as the journal has
     them. Raises what keeps it from being run; what is wrong with steps stands in their records.
     """
-    state = pipeline_flow(ready=ready, at=as_text(at), return_state=True)
+    state = cast(State, pipeline_flow(ready=ready, at=as_text(at), return_state=True))
     if state.is_failed():
         error = state.result(raise_on_failure=False)
         if not isinstance(error, StepsFailed):

@@ -14,7 +14,7 @@ from prefect.flows import EntrypointType
 from prefect.schedules import Cron, Interval, RRule
 from prefect.schedules import Schedule as PrefectSchedule
 
-from fedcore.errors import ConfigError
+from fedcore.errors import ConfigError, FedcoreError
 from fedcore.operations.deployment import Deployment, DeploymentFile
 from fedcore.operations.pipelines.law import Ready, ready
 from fedcore.operations.schedule import Schedule, Scheduled
@@ -82,12 +82,26 @@ def all_of(content: DeploymentFile, pool: str | None = None) -> list[RunnerDeplo
     ]
 
 
+def refused_schedules(content: DeploymentFile) -> list[tuple[str, FedcoreError]]:
+    """(of what, why) for each deployment and pipeline whose schedule Prefect refuses."""
+    found: list[tuple[str, FedcoreError]] = []
+    for what, items in (("deployment", content.deployment), ("pipeline", content.pipeline)):
+        for item in items:
+            for schedule in item.schedules:
+                try:
+                    to_schedule(schedule)
+                except ValueError as error:
+                    found.append((f"{what} {item.name!r}", ConfigError(f"schedule {schedule.in_words}: {error}")))
+    return found
+
+
 def limits_of(content: DeploymentFile) -> dict[str, int | None]:
     """How many readers each population of the file may have at once, as far as it says so: the smallest number."""
     found: dict[str, int | None] = {}
-    for item in (*content.deployment, *content.pipeline):
-        known = [most for most in (found.get(item.population), item.readers) if most is not None]
-        found[item.population] = min(known, default=None)
+    asked = [(item.population, item.readers) for item in content.deployment]
+    for population, readers in [*asked, *((item.population, item.readers) for item in content.pipeline)]:
+        known = [most for most in (found.get(population), readers) if most is not None]
+        found[population] = min(known, default=None)
     return found
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,14 +15,29 @@ from fedcore.cli.options import Json
 from fedcore.cli.terminal import say, table
 from fedcore.errors import ConfigError
 
-File = Annotated[Path, typer.Argument(help="TOML file of deployments.")]
+if TYPE_CHECKING:
+    from fedcore.operations.deployment import DeploymentFile
+
+File = Annotated[Path, typer.Argument(help="TOML file of deployments and pipelines.")]
+Unchecked = Annotated[
+    bool,
+    typer.Option(
+        "--unchecked",
+        help="Do not look whether populations, columns and budgets are as the first runs need them: where they are out "
+        "of reach from here.",
+    ),
+]
 
 
-def serve(file: File) -> None:
-    """Serve scheduled training runs until stopped; starts a Prefect server here if PREFECT_API_URL names none."""
+def serve(file: File, unchecked: Unchecked = False) -> None:
+    """Serve scheduled trainings and pipelines until stopped; starts a Prefect server here if PREFECT_API_URL names
+    none.
+    """
     from fedcore.operations.deployment import expectations, read_file
 
     content = read_file(file)
+    if not unchecked:
+        _check(file, content)
     _tell(expectations(content.deployment))
     own, chosen = not os.environ.get("PREFECT_API_URL"), os.environ.get("PREFECT_SERVER_API_AUTH_STRING")
     with import_module("fedcore.flows.server").server() as base:
@@ -41,9 +56,10 @@ def serve(file: File) -> None:
 def deploy(
     file: File,
     pool: Annotated[str, typer.Option(help="Work pool of processes; made if there is none.")] = "fedcore",
+    unchecked: Unchecked = False,
     as_json: Json = False,
 ) -> None:
-    """Register scheduled training runs with the server that PREFECT_API_URL names, for its workers to run."""
+    """Register scheduled trainings and pipelines with the server that PREFECT_API_URL names, for its workers to run."""
     from fedcore.operations.deployment import expectations, read_file
 
     content = read_file(file)
@@ -54,6 +70,8 @@ def deploy(
             "/api; or use `fedcore serve`, which needs none.",
         )
     import_module("fedcore.flows.server").check_reachable(os.environ["PREFECT_API_URL"])
+    if not unchecked:
+        _check(file, content)
     flows = import_module("fedcore.flows.deploy")
     rows = flows.deploy(content, pool)
     if content.notify is not None:
@@ -64,6 +82,13 @@ def deploy(
         return say({"deployments": rows, "pool": pool, "worker": command}, True)
     table(f"Deployments in work pool {pool}", rows)
     print(f"They are run by:  {command}")
+
+
+def _check(file: Path, content: DeploymentFile) -> None:
+    """Raises NotReady with all that is wrong, for exit code 2."""
+    from fedcore.operations.deployment_checks import check_ready, problems
+
+    check_ready(file.name, [*problems(content), *import_module("fedcore.flows.serve").refused_schedules(content)])
 
 
 def _tell(lines: Sequence[str]) -> None:

@@ -126,6 +126,7 @@ class PopulationWriter:
         self._numbers = {label: n for n, label in enumerate((*_labels_of(parent), *labels), FOUNDERS)}
         self._dealt: list[tuple[int, int]] = []  # cohorts of new entries, in their order
         self.declared = nominal_clients  # for this version, not taken over from the parent
+        self.day: str | None = None  # on which its cohorts open; today if None
         self.version = 1 if parent is None else parent.version + 1
         self.clients = 0
         self._blocks: list[BlockEntry] = []
@@ -292,7 +293,8 @@ class PopulationWriter:
         provenance = provenance or Provenance()
         old = None if self.parent is None else self.parent.manifest
         provenance = provenance.model_copy(update={"parent": None if old is None else old.version})
-        fields = self._membership(newcomers, None if delivered is None else delivered.day)
+        self.day = None if delivered is None else delivered.day
+        fields = self._membership(newcomers)
         if old is not None:
             fields |= {"deliveries": old.deliveries, "occasions": old.occasions}
         if delivered is not None:
@@ -433,12 +435,10 @@ class PopulationWriter:
                 layout.create_exclusively(file, data)
         return Vocabulary(sha256=sha256, size=len(self.tokens))
 
-    def _membership(self, newcomers: Order | None, day: str | None) -> dict[str, Any]:
-        """Public fields and those about cohorts, of which a version opens the next one, whether anybody came or not.
-        day: on which, today if None
-        """
+    def _membership(self, newcomers: Order | None) -> dict[str, Any]:
+        """Public fields and those about cohorts, of which a version opens the next one, whether anybody came or not."""
         if self.public["period"] is not None:
-            return {**self.public, **self._calendar(day)}
+            return {**self.public, **self._calendar()}
         if self.parent is None:
             return dict(self.public)
         old = self.parent.manifest
@@ -446,15 +446,15 @@ class PopulationWriter:
         came = newcomers or ((number, self.clients - old.n_clients),)
         fields: dict[str, Any] = {"cohorts": (), "order": cohorts.joined((*old.order, *came)) if old.order else ()}
         if old.cohorts:
-            fields = versions.opening(old, self.declared, came, day)
+            fields = versions.opening(old, self.declared, came, self.day)
         fields |= {"suppression": old.suppression, "removed": old.removed}
         return {**self.public, **fields}
 
-    def _calendar(self, day: str | None) -> dict[str, Any]:
+    def _calendar(self) -> dict[str, Any]:
         """Fields about cohorts where each is a calendar period: those declared, whoever has data in them."""
         old = None if self.parent is None else self.parent.manifest
         known, before = ((), ()) if old is None else (old.cohorts, old.order)
-        fields = versions.declaring(known, self.labels, self.declared, (*before, *self._dealt), day)
+        fields = versions.declaring(known, self.labels, self.declared, (*before, *self._dealt), self.day)
         suppressed = None if old is None else old.suppression
         return {**fields, "suppression": suppressed}
 

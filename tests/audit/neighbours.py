@@ -30,6 +30,7 @@ import pytest
 import scipy.sparse as sp
 
 import fedcore.cli.options
+import fedcore.operations.in_process
 import fedcore.population.versions
 import fedcore.privacy.vocabulary
 import fedcore.rounds.clients
@@ -336,6 +337,7 @@ def in_world(world: World, published: dict) -> Iterator[None]:
         patch.setattr(fedcore.population.versions, "secrets", own)
         at = datetime.fromtimestamp(now, UTC)
         patch.setattr(fedcore.cli.options, "datetime", SimpleNamespace(now=lambda zone: at))
+        patch.setattr(fedcore.operations.in_process, "datetime", SimpleNamespace(now=lambda zone: at))
         for made in (create_ledger, open_ledger):
             patch.setitem(made.__kwdefaults__, "clock", lambda: now)
         patch.setattr(fedcore.training.session, "_noise", lambda test_noise: Replay(published))

@@ -136,7 +136,7 @@ def _forget(ready: Ready, step: Forget, at: datetime, hands: Hands) -> StepRecor
     links = {"population": ready.pipeline.population}
     if number is None:
         return _record(step, "nothing", f"no cohort is older than {step.after_days} days", links=links)
-    folders = list(dict.fromkeys(item.runs for item in ready.deployments)) or [None]
+    folders: list[str | None] = [*dict.fromkeys(item.runs for item in ready.deployments)] or [None]
     stripped: list[str] = []
     clients, freed = 0, 0
     for folder in folders:

@@ -103,8 +103,8 @@ def checked(given: Ready) -> Ready:
             raise ConfigError(f"{where} follows from new files, and no step before it ingests any.", "Leave it out.")
         if is_private(item):
             _check_private(given, step, where)
-    step = given.ingest
-    if step is not None and step.bad_rows == "refuse" and given.private and pipeline.files_are_public_because is None:
+    ingest, undeclared = given.ingest, pipeline.files_are_public_because is None
+    if ingest is not None and ingest.bad_rows == "refuse" and given.private and undeclared:
         raise PrivacyError(
             f"pipeline {pipeline.name!r} trains privately, and a bad row of one client would set its file aside, so "
             "that everybody else in that file comes with another append.",

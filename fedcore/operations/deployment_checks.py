@@ -1,0 +1,186 @@
+"""What is wrong with the deployments and pipelines of a file, told before they are served or deployed, and not by every
+run of theirs.
+
+Everything is looked up as the first run would, and nothing is written or spent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from inspect import signature
+from pathlib import Path
+
+from fedcore.errors import ConfigError, FedcoreError, IngestError, NotReady, PopulationNotFound, Waiting
+from fedcore.evaluation.evaluate import check_public, check_scored
+from fedcore.evaluation.export import FORMS
+from fedcore.methods.registry import make_method, with_free_settings
+from fedcore.operations.deployment import Deployment, DeploymentFile
+from fedcore.operations.pipelines.append import existing
+from fedcore.operations.pipelines.files import folder_of, patterns_at
+from fedcore.operations.pipelines.law import Ready, ready
+from fedcore.operations.pipelines.steps import Evaluate, Export, Forget, Ingest, Personalise, Step, label
+from fedcore.operations.series import public_population
+from fedcore.population.ingest.batches import read_vocabulary
+from fedcore.population.ingest.ingest import ingest
+from fedcore.population.ingest.schema import read_schema
+from fedcore.population.store import Population
+from fedcore.storage.files import is_url, place
+from fedcore.training.request import Series
+from fedcore.training.spec import resolve
+
+Problem = tuple[str, FedcoreError]  # (of what, in words; the error that its first run would meet)
+
+
+def problems(content: DeploymentFile) -> list[Problem]:
+    """What is wrong: populations that are not there, or not of the kind, columns and vocabulary that are needed;
+    budgets that are missing, or cannot pay the first run; evaluation sets that are not public; steps that cannot be
+    made.
+
+    A population that a pipeline of the file makes need not be there. A run that would wait for newcomers is no problem.
+    """
+    made = {item.population for item in content.pipeline if any(isinstance(step, Ingest) for step in item.step)}
+    found = [
+        (f"deployment {item.name!r}", error)
+        for item in content.deployment
+        for error in _of_deployment(item, item.population in made)
+    ]
+    for pipeline in content.pipeline:
+        try:
+            whole = ready(pipeline, content.deployment)
+        except FedcoreError as error:
+            found.append((f"pipeline {pipeline.name!r}", error))
+            continue
+        for step in pipeline.step:
+            where = f"step {label(step)!r} of pipeline {pipeline.name!r}"
+            found += [(where, error) for error in _of_step(whole, step)]
+    return found
+
+
+def check_ready(name: str, found: Sequence[Problem]) -> None:
+    """Raises NotReady with the whole list, if there is one. name: of the file."""
+    if not found:
+        return
+    lines = "".join(f"\n  - {where}: {type(error).__name__}: {error}" for where, error in found)
+    raise NotReady(
+        f"{len(found)} problem{'s' * (len(found) != 1)} in {name}:{lines}",
+        "Nothing was registered. Mend them; or give --unchecked, if what they need is out of reach from here only.",
+    )
+
+
+def _caught(*looks: Callable[[], object]) -> Iterator[FedcoreError]:
+    """What these looks raise."""
+    for look in looks:
+        try:
+            look()
+        except Waiting:
+            pass
+        except FedcoreError as error:
+            yield error
+
+
+def _of_deployment(item: Deployment, made_here: bool) -> Iterator[FedcoreError]:
+    if made_here and existing(item.population) is None:
+        if item.evaluate_on is not None:
+            yield from _caught(lambda: check_public(Population.open(str(item.evaluate_on))))
+        return
+    try:
+        Population.open(item.population)
+    except FedcoreError as error:
+        yield error
+        return
+    yield from _caught(
+        lambda: resolve(item.request).check_worth(),
+        lambda: public_population(item.series, make_method(item.method, item.config), Population.open(item.population)),
+    )
+
+
+def _of_step(whole: Ready, step: Step) -> Iterator[FedcoreError]:
+    if isinstance(step, Ingest):
+        yield from _of_ingest(whole, step)
+    elif isinstance(step, Forget):
+        yield from _caught(lambda: _check_cohorts(whole))
+    elif isinstance(step, Evaluate):
+        yield from _caught(lambda: _check_evaluation(whole, step))
+    elif isinstance(step, Export):
+        yield from _caught(lambda: _check_export(step))
+    elif isinstance(step, Personalise):
+        yield from _caught(lambda: _check_outputs(whole, step))
+
+
+# --- steps ------------------------------------------------------------------------------------------------------------
+
+
+def _of_ingest(whole: Ready, step: Ingest) -> Iterator[FedcoreError]:
+    population = whole.pipeline.population
+    if is_url(population):
+        yield ConfigError(f"the population {population} is behind a URL, where nothing is appended.", "Name a folder.")
+        return
+    known = set(signature(ingest).parameters) - {"source", "dest"}
+    if unknown := sorted(step.options.keys() - known):
+        yield ConfigError(
+            f"options: {unknown[0]!r} is no option of an ingest.", "See `fedcore population ingest --help`."
+        )
+    if not folder_of(step.files).is_dir():
+        yield IngestError(f"the folder {folder_of(step.files)}, in which files arrive, is not there.", "Make it.")
+    yield from _caught(
+        lambda: patterns_at(step, datetime.now(UTC)),
+        lambda: _check_schema(step, existing(population)),
+        lambda: read_vocabulary(step.options["vocabulary"]) if "vocabulary" in step.options else None,
+    )
+
+
+def _check_schema(step: Ingest, population: Population | None) -> None:
+    """Raises IngestError for a schema that cannot be read, ConfigError for columns that the population has not."""
+    if step.schema_file is None:
+        return
+    said = read_schema(Path(step.schema_file))
+    if both := sorted(said.keys() & step.options.keys()):
+        raise ConfigError(f"{', '.join(both)}: said in {step.schema_file} and in options.", "Say it in the schema.")
+    if population is None or not population.manifest.columns:
+        return
+    theirs = {column.of or column.name for column in population.manifest.columns}
+    if other := sorted(set(said["columns"]) ^ theirs):
+        raise ConfigError(
+            f"column {other[0]!r} is in one of {step.schema_file} and the population {population.path} only.",
+            "What is appended has the columns of the population.",
+        )
+
+
+def _check_cohorts(whole: Ready) -> None:
+    population = existing(whole.pipeline.population)
+    if population is None and whole.ingest is None:
+        raise PopulationNotFound(f"There is no population at {whole.pipeline.population}.", "Ingest it.")
+    if population is not None and not population.manifest.cohorts:
+        raise ConfigError(
+            f"The population {population.path} has no cohorts, so that nobody knows who came when.",
+            "Begin them with `fedcore budget cohorts POPULATION`.",
+        )
+
+
+def _check_evaluation(whole: Ready, step: Evaluate) -> None:
+    item = whole.deployment(step.deployment)
+    method, population = make_method(item.method, item.config), existing(item.population)
+    check_scored(method)
+    if population is None:
+        return check_public(Population.open(step.on))
+    public_population(Series(evaluate_on=step.on), method, population)
+
+
+def _check_export(step: Export) -> None:
+    path = place(step.to)
+    if not path.suffix or path.suffix.lower() not in FORMS or path.suffix.lower() == ".zarr":
+        known = ", ".join(sorted(suffix for suffix in FORMS if suffix and suffix != ".zarr"))
+        raise ConfigError(
+            f"{step.to} cannot be replaced by every run: it is no single file of a known form.", f"End it in {known}."
+        )
+    if step.table is not None and path.suffix.lower() not in (".csv", ".parquet"):
+        raise ConfigError(f"{step.to} does not hold a single table.", "Leave out `table`.")
+
+
+def _check_outputs(whole: Ready, step: Personalise) -> None:
+    item = whole.deployment(step.deployment)
+    if is_url(step.to):
+        raise ConfigError("Personalised outputs are not written to a URL.", "Name a local folder.")
+    if step.settings:
+        with_free_settings(make_method(item.method, item.config), step.settings)

@@ -1,0 +1,101 @@
+"""What is wrong with a file is told as one list before it is served or deployed."""
+
+import pytest
+
+from fedcore.operations.deployment import read_file
+from fedcore.operations.deployment_checks import problems
+from tests.command import fedcore, private_population
+from tests.conftest import small_counts, write_counts
+from tests.pipelines.places import HEAD, INGEST, OPEN, PRIVATE, step
+
+MISSING = OPEN.replace('"open"', '"lost"').replace('"population"', '"nowhere"')
+STARVED = PRIVATE.replace('"closed"', '"starved"').replace("epsilon = 0.5", "epsilon = 50.0")
+HOPELESS = PRIVATE.replace('"closed"', '"hopeless"').replace(", anyway = true", "")
+PEOPLE = PRIVATE.replace('"population"', '"bare"').replace('"closed"', '"bare"')
+COMPARED = OPEN.replace('"open"', '"compared"') + 'evaluate_on = "secret"\n'
+OTHERS = OPEN.replace('"open"', '"others"') + 'evaluate_on = "wide"\n'
+EXPORT, EVALUATE = step("export", deployment="open", to="model"), step("evaluate", deployment="open", on="secret")
+OUTPUTS = step("personalise", deployment="open", to="s3://bucket/personal")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    private_population(tmp_path / "population", small_counts(20, 5), epsilon=1.0, nominal=8)
+    private_population(tmp_path / "bare", small_counts(20, 5), epsilon=None)
+    write_counts(tmp_path / "secret", small_counts(20, 5), heldout=small_counts(20, 5))
+    write_counts(tmp_path / "wide", small_counts(20, 6), heldout=small_counts(20, 6), public_for_evaluation="made up")
+    (tmp_path / "arrivals").mkdir()
+    return tmp_path
+
+
+def found(folder, text):
+    (folder / "f.toml").write_text(text)
+    return [(where, type(error).__name__) for where, error in problems(read_file(folder / "f.toml"))]
+
+
+def test_nothing_is_wrong_with_what_can_run(folder):
+    assert found(folder, OPEN + PRIVATE + HEAD + INGEST + step("train", deployment="closed")) == []
+
+
+def test_each_kind_of_problem_has_its_named_error(folder):
+    everything = MISSING + STARVED + HOPELESS + PEOPLE + COMPARED + OTHERS + OPEN + PRIVATE
+    everything += HEAD + INGEST.replace("client =", "colour = 1, client =") + step("forget", after_days=3)
+    everything += EXPORT + EVALUATE + OUTPUTS
+    everything += HEAD.replace("nightly", "hasty") + INGEST + step("train", deployment="closed", when="if_new_files")
+    assert found(folder, everything) == [
+        ("deployment 'lost'", "PopulationNotFound"),
+        ("deployment 'starved'", "BudgetExceeded"),
+        ("deployment 'hopeless'", "NotWorthIt"),
+        ("deployment 'bare'", "BudgetMissing"),
+        ("deployment 'compared'", "PrivacyError"),
+        ("deployment 'others'", "WrongKind"),
+        ("step 'ingest' of pipeline 'nightly'", "ConfigError"),
+        ("step 'forget' of pipeline 'nightly'", "ConfigError"),
+        ("step 'export-open' of pipeline 'nightly'", "ConfigError"),
+        ("step 'evaluate-open' of pipeline 'nightly'", "PrivacyError"),
+        ("step 'personalise-open' of pipeline 'nightly'", "ConfigError"),
+        ("pipeline 'hasty'", "PrivacyError"),
+    ]
+
+
+def test_a_population_that_the_pipeline_makes_need_not_be_there(folder):
+    new = '"made-later"'
+    text = (OPEN + PRIVATE + HEAD + INGEST).replace('"population"', new) + step("train", deployment="closed")
+    assert found(folder, text) == []
+    assert found(folder, text.replace("arrivals", "departures")) == [
+        ("step 'ingest' of pipeline 'nightly'", "IngestError")
+    ]
+
+
+def test_columns_of_a_schema_that_the_population_does_not_have(folder):
+    for name in ("age", "height"):
+        (folder / f"{name}.toml").write_text(f'[table]\nclient = "who"\n[columns.{name}]\nbounds = [0, 120]\n')
+    (folder / "people.csv").write_text("who,age\na,3\n")
+    arguments = ("population", "ingest", folder / "people.csv", folder / "people", "--schema", folder / "age.toml")
+    assert fedcore(*arguments).code == 0
+    ingest = '[[pipeline.step]]\ndo = "ingest"\nfiles = "arrivals/*.csv"\nschema_file = "%s.toml"\n'
+    head = OPEN + HEAD.replace('"population"', '"people"')
+    assert found(folder, head + ingest % "age") == []
+    assert found(folder, head + ingest % "height") == [("step 'ingest' of pipeline 'nightly'", "ConfigError")]
+
+
+def test_serve_and_deploy_say_it_all_and_end_with_code_2(folder, monkeypatch):
+    schedule = OPEN.replace('"open"', '"odd"') + 'schedule = { rrule = "FREQ=SOMETIMES" }\n'
+    (folder / "f.toml").write_text(MISSING + STARVED + schedule)
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    refused = fedcore("serve", folder / "f.toml")
+    assert refused.code == 2 and refused.err.startswith("NotReady: 3 problems in f.toml:")
+    for words in ("'lost': PopulationNotFound", "'starved': BudgetExceeded", "'odd': ConfigError: schedule FREQ=SOME"):
+        assert words in refused.err
+
+
+def test_what_is_wrong_is_told_before_anything_is_registered(folder, monkeypatch):
+    from fedcore.flows import server
+
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    monkeypatch.setattr(server, "check_reachable", lambda address: None)
+    (folder / "f.toml").write_text(MISSING)
+    refused = fedcore("deploy", folder / "f.toml", "--json")
+    assert (refused.code, refused.json["error"]) == (2, "NotReady") and "Nothing was registered" in refused.json[
+        "remedy"
+    ]
