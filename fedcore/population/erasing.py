@@ -85,8 +85,9 @@ def forget(
         version appears
     progress: called with (blocks done, blocks)
 
-    Nothing is written if there is nobody to forget. Raises PopulationError if there are open runs, somebody else
-    writes, or this is not the newest version; ConfigError for a URL. Nothing has happened then; after a kill or a
+    Nothing is written if there is nobody to forget, and no declared size of these cohorts to take off. Raises
+    PopulationError if there are open runs, somebody else writes, or this is not the newest version; ConfigError for a
+    URL. Nothing has happened then; after a kill or a
     failing disk the next writer finishes, or undoes what was not yet visible: run the same command again.
     """
     if cohorts_to is not None:
@@ -94,7 +95,7 @@ def forget(
     with _replacing(population, open_runs) as (path, before):
         wanted = identifiers.spelled(clients, population.manifest.nfc)
         chosen, unknown = _chosen(population, set(wanted), cohorts_to)
-        if not any(mask.any() for mask in chosen.values()):
+        if not any(mask.any() for mask in chosen.values()) and not _still_declared(population, cohorts_to):
             return Erased(population, 0, unknown, 0)
         old = population.manifest
         versions.intend(path, old.version + 1)
@@ -245,6 +246,13 @@ def _declared_without(manifest: Manifest, cohorts_to: int | None) -> dict[str, A
     kept = manifest.cohorts[cohorts_to:]
     empty: list[Cohort] = [one.model_copy(update={"nominal": 0}) for one in manifest.cohorts[:cohorts_to]]
     return {"cohorts": (*empty, *kept), "nominal_clients": left}
+
+
+def _still_declared(population: Population, cohorts_to: int | None) -> bool:
+    """Whether cohorts that are to go have a declared size yet. It goes whether anybody was in them or not: private runs
+    are planned by declared sizes, which must not tell whether a cohort's only client was there.
+    """
+    return cohorts_to is not None and any(one.nominal != 0 for one in population.manifest.cohorts[:cohorts_to])
 
 
 # --- blocks -----------------------------------------------------------------------------------------------------------

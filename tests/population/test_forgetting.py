@@ -271,6 +271,20 @@ def test_old_cohorts_go_as_a_whole(tmp_path):
         forget(made(tmp_path / "q", 5, begun=False), cohorts_to=1)
 
 
+def test_declared_sizes_go_with_cohorts_whether_anybody_was_in_them(tmp_path):
+    """Else the declared size, by which private runs are planned, would tell whether a cohort's only client was there."""
+    left = []
+    for one in (True, False):
+        population = made(tmp_path / f"{one}", 4)
+        population = appended(population, tmp_path, ["single"]) if one else open_cohort(population)
+        population = forget(open_cohort(population), clients=names(0, 4)).population
+        done = forget(population, cohorts_to=2).population.manifest
+        left.append([(cohort.nominal, cohort.number) for cohort in done.cohorts])
+        again = forget(Population.open(population.path), cohorts_to=2)
+        assert again.population.version == done.version and again.clients == 0
+    assert left[0] == left[1] == [(0, 1), (0, 2), (None, 3)]
+
+
 # --- compaction -------------------------------------------------------------------------------------------------------
 
 

@@ -132,7 +132,7 @@ def _forget(ready: Ready, step: Forget, at: datetime, hands: Hands) -> StepRecor
             f"The population {population.path} has no cohorts, so that nobody knows who came when.",
             "Begin them with `fedcore budget cohorts POPULATION`; or forget clients by name, by hand.",
         )
-    number = aged(population, at, step.after_days)
+    number, before = aged(population, at, step.after_days), population.version
     links = {"population": ready.pipeline.population}
     if number is None:
         return _record(step, "nothing", f"no cohort is older than {step.after_days} days", links=links)
@@ -148,7 +148,8 @@ def _forget(ready: Ready, step: Forget, at: datetime, hands: Hands) -> StepRecor
     if stripped:
         words += f"; memories of their clients removed from {len(stripped)} runs"
     facts = {"cohorts_to": number, "clients": clients, "version": population.version, "runs": stripped}
-    return _record(step, "done" if clients or stripped else "nothing", words, facts=facts, links=links)
+    changed = bool(stripped) or population.version != before
+    return _record(step, "done" if changed else "nothing", words, facts=facts, links=links)
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
