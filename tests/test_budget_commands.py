@@ -12,6 +12,7 @@ import pytest
 import scipy.sparse as sp
 
 from fedcore.cli import budgets
+from fedcore.cli.budget_text import short_balance
 from fedcore.operations.population_page import population_page
 from fedcore.privacy.cohorts import Participants
 from fedcore.privacy.ledger.ledger import open_ledger
@@ -85,6 +86,28 @@ def test_segments_of_a_budget_by_cohort_are_shown(place):
     assert "segments" not in text and "epsilon spent" in "".join(rows) + heads
     cells = [[cell.strip() for cell in row.split("│")[1:-1]] for row in rows if row.startswith("│")]
     assert [(row[0], row[3]) for row in cells] == [("1", "0"), ("2", "0.02")]
+
+
+def test_a_budget_is_shown_short_and_rounded_so_that_nothing_seems_unspent(place):
+    works(*SET, "--public-schema", "made up")
+    works(*TRAIN, "--run-id", "r")
+    told = works("budget", "show", "p", "--json").json
+    short, whole = works("budget", "show", "p").out, works("budget", "show", "p", "--all").out
+    values = dict(line.split(None, 1) for line in short.splitlines() if line.startswith(("rho_", "epsilon_")))
+    assert told["rho_spent"] <= float(values["rho_spent"]) <= told["rho_spent"] * 1.00001
+    assert told["rho_left"] * 0.99999 <= float(values["rho_left"]) <= told["rho_left"]
+    assert len(values["rho_left"]) < len(repr(told["rho_left"])) and repr(told["rho_left"]) in whole
+    assert "None" not in short and "delta_left" not in short and "delta_left" in whole
+    published = told["releases"]["published"]
+    assert f"reserve, acquire, {published} charge, {published} publish, finish" in short
+    assert short.count("publish") == 2 and whole.count("publish") > published  # once in the table, once above it
+
+
+@pytest.mark.parametrize("value", [0.9999999999994613, 0.32298916650359577, 9.999999e-05, 123456789.5, 1e-300, 0.1])
+def test_spent_is_rounded_up_and_left_down(value):
+    spent, left = (short_balance({name: value})[name] for name in ("rho_spent", "rho_left"))
+    assert left <= value <= spent and spent - left <= 2.1e-5 * value
+    assert float(f"{spent:.6g}") == spent and float(f"{left:.6g}") == left
 
 
 def lose(place):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import zarr
 
+from fedcore.cli.planning import in_units
 from fedcore.cli.terminal import format_options, parse_bytes, read_settings
 from fedcore.cli.training import saying_how_to_go_on
 from fedcore.errors import ConfigError
@@ -251,6 +252,17 @@ def test_append_makes_a_version_under_the_same_budget(texts):
     assert works("population", "describe", "p", "--version", "1", "--json").json["clients"] == 30
 
 
+@pytest.mark.parametrize(("more", "said"), [((), "public number of clients"), (("--nominal-clients", "9"), "")])
+def test_an_ingest_says_what_private_runs_need(place, more, said):
+    (place / "a.csv").write_text("client,x\nann,1\nbob,4\n")
+    out = works("population", "ingest", "a.csv", "p", *more).out
+    assert (said in out) and ("--nominal-clients" in out) == bool(said)
+
+
+def test_numbers_of_a_plan_are_rounded():
+    assert in_units("pace", 3.0166040815032757) == "3.02" and in_units("clients", 6000) == "6,000"
+
+
 def test_columns_are_separated_by_commas(place):
     (place / "a.csv").write_text("client,x,y,z\nann,1,2,3\nbob,4,5,6\n")
     made = works("population", "ingest", "a.csv", "p", "--columns", "x,z", "--json").json
@@ -271,11 +283,14 @@ def test_what_is_said_of_columns(place):
         "city=Bern,<other>",
     ]
     said += ["--boolean", "new", "--na", "n/a,-", "--decimal", ",", "--option", "delimiter=;"]
+    said += ["--units", "age=years"]
     told = works("population", "ingest", "a.csv", "p", *said, "--json").json
-    assert told["columns"][0] == "age from 0 to 120" and told["clipped_values"] == 1
+    assert told["columns"][0] == "age (years) from 0 to 120" and told["clipped_values"] == 1
     rows = Population.open("p").read(0).x.tolist()
     assert sorted(row[2:] for row in rows) == [[0, 1, 0], [1, 0, 1]] and [120, 30, 1, 0, 1] in rows
-    for option, text in (("--bounds", "age"), ("--bounds", "age=1"), ("--category", "=a"), ("--date", "since")):
+    assert works("population", "describe", "p").out.count("None") == 0
+    wrong = (("--bounds", "age"), ("--bounds", "age=1"), ("--units", "age"), ("--category", "=a"), ("--date", "since"))
+    for option, text in wrong:
         assert fedcore("population", "ingest", "a.csv", "q", option, text).code == 2
 
 
@@ -343,8 +358,9 @@ def test_train_json_of_a_private_run(place):
     assert abs(sum(entry["rho"] for entry in privacy["releases"]) - privacy["rho"]) < 1e-12
     assert len(privacy["not_covered"]) >= 4 and privacy["population"]["epsilon"] == 8
     assert works("runs", "show", answer["run"], "--json").json == answer
-    whole = works("runs", "show", answer["run"]).out
+    short, whole = works("runs", "show", answer["run"]).out, works("runs", "show", answer["run"], "--all").out
     assert "Not covered:" in whole and "clusters_002" in whole
+    assert "Price of this run" in short and "clusters_002" not in short and "--all" in short and "Centres" in short
 
 
 @pytest.mark.parametrize(("algorithm", "rounds", "reason"), [("fedavg", 1, "mean"), ("algorithm2", None, "exact")])
@@ -584,6 +600,7 @@ def test_budget_set_raise_show(place):
     assert [record["kind"] for record in raised["history"]] == ["register", "budget set", "budget raise"]
     shown = works("budget", "show", "p")
     assert "budget raise" in shown.out and "rho_left" in shown.out
+    assert works("budget", "show", "p", "--all").out != shown.out
     assert (place / "p" / "ledger-head.json").exists()
 
 

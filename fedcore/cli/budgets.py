@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from fedcore.cli.budget_text import short_balance, short_history, whole_history
 from fedcore.cli.options import Json, Ledger, PopulationArgument, Runs, Settings, open_population, use_ledger
 from fedcore.cli.terminal import read_settings, say, table
 from fedcore.errors import ConfigError
@@ -219,7 +220,12 @@ def _counted(balance: dict[str, Any]) -> dict[str, Any]:
 
 
 @budget_app.command("show")
-def budget_show(population: PopulationArgument, ledger: Ledger = None, as_json: Json = False) -> None:
+def budget_show(
+    population: PopulationArgument,
+    ledger: Ledger = None,
+    as_json: Json = False,
+    whole: Annotated[bool, typer.Option("--all", help="Every record of the history, and every digit.")] = False,
+) -> None:
     """What is spent, reserved and left, with the history; verifies the chain first."""
     from fedcore.operations.cohort_page import LIFETIME, lifetime_rows, segment_rows
     from fedcore.privacy.statement import loss_in_words
@@ -237,26 +243,14 @@ def budget_show(population: PopulationArgument, ledger: Ledger = None, as_json: 
         return say({**shown, "warnings": warnings, "history": history}, True)
     for name in ("segments", "lifetime"):
         shown.pop(name, None)
-    say(shown, False)
+    say(shown if whole else short_balance(shown), False)
     if balance.segments:
         table("Cohorts", segment_rows(balance, store.manifest))
     if balance.periods is not None:
         table(LIFETIME, lifetime_rows(balance))
     for warning in warnings:
         print(f"WARNING: {warning}", file=sys.stderr)
-    table(
-        "History",
-        [
-            {
-                "seq": row["seq"],
-                "what": row["kind"],
-                "run": row.get("run_id"),
-                "release": row.get("name"),
-                "reason": row.get("reason") or row.get("public_schema"),
-            }
-            for row in history
-        ],
-    )
+    table("History", whole_history(history) if whole else short_history(history))
 
 
 @budget_app.command("plan")

@@ -115,4 +115,4 @@ def in_units(name: str, value) -> str:
         return f"{value / 2**20:,.1f} MiB"
     if "seconds" in name:
         return f"{value:,.2f} s" if value < 600 else f"{value:,.0f} s ({value / 3600:.2f} h)"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:.3g}" if isinstance(value, float) else str(value)

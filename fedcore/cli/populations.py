@@ -56,6 +56,10 @@ def population_ingest(
             help="Public bounds of a column, to which its values are clipped; numbers or ISO dates; repeatable.",
         ),
     ] = None,
+    units: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN=UNIT", help="Unit of a column, e.g. glucose=mg/dL, for results; repeatable."),
+    ] = None,
     date: Annotated[
         list[str] | None,
         typer.Option(
@@ -134,7 +138,7 @@ def population_ingest(
     from fedcore.population.ingest.request import with_schema
     from fedcore.training.budget import ledger_name
 
-    said = column_options(bounds, date, category, boolean, na)
+    said = column_options(bounds, units, date, category, boolean, na)
     said |= {"client": client, "unit": unit, "decimal": decimal, "nominal_clients": nominal_clients}
     said |= format_options(option, columns)
     if schema is not None:
@@ -170,6 +174,12 @@ def population_ingest(
     if before is not None and before.version != made.version:
         announce(lambda: [events.population_appended(made, before)])
     show(made, as_json)
+    if not as_json and made.manifest.nominal_clients is None and not made.manifest.public_for_evaluation:
+        unit = "record" if made.manifest.records else "client"
+        print(
+            f"\nPrivate runs need a public number of {unit}s, and none is declared: say --nominal-clients N when you "
+            f"ingest or append, or give a run the setting nominal_{unit}s."
+        )
 
 
 def register(population, ledger: str | None) -> None:
@@ -234,8 +244,10 @@ def show(population: Population, as_json: bool) -> None:
     from fedcore.population.ingest.ingest import describe
 
     told = describe(population)
-    cohorts = None if as_json else told.pop("cohorts")
-    say(told, as_json)
+    if as_json:
+        return say(told, True)
+    cohorts = told.pop("cohorts")
+    say({name: value for name, value in told.items() if value is not None}, False)
     if cohorts:
         table("Cohorts", cast("list[dict]", cohorts))
 

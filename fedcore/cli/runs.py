@@ -49,9 +49,13 @@ def runs_list(runs: Runs = "runs", as_json: Json = False) -> None:
 
 
 @runs_app.command("show")
-def runs_show(run: RunArgument, as_json: Json = False) -> None:
-    """One run: settings, status, last metrics, privacy statement."""
-    show_run(run, as_json, whole=True)
+def runs_show(
+    run: RunArgument,
+    as_json: Json = False,
+    whole: Annotated[bool, typer.Option("--all", help="The whole privacy statement, with every release.")] = False,
+) -> None:
+    """One run: status, result, and the first lines of its privacy statement."""
+    show_run(run, as_json, result=True, whole=whole)
 
 
 @runs_app.command("abandon")

@@ -8,11 +8,17 @@ from fedcore.errors import ConfigError
 
 
 def column_options(
-    bounds: list[str] | None, date: list[str] | None, category: list[str] | None, boolean: str | None, na: str | None
+    bounds: list[str] | None,
+    units: list[str] | None,
+    date: list[str] | None,
+    category: list[str] | None,
+    boolean: str | None,
+    na: str | None,
 ) -> dict[str, Any]:
     """Arguments of `ingest`; None for what nobody said. Raises ConfigError for what is not of the form."""
     return {
         "bounds": _named("--bounds", bounds, "COLUMN=LOW:HIGH", _low_and_high),
+        "units": _named("--units", units, "COLUMN=UNIT", str),
         "dates": _named("--date", date, "COLUMN=UNIT", str),
         "categories": _named("--category", category, "COLUMN=A,B,C", _listed),
         "booleans": None if boolean is None else _listed(boolean),

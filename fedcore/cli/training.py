@@ -241,15 +241,16 @@ def _names(runs: str | None) -> set[str]:
     return set() if runs is None else set(listing(place(runs)))
 
 
-def show_run(path: str, as_json: bool, whole: bool = False) -> None:
-    """A run and its privacy statement; the whole statement with every release, or its first lines."""
+def show_run(path: str, as_json: bool, result: bool = False, whole: bool = False) -> None:
+    """A run and its privacy statement; with its result, if that is asked for; the whole statement with every release,
+    or its first lines."""
     from fedcore.evaluation.run_summary import run_summary
     from fedcore.evaluation.written import shown_table
     from fedcore.runs.store import Run
 
     run = Run.open(path)
     value = run_summary(run) | {"run": str(path)}
-    tables = _tables_of(run) if whole or as_json else ()
+    tables = _tables_of(run) if result or as_json else ()
     if as_json:
         return say(value | {"result": [each.to_json() for each in tables]}, True)
     statement = value.pop("privacy", None) or {}
@@ -260,6 +261,9 @@ def show_run(path: str, as_json: bool, whole: bool = False) -> None:
         show_table(shown_table(each))
     text = statement.get("text", "")
     print("\n" + (text if whole else text.split("\nReleases")[0]))
+    if result and not whole and statement.get("private"):
+        many = len(statement.get("releases", ()))
+        print(f"What is not covered, and all {many} releases: fedcore runs show {path} --all")
 
 
 def _tables_of(run: Run) -> tuple[Table, ...]:

@@ -353,7 +353,7 @@ unit = "thousands"
     said = read_schema(text(tmp_path / "s.toml", schema))
     population = ingest(text(tmp_path / "a.csv", MESSY), tmp_path / "p", **said)
     assert rows_of(population) == EXPECTED
-    for line, what in (("[columns.x]\nvalue = 1", "value"), ("[tables]", "tables"), ("x = [", "not of the form")):
+    for line, what in (("[columns.x]\nvalue = 1", "value"), ("[tables]", "tables"), ("x = [", "not valid TOML")):
         with pytest.raises(IngestError, match=what):
             read_schema(text(tmp_path / "bad.toml", f"{schema}\n{line}"))
     with pytest.raises(IngestError, match="cannot be read"):
@@ -365,3 +365,30 @@ def test_float32_rounds_bounds_inwards(tmp_path):
     population = ingest(file, tmp_path / "p", dtype="float32", bounds={"x": (-0.1, 0.1)})
     values = np.array([row[0] for rows in rows_of(population).values() for row in rows])
     assert (np.abs(values) <= 0.1).all() and population.verify().ok
+
+
+WRONG = [  # in the file of a schema, what the error names, and what to write
+    ("[table\n", "not valid TOML", "line"),
+    ("[tabel]\n[columns.a]\n", "'tabel'", "[columns.NAME]"),
+    ("[table]\nclinet = 'p'\n[columns.a]\n", "[table]: there is no key 'clinet'", "client, unit"),
+    ("[table]\nnominal_clients = 'many'\n[columns.a]\n", "[table]: nominal_clients is not", "a whole number"),
+    ("[table]\ndelimiter = ';;'\n[columns.a]\n", "[table]: delimiter is too", "one character"),
+    ("[table]\nclient = 'p'\n", "no column has a section", "sketch"),
+    ("[columns]\na = 3\n", "[columns.a] is no section", "sketch"),
+    ("[columns.a]\nunits = 'm'\n", "[columns.a]: there is no key 'units'", "unit, bounds"),
+    ("[columns.'the a']\nboolean = 'yes'\n", '[columns."the a"]: boolean is not', "boolean = true"),
+    ("[columns.a]\nbounds = [5]\n", "[columns.a]: bounds is too", "bounds = [0, 120]"),
+    ("[columns.a]\nbounds = [9, 5]\n", "[columns.a]: the bounds of 'a' are 9 and 5", "smaller"),
+    ("[columns.a]\nbounds = ['x', 'y']\n", "[columns.a]: the bound 'x'", "two numbers"),
+    ("[columns.a]\ndate = 'fortnights'\n", "[columns.a]: date is not", "seconds, minutes"),
+    ("[columns.a]\nboolean = true\nvalues = ['1']\n", "[columns.a]: the column 'a' is said to be two", "Say one"),
+    ("[columns.a]\nformat = '%d'\n", "[columns.a]: a format, and no date", "date ="),
+    ("[table]\nclient = 'p'\nunit = 'record'\n[columns.a]\n", "[table] that every row is a record", "one of the two"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "named", "remedy"), WRONG)
+def test_errors_of_a_schema_name_file_key_and_remedy(tmp_path, wrong, named, remedy):
+    with pytest.raises(IngestError) as caught:
+        read_schema(text(tmp_path / "wrong.toml", wrong))
+    assert "wrong.toml" in caught.value.message and named in caught.value.message and remedy in str(caught.value)

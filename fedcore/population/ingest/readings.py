@@ -225,7 +225,7 @@ def _bound(reading: Reading, one: Bound) -> float:
     except ValueError:
         what = "an ISO date" if reading.kind == "date" else "a number"
         raise IngestError(
-            f"The bound {one!r} of {reading.of!r} is not {what}.", "Write low:high, such as 0:120."
+            f"The bound {one!r} of {reading.of!r} is not {what}.", "Bounds are two numbers, or of a date two ISO dates."
         ) from None
     if not math.isfinite(number):
         raise IngestError(f"A bound of {reading.of!r} is {number}.", "Bounds are finite numbers.")

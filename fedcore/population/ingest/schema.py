@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import itertools
 import json
-import tomllib
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedcore.errors import IngestError
 from fedcore.population.columns import DateUnit
 from fedcore.population.ingest import csv_blocks, sources
-from fedcore.population.ingest.readings import FALSE, TRUE, seconds_in
+from fedcore.population.ingest.readings import FALSE, TRUE, Said, readings_of, seconds_in
 from fedcore.population.ingest.sources import TABLES, Format, Options, Where
 from fedcore.population.ingest.table_files import CsvFile, JsonFile, Partitioned, TableFile
 from fedcore.storage.parsing import parse_toml
@@ -62,27 +62,54 @@ class Schema(_Strict):
     columns: dict[str, ColumnSection] = Field(min_length=1)
 
 
+FORMS = {  # what a key is, in a section [table] or [columns.NAME]
+    "table": {
+        "client": 'the name of a column: client = "person"',
+        "unit": 'unit = "client", or unit = "record" where no column says whose a row is',
+        "nominal_clients": "a whole number from 1: nominal_clients = 10000",
+        "delimiter": 'one character between columns: delimiter = ";"',
+        "decimal": 'one character before decimal places: decimal = ","',
+        "na": 'a list of texts that stand for nothing: na = ["n/a", "-"]',
+    },
+    "columns": {
+        "unit": 'a text: unit = "mg/dL"',
+        "bounds": "two numbers or ISO dates, the lower one first: bounds = [0, 120]",
+        "date": f'one of {", ".join(get_args(DateUnit))}: date = "days"',
+        "format": 'a text as strptime takes it: format = "%d.%m.%Y"',
+        "values": 'a list of texts: values = ["Bern", "Basel", "<other>"]',
+        "boolean": "boolean = true, or nothing",
+    },
+}
+
+
 def read_schema(file: Path) -> dict[str, Any]:
-    """What a schema says, as arguments of `fedcore.population.ingest.ingest.ingest`. Raises IngestError."""
+    """What a schema says, as arguments of `fedcore.population.ingest.ingest.ingest`. Raises IngestError, which names
+    file, section and key."""
     try:
-        made = Schema.model_validate(parse_toml(file.read_text("utf-8-sig")))
+        said = parse_toml(file.read_text("utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise IngestError(f"The schema {file} cannot be read.", "Check the path; it is UTF-8 text.") from error
-    except (tomllib.TOMLDecodeError, ValidationError, ValueError) as error:
-        if isinstance(error, ValidationError):
-            first = error.errors()[0]
-            why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-        else:
-            why = str(error)
+    except ValueError as error:
+        raise IngestError(f"The schema {file} is not valid TOML: {error}.", "Correct that line.") from error
+    try:
+        made = Schema.model_validate(said)
+    except ValidationError as error:
+        raise _misfit(file, [str(step) for step in error.errors()[0]["loc"]], error.errors()[0]["type"]) from error
+    table = made.table
+    if table.client and table.unit == "record":
         raise IngestError(
-            f"The schema {file} is not of the form: {why}.", "`fedcore population sketch` drafts one that is."
-        ) from error
-    columns = {name: one for name, one in made.columns.items() if name != made.table.client}
+            f"The schema {file} says in [table] that every row is a record of its own, and client = {table.client!r}.",
+            "Take one of the two out.",
+        )
+    columns = {name: one for name, one in made.columns.items() if name != table.client}
     for name, column in columns.items():
-        if column.format is not None and column.date is None:
-            raise IngestError(f"The schema {file} has a format for {name!r}, which is no date.", 'Say date = "days".')
-    said = {
-        "columns": list(columns),
+        _check_column(file, name, column)
+    arguments = {"columns": list(columns), **_said_of(columns), **table.model_dump(exclude_none=True)}
+    return {name: value for name, value in arguments.items() if value}
+
+
+def _said_of(columns: Mapping[str, ColumnSection]) -> dict[str, Any]:
+    return {
         "bounds": {name: tuple(one.bounds) for name, one in columns.items() if one.bounds is not None},
         "units": {name: one.unit for name, one in columns.items() if one.unit},
         "dates": {
@@ -92,9 +119,46 @@ def read_schema(file: Path) -> dict[str, Any]:
         },
         "categories": {name: one.values for name, one in columns.items() if one.values is not None},
         "booleans": [name for name, one in columns.items() if one.boolean],
-        **made.table.model_dump(exclude_none=True),
     }
-    return {name: value for name, value in said.items() if value}
+
+
+def _check_column(file: Path, name: str, column: ColumnSection) -> None:
+    """Raises IngestError if what is said of a column does not fit together."""
+    where = f"The schema {file}, [columns.{_key(name)}]:"
+    if column.format is not None and column.date is None:
+        raise IngestError(f"{where} a format, and no date.", 'Say date = "days" beside it, or leave the format out.')
+    try:
+        readings_of([name], Said(**_said_of({name: column})))
+    except IngestError as error:
+        raise IngestError(f"{where} {error.message[0].lower()}{error.message[1:]}", error.remedy) from error
+
+
+def _misfit(file: Path, steps: list[str], fault: str) -> IngestError:
+    """What is wrong at a place of the schema. fault: pydantic's name of it"""
+    section = steps[0]
+    if section not in FORMS:
+        return IngestError(
+            f"The schema {file} has a section or key {section!r}, which there is not.",
+            "It has a section [table], and one [columns.NAME] for each column that is read.",
+        )
+    keys, own = FORMS[section], 1 if section == "table" else 2  # of a column its name comes before the key
+    where = f"[{'.'.join([section, *map(_key, steps[1:own])])}]"
+    if len(steps) <= own:
+        said = "no column has a section" if section == "columns" and len(steps) == 1 else f"{where} is no section"
+        return IngestError(
+            f"The schema {file}: {said}.",
+            "Write [table] once and [columns.NAME] for each column to read; `fedcore population sketch` drafts both.",
+        )
+    key = steps[own]
+    if key not in keys:
+        return IngestError(f"The schema {file}, {where}: there is no key {key!r}.", f"Keys are {', '.join(keys)}.")
+    what = "is too short or too long" if fault.startswith(("too_", "string_too")) else "is not of its form"
+    return IngestError(f"The schema {file}, {where}: {key} {what}.", f"It is {keys[key]}.")
+
+
+def _key(name: str) -> str:
+    """As TOML writes it."""
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)
 
 
 # --- drafts -----------------------------------------------------------------------------------------------------------

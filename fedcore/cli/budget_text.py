@@ -1,0 +1,68 @@
+"""A budget on the terminal: what is asked first, rounded so that nothing seems less spent than it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+DIGITS = 6
+OF_THRESHOLDS = ("delta_spent", "delta_reserved", "delta_left")  # 0 without a budget for thresholding steps
+
+
+def short_balance(shown: Mapping[str, Any]) -> dict[str, Any]:
+    """What `budget show` says of a balance, without what is not there; numbers to six digits: what is spent, reserved
+    or priced rounded up, what is left rounded down.
+    """
+    thresholds = any(shown.get(name) for name in OF_THRESHOLDS)
+    kept = {
+        name: value
+        for name, value in shown.items()
+        if value not in (None, [], {}, "") and (thresholds or name not in OF_THRESHOLDS)
+    }
+    return {name: _rounded(name, value) for name, value in kept.items()}
+
+
+def _rounded(name: str, value: Any) -> Any:
+    if isinstance(value, dict):
+        return {inner: _rounded(inner, one) for inner, one in value.items()}
+    if not isinstance(value, float) or not math.isfinite(value) or value == 0:
+        return value
+    up = not name.endswith(("_left", "rho_max", "epsilon", "delta"))
+    places = DIGITS - 1 - math.floor(math.log10(abs(value)))
+    near = float(f"{value:.{DIGITS}g}")
+    if near == value or (near > value) == up:
+        return near
+    return float(f"{near + math.copysign(10.0**-places, 1 if up else -1):.{DIGITS}g}")
+
+
+def short_history(history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A row for each run that follows itself in the records, and for every other record: what happened, how often."""
+    rows: list[dict[str, Any]] = []
+    counts: dict[str, int] = {}
+    for record in history:
+        run = record.get("run_id")
+        if not rows or run is None or rows[-1]["run"] != run:
+            counts = {}
+            rows.append({"seq": "", "what": "", "run": run, "reason": None, "_first": record["seq"]})
+        row = rows[-1]
+        counts[record["kind"]] = counts.get(record["kind"], 0) + 1
+        first = row["_first"]
+        row["seq"] = str(first) if first == record["seq"] else f"{first}-{record['seq']}"
+        row["what"] = ", ".join(kind if times == 1 else f"{times} {kind}" for kind, times in counts.items())
+        row["reason"] = record.get("reason") or record.get("public_schema") or row["reason"]
+    return [{name: value for name, value in row.items() if name != "_first"} for row in rows]
+
+
+def whole_history(history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A row for each record."""
+    return [
+        {
+            "seq": row["seq"],
+            "what": row["kind"],
+            "run": row.get("run_id"),
+            "release": row.get("name"),
+            "reason": row.get("reason") or row.get("public_schema"),
+        }
+        for row in history
+    ]
