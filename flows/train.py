@@ -21,7 +21,7 @@ from prefect.client.schemas import State
 from prefect.runtime import deployment, flow_run
 from pydantic import BaseModel
 
-from fedcore.errors import ConfigError, FedcoreError, PopulationError
+from fedcore.errors import ConfigError, PopulationError
 from fedcore.methods.registry import METHODS, make_method, method_class, summary
 from fedcore.operations.events import run_promoted
 from fedcore.operations.monitoring import RunMonitoring
@@ -297,8 +297,8 @@ def _run_and_show(
     if isinstance(result, State) and result.name == REFUSED and isinstance(result.data, PopulationError):
         return result
     try:
-        show_population(Population.open(population), runs)
-    except FedcoreError as error:  # the outcome of the run is what matters
+        show_population(Population.open(population), runs, population)
+    except Exception as error:  # what is shown decides nothing: the outcome of the run is what matters
         get_run_logger().warning("the page of population %s was not brought up to date: %s", _last(population), error)
     return result
 

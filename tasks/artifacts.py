@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import cast
 from uuid import UUID
 
+from fedcore.tasks.schedules import scheduled_starts
 from prefect.artifacts import (
     create_markdown_artifact,
     create_progress_artifact,
@@ -39,12 +40,21 @@ def key_of(population: Population) -> str:
     return key("population", f"{population.path.name}-{population.id[:8]}")
 
 
-def show_population(population: Population, runs: str) -> None:
-    """The page of a population: a new version of one artifact."""
+def name_of(run: Run) -> str:
+    """What the artifacts of a run are called: by its deployment, whose runs are then versions of the same artifacts; of
+    a run by hand by method and population.
+    """
+    deployment, population = run.info.get("deployment"), run.info.get("population") or {}
+    id = str(population.get("id"))[:8]
+    return str(deployment) if deployment else f"{run.info.get('method')}-{population.get('name')}-{id}"
+
+
+def show_population(population: Population, runs: str, named: str) -> None:
+    """The page of a population: a new version of one artifact. named: the population, as deployments name it."""
     create_markdown_artifact(
-        markdown=population_page(population.location, runs),
+        markdown=population_page(population.location, runs, starts=scheduled_starts(named)),
         key=key_of(population),
-        description=f"Population {population.path.name}: versions, runs, budget",
+        description=f"Population {population.path.name}: deployments, budget and forecast, trends, runs",
     )
 
 
@@ -101,7 +111,7 @@ class Showcase:
         self.progress_id = cast(  # Prefect types the function as one that may also return a coroutine
             UUID,
             create_progress_artifact(
-                progress=0.0, key=key("progress", session.run.id), description=f"Rounds of run {session.run.id}"
+                progress=0.0, key=key("progress", name_of(session.run)), description=f"Rounds of run {session.run.id}"
             ),
         )
 
@@ -155,7 +165,7 @@ class Showcase:
     def _figures(self, run: Run) -> None:
         self.drawn = drawn = run_figures(run, self.session.population.vocabulary())
         create_markdown_artifact(
-            markdown=markdown_report(run, drawn), key=key("report", run.id), description=f"Report of run {run.id}"
+            markdown=markdown_report(run, drawn), key=key("report", name_of(run)), description=f"Report of run {run.id}"
         )
 
     def _total(self) -> int:
@@ -170,7 +180,7 @@ class Showcase:
         run = self.session.run
         rows = [{name: round(v, 6) if isinstance(v, float) else v for name, v in row.items()} for row in run.metrics()]
         if rows:
-            create_table_artifact(table=rows, key=key("metrics", run.id), description=f"Metrics of run {run.id}")
+            create_table_artifact(table=rows, key=key("metrics", name_of(run)), description=f"Metrics of run {run.id}")
         balance = self.session.balance()
         if balance is not None:
             population = self.session.population

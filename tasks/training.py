@@ -5,7 +5,7 @@ is stored nowhere.
 """
 
 import time
-from typing import Any
+from typing import Any, cast
 
 from prefect import State, Task, task
 from prefect.cache_policies import NO_CACHE
@@ -64,7 +64,7 @@ def _rename(name: str) -> None:
 
 
 @task(
-    task_run_name=_name_of_batch,
+    task_run_name=cast(Any, _name_of_batch),  # Prefect types such functions as a class of its own
     retries=2,
     retry_delay_seconds=2,
     retry_condition_fn=_lost_workers,

@@ -74,7 +74,7 @@ def test_no_task_run_is_made_for_a_round_that_there_is_not(monkeypatch):
 @pytest.mark.parametrize("first, last, name", [(1, 8, "rounds-r1-r8"), (9, 9, "rounds-r9"), (9, 8, "no-round-r9")])
 def test_a_task_run_is_named_after_its_rounds(first, last, name):
     assert training.rounds_in_words(first, last) == name
-    assert training.several_rounds.task_run_name({"number": first, "last": last}) == name
+    assert training.several_rounds.task_run_name(parameters={"number": first, "last": last}) == name
 
 
 def test_a_batch_that_ends_early_is_named_after_the_rounds_that_there_were(monkeypatch):

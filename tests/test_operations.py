@@ -504,7 +504,11 @@ def test_the_page_does_not_grow_for_ever(population, tmp_path, monkeypatch):
         "fedcore.operations.population_page.list_runs", lambda folder: [run(tmp_path, population) for run in runs]
     )
     page = population_page(str(population.path), tmp_path / "runs")
-    assert page.count("| finished |") == MOST_RUNS and "and 3 older runs" in page and f"run{MOST_RUNS + 2:03}" in page
+    assert (
+        page.count(" | finished | not private | 1 |") == MOST_RUNS
+        and "and 3 older runs" in page
+        and f"run{MOST_RUNS + 2:03}" in page
+    )
 
 
 def replaced(number):

@@ -273,7 +273,7 @@ def deployments_on_a_worker(prefect_server, tmp_path, webhook, told):
     assert finished[1].id in json.dumps(artifacts["comparison-recurring"]["data"])
     page = artifacts[f"population-population-{finished[0].info['population']['id'][:8]}"]["data"]
     assert finished[0].id in page and "| recurring |" in page
-    assert "rounds" in artifacts[f"progress-{finished[0].id.lower()}"]["description"]
+    assert "rounds" in artifacts["progress-recurring"]["description"]
 
     now = datetime.now(UTC)
     for name, zone, clock in (("nightly", "Europe/Berlin", (3, 30)), ("weekly", "UTC", (4, 15))):

@@ -162,7 +162,7 @@ def test_scores_report_outputs_and_pages(population, memory, tmp_path):
     assert "head.json" in page and run.metrics_file.name in page and "state" in page
     assert personalise(f"{memory}/runs/r", population.path, tmp_path / "out")["outputs"]
     page = population_page(population.location, f"{memory}/runs")
-    assert "| r | finished | not private |" in page and f"{memory}/runs/r/report.html".replace("_", "\\_") in page
+    assert "| r | finished | not private |" in page and f"{memory}/runs/RUN/report.html".replace("_", "\\_") in page
     with pytest.raises(ConfigError, match="not written to"):
         personalise(f"{memory}/runs/r", population.path, f"{memory}/out")
 

@@ -1,7 +1,10 @@
 """What the Prefect UI is sent, and how often: by a clock that the tests move, without a server."""
 
+from types import SimpleNamespace
+from uuid import uuid4
+
 import pytest
-from fedcore.tasks import artifacts
+from fedcore.tasks import artifacts, schedules
 
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.training.request import TrainRequest
@@ -131,3 +134,44 @@ def test_what_cannot_be_shown_is_told_and_no_error(session, sent, monkeypatch):
     progress, figures, report = show.report(session.run)
     assert "Prefect UI" in figures and f"`fedcore report {session.run.path}`" in report and "No space left" in report
     assert not (session.run.path / "report.html").exists()
+
+
+class Server:
+    """Deployments by id, and their scheduled starts; as much of Prefect's client as is asked."""
+
+    def __init__(self, deployments, starts):
+        self.deployments, self.starts, self.asked = deployments, starts, []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def read_deployments(self, limit):
+        return self.deployments
+
+    def read_flow_runs(self, flow_run_filter, sort, limit):
+        self.asked = flow_run_filter.deployment_id.any_
+        return [SimpleNamespace(deployment_id=id, expected_start_time=start) for id, start in self.starts]
+
+
+def test_starts_are_those_that_the_server_has_scheduled_on_the_population(monkeypatch):
+    mine, other, paused = (uuid4() for _ in range(3))
+    deployments = [
+        SimpleNamespace(id=mine, name="nightly", parameters={"population": "p"}, paused=False),
+        SimpleNamespace(id=other, name="elsewhere", parameters={"population": "q"}, paused=False),
+        SimpleNamespace(id=paused, name="paused", parameters={"population": "p"}, paused=True),
+    ]
+    server = Server(deployments, [(mine, 1), (mine, 2), (mine, None)])
+    monkeypatch.setattr(schedules, "get_client", lambda sync_client: server)
+    assert schedules.scheduled_starts("p") == {"nightly": [1, 2]} and server.asked == [mine]
+    assert schedules.scheduled_starts("nowhere") == {}
+
+
+def test_artifacts_are_named_by_deployment(session):
+    run = session.run
+    id = run.info["population"]["id"][:8]
+    assert artifacts.name_of(run) == f"histograms-population-{id}"
+    run.info["deployment"] = "nightly"
+    assert artifacts.name_of(run) == "nightly"

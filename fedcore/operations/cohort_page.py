@@ -11,6 +11,7 @@ from fractions import Fraction
 from typing import Any
 
 from fedcore.errors import PopulationError
+from fedcore.evaluation.written import iso_date
 from fedcore.population.cohorts import FOUNDERS
 from fedcore.population.manifest import Manifest
 from fedcore.population.store import Population
@@ -103,7 +104,7 @@ def able_rows(population: Population, runs: Sequence[Run]) -> list[dict[str, Any
         rows.append(
             {
                 "run": run.id,
-                "started": run.info.get("started"),
+                "started": iso_date(run.info.get("started")),
                 **who(manifest, ranges),
                 "nominal clients": took,
                 "share that took part": None if took is None or not all_of_them else took / all_of_them,

@@ -6,13 +6,13 @@ clients' data.
 
 from __future__ import annotations
 
-import html
-import re
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from fedcore.errors import LedgerMissing, PrivacyError, RunError
-from fedcore.evaluation.run_summary import summary_row
+from fedcore.evaluation.figures import data_uri
+from fedcore.evaluation.written import iso_date
 from fedcore.operations.cohort_page import (
     LIFETIME,
     able_rows,
@@ -21,27 +21,51 @@ from fedcore.operations.cohort_page import (
     promise_in_words,
     segment_rows,
 )
+from fedcore.operations.forecast import cohort_lines, forecast_rows, in_a_sentence, payers_of
 from fedcore.operations.latest_runs import all_latest
+from fedcore.operations.page_markdown import cell, table
+from fedcore.operations.trends import (
+    SeriesOfRuns,
+    budget_drawn,
+    deployment_row,
+    run_rows,
+    score_figures,
+    seconds_drawn,
+    series_of,
+)
 from fedcore.population.manifest import Manifest
 from fedcore.population.store import Population
 from fedcore.privacy.ledger.chain import Balance
 from fedcore.privacy.statement import loss_in_words, schema_in_words
 from fedcore.runs.store import Run, list_runs
-from fedcore.storage.files import Place, absolute, is_file, read_bytes
-from fedcore.storage.parsing import parse_json
+from fedcore.storage.files import Place, absolute, place
 from fedcore.training.budget import epsilon_that_fits, ledger_of
 from fedcore.training.vocabulary import released_in_words, runs_behind
 from fedcore.training.witness import missing_witness
 
-MOST_RUNS = 50
+MOST_RUNS = 20  # of a deployment
+MOST_SERIES = 20
 MOST_VERSIONS = 20
 
 
-def population_page(path: str, runs: str | Place) -> str:
-    """Markdown: versions, runs of the folder `runs` on the population (newest first), latest runs, budget."""
-    newest = Population.open(path)
+def population_page(
+    path: str,
+    runs: str | Place,
+    *,
+    starts: Mapping[str, Sequence[datetime]] | None = None,
+    now: datetime | None = None,
+    figures: bool = True,
+) -> str:
+    """Markdown: deployments, budget with a forecast, trends, latest runs, versions, and the runs of the folder `runs`
+    on the population, by deployment.
+
+    starts: that are scheduled, by deployment, as far as somebody knows; now: the present, UTC; figures: whether there
+    are any, as data URIs
+    """
+    newest, now = Population.open(path), now or datetime.now(UTC)
     mine = [run for run in list_runs(runs) if (run.info.get("population") or {}).get("id") == newest.id]
     mine.sort(key=lambda run: (str(run.info.get("started")), run.id), reverse=True)
+    series = series_of(mine)
     parts = [
         f"# Population {cell(newest.path.name)}",
         "",
@@ -49,21 +73,27 @@ def population_page(path: str, runs: str | Place) -> str:
         "",
         "Numbers of clients and blocks are for operators and not protected; do not publish this page.",
         "",
-        "## Versions",
+        "## Deployments",
         "",
-        *_versions(newest),
+        *([*table([deployment_row(one) for one in series[:MOST_SERIES]])] if series else ["No run was made yet."]),
         "",
         "## Budget",
         "",
         *_budget(newest, mine),
         "",
+        *_forecast(newest, mine, starts or {}, now, figures),
+        *(_trends(series) if figures else []),
         "## Latest runs",
         "",
         *_latest(runs, {run.path.name for run in mine}),
         "",
+        "## Versions",
+        "",
+        *_versions(newest),
+        "",
         f"## Runs in {cell(runs)}",
         "",
-        *_runs(mine),
+        *_runs(series, runs),
     ]
     return "\n".join(parts) + "\n"
 
@@ -132,11 +162,46 @@ def budget_rows(balance: Balance, manifest: Manifest) -> list[dict[str, Any]]:
     if balance.segments:
         return segment_rows(balance, manifest)
     return [
-        {"": "budget", "rho": budget.rho_max, "epsilon": budget.epsilon, "delta": budget.delta},
-        {"": "spent", "rho": balance.rho_spent, "epsilon": balance.epsilon_spent, "delta": budget.delta_conv},
-        {"": "reserved", "rho": balance.rho_reserved, "epsilon": None, "delta": None},
-        {"": "left", "rho": balance.rho_left, "epsilon": None, "delta": None},
+        {"part": "budget", "rho": budget.rho_max, "epsilon": budget.epsilon, "delta": budget.delta},
+        {"part": "spent", "rho": balance.rho_spent, "epsilon": balance.epsilon_spent, "delta": budget.delta_conv},
+        {"part": "reserved", "rho": balance.rho_reserved, "epsilon": None, "delta": None},
+        {"part": "left", "rho": balance.rho_left, "epsilon": None, "delta": None},
     ]
+
+
+def _forecast(
+    population: Population, runs: Sequence[Run], starts: Mapping[str, Sequence[datetime]], now: datetime, figures: bool
+) -> list[str]:
+    """When the budget ends as runs go on now; nothing where there is no budget that runs draw on."""
+    if population.manifest.ledger is None:
+        return []
+    try:
+        balance = ledger_of(population, to_show=True).balance(population.id)
+    except PrivacyError:  # `_budget` says it
+        return []
+    payers = payers_of(runs, starts, now)
+    if balance.budget is None or not payers:
+        return []
+    lines = ["## Forecast", ""]
+    if population.manifest.cohorts:
+        said = cohort_lines(population.manifest, balance, payers, population.path.name)
+        return [*lines, *(line for one in said for line in (cell(one), ""))]
+    lines += [f"**{cell(in_a_sentence(balance, payers))}**", "", *table(forecast_rows(balance, payers)), ""]
+    lines += ["A run is taken to cost what the last one of its deployment did; nothing is reserved for it.", ""]
+    return [*lines, *_drawn(budget_drawn(balance, payers, runs, now), "the budget over time")] if figures else lines
+
+
+def _trends(series: Sequence[SeriesOfRuns]) -> list[str]:
+    """Figures of scores and seconds over the runs; nothing before there are two of a series."""
+    lines = [
+        *(line for title, png in score_figures(series) for line in _drawn(png, title)),
+        *_drawn(seconds_drawn(series), "seconds of the runs"),
+    ]
+    return ["## Trends", "", *lines] if lines else []
+
+
+def _drawn(png: bytes | None, what: str) -> list[str]:
+    return [] if png is None else [f"![{cell(what)}]({data_uri(png)})", ""]
 
 
 def _cohorts(population: Population, balance: Balance, runs: Sequence[Run]) -> list[str]:
@@ -163,67 +228,24 @@ def _latest(runs: str | Place, mine: set[str]) -> list[str]:
     except RunError as error:
         return [cell(str(error))]
     rows = [
-        {"deployment": item.deployment, "run": item.run, "since": item.since, "because": item.because} for item in found
+        {"deployment": item.deployment, "run": item.run, "since": iso_date(item.since), "because": item.because}
+        for item in found
     ]
     return table(rows) if rows else ["None."]
 
 
-def _runs(runs: Sequence[Run]) -> list[str]:
-    rows = [_run(run) for run in runs[:MOST_RUNS]]
-    return [*(table(rows) if rows else ["None."]), *_left_out(len(runs) - MOST_RUNS, "runs")]
-
-
-def _run(run: Run) -> dict[str, Any]:
-    row = summary_row(run)
-    report = run.path / "report.html"
-    return {
-        "run": row["run"],
-        "status": row["status"],
-        "epsilon": _epsilon(run),
-        "rounds": row["rounds"],
-        "method": row["method"],
-        "version": row["version"],
-        "deployment": row["deployment"],
-        "started": row["started"],
-        "model": row["model"],
-        "report": absolute(report) if is_file(report) else None,
-    }
-
-
-def _epsilon(run: Run) -> str | float:
-    """Of the run's statement; in words if it claims none or is not there yet."""
-    if not run.info.get("private") or run.info.get("test_noise"):
-        return "not private"
-    try:
-        statement = parse_json(read_bytes(run.path / "statement.json"))
-    except FileNotFoundError:
-        return "not stated yet"
-    except (OSError, ValueError):
-        return "unreadable"
-    value = statement.get("epsilon") if isinstance(statement, dict) and statement.get("private") is True else None
-    if not isinstance(value, (int, float)):
-        return "not private"
-    return f"{value:.5g}, on somebody's word" if statement.get("vouched") else value
+def _runs(series: Sequence[SeriesOfRuns], runs: str | Place) -> list[str]:
+    """The newest runs of each series, under a heading of its own."""
+    if not series:
+        return ["None."]
+    lines = [cell(f"Of each run {absolute(place(runs))}/RUN/report.html is the report."), ""]
+    for one in series[:MOST_SERIES]:
+        rows = run_rows(one, MOST_RUNS)
+        older = len(one.points) + one.older - len(rows)
+        lines += [f"### {cell(one.name)}", "", *table(rows), *_left_out(older, "runs"), ""]
+    left = len(series) - MOST_SERIES
+    return [*lines, *([f"and {left} more deployments"] if left > 0 else [])]
 
 
 def _left_out(number: int, what: str) -> list[str]:
     return ["", f"and {number} older {what}"] if number > 0 else []
-
-
-# --- markdown -------------------------------------------------------------------------------------------------------
-
-
-def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The lines of a markdown table; the columns are those of the first row."""
-    names = list(rows[0])
-    return [
-        "| " + " | ".join(map(cell, names)) + " |",
-        "|" + "---|" * len(names),
-        *("| " + " | ".join(cell(row[name]) for name in names) + " |" for row in rows),
-    ]
-
-
-def cell(value: Any) -> str:
-    """Text that markdown and HTML leave as it is."""
-    text = "" if value is None else f"{value:.5g}" if isinstance(value, float) else str(value)
-    return re.sub(r"([\\`*_{}\[\]()#!|~$])", r"\\\1", html.escape(" ".join(text.split()), quote=False))

@@ -28,6 +28,7 @@ def told(run) -> dict[str, tuple[str, str]]:
     return {f"{change.kind}: {change.what}": (change.before, change.now) for change in since.changes}
 
 
+@pytest.mark.slow
 def test_the_run_before_is_the_newest_finished_one_of_the_deployment(population, tmp_path):
     first = train(population, tmp_path, "a")
     assert run_before(first) is None and since_the_run_before(first) is None
@@ -44,6 +45,7 @@ def test_the_run_before_is_the_newest_finished_one_of_the_deployment(population,
     assert run_before(train(population, tmp_path, "i", deployment=None)).id == "g", "of the same population"
 
 
+@pytest.mark.slow
 def test_nothing_changed_is_said(population, tmp_path):
     train(population, tmp_path, "a")
     run = train(population, tmp_path, "b")
@@ -88,6 +90,7 @@ def test_a_private_run_tells_declared_sizes_and_no_exact_count(tmp_path):
     assert float(found["privacy: epsilon"][1]) <= 0.5 < float(found["privacy: epsilon"][0])
 
 
+@pytest.mark.slow
 def test_scores_are_compared_on_the_same_public_data(population, tmp_path):
     public = write_counts(tmp_path / "public", small_counts(40, seed=2), heldout=small_counts(40, seed=3), **PUBLIC)
     for name, rounds in (("a", 1), ("b", 2)):
@@ -115,12 +118,14 @@ def test_values_that_look_alike_are_told_apart():
     assert (one.what, one.before, one.now) == ("a b", NOT_THERE, "None")
 
 
+@pytest.mark.slow
 def test_runs_of_earlier_versions_do_not_name_their_packages(population, tmp_path):
     train(population, tmp_path, "a")
     edit_record(tmp_path / "runs" / "a", lambda record: record.pop("software"))
     assert told(train(population, tmp_path, "b")) == {}
 
 
+@pytest.mark.slow
 def test_what_cannot_be_compared_is_said_and_the_report_written(population, tmp_path, monkeypatch):
     train(population, tmp_path, "a")
     run = train(population, tmp_path, "b")

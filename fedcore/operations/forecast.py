@@ -1,0 +1,334 @@
+"""When a budget ends if runs go on as they do: how many runs of each deployment still fit, until when, and which
+cohorts take part.
+
+Made from the ledger's balance, the plans of the last runs, and when runs began or are scheduled: all of it is public or
+for operators. A deployment's next runs are taken to cost what its last one did. Nothing is reserved.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from fractions import Fraction
+from statistics import median
+from typing import Any
+
+from fedcore.errors import ConfigError
+from fedcore.evaluation.run_summary import method_of
+from fedcore.population.manifest import Manifest
+from fedcore.privacy.accounting import exact_sum
+from fedcore.privacy.ledger.chain import Balance
+from fedcore.privacy.plan import PlannedRelease
+from fedcore.rounds.cohort_settings import CohortRule, cohort_rule
+from fedcore.runs.store import Run
+from fedcore.storage.ranges import in_words, ranges_of
+from fedcore.training.budget import CRUMB
+from fedcore.training.cohorts import CohortAccount, Cost, able, cohort_accounts, cost_of, in_question, nominal_of
+
+STAMP = "%Y%m%dT%H%M%S"
+RECENT = 10  # runs whose starts say how often a deployment runs
+STOPPED = 3  # a deployment without a schedule that has been silent for so many of its intervals has stopped
+MOST_STARTS = 20_000  # that are followed
+SCHEDULE, PACE, STOPS, UNKNOWN = "the schedule", "the pace of its last runs", "no start is foreseen", "too few runs"
+
+
+@dataclass(frozen=True, slots=True)
+class Payer:
+    """A deployment that draws on the budget.
+
+    rho, delta: what a run charges; whole: each takes all that is left; reserved: what must be left when a run begins
+    rule: which cohorts it asks; starts: that are known, ascending; every: between those that follow, None: there are
+    none; because: how its starts are known
+    """
+
+    deployment: str
+    rho: Fraction
+    delta: Fraction
+    reserved: tuple[Fraction, Fraction]
+    whole: bool = False
+    rule: CohortRule = CohortRule()
+    starts: tuple[datetime, ...] = ()
+    every: timedelta | None = None
+    because: str = UNKNOWN
+
+    def upcoming(self) -> Iterator[datetime]:
+        """Its next starts, as far as they are foreseen."""
+        yield from self.starts
+        if self.every and self.starts:
+            try:
+                for number in range(1, MOST_STARTS):
+                    yield self.starts[-1] + number * self.every
+            except OverflowError:  # beyond the calendar
+                return
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """Of one deployment. runs: that still fit; last: start of the last of them; refused: of the first that does not
+    fit, None: not foreseen.
+    """
+
+    runs: int
+    last: datetime | None
+    refused: datetime | None
+
+
+def outlook(rho_left: float, delta_left: float, crumb: float, payers: Sequence[Payer]) -> dict[str, Outlook]:
+    """What becomes of an account if all of them go on to draw on it; by deployment.
+
+    rho_left, delta_left: of the account; crumb: rho of which a run that takes all that is left makes nothing. A payer
+    whose starts are not foreseen draws nothing, and is told how many of its runs would fit alone.
+    """
+    rho, delta = Fraction(rho_left), Fraction(delta_left)
+    found = {
+        payer.deployment: Outlook(0 if payer.starts else _alone(payer, rho, delta, crumb), None, None)
+        for payer in payers
+    }
+    for start, payer, charged in followed(rho, delta, crumb, payers):
+        mine = found[payer.deployment]
+        fitted = replace(mine, runs=mine.runs + 1, last=start)
+        found[payer.deployment] = replace(mine, refused=start) if charged is None else fitted
+    return found
+
+
+def followed(
+    rho: Fraction, delta: Fraction, crumb: float, payers: Sequence[Payer]
+) -> Iterator[tuple[datetime, Payer, Fraction | None]]:
+    """(start, deployment, rho that it charges) of the runs that are foreseen, in the order of time; None in place of
+    the rho of the first run of a deployment that does not fit, after which it is not followed.
+    """
+    queue: list[tuple[datetime, int, Iterator[datetime]]] = []
+
+    def follow(number: int, upcoming: Iterator[datetime]) -> None:
+        if (start := next(upcoming, None)) is not None:
+            heapq.heappush(queue, (start, number, upcoming))
+
+    for number, payer in enumerate(payers):
+        follow(number, payer.upcoming())
+    for _ in range(MOST_STARTS):
+        if not queue:
+            return
+        start, number, upcoming = heapq.heappop(queue)
+        payer = payers[number]
+        if not _fits(payer, rho, delta, crumb):
+            yield start, payer, None
+            continue
+        charged = rho if payer.whole else payer.rho
+        rho, delta = rho - charged, delta - payer.delta
+        yield start, payer, charged
+        follow(number, upcoming)
+
+
+def _fits(payer: Payer, rho: Fraction, delta: Fraction, crumb: float) -> bool:
+    if payer.whole:
+        return rho > Fraction(crumb)
+    return payer.reserved[0] <= rho and payer.reserved[1] <= delta
+
+
+def _alone(payer: Payer, rho: Fraction, delta: Fraction, crumb: float) -> int:
+    if not _fits(payer, rho, delta, crumb):
+        return 0
+    if payer.whole:
+        return 1
+    pairs = ((rho - payer.reserved[0], payer.rho), (delta - payer.reserved[1], payer.delta))
+    return min((int(left // price) for left, price in pairs if price), default=MOST_STARTS) + 1
+
+
+# --- who draws on it --------------------------------------------------------------------------------------------------
+
+
+def payers_of(runs: Sequence[Run], starts: Mapping[str, Sequence[datetime]], now: datetime) -> list[Payer]:
+    """The deployments among these runs whose newest one was charged, by name.
+
+    runs: on one population, newest first; starts: that are scheduled, by deployment
+    """
+    series: dict[str, list[Run]] = {}
+    for run in runs:
+        if run.info.get("deployment"):
+            series.setdefault(str(run.info["deployment"]), []).append(run)
+    found = [_payer(name, mine, starts.get(name, ()), now) for name, mine in sorted(series.items())]
+    return [payer for payer in found if payer is not None]
+
+
+def _payer(name: str, runs: Sequence[Run], starts: Sequence[datetime], now: datetime) -> Payer | None:
+    """None if its newest run charged nothing. One with test noise charges a ledger for tests, like any other."""
+    newest, method = runs[0], method_of(runs[0])
+    if not newest.info.get("private") or method is None or not method.private:
+        return None
+    try:
+        plan = [PlannedRelease.from_json(planned) for planned in newest.info["plan"]]
+    except (KeyError, TypeError, ValueError):
+        return None
+    if not plan:
+        return None
+    settings = method.private_settings
+    rule = cohort_rule(settings)
+    cost = cost_of(plan, settings.spare_releases)
+    known, every, because = foreseen([began(run) for run in runs[:RECENT]], starts, now)
+    return Payer(
+        name,
+        exact_sum(planned.rho for planned in plan),
+        exact_sum(planned.delta for planned in plan),
+        (Fraction(cost.rho), Fraction(cost.delta)),
+        settings.epsilon is None and rule.horizon is None,
+        rule,
+        known,
+        every,
+        because,
+    )
+
+
+def foreseen(
+    before: Sequence[datetime | None], starts: Sequence[datetime], now: datetime
+) -> tuple[tuple[datetime, ...], timedelta | None, str]:
+    """(the next starts, the interval of those that follow, how they are known).
+
+    before: when the last runs began, newest first; starts: that are scheduled
+    """
+    ahead = sorted(start for start in starts if start >= now)
+    began_at = [start for start in before if start is not None]
+    gaps = [later - earlier for later, earlier in zip(began_at, began_at[1:], strict=False) if later > earlier]
+    usual = timedelta(seconds=median(gap.total_seconds() for gap in gaps)) if gaps else None
+    if len(ahead) > 1 and ahead[-1] > ahead[0]:
+        return tuple(ahead), (ahead[-1] - ahead[0]) / (len(ahead) - 1), SCHEDULE
+    if ahead:
+        return tuple(ahead), usual, SCHEDULE
+    if usual is None:
+        return (), None, UNKNOWN
+    if now - began_at[0] > STOPPED * usual:
+        return (), None, STOPS
+    return (max(now, began_at[0] + usual),), usual, PACE
+
+
+def began(run: Run) -> datetime | None:
+    """When a run began; None if its record does not say it as runs do."""
+    try:
+        return datetime.strptime(str(run.info.get("started")), STAMP).replace(tzinfo=UTC)
+    except ValueError:
+        return None
+
+
+# --- in tables and words ----------------------------------------------------------------------------------------------
+
+
+def forecast_rows(balance: Balance, payers: Sequence[Payer]) -> list[dict[str, Any]]:
+    """One for each deployment, where one account is kept for all."""
+    budget = balance.required_budget()
+    found = outlook(balance.rho_left, balance.delta_left, CRUMB * budget.rho_max, payers)
+    return [_row(payer, found[payer.deployment], budget.epsilon_of(float(payer.rho))) for payer in payers]
+
+
+def _row(payer: Payer, mine: Outlook, epsilon: float) -> dict[str, Any]:
+    return {
+        "deployment": payer.deployment,
+        "a run costs epsilon": "all that is left" if payer.whole else epsilon,
+        "rho": None if payer.whole else float(payer.rho),
+        "runs left": mine.runs,
+        "last that fits": _date(mine.last),
+        "first that does not": _date(mine.refused),
+        "by": payer.because,
+    }
+
+
+def in_a_sentence(balance: Balance, payers: Sequence[Payer]) -> str:
+    """When the budget ends, where one account is kept for all; empty without a deployment that draws on it."""
+    if not payers:
+        return ""
+    found = outlook(balance.rho_left, balance.delta_left, CRUMB * balance.required_budget().rho_max, payers)
+    drawing = [payer for payer in payers if payer.starts]
+    if not drawing:
+        left = ", ".join(f"{mine.runs} of {name}" for name, mine in found.items())
+        return f"No start is foreseen. Of runs like the last one of each deployment there would fit, alone: {left}."
+    refusals = [(mine.refused, name) for name, mine in found.items() if mine.refused is not None]
+    if not refusals:
+        return "Runs like the last ones fit for as long as is foreseen."
+    first, name = min(refusals)
+    runs, last = sum(found[payer.deployment].runs for payer in drawing), _last(found)
+    if last is None:
+        return f"No run like the last one fits any more: the next one of {name}, on {_date(first)}, is refused."
+    more = "1 more run fits" if runs == 1 else f"{runs} more runs fit"
+    return (
+        f"{_how(drawing)} {more}, the last of them on {_date(last)}. The first that is refused is that of {name} on "
+        f"{_date(first)}."
+    )
+
+
+def _how(payers: Sequence[Payer]) -> str:
+    return "At the present schedule" if all(one.because == SCHEDULE for one in payers) else "At the present pace"
+
+
+def _last(found: Mapping[str, Outlook]) -> datetime | None:
+    return max((mine.last for mine in found.values() if mine.last is not None), default=None)
+
+
+def _date(when: datetime | None) -> str | None:
+    return None if when is None else f"{when.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+
+
+# --- by cohort --------------------------------------------------------------------------------------------------------
+
+
+def cohort_lines(manifest: Manifest, balance: Balance, payers: Sequence[Payer], name: str) -> list[str]:
+    """Which cohorts each deployment's next run asks and can be paid by, and when the first and the last of them retire,
+    if nobody comes. A line for each deployment. name: of the population
+    """
+    accounts, window = cohort_accounts(manifest, balance), balance.periods.window if balance.periods else None
+    asked = {payer.deployment: _able(payer, accounts, name, window) for payer in payers}
+    return [_line(payer, payers, asked, accounts, balance) for payer in payers]
+
+
+def _able(payer: Payer, accounts: Sequence[CohortAccount], name: str, window: int | None) -> list[CohortAccount]:
+    """Of the cohorts that it asks, those that can pay for a run like its last one."""
+    try:
+        can = able(in_question(payer.rule, accounts, name), _cost(payer))
+    except ConfigError:  # cohorts that there are not any more
+        return []
+    return can if window is None else can[-window:]
+
+
+def _cost(payer: Payer) -> Cost:
+    return Cost(0.0, 0.0) if payer.whole else Cost(float(payer.reserved[0]), float(payer.reserved[1]))
+
+
+def _line(
+    payer: Payer,
+    payers: Sequence[Payer],
+    asked: Mapping[str, Sequence[CohortAccount]],
+    accounts: Sequence[CohortAccount],
+    balance: Balance,
+) -> str:
+    mine = asked[payer.deployment]
+    if not mine:
+        return (
+            f"{payer.deployment}: no cohort can pay for a run like its last one. It waits for newcomers, or is refused."
+        )
+    active = ranges_of(account.number for account in mine)
+    others = ranges_of({account.number for account in accounts} - {account.number for account in mine})
+    said = f"{payer.deployment}: its next run is paid for by cohorts {in_words(active)}{_share(mine, accounts)}"
+    said += f"; not by {in_words(others)}." if others else ", which are all."
+    if not payer.starts or balance.periods is not None:
+        return said
+    retires: dict[int, datetime] = {}
+    crumb, known = CRUMB * balance.required_budget().rho_max, dict[tuple[object, ...], Outlook]()
+    for account in mine:
+        drawing = [one for one in payers if any(account.number == other.number for other in asked[one.deployment])]
+        like = (account.rho, account.delta, tuple(one.deployment for one in drawing))
+        if like not in known:
+            known[like] = outlook(account.rho, account.delta, crumb, drawing)[payer.deployment]
+        if (last := known[like].last) is not None and known[like].refused is not None:
+            retires[account.number] = last
+    if len(retires) < len(mine):
+        return said
+    first, last = min(retires.values()), max(retires.values())
+    going = ranges_of(number for number, when in retires.items() if when == first)
+    return (
+        f"{said} {_how([payer])} cohort {in_words(going)} can pay for the last time on {_date(first)}, and without "
+        f"newcomers the last run is that of {_date(last)}."
+    )
+
+
+def _share(mine: Sequence[CohortAccount], accounts: Sequence[CohortAccount]) -> str:
+    part, whole = nominal_of(mine), nominal_of(accounts)
+    return f" ({part:,} of {whole:,} declared clients)" if part is not None and whole else ""
