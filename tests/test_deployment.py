@@ -167,6 +167,14 @@ def test_served_and_deployed_are_the_same_but_for_the_place(file):
     assert getattr(import_module(module), name).name == "train-histograms"
 
 
+def test_job_variables_are_for_the_pool(file):
+    from fedcore.flows.serve import to_deployment
+
+    (item,) = read_deployments(file(ENTRY + 'job_variables = { env = { A = "1" }, working_dir = "/data" }\n'))
+    assert to_deployment(item, "pool").job_variables == {"env": {"A": "1"}, "working_dir": "/data"}
+    assert not to_deployment(item).job_variables, "without a pool nobody would take them"
+
+
 def test_a_start_that_comes_too_early_is_left_out(file):
     """If it waited, the starts that were missed would follow one another and each spend of the budget."""
     from fedcore.flows.serve import to_deployment
