@@ -22,12 +22,15 @@ from pydantic import SecretStr
 
 from fedcore.errors import ConfigError
 from fedcore.operations.deployment import DeploymentFile, Notify
+from fedcore.operations.pool_sizes import POOL_TYPES
 
 POOL = "fedcore"
 
 
 def make_pool(name: str) -> None:
-    """Make a pool of processes of this name, unless there is one. Raises ConfigError if it is of another type."""
+    """Make a pool of processes of this name, unless there is one. Raises ConfigError if that is of a type for which no
+    deployments are made.
+    """
     with get_client(sync_client=True) as client:
         try:
             client.create_work_pool(
@@ -37,9 +40,9 @@ def make_pool(name: str) -> None:
             )
         except ObjectAlreadyExists:
             pool = client.read_work_pool(name)
-            if pool.type != ProcessWorker.type:
+            if pool.type not in POOL_TYPES:
                 raise ConfigError(
-                    f"work pool {name!r} is of type {pool.type!r}, not {ProcessWorker.type!r}.",
+                    f"work pool {name!r} is of type {pool.type!r}, not {' or '.join(map(repr, POOL_TYPES))}.",
                     "Name another one with --pool.",
                 ) from None
 

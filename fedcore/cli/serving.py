@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from fedcore.cli.options import Json
-from fedcore.cli.terminal import say, table
+from fedcore.cli.terminal import parse_seconds, say, table
 from fedcore.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ Unchecked = Annotated[
         "of reach from here.",
     ),
 ]
+PoolType = Literal["process", "docker", "kubernetes"]  # as `fedcore.operations.pool_sizes`, without its imports
 
 
 def serve(file: File, unchecked: Unchecked = False) -> None:
@@ -55,7 +57,21 @@ def serve(file: File, unchecked: Unchecked = False) -> None:
 
 def deploy(
     file: File,
-    pool: Annotated[str, typer.Option(help="Work pool of processes; made if there is none.")] = "fedcore",
+    pool: Annotated[str, typer.Option(help="Work pool; made if there is none.")] = "fedcore",
+    pool_type: Annotated[
+        PoolType | None,
+        typer.Option("--type", help="Type of the pool; of one that there is as the server says, of a new one process."),
+    ] = None,
+    size_from_plan: Annotated[
+        bool, typer.Option("--size-from-plan", help="Size the machine of each deployment by `fedcore plan`.")
+    ] = False,
+    deadline: Annotated[
+        str | None,
+        typer.Option(help="With --size-from-plan: time for all rounds of a run, e.g. 30m, for the number of workers."),
+    ] = None,
+    calibration: Annotated[
+        float, typer.Option(min=0.1, max=600.0, help="Seconds that measuring may take for each deployment.")
+    ] = 10.0,
     unchecked: Unchecked = False,
     as_json: Json = False,
 ) -> None:
@@ -72,6 +88,8 @@ def deploy(
     import_module("fedcore.flows.server").check_reachable(os.environ["PREFECT_API_URL"])
     if not unchecked:
         _check(file, content)
+    sizing = Sizing(size_from_plan, None if deadline is None else parse_seconds(deadline), calibration)
+    content, sizes = _for_the_pool(content, pool, pool_type, sizing)
     flows = import_module("fedcore.flows.deploy")
     rows = flows.deploy(content, pool)
     if content.notify is not None:
@@ -79,8 +97,10 @@ def deploy(
     command = f"prefect worker start --pool {pool}"
     _tell(expectations(content.deployment))
     if as_json:
-        return say({"deployments": rows, "pool": pool, "worker": command}, True)
+        return say({"deployments": rows, "pool": pool, "worker": command, **({"sizes": sizes} if sizes else {})}, True)
     table(f"Deployments in work pool {pool}", rows)
+    if sizes:
+        table("Sizes, from the plan of the next run of each", sizes)
     print(f"They are run by:  {command}")
 
 
@@ -89,6 +109,45 @@ def _check(file: Path, content: DeploymentFile) -> None:
     from fedcore.operations.deployment_checks import check_ready, problems
 
     check_ready(file.name, [*problems(content), *import_module("fedcore.flows.serve").refused_schedules(content)])
+
+
+@dataclass(frozen=True, slots=True)
+class Sizing:
+    """asked: whether machines are to be sized; deadline: seconds for all rounds; calibration: seconds for each plan."""
+
+    asked: bool
+    deadline: float | None
+    calibration: float
+
+
+def _for_the_pool(
+    content: DeploymentFile, pool: str, pool_type: PoolType | None, sizing: Sizing
+) -> tuple[DeploymentFile, list[dict[str, Any]]]:
+    """The file's deployments with job variables for the pool, which is made if there is none; and the sizes as rows.
+    Raises ConfigError for a pool of another type, or whose template lacks what it has to be told.
+    """
+    from fedcore.operations.pool_sizes import for_pool, not_taken, outside_of_containers, planned_size
+
+    if sizing.deadline is not None and not sizing.asked:
+        raise ConfigError("--deadline goes with --size-from-plan.", "Say both, or neither.")
+    sizes = [
+        planned_size(item, sizing.deadline, sizing.calibration) if sizing.asked else None for item in content.deployment
+    ]
+    kind, template = import_module("fedcore.flows.pools").ready_pool(pool, pool_type)
+    made, rows = [], []
+    for item, size in zip(content.deployment, sizes, strict=True):
+        made.append(for_pool(item, kind, size))
+        if size is not None:
+            rows.append({"deployment": item.name, **size.in_words})
+        if missing := not_taken(made[-1].job_variables, template):
+            raise ConfigError(
+                f"the base job template of work pool {pool!r} does not know {', '.join(missing)}, which deployment "
+                f"{item.name!r} sets.",
+                "Add the variables to the template: `prefect work-pool update --base-job-template FILE.json`.",
+            )
+    if kind != "process":
+        _tell(outside_of_containers(made))
+    return content.model_copy(update={"deployment": made}), rows
 
 
 def _tell(lines: Sequence[str]) -> None:

@@ -132,10 +132,13 @@ def load_of(method: AnyMethod, population: Population, clients: int | None) -> L
     )
 
 
-def plan_run(request: TrainRequest, where: Resources, *, limit: float = LIMIT_SECONDS) -> dict[str, Any]:
+def plan_run(
+    request: TrainRequest, where: Resources, *, limit: float = LIMIT_SECONDS, meet_deadline: bool = False
+) -> dict[str, Any]:
     """What the requested run would take (see `predicted`); nothing is reserved, released or kept.
 
-    limit: seconds of the calibration. Raises ConfigError for what cannot fit, and for what `resolve` refuses.
+    limit: seconds of the calibration. meet_deadline: if it would take longer than the deadline, the plan is that of as
+    many workers as meet it, with a core each. Raises ConfigError for what cannot fit, and for what `resolve` refuses.
     """
     spec = resolve(request)
     method, population, public = spec.method, spec.population, spec.public
@@ -150,6 +153,9 @@ def plan_run(request: TrainRequest, where: Resources, *, limit: float = LIMIT_SE
     measured = calibrate(method, population, facts_for, spec.releases, runs, shape, limit=limit)
     passes = method.total_rounds(method.init(public))
     predictions = predicted(method, population, spec.releases, passes, measured, where)
+    if meet_deadline and where.deadline is not None and predictions["seconds"] > where.deadline:
+        where = replace(where, workers=predictions["workers_for_deadline"], cluster=True)
+        predictions = predicted(method, population, spec.releases, passes, measured, where)
     refuse(predictions, where, runs)
     if spec.worth is not None:
         predictions["worth"] = spec.worth.in_words
