@@ -44,6 +44,10 @@ GIVEN_UP = (
     "Lost: values were charged, drawn and lost, and nothing else was left to pay for drawing them again, so that the "
     "run gave up its rounds from {round} on."
 )
+OF_SHARE = (
+    "Paid by share {share!r} of the population's budget. Shares are its operator's rule for who may spend what, and "
+    "promise nothing by themselves: the promise over all runs is that of the whole budget."
+)
 NOT_COVERED_BY_COHORT = (
     "When a client joined: which cohort a client lies in may show.",
     "A person who was entered again under another id, with another budget.",
@@ -79,6 +83,7 @@ class PrivacyStatement:
     vocabulary: where the columns are words that were released of the same population, from the same account, before:
     `runs` that released them, `rho` and `delta` of what they charged (delta: of their thresholding steps alone), and
     `together`: `epsilon`, `delta`, `rho`, `mu` of them and this run; else empty, and the vocabulary is taken as public.
+    share: name of the share of the budget that paid, where it is divided; else empty.
     """
 
     private: bool
@@ -101,6 +106,7 @@ class PrivacyStatement:
     cohorts: Mapping[str, Any] = field(default_factory=dict)
     periods: Mapping[str, Any] = field(default_factory=dict)
     vocabulary: Mapping[str, Any] = field(default_factory=dict)
+    share: str = ""
     run: str = ""
     population_id: str = ""
     ledger: Mapping[str, Any] = field(default_factory=dict)
@@ -123,6 +129,7 @@ class PrivacyStatement:
             f"{self._with_its_words()}{self._on_a_word()}",
             f"Hidden: {RELATIONS[self.unit, self.relation]} ({self.relation}).",
             *self._prices(),
+            *([OF_SHARE.format(share=self.share)] if self.share else []),
             *self._vocabulary(),
             *self._lifetime(),
             *([GIVEN_UP.format(round=self.given_up)] if self.given_up is not None else []),
@@ -387,6 +394,7 @@ def statement_of_account(account: Account, run: RunAccount, *, test_ledger: bool
         losses=tuple(account.losses),
         cohorts=_cohorts_of(account, run, balance),
         periods=_periods_of(balance),
+        share=run.share or "",
         not_covered=_not_covered(account),
     )
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from fractions import Fraction
 
 import numpy as np
 from sqlalchemy import event
@@ -19,6 +20,36 @@ def reserve_at_barrier(url, population, run, plan, barrier, answers):
         answers.put((run, "reserved"))
     except FedcoreError as error:
         answers.put((run, type(error).__name__))
+
+
+def reserve_of_share_at_barrier(url, population, run, plan, share, barrier, answers):
+    ledger = open_ledger(url)
+    barrier.wait()
+    try:
+        ledger.reserve(population, run, plan, 0, secure=True, share=share)
+        answers.put((run, "reserved"))
+    except FedcoreError as error:
+        answers.put((run, type(error).__name__))
+
+
+def reserve_or_divide_at_barrier(url, population, run, plan, share, barrier, answers):
+    """A reservation in a share; without a run the share "a" becomes this part of the budget."""
+    if run is not None:
+        return reserve_of_share_at_barrier(url, population, run, plan, share, barrier, answers)
+    ledger = open_ledger(url)
+    barrier.wait()
+    try:
+        ledger.divide(population, {"a": Fraction(share)})
+        answers.put((run, "done"))
+    except FedcoreError as error:
+        answers.put((run, type(error).__name__))
+
+
+def divide_and_die(url, population, number):
+    """A division of the budget, killed before the statement or commit of this number."""
+    ledger = open_ledger(url)
+    die_before_statement(ledger._engine, number)
+    ledger.divide(population, {"a": Fraction(1, 2)})
 
 
 def publish_at_barrier(url, lease, charge, value, barrier, answers):
@@ -61,10 +92,10 @@ def die_before_statement(engine, number):
     return count_and_die
 
 
-def work_and_die(url, population, run, plan, spares, when):
+def work_and_die(url, population, run, plan, spares, when, share=None):
     """The first release of a run, killed at `when`."""
     ledger = open_ledger(url)
-    ledger.reserve(population, run, plan, spares, secure=True)
+    ledger.reserve(population, run, plan, spares, secure=True, share=share)
     if when == "reserved":
         die()
     lease = ledger.acquire(run)

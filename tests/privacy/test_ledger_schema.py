@@ -208,7 +208,7 @@ def newer_record(books, kind, **payload):
 
 @pytest.mark.parametrize(
     ("kind", "payload", "named"),
-    [("share", {}, "share"), ("public schema", {"reason": "a", "needs": ["cohorts", "shares"]}, "needs shares")],
+    [("share", {}, "share"), ("public schema", {"reason": "a", "needs": ["shares", "moons"]}, "needs moons")],
 )
 def test_records_of_a_newer_version_are_said_to_be_so(file_books, kind, payload, named):
     newer_record(file_books, kind, **payload)
@@ -228,7 +228,7 @@ def test_records_of_a_newer_version_are_said_to_be_so(file_books, kind, payload,
 def test_columns_that_only_a_newer_version_fills(file_books, table, which):
     lease = file_books.ledger.acquire(file_books.reserve([release()]))
     name = ADDED[table][which]
-    if name == "public_schema":
+    if name in ("public_schema", "shares", "share"):  # a newer version says in `needs` what it means by them
         return
     with sqlite3.connect(file_books.url.removeprefix("sqlite:///")) as connection:
         connection.execute(f"UPDATE {table} SET {name} = 'x'")

@@ -111,8 +111,7 @@ class Accounts:
                 "It belongs to another ledger, or was made without one.",
             )
         known = {"currency": get_args(Currency), "mode": (None, BY_COHORT)}
-        kept = tables.KEPT[tables.accounts.name]
-        refuse_newer(rows[0], kept, known, f"population {population_id!r} in ledger {self.id}")
+        refuse_newer(rows[0], (), known, f"population {population_id!r} in ledger {self.id}")
         return rows[0]
 
     def _population_of(self, run_id: str) -> str:

@@ -10,18 +10,22 @@ import hashlib
 import json
 import operator
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
-from fedcore.errors import BudgetMissing
 from fedcore.population.cohorts import FOUNDERS
-from fedcore.privacy.accounting import Budget, exact_sum, rounded_down, rounded_up
-from fedcore.privacy.ledger.sums import EVERYBODY, Sums, Totals
-from fedcore.privacy.periods import Lifetime, PeriodTerms, bounds, periods_in, so_far
+from fedcore.privacy.accounting import Budget, exact_sum, rounded_up
+from fedcore.privacy.ledger.balances import Balance as Balance
+from fedcore.privacy.ledger.balances import Segment as Segment
+from fedcore.privacy.ledger.balances import ShareBalance, numbers_of, required, share_balance
+from fedcore.privacy.ledger.balances import make_balance as make_balance
+from fedcore.privacy.ledger.shares import Shares, part_of
+from fedcore.privacy.ledger.sums import EVERYBODY, Sums, Totals, side_by_side
+from fedcore.privacy.periods import PeriodTerms, periods_in
 from fedcore.privacy.plan import DISCRETE, Law, Relation, Unit
-from fedcore.storage.ranges import Ranges, in_words
+from fedcore.storage.ranges import Ranges
 
 GENESIS = "0" * 64  # the hash before the first record
 CURRENCY, PURPOSE = "zcdp", "training"  # of schema 1, which did not say them
@@ -103,6 +107,7 @@ class RunAccount:
     """What the chain says about one run. noise: the law that it has reserved. attempts: by (round, name, attempt).
     given_up: the round from which on the run's releases were given up to pay for lost ones; None: none was.
     cohorts: ranges of those that take part; None: the run was reserved when there were none.
+    share: of the budget that pays for it; None: what is undivided, or all of it.
     """
 
     plan: list[dict[str, Any]]
@@ -120,6 +125,7 @@ class RunAccount:
     attempts: dict[tuple[int, str, int], Attempt] = field(default_factory=dict)
     given_up: int | None = None
     cohorts: Ranges | None = None
+    share: str | None = None
 
     @property
     def payers(self) -> Ranges:
@@ -153,118 +159,16 @@ class RunAccount:
         )
 
 
-def _required(budget: Budget | None, population_id: str) -> Budget:
-    if budget is None:
-        raise BudgetMissing(
-            f"population {population_id!r} has no privacy budget.", "Set one with fedcore budget set; then train again."
-        )
-    return budget
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Consecutive cohorts, first to last, of which each has spent, reserved and left the same.
-
-    Spent and reserved are rounded up, left is rounded down.
-    """
-
-    first: int
-    last: int
-    rho_spent: float
-    rho_reserved: float
-    rho_left: float
-    delta_spent: float
-    delta_reserved: float
-    delta_left: float
-
-    def __str__(self) -> str:
-        return in_words(((self.first, self.last),))
-
-
-@dataclass(frozen=True, slots=True)
-class Balance:
-    """Where a population's budget stands. Spent and reserved are rounded up, left is rounded down.
-
-    rho_*: in the budget's currency; delta_*: thresholding steps. releases: number of releases by state. budget is None
-    before one is set.
-    public_schema: why columns, bounds, vocabulary and thresholds are public, as was said last; None: nobody said.
-    loss: the newest record of a ledger that went back and was gone on with; None if it never did.
-
-    segments: of a budget that is kept by cohort, from cohort 1 to the newest that a reservation has named; later ones
-    have all of the budget. Empty for one account. With segments, spent, reserved and left are each the largest of any
-    cohort.
-    periods: terms of a budget per client and calendar period, else None; lifetime_spent: the rho that runs have charged
-    to a client with data in every period.
-    """
-
-    population_id: str
-    budget: Budget | None
-    unit: Unit | None
-    relation: Relation | None
-    rho_spent: float
-    rho_reserved: float
-    rho_left: float
-    delta_spent: float
-    delta_reserved: float
-    delta_left: float
-    releases: Mapping[str, int]
-    open_runs: tuple[str, ...]
-    public_schema: str | None = None
-    loss: Mapping[str, Any] | None = None
-    segments: tuple[Segment, ...] = ()
-    periods: PeriodTerms | None = None
-    lifetime_spent: float = 0.0
-
-    def required_budget(self) -> Budget:
-        """The budget. Raises BudgetMissing if none was set."""
-        return _required(self.budget, self.population_id)
-
-    @property
-    def lifetime(self) -> tuple[Lifetime, ...]:
-        """What a client loses at most over several periods, and so far; empty unless they are protected."""
-        if self.budget is None or self.periods is None:
-            return ()
-        return *bounds(self.budget, self.periods), so_far(self.budget, self.lifetime_spent)
-
-    @property
-    def epsilon_spent(self) -> float:
-        """Epsilon of what was spent, at delta_conv + delta_spent; 0 if nothing was. Computed when asked for."""
-        return self.budget.epsilon_of(self.rho_spent) if self.budget is not None else 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        numbers = {
-            name: getattr(self, name)
-            for name in ("rho_spent", "rho_reserved", "rho_left", "delta_spent", "delta_reserved", "delta_left")
-        }
-        return {
-            "population_id": self.population_id,
-            "unit": self.unit,
-            "relation": self.relation,
-            "budget": None if self.budget is None else self.budget.to_json(),
-            "epsilon_spent": self.epsilon_spent,
-            **numbers,
-            "releases": dict(self.releases),
-            "open_runs": list(self.open_runs),
-            "public_schema": self.public_schema,
-            "loss": None if self.loss is None else dict(self.loss),
-            "segments": [asdict(segment) for segment in self.segments],
-            **self._by_period(),
-        }
-
-    def _by_period(self) -> dict[str, Any]:
-        if self.periods is None:
-            return {}
-        return {"periods": self.periods.to_json(), "lifetime": [asdict(one) for one in self.lifetime]}
-
-
 @dataclass(slots=True)
 class Ended:
     """What the runs that ended add up to. It is kept while they end, since there may be thousands of them.
 
+    sums: of all of them; shares: of those that named a share, by its name, where they spent something
     lifetime: of an account by client and period, what they have cost a client with data in every period
     """
 
     sums: Sums = field(default_factory=Sums)
+    shares: dict[str, Sums] = field(default_factory=dict)
     lifetime: Fraction = Fraction(0)
     releases: Counter[str] = field(default_factory=Counter)
 
@@ -281,6 +185,7 @@ class Account:
     founders:      version whose clients are the first cohort, and checksum of its manifest; None: one account for all
     tokens:        of the cohorts that a record has named, from number 1 on
     periods:       terms of a budget per client and calendar period, each of which is a cohort; None: of any other
+    shares:        named parts of the budget; empty: it is not divided
     """
 
     population_id: str
@@ -297,6 +202,7 @@ class Account:
     founders: tuple[int, str] | None = None
     tokens: tuple[str, ...] = ()
     periods: PeriodTerms | None = None
+    shares: Shares = field(default_factory=dict)
 
     @property
     def mode(self) -> str | None:
@@ -310,7 +216,7 @@ class Account:
 
     def required_budget(self) -> Budget:
         """The budget. Raises BudgetMissing if none was set."""
-        return _required(self.budget, self.population_id)
+        return required(self.budget, self.population_id)
 
     def sums(self) -> Sums:
         """The exact totals of every cohort. One account is that of the founders."""
@@ -319,9 +225,34 @@ class Account:
             sums.add(run.payers, run.totals())
         return sums
 
+    def sums_of(self, share: str | None) -> Sums:
+        """The exact totals of every cohort, of the runs of one share; None: of those that named none."""
+        if share is None:
+            sums = self.sums()
+            for named in {*self.ended.shares, *(run.share for run in self._open() if run.share is not None)}:
+                sums.take_away(self.sums_of(named))
+            return sums
+        sums = self.ended.shares.get(share, Sums()).copy()
+        for price, payers in ((run.totals(), run.payers) for run in self._open() if run.share == share):
+            sums.add(payers, price)
+        return sums
+
+    def share_left(self, payers: Ranges, share: str | None) -> tuple[Fraction, Fraction]:
+        """(rho, delta) of a share that each of these cohorts has not spent or reserved, exactly; below 0 where runs of
+        before the division had more than it leaves them. The account's own filter is another question.
+        """
+        budget, part = self.required_budget(), part_of(self.shares, share)
+        rho, delta = self.sums_of(share).most(payers)
+        return part * Fraction(budget.rho_max) - rho, part * Fraction(budget.delta_extra) - delta
+
     def pieces(self) -> list[tuple[int, int, Totals]]:
         """(first, last, totals) of consecutive cohorts that have the same, of all that are known."""
-        return list(self.sums().pieces(max(len(self.tokens), FOUNDERS)))
+        return list(self.sums().pieces(self.last_cohort))
+
+    @property
+    def last_cohort(self) -> int:
+        """The newest cohort that a record has named; one account is that of the founders."""
+        return max(len(self.tokens), FOUNDERS)
 
     def totals(self, cohort: int = FOUNDERS) -> Totals:
         """Exact (rho spent, rho reserved, delta spent, delta reserved) of one cohort; one account is the founders'."""
@@ -352,6 +283,8 @@ class Account:
         """End an open run: what it spent is spent, nothing of it is reserved any more."""
         run.status = status
         self.ended.sums.add(run.payers, run.totals())
+        if run.share is not None and run.spent():
+            self.ended.shares.setdefault(run.share, Sums()).add(run.payers, run.totals())
         self.ended.lifetime += self._lifetime(run)
         self.ended.releases.update(attempt.state for attempt in run.attempts.values())
 
@@ -376,44 +309,16 @@ class Account:
         )
         said, lost = self.public_schema, self.losses
         balance = replace(balance, public_schema=said[-1] if said else None, loss=lost[-1] if lost else None)
+        if self.shares:
+            balance = replace(balance, shares=tuple(map(self._share_balance, (*sorted(self.shares), None))))
         if self.founders is None:
             return balance
-        segments = tuple(Segment(first, last, *_numbers(self.budget, totals)) for first, last, totals in pieces)
+        segments = tuple(Segment(first, last, *numbers_of(self.budget, totals)) for first, last, totals in pieces)
         rho_left, delta_left = max(s.rho_left for s in segments), max(s.delta_left for s in segments)
         balance = replace(balance, segments=segments, rho_left=rho_left, delta_left=delta_left)
         return replace(balance, periods=self.periods, lifetime_spent=rounded_up(self.lifetime()))
 
-
-def _numbers(budget: Budget | None, totals: Totals) -> tuple[float, float, float, float, float, float]:
-    """(spent, reserved, left) of rho, then of delta: spent and reserved rounded up, left rounded down."""
-    rho_spent, rho_reserved, delta_spent, delta_reserved = totals
-    rho_max, delta_max = (0.0, 0.0) if budget is None else (budget.rho_max, budget.delta_extra)
-    return (
-        rounded_up(rho_spent),
-        rounded_up(rho_reserved),
-        rounded_down(Fraction(rho_max) - rho_spent - rho_reserved),
-        rounded_up(delta_spent),
-        rounded_up(delta_reserved),
-        rounded_down(Fraction(delta_max) - delta_spent - delta_reserved),
-    )
-
-
-def make_balance(
-    population_id: str,
-    budget: Budget | None,
-    unit: Unit | None,
-    relation: Relation | None,
-    totals: tuple[Fraction, Fraction, Fraction, Fraction],
-    states: Mapping[str, int],
-    open_runs: Iterable[str],
-) -> Balance:
-    """totals: exact (rho spent, rho reserved, delta spent, delta reserved); states: number of releases by state."""
-    return Balance(
-        population_id,
-        budget,
-        unit,
-        relation,
-        *_numbers(budget, Totals(*totals)),
-        dict(sorted(states.items())),
-        tuple(sorted(open_runs)),
-    )
+    def _share_balance(self, name: str | None) -> ShareBalance:
+        pieces = side_by_side(self.sums(), self.sums_of(name), self.last_cohort)
+        part, by_cohort = part_of(self.shares, name), self.founders is not None
+        return share_balance(name, part, self.required_budget(), pieces, by_cohort=by_cohort)

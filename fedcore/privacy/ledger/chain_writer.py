@@ -78,7 +78,7 @@ class ChainWriter:
         if not rows or rows[0].population_id != self.population_id:
             raise LedgerTampered(f"ledger {self.ledger_id} lacks run {run_id!r}.", RESTORE)
         known = {"purpose": [PURPOSE], "noise": LAWS}
-        kept = (*tables.KEPT[tables.runs.name], *(("cohorts",) if self.account.mode is None else ()))
+        kept = ("cohorts",) if self.account.mode is None else ()
         refuse_newer(rows[0], kept, known, f"run {run_id!r} in ledger {self.ledger_id}")
         return rows[0]
 

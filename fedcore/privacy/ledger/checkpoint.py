@@ -15,12 +15,13 @@ from typing import Any, cast, get_args
 from fedcore.population.cohorts import FOUNDERS
 from fedcore.privacy.accounting import Budget, Currency
 from fedcore.privacy.ledger.chain import Account, Attempt, Ended, RunAccount
-from fedcore.privacy.ledger.sums import Totals
+from fedcore.privacy.ledger.shares import shares_json, shares_of
+from fedcore.privacy.ledger.sums import Sums, Totals
 from fedcore.privacy.periods import PeriodTerms
 from fedcore.privacy.plan import LAWS
 from fedcore.storage.ranges import merged
 
-FIELDS = {"budget", "currency", "unit", "relation", "releases", "public_schema", "loss", "runs"}
+FIELDS = {"budget", "currency", "unit", "relation", "releases", "public_schema", "loss", "runs", "shares"}
 SUMS = ({"rho", "delta"}, {"cohorts"})  # as one account, or by cohort
 
 
@@ -32,7 +33,7 @@ def state_of(account: Account) -> dict[str, Any]:
     """The account as JSON. rho, delta: what ended runs have spent, as [numerator, denominator]. In their place, where
     the account is kept by cohort, `cohorts`: the founders' version and manifest, the tokens, and these sums from cohort
     to cohort, as [first, last, rho, delta]; per client and period also its terms, and what a client with data in every
-    period has lost.
+    period has lost. Once the account is divided, `shares`: their `parts`, and such sums of each that spent something.
     """
     return {
         "budget": None if account.budget is None else account.budget.numbers(),
@@ -40,6 +41,7 @@ def state_of(account: Account) -> dict[str, Any]:
         "unit": account.unit,
         "relation": account.relation,
         **_sums_json(account),
+        **({"shares": _shares_json(account)} if account.shares else {}),
         "releases": dict(account.ended.releases),
         "public_schema": account.public_schema[-1] if account.public_schema else None,
         "loss": account.losses[-1] if account.losses else None,
@@ -75,17 +77,39 @@ def account_at(population_id: str, state: Mapping[str, Any]) -> Account:
             account.ended.lifetime = _sum(state["cohorts"]["lifetime"])
     else:
         sums = [[FOUNDERS, FOUNDERS, state["rho"], state["delta"]]]
-    for first, last, rho, delta in sums:
-        account.ended.sums.add(((first, last),), Totals(rho_spent=_sum(rho), delta_spent=_sum(delta)))
+    account.ended.sums = _sums_of(sums)
+    if "shares" in state:
+        divided = state["shares"]
+        if unknown := sorted(divided.keys() - {"parts", "sums"}):
+            raise UnknownState(f"shares with {', '.join(unknown)}")
+        account.shares = shares_of(divided["parts"])
+        account.ended.shares = {str(name): _sums_of(pieces) for name, pieces in divided["sums"].items()}
     return account
 
 
-def _sums_json(account: Account) -> dict[str, Any]:
-    sums = account.ended.sums.pieces(max(len(account.tokens), FOUNDERS))
-    pairs = [
+def _sums_of(pieces: list[Any]) -> Sums:
+    """What `_pieces_json` made this of."""
+    sums = Sums()
+    for first, last, rho, delta in pieces:
+        sums.add(((first, last),), Totals(rho_spent=_sum(rho), delta_spent=_sum(delta)))
+    return sums
+
+
+def _pieces_json(account: Account, sums: Sums) -> list[list[Any]]:
+    """[first, last, rho, delta] of what was spent, from cohort to cohort; numbers as [numerator, denominator]."""
+    return [
         [first, last, list(totals.rho_spent.as_integer_ratio()), list(totals.delta_spent.as_integer_ratio())]
-        for first, last, totals in sums
+        for first, last, totals in sums.pieces(account.last_cohort)
     ]
+
+
+def _shares_json(account: Account) -> dict[str, Any]:
+    spent = {name: _pieces_json(account, sums) for name, sums in sorted(account.ended.shares.items())}
+    return {"parts": shares_json(account.shares), "sums": spent}
+
+
+def _sums_json(account: Account) -> dict[str, Any]:
+    pairs = _pieces_json(account, account.ended.sums)
     if account.founders is None:
         ((_, _, rho, delta),) = pairs
         return {"rho": rho, "delta": delta}
@@ -116,7 +140,7 @@ def _run_json(run: RunAccount) -> dict[str, Any]:
         other_law = [] if a.noise is None else [a.noise]
         attempts.append([*key, a.state, a.rho, a.delta, a.digest, *other_law])
     value = {**asdict(run), "attempts": attempts}
-    without = {name for name in ("given_up", "cohorts") if value[name] is None}
+    without = {name for name in ("given_up", "cohorts", "share") if value[name] is None}
     return {name: value[name] for name in value if name not in without}
 
 

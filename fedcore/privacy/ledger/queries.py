@@ -17,6 +17,7 @@ from fedcore.privacy.ledger import tables
 from fedcore.privacy.ledger.chain import OPEN, PUBLISHED, Account, Balance, Record, Segment, canonical
 from fedcore.privacy.ledger.replay import CHECKPOINT, STOP
 from fedcore.privacy.ledger.rows import find, find_all
+from fedcore.privacy.ledger.shares import shares_json
 from fedcore.storage.ranges import Ranges
 
 CHAIN = ("seq", "kind", "run_id", "payload", "prev_hash", "hash")
@@ -74,6 +75,8 @@ def compare_tables(
     said = account.public_schema[-1] if account.public_schema else None
     check((row.currency, row.public_schema) == (account.currency, said), "currency or reason of the schema are")
     check(row.mode == account.mode, "whether it is kept by cohort is")
+    shares = canonical(shares_json(account.shares)) if account.shares else None
+    check(row.shares == shares, "its division into shares is")
 
     runs = {run.run_id: run for run in _runs(connection, account, schema, part)}
     check(runs.keys() == account.runs.keys(), "the runs are")
@@ -120,6 +123,7 @@ RUN_COLUMNS = (
     "token",
     "purpose",
     "noise",
+    "share",
 )
 
 
@@ -138,35 +142,36 @@ def _of_runs(
 
 
 def refusal(
-    budget: Budget, balance: Balance, run_id: str, rho: Fraction, delta: Fraction, spares: int, payers: Ranges
+    balance: Balance, run_id: str, rho: Fraction, delta: Fraction, spares: int, payers: Ranges, part: Fraction
 ) -> tuple[str, str]:
     """(message, remedy) for a plan that costs rho and delta, spares included, and does not fit into the budget.
 
-    payers: ranges of the cohorts that would pay, where the budget is kept by cohort.
+    balance: of the account, or of a share as its runs see it, which has this part of the budget. payers: ranges of the
+    cohorts that would pay, where the budget is kept by cohort.
     """
-    who = f"population {balance.population_id!r}"
+    budget, who = balance.required_budget(), f"{balance.whose}population {balance.population_id!r}"
     paying = [s for s in balance.segments if any(low <= s.last and s.first <= high for low, high in payers)]
     if paying and delta > Fraction(max(min(s.delta_left for s in paying), 0.0)):
-        balance, who = _alone(balance, min(paying, key=lambda segment: segment.delta_left))
+        balance, who = _alone(balance, min(paying, key=lambda segment: segment.delta_left), who)
     elif paying:
-        balance, who = _alone(balance, min(paying, key=lambda segment: segment.rho_left))
+        balance, who = _alone(balance, min(paying, key=lambda segment: segment.rho_left), who)
+    more = f"{', or leave such cohorts out' if paying else ''}{', or give it a larger share' if balance.whose else ''}"
     if delta > Fraction(max(balance.delta_left, 0.0)):
         return (
             f"run {run_id!r} needs delta = {float(delta):.3g} for its thresholding steps, and {who} has "
             f"{balance.delta_left:.3g} left of {budget.delta_extra:.3g}. Nothing was released.",
-            "Give the thresholds a smaller delta, or raise the budget.",
+            f"Give the thresholds a smaller delta, or raise the budget{more}.",
         )
     cost, left = rounded_up(rho), balance.rho_left
     used = Fraction(balance.rho_spent) + Fraction(balance.rho_reserved)
-    needed = budget.epsilon_of(rounded_up(used + rho))
+    needed = budget.epsilon_of(rounded_up((used + rho) / part))
     message = (
         f"run {run_id!r} would cost rho = {cost:.6g} (epsilon = {budget.epsilon_of(cost):.4g}"
         f"{f', {spares} spare releases included' if spares else ''}), and {who} has rho = "
         f"{left:.6g} left of {budget.rho_max:.6g} (spent {balance.rho_spent:.6g}, reserved by open runs "
         f"{balance.rho_reserved:.6g}). Nothing was released."
     )
-    without = ", or leave such cohorts out" if paying else ""
-    raised = f"raise the budget to epsilon = {_above(needed * (1 + 2e-4)):.4g} or more{without}"
+    raised = f"raise the budget to epsilon = {_above(needed * (1 + 2e-4)):.4g} or more{more}"
     if left <= 0:
         return message, f"Nothing is left: {raised}."
     factor = _above(math.sqrt(cost / left) * (1 + 1e-9))
@@ -174,11 +179,11 @@ def refusal(
     return message, f"Multiply the noise by {factor:.4g}, or give the run epsilon = {share:.4g} or less, or {raised}."
 
 
-def _alone(balance: Balance, segment: Segment) -> tuple[Balance, str]:
+def _alone(balance: Balance, segment: Segment, whose: str) -> tuple[Balance, str]:
     """(balance of these cohorts only, who that is)."""
     numbers = {name: getattr(segment, name) for name in Segment.__dataclass_fields__ if name not in ("first", "last")}
     who = f"{'cohort' if segment.first == segment.last else 'each of cohorts'} {segment}"
-    return replace(balance, **numbers, segments=()), f"{who} of population {balance.population_id!r}"
+    return replace(balance, **numbers, segments=()), f"{who} of {whose}"
 
 
 def _above(value: float) -> float:

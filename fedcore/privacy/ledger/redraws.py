@@ -39,6 +39,9 @@ def redraw(account: Account, run_id: str, round: int, name: str) -> Redraw | Non
     rho_used, delta_used = account.sums().most(run.payers)  # all of them pay, so that what is freed is freed for each
     rho = Fraction(budget.rho_max) - rho_used - Fraction(planned.rho)
     delta = Fraction(budget.delta_extra) - delta_used - Fraction(planned.delta)
+    rho_of_share, delta_of_share = account.share_left(run.payers, run.share)
+    rho = min(rho, rho_of_share - Fraction(planned.rho))
+    delta = min(delta, delta_of_share - Fraction(planned.delta))
     if rho >= 0 and delta >= 0:
         return Redraw("extension")
     for last in _optional_rounds(run):

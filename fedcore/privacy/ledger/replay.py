@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from fedcore.errors import ConfigError, LedgerTampered
+from fedcore.errors import BudgetExceeded, ConfigError, LedgerTampered
 from fedcore.population.cohorts import FOUNDERS
 from fedcore.privacy.accounting import Budget
 from fedcore.privacy.cohorts import Participants, recorded
@@ -29,8 +29,10 @@ from fedcore.privacy.ledger.chain import (
     canonical,
 )
 from fedcore.privacy.ledger.checkpoint import UnknownState, account_at, known_currency, state_of
+from fedcore.privacy.ledger.dividing import DIVIDE, check_division
 from fedcore.privacy.ledger.recounting import RECOUNT
 from fedcore.privacy.ledger.rows import newer
+from fedcore.privacy.ledger.shares import SHARES, shares_json, shares_of, whose
 from fedcore.privacy.ledger.sums import EVERYBODY
 from fedcore.privacy.periods import PeriodTerms, periods_in
 from fedcore.privacy.plan import CLIENT_PERIOD, DISCRETE, LAWS, ROUNDED, Law
@@ -38,7 +40,7 @@ from fedcore.storage.ranges import Ranges
 
 CHECKPOINT, LOSS, COHORTS, FORGET = "checkpoint", "accept loss", "cohorts", "forget"
 PERIODS = "periods"
-NEEDS = ("cohorts", PERIODS)  # features that records name and this version knows
+NEEDS = ("cohorts", PERIODS, SHARES)  # features that records name and this version knows
 STOP = "Restore the ledger from a backup and find out what was done to it; nothing more is released until then."
 BROKEN = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, ConfigError)
 
@@ -91,6 +93,19 @@ def _recount(account: Account, run_id: str, payload: dict[str, Any]) -> None:
     account.budget = new
 
 
+def _divide(account: Account, run_id: str, payload: dict[str, Any]) -> None:
+    if SHARES not in payload.get("needs", []) or payload["before"] != shares_json(account.shares):
+        raise ValueError("a division of other shares than there are")
+    if account.budget is None:
+        raise ValueError("a division of no budget")
+    new = shares_of(payload["shares"])
+    try:
+        check_division(account, new)
+    except BudgetExceeded as refused:
+        raise ValueError(refused.message) from None
+    account.shares = new
+
+
 def _public_schema(account: Account, run_id: str, payload: dict[str, Any]) -> None:
     account.public_schema.append(str(payload["reason"]))
 
@@ -132,6 +147,7 @@ def _reserve(account: Account, run_id: str, payload: dict[str, Any]) -> None:
         purpose=_known("purpose", payload, PURPOSE, (PURPOSE,)),
         noise=_known("noise", payload, NOISE, LAWS),
         cohorts=_participants(account, payload),
+        share=_share(account, payload),
     )
     if account.periods is not None and any(planned["delta"] for planned in run.plan):
         raise ValueError("a thresholding step in an account by client and period")
@@ -139,6 +155,14 @@ def _reserve(account: Account, run_id: str, payload: dict[str, Any]) -> None:
         key = (_count(planned["round"]), str(planned["name"]), 0)
         run.attempts[key] = Attempt(RESERVED, _price(planned["rho"]), _price(planned["delta"]))
     account.runs[run_id] = run
+
+
+def _share(account: Account, payload: dict[str, Any]) -> str | None:
+    """The share that pays for a reservation."""
+    name = payload.get("share")
+    if (name is None) != (SHARES not in payload.get("needs", [])) or (name is not None and name not in account.shares):
+        raise ValueError("a plan with a share that the account does not have")
+    return name
 
 
 def _participants(account: Account, payload: dict[str, Any]) -> Ranges | None:
@@ -285,6 +309,7 @@ APPLY: dict[str, Callable[[Account, str, dict[str, Any]], None]] = {
     "budget set": _set_budget,
     "budget raise": _raise_budget,
     RECOUNT: _recount,
+    DIVIDE: _divide,
     "public schema": _public_schema,
     LOSS: _accept_loss,
     COHORTS: _cohorts,
@@ -349,3 +374,12 @@ def _check_within_budget(account: Account, ledger_id: str) -> None:
             "spend more than the budget.",
             "Restore the ledger from a backup.",
         )
+    # Of cohorts that had spent more without a share when their account was divided, nothing is left undivided.
+    checked = [*account.shares, *([None] if account.shares and account.founders is None else [])]
+    for name in checked:
+        if min(account.share_left(((FOUNDERS, account.last_cohort),), name)) < 0:
+            raise LedgerTampered(
+                f"population {account.population_id!r} of ledger {ledger_id}: the records up to {account.seq} "
+                f"spend more than {whose(name)} of the budget.",
+                "Restore the ledger from a backup.",
+            )

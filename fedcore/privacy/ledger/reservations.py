@@ -19,10 +19,12 @@ from fedcore.privacy.ledger.accounts import LONGEST_NAME
 from fedcore.privacy.ledger.chain import OPEN, PURPOSE, RESERVED, Account, canonical, digest
 from fedcore.privacy.ledger.chain_writer import ChainWriter
 from fedcore.privacy.ledger.checkpoint import state_of
-from fedcore.privacy.ledger.cohort_accounts import ONE_COPY, CohortAccounts
+from fedcore.privacy.ledger.cohort_accounts import ONE_COPY
 from fedcore.privacy.ledger.queries import refusal
 from fedcore.privacy.ledger.replay import CHECKPOINT
 from fedcore.privacy.ledger.rows import find
+from fedcore.privacy.ledger.share_accounts import ShareAccounts
+from fedcore.privacy.ledger.shares import SHARES, check_named, part_of
 from fedcore.privacy.ledger.sums import EVERYBODY
 from fedcore.privacy.periods import periods_in
 from fedcore.privacy.plan import ROUNDED, PlannedRelease, Relation, Unit
@@ -31,7 +33,7 @@ from fedcore.privacy.rounded_gaussian import LARGEST_SCALE
 CHECKPOINT_AFTER = 256  # records
 
 
-class Reservations(CohortAccounts):
+class Reservations(ShareAccounts):
     """Accounts, and the plans that runs reserve in them."""
 
     def reserve(
@@ -47,13 +49,15 @@ class Reservations(CohortAccounts):
         statement: dict[str, Any] | None = None,
         bound: dict[str, Any] | None = None,
         cohorts: Participants | None = None,
+        share: str | None = None,
     ) -> None:
         """Set aside the price of a plan and of `spares` redraws of its dearest release, before data are opened.
 
         If the run has reserved the same plan before, nothing happens: its noise stays of the law that it has reserved.
         secure: whether the noise protects people. bound: digests of what the run reads and is, kept in the record:
         {"manifest", "version", "run"}. cohorts: who takes part and pays, where the budget is kept by cohort; every one
-        of them must be able to. Raises BudgetMissing, BudgetExceeded with the numbers, PrivacyError for another unit or
+        of them must be able to. share: of a divided budget, that pays; None: what is undivided, and all of a budget
+        that is not divided. Raises BudgetMissing, BudgetExceeded with the numbers, PrivacyError for another unit or
         relation, for test noise on a ledger for people, for more calendar periods than the budget's window, for another
         plan under the same run id, or for cohorts without accounts for them and the other way round,
         PopulationBranched for a cohort that is known under another token, ConfigError for a plan that is malformed,
@@ -83,6 +87,9 @@ class Reservations(CohortAccounts):
         if cohorts is not None:  # tokens are no part of the plan: they are compared with those that are known
             identity["cohorts"] = cohorts.to_json()["ranges"]
             later |= {"needs": ["cohorts"], "cohorts": cohorts.to_json()}
+        if share is not None:
+            identity["share"] = share
+            later |= {"needs": [*later["needs"], SHARES], "share": share}
         payload = json.loads(canonical({**payload, **later, "plan_digest": digest(canonical(identity))}))
         with self._writing(population_id) as writer:
             named = tables.runs.c.run_id == run_id
@@ -96,18 +103,23 @@ class Reservations(CohortAccounts):
             self._check_unit_and_relation(account, run_id, unit, relation)
             self._check_cohorts(account, run_id, cohorts)
             _check_periods(account, run_id, plan, cohorts)
+            check_named(account.shares, share, population_id)
             rho = exact_sum([p.rho for p in plan]) + spares * Fraction(payload["spare_rho"])
             delta = exact_sum([p.delta for p in plan]) + spares * Fraction(payload["spare_delta"])
             payers = EVERYBODY if cohorts is None else cohorts.ranges
             rho_used, delta_used = account.sums().most(payers)
             fits = rho_used + rho <= Fraction(budget.rho_max) and delta_used + delta <= Fraction(budget.delta_extra)
-            if fits:
+            rho_of_share, delta_of_share = account.share_left(payers, share)
+            within = rho <= rho_of_share and delta <= delta_of_share
+            if fits and within:
                 if account.seq - account.checkpoint >= CHECKPOINT_AFTER:
                     writer.append(CHECKPOINT, None, {"state": state_of(account)})
                 self._write_reservation(writer, run_id, payload)
-        if not fits:  # composed outside the lock, since it converts to epsilon
+        if not (fits and within):  # composed outside the lock, since it converts to epsilon
             account.learn(() if cohorts is None else cohorts.tokens)
-            raise BudgetExceeded(*refusal(budget, account.balance(), run_id, rho, delta, spares, payers))
+            balance = account.balance() if within else account.balance().of_share(share)
+            part = part_of(account.shares, share) if not within else Fraction(1)
+            raise BudgetExceeded(*refusal(balance, run_id, rho, delta, spares, payers, part))
 
     def _check_plan(self, run_id: str, plan: Sequence[PlannedRelease], spares: int) -> None:
         names = [planned.name for planned in plan]
@@ -188,6 +200,7 @@ class Reservations(CohortAccounts):
                 purpose=PURPOSE,
                 noise=payload["noise"],
                 cohorts=canonical(payload["cohorts"]["ranges"]) if "cohorts" in payload else None,
+                share=payload.get("share"),
             )
         )
         rows = [

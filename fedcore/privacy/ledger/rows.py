@@ -89,7 +89,7 @@ def _check(column: Column[Any], value: Any) -> None:
 def refuse_newer(row: Row[Any], kept: Sequence[str], known: Mapping[str, Collection[str | None]], what: str) -> None:
     """Raises LedgerError if a row uses what only a newer fedcore knows.
 
-    kept: columns of features not built yet. known: the values that other columns may have.
+    kept: columns of features that such a row does not have. known: the values that other columns may have.
     """
     for name in kept:
         if getattr(row, name) is not None:

@@ -41,6 +41,11 @@ class Sums:
             self._step(first, price)
             self._step(last + 1, Totals(*(-value for value in price)))
 
+    def take_away(self, other: Sums) -> None:
+        """Subtract from every cohort what it has in `other`."""
+        for cohort, step in list(other.steps.items()):
+            self._step(cohort, Totals(*(-value for value in step)))
+
     def _step(self, cohort: int, change: Totals) -> None:
         step = _plus(self.steps.get(cohort, Totals()), change)
         if any(step):
@@ -71,6 +76,22 @@ class Sums:
 
     def copy(self) -> Sums:
         return Sums(dict(self.steps))
+
+
+def side_by_side(one: Sums, other: Sums, last: int) -> Iterator[tuple[int, int, Totals, Totals]]:
+    """(first, last, totals in one, totals in the other) of consecutive cohorts that have the same in both."""
+    pairs, others = one.pieces(last), other.pieces(last)
+    (first, end, mine), (_, other_end, theirs) = next(pairs), next(others)
+    while True:
+        until = min(end, other_end)
+        yield first, until, mine, theirs
+        if until == last:
+            return
+        first = until + 1
+        if end == until:
+            _, end, mine = next(pairs)
+        if other_end == until:
+            _, other_end, theirs = next(others)
 
 
 def _plus(one: Totals, other: Totals) -> Totals:

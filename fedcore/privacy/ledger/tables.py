@@ -1,7 +1,6 @@
 """The tables of a ledger, and the schema that they are of.
 
-Schema 2 added columns with defaults and an index. Columns that are marked "kept" belong to features that are designed
-in docs/formats-2.md and not built: they are null, and a row in which one is not was written by a newer fedcore.
+Schema 2 added columns with defaults and an index.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ from fedcore.privacy.ledger.chain import CURRENCY, NOISE, PURPOSE
 
 SCHEMA = 2
 READABLE = (1, 2)
-KEPT = {"fedcore_accounts": ("shares",), "fedcore_runs": ("share",)}
 
 metadata = MetaData()
 
@@ -72,7 +70,7 @@ accounts = Table(
     Column("currency", String(16), nullable=False, server_default=CURRENCY),
     Column("public_schema", Text),
     Column("mode", Text),
-    Column("shares", Text),  # kept
+    Column("shares", Text),
 )
 
 # The chain. Rows are only ever inserted.
@@ -108,7 +106,7 @@ runs = Table(
     Column("purpose", String(32), nullable=False, server_default=PURPOSE),
     Column("noise", String(64), nullable=False, server_default=NOISE),
     Column("cohorts", Text),
-    Column("share", String(128)),  # kept
+    Column("share", String(128)),
 )
 open_runs = Index("ix_fedcore_runs_status", runs.c.population_id, runs.c.status)  # few among thousands
 

@@ -83,6 +83,8 @@ TABLES, TEXTS = "fedcore/population/ingest/sources_table.py", "fedcore/populatio
 OF_LOSSES, OF_RECOUNT = "tests/privacy/test_recount.py", "tests/privacy/test_ledger_recount.py"
 OF_GDP, OF_REDRAWS = "tests/privacy/test_gdp.py", "tests/privacy/test_redraws.py"
 OF_COHORTS = "tests/privacy/test_cohorts.py"
+SHARES, DIVIDING = "fedcore/privacy/ledger/shares.py", "fedcore/privacy/ledger/dividing.py"
+OF_SHARES = "tests/privacy/test_shares.py"
 PERIODS, OF_PERIODS = "fedcore/privacy/periods.py", "tests/privacy/test_periods.py"
 ENTRIES, OF_ENTRIES = "fedcore/population/periods.py", "tests/population/test_periods.py"
 OF_MONTHS = "tests/test_period_runs.py"
@@ -1415,7 +1417,7 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "checkpoint: what was given up is forgotten",
         CHECKPOINT,
-        'for name in ("given_up", "cohorts") if value[name] is None}',
+        'for name in ("given_up", "cohorts", "share") if value[name] is None}',
         'for name in ("given_up", "cohorts")}',
         f"{OF_REDRAWS}::test_what_was_given_up_before_a_checkpoint_is_not_given_up_again",
     ),
@@ -1643,6 +1645,99 @@ MUTANTS: list[Mutant] = [
         '"runs": {run_id: _run_json(account.runs[run_id]) for run_id in account.open_runs()},',
         '"runs": {},',
         OF_CHECKPOINTS,
+    ),
+    # --- shares ------------------------------------------------------------------------------------------------------
+    _mutant(
+        "shares: not asked when a run reserves",
+        RESERVE,
+        "within = rho <= rho_of_share and delta <= delta_of_share",
+        "within = True",
+        f"{OF_SHARES}::test_a_run_is_paid_by_its_share_and_by_the_account",
+    ),
+    _mutant(
+        "shares: their part of delta not asked when a run reserves",
+        RESERVE,
+        "within = rho <= rho_of_share and delta <= delta_of_share",
+        "within = rho <= rho_of_share",
+        f"{OF_SHARES}::test_thresholding_steps_are_paid_by_the_share_too",
+    ),
+    _mutant(
+        "shares: asked in place of the account",
+        RESERVE,
+        "if fits and within:",
+        "if within:",
+        f"{OF_SHARES}::test_cohorts_that_have_spent_more_than_is_left_undivided_give_shares_what_they_have",
+    ),
+    _mutant(
+        "shares: a lost draw is paid by all of the account",
+        REDRAWS,
+        "    rho = min(rho, rho_of_share - Fraction(planned.rho))\n",
+        "",
+        f"{OF_SHARES}::test_a_lost_draw_is_paid_by_the_share_or_not_at_all",
+        f"{OF_SHARES}::test_a_lost_draw_gives_up_rounds_before_it_takes_from_another_share",
+    ),
+    _mutant(
+        "shares: a lost threshold is paid by all of the account",
+        REDRAWS,
+        "    delta = min(delta, delta_of_share - Fraction(planned.delta))\n",
+        "",
+        f"{OF_SHARES}::test_a_lost_threshold_is_paid_by_the_share_or_not_at_all",
+    ),
+    _mutant(
+        "shares: what ended runs spent is forgotten",
+        CHAIN,
+        "if run.share is not None and run.spent():",
+        "if False:",
+        f"{OF_SHARES}::test_shares_that_were_spent_are_never_made_smaller_than_that",
+    ),
+    _mutant(
+        "shares: what is reserved is dealt out again",
+        DIVIDING,
+        "rho, delta = account.sums_of(name).most(everybody)",
+        "rho, delta = account.ended.shares[name].most(everybody) if name in account.ended.shares else (0, 0)",
+        f"{OF_SHARES}::test_shares_that_were_spent_are_never_made_smaller_than_that",
+    ),
+    _mutant(
+        "shares: what was spent without a share is dealt out again",
+        DIVIDING,
+        "for name in named if account.founders is not None else [*named, None]:",
+        "for name in named:",
+        f"{OF_SHARES}::test_shares_that_were_spent_are_never_made_smaller_than_that",
+    ),
+    _mutant(
+        "shares: more than all is dealt out",
+        SHARES,
+        "if (total := sum(shares.values(), Fraction(0))) > 1:",
+        "if (total := sum(shares.values(), Fraction(0))) > 1.01:",
+        f"{OF_SHARES}::test_more_than_all_cannot_be_dealt_out",
+    ),
+    _mutant(
+        "shares: an overspent one is not noticed in a chain",
+        REPLAY,
+        "if min(account.share_left(((FOUNDERS, account.last_cohort),), name)) < 0:",
+        "if False:",
+        f"{OF_SHARES}::test_records_that_overspend_a_share_are_refused",
+    ),
+    _mutant(
+        "shares: a run takes up a plan of another one",
+        RESERVE,
+        '            identity["share"] = share\n',
+        "",
+        f"{OF_SHARES}::test_the_same_run_with_another_share_is_another_plan",
+    ),
+    _mutant(
+        "shares: a checkpoint forgets what they spent",
+        CHECKPOINT,
+        'account.ended.shares = {str(name): _sums_of(pieces) for name, pieces in divided["sums"].items()}',
+        "pass",
+        f"{OF_SHARES}::test_checkpoints_keep_what_each_share_has_spent",
+    ),
+    _mutant(
+        "shares: an edited division is not noticed",
+        QUERIES,
+        'check(row.shares == shares, "its division into shares is")',
+        "pass",
+        f"{OF_SHARES}::test_edited_tables_are_noticed",
     ),
     # --- the run -----------------------------------------------------------------------------------------------------
     _mutant(

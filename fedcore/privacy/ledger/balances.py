@@ -1,0 +1,236 @@
+"""Where a population's budget stands, for people and plans: rounded so that nothing looks better than it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+from fedcore.errors import BudgetExceeded, BudgetMissing
+from fedcore.privacy.accounting import Budget, rounded_down, rounded_up
+from fedcore.privacy.ledger.shares import check_named, whose
+from fedcore.privacy.ledger.sums import Totals
+from fedcore.privacy.periods import Lifetime, PeriodTerms, bounds, so_far
+from fedcore.privacy.plan import Relation, Unit
+from fedcore.storage.ranges import in_words
+
+NUMBERS = ("rho_spent", "rho_reserved", "rho_left", "delta_spent", "delta_reserved", "delta_left")
+
+
+def required(budget: Budget | None, population_id: str) -> Budget:
+    if budget is None:
+        raise BudgetMissing(
+            f"population {population_id!r} has no privacy budget.", "Set one with fedcore budget set; then train again."
+        )
+    return budget
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Consecutive cohorts, first to last, of which each has spent, reserved and left the same.
+
+    Spent and reserved are rounded up, left is rounded down.
+    """
+
+    first: int
+    last: int
+    rho_spent: float
+    rho_reserved: float
+    rho_left: float
+    delta_spent: float
+    delta_reserved: float
+    delta_left: float
+
+    def __str__(self) -> str:
+        return in_words(((self.first, self.last),))
+
+
+@dataclass(frozen=True, slots=True)
+class ShareBalance:
+    """Where one share of a divided budget stands; numbers as in `Balance`, and nothing is left that the account lacks.
+
+    name: None: what is undivided, which pays for runs that name no share. part: of the budget, exactly. rho_max,
+    delta_max: that part of them, rounded down. segments: as in `Balance`; empty for one account.
+    """
+
+    name: str | None
+    part: Fraction
+    rho_max: float
+    delta_max: float
+    rho_spent: float
+    rho_reserved: float
+    rho_left: float
+    delta_spent: float
+    delta_reserved: float
+    delta_left: float
+    segments: tuple[Segment, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "part": str(self.part)}
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """Where a population's budget stands. Spent and reserved are rounded up, left is rounded down.
+
+    rho_*: in the budget's currency; delta_*: thresholding steps. releases: number of releases by state. budget is None
+    before one is set.
+    public_schema: why columns, bounds, vocabulary and thresholds are public, as was said last; None: nobody said.
+    loss: the newest record of a ledger that went back and was gone on with; None if it never did.
+
+    segments: of a budget that is kept by cohort, from cohort 1 to the newest that a reservation has named; later ones
+    have all of the budget. Empty for one account. With segments, spent, reserved and left are each the largest of any
+    cohort.
+    periods: terms of a budget per client and calendar period, else None; lifetime_spent: the rho that runs have charged
+    to a client with data in every period.
+    shares: of a divided budget, by name, the undivided part last; else empty. whose: "" for the account; of a share's
+    own view (`of_share`) what pays, for sentences.
+    """
+
+    population_id: str
+    budget: Budget | None
+    unit: Unit | None
+    relation: Relation | None
+    rho_spent: float
+    rho_reserved: float
+    rho_left: float
+    delta_spent: float
+    delta_reserved: float
+    delta_left: float
+    releases: Mapping[str, int]
+    open_runs: tuple[str, ...]
+    public_schema: str | None = None
+    loss: Mapping[str, Any] | None = None
+    segments: tuple[Segment, ...] = ()
+    periods: PeriodTerms | None = None
+    lifetime_spent: float = 0.0
+    shares: tuple[ShareBalance, ...] = ()
+    whose: str = ""
+
+    def required_budget(self) -> Budget:
+        """The budget. Raises BudgetMissing if none was set."""
+        return required(self.budget, self.population_id)
+
+    def of_share(self, name: str | None) -> Balance:
+        """The balance as a run sees it that this share pays for: `budget` has the rho_max and delta_extra of the share,
+        and still converts as the account's does. None: no share; the account itself if it is not divided.
+
+        Raises ConfigError for a share that there is not, BudgetExceeded if none is named and all is divided.
+        """
+        shares = {share.name: share for share in self.shares}
+        names = sorted(share for share in shares if share is not None)
+        check_named(names, name, self.population_id)
+        if not shares:
+            return self
+        found = shares[name]
+        if not found.part:
+            raise BudgetExceeded(
+                f"all of the budget of population {self.population_id!r} is divided into shares, and the run names "
+                "none. Nothing was released.",
+                f"Name the share that pays, with --share: {', '.join(names)}.",
+            )
+        budget = replace(self.required_budget(), rho_max=found.rho_max, delta_extra=found.delta_max)
+        numbers = {key: getattr(found, key) for key in NUMBERS}
+        return replace(self, budget=budget, **numbers, segments=found.segments, shares=(), whose=f"{whose(name)} of ")
+
+    @property
+    def lifetime(self) -> tuple[Lifetime, ...]:
+        """What a client loses at most over several periods, and so far; empty unless they are protected."""
+        if self.budget is None or self.periods is None:
+            return ()
+        return *bounds(self.budget, self.periods), so_far(self.budget, self.lifetime_spent)
+
+    @property
+    def epsilon_spent(self) -> float:
+        """Epsilon of what was spent, at delta_conv + delta_spent; 0 if nothing was. Computed when asked for."""
+        return self.budget.epsilon_of(self.rho_spent) if self.budget is not None else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        numbers = {name: getattr(self, name) for name in NUMBERS}
+        return {
+            "population_id": self.population_id,
+            "unit": self.unit,
+            "relation": self.relation,
+            "budget": None if self.budget is None else self.budget.to_json(),
+            "epsilon_spent": self.epsilon_spent,
+            **numbers,
+            "releases": dict(self.releases),
+            "open_runs": list(self.open_runs),
+            "public_schema": self.public_schema,
+            "loss": None if self.loss is None else dict(self.loss),
+            "segments": [asdict(segment) for segment in self.segments],
+            "shares": [share.to_json() for share in self.shares],
+            **self._by_period(),
+        }
+
+    def _by_period(self) -> dict[str, Any]:
+        if self.periods is None:
+            return {}
+        return {"periods": self.periods.to_json(), "lifetime": [asdict(one) for one in self.lifetime]}
+
+
+Numbers = tuple[float, float, float, float, float, float]  # as NUMBERS
+
+
+def numbers_of(budget: Budget | None, totals: Totals) -> Numbers:
+    """(spent, reserved, left) of rho, then of delta: spent and reserved rounded up, left rounded down."""
+    rho_max, delta_max = (0.0, 0.0) if budget is None else (budget.rho_max, budget.delta_extra)
+    rho_spent, rho_reserved, delta_spent, delta_reserved = totals
+    rho_left = Fraction(rho_max) - rho_spent - rho_reserved
+    return _rounded(totals, rho_left, Fraction(delta_max) - delta_spent - delta_reserved)
+
+
+def _rounded(totals: Totals, rho_left: Fraction, delta_left: Fraction) -> Numbers:
+    return (
+        rounded_up(totals.rho_spent),
+        rounded_up(totals.rho_reserved),
+        rounded_down(rho_left),
+        rounded_up(totals.delta_spent),
+        rounded_up(totals.delta_reserved),
+        rounded_down(delta_left),
+    )
+
+
+def share_balance(
+    name: str | None,
+    part: Fraction,
+    budget: Budget,
+    pieces: Iterable[tuple[int, int, Totals, Totals]],
+    *,
+    by_cohort: bool,
+) -> ShareBalance:
+    """pieces: (first, last, totals of the account, totals of the share) of consecutive cohorts that have the same."""
+    rho_max, delta_max = Fraction(budget.rho_max), Fraction(budget.delta_extra)
+    segments = []
+    for first, last, whole, own in pieces:
+        rho = min(part * rho_max - own.rho_spent - own.rho_reserved, rho_max - whole.rho_spent - whole.rho_reserved)
+        delta_own = part * delta_max - own.delta_spent - own.delta_reserved
+        delta = min(delta_own, delta_max - whole.delta_spent - whole.delta_reserved)
+        segments.append(Segment(first, last, *_rounded(own, rho, delta)))
+    most = [max(getattr(segment, key) for segment in segments) for key in NUMBERS]
+    rho_spent, rho_reserved, rho_left, delta_spent, delta_reserved, delta_left = most
+    limits = rounded_down(part * rho_max), rounded_down(part * delta_max)
+    of_rho, of_delta = (rho_spent, rho_reserved, rho_left), (delta_spent, delta_reserved, delta_left)
+    return ShareBalance(name, part, *limits, *of_rho, *of_delta, tuple(segments) if by_cohort else ())
+
+
+def make_balance(
+    population_id: str,
+    budget: Budget | None,
+    unit: Unit | None,
+    relation: Relation | None,
+    totals: tuple[Fraction, Fraction, Fraction, Fraction],
+    states: Mapping[str, int],
+    open_runs: Iterable[str],
+) -> Balance:
+    """totals: exact (rho spent, rho reserved, delta spent, delta reserved); states: number of releases by state."""
+    return Balance(
+        population_id,
+        budget,
+        unit,
+        relation,
+        *numbers_of(budget, Totals(*totals)),
+        dict(sorted(states.items())),
+        tuple(sorted(open_runs)),
+    )

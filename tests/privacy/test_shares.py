@@ -1,0 +1,602 @@
+"""One budget divided into named shares: no share is overspent, the account's own filter holds, nothing is reset."""
+
+import functools
+import json
+import math
+import sqlite3
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedcore.errors import BudgetExceeded, BudgetMissing, ConfigError, LedgerError, LedgerTampered, PrivacyError
+from fedcore.privacy.accounting import exact_sum, rounded_down
+from fedcore.privacy.ledger import database as db
+from fedcore.privacy.ledger import dividing, replay, reservations, tables
+from fedcore.privacy.ledger.chain import canonical, link
+from fedcore.privacy.ledger.checkpoint import account_at, state_of
+from fedcore.privacy.ledger.ledger import open_ledger
+from fedcore.privacy.ledger.shares import read_shares, shares_json, shares_of
+from fedcore.privacy.ledger.sums import Sums, Totals, side_by_side
+from fedcore.privacy.statement import private_statement
+from tests.privacy import processes
+from tests.privacy.conftest import open_books, release, total
+from tests.privacy.test_cohorts import begin, on, spend, took
+from tests.privacy.test_ledger_checkpoints import Quick
+from tests.privacy.test_ledger_faults import spawn, together
+
+VALUE = np.array([1, -2, 3])
+HALF, THIRD = Fraction(1, 2), Fraction(1, 3)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(db.sqlite3, "connect", functools.partial(sqlite3.connect, factory=Quick))
+
+
+def divide(books, **parts):
+    books.ledger.divide(books.population, {name: Fraction(part) for name, part in parts.items()})
+
+
+def of(books, name):
+    """The balance of a share; verified on the way."""
+    balance = books.ledger.verify(books.population)
+    assert balance == books.ledger.balance(books.population)
+    return next(share for share in balance.shares if share.name == name)
+
+
+def rho_max(books) -> Fraction:
+    return Fraction(books.ledger.balance(books.population).budget.rho_max)
+
+
+def costing(rho, **more):
+    """A release that costs at most this rho, and all but a millionth of it."""
+    planned = release(sigma=math.sqrt(0.5 / float(rho)) * (1 + 1e-7), **more)
+    assert 0.999999 * float(rho) < planned.rho <= rho
+    return planned
+
+
+def kinds(books):
+    return [row["kind"] for row in books.ledger.history(books.population)]
+
+
+# --- what may be divided --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "said", ["a", "a=", "=.5", "a=x", "a=1/0", "a=-.1", "a=2", "a=nan", "a=inf", f"{'a' * 129}=.5", "a b=.5", "a=1e-10"]
+)
+def test_parts_that_cannot_be_are_refused(books, said):
+    before = kinds(books)
+    with pytest.raises(ConfigError):
+        books.ledger.divide(books.population, read_shares([said]))
+    assert kinds(books) == before and books.ledger.balance(books.population).shares == ()
+
+
+def test_parts_are_exact_as_they_are_written():
+    assert read_shares(["a=.1", "b = 1/3", "c=0"]) == {"a": Fraction(1, 10), "b": THIRD, "c": 0}
+    with pytest.raises(ConfigError, match="there twice"):
+        read_shares(["a=.1", "a=.2"])
+
+
+def test_more_than_all_cannot_be_dealt_out(books):
+    divide(books, a=THIRD, b=THIRD, c=THIRD)  # which in floats may be more than 1
+    assert of(books, None).part == 0
+    with pytest.raises(ConfigError, match="more than all of it"):
+        divide(books, d=Fraction(1, 10**9))
+    with pytest.raises(ConfigError, match="at most 100 shares"):
+        divide(books, a=0, b=0, c=0, **{f"s{number}": Fraction(1, 200) for number in range(101)})
+
+
+def test_a_budget_must_be_there(url):
+    with pytest.raises(BudgetMissing):
+        divide(open_books(url, epsilon=None), a=HALF)
+
+
+def test_a_division_is_a_record_that_is_shown_and_the_same_again_is_none(books):
+    divide(books, a=HALF, b=".3")
+    divide(books, a=HALF)
+    divide(books, b=0, c=".1")
+    rows = [row for row in books.ledger.history(books.population) if row["kind"] == "budget divide"]
+    assert [row["shares"] for row in rows] == [{"a": [1, 2], "b": [3, 10]}, {"a": [1, 2], "c": [1, 10]}]
+    assert [row["before"] for row in rows] == [{}, {"a": [1, 2], "b": [3, 10]}]
+    shares = books.ledger.verify(books.population).shares
+    assert [(share.name, share.part) for share in shares] == [
+        ("a", HALF),
+        ("c", Fraction(1, 10)),
+        (None, Fraction(2, 5)),
+    ]
+    divide(books, a=0, c=0)
+    assert books.ledger.verify(books.population).shares == ()
+    books.reserve([costing(rho_max(books))])  # undivided again
+
+
+def test_shares_that_were_spent_are_never_made_smaller_than_that(books):
+    books.reserve([costing(rho_max(books) / 4)])
+    with pytest.raises(BudgetExceeded, match=r"runs without a share.* more than the undivided part") as refused:
+        divide(books, a=".8")
+    assert "0.25 of the budget" in refused.value.remedy
+    divide(books, a=".7")
+    run = books.reserve([costing(rho_max(books) / 2)], share="a")
+    for part in (".2", ".4"):
+        with pytest.raises(BudgetExceeded, match="the runs of share 'a'"):
+            divide(books, a=part)
+    books.ledger.finish(books.ledger.acquire(run), "abandoned")
+    divide(books, a=".1")
+    spend(books, [costing(rho_max(books) / 20)], share="a")
+    with pytest.raises(BudgetExceeded, match="the runs of share 'a'"):
+        divide(books, a=0)
+    divide(books, a=".05")
+    assert of(books, "a").rho_left >= 0
+
+
+def test_a_share_with_an_open_run_is_not_taken_away(books):
+    divide(books, a=HALF)
+    run = books.reserve([replace(release(), optional=True)], share="a")
+    with pytest.raises(BudgetExceeded, match="share 'a'"):
+        divide(books, a=0)
+    books.ledger.finish(books.ledger.acquire(run), "abandoned")
+    divide(books, a=0)
+    assert books.ledger.verify(books.population).shares == ()
+    assert books.ledger.acquire(run).run_id == run  # the record of what it was stays readable
+
+
+def test_a_smallest_part_that_is_named_is_enough(books):
+    books.reserve([costing(rho_max(books) / 7)])
+    with pytest.raises(BudgetExceeded) as refused:
+        divide(books, a=1)
+    least = Fraction(refused.value.remedy.split()[2])
+    divide(books, a=1 - least)
+
+
+# --- who pays -------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_paid_by_its_share_and_by_the_account(books):
+    divide(books, a=HALF, b=".3")
+    whole = rho_max(books)
+    run = books.reserve([costing(whole * 2 / 5)], share="a")
+    assert books.ledger.history(books.population)[-1]["share"] == "a"
+    assert books.ledger.history(books.population)[-1]["needs"] == ["shares"]
+    assert of(books, "a").rho_reserved == books.ledger.balance(books.population).rho_reserved > 0
+    with pytest.raises(BudgetExceeded, match=r"share 'a' of population .* has rho = .* left of") as refused:
+        books.reserve([costing(whole / 5)], share="a")
+    assert "larger share" in refused.value.remedy and "Nothing was released" in refused.value.message
+    for share in ("b", None):
+        with pytest.raises(BudgetExceeded, match="share 'b'" if share else "the undivided part of population"):
+            books.reserve([costing(whole * 2 / 5)], share=share)
+    books.reserve([costing(whole * 3 / 10)], share="b")
+    books.reserve([costing(whole / 5)])
+    lease = books.ledger.acquire(run)
+    books.ledger.publish(lease, books.ledger.charge(lease, costing(whole * 2 / 5)), VALUE)
+    books.ledger.finish(lease, "finished")
+    share = of(books, "a")
+    assert share.rho_reserved == 0 < share.rho_spent <= share.rho_max
+    books.reserve([costing(whole / 10 * (1 - Fraction(1, 10**6)))], share="a")
+
+
+def test_what_would_fit_is_said_and_fits(books):
+    divide(books, a=THIRD)
+    with pytest.raises(BudgetExceeded) as refused:
+        books.reserve([costing(rho_max(books) / 2)], share="a")
+    budget = books.ledger.balance(books.population).of_share("a").required_budget()
+    epsilon = float(refused.value.remedy.split("epsilon = ")[1].split()[0])
+    books.reserve([costing(budget.rho_of(epsilon))], share="a")
+    larger = float(refused.value.remedy.split("raise the budget to epsilon = ")[1].split()[0])
+    fresh = open_books(books.url)
+    divide(fresh, a=THIRD)
+    fresh.ledger.raise_budget(fresh.population, larger, 1e-10)
+    fresh.reserve([costing(rho_max(books) / 2)], share="a")
+
+
+def test_thresholding_steps_are_paid_by_the_share_too(books):
+    divide(books, a=HALF)
+    extra = books.ledger.balance(books.population).budget.delta_extra
+    books.reserve([release(delta=extra / 2)], share="a")
+    assert of(books, "a").delta_left == 0
+    for share, part in (("a", 0.3), (None, 0.6)):
+        with pytest.raises(BudgetExceeded, match=r"needs delta = .* for its thresholding steps"):
+            books.reserve([release(1), release(2, delta=extra * part)], share=share)
+    books.reserve([release(delta=extra / 2)])
+
+
+@pytest.mark.parametrize("divided", [False, True])
+def test_a_share_that_there_is_not_is_refused_by_name(books, divided):
+    if divided:
+        divide(books, a=HALF)
+    with pytest.raises(ConfigError, match="no share 'b'" if divided else "is not divided"):
+        books.reserve([release()], share="b")
+    with pytest.raises(ConfigError, match="'b'"):
+        books.ledger.balance(books.population).of_share("b")
+
+
+def test_all_dealt_out_leaves_nothing_for_runs_without_a_share(books):
+    divide(books, a=HALF, b=HALF)
+    with pytest.raises(BudgetExceeded, match="the run names none"):
+        books.reserve([release()])
+
+
+def test_the_same_run_with_another_share_is_another_plan(books):
+    divide(books, a=HALF, b=".3")
+    run = books.reserve([release()], share="a")
+    books.reserve([release()], run=run, share="a")
+    for share in ("b", None):
+        with pytest.raises(PrivacyError, match="another plan"):
+            books.reserve([release()], run=run, share=share)
+    assert kinds(books).count("reserve") == 1
+
+
+def test_a_raise_is_shared_out_by_the_same_parts(books):
+    divide(books, a=HALF)
+    books.reserve([costing(rho_max(books) / 2)], share="a")
+    books.ledger.raise_budget(books.population, 3, 1e-10)
+    share = of(books, "a")
+    assert share.rho_max == rounded_down(rho_max(books) / 2) and share.rho_left > 0
+
+
+# --- what was lost and is drawn again --------------------------------------------------------------------------------
+
+
+def test_a_lost_draw_is_paid_by_the_share_or_not_at_all(books):
+    divide(books, a=HALF)
+    planned = costing(rho_max(books) / 3)
+    run = books.reserve([planned], share="a")
+    lease = books.ledger.acquire(run)
+    books.ledger.charge(lease, planned)
+    before = books.spent(), kinds(books)
+    with pytest.raises(BudgetExceeded, match="nothing is left to pay that"):  # the account has more than half left
+        books.ledger.charge(lease, planned)
+    assert (books.spent(), kinds(books)) == before
+    divide(books, a=".9")
+    assert books.ledger.charge(lease, planned).attempt == 1
+    assert kinds(books)[-2:] == ["extend", "charge"]
+
+
+def test_a_lost_draw_gives_up_rounds_before_it_takes_from_another_share(books):
+    divide(books, a=HALF)
+    whole = rho_max(books)
+    plan = [costing(whole / 5), replace(costing(whole / 5, round=2), optional=True)]
+    run = books.reserve(plan, share="a")
+    lease = books.ledger.acquire(run)
+    books.ledger.charge(lease, plan[0])
+    assert books.ledger.charge(lease, plan[0]).attempt == 1
+    assert kinds(books)[-4:] == ["forfeit", "give up", "extend", "charge"]
+    assert 0 <= of(books, "a").rho_left < float(whole) / 5
+
+
+def test_a_lost_threshold_is_paid_by_the_share_or_not_at_all(books):
+    divide(books, a=HALF)
+    extra = books.ledger.balance(books.population).budget.delta_extra
+    planned = release(sigma=200.0, delta=extra * 0.4)
+    lease = books.ledger.acquire(books.reserve([planned], share="a"))
+    books.ledger.charge(lease, planned)
+    with pytest.raises(BudgetExceeded, match="nothing is left to pay that"):
+        books.ledger.charge(lease, planned)
+
+
+# --- cohorts and periods ---------------------------------------------------------------------------------------------
+
+
+def test_a_share_is_a_part_of_every_cohorts_account(books):
+    begin(books)
+    divide(books, a=HALF)
+    whole = rho_max(books)
+    plan = [costing(whole * 2 / 5)]
+    spend(books, plan, took((1, 2), of=3), share="a")
+    with pytest.raises(BudgetExceeded, match="each of cohorts 1-2 of share 'a'"):
+        books.reserve(plan, cohorts=took((2, 3), of=3), share="a")
+    books.reserve(plan, cohorts=took((3, 3), of=3), share="a")
+    books.reserve(plan, cohorts=took((1, 3), of=3))
+    view = books.ledger.balance(books.population).of_share("a")
+    assert [(s.first, s.last) for s in view.segments] == [(1, 2), (3, 3)]
+    assert view.rho_left < view.budget.rho_max == rounded_down(whole / 2)
+
+
+def test_cohorts_that_have_spent_more_than_is_left_undivided_give_shares_what_they_have(books):
+    """Else no account by cohort could be divided once its founders are retired."""
+    begin(books)
+    whole = rho_max(books)
+    spend(books, [costing(whole * 9 / 10)], took((1, 1), of=1))
+    divide(books, a=HALF, b=HALF)
+    segments = of(books, "a").segments
+    assert segments[0].rho_left == pytest.approx(float(whole) / 10, rel=1e-5)
+    with pytest.raises(BudgetExceeded, match=r"^run .* and cohort 1 of population") as refused:
+        books.reserve([costing(whole / 4)], cohorts=took((1, 2), of=2), share="a")
+    assert "share" not in refused.value.remedy
+    books.reserve([costing(whole / 4)], cohorts=took((2, 2), of=2), share="a")
+    books.reserve([costing(whole / 20)], cohorts=took((1, 1), of=2), share="a")
+    with pytest.raises(BudgetExceeded, match="the run names none"):
+        books.reserve([costing(whole / 100)], cohorts=took((1, 1), of=2))
+    assert of(books, None).segments[0].rho_left < 0
+
+
+def test_one_account_that_was_divided_may_be_kept_by_cohort(books):
+    divide(books, a=HALF)
+    spend(books, [costing(rho_max(books) / 4)], share="a", bound=on(1))
+    begin(books)
+    assert [s.rho_spent > 0 for s in of(books, "a").segments] == [True]
+    books.reserve([costing(rho_max(books) / 2)], cohorts=took((2, 2), of=2), share="a")
+    with pytest.raises(BudgetExceeded, match="cohort 1 of share 'a'"):
+        books.reserve([costing(rho_max(books) / 2)], cohorts=took((1, 1), (3, 3), of=3), share="a")
+
+
+@given(st.data())
+def test_two_step_functions_side_by_side(data):
+    last = data.draw(st.integers(1, 8))
+    numbers = st.integers(1, last)
+    made = []
+    for _ in range(2):
+        sums, held = Sums(), dict.fromkeys(range(1, last + 1), 0)
+        for first, end, rho in data.draw(st.lists(st.tuples(numbers, numbers, st.integers(1, 3)), max_size=5)):
+            if first <= end:
+                sums.add(((first, end),), Totals(Fraction(rho)))
+                held |= {number: held[number] + rho for number in range(first, end + 1)}
+        made.append((sums, held))
+    (one, mine), (other, theirs) = made
+    pieces = list(side_by_side(one, other, last))
+    assert [number for first, end, _, _ in pieces for number in range(first, end + 1)] == list(range(1, last + 1))
+    for first, end, a, b in pieces:
+        for number in range(first, end + 1):
+            assert (a.rho_spent, b.rho_spent) == (mine[number], theirs[number])
+    one.take_away(other)
+    for first, end, totals in one.pieces(last):
+        assert {mine[n] - theirs[n] for n in range(first, end + 1)} == {totals.rho_spent}
+
+
+# --- checkpoints, statements, damage ----------------------------------------------------------------------------------
+
+
+def test_checkpoints_keep_what_each_share_has_spent(books, monkeypatch):
+    monkeypatch.setattr(reservations, "CHECKPOINT_AFTER", 12)
+    divide(books, a=HALF, b=".3")
+    planned = costing(rho_max(books) / 50)
+    for share in ("a", "b", None) * 3:
+        spend(books, [planned], share=share)
+    open_run = books.reserve([planned], share="b")
+    for _ in range(4):
+        spend(books, [planned], share="a")
+    assert kinds(books).count("checkpoint") >= 2
+    whole = books.ledger.account(books.population)
+    restored = account_at(books.population, json.loads(canonical(state_of(whole))))
+    assert restored.balance() == whole.balance() == books.ledger.balance(books.population)
+    assert restored.runs[open_run] == whole.runs[open_run] and restored.runs[open_run].share == "b"
+    assert canonical(state_of(restored)) == canonical(state_of(whole))
+    spent = [of(books, name).rho_spent for name in ("a", "b", None)]
+    assert spent == [total(*[planned] * number) for number in (7, 3, 3)]
+
+
+def test_the_statement_names_the_share(books):
+    divide(books, **{"team-a": HALF})
+    mine, other = (spend(books, [costing(rho_max(books) / 4)], share=share) for share in ("team-a", None))
+    statement = private_statement(books.ledger, books.population, mine)
+    assert statement.share == "team-a" and "share 'team-a'" in statement.text()
+    statement = private_statement(books.ledger, books.population, other)
+    assert statement.share == "" and "share '" not in statement.text()
+
+
+def edit(books, *statements):
+    with sqlite3.connect(books.url.removeprefix("sqlite:///")) as connection:
+        for statement in statements:
+            assert connection.execute(statement).rowcount > 0, statement
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        """UPDATE fedcore_accounts SET shares = '{"a":[9,10]}'""",
+        "UPDATE fedcore_accounts SET shares = NULL",
+        "UPDATE fedcore_accounts SET shares = 'x'",
+        "UPDATE fedcore_runs SET share = NULL",
+        "UPDATE fedcore_runs SET share = 'b'",
+    ],
+)
+def test_edited_tables_are_noticed(file_books, statement):
+    divide(file_books, a=HALF, b=".3")
+    run = file_books.reserve([costing(rho_max(file_books) / 3)], share="a")
+    lease = file_books.ledger.acquire(run)
+    file_books.ledger.charge(lease, costing(rho_max(file_books) / 3))
+    edit(file_books, statement)
+    for attempt in (
+        lambda: file_books.ledger.verify(file_books.population),
+        lambda: file_books.reserve([release()], share="b"),
+        lambda: file_books.ledger.charge(lease, costing(rho_max(file_books) / 3)),  # which must be paid again
+        lambda: divide(file_books, a=".9"),
+    ):
+        with pytest.raises(LedgerTampered):
+            attempt()
+
+
+def forged(books, kind, run_id, payload, **row):
+    """A record of the right hash that no ledger would have written."""
+    path = books.url.removeprefix("sqlite:///")
+    with sqlite3.connect(path) as connection:
+        seq, before = connection.execute("SELECT seq, hash FROM fedcore_accounts").fetchone()
+        record = link(books.ledger.id, books.population, seq + 1, kind, run_id, {"at": 0, **payload}, before)
+        connection.execute(
+            "INSERT INTO fedcore_records VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (books.population, record.seq, kind, run_id, record.payload, before, record.hash),
+        )
+        connection.execute("UPDATE fedcore_accounts SET seq = ?, hash = ?", (record.seq, record.hash))
+        for name, value in row.items():
+            connection.execute(f"UPDATE fedcore_accounts SET {name} = ?", (value,))
+    connection.close()
+
+
+WAS = {"a": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        {"shares": {"a": [1, 4]}, "before": WAS},  # of which it has spent more
+        {"shares": {}, "before": WAS},
+        {"shares": {"a": [1, 1]}, "before": WAS},  # what was spent without a share
+        {"shares": {"a": [9, 10], "b": [1, 5]}, "before": WAS},
+        {"shares": {"a": [1, 2], "b": [-1, 5]}, "before": WAS},
+        {"shares": {"a": [2, 4]}, "before": WAS},
+        {"shares": {"a": [1, 2], "b b": [1, 5]}, "before": WAS},
+        {"shares": {"a": [1, 2], "b": [1, 5]}, "before": {}},
+        {"shares": {"a": [1, 2], "b": [1, 5]}, "before": WAS, "needs": []},
+        {"shares": [["a", 1, 2]], "before": WAS},
+        {"before": WAS},
+    ],
+)
+def test_divisions_that_cannot_follow_are_refused(file_books, payload):
+    divide(file_books, a=HALF)
+    spend(file_books, [costing(rho_max(file_books) / 3)], share="a")
+    spend(file_books, [costing(rho_max(file_books) / 3)])
+    shares = canonical(payload["shares"]) if payload.get("shares") else None
+    forged(file_books, "budget divide", None, {"needs": ["shares"], **payload}, shares=shares)
+    with pytest.raises(LedgerTampered, match="budget divide.*cannot follow"):
+        file_books.ledger.verify(file_books.population)
+
+
+@pytest.mark.parametrize(
+    "change", [{"share": "b"}, {"share": "a", "needs": []}, {"share": None, "needs": ["shares"]}, {"share": ["a"]}]
+)
+def test_reservations_that_cannot_follow_are_refused(file_books, change):
+    divide(file_books, a=HALF)
+    run = file_books.reserve([release()], share="a")
+    record = next(row for row in file_books.ledger.history(file_books.population) if row["kind"] == "reserve")
+    payload = {name: value for name, value in record.items() if name not in ("seq", "kind", "run_id", "hash", "at")}
+    forged(file_books, "reserve", f"{run}-2", {**payload, **change})
+    with pytest.raises(LedgerTampered, match="reserve.*cannot follow"):
+        file_books.ledger.verify(file_books.population)
+
+
+def test_records_that_overspend_a_share_are_refused(file_books):
+    divide(file_books, a=".1")
+    run = file_books.reserve([costing(rho_max(file_books) / 3)])
+    record = next(row for row in file_books.ledger.history(file_books.population) if row["kind"] == "reserve")
+    payload = {name: value for name, value in record.items() if name not in ("seq", "kind", "run_id", "hash", "at")}
+    forged(file_books, "reserve", f"{run}-2", {**payload, "share": "a", "needs": ["shares"]})
+    with pytest.raises(LedgerTampered, match="spend more than share 'a'"):
+        file_books.ledger.verify(file_books.population)
+    fresh = open_books(file_books.url.replace("ledger.sqlite", "other.sqlite"))
+    divide(fresh, a=".4")
+    fresh.reserve([costing(rho_max(fresh) / 3)])
+    forged(fresh, "reserve", "more", payload)  # two thirds of the budget, of which .6 is undivided
+    with pytest.raises(LedgerTampered, match="spend more than the undivided part"):
+        fresh.ledger.verify(fresh.population)
+
+
+@pytest.mark.parametrize("value", [[], {"a": 1}, {"a": [1, 0]}, {"a": [1]}, {"a": ["1", 2]}, {"a": [3, 2]}])
+def test_what_is_no_division_is_not_read_as_one(value):
+    with pytest.raises((TypeError, ValueError, ArithmeticError, ConfigError)):
+        shares_of(value)
+    assert shares_of(shares_json({"b": THIRD, "a": HALF})) == {"a": HALF, "b": THIRD}
+
+
+# --- a version that knows no shares ----------------------------------------------------------------------------------
+
+
+def test_a_host_without_shares_refuses_a_divided_account_by_name_and_nothing_is_lost(file_books, monkeypatch):
+    """As the versions before do: an unknown record, an unknown need, a column that they know to be none of theirs."""
+    run = file_books.reserve([release(1), release(2)])
+    lease = file_books.ledger.acquire(run)
+    file_books.ledger.publish(lease, file_books.ledger.charge(lease, release(1)), VALUE)
+    divide(file_books, a=HALF)
+    before = file_books.ledger.verify(file_books.population)
+    with monkeypatch.context() as patch:
+        patch.setattr(replay, "NEEDS", ("cohorts", "periods"))
+        patch.delitem(replay.APPLY, dividing.DIVIDE)
+        for attempt in (
+            lambda: file_books.ledger.verify(file_books.population),
+            lambda: file_books.ledger.balance(file_books.population),
+            lambda: file_books.reserve([release(3)]),
+            lambda: file_books.ledger.raise_budget(file_books.population, 9, 1e-10),
+        ):
+            with pytest.raises(LedgerError, match="budget divide.*a newer fedcore") as told:
+                attempt()
+            assert not isinstance(told.value, LedgerTampered)
+    assert file_books.ledger.verify(file_books.population) == before
+    file_books.ledger.publish(lease, file_books.ledger.charge(lease, release(2)), VALUE)
+    file_books.ledger.finish(lease, "finished")
+
+
+def test_undivided_accounts_are_as_the_versions_before_wrote_them(file_books):
+    """So that a host that was not upgraded goes on with them."""
+    run = file_books.reserve([release()])
+    account = file_books.ledger.account(file_books.population)
+    assert "shares" not in state_of(account) and "share" not in state_of(account)["runs"][run]
+    record = file_books.ledger.history(file_books.population)[-1]
+    assert record["needs"] == [] and "share" not in record
+    with file_books.ledger._transaction(write=False) as connection:
+        (row,) = connection.execute(tables.accounts.select())
+        assert row.shares is None
+
+
+# --- several processes -----------------------------------------------------------------------------------------------
+
+
+def test_of_two_processes_on_one_share_exactly_one_is_refused(books):
+    """The account has room for both."""
+    divide(books, a=".6", b=".1")
+    plan = [costing(rho_max(books) * 2 / 5)]
+    runs = [books.run(), books.run()]
+    calls = ((books.url, books.population, run, plan, "a") for run in runs)
+    answers = together(processes.reserve_of_share_at_barrier, *calls)
+    assert sorted(answer for _, answer in answers) == ["BudgetExceeded", "reserved"]
+    assert books.spent() == (0, total(*plan)) and of(books, "a").rho_reserved == total(*plan)
+
+
+@pytest.mark.slow
+def test_a_division_and_a_reservation_at_the_same_moment_leave_no_share_overspent(books):
+    divide(books, a=".6")
+    plan = [costing(rho_max(books) / 2)]
+    run = books.run()
+    answers = together(
+        processes.reserve_or_divide_at_barrier,
+        (books.url, books.population, run, plan, "a"),
+        (books.url, books.population, None, [], ".3"),
+    )
+    assert sorted(answer for _, answer in answers) in (["BudgetExceeded", "done"], ["BudgetExceeded", "reserved"])
+    share = of(books, "a")
+    assert share.rho_reserved <= share.rho_max
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["reserved", "charge", "charged", "publish", "published"])
+def test_a_killed_process_leaves_the_share_exact_and_the_run_goes_on(books, when):
+    divide(books, a=".6", b=".1")
+    first, second = release(1, 15.0), release(2, 20.0)
+    run, plan = books.run(), [first, second]
+    child = spawn.Process(
+        target=processes.work_and_die, args=(books.url, books.population, run, plan, 1, when), kwargs={"share": "a"}
+    )
+    child.start()
+    child.join(60)
+    assert child.exitcode == -9
+    spent = [first] if when in ("charged", "publish", "published") else []
+    waiting = [second, first] if spent else [first, second, first]
+    share = of(books, "a")
+    assert (share.rho_spent, share.rho_reserved) == (total(*spent), total(*waiting)) == books.spent()
+    books.reserve(plan, spares=1, run=run, share="a")  # as a resumed run does
+    lease = books.ledger.acquire(run)
+    for planned in plan:
+        charge = books.ledger.charge(lease, planned)
+        if charge.stored is None:
+            books.ledger.publish(lease, charge, VALUE)
+    books.ledger.finish(lease, "finished")
+    share, other = of(books, "a"), of(books, None)
+    assert (share.rho_spent, 0) == books.spent() and share.rho_reserved == other.rho_spent == 0
+
+
+@pytest.mark.slow
+def test_a_division_that_is_killed_is_there_or_not(books):
+    for number in range(60):
+        child = spawn.Process(target=processes.divide_and_die, args=(books.url, books.population, number))
+        child.start()
+        child.join(60)
+        shares = books.ledger.verify(books.population).shares
+        assert len(shares) in (0, 2)
+        if child.exitcode == 0:
+            break
+        assert not shares
+    assert number > 3 and of(books, "a").part == HALF
+    assert exact_sum([share.rho_max for share in books.ledger.balance(books.population).shares]) <= rho_max(books)
+    assert open_ledger(books.url).verify(books.population)
