@@ -6,27 +6,27 @@ import json
 import logging
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
 from fedcore.flows.server import authorization
-from fedcore.tasks.events import as_json
-
-from fedcore.operations.events import Event
 
 PATIENCE = 5.0  # seconds
 
 
-def post(events: Sequence[Event], address: str) -> bool:
-    """Whether the server at this address (which ends in /api) took the events. Nothing is raised."""
+def post(events: Sequence[Mapping[str, Any]], address: str) -> bool:
+    """Whether the server at this address (which ends in /api) took the events. Nothing is raised.
+
+    events: as `fedcore.tasks.events.as_json` has them
+    """
     now = datetime.now(UTC).isoformat()
     try:
-        ask(address, "/events", [{"id": str(uuid4()), "occurred": now, **as_json(event)} for event in events])
+        ask(address, "/events", [{"id": str(uuid4()), "occurred": now, **event} for event in events])
     except (urllib.error.URLError, OSError, ValueError) as error:
         logging.getLogger(__name__).warning(
-            "the Prefect server at %s was not told of %s: %s", address, ", ".join(e.name for e in events), error
+            "the Prefect server at %s was not told of %s: %s", address, ", ".join(e["event"] for e in events), error
         )
         return False
     return True

@@ -1,6 +1,7 @@
 """What an operator is told of: what events say, and when a budget is low."""
 
 import json
+from datetime import UTC, datetime
 
 import pytest
 from fedcore.tasks.events import as_json, emit
@@ -8,7 +9,9 @@ from fedcore.tasks.events import as_json, emit
 from fedcore.errors import ConfigError
 from fedcore.operations import events
 from fedcore.operations.budget_left import BudgetLeft, budget_left
-from fedcore.operations.deployment import read_file
+from fedcore.operations.deployment import Schedule, read_file
+from fedcore.operations.hanging import hanging_runs
+from fedcore.operations.monitoring import Monitoring
 from fedcore.population.store import Population
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import Run
@@ -55,6 +58,7 @@ def test_a_budget_becomes_low_once(tmp_path):
     assert raised.before == 0 and raised.runs_left > 5 and not raised.falls_to(2)
 
 
+@pytest.mark.slow
 def test_another_deployment_may_have_spent_the_rest(tmp_path):
     """The one that was told of more runs before is told that they are gone, with its own next run."""
     population, ledger = private_population(tmp_path / "p", small_counts(), epsilon=1.0)
@@ -73,6 +77,7 @@ def test_the_first_run_of_a_deployment_may_be_told_at_once(tmp_path):
     assert (everything.before, everything.runs_left) == (None, 0) and everything.falls_to(0)
 
 
+@pytest.mark.slow
 def test_a_run_of_no_deployment_compares_with_what_it_found(tmp_path):
     population, ledger = private_population(tmp_path / "p", small_counts(), epsilon=1.0)
     budget = ledger.balance(population.id).budget
@@ -82,6 +87,7 @@ def test_a_run_of_no_deployment_compares_with_what_it_found(tmp_path):
     assert left[0].days_left is None
 
 
+@pytest.mark.slow
 def test_a_schedule_of_a_horizon_is_low_when_nobody_comes(tmp_path):
     """Runs that some cohort can pay for: the horizon, less those that the newest cohort has taken part in."""
     population, ledger = private_population(tmp_path / "p", small_counts())
@@ -162,3 +168,55 @@ def test_a_deployment_may_have_monitoring_of_its_own(tmp_path):
     assert to_deployment(content.deployment[1]).parameters["monitoring"] == {"runs_left": 9}
     told = BudgetLeft(0.1, 0.1, 0.9, 1.0, 1.0, 1e-6, 9, None, None)
     assert told.falls_to(content.deployment[1].monitoring.of_run().runs_left)
+
+
+@pytest.mark.parametrize(
+    "schedule, until, last",
+    [
+        ({"cron": "0 3 * * *"}, "2026-03-02T12:00", "2026-03-02T03:00"),
+        ({"cron": "0 3 * * *"}, "2026-03-02T02:59", "2026-03-01T03:00"),
+        ({"cron": "0 3 * * *", "timezone": "Europe/Berlin"}, "2026-03-02T02:30", "2026-03-02T02:00"),
+        ({"cron": "*/5 * * * *"}, "2026-03-02T12:03", "2026-03-02T12:00"),
+        ({"cron": "0 0 1 1 *"}, "2026-03-02T12:00", "2026-01-01T00:00"),
+        ({"rrule": "FREQ=WEEKLY;BYDAY=MO;BYHOUR=4;BYMINUTE=15;BYSECOND=0"}, "2026-03-08T12:00", "2026-03-02T04:15"),
+    ],
+)
+def test_the_last_time_of_a_schedule(schedule, until, last):
+    from fedcore.flows.watch import last_time
+
+    at = last_time(Schedule(**schedule), datetime.fromisoformat(until).replace(tzinfo=UTC))
+    assert at == datetime.fromisoformat(last).replace(tzinfo=UTC)
+
+
+def test_when_a_run_hangs(tmp_path):
+    """Longer than ten of its rounds without another one, and never within `patience`; finished runs do not hang."""
+    population = write_counts(tmp_path / "p", small_counts())
+    trained(population, tmp_path / "runs", 0, algorithm="algorithm2", anyway=False)
+    request = TrainRequest(
+        method="histograms",
+        population=str(population.path),
+        runs=str(tmp_path / "runs"),
+        run_id="now",
+        settings={"algorithm": "algorithm2", "clusters": 2, "rounds": 3},
+        deployment="weekly",
+        series=Series(),
+    )
+    session = start_run(request, InProcessBackend(), stamp="20260201T030000")
+    begun = (session.run.path / "head.json").stat().st_mtime
+
+    def found(seconds, patience=60.0, hanging=10.0, name="weekly"):
+        watched = Monitoring(patience=patience, hanging=hanging)
+        return list(hanging_runs(tmp_path / "runs", name, watched, begun + seconds))
+
+    assert found(59) == [] and found(61, name="other") == []
+    (one,) = found(61)  # the finished run says how long rounds take
+    assert one.run.id == "now" and one.held and one.usual is not None
+    times = 100 / one.usual
+    assert found(95, hanging=times) == [] and len(found(105, hanging=times)) == 1
+    (tmp_path / "runs" / "r0" / "metrics.jsonl").unlink()
+    assert found(599) == [] and [each.usual for each in found(601)] == [None]  # ten times `patience` then
+    session.close()
+    (left,) = found(601)
+    assert not left.held and "goes on with it" in left.in_words
+    told = as_json(events.run_hanging(left))
+    assert told["resource"]["prefect.resource.id"] == "fedcore.run.now" and told["payload"]["round"] == 0

@@ -4,13 +4,18 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 from fedcore.flows.server import server
 
+from fedcore.operations.deployment import read_deployments
 from fedcore.privacy.ledger.ledger import default_ledger_url
+from fedcore.rounds.engine import InProcessBackend
+from fedcore.training.request import Series, TrainRequest
+from fedcore.training.session import start_run
 from tests.command import fedcore, private_population, works
-from tests.conftest import small_counts
+from tests.conftest import small_counts, write_counts
 from tests.test_prefect import ask, first, listening, process
 
 
@@ -101,3 +106,74 @@ def test_commands_tell_of_what_they_did(own_server, tmp_path, monkeypatch):
     assert appended["payload"]["version"] == 2 and appended["payload"]["clients_more"] == 1
     assert damaged[0]["payload"]["reason"].startswith("Block 0")
     assert damaged[0]["resource"]["prefect.resource.id"] == appended["resource"]["prefect.resource.id"]
+
+
+OFTEN = """
+[notify]
+webhook = "WEBHOOK"
+events = ["fedcore.schedule.missed", "fedcore.run.hanging"]
+
+[monitoring]
+late = 1
+patience = 60
+
+[[deployment]]
+name = "often"
+method = "histograms"
+population = "public"
+config = { algorithm = "algorithm2", clusters = 2, rounds = 3 }
+schedule = { interval = 2 }
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.prefect
+def test_missed_starts_and_runs_that_hang_are_told_once(own_server, tmp_path):
+    """A schedule that nobody works, and a run that has committed nothing for an hour."""
+    from fedcore.flows.watch import look
+
+    population = write_counts(tmp_path / "public", small_counts(100))
+    request = TrainRequest(
+        method="histograms",
+        population=str(population.path),
+        runs=str(tmp_path / "runs"),
+        run_id="stuck",
+        settings={"algorithm": "algorithm2", "clusters": 2, "rounds": 3},
+        deployment="often",
+        series=Series(),
+    )
+    session = start_run(request, InProcessBackend(), stamp="then")
+    session.training.step()
+    address = own_server + "/api"
+    with listening() as (webhook, told):
+        file = tmp_path / "often.toml"
+        file.write_text(OFTEN.replace("WEBHOOK", webhook))
+        environment = os.environ | {"PREFECT_API_URL": address}
+        for command, code in ((["deploy", str(file)], 0), (["watch", str(file), "--once", "--json"], 3)):
+            begun = [sys.executable, "-m", "fedcore.cli", *command]
+            done = subprocess.run(begun, env=environment, capture_output=True, text=True, timeout=120)
+            time.sleep(4)
+            assert done.returncode == code, done.stderr[-3000:]
+        (missed,) = json.loads(done.stdout)["events"]
+        assert missed["event"] == "fedcore.schedule.missed" and missed["deployment"] == "often"
+        assert missed["last"] is None and "nobody has taken its run" in missed["why"]
+        first(lambda: events_of(own_server, "fedcore.schedule.missed"), 20)
+
+        deployments = read_deployments(file)
+        assert look(deployments, address) == []
+        head = session.run.path / "head.json"
+        os.utime(head, (time.time() - 3600, time.time() - 3600))
+        (hanging,) = look(deployments, address)
+        assert hanging.name == "fedcore.run.hanging" and hanging.payload["held"]
+        assert (hanging.payload["run"], hanging.payload["round"]) == ("stuck", 1)
+        assert 3500 < hanging.payload["seconds"] < 3700 and hanging.payload["usual_seconds"] < 60
+        first(lambda: events_of(own_server, "fedcore.run.hanging"), 20)
+        assert look(deployments, address) == []
+        session.training.step()
+        assert look(deployments, address) == []
+        os.utime(head, (time.time() - 3600, time.time() - 3600))
+        assert [event.payload["round"] for event in look(deployments, address)] == [2]
+        session.close()
+        first(lambda: len(told) == 3, 20)
+    assert sorted(each["event"] for each in told) == ["fedcore.run.hanging"] * 2 + ["fedcore.schedule.missed"]
+    assert any(each["text"].startswith("Deployment often should have started at ") for each in told)

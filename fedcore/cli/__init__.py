@@ -19,7 +19,7 @@ from fedcore.cli.planning import plan
 from fedcore.cli.populations import population_app
 from fedcore.cli.runs import evaluate, export, personalise, report, runs_app
 from fedcore.cli.selecting import select
-from fedcore.cli.serving import deploy, serve
+from fedcore.cli.serving import deploy, serve, watch
 from fedcore.cli.training import resume, train
 from fedcore.cli.verifying import verify, verify_statement
 from fedcore.errors import ConfigError, FedcoreError
@@ -60,6 +60,7 @@ for command in (
     verify,
     serve,
     deploy,
+    watch,
     reproduce,
 ):
     app.command()(command)

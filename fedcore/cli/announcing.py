@@ -15,4 +15,5 @@ def announce(make: Callable[[], list[Event]]) -> None:
     """Send events, which are made only if somebody is there. A server that does not answer is a warning."""
     address = os.environ.get("PREFECT_API_URL")
     if address and (events := make()):
-        import_module("fedcore.flows.announce").post(events, address)
+        as_json = import_module("fedcore.tasks.events").as_json
+        import_module("fedcore.flows.announce").post([as_json(event) for event in events], address)

@@ -1,9 +1,10 @@
-"""`fedcore serve` and `fedcore deploy`."""
+"""`fedcore serve`, `fedcore deploy` and `fedcore watch`."""
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -79,13 +80,7 @@ def deploy(
     from fedcore.operations.deployment import expectations, read_file
 
     content = read_file(file)
-    if not os.environ.get("PREFECT_API_URL"):
-        raise ConfigError(
-            "PREFECT_API_URL names no Prefect server to register deployments with.",
-            "Start one that stays (`prefect server start`) and set PREFECT_API_URL to its address and "
-            "/api; or use `fedcore serve`, which needs none.",
-        )
-    import_module("fedcore.flows.server").check_reachable(os.environ["PREFECT_API_URL"])
+    _server("to register deployments with", "; or use `fedcore serve`, which needs none")
     if not unchecked:
         _check(file, content)
     sizing = Sizing(size_from_plan, None if deadline is None else parse_seconds(deadline), calibration)
@@ -102,6 +97,48 @@ def deploy(
     if sizes:
         table("Sizes, from the plan of the next run of each", sizes)
     print(f"They are run by:  {command}")
+
+
+def watch(
+    file: File,
+    every: Annotated[float, typer.Option(min=15, help="Seconds from one look to the next.")] = 60.0,
+    once: Annotated[bool, typer.Option("--once", help="Look once; end with 3 if something was found.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Tell the server that PREFECT_API_URL names of starts that were missed and of runs that hang, each once."""
+    from fedcore.operations.deployment import read_file
+
+    deployments = read_file(file).deployment
+    address = _server("to watch deployments of", "")
+    look = import_module("fedcore.flows.watch").look
+    while True:
+        try:
+            found = look(deployments, address)
+        except (OSError, ValueError) as error:
+            if once:
+                raise ConfigError(f"the Prefect server at {address} does not answer ({error}).") from None
+            _tell([f"the Prefect server at {address} does not answer ({error}); it is asked again."])
+            found = []
+        if as_json and (once or found):
+            say({"events": [{"event": event.name, **event.payload} for event in found]}, True)
+        elif found:
+            print("\n".join(str(event.payload["message"]) for event in found), flush=True)
+        if once:
+            raise SystemExit(3 if found else 0)
+        time.sleep(every)
+
+
+def _server(what: str, otherwise: str) -> str:
+    """The server that PREFECT_API_URL names. Raises ConfigError for none, or one that does not answer."""
+    address = os.environ.get("PREFECT_API_URL")
+    if not address:
+        raise ConfigError(
+            f"PREFECT_API_URL names no Prefect server {what}.",
+            "Start one that stays (`prefect server start`) and set PREFECT_API_URL to its address and "
+            f"/api{otherwise}.",
+        )
+    import_module("fedcore.flows.server").check_reachable(address)
+    return address
 
 
 def _check(file: Path, content: DeploymentFile) -> None:

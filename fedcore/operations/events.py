@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from fedcore.errors import FedcoreError
 from fedcore.operations.budget_left import BudgetLeft
+from fedcore.operations.hanging import Hanging
 from fedcore.population.store import Population
 from fedcore.runs.store import Run
 from fedcore.storage.files import Place, place
@@ -144,3 +146,34 @@ def block_damaged(population: Population, reason: str, remedy: str = "", name: s
         "message": f"{reason} {remedy}".strip(),
     }
     return Event(DAMAGED, of_population(population), payload, of_deployment(name))
+
+
+def schedule_missed(name: str, due: datetime, last: datetime | None, why: str) -> Event:
+    """due: when the deployment should have started; last: when it has started before, None: never; why: in words"""
+    at, before = f"{due:%Y-%m-%d %H:%M:%S %Z}", "It has never started"
+    if last is not None:
+        before = f"It has started before at {last:%Y-%m-%d %H:%M:%S %Z}"
+    payload = {
+        "deployment": name,
+        "due": due.isoformat(),
+        "last": None if last is None else last.isoformat(),
+        "why": why,
+        "message": f"Deployment {name} should have started at {at}, and has not: {why}. {before}.",
+    }
+    return Event(MISSED, of_deployment(name)[0], payload)
+
+
+def run_hanging(found: Hanging) -> Event:
+    run, name = found.run, _deployment_of(found.run)
+    holder = "a process holds it" if found.held else "no process holds it"
+    payload = {
+        "run": run.id,
+        "deployment": name,
+        "round": run.round,
+        "seconds": round(found.seconds, 1),
+        "usual_seconds": found.usual,
+        "held": found.held,
+        "message": f"Run {run.id} has committed nothing for {found.seconds:.0f} s after round {run.round}; {holder}. "
+        f"{found.in_words}",
+    }
+    return Event(HANGING, of_run(run), payload, of_deployment(name))

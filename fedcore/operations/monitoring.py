@@ -22,6 +22,10 @@ class Monitoring(BaseModel):
 
     runs_left: int = Field(RUNS_LEFT, ge=0, description="with so many runs left, or fewer, the budget is low")
 
+    late: float = Field(900.0, ge=1, description="seconds after its time a start that has not happened is missed")
+    hanging: float = Field(10.0, ge=2, description="rounds' times without a committed round, after which a run hangs")
+    patience: float = Field(600.0, ge=1, description="seconds without a committed round that are never too long")
+
     def of_run(self) -> RunMonitoring:
         """What the runs of a deployment are told."""
         return RunMonitoring(runs_left=self.runs_left)

@@ -347,6 +347,11 @@ COMMANDS: dict[str, Command] = {
         RUN_TIMES,
         "ingests, forgets, trains and exports as the commands of these names do",
     ),
+    "watch": Command(
+        lambda w: (("watch", w / "deployments.toml", "--once"),),
+        because="reads records of runs and asks a server: refused without",
+        exits=(2,),
+    ),
     "reproduce": Command(because="simulates its clients or reads public benchmarks; nothing in it is private"),
     "demo": Command(
         because="makes its population of the machine's Python packages; `train` and `evaluate` then do the rest"

@@ -1,0 +1,139 @@
+"""Starts that a schedule should have made and has not, and runs that hang (`fedcore watch FILE`): looked for from
+outside, since whoever should have started them may be the one that is down.
+
+What was told already is asked of the server's own events, so that nothing is remembered here and the command may be
+started anew at any time.
+"""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from fedcore.flows.announce import ask, post
+from fedcore.tasks.events import as_json, labels
+from prefect.server.schemas.schedules import CronSchedule, RRuleSchedule
+
+from fedcore.errors import RunError
+from fedcore.operations.deployment import Deployment, Schedule
+from fedcore.operations.events import Event, run_hanging, schedule_missed
+from fedcore.operations.hanging import hanging_runs
+from fedcore.operations.monitoring import Monitoring
+
+# How far back the last time of a schedule is looked for; the next one only if there was none.
+SPANS = [timedelta(hours=2), timedelta(days=2), timedelta(days=15), timedelta(days=93), timedelta(days=1100)]
+MOST = 500  # times of a schedule in one of them
+SLACK = timedelta(seconds=1)
+
+
+def look(deployments: Sequence[Deployment], address: str, now: datetime | None = None) -> list[Event]:
+    """The events that there are to tell now, and that the server was told of.
+
+    address: of the server, ends in /api. Raises URLError, OSError and ValueError if the server does not answer.
+    """
+    moment = datetime.now(UTC) if now is None else now
+    told = []
+    for item in deployments:
+        known = _known(item, address)
+        id = None if known is None else known["id"]
+        for event in (*_missed(item, known, address, moment), *_hanging(item, address, moment)):
+            body = as_json(event)
+            if id is not None:  # so that automations find it as they find what flow runs tell
+                role = {"prefect.resource.id": f"prefect.deployment.{id}", "prefect.resource.role": "deployment"}
+                body["related"].append(role | {"prefect.resource.name": item.name})
+            if post([body], address):
+                told.append(event)
+    return told
+
+
+# --- starts -----------------------------------------------------------------------------------------------------------
+
+
+def _known(item: Deployment, address: str) -> dict[str, Any] | None:
+    """The deployment as the server knows it; None if it does not."""
+    flow = f"train-{item.method.replace('_', '-')}"
+    wanted = {"deployments": {"name": {"any_": [item.name]}}, "flows": {"name": {"any_": [flow]}}}
+    found = ask(address, "/deployments/filter", wanted)
+    return found[0] if found else None
+
+
+def _missed(item: Deployment, known: dict[str, Any] | None, address: str, now: datetime) -> Iterator[Event]:
+    if item.schedule is None:
+        return
+    last = None if known is None else _last_start(known["id"], address)
+    latest = now - timedelta(seconds=_of(item).late)
+    if item.schedule.interval is None:
+        due = last_time(item.schedule, latest)
+    else:
+        begun = last or (None if known is None else datetime.fromisoformat(known["created"]))
+        due = latest if begun is None else begun + timedelta(seconds=item.schedule.interval)
+    if due is None or due > latest or (last is not None and last >= due - SLACK):
+        return
+    if known is not None and datetime.fromisoformat(known["created"]) > due:
+        return
+    event = schedule_missed(item.name, due, last, _why(known))
+    if not any(last is None or datetime.fromisoformat(each["occurred"]) > last for each in _told(event, address)):
+        yield event
+
+
+def last_time(schedule: Schedule, until: datetime) -> datetime | None:
+    """The last time of a schedule (not of an interval, which has none by itself) up to a moment; None if there was
+    none in three years.
+    """
+    kind: CronSchedule | RRuleSchedule
+    if schedule.cron is not None:
+        kind = CronSchedule(cron=schedule.cron, timezone=schedule.timezone)
+    else:
+        kind = RRuleSchedule(rrule=schedule.rrule or "", timezone=schedule.timezone)
+    for span in SPANS:
+        times = asyncio.run(kind.get_dates(MOST, until - span, until))
+        if times:
+            return max(times).astimezone(UTC)
+    return None
+
+
+def _last_start(deployment: str, address: str) -> datetime | None:
+    """The time for which the newest start was planned that has happened, or was left out for one that went on."""
+    wanted = {
+        "deployments": {"id": {"any_": [deployment]}},
+        "flow_runs": {"state": {"type": {"not_any_": ["SCHEDULED", "PENDING"]}}},
+        "sort": "EXPECTED_START_TIME_DESC",
+        "limit": 1,
+    }
+    found = ask(address, "/flow_runs/filter", wanted)
+    return datetime.fromisoformat(found[0]["expected_start_time"]) if found else None
+
+
+def _why(known: dict[str, Any] | None) -> str:
+    if known is None:
+        return "the server does not know it"
+    if known.get("paused") or not any(each["active"] for each in known.get("schedules", ())):
+        return "its schedule is paused, as by `fedcore serve` when it ends"
+    return "nobody has taken its run"
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+def _hanging(item: Deployment, address: str, now: datetime) -> Iterator[Event]:
+    try:
+        found = list(hanging_runs(item.runs, item.name, _of(item), now.timestamp()))
+    except RunError:  # the folder cannot be reached from here
+        return
+    for one in found:
+        event = run_hanging(one)
+        if not any(each["payload"].get("round") == one.run.round for each in _told(event, address)):
+            yield event
+
+
+def _told(event: Event, address: str) -> list[dict[str, Any]]:
+    """The events of this name about this subject that the server knows, newest first."""
+    about = {"id": [labels(event.subject)["prefect.resource.id"]]}
+    since = (datetime.now(UTC) - timedelta(days=400)).isoformat()
+    wanted = {"event": {"name": [event.name]}, "resource": about, "occurred": {"since": since}}
+    found: list[dict[str, Any]] = ask(address, "/events/filter", {"filter": wanted, "limit": 50})["events"]
+    return found
+
+
+def _of(item: Deployment) -> Monitoring:
+    return item.monitoring or Monitoring()
