@@ -97,6 +97,9 @@ def test_a_private_run_goes_on_where_a_private_run_ended(private, tmp_path):
     assert said["public_because"] is None and said["arrays"]["centres"] == [2, FEATURES]
     text = statement(run)["text"]
     assert "Start: what run 'first' released" in text and "paid for in that run" in text
+    both = statement(run)["together"]
+    assert both["run"] == "first" and "Run 'first' and this run were charged to the same account" in text
+    assert both["rho"] == pytest.approx(statement(first)["rho"] + statement(run)["rho"])
     assert statement(run)["private"] and "Start" not in statement(first)["text"]
     assert ledger.verify(population.id).rho_reserved == 0
 

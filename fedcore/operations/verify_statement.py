@@ -265,7 +265,14 @@ def _again(
             return statement_of(at.run, method, ledger, at.population, through)
     first = said.periods.get("first") if said.periods else None
     return private_statement(
-        ledger, population_id, run_id, start=said.start, vouched=said.vouched, first_period=first, through=through
+        ledger,
+        population_id,
+        run_id,
+        start=said.start,
+        vouched=said.vouched,
+        first_period=first,
+        started_from=str(said.together["run"]) if said.together else None,
+        through=through,
     )
 
 

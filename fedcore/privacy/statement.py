@@ -84,6 +84,8 @@ class PrivacyStatement:
     `runs` that released them, `rho` and `delta` of what they charged (delta: of their thresholding steps alone), and
     `together`: `epsilon`, `delta`, `rho`, `mu` of them and this run; else empty, and the vocabulary is taken as public.
     share: name of the share of the budget that paid, where it is divided; else empty.
+    together: of a run that started from what a run of the same account released: that `run`, and `epsilon`, `delta`,
+    `rho`, `mu` of both; else empty.
     """
 
     private: bool
@@ -107,6 +109,7 @@ class PrivacyStatement:
     periods: Mapping[str, Any] = field(default_factory=dict)
     vocabulary: Mapping[str, Any] = field(default_factory=dict)
     share: str = ""
+    together: Mapping[str, Any] = field(default_factory=dict)
     run: str = ""
     population_id: str = ""
     ledger: Mapping[str, Any] = field(default_factory=dict)
@@ -137,6 +140,7 @@ class PrivacyStatement:
             *schema_in_words(self.public_schema, released_words=bool(self.vocabulary)),
             *map(loss_in_words, self.losses),
             *([f"Start: {self.start}. This promise is on top of what that start tells."] if self.start else []),
+            *self._with_its_start(),
             f"Trust: {self.trust_model}",
             f"Releases ({len(self.releases)}):" if self.releases else "Releases: none yet.",
             *(
@@ -155,6 +159,20 @@ class PrivacyStatement:
             return ""
         both = self.vocabulary["together"]
         return f", ({both['epsilon']:.4g}, {both['delta']:.3g}) together with the release of its vocabulary"
+
+    def _with_its_start(self) -> list[str]:
+        """What this run and the one that it started from cost."""
+        if not self.together:
+            return []
+        both = self.together
+        cost = f"rho = {both['rho']:.6g} of zero-concentrated differential privacy"
+        if both["mu"] is not None:
+            cost = f"mu = {both['mu']:.6g} (rho = {both['rho']:.6g}) of Gaussian differential privacy"
+        return [
+            f"Run {both['run']!r} and this run were charged to the same account. To whoever took part in both they "
+            f"add up to {cost}, which implies ({both['epsilon']:.4g}, {both['delta']:.3g})-differential privacy, and "
+            "both are part of what all runs have spent."
+        ]
 
     def _vocabulary(self) -> list[str]:
         """Which release the columns come from, what it cost, and that both add up."""
@@ -327,13 +345,14 @@ def private_statement(
     vouched: Sequence[str] = (),
     first_period: str | None = None,
     vocabulary: Sequence[str] = (),
+    started_from: str | None = None,
     through: int | None = None,
 ) -> PrivacyStatement:
-    """What the ledger's chain says that this run may claim. start: what it started from; vouched: what is public by
-    somebody's word alone, each in a clause; first_period: label of the first period of the population's calendar, None
-    where it has none; vocabulary: the runs of the account that released the words that are the population's columns,
-    empty where its vocabulary came from elsewhere; through: number of the last record that counts, None for all. Raises
-    the ledger's errors.
+    """What the ledger's chain says that this run may claim. start: what it started from; started_from: the run of the
+    same population that released that, if one did; vouched: what is public by somebody's word alone, each in a clause;
+    first_period: label of the first period of the population's calendar, None where it has none; vocabulary: the runs
+    of the account that released the words that are the population's columns, empty where its vocabulary came from
+    elsewhere; through: number of the last record that counts, None for all. Raises the ledger's errors.
     """
     account = ledger.account(population_id, through=through)
     if run_id not in account.runs:
@@ -343,6 +362,8 @@ def private_statement(
         return statement
     if vocabulary:
         statement = replace(statement, vocabulary=_with_vocabulary(account, run_id, vocabulary))
+    if started_from in account.runs and not statement.periods:
+        statement = replace(statement, together={"run": started_from, **_together(account, [started_from, run_id])})
     periods = statement.periods and {**statement.periods, **({} if first_period is None else {"first": first_period})}
     return replace(
         statement,
@@ -409,14 +430,18 @@ def _budget_of(budget: Budget, runs: Sequence[RunAccount]) -> Budget:
 def _with_vocabulary(account: Account, run_id: str, runs: Sequence[str]) -> dict[str, Any]:
     """See `PrivacyStatement.vocabulary`."""
     named = [account.runs[name] for name in runs]
-    charged = [attempt for run in named for attempt in run.spent()]
-    budget = account.required_budget()
-    of_both = _budget_of(budget, [*named, account.runs[run_id]])
-    rho, delta = _price([*charged, *account.runs[run_id].spent()], budget.delta_conv)
-    own_rho, own_delta = _price(charged, 0.0)
-    mu = mu_of(rho) if of_both.currency == "gdp" else None
-    together = {"epsilon": of_both.epsilon_of(rho), "delta": delta, "rho": rho, "mu": mu}
+    own_rho, own_delta = _price([attempt for run in named for attempt in run.spent()], 0.0)
+    together = _together(account, [*runs, run_id])
     return {"runs": list(runs), "rho": own_rho, "delta": own_delta, "together": together}
+
+
+def _together(account: Account, names: Sequence[str]) -> dict[str, Any]:
+    """`epsilon`, `delta`, `rho` and `mu` of these runs."""
+    runs, budget = [account.runs[name] for name in names], account.required_budget()
+    of_all = _budget_of(budget, runs)
+    rho, delta = _price([attempt for run in runs for attempt in run.spent()], budget.delta_conv)
+    mu = mu_of(rho) if of_all.currency == "gdp" else None
+    return {"epsilon": of_all.epsilon_of(rho), "delta": delta, "rho": rho, "mu": mu}
 
 
 def _periods_of(balance: Balance) -> dict[str, Any]:

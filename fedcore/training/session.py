@@ -470,6 +470,7 @@ def statement_of(
         vouched=tuple(dict.fromkeys((*vouched, *arrival))),
         first_period=first,
         vocabulary=words,
+        started_from=record["name"] if record["kind"] == "run" and record["population_id"] == population.id else None,
         through=through,
     )
 

@@ -170,6 +170,7 @@ def test_one_account_pays_for_the_start_and_for_em(tmp_path):
     statement = json.loads((later.path / "statement.json").read_text())
     assert statement["private"] and statement["unit"] == "client"
     assert "run 'mixture'" in statement["start"] and "paid for in that run" in statement["start"]
+    assert statement["together"]["rho"] == pytest.approx(balance.rho_spent) and "add up to" in statement["text"]
     method = make_method("federated_em", EM)
     state = method.State(**load_run(later.path).state)
     assert state.pooled_weight > 0 and "Pooled" in method.outcome(state)

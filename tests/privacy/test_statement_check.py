@@ -95,6 +95,38 @@ def test_every_change_of_a_number_is_a_contradiction(statement, path, new):
         assert path[0] in differences(said, statement)
 
 
+def started(books) -> PrivacyStatement:
+    """Of a run that started from what another one of the same account released."""
+    runs = []
+    for multiplier in (30.0, 40.0):
+        plan = [release(1, multiplier)]
+        run = books.reserve(plan)
+        lease = books.ledger.acquire(run)
+        books.ledger.publish(lease, books.ledger.charge(lease, plan[0]), np.zeros(3, np.int64))
+        books.ledger.finish(lease, "finished")
+        runs.append(run)
+    first, run = runs
+    return private_statement(books.ledger, books.population, run, start="what the first released", started_from=first)
+
+
+def test_a_run_and_the_one_that_it_started_from_add_up(books):
+    statement = started(books)
+    both, rho = statement.together, 0.5 / 30**2 + 0.5 / 40**2
+    assert both["rho"] == pytest.approx(rho, rel=1e-12) and both["rho"] >= statement.population["rho_spent"] > 0
+    assert both["mu"] == pytest.approx((2 * rho) ** 0.5) and both["epsilon"] > statement.epsilon
+    assert f"add up to mu = {both['mu']:.6g}" in statement.text() and "same account" in statement.text()
+    said, value = again(statement)
+    assert own_contradictions(said, value) == [] and differences(said, statement) == {}
+    for name in ("rho", "mu", "epsilon"):
+        said, value = read_statement(json.dumps(changed(statement.to_json(), ("together", name), lambda x: 0.9 * x)))
+        assert own_contradictions(said, value) and "together" in differences(said, statement)
+    less, value = read_statement(json.dumps(changed(statement.to_json(), ("together", "rho"), 0.1 * statement.rho)))
+    assert any("less than this run alone" in line for line in own_contradictions(less, value))
+    earlier = replace(statement, together={})
+    assert differences(earlier, statement) == {}, "statements of before do not say it"
+    assert not private_statement(books.ledger, books.population, statement.run, started_from="nobody").together
+
+
 WORDS = [("unit", "record"), ("relation", "replace_one"), ("mechanism", "none"), ("start", "nothing"), ("ended", False)]
 WORDS += [("not_covered", []), ("trust_model", "nobody"), ("public_schema", "it is"), ("vouched", ["x"]), ("run", "x")]
 

@@ -818,8 +818,8 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "statement: the run alone is said to be both",
         STATEMENT,
-        "rho, delta = _price([*charged, *account.runs[run_id].spent()], budget.delta_conv)",
-        "rho, delta = _price(account.runs[run_id].spent(), budget.delta_conv)",
+        "together = _together(account, [*runs, run_id])",
+        "together = _together(account, [run_id])",
         f"{OF_RELEASING}::test_a_statement_names_the_release_of_its_vocabulary_and_adds_both_up",
     ),
     _mutant(
@@ -852,6 +852,22 @@ MUTANTS: list[Mutant] = [
         "& set(method.series_arrays) if own else set()",
         "& set(method.series_arrays)",
         "tests/private_gmm/test_series.py",
+        slow=True,
+    ),
+    _mutant(
+        "series: another method takes over what only a run of the same one can use",
+        "fedcore/training/warm_start.py",
+        "set(earlier.series_arrays) & set(method.series_arrays) if own",
+        "set(earlier.series_arrays) | set(method.series_arrays) if own",
+        "tests/private_gmm/test_series.py",
+        slow=True,
+    ),
+    _mutant(
+        "series: federated EM believes a start of another population as one of its own",
+        "fedcore/training/warm_start.py",
+        "& set(method.series_arrays) if own else set()",
+        "& set(method.series_arrays)",
+        "tests/federated_em/test_given.py::test_the_start_of_another_population_brings_its_mixture_alone",
         slow=True,
     ),
     _mutant(
@@ -1912,7 +1928,21 @@ MUTANTS: list[Mutant] = [
         "return all(",
         "tests/privacy/test_statement_check.py::test_what_is_left_out_is_a_difference",
     ),
+    _mutant(
+        "verified statement: what a run and its start cost together is believed",
+        "fedcore/privacy/statement_check.py",
+        "    yield from _both(statement.together, budget, rho)\n",
+        "",
+        "tests/privacy/test_statement_check.py::test_a_run_and_the_one_that_it_started_from_add_up",
+    ),
     # --- the statement -----------------------------------------------------------------------------------------------
+    _mutant(
+        "statement: a run and its start cost what the run costs alone",
+        STATEMENT,
+        "_together(account, [started_from, run_id])",
+        "_together(account, [run_id])",
+        "tests/privacy/test_statement_check.py::test_a_run_and_the_one_that_it_started_from_add_up",
+    ),
     _mutant(
         "statement: of published releases only",
         STATEMENT,
