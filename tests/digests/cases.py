@@ -168,6 +168,15 @@ federated_em("em-bernoulli-tables", "tables_bernoulli", algorithm="em", model="b
 federated_em("private-scaled", algorithm="private", given="gaussian full scaled", gamma_decay=3.0)
 federated_em("private-replace-one", algorithm="private", given="gaussian full", relation="replace_one")
 federated_em("private-after-private", algorithm="private", given="federated_em/private-full")
+federated_em(
+    "private-after-private-mixture",
+    "separated",
+    algorithm="private",
+    given="private_mixture/clients",
+    covariance="tied",
+    components=2,
+    nominal_clients=1200,
+)
 federated_em("private-regression", "regressions", "regression", algorithm="private", model="regression", components=2)
 federated_em("private-poisson", "rows_of_counts", "poisson", algorithm="private", model="poisson")
 federated_em("private-imputer", "incomplete", "imputer", algorithm="private", model="gaussian_imputer")
