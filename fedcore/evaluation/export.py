@@ -18,7 +18,7 @@ import json
 import os
 import pickle
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ import numpy as np
 
 from fedcore.errors import ConfigError, RunError
 from fedcore.evaluation.result_file import RESULT, json_value, result_document
-from fedcore.evaluation.run_summary import result_of
+from fedcore.evaluation.run_summary import features_of, result_of
 from fedcore.evaluation.scikit_learn import estimator_of
 from fedcore.rounds.fitted import Fitted
 from fedcore.rounds.method import AnyMethod, State
@@ -131,6 +131,11 @@ class Learnt:
     def document(self) -> dict[str, Any]:
         """`fedcore.evaluation.result_file.result_document`. Raises RunError."""
         return result_document(self.run, self.result)
+
+    @cached_property
+    def names(self) -> Sequence[str] | None:
+        """Of the columns that the run read; None if nobody named them."""
+        return features_of(self.run, vocabulary_of(self.run)).names
 
     @cached_property
     def trained(self) -> tuple[AnyMethod, State]:
@@ -329,7 +334,7 @@ def _whole_folder(path: Path, fill: Callable[[Path], None], private: bool) -> No
 
 def _estimator(source: _Source, path: Place, dump: Callable[[Any, io.BytesIO], object]) -> dict[str, Any]:
     fitted = source.fitted()
-    made, sink = estimator_of(fitted), io.BytesIO()
+    made, sink = estimator_of(fitted, source.learnt.names), io.BytesIO()
     dump(made, sink)
     write_whole(path, sink.getvalue(), private=not source.private)
     remark = f"{fitted.remark[:1].upper()}{fitted.remark[1:]}. " if fitted.remark else ""

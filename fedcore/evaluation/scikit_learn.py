@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,17 @@ import numpy as np
 from fedcore.rounds.fitted import CovarianceType, Fitted, FittedDictionary, FittedMixture
 
 
-def estimator_of(fitted: Fitted) -> Any:
+def estimator_of(fitted: Fitted, names: Sequence[str] | None = None) -> Any:
     """A `sklearn.mixture.GaussianMixture` or `sklearn.decomposition.DictionaryLearning` that scores, labels and codes
-    rows as if it had been fitted."""
-    return _mixture(fitted) if isinstance(fitted, FittedMixture) else _dictionary(fitted)
+    rows as if it had been fitted.
+
+    names: of the columns, which it then asks of data frames (`feature_names_in_`); left out where they are not as many
+        as its columns, such as with one of weights
+    """
+    made = _mixture(fitted) if isinstance(fitted, FittedMixture) else _dictionary(fitted)
+    if names is not None and len(names) == made.n_features_in_:
+        made.feature_names_in_ = np.array([str(name) for name in names], object)
+    return made
 
 
 def _mixture(fitted: FittedMixture) -> Any:

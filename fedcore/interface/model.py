@@ -98,7 +98,7 @@ class Model(LoadedRun):
         that all clients share. Raises ConfigError for models that have no such counterpart, RunError without a model.
         """
         method, state = self.fitted
-        return estimator_of(method.fitted_model(state))
+        return estimator_of(method.fitted_model(state), self.learnt.names)
 
     def export(self, path: str | Path, table: str | None = None, *, force: bool = False) -> dict[str, Any]:
         """Write what the run has learnt to a file or folder, in the form that the name asks for, as `fedcore export`.

@@ -20,6 +20,7 @@ from fedcore.interface import data
 from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig
 from fedcore.methods.private_gmm import PrivateGMM
 from fedcore.methods.private_mixture import PrivateMixtureConfig
+from fedcore.population.ingest.ingest import ingest
 from fedcore.rounds.fitted import FittedDictionary
 from fedcore.rounds.results import Column, Result, Table
 from fedcore.runs.store import Run
@@ -99,6 +100,23 @@ def test_a_fitted_estimator_is_the_model(model, tmp_path):
     ):
         assert np.allclose(made.score_samples(X), densities)
     assert np.allclose(made.precisions_ @ made.covariances_, np.eye(2)) and made.sample(3)[0].shape == (3, 2)
+
+
+def test_estimators_know_the_names_of_columns(tmp_path):
+    (tmp_path / "t.csv").write_text("client,age,size\n" + "".join(f"c{i % 9},{a},{b}\n" for i, (a, b) in enumerate(X)))
+    population = ingest(tmp_path / "t.csv", tmp_path / "named")
+    settings = {"components": 2, "algorithm": "em", "rounds": 2}
+    made = fedcore.train("federated_em", population, settings, runs=tmp_path / "runs", run_id="one").to_sklearn()
+    assert made.feature_names_in_.tolist() == ["age", "size"]
+    fedcore.load_run(tmp_path / "runs" / "one").export(tmp_path / "m.joblib")
+    assert joblib.load(tmp_path / "m.joblib").feature_names_in_.tolist() == ["age", "size"]
+    fitted = FittedDictionary(np.eye(2), "omp", 1, None, 3)
+    assert not hasattr(estimator_of(fitted), "feature_names_in_")
+    assert not hasattr(estimator_of(fitted, ["a", "b", "weight"]), "feature_names_in_")
+
+
+def test_an_estimator_of_a_run_without_names_has_none(model):
+    assert not hasattr(model.to_sklearn(), "feature_names_in_")
 
 
 def test_the_result_is_kept_when_a_run_ends_and_no_run_needs_it(model, tmp_path, monkeypatch):
