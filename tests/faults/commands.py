@@ -38,6 +38,7 @@ from fedcore.storage.ranges import holds
 from fedcore.training.budget import ledger_of, remember_head
 from fedcore.training.request import Series, TrainRequest
 from fedcore.training.session import resume, start_run
+from tests.faults import pipelines
 from tests.faults.machine import RANDOM, Machine
 from tests.faults.place import bits, told
 from tests.population.contents import everything_in, ids_below
@@ -196,6 +197,7 @@ class Workplace:
                 [(block.slot, block.fingerprint, block.clients) for block in store.blocks],
                 [(cohort.number, cohort.nominal) for cohort in store.manifest.cohorts],
                 store.manifest.order,
+                store.manifest.deliveries,
                 store.versions(),
             )
         found["balance"] = self.balance()
@@ -284,6 +286,7 @@ class Command:
     by_cohort: the run is paid by cohort; warm: it starts from another one.
     goes_on: takes the run over from a process that hangs; None: nobody can.
     swept_later: names of files that may be left, because the next writer there removes them.
+    only: kinds of faults that are met; all without.
     """
 
     prepare: Callable[[Workplace], None]
@@ -295,6 +298,7 @@ class Command:
     by_cohort: bool = False
     warm: bool = False
     swept_later: str = "-"
+    only: tuple[str, ...] = ()
     goes_on: Callable[[Workplace], Any] | None = None
 
 
@@ -380,6 +384,13 @@ def old_and_new(here: Workplace) -> None:
     first = Population.open(here.population).client_ids(0).tolist()  # a whole block and some others, of both cohorts
     leaving = [*first, *(one for one in ("c02", "c09", "c11") if one not in first)]
     (here.root / "leaving.txt").write_text("\n".join(leaving) + "\n")
+
+
+def pipeline_ready(here: Workplace) -> None:
+    """Founders with a budget by cohort, and files that have come."""
+    grown(here)
+    begin(here)
+    pipelines.prepare(here)
 
 
 def half_empty(here: Workplace) -> None:
@@ -542,6 +553,15 @@ COMMANDS: dict[str, Command] = {
     **in_both("abandon private", Command(interrupted, give_up, give_up_again, private=True)),
     **in_both("budget set", Command(populated, budget_set, budget_set_again)),
     **in_both("budget raise", Command(populated, budget_raise, budget_raise_again, private=True)),
+    "pipeline": Command(
+        pipeline_ready,
+        pipelines.run,
+        pipelines.run,
+        private=True,
+        writes_data=True,
+        swept_later=PARTIALS,
+        only=pipelines.FAULTS,
+    ),
     "budget cohorts": Command(trained_before, begin, begin_again, private=True, swept_later=PARTIALS),
     **in_both("budget show", Command(populated, budget_show, budget_show, private=True)),
 }

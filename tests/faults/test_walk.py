@@ -17,7 +17,7 @@ QUICK = {"promote": 5, "budget raise": 9, "prune (objects)": 13}  # every so man
 STRIDES = {"train": 11, "train private": 23, "train (objects)": 17, "train private (objects)": 29}
 STRIDES |= {"train by cohort": 37, "train on": 41, "train on (objects)": 17}
 STRIDES |= {"resume": 29, "resume private": 41, "resume (objects)": 29, "resume private (objects)": 53}
-STRIDES |= {"ingest": 83, "append": 251, "forget": 97, "compact": 97, "copy": 83, "copy (objects)": 41}
+STRIDES |= {"ingest": 83, "append": 251, "forget": 97, "compact": 97, "pipeline": 97, "copy": 83, "copy (objects)": 41}
 FEW = 23
 REALLY = (
     "import sys; from pathlib import Path; from tests.faults.walk import Walk; Walk(sys.argv[1], Path(sys.argv[2]))"

@@ -128,6 +128,7 @@ class Walk:
             (point, Fault(kind, point.number, point.reads))
             for point in [*self.points, *self.reads]
             for kind in (*point.faults(), *((OVERTAKEN,) if point in hangs else ()))
+            if not self.command.only or kind in self.command.only
         ]
         return found[::stride]
 

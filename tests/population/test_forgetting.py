@@ -272,7 +272,7 @@ def test_old_cohorts_go_as_a_whole(tmp_path):
 
 
 def test_declared_sizes_go_with_cohorts_whether_anybody_was_in_them(tmp_path):
-    """Else the declared size, by which runs are planned, would tell whether a cohort's only client was there."""
+    """Else the declared size, by which private runs are planned, would tell whether the only client was there."""
     left = []
     for one in (True, False):
         population = made(tmp_path / f"{one}", 4)
@@ -285,7 +285,7 @@ def test_declared_sizes_go_with_cohorts_whether_anybody_was_in_them(tmp_path):
     assert left[0] == left[1] == [(0, 1), (0, 2), (None, 3)]
 
 
-# --- compaction -------------------------------------------------------------------------------------------------------
+# --- compaction ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
