@@ -27,8 +27,11 @@ SIZE = (8.2, 2.7)  # inches
 APART = 30.0  # values that span more than this factor are drawn on a logarithmic axis
 
 
-def trend_figure(lines: Mapping[str, Points], title: str, axis: str) -> bytes:
-    """A line for each name over time, with 95 % intervals where standard errors are known. Every name has points."""
+def trend_figure(lines: Mapping[str, Points], title: str, axis: str, from_zero: bool = False) -> bytes:
+    """A line for each name over time, with 95 % intervals where standard errors are known. Every name has points.
+
+    from_zero: whether the axis begins there, unless values are so far apart that it is logarithmic
+    """
     figure, axes = _figure(SIZE)
     axes.set_title(title, **_title())
     axes.set_ylabel(axis, **_text())
@@ -44,6 +47,8 @@ def trend_figure(lines: Mapping[str, Points], title: str, axis: str) -> bytes:
     values = [point[1] for points in lines.values() for point in points]
     if min(values) > 0 and max(values) / min(values) > APART:
         axes.set_yscale("log")
+    elif from_zero:
+        axes.set_ylim(0, 1.1 * max(values) or 1.0)
     _dates(axes)
     _label_ends(axes, ends)
     return _png(figure)

@@ -15,7 +15,7 @@ from fedcore.errors import FedcoreError
 from fedcore.evaluation.figures import PARTS, WHOLE
 from fedcore.evaluation.run_summary import PublicScore, privacy_of, public_score, summary_row
 from fedcore.evaluation.trend_figures import budget_over_time_figure, trend_figure
-from fedcore.evaluation.written import iso_date, show
+from fedcore.evaluation.written import show
 from fedcore.operations.forecast import Payer, began, followed
 from fedcore.privacy.ledger.chain import Balance
 from fedcore.runs.store import Run
@@ -156,7 +156,7 @@ def seconds_drawn(series: Sequence[SeriesOfRuns]) -> bytes | None:
     lines = {name: points for name, points in lines.items() if points}
     if not any(len(points) > 1 for points in lines.values()):
         return None
-    return trend_figure(lines, "Seconds of all rounds of a run", "wall time (s)")
+    return trend_figure(lines, "Seconds of all rounds of a run", "wall time (s)", from_zero=True)
 
 
 def budget_drawn(balance: Balance, payers: Sequence[Payer], runs: Sequence[Run], now: datetime) -> bytes | None:
@@ -190,12 +190,17 @@ def deployment_row(series: SeriesOfRuns) -> dict[str, Any]:
         "deployment": series.name,
         "method": series.method,
         "runs": len(series.points) + series.older,
-        "newest": iso_date(newest.run.info.get("started")),
+        "newest": _minute(newest),
         "status": newest.status,
         "seconds": None if newest.seconds is None else round(newest.seconds, 1),
         "score": score_in_words(newest.score, before.score if before else None),
         "epsilon": newest.epsilon,
     }
+
+
+def _minute(point: Point) -> str:
+    """When it began, UTC, without the seconds; what is no such time stays as it is."""
+    return str(point.run.info.get("started")) if point.started is None else f"{point.started:%Y-%m-%d %H:%M}"
 
 
 def score_in_words(now: PublicScore | None, before: PublicScore | None) -> str | None:
@@ -220,10 +225,10 @@ def _run_row(point: Point, scored: bool) -> dict[str, Any]:
         "run": row["run"],
         "status": point.status,
         "epsilon": point.epsilon,
+        "started": _minute(point),
         **({"score": score_in_words(point.score, None)} if scored else {}),
         "rounds": row["rounds"],
         "seconds": None if point.seconds is None else round(point.seconds, 1),
         "version": row["version"],
-        "started": iso_date(row["started"]),
         "model": row["model"],
     }
