@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -24,6 +25,7 @@ from pydantic import BaseModel
 from fedcore.errors import ConfigError, PopulationError
 from fedcore.methods.registry import METHODS, make_method, method_class, summary
 from fedcore.operations.events import run_promoted
+from fedcore.operations.metrics import Meter
 from fedcore.operations.monitoring import RunMonitoring
 from fedcore.operations.schedule import Compute
 from fedcore.operations.series import Conclusion, conclusion_of, public_population
@@ -104,7 +106,7 @@ def training_flow(method: str) -> Flow:
                 series=series,
             )
             with using(population, "reads"):
-                return make_run(request, compute, sessions)
+                return make_run(request, compute, sessions, monitoring.metrics_file)
 
         return _run_and_show(work, method, population, runs, monitoring)
 
@@ -125,7 +127,7 @@ def training_flow(method: str) -> Flow:
             finished run of the same deployment on the population
         public_start_because: why that start is public, if it is not a private run
         series: of a deployment: what the run is compared on, when it becomes the latest one, how many are kept
-        monitoring: when the budget counts as low
+        monitoring: when the budget counts as low, where numbers about the run are written
     """
     return flow(
         name=f"train-{method.replace('_', '-')}",
@@ -136,8 +138,10 @@ def training_flow(method: str) -> Flow:
     )(train_method)
 
 
-def make_run(request: TrainRequest, compute: Compute, sessions: list[Session]) -> str:
-    """The folder of a new run, made to its end. sessions: is given the run's, as soon as there is one."""
+def make_run(request: TrainRequest, compute: Compute, sessions: list[Session], metrics_file: str | None = None) -> str:
+    """The folder of a new run, made to its end. sessions: is given the run's, as soon as there is one; metrics_file: of
+    `fedcore.operations.metrics`
+    """
     made = make_method(request.method, request.settings)
     _tag(request.method, request.population, made.private and request.test_noise is None)
     store = Population.open(request.population, version=request.version)
@@ -146,7 +150,7 @@ def make_run(request: TrainRequest, compute: Compute, sessions: list[Session]) -
         sessions.append(session := start_run(request, backend, stamp=stamp()))
         if session.spec.worth is not None:
             get_run_logger().info("what to expect, by the budget: %s", session.spec.worth.in_words)
-        train(session, backend, lambda _: conclusion)
+        train(session, backend, lambda _: conclusion, metrics_file)
     return str(session.run.path)
 
 
@@ -197,11 +201,13 @@ def _open_to_resume(path: str) -> Run:
     return run
 
 
-def train(session: Session, backend: Backend, how: Callable[[Run], Conclusion | None]) -> None:
+def train(
+    session: Session, backend: Backend, how: Callable[[Run], Conclusion | None], metrics_file: str | None = None
+) -> None:
     """Make all rounds that are left, keep the artifacts up to date while they run, conclude the run, and write the
     report.
 
-    how: the trained run is concluded; None: it belongs to no series.
+    how: the trained run is concluded; None: it belongs to no series. metrics_file: of `fedcore.operations.metrics`
     """
     logger, name, run = get_run_logger(), in_a_line(session), session.run
     if run.status == TRAINED:
@@ -216,6 +222,7 @@ def train(session: Session, backend: Backend, how: Callable[[Run], Conclusion | 
             run.path,
         )
     show = Showcase(session)
+    meter = Meter(session, metrics_file, lambda words: _warn(name, [words]))
 
     def conclude(_: Run) -> None:
         conclusion = how(run)
@@ -225,11 +232,12 @@ def train(session: Session, backend: Backend, how: Callable[[Run], Conclusion | 
     def report(ended: Run) -> None:
         _warn(name, show.report(ended))
 
-    with concluding(session, conclude, report):
+    with closing(meter), concluding(session, conclude, report):
         goes_on, seconds = True, None
         while goes_on:
             before = run.round
             goes_on, seconds = next_rounds(session, seconds)
+            meter.rounds()
             _warn(name, show.progress())
             if run.round > before:
                 logger.info(

@@ -165,9 +165,9 @@ def test_a_deployment_may_have_monitoring_of_its_own(tmp_path):
     (tmp_path / "d.toml").write_text(text + "[deployment.monitoring]\nruns_left = 9\n")
     content = read_file(tmp_path / "d.toml")
     assert [item.monitoring.runs_left for item in content.deployment] == [3, 9]
-    assert to_deployment(content.deployment[1]).parameters["monitoring"] == {"runs_left": 9}
+    assert to_deployment(content.deployment[1]).parameters["monitoring"] == {"runs_left": 9, "metrics_file": None}
     told = BudgetLeft(0.1, 0.1, 0.9, 1.0, 1.0, 1e-6, 9, None, None)
-    assert told.falls_to(content.deployment[1].monitoring.of_run().runs_left)
+    assert told.falls_to(content.deployment[1].monitoring.of_run("b").runs_left)
 
 
 @pytest.mark.parametrize(

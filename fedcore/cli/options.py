@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -47,6 +48,14 @@ Local = Annotated[
         "--local", help="The same rounds without Prefect; in this process unless --workers or --dask is given."
     ),
 ]
+Metrics = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics-file",
+        metavar="FILE.prom",
+        help="Keep numbers about the run in this file, in the text format of Prometheus; else FEDCORE_METRICS_FILE.",
+    ),
+]
 
 
 def stamp() -> str:
@@ -63,3 +72,9 @@ def use_ledger(url: str | None) -> None:
     """Name the ledger for this process and its children."""
     if url is not None:
         os.environ["FEDCORE_LEDGER"] = url
+
+
+def use_metrics(file: str | None) -> None:
+    """Name the file of metrics for this process and its children."""
+    if file is not None:
+        os.environ["FEDCORE_METRICS_FILE"] = str(Path(file).absolute())

@@ -17,6 +17,7 @@ from fedcore.cli.options import (
     Json,
     Ledger,
     Local,
+    Metrics,
     PopulationArgument,
     RunArgument,
     Runs,
@@ -24,6 +25,7 @@ from fedcore.cli.options import (
     Workers,
     stamp,
     use_ledger,
+    use_metrics,
 )
 from fedcore.cli.terminal import importing, parse_bytes, read_settings, say, show_table, warn
 from fedcore.errors import FedcoreError, Waiting
@@ -70,6 +72,7 @@ def train(
     anyway: Annotated[
         bool, typer.Option("--anyway", help="Also if the budget is too small for the run to be of any use.")
     ] = False,
+    metrics_file: Metrics = None,
     as_json: Json = False,
 ) -> None:
     """Train a model; with Prefect and Dask by default, in this process with --local."""
@@ -78,6 +81,7 @@ def train(
         from fedcore.training.spec import resolve
 
     use_ledger(ledger)
+    use_metrics(metrics_file)
     request = TrainRequest.read(
         "See `fedcore train --help`.",
         method=method,
@@ -140,6 +144,7 @@ def resume(
     take_over: Annotated[bool, typer.Option("--take-over", help="Take it from a holder that seems alive.")] = False,
     population: Annotated[str | None, typer.Option(help="Where the population is now, if it was moved.")] = None,
     ledger: Ledger = None,
+    metrics_file: Metrics = None,
     as_json: Json = False,
 ) -> None:
     """Go on with a run after its last committed round, or with what follows its last one."""
@@ -149,6 +154,7 @@ def resume(
         from fedcore.training.spec import recorded_request
 
     use_ledger(ledger)
+    use_metrics(metrics_file)
     opened = Run.open(run)
     check_resumable(opened)
     recorded_request(opened)

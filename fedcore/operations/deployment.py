@@ -185,6 +185,9 @@ def expectations(deployments: Sequence[Deployment]) -> list[str]:
 
 def _placed(item: Deployment, here: Path) -> Deployment:
     """With its folders taken from the folder `here`."""
+    if item.monitoring is not None and item.monitoring.metrics is not None and not is_url(item.monitoring.metrics):
+        watched = item.monitoring.model_copy(update={"metrics": str(here / item.monitoring.metrics)})
+        item = item.model_copy(update={"monitoring": watched})
     given = {name: getattr(item, name) for name in ("population", "runs", "evaluate_on", "start_from")}
     return item.model_copy(
         update={

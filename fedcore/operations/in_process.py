@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, datetime
 
 from fedcore.evaluation.report import report_if_possible
 from fedcore.evaluation.result_file import keep_result_if_possible
+from fedcore.operations.metrics import Meter
 from fedcore.operations.series import conclude, conclusion_of
 from fedcore.rounds import clients
 from fedcore.rounds.engine import Backend
@@ -45,8 +47,10 @@ def to_the_end(
         if report and (failed := report_if_possible(run, session.population.vocabulary())):
             warn(failed)
 
-    with concluding(session, conclude_it, report_it):
+    meter = Meter(session, warn=warn)
+    with closing(meter), concluding(session, conclude_it, report_it):
         while (info := session.training.step()) is not None:
+            meter.rounds()
             after_round(info)
         session.run.note(peak_memory_of_workers=backend.memory_of_workers(), peak_memory_of_flow=clients.peak_memory())
     return session.run.path

@@ -13,6 +13,9 @@ class RunMonitoring(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     runs_left: int = Field(RUNS_LEFT, ge=0, description="with so many runs left, or fewer, the budget is low")
+    metrics_file: str | None = Field(
+        None, min_length=1, description="text file of Prometheus with numbers about the run"
+    )
 
 
 class Monitoring(BaseModel):
@@ -26,6 +29,9 @@ class Monitoring(BaseModel):
     hanging: float = Field(10.0, ge=2, description="rounds' times without a committed round, after which a run hangs")
     patience: float = Field(600.0, ge=1, description="seconds without a committed round that are never too long")
 
-    def of_run(self) -> RunMonitoring:
+    metrics: str | None = Field(None, min_length=1, description="folder in which each deployment has a file of metrics")
+
+    def of_run(self, deployment: str) -> RunMonitoring:
         """What the runs of a deployment are told."""
-        return RunMonitoring(runs_left=self.runs_left)
+        file = None if self.metrics is None else f"{self.metrics.rstrip('/')}/fedcore-{deployment}.prom"
+        return RunMonitoring(runs_left=self.runs_left, metrics_file=file)
