@@ -29,10 +29,13 @@ Inode = tuple[int, int]
 
 @dataclass
 class Name:
-    """A change of names that is not durable yet. folders: not flushed since."""
+    """A change of names that is not durable yet. folders: not flushed since; places: all of them, as they were. A
+    folder of the same name that is made later is another one.
+    """
 
-    folders: set[Inode]
+    folders: set[object]
     undo: Callable[[], None]
+    places: list[tuple[Path, object]]
 
 
 class Disk:
@@ -41,6 +44,7 @@ class Disk:
         self.graves = machine.root.with_name(f"{machine.root.name}.graves")
         self.unflushed: dict[Inode, bytes] = {}  # content that a file has after a power failure
         self.names: list[Name] = []
+        self.known: dict[Inode, object] = {}  # folders that were made here: an inode may be that of one before
         self.real = {name: getattr(os, name) for name in ("open", "close", "write", "fsync", "link", "unlink")}
         self.real |= {name: getattr(os, name) for name in ("rename", "replace", "mkdir", "rmdir", "truncate")}
         self.real |= {"chmod": os.chmod, "fchmod": os.fchmod, "ftruncate": os.ftruncate, "io.open": io.open}
@@ -78,6 +82,11 @@ class Disk:
         found = os.stat(path)
         return found.st_dev, found.st_ino
 
+    def _which(self, folder: Path | int) -> object:
+        """The folder that this is, or was before it went and came back."""
+        inode = self._inode(folder)
+        return self.known.get(inode, inode)
+
     def touched(self, file: Path | int) -> None:
         """The content of this file is about to change, or it is new."""
         inode = self._inode(file)
@@ -90,11 +99,12 @@ class Disk:
         inode = self._inode(descriptor)
         self.unflushed.pop(inode, None)
         for name in self.names:
-            name.folders.discard(inode)
+            name.folders.discard(self._which(descriptor))
         self.names = [name for name in self.names if name.folders]
 
     def renamed(self, undo: Callable[[], None], *folders: Path) -> None:
-        self.names.append(Name({self._inode(folder) for folder in folders}, undo))
+        places = [(folder, self._which(folder)) for folder in folders]
+        self.names.append(Name({which for _, which in places}, undo, places))
 
     def buried(self, path: Path) -> Path:
         """Another name of a file that is about to lose its own."""
@@ -107,7 +117,8 @@ class Disk:
         if not names_kept:
             for name in reversed(self.names):
                 with suppress(OSError):
-                    name.undo()
+                    if all(self._which(folder) == was for folder, was in name.places):
+                        name.undo()
         for where, _, files in os.walk(self.machine.root):
             for file in files:
                 path = Path(where) / file
@@ -278,6 +289,7 @@ class Disk:
 
         def making():
             self.real["mkdir"](path, mode, dir_fd=dir_fd)
+            self.known[self._inode(whole)] = object()
             self.renamed(lambda: _rmtree(self.real, whole), whole.parent)
 
         return self._reach("mkdir", what, making)
@@ -289,8 +301,14 @@ class Disk:
         whole = self._whole(what)
 
         def removing():
+            was = self._which(whole)
             self.real["rmdir"](path, dir_fd=dir_fd)
-            self.renamed(lambda: self.real["mkdir"](whole), whole.parent)
+
+            def undo():
+                self.real["mkdir"](whole)
+                self.known[self._inode(whole)] = was
+
+            self.renamed(undo, whole.parent)
 
         return self._reach("rmdir", what, removing)
 

@@ -3,6 +3,7 @@ the whole walk. And the simulated machine itself: what is lost, what stays, and 
 """
 
 import os
+import shutil
 import subprocess
 import sys
 
@@ -127,6 +128,30 @@ def test_a_power_failure_takes_what_was_not_flushed(machine):
         meeting(machine, kind, last, careless)
         assert {path.name for path in machine.root.iterdir()} == left
         assert not left or (machine.root / "b").read_bytes() == b""
+
+
+def test_what_was_made_again_where_something_was_removed_stays_if_it_was_flushed(machine):
+    """Names in a folder that is gone say nothing of another folder of the same name."""
+    folder = machine.root / "folder"
+
+    def twice() -> None:
+        for content in (b"first", b"second"):
+            make_folder(folder / "below", durable=True)
+            (folder / "below" / "not flushed").mkdir()
+            write_whole(folder / "a", content)
+            if content == b"first":
+                (folder / "below" / "not flushed").rmdir()
+                (folder / "below").rmdir()
+                (folder / "a").unlink()
+                folder.rmdir()
+        (machine.root / "end").mkdir()
+
+    last = len(points_of(machine, twice))
+    for path in (folder, machine.root / "end"):
+        shutil.rmtree(path)
+    machine.disk.forget()
+    meeting(machine, "power", last, twice)
+    assert (folder / "a").read_bytes() == b"second" and (folder / "below").is_dir()
 
 
 def test_a_power_failure_leaves_what_was_flushed(machine):
