@@ -10,6 +10,7 @@ from fedcore.flows.limits import using
 from fedcore.flows.names import kept
 from fedcore.flows.own_server import flow
 from fedcore.flows.states import failed, run_to_state, without_tracebacks
+from fedcore.flows.telling import opened, tell, tell_end
 from fedcore.flows.train import go_on, make_run
 from fedcore.tasks.artifacts import key, show_population
 from fedcore.tasks.backends import backend_for
@@ -20,15 +21,20 @@ from prefect.runtime import flow_run
 from prefect.states import Completed
 
 from fedcore.errors import FedcoreError, StepsFailed
+from fedcore.operations.deployment import Deployment
+from fedcore.operations.events import Event, population_appended
+from fedcore.operations.monitoring import RunMonitoring
 from fedcore.operations.pipelines.doing import as_text, do_step, failure
 from fedcore.operations.pipelines.journal import TIME, RunRecord, StepRecord, read_journal
 from fedcore.operations.pipelines.law import Ready, checked
 from fedcore.operations.pipelines.page import files_aside, in_words
 from fedcore.operations.pipelines.running import run_pipeline
+from fedcore.operations.pipelines.steps import Train
 from fedcore.operations.schedule import Compute
 from fedcore.population.store import Population
 from fedcore.storage.files import Place, place
 from fedcore.training.request import TrainRequest
+from fedcore.training.session import Session
 
 SET_ASIDE = "SetAside"  # the state of a run that did everything, but for files that could not be read
 WRITERS = ("ingest", "forget")
@@ -36,13 +42,19 @@ _running: ContextVar[Ready] = ContextVar("pipeline")  # its steps' flows show th
 
 
 class FlowHands:
-    """Rounds as Prefect tasks, blocks on the workers that a deployment names."""
+    """Rounds as Prefect tasks, blocks on the workers that a deployment names. sessions: of runs that were begun or gone
+    on with.
+    """
+
+    def __init__(self, metrics_file: str | None = None):
+        self.sessions: list[Session] = []
+        self._metrics_file = metrics_file
 
     def train(self, request: TrainRequest, compute: Compute) -> Place:
-        return place(make_run(request, compute, []))
+        return place(make_run(request, compute, self.sessions, self._metrics_file))
 
     def resume(self, run: Place, compute: Compute) -> Place:
-        return place(go_on(str(run), compute, []))
+        return place(go_on(str(run), compute, self.sessions))
 
     @contextmanager
     def backend(self, population: Population, compute: Compute, private: bool):
@@ -63,14 +75,25 @@ def _step_flow(kind: str, about: str) -> Flow:
 
     def step_flow(pipeline: str, step: str, at: str) -> Any:
         ready, when = _running.get(), _time(at)
+        trained = _trained_by(ready, step)
+        watched = RunMonitoring() if trained is None else _watched(trained)
+        hands, before = FlowHands(watched.metrics_file), opened(ready.pipeline.population)
 
         def work(kept_if_failed: list) -> StepRecord:
             with using(ready.pipeline.population, "writes" if kind in WRITERS else "reads"):
                 if kind == "train":  # its own tasks are its rounds, and a run that was interrupted is resumed
-                    return do_step(ready, step, when, FlowHands())
-                return make_step(ready, step, when, FlowHands())
+                    return do_step(ready, step, when, hands)
+                return make_step(ready, step, when, hands)
 
-        return run_to_state(work, lambda _: f"step {step} of pipeline {pipeline}")
+        result = run_to_state(work, lambda _: f"step {step} of pipeline {pipeline}")
+        if trained is not None:
+            begun, where = next(iter(hands.sessions), None), trained.population
+            tell_end(
+                result, begun, method=trained.method, population=where, deployment=trained.name, monitoring=watched
+            )
+        elif kind == "ingest" and before is not None:
+            tell(lambda: _appended(before))
+        return result
 
     step_flow.__name__ = step_flow.__qualname__ = f"pipeline_{kind}"
     step_flow.__doc__ = f"""{about}
@@ -91,6 +114,22 @@ STEPS = {
     "export": _step_flow("export", "Write what the latest run has learnt."),
     "personalise": _step_flow("personalise", "Write each client's own output."),
 }
+
+
+def _trained_by(ready: Ready, called: str) -> Deployment | None:
+    """The deployment that the step of this name trains; None if it does something else."""
+    step = ready.pipeline.labelled(called)
+    return ready.deployment(step.deployment) if isinstance(step, Train) else None
+
+
+def _watched(deployment: Deployment) -> RunMonitoring:
+    return RunMonitoring() if deployment.monitoring is None else deployment.monitoring.of_run(deployment.name)
+
+
+def _appended(before: Population) -> list[Event]:
+    """That the population has a newer version than before, if it has."""
+    made = Population.open(before.location)
+    return [population_appended(made, before)] if made.version > before.version else []
 
 
 def _made(ready: Ready, called: str, at: datetime) -> StepRecord:

@@ -33,9 +33,9 @@ def tell_end(
         tell(lambda: _budget(session, monitoring))
     error = result.data if isinstance(result, State) else None
     if isinstance(result, State) and result.name == REFUSED and isinstance(error, FedcoreError):
-        tell(lambda: [run_refused(error, method, place(population), _opened(population), deployment)])
+        tell(lambda: [run_refused(error, method, place(population), opened(population), deployment)])
     if isinstance(error, ChunkError):
-        store = _opened(population)
+        store = opened(population)
         if store is not None:
             tell(lambda: [block_damaged(store, error.message, error.remedy, deployment)])
 
@@ -53,7 +53,8 @@ def _budget(session: Session, monitoring: RunMonitoring) -> list[Event]:
     return [] if left is None else budget_events(session.run, session.population, left, monitoring.runs_left)
 
 
-def _opened(population: str) -> Population | None:
+def opened(population: str) -> Population | None:
+    """None if there is no such population."""
     try:
         return Population.open(population)
     except PopulationError:
