@@ -323,12 +323,13 @@ def markdown_report(run: Run, figures: Mapping[str, bytes]) -> str:
     lines += [
         f"| {in_markdown(name)} | {in_markdown(show(value))} |" for name, value in table.items() if value is not None
     ]
+    lines += _since(run)
     result = result_of(run)
     if result.tables:
         lines += ["", "## Result", ""]
     for found in result.tables:
         lines += [*_md_table(shown_table(found, ARTIFACT_ROWS, ARTIFACT_COLUMNS)), ""]
-    lines += [*_since(run), "", "## Privacy", "", *_three_lines(privacy), ""]
+    lines += ["", "## Privacy", "", *_three_lines(privacy), ""]
     captions = _captions(run, result)
     for name, png in figures.items():
         lines += [f"![{in_markdown(name)}]({data_uri(png)})", "", captions.get(name, ""), ""]
