@@ -39,6 +39,7 @@ def to_deployment(item: Deployment, pool: str | None = None) -> RunnerDeployment
         "start_from": item.start_from,
         "public_start_because": item.public_start_because,
         "series": item.series.model_dump(),
+        **({} if item.share is None else {"share": item.share}),  # hosts of before know no shares
         **({} if item.monitoring is None else {"monitoring": item.monitoring.of_run(item.name).model_dump()}),
     }
     return _made(f"deployment {item.name!r}", FLOWS[item.method], item.name, item, parameters, [item.method], pool)

@@ -88,6 +88,7 @@ def training_flow(method: str) -> Flow:
         public_start_because: str | None = None,
         series: Series | None = None,
         monitoring: RunMonitoring = RunMonitoring(),
+        share: str | None = None,
     ) -> str:
         def work(sessions: list[Session]) -> str:
             request = TrainRequest.read(
@@ -104,6 +105,7 @@ def training_flow(method: str) -> Flow:
                 public_start_because=public_start_because,
                 deployment=deployment.name,
                 series=series,
+                share=share,
             )
             with using(population, "reads"):
                 return make_run(request, compute, sessions, monitoring.metrics_file)
@@ -128,6 +130,7 @@ def training_flow(method: str) -> Flow:
         public_start_because: why that start is public, if it is not a private run
         series: of a deployment: what the run is compared on, when it becomes the latest one, how many are kept
         monitoring: when the budget counts as low, where numbers about the run are written
+        share: name of the share of the population's budget that pays, where it is divided
     """
     return flow(
         name=f"train-{method.replace('_', '-')}",

@@ -110,6 +110,50 @@ def test_spent_is_rounded_up_and_left_down(value):
     assert float(f"{spent:.6g}") == spent and float(f"{left:.6g}") == left
 
 
+def divided(*shares):
+    return works("budget", "divide", "p", *(part for share in shares for part in ("--share", share)))
+
+
+def test_a_budget_is_divided_and_runs_are_paid_by_the_share_that_they_name(place):
+    works(*SET, "--public-schema", "made up")
+    shown = divided("team-a=.5", "team-b=1/4").out
+    assert "Shares" in shown and "(undivided)" in shown and "team-a 1/2, team-b 1/4" in shown
+    works(*TRAIN, "--run-id", "r", "--share", "team-a")
+    shares = {one["name"]: one for one in works("budget", "show", "p", "--json").json["shares"]}
+    assert [shares[name]["part"] for name in ("team-a", "team-b", None)] == ["1/2", "1/4", "1/4"]
+    assert shares["team-a"]["rho_spent"] > 0 == shares["team-b"]["rho_spent"] == shares[None]["rho_spent"]
+    info, statement = (json.loads(Path(f"runs/r/{name}.json").read_text()) for name in ("run", "statement"))
+    assert (info["share"], info["needs"]) == ("team-a", ["shares"])
+    assert statement["share"] == "team-a" and "share 'team-a'" in statement["text"]
+    assert fedcore("verify-statement", "runs/r/statement.json").code == 0
+    Path("runs/r/statement.json").write_text(json.dumps(statement | {"share": "team-b"}))
+    assert fedcore("verify-statement", "runs/r/statement.json").code == 2
+    page = population_page("p", "runs")
+    assert "Divided into shares" in page and "| team-a | 1/2 |" in page and "still fits" not in page
+
+
+def test_what_a_share_cannot_pay_is_refused_with_its_numbers_before_anything_is_made(place):
+    works(*SET, "--public-schema", "made up")
+    divided("team-a=.02")
+    refused = fedcore(*TRAIN, "--share", "team-a")
+    assert refused.code == 2 and "share 'team-a' of population 'p' has rho" in refused.err
+    fits = refused.err.split("Lower epsilon to ")[1].split()[0]
+    assert float(works("budget", "plan", "p", "--runs", "1", "--share", "team-a", "--json").json["epsilon_left"]) > 0
+    for names, said in ((("--share", "nobody"), "no share 'nobody'"), (("--share", "a b"), "share")):
+        refused = fedcore(*TRAIN, *names)
+        assert refused.code == 2 and said in refused.err
+    assert not Path("runs").exists() and not works("budget", "show", "p", "--json").json["open_runs"]
+    works(*TRAIN, "--run-id", "r", "--share", "team-a", "--set", f"epsilon={fits}", "--anyway")
+    divided("team-a=1/3", "team-b=2/3")
+    refused = fedcore(*TRAIN)
+    assert refused.code == 2 and "the run names none" in refused.err and "team-a, team-b" in refused.err
+    refused = fedcore("budget", "divide", "p", "--share", "team-a=0")
+    assert refused.code == 2 and "the runs of share 'team-a' have spent" in refused.err
+    public = ("train", "histograms", "p", "--local", "--set", 'algorithm="algorithm2"', "--share", "team-a")
+    refused = fedcore(*public)
+    assert refused.code == 2 and "not private" in refused.err
+
+
 def lose(place):
     """The ledger went back behind a run, and the population's witness is gone."""
     works(*SET, "--public-schema", "made up")

@@ -143,6 +143,19 @@ def test_the_flow_of_a_deployment_is_told_where_to_start(file):
     assert set(deployed.parameters) <= set(deployed._parameter_openapi_schema.properties)
 
 
+def test_the_flow_of_a_deployment_is_told_which_share_pays(file):
+    """One that names none is as it was before there were shares, so that hosts that know none go on with it."""
+    from fedcore.flows.serve import to_deployment
+
+    (item,) = read_deployments(file(ENTRY + 'share = "team-a"\n'))
+    assert item.request.share == to_deployment(item).parameters["share"] == "team-a"
+    assert set(to_deployment(item).parameters) <= set(to_deployment(item)._parameter_openapi_schema.properties)
+    (item,) = read_deployments(file(ENTRY))
+    assert item.request.share is None and "share" not in to_deployment(item).parameters
+    with pytest.raises(ConfigError, match="share"):
+        read_deployments(file(ENTRY + 'share = "a b"\n'))
+
+
 def test_what_becomes_of_the_runs(file, tmp_path):
     more = 'evaluate_on = "public"\npromote = "if_better"\ntolerance = 0.5\nretention = 3\n'
     (item,) = read_deployments(file(ENTRY + more))

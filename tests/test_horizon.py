@@ -127,14 +127,17 @@ class Paper:
             )
             for i, spent in enumerate(self.spent[: self.known])
         )
-        return SimpleNamespace(
+        balance = SimpleNamespace(
             budget=self.budget,
             required_budget=lambda: self.budget,
             unit="client",
             relation="add_or_remove_one",
             segments=segments,
             periods=None,
+            whose="",
         )
+        balance.of_share = {None: balance}.__getitem__
+        return balance
 
     def plan(self, **given):
         return plan_within_budget(make_method("histograms", {**SIZES, **given}), self.population, self, 0)

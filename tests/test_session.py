@@ -12,7 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcore.errors import BudgetExceeded, BudgetMissing, ConfigError, LeaseLost, RunBusy, RunError, WorkerFailed
+from fedcore.errors import (
+    BudgetExceeded,
+    BudgetMissing,
+    ConfigError,
+    LeaseLost,
+    PrivacyError,
+    RunBusy,
+    RunError,
+    WorkerFailed,
+)
 from fedcore.methods.histograms import Histograms
 from fedcore.methods.registry import make_method
 from fedcore.population.store import Population
@@ -155,6 +164,33 @@ def test_nothing_left_and_no_budget():
         plan_within_budget(method, *on_paper(budget, spent=budget.rho_max * (1 - 1e-9)), 0)
     with pytest.raises(BudgetMissing, match="no privacy budget"):
         plan_within_budget(method, *on_paper(None), 0)
+
+
+def test_an_interrupted_run_goes_on_in_its_share(tmp_path):
+    population, ledger = private_population(tmp_path / "p", small_counts(20))
+    ledger.divide(population.id, {"a": Fraction(1, 2), "b": Fraction(1, 2)})
+    settings = {"epsilon": 1.0, **SMALL}
+    with pytest.raises(BudgetExceeded, match="the run names none"):
+        begin(population, tmp_path, settings=settings)
+    session = begin(population, tmp_path, settings=settings, share="a")
+    interrupted(session, 1)
+    run = to_end(resume(session.run.path, InProcessBackend()))
+    spent = {share.name: share.rho_spent for share in ledger.verify(population.id).shares}
+    assert spent["a"] > 0 == spent["b"] == spent[None]
+    assert run.info["share"] == "a" and run.info["needs"] == ["shares"]
+    with pytest.raises(ConfigError, match="not private"):
+        begin(population, tmp_path, settings={"algorithm": "algorithm2", **SMALL}, share="a", run_id="s")
+
+
+def test_a_share_edited_in_a_run_is_refused(tmp_path):
+    population, ledger = private_population(tmp_path / "p", small_counts(20))
+    ledger.divide(population.id, {"a": Fraction(1, 2), "b": Fraction(1, 2)})
+    session = begin(population, tmp_path, settings={"epsilon": 1.0, **SMALL}, share="a")
+    interrupted(session, 1)
+    edit_record(session.run.path, lambda info: info.update(share="b"))
+    with pytest.raises(PrivacyError, match="another plan"):
+        resume(session.run.path, InProcessBackend())
+    assert ledger.verify(population.id).of_share("b").rho_reserved == 0
 
 
 def test_three_runs_of_a_third_fit_and_a_fourth_does_not(tmp_path):

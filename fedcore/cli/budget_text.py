@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedcore.privacy.ledger.shares import in_words, shares_of
+
 DIGITS = 6
 OF_THRESHOLDS = ("delta_spent", "delta_reserved", "delta_left")  # 0 without a budget for thresholding steps
 
@@ -44,25 +46,40 @@ def short_history(history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         run = record.get("run_id")
         if not rows or run is None or rows[-1]["run"] != run:
             counts = {}
-            rows.append({"seq": "", "what": "", "run": run, "reason": None, "_first": record["seq"]})
+            rows.append({"seq": "", "what": "", "run": run, "reason": None, "share": None, "_first": record["seq"]})
         row = rows[-1]
         counts[record["kind"]] = counts.get(record["kind"], 0) + 1
         first = row["_first"]
         row["seq"] = str(first) if first == record["seq"] else f"{first}-{record['seq']}"
         row["what"] = ", ".join(kind if times == 1 else f"{times} {kind}" for kind, times in counts.items())
         row["reason"] = record.get("reason") or record.get("public_schema") or row["reason"]
-    return [{name: value for name, value in row.items() if name != "_first"} for row in rows]
+        row["share"] = _share(record) or row["share"]
+    return _as_shown(rows)
 
 
 def whole_history(history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """A row for each record."""
-    return [
-        {
-            "seq": row["seq"],
-            "what": row["kind"],
-            "run": row.get("run_id"),
-            "release": row.get("name"),
-            "reason": row.get("reason") or row.get("public_schema"),
-        }
-        for row in history
-    ]
+    return _as_shown(
+        [
+            {
+                "seq": row["seq"],
+                "what": row["kind"],
+                "run": row.get("run_id"),
+                "release": row.get("name"),
+                "reason": row.get("reason") or row.get("public_schema"),
+                "share": _share(row),
+            }
+            for row in history
+        ]
+    )
+
+
+def _share(record: Mapping[str, Any]) -> str | None:
+    """The share of the budget that a record is about, or all of them where it divides the budget."""
+    return in_words(shares_of(record["shares"])) if "shares" in record else record.get("share")
+
+
+def _as_shown(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Without what is for counting, and without a column of shares where nothing was divided."""
+    left_out = {"_first"} if any(row["share"] for row in rows) else {"_first", "share"}
+    return [{name: value for name, value in row.items() if name not in left_out} for row in rows]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from fedcore.cli.budget_text import short_balance, short_history, whole_history
-from fedcore.cli.options import Json, Ledger, PopulationArgument, Runs, Settings, open_population, use_ledger
+from fedcore.cli.options import Json, Ledger, PopulationArgument, Runs, Settings, Share, open_population, use_ledger
 from fedcore.cli.terminal import read_settings, say, table
 from fedcore.errors import ConfigError
 
@@ -185,6 +185,36 @@ def budget_raise(
     budget_show(population, None, as_json)
 
 
+@budget_app.command("divide")
+def budget_divide(
+    population: PopulationArgument,
+    shares: Annotated[
+        list[str],
+        typer.Option(
+            "--share",
+            metavar="NAME=PART",
+            help="A part of the budget, exactly as it is written: team-a=.5, team-b=1/3; 0 takes a share away. "
+            "Repeatable; shares that are not named stay.",
+        ),
+    ],
+    ledger: Ledger = None,
+    as_json: Json = False,
+) -> None:
+    """Divide the budget into named shares, or change them; the division is kept and shown for ever. A run that names a
+    share (`fedcore train --share NAME`) is paid by it alone, and one that names none by what is left undivided. No
+    share becomes smaller than what its runs have spent and reserved.
+    """
+    from fedcore.privacy.ledger.shares import read_shares
+    from fedcore.training.budget import ledger_of, remember_head
+
+    use_ledger(ledger)
+    store = open_population(population)
+    found = ledger_of(store)
+    found.divide(store.id, read_shares(shares))
+    remember_head(store, found)
+    budget_show(population, None, as_json)
+
+
 @budget_app.command("recount")
 def budget_recount(
     population: PopulationArgument,
@@ -228,6 +258,7 @@ def budget_show(
 ) -> None:
     """What is spent, reserved and left, with the history; verifies the chain first."""
     from fedcore.operations.cohort_page import LIFETIME, lifetime_rows, segment_rows
+    from fedcore.operations.share_page import share_rows
     from fedcore.privacy.statement import loss_in_words
     from fedcore.training.budget import ledger_of
     from fedcore.training.witness import missing_witness
@@ -241,11 +272,13 @@ def budget_show(
     shown = {"population": str(population), **balance.to_json()}
     if as_json:
         return say({**shown, "warnings": warnings, "history": history}, True)
-    for name in ("segments", "lifetime"):
+    for name in ("segments", "lifetime", "shares"):
         shown.pop(name, None)
     say(shown if whole else short_balance(shown), False)
     if balance.segments:
         table("Cohorts", segment_rows(balance, store.manifest))
+    if balance.shares:
+        table("Shares", share_rows(balance, store.manifest))
     if balance.periods is not None:
         table(LIFETIME, lifetime_rows(balance))
     for warning in warnings:
@@ -284,6 +317,7 @@ def budget_plan(
     epsilon: Annotated[float | None, typer.Option(help="What each run would ask for; default: all that fits.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file of settings.")] = None,
     settings: Settings = None,
+    share: Share = None,
     ledger: Ledger = None,
     as_json: Json = False,
 ) -> None:
@@ -300,6 +334,8 @@ def budget_plan(
     store = open_population(population)
     planner = planned_method(method, read_settings(config, settings), store)
     balance = ledger_of(store).balance(store.id)
+    if balance.budget is not None:
+        balance = balance.of_share(share)
     if (runs is None) == (horizon is None):
         raise ConfigError("a budget is planned for --runs, or for a --horizon.", "Name one of the two.")
     if runs is not None:
@@ -311,7 +347,9 @@ def budget_plan(
     else:
         if epsilon is not None:
             raise ConfigError("a run's share is its horizon or its epsilon, not both.")
-        planned = horizon_plan(planner, store, balance, _runs_of(horizon), arrivals, _others(beside, store, balance))
+        planned = horizon_plan(
+            planner, store, balance, _runs_of(horizon), arrivals, _others(beside, store, balance, share)
+        )
         sketches = planned["runs"]
         shown = {name: value for name, value in planned.items() if name != "runs"}
     if as_json:
@@ -330,10 +368,10 @@ def _runs_of(horizon: str | None) -> int | None:
         raise ConfigError(f"a horizon is auto or a number of runs, not {horizon!r}.") from None
 
 
-def _others(file: Path | None, store: Population, balance: Balance) -> list[tuple[str, float]]:
-    """(name, rho of a run) of the deployments of a file that draw on this population's budget."""
+def _others(file: Path | None, store: Population, balance: Balance, share: str | None) -> list[tuple[str, float]]:
+    """(name, rho of a run) of the deployments of a file that draw on this population's budget, or this share of it."""
     if file is None or balance.budget is None:
         return []
     from fedcore.operations.deployment import shares_on
 
-    return shares_on(file, store, balance.budget)
+    return shares_on(file, store, balance.budget, share)

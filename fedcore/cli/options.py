@@ -32,6 +32,12 @@ PopulationArgument = Annotated[str, typer.Argument(metavar="POPULATION", help="F
 RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", help="Folder or URL of the run, or its deployment's file latest-NAME.json.")
 ]
+Share = Annotated[
+    str | None,
+    typer.Option(
+        "--share", metavar="NAME", help="The share of the population's budget that pays, where it is divided."
+    ),
+]
 Workers = Annotated[
     int | None,
     typer.Option(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedcore.cli.options import Cache, Json, Ledger, Local, PopulationArgument, Runs, Settings, use_ledger
+from fedcore.cli.options import Cache, Json, Ledger, Local, PopulationArgument, Runs, Settings, Share, use_ledger
 from fedcore.cli.terminal import parse_bytes, parse_seconds, read_settings, say, table
 from fedcore.errors import ConfigError
 
@@ -41,6 +41,7 @@ def plan(
     clients: Annotated[int | None, typer.Option(min=1, help="As if the population had so many clients.")] = None,
     start_from: Annotated[str | None, typer.Option(metavar="RUN_OR_FILE", help="As for `fedcore train`.")] = None,
     public_start: Annotated[str | None, typer.Option(metavar="REASON", help="As for `fedcore train`.")] = None,
+    share: Share = None,
     save: Annotated[
         Path | None, typer.Option(metavar="FILE.json", help="Keep the plan, for `fedcore report RUN --plan FILE.json`.")
     ] = None,
@@ -66,6 +67,7 @@ def plan(
         version=version,
         start_from=start_from,
         public_start_because=public_start,
+        share=share,
     )
     where = Resources(
         workers=workers,

@@ -22,6 +22,7 @@ from fedcore.cli.options import (
     RunArgument,
     Runs,
     Settings,
+    Share,
     Workers,
     stamp,
     use_ledger,
@@ -69,6 +70,7 @@ def train(
         str | None,
         typer.Option(metavar="able|1-27", help="Who takes part, where the budget is kept by cohort; default: able."),
     ] = None,
+    share: Share = None,
     anyway: Annotated[
         bool, typer.Option("--anyway", help="Also if the budget is too small for the run to be of any use.")
     ] = False,
@@ -97,6 +99,7 @@ def train(
         test_noise=test_noise,
         start_from=start_from,
         public_start_because=public_start,
+        share=share,
     )
     spec = resolve(request)  # a mistake is told at once, not after a server has started
     spec.check_worth()
@@ -129,6 +132,7 @@ def trained(request: TrainRequest, local: bool, workers: int | None, dask: str |
             test_noise=request.test_noise,
             start_from=request.start_from,
             public_start_because=request.public_start_because,
+            share=request.share,
         )
     if isinstance(path, Waiting):  # another run has spent what was left a moment ago
         raise path

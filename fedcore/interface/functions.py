@@ -41,6 +41,7 @@ def train(
     seed: int = 0,
     start_from: str | None = None,
     public_start_because: str | None = None,
+    share: str | None = None,
     ledger: str | None = None,
     backend: Backend | None = None,
     progress: Progress | None = None,
@@ -52,7 +53,8 @@ def train(
     method: its name (`fedcore methods` lists them); settings: of the method, others take their defaults
     population: opened, or its place; runs: folder or URL of the runs; run_id: name of the run
     seed: of simulation randomness, which protects nobody
-    start_from, public_start_because: as for `fedcore train`; ledger: where the population's ledger is now, if moved
+    start_from, public_start_because, share: as for `fedcore train`
+    ledger: where the population's ledger is now, if moved
     backend: computes the clients' answers; in this process by default, `fedcore.tasks.dask_backend` has Dask's
     progress: called with the number of finished rounds and what the last one told
     report: whether the run gets its report.html
@@ -72,6 +74,7 @@ def train(
         seed=seed,
         start_from=start_from,
         public_start_because=public_start_because,
+        share=share,
     )
     backend = backend or InProcessBackend()
     session = start_run(request, backend, stamp=stamp(), ledger_url=ledger)

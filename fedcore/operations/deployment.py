@@ -41,7 +41,7 @@ from fedcore.privacy.accounting import Budget
 from fedcore.rounds.cohort_settings import cohort_rule
 from fedcore.storage.files import is_url
 from fedcore.storage.parsing import read_toml
-from fedcore.training.request import Series, TrainRequest
+from fedcore.training.request import SHARE_NAME, Series, TrainRequest
 from fedcore.training.spec import resolve
 from fedcore.training.warm_start import PREVIOUS
 
@@ -56,6 +56,7 @@ class Deployment(Scheduled, Series):
     seed: int = Field(0, ge=0)
     start_from: str | None = Field(None, min_length=1, description='run or .npz file to start from, or "previous"')
     public_start_because: str | None = Field(None, min_length=1, description="why that start is public")
+    share: str | None = Field(None, pattern=SHARE_NAME, description="share of the budget that pays for its runs")
     config: dict = Field(default_factory=dict)
     compute: Compute = Compute()
     monitoring: Monitoring | None = Field(None, description="that of the file, unless the deployment has its own")
@@ -67,7 +68,7 @@ class Deployment(Scheduled, Series):
     @property
     def request(self) -> TrainRequest:
         """What its next run will be asked to do."""
-        same = ("method", "population", "runs", "seed", "start_from", "public_start_because", "series")
+        same = ("method", "population", "runs", "seed", "start_from", "public_start_because", "share", "series")
         given = {name: getattr(self, name) for name in same}
         return TrainRequest.read(settings=self.config, deployment=self.name, **given)
 
@@ -147,15 +148,19 @@ def read_file(path: str | Path) -> DeploymentFile:
     )
 
 
-def shares_on(path: str | Path, population: Population, budget: Budget) -> list[tuple[str, float]]:
+def shares_on(
+    path: str | Path, population: Population, budget: Budget, share_name: str | None = None
+) -> list[tuple[str, float]]:
     """(name, rho of a run) of the file's deployments that draw on this population's budget: all of them share it.
 
-    One that names no share takes all that is left. Raises what `read_file` and `Population.open` raise.
+    share_name: of a divided budget the share that they draw on, as whose runs `budget` is seen; None: what is
+    undivided. One that names neither epsilon nor a horizon takes all that is left. Raises what `read_file` and
+    `Population.open` raise.
     """
     shares = []
     for item in read_deployments(path):
         method = make_method(item.method, item.config)
-        if not method.private or Population.open(item.population).id != population.id:
+        if item.share != share_name or not method.private or Population.open(item.population).id != population.id:
             continue
         settings = method.private_settings
         horizon = cohort_rule(settings).horizon

@@ -24,6 +24,7 @@ from fedcore.operations.cohort_page import (
 from fedcore.operations.forecast import cohort_lines, forecast_rows, in_a_sentence, payers_of
 from fedcore.operations.latest_runs import all_latest
 from fedcore.operations.page_markdown import cell, table
+from fedcore.operations.share_page import IN_WORDS, share_rows
 from fedcore.operations.trends import (
     SeriesOfRuns,
     budget_drawn,
@@ -144,14 +145,15 @@ def _budget(population: Population, runs: Sequence[Run]) -> list[str]:
     ]
     notes += [f"**{missing}**"] if missing else []
     notes += released_in_words(ledger, population.id)
+    rows = share_rows(balance, population.manifest)
+    shares = ["", IN_WORDS, "", *table(rows)] if rows else []
     if population.manifest.cohorts:
-        return [*_cohorts(population, balance, runs), *(line for note in notes for line in ("", cell(note)))]
+        return [*_cohorts(population, balance, runs), *shares, *(line for note in notes for line in ("", cell(note)))]
     left = epsilon_that_fits(balance)
     fits = f"A run of epsilon {left:.4g} or less still fits." if left > 0 else "No run fits any more."
     return [
         *table(budget_rows(balance, population.manifest)),
-        "",
-        fits,
+        *(shares or ["", fits]),
         *(line for note in notes for line in ("", cell(note))),
     ]
 

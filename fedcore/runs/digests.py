@@ -15,9 +15,8 @@ from fedcore.storage import digests, files
 from fedcore.storage.files import Place
 
 SCHEMA = 2  # of new runs; runs of schema 1 go on without digests
-COHORTS = "cohorts"
-ARRIVAL = "arrival"
-KNOWN: frozenset[str] = frozenset({COHORTS, ARRIVAL})  # names that `needs` may hold
+COHORTS, ARRIVAL, SHARES = "cohorts", "arrival", "shares"
+KNOWN: frozenset[str] = frozenset({COHORTS, ARRIVAL, SHARES})  # names that `needs` may hold
 NOTHING: dict[str, None] = dict.fromkeys(("state", "memory", "metrics", "releases", "start"))  # is committed yet
 RESTORE = "Restore it from a backup."
 

@@ -282,16 +282,23 @@ def required_budget(population: Population, balance: Balance) -> Budget:
 
 
 def plan_within_budget(
-    method: AnyMethod, population: Population, ledger: Ledger, seed: int, start: Mapping[str, np.ndarray] | None = None
+    method: AnyMethod,
+    population: Population,
+    ledger: Ledger,
+    seed: int,
+    start: Mapping[str, np.ndarray] | None = None,
+    share: str | None = None,
 ) -> tuple[tuple[PlannedRelease, ...], PublicFacts, Participants | None]:
     """The plan whose price, with its spare releases, is this run's share of the budget; the public facts that it was
     made from; and who takes part, None for everybody.
 
     The share is config.epsilon at the population's delta, or what config.horizon leaves for one of so many runs, or all
-    that is left; the relation is that of the budget.
+    that is left; the relation is that of the budget. share: of a divided budget, which is then all that the run sees.
     """
     balance = ledger.balance(population.id)
-    budget = required_budget(population, balance)
+    required_budget(population, balance)
+    balance = balance.of_share(share)
+    budget = balance.required_budget()
     unit = checked_unit(method, balance.unit, population)
     relation = balance.relation or "add_or_remove_one"
 
@@ -306,8 +313,8 @@ def plan_within_budget(
             f"({asked}).",
             f"Leave that out, or begin with cohorts: fedcore budget cohorts {population.path}",
         )
-    share = share_of_all(method.private_settings.epsilon, population, balance, budget)
-    return *fit_plan(method, facts, share), None
+    rho = share_of_all(method.private_settings.epsilon, population, balance, budget)
+    return *fit_plan(method, facts, rho), None
 
 
 def share_of_all(epsilon: float | None, population: Population, balance: Balance, budget: Budget) -> float:
@@ -321,7 +328,7 @@ def share_of_all(epsilon: float | None, population: Population, balance: Balance
         if share > balance.rho_left:
             left = epsilon_that_fits(balance)
             raise BudgetExceeded(
-                f"population {population.path.name!r} has rho = {balance.rho_left:.6g} left of "
+                f"{balance.whose}population {population.path.name!r} has rho = {balance.rho_left:.6g} left of "
                 f"{budget.rho_max:.6g} (a run of epsilon = {left:.4g}), and this run asks for epsilon = "
                 f"{epsilon:g} (rho = {share:.6g}). Nothing was released.",
                 f"Lower epsilon to {left:.4g} or less, or raise the budget." if left > 0 else "Raise the budget.",
@@ -329,7 +336,7 @@ def share_of_all(epsilon: float | None, population: Population, balance: Balance
     elif share <= CRUMB * budget.rho_max:
         left = max(share, 0.0)
         raise BudgetExceeded(
-            f"the budget of population {population.path.name!r} is used up: rho = {left:.3g} left of "
+            f"the budget of {balance.whose}population {population.path.name!r} is used up: rho = {left:.3g} left of "
             f"{budget.rho_max:.6g}. Nothing was released.",
             "Raise it with `fedcore budget raise`, if you can justify that to the people in it.",
         )
@@ -365,7 +372,9 @@ def _plan_by_cohort(
 
     name, spares = population.path.name, settings.spare_releases
     sized, window = settings.nominal_clients is not None, None if balance.periods is None else balance.periods.window
-    (plan, public), chosen = cohorts.choose(rule, name, accounts, budget, least, planned, spares, sized, window)
+    (plan, public), chosen = cohorts.choose(
+        rule, name, accounts, budget, least, planned, spares, sized, window, balance.whose
+    )
     return plan, public, cohorts.participants(manifest, chosen)
 
 

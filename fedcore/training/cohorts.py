@@ -102,14 +102,15 @@ def choose(
     spares: int,
     sized: bool,
     window: int | None = None,
+    whose: str = "",
 ) -> tuple[Planned, list[CohortAccount]]:
     """The plan of a run and the cohorts that take part in it, of which each can pay for the whole plan.
 
     least: rho that the run costs at least; planned: the plan for these cohorts; sized: whether the settings name the
     size of the run, so that declared ones are not needed for its plan; window: so many cohorts, the newest, at most
-    (calendar periods that a run may read), None: any number. Raises ConfigError if sizes lack, or more cohorts than
-    the window holds were named, Waiting
-    if too few can pay, BudgetExceeded if none ever could or one that was named cannot, and what `planned` raises.
+    (calendar periods that a run may read), None: any number; whose: `Balance.whose` of the accounts. Raises ConfigError
+    if sizes lack, or more cohorts than the window holds were named, Waiting if too few can pay, BudgetExceeded if none
+    ever could or one that was named cannot, and what `planned` raises.
     """
     asked = in_question(rule, accounts, name)
     if window is not None and rule.chosen is not None and len(asked) > window:
@@ -121,7 +122,7 @@ def choose(
     cost, can = Cost(least, 0.0), able(asked, Cost(least, 0.0))
     while True:
         chosen = can if window is None else can[-window:]
-        _check(rule, name, budget, cost, asked, chosen, sized)
+        _check(rule, name, budget, cost, asked, chosen, sized, whose)
         made = planned(chosen)
         cost = cost_of(made[0], spares)
         poor = {account.number for account in chosen} - {account.number for account in able(chosen, cost)}
@@ -138,17 +139,18 @@ def _check(
     asked: Sequence[CohortAccount],
     chosen: Sequence[CohortAccount],
     sized: bool,
+    whose: str,
 ) -> None:
     if cost.rho > budget.rho_max or cost.delta > budget.delta_extra:
         raise BudgetExceeded(
-            f"a run on population {name!r} would cost {_in_words(cost)}, which is more than the whole budget of a "
-            "client. Nothing was released.",
+            f"a run on population {name!r} would cost {_in_words(cost)}, which is more than "
+            f"{f'{whose}the' if whose else 'the whole'} budget of a client. Nothing was released.",
             "Lower epsilon, or raise the budget.",
         )
     if rule.chosen is not None and len(chosen) < len(asked):
         numbers = {account.number for account in asked} - {account.number for account in chosen}
         raise BudgetExceeded(
-            f"of population {name!r} the cohorts {in_words(ranges_of(numbers))} cannot pay for this run "
+            f"of {whose}population {name!r} the cohorts {in_words(ranges_of(numbers))} cannot pay for this run "
             f"({_in_words(cost)}). Nothing was released.",
             "Leave them out, or let `cohorts` be able.",
         )
@@ -164,8 +166,8 @@ def _check(
         least = f"{rule.at_least:,} nominal clients" if rule.at_least else "somebody"
         found = f"{nominal:,} nominal clients" if chosen else "nobody"
         raise Waiting(
-            f"a run on population {name!r} costs each cohort {_in_words(cost)} and waits until {least} can pay: now "
-            f"{found} can. Nothing was charged.",
+            f"a run on {whose}population {name!r} costs each cohort {_in_words(cost)} and waits until {least} can pay: "
+            f"now {found} can. Nothing was charged.",
             "The next cohort opens with the next append. Budgets are never renewed: without newcomers there is no "
             "further run.",
         )

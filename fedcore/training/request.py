@@ -8,7 +8,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from fedcore.errors import ConfigError
 from fedcore.methods.registry import canonical, explain
+from fedcore.privacy.ledger.shares import NAME
 from fedcore.rounds.clients import DEFAULT_CACHE_BYTES
+
+SHARE_NAME = rf"^{NAME.pattern}$"
 
 
 class Series(BaseModel):
@@ -71,6 +74,9 @@ class TrainRequest(BaseModel):
         pattern=r"\S",
         description="why the arrival of files is public, where whether the run happens, or which clients came with "
         "which append, follows from it",
+    )
+    share: str | None = Field(
+        None, pattern=SHARE_NAME, description="named share of the population's budget that pays, where it is divided"
     )
     deployment: str | None = Field(None, description="name of the deployment that asks for the run")
     series: Series | None = Field(None, description="what becomes of the runs of that deployment")

@@ -226,6 +226,7 @@ def _reserve(spec: RunSpec, ledger: Ledger, run: Run) -> None:
         secure=spec.test_noise is None,
         bound=bound_of(spec.population, run),
         cohorts=spec.participants,
+        share=spec.share,
     )
     check_bound(ledger, spec.population, run)
 

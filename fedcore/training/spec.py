@@ -21,7 +21,7 @@ from fedcore.privacy.plan import CLIENT_PERIOD, PlannedRelease, Unit
 from fedcore.rounds.clients import DEFAULT_CACHE_BYTES
 from fedcore.rounds.cohort_settings import cohort_rule
 from fedcore.rounds.method import AnyMethod, PublicFacts, Worth
-from fedcore.runs.digests import ARRIVAL, COHORTS
+from fedcore.runs.digests import ARRIVAL, COHORTS, SHARES
 from fedcore.runs.run_files import START_FILE
 from fedcore.runs.store import Run
 from fedcore.storage.arrays import read_values
@@ -49,6 +49,7 @@ class RunSpec:
     participants: cohorts that take part and pay; None: everybody, as one account
     warm_start: arrays and what run.json says of them; None if the run starts from nothing
     test_noise: key of pseudo-random noise; None: the noise protects people
+    share: of the population's budget that pays, by name; None: what is undivided
     """
 
     method: AnyMethod
@@ -60,6 +61,7 @@ class RunSpec:
     warm_start: WarmStart | None
     test_noise: str | None
     cache_bytes: int
+    share: str | None = None
 
     @property
     def unit(self) -> Unit:
@@ -121,15 +123,18 @@ class RunSpec:
         }
 
     def _needing(self, request: TrainRequest) -> dict[str, Any]:
-        """What run.json says that nobody may pass over who goes on with the run: else it would ask everybody, or its
-        statement would not say on whose word it rests.
+        """What run.json says that nobody may pass over who goes on with the run: else it would ask everybody, reserve
+        another plan, or its statement would not say on whose word it rests.
         """
         said: dict[str, Any] = {}
         if self.participants is not None:
             said[COHORTS] = self.participants.to_json()["ranges"]
         if self.method.private and request.public_arrival_because is not None:
             said[ARRIVAL] = request.public_arrival_because
-        return {"needs": list(said), **said} if said else {}
+        needs = list(said)
+        if self.share is not None:
+            said, needs = {**said, "share": self.share}, [*needs, SHARES]
+        return {"needs": needs, **said} if said else {}
 
 
 def resolve(request: TrainRequest, ledger_url: str | None = None) -> RunSpec:
@@ -144,6 +149,12 @@ def resolve(request: TrainRequest, ledger_url: str | None = None) -> RunSpec:
     check_kind(method, population)
     method = suited_to(method, population)
     _refuse_cohorts_of_others(method)
+    if request.share is not None and not method.private:
+        raise ConfigError(
+            f"share {request.share!r} of a budget is named, and this run of {method.name!r} is not private: it costs "
+            "none.",
+            "Leave the share out.",
+        )
     ledger = ledger_of(population, ledger_url) if method.private else None
     warm_start = find_warm_start(
         request.start_from,
@@ -161,10 +172,21 @@ def resolve(request: TrainRequest, ledger_url: str | None = None) -> RunSpec:
         releases: tuple[PlannedRelease, ...] = ()
         public = public_facts(method, population, None, request.seed, start=arrays)
     else:
-        releases, public, participants = plan_within_budget(method, population, ledger, request.seed, arrays)
+        releases, public, participants = plan_within_budget(
+            method, population, ledger, request.seed, arrays, request.share
+        )
     method.init(public)  # what the method cannot do with this population, budget and start is refused now
     return RunSpec(
-        method, population, public, releases, ledger, participants, warm_start, request.test_noise, request.cache_bytes
+        method,
+        population,
+        public,
+        releases,
+        ledger,
+        participants,
+        warm_start,
+        request.test_noise,
+        request.cache_bytes,
+        request.share,
     )
 
 
@@ -252,7 +274,16 @@ def recorded_spec(
         participants,
     )
     return RunSpec(
-        method, population, public, releases, ledger, participants, warm_start, info["test_noise"], cache_bytes
+        method,
+        population,
+        public,
+        releases,
+        ledger,
+        participants,
+        warm_start,
+        info["test_noise"],
+        cache_bytes,
+        info.get("share"),
     )
 
 

@@ -88,7 +88,9 @@ def plan_vocabulary(
             f"The population {name!r} holds {population.kind}, and a vocabulary is released from words.",
             "Ingest with --kind words, which keeps what clients wrote.",
         )
-    budget = required_budget(population, balance)
+    required_budget(population, balance)
+    balance = balance.of_share(None)  # of a divided budget what is undivided pays
+    budget = balance.required_budget()
     if balance.unit != "client":
         raise PrivacyError(
             f"the budget of population {name!r} promises privacy for one {balance.unit}, and a vocabulary has an "

@@ -221,6 +221,14 @@ COMMANDS: dict[str, Command] = {
         ),
         exits=(0, 2),
     ),
+    "budget divide": Command(
+        lambda w: (
+            ("budget", "divide", w / "bare", "--share", "a=1/3", "--share", "b=.5", JSON),
+            ("budget", "divide", w / "bare", "--share", "b=.7"),
+            ("budget", "divide", w / "counts", "--share", "a=.9999"),
+        ),
+        exits=(0, 2, 2),
+    ),
     "budget public-schema": Command(
         lambda w: (("budget", "public-schema", w / "bare", "words of a public dictionary"),)
     ),

@@ -508,6 +508,14 @@ def budget_raise_again(here: Workplace) -> None:
     remember_head(store, ledger_of(store))  # as the next private command does
 
 
+def budget_divide(here: Workplace) -> None:
+    quietly(budgets.budget_divide, here.population, ["a=1/2", "b=.25"])
+
+
+def budget_divide_again(here: Workplace) -> None:
+    budget_divide(here)  # the same division twice is one
+
+
 def budget_show(here: Workplace) -> None:
     quietly(budgets.budget_show, here.population)
 
@@ -562,6 +570,7 @@ COMMANDS: dict[str, Command] = {
         swept_later=PARTIALS,
         only=pipelines.FAULTS,
     ),
+    "budget divide": Command(populated, budget_divide, budget_divide_again, private=True),
     "budget cohorts": Command(trained_before, begin, begin_again, private=True, swept_later=PARTIALS),
     **in_both("budget show", Command(populated, budget_show, budget_show, private=True)),
 }

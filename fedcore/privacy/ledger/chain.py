@@ -19,8 +19,9 @@ from fedcore.population.cohorts import FOUNDERS
 from fedcore.privacy.accounting import Budget, exact_sum, rounded_up
 from fedcore.privacy.ledger.balances import Balance as Balance
 from fedcore.privacy.ledger.balances import Segment as Segment
-from fedcore.privacy.ledger.balances import ShareBalance, numbers_of, required, share_balance
+from fedcore.privacy.ledger.balances import ShareBalance as ShareBalance
 from fedcore.privacy.ledger.balances import make_balance as make_balance
+from fedcore.privacy.ledger.balances import numbers_of, required, share_balance
 from fedcore.privacy.ledger.shares import Shares, part_of
 from fedcore.privacy.ledger.sums import EVERYBODY, Sums, Totals, side_by_side
 from fedcore.privacy.periods import PeriodTerms, periods_in
