@@ -54,6 +54,11 @@ PREFECT = (
     Declared("prefect artifact*", r"\| bytes \| \d+ \|", SIZES),
     Declared("*", r"127\.0\.0\.1:\d+", "the port of the server of this world"),
 )
+METRICS = (
+    Declared("fedcore.prom", r"fedcore_(round_seconds|clients_per|last_round)\w*\{[^}]*\} \S+", TIMES),
+    Declared("fedcore.prom", r"fedcore_clients_asked_total\{[^}]*\} \S+", COUNTS),
+    Declared("fedcore.prom", r"fedcore_block_bytes_total\{[^}]*\} \S+", SIZES),
+)
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,14 @@ def _piped(w: World) -> Ready:
 
 FLOWS: dict[str, Audited] = {
     "train-histograms": Audited(
-        lambda w: {"population": w / "counts", "config": HISTOGRAMS, "runs": w / "runs", "run_id": "aaa"}
+        lambda w: {
+            "population": w / "counts",
+            "config": HISTOGRAMS,
+            "runs": w / "runs",
+            "run_id": "aaa",
+            "monitoring": {"metrics_file": str(w / "fedcore.prom")},
+        },
+        METRICS,
     ),
     "train-federated-em": Audited(
         lambda w: {

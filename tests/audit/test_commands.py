@@ -186,6 +186,7 @@ def test_two_flows_tell_nothing_of_who_is_there(tmp_path_factory):
     assert {flow["exit code"] for name, flow in found["one"].items() if name != "database"} == {b"0"}
     assert len(found["one"]["database"]["prefect log"]) > 1000 and found["one"]["database"]["prefect artifact"]
     assert b"fedcore.budget.charged" in found["one"]["database"]["prefect events"]
+    assert b"fedcore_rho_spent" in found["one"]["train-histograms"]["fedcore.prom"]
     found["secret"] = {flow: {} for flow in found["one"]}
     assert different_flows(found, "six") == []
 
