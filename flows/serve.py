@@ -15,6 +15,7 @@ from prefect.schedules import Cron, Interval, RRule
 from prefect.schedules import Schedule as PrefectSchedule
 
 from fedcore.errors import ConfigError, FedcoreError
+from fedcore.operations import log_lines
 from fedcore.operations.deployment import Deployment, DeploymentFile
 from fedcore.operations.pipelines.law import Ready, ready
 from fedcore.operations.schedule import Schedule, Scheduled
@@ -120,4 +121,4 @@ def serve(content: DeploymentFile, limit: int = 1) -> None:
     """Register what is in a file and run what the scheduler starts, until interrupted. limit: runs at a time."""
     made = all_of(content)
     make_limits(limits_of(content))
-    prefect.serve(*made, limit=limit, pause_on_shutdown=True)
+    prefect.serve(*made, limit=limit, pause_on_shutdown=True, print_starting_message=not log_lines.wanted())

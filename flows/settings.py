@@ -1,4 +1,5 @@
-"""Prefect's settings, which are made before it is first imported: no telemetry, and a patient first start.
+"""Prefect's settings, which are made before it is first imported: no telemetry, and a patient first start; lines of log
+as JSON if FEDCORE_LOG asks for them.
 
 A setting that the user made stays.
 """
@@ -14,8 +15,15 @@ DEFAULTS = {
     "PREFECT_RESULTS_PERSIST_BY_DEFAULT": "false",
     "DASK_LOGGING__DISTRIBUTED": "error",
 }
+JSON_LINES = {
+    "PREFECT_LOGGING_FORMATTERS_JSON_CLASS": "fedcore.operations.log_lines.JsonLines",
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_CLASS": "fedcore.operations.log_lines.LineHandler",
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_FORMATTER": "json",
+    "PREFECT_LOGGING_HANDLERS_DEBUG_FORMATTER": "json",
+}
 
 
 def apply() -> None:
-    for name, value in DEFAULTS.items():
+    wanted = DEFAULTS | (JSON_LINES if os.environ.get("FEDCORE_LOG") == "json" else {})
+    for name, value in wanted.items():
         os.environ.setdefault(name, value)

@@ -55,20 +55,26 @@ def failed(error: FedcoreError, refused: bool) -> State:
     return Failed(name=REFUSED if refused else "Failed", message=str(error), data=error)
 
 
-def run_to_state(work: Callable[[list], Any], describe: Callable[[list], str]) -> Any:
+def run_to_state(
+    work: Callable[[list], Any],
+    describe: Callable[[list], str],
+    about: Callable[[list, str], dict | None] = lambda kept, event: None,
+) -> Any:
     """What `work` returns; or, if it waits or after a named error, the state of the flow run that says what was wrong.
 
     Args:
         work: is given an empty list, and appends to it as soon as there is something that stays although it fails
         describe: what the line of log about an error begins with, made from that list
+        about: `extra` of that line, made from the list and a word for what happened
     """
     kept: list = []
     without_tracebacks()
     try:
         return work(kept)
     except Waiting as error:
-        get_run_logger().info("%s: %s", describe(kept), error)
+        get_run_logger().info("%s: %s", describe(kept), error, extra=about(kept, "waiting"))
         return waiting(error)
     except FedcoreError as error:
-        get_run_logger().error("%s: %s: %s", describe(kept), type(error).__name__, error)
+        words, kind = "%s: %s: %s", type(error).__name__
+        get_run_logger().error(words, describe(kept), kind, error, extra=about(kept, "failed"))
         return failed(error, refused=not kept and not isinstance(error, WorkerFailed))

@@ -25,6 +25,7 @@ from pydantic import BaseModel
 from fedcore.errors import ConfigError, PopulationError
 from fedcore.methods.registry import METHODS, make_method, method_class, summary
 from fedcore.operations.events import run_promoted
+from fedcore.operations.log_lines import fields
 from fedcore.operations.metrics import Meter
 from fedcore.operations.monitoring import RunMonitoring
 from fedcore.operations.schedule import Compute
@@ -214,7 +215,8 @@ def train(
     """
     logger, name, run = get_run_logger(), in_a_line(session), session.run
     if run.status == TRAINED:
-        logger.info("%s: is trained after %d rounds, and is concluded; process %d", name, run.round, os.getpid())
+        words = "%s: is trained after %d rounds, and is concluded; process %d"
+        logger.info(words, name, run.round, os.getpid(), extra=fields(session, "concluding", round=run.round))
     else:
         logger.info(
             "%s: begins with round %d of at most %d, process %d, kept in %s",
@@ -223,6 +225,7 @@ def train(
             session.method.total_rounds(session.training.state),
             os.getpid(),
             run.path,
+            extra=fields(session, "begins", round=max(run.round, 0)),
         )
     show = Showcase(session)
     meter = Meter(session, metrics_file, lambda words: _warn(name, [words]))
@@ -249,10 +252,13 @@ def train(
                     run.round,
                     session.method.total_rounds(session.training.state),
                     seconds,
+                    extra=fields(session, "round", round=run.round, seconds=seconds),
                 )
         run.note(peak_memory_of_workers=backend.memory_of_workers(), peak_memory_of_flow=peak_memory())
     outcome = f"; {run.head['outcome']}" if run.head.get("outcome") else ""
-    logger.info("%s: %s after %d rounds%s; report: %s", name, run.status, run.round, outcome, run.path / "report.html")
+    words = "%s: %s after %d rounds%s; report: %s"
+    ended = fields(session, "ended", round=run.round, status=run.status)
+    logger.info(words, name, run.status, run.round, outcome, run.path / "report.html", extra=ended)
 
 
 def _warn(name: str, failures: list[str]) -> None:
@@ -296,7 +302,7 @@ def _run_and_show(
     def describe(sessions: list[Session]) -> str:
         return in_a_line(sessions[0]) if sessions else f"nothing was trained on population {_last(population)}"
 
-    result = run_to_state(noted, describe)
+    result = run_to_state(noted, describe, lambda sessions, event: fields(sessions[0], event) if sessions else None)
     tell_end(
         result,
         begun[0] if begun else None,
@@ -339,7 +345,9 @@ def _conclude(session: Session, conclusion: Conclusion, backend: Backend) -> Non
         before = outcome["latest_before"]
         tell(lambda: [run_promoted(session.run, conclusion.deployment, outcome["because"], before)])
     decision = "is now the latest run" if outcome["promoted"] else "does not become the latest run"
-    logger.info("%s: %s of deployment %s, because %s", name, decision, conclusion.deployment, outcome["because"])
+    told = fields(session, "promoted" if outcome["promoted"] else "not promoted")
+    words = "%s: %s of deployment %s, because %s"
+    logger.info(words, name, decision, conclusion.deployment, outcome["because"], extra=told)
     if outcome["pruned"]:
         logger.info(
             "%s: removed the models of %d older runs of deployment %s: %s",
@@ -347,6 +355,7 @@ def _conclude(session: Session, conclusion: Conclusion, backend: Backend) -> Non
             len(outcome["pruned"]),
             conclusion.deployment,
             ", ".join(outcome["pruned"]),
+            extra=fields(session, "pruned", pruned=outcome["pruned"]),
         )
 
 

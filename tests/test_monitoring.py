@@ -65,9 +65,8 @@ def test_a_webhook_is_told_that_the_budget_is_low(own_server, tmp_path):
         done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr[-3000:]
         (row,) = json.loads(done.stdout)["deployments"]
-        with process(
-            tmp_path / "log", *f"{sys.executable} -m prefect worker start --pool fedcore".split(), **environment
-        ):
+        worker = [sys.executable, "-m", "prefect", "worker", "start", "--pool", "fedcore"]
+        with process(tmp_path / "log", *worker, FEDCORE_LOG="json", **environment):
             for kind in ("budget.charged", "run.refused"):
                 ask(own_server, f"/deployments/{row['id']}/create_flow_run", {})
                 seen = first(lambda kind=kind: events_of(own_server, f"fedcore.{kind}"), 90)
@@ -83,6 +82,10 @@ def test_a_webhook_is_told_that_the_budget_is_low(own_server, tmp_path):
     assert charged["payload"]["rho_charged"] == ledger.balance(population.id).rho_spent
     related = {item["prefect.resource.id"].split(".")[1] for item in charged["related"]}
     assert {"deployment", "flow-run", "run"} <= related
+    logged = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines() if line.startswith("{")]
+    assert {"begins", "promoted", "ended"} <= {line.get("event") for line in logged}
+    assert any(line["logger"].startswith("prefect.flow_runs.worker") for line in logged)
+    assert all(line["run"] and line["deployment"] == "weekly" for line in logged if "event" in line)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ command needs them, so that `--help` is quick.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from importlib.metadata import version
 from typing import Annotated
@@ -80,6 +81,13 @@ def main() -> None:
 def fail(error: FedcoreError, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"error": type(error).__name__, "message": error.message, "remedy": error.remedy}))
+    if os.environ.get("FEDCORE_LOG") == "json":
+        from fedcore.operations.log_lines import FIELDS
+        from fedcore.operations.log_lines import say as say_line
+
+        told = {"event": "failed", "error": type(error).__name__, "remedy": error.remedy}
+        say_line(error.message, {FIELDS: told}, "ERROR")
+        raise SystemExit(2)
     print(f"{type(error).__name__}: {error.message}", file=sys.stderr)
     if error.remedy:
         print(error.remedy, file=sys.stderr)

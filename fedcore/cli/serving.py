@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,14 +43,15 @@ def serve(file: File, unchecked: Unchecked = False) -> None:
     _tell(expectations(content.deployment))
     own, chosen = not os.environ.get("PREFECT_API_URL"), os.environ.get("PREFECT_SERVER_API_AUTH_STRING")
     with import_module("fedcore.flows.server").server() as base:
-        print(f"Prefect UI: {base}", file=sys.stderr)
+        _tell([f"Prefect UI: {base}"])
         if own and chosen:
-            print("It asks for the value of PREFECT_SERVER_API_AUTH_STRING.", file=sys.stderr)
+            _tell(["It asks for the value of PREFECT_SERVER_API_AUTH_STRING."])
         elif own:
-            print(
-                "It is closed by a password that nobody is told. To look at it, choose one before you start: "
-                "PREFECT_SERVER_API_AUTH_STRING=name:password.",
-                file=sys.stderr,
+            _tell(
+                [
+                    "It is closed by a password that nobody is told. To look at it, choose one before you start: "
+                    "PREFECT_SERVER_API_AUTH_STRING=name:password."
+                ]
             )
         import_module("fedcore.flows.serve").serve(content)
 
@@ -188,5 +188,7 @@ def _for_the_pool(
 
 
 def _tell(lines: Sequence[str]) -> None:
+    from fedcore.operations.log_lines import say as say_line
+
     for line in lines:
-        print(line, file=sys.stderr)
+        say_line(line)

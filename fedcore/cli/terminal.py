@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -45,7 +46,11 @@ def say(value: dict, as_json: bool) -> None:
 
 def warn(text: str) -> None:
     """One line on stderr about what is not as it should be and does no harm; nothing for an empty text."""
-    if text:
+    if text and os.environ.get("FEDCORE_LOG") == "json":
+        from fedcore.operations.log_lines import say as say_line
+
+        say_line(text, level="WARNING")
+    elif text:
         print(f"warning: {text}", file=sys.stderr)
 
 

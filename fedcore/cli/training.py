@@ -215,17 +215,21 @@ def _rounds(session, backend, quiet: bool) -> Place:
         from rich.console import Console
         from rich.progress import Progress
 
+        from fedcore.operations import log_lines
         from fedcore.operations.in_process import to_the_end
 
     training, method = session.training, session.method
-    bar = Progress(console=Console(stderr=True), disable=quiet)
+    bar = Progress(console=Console(stderr=True), disable=quiet or log_lines.wanted())
     with saying_how_to_go_on(session.run.path), bar as progress:
         total = method.total_rounds(training.state)
         shown = progress.add_task(f"run {session.run.id}", total=total, completed=session.run.round)
 
         def after_round(info) -> None:
             progress.update(shown, completed=training.done, total=method.total_rounds(training.state))
-            if info.note:
+            if log_lines.wanted():
+                words = f"run {session.run.id}: round {training.done}"
+                log_lines.say(words, log_lines.fields(session, "round", round=training.done))
+            elif info.note:
                 progress.console.print(f"round {training.done}: {info.note}")
 
         path = to_the_end(session, backend, after_round, warn)
