@@ -83,9 +83,13 @@ def test_a_messy_table_to_a_private_result_in_five_commands(tmp_path, monkeypatc
     model = fedcore.load_run(f"runs/{run}")
     assert model.status == "finished" and model.statement["private"] and reason in model.statement["text"]
     shown = str(model.tables)
-    assert "city=Bern" in shown and "measure 15" in shown and "Person" not in shown
+    assert "'Bern'" in shown and "measure 15" in shown and "Person" not in shown
+    answers = model.columns("categories")
+    assert {*answers["category"]} == {"smokes", "drives", "reads", "city"} and len(answers["value"]) == 2 * 3 + 5
+    bern = answers["value"].index("Bern")
+    assert all(abs(answers[f"component {k}"][bern] - 1 / 6) < 0.05 for k in (0, 1))
     with open("groups.csv", newline="", encoding="utf-8") as file:
         rows = {row["column"]: row for row in csv.DictReader(file)}
-    assert len(rows) == told["features"] and rows["age"]["unit"] == "years"
+    assert len(rows) == 4 + len(MEASURES) and rows["age"]["unit"] == "years"
     ages = sorted(float(rows["age"][f"component {k}"]) for k in (0, 1))
     assert abs(ages[0] - 30) < 5 and abs(ages[1] - 65) < 5

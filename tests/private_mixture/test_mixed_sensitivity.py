@@ -23,7 +23,7 @@ from tests.private_mixture.worlds import block_of, records, sums
 SIZES = (2, 3, 2)  # of the last category, a single column
 CATEGORIES = ((3, 4), (6, 7, 8), (5,))  # between the numbers, as far as there are any
 COLUMNS = D + 6
-STEPS = {"0": 1.0, "2": 0.5}
+STEPS = {"0": 1.0, "1": 0.25, "2": 0.5}  # of all numbers: rows are read as several
 CODES = np.array([[0, 2, 1], [1, 0, 0], [0, 1, 1]])
 
 

@@ -17,6 +17,7 @@ from scipy.special import log_ndtr
 
 from fedcore.methods.private_mixture.em import believed
 
+LOWEST = -30.0  # deviations below zero, beyond which a count says no more
 PRIOR = 0.5  # of each value, in units (Krichevsky and Trofimov)
 
 
@@ -42,8 +43,8 @@ def not_negative(counts: np.ndarray, noise: np.ndarray | float) -> np.ndarray:
     """The mean of numbers that are at least 0, of which `counts` are noised values with normal noise of this standard
     deviation, if every size is as likely beforehand."""
     sd = np.maximum(noise, 1e-12)
-    t = counts / sd
-    mean: np.ndarray = counts + sd * np.exp(-0.5 * t * t - log_ndtr(t)) / math.sqrt(2 * math.pi)
+    t = np.maximum(counts / sd, LOWEST)
+    mean: np.ndarray = sd * (t + np.exp(-0.5 * t * t - log_ndtr(t)) / math.sqrt(2 * math.pi))
     return np.maximum(mean, 0.0)
 
 

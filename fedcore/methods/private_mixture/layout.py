@@ -3,9 +3,10 @@
 A category is one stored column of 0 and 1 for each of its values, as ingest makes them, or a single such column. A row
 whose entries are not exactly those of one value (a gap, or anything else) has not answered it.
 
-Numbers that come in steps (whole numbers, rounded ones, with many zeros) have no density, so each row is read as COPIES
-rows that count 1 / COPIES each, moved by up to half a step. How far is a function of the public seed of the run and of
-the row's own numbers: of neither its place nor the rows beside it.
+Numbers that come in steps (whole numbers, rounded ones, with many zeros) have no density, so they are moved by up to
+half a step. How far is a function of the public seed of the run and of the row's own numbers: of neither its place nor
+the rows beside it. So equal rows are moved equally; where all numbers come in steps, and many rows are equal, each is
+read as COPIES rows that count 1 / COPIES each and fill its steps evenly.
 """
 
 from __future__ import annotations
@@ -22,20 +23,23 @@ from fedcore.methods.private_mixture.config import Categories, PrivateMixtureCon
 from fedcore.population.columns import ColumnEntry
 from fedcore.randomness import stream
 
-COPIES = 4
+COPIES = 16
 MOST_VALUES = 1024  # of all categories together
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """features: columns of the population. numeric: (d,) int64, those that are numbers. categories: the columns of
-    each. steps: (d,) of the numbers, 0 for those that have none. salt: of the movements."""
+    each. steps: (d,) of the numbers, 0 for those that have none. salt: of the movements; fill: (COPIES, d) how far each
+    copy of a row lies from the first, in [0, 1) of a step. It is sent, since powers may have other last bits
+    elsewhere."""
 
     features: int
     numeric: np.ndarray
     categories: Categories
     steps: np.ndarray
     salt: int
+    fill: np.ndarray
 
     @property
     def d(self) -> int:
@@ -47,31 +51,36 @@ class Layout:
         return sizes_of(self.categories)
 
     @property
+    def stepped(self) -> bool:
+        """Whether any number comes in steps."""
+        return bool(self.steps.any())
+
+    @property
     def copies(self) -> int:
         """Rows that each row is read as."""
-        return COPIES if self.steps.any() else 1
+        return COPIES if self.steps.all() else 1
 
     @property
     def plain(self) -> bool:
         """Whether all columns are numbers without steps."""
-        return not self.categories and not self.steps.any()
+        return not self.categories and not self.stepped
 
     def read(self, tile: Tile) -> Tile:
         """A tile of all stored columns as one of numbers and codes. Whatever a row holds, this does not fail."""
         if self.plain:
             return tile
-        x, rows, codes = self.numbers(tile.x), tile.rows, self.codes(tile.x)
+        x, rows, codes = self.numbers(tile.x, self.copies), tile.rows, self.codes(tile.x)
         if self.copies > 1:
             rows, codes = np.repeat(rows * self.copies, self.copies), np.repeat(codes, self.copies, axis=0)
         return Tile(x, rows, codes)
 
-    def numbers(self, x: np.ndarray) -> np.ndarray:
+    def numbers(self, x: np.ndarray, copies: int) -> np.ndarray:
         """(n copies, d) of stored rows (n, features) float64, the copies of a row together."""
         numbers = x[:, self.numeric]
-        if self.copies == 1:
+        if not self.stepped:
             return numbers
-        at = np.arange(self.copies * self.d).reshape(self.copies, self.d)
-        moved = uniforms_of(self._words(x)[:, None, None], at) - 0.5
+        first = uniforms_of(self._words(x)[:, None], np.arange(self.d))
+        moved = (first[:, None] + self.fill[:copies]) % 1.0 - 0.5
         return (numbers[:, None] + moved * self.steps).reshape(-1, self.d)
 
     def _words(self, x: np.ndarray) -> np.ndarray:
@@ -99,6 +108,18 @@ class Layout:
             found[answered, category] = first + value[answered]
             first += size
         return found
+
+
+def _fill(d: int) -> np.ndarray:
+    """(COPIES, d) multiples of the negative powers of the root g of g^(d + 1) = g + 1, which fill a cube evenly.
+
+    Source: Roberts 2018, "The unreasonable effectiveness of quasirandom sequences".
+    """
+    root = 2.0
+    for _ in range(60):
+        root = (1.0 + root) ** (1.0 / (d + 1))
+    found: np.ndarray = np.arange(COPIES)[:, None] * root ** -np.arange(1.0, d + 1) % 1.0
+    return found
 
 
 def sizes_of(categories: Categories | None) -> tuple[int, ...]:
@@ -134,7 +155,7 @@ def layout_of(config: PrivateMixtureConfig, features: int, seed: int = 0) -> Lay
             raise ConfigError(f"column {name} has a step, and is a category.", "Leave it out of one of the settings.")
         steps[int(name)] = step
     salt = int(stream(seed, "private_mixture steps").integers(2**63)) if config.steps else 0
-    return Layout(features, numeric, categories, steps[numeric], salt)
+    return Layout(features, numeric, categories, steps[numeric], salt, _fill(len(numeric)))
 
 
 def declared_categories(columns: Sequence[ColumnEntry]) -> Categories:

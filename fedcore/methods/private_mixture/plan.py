@@ -206,15 +206,18 @@ def _last_phases(
 
 
 def share_of_answers(sizes: tuple[int, ...], d: int) -> float:
-    """Of a round of EM: what makes the losses by noise in means and in probabilities fall alike.
+    """Of a round of EM: what makes the loss by the noise of answers and that by the noise of numbers fall alike.
 
-    With noise of s in the units of a release, the mean of a component of n units loses (d / 2) (C s / n)^2 nats a unit,
-    and its probabilities lose (1 / 2) sum_v (sqrt(G) s / n)^2 / p_v, which is G sum V^2 (s / n)^2 / 2 for G categories
-    of V values that are as likely. s^2 is one over the share, so the sum of both is least for shares as their roots.
+    With noise of s in the units of a release, a component of n units loses by its mean (d / 2) (C s / n)^2 nats a unit,
+    by its covariance (d^2 / 8) (C^2 s / n)^2, about, and by its probabilities (1 / 2) sum_v (sqrt(G) s / n)^2 / p_v,
+    which is G sum V^2 / 2 (s / n)^2 for G categories of V values that are as likely. s^2 is one over the share. So the
+    sum of all is least where answers and numbers share as the roots of what they lose.
     """
-    ratio = math.sqrt(len(sizes) * sum(size**2 for size in sizes) / (d * reach_of(d) ** 2))
-    share = EM_PARTS["pv"] * ratio
-    return min(share / (1.0 + share), MOST_OF_ANSWERS)
+    answers = len(sizes) * sum(size**2 for size in sizes) / 2
+    squared = d * reach_of(d) ** 2
+    numbers = squared / 2 / EM_POOLED["pv"] + squared**2 / 8 / EM_POOLED["pooled"]
+    ratio = math.sqrt(answers / numbers)
+    return min(ratio / (1.0 + ratio), MOST_OF_ANSWERS)
 
 
 def em_shares(rounds: int) -> list[float]:

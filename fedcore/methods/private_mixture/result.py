@@ -12,7 +12,7 @@ from fedcore.errors import RunError
 from fedcore.methods.mixture_models.tables import by_component, correlations_table, known, positions
 from fedcore.methods.mixture_models.whole_rows import ONE, STEP, WholeMap
 from fedcore.methods.private_mixture.config import PrivateMixtureConfig
-from fedcore.methods.private_mixture.layout import Layout, layout_of
+from fedcore.methods.private_mixture.layout import COPIES, Layout, layout_of
 from fedcore.methods.private_mixture.plan import PLACE_CELLS, PLACE_ENDS
 from fedcore.methods.private_mixture.renoised import LEAST_FOUND, renoised
 from fedcore.methods.private_mixture.server import BROAD, context_of, stored_columns
@@ -68,9 +68,9 @@ class PrivateMixtureModel:
     def _log_joint(self, x: np.ndarray) -> np.ndarray:
         """(n, k + 1) log of weight times density, in the units of the data."""
         x, layout = np.asarray(x, np.float64), self.layout
-        joint = self._log_joint_of_numbers(layout.numbers(x))
-        if layout.copies > 1:
-            copies = joint.reshape(len(x), layout.copies, -1)
+        joint = self._log_joint_of_numbers(layout.numbers(x, COPIES))
+        if layout.stepped:
+            copies = joint.reshape(len(x), COPIES, -1)
             top = copies.max(axis=1)
             joint = top + np.log(np.exp(copies - top[:, None]).mean(axis=1))
             joint += np.log(layout.steps[layout.steps > 0]).sum()
