@@ -10,7 +10,8 @@ import pytest
 
 from fedcore.errors import BudgetExceeded, ConfigError, NothingLeft, PrivacyError
 from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig
-from fedcore.methods.federated_em.given import precision_of_start
+from fedcore.methods.federated_em.given import LARGEST_CHANGE, precision_of_start
+from fedcore.methods.federated_em.start import public_model
 from fedcore.methods.mixture_models.gaussian import GaussianMixture
 from fedcore.methods.mixture_models.natural_units import NaturalUnits
 from fedcore.methods.mixture_models.released import MIXTURE_NAMES, NATS_OF_NOISE
@@ -19,12 +20,13 @@ from fedcore.methods.private_mixture import PrivateMixture, PrivateMixtureConfig
 from fedcore.methods.private_mixture.series import SERIES_NAMES
 from fedcore.methods.private_mixture.start import nats_of_noise
 from fedcore.methods.registry import make_method
+from fedcore.privacy.gdp import mu_max
 from fedcore.runs.store import load_run
 from tests.federated_em.run_in_memory import block_of, facts
 from tests.federated_em.series import start_from
 from tests.federated_em.starts import config_of, em, first_run, people, without_series
 from tests.private_gmm.test_run import begin, population, to_end
-from tests.private_mixture.worlds import mixture, records, run
+from tests.private_mixture.worlds import DELTA, mixture, records, run
 
 UNITS = np.array([1e-6, 1.0, 1e6])
 FULL = FederatedEMConfig(algorithm="private", components=2)
@@ -82,7 +84,7 @@ def test_precision_is_the_variance_that_costs_as_many_nats(found):
     """With noise of that variance in every entry the loss is, on average, what the start says; then FORGETTING."""
     arrays = given(found)
     _, public, state = state_of(arrays)
-    known = precision_of_start(FULL, public)
+    known = precision_of_start(FULL, public, noise=1e-9)
     units = NaturalUnits(GaussianMixture(2, 3, "full"), {name: arrays[name] for name in MIXTURE_NAMES[:3]})
     noise = np.random.default_rng(0).normal(size=(4000, len(state.statistic))) * np.sqrt(known.variance)
     assert (units.forward(noise) ** 2).sum(axis=1).mean() / 2 == pytest.approx(arrays[NATS_OF_NOISE][0], rel=0.05)
@@ -91,7 +93,41 @@ def test_precision_is_the_variance_that_costs_as_many_nats(found):
     bare = {name: arrays[name] for name in MIXTURE_NAMES}
     assert state_of(bare)[2].pooled_weight == 0
     own = arrays | {"pooled_weight": np.array([7.0]), "pooled_variance": np.array([0.5])}
-    assert precision_of_start(FULL, replace(public, warm_start=own)).weight == pytest.approx(0.95 * 7)
+    assert precision_of_start(FULL, replace(public, warm_start=own), 10.0).weight == pytest.approx(0.95 * 7)
+
+
+@pytest.mark.parametrize("covariance", ["full", "tied", "diag", "spherical"])
+def test_the_noise_of_all_rounds_drowns_no_variance(found, covariance):
+    """Steps as a run with noise of variance v takes them, and the M-step of what they leave of it: the variance that
+    changes most, for its size, changes by as much as is allowed with full covariances, and else by less."""
+    config = FULL.model_copy(update={"covariance": covariance, "gamma": 2.0})
+    arrays = given(found, config) | {NATS_OF_NOISE: np.array([1e9])}  # as if it were hardly known
+    _, public, state = state_of(arrays, config)
+    v, generator, model = 1.0, np.random.default_rng(2), public_model(config, public)
+    known, errors = precision_of_start(config, public, v), np.zeros((300, len(state.statistic)))
+    for number in range(config.all_rounds):
+        gamma = replace(known, weight=known.weight + number / v).step(2.0, v)
+        errors = (1.0 - gamma) * errors + gamma * np.sqrt(v) * generator.normal(size=errors.shape)
+    small = 0.01  # of them, so that the M-step is that of small errors
+    before, changes = whole(model.maximise(state.statistic)["covariances"], 3), []
+    turn = np.linalg.eigh(before)[1]
+    for error in errors:
+        moved = whole(model.maximise(state.statistic + small * error)["covariances"], 3) - before
+        along = np.einsum("gia,gij,gja->ga", turn, moved, turn) / np.einsum("gia,gij,gja->ga", turn, before, turn)
+        changes.append(along / small)
+    worst = np.std(changes, axis=0).max()
+    if covariance == "full":
+        assert worst == pytest.approx(LARGEST_CHANGE, rel=0.15)
+    assert worst < 1.15 * LARGEST_CHANGE
+
+
+def whole(covariances: np.ndarray, d: int) -> np.ndarray:
+    """(2, d, d) of any form, for two components."""
+    if covariances.shape == (2, d, d):
+        return covariances
+    if covariances.shape == (d, d):
+        return np.stack([covariances, covariances])
+    return np.stack([np.eye(d) * own for own in covariances])
 
 
 def test_what_noise_costs_is_the_divergence_from_the_mixture_without_it():
@@ -141,7 +177,7 @@ def test_methods_share_only_what_means_the_same_in_both():
 def test_a_private_start_replaces_a_public_one():
     """Under one budget: nearer to the truth than from k-means on rows of other people; and the noise of EM does not
     undo what the first run has found, as it does where nobody says how precise that is."""
-    one, epsilon, rho = people("apart", 2000, 1), 4.0, 0.35
+    one, epsilon, rho = people("apart", 2000, 1), 4.0, mu_max(4.0, DELTA) ** 2 / 2
     method, state = first_run(one, 0.7, epsilon, 1)
     config = config_of(len(state.means))
     arrays = FederatedEM(config).checked_warm_start(without_series(method, state), "it", 5)
@@ -150,6 +186,17 @@ def test_a_private_start_replaces_a_public_one():
     started, unknown = (em(one, start, 0.3 * rho, config, 1)[0] for start in (arrays, bare))
     public = em(one, start_from(one.few, config, 1), rho, config, 1)[0]
     assert started < 1.2 * first and started < 0.3 * public and started < 0.3 * unknown
+
+
+@pytest.mark.slow
+def test_noise_that_would_make_a_variance_vanish_leaves_a_start_as_it_was():
+    """Seed 12 ended at 4.7 nats, from 1.6, when only the noise's cost in nats decided how short steps are."""
+    one, rho = people("apart", 2000, 12), mu_max(1.0, DELTA) ** 2 / 2
+    method, state = first_run(one, 0.7, 1.0, 12)
+    config = config_of(len(state.means))
+    arrays = FederatedEM(config).checked_warm_start(without_series(method, state), "it", 5)
+    first = one.scores(method.model(state).log_likelihood(one.held_out), one.labels)[0]
+    assert em(one, arrays, 0.3 * rho, config, 12)[0] < 1.1 * first
 
 
 # --- through sessions -----------------------------------------------------------------------------------------------

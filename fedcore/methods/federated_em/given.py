@@ -4,11 +4,16 @@ A private run takes shorter steps from a start that was released with little noi
 of this method, which tells the variance of the noise in its statistic, or one of another method on the same
 population, which tells what the noise costs in nats a row. The latter is turned into one variance v for all entries
 of D^-1 S, that which costs as much: v tr(D I D) / 2, with I the Fisher information of a row at the start.
+
+That is a measure of small errors. Noise of one size in all entries is largest, beside what is there, where a component
+is narrow, and there it could make a variance vanish. So steps are also so short that the noise of all rounds together
+changes no variance in any direction by more than LARGEST_CHANGE of it, in standard deviations.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -18,9 +23,10 @@ from fedcore.methods.federated_em.series import SERIES_NAMES, Precision, precisi
 from fedcore.methods.federated_em.start import part_scales, public_model, public_parameters
 from fedcore.methods.mixture_models.gaussian import GaussianMixture
 from fedcore.methods.mixture_models.natural_units import NaturalUnits
-from fedcore.methods.mixture_models.released import NATS_OF_NOISE, in_form
+from fedcore.methods.mixture_models.released import NATS_OF_NOISE, in_form, largest_relative_error
 from fedcore.rounds.method import PublicFacts
 
+LARGEST_CHANGE = 0.2
 KNOWN_OF_SERIES = (*SERIES_NAMES, NATS_OF_NOISE)
 
 
@@ -44,9 +50,9 @@ def checked_arrays(config: FederatedEMConfig, arrays: Mapping[str, np.ndarray], 
     return in_form(values, config.covariance) if config.model == "gaussian" else values
 
 
-def precision_of_start(config: FederatedEMConfig, public: PublicFacts) -> Precision:
-    """That of the statistic that the run begins with, as it counts in the run. Raises ConfigError for what no run
-    leaves."""
+def precision_of_start(config: FederatedEMConfig, public: PublicFacts, noise: float) -> Precision:
+    """That of the statistic that the run begins with, as it counts in the run. noise: variance of what a release of the
+    run adds to an entry of D^-1 H. Raises ConfigError for what no run leaves."""
     arrays = public.warm_start or {}
     known = precision_in(arrays)
     if known.known or NATS_OF_NOISE not in arrays:
@@ -58,6 +64,11 @@ def precision_of_start(config: FederatedEMConfig, public: PublicFacts) -> Precis
             f"{NATS_OF_NOISE} of the start must be one positive number, of a mixture of Gaussians.",
             "Start from another run, or from the parameters alone.",
         )
-    units = NaturalUnits(model, public_parameters(public, model))
-    each = float(part_scales(public, model.q) ** 2 @ units.squared_sizes()) / 2
-    return Precision(each / float(nats[0]), float(nats[0]) / each).forgotten()
+    theta, scales = public_parameters(public, model), part_scales(public, model.q)
+    each = float(scales**2 @ NaturalUnits(model, theta).squared_sizes()) / 2
+    precision = Precision(each / float(nats[0]), float(nats[0]) / each).forgotten()
+    if config.covariance == "known":
+        return precision
+    largest = float(scales.max()) ** 2 * largest_relative_error(theta, config.covariance) / LARGEST_CHANGE**2
+    least = (np.sqrt(config.all_rounds * noise * largest) - config.all_rounds) / noise
+    return replace(precision, weight=max(precision.weight, float(least)))

@@ -96,8 +96,7 @@ def release_name(number: int) -> str:
 
 def precision_after(config: FederatedEMConfig, public: PublicFacts, past: Precision) -> Precision:
     """What a run with these facts leaves, if no step is cut back. past: as it counts in the run."""
-    release, rounds = plan(config, public)[0], config.all_rounds
-    noise = (release.scale * grid_step(config.clip) / _nominal(config, public)) ** 2
+    noise, rounds = _planned_noise(config, public), config.all_rounds
     steps = [decreased_step(config, config.step(0.0, 1.0), number) for number in range(rounds)]
     if not past.known:
         return series.of_first_run(steps[-1], noise, rounds)
@@ -107,9 +106,18 @@ def precision_after(config: FederatedEMConfig, public: PublicFacts, past: Precis
     return past
 
 
+def _planned_noise(config: FederatedEMConfig, public: PublicFacts) -> float:
+    """The variance of the noise in an entry of D^-1 H; all releases have the same."""
+    return (plan(config, public)[0].scale * grid_step(config.clip) / _nominal(config, public)) ** 2
+
+
+def _known_before(config: FederatedEMConfig, public: PublicFacts) -> Precision:
+    return precision_of_start(config, public, _planned_noise(config, public))
+
+
 def accumulated_budget(config: FederatedEMConfig, public: PublicFacts) -> float:
     """rho of a run without a series that would end with as little noise as this one; without one that of the run."""
-    past = precision_of_start(config, public)
+    past = _known_before(config, public)
     alone, pooled = (precision_after(config, public, known).variance for known in (UNKNOWN, past))
     assert public.rho is not None  # it was planned with
     return public.rho * alone / pooled
@@ -118,7 +126,7 @@ def accumulated_budget(config: FederatedEMConfig, public: PublicFacts) -> float:
 def budget_sketch(config: FederatedEMConfig, public: PublicFacts, planned: Sequence[PlannedRelease]) -> dict[str, Any]:
     """noise: standard deviation in an entry of the last statistic, in units of D, with all that the series released;
     accumulated_rho: of a single run with as little noise."""
-    past = precision_of_start(config, public)
+    past = _known_before(config, public)
     return {
         "rounds": config.all_rounds,
         "releases": len(planned),
@@ -135,7 +143,7 @@ def likely_warm_start(config: FederatedEMConfig, public: PublicFacts) -> dict[st
         arrays = {**random_parameters(_model(config, public), np.ones(d), np.ones(d), seed=0)}
     if public.rho is None:
         return arrays
-    past = precision_of_start(config, public)
+    past = _known_before(config, public)
     return arrays | series.arrays_of(precision_after(config, public, past))
 
 
@@ -147,7 +155,7 @@ def init(config: FederatedEMConfig, public: PublicFacts) -> FederatedEMState:
         raise ConfigError("the public start is outside the domain of the model.", "Start from other parameters.")
     flat, layout = pack(model.maximise(s))
     scaling = start.public_scaling(config, public)
-    past = precision_of_start(config, public)
+    past = _known_before(config, public)
     return empty(
         phase="rounds",
         seed=public.seed,
