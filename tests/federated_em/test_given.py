@@ -19,10 +19,12 @@ from fedcore.methods.private_gmm import PrivateGMM
 from fedcore.methods.private_mixture import PrivateMixture, PrivateMixtureConfig
 from fedcore.methods.private_mixture.series import SERIES_NAMES
 from fedcore.methods.private_mixture.start import nats_of_noise
+from fedcore.methods.private_mixture.state import NORMAL
 from fedcore.methods.registry import make_method
 from fedcore.privacy.gdp import mu_max
 from fedcore.runs.store import load_run
 from tests.federated_em.run_in_memory import block_of, facts
+from tests.federated_em.run_in_memory import run as run_em
 from tests.federated_em.series import start_from
 from tests.federated_em.starts import config_of, em, first_run, people, without_series
 from tests.private_gmm.test_run import begin, population, to_end
@@ -60,6 +62,15 @@ def test_it_is_the_mixture_without_its_background(found):
     np.testing.assert_allclose(theta["means"] / UNITS, fitted.means[:2] / UNITS, rtol=1e-9)
     own = np.outer(UNITS, UNITS)
     np.testing.assert_allclose(theta["covariances"] / own, fitted.covariances[:2] / own, rtol=1e-6, atol=1e-9)
+
+
+def test_a_run_that_is_not_private_starts_there_too(found):
+    generator = np.random.default_rng(5)
+    rows = (mixture(3, 2, 6.0, np.random.default_rng(4)).sample(500, generator)[0] + 30.0) * UNITS
+    config = FederatedEMConfig(algorithm="em", components=2, start="given", rounds=2)
+    block = block_of([rows[:300], rows[300:]])
+    state = run_em(config, block, facts(block, start=given(found, config))).state
+    assert np.abs(FederatedEM(config).parameters(state)["means"] / UNITS - 30.0).max() < 20.0
 
 
 @pytest.mark.parametrize("covariance", ["tied", "diag", "spherical"])
@@ -157,11 +168,12 @@ def test_starts_that_are_refused(found):
     for wrong in ([0.0], [-1.0], [1.0, 2.0]):
         with pytest.raises(ConfigError, match="one positive number"):
             state_of(arrays | {NATS_OF_NOISE: np.array(wrong)})
-    unknown_column = replace(state, told=np.array([True, False, True]))
-    left = without_series(method, unknown_column)
-    assert not left and set(method.warm_start_of(unknown_column)) == set(SERIES_NAMES)
-    with pytest.raises(ConfigError, match="no mixture that other methods"):
-        FederatedEM(FULL).checked_warm_start(left, "run 'm'", 3)
+    for changed in ({"told": np.array([True, False, True])}, {"done": False}, {"outcome": NORMAL, "warm": True}):
+        unlike = replace(state, **changed)
+        left = without_series(method, unlike)
+        assert not left and set(method.warm_start_of(unlike)) == set(SERIES_NAMES)
+        with pytest.raises(ConfigError, match="no mixture that other methods"):
+            FederatedEM(FULL).checked_warm_start(left, "run 'm'", 3)
     with pytest.raises(ConfigError, match="the parameters lack"):
         settings = {"algorithm": "private", "model": "regression", "components": 2}
         state_of(arrays, FederatedEMConfig(**settings))

@@ -62,7 +62,7 @@ def test_tables_name_categories_and_values(fitted):
     tables = {table.name: table for table in method.result(state, Features(7, names, ["m", "kg", *[""] * 5])).tables}
     columns = {column.name: column.values for column in tables["categories"].columns}
     assert columns["category"] == ["city"] * 3 + ["a"] * 2 and columns["value"][:3] == ["Bern", "Basel", "<other>"]
-    for name in ("all", "component 1", "component 2"):
+    for name in ("all", "component 0", "component 1"):
         assert sum(columns[name][:3]) == pytest.approx(1) and sum(columns[name][3:]) == pytest.approx(1)
     assert tables["means"].columns[0].values == ["height", "weight"] and tables["means"].columns[1].values == [
         "m",

@@ -232,7 +232,7 @@ def _answers(features: Features, model: PrivateMixtureModel, order: Sequence[int
         Column("value", [value for _, values in names for value in values]),
         Column("all", everybody.tolist(), "%"),
     )
-    columns = [Column(f"component {j + 1}", components[j].tolist(), "%") for j in order]
+    columns = [Column(f"component {j}", components[j].tolist(), "%") for j in order]
     return Table("categories", "Categories", (*first, *columns), "Of those who have answered. " + NO_ERRORS_OF_ANSWERS)
 
 

@@ -18,12 +18,12 @@ from fedcore.methods.private_mixture.state import MIXTURE, MixedState, PrivateMi
 
 
 def warm_start_of(config: PrivateMixtureConfig, state: PrivateMixtureState) -> dict[str, np.ndarray]:
-    """The arrays of the series, and those of `released.RELEASED_NAMES` if the run ended with components, knows the
-    scale of every column, and has read none as a category. Raises ConfigError if neither the run nor its series has
-    found components."""
+    """The arrays of the series, and those of `released.RELEASED_NAMES` if the run was made to its end, found
+    components, knows the scale of every column, and has read none as a category. Raises ConfigError if neither the run
+    nor its series has found components."""
     left = series.arrays_of(state)
-    usable = state.outcome == MIXTURE and state.told.all() and not isinstance(state, MixedState)
-    return left | of_mixture(config, state) if usable else left
+    whole = state.done and state.outcome == MIXTURE and state.told.all() and not isinstance(state, MixedState)
+    return left | of_mixture(config, state) if whole else left
 
 
 def of_mixture(config: PrivateMixtureConfig, state: PrivateMixtureState) -> dict[str, np.ndarray]:
