@@ -1,12 +1,14 @@
 """Starts of private federated EM, and the table of them in docs/federated-em.md.
 
-    python -m tests.federated_em.starts CELL CLIENTS EPSILON [--seeds N] [--first N] [--shares .5 ...] [--clips 3 ...]
+    python -m tests.federated_em.starts CELL CLIENTS EPSILON [--shares S ...] [--clips C ...] [--brief]
 
     public      k-means on 300 rows of other people, then private EM with the whole budget
     mixture     `private_mixture` with a share of the budget (of the squares that add up), or with all of it
     started     private EM with the rest, from what that run leaves
-    unknown     the same, without being told how precise that is
+    unknown     the same, without being told how precise that is, with the first of the clips
     no noise    exact EM from the public start, not private
+
+The last two are left out by --brief.
 
 CELL is touching, apart or wide. Clients have 20 to 50 rows and shares of their own. Noise is simulated at the planned
 scale, and nothing here is private. Nats are those of a row of other people, above the truth.
@@ -116,7 +118,9 @@ def without_series(method: PrivateMixture, state: PrivateMixtureState) -> Start:
     return {name: array for name, array in method.warm_start_of(state).items() if name not in dropped}
 
 
-def table(cell: str, clients: int, epsilon: float, seeds: range, shares: list[float], clips: list[float]) -> None:
+def table(
+    cell: str, clients: int, epsilon: float, seeds: range, shares: list[float], clips: list[float], brief: bool
+) -> None:
     found: dict[str, list[tuple[float, float]]] = {}
     rho = mu_max(epsilon, DELTA) ** 2 / 2
     for seed in seeds:
@@ -128,7 +132,8 @@ def table(cell: str, clients: int, epsilon: float, seeds: range, shares: list[fl
 
         public = start_from(one.few, config_of(one.components), seed)
         exact = FederatedEMConfig(algorithm="em", components=one.components, start="given", rounds=30)
-        say("no noise", em(one, public, None, exact, seed))
+        if not brief:
+            say("no noise", em(one, public, None, exact, seed))
         for clip in clips:
             say(f"public, clip {clip:g}", em(one, public, rho, config_of(one.components, clip), seed))
         for share in (*shares, 1.0):
@@ -139,7 +144,7 @@ def table(cell: str, clients: int, epsilon: float, seeds: range, shares: list[fl
             for clip in clips if left else ():
                 config, start = left[0].model_copy(update={"clip": clip}), left[1]
                 say(f"started {share:g}, clip {clip:g}", em(one, start, (1 - share) * rho, config, seed))
-                if clip == clips[0]:
+                if clip == clips[0] and not brief:
                     bare = {name: array for name, array in start.items() if name != NATS_OF_NOISE}
                     say(f"unknown {share:g}, clip {clip:g}", em(one, bare, (1 - share) * rho, config, seed))
     print(f"{cell} {CELLS[cell]}, {clients} clients, epsilon {epsilon:g}: median nats (most), median ARI, runs")
@@ -157,9 +162,10 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="first seed")
     parser.add_argument("--shares", type=float, nargs="*", default=[0.5])
     parser.add_argument("--clips", type=float, nargs="*", default=[3.0])
+    parser.add_argument("--brief", action="store_true")
     asked = parser.parse_args()
     seeds = range(asked.first, asked.first + asked.seeds)
-    table(asked.cell, math.floor(asked.clients), asked.epsilon, seeds, asked.shares, asked.clips)
+    table(asked.cell, math.floor(asked.clients), asked.epsilon, seeds, asked.shares, asked.clips, asked.brief)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def checked_arrays(config: FederatedEMConfig, arrays: Mapping[str, np.ndarray], 
     if "weights" not in values:
         raise ConfigError(
             f"{what} has left no mixture that other methods may start from.",
-            "Start from a run that has found components, in columns whose scales it knows.",
+            "Start from a finished run that has found components, in columns whose scales it knows.",
         )
     found, wanted = values["weights"].size, config.components
     if found != wanted:
