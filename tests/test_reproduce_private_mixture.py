@@ -254,9 +254,9 @@ def test_published_rows_are_split_and_scored(tmp_path, monkeypatch):
 
 
 def test_the_figure_is_drawn_with_and_without_lines():
-    assert labels_by_separation({}).startswith(PNG)
+    assert labels_by_separation({}, 1.0).startswith(PNG)
     lines = {"private_mixture": ([1, 2], [0.5, 0.9]), "EM": ([1, 2], [0.6, 0.95])}
-    assert labels_by_separation({"2 columns, 2 components": lines, "others": lines}).startswith(PNG)
+    assert labels_by_separation({"2 columns, 2 components": lines, "others": lines}, 1.0).startswith(PNG)
 
 
 @pytest.mark.slow

@@ -11,8 +11,9 @@ DRAWN = ("private_mixture", "private_gmm", "DP-Lloyd", "DP-Lloyd, wide box", "di
 BESIDE = {"EM": "EM, no privacy", "k-means": "k-means, no privacy"}
 
 
-def labels_by_separation(panels: Mapping[str, Mapping[str, Line]]) -> bytes:
-    """A panel for each shape, with a line for each learner that it has; learners without privacy are grey."""
+def labels_by_separation(panels: Mapping[str, Mapping[str, Line]], epsilon: float) -> bytes:
+    """A panel for each shape, with a line for each learner that it has; learners without privacy are grey. epsilon: of
+    the others."""
     figure, grid = _figure((11.0, 4.2), 1, max(len(panels), 1))
     if not panels:
         grid.flat[0].set_axis_off()
@@ -32,7 +33,7 @@ def labels_by_separation(panels: Mapping[str, Mapping[str, Line]]) -> bytes:
                 axes.plot(*lines[name], color=colour, linewidth=wide, marker="o", markersize=4, label=name)
         axes.set_xlabel("separation, in the largest standard deviation", **_text())
     if panels:
-        grid.flat[0].set_ylabel("adjusted Rand index, median", **_text())
+        grid.flat[0].set_ylabel(f"adjusted Rand index, median; ε = {epsilon:g}", **_text())
         handles, names = grid.flat[0].get_legend_handles_labels()
         figure.legend(handles, names, frameon=False, fontsize=8, loc="outside lower center", ncols=4)
     return _png(figure)
