@@ -8,7 +8,7 @@ import pytest
 
 from fedcore.errors import ConfigError
 from fedcore.methods.registry import make_method
-from fedcore.operations.deployment import expectations, read_deployments
+from fedcore.operations.deployment import expectations, read_deployments, read_file
 from fedcore.operations.schedule import Compute
 from fedcore.training.request import Series
 from tests.command import fedcore, private_population
@@ -197,6 +197,27 @@ def test_a_start_that_comes_too_early_is_left_out(file):
     assert (deployed.concurrency_limit, deployed.concurrency_options.collision_strategy.value) == (1, "CANCEL_NEW")
 
 
+def test_what_is_said_of_how_it_is_started_reaches_prefect(file):
+    from fedcore.flows.limits import limit_name
+    from fedcore.flows.serve import all_of, limits_of
+
+    more = 'schedule = [{ cron = "0 3 * * *" }, { interval = 60 }]\npaused = true\ndescription = "of each night"\n'
+    content = read_file(file(ENTRY + more + 'readers = 3\njob_variables = { env = { A = "b" } }\n'))
+    (deployed,) = all_of(content, "pool")
+    assert len(deployed.schedules) == 2 and deployed.paused and deployed.description == "of each night"
+    assert deployed.job_variables == {"env": {"A": "b"}} and all_of(content)[0].job_variables == {}
+    ((population, readers),) = limits_of(content).items()
+    assert readers == 3 and re.fullmatch(r"fedcore-reads-p-[0-9a-f]{8}", limit_name(population, "reads"))
+
+
+def test_a_name_that_a_person_gave_is_kept():
+    from fedcore.flows.names import made_up
+    from prefect.utilities.names import generate_slug
+
+    assert all(made_up(generate_slug(2)) for _ in range(50))
+    assert not any(map(made_up, ["my-run", "nightly", "brave-otter-2", "before the holidays", ""]))
+
+
 @pytest.mark.parametrize(
     "schedule", ['cron = "every night"', 'rrule = "FREQ=SOMETIMES"', 'cron = "0 3 * * *", timezone = "Mars/Olympus"']
 )
@@ -256,7 +277,21 @@ def test_the_files_that_come_with_the_package_are_good(name):
 def test_every_file_of_the_package_is_tested():
     import deployments
 
-    assert {path.stem for path in Path(deployments.__file__).parent.glob("*.toml")} == set(SHIPPED)
+    assert {path.stem for path in Path(deployments.__file__).parent.glob("*.toml")} == {*SHIPPED, "pipeline"}
+
+
+def test_the_pipeline_that_comes_with_the_package_is_good():
+    """Its private training follows from nothing that a client sends, and its budgets do not end."""
+    from fedcore.flows.serve import all_of
+
+    import deployments
+
+    content = read_file(Path(deployments.__file__).with_name("pipeline.toml"))
+    training, nightly = all_of(content)
+    assert [training.name, nightly.name] == ["histograms", "nightly"] and len(nightly.schedules) == 1
+    assert content.pipeline[0].labels == ["ingest", "forget", "train-histograms", "export-histograms"]
+    assert nightly.entrypoint == "fedcore.flows.pipeline.pipeline_flow" and training.schedules == []
+    assert set(nightly.parameters) <= set(nightly._parameter_openapi_schema.properties)
 
 
 def test_the_example_of_the_documentation_is_good(file):

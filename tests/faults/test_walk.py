@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from fedcore.storage.files import make_folder, write_whole
+from fedcore.storage.files import flush, make_folder, write_whole
 from tests.faults.commands import COMMANDS
 from tests.faults.machine import Fault, Killed, Machine
 from tests.faults.walk import Walk, walk
@@ -144,6 +144,7 @@ def test_what_was_made_again_where_something_was_removed_stays_if_it_was_flushed
                 (folder / "below").rmdir()
                 (folder / "a").unlink()
                 folder.rmdir()
+        flush(folder / "below")
         (machine.root / "end").mkdir()
 
     last = len(points_of(machine, twice))
@@ -151,7 +152,7 @@ def test_what_was_made_again_where_something_was_removed_stays_if_it_was_flushed
         shutil.rmtree(path)
     machine.disk.forget()
     meeting(machine, "power", last, twice)
-    assert (folder / "a").read_bytes() == b"second" and (folder / "below").is_dir()
+    assert (folder / "a").read_bytes() == b"second" and (folder / "below" / "not flushed").is_dir()
 
 
 def test_a_power_failure_leaves_what_was_flushed(machine):
