@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from prefect.runtime import flow_run
 
@@ -27,5 +27,5 @@ def made_up(name: str) -> bool:
 def _words() -> frozenset[str]:
     from coolname.data import config  # Prefect draws its names with it
 
-    parts: list[dict[str, Any]] = list(config.values())
+    parts = cast(list[dict[str, Any]], list(config.values()))
     return frozenset(word for part in parts if part["type"] == "words" for word in part["words"])
