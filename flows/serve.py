@@ -24,6 +24,8 @@ from fedcore.operations.schedule import Schedule, Scheduled
 # while nobody served the deployment would follow one another, and each would spend from the budget.
 ONE_AT_A_TIME = ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW)
 
+OF_TESTS = ("test_noise",)  # parameters that no person is asked for
+
 
 def to_deployment(item: Deployment, pool: str | None = None) -> RunnerDeployment:
     """A Prefect deployment of one entry of the file; its flow is found by the name of the flow's module.
@@ -72,7 +74,10 @@ def _made(
         )
     except ValueError as error:
         raise ConfigError(f"{what}: {error}") from None
-    return cast(RunnerDeployment, made)  # Prefect types the method as one that may also return a coroutine
+    made = cast(RunnerDeployment, made)  # Prefect types the method as one that may also return a coroutine
+    for name in OF_TESTS:  # the form in the UI is for whoever trains
+        made._parameter_openapi_schema.properties.pop(name, None)
+    return made
 
 
 def all_of(content: DeploymentFile, pool: str | None = None) -> list[RunnerDeployment]:

@@ -140,7 +140,8 @@ def test_the_flow_of_a_deployment_is_told_where_to_start(file):
     (item,) = read_deployments(file(ENTRY + 'start_from = "previous"\n'))
     deployed = to_deployment(item)
     assert deployed.parameters["start_from"] == "previous" and deployed.parameters["public_start_because"] is None
-    assert set(deployed.parameters) <= set(deployed._parameter_openapi_schema.properties)
+    asked_for = set(deployed._parameter_openapi_schema.properties)
+    assert set(deployed.parameters) <= asked_for and "test_noise" not in asked_for
 
 
 def test_the_flow_of_a_deployment_is_told_which_share_pays(file):

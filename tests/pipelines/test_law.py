@@ -6,8 +6,8 @@ import pytest
 
 from fedcore.errors import ConfigError, PrivacyError
 from fedcore.operations.deployment import read_file
-from fedcore.operations.pipelines.law import ready
-from tests.pipelines.places import HEAD, INGEST, OPEN, PRIVATE, Place, step
+from fedcore.operations.pipelines.running import run_pipeline
+from tests.pipelines.places import HEAD, INGEST, OPEN, PRIVATE, Place, day, step
 
 PUBLIC = 'files_are_public_because = "they come from a public archive"\n'
 REFUSE = INGEST.replace("leave_out", "refuse")
@@ -117,5 +117,7 @@ def test_the_law_is_asked_again_when_a_pipeline_is_run(tmp_path):
     """Parameters of a flow can be changed in a form."""
     place = Place(tmp_path, BOTH + HEAD + PUBLIC + REFUSE + step("train", deployment="closed"))
     undeclared = place.ready.pipeline.model_copy(update={"files_are_public_because": None})
+    changed = place.ready.model_copy(update={"pipeline": undeclared})
     with pytest.raises(PrivacyError, match="set its file aside"):
-        ready(undeclared, place.ready.deployments)
+        run_pipeline(changed, day(1))
+    assert not (tmp_path / "runs").exists()

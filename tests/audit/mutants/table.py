@@ -57,6 +57,8 @@ LEDGER, CHAIN = "fedcore/privacy/ledger/ledger.py", "fedcore/privacy/ledger/chai
 WRITER, ACCOUNTS = "fedcore/privacy/ledger/chain_writer.py", "fedcore/privacy/ledger/accounts.py"
 RESERVE, REPLAY = "fedcore/privacy/ledger/reservations.py", "fedcore/privacy/ledger/replay.py"
 VOCABULARY, RELEASING = "fedcore/privacy/vocabulary.py", "fedcore/training/vocabulary.py"
+PIPELINES_LAW = "fedcore/operations/pipelines/law.py"
+OF_PIPELINES_LAW, OF_PIPELINES = "tests/pipelines/test_law.py", "tests/pipelines/test_steps.py"
 OF_VOCABULARY, OF_RELEASING = "tests/privacy/test_vocabulary.py", "tests/test_vocabulary.py"
 WITNESS, CHECKPOINT = "fedcore/training/witness.py", "fedcore/privacy/ledger/checkpoint.py"
 MANIFEST, WRITE = "fedcore/population/manifest.py", "fedcore/population/writer.py"
@@ -2682,5 +2684,80 @@ MUTANTS: list[Mutant] = [
         "    new = tokens[len(known) :]\n",
         "    new = tokens[:0]\n",
         "tests/privacy/test_cohorts.py::test_tokens_that_were_looked_at_before_are_not_looked_at_again",
+    ),
+    _mutant(
+        "pipelines: one client's arrival decides whether something is released",
+        PIPELINES_LAW,
+        'if step.when == "if_new_files" and given.pipeline.files_are_public_because is None:',
+        "if False:",
+        f"{OF_PIPELINES_LAW}::test_what_would_follow_from_one_client_is_refused_until_somebody_says_why_it_tells_nothing",
+    ),
+    _mutant(
+        "pipelines: one client's bad row moves everybody else of its file",
+        PIPELINES_LAW,
+        'ingest.bad_rows == "refuse" and given.private and undeclared:',
+        "False:",
+        f"{OF_PIPELINES_LAW}::test_what_would_follow_from_one_client_is_refused_until_somebody_says_why_it_tells_nothing",
+    ),
+    _mutant(
+        "pipelines: a run that is not private decides over a private one",
+        PIPELINES_LAW,
+        'if step.when == "if_promoted" and not is_private(',
+        'if step.when == "never" and not is_private(',
+        f"{OF_PIPELINES_LAW}::test_no_reason_lets_a_run_that_is_not_private_decide_over_a_private_one",
+    ),
+    _mutant(
+        "pipelines: the law is asked when the file is read only",
+        "fedcore/operations/pipelines/running.py",
+        "    checked(ready)\n",
+        "",
+        f"{OF_PIPELINES_LAW}::test_the_law_is_asked_again_when_a_pipeline_is_run",
+    ),
+    _mutant(
+        "pipelines: a training waits for the steps before it to succeed",
+        "fedcore/operations/pipelines/running.py",
+        "        why_not = skipped_because(ready, step, run)\n",
+        '        why_not = skipped_because(ready, step, run) or ("it went wrong" if run.bad else "")\n',
+        f"{OF_PIPELINES}::test_private_training_goes_on_whatever_became_of_the_files",
+        slow=True,
+    ),
+    _mutant(
+        "pipelines: a cohort is opened only if files came",
+        "fedcore/operations/pipelines/append.py",
+        "if made is None and population is not None and _by_calendar(population):",
+        "if False:",
+        f"{OF_PIPELINES}::test_each_run_opens_one_cohort_whatever_came",
+        slow=True,
+    ),
+    _mutant(
+        "pipelines: a run that is taken up opens its cohort again",
+        "fedcore/operations/pipelines/append.py",
+        "if population is not None and _done(population, pipeline.name, when):",
+        "if False:",
+        f"{OF_PIPELINES}::test_each_run_opens_one_cohort_whatever_came",
+        slow=True,
+    ),
+    _mutant(
+        "pipelines: the statement does not say that files were declared public",
+        "fedcore/training/session.py",
+        "vouched=arrival, first_period=first,",
+        "first_period=first,",
+        "tests/test_arrival.py::test_the_statement_rests_on_the_word_and_so_do_those_of_later_runs",
+        slow=True,
+    ),
+    _mutant(
+        "pipelines: a run that starts from another does not carry its word on",
+        "fedcore/training/warm_start.py",
+        "    vouched = (*vouched, *words_of_arrival(info))\n",
+        "",
+        "tests/test_arrival.py::test_the_statement_rests_on_the_word_and_so_do_those_of_later_runs",
+        slow=True,
+    ),
+    _mutant(
+        "forget: a declared size stays where nobody is left",
+        "fedcore/population/erasing.py",
+        "return cohorts_to is not None and any(",
+        "return False and any(",
+        "tests/population/test_forgetting.py::test_declared_sizes_go_with_cohorts_whether_anybody_was_in_them",
     ),
 ]
