@@ -95,6 +95,7 @@ def test_a_pipeline_has_one_population(tmp_path):
             "follow from whether files",
         ),
         (REFUSE + step("train", deployment="closed"), "a bad row of one client would set its file aside"),
+        (INGEST + 'changed = "append"\n' + step("train", deployment="closed"), "whether those of everybody else in it"),
     ],
 )
 def test_what_would_follow_from_one_client_is_refused_until_somebody_says_why_it_tells_nothing(tmp_path, steps, words):

@@ -2,11 +2,12 @@
 
 Whether something private is released must not follow from what a client holds or sends. So a private training is made
 at the time that its schedule says, whatever became of the steps before it: files that came or did not, that could not
-be read, appends that failed. Two things are refused unless somebody says why they tell nothing, and the statement then
-shows that reason; a third follows from what is published, or is refused:
+be read, appends that failed. Three things are refused unless somebody says why they tell nothing, and the statement
+then shows that reason; a fourth follows from what is published, or is refused:
 
     if_new_files       follows from the files that arrived
     bad_rows = refuse  one client's bad row sets its file aside, and everybody else in it comes with another append
+    changed = append   one client's new row has the rows of everybody else in the file appended once more
     if_promoted        follows from the run of another deployment: its published values and scores on public data, if
                        that is private; if it is not, anything about anybody, and no reason helps
 """
@@ -103,7 +104,13 @@ def checked(given: Ready) -> Ready:
             raise ConfigError(f"{where} follows from new files, and no step before it ingests any.", "Leave it out.")
         if is_private(item):
             _check_private(given, step, where)
-    ingest, undeclared = given.ingest, pipeline.files_are_public_because is None
+    _check_ingest(given)
+    return given
+
+
+def _check_ingest(given: Ready) -> None:
+    """Raises PrivacyError if what one client sent would decide over the rows of others, and something is private."""
+    pipeline, ingest, undeclared = given.pipeline, given.ingest, given.pipeline.files_are_public_because is None
     if ingest is not None and ingest.bad_rows == "refuse" and given.private and undeclared:
         raise PrivacyError(
             f"pipeline {pipeline.name!r} trains privately, and a bad row of one client would set its file aside, so "
@@ -111,7 +118,13 @@ def checked(given: Ready) -> Ready:
             'Say bad_rows = "leave_out", which leaves out that row alone; or say why files and whether they can be '
             "read tell nothing about the clients: files_are_public_because = REASON, which every statement will show.",
         )
-    return given
+    if ingest is not None and ingest.changed == "append" and given.private and undeclared:
+        raise PrivacyError(
+            f"pipeline {pipeline.name!r} trains privately, and would append a file once more if its content changed: "
+            "one client's rows would decide whether those of everybody else in it count again.",
+            "Leave `changed` out, and let files with new rows have new names; or say why files tell nothing about the "
+            "clients: files_are_public_because = REASON, which every statement will show.",
+        )
 
 
 def _check_private(given: Ready, step: OfDeployment, where: str) -> None:

@@ -31,7 +31,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from fedcore.operations.schedule import NAME, Compute, Scheduled
+from fedcore.operations.schedule import NAME, Scheduled
 
 When = Literal["always", "if_new_files", "if_promoted"]
 
@@ -149,7 +149,6 @@ class Pipeline(Scheduled):
     name: str = Field(pattern=NAME)
     population: str = Field(min_length=1, description="folder or URL of the population")
     runs: str = Field("runs", description="folder or URL in which the journal of the pipeline is kept")
-    compute: Compute = Compute()
     files_are_public_because: str | None = Field(
         None,
         pattern=r"\S",
