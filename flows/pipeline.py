@@ -219,7 +219,7 @@ def _show_all(ready: Ready, run: RunRecord, warn: Callable[..., object]) -> None
     pipeline = ready.pipeline
     for what in (
         lambda: show_pipeline(pipeline, read_journal(pipeline.runs, pipeline.name), run),
-        lambda: show_population(Population.open(pipeline.population), pipeline.runs),
+        lambda: show_population(Population.open(pipeline.population), pipeline.runs, pipeline.population),
     ):
         if wrong := _tried(what):
             warn("a page of pipeline %s is not in the Prefect UI: %s", pipeline.name, wrong)

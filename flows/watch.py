@@ -6,7 +6,7 @@ started anew at any time.
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -15,10 +15,12 @@ from fedcore.tasks.events import as_json, labels
 from prefect.server.schemas.schedules import CronSchedule, RRuleSchedule
 
 from fedcore.errors import RunError
-from fedcore.operations.deployment import Deployment, Schedule
+from fedcore.operations.deployment import Deployment, DeploymentFile
 from fedcore.operations.events import Event, run_hanging, schedule_missed
 from fedcore.operations.hanging import hanging_runs
 from fedcore.operations.monitoring import Monitoring
+from fedcore.operations.pipelines.steps import Pipeline
+from fedcore.operations.schedule import Schedule
 
 # How far back the last time of a schedule is looked for; the next one only if there was none.
 SPANS = [timedelta(hours=2), timedelta(days=2), timedelta(days=15), timedelta(days=93), timedelta(days=1100)]
@@ -26,17 +28,20 @@ MOST = 500  # times of a schedule in one of them
 SLACK = timedelta(seconds=1)
 
 
-def look(deployments: Sequence[Deployment], address: str, now: datetime | None = None) -> list[Event]:
+def look(content: DeploymentFile, address: str, now: datetime | None = None) -> list[Event]:
     """The events that there are to tell now, and that the server was told of.
 
-    address: of the server, ends in /api. Raises URLError, OSError and ValueError if the server does not answer.
+    content: its deployments and pipelines. address: of the server, ends in /api. Raises URLError, OSError and
+    ValueError if the server does not answer.
     """
     moment = datetime.now(UTC) if now is None else now
     told = []
-    for item in deployments:
+    for item in (*content.deployment, *content.pipeline):
         known = _known(item, address)
         id = None if known is None else known["id"]
-        for event in (*_missed(item, known, address, moment), *_hanging(item, address, moment)):
+        late = _of(item).late if isinstance(item, Deployment) else content.monitoring.late
+        hangs = _hanging(item, address, moment) if isinstance(item, Deployment) else ()
+        for event in (*_missed(item, late, known, address, moment), *hangs):
             body = as_json(event)
             if id is not None:  # so that automations find it as they find what flow runs tell
                 role = {"prefect.resource.id": f"prefect.deployment.{id}", "prefect.resource.role": "deployment"}
@@ -49,31 +54,38 @@ def look(deployments: Sequence[Deployment], address: str, now: datetime | None =
 # --- starts -----------------------------------------------------------------------------------------------------------
 
 
-def _known(item: Deployment, address: str) -> dict[str, Any] | None:
+def _known(item: Deployment | Pipeline, address: str) -> dict[str, Any] | None:
     """The deployment as the server knows it; None if it does not."""
-    flow = f"train-{item.method.replace('_', '-')}"
+    flow = f"train-{item.method.replace('_', '-')}" if isinstance(item, Deployment) else "pipeline"
     wanted = {"deployments": {"name": {"any_": [item.name]}}, "flows": {"name": {"any_": [flow]}}}
     found = ask(address, "/deployments/filter", wanted)
     return found[0] if found else None
 
 
-def _missed(item: Deployment, known: dict[str, Any] | None, address: str, now: datetime) -> Iterator[Event]:
-    if item.schedule is None:
+def _missed(
+    item: Deployment | Pipeline, late: float, known: dict[str, Any] | None, address: str, now: datetime
+) -> Iterator[Event]:
+    if not item.schedules:
         return
     last = None if known is None else _last_start(known["id"], address)
-    latest = now - timedelta(seconds=_of(item).late)
-    if item.schedule.interval is None:
-        due = last_time(item.schedule, latest)
-    else:
-        begun = last or (None if known is None else datetime.fromisoformat(known["created"]))
-        due = latest if begun is None else begun + timedelta(seconds=item.schedule.interval)
-    if due is None or due > latest or (last is not None and last >= due - SLACK):
+    latest = now - timedelta(seconds=late)
+    begun = last or (None if known is None else datetime.fromisoformat(known["created"]))
+    each_due = [_due(schedule, begun, latest) for schedule in item.schedules]
+    due = max((one for one in each_due if one is not None and one <= latest), default=None)
+    if due is None or (last is not None and last >= due - SLACK):
         return
     if known is not None and datetime.fromisoformat(known["created"]) > due:
         return
     event = schedule_missed(item.name, due, last, _why(known))
     if not any(last is None or datetime.fromisoformat(each["occurred"]) > last for each in _told(event, address)):
         yield event
+
+
+def _due(schedule: Schedule, begun: datetime | None, latest: datetime) -> datetime | None:
+    """The last time of a schedule up to `latest`; of an interval the first time after it was begun."""
+    if schedule.interval is None:
+        return last_time(schedule, latest)
+    return latest if begun is None else begun + timedelta(seconds=schedule.interval)
 
 
 def last_time(schedule: Schedule, until: datetime) -> datetime | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import Any
 
 from prefect import get_client
 from prefect.client.schemas.filters import (
@@ -23,9 +24,9 @@ def scheduled_starts(population: str) -> Mapping[str, Sequence[datetime]]:
     """
     with get_client(sync_client=True) as client:
         mine = {
-            one.id: one.name
+            one.id: trained
             for one in client.read_deployments(limit=MOST)
-            if one.parameters.get("population") == population and not one.paused
+            if not one.paused and (trained := _trained(one.name, one.parameters, population))
         }
         if not mine:
             return {}
@@ -37,5 +38,16 @@ def scheduled_starts(population: str) -> Mapping[str, Sequence[datetime]]:
     found: dict[str, list[datetime]] = {}
     for run in runs:
         if run.deployment_id is not None and run.expected_start_time is not None:
-            found.setdefault(mine[run.deployment_id], []).append(run.expected_start_time)
+            for name in mine[run.deployment_id]:
+                found.setdefault(name, []).append(run.expected_start_time)
     return found
+
+
+def _trained(name: str, parameters: Mapping[str, Any], population: str) -> list[str]:
+    """The deployments on this population that a run with these parameters trains: itself, or those of a pipeline."""
+    if "ready" not in parameters:
+        return [name] if parameters.get("population") == population else []
+    pipeline = parameters["ready"]["pipeline"]
+    if pipeline["population"] != population:
+        return []
+    return [step["deployment"] for step in pipeline["step"] if step["do"] == "train"]

@@ -9,7 +9,7 @@ import time
 import pytest
 from fedcore.flows.server import server
 
-from fedcore.operations.deployment import read_deployments
+from fedcore.operations.deployment import read_file
 from fedcore.privacy.ledger.ledger import default_ledger_url
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.training.request import Series, TrainRequest
@@ -162,20 +162,20 @@ def test_missed_starts_and_runs_that_hang_are_told_once(own_server, tmp_path):
         assert missed["last"] is None and "nobody has taken its run" in missed["why"]
         first(lambda: events_of(own_server, "fedcore.schedule.missed"), 20)
 
-        deployments = read_deployments(file)
-        assert look(deployments, address) == []
+        content = read_file(file)
+        assert look(content, address) == []
         head = session.run.path / "head.json"
         os.utime(head, (time.time() - 3600, time.time() - 3600))
-        (hanging,) = look(deployments, address)
+        (hanging,) = look(content, address)
         assert hanging.name == "fedcore.run.hanging" and hanging.payload["held"]
         assert (hanging.payload["run"], hanging.payload["round"]) == ("stuck", 1)
         assert 3500 < hanging.payload["seconds"] < 3700 and hanging.payload["usual_seconds"] < 60
         first(lambda: events_of(own_server, "fedcore.run.hanging"), 20)
-        assert look(deployments, address) == []
+        assert look(content, address) == []
         session.training.step()
-        assert look(deployments, address) == []
+        assert look(content, address) == []
         os.utime(head, (time.time() - 3600, time.time() - 3600))
-        assert [event.payload["round"] for event in look(deployments, address)] == [2]
+        assert [event.payload["round"] for event in look(content, address)] == [2]
         session.close()
         first(lambda: len(told) == 3, 20)
     assert sorted(each["event"] for each in told) == ["fedcore.run.hanging"] * 2 + ["fedcore.schedule.missed"]

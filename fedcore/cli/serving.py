@@ -108,12 +108,12 @@ def watch(
     """Tell the server that PREFECT_API_URL names of starts that were missed and of runs that hang, each once."""
     from fedcore.operations.deployment import read_file
 
-    deployments = read_file(file).deployment
+    content = read_file(file)
     address = _server("to watch deployments of", "")
     look = import_module("fedcore.flows.watch").look
     while True:
         try:
-            found = look(deployments, address)
+            found = look(content, address)
         except (OSError, ValueError) as error:
             if once:
                 raise ConfigError(f"the Prefect server at {address} does not answer ({error}).") from None
