@@ -36,7 +36,8 @@ def look(content: DeploymentFile, address: str, now: datetime | None = None) -> 
     """
     moment = datetime.now(UTC) if now is None else now
     told = []
-    for item in (*content.deployment, *content.pipeline):
+    watched: list[Deployment | Pipeline] = [*content.deployment, *content.pipeline]
+    for item in watched:
         known = _known(item, address)
         id = None if known is None else known["id"]
         late = _of(item).late if isinstance(item, Deployment) else content.monitoring.late

@@ -9,9 +9,10 @@ from fedcore.tasks.events import as_json, emit
 from fedcore.errors import ConfigError
 from fedcore.operations import events
 from fedcore.operations.budget_left import BudgetLeft, budget_left
-from fedcore.operations.deployment import Schedule, read_file
+from fedcore.operations.deployment import read_file
 from fedcore.operations.hanging import hanging_runs
 from fedcore.operations.monitoring import Monitoring
+from fedcore.operations.schedule import Schedule
 from fedcore.population.store import Population
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import Run

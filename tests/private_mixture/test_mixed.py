@@ -14,13 +14,14 @@ from fedcore.methods.private_mixture import PrivateMixture, PrivateMixtureConfig
 from fedcore.methods.private_mixture.layout import COPIES, layout_of
 from fedcore.methods.private_mixture.plan import plan, share_of_answers
 from fedcore.methods.private_mixture.scores import normal_of
+from fedcore.reproduce.private_mixture_data import Truth
 from fedcore.rounds.results import Features
 from fedcore.testing import LAWS, Case, SmallPopulation
 from tests.command import fedcore as command
 from tests.command import works
 from tests.private_mixture.mixed import MixedTruth, mixed
 from tests.private_mixture.test_mixed_sensitivity import CATEGORIES, COLUMNS, STEPS, entries, usual
-from tests.private_mixture.worlds import Truth, adjusted_rand, block_of, facts, records, run
+from tests.private_mixture.worlds import adjusted_rand, block_of, facts, records, run
 
 APART = Truth(np.array([0.5, 0.5]), np.array([[0.0, 0.0], [2.0, 0.0]]), np.tile(np.eye(2), (2, 1, 1)))
 ANSWERED = (np.array([[0.9, 0.05, 0.05], [0.05, 0.15, 0.8]]), np.array([[0.1, 0.9], [0.85, 0.15]]))
