@@ -20,6 +20,7 @@ from prefect.artifacts import (
 
 from fedcore.evaluation.report import markdown_report, report_if_possible, run_figures
 from fedcore.evaluation.result_file import keep_result_if_possible
+from fedcore.evaluation.run_summary import shown_metrics
 from fedcore.operations.population_page import budget_rows, population_page
 from fedcore.population.store import Population
 from fedcore.runs.store import Run
@@ -178,7 +179,9 @@ class Showcase:
 
     def _tables(self) -> None:
         run = self.session.run
-        rows = [{name: round(v, 6) if isinstance(v, float) else v for name, v in row.items()} for row in run.metrics()]
+        rows = [
+            {name: round(v, 6) if isinstance(v, float) else v for name, v in row.items()} for row in shown_metrics(run)
+        ]
         if rows:
             create_table_artifact(table=rows, key=key("metrics", name_of(run)), description=f"Metrics of run {run.id}")
         balance = self.session.balance()

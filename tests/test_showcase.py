@@ -175,3 +175,13 @@ def test_artifacts_are_named_by_deployment(session):
     assert artifacts.name_of(run) == f"histograms-population-{id}"
     run.info["deployment"] = "nightly"
     assert artifacts.name_of(run) == "nightly"
+
+
+def test_metrics_of_raw_statistics_are_not_in_the_table_of_a_private_run(session, sent, monkeypatch):
+    session.training.step()
+    session.training.step()
+    assert any("objective" in row for row in session.run.metrics())
+    monkeypatch.setitem(session.run.info, "private", True)
+    artifacts.Showcase(session).progress()
+    (table,) = [what for kind, what in sent[0] if kind == "metrics"]
+    assert table and not any("objective" in row for row in table)

@@ -259,7 +259,7 @@ def show_run(path: str, as_json: bool, result: bool = False, whole: bool = False
     """A run and its privacy statement; with its result, if that is asked for; the whole statement with every release,
     or its first lines."""
     from fedcore.evaluation.run_summary import run_summary
-    from fedcore.evaluation.written import shown_table
+    from fedcore.evaluation.written import shown_tables
     from fedcore.runs.store import Run
 
     run = Run.open(path)
@@ -270,9 +270,9 @@ def show_run(path: str, as_json: bool, result: bool = False, whole: bool = False
     statement = value.pop("privacy", None) or {}
     value.pop("metrics", None)
     say(value, False)
-    for each in tables:
+    for each in shown_tables(tables):
         print()
-        show_table(shown_table(each))
+        show_table(each)
     text = statement.get("text", "")
     print("\n" + (text if whole else text.split("\nReleases")[0]))
     if result and not whole and statement.get("private"):

@@ -54,6 +54,8 @@ def rounds_figure(metrics: Sequence[Mapping], names: Sequence[str], title: str, 
     values = np.concatenate([y for _, _, y in lines])
     if values.min() > 0 and values.max() / values.min() > 100:
         axes.set_yscale("log")
+    elif (values == np.round(values)).all():
+        _whole_numbers(axes.yaxis)
     for colour, (_, x, y) in zip(_colours(), lines, strict=False):
         marker = "o" if len(x) <= MARKED else None
         axes.plot(x, y, color=colour, linewidth=1.8, marker=marker, markersize=4, clip_on=False)
@@ -148,7 +150,8 @@ def profiles_figure(
     12 are shown, each on its own scale, since one odd centre would flatten the others. vocabulary: d tokens; without
     one a token is shown by its index.
     """
-    chosen = heaviest(len(centres), weights, PANELS)
+    there = len(centres) if weights is None else max(1, int(np.count_nonzero(weights)))  # the others are empty
+    chosen = heaviest(len(centres), weights, min(PANELS, there))
     tops = [distinguishing(centres[k], mean, top) for k in chosen]
     columns = min(COLUMNS, max(1, len(chosen)))
     rows = max(1, -(-len(chosen) // columns))

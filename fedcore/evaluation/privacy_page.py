@@ -14,12 +14,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import ROUND_CEILING, Context, Decimal
 from fractions import Fraction
-from itertools import groupby
 from typing import Any
 
 from fedcore.errors import RunError
 from fedcore.evaluation.figures import printable
-from fedcore.evaluation.run_summary import kind_of, privacy_of
+from fedcore.evaluation.run_summary import features_of, kind_of, privacy_of
 from fedcore.evaluation.templates import rendered
 from fedcore.privacy.statement import RELATIONS, loss_in_words, no_privacy
 from fedcore.runs.store import Run
@@ -134,11 +133,14 @@ def _who(run: Run, privacy: Mapping[str, Any]) -> list[str]:
 
 
 def published(privacy: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The charged releases, in the order of their rounds; neighbours that are of one kind together: names, rounds,
-    shape, drawn, what, argument, thresholded."""
-    entries = [entry for entry in privacy.get("releases") or () if isinstance(entry, Mapping)]
-    for (shape, what, argument, thresholded), some in groupby(entries, _kind_of_release):
-        alike = list(some)
+    """The charged releases, in the order of their first rounds; those of one kind whose names differ in their number
+    together: names, rounds, shape, drawn, what, argument, thresholded."""
+    kinds: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for entry in privacy.get("releases") or ():
+        if isinstance(entry, Mapping):
+            stem = str(entry.get("name")).rstrip("0123456789")
+            kinds.setdefault((stem, *_kind_of_release(entry)), []).append(entry)
+    for (_, shape, what, argument, thresholded), alike in kinds.items():
         first, last = alike[0], alike[-1]
         yield {
             "names": _joined(str(first.get("name")), str(last.get("name")), len(alike)),
@@ -166,6 +168,7 @@ def _columns(run: Run, names: Sequence[str] | None) -> str:
     count = run.info.get("features")
     what = {"counts": "words or other tokens", "rows": "columns"}.get(kind_of(run), "features")
     said = f"{count} {what}" if count is not None else ""
+    names = names or features_of(run).names
     if not names:
         return said
     shown = ", ".join(printable(str(name)) for name in names[:MOST_NAMES])

@@ -37,7 +37,7 @@ from fedcore.evaluation.run_summary import (
     shown_metrics,
 )
 from fedcore.evaluation.templates import markup, rendered
-from fedcore.evaluation.written import Shown, in_markdown, iso_date, show, show_bytes, shown_table
+from fedcore.evaluation.written import Shown, in_markdown, iso_date, show, show_bytes, shown_tables
 from fedcore.methods.registry import method_class
 from fedcore.rounds.results import Figure, Pictures, Positions, Result
 from fedcore.rounds.scores import differences_in_words
@@ -159,7 +159,7 @@ def write_report(run: Run, vocabulary: Sequence[str] | None = None, drawn: Mappi
         captions=_captions(run, result),
         settings=_settings(run),
         since=since_the_run_before(run),
-        results=[shown_table(table) for table in result.tables],
+        results=shown_tables(result.tables),
         pictures=[figure.name for figure in result.figures],
         metrics=_table(shown_metrics(run), ["round"], SECONDS),
         promise=_promise(summary),
@@ -327,8 +327,8 @@ def markdown_report(run: Run, figures: Mapping[str, bytes]) -> str:
     result = result_of(run)
     if result.tables:
         lines += ["", "## Result", ""]
-    for found in result.tables:
-        lines += [*_md_table(shown_table(found, ARTIFACT_ROWS, ARTIFACT_COLUMNS)), ""]
+    for found in shown_tables(result.tables, ARTIFACT_ROWS, ARTIFACT_COLUMNS):
+        lines += [*_md_table(found), ""]
     lines += ["", "## Privacy", "", *_three_lines(privacy), ""]
     captions = _captions(run, result)
     for name, png in figures.items():

@@ -6,6 +6,7 @@ import html
 import json
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +54,15 @@ def shown_table(table: Table, rows: int = MOST_ROWS, columns: int = MOST_COLUMNS
         [list(row) for row in zip(*written, strict=True)],
         notes,
     )
+
+
+def shown_tables(tables: Sequence[Table], rows: int = MOST_ROWS, columns: int = MOST_COLUMNS) -> list[Shown]:
+    """Those that are shown, one below the other: what ± means is said once, below the first that has it."""
+    written = [shown_table(table, rows, columns) for table in tables if table.shown]
+    with_errors = [one for one in written if ERRORS in one.notes]
+    for one in with_errors[1:]:
+        one.notes.remove(ERRORS)
+    return written
 
 
 def _heading(column: Column) -> str:

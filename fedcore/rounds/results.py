@@ -50,7 +50,7 @@ class Features:
         if self.names is not None and index < len(self.names):
             return str(self.names[index])
         if self.image is not None:
-            return "pixel ({}, {})".format(*divmod(index, self.image[1]))
+            return "pixel {},{}".format(*divmod(index, self.image[1]))
         return f"{what} {index}"
 
 
@@ -78,12 +78,13 @@ class Column:
 @dataclass(frozen=True, slots=True)
 class Table:
     """name: as that of a file; title: for people; columns: of equal length; note: what a reader has to know beside
-    it."""
+    it; shown: whether reports show it, or only exports have it, because a figure says the same."""
 
     name: str
     title: str
     columns: tuple[Column, ...]
     note: str = ""
+    shown: bool = True
 
     def __len__(self) -> int:
         return len(self.columns[0].values) if self.columns else 0

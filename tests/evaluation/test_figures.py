@@ -208,3 +208,10 @@ def test_a_data_uri_holds_the_png():
     png = seconds_figure(rows(2))
     head, body = data_uri(png).split(",", 1)
     assert head == "data:image/png;base64" and base64.b64decode(body) == png
+
+
+def test_centres_of_nobody_take_no_room():
+    centres, mean = np.eye(4) + 0.1, np.ones(4) / 4
+    all_there = pixels(profiles_figure(centres, mean, np.array([0.4, 0.3, 0.2, 0.1])))
+    assert pixels(profiles_figure(centres, mean, np.array([0.5, 0.3, 0.2, 0.0]))).shape[0] < all_there.shape[0]
+    assert len(pixels(profiles_figure(centres, mean, np.zeros(4))))

@@ -221,3 +221,17 @@ def test_shares_are_rounded_up():
 )
 def test_dates_are_in_iso_8601(stamp, date):
     assert iso_date(stamp) == date
+
+
+def test_releases_of_a_round_that_alternate_stand_together_too():
+    alternating = [{**RELEASES[0], "name": name, "round": r} for r in (1, 2, 3) for name in (f"sum_{r}", f"count_{r}")]
+    rows = list(published(of(releases=tuple(alternating))))
+    assert [(row["names"], row["rounds"]) for row in rows] == [
+        ("sum_1 to sum_3", "1 to 3"),
+        ("count_1 to count_3", "1 to 3"),
+    ]
+
+
+def test_columns_of_rows_are_named(tmp_path):
+    columns = [{"name": name, "unit": ""} for name in ("age", "size", "a", "b", "c", "d")]
+    assert "Read of each client: 6 words or other tokens: age, size, a" in text(tmp_path, of(), None, columns=columns)

@@ -506,3 +506,10 @@ def test_numbers_for_people(value, text):
 )
 def test_bytes_for_people(value, text):
     assert show_bytes(value) == text
+
+
+def test_an_outcome_that_is_a_sentence_ends_once(tmp_path):
+    run = make(tmp_path, private=False)
+    run.note(outcome="converged: it moves no more.")
+    page = Page(write_report(run).read_text()).text
+    assert "converged: it moves no more." in page and "more.." not in page

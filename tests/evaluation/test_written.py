@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedcore.evaluation.positions import _heading, positions_figure
-from fedcore.evaluation.written import shown_table
+from fedcore.evaluation.written import ERRORS, shown_table, shown_tables
 from fedcore.rounds.results import Column, Features, Positions, Table, of_coefficient, of_columns
 
 
@@ -82,3 +82,12 @@ def test_positions_are_drawn(count):
 def test_a_long_heading_of_a_panel_keeps_its_two_ends():
     assert _heading("body height while standing (cm)", 0, 24) == "body height…tanding (cm)"
     assert _heading("weight (kg)", 0, 24) == "weight (kg)" and len(_heading("a" * 51, 0, 36)) == 36
+
+
+def test_what_errors_mean_is_said_once_and_tables_of_a_figure_are_left_out():
+    with_errors = [Table(name, name, (Column("x", [1.0], "", [0.1]),), "A note.") for name in "abc"]
+    drawn = Table("d", "In a figure", (Column("x", [1]),), shown=False)
+    written = shown_tables([with_errors[0], drawn, *with_errors[1:]])
+    assert [one.title for one in written] == ["a", "b", "c"]
+    assert [one.notes for one in written] == [["A note.", ERRORS], ["A note."], ["A note."]]
+    assert "shown" not in drawn.to_json()

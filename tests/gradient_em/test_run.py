@@ -134,6 +134,8 @@ def test_the_result_is_in_the_units_of_the_data(standardise):
     np.testing.assert_array_equal(centres, ran.method.warm_start_of(ran.state)["centres"])
     assert errors(centres[None], 50.0 + 3.0 * CENTRES[None], np.array([True])).largest < 3.0
     assert tables["centres"]["column"] == names
+    (figure,) = ran.method.result(ran.state, Features(10, names)).figures
+    np.testing.assert_array_equal(figure.means, centres)
     differences = np.array([tables["differences"][f"component {r}"] for r in range(5)])
     np.testing.assert_allclose(differences.mean(), 3.0 / np.sqrt(10), rtol=0.3)
     apart = tables["components"]["clients left apart"]  # the outliers' rows lie near one of the components

@@ -67,5 +67,5 @@ def test_atoms_are_shown_as_pictures(tmp_path):
     assert shown.labels == ("atom 0", "atom 1") and shown.images.shape == (2, 3, 4)
     atom = next(column for column in found.tables[1].columns if column.name == "atom 0")
     assert atom.values == shown.images[0].ravel().tolist()
-    assert found.tables[1].columns[0].values[5] == "pixel (1, 1)"
+    assert found.tables[1].columns[0].values[5] == "pixel 1,1"
     assert run_figures(run)["atoms"].startswith(b"\x89PNG")

@@ -8,7 +8,10 @@ from fedcore.methods.dictionaries.state import DictionariesState
 from fedcore.rounds.results import Column, Features, Pictures, Result, Table, of_columns
 
 LARGEST = 5  # features of an atom that are named
-CAPTION = "Each atom as a picture, by its own largest weight; the sign of a whole atom means nothing."
+CAPTION = (
+    "Each atom as a picture, by its own largest weight; the sign of a whole atom means nothing. Exports have the "
+    "weights."
+)
 
 
 def result_of(state: DictionariesState, features: Features) -> Result:
@@ -27,7 +30,8 @@ def result_of(state: DictionariesState, features: Features) -> Result:
     if energy.sum() > 0:  # known to the learner "statistics" alone
         columns.insert(2, Column("share of energy", (energy / energy.sum()).tolist(), "%"))
     weights = [Column(f"atom {number}", atom.tolist()) for number, atom in enumerate(atoms)]
-    whole = Table("atoms", "Weights of the global atoms", (*of_columns(features, atoms.shape[1]), *weights))
+    by_feature = (*of_columns(features, atoms.shape[1]), *weights)
+    whole = Table("atoms", "Weights of the global atoms", by_feature, shown=features.image is None)
     tables = (Table("global_atoms", "Global atoms", tuple(columns)), whole)
     if features.image is None:
         return Result(tables)

@@ -7,12 +7,13 @@ import numpy as np
 from fedcore.methods.gradient_em.config import GradientEMConfig
 from fedcore.methods.gradient_em.coordinates import coordinates_of, to_data
 from fedcore.methods.gradient_em.state import GradientEMState
+from fedcore.methods.mixture_models.tables import positions
 from fedcore.rounds.results import Column, Features, Result, Table, of_coefficient, of_columns
 
 
 def result_of(config: GradientEMConfig, state: GradientEMState, features: Features) -> Result:
-    """Tables; centres, differences and standard_deviations have a row for each column of the population (of a
-    regression: each input).
+    """Tables, and for Gaussians a figure of the centres. The tables centres, differences and standard_deviations have a
+    row for each column of the population (of a regression: each input).
 
     components:  a row for each component: its common weight, if there is one; of regressions the standard deviation of
                  the noise; and how many clients are left apart as outliers, with no say in the differences, if these
@@ -41,10 +42,11 @@ def result_of(config: GradientEMConfig, state: GradientEMState, features: Featur
         title = f"Standard deviations of clients' centres around the common ones{units}"
         tables.append(Table("differences", title, (*of, *_by_component(names, deviations))))
     components = [Column("component", list(range(len(centres))))]
+    spread = None
     if len(state.weights):
         components.append(Column("share", state.weights.tolist(), "%"))
     if config.model == "gaussian" and not config.mixed and len(state.covariance):
-        within = np.broadcast_to(_within(state, centres.shape[1]), centres.shape)
+        within = spread = np.broadcast_to(_within(state, centres.shape[1]), centres.shape)
         title = f"Standard deviations of rows within a component{units}"
         tables.append(Table("standard_deviations", title, (*of, *_by_component(names, within))))
     if config.estimated and config.participation == 1:
@@ -60,7 +62,8 @@ def result_of(config: GradientEMConfig, state: GradientEMState, features: Featur
         components.append(Column("clients left apart", [state.left_apart] * each))
     if len(components) > 1:
         tables.insert(0, Table("components", "Components", tuple(components)))
-    return Result(tuple(tables))
+    figures = (positions(_own_units(config, features), centres, spread),) if config.model == "gaussian" else ()
+    return Result(tuple(tables), figures)
 
 
 def _coordinates(config: GradientEMConfig, features: Features) -> tuple[Column, ...]:
@@ -68,11 +71,16 @@ def _coordinates(config: GradientEMConfig, features: Features) -> tuple[Column, 
     column being its response. Units of each client's own rows are none."""
     own = config.standardise == "clients"
     if config.model != "regression":
-        return of_columns(Features(features.count, features.names) if own else features, features.count)
+        return of_columns(_own_units(config, features), features.count)
     inputs, response = features.count - 1, features.unit(features.count - 1)
     names = [features.name(j) for j in range(inputs)] + ["intercept"] * config.intercept
     units = [of_coefficient(response, features.unit(j)) for j in range(inputs)] + [response] * config.intercept
     return (Column("input", names), Column("unit", units)) if any(units) and not own else (Column("input", names),)
+
+
+def _own_units(config: GradientEMConfig, features: Features) -> Features:
+    """The columns; units of each client's own rows are none."""
+    return Features(features.count, features.names) if config.standardise == "clients" else features
 
 
 def _by_component(names: list[str], values: np.ndarray) -> list[Column]:

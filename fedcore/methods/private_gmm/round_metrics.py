@@ -17,12 +17,7 @@ METRICS = (
         "",
         "Released centres of boxes that hold many rows, before balls are chosen among them.",
     ),
-    Metric(
-        "noise_of_a_count",
-        "Noise of a count (standard deviation)",
-        "units",
-        "The noise of the round's first release, in units (clients or records) if it were a count.",
-    ),
+    Metric("noise_of_a_count"),  # of the round's first release, as if it were one; sums of squares have far more
     Metric("level"),
     Metric("released_count"),
 )
