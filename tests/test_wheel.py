@@ -129,6 +129,8 @@ def test_the_wheel_holds_everything_and_owns_one_name(wheel):
     expected = {
         *sources("*.py"),
         *sources("*.toml"),
+        *sources("*.json"),
+        *sources("Dockerfile"),
         *sources("*.html"),
         *sources("*.npy"),
         *sources("py.typed"),

@@ -355,7 +355,7 @@ def _since(run: Run) -> list[str]:
     if isinstance(since, str):
         return [*lines, in_markdown(since)]
     if since.changes:
-        lines += ["| | what | before | now | |", "|---|---|---|---|---|"]
+        lines += ["| of | what | before | now | difference |", "|---|---|---|---|---|"]
     for change in since.changes:
         cells = (change.kind, change.what, change.before, change.now, change.note)
         lines.append(f"| {' | '.join(map(in_markdown, cells))} |")

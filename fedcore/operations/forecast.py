@@ -226,8 +226,8 @@ def _row(payer: Payer, mine: Outlook, epsilon: float) -> dict[str, Any]:
         "a run costs epsilon": "all that is left" if payer.whole else epsilon,
         "rho": None if payer.whole else float(payer.rho),
         "runs left": mine.runs,
-        "last that fits": _date(mine.last),
-        "first that does not": _date(mine.refused),
+        "last that fits (UTC)": _minute(mine.last),
+        "first refused (UTC)": _minute(mine.refused),
         "by": payer.because,
     }
 
@@ -263,8 +263,12 @@ def _last(found: Mapping[str, Outlook]) -> datetime | None:
     return max((mine.last for mine in found.values() if mine.last is not None), default=None)
 
 
-def _date(when: datetime | None) -> str | None:
-    return None if when is None else f"{when.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+def _date(when: datetime) -> str:
+    return f"{_minute(when)} UTC"
+
+
+def _minute(when: datetime | None) -> str | None:
+    return None if when is None else f"{when.astimezone(UTC):%Y-%m-%d %H:%M}"
 
 
 # --- by cohort --------------------------------------------------------------------------------------------------------
