@@ -341,9 +341,9 @@ COMMANDS: dict[str, Command] = {
     ),
     "serve": Command(because="runs the training flows of a file; the flows are audited"),
     "deploy": Command(
-        lambda w: (("deploy", w / "deployments.toml"),),
-        because="registers names with a server: refused without",
-        exits=(2,),
+        lambda w: (("deploy", w / "deployments.toml"), ("deploy", w / "deployments.toml", "--size-from-plan")),
+        because="registers names with a server: refused without; sizes are those that `plan` says",
+        exits=(2, 2),
     ),
     "pipeline show": Command(
         lambda w: (("pipeline", "show", w / "pipelines.toml", *AT, JSON), ("pipeline", "show", w / "pipelines.toml")),
